@@ -1,0 +1,637 @@
+"""Width exponents as exact fractions: the published tables, the stability constraints, a solver.
+
+Everett et al., "Scaling Exponents Across Parameterizations and Optimizers" (2024), describe a
+network of width n by three exponents per layer: the multiplier is n^-a, the standard deviation
+of the initial weights n^-b and the learning rate n^-c. The layers are the embedding (their
+l = 1), the hidden matrices (l = 2..L) and the readout (l = L+1). A residual r_l is the negative
+exponent of the change of layer l's output, so "the change of z_l is n^-r_l", and all of the
+theory is the requirement r_l >= 0.
+
+Three places where the paper's text contradicts its own Table 1 are resolved here as follows.
+
+* The gradient exponent of SGD is printed with a max. It is a negative exponent, so the larger
+  of two gradients is the min.
+* The term W_l times the change of z_{l-1} is printed once as 1/2 + r_{l-1} + omega_l. Alignment
+  makes the change larger, hence the sign must be -omega_l (as in the appendix, B.12).
+* c_{L+1} >= 0 for Adafactor stands inside the minimum that defines r_{L+1}. It is a separate
+  constraint against growth over the steps (B.13), not a term of the change of the logits.
+
+Stratos, "Scale-Invariant Parameterizations", states the Adam case as conditions (6)-(8) and
+(21)-(24); his l = 0, 1..L, L+1 are the embedding, the hidden matrices and the readout.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+PARAMETERIZATIONS = ("standard", "ntk", "mup", "mean_field")
+LAYERS = ("embedding", "hidden", "readout")
+OPTIMIZERS = ("sgd", "adam", "adafactor")
+ALIGNMENTS = ("full", "none")
+
+Number = Fraction | int | float | str
+Exponents = dict[str, Fraction]
+
+ZERO = Fraction(0)
+HALF = Fraction(1, 2)
+
+
+class ExponentError(ValueError):
+    """A name, number or parameterization that the theory cannot use; the message says which."""
+
+
+def fraction(text: Number) -> Fraction:
+    """Parse "1/2", "0.5" or "1" exactly; a float counts as the decimal number it prints.
+
+    Raises ExponentError for anything that is no finite number.
+    """
+    try:
+        return Fraction(str(text))
+    except (ValueError, ZeroDivisionError):
+        raise ExponentError(
+            f"{text!r} is not an exact number; write it like 1/2, 0.5 or 1"
+        ) from None
+
+
+def _check_name(kind: str, name: object, valid: Sequence[str]) -> str:
+    """Return name if it is valid, else raise with the valid names and the nearest of them."""
+    if name in valid:
+        return str(name)
+    nearest = difflib.get_close_matches(str(name).lower(), valid, n=1, cutoff=0.4)
+    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    raise ExponentError(f"unknown {kind} {name!r}: expected one of {', '.join(valid)}{hint}")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer's multiplier n^-a and initial standard deviation n^-b (Everett et al., B.1)."""
+
+    a: Fraction
+    b: Fraction
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "a", fraction(self.a))
+        object.__setattr__(self, "b", fraction(self.b))
+
+    @property
+    def scale(self) -> Fraction:
+        """a + b: the negative exponent of multiplier times initial standard deviation."""
+        return self.a + self.b
+
+
+@dataclass(frozen=True)
+class Parameterization:
+    """The exponents a and b of the three kinds of layer."""
+
+    embedding: Layer
+    hidden: Layer
+    readout: Layer
+
+    def __getitem__(self, layer: str) -> Layer:
+        return getattr(self, _check_name("layer", layer, LAYERS))
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How strongly each term of the change of a layer's output adds up over its n inputs.
+
+    alpha belongs to (change of W) z, omega to W (change of z), u to (change of W)(change of z);
+    1/2 is a sum of independent terms, 1 a sum of equal ones (Everett et al., Definition B.6).
+    The readout takes the common values unless it is given its own. For alpha < 1/2 a hidden
+    matrix may outgrow its initial scale, which the paper's gradients for SGD leave out. Raises
+    ExponentError for values outside [0, 1].
+    """
+
+    alpha: Fraction
+    omega: Fraction
+    u: Fraction
+    omega_readout: Fraction | None = None
+    alpha_readout: Fraction | None = None
+    u_readout: Fraction | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "omega", "u"):
+            self._set(name, getattr(self, name))
+            own = getattr(self, f"{name}_readout")
+            self._set(f"{name}_readout", getattr(self, name) if own is None else own)
+
+    def _set(self, name: str, value: Number) -> None:
+        """Store one exponent exactly, or say which one lies outside [0, 1]."""
+        exact = fraction(value)
+        if not 0 <= exact <= 1:
+            raise ExponentError(f"alignment exponent {name} must lie in [0, 1], got {exact}")
+        object.__setattr__(self, name, exact)
+
+    def at(self, layer: str) -> tuple[Fraction, Fraction, Fraction]:
+        """Return (alpha, omega, u) of the hidden layers or of the readout."""
+        if layer == "readout":
+            return self.alpha_readout, self.omega_readout, self.u_readout
+        return self.alpha, self.omega, self.u
+
+
+# The settings of Everett et al., section 3.2; u equals alpha in both (the caption of their
+# Table 1 leaves u out of the first).
+FULL_ALIGNMENT = Alignment(alpha=1, omega=HALF, u=1)
+NO_ALIGNMENT = Alignment(alpha=HALF, omega=HALF, u=HALF)
+# Yang & Hu (2021) and Yang & Littwin (2023) as a special case (B.16). Their constraints leave u
+# open, because alpha = 1 is already the largest value it could take.
+TENSOR_PROGRAMS = Alignment(alpha=1, omega=HALF, u=1, omega_readout=1)
+
+_ALIGNMENT_BY_NAME = {"full": FULL_ALIGNMENT, "none": NO_ALIGNMENT}
+
+
+# Everett et al., Table 1, columns "Initialization Variance" (n^-2b) and "Parameter Multiplier"
+# (n^-a).
+PARAMETERIZATION_TABLE: dict[str, Parameterization] = {
+    "standard": Parameterization(Layer(0, 0), Layer(0, HALF), Layer(0, HALF)),
+    "ntk": Parameterization(Layer(0, 0), Layer(HALF, 0), Layer(HALF, 0)),
+    "mup": Parameterization(Layer(-HALF, HALF), Layer(0, HALF), Layer(HALF, HALF)),
+    "mean_field": Parameterization(Layer(0, 0), Layer(HALF, 0), Layer(1, 0)),
+}
+
+# Everett et al., Table 1, learning rates as powers of n. The columns are
+# sgd, adam, adafactor with full alignment, then sgd, adam, adafactor with no alignment.
+_LR_ROWS: dict[tuple[str, str], str] = {
+    ("standard", "embedding"): "  1/2    0    0    1/2    0    0",
+    ("standard", "hidden"): "    -1/2   -1 -1/2      0 -1/2    0",
+    ("standard", "readout"): "     -1   -1 -1/2   -1/2 -1/2    0",
+    ("ntk", "embedding"): "       1/2    0    0    1/2    0    0",
+    ("ntk", "hidden"): "          1/2 -1/2 -1/2      1    0    0",
+    ("ntk", "readout"): "           0 -1/2 -1/2    1/2    0    0",
+    ("mup", "embedding"): "         0 -1/2    0      0 -1/2    0",
+    ("mup", "hidden"): "            0   -1 -1/2    1/2 -1/2    0",
+    ("mup", "readout"): "           0 -1/2    0      0    0    0",
+    ("mean_field", "embedding"): "  1    0    0      1    0    0",
+    ("mean_field", "hidden"): "     1 -1/2 -1/2    3/2    0    0",
+    ("mean_field", "readout"): "    1    0    0      1  1/2    0",
+}
+
+
+def _read_lr_table() -> dict[str, dict[str, dict[str, Exponents]]]:
+    """Index the printed rows by parameterization, optimizer, alignment and layer."""
+    columns = [(optimizer, alignment) for alignment in ALIGNMENTS for optimizer in OPTIMIZERS]
+    table = {
+        name: {optimizer: {alignment: {} for alignment in ALIGNMENTS} for optimizer in OPTIMIZERS}
+        for name in PARAMETERIZATIONS
+    }
+    for (name, layer), row in _LR_ROWS.items():
+        for (optimizer, alignment), cell in zip(columns, row.split(), strict=True):
+            table[name][optimizer][alignment][layer] = fraction(cell)
+    return table
+
+
+# LR_TABLE[parameterization][optimizer][alignment][layer]: the largest stable learning rate n^-c,
+# given as the power -c (Everett et al., Table 1).
+LR_TABLE = _read_lr_table()
+
+# Stratos, Table 1 (Adam, full alignment): STRATOS_TABLE[name][symbol][layer]. The values of each
+# symbol are those of l = 0 (embedding), h (hidden) and L+1 (readout).
+_STRATOS_ROWS = {
+    "sp": {"a": "0 0 0", "b": "0 1/2 1/2", "c": "0 1 1"},
+    "ntk": {"a": "0 1/2 1/2", "b": "0 0 0", "c": "0 1/2 1/2"},
+    "mup": {"a": "-1/2 0 1/2", "b": "1/2 1/2 1/2", "c": "1/2 1 1/2"},
+    "mf": {"a": "0 1/2 1", "b": "0 0 0", "c": "0 1/2 0"},
+}
+STRATOS_TABLE: dict[str, dict[str, Exponents]] = {
+    name: {
+        symbol: dict(zip(LAYERS, map(fraction, row.split()), strict=True))
+        for symbol, row in symbols.items()
+    }
+    for name, symbols in _STRATOS_ROWS.items()
+}
+# Stratos' names for the parameterizations above.
+STRATOS_NAMES = {"sp": "standard", "ntk": "ntk", "mup": "mup", "mf": "mean_field"}
+
+
+def _parameterization(value: str | Parameterization) -> Parameterization:
+    """Look a name up in Table 1; pass a parameterization through."""
+    if isinstance(value, Parameterization):
+        return value
+    return PARAMETERIZATION_TABLE[_check_name("parameterization", value, PARAMETERIZATIONS)]
+
+
+def _alignment(value: str | Alignment) -> Alignment:
+    """Look up "full" or "none"; pass an alignment through."""
+    if isinstance(value, Alignment):
+        return value
+    return _ALIGNMENT_BY_NAME[_check_name("alignment", value, ALIGNMENTS)]
+
+
+def _rates(c: Mapping[str, Number]) -> Exponents:
+    """Make the learning-rate exponents exact and check that each layer has one."""
+    for layer in c:
+        _check_name("layer", layer, LAYERS)
+    missing = [layer for layer in LAYERS if layer not in c]
+    if missing:
+        raise ExponentError(f"no learning-rate exponent c for {', '.join(missing)}")
+    return {layer: fraction(c[layer]) for layer in LAYERS}
+
+
+def _check_depth(hidden_layers: int) -> None:
+    """Raise unless there is at least one hidden matrix."""
+    if not isinstance(hidden_layers, int) or hidden_layers < 1:
+        raise ExponentError(f"hidden_layers must be a whole number >= 1, got {hidden_layers!r}")
+
+
+def _init_violations(parameterization: Parameterization) -> dict[str, str]:
+    """Describe, by layer, the violated constraints on the first forward pass."""
+    embedding, hidden, readout = (parameterization[layer].scale for layer in LAYERS)
+    violations = {}
+    if embedding != 0:
+        violations["embedding"] = f"embedding needs a + b = 0, has {embedding}"
+    if hidden != HALF:
+        violations["hidden"] = f"hidden needs a + b = 1/2, has {hidden}"
+    if readout < HALF:
+        violations["readout"] = f"readout needs a + b >= 1/2, has {readout}"
+    return violations
+
+
+def is_stable_at_init(parameterization: str | Parameterization) -> bool:
+    """Whether activations start at constant scale and logits at most there (Everett et al., B.6).
+
+    Raises ExponentError for an unknown name.
+    """
+    return not _init_violations(_parameterization(parameterization))
+
+
+def gradient_exponents(parameterization: str | Parameterization) -> Exponents:
+    """Return each layer's gradient at initialization as a power of n, -g_l.
+
+    g is a at the readout and a_l + a_{L+1} + b_{L+1} below it (Everett et al., B.7 and Table 1,
+    column "Gradient"). Raises ExponentError for an unknown name.
+    """
+    table = _parameterization(parameterization)
+    below = {layer: -(table[layer].a + table.readout.scale) for layer in ("embedding", "hidden")}
+    return {**below, "readout": -table.readout.a}
+
+
+def _offset(parameterization: Parameterization, optimizer: str, layer: str) -> Fraction:
+    """Return d - c, where one update times the multiplier, n^-a (change of W), is n^-d.
+
+    This is the update's exponent in Everett et al., B.9 and B.12, for a readout that has not
+    outgrown its initial scale. In terms of d the three optimizers obey the same constraints.
+    """
+    exponents = parameterization[layer]
+    if optimizer == "adam":
+        return exponents.a
+    if optimizer == "adafactor":
+        return exponents.scale
+    return exponents.a - gradient_exponents(parameterization)[layer]
+
+
+def _update_exponents(
+    parameterization: Parameterization, optimizer: str, c: Exponents
+) -> Exponents:
+    """Return d of every layer, where one update times the multiplier is n^-d."""
+    d = {layer: c[layer] + _offset(parameterization, optimizer, layer) for layer in LAYERS}
+    if optimizer == "sgd":
+        # A readout whose update is larger than its initial value passes larger gradients down:
+        # a + b becomes min(a + b, 2a + c). The paper prints max, but these are negative
+        # exponents, so the larger gradient is the min.
+        growth = max(ZERO, parameterization.readout.scale - d["readout"])
+        d["embedding"] -= growth
+        d["hidden"] -= growth
+    return d
+
+
+def _next_residual(
+    d: Fraction, before: Fraction, scale: Fraction, aligned: tuple[Fraction, Fraction, Fraction]
+) -> Fraction:
+    """Return r_l from r_{l-1}: the largest of the three terms of the change of z_l."""
+    alpha, omega, u = aligned
+    return min(d - alpha, d + before - u, scale + before - omega)
+
+
+def _activation_residuals(
+    parameterization: Parameterization, alignment: Alignment, d: Exponents, hidden_layers: int
+) -> list[Fraction]:
+    """Return r_1..r_L for given update exponents of the embedding and the hidden layers."""
+    chain = [d["embedding"]]
+    for _ in range(hidden_layers):
+        scale = parameterization.hidden.scale
+        chain.append(_next_residual(d["hidden"], chain[-1], scale, alignment.at("hidden")))
+    return chain
+
+
+def residuals(
+    parameterization: str | Parameterization,
+    optimizer: str,
+    alignment: str | Alignment,
+    c: Mapping[str, Number],
+    *,
+    hidden_layers: int = 1,
+) -> tuple[Fraction, ...]:
+    """Return r_1..r_{L+1}: embedding, each hidden layer, readout (Everett et al., section 3.2).
+
+    A negative value means that the layer's change grows with width. The constraint c >= 0 of
+    Adafactor is no residual and is left to `is_stable`. Raises ExponentError for
+    unknown names, layers without c, and fewer than one hidden layer.
+    """
+    table, aligned = _parameterization(parameterization), _alignment(alignment)
+    _check_name("optimizer", optimizer, OPTIMIZERS)
+    _check_depth(hidden_layers)
+    d = _update_exponents(table, optimizer, _rates(c))
+    chain = _activation_residuals(table, aligned, d, hidden_layers)
+    scale = table.readout.scale
+    logits = _next_residual(d["readout"], chain[-1], scale, aligned.at("readout"))
+    return (*chain, logits)
+
+
+def is_stable(
+    parameterization: str | Parameterization,
+    optimizer: str,
+    alignment: str | Alignment,
+    c: Mapping[str, Number],
+    *,
+    hidden_layers: int = 1,
+) -> bool:
+    """Whether activations stay at constant scale and logits at most there, at every step.
+
+    Everett et al., Definition B.2 and Table 2, including stability at initialization and, for
+    Adafactor, c >= 0: a parameter-scaled update larger than the parameter would multiply it by
+    n^-c in each step (B.13). The paper asks this of the readout alone, which suffices for
+    alpha >= 1/2; below that a hidden layer needs it too. Raises as `residuals` does.
+    """
+    chain = residuals(parameterization, optimizer, alignment, c, hidden_layers=hidden_layers)
+    bounded = optimizer != "adafactor" or min(_rates(c).values()) >= 0
+    return is_stable_at_init(parameterization) and min(chain) >= 0 and bounded
+
+
+def is_nontrivial(
+    parameterization: str | Parameterization,
+    optimizer: str,
+    alignment: str | Alignment,
+    c: Mapping[str, Number],
+    *,
+    hidden_layers: int = 1,
+) -> bool:
+    """Whether training moves the logits by at least a constant: r_{L+1} <= 0.
+
+    Everett et al., Definition B.3. For stable rates this is the equality in one of the logit
+    constraints of Table 2. The paper says that its maximal rates always reach r_{L+1} = 0
+    (B.17); by its own definition muP and mean-field with SGD or Adafactor and no alignment do
+    not: there r_{L+1} = 1/2, because the readout's rate is limited by other constraints first.
+    Raises as `residuals` does.
+    """
+    chain = residuals(parameterization, optimizer, alignment, c, hidden_layers=hidden_layers)
+    return chain[-1] <= 0
+
+
+def is_feature_learning(
+    parameterization: str | Parameterization,
+    optimizer: str,
+    alignment: str | Alignment,
+    c: Mapping[str, Number],
+    *,
+    hidden_layers: int = 1,
+) -> bool:
+    """Whether the last activations change by a constant: r_L = 0 (Everett et al., section 3.2).
+
+    Raises as `residuals` does.
+    """
+    chain = residuals(parameterization, optimizer, alignment, c, hidden_layers=hidden_layers)
+    return chain[-2] == 0
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The largest stable learning rates of one case and what they do.
+
+    `c` holds the negative exponents per layer, `residuals` r_1..r_{L+1}.
+    """
+
+    c: Exponents
+    residuals: tuple[Fraction, ...]
+    stable: bool
+    nontrivial: bool
+    feature_learning: bool
+
+    @property
+    def lr(self) -> Exponents:
+        """The learning rates as powers of n, -c."""
+        return {layer: -value for layer, value in self.c.items()}
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the solution for JSON, fractions as strings such as "-1/2"."""
+        embedding, *hidden, readout = map(str, self.residuals)
+        return {
+            "lr": {layer: str(value) for layer, value in self.lr.items()},
+            "residual": {"embedding": embedding, "hidden": hidden, "readout": readout},
+            "stable": self.stable,
+            "nontrivial": self.nontrivial,
+            "feature_learning": self.feature_learning,
+        }
+
+
+def _required_residuals(
+    parameterization: Parameterization, alignment: Alignment, hidden_layers: int
+) -> list[Fraction]:
+    """Return the least r_1..r_L from which no later W (change of z) term can grow with width."""
+    required = [max(ZERO, alignment.omega_readout - parameterization.readout.scale)]
+    for _ in range(hidden_layers):
+        required.append(max(ZERO, required[-1] + alignment.omega - HALF))
+    return required[::-1]
+
+
+def _next_lines(lines: dict[int, Fraction], alignment: Alignment) -> dict[int, Fraction]:
+    """Apply the residual recursion to r_{l-1} = min over k of (k d + lines[k])."""
+    candidates = [(1, -alignment.alpha)]
+    candidates += [(slope + 1, constant - alignment.u) for slope, constant in lines.items()]
+    candidates += [(slope, constant + HALF - alignment.omega) for slope, constant in lines.items()]
+    after: dict[int, Fraction] = {}
+    for slope, constant in candidates:
+        after[slope] = min(constant, after.get(slope, constant))
+    return after
+
+
+def _least_hidden_update(
+    required: list[Fraction], alignment: Alignment, optimizer: str
+) -> Fraction:
+    """Return the least d, shared by all hidden layers, that gives each its required residual.
+
+    A residual also depends on d through the layers below, so it is a minimum of lines in d; each
+    line bounds d by itself. Lines of slope 0 already meet the requirement, by its definition.
+    """
+    lines = {0: required[0]}
+    # Adafactor's c >= 0; it binds only for alpha < 1/2 (see `is_stable`).
+    bounds = [HALF] if optimizer == "adafactor" else []
+    for least in required[1:]:
+        lines = _next_lines(lines, alignment)
+        bounds += [(least - constant) / slope for slope, constant in lines.items() if slope]
+    return max(bounds)
+
+
+def _least_readout_update(
+    parameterization: Parameterization, optimizer: str, alignment: Alignment, before: Fraction
+) -> Fraction:
+    """Return the least d of the readout, given r_L of the layer below it."""
+    alpha, _, u = alignment.at("readout")
+    least = max(alpha, u - before)
+    if optimizer == "adam":
+        return least
+    # The readout's update must not exceed its initial scale, n^-(a+b). For Adafactor this is the
+    # constraint c >= 0; for SGD, c >= b - a, it keeps the gradients of the other layers, whose
+    # rates are already maximal, from growing.
+    return max(least, parameterization.readout.scale)
+
+
+def solve(
+    parameterization: str | Parameterization,
+    optimizer: str,
+    alignment: str | Alignment,
+    *,
+    hidden_layers: int = 1,
+) -> Solution:
+    """Return the maximal stable learning rates for any a, b and alignment (Everett et al., B.17).
+
+    Maximal means: the embedding's c is the smallest that any stable choice of all three allows,
+    then the hidden layers' shared c is the smallest given that, then the readout's given both.
+    Consequently no single c can be lowered. The order matters in two cases. With SGD, a readout
+    whose update exceeds its initial scale enlarges all other gradients; giving way to the other
+    layers (c >= b - a at the readout) is what Table 1 does in its columns without alignment.
+    With u > alpha, slower embeddings would permit faster hidden layers.
+
+    Raises ExponentError for unknown names, and for a parameterization that is not stable at
+    initialization, naming each violated constraint. All others have a solution.
+    """
+    table, aligned = _parameterization(parameterization), _alignment(alignment)
+    _check_name("optimizer", optimizer, OPTIMIZERS)
+    _check_depth(hidden_layers)
+    if violations := _init_violations(table):
+        raise ExponentError("not stable at initialization: " + "; ".join(violations.values()))
+    required = _required_residuals(table, aligned, hidden_layers)
+    d = {"embedding": required[0], "hidden": _least_hidden_update(required, aligned, optimizer)}
+    before = _activation_residuals(table, aligned, d, hidden_layers)[-1]
+    d["readout"] = _least_readout_update(table, optimizer, aligned, before)
+    c = {layer: d[layer] - _offset(table, optimizer, layer) for layer in LAYERS}
+    case = (table, optimizer, aligned, c)
+    return Solution(
+        c=c,
+        residuals=residuals(*case, hidden_layers=hidden_layers),
+        stable=is_stable(*case, hidden_layers=hidden_layers),
+        nontrivial=is_nontrivial(*case, hidden_layers=hidden_layers),
+        feature_learning=is_feature_learning(*case, hidden_layers=hidden_layers),
+    )
+
+
+_SHIFT_OF_C = {"sgd": 2, "adam": 1, "adafactor": 0}
+
+
+def shift(layer: Layer, c: Number, theta: Number, optimizer: str) -> tuple[Layer, Fraction]:
+    """Move n^-theta from the initial weights to the multiplier without changing training.
+
+    a += theta and b -= theta keep the forward pass; c -= 2 theta (SGD), theta (Adam) or 0
+    (Adafactor) keeps the updates, at epsilon = 0 (Everett et al., B.2). Raises ExponentError for
+    an unknown optimizer.
+    """
+    factor = _SHIFT_OF_C[_check_name("optimizer", optimizer, OPTIMIZERS)]
+    by = fraction(theta)
+    return Layer(layer.a + by, layer.b - by), fraction(c) - factor * by
+
+
+_STRATOS_INIT = {"embedding": "(6)", "hidden": "(7)", "readout": "(8)"}
+
+
+def _stratos_failures(conditions: list[tuple[str, Fraction]]) -> list[str]:
+    """Name the conditions whose slack is negative."""
+    return [f"{name} fails by {-slack}" for name, slack in conditions if slack < 0]
+
+
+def stratos_violations(
+    parameterization: str | Parameterization,
+    c: Mapping[str, Number],
+    omega_readout: Number = HALF,
+    *,
+    omega: Number = HALF,
+) -> list[str]:
+    """Name those of Stratos' conditions (6)-(8) and (21)-(24) that fail; empty when all hold.
+
+    They are sufficient for stability under Adam with full alignment: they credit the layers with
+    no residual, so rates that are stable only thanks to r_L > 0 are reported under (24). Raises
+    ExponentError for an unknown name and for layers without c.
+    """
+    table, rates = _parameterization(parameterization), _rates(c)
+    at_init = [f"{_STRATOS_INIT[k]} fails: {text}" for k, text in _init_violations(table).items()]
+    bound = max(HALF, fraction(omega_readout))
+    return at_init + _stratos_failures([
+        ("(21) a + c >= 0 at embedding", table.embedding.a + rates["embedding"]),
+        ("(22) a + c >= 1 at hidden", table.hidden.a + rates["hidden"] - 1),
+        ("(22) a + c >= 1 at readout", table.readout.a + rates["readout"] - 1),
+        ("(23) omega <= 1/2 at hidden", HALF - fraction(omega)),
+        (f"(24) a + b >= {bound} at readout", table.readout.scale - bound),
+    ])
+
+
+def stratos_general_violations(
+    parameterization: str | Parameterization,
+    c: Mapping[str, Number],
+    alignment: str | Alignment,
+    *,
+    hidden_layers: int = 1,
+) -> list[str]:
+    """Name those of Stratos' conditions (14) and (18)-(20) that fail under Adam.
+
+    These hold for any alignment and use each layer's input residual, which is computed from the
+    same rates by the recursion of `residuals`. Together with (6)-(8) they are equivalent to
+    `is_stable` for Adam. Raises as `residuals` does.
+    """
+    table, rates, aligned = _parameterization(parameterization), _rates(c), _alignment(alignment)
+    inputs = residuals(table, "adam", aligned, rates, hidden_layers=hidden_layers)[:-1]
+    conditions = [("(14) a + c >= 0 at embedding", inputs[0])]
+    for index, before in enumerate(inputs):
+        layer = "hidden" if index < hidden_layers else "readout"
+        where = f"hidden layer {index + 1}" if layer == "hidden" else layer
+        alpha, omega, u = aligned.at(layer)
+        update = table[layer].a + rates[layer]
+        conditions += [
+            (f"(18) a + b + r >= omega at {where}", table[layer].scale + before - omega),
+            (f"(19) a + c >= alpha at {where}", update - alpha),
+            (f"(20) a + c + r >= u at {where}", update + before - u),
+        ]
+    return _stratos_failures(conditions)
+
+
+def everett_table() -> dict[str, dict[str, dict[str, object]]]:
+    """Return Everett et al.'s Table 1 for JSON, every entry a power of n as a string."""
+    return {
+        name: {layer: _table_row(name, layer) for layer in LAYERS} for name in PARAMETERIZATIONS
+    }
+
+
+def _table_row(name: str, layer: str) -> dict[str, object]:
+    """Return one row of the table: initialization, multiplier, gradient, learning rates."""
+    exponents = PARAMETERIZATION_TABLE[name][layer]
+    return {
+        "init_variance": str(-2 * exponents.b),
+        "multiplier": str(-exponents.a),
+        "gradient": str(gradient_exponents(name)[layer]),
+        "lr": {
+            optimizer: {kind: str(LR_TABLE[name][optimizer][kind][layer]) for kind in ALIGNMENTS}
+            for optimizer in OPTIMIZERS
+        },
+    }
+
+
+def format_table() -> str:
+    """Return Everett et al.'s Table 1 as plain text, one line per layer, entries powers of n."""
+    lines = [
+        "Powers of the width n (Everett et al., Table 1)",
+        "",
+        _line("", "", "init", "", "", "", "full align", "", "", "no align", ""),
+        _line("", "", "variance", "multiplier", "gradient", *OPTIMIZERS * 2),
+    ]
+    for name, layers in everett_table().items():
+        lines += ["", *(_format_row(name, layer, row) for layer, row in layers.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _format_row(name: str, layer: str, row: dict[str, object]) -> str:
+    """Lay out one row; the order of the rates is that of the paper's columns."""
+    rates = (row["lr"][optimizer][kind] for kind in ALIGNMENTS for optimizer in OPTIMIZERS)
+    return _line(name, layer, row["init_variance"], row["multiplier"], row["gradient"], *rates)
+
+
+def _line(name: str, layer: str, *cells: str) -> str:
+    """Align two names to the left and the numbers to the right."""
+    return (f"{name:<11}{layer:<10}" + "".join(f"{cell:>11}" for cell in cells)).rstrip()

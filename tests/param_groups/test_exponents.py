@@ -1,0 +1,480 @@
+"""The exponents against the published tables, and against a step-by-step scale simulation."""
+
+import itertools
+import json
+from fractions import Fraction
+
+import pytest
+
+from param_groups import exponents as ex
+
+# Everett et al., Table 1, as powers of n, typed from the paper and not from the module.
+# Columns: init variance, multiplier, gradient, then sgd, adam, adafactor at full and at no
+# alignment.
+PAPER = """
+standard   embedding   0    0  -1/2   1/2    0    0   1/2    0    0
+standard   hidden     -1    0  -1/2  -1/2   -1 -1/2     0 -1/2    0
+standard   readout    -1    0     0    -1   -1 -1/2  -1/2 -1/2    0
+ntk        embedding   0    0  -1/2   1/2    0    0   1/2    0    0
+ntk        hidden      0 -1/2    -1   1/2 -1/2 -1/2     1    0    0
+ntk        readout     0 -1/2  -1/2     0 -1/2 -1/2   1/2    0    0
+mup        embedding  -1  1/2  -1/2     0 -1/2    0     0 -1/2    0
+mup        hidden     -1    0    -1     0   -1 -1/2   1/2 -1/2    0
+mup        readout    -1 -1/2  -1/2     0 -1/2    0     0    0    0
+mean_field embedding   0    0    -1     1    0    0     1    0    0
+mean_field hidden      0 -1/2  -3/2     1 -1/2 -1/2   3/2    0    0
+mean_field readout     0   -1    -1     1    0    0     1  1/2    0
+"""
+ROWS = {(line.split()[0], line.split()[1]): line.split()[2:] for line in PAPER.split("\n") if line}
+LAYERS = ("embedding", "hidden", "readout")
+NAMES = ("standard", "ntk", "mup", "mean_field")
+OPTIMIZERS = ("sgd", "adam", "adafactor")
+COLUMNS = [(o, kind) for kind in ("full", "none") for o in OPTIMIZERS]
+CASES = [(name, *column) for name in NAMES for column in COLUMNS]
+GRID = [ex.Alignment(*values) for values in itertools.product((0.5, 0.75, 1), repeat=3)]
+EIGHTH = Fraction(1, 8)
+# Stable at initialization, in none of the paper's classes: its readout starts smaller than any.
+ODD = ex.Parameterization(ex.Layer("1/3", "-1/3"), ex.Layer("-1/4", "3/4"), ex.Layer(2, "-1/4"))
+
+
+def typed_parameterization(name):
+    """Build a, b from the typed table: n^-2b is the variance, n^-a the multiplier."""
+    cells = {layer: ROWS[name, layer] for layer in LAYERS}
+    return ex.Parameterization(
+        *(ex.Layer(-Fraction(row[1]), -Fraction(row[0]) / 2) for row in cells.values())
+    )
+
+
+def typed_rates(name, optimizer, kind):
+    """Read the learning rates of one column from the typed table."""
+    index = 3 + COLUMNS.index((optimizer, kind))
+    return {layer: ROWS[name, layer][index] for layer in LAYERS}
+
+
+def simulate(table, optimizer, alignment, c, hidden_layers=1, steps=24):
+    """Train by exponents alone; return the largest powers of n of any activation and logit change.
+
+    Sizes are powers of n and the size of a sum is the max, so this uses none of the module's
+    formulas: it follows the weights, their updates and the changes of each layer through the
+    steps. Activations are taken as constant in the backward pass, so an activation that grows is
+    reported as such and what follows it means nothing.
+    """
+    change = dict.fromkeys(LAYERS, -10**6)
+    worst_activation = worst_logit = last = -10**6
+    for _ in range(steps):
+        size = {k: max(-table[k].b, change[k]) for k in LAYERS}
+        below = -table.readout.a + size["readout"]
+        gradient = {k: below - table[k].a for k in ("embedding", "hidden")}
+        gradient["readout"] = -table.readout.a
+        step = {"sgd": gradient, "adam": dict.fromkeys(LAYERS, 0), "adafactor": size}[optimizer]
+        change = {k: max(change[k], step[k] - c[k]) for k in LAYERS}
+        last = change["embedding"] - table.embedding.a
+        worst_activation = max(worst_activation, last)
+        for k in ["hidden"] * hidden_layers + ["readout"]:
+            alpha, omega, u = alignment.at(k)
+            terms = (change[k] + alpha, -table[k].b + last + omega, change[k] + last + u)
+            following = max(terms) - table[k].a
+            if k == "hidden":
+                last = following
+                worst_activation = max(worst_activation, last)
+        worst_logit = max(worst_logit, following)
+    return worst_activation, worst_logit, last
+
+
+def simulated_stable(*args, **kwargs):
+    """Whether neither the activations nor the logits grow with width in the simulation."""
+    activation, logit, _ = simulate(*args, **kwargs)
+    return activation <= 0 and logit <= 0
+
+
+# The published tables.
+
+
+def test_there_are_72_learning_rates():
+    cells = [
+        ex.LR_TABLE[name][optimizer][kind][layer]
+        for name, optimizer, kind in CASES
+        for layer in ex.LAYERS
+    ]
+    assert len(cells) == 72 and all(isinstance(cell, Fraction) for cell in cells)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everett_table_is_the_typed_table(name):
+    table = json.loads(json.dumps(ex.everett_table()))
+    assert list(table) == list(NAMES)
+    for layer in LAYERS:
+        row = table[name][layer]
+        rates = [row["lr"][optimizer][kind] for optimizer, kind in COLUMNS]
+        cells = [row["init_variance"], row["multiplier"], row["gradient"], *rates]
+        assert cells == ROWS[name, layer]
+
+
+def test_format_table_prints_every_row():
+    printed = [line.split() for line in ex.format_table().splitlines()]
+    for (name, layer), cells in ROWS.items():
+        assert [name, layer, *cells] in printed
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_follow_from_a_and_b(name):
+    gradients = ex.gradient_exponents(typed_parameterization(name))
+    assert {k: str(v) for k, v in gradients.items()} == {k: ROWS[name, k][2] for k in LAYERS}
+
+
+@pytest.mark.parametrize("hidden_layers", (1, 2, 5))
+@pytest.mark.parametrize(("name", "optimizer", "kind"), CASES)
+def test_solver_reproduces_every_column(name, optimizer, kind, hidden_layers):
+    by_name = ex.solve(name, optimizer, kind, hidden_layers=hidden_layers)
+    alignment = {"full": ex.FULL_ALIGNMENT, "none": ex.NO_ALIGNMENT}[kind]
+    table = typed_parameterization(name)
+    by_value = ex.solve(table, optimizer, alignment, hidden_layers=hidden_layers)
+    assert by_name == by_value
+    assert by_value.to_dict()["lr"] == typed_rates(name, optimizer, kind)
+    assert by_value.stable
+
+
+def test_exactly_four_columns_are_trivial():
+    """The paper says none is; with its own definition the logits move as n^-1/2 in these four."""
+    trivial = set()
+    for case in CASES:
+        solution = ex.solve(*case)
+        assert solution.feature_learning
+        if not solution.nontrivial:
+            trivial.add(case)
+            assert solution.residuals == (0, 0, Fraction(1, 2))
+        else:
+            assert solution.residuals == (0, 0, 0)
+    assert trivial == set(itertools.product(("mup", "mean_field"), ("sgd", "adafactor"), ("none",)))
+
+
+@pytest.mark.parametrize(("name", "optimizer", "kind"), CASES)
+def test_residuals_are_those_of_the_simulation(name, optimizer, kind):
+    solution = ex.solve(name, optimizer, kind)
+    table = typed_parameterization(name)
+    alignment = {"full": ex.FULL_ALIGNMENT, "none": ex.NO_ALIGNMENT}[kind]
+    _, logit, last = simulate(table, optimizer, alignment, solution.c)
+    assert (-last, -logit) == solution.residuals[-2:]
+
+
+# The solver for any alignment.
+
+
+def lowered(c, layer, generous=()):
+    """Lower c of one layer by 1/8 and give the generous layers a rate that disturbs nothing."""
+    after = {k: v + 8 if k in generous else v for k, v in c.items()}
+    return {**after, layer: c[layer] - EIGHTH}
+
+
+def assert_maximal(table, optimizer, alignment, hidden_layers=1):
+    """The solution is stable, no c can be lowered alone, nor at the expense of later layers."""
+    c = ex.solve(table, optimizer, alignment, hidden_layers=hidden_layers).c
+    assert simulated_stable(table, optimizer, alignment, c, hidden_layers)
+    assert ex.is_stable(table, optimizer, alignment, c, hidden_layers=hidden_layers)
+    for index, layer in enumerate(LAYERS):
+        for generous in ((), LAYERS[index + 1 :]):
+            bold = lowered(c, layer, generous)
+            assert not simulated_stable(table, optimizer, alignment, bold, hidden_layers)
+            assert not ex.is_stable(table, optimizer, alignment, bold, hidden_layers=hidden_layers)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_solution_is_maximal_on_the_grid(name, optimizer):
+    for alignment in GRID:
+        assert_maximal(typed_parameterization(name), optimizer, alignment)
+
+
+@pytest.mark.parametrize("hidden_layers", (1, 2, 4))
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("table", (*map(typed_parameterization, ("ntk", "mup")), ODD))
+def test_solution_is_maximal_for_unusual_cases(table, optimizer, hidden_layers):
+    """Deep networks, weak omega, u above alpha, and a readout with its own alignment."""
+    for values in (
+        ("3/4", "3/4", 1, 1),
+        ("1/2", 0, 1, 1),
+        ("1/4", "1/4", "3/4", 1),
+        (0, "1/8", "1/3", "7/8", 1, 0),
+        (1, 1, 1, 0, 0, 1),
+        (1, "1/2", 1, 1),
+    ):
+        assert_maximal(table, optimizer, ex.Alignment(*values), hidden_layers)
+
+
+def test_hidden_layers_share_the_rate_of_the_neediest():
+    """omega = 0 and u = 1 help later layers: with two of them, half the slowdown is enough."""
+    alignment = ex.Alignment("1/2", 0, 1, omega_readout=1)
+    one, two = (ex.solve("standard", "adam", alignment, hidden_layers=n) for n in (1, 2))
+    assert (one.c["embedding"], one.c["hidden"]) == (0, Fraction(3, 2))
+    assert (two.c["embedding"], two.c["hidden"]) == (0, Fraction(5, 4))
+    assert two.residuals[-2] == Fraction(1, 2)
+
+
+def test_strong_omega_needs_smaller_changes_near_the_input():
+    solution = ex.solve("mup", "adam", ex.Alignment(1, "3/4", 1, "1/2"), hidden_layers=2)
+    assert solution.residuals[:3] == (Fraction(1, 2), Fraction(1, 4), 0)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", NAMES)
+def test_stability_agrees_with_the_simulation_on_a_lattice(name, optimizer):
+    table, half = typed_parameterization(name), Fraction(1, 2)
+    seen = set()
+    for values in itertools.product([k * half for k in range(-3, 4)], repeat=3):
+        c = dict(zip(LAYERS, values, strict=True))
+        stable = ex.is_stable(name, optimizer, "none", c)
+        # Eight steps show Adafactor's growth: n^1/2 per step against an allowance of n^3/2.
+        assert stable == simulated_stable(table, optimizer, ex.NO_ALIGNMENT, c, steps=8), c
+        seen.add(stable)
+    assert seen == {True, False}
+
+
+def test_sgd_gradients_grow_with_an_outgrown_readout():
+    """Readout rate 1 instead of 1/sqrt(n): its update is sqrt(n) larger than its initial size."""
+    c = {"embedding": Fraction(-1, 2), "hidden": 0, "readout": 0}
+    chain = ex.residuals("standard", "sgd", "none", c)
+    assert chain == (Fraction(-1, 2), -1, Fraction(-3, 2))
+    assert not ex.is_stable("standard", "sgd", "none", c)
+    maximal = ex.residuals("standard", "sgd", "none", {**c, "readout": Fraction(1, 2)})
+    assert maximal == (0, 0, 0)
+
+
+def test_adafactor_readout_may_not_grow_over_the_steps():
+    """At muP without alignment the logit constraints alone would allow the rate sqrt(n)."""
+    c = {"embedding": 0, "hidden": 0, "readout": Fraction(-1, 2)}
+    assert ex.residuals("mup", "adafactor", "none", c) == (0, 0, 0)
+    assert not ex.is_stable("mup", "adafactor", "none", c)
+    assert ex.is_stable("mup", "adafactor", "none", {**c, "readout": 0})
+
+
+def test_adafactor_hidden_layers_may_not_grow_either():
+    """Only alpha < 1/2 can tell: the constraint is then not implied by the activations."""
+    weak = ex.Alignment("1/4", "1/4", "1/4")
+    c = {"embedding": 0, "hidden": Fraction(-1, 4), "readout": 0}
+    assert min(ex.residuals("standard", "adafactor", weak, c)) >= 0
+    assert not ex.is_stable("standard", "adafactor", weak, c)
+    assert ex.solve("standard", "adafactor", weak).c["hidden"] == 0
+
+
+def test_predicates_on_small_rates():
+    c = dict.fromkeys(LAYERS, 3)
+    assert ex.is_stable("mup", "adam", "full", c)
+    assert not ex.is_nontrivial("mup", "adam", "full", c)
+    assert not ex.is_feature_learning("mup", "adam", "full", c)
+
+
+# Tensor Programs.
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ("standard", "ntk"))
+def test_standard_and_ntk_cannot_learn_features_in_tensor_programs(name, optimizer):
+    solution = ex.solve(name, optimizer, ex.TENSOR_PROGRAMS)
+    assert solution.nontrivial and not solution.feature_learning
+    assert solution.residuals == (Fraction(1, 2), Fraction(1, 2), 0)
+    lattice = [Fraction(k, 2) for k in range(-2, 5)]
+    for values in itertools.product(lattice, repeat=3):
+        case = (name, optimizer, ex.TENSOR_PROGRAMS, dict(zip(LAYERS, values, strict=True)))
+        assert not (ex.is_stable(*case) and ex.is_feature_learning(*case))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ("mup", "mean_field"))
+def test_mup_and_mean_field_learn_features_in_tensor_programs(name, optimizer):
+    solution = ex.solve(name, optimizer, ex.TENSOR_PROGRAMS)
+    assert solution.stable and solution.nontrivial and solution.feature_learning
+    assert solution.to_dict()["lr"] == typed_rates(name, optimizer, "full")
+
+
+def test_standard_adam_in_tensor_programs():
+    solution = ex.solve("standard", "adam", ex.TENSOR_PROGRAMS, hidden_layers=2)
+    assert solution.to_dict() == {
+        "lr": {"embedding": "-1/2", "hidden": "-3/2", "readout": "-1"},
+        "residual": {"embedding": "1/2", "hidden": ["1/2", "1/2"], "readout": "0"},
+        "stable": True,
+        "nontrivial": True,
+        "feature_learning": False,
+    }
+    assert json.dumps(solution.to_dict())
+
+
+# Equivalence.
+
+
+@pytest.mark.parametrize(("optimizer", "kind"), COLUMNS)
+@pytest.mark.parametrize(
+    ("source", "target", "thetas"),
+    (("standard", "ntk", ("0", "1/2", "1/2")), ("mup", "mean_field", ("1/2", "1/2", "1/2"))),
+)
+def test_shift_maps_the_published_columns(source, target, thetas, optimizer, kind):
+    """It holds for all 36 pairs, the readouts limited by their initial scale included."""
+    before, after = (typed_parameterization(name) for name in (source, target))
+    rates, expected = (typed_rates(name, optimizer, kind) for name in (source, target))
+    for layer, theta in zip(LAYERS, thetas, strict=True):
+        moved, c = ex.shift(before[layer], -Fraction(rates[layer]), theta, optimizer)
+        assert moved == after[layer]
+        assert str(-c) == expected[layer]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_solutions_of_shifted_parameterizations_are_shifted(optimizer):
+    for alignment in GRID:
+        solution = ex.solve(ODD, optimizer, alignment)
+        layers, c = [], {}
+        for layer, theta in zip(LAYERS, ("1/3", "-2", "5/4"), strict=True):
+            moved, c[layer] = ex.shift(ODD[layer], solution.c[layer], theta, optimizer)
+            layers.append(moved)
+        shifted = ex.solve(ex.Parameterization(*layers), optimizer, alignment)
+        assert shifted.c == c
+        assert shifted.residuals == solution.residuals
+
+
+# Stratos.
+
+
+@pytest.mark.parametrize("name", ("sp", "ntk", "mup", "mf"))
+def test_stratos_table_is_adam_with_full_alignment(name):
+    everett = ex.STRATOS_NAMES[name]
+    rates = typed_rates(everett, "adam", "full")
+    for layer in LAYERS:
+        a, b, c = (str(ex.STRATOS_TABLE[name][symbol][layer]) for symbol in "abc")
+        variance, multiplier = map(Fraction, ROWS[everett, layer][:2])
+        assert (a, b, c) == (str(-multiplier), str(-variance / 2), str(-Fraction(rates[layer])))
+    assert ex.stratos_violations(everett, ex.STRATOS_TABLE[name]["c"]) == []
+    assert ex.stratos_general_violations(everett, ex.STRATOS_TABLE[name]["c"], "full") == []
+
+
+def numbers(violations):
+    """Keep the equation number of each violation."""
+    return [violation.split()[0] for violation in violations]
+
+
+def test_each_stratos_condition_is_named():
+    c = ex.STRATOS_TABLE["mup"]["c"]
+    quick = {layer: value - EIGHTH for layer, value in c.items()}
+    assert numbers(ex.stratos_violations("mup", quick)) == ["(21)", "(22)", "(22)"]
+    assert numbers(ex.stratos_violations("mup", c, omega="3/4")) == ["(23)"]
+    assert numbers(ex.stratos_violations("mup", c, 1)) == []
+    loud = ex.Parameterization(ex.Layer(0, "-1/2"), ex.Layer(0, 0), ex.Layer(0, 0))
+    slow = dict.fromkeys(LAYERS, 1)
+    assert numbers(ex.stratos_violations(loud, slow)) == ["(6)", "(7)", "(8)", "(24)"]
+
+
+def test_stratos_readout_condition_is_sufficient_but_not_necessary():
+    """With omega = 1 at the readout, standard is stable only through small changes before it."""
+    c = ex.STRATOS_TABLE["sp"]["c"]
+    assert numbers(ex.stratos_violations("standard", c, 1)) == ["(24)"]
+    general = ex.stratos_general_violations("standard", c, ex.TENSOR_PROGRAMS)
+    assert numbers(general) == ["(18)"]
+    careful = ex.solve("standard", "adam", ex.TENSOR_PROGRAMS).c
+    assert numbers(ex.stratos_violations("standard", careful, 1)) == ["(24)"]
+    assert ex.stratos_general_violations("standard", careful, ex.TENSOR_PROGRAMS) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_stratos_general_conditions_are_stability_under_adam(name):
+    named = set()
+    lattice = itertools.product((0, 0.5, 1.5), repeat=3)
+    for alignment, values in itertools.product(GRID[::4], lattice):
+        c = dict(zip(LAYERS, values, strict=True))
+        violations = ex.stratos_general_violations(name, c, alignment, hidden_layers=2)
+        assert (violations == []) == ex.is_stable(name, "adam", alignment, c, hidden_layers=2)
+        named.update(numbers(violations))
+    assert {"(18)", "(19)", "(20)"} <= named
+
+
+def test_stratos_embedding_condition():
+    c = {"embedding": Fraction(-1, 4), "hidden": 9, "readout": 9}
+    violations = ex.stratos_general_violations("standard", c, "full")
+    assert violations[0] == "(14) a + c >= 0 at embedding fails by 1/4"
+
+
+# Mistakes.
+
+
+@pytest.mark.parametrize("text", ("1/2", "0.5", " 1/2 ", 0.5, Fraction(1, 2)))
+def test_fraction_is_exact(text):
+    assert ex.fraction(text) == Fraction(1, 2)
+
+
+def test_fraction_reads_a_float_as_printed():
+    assert ex.fraction(0.1) == Fraction(1, 10)
+
+
+@pytest.mark.parametrize("text", ("half", "", "1/0", "nan", "inf", "1/2/3", None))
+def test_fraction_rejects_other_text(text):
+    with pytest.raises(ex.ExponentError, match="not an exact number"):
+        ex.fraction(text)
+
+
+@pytest.mark.parametrize(
+    ("case", "expected"),
+    (
+        (("nkt", "adam", "full"), ("unknown parameterization 'nkt'", "mean_field", "mean 'ntk'?")),
+        (("ntk", "Adem", "full"), ("unknown optimizer 'Adem'", "adafactor", "mean 'adam'?")),
+        (("ntk", "adam", "ful"), ("unknown alignment 'ful'", "none", "mean 'full'?")),
+        (("ntk", "adam", 3), ("unknown alignment 3", "full, none")),
+    ),
+)
+def test_unknown_names_get_the_valid_and_the_nearest(case, expected):
+    with pytest.raises(ex.ExponentError) as error:
+        ex.solve(*case)
+    assert all(part in str(error.value) for part in expected)
+
+
+@pytest.mark.parametrize("call", (ex.residuals, ex.is_stable, ex.is_nontrivial))
+def test_every_function_checks_the_optimizer(call):
+    with pytest.raises(ex.ExponentError, match="unknown optimizer 'adamw'"):
+        call("ntk", "adamw", "full", dict.fromkeys(LAYERS, 0))
+    with pytest.raises(ex.ExponentError, match="unknown optimizer 'adamw'"):
+        ex.shift(ex.Layer(0, 0), 0, 1, "adamw")
+
+
+@pytest.mark.parametrize(
+    ("layer", "exponents", "constraint"),
+    (
+        ("embedding", (0, "1/2"), r"embedding needs a \+ b = 0, has 1/2"),
+        ("hidden", (0, 1), r"hidden needs a \+ b = 1/2, has 1"),
+        ("readout", (0, "1/4"), r"readout needs a \+ b >= 1/2, has 1/4"),
+    ),
+)
+def test_instability_at_initialization_names_the_constraint(layer, exponents, constraint):
+    layers = {k: typed_parameterization("standard")[k] for k in LAYERS}
+    broken = ex.Parameterization(**{**layers, layer: ex.Layer(*exponents)})
+    assert not ex.is_stable_at_init(broken)
+    assert not ex.is_stable(broken, "adam", "full", dict.fromkeys(LAYERS, 9))
+    with pytest.raises(ex.ExponentError, match=constraint):
+        ex.solve(broken, "adam", "full")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_published_parameterizations_are_stable_at_initialization(name):
+    assert ex.is_stable_at_init(name)
+
+
+@pytest.mark.parametrize("name", ("alpha", "omega", "u", "omega_readout", "u_readout"))
+@pytest.mark.parametrize("value", ("-1/4", "5/4"))
+def test_alignment_lies_between_zero_and_one(name, value):
+    values = {"alpha": 1, "omega": 1, "u": 1, name: value}
+    with pytest.raises(ex.ExponentError, match=rf"{name} must lie in \[0, 1\], got {value}"):
+        ex.Alignment(**values)
+
+
+def test_readout_alignment_defaults_to_the_common_values():
+    alignment = ex.Alignment(1, "1/2", "3/4", omega_readout=0)
+    assert alignment.at("hidden") == (1, Fraction(1, 2), Fraction(3, 4))
+    assert alignment.at("readout") == (1, 0, Fraction(3, 4))
+    assert ex.TENSOR_PROGRAMS.at("readout") == (1, 1, 1)
+
+
+def test_rates_must_name_each_layer_once():
+    with pytest.raises(ex.ExponentError, match="no learning-rate exponent c for hidden, readout"):
+        ex.residuals("ntk", "adam", "full", {"embedding": 0})
+    with pytest.raises(ex.ExponentError, match="unknown layer 'head'"):
+        ex.residuals("ntk", "adam", "full", {**dict.fromkeys(LAYERS, 0), "head": 0})
+
+
+@pytest.mark.parametrize("depth", (0, 1.5))
+def test_there_is_at_least_one_hidden_layer(depth):
+    with pytest.raises(ex.ExponentError, match="hidden_layers must be a whole number"):
+        ex.solve("ntk", "adam", "full", hidden_layers=depth)
