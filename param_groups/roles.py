@@ -1,0 +1,280 @@
+"""Roles: what a tensor does in a Transformer, and the rules that give every tensor exactly one.
+
+A prescription speaks of roles ("query", "readout"), a model of names ("blocks.0.attn.q.weight").
+`assign` joins the two and refuses to guess: a tensor without a rule, a tensor with two, and a
+rule without a tensor are errors, because each of them is a silently wrong learning rate.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import nn
+
+
+class PlanError(ValueError):
+    """A model, a rule or a prescription that cannot give every tensor its numbers."""
+
+
+class Role(StrEnum):
+    """What a tensor does; the vocabulary that rules and prescriptions share."""
+
+    TOKEN_EMBEDDING = "token_embedding"
+    POSITION_EMBEDDING = "position_embedding"
+    PATCH_EMBEDDING = "patch_embedding"
+    NORM_SCALE = "norm_scale"
+    NORM_BIAS = "norm_bias"
+    QUERY = "query"
+    KEY = "key"
+    VALUE = "value"
+    QKV = "qkv"  # one matrix holding query, key and value, as in timm and GPT-2
+    ATTENTION_OUTPUT = "attention_output"
+    MLP_IN = "mlp_in"
+    MLP_OUT = "mlp_out"
+    HIDDEN_BIAS = "hidden_bias"
+    READOUT = "readout"
+    READOUT_BIAS = "readout_bias"
+
+
+FUSED_PARTS = {Role.QKV: (Role.QUERY, Role.KEY, Role.VALUE)}
+
+
+class Layout(StrEnum):
+    """How a tensor's axes map to fan-in and fan-out."""
+
+    LINEAR = "linear"  # (out, in, *kernel), as nn.Linear and nn.Conv2d
+    TRANSPOSED = "transposed"  # (in, out), as GPT-2's Conv1D
+    TABLE = "table"  # (..., width): one row is looked up or added, so fan_in is 1
+    VECTOR = "vector"  # (width,): elementwise, so fan_in is 1
+
+
+_TABLES = {Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING}
+_VECTORS = {Role.NORM_SCALE, Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS}
+
+# The axis of a tensor that must be the model's width; roles not listed (biases, norms over head
+# dimensions, value projections to fewer heads) may have any size.
+_WIDTH_AXIS = {
+    Role.TOKEN_EMBEDDING: "fan_out",
+    Role.POSITION_EMBEDDING: "fan_out",
+    Role.PATCH_EMBEDDING: "fan_out",
+    Role.QUERY: "fan_in",
+    Role.KEY: "fan_in",
+    Role.VALUE: "fan_in",
+    Role.QKV: "fan_in",
+    Role.ATTENTION_OUTPUT: "fan_out",
+    Role.MLP_IN: "fan_in",
+    Role.MLP_OUT: "fan_out",
+    Role.READOUT: "fan_in",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Gives the tensors whose full name matches a shell pattern (`*`, `?`) one role.
+
+    `layout` says how to read the axes; by default embeddings are tables, scales and biases are
+    vectors and everything else is a linear or convolution weight.
+    """
+
+    pattern: str
+    role: Role
+    layout: Layout | None = None
+
+    def matches(self, name: str) -> bool:
+        """Whether the whole of a parameter's name matches the pattern."""
+        return fnmatch.fnmatchcase(name, self.pattern)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One tensor with its role; `tied_to` lists its other names in the model."""
+
+    name: str
+    parameter: nn.Parameter
+    role: Role
+    layout: Layout
+    tied_to: tuple[str, ...]
+
+    @property
+    def fans(self) -> tuple[int, int]:
+        """(fan_in, fan_out) under the layout."""
+        return fans(self.name, tuple(self.parameter.shape), self.layout)
+
+
+def default_layout(role: Role) -> Layout:
+    """The axes a role has unless its rule says otherwise."""
+    if role in _TABLES:
+        return Layout.TABLE
+    return Layout.VECTOR if role in _VECTORS else Layout.LINEAR
+
+
+def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
+    """(fan_in, fan_out): inputs summed into one output, and outputs.
+
+    A convolution's fan_in counts its kernel; a lookup sums one row, so its fan_in is 1. Position
+    tables may carry leading axes of size one, (1, T, n). Raises PlanError when the shape has too
+    few axes for the layout.
+    """
+    if len(shape) < (1 if layout is Layout.VECTOR else 2):
+        raise PlanError(f"{name!r} has shape {tuple(shape)}, which has too few axes for {layout}")
+    if layout in (Layout.TABLE, Layout.VECTOR):
+        return 1, shape[-1]
+    if layout is Layout.TRANSPOSED:
+        return shape[0], shape[1]
+    kernel = 1
+    for size in shape[2:]:
+        kernel *= size
+    return shape[1] * kernel, shape[0]
+
+
+def check_width(assignment: Assignment, width: int) -> None:
+    """Raises PlanError when a tensor's width axis is not the prescription's width."""
+    axis = _WIDTH_AXIS.get(assignment.role)
+    if axis is None:
+        return
+    fan_in, fan_out = assignment.fans
+    size = fan_in if axis == "fan_in" else fan_out
+    if size != width:
+        raise PlanError(
+            f"{assignment.name!r} ({assignment.role}) has {axis} {size}, but the prescription is "
+            f"for width {width}; give the prescription the model's width"
+        )
+
+
+def present(catalogue: Iterable[Rule], model: nn.Module) -> list[Rule]:
+    """The rules of a catalogue that match something in this model.
+
+    For libraries whose options drop tensors (biases, class token). A tensor that no rule names is
+    still an error in `assign`; only the opposite check is given up.
+    """
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    return [rule for rule in catalogue if any(rule.matches(name) for name in names)]
+
+
+def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
+    """One assignment per tensor, in the model's order; tied tensors once, recognised by identity.
+
+    Raises PlanError for a wrapped or compiled model, a tensor that no rule names, a tensor that
+    two rules give different roles, and a rule that matches nothing.
+    """
+    aliases = _aliases(model)
+    _refuse_wrapped(aliases)
+    _refuse_idle_rules(rules, [name for names in aliases.values() for name in names])
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    unnamed = [names[0] for names in aliases.values() if not _matching(rules, names)]
+    if unnamed:
+        raise PlanError(_unnamed_message(unnamed, parameters))
+    assignments = []
+    for names in aliases.values():
+        rule = _only_rule(_matching(rules, names), names)
+        layout = rule.layout or default_layout(rule.role)
+        parameter = parameters[names[0]]
+        assignments.append(Assignment(names[0], parameter, rule.role, layout, names[1:]))
+    return assignments
+
+
+def _aliases(model: nn.Module) -> dict[int, tuple[str, ...]]:
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    if not names:
+        raise PlanError("the model has no parameters")
+    return {key: tuple(value) for key, value in names.items()}
+
+
+def _refuse_wrapped(aliases: dict[int, tuple[str, ...]]) -> None:
+    names = [name for group in aliases.values() for name in group]
+    for prefix, wrapper in (("module.", "a DDP wrapper"), ("_orig_mod.", "torch.compile")):
+        if all(name.startswith(prefix) for name in names):
+            raise PlanError(
+                f"tensor {names[0]!r} belongs to a model inside {wrapper}; plan the unwrapped, "
+                "uncompiled model before wrapping it"
+            )
+
+
+def _refuse_idle_rules(rules: Sequence[Rule], names: Sequence[str]) -> None:
+    for rule in rules:
+        if not any(rule.matches(name) for name in names):
+            nearest = difflib.get_close_matches(rule.pattern, names, n=1, cutoff=0.0)
+            raise PlanError(
+                f"rule {rule.pattern!r} -> {rule.role} matches no tensor; the nearest name is "
+                f"{nearest[0]!r}"
+            )
+
+
+def _matching(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
+    return [rule for rule in rules if any(rule.matches(name) for name in names)]
+
+
+def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
+    if len({(rule.role, rule.layout) for rule in matching}) == 1:
+        return matching[0]
+    tied = f" (tied to {', '.join(names[1:])}; name it once)" if names[1:] else ""
+    claims = " and ".join(f"{rule.pattern!r} -> {rule.role}" for rule in matching)
+    raise PlanError(f"tensor {names[0]!r}{tied} is named by two rules: {claims}")
+
+
+def _unnamed_message(unnamed: Sequence[str], parameters: dict[str, torch.Tensor]) -> str:
+    shown = ", ".join(f"{name!r} {tuple(parameters[name].shape)}" for name in unnamed[:3])
+    more = f" and {len(unnamed) - 3} more" if len(unnamed) > 3 else ""
+    return f"no rule names {shown}{more}; add Rule(pattern, role) for it"
+
+
+# Rules for models that many people have. Ours:
+DECODER_RULES = (
+    Rule("token_embedding.weight", Role.TOKEN_EMBEDDING),
+    Rule("position_embedding.weight", Role.POSITION_EMBEDDING),
+    Rule("blocks.*.attention.query.weight", Role.QUERY),
+    Rule("blocks.*.attention.key.weight", Role.KEY),
+    Rule("blocks.*.attention.value.weight", Role.VALUE),
+    Rule("blocks.*.attention.output.weight", Role.ATTENTION_OUTPUT),
+    Rule("blocks.*.mlp.up.weight", Role.MLP_IN),
+    Rule("blocks.*.mlp.down.weight", Role.MLP_OUT),
+    Rule("*norm.weight", Role.NORM_SCALE),
+    Rule("readout.weight", Role.READOUT),
+)
+
+# timm's VisionTransformer; options drop tensors, so pass it through `present`.
+TIMM_VIT_RULES = (
+    Rule("patch_embed.proj.weight", Role.PATCH_EMBEDDING),
+    Rule("patch_embed.proj.bias", Role.HIDDEN_BIAS),
+    Rule("cls_token", Role.POSITION_EMBEDDING),
+    Rule("reg_token", Role.POSITION_EMBEDDING),
+    Rule("pos_embed", Role.POSITION_EMBEDDING),
+    Rule("blocks.*.attn.qkv.weight", Role.QKV),
+    Rule("blocks.*.attn.qkv.bias", Role.HIDDEN_BIAS),
+    Rule("blocks.*.attn.proj.weight", Role.ATTENTION_OUTPUT),
+    Rule("blocks.*.attn.proj.bias", Role.HIDDEN_BIAS),
+    Rule("blocks.*.mlp.fc1.weight", Role.MLP_IN),
+    Rule("blocks.*.mlp.fc1.bias", Role.HIDDEN_BIAS),
+    Rule("blocks.*.mlp.fc2.weight", Role.MLP_OUT),
+    Rule("blocks.*.mlp.fc2.bias", Role.HIDDEN_BIAS),
+    Rule("*norm*.weight", Role.NORM_SCALE),
+    Rule("*norm*.bias", Role.NORM_BIAS),
+    Rule("head.weight", Role.READOUT),
+    Rule("head.bias", Role.READOUT_BIAS),
+)
+
+# A decoder put together from torch's own layers: nn.Embedding, nn.TransformerEncoderLayer with a
+# causal mask, nn.Linear; the names in the README's example.
+TORCH_DECODER_RULES = (
+    Rule("tokens.weight", Role.TOKEN_EMBEDDING),
+    Rule("positions.weight", Role.POSITION_EMBEDDING),
+    Rule("*.self_attn.in_proj_weight", Role.QKV),
+    Rule("*.self_attn.in_proj_bias", Role.HIDDEN_BIAS),
+    Rule("*.self_attn.out_proj.weight", Role.ATTENTION_OUTPUT),
+    Rule("*.self_attn.out_proj.bias", Role.HIDDEN_BIAS),
+    Rule("*.linear1.weight", Role.MLP_IN),
+    Rule("*.linear1.bias", Role.HIDDEN_BIAS),
+    Rule("*.linear2.weight", Role.MLP_OUT),
+    Rule("*.linear2.bias", Role.HIDDEN_BIAS),
+    Rule("*norm*.weight", Role.NORM_SCALE),
+    Rule("*norm*.bias", Role.NORM_BIAS),
+    Rule("readout.weight", Role.READOUT),
+    Rule("readout.bias", Role.READOUT_BIAS),
+)

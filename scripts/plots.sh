@@ -1,0 +1,6 @@
+#!/usr/bin/env bash
+# Redraws every shipped figure from the tables in plots/data into plots/figures.
+set -euo pipefail
+. "$(dirname "$0")/environment.sh"
+
+python -m plots.width_sweep

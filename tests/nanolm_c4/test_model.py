@@ -1,0 +1,173 @@
+"""The decoder: sizes, causality, and agreement with plain torch."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from nanolm_c4 import train
+from nanolm_c4.config import Config
+from nanolm_c4.model import IGNORE, Decoder
+from training.config import load
+
+# Everett et al., Table 3: model dimension -> (embedding, non-embedding, total) parameters.
+TABLE_3 = {
+    128: (4_108_928, 5_749_504, 9_858_432),
+    256: (8_217_856, 14_644_736, 22_862_592),
+    512: (16_435_712, 41_872_384, 58_308_096),
+    768: (24_653_568, 81_682_944, 106_336_512),
+    1_024: (32_871_424, 134_076_416, 166_947_840),
+    1_536: (49_307_136, 276_612_096, 325_919_232),
+    2_048: (65_742_848, 469_479_424, 535_222_272),
+    2_560: (82_178_560, 712_678_400, 794_856_960),
+    3_072: (98_614_272, 1_006_209_024, 1_104_823_296),
+    4_096: (131_485_696, 1_744_265_216, 1_875_750_912),
+    6_144: (197_228_544, 3_824_357_376, 4_021_585_920),
+    8_192: (262_971_392, 6_709_755_904, 6_972_727_296),
+    12_288: (394_457_088, 14_896_472_064, 15_290_929_152),
+    16_384: (525_942_784, 26_304_413_696, 26_830_356_480),
+}
+SMALL = {"vocab_size": 50, "context": 12, "layers": 2, "heads": 3, "head_dim": 4, "mlp_ratio": 4}
+
+
+def small(seed=0, **changes):
+    """A little decoder in float64 with every weight drawn at a size where all parts matter."""
+    model = Decoder(**{**SMALL, "attention_scale": 0.5, **changes}).double()
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3
+        parameter.data.copy_(noise + 1 if "norm" in name else noise)
+    return model
+
+
+def tokens(rows=2, length=12, seed=1):
+    return torch.randint(0, 50, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("width", "counts"), TABLE_3.items())
+def test_parameter_counts_are_those_of_the_paper(width, counts):
+    config = load(Config, "nanolm_c4/configs/paper.yaml", [f"model.width={width}"])
+    with torch.device("meta"):
+        model = train.build_model(config, config.model.vocab_size)
+    total = sum(parameter.numel() for parameter in model.parameters())
+    embedding = model.token_embedding.weight.numel()
+    assert (embedding, total - embedding, total) == counts
+
+
+def reference_logits(model, ids):
+    """The same decoder written out with torch's basic operations."""
+    weights = dict(model.named_parameters())
+    heads, width = SMALL["heads"], SMALL["heads"] * SMALL["head_dim"]
+
+    def norm(x, name):
+        centred = x - x.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights[name]
+
+    def split(x):
+        return x.reshape(*x.shape[:2], heads, -1).permute(0, 2, 1, 3)
+
+    x = weights["token_embedding.weight"][ids]
+    x = x + weights["position_embedding.weight"][: ids.shape[1]]
+    for i in range(SMALL["layers"]):
+        block = f"blocks.{i}."
+        y = norm(x, block + "attention_norm.weight")
+        q, k, v = (
+            split(y @ weights[f"{block}attention.{part}.weight"].T)
+            for part in ("query", "key", "value")
+        )
+        scores = q @ k.transpose(-1, -2) * model.blocks[i].attention.attention_scale
+        future = torch.ones(ids.shape[1], ids.shape[1]).triu(1).bool()
+        attended = scores.masked_fill(future, -torch.inf).softmax(-1) @ v
+        merged = attended.permute(0, 2, 1, 3).reshape(*ids.shape, width)
+        x = x + merged @ weights[block + "attention.output.weight"].T
+        y = norm(x, block + "mlp_norm.weight") @ weights[block + "mlp.up.weight"].T
+        gelu = 0.5 * y * (1 + torch.tanh((2 / torch.pi) ** 0.5 * (y + 0.044715 * y**3)))
+        x = x + gelu @ weights[block + "mlp.down.weight"].T
+    return norm(x, "final_norm.weight") @ weights["readout.weight"].T
+
+
+def test_logits_and_gradients_agree_with_the_written_out_decoder():
+    model, ids = small(), tokens()
+    expected = reference_logits(model, ids)
+    got = torch.autograd.grad(model(ids).square().sum(), list(model.parameters()))
+    wanted = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
+    torch.testing.assert_close(model(ids), expected, rtol=1e-11, atol=1e-11)
+    for a, b in zip(got, wanted):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_the_loss_is_the_summed_cross_entropy_of_the_logits():
+    model, ids = small(), tokens()
+    targets = ids.roll(-1, dims=1)
+    targets[:, -1] = IGNORE
+    logits = reference_logits(model, ids)[:, :-1].flatten(0, 1)
+    expected = F.cross_entropy(logits, targets[:, :-1].flatten(), reduction="sum")
+    torch.testing.assert_close(model(ids, targets), expected, rtol=1e-12, atol=0)
+
+
+def test_logits_do_not_depend_on_whether_targets_are_given():
+    model, ids = small(), tokens()
+    before = model(ids)
+    model(ids, ids).backward()
+    assert torch.equal(model(ids), before)
+
+
+def test_the_chunked_loss_is_the_plain_one():
+    ids = tokens(rows=5)
+    targets = ids.clone()
+    targets[0, :3] = IGNORE
+    results = []
+    for chunked in (False, True):
+        model = small(chunked_loss=chunked)
+        model.readout.multiplier = 0.7
+        loss = model(ids, targets)
+        results.append((loss, *torch.autograd.grad(loss, list(model.parameters()))))
+    for plain, chunked in zip(*results):
+        torch.testing.assert_close(chunked, plain, rtol=1e-10, atol=1e-10)
+
+
+def test_no_position_sees_a_later_one():
+    model, ids = small(), tokens(rows=1)
+    for position in (0, 5, 10):
+        model.zero_grad()
+        model(ids)[0, position].sum().backward()
+        touched = model.position_embedding.weight.grad.abs().sum(-1) > 0
+        assert touched.tolist() == [index <= position for index in range(12)]
+
+
+def test_ignored_targets_carry_no_loss_and_no_gradient():
+    model, ids = small(), tokens(rows=1)
+    targets = torch.full_like(ids, IGNORE)
+    loss = model(ids, targets)
+    loss.backward()
+    assert loss == 0
+    assert all(p.grad is None or not p.grad.abs().any() for p in model.parameters())
+
+
+def test_multipliers_scale_embedding_hidden_and_readout():
+    """Multiplying a layer's multiplier by m is multiplying its weight by m."""
+    ids = tokens()
+    for layer in ("token_embedding", "blocks.0.mlp.up", "blocks.1.attention_norm", "readout"):
+        with_multiplier, with_weight = small(), small()
+        with_multiplier.get_submodule(layer).multiplier = 1.7
+        with_weight.get_submodule(layer).weight.data.mul_(1.7)
+        torch.testing.assert_close(with_multiplier(ids), with_weight(ids), rtol=1e-11, atol=1e-11)
+
+
+def test_softmax_and_loss_are_float32_under_bf16_autocast():
+    model = small().float()
+    ids = tokens()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model(ids).dtype == torch.float32
+        assert model(ids, ids).dtype == torch.float32
+
+
+def test_it_compiles_without_graph_breaks():
+    model, ids = small().float(), tokens()
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(ids, ids), model(ids, ids))
+
+
+def test_there_are_no_biases():
+    assert not [name for name, _ in small().named_parameters() if name.endswith("bias")]
+    assert not any(isinstance(m, nn.Dropout) for m in small().modules())

@@ -1,0 +1,327 @@
+"""`python -m param_groups`: what it prints, and that a mistake is one line and exit code 2."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from param_groups.__main__ import main
+
+ROOT = Path(__file__).parents[2]
+LAYERS = ("embedding", "hidden", "readout")
+BLOCK = ["query", "key", "value", "attention_output", "mlp_in", "mlp_out"]
+SOLVE = "solve --parameterization {} --optimizer {} --alpha {} --omega {} --u {}"
+NUMBERS = {"init_mean", "init_std", "init_distribution", "multiplier", "lr", "eps", "decays"}
+
+
+def output(command, capsys):
+    """What a command prints to standard output; nothing may go to standard error."""
+    main(command.split())
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return printed.out
+
+
+def parsed(command, capsys):
+    """What a command prints as JSON, refusing NaN and infinity, which are none."""
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    return json.loads(output(command + " --json", capsys), parse_constant=refuse)
+
+
+def is_fraction(text):
+    """Whether a string is written like "-1/2" or "1"."""
+    top, _, bottom = text.removeprefix("-").partition("/")
+    return top.isdigit() and (not bottom or bottom.isdigit())
+
+
+# ------------------------------------------------------------------------------------------------
+# exponents
+
+
+def test_exponents_have_the_documented_shape(capsys):
+    table = parsed("exponents", capsys)
+    assert list(table) == ["standard", "ntk", "mup", "mean_field"]
+    for layers in table.values():
+        assert tuple(layers) == LAYERS
+        for row in layers.values():
+            assert list(row) == ["init_variance", "multiplier", "gradient", "lr"]
+            assert list(row["lr"]) == ["sgd", "adam", "adafactor"]
+            rates = [rate for kinds in row["lr"].values() for rate in kinds.values()]
+            assert all(list(kinds) == ["full", "none"] for kinds in row["lr"].values())
+            powers = [row["init_variance"], row["multiplier"], row["gradient"], *rates]
+            assert all(isinstance(power, str) and is_fraction(power) for power in powers)
+
+
+def test_exponents_are_the_papers(capsys):
+    table = parsed("exponents", capsys)
+    assert table["mup"]["embedding"] == {
+        "init_variance": "-1",
+        "multiplier": "1/2",
+        "gradient": "-1/2",
+        "lr": {
+            "sgd": {"full": "0", "none": "0"},
+            "adam": {"full": "-1/2", "none": "-1/2"},
+            "adafactor": {"full": "0", "none": "0"},
+        },
+    }
+    assert table["mean_field"]["hidden"]["gradient"] == "-3/2"
+    assert table["standard"]["hidden"]["lr"]["adam"] == {"full": "-1", "none": "-1/2"}
+
+
+def test_exponents_as_text_have_a_line_for_every_layer(capsys):
+    lines = output("exponents", capsys).splitlines()
+    (line,) = [line for line in lines if line.startswith("ntk") and "hidden" in line]
+    assert line.split()[2:] == ["0", "-1/2", "-1", "1/2", "-1/2", "-1/2", "1", "0", "0"]
+    for name in ("standard", "ntk", "mup", "mean_field"):
+        assert sum(line.startswith(name) for line in lines) == 3
+
+
+# ------------------------------------------------------------------------------------------------
+# solve
+
+
+def test_solve_has_the_documented_shape(capsys):
+    solution = parsed(SOLVE.format("mup", "adam", "1", "1/2", "1"), capsys)
+    assert solution == {
+        "lr": {"embedding": "-1/2", "hidden": "-1", "readout": "-1/2"},
+        "residual": {"embedding": "0", "hidden": ["0"], "readout": "0"},
+        "stable": True,
+        "nontrivial": True,
+        "feature_learning": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "extra", "rates"),
+    [
+        (("standard", "adam", "1/2", "0.5", "1/2"), "", ("0", "-1/2", "-1/2")),
+        (("mean_field", "sgd", "0.5", "0.5", "0.5"), "", ("1", "3/2", "1")),
+        (("standard", "adam", "1", "1/2", "1"), " --omega-readout 1", ("-1/2", "-3/2", "-1")),
+        (("mup", "adam", "1", "1/2", "1"), " --omega-readout 1", ("-1/2", "-1", "-1/2")),
+    ],
+)
+def test_solve_takes_fractions_and_decimals(case, extra, rates, capsys):
+    solution = parsed(SOLVE.format(*case) + extra, capsys)
+    assert tuple(solution["lr"].values()) == rates
+
+
+@pytest.mark.parametrize(("extra", "features"), [("", True), (" --omega-readout 1", False)])
+def test_solve_as_text_names_layers_and_properties(extra, features, capsys):
+    """With its readout aligned, NTK moves its logits only while its features stand still."""
+    text = output(SOLVE.format("ntk", "sgd", "1", "1/2", "1") + extra, capsys)
+    power = "1/2" if features else "0"
+    assert text.splitlines() == [
+        f"embedding: learning rate n^({power})",
+        f"hidden: learning rate n^({power})",
+        "readout: learning rate n^(0)",
+        "stable: True",
+        "nontrivial: True",
+        f"feature learning: {features}",
+    ]
+
+
+# ------------------------------------------------------------------------------------------------
+# table
+
+# command, roles in order, some numbers, scalars of the forward pass
+TABLES = {
+    "everett": (
+        "table --prescription everett --parameterization mup --width 192 --base-width 128",
+        ["token_embedding", "position_embedding", "norm_scale", *BLOCK, "readout"],
+        {
+            ("query", "lr"): 1 / 1.5,
+            ("readout", "lr"): 1.5**-0.5,
+            ("readout", "multiplier"): 192**-0.5,
+            ("mlp_out", "init_std"): (4 * 192) ** -0.5,
+            ("norm_scale", "init_mean"): 192**-0.5,
+        },
+        {"attention_scale": 1 / 64, "residual_multiplier": 1.0, "logit_multiplier": 1.0},
+    ),
+    "everett with options": (
+        "table --prescription everett --parameterization ntk --width 192 --base-width 128 "
+        "--optimizer sgd --alignment none --eps-per-layer --embedding-std 0.5 --head-dim 16 "
+        "--mlp-ratio 2 --model vision --patch-inputs 48",
+        ["patch_embedding", "position_embedding", "norm_scale", *BLOCK, "readout"],
+        {
+            ("query", "lr"): 1.5,
+            ("query", "eps"): 1 / 1.5,
+            ("position_embedding", "init_std"): 0.5,
+            ("mlp_out", "init_std"): 2**-0.5,
+            ("patch_embedding", "init_std"): 48**-0.5,
+        },
+        {"attention_scale": 0.25, "residual_multiplier": 1.0, "logit_multiplier": 1.0},
+    ),
+    "dinan, vision": (
+        "table --prescription dinan --model vision --width 768",
+        ["patch_embedding", "position_embedding", *BLOCK, "readout", "readout_bias"],
+        {
+            ("query", "lr"): 768**-1.5,
+            ("patch_embedding", "lr"): 768**-1.5,
+            ("readout", "lr"): 1 / (768 * 1000**0.5),
+            ("readout_bias", "lr"): 1000**-0.5,
+            ("readout_bias", "decays"): False,
+        },
+        {"attention_scale": 1 / 8, "residual_multiplier": 1.0, "logit_multiplier": 768**-0.5},
+    ),
+    "dinan, any s, with M": (
+        "table --prescription dinan --model vision --width 192 --strategy meta_principled "
+        "--s 0.25 --mlp-factor keep --outputs 10",
+        ["patch_embedding", "position_embedding", *BLOCK, "readout", "readout_bias"],
+        {
+            ("mlp_in", "lr"): 192**0.125 / (192 * (4 * 192) ** 0.5),
+            ("mlp_out", "lr"): 192**0.125 / (4 * 192 * 192**0.5),
+            ("readout_bias", "lr"): 10**-0.5,
+        },
+        {"attention_scale": 1 / 8, "residual_multiplier": 1, "logit_multiplier": 192**-0.625},
+    ),
+    "dinan, language": (
+        "table --prescription dinan --width 1024 --strategy maximal_update",
+        ["token_embedding", "position_embedding", *BLOCK],
+        {("token_embedding", "lr"): 1.0, ("token_embedding", "init_std"): 1.0},
+        {"attention_scale": 1 / 8, "residual_multiplier": 1.0, "logit_multiplier": 1 / 1024},
+    ),
+    "bordelon, language": (
+        "table --prescription bordelon --head-dim 16 --heads 9 --depth 4 --beta0 4 "
+        "--alpha-attention 0.5 --alpha-depth 0.5 --gamma0 0.25",
+        ["token_embedding", "position_embedding", *BLOCK, "readout", "readout_bias"],
+        {
+            ("query", "lr"): 1 / 24,  # n = 144, L = 4
+            ("key", "init_std"): 4.0,
+            ("key", "multiplier"): 1 / 48,
+            ("mlp_out", "multiplier"): 1 / 12,
+            ("token_embedding", "multiplier"): 24.0,
+            ("readout", "multiplier"): 24 / (0.25 * 144),
+            ("readout", "init_std"): 0.0,
+        },
+        {"attention_scale": 1 / 4, "residual_multiplier": 2.0, "logit_multiplier": 1.0},
+    ),
+    "bordelon, vision": (
+        "table --prescription bordelon --head-dim 16 --heads 16 --depth 4 --model vision "
+        "--optimizer sgd --gamma0 0.1 --patch-inputs 48",
+        ["patch_embedding", "position_embedding", *BLOCK, "readout"],
+        {
+            ("query", "lr"): 0.01 * 256 * 4,
+            ("patch_embedding", "multiplier"): 0.5 / 48**0.5,
+            ("readout", "init_std"): 2.0,
+        },
+        {"attention_scale": 1 / 16, "residual_multiplier": 1 / 4, "logit_multiplier": 1.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_tables_have_the_documented_shape_and_numbers(case, capsys):
+    command, roles, numbers, forward = TABLES[case]
+    table = parsed(command, capsys)
+    assert list(table) == ["prescription", "roles", "forward"]
+    assert table["prescription"]["name"] == command.split()[2]
+    assert list(table["roles"]) == roles
+    assert all(set(row) == NUMBERS for row in table["roles"].values())
+    for (role, key), value in numbers.items():
+        assert table["roles"][role][key] == pytest.approx(value, rel=1e-13), (role, key)
+    assert table["forward"] == pytest.approx(forward, rel=1e-13)
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_tables_as_text_have_a_line_per_role(case, capsys):
+    command, roles, _, forward = TABLES[case]
+    header, *body, last = output(command, capsys).splitlines()
+    assert header.startswith("role") and "relative lr" in header
+    assert [line.split()[0] for line in body] == roles
+    assert all(name in last for name in forward)
+
+
+# ------------------------------------------------------------------------------------------------
+# Mistakes
+
+EVERETT = "table --prescription everett --width 64 --base-width 32"
+BORDELON = "table --prescription bordelon --head-dim 8 --heads 4 --depth 3"
+# A mistake in a value: one line that names it and what would be valid.
+ONE_LINE = [
+    (SOLVE.format("standrd", "adam", "1", "1", "1"), "'standrd'.*did you mean 'standard'"),
+    (SOLVE.format("mup", "adamw", "1", "1", "1"), "'adamw'.*did you mean 'adam'"),
+    (SOLVE.format("mup", "adam", "one", "1", "1"), "'one' is not an exact number"),
+    (SOLVE.format("mup", "adam", "1/0", "1", "1"), "'1/0' is not an exact number"),
+    (SOLVE.format("mup", "adam", "3/2", "1", "1"), r"alpha must lie in \[0, 1\], got 3/2"),
+    ("table --prescription everett --base-width 32", "everett needs --width"),
+    ("table --prescription everett --width 32", "everett needs --base-width"),
+    ("table --prescription dinan", "dinan needs --width"),
+    ("table --prescription bordelon --head-dim 8 --heads 4", "bordelon needs --depth"),
+    ("table --prescription bordelon --heads 8 --depth 4", "bordelon needs --head-dim"),
+    (EVERETT + " --parameterization mupp", "unknown parameterization 'mupp'.*'mup'"),
+    (EVERETT + " --optimizer adm", "unknown optimizer 'adm'.*'adam'"),
+    (EVERETT + " --alignment partial", "unknown alignment 'partial'.*full, none, global"),
+    (EVERETT + " --embedding-std -1", "embedding_std must be positive"),
+    (EVERETT + " --embedding-std nan", "embedding_std must be positive and finite, got nan"),
+    (EVERETT + " --head-dim 0", "--head-dim must be at least 1, got 0"),
+    (EVERETT + " --mlp-ratio 0", "--mlp-ratio must be at least 1, got 0"),
+    (EVERETT + " --patch-inputs -3", "--patch-inputs must be at least 1, got -3"),
+    (EVERETT + " --outputs 0", "--outputs must be at least 1, got 0"),
+    ("table --prescription everett --width 0 --base-width 32", "width must be positive"),
+    ("table --prescription dinan --width 64 --strategy ntk", "unknown strategy 'ntk'.*valid"),
+    ("table --prescription dinan --width 64 --s 0.5", "fixes s"),
+    ("table --prescription dinan --width 64 --strategy meta_principled", r"needs s in \[0, 1\]"),
+    ("table --prescription dinan --width 64 --optimizer adafactor", "unknown optimizer"),
+    (BORDELON + " --alpha-depth 2", "alpha_depth must lie in"),
+    (BORDELON + " --gamma0 0", "gamma0 must be positive"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), ONE_LINE)
+def test_a_wrong_value_is_one_line_and_exit_code_2(command, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(command.split())
+    printed = capsys.readouterr()
+    assert (stopped.value.code, printed.out) == (2, "")
+    assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
+    assert re.search(message, printed.err), printed.err
+
+
+@pytest.mark.parametrize(
+    ("command", "word"),
+    [
+        ("", "required"),
+        ("exponent", "exponent"),
+        ("exponents --jsn", "--jsn"),
+        ("solve --parameterization mup", "--optimizer"),
+        ("table --prescription bogus", "everett"),
+        ("table --prescription dinan --width wide", "'wide'"),
+        ("table --prescription dinan --model audio", "vision"),
+    ],
+)
+def test_a_wrong_command_line_says_how_it_is_used(command, word, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(command.split())
+    printed = capsys.readouterr()
+    assert (stopped.value.code, printed.out) == (2, "")
+    assert printed.err.startswith("usage: python -m param_groups")
+    assert word in printed.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("command", ["", "exponents", "solve", "table"])
+def test_every_command_explains_itself(command, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([*command.split(), "--help"])
+    assert stopped.value.code == 0
+    assert "python -m param_groups" in capsys.readouterr().out
+
+
+def run(*arguments):
+    """The command as a user types it, from the root of the repository."""
+    command = [sys.executable, "-m", "param_groups", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+def test_the_module_runs_as_a_program():
+    done = run("table", "--prescription", "everett", "--width", "0", "--base-width", "1")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: Everett: width must be positive and finite, got 0\n"
+    done = run("exponents", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["ntk"]["readout"]["lr"]["adam"]["full"] == "-1/2"

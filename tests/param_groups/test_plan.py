@@ -1,0 +1,693 @@
+"""The plan: rows, torch groups, decay, initial values and equivalent training, on tiny models."""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from param_groups import Bordelon, Dinan, Everett, Plan, PlanError, Role, Rule, plan
+from param_groups.exponents import TENSOR_PROGRAMS
+from param_groups.layers import Embedding, LayerNorm, Linear
+from param_groups.plan import DECAY_MODES, dumps
+from param_groups.prescriptions import NORMAL, UNIFORM, Numbers, Prescription
+
+WIDTH, VOCABULARY, CONTEXT = 8, 11, 5
+RULES = (
+    Rule("tokens.weight", Role.TOKEN_EMBEDDING),
+    Rule("positions.weight", Role.POSITION_EMBEDDING),
+    Rule("blocks.*.norm.weight", Role.NORM_SCALE),
+    Rule("blocks.*.query.weight", Role.QUERY),
+    Rule("blocks.*.up.weight", Role.MLP_IN),
+    Rule("blocks.*.down.weight", Role.MLP_OUT),
+    Rule("readout.weight", Role.READOUT),
+)
+
+
+class Block(nn.Module):
+    """One norm, one square matrix and an MLP: the tensors of a block, not its attention."""
+
+    def __init__(self, width, linear, norm):
+        super().__init__()
+        self.norm = norm(width)
+        self.query = linear(width, width)
+        self.up = linear(width, 4 * width)
+        self.down = linear(4 * width, width)
+
+    def forward(self, x):
+        h = self.norm(x)
+        return x + self.down(torch.tanh(self.up(h + self.query(h))))
+
+
+class Decoder(nn.Module):
+    """Embeddings, blocks and a readout, of the package's layers or of torch's own."""
+
+    def __init__(self, width=WIDTH, depth=2, plain=False):
+        super().__init__()
+        linear, norm = Linear, LayerNorm
+        embedding = Embedding
+        if plain:
+            linear = lambda n_in, n_out: nn.Linear(n_in, n_out, bias=False)  # noqa: E731
+            norm = lambda n: nn.LayerNorm(n, eps=1e-6, bias=False)  # noqa: E731
+            embedding = nn.Embedding
+        self.tokens = embedding(VOCABULARY, width)
+        self.positions = embedding(CONTEXT, width)
+        self.blocks = nn.ModuleList(Block(width, linear, norm) for _ in range(depth))
+        self.readout = linear(width, VOCABULARY)
+
+    def forward(self, ids):
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        for block in self.blocks:
+            x = block(x)
+        return self.readout(x)
+
+
+class Fixed(Prescription):
+    """One given answer for every role, for tests of the plan alone."""
+
+    optimizer = "adam"
+
+    def __init__(self, width=WIDTH, **roles):
+        self.width, self.roles = width, roles
+
+    def numbers(self, role, fan_in, fan_out):
+        return self.roles.get(str(role), Numbers(0.5))
+
+    def attention_scale(self, head_dim):
+        return 1.0
+
+    def describe(self):
+        return {"name": "fixed"}
+
+
+def mup(width=WIDTH, base=4, **options):
+    return Everett("mup", width, base, **options)
+
+
+def decoder_plan(prescription=None, model=None, **settings):
+    model = model or Decoder()
+    return plan(model, RULES, prescription or mup(), **{"lr": 0.1, **settings})
+
+
+def names_of(model):
+    return [name for name, _ in model.named_parameters()]
+
+
+# ------------------------------------------------------------------------------------------------
+# Rows
+
+# muP with Adam and full alignment at n = 8, base 4: lr 0.1 * 2^(-1/2, -1, -1/2) and epsilon
+# 1e-8 * 2^(-1/2, -1, -1/2) for embedding, hidden and readout, multipliers sqrt(8), 1, 1/sqrt(8).
+ROOT = math.sqrt(2)
+# name: role, shape, fans, mean, std, distribution, multiplier, lr, eps
+MUP_ROWS = {
+    "tokens.weight": (
+        ("token_embedding", (11, 8), (1, 8), 0.0, 8**-0.5, "normal", 8**0.5),
+        (0.1 / ROOT, 1e-8 / ROOT),
+    ),
+    "positions.weight": (
+        ("position_embedding", (5, 8), (1, 8), 0.0, 8**-0.5, "normal", 8**0.5),
+        (0.1 / ROOT, 1e-8 / ROOT),
+    ),
+    "blocks.1.norm.weight": (
+        ("norm_scale", (8,), (1, 8), 8**-0.5, 0.0, "constant", 8**0.5),
+        (0.1 / ROOT, 1e-8 / ROOT),
+    ),
+    "blocks.1.query.weight": (
+        ("query", (8, 8), (8, 8), 0.0, 8**-0.5, "normal", 1.0),
+        (0.05, 0.5e-8),
+    ),
+    "blocks.1.up.weight": (
+        ("mlp_in", (32, 8), (8, 32), 0.0, 8**-0.5, "normal", 1.0),
+        (0.05, 0.5e-8),
+    ),
+    "blocks.1.down.weight": (
+        ("mlp_out", (8, 32), (32, 8), 0.0, 32**-0.5, "normal", 1.0),
+        (0.05, 0.5e-8),
+    ),
+    "readout.weight": (
+        ("readout", (11, 8), (8, 11), 0.0, 8**-0.5, "normal", 8**-0.5),
+        (0.1 / ROOT, 1e-8 / ROOT),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MUP_ROWS)
+def test_a_row_holds_the_absolute_numbers_of_its_tensor(name):
+    (role, shape, fans, mean, std, distribution, multiplier), (lr, eps) = MUP_ROWS[name]
+    row = decoder_plan(mup(eps_per_layer=True))[name]
+    assert (row.name, row.role, row.shape, row.tied_to) == (name, role, shape, ())
+    assert ((row.fan_in, row.fan_out), row.init_distribution) == (fans, distribution)
+    got = (row.init_mean, row.init_std, row.multiplier, row.lr, row.eps)
+    assert got == pytest.approx((mean, std, multiplier, lr, eps), rel=1e-14)
+
+
+def test_rows_keep_the_models_order_and_only_read_the_model():
+    model = Decoder()
+    before = {name: id(p) for name, p in model.named_parameters()}
+    result = decoder_plan(model=model)
+    assert [row.name for row in result.rows] == names_of(model)
+    assert {name: id(p) for name, p in model.named_parameters()} == before
+    assert model.readout.multiplier == 1.0 and model.readout.weight.isnan().all()
+
+
+def test_a_plan_is_made_without_allocating_the_model():
+    with torch.device("meta"):
+        model = Decoder()
+    assert decoder_plan(model=model).rows == decoder_plan().rows
+
+
+def test_a_row_is_found_by_any_name_of_its_tensor():
+    model = Decoder()
+    model.readout.weight = model.tokens.weight
+    result = plan(model, RULES[:-1], Fixed(), lr=0.1)
+    assert result["readout.weight"] is result["tokens.weight"]
+    assert result["tokens.weight"].tied_to == ("readout.weight",)
+    with pytest.raises(KeyError, match="read"):
+        result["read"]
+
+
+BAD_NUMBERS = [
+    ({"lr": -0.1}, "lr must be finite and not negative, got -0.1"),
+    ({"lr": math.nan}, "lr must be finite and not negative, got nan"),
+    ({"lr": math.inf}, "lr must be finite"),
+    ({"eps": -1e-8}, "eps must be finite and not negative"),
+    ({"eps": math.nan}, "eps must be finite"),
+    ({"weight_decay": -1.0}, "weight_decay must be finite and not negative"),
+    ({"weight_decay": math.inf}, "weight_decay must be finite"),
+    ({"decay_mode": "independant"}, "unknown decay mode 'independant'.*'independent'"),
+    ({"lr": 0.0, "weight_decay": 0.1}, "independent weight decay needs a learning rate above 0"),
+    ({"prescription": mup(12)}, "'tokens.weight'.*fan_out 8.*width 12"),
+]
+
+
+@pytest.mark.parametrize(("settings", "message"), BAD_NUMBERS)
+def test_a_number_nothing_can_be_trained_with_is_an_error(settings, message):
+    with pytest.raises(PlanError, match=message):
+        decoder_plan(**settings)
+
+
+def test_a_learning_rate_of_zero_is_allowed():
+    assert {row.lr for row in decoder_plan(lr=0.0).rows} == {0.0}
+
+
+# ------------------------------------------------------------------------------------------------
+# Groups
+
+
+def test_groups_carry_real_numbers_and_the_names_of_their_tensors():
+    model = Decoder()
+    result = decoder_plan(mup(eps_per_layer=True), model, weight_decay=0.01)
+    groups = result.groups(model)
+    assert [(group["name"], len(group["params"])) for group in groups] == [
+        ("token_embedding+position_embedding+norm_scale+readout", 5),
+        ("query+mlp_in+mlp_out", 6),
+    ]
+    parameters = dict(model.named_parameters())
+    for group in groups:
+        assert group["initial_lr"] == group["lr"]
+        for name, parameter in zip(group["param_names"], group["params"], strict=True):
+            row = result[name]
+            assert parameter is parameters[name]
+            assert (group["lr"], group["eps"], group["weight_decay"]) == (
+                row.lr,
+                row.eps,
+                row.weight_decay,
+            )
+
+
+@pytest.mark.parametrize("name", ["standard", "ntk", "mup", "mean_field"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor"])
+@pytest.mark.parametrize("mode", DECAY_MODES)
+def test_at_the_base_width_the_model_is_one_group(name, optimizer, mode):
+    prescription = Everett(name, WIDTH, WIDTH, optimizer=optimizer, eps_per_layer=True)
+    model = Decoder()
+    settings = {"lr": 0.3, "eps": 1e-9, "weight_decay": 0.1, "decay_mode": mode}
+    (group,) = decoder_plan(prescription, model, **settings).groups(model)
+    assert (group["lr"], group["eps"]) == (0.3, 1e-9)
+    assert sorted(group["param_names"]) == sorted(names_of(model))
+
+
+@pytest.mark.parametrize("base", [4, 6, 8, 16])
+def test_every_trainable_tensor_is_in_exactly_one_group(base):
+    model = Decoder()
+    groups = decoder_plan(mup(base=base, eps_per_layer=True), model).groups(model)
+    given = [id(p) for group in groups for p in group["params"]]
+    assert sorted(given) == sorted(id(p) for p in model.parameters())
+
+
+def test_frozen_tensors_are_planned_but_not_trained():
+    model = Decoder()
+    result = decoder_plan(model=model)
+    model.blocks[0].query.weight.requires_grad_(False)
+    given = [name for group in result.groups(model) for name in group["param_names"]]
+    assert sorted(given) == sorted(set(names_of(model)) - {"blocks.0.query.weight"})
+
+
+def test_a_tied_tensor_is_trained_once():
+    model = Decoder()
+    model.readout.weight = model.tokens.weight
+    (group,) = plan(model, RULES[:-1], Fixed(), lr=0.1).groups(model)
+    assert group["param_names"] == names_of(model)
+    assert len(group["params"]) == len({id(p) for p in group["params"]})
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam])
+def test_torch_takes_the_groups_as_they_are(optimizer):
+    model = Decoder()
+    built = optimizer(decoder_plan(model=model).groups(model))
+    assert [group["lr"] for group in built.param_groups] == pytest.approx([0.1 / ROOT, 0.05])
+
+
+ANOTHER_MODEL = {
+    "a tensor more": (lambda: Decoder(depth=3), "'blocks.2.*' is only in one of the two"),
+    "a tensor less": (lambda: Decoder(depth=1), "'blocks.1.*' is only in one of the two"),
+    "another width": (
+        lambda: Decoder(width=16),
+        r"'tokens.weight' has shape \(11, 16\), but the plan is for \(11, 8\)",
+    ),
+    "a compiled model": (lambda: torch.compile(Decoder()), "unwrapped, uncompiled"),
+}
+
+
+@pytest.mark.parametrize("case", ANOTHER_MODEL)
+def test_a_plan_is_not_applied_to_another_model(case):
+    other, message = ANOTHER_MODEL[case]
+    result = decoder_plan()
+    with pytest.raises(PlanError, match=message):
+        result.groups(other())
+    with pytest.raises(PlanError, match=message):
+        result.initialise(other(), seed=0)
+
+
+# ------------------------------------------------------------------------------------------------
+# Decay
+
+LR, WD = 0.3, 0.01
+
+
+class Head(nn.Module):
+    """Tensors of Dinan et al.'s vision model, the head with its bias."""
+
+    def __init__(self, width=WIDTH):
+        super().__init__()
+        self.positions = nn.Embedding(CONTEXT, width)
+        self.query = nn.Linear(width, width, bias=False)
+        self.head = nn.Linear(width, 7)
+
+
+HEAD_RULES = (
+    Rule("positions.weight", Role.POSITION_EMBEDDING),
+    Rule("query.weight", Role.QUERY),
+    Rule("head.weight", Role.READOUT),
+    Rule("head.bias", Role.READOUT_BIAS),
+)
+
+
+def expected_decay(mode, own_lr):
+    """What one step removes: wd, the global rate times wd, or the tensor's own rate times wd."""
+    return {"independent": WD, "global": LR * WD, "per_group": own_lr * WD}[mode]
+
+
+def head_plan(mode, model):
+    return plan(model, HEAD_RULES, Dinan(WIDTH), lr=LR, weight_decay=WD, decay_mode=mode)
+
+
+@pytest.mark.parametrize("mode", DECAY_MODES)
+def test_rate_times_decay_is_what_the_mode_says(mode):
+    model = Head()
+    result = head_plan(mode, model)
+    rates = {
+        "positions.weight": LR * WIDTH**-0.5,
+        "query.weight": LR * WIDTH**-1.5,
+        "head.weight": LR / (WIDTH * 7**0.5),
+    }
+    for name, rate in rates.items():
+        row = result[name]
+        assert row.lr == pytest.approx(rate, rel=1e-14)
+        assert row.lr * row.weight_decay == pytest.approx(expected_decay(mode, rate), rel=1e-14)
+        assert row.decay_per_step == row.lr * row.weight_decay
+    assert result["head.bias"].weight_decay == 0.0
+
+
+@pytest.mark.parametrize("mode", DECAY_MODES)
+def test_adamw_shrinks_the_tensors_by_exactly_that(mode):
+    """Ten steps without a gradient in float64; the head bias stays where it is."""
+    torch.manual_seed(0)
+    model = Head().double()
+    result = head_plan(mode, model)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    optimizer = torch.optim.AdamW(result.groups(model))
+    for parameter in model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    for _ in range(10):
+        optimizer.step()
+    for name, parameter in model.named_parameters():
+        removed = 0.0 if name == "head.bias" else expected_decay(mode, result[name].lr)
+        torch.testing.assert_close(
+            parameter.detach(), start[name] * (1 - removed) ** 10, rtol=1e-12, atol=0.0
+        )
+
+
+@pytest.mark.parametrize("mode", DECAY_MODES)
+def test_no_decay_is_no_decay_in_every_mode(mode):
+    assert {row.weight_decay for row in decoder_plan(decay_mode=mode).rows} == {0.0}
+
+
+# ------------------------------------------------------------------------------------------------
+# Saving, comparing, printing
+
+PLANS = {
+    "decoder": lambda: decoder_plan(weight_decay=0.1, decay_mode="global"),
+    "an alignment of exact fractions": lambda: decoder_plan(
+        mup(alignment=TENSOR_PROGRAMS)
+    ),
+    "dinan": lambda: head_plan("independent", Head()),
+}
+
+
+@pytest.mark.parametrize("case", PLANS)
+def test_a_plan_survives_json(case):
+    result = PLANS[case]()
+    again = Plan.from_dict(json.loads(dumps(result)))
+    assert again == result
+    assert json.loads(json.dumps(result.to_dict())) == json.loads(dumps(result))
+    assert isinstance(again.rows[0].shape, tuple) and isinstance(again.rows[0].tied_to, tuple)
+
+
+def broken(change):
+    data = json.loads(dumps(decoder_plan()))
+    change(data)
+    return data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        broken(lambda data: data.pop("rows")),
+        broken(lambda data: data.pop("decay_mode")),
+        broken(lambda data: data.update(colour="red")),
+        broken(lambda data: data["rows"][0].pop("lr")),
+        broken(lambda data: data["rows"][0].update(colour="red")),
+        {},
+        {"rows": ["row"]},
+        [],
+        None,
+    ],
+)
+def test_what_is_not_a_saved_plan_is_an_error(data):
+    with pytest.raises(PlanError, match="not a saved plan"):
+        Plan.from_dict(data)
+
+
+def test_equal_plans_have_no_differences():
+    assert decoder_plan().differences(decoder_plan()) == []
+
+
+def test_another_road_to_the_same_numbers_is_no_difference():
+    """Rows are compared, not the settings: at the base width these two modes are one."""
+    at_base = {"prescription": mup(base=WIDTH)}
+    one = decoder_plan(**at_base, weight_decay=0.1, decay_mode="per_group")
+    other = decoder_plan(**at_base, weight_decay=0.1, decay_mode="global")
+    assert one != other and one.differences(other) == []
+
+
+def test_differences_name_tensor_field_and_both_values():
+    lines = decoder_plan(lr=0.1).differences(decoder_plan(lr=0.2))
+    assert len(lines) == len(decoder_plan().rows)
+    assert "blocks.0.query.weight: lr 0.05 -> 0.1" in lines
+    assert lines == sorted(lines)
+
+
+def test_differences_name_tensors_that_only_one_plan_has():
+    short, long = decoder_plan(model=Decoder(depth=1)), decoder_plan()
+    assert "blocks.1.up.weight: only in the second plan" in short.differences(long)
+    assert "blocks.1.up.weight: only in the first plan" in long.differences(short)
+    assert len(short.differences(long)) == 4
+
+
+def test_the_table_shows_blocks_once_and_every_number():
+    text = decoder_plan(model=Decoder(depth=12), weight_decay=0.1).table()
+    title, header, *body = text.splitlines()
+    assert "lr 0.1" in title and "weight decay 0.1 (independent)" in title
+    assert "everett" in title and "mup" in title
+    assert header.split() == "tensor role shape fan_in init multiplier lr eps decay/step".split()
+    assert len(body) == 7
+    (line,) = [line for line in body if line.startswith("blocks.*.down.weight")]
+    assert "(12 tensors)" in line
+    for cell in ("mlp_out", "8x32", "32", "normal 0.1768", "0.05", "1e-08", "0.1"):
+        assert cell in line
+    assert "blocks.3" not in text
+    assert max(map(len, body)) < 160
+
+
+def test_the_table_keeps_blocks_with_other_numbers_apart():
+    class Lower(Fixed):
+        """Only the first call for a query differs."""
+
+        def numbers(self, role, fan_in, fan_out):
+            if role is Role.QUERY and not self.roles.get("seen"):
+                self.roles["seen"] = True
+                return Numbers(0.5, lr=0.25)
+            return Numbers(0.5)
+
+    lines = plan(Decoder(depth=3), RULES, Lower(), lr=1.0).table().splitlines()
+    queries = [line for line in lines if line.startswith("blocks.*.query.weight")]
+    assert len(queries) == 2 and "(2 tensors)" in queries[1] and " 0.25 " in queries[0]
+
+
+def test_the_table_shows_tied_names_and_constants():
+    model = Decoder()
+    model.readout.weight = model.tokens.weight
+    text = plan(model, RULES[:-1], mup(), lr=0.1).table()
+    assert "tokens.weight (= readout.weight)" in text
+    assert "constant 0.3536" in text  # 8^(-1/2), the norm scales' initial value
+
+
+# ------------------------------------------------------------------------------------------------
+# Initial values
+
+
+class Matrices(nn.Module):
+    """Named square matrices, in the order given."""
+
+    def __init__(self, *names, width=192):
+        super().__init__()
+        for name in names:
+            self.add_module(name, Linear(width, width))
+
+
+def drawn(*names, seed=0, numbers=Numbers(0.5), dtype=torch.float32, width=192):
+    """Named matrices filled with one kind of numbers."""
+    model = Matrices(*names, width=width).to(dtype)
+    fixed = Fixed(width, query=numbers)
+    plan(model, [Rule("*", Role.QUERY)], fixed, lr=0.1).initialise(model, seed=seed)
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("std", [0.02, 3.0])
+@pytest.mark.parametrize("distribution", [NORMAL, UNIFORM])
+def test_samples_have_the_mean_and_deviation_asked_for(distribution, std):
+    """Within five standard errors; 36,864 samples."""
+    values = drawn("a", numbers=Numbers(std, distribution, 7.0), dtype=torch.float64)["a.weight"]
+    kurtosis = {NORMAL: 3.0, UNIFORM: 1.8}[distribution]
+    count = values.numel()
+    assert abs(values.mean() - 7.0) < 5 * std / count**0.5
+    assert abs(values.std() / std - 1) < 5 * ((kurtosis - 1) / (4 * count)) ** 0.5
+    measured = ((values - 7.0) / std).pow(4).mean()
+    assert measured == pytest.approx(kurtosis, abs=0.25)
+
+
+def test_uniform_samples_fill_the_interval_of_their_deviation():
+    values = drawn("a", numbers=Numbers(0.1, UNIFORM))["a.weight"]
+    bound = math.sqrt(3) * 0.1
+    assert 0.999 * bound < values.max() <= bound * (1 + 1e-6)
+    assert -0.999 * bound > values.min() >= -bound * (1 + 1e-6)
+
+
+def test_constants_are_filled_exactly():
+    values = drawn("a", numbers=Numbers(0.0, "constant", 0.25))["a.weight"]
+    assert values.unique().tolist() == [0.25]
+
+
+def test_values_depend_on_seed_and_name_alone():
+    """Neither the order of the model nor tensors added elsewhere move a draw."""
+    alone, first, last = drawn("a"), drawn("a", "b", "c"), drawn("c", "b", "a")
+    for other in (first, last):
+        assert torch.equal(alone["a.weight"], other["a.weight"])
+    assert torch.equal(first["b.weight"], last["b.weight"])
+
+
+def test_names_and_seeds_draw_independent_values():
+    one, other = drawn("a", "b"), drawn("a", "b", seed=1)
+    draws = torch.stack([values.flatten() for x in (one, other) for values in x.values()])
+    off_diagonal = torch.corrcoef(draws) - torch.eye(4)
+    assert off_diagonal.abs().max() < 5 / draws.shape[1] ** 0.5
+
+
+def test_precisions_start_from_the_same_numbers():
+    """The float64 values are the float32 draws, scaled: equal up to float32's own rounding."""
+    single, double = (drawn("a", dtype=d)["a.weight"] for d in (torch.float32, torch.float64))
+    half = drawn("a", dtype=torch.bfloat16)["a.weight"]
+    torch.testing.assert_close(single.double(), double, rtol=2**-23, atol=0.0)
+    torch.testing.assert_close(half.double(), double, rtol=2**-7, atol=0.0)
+
+
+def test_deviations_scale_the_same_draw():
+    """So that models of one shape under two plans start from equal effective weights."""
+    one = drawn("a", numbers=Numbers(1.0), dtype=torch.float64)["a.weight"]
+    other = drawn("a", numbers=Numbers(0.3), dtype=torch.float64)["a.weight"]
+    assert torch.equal(one * 0.3, other)
+
+
+def test_initialising_twice_is_initialising_once():
+    model = Decoder()
+    result = decoder_plan(model=model)
+    result.initialise(model, seed=3)
+    once = {name: p.detach().clone() for name, p in model.named_parameters()}
+    multiplier = model.tokens.multiplier
+    result.initialise(model, seed=3)
+    assert all(torch.equal(once[name], p) for name, p in model.named_parameters())
+    assert model.tokens.multiplier == multiplier
+
+
+def test_torchs_global_generator_is_left_alone():
+    model, result = Decoder(), decoder_plan()
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    result.initialise(model, seed=0)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_model_on_the_meta_device_has_nothing_to_initialise():
+    with torch.device("meta"):
+        model = Decoder()
+    with pytest.raises(PlanError, match="'tokens.weight' is on the meta device"):
+        decoder_plan(model=model).initialise(model, seed=0)
+
+
+def test_a_forgotten_initialisation_shows_in_the_first_output():
+    model = Decoder()
+    ids = torch.zeros(1, CONTEXT, dtype=torch.long)
+    assert model(ids).isnan().all()
+    decoder_plan(model=model).initialise(model, seed=0)
+    assert model(ids).isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------------
+# Multipliers
+
+
+def test_initialising_sets_the_multiplier_of_every_layer():
+    model = Decoder()
+    decoder_plan(model=model).initialise(model, seed=0)
+    assert model.tokens.multiplier == pytest.approx(8**0.5)
+    assert model.blocks[1].norm.multiplier == pytest.approx(8**0.5)
+    assert model.blocks[1].query.multiplier == 1.0
+    assert model.readout.multiplier == pytest.approx(8**-0.5)
+    effective = model.blocks[1].norm.weight * model.blocks[1].norm.multiplier
+    torch.testing.assert_close(effective, torch.ones(8))
+
+
+def test_multipliers_can_be_set_without_touching_the_values():
+    """After loading a checkpoint, which holds tensors and no multipliers."""
+    model = Decoder()
+    decoder_plan(model=model).apply_multipliers(model)
+    assert model.readout.multiplier == pytest.approx(8**-0.5)
+    assert model.readout.weight.isnan().all()
+
+
+def test_a_second_plan_replaces_the_multipliers():
+    model = Decoder()
+    decoder_plan(model=model).initialise(model, seed=0)
+    decoder_plan(Everett("standard", WIDTH, 4), model).initialise(model, seed=0)
+    assert {layer.multiplier for layer in model.modules() if hasattr(layer, "multiplier")} == {1.0}
+
+
+def test_both_layers_of_a_tied_tensor_get_its_multiplier():
+    model = Decoder()
+    model.readout.weight = model.tokens.weight
+    fixed = Fixed(token_embedding=Numbers(0.5, multiplier=3.0))
+    plan(model, RULES[:-1], fixed, lr=0.1).initialise(model, seed=0)
+    assert model.tokens.multiplier == model.readout.multiplier == 3.0
+
+
+def test_a_layer_without_a_multiplier_is_an_error_that_says_what_to_do():
+    model = Decoder(plain=True)
+    with pytest.raises(PlanError, match="'tokens.weight' by 2.828.*Embedding.*absorb_multipliers"):
+        decoder_plan(model=model).initialise(model, seed=0)
+
+
+def test_a_layer_without_a_multiplier_may_follow_plans_that_need_none():
+    model = Decoder(plain=True)
+    decoder_plan(Everett("standard", WIDTH, 4), model).initialise(model, seed=0)
+    assert model.readout.weight.isfinite().all()
+
+
+def test_tensors_of_one_layer_cannot_have_two_multipliers():
+    model = nn.Module()
+    model.readout = Linear(WIDTH, 3, bias=True)
+    rules = (Rule("readout.weight", Role.READOUT), Rule("readout.bias", Role.READOUT_BIAS))
+    result = plan(model, rules, mup(), lr=0.1)
+    with pytest.raises(PlanError, match="'readout' has one multiplier.*weight.*bias"):
+        result.initialise(model, seed=0)
+
+
+def trained(model, result, optimizer, steps=20):
+    """The losses of a few steps on random tokens, in float64."""
+    model = model.double()
+    result.initialise(model, seed=1)
+    built = optimizer(result.groups(model))
+    generator = torch.Generator().manual_seed(2)
+    losses = []
+    for _ in range(steps):
+        ids = torch.randint(VOCABULARY, (4, CONTEXT + 1), generator=generator)
+        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        built.zero_grad()
+        loss.backward()
+        built.step()
+        losses.append(loss.item())
+    return losses
+
+
+OPTIMIZERS = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=0.9),
+    "adam": lambda groups: torch.optim.AdamW(groups),
+}
+
+
+@pytest.mark.parametrize("mode", DECAY_MODES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["ntk", "mup", "mean_field"])
+def test_absorbed_multipliers_train_the_same(name, optimizer, mode):
+    """Plain torch layers follow the layers with multipliers, epsilon and decay included."""
+    prescription = Everett(name, WIDTH, 4, optimizer=optimizer, eps_per_layer=True)
+    # An epsilon as large as the gradients, so that a wrong one is seen; SGD couples its decay to
+    # momentum, where only the product of rate and decay matters all the same.
+    settings = {
+        "lr": 0.02,
+        "eps": 1e-2 if optimizer == "adam" else 0.0,
+        "weight_decay": 0.05,
+        "decay_mode": mode,
+    }
+    with_layers, plain = Decoder(), Decoder(plain=True)
+    absorbed = decoder_plan(prescription, plain, absorb_multipliers=True, **settings)
+    assert {row.multiplier for row in absorbed.rows} == {1.0}
+    kept = decoder_plan(prescription, with_layers, **settings)
+    one = trained(with_layers, kept, OPTIMIZERS[optimizer])
+    other = trained(plain, absorbed, OPTIMIZERS[optimizer])
+    assert other == pytest.approx(one, rel=1e-10)
+    assert abs(one[-1] - one[0]) > 1e-3
+
+
+def test_absorbing_lets_bordelons_rules_run_on_plain_layers():
+    model = Head()
+    result = plan(model, HEAD_RULES, Bordelon(4, 2, 3), lr=1.0, absorb_multipliers=True)
+    result.initialise(model, seed=0)
+    # Adam, n = 8, L = 3: rate n^(-1/2) times the multiplier, sqrt(n) for positions.
+    assert result["positions.weight"].lr == pytest.approx(1.0)
+    assert result["positions.weight"].init_std == pytest.approx(1.0)
+    assert result["query.weight"].init_std == pytest.approx(8**-0.5)

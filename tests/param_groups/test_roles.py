@@ -1,0 +1,384 @@
+"""Roles: every tensor gets exactly one, and whatever cannot be decided is an error by name."""
+
+from functools import partial
+
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+
+from param_groups import Layout, PlanError, Role, Rule, assign, present
+from param_groups.roles import (
+    DECODER_RULES,
+    TIMM_VIT_RULES,
+    TORCH_DECODER_RULES,
+    check_width,
+    fans,
+)
+
+PLAIN_NORM = partial(nn.LayerNorm, elementwise_affine=False)
+MLP_RULES = (Rule("up.weight", Role.MLP_IN), Rule("down.weight", Role.MLP_OUT))
+
+
+class Mlp(nn.Module):
+    """Two matrices of width 4."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(4, 16, bias=False)
+        self.down = nn.Linear(16, 4, bias=False)
+
+
+class Tied(nn.Module):
+    """A word embedding and a readout, by default one tensor."""
+
+    def __init__(self, tie=True):
+        super().__init__()
+        self.tokens = nn.Embedding(7, 4)
+        self.readout = nn.Linear(4, 7, bias=False)
+        with torch.no_grad():
+            self.readout.weight.copy_(self.tokens.weight)
+        if tie:
+            self.readout.weight = self.tokens.weight
+
+
+class TorchDecoder(nn.Module):
+    """A decoder of torch's own layers, all with biases."""
+
+    def __init__(self, bias=True, depth=2):
+        super().__init__()
+        self.tokens = nn.Embedding(11, 8)
+        self.positions = nn.Embedding(5, 8)
+        layer = nn.TransformerEncoderLayer(8, 2, 32, norm_first=True, batch_first=True, bias=bias)
+        self.layers = nn.TransformerEncoder(layer, depth, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(8, bias=bias)
+        self.readout = nn.Linear(8, 11, bias=bias)
+
+
+def one(module, name, rule):
+    """The assignment of the only tensor of a module, registered under a name."""
+    model = nn.Module()
+    model.add_module(name, module)
+    return assign(model, [rule])[0]
+
+
+def roles_of(model, rules):
+    return {assignment.name: assignment.role for assignment in assign(model, rules)}
+
+
+def test_every_tensor_has_its_role_in_the_models_order():
+    assert list(roles_of(Mlp(), MLP_RULES[::-1]).items()) == [
+        ("up.weight", Role.MLP_IN),
+        ("down.weight", Role.MLP_OUT),
+    ]
+
+
+ERRORS = {
+    "a tensor without a rule": (Mlp, MLP_RULES[:1], ["'down.weight' (4, 16)", "no rule"]),
+    "two rules for a tensor": (
+        Mlp,
+        (*MLP_RULES, Rule("up.*", Role.QUERY)),
+        ["'up.weight'", "two rules", "'up.weight' -> mlp_in", "'up.*' -> query"],
+    ),
+    "the same role under two layouts": (
+        Mlp,
+        (*MLP_RULES, Rule("up.*", Role.MLP_IN, Layout.TRANSPOSED)),
+        ["'up.weight'", "two rules"],
+    ),
+    "a rule without a tensor": (
+        Mlp,
+        (*MLP_RULES, Rule("upp.weight", Role.MLP_IN)),
+        ["'upp.weight' -> mlp_in", "no tensor", "nearest name is 'up.weight'"],
+    ),
+    "a pattern that is only part of a name": (
+        Mlp,
+        (Rule("up", Role.MLP_IN), MLP_RULES[1]),
+        ["'up' -> mlp_in", "no tensor"],
+    ),
+    "the case of a name": (Mlp, (*MLP_RULES, Rule("UP.weight", Role.MLP_IN)), ["'UP.weight'"]),
+    "a DDP wrapper": (
+        lambda: nn.ModuleDict({"module": Mlp()}),
+        (Rule("*", Role.MLP_IN),),
+        ["'module.up.weight'", "DDP", "unwrapped"],
+    ),
+    "torch.compile": (
+        lambda: torch.compile(Mlp()),
+        (Rule("*", Role.MLP_IN),),
+        ["'_orig_mod.up.weight'", "torch.compile", "uncompiled"],
+    ),
+    "no tensors": (lambda: nn.LayerNorm(4, elementwise_affine=False), (), ["no parameters"]),
+    "a tied tensor named twice": (
+        Tied,
+        (Rule("tokens.weight", Role.TOKEN_EMBEDDING), Rule("readout.weight", Role.READOUT)),
+        ["'tokens.weight'", "tied to readout.weight", "name it once"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_what_cannot_be_decided_is_an_error_that_names_it(case):
+    model, rules, words = ERRORS[case]
+    with pytest.raises(PlanError) as error:
+        assign(model(), rules)
+    for word in words:
+        assert word in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_many_unnamed_tensors_are_counted():
+    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(6)))
+    with pytest.raises(PlanError, match=r"'3\.weight' \(2, 2\) and 2 more"):
+        assign(model, [Rule("0.weight", Role.QUERY)])
+
+
+def test_two_rules_that_agree_are_no_conflict():
+    rules = (*MLP_RULES, Rule("u*", Role.MLP_IN))
+    assert roles_of(Mlp(), rules)["up.weight"] is Role.MLP_IN
+
+
+def test_a_submodule_called_module_is_no_wrapper():
+    """Only a model whose every tensor lies under the prefix is taken for a wrapped one."""
+    model = nn.ModuleDict({"module": Mlp(), "readout": nn.Linear(4, 3, bias=False)})
+    rules = (
+        Rule("module.up.weight", Role.MLP_IN),
+        Rule("module.down.weight", Role.MLP_OUT),
+        Rule("readout.weight", Role.READOUT),
+    )
+    assert len(assign(model, rules)) == 3
+
+
+@pytest.mark.parametrize("name", ["tokens.weight", "readout.weight"])
+def test_a_tied_tensor_is_one_row_and_any_of_its_names_will_do(name):
+    (row,) = assign(Tied(), [Rule(name, Role.TOKEN_EMBEDDING)])
+    assert (row.name, row.tied_to) == ("tokens.weight", ("readout.weight",))
+    assert row.fans == (1, 4)
+
+
+def test_equal_tensors_that_are_two_objects_are_two_rows():
+    model = Tied(tie=False)
+    assert torch.equal(model.tokens.weight, model.readout.weight)
+    rules = (Rule("tokens.weight", Role.TOKEN_EMBEDDING), Rule("readout.weight", Role.READOUT))
+    assert [(row.name, row.tied_to) for row in assign(model, rules)] == [
+        ("tokens.weight", ()),
+        ("readout.weight", ()),
+    ]
+
+
+# module, tensor, role, layout, (fan_in, fan_out)
+FANS = {
+    "linear": (nn.Linear(6, 10, bias=False), Role.MLP_IN, None, (6, 10)),
+    "patch convolution": (
+        nn.Conv2d(3, 12, kernel_size=(4, 5), bias=False),
+        Role.PATCH_EMBEDDING,
+        None,
+        (3 * 4 * 5, 12),
+    ),
+    "lookup table": (nn.Embedding(50, 6), Role.TOKEN_EMBEDDING, None, (1, 6)),
+    "norm": (nn.LayerNorm(6, bias=False), Role.NORM_SCALE, None, (1, 6)),
+    "readout": (nn.Linear(6, 1000, bias=False), Role.READOUT, None, (6, 1000)),
+    "in, out": (nn.Linear(6, 10, bias=False), Role.MLP_OUT, Layout.TRANSPOSED, (10, 6)),
+    "table as a matrix": (nn.Linear(6, 10, bias=False), Role.READOUT, Layout.TABLE, (1, 6)),
+}
+
+
+@pytest.mark.parametrize("case", FANS)
+def test_fans_follow_the_layout(case):
+    module, role, layout, expected = FANS[case]
+    assert one(module, "tensor", Rule("tensor.weight", role, layout)).fans == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "expected"),
+    [
+        ((1, 197, 6), Layout.TABLE, (1, 6)),
+        ((1, 1, 6), Layout.TABLE, (1, 6)),
+        ((8, 6), Layout.TABLE, (1, 6)),
+        ((6,), Layout.VECTOR, (1, 6)),
+        ((6, 18), Layout.TRANSPOSED, (6, 18)),
+        ((5, 3, 2), Layout.LINEAR, (3 * 2, 5)),
+    ],
+)
+def test_fans_of_shapes(shape, layout, expected):
+    assert fans("tensor", shape, layout) == expected
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((), Layout.VECTOR),
+        ((6,), Layout.LINEAR),
+        ((6,), Layout.TABLE),
+        ((6,), Layout.TRANSPOSED),
+    ],
+)
+def test_too_few_axes_are_an_error_that_shows_the_shape(shape, layout):
+    with pytest.raises(PlanError, match="'gain'.*too few axes") as error:
+        fans("gain", shape, layout)
+    assert str(shape) in str(error.value)
+
+
+# role, module, layout, the width that fits
+WIDTHS = {
+    "query": (Role.QUERY, nn.Linear(4, 12, bias=False), None, 4),
+    "value": (Role.VALUE, nn.Linear(4, 2, bias=False), None, 4),
+    "fused": (Role.QKV, nn.Linear(4, 12, bias=False), None, 4),
+    "fused, in and out exchanged": (Role.QKV, nn.Linear(12, 4, bias=False), Layout.TRANSPOSED, 4),
+    "attention output": (Role.ATTENTION_OUTPUT, nn.Linear(2, 4, bias=False), None, 4),
+    "mlp in": (Role.MLP_IN, nn.Linear(4, 16, bias=False), None, 4),
+    "mlp out": (Role.MLP_OUT, nn.Linear(16, 4, bias=False), None, 4),
+    "readout": (Role.READOUT, nn.Linear(4, 7, bias=False), None, 4),
+    "tokens": (Role.TOKEN_EMBEDDING, nn.Embedding(7, 4), None, 4),
+    "patches": (Role.PATCH_EMBEDDING, nn.Conv2d(3, 4, 2, bias=False), None, 4),
+}
+
+
+@pytest.mark.parametrize("case", WIDTHS)
+def test_a_tensor_of_another_width_is_an_error_that_shows_both(case):
+    role, module, layout, width = WIDTHS[case]
+    assignment = one(module, "tensor", Rule("tensor.weight", role, layout))
+    check_width(assignment, width)
+    with pytest.raises(PlanError, match=f"'tensor.weight'.* {width},.*width 5"):
+        check_width(assignment, 5)
+
+
+def test_vectors_may_have_any_size():
+    """A norm over a head dimension or a bias of a fused matrix is no width mismatch."""
+    for role in (Role.NORM_SCALE, Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS):
+        check_width(one(nn.LayerNorm(3, bias=False), "v", Rule("v.weight", role)), 64)
+
+
+def test_present_keeps_the_rules_that_match_and_their_order():
+    rules = (Rule("nothing", Role.QUERY), *MLP_RULES, Rule("head.*", Role.READOUT))
+    assert present(rules, Mlp()) == list(MLP_RULES)
+
+
+def test_present_sees_every_name_of_a_tied_tensor():
+    rules = (Rule("readout.weight", Role.READOUT),)
+    assert present(rules, Tied()) == list(rules)
+
+
+def test_present_does_not_excuse_a_tensor_without_a_rule():
+    model = Mlp()
+    with pytest.raises(PlanError, match="no rule names 'up.weight'"):
+        assign(model, present((*MLP_RULES[1:], Rule("absent", Role.QUERY)), model))
+
+
+# Options of timm's, and how many tensors the model of two blocks then has: six outside the blocks
+# and the final norm's two, and twelve in each block.
+VITS = {
+    "as it comes": ({}, 8 + 24),
+    "mean pooling, no class token": ({"class_token": False, "global_pool": "avg"}, 7 + 24),
+    "no biases in attention and MLP": ({"qkv_bias": False, "proj_bias": False}, 8 + 24 - 2 * 4),
+    "norms without parameters": ({"norm_layer": PLAIN_NORM}, 6 + 24 - 2 * 4),
+    "register tokens": ({"reg_tokens": 2}, 9 + 24),
+    "normalised queries and keys": ({"qk_norm": True}, 8 + 24 + 2 * 4),
+    "norm before the blocks": ({"pre_norm": True}, 8 - 1 + 2 + 24),
+    "no head": ({"num_classes": 0}, 6 + 24),
+    "the paper's": (
+        {
+            "class_token": False,
+            "global_pool": "avg",
+            "qkv_bias": False,
+            "proj_bias": False,
+            "norm_layer": PLAIN_NORM,
+            "fc_norm": False,
+        },
+        5 + 2 * 4,
+    ),
+}
+
+
+def tiny_vit(**options):
+    settings = {"num_classes": 3, **options}
+    return VisionTransformer(
+        img_size=8, patch_size=4, embed_dim=16, depth=2, num_heads=2, **settings
+    )
+
+
+@pytest.mark.parametrize("case", VITS)
+def test_timm_vision_transformers_are_covered_whatever_their_options(case):
+    options, count = VITS[case]
+    model = tiny_vit(**options)
+    assignments = assign(model, present(TIMM_VIT_RULES, model))
+    assert len(assignments) == count
+    assert [a.name for a in assignments] == [name for name, _ in model.named_parameters()]
+    for assignment in assignments:
+        check_width(assignment, 16)
+
+
+def test_timm_roles_are_the_right_ones():
+    model = tiny_vit(reg_tokens=1)
+    roles = roles_of(model, present(TIMM_VIT_RULES, model))
+    expected = {
+        "cls_token": Role.POSITION_EMBEDDING,
+        "reg_token": Role.POSITION_EMBEDDING,
+        "pos_embed": Role.POSITION_EMBEDDING,
+        "patch_embed.proj.weight": Role.PATCH_EMBEDDING,
+        "patch_embed.proj.bias": Role.HIDDEN_BIAS,
+        "blocks.1.norm1.weight": Role.NORM_SCALE,
+        "blocks.1.norm2.bias": Role.NORM_BIAS,
+        "blocks.1.attn.qkv.weight": Role.QKV,
+        "blocks.1.attn.qkv.bias": Role.HIDDEN_BIAS,
+        "blocks.1.attn.proj.weight": Role.ATTENTION_OUTPUT,
+        "blocks.1.mlp.fc1.weight": Role.MLP_IN,
+        "blocks.1.mlp.fc2.weight": Role.MLP_OUT,
+        "blocks.1.mlp.fc2.bias": Role.HIDDEN_BIAS,
+        "norm.weight": Role.NORM_SCALE,
+        "norm.bias": Role.NORM_BIAS,
+        "head.weight": Role.READOUT,
+        "head.bias": Role.READOUT_BIAS,
+    }
+    assert {name: roles[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"init_values": 1e-5}, "blocks.0.ls1.gamma"),
+        ({"global_pool": "map", "class_token": False}, "attn_pool.latent"),
+    ],
+)
+def test_timm_tensors_outside_the_theory_are_errors(options, name):
+    model = tiny_vit(**options)
+    with pytest.raises(PlanError, match=f"no rule names '{name}'"):
+        assign(model, present(TIMM_VIT_RULES, model))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_torch_decoders_are_covered(bias):
+    model = TorchDecoder(bias=bias)
+    assignments = assign(model, present(TORCH_DECODER_RULES, model))
+    assert [a.name for a in assignments] == [name for name, _ in model.named_parameters()]
+    for assignment in assignments:
+        check_width(assignment, 8)
+
+
+def test_torch_decoder_roles_are_the_right_ones():
+    layer = "layers.layers.0."
+    assert roles_of(TorchDecoder(depth=1), TORCH_DECODER_RULES) == {
+        "tokens.weight": Role.TOKEN_EMBEDDING,
+        "positions.weight": Role.POSITION_EMBEDDING,
+        layer + "self_attn.in_proj_weight": Role.QKV,
+        layer + "self_attn.in_proj_bias": Role.HIDDEN_BIAS,
+        layer + "self_attn.out_proj.weight": Role.ATTENTION_OUTPUT,
+        layer + "self_attn.out_proj.bias": Role.HIDDEN_BIAS,
+        layer + "linear1.weight": Role.MLP_IN,
+        layer + "linear1.bias": Role.HIDDEN_BIAS,
+        layer + "linear2.weight": Role.MLP_OUT,
+        layer + "linear2.bias": Role.HIDDEN_BIAS,
+        layer + "norm1.weight": Role.NORM_SCALE,
+        layer + "norm1.bias": Role.NORM_BIAS,
+        layer + "norm2.weight": Role.NORM_SCALE,
+        layer + "norm2.bias": Role.NORM_BIAS,
+        "norm.weight": Role.NORM_SCALE,
+        "norm.bias": Role.NORM_BIAS,
+        "readout.weight": Role.READOUT,
+        "readout.bias": Role.READOUT_BIAS,
+    }
+
+
+@pytest.mark.parametrize("rules", [DECODER_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES])
+def test_no_catalogue_names_a_tensor_twice(rules):
+    names = [rule.pattern.replace("*", "x") for rule in rules]
+    for name in names:
+        assert sum(rule.matches(name) for rule in rules) == 1

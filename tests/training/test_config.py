@@ -1,0 +1,142 @@
+"""Configs: what is read, what is refused and in which words."""
+
+import pytest
+import yaml
+
+from nanolm_c4.config import Config
+from training import config
+from training.config import OptimizerConfig, load, parse_overrides, parse_yaml, set_keys, validate
+from training.errors import UserError
+
+LAPTOP = "nanolm_c4/configs/laptop.yaml"
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"lr": 1, "lrr": 2}, ["unknown key 'lrr'", "did you mean 'lr'"]),
+        ({}, ["'lr' is missing"]),
+        ({"lrr": 1}, ["unknown key 'lrr'"]),  # the misspelling, not the missing key it causes
+        ({"lr": "0.1"}, ["lr: expected", '"0.1"']),
+        ({"lr": True}, ["lr: expected", "true"]),
+        ({"lr": -1}, ["lr: expected", "greater than 0", "-1"]),
+        ({"lr": float("inf")}, ["lr: expected a finite number"]),
+        ({"lr": float("nan")}, ["lr: expected a finite number"]),
+        ({"lr": 1, "beta1": 1}, ["beta1: expected", "less than 1"]),
+        ({"lr": 1, "name": "adamw"}, ["name: expected 'sgd', 'adam'", "adamw"]),
+        ({"lr": 1, "clip_norm": 0}, ["clip_norm: expected"]),
+    ],
+)
+def test_bad_values_are_one_line_that_names_file_and_key(data, words):
+    with pytest.raises(UserError) as caught:
+        validate(OptimizerConfig, data, "some.yaml")
+    message = str(caught.value)
+    assert message.startswith("some.yaml: ") and "\n" not in message
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-9", 1e-9), ("2E+3", 2000.0), ("1.5e-3", 1.5e-3), ("-1e2", -100.0), ("1_0", 10)],
+)
+def test_exponents_without_a_dot_are_numbers(text, value):
+    assert parse_yaml(text, "here") == value
+
+
+@pytest.mark.parametrize("text", ["e5", "1e", "abc", "0x1e-9"])
+def test_other_words_stay_words(text):
+    assert parse_yaml(text, "here") == text
+
+
+def test_a_key_given_twice_is_an_error():
+    with pytest.raises(UserError, match="here, line .*'a' occurs twice"):
+        parse_yaml("a: 1\na: 2\n", "here")
+
+
+def test_broken_yaml_names_file_and_line(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("a: [1,\nb: 2\n")
+    with pytest.raises(UserError, match=r"x.yaml, line \d+: not valid YAML") as caught:
+        config.read_yaml(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_yaml_cannot_run_code(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("a: !!python/object/apply:os.system ['true']\n")
+    with pytest.raises(UserError, match="not valid YAML"):
+        config.read_yaml(path)
+
+
+@pytest.mark.parametrize("content", [None, "- 1\n- 2\n", b"\xff\xfe\x00"])
+def test_files_that_are_no_config(tmp_path, content):
+    path = tmp_path / "x.yaml"
+    if isinstance(content, str):
+        path.write_text(content)
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match="x.yaml"):
+        config.read_yaml(path)
+
+
+def test_overrides_reach_nested_keys_and_keep_types():
+    loaded = load(Config, LAPTOP, ["optimizer.eps=1e-12", "model.width=128", "data.path=null"])
+    assert loaded.optimizer.eps == 1e-12
+    assert loaded.model.width == 128
+    assert loaded.data.path is None
+
+
+@pytest.mark.parametrize("word", ["optimizer.lr", "=3", ""])
+def test_an_override_without_a_value_is_an_error(word):
+    with pytest.raises(UserError, match="expected key=value"):
+        parse_overrides([word])
+
+
+def test_an_unknown_override_names_the_nearest_key():
+    with pytest.raises(UserError, match="unknown key 'optimizer.lrate'; did you mean 'optimizer"):
+        load(Config, LAPTOP, ["optimizer.lrate=1"])
+
+
+def test_an_override_inside_a_value_is_an_error():
+    with pytest.raises(UserError, match="'lr' is a value, not a section"):
+        set_keys({"optimizer": {"lr": 1}}, {"optimizer.lr.x": 2})
+
+
+def test_set_keys_leaves_its_argument_alone():
+    data = {"a": {"b": 1}}
+    set_keys(data, {"a.b": 2})
+    assert data == {"a": {"b": 1}}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.width=100", "model.width 100 is not a multiple of model.head_dim 16"),
+        ("schedule.warmup_steps=151", "schedule.warmup_steps 151 is more than training.steps 150"),
+    ],
+)
+def test_impossible_combinations_are_explained(override, message):
+    with pytest.raises(UserError, match=message):
+        load(Config, LAPTOP, [override])
+
+
+def test_the_saved_config_is_complete_and_reads_back():
+    loaded = load(Config, LAPTOP)
+    data = yaml.safe_load(config.to_yaml(loaded))
+    assert validate(Config, data, "saved") == loaded
+    for key, _ in config.leaves(Config):
+        node = data
+        for part in key.split("."):
+            node = node[part]
+
+
+def test_help_lists_every_key_with_a_meaning():
+    text = config.describe(Config)
+    for key, item in config.leaves(Config):
+        assert f"  {key} (" in text
+        assert item.description, f"{key} has no docstring"
+
+
+@pytest.mark.parametrize("path", ["laptop.yaml", "paper.yaml"])
+def test_shipped_configs_load(path):
+    load(Config, f"nanolm_c4/configs/{path}")

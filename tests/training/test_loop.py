@@ -1,0 +1,271 @@
+"""The training loop on a tiny model: normalisation, accumulation, divergence, files."""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+from param_groups import Everett, Role, Rule, plan
+from training import schedules
+from training.config import RunConfig, validate
+from training.loop import Task, train
+
+IGNORE = -100
+
+
+class Tiny(nn.Module):
+    """Bag of one token: embedding, then readout; sums the cross-entropy."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.readout = nn.Linear(8, 11, bias=False)
+
+    def forward(self, ids, targets):
+        logits = self.readout(self.embedding(ids))
+        return F.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="sum"
+        )
+
+
+class Rows(Dataset):
+    """Rows of tokens with a different number of targets each."""
+
+    def __init__(self, size=37, seed=3):
+        generator = torch.Generator().manual_seed(seed)
+        self.ids = torch.randint(0, 11, (size, 6), generator=generator)
+        self.targets = (self.ids * 3 + 1) % 11
+        for row in range(size):
+            self.targets[row, 1 + row % 6 :] = IGNORE
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        return self.ids[index], self.targets[index]
+
+
+RULES = (Rule("embedding.weight", Role.TOKEN_EMBEDDING), Rule("readout.weight", Role.READOUT))
+
+
+def task(**changes):
+    """A task whose config is the default one with dotted keys changed."""
+    settings = {
+        "seed": 0,
+        "optimizer": {"name": "adam", "lr": 0.05},
+        "schedule": {"name": "cosine", "warmup_steps": 2},
+        "training": {"steps": 12, "batch_size": 8, "log_every": 3},
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        if name:
+            settings[section][name] = value
+        else:
+            settings[section] = value
+    config = validate(RunConfig, settings, "test")
+    model = Tiny()
+    prescription = Everett("standard", 8, 8, optimizer=config.optimizer.name)
+    optimizer = config.optimizer
+    numbers = plan(
+        model,
+        RULES,
+        prescription,
+        lr=optimizer.lr,
+        eps=optimizer.eps,
+        weight_decay=optimizer.weight_decay,
+        decay_mode=optimizer.decay_mode,
+    )
+    return Task(
+        config=config,
+        model=model,
+        plan=numbers,
+        train_data=Rows(),
+        eval_data=Rows(size=21, seed=4),
+        loss=lambda model, batch: model(*batch),
+        count=lambda batch: (batch[1] != IGNORE).sum(),
+    )
+
+
+def weights(run):
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_training_is_plain_torch_adamw_on_the_mean_loss_per_target(tmp_path):
+    run = task()
+    train(run, tmp_path)
+    reference, data = Tiny(), Rows()
+    run.plan.initialise(reference, 0)
+    optimizer = torch.optim.AdamW(
+        reference.parameters(), lr=0.05, betas=(0.9, 0.98), eps=1e-9, weight_decay=0
+    )
+    from training.sampling import sample_ids
+
+    for step in range(12):
+        factor = schedules.factor("cosine", step, warmup_steps=2, total_steps=12)
+        optimizer.param_groups[0]["lr"] = 0.05 * factor
+        ids = sample_ids(len(data), 0, step * 8, 8)
+        targets = data.targets[ids]
+        loss = reference(data.ids[ids], targets) / (targets != IGNORE).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    for name, value in reference.state_dict().items():
+        torch.testing.assert_close(run.model.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("micro", [1, 3, 4])
+def test_micro_batches_change_nothing_but_rounding(tmp_path, micro):
+    whole, parts = task(), task(training__micro_batch_size=micro)
+    train(whole, tmp_path / "whole")
+    train(parts, tmp_path / "parts")
+    for a, b in zip(weights(whole).values(), weights(parts).values()):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_the_same_config_gives_the_same_bits_whatever_the_loader(tmp_path):
+    runs = [task(), task(training__data_workers=2)]
+    torch.manual_seed(99)  # the global generator plays no part
+    for index, run in enumerate(runs):
+        train(run, tmp_path / str(index))
+        torch.rand(5)
+    assert all(torch.equal(a, b) for a, b in zip(*(weights(run).values() for run in runs)))
+    assert metrics(tmp_path / "0") == metrics(tmp_path / "1")
+
+
+def test_the_seed_changes_weights_and_order(tmp_path):
+    first, second = task(), task(seed=1)
+    train(first, tmp_path / "0")
+    train(second, tmp_path / "1")
+    assert not torch.equal(first.model.readout.weight, second.model.readout.weight)
+
+
+def test_metrics_hold_train_and_eval_losses_at_their_steps(tmp_path):
+    summary = train(task(training__eval_every=5), tmp_path)
+    lines = metrics(tmp_path)
+    assert [line["step"] for line in lines if "train_loss" in line] == [1, 3, 6, 9, 12]
+    evals = {line["step"]: line["eval_loss"] for line in lines if "eval_loss" in line}
+    assert list(evals) == [5, 10, 12]
+    assert summary["final_eval_loss"] == evals[12]
+    assert summary["best_eval_loss"] == min(evals.values())
+    assert lines[0]["lr_factor"] == 0 and lines[1]["lr_factor"] == 1
+    assert all(line["gradient_norm"] > 0 for line in lines if "train_loss" in line)
+
+
+def test_logged_losses_are_weighted_by_targets(tmp_path):
+    train(task(training__log_every=100, optimizer__lr=1e-30, training__steps=4), tmp_path)
+    run, data = task(), Rows()
+    run.plan.initialise(run.model, 0)
+    from training.sampling import sample_ids
+
+    ids = sample_ids(len(data), 0, 8, 24)  # steps 2 to 4; step 1 is logged by itself
+    loss = run.model(data.ids[ids], data.targets[ids]) / (data.targets[ids] != IGNORE).sum()
+    assert metrics(tmp_path)[1]["train_loss"] == pytest.approx(loss.item(), rel=1e-5)
+
+
+def test_evaluation_counts_every_target_once(tmp_path):
+    summary = train(task(optimizer__lr=1e-30, training__eval_batch_size=4), tmp_path)
+    run, data = task(), Rows(size=21, seed=4)
+    run.plan.initialise(run.model, 0)
+    loss = run.model(data.ids, data.targets) / (data.targets != IGNORE).sum()
+    assert summary["final_eval_loss"] == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_a_subset_can_be_evaluated(tmp_path):
+    summary = train(task(optimizer__lr=1e-30, training__eval_samples=5), tmp_path)
+    run, data = task(), Rows(size=21, seed=4)
+    run.plan.initialise(run.model, 0)
+    ids, targets = data.ids[:5], data.targets[:5]
+    loss = run.model(ids, targets) / (targets != IGNORE).sum()
+    assert summary["final_eval_loss"] == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_clipping_bounds_the_step_of_sgd(tmp_path):
+    changes = {"optimizer__name": "sgd", "optimizer__momentum": 0.0, "training__steps": 1,
+               "schedule__warmup_steps": 0}
+    free, clipped = task(**changes), task(**changes, optimizer__clip_norm=0.01)
+    for index, run in enumerate((free, clipped)):
+        train(run, tmp_path / str(index))
+    start = task(**changes)
+    start.plan.initialise(start.model, 0)
+    lr = free.plan["readout.weight"].lr
+    moved = [
+        math.sqrt(sum(((a - b) / lr).square().sum().item()
+                      for a, b in zip(weights(run).values(), weights(start).values())))
+        for run in (free, clipped)
+    ]
+    assert moved[0] > 0.05
+    assert moved[1] == pytest.approx(0.01, rel=1e-3)
+    assert metrics(tmp_path / "1")[0]["gradient_norm"] == pytest.approx(moved[0], rel=1e-3)
+
+
+def test_an_exploding_loss_is_a_result_with_the_step_it_happened(tmp_path):
+    changes = {"optimizer__name": "sgd", "optimizer__lr": 1e4, "schedule__warmup_steps": 0}
+    summary = train(task(**changes, training__log_every=5), tmp_path)
+    assert summary["status"] == "diverged"
+    assert summary["final_eval_loss"] is None
+    exact = train(task(**changes, training__log_every=1), tmp_path / "exact")
+    assert summary["step"] == exact["step"]  # found at the log line, dated to its step
+    assert json.loads((tmp_path / "summary.json").read_text())["status"] == "diverged"
+
+
+def test_nan_is_divergence_too(tmp_path):
+    run = task()
+    run.loss = lambda model, batch: model(*batch) * (math.nan if model.training else 1.0)
+    summary = train(run, tmp_path)
+    assert (summary["status"], summary["step"]) == ("diverged", 1)
+    assert summary["first_train_loss"] is None
+
+
+def test_the_divergence_bound_is_a_multiple_of_the_first_loss(tmp_path):
+    run = task(optimizer__name="sgd", optimizer__lr=30.0, schedule__warmup_steps=0,
+               training__divergence_factor=1e9, optimizer__momentum=0.0)
+    assert train(run, tmp_path / "a")["status"] == "finished"
+    run = task(optimizer__name="sgd", optimizer__lr=30.0, schedule__warmup_steps=0,
+               training__divergence_factor=1.01, optimizer__momentum=0.0)
+    assert train(run, tmp_path / "b")["status"] == "diverged"
+
+
+def test_the_summary_says_what_and_where(tmp_path):
+    summary = train(task(), tmp_path)
+    assert summary["status"] == "finished" and summary["step"] == 12
+    assert summary["parameters"] == 2 * 11 * 8
+    from training.sampling import sample_ids
+
+    visited = sample_ids(37, 0, 0, 12 * 8)
+    assert summary["targets"] == (Rows().targets[visited] != IGNORE).sum()
+    assert summary["targets_per_second"] > 0
+    environment = summary["environment"]
+    assert environment["packages"]["torch"] == torch.__version__.partition("+")[0]
+    assert environment["device"] and environment["threads"] >= 1
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    assert not list(tmp_path.glob(".*"))  # no temporary files stay
+
+
+@pytest.mark.parametrize("changes", [{"training__precision": "bf16"}, {"training__compile": True}])
+def test_bf16_and_compile_train_to_about_the_same_loss(tmp_path, changes):
+    plain = train(task(), tmp_path / "plain")
+    other = train(task(**changes), tmp_path / "other")
+    assert other["final_eval_loss"] == pytest.approx(plain["final_eval_loss"], rel=0.03)
+
+
+@pytest.mark.parametrize("decay_mode", ["independent", "global", "per_group"])
+def test_decay_follows_the_schedule_in_every_mode(tmp_path, decay_mode):
+    run = task(optimizer__weight_decay=0.01, optimizer__decay_mode=decay_mode)
+    run.loss = lambda model, batch: model(*batch) * 0.0
+    train(run, tmp_path)
+    start = task()
+    start.plan.initialise(start.model, 0)
+    peak = {"independent": 0.01, "global": 0.05 * 0.01, "per_group": 0.05 * 0.01}[decay_mode]
+    shrink = math.prod(
+        1 - peak * schedules.factor("cosine", step, warmup_steps=2, total_steps=12)
+        for step in range(12)
+    )
+    torch.testing.assert_close(run.model.readout.weight, start.model.readout.weight * shrink)

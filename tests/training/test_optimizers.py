@@ -1,0 +1,583 @@
+"""Every rule against a float64 rewrite of its formula, closed forms, and numbers from optax."""
+
+import copy
+import io
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from training import optimizers
+from training.optimizers import OPTIMIZERS, OptimizerError, build, factored_axes
+
+# None of these is build's default.
+BETAS, MOMENTUM, LAMBDA = (0.8, 0.95), 0.7, 3.0
+# Both kernels of the rules that have two.
+CASES = [
+    ("sgd", None), ("adam", True), ("adam", False), ("adam_param_scaling", True),
+    ("adam_param_scaling", False), ("adafactor", None), ("adam_atan2", None),
+]  # fmt: skip
+OURS = [case for case in CASES if case[0] != "adam"]
+SMALL = [(5,), (7, 3), (3, 4, 5)]
+LARGE = [(130, 140), (140, 130), (130, 5), (2, 130, 140)]
+NUMBERS = [
+    {"name": "slow", "lr": 1e-3, "eps": 1e-2, "weight_decay": 0.5},
+    {"name": "fast", "lr": 3e-2, "eps": 1e-8, "weight_decay": 0.02},
+]
+FACTORS = [0.0, 0.25, 0.5, 0.75, 1.0, 0.9, 0.7, 0.5, 0.2, 0.1]
+
+
+def rms(x):
+    return np.sqrt(np.mean(x**2))
+
+
+def ref_sgd(theta, g, state, t, eps):
+    state["b"] = MOMENTUM * state.get("b", 0) + g
+    return state["b"]
+
+
+def moments(g, state, t):
+    b1, b2 = BETAS
+    state["m"] = b1 * state.get("m", 0) + (1 - b1) * g
+    state["v"] = b2 * state.get("v", 0) + (1 - b2) * g**2
+    return state["m"] / (1 - b1**t), state["v"] / (1 - b2**t)
+
+
+def ref_adam(theta, g, state, t, eps):
+    m, v = moments(g, state, t)
+    return m / (np.sqrt(v) + eps)
+
+
+def ref_adam_param_scaling(theta, g, state, t, eps):
+    return max(rms(theta), 1e-3) * ref_adam(theta, g, state, t, eps)
+
+
+def ref_adam_atan2(theta, g, state, t, eps):
+    m, v = moments(g, state, t)
+    return 4 / np.pi * LAMBDA * np.arctan2(m, LAMBDA * np.sqrt(v))
+
+
+def ref_adafactor(theta, g, state, t, eps):
+    beta = 1 - t**-0.8
+    square = g**2 + eps
+    # The factored axes of the shapes in use, written out.
+    rows, cols = {
+        (130, 140): (0, 1), (140, 130): (1, 0), (2, 130, 140): (1, 2)
+    }.get(g.shape, (None, None))  # fmt: skip
+    if rows is None:
+        state["v"] = v = beta * state.get("v", 0) + (1 - beta) * square
+    else:
+        state["r"] = beta * state.get("r", 0) + (1 - beta) * square.mean(cols, keepdims=True)
+        state["c"] = beta * state.get("c", 0) + (1 - beta) * square.mean(rows, keepdims=True)
+        v = state["r"] * state["c"] / state["r"].mean(rows, keepdims=True)
+    u = g / np.sqrt(v)
+    return max(rms(theta), 1e-3) * u / max(1, rms(u))
+
+
+REFERENCES = {
+    "sgd": ref_sgd, "adam": ref_adam, "adam_param_scaling": ref_adam_param_scaling,
+    "adafactor": ref_adafactor, "adam_atan2": ref_adam_atan2,
+}  # fmt: skip
+
+
+def parameter(values, dtype=torch.float64):
+    return torch.tensor(np.asarray(values), dtype=dtype).requires_grad_()
+
+
+def group(params, **numbers):
+    """One plan group; the numbers are small and harmless unless given."""
+    row = {"name": "only", "lr": 0.1, "eps": 0.0, "weight_decay": 0.0, **numbers}
+    names = [f"tensor{i}" for i in range(len(params))]
+    return {"params": list(params), "param_names": names, "initial_lr": row["lr"], **row}
+
+
+def two_groups(shapes, dtype=torch.float64, seed=0):
+    """The two groups of NUMBERS, each with one parameter of every shape."""
+    rng = np.random.default_rng(seed)
+    return [
+        group([parameter(rng.standard_normal(shape), dtype) for shape in shapes], **numbers)
+        for numbers in NUMBERS
+    ]
+
+
+def make(name, groups, fused=None, **kwargs):
+    """The rule with this file's constants."""
+    constants = {"betas": BETAS, "momentum": MOMENTUM, "atan2_lambda": LAMBDA, **kwargs}
+    return build(name, groups, fused=fused, **constants)
+
+
+def gradient(shape, step, dtype=torch.float64):
+    """A fixed gradient; its size jumps between steps so that clipping has something to do."""
+    size = 10.0 if step == 3 else 0.3
+    values = size * np.random.default_rng([step, *shape]).standard_normal(shape)
+    return torch.tensor(values, dtype=dtype)
+
+
+def train(optimizer, steps, factors=FACTORS):
+    """Steps with the fixed gradients at scheduled rates."""
+    for step in steps:
+        for row in optimizer.param_groups:
+            row["lr"] = row["initial_lr"] * factors[step]
+            for param in row["params"]:
+                param.grad = gradient(tuple(param.shape), step, param.dtype)
+        optimizer.step()
+
+
+def values(optimizer):
+    return [p.detach().numpy().copy() for row in optimizer.param_groups for p in row["params"]]
+
+
+def one_step(name, theta, g, fused=None, dtype=torch.float64, **numbers):
+    """What one update subtracts from theta, per unit of learning rate, in float64."""
+    param = parameter(theta, dtype)
+    param.grad = torch.as_tensor(np.asarray(g)).to(dtype)
+    make(name, [group([param], **{"lr": 1.0, **numbers})], fused).step()
+    return np.asarray(theta) - param.detach().double().numpy()
+
+
+def check_against_reference(name, fused, shapes):
+    groups = two_groups(shapes)
+    theta = [p.detach().numpy().copy() for row in groups for p in row["params"]]
+    states = [{} for _ in theta]
+    numbers = [row for row in NUMBERS for _ in shapes]
+    optimizer = make(name, groups, fused)
+    for step, factor in enumerate(FACTORS):
+        train(optimizer, [step])
+        for i, row in enumerate(numbers):
+            g = gradient(theta[i].shape, step).numpy()
+            lr = row["lr"] * factor
+            u = REFERENCES[name](theta[i], g, states[i], step + 1, row["eps"])
+            theta[i] = (1 - lr * row["weight_decay"]) * theta[i] - lr * u
+    for got, expected in zip(values(optimizer), theta):
+        np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name, fused", CASES)
+def test_follows_its_formula_in_two_groups_under_a_schedule(name, fused):
+    check_against_reference(name, fused, SMALL)
+
+
+def test_adafactor_follows_its_formula_factored_or_not():
+    check_against_reference("adafactor", None, LARGE)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam_atan2"])
+def test_cutting_tensors_into_pieces_changes_nothing(name, monkeypatch):
+    monkeypatch.setattr(optimizers, "_BLOCK", 4)
+    check_against_reference(name, None, SMALL)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam_atan2"])
+def test_whole_lists_give_the_same_as_pieces(name, monkeypatch):
+    """What runs on an accelerator: all tensors of a group in one call."""
+    monkeypatch.setattr(optimizers, "_blocks", lambda *parts: iter([parts]))
+    check_against_reference(name, None, SMALL)
+
+
+def test_only_cpu_tensors_are_cut():
+    cut = list(optimizers._blocks([1.0, 2.0], [torch.ones(3), torch.ones(optimizers._BLOCK + 1)]))
+    assert [(numbers, part[0].numel()) for numbers, part in cut] == [
+        ([1.0], 3), ([2.0], optimizers._BLOCK), ([2.0], 1)
+    ]  # fmt: skip
+    elsewhere = [torch.empty(3, device="meta"), torch.empty(optimizers._BLOCK + 1, device="meta")]
+    assert list(optimizers._blocks([1.0, 2.0], elsewhere)) == [([1.0, 2.0], elsewhere)]
+
+
+def test_every_name_builds_and_is_covered_here():
+    assert {name for name, _ in CASES} == set(OPTIMIZERS) == set(REFERENCES)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_adam_starts_with_the_sign_of_the_gradient(fused):
+    update = one_step("adam", [1.0, 2.0, -3.0], [1e-6, -2.0, 50.0], fused)
+    np.testing.assert_allclose(update, [1, -1, 1], rtol=1e-12)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_param_scaling_starts_with_the_sign_times_the_rms(fused):
+    update = one_step("adam_param_scaling", [3.0, -4.0], [1e-6, -2.0], fused)
+    np.testing.assert_allclose(update, np.array([1, -1]) * math.sqrt(12.5), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name, fused", [case for case in CASES if "ada" in case[0]])
+def test_a_tensor_of_zeros_moves_at_the_floor_of_the_parameter_scale(name, fused):
+    atan2_size = 4 / math.pi * LAMBDA * math.atan(1 / LAMBDA)
+    expected = {"adam": 1, "adam_atan2": atan2_size}.get(name, 1e-3)
+    update = one_step(name, [0.0, 0.0], [0.5, -2.0], fused)
+    np.testing.assert_allclose(update, [expected, -expected], rtol=1e-12)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_the_parameter_scale_is_taken_before_decay(fused):
+    update = one_step("adam_param_scaling", [2.0], [1.0], fused, weight_decay=0.25)
+    np.testing.assert_allclose(update, 0.25 * 2.0 + 2.0, rtol=1e-12)
+    update = one_step("adafactor", [2.0], [1.0], weight_decay=0.25)
+    np.testing.assert_allclose(update, 0.25 * 2.0 + 2.0, rtol=1e-12)
+
+
+def test_adafactor_starts_with_the_sign_and_feels_its_eps():
+    np.testing.assert_allclose(one_step("adafactor", [1.0, 1.0], [3.0, -0.1]), [1, -1], rtol=1e-12)
+    update = one_step("adafactor", [1.0, 1.0], [1.0, -2.0], eps=2.0)
+    np.testing.assert_allclose(update, [1 / math.sqrt(3), -2 / math.sqrt(6)], rtol=1e-12)
+
+
+def test_adafactor_is_exact_for_rank_one_gradients():
+    g = np.outer(np.linspace(1, 2, 130), np.linspace(-3, -1, 140))
+    np.testing.assert_allclose(one_step("adafactor", np.ones((130, 140)), g), -1.0, rtol=1e-12)
+
+
+def test_adafactor_clips_the_update_before_scaling_it():
+    param = parameter([2.0, -2.0])
+    optimizer = make("adafactor", [group([param], lr=1.0)])
+    for g in (0.01, 1.0):
+        # The second g / sqrt(v) is 1 / sqrt(2^-0.8) = 1.32 everywhere: too large by that factor.
+        param.grad = parameter([g, g]).detach()
+        scale = rms(param.detach().numpy())
+        before = param.detach().clone()
+        optimizer.step()
+    np.testing.assert_allclose((before - param.detach()).numpy(), scale, rtol=1e-12)
+
+
+def test_adafactor_keeps_rows_and_columns_only_where_both_axes_are_long():
+    shapes = [*LARGE, (127, 500)]
+    groups = [group([parameter(np.ones(shape)) for shape in shapes])]
+    optimizer = make("adafactor", groups)
+    train(optimizer, [1])
+    kept = [
+        {key: tuple(value.shape) for key, value in optimizer.state[param].items() if key != "step"}
+        for param in groups[0]["params"]
+    ]
+    assert kept == [
+        {"v_row": (130,), "v_col": (140,)},
+        {"v_row": (130,), "v_col": (140,)},
+        {"v": (130, 5)},
+        {"v_row": (2, 130), "v_col": (2, 140)},
+        {"v": (127, 500)},
+    ]
+
+
+def test_factored_axes_are_the_two_largest():
+    assert factored_axes((130, 140)) == (0, 1)
+    assert factored_axes((140, 130)) == (1, 0)
+    assert factored_axes((200, 3, 128)) == (2, 0)
+    assert factored_axes((128, 128)) == (0, 1)
+    assert factored_axes((127, 4096)) is None
+    assert factored_axes((4096,)) is None
+    assert factored_axes(()) is None
+
+
+def test_atan2_step_where_the_moments_agree():
+    param = parameter([0.0, 0.0, 0.0])
+    param.grad = parameter([0.2, -7.0, 0.0]).detach()
+    build("adam_atan2", [group([param], lr=1.0)]).step()
+    size = 4 / math.pi * 8 * math.atan(1 / 8)
+    np.testing.assert_allclose(param.detach().numpy(), [-size, size, 0], rtol=1e-12)
+    assert round(size, 4) == 1.2667 and param[2].item() == 0.0
+
+
+def test_defaults_are_the_papers():
+    numbers = [build(name, [group([parameter([1.0])])]).param_groups[0] for name in OPTIMIZERS]
+    by_name = dict(zip(OPTIMIZERS, numbers))
+    assert by_name["sgd"]["momentum"] == 0.9
+    assert by_name["adam_atan2"]["atan2_lambda"] == 8.0
+    for name in ("adam", "adam_param_scaling", "adam_atan2"):
+        assert by_name[name]["betas"] == (0.9, 0.98)
+
+
+def atan2_path(gradients, scale, dtype=torch.float32, betas=BETAS):
+    """A parameter's values while trained with scale * gradients."""
+    param = parameter(np.zeros(gradients.shape[1]), dtype)
+    optimizer = make("adam_atan2", [group([param])], betas=betas, atan2_lambda=8.0)
+    path = []
+    for g in gradients:
+        param.grad = (torch.tensor(g, dtype=torch.float64) * scale).to(dtype)
+        optimizer.step()
+        path.append(param.detach().double().numpy().copy())
+    return np.array(path)
+
+
+@pytest.mark.parametrize("betas", [BETAS, (0.99, 0.9999), (0.0, 0.0)])
+@pytest.mark.parametrize("power", [-114, -100, -83, -60, -20, 13, 60, 121])
+def test_atan2_is_blind_to_powers_of_two_over_the_stated_range(power, betas):
+    rng = np.random.default_rng(1)
+    signs = rng.choice([-1.0, 1.0], (12, 40))
+    gradients = (signs * rng.uniform(0.5, 1.0, (12, 40))).astype(np.float32)
+    at_one = atan2_path(gradients, 1.0, betas=betas)
+    assert np.array_equal(at_one, atan2_path(gradients, 2.0**power, betas=betas))
+    assert np.abs(at_one).max() > 0.1
+
+
+@pytest.mark.parametrize("scale", [1e-35, 1e-30, 1e-25, 1e-20, 1e-10, 1e4, 1e10, 5e36])
+def test_atan2_is_blind_to_any_scale(scale):
+    rng = np.random.default_rng(2)
+    gradients = rng.uniform(1.0, 2.0, (12, 40)) * rng.choice([-1.0, 1.0], (12, 40))
+    expected = atan2_path(gradients, 1.0)
+    np.testing.assert_allclose(atan2_path(gradients, scale), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-305, 1e-160, 1e160, 5e306])
+def test_atan2_is_blind_to_any_scale_in_float64(scale):
+    gradients = np.random.default_rng(3).uniform(1.0, 2.0, (5, 9))
+    expected = atan2_path(gradients, 1.0, torch.float64)
+    np.testing.assert_allclose(atan2_path(gradients, scale, torch.float64), expected, rtol=1e-12)
+
+
+def sines(shape, k):
+    """sin of multiples of 0.7 + 0.1 k, the numbers that optax was given as well."""
+    return np.sin(np.arange(1, math.prod(shape) + 1) * (0.7 + 0.1 * k)).reshape(shape)
+
+
+# optax 0.2.8, three updates at learning rate 0.01 from sines(shape, 0) with gradients
+# sines(shape, 1), ...: chain(scale_by_adam(0.9, 0.98, eps=1e-9), scale_by_param_block_rms(),
+# scale(-0.01)) and adafactor(0.01), in 64 bits. Entries 0, 777 % size and -1 of the result.
+OPTAX = [
+    ("adam_param_scaling", (5,), 1.0,
+     [0.623706190855226, 0.8439647580257807, -0.33031117671885873]),
+    ("adam_param_scaling", (5,), 1e-5,
+     [-2.3590721425975192e-05, -1.9534724637263998e-05, 2.6467144157707519e-05]),
+    ("adafactor", (5,), 1.0, [0.6235164249575875, 0.8490673538912796, -0.32980840256899036]),
+    ("adafactor", (130, 140), 1.0, [0.620852301984332, -0.8914857080548481, -0.7459269805563882]),
+    ("adafactor", (140, 130), 1.0, [0.620935632225334, -0.8914985997916898, -0.7459126138336506]),
+    ("adafactor", (2, 130, 140), 1.0,
+     [0.6208520477430783, -0.8914857108368512, 0.9942124585092253]),
+    ("adafactor", (130, 5), 1.0, [0.622293880017005, 0.9779523563745924, 0.5046200113734913]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name, shape, size, expected", OPTAX)
+def test_agrees_with_optax(name, shape, size, expected):
+    param = parameter(size * sines(shape, 0))
+    eps = 1e-30 if name == "adafactor" else 1e-9
+    optimizer = make(name, [group([param], lr=0.01, eps=eps)], betas=(0.9, 0.98))
+    for k in (1, 2, 3):
+        param.grad = torch.tensor(sines(shape, k))
+        optimizer.step()
+    got = param.detach().numpy().reshape(-1)[[0, 777 % param.numel(), -1]]
+    # optax computes Adafactor's decay rate in single precision.
+    tolerance = 1e-8 if name == "adafactor" else 1e-12
+    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=1e-15)
+
+
+@pytest.mark.parametrize("name, fused", CASES)
+def test_decay_alone_shrinks_by_each_groups_own_factor(name, fused):
+    groups = two_groups(SMALL)
+    start = [p.detach().numpy().copy() for row in groups for p in row["params"]]
+    optimizer = make(name, groups, fused)
+    for _ in range(7):
+        for row in optimizer.param_groups:
+            for param in row["params"]:
+                param.grad = torch.zeros_like(param)
+        optimizer.step()
+    rows = [row for row in NUMBERS for _ in SMALL]
+    for got, theta, row in zip(values(optimizer), start, rows):
+        kept = (1 - row["lr"] * row["weight_decay"]) ** 7
+        np.testing.assert_allclose(got, kept * theta, rtol=1e-12)
+
+
+def test_sgd_keeps_decay_out_of_its_momentum():
+    param = parameter([1.0])
+    optimizer = make("sgd", [group([param], lr=0.5, weight_decay=0.5)])
+    param.grad = torch.zeros_like(param)
+    optimizer.step()
+    assert optimizer.state[param]["momentum_buffer"].item() == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name, fused", CASES)
+def test_resumes_bit_for_bit_from_a_state_dict(name, fused, dtype):
+    shapes = [*SMALL, (130, 140)]
+    straight = make(name, two_groups(shapes, dtype), fused)
+    train(straight, range(4))
+    file = io.BytesIO()
+    torch.save(straight.state_dict(), file)
+    file.seek(0)
+    groups = two_groups(shapes, dtype, seed=9)
+    with torch.no_grad():
+        for param, value in zip((p for row in groups for p in row["params"]), values(straight)):
+            param.copy_(torch.from_numpy(value))
+    resumed = make(name, groups, fused)
+    resumed.load_state_dict(torch.load(file, weights_only=True))
+    for optimizer in (straight, resumed):
+        train(optimizer, range(4, 8))
+    for one, other in zip(values(straight), values(resumed)):
+        assert np.array_equal(one, other)
+    assert [row["name"] for row in resumed.param_groups] == ["slow", "fast"]
+
+
+@pytest.mark.parametrize("name, fused", CASES)
+def test_step_counts_are_cpu_floats_per_parameter(name, fused):
+    optimizer = make(name, two_groups([(5,)]), fused)
+    train(optimizer, range(3))
+    for state in optimizer.state.values():
+        step = state["step"]
+        assert step.device.type == "cpu" and step.dtype == torch.float32 and step.item() == 3.0
+
+
+@pytest.mark.parametrize("name, fused", CASES)
+def test_parameters_without_gradient_are_left_alone(name, fused):
+    groups = two_groups(SMALL)
+    optimizer = make(name, groups, fused)
+    before = values(optimizer)
+    for row in groups:
+        row["params"][0].grad = torch.ones_like(row["params"][0])
+    optimizer.step()
+    for index, (old, new) in enumerate(zip(before, values(optimizer))):
+        assert np.array_equal(old, new) == (index % len(SMALL) != 0)
+    assert len(optimizer.state) == 2
+
+
+@pytest.mark.parametrize("name, fused", CASES)
+def test_a_late_first_gradient_counts_its_own_steps(name, fused):
+    early, late = parameter([1.0, 2.0]), parameter([1.0, 2.0])
+    alone = parameter([1.0, 2.0])
+    together = make(name, [group([early, late], eps=1e-8)], fused)
+    single = make(name, [group([alone], eps=1e-8)], fused)
+    for step in range(4):
+        early.grad = gradient((2,), step)
+        late.grad = gradient((2,), step) if step >= 2 else None
+        alone.grad = late.grad
+        together.step()
+        single.step()
+    np.testing.assert_allclose(late.detach().numpy(), alone.detach().numpy(), rtol=1e-14)
+    assert not np.allclose(early.detach().numpy(), late.detach().numpy())
+
+
+@pytest.mark.parametrize("name", ["adam", "adam_param_scaling"])
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-13), (torch.float32, 2e-6)])
+def test_fused_equals_foreach(name, dtype, tolerance):
+    runs = [make(name, two_groups(SMALL, dtype), fused) for fused in (True, False)]
+    for optimizer in runs:
+        train(optimizer, range(10))
+    for one, other in zip(*map(values, runs)):
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+
+
+def test_adam_is_torchs_adamw_and_fused_where_it_can_be():
+    optimizer = make("adam", two_groups(SMALL))
+    assert type(optimizer) is torch.optim.AdamW
+    assert all(row["fused"] for row in optimizer.param_groups)
+    assert not any(row["fused"] for row in make("adam", two_groups(SMALL), False).param_groups)
+    elsewhere = torch.empty(3, device="meta", requires_grad=True)
+    assert not make("adam", [group([elsewhere])]).param_groups[0]["fused"]
+
+
+@pytest.mark.parametrize("name, fused", OURS)
+def test_memory_layouts_of_parameters_and_gradients_do_not_matter(name, fused):
+    plain = parameter(np.arange(12.0).reshape(4, 3))
+    transposed = plain.detach().t().contiguous().t().requires_grad_()
+    strided_grad = plain.detach().clone().requires_grad_()
+    runs = [(plain, False), (transposed, False), (strided_grad, True)]
+    for param, transpose in runs:
+        optimizer = make(name, [group([param], eps=1e-8, weight_decay=0.1)], fused)
+        for step in range(3):
+            g = gradient((4, 3), step)
+            param.grad = g.t().contiguous().t() if transpose else torch.empty_like(param).copy_(g)
+            optimizer.step()
+    for param in (transposed, strided_grad):
+        np.testing.assert_allclose(param.detach().numpy(), plain.detach().numpy(), rtol=1e-13)
+
+
+@pytest.mark.parametrize("name, fused", OURS)
+def test_gradients_are_only_read_and_closures_run(name, fused):
+    param = parameter(np.ones((7, 3)))
+    optimizer = make(name, [group([param], eps=1e-8)], fused)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (param**2).sum()
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure).item() == 21.0
+    assert torch.equal(param.grad, torch.full((7, 3), 2.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name, fused", CASES)
+def test_the_plan_is_copied(name, fused):
+    groups = two_groups(SMALL)
+    before = copy.deepcopy([{k: v for k, v in row.items() if k != "params"} for row in groups])
+    optimizer = make(name, groups, fused)
+    train(optimizer, range(2))
+    assert [{k: v for k, v in row.items() if k != "params"} for row in groups] == before
+
+
+def refusal(name="adam", groups=None, **kwargs):
+    """The message, one line, with which build refuses."""
+    with pytest.raises(OptimizerError) as caught:
+        build(name, [group([parameter([1.0])])] if groups is None else groups, **kwargs)
+    assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_unknown_names_get_the_nearest_and_all():
+    message = refusal("adam_atan")
+    assert "'adam_atan'" in message and "did you mean 'adam_atan2'?" in message
+    assert all(name in message for name in OPTIMIZERS)
+    assert "did you mean" in refusal("lion")
+
+
+@pytest.mark.parametrize("key", ["lr", "eps", "weight_decay"])
+@pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, "1e-3", None])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_numbers_out_of_range_name_the_group(name, key, value):
+    groups = [group([parameter([1.0])]), group([parameter([1.0])], name="readout")]
+    groups[1][key] = value
+    message = refusal(name, groups)
+    assert message == f"{key} of group 'readout' must be a finite number >= 0, got {value!r}"
+
+
+@pytest.mark.parametrize("key", ["lr", "eps", "weight_decay"])
+def test_missing_numbers_name_the_group(key):
+    row = group([parameter([1.0])])
+    del row[key]
+    assert refusal(groups=[row]) == f"group 'only' has no '{key}'"
+
+
+@pytest.mark.parametrize("betas", [(1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9,), (0.9, math.nan)])
+def test_betas_are_checked(betas):
+    assert "betas must be two numbers in [0, 1)" in refusal(betas=betas)
+
+
+def test_constants_are_checked():
+    assert "momentum must be in [0, 1), got 1.0" in refusal("sgd", momentum=1.0)
+    assert "atan2_lambda must be positive and finite, got 0" in refusal(atan2_lambda=0)
+
+
+def test_empty_groups_are_refused():
+    assert "no parameter groups" in refusal(groups=[])
+    assert refusal(groups=[group([], name="hidden")]) == "group 'hidden' has no parameters"
+
+
+def test_a_parameter_belongs_to_one_group_once():
+    shared = parameter([1.0])
+    message = refusal(groups=[group([shared], name="a"), group([shared], name="b")])
+    assert "parameter 'tensor0' of group 'b' is already in group 'a'" in message
+    assert "is already in group 'a'" in refusal(groups=[group([shared, shared], name="a")])
+
+
+def test_integer_parameters_are_refused():
+    message = refusal(groups=[group([torch.ones(2, dtype=torch.int64)])])
+    assert "parameter 'tensor0' of group 'only' is torch.int64" in message
+
+
+def test_groups_without_names_are_called_by_position():
+    row = {"params": [parameter([1.0])], "lr": -1.0, "eps": 0.0, "weight_decay": 0.0}
+    assert "lr of group 0" in refusal(groups=[row])
+
+
+@pytest.mark.parametrize("name", ["sgd", "adafactor", "adam_atan2"])
+def test_fused_is_not_ignored_where_there_is_no_such_kernel(name):
+    assert f"{name} has no fused kernel for parameters on cpu" in refusal(name, fused=True)
+    elsewhere = group([torch.empty(3, device="meta", requires_grad=True)])
+    message = refusal("adam_param_scaling", [elsewhere], fused=True)
+    assert "has no fused kernel for parameters on meta" in message
+
+
+@pytest.mark.parametrize("name, fused", OURS)
+def test_sparse_gradients_are_refused(name, fused):
+    table = torch.nn.Embedding(4, 2, sparse=True)
+    table(torch.tensor([1])).sum().backward()
+    optimizer = make(name, [group([table.weight], name="embedding")], fused)
+    with pytest.raises(OptimizerError, match="'tensor0' of group 'embedding' has a sparse"):
+        optimizer.step()

@@ -1,0 +1,262 @@
+"""Typed configs: YAML plus `key=value` overrides; whatever is unknown or impossible is an error.
+
+An experiment declares its config as `Section` classes; the docstring under a field is its help
+text. Validation is pydantic's; this module turns its findings into one line that names the file
+and the key, and adds the nearest valid name.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from training.errors import UserError
+
+PositiveInt = Annotated[int, Field(gt=0)]
+Count = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction01 = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Section(BaseModel):
+    """A part of a config: unknown keys and wrong types are errors, values do not change."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+    )
+
+
+SectionType = TypeVar("SectionType", bound=Section)
+
+
+class OptimizerConfig(Section):
+    """The update rule and its global numbers; the plan derives every tensor's own."""
+
+    name: Literal["sgd", "adam", "adam_param_scaling", "adafactor", "adam_atan2"] = "adam"
+    """Update rule."""
+    lr: PositiveFloat
+    """Global learning rate, multiplied by each role's factor."""
+    beta1: Fraction01 = 0.9
+    """Decay of the first moment (Adam family)."""
+    beta2: Fraction01 = 0.98
+    """Decay of the second moment (Adam family); NanoDO's default."""
+    eps: NonNegativeFloat = 1e-9
+    """Global epsilon, multiplied by each role's factor; unused by sgd and adam_atan2."""
+    momentum: Fraction01 = 0.9
+    """Heavy-ball momentum (sgd)."""
+    atan2_lambda: PositiveFloat = 8.0
+    """Stretch of the arctangent in adam_atan2 (Everett et al., C.3)."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Decoupled weight decay; its meaning is `decay_mode`."""
+    decay_mode: Literal["independent", "global", "per_group"] = "independent"
+    """One step removes: wd (independent), lr*wd (global), or the tensor's own lr*wd (per_group)."""
+    clip_norm: PositiveFloat | None = None
+    """Largest L2 norm of the whole gradient; none by default."""
+
+
+class ScheduleConfig(Section):
+    """One factor in [0, 1] on every group's rate."""
+
+    name: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape after the warm-up."""
+    warmup_steps: Count = 0
+    """Steps of linear warm-up from 0."""
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Final factor, as a fraction of each group's peak rate."""
+
+
+class LoopConfig(Section):
+    """Length, batching, evaluation and precision of a run."""
+
+    steps: PositiveInt
+    """Optimiser steps."""
+    batch_size: PositiveInt
+    """Samples per optimiser step, over all processes and micro-batches."""
+    micro_batch_size: PositiveInt | None = None
+    """Samples per forward pass of one process; by default the process's whole share."""
+    log_every: PositiveInt = 10
+    """Steps between lines of metrics.jsonl."""
+    eval_every: Count = 0
+    """Steps between evaluations; 0 evaluates at the end only."""
+    eval_batch_size: PositiveInt = 64
+    """Samples per forward pass of an evaluation, per process."""
+    eval_samples: PositiveInt | None = None
+    """Validation samples to use, from the first on; all by default."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 runs the forward pass under autocast; weights and optimiser state stay float32."""
+    compile: bool = False
+    """torch.compile the model."""
+    data_workers: Count = 0
+    """Data-loading processes; they change nothing but speed."""
+    divergence_factor: Annotated[float, Field(gt=1)] = 3.0
+    """A run has diverged when its loss is NaN or exceeds this multiple of its first loss."""
+
+
+class RunConfig(Section):
+    """What the training loop reads of an experiment's config; experiments add their own."""
+
+    seed: int = 0
+    """Seed of the initial weights and of the data order."""
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    training: LoopConfig
+
+    @model_validator(mode="after")
+    def _warmup_fits(self) -> RunConfig:
+        if self.schedule.warmup_steps > self.training.steps:
+            raise ValueError(
+                f"schedule.warmup_steps {self.schedule.warmup_steps} is more than training.steps "
+                f"{self.training.steps}; lower it"
+            )
+        return self
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose floats include 1e-9 (YAML 1.1 wants 1.0e-9) and whose keys occur once."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} occurs twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text; UserError in one line, naming `where` and the line."""
+    try:
+        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise UserError(f"{where}{line}: not valid YAML: {problem}") from None
+
+
+def read_yaml(path: Path) -> dict:
+    """The mapping in a YAML file; UserError when it is missing or no mapping."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the file: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file") from None
+    value = parse_yaml(text, str(path))
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a mapping of keys, got {type(value).__name__}")
+    return value
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """`key=value` words as {dotted key: YAML value}."""
+    parsed = {}
+    for word in overrides:
+        key, equals, value = word.partition("=")
+        if not equals or not key:
+            raise UserError(f"command line: expected key=value, got {word!r}")
+        parsed[key] = parse_yaml(value, f"command line, {key}")
+    return parsed
+
+
+def set_keys(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of nested `data` with dotted keys set."""
+    result = json.loads(json.dumps(data))
+    for key, value in values.items():
+        *parents, last = key.split(".")
+        node = result
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise UserError(f"{key}: {parent!r} is a value, not a section")
+        node[last] = value
+    return result
+
+
+def validate(kind: type[SectionType], data: Mapping[str, Any], where: str) -> SectionType:
+    """A config of class `kind`; UserError names `where`, the key and the nearest valid one.
+
+    Strict in JSON's sense: no number is read from a string, no bool from a number; lists are
+    tuples and integers are floats where a field wants them.
+    """
+    try:
+        return kind.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        # An unknown key is usually the misspelt form of a missing one: name it first.
+        problems = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
+        raise UserError(f"{where}: {_explain(kind, problems[0])}") from None
+
+
+def load(kind: type[SectionType], path: Path | str, overrides: Sequence[str] = ()) -> SectionType:
+    """The config in a YAML file with `key=value` overrides applied."""
+    values = parse_overrides(overrides)
+    data = set_keys(read_yaml(Path(path)), values)
+    where = f"{path} with {' '.join(overrides)}" if overrides else str(path)
+    return validate(kind, data, where)
+
+
+def to_yaml(config: Section) -> str:
+    """The resolved config: every field, defaults included."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def leaves(kind: type[Section], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, pydantic field) of every value in a config class."""
+    for name, item in kind.model_fields.items():
+        inner = item.annotation
+        if isinstance(inner, type) and issubclass(inner, Section):
+            yield from leaves(inner, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", item
+
+
+def describe(kind: type[Section]) -> str:
+    """All keys of a config with type, default and meaning, for `--help`."""
+    lines = []
+    for key, item in leaves(kind):
+        default = "required" if item.is_required() else f"default {_shown(item.default)}"
+        lines.append(f"  {key} ({_type_name(item.annotation)}, {default})\n      {item.description}")
+    return "\n".join(lines)
+
+
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+def _type_name(annotation: Any) -> str:
+    text = str(annotation) if not isinstance(annotation, type) else annotation.__name__
+    text = re.sub(r"typing\.Literal\[(.*)\]", lambda match: match[1].replace("'", ""), text)
+    text = re.sub(r"typing\.Annotated\[(\w+),.*?\)\]\)?", r"\1", text)
+    text = re.sub(r"typing\.Optional\[(\w+).*\]", r"\1 or none", text)
+    return text.replace(" | None", " or none").replace("NoneType", "none")
+
+
+def _explain(kind: type[Section], problem: Mapping[str, Any]) -> str:
+    """One pydantic finding in words."""
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        valid = [name for name, _ in leaves(kind)]
+        nearest = difflib.get_close_matches(key, valid, n=1, cutoff=0.0)[0]
+        return f"unknown key {key!r}; did you mean {nearest!r}?"
+    if problem["type"] == "missing":
+        return f"key {key!r} is missing; give it a value"
+    if problem["type"] == "value_error":
+        return problem["msg"].removeprefix("Value error, ")
+    expected = problem["msg"].replace("Input should be", "expected")
+    return f"{key or 'config'}: {expected}, got {json.dumps(problem['input'], default=str)[:80]}"

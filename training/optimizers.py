@@ -1,0 +1,480 @@
+"""The five update rules of the experiments, every one with decoupled decay and per-group numbers.
+
+Groups come from a plan: one dict per group with "params", "lr", "eps" and "weight_decay" (and
+"name", "param_names", "initial_lr"). For a parameter theta with gradient g, all rules share
+
+    theta <- (1 - lr * weight_decay) * theta - lr * u        (theta on the right: the old one)
+
+with lr the group's current rate, as in torch's AdamW, and differ in the direction u:
+
+    sgd                  b <- momentum * b + g;  u = b
+    adam                 u = m_hat / (sqrt(v_hat) + eps)
+    adam_param_scaling   u = max(RMS(theta), 1e-3) * m_hat / (sqrt(v_hat) + eps)
+    adafactor            u = max(RMS(theta), 1e-3) * clip(g / sqrt(factored v))
+    adam_atan2           u = 4/pi * lambda * atan2(m_hat, lambda * sqrt(v_hat))
+
+m <- beta1 * m + (1 - beta1) * g and v <- beta2 * v + (1 - beta2) * g^2 start at 0, and the hat
+divides by 1 - beta^t, t = 1 at the first step. sgd and adam_atan2 have no eps. With eps = 0 the
+other three compute 0/0 = NaN where the gradient has been exactly zero since the first step.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+OPTIMIZERS = ("sgd", "adam", "adam_param_scaling", "adafactor", "adam_atan2")
+
+# Everett et al., Appendix C, leave optax's defaults in place for these four.
+PARAM_SCALE_FLOOR = 1e-3
+ADAFACTOR_DECAY = 0.8
+ADAFACTOR_CLIP = 1.0
+ADAFACTOR_MIN_DIM = 128
+
+# Entries per piece on a CPU: the piece's parameter, gradient, moments and scratch stay in cache
+# from one elementwise operation to the next; smaller pieces cost more in calls than they save.
+_BLOCK = 1 << 17
+_FUSED_DEVICES = ("cpu", "cuda")
+
+Group = dict[str, Any]
+
+
+class OptimizerError(ValueError):
+    """An optimiser cannot be built from, or cannot step with, what it was given."""
+
+
+def build(
+    name: str,
+    groups: Iterable[Mapping[str, Any]],
+    *,
+    betas: Sequence[float] = (0.9, 0.98),
+    momentum: float = 0.9,
+    atan2_lambda: float = 8.0,
+    fused: bool | None = None,
+) -> torch.optim.Optimizer:
+    """The optimiser called `name` over a plan's groups, which are copied and never modified.
+
+    `betas` serve the three Adams, `momentum` sgd, `atan2_lambda` adam_atan2; every number is
+    checked whichever rule uses it. `fused` chooses the kernel of the first two Adams: None takes
+    the fastest the parameters' device has, False the foreach one, True insists on the fused one.
+    torch's fused AdamW needs every gradient in its parameter's memory layout; autograd's are.
+
+    Raises OptimizerError: an unknown name; a number out of range; no groups or an empty one; a
+    missing key; a parameter twice; fused=True where there is no fused kernel.
+    """
+    if name not in OPTIMIZERS:
+        nearest = difflib.get_close_matches(str(name), OPTIMIZERS, n=1, cutoff=0.0)[0]
+        raise OptimizerError(
+            f"unknown optimizer {name!r}: did you mean {nearest!r}? Known: {', '.join(OPTIMIZERS)}"
+        )
+    betas = _checked_betas(betas)
+    if not 0 <= momentum < 1:
+        raise OptimizerError(f"momentum must be in [0, 1), got {momentum}")
+    if not 0 < atan2_lambda < math.inf:
+        raise OptimizerError(f"atan2_lambda must be positive and finite, got {atan2_lambda}")
+    groups = _checked_groups(groups)
+    fused = _choose_fused(name, groups, fused)
+    if name == "sgd":
+        return SGD(groups, momentum)
+    if name == "adam":
+        return torch.optim.AdamW(groups, betas=betas, fused=fused, foreach=not fused)
+    if name == "adam_param_scaling":
+        return AdamParamScaling(groups, betas, fused)
+    if name == "adafactor":
+        return Adafactor(groups)
+    return AdamAtan2(groups, betas, atan2_lambda)
+
+
+def _checked_betas(betas: Sequence[float]) -> tuple[float, float]:
+    """The two betas as a tuple."""
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise OptimizerError(f"betas must be two numbers in [0, 1), got {tuple(betas)}")
+    return betas[0], betas[1]
+
+
+def _checked_groups(groups: Iterable[Mapping[str, Any]]) -> list[Group]:
+    """Copies of the groups, after refusing what torch would accept silently or explain badly."""
+    copies = [{**group, "params": list(group.get("params", ()))} for group in groups]
+    if not copies:
+        raise OptimizerError("no parameter groups: the plan holds no tensors to train")
+    owner: dict[int, str] = {}
+    for index, group in enumerate(copies):
+        label = _label(group, index)
+        _check_group(group, label)
+        for position, param in enumerate(group["params"]):
+            if id(param) in owner:
+                raise OptimizerError(
+                    f"parameter {_param_name(group, position)} of {label} is already in "
+                    f"{owner[id(param)]}: a parameter belongs to one group, once"
+                )
+            owner[id(param)] = label
+    return copies
+
+
+def _check_group(group: Group, label: str) -> None:
+    """Refuses a group without parameters, or with a missing, negative or non-finite number."""
+    if not group["params"]:
+        raise OptimizerError(f"{label} has no parameters")
+    for key in ("lr", "eps", "weight_decay"):
+        if key not in group:
+            raise OptimizerError(f"{label} has no {key!r}")
+        value = group[key]
+        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            raise OptimizerError(f"{key} of {label} must be a finite number >= 0, got {value!r}")
+    for position, param in enumerate(group["params"]):
+        if not param.is_floating_point():
+            raise OptimizerError(
+                f"parameter {_param_name(group, position)} of {label} is {param.dtype}: "
+                "only real floating-point parameters can be trained"
+            )
+
+
+def _label(group: Mapping[str, Any], index: int) -> str:
+    """How messages call a group: by its name, or else by its position."""
+    return f"group {group['name']!r}" if "name" in group else f"group {index}"
+
+
+def _param_name(group: Mapping[str, Any], position: int) -> str:
+    """How messages call a group's parameter: by its name, or else by its position."""
+    names = group.get("param_names", ())
+    return repr(names[position]) if position < len(names) else f"number {position}"
+
+
+def _choose_fused(name: str, groups: list[Group], fused: bool | None) -> bool:
+    """Whether to run the fused kernel; param scaling drives it only where RMS needs no sync."""
+    devices = {"adam": _FUSED_DEVICES, "adam_param_scaling": ("cpu",)}.get(name, ())
+    found = sorted({param.device.type for group in groups for param in group["params"]})
+    supported = all(device in devices for device in found)
+    if fused and not supported:
+        raise OptimizerError(
+            f"fused=True: {name} has no fused kernel for parameters on {', '.join(found)}"
+        )
+    return supported if fused is None else fused
+
+
+class _Decoupled(torch.optim.Optimizer):
+    """What the rules below share: the loop over groups, decay, per-parameter state and steps.
+
+    Parameters without a gradient are left alone, decay and step count included. The state of a
+    parameter is "step" (a float tensor on the CPU, as torch keeps it) beside the rule's tensors.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of every parameter that has a gradient; returns the closure's value."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for index, group in enumerate(self.param_groups):
+            params = [param for param in group["params"] if param.grad is not None]
+            if params:
+                self._refuse_sparse(group, index)
+                self._update(group, params, [param.grad for param in params])
+        return loss
+
+    def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
+        """Decays and updates `params` in place."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _refuse_sparse(group: Group, index: int) -> None:
+        """Raises OptimizerError for a gradient that is not dense."""
+        for position, param in enumerate(group["params"]):
+            if param.grad is not None and param.grad.layout != torch.strided:
+                raise OptimizerError(
+                    f"parameter {_param_name(group, position)} of {_label(group, index)} has a "
+                    "sparse gradient: only dense gradients are supported"
+                )
+
+    def _steps(self, params: list[Tensor]) -> list[float]:
+        """The number t of each parameter's update now being made, 1 for its first."""
+        for param in params:
+            self.state[param].setdefault("step", torch.tensor(0.0))
+        steps = [self.state[param]["step"] for param in params]
+        torch._foreach_add_(steps, 1.0)
+        return [step.item() for step in steps]
+
+    def _buffers(self, params: list[Tensor], key: str) -> list[Tensor]:
+        """The state tensor `key` of each parameter, in its shape and zero before the first use."""
+        for param in params:
+            if key not in self.state[param]:
+                self.state[param][key] = torch.zeros_like(param)
+        return [self.state[param][key] for param in params]
+
+
+class SGD(_Decoupled):
+    """Heavy-ball momentum, b <- momentum * b + g, theta <- (1 - lr*wd) * theta - lr * b.
+
+    torch.optim.SGD's weight_decay adds wd * theta to the gradient, where momentum would
+    accumulate it; here decay is decoupled as for the other rules.
+    """
+
+    def __init__(self, groups: list[Group], momentum: float) -> None:
+        super().__init__(groups, {"momentum": momentum})
+
+    def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
+        buffers = self._buffers(params, "momentum_buffer")
+        for _, theta, g, b in _blocks(self._steps(params), params, grads, buffers):
+            torch._foreach_mul_(b, group["momentum"])
+            torch._foreach_add_(b, g)
+            _decay(group, theta)
+            torch._foreach_add_(theta, b, alpha=-group["lr"])
+
+
+class AdamParamScaling(_Decoupled):
+    """Adam's direction times max(RMS(theta), 1e-3), RMS over the tensor before decay and update.
+
+    The scaling is optax.scale_by_param_block_rms between scale_by_adam and decay, so
+    theta <- (1 - lr*wd) * theta - lr * max(RMS(theta), 1e-3) * m_hat / (sqrt(v_hat) + eps)
+    (Everett et al., "Adam + parameter scaling").
+    """
+
+    def __init__(self, groups: list[Group], betas: tuple[float, float], fused: bool) -> None:
+        super().__init__(groups, {"betas": betas})
+        # Not in the groups: a checkpoint must not bring along the choice made for its device.
+        self._fused = fused
+
+    def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
+        first, second = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_sq")
+        steps = self._steps(params)
+        scales = _param_scales(params)
+        update = self._fused_update if self._fused else self._foreach_update
+        update(group, steps, scales, params, grads, first, second)
+
+    def _fused_update(
+        self,
+        group: Group,
+        steps: list[float],
+        scales: list[Tensor],
+        *tensors: list[Tensor],
+    ) -> None:
+        """torch's fused AdamW, tensor by tensor, at lr * scale and an unchanged lr * decay."""
+        beta1, beta2 = group["betas"]
+        for step, scale, *lists in zip(steps, (s.item() for s in scales), *tensors):
+            theta, g, m, v = _same_strides(lists)
+            torch._fused_adamw_(
+                [theta], [g], [m], [v], [], [torch.tensor(step)],
+                lr=group["lr"] * scale, weight_decay=group["weight_decay"] / scale,
+                beta1=beta1, beta2=beta2, eps=group["eps"], amsgrad=False, maximize=False,
+            )  # fmt: skip
+
+    def _foreach_update(
+        self,
+        group: Group,
+        steps: list[float],
+        scales: list[Tensor],
+        params: list[Tensor],
+        grads: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+    ) -> None:
+        """The same with foreach kernels; the scales stay on the device."""
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(first, grads, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
+        roots = [math.sqrt(1 - beta2**step) for step in steps]
+        below = torch._foreach_sqrt(second)
+        torch._foreach_add_(below, [group["eps"] * root for root in roots])
+        torch._foreach_div_(below, scales)
+        _decay(group, params)
+        rates = [-group["lr"] * root / (1 - beta1**step) for root, step in zip(roots, steps)]
+        torch._foreach_addcdiv_(params, first, below, rates)
+
+
+class Adafactor(_Decoupled):
+    """Adafactor without momentum, in optax.adafactor's order of operations.
+
+    At step t = 1, 2, ... of a tensor theta (Shazeer & Stern, 2018, Algorithms 4 and 5):
+
+    1. beta_t = 1 - t^-0.8 (0 at the first step), s = g^2 + eps.
+    2. If the second-largest axis has at least 128 entries, the two largest axes i and j are
+       factored: r <- beta_t r + (1 - beta_t) mean_j(s), c <- beta_t c + (1 - beta_t) mean_i(s),
+       v = r c / mean_i(r); further axes index independent matrices. Otherwise
+       v <- beta_t v + (1 - beta_t) s.
+    3. u = g / sqrt(v), then u <- u / max(1, RMS(u)): clipped per tensor, before any scaling.
+    4. u <- max(RMS(theta), 1e-3) * u, and theta <- (1 - lr*wd) * theta - lr * u, with the RMS
+       taken before decay.
+
+    "eps" of a group is the eps of line 1, 1e-30 in the papers: it competes with squared
+    gradients. One deviation from optax: its weight_decay_rate is not multiplied by the rate.
+    State: "v_row" (without axis j) and "v_col" (without axis i), or "v" (theta's shape).
+    """
+
+    def __init__(self, groups: list[Group]) -> None:
+        super().__init__(groups, {})
+
+    def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
+        decays = [1 - step**-ADAFACTOR_DECAY for step in self._steps(params)]
+        rows = list(zip(params, grads, decays))
+        axes = [factored_axes(param.shape) for param in params]
+        whole = [row for row, pair in zip(rows, axes) if pair is None]
+        unfactored = iter(self._unfactored(group["eps"], *map(list, zip(*whole))) if whole else ())
+        directions = [
+            next(unfactored) if pair is None else self._factored(group["eps"], *row, *pair)
+            for row, pair in zip(rows, axes)
+        ]
+        self._apply(group, params, directions)
+
+    def _factored(
+        self, eps: float, param: Tensor, grad: Tensor, decay: float, i: int, j: int
+    ) -> Tensor:
+        """g / sqrt(v) of one factored tensor; the names are those of the class's docstring."""
+        square = grad.square().add_(eps)
+        row_mean, col_mean = square.mean(dim=j, keepdim=True), square.mean(dim=i, keepdim=True)
+        state = self.state[param]
+        if "v_row" not in state:
+            state["v_row"] = torch.zeros_like(row_mean.squeeze(j))
+            state["v_col"] = torch.zeros_like(col_mean.squeeze(i))
+        row = state["v_row"].unsqueeze(j).lerp_(row_mean, 1 - decay)
+        col = state["v_col"].unsqueeze(i).lerp_(col_mean, 1 - decay)
+        row = (row / row.mean(dim=i, keepdim=True)).rsqrt_()
+        return torch.mul(grad, row, out=square).mul_(col.rsqrt())
+
+    def _unfactored(
+        self,
+        eps: float,
+        params: list[Tensor],
+        grads: list[Tensor],
+        decays: list[float],
+    ) -> Sequence[Tensor]:
+        """g / sqrt(v) of the tensors whose second moment is kept whole."""
+        second = self._buffers(params, "v")
+        square = torch._foreach_mul(grads, grads)
+        torch._foreach_add_(square, eps)
+        torch._foreach_mul_(square, [1 - decay for decay in decays])
+        torch._foreach_mul_(second, decays)
+        torch._foreach_add_(second, square)
+        directions = torch._foreach_rsqrt(second)
+        torch._foreach_mul_(directions, grads)
+        return directions
+
+    @staticmethod
+    def _apply(group: Group, params: list[Tensor], directions: list[Tensor]) -> None:
+        """Lines 3 (clipping) and 4; clip and parameter scale are one number per tensor."""
+        scales = _param_scales(params)
+        clips = _rms(directions)
+        torch._foreach_div_(clips, ADAFACTOR_CLIP)
+        torch._foreach_clamp_min_(clips, 1.0)
+        torch._foreach_div_(scales, clips)
+        _decay(group, params)
+        torch._foreach_addcmul_(params, directions, scales, value=-group["lr"])
+
+
+def factored_axes(shape: Sequence[int], min_dim: int = ADAFACTOR_MIN_DIM) -> tuple[int, int] | None:
+    """The second-largest and the largest axis, or None if the former is shorter than `min_dim`.
+
+    Among equal axes the later counts as larger (optax's factored dimensions).
+    """
+    if len(shape) < 2:
+        return None
+    second, largest = sorted(range(len(shape)), key=lambda axis: shape[axis])[-2:]
+    return (second, largest) if shape[second] >= min_dim else None
+
+
+class AdamAtan2(_Decoupled):
+    """Adam with 4/pi * lambda * atan2(m_hat, lambda * sqrt(v_hat)) for its quotient, and no eps.
+
+    Everett et al., Appendix C.3, use lambda = 8. The direction tends to 4/pi * m_hat / sqrt(v_hat)
+    for small quotients, is 1.267 where m_hat = sqrt(v_hat) (so a rate tuned for Adam does not
+    carry over), at most 2 * lambda, and 0 where m = v = 0.
+
+    The rule does not see a common factor of all gradients. Keeping v would end that where g^2
+    leaves the number format: below about 1e-22 in float32 v becomes 0, and every step the
+    largest possible. So the state keeps r = sqrt(v), "exp_avg_rms", advanced by
+    r <- hypot(sqrt(beta2) * r, sqrt(1 - beta2) * g), which squares nothing. Invariance then
+    holds, exactly for powers of two, while 1e-35 <= abs(g) <= 1e37 in float32 (1e-305 to 1e307
+    in float64), given beta1 <= 0.99, beta2 <= 0.9999 and lambda <= 8.
+    """
+
+    def __init__(self, groups: list[Group], betas: tuple[float, float], lam: float) -> None:
+        super().__init__(groups, {"betas": betas, "atan2_lambda": lam})
+
+    def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
+        beta1, beta2 = group["betas"]
+        first, root = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_rms")
+        # atan2(m / b1, lambda r / b2) = atan2(m, (lambda b1 / b2) r): one pass instead of two.
+        ratios = [
+            group["atan2_lambda"] * (1 - beta1**step) / math.sqrt(1 - beta2**step)
+            for step in self._steps(params)
+        ]
+        for block in _blocks(ratios, params, grads, first, root):
+            self._update_block(group, *block)
+
+    @staticmethod
+    def _update_block(
+        group: Group,
+        ratios: list[float],
+        params: list[Tensor],
+        grads: list[Tensor],
+        first: list[Tensor],
+        root: list[Tensor],
+    ) -> None:
+        """The rule on lists of matching tensors; torch has no foreach hypot or atan2."""
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(first, grads, 1 - beta1)
+        torch._foreach_mul_(root, math.sqrt(beta2))
+        for r, g in zip(root, torch._foreach_mul(grads, math.sqrt(1 - beta2))):
+            r.hypot_(g)
+        angles = torch._foreach_mul(root, ratios)
+        for m, angle in zip(first, angles):
+            torch.atan2(m, angle, out=angle)
+        _decay(group, params)
+        size = 4 / math.pi * group["atan2_lambda"]
+        torch._foreach_add_(params, angles, alpha=-group["lr"] * size)
+
+
+def _decay(group: Group, params: list[Tensor]) -> None:
+    """theta <- (1 - lr * weight_decay) * theta; a plan's decay modes are in weight_decay."""
+    if group["weight_decay"]:
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+
+
+def _rms(tensors: list[Tensor]) -> list[Tensor]:
+    """The root mean square of each tensor, on its device."""
+    norms = list(torch._foreach_norm(tensors))
+    torch._foreach_div_(norms, [math.sqrt(tensor.numel()) for tensor in tensors])
+    return norms
+
+
+def _param_scales(params: list[Tensor]) -> list[Tensor]:
+    """max(RMS(theta), 1e-3) of each parameter: a tensor that starts at zero must still move."""
+    scales = _rms(params)
+    torch._foreach_clamp_min_(scales, PARAM_SCALE_FLOOR)
+    return scales
+
+
+def _same_strides(tensors: list[Tensor]) -> list[Tensor]:
+    """The tensors, with the gradient (second) laid out as the parameter (first) if it is not.
+
+    The fused kernel walks through memory and would pair up the wrong entries.
+    """
+    param, grad, *state = tensors
+    if grad.stride() != param.stride():
+        grad = torch.empty_like(param).copy_(grad)
+    return [param, grad, *state]
+
+
+def _blocks(numbers: list[float], *lists: list[Tensor]) -> Iterator[tuple[Any, ...]]:
+    """Matching parts (numbers, *lists) of the arguments, for one elementwise update each.
+
+    On an accelerator there is a single part, all of it, for few and large foreach calls. On a
+    CPU every tensor is cut into cache-sized pieces: the update is limited by memory there, and
+    this halves its time.
+    """
+    if any(tensor.device.type != "cpu" for tensor in lists[0]):
+        yield numbers, *lists
+        return
+    for number, *tensors in zip(numbers, *lists):
+        if all(tensor.is_contiguous() for tensor in tensors):
+            cut = [tensor.view(-1).split(_BLOCK) for tensor in tensors]
+        else:
+            cut = [(tensor,) for tensor in tensors]
+        for piece in zip(*cut):
+            yield [number], *([tensor] for tensor in piece)

@@ -1,0 +1,135 @@
+"""Data order: which sample stands where, as a pure function of (seed, epoch, index)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+import numpy as np
+from torch.utils.data import Sampler
+
+from training.errors import UserError
+
+
+@lru_cache(maxsize=2)  # a batch touches one epoch, or two where they meet
+def _permutation(size: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of one epoch, from a counter-based generator keyed by (seed, epoch)."""
+    key = np.array([seed, epoch], dtype=np.uint64)
+    # The smallest type that fits halves the memory: billions of tokens make millions of rows.
+    dtype = np.int32 if size <= np.iinfo(np.int32).max else np.int64
+    order = np.arange(size, dtype=dtype)
+    np.random.Generator(np.random.Philox(key=key)).shuffle(order)
+    order.flags.writeable = False
+    return order
+
+
+def sample_ids(size: int, seed: int, start: int, count: int) -> np.ndarray:
+    """Ids [count] (int64) of global samples start .. start + count - 1 of endless epochs.
+
+    Global sample i is entry i % size of the permutation of range(size) that belongs to epoch
+    i // size. Nothing else enters, so any position can be asked for without replaying the ones
+    before it. The first call for an epoch costs O(size), the following ones O(count).
+    """
+    if size < 1 or seed < 0 or start < 0 or count < 0:
+        raise ValueError(
+            f"sample_ids: size {size}, seed {seed}, start {start}, count {count}: "
+            "size must be at least 1, the others at least 0"
+        )
+    ids = np.empty(count, dtype=np.int64)
+    filled = 0
+    while filled < count:
+        epoch, offset = divmod(start + filled, size)
+        taken = min(size - offset, count - filled)
+        ids[filled : filled + taken] = _permutation(size, seed, epoch)[offset : offset + taken]
+        filled += taken
+    return ids
+
+
+class BatchIds(Sampler):
+    """Batch sampler of one process: the ids of its micro-batches, step after step.
+
+    Optimiser step s (first_step <= s < last_step) consumes global samples s * global_batch ..
+    (s + 1) * global_batch - 1, whatever the number of processes. They are cut into world_size
+    equal contiguous shares, process `rank` takes share number `rank`, and a share is cut into
+    micro-batches of micro_batch samples in order; only the last micro-batch of a share may be
+    smaller. Each item is a list of ids, one micro-batch; a step has `micro_batches` of them.
+    Epochs follow each other without a gap, so a batch may lie in two of them.
+
+    Raises UserError when the shares cannot be equal or a number is out of range.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        seed: int,
+        global_batch: int,
+        micro_batch: int,
+        rank: int,
+        world_size: int,
+        first_step: int,
+        last_step: int,
+    ) -> None:
+        super().__init__()
+        _check(size, seed, global_batch, micro_batch, rank, world_size, first_step)
+        self.size, self.seed = size, seed
+        self.global_batch, self.micro_batch = global_batch, micro_batch
+        self.share = global_batch // world_size
+        self.share_start = rank * self.share
+        self.first_step, self.last_step = first_step, last_step
+
+    @property
+    def micro_batches(self) -> int:
+        """Number of micro-batches in one optimiser step of this process."""
+        return -(-self.share // self.micro_batch)
+
+    def __len__(self) -> int:
+        return max(0, self.last_step - self.first_step) * self.micro_batches
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for step in range(self.first_step, self.last_step):
+            start = step * self.global_batch + self.share_start
+            ids = sample_ids(self.size, self.seed, start, self.share).tolist()
+            for first in range(0, self.share, self.micro_batch):
+                yield ids[first : first + self.micro_batch]
+
+
+def _check(
+    size: int,
+    seed: int,
+    global_batch: int,
+    micro_batch: int,
+    rank: int,
+    world_size: int,
+    first_step: int,
+) -> None:
+    """Refuses numbers that no data order can be made of."""
+    positive = {
+        "size": size,
+        "global_batch": global_batch,
+        "micro_batch": micro_batch,
+        "world_size": world_size,
+    }
+    for name, value in positive.items():
+        if value < 1:
+            raise UserError(f"{name}: {value} given, expected at least 1")
+    for name, value in {"seed": seed, "first_step": first_step}.items():
+        if value < 0:
+            raise UserError(f"{name}: {value} given, expected at least 0")
+    if not 0 <= rank < world_size:
+        raise UserError(f"rank: {rank} given, expected 0 .. {world_size - 1}")
+    if global_batch % world_size:
+        raise UserError(
+            f"global_batch: {global_batch} samples cannot be shared equally by {world_size} "
+            f"processes; expected a multiple of {world_size}"
+        )
+
+
+def eval_ids(size: int, rank: int, world_size: int) -> np.ndarray:
+    """Ids (int64) of the samples that process `rank` evaluates: every world_size-th one.
+
+    Over all ranks each sample occurs exactly once. When world_size does not divide the size,
+    the lower ranks have one sample more, so sums over samples must be reduced, not means.
+    """
+    if not 0 <= rank < world_size:
+        raise UserError(f"rank: {rank} given, expected 0 .. {world_size - 1}")
+    return np.arange(rank, size, world_size, dtype=np.int64)

@@ -1,0 +1,469 @@
+"""Sweeps: a grid of configs becomes runs, runs become one table.
+
+    python -m training.sweep nanolm_c4/sweeps/quickstart.yaml --workers 2 [--dry-run]
+
+Runs that are done are not run again. With `extend`, a cell of the grid (one curve at one width,
+say) whose best learning rate lies at an edge gets the next rate, until the optimum is inside or
+the limit is reached. `results.csv` has one row per run, in the order of the grid.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib
+import io
+import itertools
+import math
+import os
+import sys
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from training import runs
+from training.config import PositiveInt, Section, read_yaml, set_keys, validate
+from training.errors import UserError, one_line_errors
+from training.files import write_json, write_text
+from training.progress import Board
+from training.workers import RunFailed, Worker
+
+RESULT_COLUMNS = (
+    "status",
+    "step",
+    "steps",
+    "final_eval_loss",
+    "best_eval_loss",
+    "first_train_loss",
+    "final_train_loss",
+    "targets",
+    "parameters",
+)
+
+
+class Log2Range(Section):
+    """Powers of two from 2^low to 2^high."""
+
+    log2: tuple[float, float]
+    """Lowest and highest exponent, both included."""
+    step: Annotated[float, Field(gt=0)] = 1.0
+    """Distance between exponents; 0.5 is a factor sqrt(2)."""
+
+    def values(self) -> list[float]:
+        """The powers, rising."""
+        low, high = self.log2
+        count = math.floor((high - low) / self.step + 1e-9) + 1
+        return [2.0 ** (low + i * self.step) for i in range(count)]
+
+
+class Curve(Section):
+    """One line of a figure: its own settings and grid."""
+
+    set: dict[str, Any] = {}
+    """Config keys of this curve."""
+    grid: dict[str, list[Any] | Log2Range] = {}
+    """Keys to cross, added to the sweep's grid or replacing a key of it."""
+
+
+class MoreSeeds(Section):
+    """Other seeds where the grid has certain values."""
+
+    where: dict[str, list[Any]]
+    """Grid key -> values it applies to."""
+    seeds: list[int]
+    """The seeds there."""
+
+
+class Extend(Section):
+    """Follow an optimum that lies at the edge of a cell's grid."""
+
+    key: str
+    """Grid key of the quantity to extend, a positive number such as optimizer.lr."""
+    factor: Annotated[float, Field(gt=1)] = 2.0
+    """Ratio of a new point to the edge."""
+    points: PositiveInt = 6
+    """At most this many new points per cell."""
+
+
+class Transfer(Section):
+    """Run the best value of one cell in another one, too, so that using it there is measured."""
+
+    source: dict[str, Any]
+    """Grid values of the cell that was tuned, for example {model.width: 64}."""
+    target: dict[str, Any]
+    """Grid values of the cell that shall use its optimum."""
+
+
+class SweepConfig(Section):
+    """A sweep file."""
+
+    experiment: str
+    """Experiment folder: a package with a `train` module."""
+    config: str
+    """Base config, relative to the sweep file."""
+    set: dict[str, Any] = {}
+    """Config keys of all runs."""
+    grid: dict[str, list[Any] | Log2Range] = {}
+    """Keys to cross in every curve."""
+    curves: Annotated[dict[str, Curve], Field(min_length=1)]
+    """Curves by name."""
+    seeds: Annotated[list[int], Field(min_length=1)] = [0]
+    """Seeds of every point."""
+    more_seeds: list[MoreSeeds] = []
+    """Exceptions to `seeds`; the first that applies counts."""
+    extend: Extend | None = None
+    """Follow optima past the edge of the grid."""
+    transfer: Transfer | None = None
+    """Run one cell's optimum in another; needs `extend`."""
+    retries: Annotated[int, Field(ge=0)] = 1
+    """How often a run that fails for a reason of its own is tried again."""
+
+    @model_validator(mode="after")
+    def _extended_key_is_in_the_grid(self) -> SweepConfig:
+        for name, curve in self.curves.items():
+            if self.extend and self.extend.key not in {**self.grid, **curve.grid}:
+                raise ValueError(f"extend.key {self.extend.key!r} is not in the grid of {name!r}")
+        if self.transfer and not self.extend:
+            raise ValueError("transfer needs extend, which says whose optimum is meant")
+        return self
+
+
+Cell = tuple[str, tuple[tuple[str, Any], ...]]  # curve, and its grid values but the extended one
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep: where it is in the grid and what that makes its config."""
+
+    curve: str
+    values: tuple[tuple[str, Any], ...]
+    seed: int
+    config: Section
+    run: str
+
+    def cell(self, extended: str | None) -> Cell:
+        """The curve and the values that the extended key varies within."""
+        return self.curve, tuple(item for item in self.values if item[0] != extended)
+
+
+@dataclass
+class Sweep:
+    """A sweep file read, with its experiment and every point known so far."""
+
+    config: SweepConfig
+    path: Path
+    experiment: ModuleType
+    base: dict[str, Any]
+    folder: Path
+    points: list[Point] = field(default_factory=list)
+    added: dict[Cell, int] = field(default_factory=dict)
+
+    def point(self, curve: str, values: Mapping[str, Any], seed: int) -> Point:
+        """The point at some grid values; UserError if they make no valid config."""
+        settings = {**self.config.set, **self.config.curves[curve].set, **values, "seed": seed}
+        kind = self.experiment.Config
+        config = validate(kind, set_keys(self.base, settings), f"{self.path}, curve {curve!r}")
+        return Point(curve, tuple(values.items()), seed, config, runs.run_id(config, curve))
+
+    def seeds(self, values: Mapping[str, Any]) -> list[int]:
+        """The seeds at some grid values."""
+        for rule in self.config.more_seeds:
+            if all(values.get(key) in wanted for key, wanted in rule.where.items()):
+                return rule.seeds
+        return self.config.seeds
+
+    def expand(self, curve: str, values: Mapping[str, Any]) -> list[Point]:
+        """One point per seed, without those known already."""
+        known = {point.run for point in self.points}
+        new = [self.point(curve, values, seed) for seed in self.seeds(values)]
+        return [point for point in new if point.run not in known]
+
+    def cell_points(self, cell: Cell) -> list[Point]:
+        """The points of a cell."""
+        key = self.config.extend.key if self.config.extend else None
+        return [point for point in self.points if point.cell(key) == cell]
+
+
+def load_sweep(path: Path, results: Path = runs.RESULTS) -> Sweep:
+    """A sweep file, its experiment and its grid; UserError for anything that cannot run."""
+    config = validate(SweepConfig, read_yaml(path), str(path))
+    try:
+        experiment = importlib.import_module(f"{config.experiment}.train")
+    except ModuleNotFoundError:
+        raise UserError(
+            f"{path}: experiment {config.experiment!r} has no train.py here; run from the "
+            "repository's root and give the folder's name"
+        ) from None
+    base = read_yaml(path.parent / config.config)
+    folder = results / config.experiment / path.stem
+    sweep = Sweep(config, path, experiment, base, folder)
+    for curve in config.curves:
+        for values in grid_values({**config.grid, **config.curves[curve].grid}):
+            sweep.points += sweep.expand(curve, values)
+    return sweep
+
+
+def grid_values(grid: Mapping[str, list[Any] | Log2Range]) -> list[dict[str, Any]]:
+    """Every combination of a grid's values, the last key varying fastest."""
+    axes = [axis.values() if isinstance(axis, Log2Range) else axis for axis in grid.values()]
+    return [dict(zip(grid, combination)) for combination in itertools.product(*axes)]
+
+
+def next_value(losses: Mapping[float, float], factor: float) -> float | None:
+    """The value to try next when the lowest loss lies at an edge, or None when it lies inside.
+
+    `losses` maps positive values to mean losses, infinite where a run diverged; if all diverged
+    the next value is below the lowest.
+    """
+    values = sorted(losses)
+    best = min(values, key=lambda value: (losses[value], value))
+    if best == values[0] or math.isinf(losses[best]):
+        return values[0] / factor
+    return values[-1] * factor if best == values[-1] else None
+
+
+def mean_losses(
+    points: Iterable[Point], key: str, summaries: Mapping[str, dict[str, Any]]
+) -> dict[float, float] | None:
+    """Value of `key` -> final evaluation loss over seeds; None while a run is missing.
+
+    Runs that failed for a reason of their own are left out.
+    """
+    losses: dict[float, list[float]] = {}
+    for point in points:
+        if point.run not in summaries:
+            return None
+        summary = summaries[point.run]
+        if summary["status"] != "failed":
+            loss = summary["final_eval_loss"]
+            value = dict(point.values)[key]
+            losses.setdefault(value, []).append(math.inf if loss is None else loss)
+    return {value: sum(seeds) / len(seeds) for value, seeds in losses.items()}
+
+
+class Scheduler:
+    """Hands out points, largest first, and adds the ones that results ask for."""
+
+    def __init__(self, sweep: Sweep) -> None:
+        self.sweep = sweep
+        self.summaries: dict[str, dict[str, Any]] = {}
+        self.running: set[str] = set()
+        self.failures: dict[str, int] = {}
+        self.notes: list[str] = []
+        self.condition = threading.Condition()
+        for point in sweep.points:
+            self._recall(point)
+        for cell in dict.fromkeys(point.cell(self._key) for point in sweep.points):
+            self._grow(cell)
+        self._transfer()
+
+    @property
+    def _key(self) -> str | None:
+        return self.sweep.config.extend.key if self.sweep.config.extend else None
+
+    def take(self) -> Point | None:
+        """The next point to run; waits for results that may add one; None when all is done."""
+        with self.condition:
+            while not (waiting := self.waiting()):
+                if not self.running:
+                    return None
+                self.condition.wait()
+            point = max(waiting, key=lambda point: self.sweep.experiment.flops(point.config))
+            self.running.add(point.run)
+            return point
+
+    def waiting(self) -> list[Point]:
+        """The points that are neither done nor running."""
+        busy = self.running | self.summaries.keys()
+        return [point for point in self.sweep.points if point.run not in busy]
+
+    def finish(self, point: Point, summary: dict[str, Any]) -> None:
+        """Records a result and adds the points it asks for."""
+        with self.condition:
+            self.running.discard(point.run)
+            self.summaries[point.run] = summary
+            self._grow(point.cell(self._key))
+            self._transfer()
+            self.condition.notify_all()
+
+    def fail(self, point: Point, reason: str) -> None:
+        """Puts a failed run back, or reports it once its tries are used up."""
+        with self.condition:
+            tries = self.failures[point.run] = self.failures.get(point.run, 0) + 1
+            self.running.discard(point.run)
+            if tries <= self.sweep.config.retries:
+                self.condition.notify_all()
+                return
+        self.notes.append(f"{point.run} failed {tries} times: {reason}")
+        self.finish(point, {"status": "failed"})
+
+    def _recall(self, point: Point) -> None:
+        summary = runs.summary(self.sweep.folder / point.run)
+        if summary is not None:
+            self.summaries[point.run] = summary
+
+    def _add(self, cell: Cell, value: float) -> None:
+        curve, values = cell
+        for point in self.sweep.expand(curve, {**dict(values), self._key: value}):
+            self.sweep.points.append(point)
+            self._recall(point)
+
+    def _grow(self, cell: Cell) -> None:
+        """Extends a complete cell past its edge, also over points that earlier sweeps added."""
+        extend = self.sweep.config.extend
+        while extend:
+            losses = mean_losses(self.sweep.cell_points(cell), extend.key, self.summaries)
+            value = next_value(losses, extend.factor) if losses else None
+            if value is None:
+                return
+            if self.sweep.added.get(cell, 0) == extend.points:
+                note = f"{_cell_name(cell)}: best {extend.key} still at the edge, {extend.points} added"
+                self.notes += [] if note in self.notes else [note]
+                return
+            self.sweep.added[cell] = self.sweep.added.get(cell, 0) + 1
+            self._add(cell, value)
+
+    def _transfer(self) -> None:
+        rule = self.sweep.config.transfer
+        if rule is None:
+            return
+        for curve in self.sweep.config.curves:
+            cells = dict.fromkeys(p.cell(self._key) for p in self.sweep.points if p.curve == curve)
+            for source in [cell for cell in cells if rule.source.items() <= dict(cell[1]).items()]:
+                values = {**dict(source[1]), **rule.target}
+                target = (curve, tuple(values.items()))
+                losses = mean_losses(self.sweep.cell_points(source), self._key, self.summaries)
+                if losses and target in cells:
+                    self._add(target, min(losses, key=lambda value: losses[value]))
+
+
+def _cell_name(cell: Cell) -> str:
+    return " ".join([cell[0], *(f"{key}={value}" for key, value in cell[1])])
+
+
+def write_results(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path:
+    """results.csv: one row per run that is done, in the order of the grid."""
+    keys = list(dict.fromkeys(key for point in sweep.points for key, _ in point.values))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["curve", *keys, "seed", *RESULT_COLUMNS, "run"])
+    for point in sorted(sweep.points, key=_grid_order(sweep, keys)):
+        summary = summaries.get(point.run)
+        if summary is not None:
+            values = [dict(point.values).get(key) for key in keys]
+            results = [summary.get(column) for column in RESULT_COLUMNS]
+            writer.writerow([point.curve, *values, point.seed, *results, point.run])
+    path = sweep.folder / "results.csv"
+    write_text(path, text.getvalue())
+    return path
+
+
+def _grid_order(sweep: Sweep, keys: Sequence[str]):
+    curves = list(sweep.config.curves)
+
+    def order(point: Point) -> tuple:
+        values = [dict(point.values).get(key) for key in keys]
+        return (curves.index(point.curve), *((str(type(v)), v) for v in values), point.seed)
+
+    return order
+
+
+def write_manifest(sweep: Sweep) -> None:
+    """manifest.json: every run the sweep has asked for so far."""
+    entries = [
+        {"run": p.run, "curve": p.curve, "values": dict(p.values), "seed": p.seed}
+        for p in sweep.points
+    ]
+    write_json(sweep.folder / "manifest.json", entries)
+
+
+def _serve(index: int, scheduler: Scheduler, board: Board, environment: dict[str, str]) -> None:
+    """One thread: a worker process and the points it runs."""
+    sweep = scheduler.sweep
+    worker = Worker(environment)
+    try:
+        while (point := scheduler.take()) is not None:
+            board.start(index, point)
+            try:
+                summary = worker.run(
+                    sweep.config.experiment,
+                    point.config.model_dump(mode="json"),
+                    sweep.folder / point.run,
+                    lambda step, steps, loss: board.step(index, step, steps, loss),
+                )
+                scheduler.finish(point, summary)
+            except RunFailed as failure:
+                scheduler.fail(point, str(failure))
+            with scheduler.condition:
+                write_manifest(sweep)
+                write_results(sweep, scheduler.summaries)
+            board.done(index, point, scheduler)
+    finally:
+        worker.close()
+
+
+def run_sweep(sweep: Sweep, workers: int, threads: int) -> Scheduler:
+    """Runs what is not done and returns the scheduler with every summary."""
+    scheduler = Scheduler(sweep)
+    write_manifest(sweep)
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    board = Board(scheduler, sweep.experiment.flops)
+    serving = [
+        threading.Thread(target=_serve, args=(index, scheduler, board, environment), daemon=True)
+        for index in range(workers if scheduler.waiting() else 0)
+    ]
+    for thread in serving:
+        thread.start()
+    for thread in serving:
+        thread.join()
+    board.close()
+    write_manifest(sweep)
+    write_results(sweep, scheduler.summaries)
+    return scheduler
+
+
+def dry_run(sweep: Sweep) -> str:
+    """What a sweep would run, one line per run that is not done."""
+    scheduler = Scheduler(sweep)
+    lines = [
+        f"{' '.join(f'{key}={value}' for key, value in point.values)} seed={point.seed}  {point.run}"
+        for point in scheduler.waiting()
+    ]
+    flops = sum(sweep.experiment.flops(point.config) for point in scheduler.waiting())
+    total = f"{len(lines)} of {len(sweep.points)} runs to do, about {flops:.3g} FLOPs"
+    return "\n".join([*lines, total])
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a mistake of the user's is one line and exit code 2, a failed run exit code 1."""
+    parser = argparse.ArgumentParser(prog="python -m training.sweep", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("sweep", type=Path, help="YAML file, for example in nanolm_c4/sweeps/")
+    parser.add_argument("--workers", type=int, default=1, help="worker processes (default 1)")
+    parser.add_argument("--threads", type=int, help="threads per worker (default: cores / workers)")
+    parser.add_argument("--results", type=Path, default=runs.RESULTS, help="results folder")
+    parser.add_argument("--dry-run", action="store_true", help="list the runs to do and stop")
+    args = parser.parse_args(argv)
+    with one_line_errors():
+        if args.workers < 1 or (args.threads is not None and args.threads < 1):
+            raise UserError("--workers and --threads must be at least 1")
+        sweep = load_sweep(args.sweep, args.results)
+        if args.dry_run:
+            print(dry_run(sweep))
+            return
+        threads = args.threads or max(1, (os.cpu_count() or 1) // args.workers)
+        scheduler = run_sweep(sweep, args.workers, threads)
+    for note in scheduler.notes:
+        print(note, file=sys.stderr)
+    print(sweep.folder / "results.csv")
+    if any(summary["status"] == "failed" for summary in scheduler.summaries.values()):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
