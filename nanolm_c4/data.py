@@ -125,7 +125,11 @@ def _embedded_source(path: str | None, fraction: float) -> Source:
             "expected no path, or source local"
         )
     file = _embedded_file()
-    fingerprint = {"source": "embedded", "validation_fraction": fraction, "text_sha256": _sha256(file)}
+    fingerprint = {
+        "source": "embedded",
+        "validation_fraction": fraction,
+        "text_sha256": _sha256(file),
+    }
     return Source(
         "the embedded corpus",
         fingerprint,
@@ -351,7 +355,8 @@ def _texts(records: Iterable[dict], text_key: str, label: str) -> Iterator[str]:
     for record in records:
         if text_key not in record:
             raise UserError(
-                f"{label}: no column {text_key!r}; set text_key to one of {_nearest(text_key, record)}"
+                f"{label}: no column {text_key!r}; set text_key to one of "
+                f"{_nearest(text_key, record)}"
             )
         text = record[text_key]
         if text is None:
@@ -665,6 +670,7 @@ def _build(
     """Writes every file of a cache into the folder, meta.json last."""
     model = folder / "tokenizer.model"
     if tokenizer_path is None:
+        _some(source, "validation")  # an empty one is refused before the training, not after
         report(f"training a tokeniser of {vocab_size} pieces on {source.label}")
         train_tokenizer(_some(source, "train"), vocab_size, model)
     else:
@@ -804,7 +810,7 @@ def _publish(scratch: Path, final: Path) -> None:
             os.rename(scratch, final)
             return
         except OSError:
-            if not os.path.lexists(final) or os.path.samefile(scratch.parent, final):
+            if not os.path.lexists(final):
                 raise
         if cache_problem(final) is None:
             return
@@ -1011,7 +1017,7 @@ def _parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> None:
     """Prepares a corpus and prints its folder and meta.json; mistakes end with exit code 2."""
     options = _parser().parse_intermixed_args(arguments)
-    with one_line_errors():
+    with one_line_errors(OSError):  # a full disk, a folder without permission
         from nanolm_c4.config import Config
         from training.config import load
 

@@ -512,9 +512,12 @@ def test_constants_are_filled_exactly():
     assert values.unique().tolist() == [0.25]
 
 
-def test_values_depend_on_seed_and_name_alone():
+@pytest.mark.parametrize("distribution", [NORMAL, UNIFORM])
+def test_values_depend_on_seed_and_name_alone(distribution):
     """Neither the order of the model nor tensors added elsewhere move a draw."""
-    alone, first, last = drawn("a"), drawn("a", "b", "c"), drawn("c", "b", "a")
+    numbers = Numbers(0.5, distribution)
+    orders = (("a",), ("a", "b", "c"), ("c", "b", "a"))
+    alone, first, last = (drawn(*names, numbers=numbers) for names in orders)
     for other in (first, last):
         assert torch.equal(alone["a.weight"], other["a.weight"])
     assert torch.equal(first["b.weight"], last["b.weight"])
@@ -553,12 +556,12 @@ def test_initialising_twice_is_initialising_once():
     assert model.tokens.multiplier == multiplier
 
 
-def test_torchs_global_generator_is_left_alone():
-    model, result = Decoder(), decoder_plan()
+@pytest.mark.parametrize("distribution", [NORMAL, UNIFORM])
+def test_torchs_global_generator_is_left_alone(distribution):
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    result.initialise(model, seed=0)
+    drawn("a", numbers=Numbers(0.5, distribution), width=4)
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -501,6 +501,8 @@ def test_bordelon_first_layer_and_readout(N, H, L, alpha_depth, optimizer):
     readout = got[Role.READOUT]
     assert readout.multiplier == pytest.approx(first / (gamma * n), rel=1e-13)
     assert readout.init_std == pytest.approx(1 / first, rel=1e-13)
+    bias = got[Role.READOUT_BIAS]
+    assert (bias.init_distribution, bias.init_std, bias.init_mean) == ("constant", 0.0, 0.0)
     patches = prescription(Role.PATCH_EMBEDDING, PATCH, n)
     assert patches.init_std == pytest.approx(1 / first, rel=1e-13)
     assert patches.multiplier == pytest.approx(first / math.sqrt(PATCH), rel=1e-13)

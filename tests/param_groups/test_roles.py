@@ -237,8 +237,9 @@ def test_a_tensor_of_another_width_is_an_error_that_shows_both(case):
     role, module, layout, width = WIDTHS[case]
     assignment = one(module, "tensor", Rule("tensor.weight", role, layout))
     check_width(assignment, width)
-    with pytest.raises(PlanError, match=f"'tensor.weight'.* {width},.*width 5"):
-        check_width(assignment, 5)
+    for other in (5, width // 2, 2 * width):
+        with pytest.raises(PlanError, match=f"'tensor.weight'.* {width},.*width {other};"):
+            check_width(assignment, other)
 
 
 def test_vectors_may_have_any_size():

@@ -1,0 +1,169 @@
+"""Data order: a function of seed, epoch and index, whatever the processes and workers."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from training.errors import UserError
+from training.sampling import BatchIds, eval_ids, sample_ids
+
+ORDER = {"size": 50, "seed": 3, "global_batch": 12, "micro_batch": 4, "first_step": 0}
+# sample_ids(size=10, seed=7, start=0, count=20)
+FROZEN = [6, 3, 9, 1, 2, 0, 5, 7, 8, 4, 1, 9, 2, 8, 5, 0, 4, 3, 7, 6]
+
+
+def batches(**changes):
+    """All micro-batches of one process."""
+    settings = {**ORDER, "rank": 0, "world_size": 1, "last_step": 9, **changes}
+    return list(BatchIds(**settings))
+
+
+def flat(micro_batches):
+    return [i for ids in micro_batches for i in ids]
+
+
+class MemmapDataset(Dataset):
+    """Rows of a file on disk, as the experiments' data sets are."""
+
+    def __init__(self, file, rows):
+        self.file, self.rows = file, rows
+
+    def __len__(self):
+        return self.rows
+
+    def __getitem__(self, index):
+        values = np.memmap(self.file, np.int64, mode="r", shape=(self.rows, 3))
+        return torch.from_numpy(values[index].copy())
+
+
+def test_every_epoch_is_a_permutation():
+    ids = sample_ids(50, 0, 0, 150).reshape(3, 50)
+    assert ids.dtype == np.int64
+    assert (np.sort(ids, axis=1) == np.arange(50)).all()
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    first, second = sample_ids(50, 0, 0, 100).reshape(2, 50)
+    assert not (first == second).all()
+    assert not (first == sample_ids(50, 1, 0, 50)).all()
+    # Seed and epoch are not added up: (0, epoch 1) and (1, epoch 0) differ.
+    assert not (second == sample_ids(50, 1, 0, 50)).all()
+
+
+def test_order_is_frozen():
+    """Results cite seeds; another numpy must not silently give them another order."""
+    assert sample_ids(10, 7, 0, 20).tolist() == FROZEN
+
+
+def test_any_window_equals_the_same_part_of_the_whole():
+    whole = sample_ids(7, 5, 0, 40)
+    for start, count in [(0, 0), (3, 4), (5, 4), (6, 1), (7, 7), (2, 30), (39, 1)]:
+        assert (sample_ids(7, 5, start, count) == whole[start : start + count]).all()
+
+
+def test_a_far_position_costs_one_epoch_only():
+    assert len(sample_ids(10, 0, 10**15 + 3, 4)) == 4
+
+
+def test_changing_a_result_changes_no_later_one():
+    ids = sample_ids(10, 0, 0, 10)
+    before = ids.copy()
+    ids[:] = 0
+    assert (sample_ids(10, 0, 0, 10) == before).all()
+
+
+@pytest.mark.parametrize("numbers", [(0, 0, 0, 1), (5, -1, 0, 1), (5, 0, -1, 1), (5, 0, 0, -1)])
+def test_sample_ids_refuses_impossible_numbers(numbers):
+    with pytest.raises(ValueError, match="sample_ids"):
+        sample_ids(*numbers)
+
+
+def test_one_process_reads_the_global_order():
+    assert flat(batches()) == sample_ids(50, 3, 0, 108).tolist()
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_ranks_in_order_make_up_the_global_batch(world_size):
+    whole = np.array(flat(batches())).reshape(9, 12)
+    shares = [
+        np.array(flat(batches(rank=rank, world_size=world_size))).reshape(9, -1)
+        for rank in range(world_size)
+    ]
+    assert (np.concatenate(shares, axis=1) == whole).all()
+
+
+@pytest.mark.parametrize(("micro_batch", "sizes"), [(1, [1] * 12), (5, [5, 5, 2]), (99, [12])])
+def test_micro_batches_keep_the_order(micro_batch, sizes):
+    cut = batches(micro_batch=micro_batch)
+    assert flat(cut) == flat(batches())
+    assert [len(ids) for ids in cut[: len(sizes)]] == sizes
+
+
+def test_micro_batches_never_span_two_steps():
+    sampler = BatchIds(**{**ORDER, "micro_batch": 5}, rank=0, world_size=1, last_step=9)
+    assert sampler.micro_batches == 3
+    steps = np.array(flat(sampler)).reshape(9, 12)
+    for step, ids in enumerate(steps):
+        own = list(sampler)[3 * step : 3 * step + 3]
+        assert flat(own) == ids.tolist()
+
+
+@pytest.mark.parametrize("step", [1, 4, 8, 9])
+def test_starting_at_a_step_equals_skipping(step):
+    assert batches(first_step=step) == batches()[3 * step :]
+
+
+@pytest.mark.parametrize("changes", [{}, {"micro_batch": 5}, {"first_step": 4}, {"last_step": 0}])
+def test_length_is_the_number_of_micro_batches(changes):
+    settings = {**ORDER, "rank": 0, "world_size": 1, "last_step": 9, **changes}
+    assert len(BatchIds(**settings)) == len(batches(**changes))
+
+
+def test_unequal_shares_are_refused():
+    with pytest.raises(UserError, match="global_batch: 12 .* 5 processes.* multiple of 5"):
+        batches(world_size=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("size", 0),
+        ("global_batch", 0),
+        ("micro_batch", 0),
+        ("world_size", 0),
+        ("seed", -1),
+        ("first_step", -1),
+        ("rank", 1),
+        ("rank", -1),
+    ],
+)
+def test_impossible_numbers_are_refused_by_name(name, value):
+    with pytest.raises(UserError, match=f"^{name}: {value} given"):
+        batches(**{name: value})
+
+
+@pytest.mark.parametrize(("size", "world_size"), [(10, 1), (10, 3), (2, 4), (0, 2), (12, 4)])
+def test_evaluation_takes_each_sample_once(size, world_size):
+    shares = [eval_ids(size, rank, world_size) for rank in range(world_size)]
+    assert sorted(np.concatenate(shares).tolist()) == list(range(size))
+    assert max(map(len, shares)) - min(map(len, shares)) <= 1
+
+
+def test_evaluation_refuses_a_rank_outside_the_world():
+    with pytest.raises(UserError, match="rank: 2 given"):
+        eval_ids(10, 2, 2)
+
+
+def test_workers_change_no_batch(tmp_path):
+    file = tmp_path / "rows.bin"
+    np.random.default_rng(0).integers(0, 1000, (50, 3)).tofile(file)
+
+    def read(workers):
+        sampler = BatchIds(**ORDER, rank=1, world_size=2, last_step=9)
+        data = MemmapDataset(file, 50)
+        return list(DataLoader(data, batch_sampler=sampler, num_workers=workers))
+
+    alone, helped = read(0), read(2)
+    assert len(alone) == len(helped) == 18
+    assert all(torch.equal(a, b) for a, b in zip(alone, helped, strict=True))
