@@ -50,7 +50,7 @@ def show_exponents(args: argparse.Namespace) -> str:
     """Everett et al., Table 1."""
     if args.json:
         return json.dumps(exponents.everett_table(), indent=1)
-    return exponents.format_table()
+    return exponents.format_table().rstrip()
 
 
 def show_solution(args: argparse.Namespace) -> str:
@@ -62,7 +62,9 @@ def show_solution(args: argparse.Namespace) -> str:
 
 def show_table(args: argparse.Namespace) -> str:
     """What a prescription gives every role at one width."""
-    _check_sizes(args, "head_dim", "mlp_ratio", "patch_inputs", "outputs")
+    _fill(args)
+    sizes = [name for name in ("head_dim", "mlp_ratio", "patch_inputs", "outputs") if name in args]
+    _check_sizes(args, *sizes)
     prescription = _PRESCRIPTIONS[args.prescription](args)
     numbers = {
         str(role): prescription(role, *_fans(role, prescription.width, args))
@@ -123,6 +125,43 @@ def _bordelon(args: argparse.Namespace) -> Prescription:
 
 
 _PRESCRIPTIONS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon}
+
+
+# The options each prescription reads, with their defaults.
+_COMMON = {"width": None, "mlp_ratio": 4}
+_OPTIONS: dict[str, dict[str, object]] = {
+    "everett": {
+        **_COMMON,
+        "parameterization": "standard",
+        "alignment": "full",
+        "base_width": None,
+        "eps_per_layer": False,
+        "embedding_std": None,
+    },
+    "dinan": {**_COMMON, "strategy": "neural_tangent", "s": None, "mlp_factor": "drop"},
+    "bordelon": {
+        "heads": None,
+        "depth": None,
+        "alpha_attention": 1.0,
+        "alpha_depth": 1.0,
+        "beta0": 1.0,
+        "gamma0": 1.0,
+    },
+}
+
+
+def _fill(args: argparse.Namespace) -> None:
+    """Sets the prescription's defaults; PlanError for an option it would ignore."""
+    own = _OPTIONS[args.prescription]
+    for name in dict.fromkeys(name for options in _OPTIONS.values() for name in options):
+        if name in args and name not in own:
+            readers = " and ".join(key for key, options in _OPTIONS.items() if name in options)
+            raise PlanError(
+                f"--{name.replace('_', '-')} goes with --prescription {readers}, "
+                f"not {args.prescription}"
+            )
+    for name, default in own.items():
+        vars(args).setdefault(name, default)
 
 
 def _require(args: argparse.Namespace, *names: str) -> None:
@@ -225,31 +264,35 @@ def _add_table(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--prescription", required=True, choices=_PRESCRIPTIONS)
     parser.add_argument("--optimizer", default="adam", help=", ".join(OPTIMIZER_FAMILY))
     parser.add_argument("--model", choices=_STEMS, default="language", help="stem and head")
-    parser.add_argument("--width", type=int, help="n (everett, dinan)")
-    parser.add_argument("--head-dim", type=int, help="N (bordelon); sets attention_scale")
-    parser.add_argument("--mlp-ratio", type=int, default=4, help="M (everett, dinan)")
+    parser.add_argument("--head-dim", type=int, help="head dimension, N in bordelon")
     parser.add_argument("--patch-inputs", type=int, default=768, help="inputs of a patch (vision)")
     parser.add_argument("--outputs", type=int, default=1000, help="classes or vocabulary")
     parser.add_argument("--json", action="store_true")
+    width = {"type": int, "help": "n"}
+    ratio = {"type": int, "help": "MLP width over n, M in dinan (default 4)"}
+    _own(parser, "width", **width)
+    _own(parser, "mlp-ratio", **ratio)
     everett = parser.add_argument_group("everett")
-    everett.add_argument("--parameterization", default="standard")
-    everett.add_argument("--alignment", default="full", help="full, none or global")
-    everett.add_argument("--base-width", type=int)
-    everett.add_argument("--eps-per-layer", action="store_true")
-    everett.add_argument("--embedding-std", type=float)
+    _own(everett, "parameterization", help=", ".join(exponents.PARAMETERIZATIONS))
+    _own(everett, "alignment", help="full, none or global")
+    _own(everett, "base-width", type=int, help="width at which the exponents cancel")
+    _own(everett, "eps-per-layer", action="store_true", help="scale epsilon with the gradient")
+    _own(everett, "embedding-std", type=float, help="scale of the embedding after its multiplier")
     dinan = parser.add_argument_group("dinan")
-    names = ", ".join((*DINAN_STRATEGIES, "meta_principled"))
-    dinan.add_argument("--strategy", default="neural_tangent", help=names)
-    dinan.add_argument("--s", type=float, help="in [0, 1], with meta_principled")
-    dinan.add_argument("--mlp-factor", default="drop", help="keep or drop M")
+    _own(dinan, "strategy", help=", ".join((*DINAN_STRATEGIES, "meta_principled")))
+    _own(dinan, "s", type=float, help="in [0, 1], with meta_principled")
+    _own(dinan, "mlp-factor", help="keep or drop M (default drop)")
     bordelon = parser.add_argument_group("bordelon")
-    bordelon.add_argument("--heads", type=int, help="H")
-    bordelon.add_argument("--depth", type=int, help="L")
-    bordelon.add_argument("--alpha-attention", type=float, default=1.0)
-    bordelon.add_argument("--alpha-depth", type=float, default=1.0)
-    bordelon.add_argument("--beta0", type=float, default=1.0)
-    bordelon.add_argument("--gamma0", type=float, default=1.0)
+    _own(bordelon, "heads", type=int, help="H")
+    _own(bordelon, "depth", type=int, help="L")
+    for name in ("alpha-attention", "alpha-depth", "beta0", "gamma0"):
+        _own(bordelon, name, type=float, help="default 1")
     parser.set_defaults(command=show_table)
+
+
+def _own(parser: argparse._ActionsContainer, name: str, **options: object) -> None:
+    """An option of some prescriptions only: absent unless given, so that `_fill` can tell."""
+    parser.add_argument(f"--{name}", default=argparse.SUPPRESS, **options)
 
 
 if __name__ == "__main__":

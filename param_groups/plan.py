@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from param_groups.prescriptions import CONSTANT, UNIFORM, Numbers, Prescription, choose
-from param_groups.roles import Assignment, PlanError, Rule, assign, check_width
+from param_groups.roles import Assignment, PlanError, Role, Rule, assign, check_width
 
 # The three meanings of a weight decay wd, as the decay of one step at the peak of the schedule:
 # independent: wd; global: lr * wd with the global rate (Dinan, Yaida & Zhang (1.94));
@@ -103,7 +103,7 @@ class Plan:
                     raise PlanError(
                         f"layer {path!r} has one multiplier, but the plan wants "
                         f"{other.multiplier:g} for {other.name!r} and {row.multiplier:g} for "
-                        f"{row.name!r}"
+                        f"{row.name!r}; plan with absorb_multipliers=True"
                     )
         for path, row in layers.items():
             _set_multiplier(model.get_submodule(path), row)
@@ -205,6 +205,7 @@ def plan(
     means what `decay_mode` says (DECAY_MODES). With `absorb_multipliers` forward multipliers are
     moved into initialisation, rate and epsilon, which trains the same and lets any module follow
     a parameterisation that has them; every tensor decays as it would have with its multiplier.
+    Only clipping by the gradient's norm sees a difference, since the norm changes.
 
     Raises PlanError for a model, rule, width or number that cannot be given a learning rate.
     """
@@ -216,6 +217,7 @@ def plan(
     for assignment in assign(model, rules):
         check_width(assignment, prescription.width)
         numbers = prescription(assignment.role, *assignment.fans)
+        _check_tie(assignment, numbers, prescription)
         wd = weight_decay if numbers.decays else 0.0
         if absorb_multipliers:
             absorbed = numbers.absorbed(prescription.optimizer)
@@ -224,6 +226,22 @@ def plan(
             numbers = absorbed
         rows.append(_row(assignment, numbers, lr, eps, wd, decay_mode))
     return Plan(tuple(rows), prescription.describe(), lr, eps, weight_decay, decay_mode)
+
+
+def _check_tie(assignment: Assignment, numbers: Numbers, prescription: Prescription) -> None:
+    """Refuses a word embedding that is also the readout where one row cannot serve as both."""
+    shared = assignment.tied_to and assignment.role is Role.TOKEN_EMBEDDING
+    if not shared or prescription.ties_readout():
+        return
+    rows, width = assignment.parameter.shape[0], prescription.width
+    readout = prescription(Role.READOUT, width, rows)
+    if (readout.lr, readout.multiplier) != (numbers.lr, numbers.multiplier):
+        raise PlanError(
+            f"{assignment.name!r} is tied to {', '.join(assignment.tied_to)}, but "
+            f"{type(prescription).__name__} gives {Role.TOKEN_EMBEDDING} lr {numbers.lr:g} x and "
+            f"multiplier {numbers.multiplier:g}, {Role.READOUT} lr {readout.lr:g} x and "
+            f"multiplier {readout.multiplier:g}; untie them"
+        )
 
 
 def _row(

@@ -109,6 +109,10 @@ class Prescription(ABC):
         """The factor on logits computed from a tied word embedding (N_rescale in Dinan et al.)."""
         return 1.0
 
+    def ties_readout(self) -> bool:
+        """Whether the numbers of a word embedding are meant for a readout tied to it, too."""
+        return False
+
     def describe(self) -> dict[str, object]:
         """The prescription's fields by name, ready for JSON."""
         values = asdict(self)  # type: ignore[call-overload]
@@ -178,7 +182,7 @@ class Everett(Prescription):
 
     `alignment` is "full", "none", "global" (c_l = 0: the one rate everybody uses) or an
     `Alignment` whose exponents the solver finds. With `eps_per_layer`, epsilon scales as the
-    gradient does, (n/b)^(-g_l). Init std and multiplier are absolute powers of n. `embedding_std`
+    gradient does, (n/b)^(-g_l), and as its square in Adafactor, which adds epsilon to g^2. Init std and multiplier are absolute powers of n. `embedding_std`
     is the effective scale (multiplier times std) of embeddings and positions at every width, by
     default the paper's: 0.01, and 1 for muP. A matrix whose fan-in is not n (the MLP's second)
     keeps the multiplier, rate and epsilon of n and carries the constant in its std, so that its
@@ -256,7 +260,8 @@ class Everett(Prescription):
     def _eps_exponent(self, layer_type: str) -> Fraction:
         if not self.eps_per_layer:
             return Fraction(0)
-        return exponents.gradient_exponents(self.parameterization)[layer_type]
+        gradient = exponents.gradient_exponents(self.parameterization)[layer_type]
+        return 2 * gradient if self.optimizer == "adafactor" else gradient
 
     def _init(
         self, role: Role, layer_type: str, fan_in: int, b: Fraction, multiplier: float
@@ -401,6 +406,10 @@ class Dinan(Prescription):
         """N_rescale = n^(-(1+s)/2), (1.34); 1 in the standard runs."""
         s = self.exponent_s
         return 1.0 if s is None else self.width ** (-(1 + s) / 2)
+
+    def ties_readout(self) -> bool:
+        """True for BART, whose word embedding serves encoder, decoder and output."""
+        return self.init == "bart"
 
     def _gradient(self, role: Role, fan_out: int) -> float:
         """Per-parameter gradient magnitude at s = 0, the factor between (1.99) and (1.108)."""

@@ -212,7 +212,7 @@ def _matching(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
 
 
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
-    if len({(rule.role, rule.layout) for rule in matching}) == 1:
+    if len({(rule.role, rule.layout or default_layout(rule.role)) for rule in matching}) == 1:
         return matching[0]
     tied = f" (tied to {', '.join(names[1:])}; name it once)" if names[1:] else ""
     claims = " and ".join(f"{rule.pattern!r} -> {rule.role}" for rule in matching)

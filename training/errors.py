@@ -12,10 +12,26 @@ class UserError(ValueError):
 
 
 @contextmanager
-def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
-    """Ends a command with exit code 2 and one line on stderr for UserError and `kinds`."""
+def one_line_errors() -> Iterator[None]:
+    """Ends a command with exit code 2 and one line on stderr for a mistake of the user's.
+
+    That is a UserError, or param_groups' own PlanError and ExponentError; the rest is ours and
+    keeps its traceback.
+    """
     try:
         yield
-    except (UserError, *kinds) as error:
+    except Exception as error:
+        if not _is_users(error):
+            raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _is_users(error: Exception) -> bool:
+    if isinstance(error, UserError):
+        return True
+    # Imported here because it imports torch, which a mistyped command need not wait for.
+    from param_groups import PlanError
+    from param_groups.exponents import ExponentError
+
+    return isinstance(error, (PlanError, ExponentError))

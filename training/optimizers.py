@@ -28,6 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from training.errors import UserError
+
 OPTIMIZERS = ("sgd", "adam", "adam_param_scaling", "adafactor", "adam_atan2")
 
 # Everett et al., Appendix C, leave optax's defaults in place for these four.
@@ -44,7 +46,7 @@ _FUSED_DEVICES = ("cpu", "cuda")
 Group = dict[str, Any]
 
 
-class OptimizerError(ValueError):
+class OptimizerError(UserError):
     """An optimiser cannot be built from, or cannot step with, what it was given."""
 
 

@@ -10,10 +10,12 @@ import difflib
 import math
 from typing import Any, Protocol
 
+from training.errors import UserError
+
 SCHEDULES = ("cosine", "linear", "constant")
 
 
-class ScheduleError(ValueError):
+class ScheduleError(UserError):
     """A schedule was asked for with numbers or a name that make none."""
 
 

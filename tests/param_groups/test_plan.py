@@ -461,9 +461,36 @@ def test_the_table_keeps_blocks_with_other_numbers_apart():
 def test_the_table_shows_tied_names_and_constants():
     model = Decoder()
     model.readout.weight = model.tokens.weight
-    text = plan(model, RULES[:-1], mup(), lr=0.1).table()
-    assert "tokens.weight (= readout.weight)" in text
+    tied = plan(model, RULES[:-1], Everett("standard", WIDTH, 4, alignment="global"), lr=0.1)
+    assert "tokens.weight (= readout.weight)" in tied.table()
+    text = plan(Decoder(), RULES, mup(), lr=0.1).table()
     assert "constant 0.3536" in text  # 8^(-1/2), the norm scales' initial value
+
+
+@pytest.mark.parametrize("absorb", [False, True])
+@pytest.mark.parametrize(
+    ("prescription", "fits"),
+    [
+        (mup(), False),  # the readout would get the embedding's multiplier
+        (Everett("standard", WIDTH, 4), False),  # and here its rate
+        (Everett("standard", WIDTH, WIDTH), True),
+        (Everett("standard", WIDTH, 4, alignment="global"), True),
+        (Dinan(WIDTH, init="bart"), True),  # has a factor of its own on tied logits
+    ],
+)
+def test_an_embedding_is_also_the_readout_only_where_one_row_can_serve_both(
+    prescription, fits, absorb
+):
+    model = nn.Module()
+    model.tokens, model.readout = Embedding(11, WIDTH), Linear(WIDTH, 11)
+    model.readout.weight = model.tokens.weight
+    rules = (Rule("tokens.weight", Role.TOKEN_EMBEDDING),)
+    make = lambda: plan(model, rules, prescription, lr=0.1, absorb_multipliers=absorb)  # noqa: E731
+    if fits:
+        assert len(make().rows) == 1
+    else:
+        with pytest.raises(PlanError, match="'tokens.weight' is tied to readout.weight.*untie"):
+            make()
 
 
 # ------------------------------------------------------------------------------------------------
@@ -613,7 +640,8 @@ def test_a_second_plan_replaces_the_multipliers():
 def test_both_layers_of_a_tied_tensor_get_its_multiplier():
     model = Decoder()
     model.readout.weight = model.tokens.weight
-    fixed = Fixed(token_embedding=Numbers(0.5, multiplier=3.0))
+    numbers = Numbers(0.5, multiplier=3.0)
+    fixed = Fixed(token_embedding=numbers, readout=numbers)
     plan(model, RULES[:-1], fixed, lr=0.1).initialise(model, seed=0)
     assert model.tokens.multiplier == model.readout.multiplier == 3.0
 
