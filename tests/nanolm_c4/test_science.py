@@ -1,0 +1,192 @@
+"""What the theory promises of the decoder: equivalent parameterisations, gradients, base width."""
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from nanolm_c4 import train
+from nanolm_c4.config import Config
+from param_groups import Everett, plan
+from param_groups.roles import DECODER_RULES
+from training import optimizers
+from training.config import load
+from training.fits import power_law
+
+VOCABULARY, CONTEXT = 48, 16
+
+
+def config(**keys):
+    """The laptop config, small, with dotted keys (`__` for the dot) changed."""
+    changes = {"model.layers": 2, "model.context": CONTEXT, "model.head_dim": 8}
+    changes |= {key.replace("__", "."): value for key, value in keys.items()}
+    words = [f"{key}={'null' if value is None else value}" for key, value in changes.items()]
+    return load(Config, "nanolm_c4/configs/laptop.yaml", words)
+
+
+def build(settings, dtype=torch.float64):
+    """(initialised model, plan) of a config."""
+    model = train.build_model(settings, VOCABULARY).to(dtype)
+    numbers = train.build_plan(settings, model)
+    numbers.initialise(model, settings.seed)
+    return model, numbers
+
+
+def batch(seed, rows=4):
+    """Rows that count up in steps of five from random starts: something to learn."""
+    generator = torch.Generator().manual_seed(seed)
+    starts = torch.randint(0, VOCABULARY, (rows, 1), generator=generator)
+    ids = (starts + 5 * torch.arange(CONTEXT + 1)) % VOCABULARY
+    return ids[:, :-1], ids[:, 1:]
+
+
+def losses(settings, steps=20, optimizer="adam_atan2"):
+    """The losses of some steps in float64, trained as planned."""
+    model, numbers = build(settings)
+    rule = optimizers.build(optimizer, numbers.groups(model), betas=(0.9, 0.95))
+    history = []
+    for step in range(steps):
+        loss = model(*batch(step)) / (4 * CONTEXT)
+        history.append(loss.item())
+        rule.zero_grad()
+        loss.backward()
+        rule.step()
+    return history
+
+
+# Everett et al., B.2: W' = W n^-theta moves a constant from the initial weights into the
+# multiplier. With rates gamma (n/b)^-c the same move at the base width needs gamma' = gamma
+# b^theta: here theta is (embedding, hidden, readout).
+PAIRS = {("standard", "ntk"): (0.0, 0.5, 0.5), ("mup", "mean_field"): (0.5, 0.5, 0.5)}
+
+
+@pytest.mark.parametrize("alignment", ["full", "none"])
+@pytest.mark.parametrize("optimizer", ["adam_atan2", "adam"])
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("width", [16, 48])
+def test_equivalent_parameterisations_train_alike(pair, optimizer, alignment, width):
+    base, thetas = 32, PAIRS[pair]
+    first, second = (
+        config(
+            model__width=width,
+            prescription__parameterization=name,
+            prescription__alignment=alignment,
+            prescription__base_width=base,
+            prescription__embedding_std=0.3,  # equal effective scales
+            prescription__qk_exponent=-0.5,
+            optimizer__lr=0.01,
+            optimizer__eps=1e-30,
+            optimizer__name=optimizer,
+            **gammas,
+        )
+        for name, gammas in zip(
+            pair,
+            (
+                {},
+                {
+                    f"prescription__gamma_{layer}": base**theta
+                    for layer, theta in zip(("embedding", "hidden", "readout"), thetas)
+                },
+            ),
+        )
+    )
+    one, two = losses(first, optimizer=optimizer), losses(second, optimizer=optimizer)
+    assert one == pytest.approx(two, rel=1e-10, abs=0)
+    assert one[-1] < one[0] - 0.1  # something was learnt
+
+
+def test_parameterisations_of_different_classes_do_not_train_alike():
+    runs = [
+        losses(config(model__width=16, prescription__parameterization=name), steps=5)
+        for name in ("standard", "mup")
+    ]
+    assert abs(runs[0][-1] - runs[1][-1]) > 1e-3
+
+
+@pytest.mark.parametrize("alignment", ["full", "none", "global"])
+@pytest.mark.parametrize("name", ["standard", "ntk", "mup", "mean_field"])
+def test_at_the_base_width_training_is_plain_torch_adam(name, alignment):
+    settings = config(
+        model__width=32,
+        prescription__parameterization=name,
+        prescription__alignment=alignment,
+        prescription__base_width=32,
+    )
+    (model, numbers), (plain, _) = build(settings), build(settings)
+    ours = optimizers.build("adam", numbers.groups(model), betas=(0.9, 0.95))
+    torchs = torch.optim.Adam(plain.parameters(), lr=settings.optimizer.lr, betas=(0.9, 0.95), eps=1e-9)
+    for step in range(5):
+        for network, rule in ((model, ours), (plain, torchs)):
+            rule.zero_grad()
+            (network(*batch(step)) / (4 * CONTEXT)).backward()
+            rule.step()
+    for mine, theirs in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+# Everett et al., Table 1, column "Gradient".
+GRADIENTS = {
+    "standard": {"embedding": -1 / 2, "hidden": -1 / 2, "readout": 0},
+    "ntk": {"embedding": -1 / 2, "hidden": -1, "readout": -1 / 2},
+    "mup": {"embedding": -1 / 2, "hidden": -1, "readout": -1 / 2},
+    "mean_field": {"embedding": -1, "hidden": -3 / 2, "readout": -1},
+}
+PROBES = {
+    "embedding": "token_embedding.weight",
+    "hidden": "blocks.0.mlp.up.weight",
+    "readout": "readout.weight",
+}
+WIDTHS = (64, 128, 256, 512)
+
+
+def gradient_rms(name, seed):
+    """Layer type -> RMS of the gradient at initialisation, at each width.
+
+    Embedding and positions are given effective scale 1, the scale of the theory's model.
+    """
+    rms = {layer: [] for layer in PROBES}
+    for width in WIDTHS:
+        settings = config(
+            model__width=width,
+            model__head_dim=16,
+            prescription__parameterization=name,
+            prescription__embedding_std=1.0,
+            seed=seed,
+        )
+        model, _ = build(settings, torch.float32)
+        (model(*batch(seed, rows=16)) / (16 * CONTEXT)).backward()
+        for layer, tensor in PROBES.items():
+            rms[layer].append(model.get_parameter(tensor).grad.square().mean().sqrt().item())
+    return rms
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients_at_initialisation_scale_as_in_the_table(name):
+    runs = [gradient_rms(name, seed) for seed in range(3)]
+    for layer, expected in GRADIENTS[name].items():
+        mean = [math.exp(sum(math.log(run[layer][i]) for run in runs) / 3) for i in range(len(WIDTHS))]
+        assert power_law(WIDTHS, mean).exponent == pytest.approx(expected, abs=0.1), layer
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_logits_start_at_the_scale_of_the_parameterisation(name):
+    """Order one for standard and NTK, width^(-1/2) for muP and mean field."""
+    scales = []
+    for width in WIDTHS:
+        settings = config(
+            model__width=width, model__head_dim=16, prescription__parameterization=name
+        )
+        model, _ = build(settings, torch.float32)
+        scales.append(model(batch(0)[0]).detach().square().mean().sqrt().item())
+    expected = 0.0 if name in ("standard", "ntk") else -0.5
+    assert power_law(WIDTHS, scales).exponent == pytest.approx(expected, abs=0.05)
+
+
+def test_every_tensor_of_the_decoder_has_a_row_and_one_group():
+    model = train.build_model(config(model__width=32), VOCABULARY)
+    for name, alignment in itertools.product(GRADIENTS, ("full", "none", "global")):
+        prescription = Everett(name, 32, 64, alignment=alignment)
+        numbers = plan(model, DECODER_RULES, prescription, lr=0.1)
+        names = [n for group in numbers.groups(model) for n in group["param_names"]]
+        assert sorted(names) == sorted(n for n, _ in model.named_parameters())
