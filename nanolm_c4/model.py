@@ -79,8 +79,8 @@ class Decoder(nn.Module):
     """A decoder-only language model of `layers` blocks.
 
     Has 12 L D^2 + 2 V D + T D + (2L + 1) D parameters at the MLP width F = 4D. `attention_scale`
-    comes from the prescription. `chunked_loss` never holds all logits at once: less memory, and
-    on a CPU 1.6 to 6 times the time of the plain loss at V = 32,101.
+    comes from the prescription. `chunked_loss` never holds all logits at once; it saves
+    memory and, on a CPU, mostly costs time (nanolm_c4/README.md).
     """
 
     def __init__(

@@ -70,6 +70,9 @@ def read(path: Path) -> pd.DataFrame:
         raise TableError(f"{path}: no column {missing[0]!r}; is it the results.csv of this sweep?")
     if table.empty:
         raise TableError(f"{path}: no runs in it; run the sweep first")
+    for curve in (STANDARD, MUP):
+        if curve not in set(table.curve):
+            raise TableError(f"{path}: no runs of curve {curve!r}; finish the sweep first")
     return table
 
 
@@ -152,7 +155,7 @@ def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
 
     sns.set_theme(style="whitegrid", context="paper")
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), constrained_layout=True)
-    colors = dict(zip(sorted(table[WIDTH].unique()), sns.color_palette("viridis", 4)))
+    colors = dict(zip(sorted(table[WIDTH].unique()), sns.color_palette("viridis", table[WIDTH].nunique())))
     for axis, curve in zip(axes, (STANDARD, MUP)):
         _draw_losses(axis, table, curve, colors)
     axes[1].sharey(axes[0])

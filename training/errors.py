@@ -12,16 +12,16 @@ class UserError(ValueError):
 
 
 @contextmanager
-def one_line_errors() -> Iterator[None]:
+def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Ends a command with exit code 2 and one line on stderr for a mistake of the user's.
 
-    That is a UserError, or param_groups' own PlanError and ExponentError; the rest is ours and
-    keeps its traceback.
+    That is a UserError, param_groups' own PlanError and ExponentError, or one of `kinds`; the
+    rest is ours and keeps its traceback.
     """
     try:
         yield
     except Exception as error:
-        if not _is_users(error):
+        if not (isinstance(error, kinds) or _is_users(error)):
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

@@ -101,7 +101,9 @@ OTHER = {
     "training.eval_every": "2",
     "training.eval_samples": "5",
     "training.precision": "bf16",
-    "training.divergence_factor": ("1.0001", "optimizer.lr=0.3"),
+    "training.divergence_factor": (
+        "1.0001", "optimizer.lr=3.0", "training.divergence_factor=1000.0"
+    ),
     "model.width": "32",
     "model.layers": "2",
     "model.head_dim": "8",

@@ -1,0 +1,60 @@
+"""Keeps a sweep's table with the figures it draws: `python -m plots.ship results.csv NAME`.
+
+Copies the table to plots/data/NAME.csv and writes NAME.json beside it: commit, versions, device
+and number of runs, read from the runs' summaries.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+DATA = Path(__file__).resolve().parent / "data"
+
+
+class ShipError(ValueError):
+    """A table without the runs it came from, or from more than one environment."""
+
+
+def provenance(table: Path) -> dict[str, object]:
+    """The environment all runs of a table share; ShipError when they differ or are missing."""
+    with open(table, newline="", encoding="utf-8") as file:
+        names = [row["run"] for row in csv.DictReader(file)]
+    environments = []
+    for name in names:
+        path = table.parent / name / "summary.json"
+        try:
+            environments.append(json.loads(path.read_text(encoding="utf-8"))["environment"])
+        except (OSError, ValueError, KeyError) as error:
+            raise ShipError(f"{path}: no summary with an environment ({error})") from None
+    odd = [name for name, other in zip(names, environments) if other != environments[0]]
+    if odd:
+        raise ShipError(f"{table}: run {odd[0]} was made elsewhere than {names[0]}; run all anew")
+    return {"runs": len(names), "environment": environments[0]}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a table that cannot be shipped is one line and exit code 2."""
+    parser = argparse.ArgumentParser(prog="python -m plots.ship", description=__doc__)
+    parser.add_argument("table", type=Path, help="results.csv of a finished sweep")
+    parser.add_argument("name", help="name of the figure, for example width_sweep")
+    parser.add_argument("--data", type=Path, default=DATA, help="folder to write to")
+    args = parser.parse_args(argv)
+    try:
+        origin = provenance(args.table)
+    except (OSError, KeyError, ShipError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    args.data.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(args.table, args.data / f"{args.name}.csv")
+    text = json.dumps(origin, indent=1) + "\n"
+    (args.data / f"{args.name}.json").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""Shipping a table: it goes with where it was made, or not at all."""
+
+import json
+
+import pytest
+
+from plots import ship
+
+
+def sweep(folder, environments):
+    """A results table whose runs were made in the environments given."""
+    lines = ["curve,run"]
+    for index, environment in enumerate(environments):
+        run = folder / f"run-{index}"
+        run.mkdir(parents=True)
+        (run / "summary.json").write_text(json.dumps({"environment": environment}))
+        lines.append(f"a,run-{index}")
+    (folder / "results.csv").write_text("\n".join(lines) + "\n")
+    return folder / "results.csv"
+
+
+def test_a_table_is_copied_with_its_environment(tmp_path):
+    table = sweep(tmp_path / "sweep", [{"commit": "abc"}] * 3)
+    ship.main([str(table), "figure", "--data", str(tmp_path / "data")])
+    assert (tmp_path / "data" / "figure.csv").read_bytes() == table.read_bytes()
+    origin = json.loads((tmp_path / "data" / "figure.json").read_text())
+    assert origin == {"runs": 3, "environment": {"commit": "abc"}}
+
+
+def missing_summary(folder):
+    table = sweep(folder, [{"commit": "abc"}] * 2)
+    (folder / "run-1" / "summary.json").unlink()
+    return table
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda f: sweep(f, [{"commit": "a"}, {"commit": "b"}]), "run-1 was made elsewhere"),
+        (missing_summary, "run-1/summary.json: no summary"),
+        (lambda f: f / "nowhere.csv", "nowhere.csv"),
+    ],
+)
+def test_a_table_of_unknown_origin_is_refused(tmp_path, capsys, make, message):
+    table = make(tmp_path / "sweep")
+    with pytest.raises(SystemExit) as caught:
+        ship.main([str(table), "figure", "--data", str(tmp_path / "data")])
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
