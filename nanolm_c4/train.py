@@ -57,7 +57,7 @@ def build_plan(config: Config, model):
         DECODER_RULES,
         prescription(config),
         lr=optimizer.lr,
-        eps=optimizer.eps,
+        eps=optimizer.epsilon,
         weight_decay=optimizer.weight_decay,
         decay_mode=optimizer.decay_mode,
     )
@@ -106,15 +106,12 @@ def run(
     config: Config, run_dir: Path, progress: Callable[[int, int, float], None] | None = None
 ) -> dict[str, Any]:
     """Trains one config into `run_dir`, unless it is done; returns its summary."""
-    from accelerate import PartialState
-
     from nanolm_c4.data import collate, from_config
     from nanolm_c4.model import IGNORE
-    from training import runs
+    from training import processes, runs
     from training.loop import Task, train
 
-    process = PartialState()
-    with process.main_process_first():
+    with processes.state().main_process_first():
         corpus = from_config(config.data)
     model = build_model(config, vocab_size(config, corpus))
     plan = build_plan(config, model)
@@ -123,30 +120,29 @@ def run(
         model=model,
         plan=plan,
         train_data=corpus.train_rows(config.model.context),
-        eval_data=corpus.validation_rows(config.model.context, split=config.data.evaluation == "split"),
+        eval_data=corpus.validation_rows(config.model.context, config.data.evaluation == "split"),
         loss=lambda model, batch: model(*batch),
         count=lambda batch: (batch[1] != IGNORE).sum(),
         collate=collate,
     )
-    return runs.train_once(
-        run_dir, config, plan, lambda: train(task, run_dir, progress), process.is_main_process
-    )
+    return runs.train_once(run_dir, config, plan, lambda: train(task, run_dir, progress))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; a mistake of the user's is one line and exit code 2."""
     args = cli.parse(cli.parser(EXPERIMENT, Config, __doc__), argv)
-    with one_line_errors():
+    with one_line_errors(OSError):
         config = load(Config, args.config, args.overrides)
         if args.plan:
             print_plan(config, args.json)
             return
-        from training import runs
+        from training import processes, runs
 
         run_dir = args.run_dir or runs.RESULTS / EXPERIMENT / "single" / runs.run_id(config)
         summary = run(config, run_dir, _show)
-    loss = summary["final_eval_loss"]
-    print(f"{summary['status']}: final eval loss {loss}; {run_dir}/summary.json", file=sys.stderr)
+        if processes.state().is_main_process:
+            result = f"{summary['status']}: final eval loss {summary['final_eval_loss']}"
+            print(f"{result}; {run_dir}/summary.json", file=sys.stderr)
 
 
 def _show(step: int, steps: int, loss: float) -> None:

@@ -92,8 +92,12 @@ def _everett(args: argparse.Namespace) -> Prescription:
         args.base_width,
         optimizer=args.optimizer,
         alignment=args.alignment,
+        gamma_embedding=args.gamma_embedding,
+        gamma_hidden=args.gamma_hidden,
+        gamma_readout=args.gamma_readout,
         eps_per_layer=args.eps_per_layer,
         embedding_std=args.embedding_std,
+        qk_exponent=args.qk_exponent,
     )
 
 
@@ -137,6 +141,10 @@ _OPTIONS: dict[str, dict[str, object]] = {
         "base_width": None,
         "eps_per_layer": False,
         "embedding_std": None,
+        "gamma_embedding": 1.0,
+        "gamma_hidden": 1.0,
+        "gamma_readout": 1.0,
+        "qk_exponent": None,
     },
     "dinan": {**_COMMON, "strategy": "neural_tangent", "s": None, "mlp_factor": "drop"},
     "bordelon": {
@@ -278,6 +286,9 @@ def _add_table(commands: argparse._SubParsersAction) -> None:
     _own(everett, "base-width", type=int, help="width at which the exponents cancel")
     _own(everett, "eps-per-layer", action="store_true", help="scale epsilon with the gradient")
     _own(everett, "embedding-std", type=float, help="scale of the embedding after its multiplier")
+    for layer in exponents.LAYERS:
+        _own(everett, f"gamma-{layer}", type=float, help="constant on its rate (default 1)")
+    _own(everett, "qk-exponent", type=float, help="power of the head dimension on q.k")
     dinan = parser.add_argument_group("dinan")
     _own(dinan, "strategy", help=", ".join((*DINAN_STRATEGIES, "meta_principled")))
     _own(dinan, "s", type=float, help="in [0, 1], with meta_principled")

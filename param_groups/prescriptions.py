@@ -182,9 +182,10 @@ class Everett(Prescription):
 
     `alignment` is "full", "none", "global" (c_l = 0: the one rate everybody uses) or an
     `Alignment` whose exponents the solver finds. With `eps_per_layer`, epsilon scales as the
-    gradient does, (n/b)^(-g_l), and as its square in Adafactor, which adds epsilon to g^2. Init std and multiplier are absolute powers of n. `embedding_std`
-    is the effective scale (multiplier times std) of embeddings and positions at every width, by
-    default the paper's: 0.01, and 1 for muP. A matrix whose fan-in is not n (the MLP's second)
+    gradient does, (n/b)^(-g_l), and as its square in Adafactor, which adds epsilon to g^2. Init
+    std and multiplier are absolute powers of n. `embedding_std` is the effective scale
+    (multiplier times std) of embeddings and positions at every width, by default the paper's:
+    0.01, and 1 for muP. A matrix whose fan-in is not n (the MLP's second)
     keeps the multiplier, rate and epsilon of n and carries the constant in its std, so that its
     variance is 1/fan_in and the equivalence classes of App. B.2 hold exactly. `qk_exponent` is
     the power of the head dimension on attention logits (default -1/2; -1 for muP and mean field).

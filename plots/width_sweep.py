@@ -71,8 +71,13 @@ def read(path: Path) -> pd.DataFrame:
     if table.empty:
         raise TableError(f"{path}: no runs in it; run the sweep first")
     for curve in (STANDARD, MUP):
-        if curve not in set(table.curve):
-            raise TableError(f"{path}: no runs of curve {curve!r}; finish the sweep first")
+        best = optima(table, curve)
+        for width in (TUNED_AT, USED_AT):
+            if width not in best:
+                raise TableError(
+                    f"{path}: no finished run of curve {curve!r} at {WIDTH} {width}; "
+                    "finish the sweep first"
+                )
     return table
 
 
@@ -141,7 +146,8 @@ def report(table: pd.DataFrame) -> str:
                      f"(standard deviation, pooled over {n} points with two seeds)")
         edges = [str(width) for width, best in optima(table, curve).items() if not best.inside]
         if edges:
-            lines.append(f"{TITLES[curve]}: no parabola at width {', '.join(edges)}; grid point used")
+            note = f"no parabola at width {', '.join(edges)}; grid point used"
+            lines.append(f"{TITLES[curve]}: {note}")
     return "\n".join(lines)
 
 
@@ -155,7 +161,8 @@ def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
 
     sns.set_theme(style="whitegrid", context="paper")
     figure, axes = plt.subplots(1, 3, figsize=(11, 3.4), constrained_layout=True)
-    colors = dict(zip(sorted(table[WIDTH].unique()), sns.color_palette("viridis", table[WIDTH].nunique())))
+    widths = sorted(table[WIDTH].unique())
+    colors = dict(zip(widths, sns.color_palette("viridis", len(widths))))
     for axis, curve in zip(axes, (STANDARD, MUP)):
         _draw_losses(axis, table, curve, colors)
     axes[1].sharey(axes[0])
@@ -167,7 +174,8 @@ def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
     paths = [folder / f"width_sweep.{kind}" for kind in ("png", "pdf")]
     for path in paths:
         # Without a date in the file, the same table gives the same bytes.
-        figure.savefig(path, dpi=160, metadata={"CreationDate": None} if path.suffix == ".pdf" else {})
+        metadata = {"CreationDate": None} if path.suffix == ".pdf" else {}
+        figure.savefig(path, dpi=160, metadata=metadata)
     plt.close(figure)
     return paths
 
@@ -217,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         table = read(args.table)
         print(report(table))
         paths = draw(table, args.out)
-    except TableError as error:
+    except (TableError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     print("figure: " + ", ".join(map(str, paths)))

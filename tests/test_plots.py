@@ -96,7 +96,8 @@ def test_curves_with_divergence_and_one_seed_can_be_drawn(tmp_path):
         ("a,b\n1,2\n", "no column 'curve'"),
         ("curve,model.width,optimizer.lr,seed,status,final_eval_loss\n", "no runs in it"),
         ("curve,model.width,optimizer.lr,seed,status,final_eval_loss\n"
-         "standard_global,64,0.1,0,finished,3.0\n", "no runs of curve 'mup_full'"),
+         "standard_global,64,0.1,0,finished,3.0\n",
+         "no finished run of curve 'standard_global' at model.width 256"),
     ],
 )
 def test_a_table_that_cannot_be_drawn_is_one_line(tmp_path, capsys, text, message):

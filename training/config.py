@@ -48,8 +48,8 @@ class OptimizerConfig(Section):
     """Decay of the first moment (Adam family)."""
     beta2: Fraction01 = 0.98
     """Decay of the second moment (Adam family); NanoDO's default."""
-    eps: NonNegativeFloat = 1e-9
-    """Global epsilon, multiplied by each role's factor; unused by sgd and adam_atan2."""
+    eps: NonNegativeFloat | None = None
+    """Global epsilon, multiplied by each role's factor; by default 1e-9, 1e-30 for adafactor."""
     momentum: Fraction01 = 0.9
     """Heavy-ball momentum (sgd)."""
     atan2_lambda: PositiveFloat = 8.0
@@ -60,6 +60,13 @@ class OptimizerConfig(Section):
     """One step removes: wd (independent), lr*wd (global), or the tensor's own lr*wd (per_group)."""
     clip_norm: PositiveFloat | None = None
     """Largest L2 norm of the whole gradient; none by default."""
+
+    @property
+    def epsilon(self) -> float:
+        """`eps`, or the optimiser's own: Everett et al., App. C (Adafactor adds it to g^2)."""
+        if self.eps is not None:
+            return self.eps
+        return 1e-30 if self.name == "adafactor" else 1e-9
 
 
 class ScheduleConfig(Section):
@@ -103,7 +110,7 @@ class LoopConfig(Section):
 class RunConfig(Section):
     """What the training loop reads of an experiment's config; experiments add their own."""
 
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial weights and of the data order."""
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
@@ -132,6 +139,11 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# Dates stay words: no config has one, and a number like 2001-01-01 is a slip.
+_Loader.yaml_implicit_resolvers = {
+    first: [entry for entry in entries if entry[0] != "tag:yaml.org,2002:timestamp"]
+    for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
@@ -189,6 +201,11 @@ def set_keys(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     return result
 
 
+# Which of several findings to show. An unknown key is usually the misspelt form of a missing one,
+# and a check of ours says more than the other alternative of a union.
+_TELLING = {"extra_forbidden": 0, "value_error": 1}
+
+
 def validate(kind: type[SectionType], data: Mapping[str, Any], where: str) -> SectionType:
     """A config of class `kind`; UserError names `where`, the key and the nearest valid one.
 
@@ -198,9 +215,8 @@ def validate(kind: type[SectionType], data: Mapping[str, Any], where: str) -> Se
     try:
         return kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        # An unknown key is usually the misspelt form of a missing one: name it first.
-        problems = sorted(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
-        raise UserError(f"{where}: {_explain(kind, problems[0])}") from None
+        problem = min(error.errors(), key=lambda item: _TELLING.get(item["type"], 2))
+        raise UserError(f"{where}: {_explain(kind, problem)}") from None
 
 
 def load(kind: type[SectionType], path: Path | str, overrides: Sequence[str] = ()) -> SectionType:
@@ -231,7 +247,8 @@ def describe(kind: type[Section]) -> str:
     lines = []
     for key, item in leaves(kind):
         default = "required" if item.is_required() else f"default {_shown(item.default)}"
-        lines.append(f"  {key} ({_type_name(item.annotation)}, {default})\n      {item.description}")
+        lines.append(f"  {key} ({_type_name(item.annotation)}, {default})")
+        lines.append(f"      {item.description}")
     return "\n".join(lines)
 
 
@@ -247,11 +264,33 @@ def _type_name(annotation: Any) -> str:
     return text.replace(" | None", " or none").replace("NoneType", "none")
 
 
+def _valid_beside(kind: type[Section], parts: Sequence[str]) -> list[str]:
+    """The valid keys where an unknown one stands: its siblings, or at the top every key."""
+    if len(parts) == 1:
+        return [*kind.model_fields, *(name for name, _ in leaves(kind))]
+    section = kind
+    for part in parts[:-1]:
+        if part in section.model_fields:
+            section = _section_in(section.model_fields[part].annotation) or section
+    return [".".join([*parts[:-1], name]) for name in section.model_fields]
+
+
+def _section_in(annotation: Any) -> type[Section] | None:
+    """The section class in an annotation such as Section, Section | None or dict[str, Section]."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    inner = (_section_in(argument) for argument in getattr(annotation, "__args__", ()))
+    return next((section for section in inner if section), None)
+
+
 def _explain(kind: type[Section], problem: Mapping[str, Any]) -> str:
     """One pydantic finding in words."""
-    key = ".".join(str(part) for part in problem["loc"])
+    # pydantic names the alternatives of a union as parts of the location; users did not write them
+    sections = {section.__name__ for section in Section.__subclasses__()}
+    parts = [p for p in map(str, problem["loc"]) if p not in sections and "[" not in p]
+    key = ".".join(parts)
     if problem["type"] == "extra_forbidden":
-        valid = [name for name, _ in leaves(kind)]
+        valid = _valid_beside(kind, parts)
         nearest = difflib.get_close_matches(key, valid, n=1, cutoff=0.0)[0]
         return f"unknown key {key!r}; did you mean {nearest!r}?"
     if problem["type"] == "missing":

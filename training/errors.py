@@ -16,18 +16,22 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Ends a command with exit code 2 and one line on stderr for a mistake of the user's.
 
     That is a UserError, param_groups' own PlanError and ExponentError, or one of `kinds`; the
-    rest is ours and keeps its traceback.
+    rest is ours and keeps its traceback. Ctrl-C ends it with exit code 130.
     """
     try:
         yield
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     except Exception as error:
-        if not (isinstance(error, kinds) or _is_users(error)):
+        if not (isinstance(error, kinds) or is_users(error)):
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-def _is_users(error: Exception) -> bool:
+def is_users(error: Exception) -> bool:
+    """Whether an error is a mistake of the user's rather than of ours."""
     if isinstance(error, UserError):
         return True
     # Imported here because it imports torch, which a mistyped command need not wait for.

@@ -12,6 +12,7 @@ import contextlib
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from param_groups import Plan
-from training import environment, optimizers, schedules
+from training import environment, optimizers, processes, schedules
 from training.config import RunConfig
 from training.errors import UserError
 from training.files import write_json, write_text
@@ -105,6 +106,7 @@ class Loop:
         # accelerate keeps its state per process; runs of one worker may differ in precision.
         AcceleratorState._reset_state()
         self.accelerator = Accelerator(
+            cpu=processes.ON_CPU,
             mixed_precision="bf16" if self.settings.precision == "bf16" else "no",
             dynamo_backend="inductor" if self.settings.compile else "no",
         )
@@ -126,6 +128,7 @@ class Loop:
             self._train()
         except Diverged as diverged:
             status = {"status": "diverged", "step": diverged.step}
+            self._write({"step": diverged.step, "diverged": _finite(diverged.loss)})
         return self._summary(status, time.perf_counter() - started)
 
     def _train(self) -> None:
@@ -150,8 +153,8 @@ class Loop:
         total = torch.zeros((), device=accelerator.device)
         for index, batch in enumerate(micro, start=1):
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
-            wait = accelerator.no_sync(self.model) if index < len(micro) else contextlib.nullcontext()
-            with wait:
+            more = index < len(micro)
+            with accelerator.no_sync(self.model) if more else contextlib.nullcontext():
                 loss_sum = self.task.loss(self.model, batch)
                 # DDP averages over processes; the loss is a mean over the targets of all of them.
                 accelerator.backward(loss_sum * (world / count))
@@ -188,7 +191,7 @@ class Loop:
         gradient = None if norm is None else float(norm)
         line = {"step": step, "train_loss": loss, "lr_factor": self.factor(step - 1)}
         self._write({**line, "gradient_norm": gradient})
-        if self.progress is not None:
+        if self.progress is not None and self.accelerator.is_main_process:
             self.progress(step, self.settings.steps, loss)
 
     def _evaluate(self, step: int) -> None:
@@ -255,10 +258,15 @@ class Loop:
             with open(self._log_file, "a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
+    def _parameters_by_role(self) -> dict[str, int]:
+        counts: Counter[str] = Counter()
+        for row in self.task.plan.rows:
+            counts[row.role] += math.prod(row.shape)
+        return dict(counts)
+
     def _summary(self, status: dict[str, Any], wall: float) -> dict[str, Any]:
         best = min(self.evals, key=lambda entry: entry[1], default=(None, None))
         finished = status["status"] == "finished"
-        model = self.task.model
         summary = {
             **status,
             "steps": self.settings.steps,
@@ -269,9 +277,11 @@ class Loop:
             "final_train_loss": _finite(self.losses.last),
             "targets": self.losses.targets,
             "targets_per_second": self.losses.targets / (wall - self.eval_seconds),
+            "wall_seconds": wall,
             "train_seconds": wall - self.eval_seconds,
             "eval_seconds": self.eval_seconds,
-            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "parameters": sum(parameter.numel() for parameter in self.task.model.parameters()),
+            "parameters_by_role": self._parameters_by_role(),
             "environment": environment.describe(self.accelerator.device),
         }
         if self.accelerator.is_main_process:
@@ -297,13 +307,10 @@ def build_optimizer(task: Task) -> torch.optim.Optimizer:
 
 def train(task: Task, run_dir: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Runs a task into `run_dir` and returns its summary; see `training.runs` for the folder."""
-    if task.config.training.batch_size % _processes():
+    world = processes.state().num_processes
+    if task.config.training.batch_size % world:
         raise UserError(
             f"training.batch_size {task.config.training.batch_size} does not divide by "
-            f"{_processes()} processes; change one of them"
+            f"{world} processes; change one of them"
         )
     return Loop(task, run_dir, progress).run()
-
-
-def _processes() -> int:
-    return Accelerator().num_processes

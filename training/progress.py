@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
@@ -20,6 +21,7 @@ class Board:
         self.started: dict[int, float] = {}
         self.costs: list[tuple[float, int, float]] = []  # FLOPs, steps, seconds of finished runs
         self.drawn = 0
+        self.workers: list[Any] = []
         self.lock = threading.Lock()
         self.terminal = sys.stderr.isatty()
 
@@ -69,7 +71,8 @@ class Board:
         if not last:
             status.append(f"{self._count()} runs done{self._left()}")
         self.drawn = len(status)
-        sys.stderr.write(out + "".join(f"{line[:118]}\n" for line in status))
+        columns = shutil.get_terminal_size().columns - 1  # a wrapped line would not be redrawn
+        sys.stderr.write(out + "".join(f"{line[:columns]}\n" for line in status))
         sys.stderr.flush()
 
     def _left(self) -> str:
@@ -78,7 +81,7 @@ class Board:
         seconds = estimate(self.costs, work)
         if seconds is None or not work:
             return ""
-        # Runs under way are counted half done; cells may still ask for more points.
+        # Runs under way are left out, and cells may still ask for more points.
         return f"  about {max(1, round(seconds / max(1, len(self.started)) / 60))} min left"
 
 

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from param_groups.plan import Plan, dumps
+from training import processes
 from training.config import Section, read_yaml, to_yaml
 from training.errors import UserError
-from training.files import write_text
+from training.files import locked, write_text
 
 RESULTS = Path("results")
 
@@ -42,17 +44,15 @@ def summary(run_dir: Path) -> dict[str, Any] | None:
     return value
 
 
-def open_run(run_dir: Path, config: Section, plan: Plan) -> None:
-    """Makes the folder and writes config and plan; UserError if it holds another config's run."""
-    text = to_yaml(config)
-    path = run_dir / "config.yaml"
-    if path.exists() and (changed := _differences(read_yaml(path), config)):
+def refuse_other(run_dir: Path, config: Section) -> None:
+    """Raises UserError if the folder holds what another config has trained."""
+    path, metrics = run_dir / "config.yaml", run_dir / "metrics.jsonl"
+    trained = (run_dir / "summary.json").exists() or (metrics.exists() and metrics.stat().st_size)
+    if trained and path.exists() and (changed := _differences(read_yaml(path), config)):
         raise UserError(
             f"{run_dir} holds a run of another config ({'; '.join(changed[:3])}); "
             "choose another --run-dir or delete the folder"
         )
-    write_text(path, text)
-    write_text(run_dir / "plan.json", dumps(plan) + "\n")
 
 
 def _differences(saved: dict[str, Any], config: Section) -> list[str]:
@@ -72,13 +72,23 @@ def _flat(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def train_once(
-    run_dir: Path, config: Section, plan: Plan, train: Callable[[], dict[str, Any]], main: bool
+    run_dir: Path, config: Section, plan: Plan, train: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """The summary of the run in `run_dir`, trained now unless it is done already.
 
-    `main` says whether this is the process that writes.
+    Prints the plan and writes it, with the config, before the first step. The main process reads
+    and writes the folder and holds it while it trains.
     """
-    if main:
-        open_run(run_dir, config, plan)
-    done = summary(run_dir)
-    return done if done is not None else train()
+    process = processes.state()
+    if not process.is_main_process:
+        done = processes.from_main(None)
+        return train() if done is None else done
+    refuse_other(run_dir, config)
+    done = processes.from_main(summary(run_dir))
+    if done is not None:
+        return done
+    with locked(run_dir, "run"):
+        print(plan.table(), file=sys.stderr, flush=True)
+        write_text(run_dir / "config.yaml", to_yaml(config))
+        write_text(run_dir / "plan.json", dumps(plan) + "\n")
+        return train()

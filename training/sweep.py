@@ -4,7 +4,7 @@
 
 Runs that are done are not run again. With `extend`, a cell of the grid (one curve at one width,
 say) whose best learning rate lies at an edge gets the next rate, until the optimum is inside or
-the limit is reached. `results.csv` has one row per run, in the order of the grid.
+the limit is reached. `results.csv` has one row per run, by curve and rising grid values.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import io
 import itertools
 import math
 import os
+import signal
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +30,7 @@ from pydantic import Field, model_validator
 from training import runs
 from training.config import PositiveInt, Section, read_yaml, set_keys, validate
 from training.errors import UserError, one_line_errors
-from training.files import write_json, write_text
+from training.files import locked, write_json, write_text
 from training.progress import Board
 from training.workers import RunFailed, Worker
 
@@ -54,6 +55,12 @@ class Log2Range(Section):
     step: Annotated[float, Field(gt=0)] = 1.0
     """Distance between exponents; 0.5 is a factor sqrt(2)."""
 
+    @model_validator(mode="after")
+    def _low_comes_first(self) -> Log2Range:
+        if self.log2[0] > self.log2[1]:
+            raise ValueError(f"log2 {list(self.log2)}: the lowest exponent comes first")
+        return self
+
     def values(self) -> list[float]:
         """The powers, rising."""
         low, high = self.log2
@@ -61,21 +68,24 @@ class Log2Range(Section):
         return [2.0 ** (low + i * self.step) for i in range(count)]
 
 
+Values = Annotated[list[Any], Field(min_length=1)]
+
+
 class Curve(Section):
     """One line of a figure: its own settings and grid."""
 
     set: dict[str, Any] = {}
     """Config keys of this curve."""
-    grid: dict[str, list[Any] | Log2Range] = {}
+    grid: dict[str, Values | Log2Range] = {}
     """Keys to cross, added to the sweep's grid or replacing a key of it."""
 
 
 class MoreSeeds(Section):
     """Other seeds where the grid has certain values."""
 
-    where: dict[str, list[Any]]
+    where: dict[str, Values]
     """Grid key -> values it applies to."""
-    seeds: list[int]
+    seeds: Annotated[list[int], Field(min_length=1)]
     """The seeds there."""
 
 
@@ -108,7 +118,7 @@ class SweepConfig(Section):
     """Base config, relative to the sweep file."""
     set: dict[str, Any] = {}
     """Config keys of all runs."""
-    grid: dict[str, list[Any] | Log2Range] = {}
+    grid: dict[str, Values | Log2Range] = {}
     """Keys to cross in every curve."""
     curves: Annotated[dict[str, Curve], Field(min_length=1)]
     """Curves by name."""
@@ -124,13 +134,34 @@ class SweepConfig(Section):
     """How often a run that fails for a reason of its own is tried again."""
 
     @model_validator(mode="after")
-    def _extended_key_is_in_the_grid(self) -> SweepConfig:
-        for name, curve in self.curves.items():
-            if self.extend and self.extend.key not in {**self.grid, **curve.grid}:
-                raise ValueError(f"extend.key {self.extend.key!r} is not in the grid of {name!r}")
+    def _rules_speak_of_the_grid(self) -> SweepConfig:
         if self.transfer and not self.extend:
             raise ValueError("transfer needs extend, which says whose optimum is meant")
+        for name, curve in self.curves.items():
+            grid = {**self.grid, **curve.grid}
+            if "seed" in {**grid, **self.set, **curve.set}:
+                raise ValueError("seed goes into seeds, not into set or grid")
+            if self.extend and self.extend.key not in grid:
+                raise ValueError(f"extend.key {self.extend.key!r} is not in the grid of {name!r}")
+            for rule in self.more_seeds:
+                _check_values("more_seeds.where", rule.where, grid, name)
+            for place in ("source", "target") if self.transfer else ():
+                wanted = {key: [value] for key, value in getattr(self.transfer, place).items()}
+                _check_values(f"transfer.{place}", wanted, grid, name)
         return self
+
+
+def _check_values(
+    rule: str, wanted: Mapping[str, list[Any]], grid: Mapping[str, Any], curve: str
+) -> None:
+    """Raises ValueError for a key or value of a rule that a curve's grid does not have."""
+    for key, values in wanted.items():
+        if key not in grid:
+            raise ValueError(f"{rule}: {key!r} is not in the grid of {curve!r}")
+        known = _axis(grid[key])
+        for value in values:
+            if value not in known:
+                raise ValueError(f"{rule}: {key} {value} is not in the grid of {curve!r}: {known}")
 
 
 Cell = tuple[str, tuple[tuple[str, Any], ...]]  # curve, and its grid values but the extended one
@@ -210,8 +241,12 @@ def load_sweep(path: Path, results: Path = runs.RESULTS) -> Sweep:
 
 def grid_values(grid: Mapping[str, list[Any] | Log2Range]) -> list[dict[str, Any]]:
     """Every combination of a grid's values, the last key varying fastest."""
-    axes = [axis.values() if isinstance(axis, Log2Range) else axis for axis in grid.values()]
+    axes = [_axis(values) for values in grid.values()]
     return [dict(zip(grid, combination)) for combination in itertools.product(*axes)]
+
+
+def _axis(values: list[Any] | Log2Range) -> list[Any]:
+    return values.values() if isinstance(values, Log2Range) else values
 
 
 def next_value(losses: Mapping[float, float], factor: float) -> float | None:
@@ -255,12 +290,12 @@ class Scheduler:
         self.running: set[str] = set()
         self.failures: dict[str, int] = {}
         self.notes: list[str] = []
+        self.stopped = False
+        self.error: Exception | None = None
         self.condition = threading.Condition()
         for point in sweep.points:
             self._recall(point)
-        for cell in dict.fromkeys(point.cell(self._key) for point in sweep.points):
-            self._grow(cell)
-        self._transfer()
+        self._settle()
 
     @property
     def _key(self) -> str | None:
@@ -269,10 +304,12 @@ class Scheduler:
     def take(self) -> Point | None:
         """The next point to run; waits for results that may add one; None when all is done."""
         with self.condition:
-            while not (waiting := self.waiting()):
+            while not (waiting := self.waiting()) and not self.stopped:
                 if not self.running:
                     return None
                 self.condition.wait()
+            if self.stopped:
+                return None
             point = max(waiting, key=lambda point: self.sweep.experiment.flops(point.config))
             self.running.add(point.run)
             return point
@@ -287,8 +324,13 @@ class Scheduler:
         with self.condition:
             self.running.discard(point.run)
             self.summaries[point.run] = summary
-            self._grow(point.cell(self._key))
-            self._transfer()
+            self._settle()
+            self.condition.notify_all()
+
+    def stop(self, error: Exception | None = None) -> None:
+        """Hands out nothing more; the first `error` given is what the launcher ends with."""
+        with self.condition:
+            self.stopped, self.error = True, self.error or error
             self.condition.notify_all()
 
     def fail(self, point: Point, reason: str) -> None:
@@ -307,11 +349,23 @@ class Scheduler:
         if summary is not None:
             self.summaries[point.run] = summary
 
-    def _add(self, cell: Cell, value: float) -> None:
+    def _settle(self) -> None:
+        """Adds points until results ask for no more: those recalled may ask for others."""
+        known = -1
+        while known != len(self.sweep.points):
+            known = len(self.sweep.points)
+            for cell in dict.fromkeys(point.cell(self._key) for point in self.sweep.points):
+                self._grow(cell)
+            self._transfer()
+
+    def _add(self, cell: Cell, value: float) -> bool:
+        """Adds a cell's points at one value; False if it has them already."""
         curve, values = cell
-        for point in self.sweep.expand(curve, {**dict(values), self._key: value}):
+        new = self.sweep.expand(curve, {**dict(values), self._key: value})
+        for point in new:
             self.sweep.points.append(point)
             self._recall(point)
+        return bool(new)
 
     def _grow(self, cell: Cell) -> None:
         """Extends a complete cell past its edge, also over points that earlier sweeps added."""
@@ -322,11 +376,13 @@ class Scheduler:
             if value is None:
                 return
             if self.sweep.added.get(cell, 0) == extend.points:
-                note = f"{_cell_name(cell)}: best {extend.key} still at the edge, {extend.points} added"
+                note = f"best {extend.key} still at the edge, {extend.points} added"
+                note = f"{_cell_name(cell)}: {note}"
                 self.notes += [] if note in self.notes else [note]
                 return
+            if not self._add(cell, value):  # it is there, but failed
+                return
             self.sweep.added[cell] = self.sweep.added.get(cell, 0) + 1
-            self._add(cell, value)
 
     def _transfer(self) -> None:
         rule = self.sweep.config.transfer
@@ -347,17 +403,18 @@ def _cell_name(cell: Cell) -> str:
 
 
 def write_results(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path:
-    """results.csv: one row per run that is done, in the order of the grid."""
+    """results.csv: one row per run that is done, by curve and rising grid values."""
     keys = list(dict.fromkeys(key for point in sweep.points for key, _ in point.values))
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["curve", *keys, "seed", *RESULT_COLUMNS, "run"])
+    writer.writerow(["curve", *keys, "seed", *RESULT_COLUMNS, "commit", "run"])
     for point in sorted(sweep.points, key=_grid_order(sweep, keys)):
         summary = summaries.get(point.run)
         if summary is not None:
             values = [dict(point.values).get(key) for key in keys]
             results = [summary.get(column) for column in RESULT_COLUMNS]
-            writer.writerow([point.curve, *values, point.seed, *results, point.run])
+            commit = summary.get("environment", {}).get("commit")
+            writer.writerow([point.curve, *values, point.seed, *results, commit, point.run])
     path = sweep.folder / "results.csv"
     write_text(path, text.getvalue())
     return path
@@ -386,6 +443,7 @@ def _serve(index: int, scheduler: Scheduler, board: Board, environment: dict[str
     """One thread: a worker process and the points it runs."""
     sweep = scheduler.sweep
     worker = Worker(environment)
+    board.workers.append(worker)
     try:
         while (point := scheduler.take()) is not None:
             board.start(index, point)
@@ -398,17 +456,30 @@ def _serve(index: int, scheduler: Scheduler, board: Board, environment: dict[str
                 )
                 scheduler.finish(point, summary)
             except RunFailed as failure:
+                if scheduler.stopped:
+                    return
                 scheduler.fail(point, str(failure))
             with scheduler.condition:
                 write_manifest(sweep)
                 write_results(sweep, scheduler.summaries)
             board.done(index, point, scheduler)
+    except Exception as error:  # a thread's own end would leave the others waiting for ever
+        scheduler.stop(error)
     finally:
         worker.close()
 
 
 def run_sweep(sweep: Sweep, workers: int, threads: int) -> Scheduler:
-    """Runs what is not done and returns the scheduler with every summary."""
+    """Runs what is not done and returns the scheduler with every summary.
+
+    Raises UserError if another launcher is at work in the same folder, and whatever ended a
+    worker's thread.
+    """
+    with locked(sweep.folder, "sweep"):
+        return _run(sweep, workers, threads)
+
+
+def _run(sweep: Sweep, workers: int, threads: int) -> Scheduler:
     scheduler = Scheduler(sweep)
     write_manifest(sweep)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -419,9 +490,16 @@ def run_sweep(sweep: Sweep, workers: int, threads: int) -> Scheduler:
     ]
     for thread in serving:
         thread.start()
-    for thread in serving:
-        thread.join()
-    board.close()
+    try:
+        for thread in serving:
+            thread.join()
+    finally:  # also on Ctrl-C: no worker outlives the launcher
+        scheduler.stop()
+        for worker in board.workers:
+            worker.close()
+        board.close()
+    if scheduler.error:
+        raise scheduler.error
     write_manifest(sweep)
     write_results(sweep, scheduler.summaries)
     return scheduler
@@ -431,7 +509,7 @@ def dry_run(sweep: Sweep) -> str:
     """What a sweep would run, one line per run that is not done."""
     scheduler = Scheduler(sweep)
     lines = [
-        f"{' '.join(f'{key}={value}' for key, value in point.values)} seed={point.seed}  {point.run}"
+        f"{_cell_name((point.curve, point.values))} seed={point.seed}  {point.run}"
         for point in scheduler.waiting()
     ]
     flops = sum(sweep.experiment.flops(point.config) for point in scheduler.waiting())
@@ -440,7 +518,7 @@ def dry_run(sweep: Sweep) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command; a mistake of the user's is one line and exit code 2, a failed run exit code 1."""
+    """The command: exit code 0, 1 if a run failed, 2 for a user's mistake, 130 on Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m training.sweep", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("sweep", type=Path, help="YAML file, for example in nanolm_c4/sweeps/")
@@ -449,7 +527,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=runs.RESULTS, help="results folder")
     parser.add_argument("--dry-run", action="store_true", help="list the runs to do and stop")
     args = parser.parse_args(argv)
-    with one_line_errors():
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: workers go, too
+    with one_line_errors(OSError):
         if args.workers < 1 or (args.threads is not None and args.threads < 1):
             raise UserError("--workers and --threads must be at least 1")
         sweep = load_sweep(args.sweep, args.results)

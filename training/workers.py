@@ -16,7 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from training.errors import UserError, is_users
+
 Progress = Callable[[int, int, float], None]
+
+
+class RunRefused(UserError):
+    """A run cannot start because of a mistake of the user's; the message is theirs to read."""
 
 
 class RunFailed(Exception):
@@ -47,16 +53,18 @@ class Worker:
                 progress(message["step"], message["steps"], message["loss"])
             elif message["event"] == "done":
                 return message["summary"]
+            elif message["event"] == "refused":
+                raise RunRefused(message["error"])
             else:
                 raise RunFailed(f"{message['error']}; see {run_dir / 'log.txt'}")
         raise self._died(run_dir)
 
     def close(self) -> None:
         """Ends the process; a run in progress is killed."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
+        process, self.process = self.process, None
+        if process is not None:
+            process.kill()
+            process.wait()
 
     def _alive(self) -> subprocess.Popen[str]:
         if self.process is None:
@@ -66,14 +74,16 @@ class Worker:
                 stdout=subprocess.PIPE,
                 text=True,
                 env=self.environment,
+                start_new_session=True,  # Ctrl-C is the launcher's, which ends its workers
             )
         return self.process
 
     def _died(self, run_dir: Path) -> RunFailed:
-        code = self.process.wait()
-        self.process = None
+        process, self.process = self.process, None
+        code = process.wait() if process is not None else "none, closed by the launcher"
         tail = log_tail(run_dir)
-        return RunFailed(f"the worker process ended with code {code}" + (f"\n{tail}" if tail else ""))
+        end = f"the worker process ended with code {code}"
+        return RunFailed(f"{end}\n{tail}" if tail else end)
 
 
 def log_tail(run_dir: Path, lines: int = 5) -> str:
@@ -102,7 +112,10 @@ def _work(jobs: Any, answers: Any) -> None:
         except Exception as error:
             traceback.print_exc()
             sys.stderr.flush()
-            tell(event="failed", error=f"{type(error).__name__}: {error}")
+            if is_users(error):
+                tell(event="refused", error=str(error))
+            else:
+                tell(event="failed", error=f"{type(error).__name__}: {error}")
         else:
             tell(event="done", summary=summary)
 

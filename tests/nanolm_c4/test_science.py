@@ -115,7 +115,8 @@ def test_at_the_base_width_training_is_plain_torch_adam(name, alignment):
     )
     (model, numbers), (plain, _) = build(settings), build(settings)
     ours = optimizers.build("adam", numbers.groups(model), betas=(0.9, 0.95))
-    torchs = torch.optim.Adam(plain.parameters(), lr=settings.optimizer.lr, betas=(0.9, 0.95), eps=1e-9)
+    lr = settings.optimizer.lr
+    torchs = torch.optim.Adam(plain.parameters(), lr=lr, betas=(0.9, 0.95), eps=1e-9)
     for step in range(5):
         for network, rule in ((model, ours), (plain, torchs)):
             rule.zero_grad()
@@ -165,7 +166,8 @@ def gradient_rms(name, seed):
 def test_gradients_at_initialisation_scale_as_in_the_table(name):
     runs = [gradient_rms(name, seed) for seed in range(3)]
     for layer, expected in GRADIENTS[name].items():
-        mean = [math.exp(sum(math.log(run[layer][i]) for run in runs) / 3) for i in range(len(WIDTHS))]
+        logs = [[math.log(value) for value in run[layer]] for run in runs]
+        mean = [math.exp(sum(seeds) / len(seeds)) for seeds in zip(*logs)]
         assert power_law(WIDTHS, mean).exponent == pytest.approx(expected, abs=0.1), layer
 
 

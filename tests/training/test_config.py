@@ -25,6 +25,7 @@ LAPTOP = "nanolm_c4/configs/laptop.yaml"
         ({"lr": 1, "beta1": 1}, ["beta1: expected", "less than 1"]),
         ({"lr": 1, "name": "adamw"}, ["name: expected 'sgd', 'adam'", "adamw"]),
         ({"lr": 1, "clip_norm": 0}, ["clip_norm: expected"]),
+        ({"lr": 1, "eps": -1}, ["eps: expected"]),
     ],
 )
 def test_bad_values_are_one_line_that_names_file_and_key(data, words):
@@ -43,7 +44,7 @@ def test_exponents_without_a_dot_are_numbers(text, value):
     assert parse_yaml(text, "here") == value
 
 
-@pytest.mark.parametrize("text", ["e5", "1e", "abc", "0x1e-9"])
+@pytest.mark.parametrize("text", ["e5", "1e", "abc", "0x1e-9", "2001-01-01"])
 def test_other_words_stay_words(text):
     assert parse_yaml(text, "here") == text
 
@@ -118,6 +119,19 @@ def test_set_keys_leaves_its_argument_alone():
 def test_impossible_combinations_are_explained(override, message):
     with pytest.raises(UserError, match=message):
         load(Config, LAPTOP, [override])
+
+
+@pytest.mark.parametrize("seed", ["-1", "99999999999999999999999", "2001-01-01", "1.5"])
+def test_seeds_that_no_generator_takes_are_refused(seed):
+    with pytest.raises(UserError, match="seed: expected"):
+        load(Config, LAPTOP, [f"seed={seed}"])
+
+
+@pytest.mark.parametrize(("name", "eps"), [("adam", 1e-9), ("adafactor", 1e-30)])
+def test_epsilon_defaults_to_the_optimisers_own(name, eps):
+    assert load(Config, LAPTOP, [f"optimizer.name={name}"]).optimizer.epsilon == eps
+    given = load(Config, LAPTOP, [f"optimizer.name={name}", "optimizer.eps=1e-3"])
+    assert given.optimizer.epsilon == 1e-3
 
 
 def test_the_saved_config_is_complete_and_reads_back():

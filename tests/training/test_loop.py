@@ -75,7 +75,7 @@ def task(**changes):
         RULES,
         prescription,
         lr=optimizer.lr,
-        eps=optimizer.eps,
+        eps=optimizer.epsilon,
         weight_decay=optimizer.weight_decay,
         decay_mode=optimizer.decay_mode,
     )
@@ -237,6 +237,8 @@ def test_the_summary_says_what_and_where(tmp_path):
     summary = train(task(), tmp_path)
     assert summary["status"] == "finished" and summary["step"] == 12
     assert summary["parameters"] == 2 * 11 * 8
+    assert summary["parameters_by_role"] == {"token_embedding": 88, "readout": 88}
+    assert summary["wall_seconds"] == summary["train_seconds"] + summary["eval_seconds"]
     from training.sampling import sample_ids
 
     visited = sample_ids(37, 0, 0, 12 * 8)

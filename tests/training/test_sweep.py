@@ -6,10 +6,12 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from training import files
 from training import sweep as sweeps
 from training.errors import UserError
 from training.progress import estimate
@@ -219,9 +221,114 @@ def test_a_failing_run_is_tried_again_then_reported_and_the_rest_goes_on(toy, mo
     assert (crash == "soft") or "a line for the log" in notes[0]
 
 
+def lowest_at(losses):
+    """A toy whose loss at (width, log2 lr) is looked up, for results no parabola gives."""
+    return f"""
+    table = {losses!r}
+    loss = table.get((config.width, round(math.log2(config.lr))), 9.0)
+"""
+
+
+def test_a_second_call_finds_every_run_that_results_had_asked_for(toy):
+    """A transferred point may start an extension of its own: it has to be found again."""
+    losses = {(1, -power): 1.0 + abs(power - 4) for power in range(2, 10)}
+    losses |= {(8, -8): 2.0, (8, -4): 1.5, (8, -3): 1.2, (8, -2): 1.4}
+    source = (toy / "train.py").read_text()
+    marker = "    diverged = config"
+    (toy / "train.py").write_text(source.replace(marker, lowest_at(losses) + marker, 1))
+    text = """
+curves: {a: {grid: {width: [1, 8], lr: {log2: [-9, -7]}}}}
+extend: {key: lr, points: 9}
+transfer: {source: {width: 1}, target: {width: 8}}
+"""
+    path = write_sweep(toy, text)
+    first, _ = run(toy, path)
+    before = len(calls(toy))
+    again, _ = run(toy, path)
+    assert again == first and len(calls(toy)) == before
+    assert {float(r["lr"]) for r in first if r["width"] == "8"} >= {2.0**-3, 2.0**-2}
+
+
+def test_a_failed_extension_is_not_asked_for_again(toy):
+    text = "set: {fail_below: 0.1}\ngrid: {width: [1], lr: [0.125, 0.25]}\ncurves: {a: {}}\n"
+    rows, notes = run(toy, write_sweep(toy, text + "extend: {key: lr}"))
+    assert [row["status"] for row in rows] == ["failed", "finished", "finished"]
+    assert len(notes) == 1 and "failed 2 times" in notes[0]
+
+
+def test_a_broken_result_found_half_way_ends_the_sweep_instead_of_hanging(toy):
+    path = write_sweep(toy, EXTENDING)
+    rows, _ = run(toy, path)
+    folder = toy.parent / "results" / toy.name / "s"
+    extended = next(row["run"] for row in rows if float(row["lr"]) == 2.0**-5)
+    (folder / extended / "summary.json").write_text("{")
+    first = next(row["run"] for row in rows if row["lr"] == "0.125" and row["width"] == "1")
+    (folder / first / "summary.json").unlink()
+    with pytest.raises(UserError, match="summary.json: not a summary"):
+        run(toy, path, workers=2)
+
+
+def test_a_users_mistake_in_a_run_ends_the_sweep_at_once(toy):
+    source = (toy / "train.py").read_text()
+    broken = 'from training.errors import UserError\n' + source.replace(
+        "    progress(1, 2, 3.0)", '    raise UserError("data.path /nope: no such folder")'
+    )
+    (toy / "train.py").write_text(broken)
+    with pytest.raises(UserError, match="data.path /nope"):
+        run(toy, write_sweep(toy, GRID))
+    assert len(calls(toy)) == 1
+
+
+def test_a_second_launcher_is_refused(toy):
+    path = write_sweep(toy, GRID)
+    loaded = load_sweep(path, toy.parent / "results")
+    with files.locked(loaded.folder, "sweep"):
+        code = (
+            "import sys; from training.sweep import main; "
+            f"main([{str(path)!r}, '--results', {str(toy.parent / 'results')!r}])"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode == 2
+    assert "another process is running this sweep" in result.stderr
+    assert not calls(toy)
+
+
+def test_a_terminated_launcher_takes_its_workers_along_and_can_be_started_again(toy):
+    source = (toy / "train.py").read_text()
+    waiting = source.replace("    progress(1, 2, 3.0)", "    progress(1, 2, 3.0); time.sleep(30)")
+    (toy / "train.py").write_text(waiting)
+    path = write_sweep(toy, GRID)
+    command = [sys.executable, "-m", "training.sweep", str(path), "--results",
+               str(toy.parent / "results")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
+    while not calls(toy):
+        time.sleep(0.05)
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    process.terminate()
+    assert process.wait(timeout=20) == 130
+    assert process.stderr.read().endswith("interrupted\n")
+    for child in children.stdout.split():
+        assert not Path(f"/proc/{child}/cmdline").exists()
+    (toy / "train.py").write_text(source)
+    rows, _ = run(toy, path)
+    assert len(rows) == 10
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
+        ("grid: {seed: [1, 2]}\ncurves: {a: {}}", "seed goes into seeds"),
+        ("set: {seed: 1}\ncurves: {a: {}}", "seed goes into seeds"),
+        ("curves: {a: {}}\ngrid: {lr: []}", "grid.lr"),
+        ("curves: {a: {}}\ngrid: {lr: {log2: [-1, -3]}}", "the lowest exponent comes first"),
+        ("curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {wdth: [1]}, seeds: [0]}]",
+         "more_seeds.where: 'wdth' is not in the grid of 'a'"),
+        ("curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {lr: [2]}, seeds: [0]}]",
+         "lr 2 is not in the grid of 'a'"),
+        ("curves: {a: {grid: {lr: [1], width: [1]}}}\nextend: {key: lr}\n"
+         "transfer: {source: {width: 1}, target: {width: 2}}", "transfer.target: width 2"),
+        ("curves: {a: {sett: {}}}", "unknown key 'curves.a.sett'; did you mean 'curves.a.set'?"),
+        ("curves: {a: {}}\nextend: {key: lr, factr: 2}", "did you mean 'extend.factor'?"),
         ("curves: {}", "curves"),
         ("curves: {a: {grid: {lr: [x]}}}", "lr: expected"),
         ("curves: {a: {set: {wdth: 1}}}", "unknown key 'wdth'"),
