@@ -102,30 +102,37 @@ def print_plan(config: Config, as_json: bool) -> None:
     print(dumps(plan) if as_json else plan.table())
 
 
-def run(
-    config: Config, run_dir: Path, progress: Callable[[int, int, float], None] | None = None
-) -> dict[str, Any]:
-    """Trains one config into `run_dir`, unless it is done; returns its summary."""
+def build_task(config: Config):
+    """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
     from nanolm_c4.data import collate, from_config
     from nanolm_c4.model import IGNORE
-    from training import processes, runs
-    from training.loop import Task, train
+    from training import processes
+    from training.loop import Task
 
     with processes.state().main_process_first():
         corpus = from_config(config.data)
     model = build_model(config, vocab_size(config, corpus))
-    plan = build_plan(config, model)
-    task = Task(
+    return Task(
         config=config,
         model=model,
-        plan=plan,
+        plan=build_plan(config, model),
         train_data=corpus.train_rows(config.model.context),
         eval_data=corpus.validation_rows(config.model.context, config.data.evaluation == "split"),
         loss=lambda model, batch: model(*batch),
         count=lambda batch: (batch[1] != IGNORE).sum(),
         collate=collate,
     )
-    return runs.train_once(run_dir, config, plan, lambda: train(task, run_dir, progress))
+
+
+def run(
+    config: Config, run_dir: Path, progress: Callable[[int, int, float], None] | None = None
+) -> dict[str, Any]:
+    """Trains one config into `run_dir`, unless it is done; returns its summary."""
+    from training import runs
+    from training.loop import train
+
+    task = build_task(config)
+    return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir, progress))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
