@@ -136,20 +136,22 @@ def run(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command; a mistake of the user's is one line and exit code 2."""
+    """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped by a signal."""
     args = cli.parse(cli.parser(EXPERIMENT, Config, __doc__), argv)
     with one_line_errors(OSError):
         config = load(Config, args.config, args.overrides)
         if args.plan:
             print_plan(config, args.json)
             return
-        from training import processes, runs
+        from training import processes, runs, signals
 
         run_dir = args.run_dir or runs.RESULTS / EXPERIMENT / "single" / runs.run_id(config)
         summary = run(config, run_dir, _show)
         if processes.state().is_main_process:
             result = f"{summary['status']}: final eval loss {summary['final_eval_loss']}"
             print(f"{result}; {run_dir}/summary.json", file=sys.stderr)
+        if summary["status"] == "stopped":
+            raise SystemExit(signals.STOPPED)
 
 
 def _show(step: int, steps: int, loss: float) -> None:

@@ -105,6 +105,25 @@ class LoopConfig(Section):
     """Data-loading processes; they change nothing but speed."""
     divergence_factor: Annotated[float, Field(gt=1)] = 3.0
     """A run has diverged when its loss is NaN or exceeds this multiple of its first loss."""
+    probe_every: Count = 0
+    """Steps between probes of every tensor and dense layer, from the first on; 0 for none."""
+    probe_samples: PositiveInt = 8
+    """Validation samples that a probe's forward pass sees, from the first on."""
+
+
+class CheckpointConfig(Section):
+    """How a run survives: nothing here changes its numbers, so nothing here makes it another run."""
+
+    every: Count = 0
+    """Steps between checkpoints; 0 leaves it to `minutes`."""
+    minutes: PositiveFloat | None = 10.0
+    """Longest time between checkpoints; null leaves it to `every`."""
+    keep: PositiveInt = 2
+    """Newest checkpoints to keep; a second one serves if the first is damaged."""
+    final: bool = False
+    """Keep a finished run's last checkpoint; by default a finished run keeps none."""
+    resume: Literal["auto", "never"] = "auto"
+    """Go on from the newest good checkpoint, or start anew and delete what is there."""
 
 
 class RunConfig(Section):
@@ -115,6 +134,7 @@ class RunConfig(Section):
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
     training: LoopConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> RunConfig:

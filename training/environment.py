@@ -46,6 +46,7 @@ def commit() -> str | None:
     return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
 
 
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)

@@ -1,16 +1,16 @@
-"""One training loop on accelerate: step, evaluate, log, stop; every experiment uses it.
+"""One training loop on accelerate: step, log, probe, evaluate, checkpoint; every experiment uses it.
 
 An experiment hands over a `Task`: its model, plan, data and loss. The loop owns everything that
 must be the same for all: the loss normalised by the global number of targets, rates and decays as
-planned times one schedule factor, data order from (seed, step), divergence as a result, and files
-that are whole or absent.
+planned times one schedule factor, data order from (seed, step), divergence as a result, and a run
+that goes on where it was stopped, however it was stopped.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,15 +21,18 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import send_to_device
+from accelerate.utils import gather_object, send_to_device, set_seed
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from param_groups import Plan
-from training import environment, optimizers, processes, schedules
+from training import checkpoint, environment, optimizers, processes, runs, schedules, signals, state
+from training.checkpoint import Checkpoint, Damaged
 from training.config import RunConfig
 from training.errors import UserError
-from training.files import write_json, write_text
+from training.files import write_json
+from training.metrics import Log
+from training.probes import Probes
 from training.sampling import BatchIds, eval_ids
 
 Progress = Callable[[int, int, float], None]
@@ -60,6 +63,13 @@ class Diverged(Exception):
 
     step: int
     loss: float
+
+
+@dataclass
+class Stopped(Exception):
+    """The run was asked to stop and has saved what it needs to go on; caught by the loop."""
+
+    step: int
 
 
 @dataclass
@@ -96,6 +106,26 @@ class Losses:
                 raise Diverged(index, loss)
         return self.last
 
+    def state(self, accelerator: Accelerator) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What a checkpoint keeps: the numbers so far, and the steps not logged yet, summed over
+        the processes."""
+        numbers = {"first": self.first, "last": _finite(self.last), "targets": self.targets}
+        if not self.sums:
+            return numbers, {}
+        sums = accelerator.reduce(torch.stack(self.sums), reduction="sum")
+        return numbers, {"sums": sums, "counts": torch.stack(self.counts)}
+
+    def restore(
+        self, numbers: dict[str, Any], tensors: dict[str, torch.Tensor], accelerator: Accelerator
+    ) -> None:
+        """The inverse of `state`; the main process holds the sums of all."""
+        self.first, self.targets = numbers["first"], numbers["targets"]
+        self.last = math.nan if numbers["last"] is None else numbers["last"]
+        if tensors:
+            sums, counts = (tensors[key].to(accelerator.device) for key in ("sums", "counts"))
+            self.sums = list(sums if accelerator.is_main_process else torch.zeros_like(sums))
+            self.counts = list(counts)
+
 
 class Loop:
     """The state of one run while it trains."""
@@ -110,45 +140,63 @@ class Loop:
             mixed_precision="bf16" if self.settings.precision == "bf16" else "no",
             dynamo_backend="inductor" if self.settings.compile else "no",
         )
+        # For models that draw during training; accelerate adds the process index.
+        set_seed(task.config.seed % 2**31, device_specific=True)
         task.model.to(self.accelerator.device)
         task.plan.initialise(task.model, task.config.seed)
-        self.optimizer = build_optimizer(task)
-        self.model, self.optimizer = self.accelerator.prepare(task.model, self.optimizer)
+        self.torch_optimizer = build_optimizer(task)
+        self.model, self.optimizer = self.accelerator.prepare(task.model, self.torch_optimizer)
         self.losses = Losses()
         self.evals: list[tuple[int, float]] = []
+        self.started = time.perf_counter()
+        self.seconds_before = 0.0
         self.eval_seconds = 0.0
+        self.resumed_from: list[int] = []
+        self.metrics = Log(run_dir / "metrics.jsonl")
+        self.probe_log = Log(run_dir / "probes.jsonl")
+        self.probes = self._make_probes()
+        self.stop = signals.StopRequest()
+        self.agreed = torch.zeros(2, dtype=torch.int64)
 
     def run(self) -> dict[str, Any]:
-        """Trains to the end or to divergence and returns the summary."""
-        started = time.perf_counter()
-        if self.accelerator.is_main_process:
-            write_text(self._log_file, "")
+        """Trains to the end, to divergence or to a stop, and returns the summary."""
+        first = self._resume()
         status: dict[str, Any] = {"status": "finished", "step": self.settings.steps}
         try:
-            self._train()
+            with self.stop:
+                self._train(first)
         except Diverged as diverged:
             status = {"status": "diverged", "step": diverged.step}
             self._write({"step": diverged.step, "diverged": _finite(diverged.loss)})
-        return self._summary(status, time.perf_counter() - started)
+        except Stopped as stopped:
+            status = {"status": "stopped", "step": stopped.step}
+        summary = self._summary(status)
+        kept = self.task.config.checkpoint.final or status["status"] == "stopped"
+        if self.accelerator.is_main_process and not kept:
+            checkpoint.discard(self._checkpoints)
+        return summary
 
-    def _train(self) -> None:
+    def _train(self, taken: int) -> None:
+        """Every step after the first `taken`; what a checkpoint misses is done first."""
         settings = self.settings
-        batches = iter(self._train_loader())
-        for step in range(1, settings.steps + 1):
-            last = step == settings.steps
-            logged = last or step == 1 or step % settings.log_every == 0
+        batches = iter(self._train_loader(taken))
+        if taken and self._evaluates(taken) and (not self.evals or self.evals[-1][0] < taken):
+            self._evaluate(taken)
+        self.saved_at = time.monotonic()
+        for step in range(taken + 1, settings.steps + 1):
+            logged = step in (1, settings.steps) or step % settings.log_every == 0
             norm = self._step(step, batches, logged)
             if logged:
                 self._log_step(step, norm)
-            if last or (settings.eval_every and step % settings.eval_every == 0):
+            self._save_if_due(step)
+            if self._evaluates(step):
                 self._evaluate(step)
 
     def _step(self, step: int, batches: Iterator[Any], want_norm: bool) -> torch.Tensor | None:
         """One optimiser step over this process's micro-batches; the gradient norm if wanted."""
         accelerator, world = self.accelerator, self.accelerator.num_processes
         micro = [next(batches) for _ in range(self._micro_batches)]
-        local = torch.stack([self.task.count(batch) for batch in micro]).sum()
-        count = accelerator.reduce(local.to(accelerator.device), reduction="sum")
+        count = self._reduce_count(torch.stack([self.task.count(batch) for batch in micro]).sum())
         schedules.set_lr(self.optimizer, self.factor(step - 1))
         total = torch.zeros((), device=accelerator.device)
         for index, batch in enumerate(micro, start=1):
@@ -160,10 +208,44 @@ class Loop:
                 accelerator.backward(loss_sum * (world / count))
             total += loss_sum.detach()
         norm = self._clip(want_norm)
-        self.optimizer.step()
+        self._update(step)
         self.optimizer.zero_grad()
         self.losses.add(total, count)
         return norm
+
+    def _reduce_count(self, local: torch.Tensor) -> torch.Tensor:
+        """The global number of targets; on the way the processes agree on stopping and saving."""
+        late = self.accelerator.is_main_process and self._checkpoint_is_late()
+        flags = torch.tensor([self.stop.requested, late], dtype=torch.int64)
+        mine = torch.cat([local.reshape(1).long(), flags]).to(self.accelerator.device)
+        count, *_ = reduced = self.accelerator.reduce(mine, reduction="sum")
+        self.agreed = reduced[1:]
+        return count
+
+    def _update(self, step: int) -> None:
+        """The optimiser's step, probed if it is time to."""
+        if self.probes is None or not self._probed(step):
+            self.optimizer.step()
+            return
+        self.probes.before_step()
+        self.optimizer.step()
+        self.probes.after_step()
+        line = self.probes.read(lambda: self.task.loss(self.task.model, self.probe_batch))
+        if self.accelerator.is_main_process:
+            self.probe_log.append({"step": step, **line})
+
+    def _probed(self, step: int) -> bool:
+        return step in (1, self.settings.steps) or step % self.settings.probe_every == 0
+
+    def _make_probes(self) -> Probes | None:
+        """The probes of the run, if any, and the batch that they see."""
+        if not self.settings.probe_every:
+            return None
+        data = self.task.eval_data
+        size = min(len(data), self.settings.probe_samples)
+        batch = (self.task.collate or default_collate)([data[index] for index in range(size)])
+        self.probe_batch = send_to_device(batch, self.accelerator.device)
+        return Probes(self.task.model, self.task.plan, self.torch_optimizer)
 
     def _clip(self, want_norm: bool) -> torch.Tensor | None:
         clip = self.task.config.optimizer.clip_norm
@@ -193,6 +275,10 @@ class Loop:
         self._write({**line, "gradient_norm": gradient})
         if self.progress is not None and self.accelerator.is_main_process:
             self.progress(step, self.settings.steps, loss)
+
+    def _evaluates(self, step: int) -> bool:
+        every = self.settings.eval_every
+        return step == self.settings.steps or bool(every and step % every == 0)
 
     def _evaluate(self, step: int) -> None:
         started = time.perf_counter()
@@ -225,7 +311,7 @@ class Loop:
         share = self.settings.batch_size // self.accelerator.num_processes
         return math.ceil(share / (self.settings.micro_batch_size or share))
 
-    def _train_loader(self) -> DataLoader:
+    def _train_loader(self, first_step: int) -> DataLoader:
         settings, accelerator = self.settings, self.accelerator
         share = settings.batch_size // accelerator.num_processes
         ids = BatchIds(
@@ -235,7 +321,7 @@ class Loop:
             micro_batch=settings.micro_batch_size or max(share, 1),
             rank=accelerator.process_index,
             world_size=accelerator.num_processes,
-            first_step=0,
+            first_step=first_step,
             last_step=settings.steps,
         )
         return self._loader(self.task.train_data, batch_sampler=ids)
@@ -246,17 +332,129 @@ class Loop:
             collate_fn=self.task.collate,
             num_workers=self.settings.data_workers,
             pin_memory=self.accelerator.device.type == "cuda",
+            worker_init_fn=signals.ignore,
+            # Without one of its own, making a loader would draw from the run's generator.
+            generator=torch.Generator().manual_seed(self.task.config.seed % 2**63),
             **batching,
         )
 
-    @property
-    def _log_file(self) -> Path:
-        return self.run_dir / "metrics.jsonl"
-
     def _write(self, line: dict[str, Any]) -> None:
         if self.accelerator.is_main_process:
-            with open(self._log_file, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+            self.metrics.append(line)
+
+    @property
+    def _checkpoints(self) -> Path:
+        return self.run_dir / "checkpoints"
+
+    def _checkpoint_is_late(self) -> bool:
+        minutes = self.task.config.checkpoint.minutes
+        return minutes is not None and time.monotonic() - self.saved_at > 60 * minutes
+
+    def _save_if_due(self, step: int) -> None:
+        """Saves when it is time to or the run is asked to stop; raises Stopped for the latter."""
+        settings, last = self.task.config.checkpoint, step == self.settings.steps
+        if self.accelerator.num_processes == 1:
+            stop, late = self.stop.requested, self._checkpoint_is_late()
+        else:  # all must do the same: what they agreed on when the step began
+            stop, late = map(bool, self.agreed.tolist())
+        due = late or bool(settings.every and step % settings.every == 0)
+        if (settings.final if last else stop or due):
+            self._save(step)
+        if stop and not last:
+            raise Stopped(step)
+
+    def _save(self, step: int) -> None:
+        losses, pending = self.losses.state(self.accelerator)
+        random_states = gather_object([state.random_state(self.accelerator.device)])
+        self.saved_at = time.monotonic()
+        if not self.accelerator.is_main_process:
+            return
+        tensors = {
+            **_under("model", state.model_tensors(self.task.model)),
+            **_under("optimizer", state.optimizer_tensors(self.torch_optimizer)),
+            **_under("pending", pending),
+        }
+        meta = {
+            "config": runs.identity(self.task.config),
+            "plan": self.task.plan.to_dict(),
+            "losses": losses,
+            "evals": self.evals,
+            "seconds": self._seconds(),
+            "eval_seconds": self.eval_seconds,
+            "resumed_from": self.resumed_from,
+            "random": random_states,
+            "logs": {log.path.name: log.position() for log in (self.metrics, self.probe_log)},
+            "environment": environment.describe(self.accelerator.device),
+        }
+        checkpoint.save(self._checkpoints, step, tensors, meta, self.task.config.checkpoint.keep)
+
+    def _resume(self) -> int:
+        """Brings back the newest good checkpoint; returns the number of steps it had taken."""
+        found = None
+        if self.accelerator.is_main_process:
+            (self.run_dir / "summary.json").unlink(missing_ok=True)
+            found = self._start()
+        path = processes.from_main(None if found is None else found.path)
+        if path is None:
+            return 0
+        saved = found or checkpoint.load(path, verify=False)
+        state.load_model(self.task.model, saved.part("model"))
+        state.load_optimizer(self.torch_optimizer, saved.part("optimizer"))
+        self.losses.restore(saved.meta["losses"], saved.part("pending"), self.accelerator)
+        self.evals = [(step, loss) for step, loss in saved.meta["evals"]]
+        self.seconds_before = saved.meta["seconds"]
+        self.eval_seconds = saved.meta["eval_seconds"]
+        self.resumed_from = [*saved.meta["resumed_from"], saved.step]
+        states, index = saved.meta["random"], self.accelerator.process_index
+        if index < len(states):  # a process that was not there before keeps its seed's state
+            state.set_random_state(states[index], self.accelerator.device)
+        return saved.step
+
+    def _start(self) -> Checkpoint | None:
+        """The checkpoint to go on from, with the logs cut back to it; None to begin anew."""
+        if self.task.config.checkpoint.resume == "never":
+            checkpoint.discard(self._checkpoints)
+        checkpoint.tidy(self._checkpoints)
+        found = self._newest_good()
+        if found is not None:
+            print(f"resuming after step {found.step} ({found.path})", file=sys.stderr)
+        for log in (self.metrics, self.probe_log):
+            length = found.meta["logs"][log.path.name]["bytes"] if found else 0
+            if length or log.path.exists() or log is self.metrics:
+                log.cut(length)
+        return found
+
+    def _newest_good(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; those that are not are named and set aside.
+
+        Raises UserError when none is whole, or when it was made by another config or plan.
+        """
+        damaged: list[Damaged] = []
+        aside: list[Path] = []
+        for path in reversed(checkpoint.paths(self._checkpoints)):
+            try:
+                found = checkpoint.load(path)
+                for log in (self.metrics, self.probe_log):
+                    log.check(found.meta["logs"][log.path.name])
+            except Damaged as damage:
+                print(f"not used: {damage}", file=sys.stderr)
+                damaged.append(damage)
+                aside.append(path)
+                continue
+            self._refuse_other(found)
+            for bad in aside:
+                checkpoint.set_aside(bad)
+            return found
+        if damaged:
+            raise UserError(
+                f"{self._checkpoints}: no checkpoint can be used ({damaged[0]}); mend it, or start "
+                "anew with checkpoint.resume=never, which deletes them"
+            )
+        return None
+
+    def _refuse_other(self, found: Checkpoint) -> None:
+        config, plan = found.meta["config"], Plan.from_dict(found.meta["plan"])
+        runs.refuse_differences(found.path, config, plan, self.task.config, self.task.plan)
 
     def _parameters_by_role(self) -> dict[str, int]:
         counts: Counter[str] = Counter()
@@ -264,7 +462,12 @@ class Loop:
             counts[row.role] += math.prod(row.shape)
         return dict(counts)
 
-    def _summary(self, status: dict[str, Any], wall: float) -> dict[str, Any]:
+    def _seconds(self) -> float:
+        """Seconds since the run began, without those between a stop and a resume."""
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def _summary(self, status: dict[str, Any]) -> dict[str, Any]:
+        wall = self._seconds()
         best = min(self.evals, key=lambda entry: entry[1], default=(None, None))
         finished = status["status"] == "finished"
         summary = {
@@ -280,6 +483,7 @@ class Loop:
             "wall_seconds": wall,
             "train_seconds": wall - self.eval_seconds,
             "eval_seconds": self.eval_seconds,
+            "resumed_from": self.resumed_from,
             "parameters": sum(parameter.numel() for parameter in self.task.model.parameters()),
             "parameters_by_role": self._parameters_by_role(),
             "environment": environment.describe(self.accelerator.device),
@@ -287,6 +491,10 @@ class Loop:
         if self.accelerator.is_main_process:
             write_json(self.run_dir / "summary.json", summary)
         return summary
+
+
+def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
 def _finite(value: float | None) -> float | None:

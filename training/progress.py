@@ -21,7 +21,6 @@ class Board:
         self.started: dict[int, float] = {}
         self.costs: list[tuple[float, int, float]] = []  # FLOPs, steps, seconds of finished runs
         self.drawn = 0
-        self.workers: list[Any] = []
         self.lock = threading.Lock()
         self.terminal = sys.stderr.isatty()
 
@@ -112,7 +111,7 @@ def describe(point: Any) -> str:
 def outcome(summary: dict[str, Any] | None) -> str:
     """A run's result in words."""
     if summary is None:
-        return "failed, will be tried again"
+        return "not done, will be tried again"
     if summary["status"] == "finished":
         return f"eval loss {summary['final_eval_loss']:.4f}"
     return f"{summary['status']} at step {summary['step']}" if "step" in summary else "failed"

@@ -1,9 +1,11 @@
 """Run folders: where a run lives, whether it is done, and what it was made with.
 
     results/<experiment>/<sweep>/<run>/ config.yaml plan.json metrics.jsonl summary.json
+                                        probes.jsonl checkpoints/ .lock
 
-A run is done when summary.json exists. Its name comes from its config, so the same config is the
-same run and is never trained twice.
+A run is done when summary.json says finished or diverged; one that is stopped, or was killed, goes
+on from its newest checkpoint. Its name comes from its config, so the same config is the same run
+and is never trained twice.
 """
 
 from __future__ import annotations
@@ -11,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from param_groups.plan import Plan, dumps
+from param_groups.plan import Plan, PlanError, dumps
 from training import processes
 from training.config import Section, read_yaml, to_yaml
 from training.errors import UserError
@@ -24,14 +26,19 @@ from training.files import locked, write_text
 RESULTS = Path("results")
 
 
+def identity(config: Section) -> dict[str, Any]:
+    """The resolved config as JSON types, without `checkpoint`, which changes no result."""
+    return config.model_dump(mode="json", exclude={"checkpoint"})
+
+
 def run_id(config: Section, label: str = "run") -> str:
-    """A readable label and a hash of the whole resolved config."""
-    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    """A readable label and a hash of the resolved config."""
+    text = json.dumps(identity(config), sort_keys=True)
     return f"{label}-{hashlib.blake2b(text.encode(), digest_size=5).hexdigest()}"
 
 
 def summary(run_dir: Path) -> dict[str, Any] | None:
-    """The summary of a done run, or None; UserError when the file is damaged."""
+    """What summary.json says, or None without one; UserError when the file is damaged."""
     path = run_dir / "summary.json"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -44,24 +51,62 @@ def summary(run_dir: Path) -> dict[str, Any] | None:
     return value
 
 
-def refuse_other(run_dir: Path, config: Section) -> None:
-    """Raises UserError if the folder holds what another config has trained."""
-    path, metrics = run_dir / "config.yaml", run_dir / "metrics.jsonl"
+def done(run_dir: Path) -> dict[str, Any] | None:
+    """The summary of a run that needs no more training, or None."""
+    value = summary(run_dir)
+    return None if value is None or value["status"] == "stopped" else value
+
+
+def refuse_other(run_dir: Path, config: Section, plan: Plan) -> None:
+    """Raises UserError if the folder holds what another config or plan has trained."""
+    metrics = run_dir / "metrics.jsonl"
     trained = (run_dir / "summary.json").exists() or (metrics.exists() and metrics.stat().st_size)
-    if trained and path.exists() and (changed := _differences(read_yaml(path), config)):
+    if not trained or not (run_dir / "config.yaml").exists():
+        return
+    saved = read_yaml(run_dir / "config.yaml")
+    refuse_differences(run_dir, saved, _saved_plan(run_dir / "plan.json"), config, plan)
+
+
+def refuse_differences(
+    where: Path, saved: Mapping[str, Any], saved_plan: Plan | None, config: Section, plan: Plan
+) -> None:
+    """Raises UserError, with the differences, unless `where` was made by this config and plan."""
+    ours = identity(config)
+    theirs = {key: value for key, value in saved.items() if key in ours or key != "checkpoint"}
+    if changed := _differences(theirs, ours):
         raise UserError(
-            f"{run_dir} holds a run of another config ({'; '.join(changed[:3])}); "
+            f"{where} holds a run of another config ({_few(changed)}); "
             "choose another --run-dir or delete the folder"
+        )
+    if saved_plan is not None and (changed := saved_plan.differences(plan)):
+        raise UserError(
+            f"{where} holds a run of another plan ({_few(changed)}); the code that plans has "
+            "changed: go back to the commit of the run, choose another --run-dir or delete the "
+            "folder"
         )
 
 
-def _differences(saved: dict[str, Any], config: Section) -> list[str]:
-    old, new = (dict(_flat(data)) for data in (saved, config.model_dump(mode="json")))
+def _saved_plan(path: Path) -> Plan | None:
+    try:
+        return Plan.from_dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, PlanError) as error:
+        raise UserError(f"{path}: not a saved plan ({error}); delete the folder") from None
+
+
+def _few(lines: list[str], shown: int = 3) -> str:
+    more = f"; and {len(lines) - shown} more" if len(lines) > shown else ""
+    return "; ".join(lines[:shown]) + more
+
+
+def _differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
+    old, new = dict(_flat(saved)), dict(_flat(ours))
     keys = dict.fromkeys([*old, *new])
     return [f"{k} {old.get(k)} -> {new.get(k)}" for k in keys if old.get(k) != new.get(k)]
 
 
-def _flat(data: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def _flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     flat = []
     for key, value in data.items():
         if isinstance(value, dict):
@@ -77,17 +122,22 @@ def train_once(
     """The summary of the run in `run_dir`, trained now unless it is done already.
 
     Prints the plan and writes it, with the config, before the first step. The main process reads
-    and writes the folder and holds it while it trains.
+    and writes the folder and holds it while it trains; Busy if another one does.
     """
     process = processes.state()
     if not process.is_main_process:
-        done = processes.from_main(None)
-        return train() if done is None else done
-    refuse_other(run_dir, config)
-    done = processes.from_main(summary(run_dir))
-    if done is not None:
-        return done
+        value = processes.from_main(None)
+        return train() if value is None else value
+    refuse_other(run_dir, config, plan)
+    value = done(run_dir)
+    if value is not None:
+        return processes.from_main(value)
     with locked(run_dir, "run"):
+        # Another launcher may have finished it since; what the lock protects is read under it.
+        refuse_other(run_dir, config, plan)
+        value = processes.from_main(done(run_dir))
+        if value is not None:
+            return value
         print(plan.table(), file=sys.stderr, flush=True)
         write_text(run_dir / "config.yaml", to_yaml(config))
         write_text(run_dir / "plan.json", dumps(plan) + "\n")

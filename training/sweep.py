@@ -2,7 +2,9 @@
 
     python -m training.sweep nanolm_c4/sweeps/quickstart.yaml --workers 2 [--dry-run]
 
-Runs that are done are not run again. With `extend`, a cell of the grid (one curve at one width,
+Runs that are done are not run again, runs that were stopped or killed go on from their newest
+checkpoint, and several launchers, on one machine or on several that share the results folder, can
+work on one sweep: a run that another one holds is left to it. With `extend`, a cell of the grid (one curve at one width,
 say) whose best learning rate lies at an edge gets the next rate, until the optimum is inside or
 the limit is reached. `results.csv` has one row per run, by curve and rising grid values.
 """
@@ -19,6 +21,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,9 +33,13 @@ from pydantic import Field, model_validator
 from training import runs
 from training.config import PositiveInt, Section, read_yaml, set_keys, validate
 from training.errors import UserError, one_line_errors
-from training.files import locked, write_json, write_text
+from training.files import is_locked, write_json, write_text
 from training.progress import Board
-from training.workers import RunFailed, Worker
+from training.signals import STOPPED
+from training.workers import RunBusy, RunFailed, Worker
+
+POLL_SECONDS = 2.0  # between looks at runs that other launchers hold
+STOP_SECONDS = 120.0  # for a run to reach its next step and save, when the launcher is stopped
 
 RESULT_COLUMNS = (
     "status",
@@ -302,17 +309,41 @@ class Scheduler:
         return self.sweep.config.extend.key if self.sweep.config.extend else None
 
     def take(self) -> Point | None:
-        """The next point to run; waits for results that may add one; None when all is done."""
+        """The next point to run; waits for results that may add one; None when all is done.
+
+        A point that another launcher runs is its own: this one looks for the result, or for its
+        end without one, every few seconds.
+        """
         with self.condition:
-            while not (waiting := self.waiting()) and not self.stopped:
-                if not self.running:
+            while not self.stopped:
+                point = self._free_point()
+                if point is not None:
+                    self.running.add(point.run)
+                    return point
+                elsewhere = bool(self.waiting())
+                if not elsewhere and not self.running:
                     return None
-                self.condition.wait()
-            if self.stopped:
+                self.condition.wait(POLL_SECONDS if elsewhere else None)
+            return None
+
+    def _free_point(self) -> Point | None:
+        """The largest point that is neither done, nor running here, nor held by another."""
+        while True:
+            known = len(self.summaries)
+            waiting = sorted(
+                self.waiting(),
+                key=lambda point: self.sweep.experiment.flops(point.config),
+                reverse=True,
+            )
+            for point in waiting:
+                # First the lock, then the summary: a run that ends in between is seen as done.
+                held = is_locked(self.sweep.folder / point.run)
+                self._recall(point)
+                if not held and point.run not in self.summaries:
+                    return point
+            if len(self.summaries) == known:
                 return None
-            point = max(waiting, key=lambda point: self.sweep.experiment.flops(point.config))
-            self.running.add(point.run)
-            return point
+            self._settle()  # what others have finished may ask for more
 
     def waiting(self) -> list[Point]:
         """The points that are neither done nor running."""
@@ -333,6 +364,12 @@ class Scheduler:
             self.stopped, self.error = True, self.error or error
             self.condition.notify_all()
 
+    def put_back(self, point: Point) -> None:
+        """Returns a point that another launcher took first."""
+        with self.condition:
+            self.running.discard(point.run)
+            self.condition.notify_all()
+
     def fail(self, point: Point, reason: str) -> None:
         """Puts a failed run back, or reports it once its tries are used up."""
         with self.condition:
@@ -345,18 +382,45 @@ class Scheduler:
         self.finish(point, {"status": "failed"})
 
     def _recall(self, point: Point) -> None:
-        summary = runs.summary(self.sweep.folder / point.run)
+        summary = runs.done(self.sweep.folder / point.run)
         if summary is not None:
             self.summaries[point.run] = summary
 
     def _settle(self) -> None:
-        """Adds points until results ask for no more: those recalled may ask for others."""
+        """Adds points until results ask for no more: those recalled may ask for others.
+
+        A cell that shall get another one's optimum is extended only after it has it, so the points
+        of a sweep do not depend on the order in which its runs end.
+        """
         known = -1
         while known != len(self.sweep.points):
             known = len(self.sweep.points)
-            for cell in dict.fromkeys(point.cell(self._key) for point in self.sweep.points):
-                self._grow(cell)
-            self._transfer()
+            sources = self._sources()
+            cells = dict.fromkeys(point.cell(self._key) for point in self.sweep.points)
+            settled = {cell for cell in cells if cell not in sources and self._grow(cell)}
+            for target, source in sources.items():
+                if source in settled:
+                    self._transfer(source, target)
+                    self._grow(target)
+
+    def _sources(self) -> dict[Cell, Cell]:
+        """Target cell -> source cell of every transfer between two cells that exist."""
+        rule, pairs = self.sweep.config.transfer, {}
+        if rule is None:
+            return pairs
+        cells = dict.fromkeys(point.cell(self._key) for point in self.sweep.points)
+        for curve, values in cells:
+            if rule.source.items() <= dict(values).items():
+                target = (curve, tuple({**dict(values), **rule.target}.items()))
+                if target in cells and target != (curve, values):
+                    pairs[target] = (curve, values)
+        return pairs
+
+    def _transfer(self, source: Cell, target: Cell) -> None:
+        """Adds the best value of a settled cell to another one."""
+        losses = mean_losses(self.sweep.cell_points(source), self._key, self.summaries)
+        if losses:  # empty if every run failed
+            self._add(target, min(losses, key=lambda value: losses[value]))
 
     def _add(self, cell: Cell, value: float) -> bool:
         """Adds a cell's points at one value; False if it has them already."""
@@ -367,35 +431,28 @@ class Scheduler:
             self._recall(point)
         return bool(new)
 
-    def _grow(self, cell: Cell) -> None:
-        """Extends a complete cell past its edge, also over points that earlier sweeps added."""
+    def _grow(self, cell: Cell) -> bool:
+        """Extends a complete cell past its edge, also over points that earlier sweeps added.
+
+        Whether the cell is settled: complete, and not to be extended.
+        """
         extend = self.sweep.config.extend
         while extend:
             losses = mean_losses(self.sweep.cell_points(cell), extend.key, self.summaries)
+            if losses is None:
+                return False
             value = next_value(losses, extend.factor) if losses else None
             if value is None:
-                return
+                return True
             if self.sweep.added.get(cell, 0) == extend.points:
                 note = f"best {extend.key} still at the edge, {extend.points} added"
                 note = f"{_cell_name(cell)}: {note}"
                 self.notes += [] if note in self.notes else [note]
-                return
+                return True
             if not self._add(cell, value):  # it is there, but failed
-                return
+                return True
             self.sweep.added[cell] = self.sweep.added.get(cell, 0) + 1
-
-    def _transfer(self) -> None:
-        rule = self.sweep.config.transfer
-        if rule is None:
-            return
-        for curve in self.sweep.config.curves:
-            cells = dict.fromkeys(p.cell(self._key) for p in self.sweep.points if p.curve == curve)
-            for source in [cell for cell in cells if rule.source.items() <= dict(cell[1]).items()]:
-                values = {**dict(source[1]), **rule.target}
-                target = (curve, tuple(values.items()))
-                losses = mean_losses(self.sweep.cell_points(source), self._key, self.summaries)
-                if losses and target in cells:
-                    self._add(target, min(losses, key=lambda value: losses[value]))
+        return True
 
 
 def _cell_name(cell: Cell) -> str:
@@ -439,11 +496,9 @@ def write_manifest(sweep: Sweep) -> None:
     write_json(sweep.folder / "manifest.json", entries)
 
 
-def _serve(index: int, scheduler: Scheduler, board: Board, environment: dict[str, str]) -> None:
+def _serve(index: int, scheduler: Scheduler, board: Board, worker: Worker) -> None:
     """One thread: a worker process and the points it runs."""
     sweep = scheduler.sweep
-    worker = Worker(environment)
-    board.workers.append(worker)
     try:
         while (point := scheduler.take()) is not None:
             board.start(index, point)
@@ -454,7 +509,11 @@ def _serve(index: int, scheduler: Scheduler, board: Board, environment: dict[str
                     sweep.folder / point.run,
                     lambda step, steps, loss: board.step(index, step, steps, loss),
                 )
+                if summary["status"] == "stopped":
+                    raise RunFailed(f"stopped from outside after step {summary['step']}")
                 scheduler.finish(point, summary)
+            except RunBusy:
+                scheduler.put_back(point)
             except RunFailed as failure:
                 if scheduler.stopped:
                     return
@@ -472,30 +531,30 @@ def _serve(index: int, scheduler: Scheduler, board: Board, environment: dict[str
 def run_sweep(sweep: Sweep, workers: int, threads: int) -> Scheduler:
     """Runs what is not done and returns the scheduler with every summary.
 
-    Raises UserError if another launcher is at work in the same folder, and whatever ended a
-    worker's thread.
+    Raises KeyboardInterrupt when interrupted, after every run at work here has saved a checkpoint
+    (at once when interrupted again), and whatever ended a worker's thread.
     """
-    with locked(sweep.folder, "sweep"):
-        return _run(sweep, workers, threads)
-
-
-def _run(sweep: Sweep, workers: int, threads: int) -> Scheduler:
     scheduler = Scheduler(sweep)
     write_manifest(sweep)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     board = Board(scheduler, sweep.experiment.flops)
+    crew = [Worker(environment) for _ in range(workers if scheduler.waiting() else 0)]
     serving = [
-        threading.Thread(target=_serve, args=(index, scheduler, board, environment), daemon=True)
-        for index in range(workers if scheduler.waiting() else 0)
+        threading.Thread(target=_serve, args=(index, scheduler, board, worker), daemon=True)
+        for index, worker in enumerate(crew)
     ]
     for thread in serving:
         thread.start()
     try:
         for thread in serving:
             thread.join()
-    finally:  # also on Ctrl-C: no worker outlives the launcher
+    except KeyboardInterrupt:
         scheduler.stop()
-        for worker in board.workers:
+        _let_save(crew, serving)
+        raise
+    finally:  # no worker outlives the launcher
+        scheduler.stop()
+        for worker in crew:
             worker.close()
         board.close()
     if scheduler.error:
@@ -503,6 +562,16 @@ def _run(sweep: Sweep, workers: int, threads: int) -> Scheduler:
     write_manifest(sweep)
     write_results(sweep, scheduler.summaries)
     return scheduler
+
+
+def _let_save(crew: Sequence[Worker], serving: Sequence[threading.Thread]) -> None:
+    """Asks the workers to stop and waits until their runs have saved what they need to go on."""
+    print("stopping: runs save a checkpoint; interrupt again to end them now", file=sys.stderr)
+    for worker in crew:
+        worker.ask_to_stop()
+    end = time.monotonic() + STOP_SECONDS
+    for thread in serving:
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 def dry_run(sweep: Sweep) -> str:
@@ -518,7 +587,7 @@ def dry_run(sweep: Sweep) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: exit code 0, 1 if a run failed, 2 for a user's mistake, 130 on Ctrl-C."""
+    """The command: exit code 0, 1 if a run failed, 2 for a user's mistake, 75 when stopped."""
     parser = argparse.ArgumentParser(prog="python -m training.sweep", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("sweep", type=Path, help="YAML file, for example in nanolm_c4/sweeps/")
@@ -536,7 +605,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(dry_run(sweep))
             return
         threads = args.threads or max(1, (os.cpu_count() or 1) // args.workers)
-        scheduler = run_sweep(sweep, args.workers, threads)
+        try:
+            scheduler = run_sweep(sweep, args.workers, threads)
+        except KeyboardInterrupt:
+            print("stopped; the same command goes on from here", file=sys.stderr)
+            raise SystemExit(STOPPED) from None
     for note in scheduler.notes:
         print(note, file=sys.stderr)
     print(sweep.folder / "results.csv")

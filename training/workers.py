@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -17,12 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from training.errors import UserError, is_users
+from training.files import Busy
 
 Progress = Callable[[int, int, float], None]
 
 
 class RunRefused(UserError):
     """A run cannot start because of a mistake of the user's; the message is theirs to read."""
+
+
+class RunBusy(Exception):
+    """Another process is at work in the run's folder."""
 
 
 class RunFailed(Exception):
@@ -39,7 +45,8 @@ class Worker:
     def run(
         self, experiment: str, config: dict[str, Any], run_dir: Path, progress: Progress
     ) -> dict[str, Any]:
-        """The summary of one run; RunFailed if it raised or the process died."""
+        """The summary of one run; RunFailed if it raised or the process died, RunBusy if another
+        process has the folder, RunRefused for a mistake of the user's."""
         process = self._alive()
         job = {"experiment": experiment, "config": config, "run_dir": str(run_dir)}
         try:
@@ -53,11 +60,19 @@ class Worker:
                 progress(message["step"], message["steps"], message["loss"])
             elif message["event"] == "done":
                 return message["summary"]
+            elif message["event"] == "busy":
+                raise RunBusy(message["error"])
             elif message["event"] == "refused":
                 raise RunRefused(message["error"])
             else:
                 raise RunFailed(f"{message['error']}; see {run_dir / 'log.txt'}")
         raise self._died(run_dir)
+
+    def ask_to_stop(self) -> None:
+        """Has the run in progress save a checkpoint and end; without one the process ends."""
+        process = self.process
+        if process is not None:
+            process.terminate()
 
     def close(self) -> None:
         """Ends the process; a run in progress is killed."""
@@ -99,8 +114,12 @@ def _work(jobs: Any, answers: Any) -> None:
     """The worker's side: run jobs until the launcher closes the pipe."""
 
     def tell(**message: Any) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
+        try:
+            answers.write(json.dumps(message) + "\n")
+            answers.flush()
+        except BrokenPipeError:
+            # The launcher was killed: save, and leave the run to the next one.
+            os.kill(os.getpid(), signal.SIGTERM)
 
     for line in jobs:
         job = json.loads(line)
@@ -112,7 +131,9 @@ def _work(jobs: Any, answers: Any) -> None:
         except Exception as error:
             traceback.print_exc()
             sys.stderr.flush()
-            if is_users(error):
+            if isinstance(error, Busy):
+                tell(event="busy", error=str(error))
+            elif is_users(error):
                 tell(event="refused", error=str(error))
             else:
                 tell(event="failed", error=f"{type(error).__name__}: {error}")

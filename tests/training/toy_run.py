@@ -1,0 +1,216 @@
+"""A run small enough to be killed hundreds of times; the tests start it as a command.
+
+    python tests/training/toy_run.py train DIR [key=value ...]    one run, exit code as documented
+    python tests/training/toy_run.py crash DIR [key=value ...]    one run per place to be killed at
+
+The model draws during training (dropout), so that a resume with other random numbers shows.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import Dataset
+
+from param_groups import Everett, Role, Rule, plan
+from training import checkpoint, loop, metrics, runs, signals
+from training.config import RunConfig, parse_overrides, set_keys, validate
+from training.errors import one_line_errors
+from training.loop import Task
+
+RULES = (Rule("embedding.weight", Role.TOKEN_EMBEDDING), Rule("readout.weight", Role.READOUT))
+SETTINGS = {
+    "optimizer": {"name": "adam", "lr": 0.05},
+    "schedule": {"warmup_steps": 2},
+    "training": {"steps": 7, "batch_size": 4, "log_every": 2, "eval_every": 3, "probe_every": 3},
+    "checkpoint": {"every": 2, "minutes": None, "final": True},
+}
+MARGIN = 16  # bytes of a line that are on the disk when the process dies
+
+
+class Toy(nn.Module):
+    """Embedding, dropout, readout; the summed cross-entropy of the next token."""
+
+    def __init__(self, dropout):
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.readout = nn.Linear(8, 11, bias=False)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+        self.dropout = dropout
+
+    def forward(self, ids):
+        if self.training:
+            self.calls += 1
+        hidden = F.dropout(self.embedding(ids[:, :-1]), self.dropout, self.training)
+        logits = self.readout(hidden).flatten(0, 1)
+        return F.cross_entropy(logits, ids[:, 1:].flatten(), reduction="sum")
+
+
+class Rows(Dataset):
+    """Rows of tokens; notes which were read, by process, if TOY_IDS names a folder."""
+
+    def __init__(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.ids = torch.randint(0, 11, (23, 6), generator=generator)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        folder = os.environ.get("TOY_IDS")
+        if folder:
+            with open(f"{folder}/{os.environ.get('RANK', '0')}", "a") as file:
+                file.write(f"{index}\n")
+        return self.ids[index]
+
+
+def build_config(overrides=()):
+    settings = set_keys(SETTINGS, parse_overrides(overrides))
+    return validate(RunConfig, settings, "toy")
+
+
+def build_task(config, dropout=0.2):
+    model = Toy(dropout)
+    optimizer = config.optimizer
+    return Task(
+        config=config,
+        model=model,
+        plan=plan(
+            model, RULES, Everett("mup", 8, 4, optimizer=optimizer.name),
+            lr=optimizer.lr, eps=optimizer.epsilon, absorb_multipliers=True,
+        ),
+        train_data=Rows(1),
+        eval_data=Rows(2),
+        loss=lambda model, batch: model(batch),
+        count=lambda batch: torch.tensor(batch[:, 1:].numel()),
+    )  # fmt: skip
+
+
+def train(run_dir, overrides=(), pause=0.0):
+    """Trains in this process and returns the summary."""
+    config = build_config(overrides)
+    run = build_task(config, float(os.environ.get("TOY_DROPOUT", "0.2")))
+
+    def progress(step, steps, loss):
+        print(f"step {step}", flush=True)
+        time.sleep(pause)
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return runs.train_once(run_dir, config, run.plan, lambda: loop.train(run, run_dir, progress))
+
+
+class Killer:
+    """Counts the places where files change and ends the process, hard, at the one it is told."""
+
+    def __init__(self, at):
+        self.at, self.count = at, 0
+        for module, name in (
+            (os, "fsync"), (os, "rename"), (os, "replace"), (os, "truncate"), (shutil, "rmtree"),
+        ):  # fmt: skip
+            setattr(module, name, self.around(getattr(module, name)))
+        self.torn(checkpoint, "save_file", self.half_a_file)
+        self.torn(metrics.Log, "append", self.half_a_line)
+
+    def event(self, before=lambda: None):
+        self.count += 1
+        if self.count == self.at:
+            before()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def around(self, function):
+        def killing(*args, **kwargs):
+            self.event()
+            result = function(*args, **kwargs)
+            self.event()
+            return result
+
+        return killing
+
+    def torn(self, owner, name, half):
+        function = getattr(owner, name)
+
+        def killing(*args):
+            self.event(lambda: half(function, *args))
+            return function(*args)
+
+        setattr(owner, name, killing)
+
+    @staticmethod
+    def half_a_file(save, tensors, path):
+        save(tensors, path)
+        os.truncate(path, path.stat().st_size // 2)
+
+    @staticmethod
+    def half_a_line(append, log, record):
+        with open(log.path, "a") as file:
+            file.write(json.dumps(record)[:MARGIN])
+
+
+def forked(run_dir, overrides, at=None):
+    """Runs in a child process, killed at event `at`; whether it was."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            quiet = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(quiet, 1)
+            os.dup2(quiet, 2)
+            killer = Killer(at)
+            train(run_dir, overrides)
+            (run_dir / "events").write_text(str(killer.count))
+            os._exit(0)
+        except BaseException as error:
+            (run_dir / "error").write_text(repr(error))
+            os._exit(1)
+    _, status = os.waitpid(pid, 0)
+    if os.WIFSIGNALED(status):
+        return True
+    assert os.WEXITSTATUS(status) == 0, (run_dir / "error").read_text()
+    return False
+
+
+def left_behind(run_dir):
+    """What a run must end with, whatever happened to it on the way: weights and logs as bytes."""
+    states = sorted(run_dir.glob("checkpoints/step-*/state.safetensors"))
+    logs = [run_dir / "metrics.jsonl", run_dir / "probes.jsonl"]
+    rest = [p.name for p in run_dir.glob("checkpoints/*") if not p.name.startswith("step-")]
+    return [states[-1].parent.name, states[-1].read_bytes(), *(p.read_bytes() for p in logs), rest]
+
+
+def crash(folder, overrides):
+    """Kills a run at every place where a file changes and lets it go on; prints what differs."""
+    train(folder / "imports", overrides)  # once here, so that the children need not
+    forked(folder / "whole", overrides)
+    whole = left_behind(folder / "whole")
+    events = int((folder / "whole" / "events").read_text())
+    for at in range(1, events + 1):
+        run_dir = folder / f"killed-{at}"
+        assert forked(run_dir, overrides, at), f"not killed at {at}"
+        forked(run_dir, overrides)
+        if left_behind(run_dir) != whole:
+            print(f"differs after a kill at {at}: {left_behind(run_dir)}")
+            raise SystemExit(1)
+        shutil.rmtree(run_dir)
+    print(f"killed at {events} places")
+
+
+def main():
+    command, folder, *overrides = sys.argv[1:]
+    torch.set_num_threads(1)
+    with one_line_errors(OSError):
+        if command == "crash":
+            crash(Path(folder), overrides)
+        elif train(Path(folder), overrides, float(os.environ.get("TOY_PAUSE", "0")))[
+            "status"
+        ] == "stopped":
+            raise SystemExit(signals.STOPPED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,462 @@
+"""Probes: what training does to every tensor and dense layer, measured on the uncompiled module.
+
+    probes = Probes(model, plan, optimizer)
+    ...                              # backward, reduction over processes, clipping
+    probes.before_step()
+    optimizer.step()
+    probes.after_step()              # before zero_grad
+    line = probes.read(lambda: model(*batch))
+
+`line` holds only JSON types; a value that does not exist or is not finite is None:
+
+    {"tensors": {name: {"parameter_rms", "gradient_rms", "update_rms", "below_10_eps"}},
+     "layers":  {module: {"alignment", "input_rms", "output_rms"}}}
+
+Every line has the same tensors and layers, those found at construction, or there is an error.
+
+Cost of one probe. Memory: a copy of the trained parameters from before_step to after_step, then
+the activations of one evaluation forward. Time: that forward (in layers with a bias the product
+is formed twice) and about a dozen passes over the parameters; one transfer to the host.
+benchmarks/probes.py measures both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from param_groups import Plan, Role
+from param_groups.layers import Linear
+from param_groups.plan import Row
+from param_groups.roles import Layout, default_layout
+from training import optimizers
+from training.errors import UserError
+
+# Optimisers that divide by sqrt(v_hat) + eps, with v in "exp_avg_sq"; and the others.
+_WITH_EPS = (torch.optim.AdamW, optimizers.AdamParamScaling)
+_WITHOUT_EPS = (optimizers.SGD, optimizers.Adafactor, optimizers.AdamAtan2)
+# Entries of a tensor that are worked on at once on a CPU: temporaries stay in cache.
+_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class DenseLayer:
+    """A matrix multiplication of the model: its first name, module and fan-in n."""
+
+    name: str
+    module: nn.Linear | nn.Conv2d
+    fan_in: int
+
+
+@dataclass
+class _Use:
+    """What a dense layer did in one pass: L2 norms on the device, the bias left out."""
+
+    input_norm: Tensor
+    output_norm: Tensor
+    input_size: int = 0
+    output_size: int = 0
+    calls: int = 0
+
+
+# L2 norms, or numbers of entries, by (quantity, tensor or module name).
+Measured = dict[tuple[str, str], Tensor]
+
+
+class Probes:
+    """RMS of parameters, gradients and updates, share below 10 eps, and log alignment ratios.
+
+    Per tensor of the plan, at a step that turns theta into theta':
+
+    - "parameter_rms": RMS(theta').
+    - "gradient_rms": RMS of the gradient the optimiser is given; None where there is none.
+    - "update_rms": RMS(theta' - theta), decay and rounding included; 0 for a frozen tensor.
+    - "below_10_eps": share of entries with sqrt(v) / sqrt(1 - beta2^t) < 10 eps, v being Adam's
+      second moment after the step and t its step count: where eps takes over 9% of the update
+      or more. For adam and adam_param_scaling. None for sgd and adam_atan2, which have no eps;
+      for adafactor, whose eps is added to g^2 and so never competes with sqrt(v); and for a
+      tensor that has not been updated.
+
+    Per dense layer: the log alignment ratio (see `alignment`). Dense layers are the nn.Linear,
+    param_groups.layers.Linear and non-overlapping nn.Conv2d (patch embeddings) whose `weight` is
+    a row of the plan, a tied one included; lookup tables, scales and biases are not. A fused QKV
+    projection is one layer.
+
+    `model` is the unwrapped, uncompiled module of `plan`; `optimizer` updates exactly its trained
+    tensors. Sums are accumulated in float64. Nothing is communicated between processes. Sharded
+    parameters (FSDP) are not supported.
+
+    Raises PlanError when the plan is for another model (a wrapped or compiled one has other
+    names), UserError when the optimiser is wrapped or updates other tensors, when a matrix belongs
+    to a module whose product cannot be observed, and when there is no dense layer.
+    """
+
+    def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
+        groups = plan.groups(model)
+        _refuse_compiled(model)
+        trained = {name for group in groups for name in group["param_names"]}
+        parameters = dict(model.named_parameters())
+        self._model, self._optimizer = model, optimizer
+        self._tensors = {row.name: parameters[row.name] for row in plan.rows}
+        self._trained = {name: p for name, p in self._tensors.items() if name in trained}
+        self._check_optimizer()
+        self.layers = dense_layers(model, plan)
+        self._calls_per_layer: dict[str, int] = {}
+        self._old: dict[str, Tensor] = {}
+        self._measured: Measured = {}
+
+    def before_step(self) -> None:
+        """Keeps what the step replaces; gradients are reduced and clipped, parameters are old.
+
+        Raises RuntimeError when no tensor has a gradient, or parameters have been replaced.
+        """
+        self._check_tensors()
+        gradients = {name: p.grad for name, p in self._trained.items() if p.grad is not None}
+        if not gradients:
+            raise RuntimeError(
+                "no tensor has a gradient: before_step belongs after backward, before zero_grad"
+            )
+        self._old = {name: p.detach().clone() for name, p in self._trained.items()}
+        self._measured = _norms_by_name("gradient", gradients)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Measures the step just taken; RuntimeError without the before_step that belongs to it."""
+        if not self._old:
+            raise RuntimeError("after_step without before_step: call both around every probed step")
+        self._check_tensors()
+        torch._foreach_sub_(list(self._old.values()), list(self._trained.values()))
+        self._measured |= _norms_by_name("update", self._old)
+        self._old = {}
+        self._measured |= _norms_by_name("parameter", self._tensors)
+        self._measured |= self._below_10_eps()
+
+    def read(self, forward: Callable[[], object]) -> dict[str, Any]:
+        """The line of the step just taken: {"tensors": ..., "layers": ...}; see `alignment`.
+
+        Raises RuntimeError without the before_step and after_step that belong to it.
+        """
+        if self._old or not self._measured:
+            raise RuntimeError("read without before_step and after_step: call both around a step")
+        step, self._measured = self._measured, {}
+        uses, layers = self._observe(forward)
+        numbers = _to_host(step | layers)
+        return {"tensors": self._tensor_lines(numbers), "layers": self._layer_lines(numbers, uses)}
+
+    def alignment(self, forward: Callable[[], object]) -> dict[str, dict[str, float | None]]:
+        """Per dense layer the log alignment ratio and its activations; possible before any step.
+
+        A = log_n( RMS(z W) / (RMS(z) RMS(W)) ) with current weights and inputs (Everett et al.,
+        Def. 3.1; their appendix's alpha, omega and u compare with initialisation instead). n is
+        the layer's fan-in (of a convolution, channels times kernel), RMS is over all entries: of
+        z over all tokens and samples of the pass. Independent random W and z give 1/2, equal
+        alignment of every output with every input 1, products that cancel -infinity (None, as
+        for fan-in 1). The bias is left out, and a multiplier m cancels: m z W over m W.
+
+        "input_rms" is RMS(z), "output_rms" RMS(m z W) without bias. A layer used several times
+        in the pass, under one or several names, is one entry under its first name; all of its
+        uses count as one longer batch.
+
+        `forward` runs the uncompiled model on a fixed batch, in evaluation mode, without
+        gradients and in the precision it chooses; modes, random states and hooks are as before
+        afterwards, also when it fails. Raises RuntimeError when a layer is not used, or not as
+        often as the first time.
+        """
+        self._check_tensors()
+        uses, layers = self._observe(forward)
+        return self._layer_lines(_to_host(layers), uses)
+
+    def _observe(self, forward: Callable[[], object]) -> tuple[dict[str, _Use], Measured]:
+        """Runs `forward`; what every dense layer did, and the norms to bring to the host."""
+        zero = torch.zeros((), dtype=torch.float64, device=self.layers[0].module.weight.device)
+        uses = {layer.name: _Use(zero, zero) for layer in self.layers}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_evaluating(self._model))
+            for layer in self.layers:
+                hook = functools.partial(_record, uses[layer.name])
+                handle = layer.module.register_forward_hook(hook, with_kwargs=True)
+                stack.callback(handle.remove)
+            forward()
+        self._check_calls({name: use.calls for name, use in uses.items()})
+        weights = {layer.name: layer.module.weight.detach() for layer in self.layers}
+        measured = _norms_by_name("weight", weights)
+        for name, use in uses.items():
+            measured |= {("input", name): use.input_norm, ("output", name): use.output_norm}
+        return uses, measured
+
+    def _tensor_lines(self, numbers: dict[tuple[str, str], float]) -> dict[str, dict[str, Any]]:
+        lines = {}
+        for name, tensor in self._tensors.items():
+            size = tensor.numel()
+            below = numbers.get(("below", name))
+            lines[name] = {
+                "parameter_rms": _rms(numbers["parameter", name], size),
+                "gradient_rms": _rms(numbers.get(("gradient", name)), size),
+                "update_rms": _rms(numbers.get(("update", name), 0.0), size),
+                "below_10_eps": None if below is None else below / size,
+            }
+        return lines
+
+    def _layer_lines(
+        self, numbers: dict[tuple[str, str], float], uses: dict[str, _Use]
+    ) -> dict[str, dict[str, Any]]:
+        lines = {}
+        for layer in self.layers:
+            name, use = layer.name, uses[layer.name]
+            entering = _rms(numbers["input", name], use.input_size)
+            leaving = _rms(numbers["output", name], use.output_size)
+            weight = _rms(numbers["weight", name], layer.module.weight.numel())
+            factors = (_multiplier(layer.module), weight, entering)
+            lines[name] = {
+                "alignment": _log_ratio(leaving, factors, layer.fan_in),
+                "input_rms": entering,
+                "output_rms": leaving,
+            }
+        return lines
+
+    def _below_10_eps(self) -> Measured:
+        """Of tensors with Adam's second moment, the number of entries below 10 eps."""
+        counts: Measured = {}
+        if not isinstance(self._optimizer, _WITH_EPS):
+            return counts
+        names = {id(parameter): name for name, parameter in self._trained.items()}
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                state = self._optimizer.state.get(parameter, {})
+                if state:
+                    correction = 1 - group["betas"][1] ** state["step"].double()
+                    bound = 10 * group["eps"] * correction.sqrt()
+                    count = _count_below(state["exp_avg_sq"], bound)
+                    counts["below", names[id(parameter)]] = count
+        return counts
+
+    def _check_optimizer(self) -> None:
+        """Raises UserError unless the optimiser is known and updates just the trained tensors."""
+        if not isinstance(self._optimizer, _WITH_EPS + _WITHOUT_EPS):
+            raise UserError(
+                f"the probes do not know the optimiser {type(self._optimizer).__name__}; give them "
+                "the one that training.optimizers.build made, unwrapped"
+            )
+        groups = self._optimizer.param_groups
+        updated = {id(parameter) for group in groups for parameter in group["params"]}
+        odd = updated ^ {id(parameter) for parameter in self._trained.values()}
+        if odd:
+            names = [repr(name) for name, p in self._tensors.items() if id(p) in odd]
+            raise UserError(
+                "the optimiser and the plan train different tensors: "
+                f"{(names or ['a tensor of another model'])[0]} is only in one of the two; build "
+                "the optimiser from plan.groups(model)"
+            )
+
+    def _check_tensors(self) -> None:
+        """Raises RuntimeError unless the model still has the tensors it had at construction."""
+        found = dict(self._model.named_parameters())
+        for name in {**self._tensors, **found}:
+            if found.get(name) is not self._tensors.get(name):
+                raise RuntimeError(
+                    f"tensor {name!r} was replaced, added or removed after the probes were built "
+                    f"for {len(self._tensors)} tensors; the model now has {len(found)}"
+                )
+
+    def _check_calls(self, calls: dict[str, int]) -> None:
+        """Raises RuntimeError unless every layer was used, and as often as the first time."""
+        expected = self._calls_per_layer or calls
+        for name, count in calls.items():
+            if count == 0:
+                silent = sum(not made for made in calls.values())
+                raise RuntimeError(
+                    f"dense layer {name!r} was not called in the probe's forward pass ({silent} "
+                    f"of {len(calls)} layers were not); it must run the uncompiled model, and no "
+                    "fused operation may take the layer's weight past the layer"
+                )
+            if count != expected[name]:
+                raise RuntimeError(
+                    f"dense layer {name!r} was called {count} times in the probe's forward pass, "
+                    f"but {expected[name]} times in the first; probe one fixed batch"
+                )
+        self._calls_per_layer = calls
+
+
+def dense_layers(model: nn.Module, plan: Plan) -> list[DenseLayer]:
+    """The dense layers of a plan's model, in the plan's order; each module once.
+
+    Raises UserError when there is none, and when the matrix of a row is in no module whose
+    product can be observed.
+    """
+    layers: dict[nn.Module, DenseLayer] = {}
+    for row in plan.rows:
+        found = _layers_of(model, row)
+        if not found and default_layout(Role(row.role)) is Layout.LINEAR:
+            owner = type(model.get_submodule(row.name.rpartition(".")[0])).__name__
+            raise UserError(
+                f"{row.name!r} ({row.role}) is a matrix of {owner}, whose product the probes "
+                "cannot see; they know nn.Linear, param_groups.layers.Linear and nn.Conv2d whose "
+                "stride is its kernel, without padding; replace the module or turn probes off"
+            )
+        for layer in found:
+            layers.setdefault(layer.module, layer)
+    if not layers:
+        raise UserError(
+            f"none of the plan's {len(plan.rows)} tensors is the weight of a dense layer, so "
+            "there is no alignment to probe; turn probes off"
+        )
+    return list(layers.values())
+
+
+def _layers_of(model: nn.Module, row: Row) -> list[DenseLayer]:
+    """The dense layers whose weight is this row, under any of its names."""
+    layers = []
+    for name in (row.name, *row.tied_to):
+        path, _, leaf = name.rpartition(".")
+        module = model.get_submodule(path)
+        if leaf == "weight" and _is_dense(module):
+            fan_in = math.prod(module.weight.shape[1:])
+            _check_fan_in(row, fan_in)
+            layers.append(DenseLayer(path, module, fan_in))
+    return layers
+
+
+def _is_dense(module: nn.Module) -> bool:
+    """Whether calling the module is one matrix product that `_record` can measure."""
+    # A subclass with a forward of its own may do more than multiply.
+    if type(module).forward in (nn.Linear.forward, Linear.forward):
+        return True
+    return (
+        type(module).forward is nn.Conv2d.forward
+        and module.kernel_size == module.stride
+        and module.padding in ("valid", (0, 0))
+        and module.dilation == (1, 1)
+        and module.groups == 1
+    )
+
+
+def _check_fan_in(row: Row, fan_in: int) -> None:
+    if default_layout(Role(row.role)) is Layout.LINEAR and row.fan_in != fan_in:
+        raise UserError(
+            f"the plan gives {row.name!r} fan_in {row.fan_in}, but its layer sums {fan_in} inputs; "
+            "correct the layout in its rule"
+        )
+
+
+def _refuse_compiled(model: nn.Module) -> None:
+    """Raises UserError for a module compiled in place, whose names tell nothing."""
+    for name, module in model.named_modules():
+        if getattr(module, "_compiled_call_impl", None) is not None:
+            raise UserError(
+                f"module {name or 'model'!r} was compiled in place, so its layers cannot be "
+                "observed; use torch.compile(model) and give the probes the model itself"
+            )
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; restores each module's mode and the random states."""
+    modes = {module: module.training for module in model.modules()}
+    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
+    with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
+        model.eval()
+        try:
+            yield
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
+
+def _record(use: _Use, module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> None:
+    """A forward hook that adds the input and the product without the bias to `use`."""
+    (entering,) = (*args, *kwargs.values())
+    leaving, multiplier = output, 1.0
+    if isinstance(module, nn.Conv2d):
+        entering = _covered(entering, module.stride)
+    if module.bias is not None:
+        # Formed again: subtracting a large bias would leave its rounding errors.
+        leaving, multiplier = _product(module, entering), _multiplier(module)
+    # One by one: autocast gives them different types, which foreach would first convert.
+    (input_norm,), (output_norm,) = _norms([entering]), _norms([leaving])
+    use.input_norm = torch.hypot(use.input_norm, input_norm)
+    use.output_norm = torch.hypot(use.output_norm, output_norm * multiplier)
+    use.input_size += entering.numel()
+    use.output_size += leaving.numel()
+    use.calls += 1
+
+
+def _multiplier(module: nn.Module) -> float:
+    """abs(m): 1 for torch's own layers."""
+    return abs(getattr(module, "multiplier", 1.0))
+
+
+def _product(module: nn.Module, entering: Tensor) -> Tensor:
+    """W z: without bias and multiplier."""
+    if isinstance(module, nn.Conv2d):
+        return F.conv2d(entering, module.weight, stride=module.stride)
+    return F.linear(entering, module.weight)
+
+
+def _covered(image: Tensor, stride: tuple[int, int]) -> Tensor:
+    """The part of (..., H, W) inside whole patches; the rest takes no part in the product."""
+    height, width = (size - size % step for size, step in zip(image.shape[-2:], stride))
+    return image[..., :height, :width]
+
+
+def _norms_by_name(quantity: str, tensors: dict[str, Tensor]) -> Measured:
+    norms = _norms(list(tensors.values()))
+    return {(quantity, name): norm for name, norm in zip(tensors, norms)}
+
+
+@torch.no_grad()
+def _norms(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The L2 norm of each tensor of one device, accumulated in float64 and left there.
+
+    float32 will not do: torch's norm on a CPU is 0.2% too small at 3e7 entries and half the
+    truth at 3e8, and squares of gradients below 1e-23 vanish.
+    """
+    if tensors[0].device.type == "cpu":
+        return [_norm_in_blocks(tensor) for tensor in tensors]
+    return torch._foreach_norm(tensors, 2, dtype=torch.float64)
+
+
+def _norm_in_blocks(tensor: Tensor) -> Tensor:
+    """The norm without a float64 copy of the tensor, which torch's CPU kernel would make."""
+    norms = [torch.linalg.vector_norm(b, dtype=torch.float64) for b in _blocks(tensor)]
+    return torch.stack(norms).norm()
+
+
+def _count_below(square: Tensor, bound: Tensor) -> Tensor:
+    """The number of entries whose root is below `bound`; NaN is not."""
+    # Not square < bound^2, which float32 cannot hold for the smallest eps.
+    counts = [torch.count_nonzero(block.sqrt() < bound) for block in _blocks(square)]
+    return torch.stack(counts).sum().double()
+
+
+def _blocks(tensor: Tensor) -> Sequence[Tensor]:
+    """The entries in pieces on a CPU, all in one elsewhere."""
+    on_cpu = tensor.device.type == "cpu"
+    return tensor.reshape(-1).split(_BLOCK) if on_cpu else (tensor,)
+
+
+def _to_host(measured: Measured) -> dict[tuple[str, str], float]:
+    """The same with numbers, in one transfer."""
+    return dict(zip(measured, torch.stack(list(measured.values())).tolist()))
+
+
+def _rms(norm: float | None, size: int) -> float | None:
+    """The RMS of `size` entries with a norm; None where there is none or it is not finite."""
+    return norm / math.sqrt(size) if norm is not None and math.isfinite(norm) else None
+
+
+def _log_ratio(product: float | None, factors: Sequence[float | None], n: int) -> float | None:
+    """log_n of product / factors, from logarithms so that none of it overflows; None if undefined.
+
+    A NaN, a zero and n = 1 leave it undefined.
+    """
+    if n == 1 or not all((product, *factors)):
+        return None
+    return (math.log(product) - sum(map(math.log, factors))) / math.log(n)
