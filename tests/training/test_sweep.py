@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from training import files
 from training import sweep as sweeps
 from training.errors import UserError
 from training.progress import estimate
@@ -279,20 +278,6 @@ def test_a_users_mistake_in_a_run_ends_the_sweep_at_once(toy):
     assert len(calls(toy)) == 1
 
 
-def test_a_second_launcher_is_refused(toy):
-    path = write_sweep(toy, GRID)
-    loaded = load_sweep(path, toy.parent / "results")
-    with files.locked(loaded.folder, "sweep"):
-        code = (
-            "import sys; from training.sweep import main; "
-            f"main([{str(path)!r}, '--results', {str(toy.parent / 'results')!r}])"
-        )
-        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert result.returncode == 2
-    assert "another process is running this sweep" in result.stderr
-    assert not calls(toy)
-
-
 def test_a_terminated_launcher_takes_its_workers_along_and_can_be_started_again(toy):
     source = (toy / "train.py").read_text()
     waiting = source.replace("    progress(1, 2, 3.0)", "    progress(1, 2, 3.0); time.sleep(30)")
@@ -305,8 +290,8 @@ def test_a_terminated_launcher_takes_its_workers_along_and_can_be_started_again(
         time.sleep(0.05)
     children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
     process.terminate()
-    assert process.wait(timeout=20) == 130
-    assert process.stderr.read().endswith("interrupted\n")
+    assert process.wait(timeout=20) == 75
+    assert process.stderr.read().endswith("stopped; the same command goes on from here\n")
     for child in children.stdout.split():
         assert not Path(f"/proc/{child}/cmdline").exists()
     (toy / "train.py").write_text(source)

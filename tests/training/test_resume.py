@@ -1,0 +1,403 @@
+"""Runs that are killed, stopped, damaged or resumed by another config."""
+
+import importlib.util
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from training import checkpoint, loop, runs, state
+from training.errors import UserError
+from training.metrics import Log
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("toy_run.py")
+
+
+def _load():
+    spec = importlib.util.spec_from_file_location("toy_run", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+toy = _load()
+
+
+def command(what, folder, *overrides):
+    return [sys.executable, str(SCRIPT), what, str(folder), *overrides]
+
+
+def environment(**more):
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+
+
+def call(what, folder, *overrides, **more):
+    return subprocess.run(
+        command(what, folder, *overrides), capture_output=True, text=True, env=environment(**more)
+    )
+
+
+class Death(BaseException):
+    """The process ends here: nothing in the code may catch it."""
+
+
+def die_after(monkeypatch, step):
+    """Training ends abruptly before the update of the step after `step`."""
+    original = loop.Loop._update
+
+    def update(self, now):
+        if now == step + 1:
+            raise Death
+        original(self, now)
+
+    monkeypatch.setattr(loop.Loop, "_update", update)
+
+
+def interrupted(folder, step, monkeypatch, *overrides):
+    """A run in `folder` that died after `step` steps."""
+    with monkeypatch.context() as patch:
+        die_after(patch, step)
+        with pytest.raises(Death):
+            toy.train(folder, overrides)
+
+
+# ------------------------------------------------------------------------------------------------
+# Killed and stopped runs
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["sgd", "adam", "adam_param_scaling", "adafactor", "adam_atan2"]
+)
+@pytest.mark.parametrize("step", [1, 2, 3, 4, 5, 6])
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, monkeypatch, optimizer, step):
+    overrides = [f"optimizer.name={optimizer}", "checkpoint.every=2", "training.log_every=3"]
+    toy.train(tmp_path / "whole", overrides)
+    interrupted(tmp_path / "died", step, monkeypatch, *overrides)
+    summary = toy.train(tmp_path / "died", overrides)
+    assert toy.left_behind(tmp_path / "died") == toy.left_behind(tmp_path / "whole")
+    assert summary["resumed_from"] == ([step // 2 * 2] if step > 1 else [])
+
+
+def test_the_summary_of_a_resumed_run_is_that_of_the_whole_one(tmp_path, monkeypatch):
+    whole = toy.train(tmp_path / "whole")
+    interrupted(tmp_path / "died", 3, monkeypatch)
+    resumed = toy.train(tmp_path / "died")
+    times = {"wall_seconds", "train_seconds", "eval_seconds", "targets_per_second", "resumed_from"}
+    assert {k: v for k, v in resumed.items() if k not in times} == {
+        k: v for k, v in whole.items() if k not in times
+    }
+
+
+def test_no_step_appears_twice_and_old_batches_are_not_read_again(tmp_path, monkeypatch):
+    (tmp_path / "ids").mkdir()
+    interrupted(tmp_path / "run", 5, monkeypatch, "training.log_every=1")
+    monkeypatch.setenv("TOY_IDS", str(tmp_path / "ids"))
+    toy.train(tmp_path / "run", ["training.log_every=1"])
+    lines = [json.loads(x) for x in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    steps = [line["step"] for line in lines if "train_loss" in line]
+    assert steps == list(range(1, 8))
+    from training.sampling import sample_ids
+
+    read = [int(line) for line in (tmp_path / "ids/0").read_text().split()]
+    # The probe's samples are read when the loop is made; then steps 5 to 7 and the evaluations.
+    probe = min(8, 23)
+    expected = sample_ids(23, 0, 4 * 4, 3 * 4).tolist()
+    assert read[probe : probe + 4] == expected[:4]
+    train_reads = [i for i in read[probe:]]
+    assert [train_reads[k] for k in range(4)] == expected[:4]
+    assert len(read) == probe + 12 + 2 * 23  # evaluations at steps 6 and 7
+
+
+def test_a_run_killed_wherever_a_file_changes_goes_on_to_the_same_end(tmp_path):
+    """SIGKILL before and after every sync, rename and removal, in half a file, in half a line."""
+    result = call("crash", tmp_path, "training.steps=5", "checkpoint.keep=1")
+    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
+    places = int(result.stdout.split()[-2])
+    assert places > 50
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_a_run_with_a_checkpoint_and_its_exit_code(tmp_path, number):
+    overrides = ["training.steps=30", "training.log_every=1", "checkpoint.every=0"]
+    toy.train(tmp_path / "whole", overrides)
+    process = subprocess.Popen(
+        command("train", tmp_path / "run", *overrides), stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL, env=environment(TOY_PAUSE="0.2"),
+    )  # fmt: skip
+    while "step 3" not in process.stdout.readline():
+        pass
+    process.send_signal(number)
+    rest = process.stdout.read()
+    assert process.wait(timeout=60) == 75
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["status"] == "stopped" and 3 <= summary["step"] <= 5
+    assert f"step {summary['step'] + 1}" not in rest
+    assert [p.name for p in (tmp_path / "run/checkpoints").iterdir()] == [
+        f"step-{summary['step']:08d}"
+    ]
+    assert toy.train(tmp_path / "run", overrides)["status"] == "finished"
+    assert toy.left_behind(tmp_path / "run")[:3] == toy.left_behind(tmp_path / "whole")[:3]
+
+
+def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
+    process = subprocess.Popen(
+        command("train", tmp_path / "run", "training.log_every=1", "training.steps=9"),
+        stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE,
+        env=environment(TOY_PAUSE="3"),
+    )  # fmt: skip
+    while "step 1" not in process.stdout.readline():
+        pass
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.5)  # two signals at once are one
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and errors.endswith("interrupted\n")
+    assert not (tmp_path / "run/summary.json").exists()
+
+
+# ------------------------------------------------------------------------------------------------
+# What is kept
+
+
+def names(folder):
+    return sorted(path.name for path in (folder / "checkpoints").glob("*"))
+
+
+def test_only_the_newest_are_kept_and_a_finished_run_keeps_none_by_default(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run", 6, monkeypatch, "checkpoint.every=1", "checkpoint.keep=3")
+    assert names(tmp_path / "run") == ["step-00000004", "step-00000005", "step-00000006"]
+    summary = toy.train(tmp_path / "run", ["checkpoint.final=false"])
+    assert summary["status"] == "finished" and summary["resumed_from"] == [6]
+    assert not (tmp_path / "run/checkpoints").exists()
+
+
+def test_checkpoints_go_by_the_clock_too(tmp_path, monkeypatch):
+    overrides = ["checkpoint.every=0", "checkpoint.minutes=1e-9", "checkpoint.keep=9"]
+    toy.train(tmp_path / "run", overrides)
+    assert len(names(tmp_path / "run")) == 7
+    toy.train(tmp_path / "other", ["checkpoint.every=0", "checkpoint.minutes=60"])
+    assert names(tmp_path / "other") == ["step-00000007"]  # checkpoint.final
+
+
+def test_how_checkpoints_are_made_does_not_make_another_run(tmp_path):
+    one, two = toy.build_config(), toy.build_config(["checkpoint.every=1", "checkpoint.keep=5"])
+    assert runs.run_id(one) == runs.run_id(two) != runs.run_id(toy.build_config(["seed=1"]))
+
+
+def test_resume_never_starts_anew(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    summary = toy.train(tmp_path / "run", ["checkpoint.resume=never"])
+    assert summary["resumed_from"] == []
+    toy.train(tmp_path / "whole")
+    assert toy.left_behind(tmp_path / "run") == toy.left_behind(tmp_path / "whole")
+
+
+def test_a_tied_tensor_and_a_buffer_are_saved_once_and_come_back(tmp_path):
+    model = torch.nn.Module()
+    model.a = torch.nn.Linear(3, 3, bias=False)
+    model.b = torch.nn.Linear(3, 3, bias=False)
+    model.b.weight = model.a.weight
+    model.register_buffer("count", torch.tensor(7))
+    saved = {k: v.detach().clone() for k, v in state.model_tensors(model).items()}
+    assert sorted(saved) == ["a.weight", "count"]
+    with torch.no_grad():
+        model.a.weight.zero_()
+        model.count.zero_()
+    state.load_model(model, saved)
+    assert torch.equal(model.b.weight, saved["a.weight"]) and model.count == 7
+
+
+# ------------------------------------------------------------------------------------------------
+# Damage
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def link(path):
+    path.rename(path.with_suffix(".real"))
+    path.symlink_to(path.with_suffix(".real").name)
+
+
+def empty(path):
+    path.write_text("")
+
+
+DAMAGES = [
+    (file, damage)
+    for file in ("state.safetensors", "meta.json", "checksums.json")
+    for damage in (truncate, flip, Path.unlink, empty)
+] + [("state.safetensors", link)]
+
+
+@pytest.mark.parametrize(("file", "damage"), DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    tmp_path, monkeypatch, capsys, file, damage
+):
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    damage(tmp_path / "run/checkpoints/step-00000004" / file)
+    summary = toy.train(tmp_path / "run")
+    errors = capsys.readouterr().err
+    assert "not used: " in errors and "step-00000004" in errors
+    assert summary["resumed_from"] == [2]
+    toy.train(tmp_path / "whole")
+    assert toy.left_behind(tmp_path / "run")[:4] == toy.left_behind(tmp_path / "whole")[:4]
+    assert "damaged-step-00000004" in names(tmp_path / "run")  # nothing is lost
+
+
+def test_without_any_good_checkpoint_the_run_says_so_and_touches_nothing(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    for path in (tmp_path / "run/checkpoints").iterdir():
+        flip(path / "state.safetensors")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match=r"no checkpoint can be used .*checkpoint.resume=never"):
+        toy.train(tmp_path / "run")
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
+    assert len(names(tmp_path / "run")) == 2
+
+
+@pytest.mark.parametrize("damage", [flip, empty])
+def test_a_log_that_lost_lines_is_not_gone_on_with(tmp_path, monkeypatch, damage):
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    damage(tmp_path / "run/metrics.jsonl")
+    (tmp_path / "run/config.yaml").touch()
+    with pytest.raises(UserError, match=r"no checkpoint can be used .*metrics.jsonl: lacks lines"):
+        toy.train(tmp_path / "run")
+
+
+def test_a_checkpoint_of_another_step_or_format_is_damaged(tmp_path):
+    path = checkpoint.save(tmp_path, 3, {"x": torch.ones(2)}, {}, keep=1)
+    renamed = path.rename(path.with_name("step-00000009"))
+    with pytest.raises(checkpoint.Damaged, match="of step 3"):
+        checkpoint.load(renamed)
+    meta = renamed / "meta.json"
+    meta.write_text(meta.read_text().replace('"format": 1', '"format": 9'))
+    with pytest.raises(checkpoint.Damaged, match="not of format 1"):
+        checkpoint.load(renamed, verify=False)
+
+
+# ------------------------------------------------------------------------------------------------
+# Another config, another plan
+
+
+def test_resuming_with_another_config_is_refused_with_the_difference(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    before = (tmp_path / "run/config.yaml").read_text()
+    with pytest.raises(UserError, match=r"another config \(optimizer.beta1 0.9 -> 0.8\)"):
+        toy.train(tmp_path / "run", ["optimizer.beta1=0.8"])
+    assert (tmp_path / "run/config.yaml").read_text() == before
+    (tmp_path / "run/config.yaml").unlink()  # the checkpoint knows, too
+    with pytest.raises(UserError, match=r"step-00000004 holds .*optimizer.beta1 0.9 -> 0.8"):
+        toy.train(tmp_path / "run", ["optimizer.beta1=0.8"])
+
+
+def test_resuming_with_another_plan_is_refused_with_the_difference(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    original = toy.Everett
+    with monkeypatch.context() as patch:
+        patch.setattr(toy, "Everett", lambda *a, **k: original(*a, **k, gamma_readout=2.0))
+        for _ in range(2):
+            with pytest.raises(UserError, match=r"another plan \(readout.weight: lr .* -> .*\)"):
+                toy.train(tmp_path / "run")
+            (tmp_path / "run/plan.json").unlink(missing_ok=True)
+    assert toy.train(tmp_path / "run")["resumed_from"] == [4]
+
+
+def test_other_settings_of_the_checkpoints_are_welcome(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    assert toy.train(tmp_path / "run", ["checkpoint.every=3"])["resumed_from"] == [4]
+
+
+# ------------------------------------------------------------------------------------------------
+# A full disk, hostile files
+
+
+def limited(folder, size, *overrides):
+    """A run whose files cannot grow beyond `size` bytes, as on a full disk."""
+    return subprocess.run(
+        command("train", folder, *overrides), capture_output=True, text=True, env=environment(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )  # fmt: skip
+
+
+def test_a_checkpoint_that_does_not_fit_ends_the_run_with_one_line(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run", 3, monkeypatch)
+    result = limited(tmp_path / "run", 6000)
+    assert result.returncode == 2, result.stderr
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith("error: ") and "step-00000004: cannot write the checkpoint" in last
+    assert "step-00000002 is intact" in last and "Traceback" not in result.stderr
+    assert names(tmp_path / "run") == ["step-00000002"]  # nothing half-written
+    toy.train(tmp_path / "run")
+    toy.train(tmp_path / "whole")
+    assert toy.left_behind(tmp_path / "run") == toy.left_behind(tmp_path / "whole")
+
+
+def test_metrics_that_cannot_be_written_end_the_run_with_one_line(tmp_path):
+    log = Log(tmp_path / "metrics.jsonl")
+    log.path.symlink_to("/dev/full")
+    with pytest.raises(UserError, match="metrics.jsonl: cannot write: No space left on device"):
+        log.append({"step": 1})
+
+
+class Bomb:
+    """Unpickling it creates a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_hostile_files_execute_and_overwrite_nothing(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    mark, outside = tmp_path / "executed", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    bomb = pickle.dumps(Bomb(mark))
+    folder = tmp_path / "run/checkpoints"
+    newest = folder / "step-00000009"
+    newest.mkdir()
+    (newest / "state.safetensors").write_bytes(bomb)
+    (newest / "meta.json").write_bytes(bomb)
+    sums = {name: checkpoint._checksum(newest / name) for name in ("state.safetensors", "meta.json")}
+    (newest / "checksums.json").write_text(json.dumps({**sums, "../../../outside/kept": {}}))
+    (folder / "step-00000010").symlink_to(outside)
+    (folder / "step-00000011").write_bytes(bomb)
+    (folder / "..step-00000012").mkdir()
+    for name in ("state.pt", "optimizer.pkl", "pytorch_model.bin"):
+        (folder / name).write_bytes(bomb)
+        (tmp_path / "run" / name).write_bytes(bomb)
+    assert toy.train(tmp_path / "run", ["checkpoint.keep=1"])["resumed_from"] == [4]
+    assert not mark.exists()
+    assert (outside / "kept").read_text() == "kept"
+    checkpoint.discard(folder)
+    assert (outside / "kept").exists()
+    pickle.loads(bomb)  # the bomb is live
+    assert mark.exists()
+
+
+def test_no_code_of_ours_can_unpickle():
+    """torch.load and pickle are not called where results are read."""
+    folders = ("training", "param_groups", "plots", "nanolm_c4")
+    for path in [p for folder in folders for p in (ROOT / folder).glob("*.py")]:
+        text = path.read_text()
+        assert "torch.load(" not in text and "import pickle" not in text, path
+        assert "allow_pickle=True" not in text, path
