@@ -65,7 +65,8 @@ class Worker:
             elif message["event"] == "refused":
                 raise RunRefused(message["error"])
             else:
-                raise RunFailed(f"{message['error']}; see {run_dir / 'log.txt'}")
+                report = f"{message['error']}; the end of {run_dir / 'log.txt'}:"
+                raise RunFailed(f"{report}\n{log_tail(run_dir)}")
         raise self._died(run_dir)
 
     def ask_to_stop(self) -> None:

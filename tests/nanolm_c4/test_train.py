@@ -105,6 +105,8 @@ OTHER = {
     "training.divergence_factor": (
         "1.0001", "optimizer.lr=3.0", "training.divergence_factor=1000.0"
     ),
+    "training.probe_every": "2",
+    "training.probe_samples": ("1", "training.probe_every=2"),
     "model.width": "32",
     "model.layers": "2",
     "model.head_dim": "8",
@@ -142,7 +144,9 @@ HOW = {
 
 
 def test_every_field_is_covered_here():
-    assert set(OTHER) | set(HOW) == {key for key, _ in leaves(Config)}
+    # What checkpoint.* does is tested in tests/training/test_resume.py, field by field.
+    keys = {key for key, _ in leaves(Config) if not key.startswith("checkpoint.")}
+    assert set(OTHER) | set(HOW) == keys
     assert not set(OTHER) & set(HOW)
 
 
@@ -157,7 +161,9 @@ def words(key, change, texts):
 
 def trace(texts, folder, overrides):
     summary = train.run(settings(texts, *overrides), folder)
-    return metrics(folder), summary["status"], summary["parameters"]
+    probes = folder / "probes.jsonl"
+    probed = probes.read_text() if probes.exists() else None
+    return metrics(folder), probed, summary["status"], summary["parameters"]
 
 
 @pytest.mark.parametrize("key", OTHER)

@@ -17,6 +17,7 @@ import torch
 from training import checkpoint, loop, runs, state
 from training.errors import UserError
 from training.metrics import Log
+from training.sampling import sample_ids
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("toy_run.py")
@@ -37,6 +38,7 @@ def command(what, folder, *overrides):
 
 
 def environment(**more):
+    more = {key: str(value) for key, value in more.items()}
     return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
 
 
@@ -98,23 +100,15 @@ def test_the_summary_of_a_resumed_run_is_that_of_the_whole_one(tmp_path, monkeyp
 
 
 def test_no_step_appears_twice_and_old_batches_are_not_read_again(tmp_path, monkeypatch):
-    (tmp_path / "ids").mkdir()
+    (tmp_path / "notes").mkdir()
     interrupted(tmp_path / "run", 5, monkeypatch, "training.log_every=1")
-    monkeypatch.setenv("TOY_IDS", str(tmp_path / "ids"))
-    toy.train(tmp_path / "run", ["training.log_every=1"])
+    result = call("train", tmp_path / "run", "training.log_every=1", TOY_NOTES=tmp_path / "notes")
+    assert result.returncode == 0, result.stderr
     lines = [json.loads(x) for x in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in lines if "train_loss" in line]
     assert steps == list(range(1, 8))
-    from training.sampling import sample_ids
-
-    read = [int(line) for line in (tmp_path / "ids/0").read_text().split()]
-    # The probe's samples are read when the loop is made; then steps 5 to 7 and the evaluations.
-    probe = min(8, 23)
-    expected = sample_ids(23, 0, 4 * 4, 3 * 4).tolist()
-    assert read[probe : probe + 4] == expected[:4]
-    train_reads = [i for i in read[probe:]]
-    assert [train_reads[k] for k in range(4)] == expected[:4]
-    assert len(read) == probe + 12 + 2 * 23  # evaluations at steps 6 and 7
+    read = [int(line) for line in (tmp_path / "notes/ids-0").read_text().split()]
+    assert read == sample_ids(23, 0, 4 * 4, 3 * 4).tolist()  # steps 5, 6 and 7 of 4 rows each
 
 
 def test_a_run_killed_wherever_a_file_changes_goes_on_to_the_same_end(tmp_path):

@@ -178,6 +178,7 @@ def test_a_run_that_fails_by_itself_is_reported_and_the_rest_goes_on(sweep, tmp_
     code, errors = finish(launch(sweep, tmp_path / "results"))
     assert code == 1
     assert errors.count("failed 2 times: RuntimeError: no such thing") == 2  # once per curve
+    assert errors.count('raise RuntimeError("no such thing")') >= 2  # the log's last lines
     rows = table(sweep, tmp_path / "results").splitlines()[1:]
     statuses = Counter(row.split(",")[3] for row in rows)
     assert statuses["failed"] == 2 and statuses["finished"] == len(rows) - 2 >= 2

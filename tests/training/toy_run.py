@@ -54,9 +54,10 @@ class Toy(nn.Module):
 
 
 class Rows(Dataset):
-    """Rows of tokens; notes which were read, by process, if TOY_IDS names a folder."""
+    """Rows of tokens; says which are read, by process, if TOY_NOTES names a folder."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, noted=False):
+        self.noted = noted
         generator = torch.Generator().manual_seed(seed)
         self.ids = torch.randint(0, 11, (23, 6), generator=generator)
 
@@ -64,11 +65,17 @@ class Rows(Dataset):
         return len(self.ids)
 
     def __getitem__(self, index):
-        folder = os.environ.get("TOY_IDS")
-        if folder:
-            with open(f"{folder}/{os.environ.get('RANK', '0')}", "a") as file:
-                file.write(f"{index}\n")
+        if self.noted:
+            note("ids", index)
         return self.ids[index]
+
+
+def note(what, value):
+    """Adds a line to this process's notes."""
+    folder = os.environ.get("TOY_NOTES")
+    if folder:
+        with open(f"{folder}/{what}-{os.environ.get('RANK', '0')}", "a") as file:
+            file.write(f"{value}\n")
 
 
 def build_config(overrides=()):
@@ -86,15 +93,25 @@ def build_task(config, dropout=0.2):
             model, RULES, Everett("mup", 8, 4, optimizer=optimizer.name),
             lr=optimizer.lr, eps=optimizer.epsilon, absorb_multipliers=True,
         ),
-        train_data=Rows(1),
+        train_data=Rows(1, noted=True),
         eval_data=Rows(2),
         loss=lambda model, batch: model(batch),
         count=lambda batch: torch.tensor(batch[:, 1:].numel()),
     )  # fmt: skip
 
 
+class NotedOptimizer(torch.optim.AdamW):
+    """Notes the rates it steps with."""
+
+    def step(self, *args, **kwargs):
+        note("rates", [group["lr"] for group in self.param_groups])
+        return super().step(*args, **kwargs)
+
+
 def train(run_dir, overrides=(), pause=0.0):
     """Trains in this process and returns the summary."""
+    if os.environ.get("TOY_NOTES"):
+        torch.optim.AdamW = NotedOptimizer
     config = build_config(overrides)
     run = build_task(config, float(os.environ.get("TOY_DROPOUT", "0.2")))
 

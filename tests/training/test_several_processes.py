@@ -1,0 +1,126 @@
+"""Two processes: the run that one trains, in the same order, and as hard to lose."""
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from training.sampling import sample_ids
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("toy_run.py")
+LONG = ["training.steps=40", "training.log_every=1", "checkpoint.every=0"]
+
+spec = importlib.util.spec_from_file_location("toy_run", SCRIPT)
+toy = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(toy)
+
+
+def start(processes, folder, *overrides, **more):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}",
+                "--standalone"]
+    python = torchrun if processes > 1 else [sys.executable]
+    return subprocess.Popen(
+        [*python, str(SCRIPT), "train", str(folder), *overrides],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+             **{key: str(value) for key, value in more.items()}},
+    )  # fmt: skip
+
+
+def launch(processes, folder, *overrides, **more):
+    process = start(processes, folder, *overrides, **more)
+    _, errors = process.communicate(timeout=200)
+    assert process.returncode == 0, errors
+    return errors
+
+
+def weights(folder):
+    return load_file(sorted(folder.glob("checkpoints/step-*"))[-1] / "state.safetensors")
+
+
+def lines(folder, name="metrics.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def notes(folder, what, rank):
+    return (folder / f"{what}-{rank}").read_text().split("\n")[:-1]
+
+
+def test_two_processes_train_what_one_does_in_the_same_order(tmp_path):
+    """Without dropout, whose draws belong to a process."""
+    for processes in (1, 2):
+        (tmp_path / f"notes{processes}").mkdir()
+        launch(
+            processes, tmp_path / f"run{processes}", TOY_DROPOUT=0,
+            TOY_NOTES=tmp_path / f"notes{processes}",
+        )  # fmt: skip
+    one, two = weights(tmp_path / "run1"), weights(tmp_path / "run2")
+    assert one.keys() == two.keys()
+    for name in one:
+        if not name.endswith("/calls"):
+            torch.testing.assert_close(two[name], one[name], rtol=1e-5, atol=1e-7)
+    for name in ("metrics.jsonl", "probes.jsonl"):
+        first, second = (flat(lines(tmp_path / run, name)) for run in ("run1", "run2"))
+        assert second == pytest.approx(first, rel=1e-4, abs=1e-7)
+    # Per step of 4 rows the first process reads the first two, the second one the others.
+    ids = sample_ids(23, 0, 0, 7 * 4).reshape(7, 2, 2)
+    alone = [int(i) for i in notes(tmp_path / "notes1", "ids", 0)]
+    assert alone == ids.flatten().tolist()
+    rates = notes(tmp_path / "notes1", "rates", 0)
+    assert len(rates) == 7
+    for rank in (0, 1):
+        read = [int(i) for i in notes(tmp_path / "notes2", "ids", rank)]
+        assert read == ids[:, rank].flatten().tolist()
+        assert notes(tmp_path / "notes2", "rates", rank) == rates  # stepped once, not twice
+
+
+def flat(value):
+    """The numbers of nested dicts and lists, in order; absent ones as -1."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return [number for item in value for number in flat(item)]
+    return [-1 if value is None else value]
+
+
+def test_two_processes_that_are_killed_go_on_to_the_same_bits(tmp_path):
+    overrides = ["training.steps=12", "checkpoint.every=3", "training.log_every=1"]
+    launch(2, tmp_path / "whole", *overrides)
+    process = start(2, tmp_path / "run", *overrides, TOY_PAUSE=0.2)
+    while "step 5" not in process.stdout.readline():
+        pass
+    os.kill(children(process.pid)[0], signal.SIGKILL)  # torchrun then ends the other
+    process.communicate(timeout=60)
+    assert not (tmp_path / "run/summary.json").exists()
+    assert "resuming after step 3" in launch(2, tmp_path / "run", *overrides)
+    assert toy.left_behind(tmp_path / "run") == toy.left_behind(tmp_path / "whole")
+
+
+def test_two_processes_stop_together_and_one_can_go_on(tmp_path):
+    process = start(2, tmp_path / "run", *LONG, TOY_PAUSE=0.2, TOY_DROPOUT=0)
+    while "step 3" not in process.stdout.readline():
+        pass
+    time.sleep(0.1)
+    os.kill(children(process.pid)[1], signal.SIGTERM)  # one is told, both stop
+    process.communicate(timeout=60)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["status"] == "stopped" and 3 <= summary["step"] < 40
+    launch(1, tmp_path / "run", *LONG, TOY_DROPOUT=0)
+    launch(1, tmp_path / "whole", *LONG, TOY_DROPOUT=0)
+    first, second = (flat(lines(tmp_path / run)) for run in ("whole", "run"))
+    assert second == pytest.approx(first, rel=1e-4, abs=1e-6)
+
+
+def children(pid):
+    """The processes that torchrun has started, by rank."""
+    out = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
+    return [int(line) for line in out.split()]
