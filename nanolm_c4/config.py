@@ -24,8 +24,6 @@ class ModelConfig(Section):
     """Tokens per row T."""
     vocab_size: PositiveInt | None = None
     """Rows of embedding and readout; by default the tokeniser's size. The paper has 32,101."""
-    chunked_loss: bool = False
-    """Compute the loss without holding all logits: less memory, slower on a CPU."""
 
 
 class PrescriptionConfig(Section):

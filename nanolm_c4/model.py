@@ -13,8 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from param_groups.layers import Embedding, LayerNorm, Linear
-
-IGNORE = -100  # the target of a position that carries no loss
+from training.losses import linear_cross_entropy
 
 
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:
@@ -79,8 +78,7 @@ class Decoder(nn.Module):
     """A decoder-only language model of `layers` blocks.
 
     Has 12 L D^2 + 2 V D + T D + (2L + 1) D parameters at the MLP width F = 4D. `attention_scale`
-    comes from the prescription. `chunked_loss` never holds all logits at once; it saves
-    memory and, on a CPU, mostly costs time (nanolm_c4/README.md).
+    comes from the prescription. The loss never holds all logits at once.
     """
 
     def __init__(
@@ -93,11 +91,9 @@ class Decoder(nn.Module):
         head_dim: int,
         mlp_ratio: int,
         attention_scale: float,
-        chunked_loss: bool = False,
     ) -> None:
         super().__init__()
         width = heads * head_dim
-        self.chunked_loss = chunked_loss
         self.token_embedding = Embedding(vocab_size, width)
         self.position_embedding = Embedding(context, width)
         self.blocks = nn.ModuleList(
@@ -120,19 +116,9 @@ class Decoder(nn.Module):
         x_BxTxD = self.final_norm(x_BxTxD)
         if targets_BxT is None:
             return at_least_float32(self.readout(x_BxTxD))
-        return self._loss(x_BxTxD, targets_BxT)
-
-    def _loss(self, x_BxTxD: torch.Tensor, targets_BxT: torch.Tensor) -> torch.Tensor:
-        if self.chunked_loss and hasattr(F, "linear_cross_entropy"):  # torch 2.14 and later
-            return F.linear_cross_entropy(
-                x_BxTxD.flatten(0, 1),
-                self.readout.effective_weight(),
-                targets_BxT.flatten(),
-                ignore_index=IGNORE,
-                reduction="sum",
-                options=nn.LinearCrossEntropyOptions(),
-            )
-        logits_BxTxV = at_least_float32(self.readout(x_BxTxD))
-        return F.cross_entropy(
-            logits_BxTxV.flatten(0, 1), targets_BxT.flatten(), ignore_index=IGNORE, reduction="sum"
+        return linear_cross_entropy(
+            x_BxTxD.flatten(0, 1),
+            self.readout.weight,
+            targets_BxT.flatten(),
+            self.readout.multiplier,
         )

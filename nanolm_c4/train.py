@@ -42,7 +42,6 @@ def build_model(config: Config, vocab_size: int):
         head_dim=shape.head_dim,
         mlp_ratio=shape.mlp_ratio,
         attention_scale=prescription(config).attention_scale(shape.head_dim),
-        chunked_loss=shape.chunked_loss,
     )
 
 
@@ -105,9 +104,9 @@ def print_plan(config: Config, as_json: bool) -> None:
 def build_task(config: Config):
     """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
     from nanolm_c4.data import collate, from_config
-    from nanolm_c4.model import IGNORE
     from training import processes
     from training.loop import Task
+    from training.losses import IGNORE
 
     with processes.state().main_process_first():
         corpus = from_config(config.data)
@@ -121,6 +120,7 @@ def build_task(config: Config):
         loss=lambda model, batch: model(*batch),
         count=lambda batch: (batch[1] != IGNORE).sum(),
         collate=collate,
+        forward=lambda model, batch: model(batch[0]),
     )
 
 
@@ -143,8 +143,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.plan:
             print_plan(config, args.json)
             return
-        from training import processes, runs, signals
+        from training import allocator, processes, runs, signals
 
+        allocator.keep_memory()
         run_dir = args.run_dir or runs.RESULTS / EXPERIMENT / "single" / runs.run_id(config)
         summary = run(config, run_dir, _show)
         if processes.state().is_main_process:

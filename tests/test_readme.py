@@ -45,6 +45,16 @@ def parses(words):
         args = cli.parse(cli.parser("nanolm_c4", Config, ""), arguments)
         load(Config, ROOT / args.config, args.overrides)
         return
+    if module == "training.coordinate_check":  # tests/training runs it
+        from nanolm_c4.config import Config
+        from training import coordinate_check
+        from training.config import load
+
+        args = coordinate_check._parser().parse_intermixed_args(arguments)
+        assert (ROOT / args.target).exists()
+        if args.rest:
+            load(Config, ROOT / args.rest[0], args.rest[1:])
+        return
     result = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT,
                             capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

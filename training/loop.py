@@ -44,7 +44,8 @@ class Task:
 
     `loss(model, batch)` is the summed loss of a batch in nats, `count(batch)` the number of
     targets it sums over (a tensor on the CPU). `collate` turns fetched samples into a batch;
-    batches are tensors or nested tuples of them.
+    batches are tensors or nested tuples of them. `forward(model, batch)` calls every layer, for the
+    probes; by default the loss does, but one that fuses the readout does not.
     """
 
     config: RunConfig
@@ -55,6 +56,7 @@ class Task:
     loss: Callable[[nn.Module, Any], torch.Tensor]
     count: Callable[[Any], torch.Tensor]
     collate: Callable[[Any], Any] | None = None
+    forward: Callable[[nn.Module, Any], Any] | None = None
 
 
 @dataclass
@@ -230,7 +232,8 @@ class Loop:
         self.probes.before_step()
         self.optimizer.step()
         self.probes.after_step()
-        line = self.probes.read(lambda: self.task.loss(self.task.model, self.probe_batch))
+        forward = self.task.forward or self.task.loss
+        line = self.probes.read(lambda: forward(self.task.model, self.probe_batch))
         if self.accelerator.is_main_process:
             self.probe_log.append({"step": step, **line})
 

@@ -21,6 +21,7 @@ other three compute 0/0 = NaN where the gradient has been exactly zero since the
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -38,10 +39,19 @@ ADAFACTOR_DECAY = 0.8
 ADAFACTOR_CLIP = 1.0
 ADAFACTOR_MIN_DIM = 128
 
-# Entries per piece on a CPU: the piece's parameter, gradient, moments and scratch stay in cache
-# from one elementwise operation to the next; smaller pieces cost more in calls than they save.
-_BLOCK = 1 << 17
+# Entries worked on at a time on a CPU: their parameter, gradient, moments and scratch stay in
+# cache from one elementwise operation to the next; fewer cost more in calls than they save.
+_BLOCK = 1 << 19
+# Entries whose squares a CPU adds up in single precision, for a parameter's norm.
+_NORM_ROW = 1 << 12
 _FUSED_DEVICES = ("cpu", "cuda")
+
+# arctan(x) = x * (linear + rational / (1 + pole * x^2)) to 8e-8 for abs(x) <= end, which is the
+# rounding of float32: a minimax fit.
+_ATAN_LINEAR, _ATAN_RATIONAL, _ATAN_POLE = 0.43993879, 0.56006113, 0.59512153
+_ATAN_END = 0.22
+# Between these decays a direction divided by the decay is safely within float32.
+_LERP_DECAYS = (1e-6, 1e6)
 
 Group = dict[str, Any]
 
@@ -197,7 +207,8 @@ class _Decoupled(torch.optim.Optimizer):
     def _steps(self, params: list[Tensor]) -> list[float]:
         """The number t of each parameter's update now being made, 1 for its first."""
         for param in params:
-            self.state[param].setdefault("step", torch.tensor(0.0))
+            if "step" not in self.state[param]:
+                self.state[param]["step"] = torch.tensor(0.0)
         steps = [self.state[param]["step"] for param in params]
         torch._foreach_add_(steps, 1.0)
         return [step.item() for step in steps]
@@ -244,22 +255,16 @@ class AdamParamScaling(_Decoupled):
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         first, second = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_sq")
-        steps = self._steps(params)
-        scales = _param_scales(params)
         update = self._fused_update if self._fused else self._foreach_update
-        update(group, steps, scales, params, grads, first, second)
+        update(group, self._steps(params), params, grads, first, second)
 
-    def _fused_update(
-        self,
-        group: Group,
-        steps: list[float],
-        scales: list[Tensor],
-        *tensors: list[Tensor],
-    ) -> None:
+    def _fused_update(self, group: Group, steps: list[float], *lists: list[Tensor]) -> None:
         """torch's fused AdamW, tensor by tensor, at lr * scale and an unchanged lr * decay."""
         beta1, beta2 = group["betas"]
-        for step, scale, *lists in zip(steps, (s.item() for s in scales), *tensors):
-            theta, g, m, v = _same_strides(lists)
+        for step, *tensors in zip(steps, *lists):
+            theta, g, m, v = _same_strides(tensors)
+            # Directly before the update, which then finds much of the tensor in cache.
+            scale = max(_rms_on_cpu(theta), PARAM_SCALE_FLOOR)
             torch._fused_adamw_(
                 [theta], [g], [m], [v], [], [torch.tensor(step)],
                 lr=group["lr"] * scale, weight_decay=group["weight_decay"] / scale,
@@ -270,7 +275,6 @@ class AdamParamScaling(_Decoupled):
         self,
         group: Group,
         steps: list[float],
-        scales: list[Tensor],
         params: list[Tensor],
         grads: list[Tensor],
         first: list[Tensor],
@@ -284,7 +288,7 @@ class AdamParamScaling(_Decoupled):
         roots = [math.sqrt(1 - beta2**step) for step in steps]
         below = torch._foreach_sqrt(second)
         torch._foreach_add_(below, [group["eps"] * root for root in roots])
-        torch._foreach_div_(below, scales)
+        torch._foreach_div_(below, _param_scales(params))
         _decay(group, params)
         rates = [-group["lr"] * root / (1 - beta1**step) for root, step in zip(roots, steps)]
         torch._foreach_addcdiv_(params, first, below, rates)
@@ -387,49 +391,161 @@ class AdamAtan2(_Decoupled):
     for small quotients, is 1.267 where m_hat = sqrt(v_hat) (so a rate tuned for Adam does not
     carry over), at most 2 * lambda, and 0 where m = v = 0.
 
-    The rule does not see a common factor of all gradients. Keeping v would end that where g^2
-    leaves the number format: below about 1e-22 in float32 v becomes 0, and every step the
-    largest possible. So the state keeps r = sqrt(v), "exp_avg_rms", advanced by
-    r <- hypot(sqrt(beta2) * r, sqrt(1 - beta2) * g), which squares nothing. Invariance then
-    holds, exactly for powers of two, while 1e-35 <= abs(g) <= 1e37 in float32 (1e-305 to 1e307
-    in float64), given beta1 <= 0.99, beta2 <= 0.9999 and lambda <= 8.
+    The rule does not see a common factor of all gradients. Squaring them as they come would end
+    that where g^2 leaves the number format: below about 1e-22 in float32 v would be 0, and every
+    step the largest possible. So the moments are those of gradient_scale * g, with a power of two
+    per tensor, fixed by its first gradient that is not zero: 1 if the largest abs(g) is moderate
+    (3e-8 to 3e7 in float32), else what brings it to 1. Powers of two are exact, so invariance is,
+    for every finite factor. Other factors round differently, nothing else.
+
+    What is left is the format's range within one tensor's history. In float32, where the largest
+    first gradient is a: gradients may grow to 2e11 * a, and entries stay exact down to 3e-8 * a
+    (a = 1 gives 1e-15); far below, at 1e-15 * a, they fade to no update, as with a small eps.
     """
 
     def __init__(self, groups: list[Group], betas: tuple[float, float], lam: float) -> None:
         super().__init__(groups, {"betas": betas, "atan2_lambda": lam})
+        # The scales as numbers beside the tensors they were read from: no transfer per step.
+        self._known_scales: dict[Tensor, tuple[Tensor, float]] = {}
+        self._kept = torch.empty(2, 0)
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
-        beta1, beta2 = group["betas"]
-        first, root = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_rms")
-        # atan2(m / b1, lambda r / b2) = atan2(m, (lambda b1 / b2) r): one pass instead of two.
-        ratios = [
-            group["atan2_lambda"] * (1 - beta1**step) / math.sqrt(1 - beta2**step)
-            for step in self._steps(params)
-        ]
-        for block in _blocks(ratios, params, grads, first, root):
-            self._update_block(group, *block)
+        first, second = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_sq")
+        scales = [self._gradient_scale(param) for param in params]
+        numbers = list(zip(self._steps(params), scales))
+        for numbers, *block in _blocks(numbers, params, grads, first, second):
+            steps, scales = map(list, zip(*numbers))
+            params, grads, first, second = block
+            if any(scale != 1 for scale in scales):
+                grads = torch._foreach_mul(grads, scales)
+            tensors = [*params, *grads, *first, *second]
+            on_cpu = all(t.device.type == "cpu" and t.is_contiguous() for t in tensors)
+            update = self._fused_update if on_cpu else self._foreach_update
+            update(group, steps, params, grads, first, second)
 
-    @staticmethod
-    def _update_block(
+    def _gradient_scale(self, param: Tensor) -> float:
+        """The power of two on this parameter's gradients; 1 while they are all zero."""
+        state = self.state[param]
+        if "gradient_scale" not in state:
+            largest = param.grad.abs().max().item()
+            if largest == 0 or not math.isfinite(largest):
+                return 1.0
+            scale = _gradient_scale(largest, param.dtype)
+            state["gradient_scale"] = torch.tensor(scale, dtype=param.dtype, device=param.device)
+        kept = state["gradient_scale"]
+        known, scale = self._known_scales.get(param, (None, 0.0))
+        if known is not kept:
+            scale = kept.item()
+            self._known_scales[param] = kept, scale
+        return scale
+
+    def _fused_update(
+        self,
         group: Group,
-        ratios: list[float],
+        steps: list[float],
         params: list[Tensor],
         grads: list[Tensor],
         first: list[Tensor],
-        root: list[Tensor],
+        second: list[Tensor],
     ) -> None:
-        """The rule on lists of matching tensors; torch has no foreach hypot or atan2."""
+        """The rule in five passes over the cache, the first of them torch's fused AdamW.
+
+        From zeros, at a rate of -before / lambda and without decay, that one advances the moments
+        and leaves before * m_hat / (lambda * sqrt(v_hat)). All of it is one tensor, for few calls.
+        """
+        beta1, beta2 = group["betas"]
+        lam, lr, wd = group["atan2_lambda"], group["lr"], group["weight_decay"]
+        x, below = self._scratch(sum(param.numel() for param in params), params[0].dtype)
+        parts = x.split_with_sizes([param.numel() for param in params])
+        parts = [part.view_as(param) for part, param in zip(parts, params)]
+        # With decay, one lerp towards -direction / wd decays and updates in a single pass.
+        lerps = _LERP_DECAYS[0] < wd < _LERP_DECAYS[1]
+        size = 4 / math.pi * lam / (-wd if lerps else 1)
+        small = x.dtype == torch.float32 and largest_quotient(beta1, beta2) <= _ATAN_END * lam
+        before = size * _ATAN_LINEAR if small else 1.0
+        counts = {step: torch.tensor(step) for step in set(steps)}
+        torch._fused_adamw_(
+            parts, grads, first, second, [], [counts[step] for step in steps],
+            lr=-before / lam, weight_decay=0.0, beta1=beta1, beta2=beta2, eps=_tiny(x.dtype),
+            amsgrad=False, maximize=False,
+        )  # fmt: skip
+        one = torch.ones((), dtype=x.dtype)
+        if small:
+            torch.addcmul(one, x, x, value=_ATAN_POLE / before**2, out=below)
+            x.addcdiv_(x, below, value=_ATAN_RATIONAL / _ATAN_LINEAR)
+        else:
+            torch.atan2(x, one, out=x).mul_(size)
+        if lerps:
+            torch._foreach_lerp_(params, parts, lr * wd)
+        else:
+            _decay(group, params)
+            torch._foreach_add_(params, parts, alpha=-lr)
+
+    def _scratch(self, size: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Two vectors on the CPU, kept from block to block; the first is zero."""
+        if self._kept.dtype != dtype or self._kept.shape[1] < size:
+            self._kept = torch.empty(2, max(size, _BLOCK), dtype=dtype)
+        zeros, other = self._kept[:, :size].unbind()
+        return zeros.zero_(), other
+
+    @staticmethod
+    def _foreach_update(
+        group: Group,
+        steps: list[float],
+        params: list[Tensor],
+        grads: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+    ) -> None:
+        """The same with foreach kernels; torch has no foreach atan2."""
         beta1, beta2 = group["betas"]
         torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(root, math.sqrt(beta2))
-        for r, g in zip(root, torch._foreach_mul(grads, math.sqrt(1 - beta2))):
-            r.hypot_(g)
-        angles = torch._foreach_mul(root, ratios)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
+        # atan2(m / b1, lambda r / b2) = atan2(m, (lambda b1 / b2) r): one pass instead of two.
+        lams = [group["atan2_lambda"] * (1 - beta1**step) for step in steps]
+        angles = torch._foreach_sqrt(second)
+        torch._foreach_mul_(
+            angles, [lam / math.sqrt(1 - beta2**step) for lam, step in zip(lams, steps)]
+        )
+        torch._foreach_add_(angles, [lam * _tiny(params[0].dtype) for lam in lams])
         for m, angle in zip(first, angles):
             torch.atan2(m, angle, out=angle)
         _decay(group, params)
         size = 4 / math.pi * group["atan2_lambda"]
         torch._foreach_add_(params, angles, alpha=-group["lr"] * size)
+
+
+def _gradient_scale(largest: float, dtype: torch.dtype) -> float:
+    """AdamAtan2's power of two for gradients of at most `largest`, in reach of the format."""
+    range_ = -math.frexp(torch.finfo(dtype).tiny)[1]
+    exponent = math.frexp(largest)[1]
+    if abs(exponent) <= range_ // 5:
+        return 1.0
+    return math.ldexp(1.0, max(-range_, min(range_, -exponent)))
+
+
+def _tiny(dtype: torch.dtype) -> float:
+    """The root of the smallest positive number: an eps that no sqrt(v) well above it can feel."""
+    info = torch.finfo(dtype)
+    return math.sqrt(info.tiny) * math.sqrt(info.eps)
+
+
+@functools.cache
+def largest_quotient(beta1: float, beta2: float) -> float:
+    """The largest abs(m_hat) / sqrt(v_hat) that any gradients can bring about, at any step.
+
+    m_hat^2 <= v_hat * sum(a_i^2 / b_i) by Cauchy and Schwarz, with a_i and b_i the weights of the
+    gradient of i steps ago in m_hat and v_hat: a geometric series of ratio beta1^2 / beta2.
+    """
+    ratio = beta1**2 / beta2 if beta2 else math.inf
+    if ratio >= 1:
+        return math.inf
+    squares = [
+        (1 - ratio**t) / (1 - ratio) * (1 - beta2**t) / (1 - beta1**t) ** 2
+        for t in (*range(1, 1000), math.inf)
+    ]
+    return (1 - beta1) * math.sqrt(max(squares) / (1 - beta2))
 
 
 def _decay(group: Group, params: list[Tensor]) -> None:
@@ -440,9 +556,26 @@ def _decay(group: Group, params: list[Tensor]) -> None:
 
 def _rms(tensors: list[Tensor]) -> list[Tensor]:
     """The root mean square of each tensor, on its device."""
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return [tensor.new_tensor(_rms_on_cpu(tensor)) for tensor in tensors]
     norms = list(torch._foreach_norm(tensors))
     torch._foreach_div_(norms, [math.sqrt(tensor.numel()) for tensor in tensors])
     return norms
+
+
+def _rms_on_cpu(tensor: Tensor) -> float:
+    """The root mean square, by the norms of rows that are short enough for single precision.
+
+    torch's norm adds up all of a float32 tensor in single precision, which costs 2e-3 of the
+    result where 4 million entries are about equal.
+    """
+    if tensor.dtype not in (torch.float32, torch.float64):
+        tensor = tensor.float()
+    flat = tensor.reshape(-1)
+    even = flat.numel() // _NORM_ROW * _NORM_ROW
+    rows = flat[:even].view(-1, _NORM_ROW).norm(dim=1).double()
+    norm = math.hypot(rows.norm().item(), flat[even:].norm().item())
+    return norm / math.sqrt(max(flat.numel(), 1))
 
 
 def _param_scales(params: list[Tensor]) -> list[Tensor]:
@@ -463,20 +596,37 @@ def _same_strides(tensors: list[Tensor]) -> list[Tensor]:
     return [param, grad, *state]
 
 
-def _blocks(numbers: list[float], *lists: list[Tensor]) -> Iterator[tuple[Any, ...]]:
+def _blocks(numbers: list[Any], *lists: list[Tensor]) -> Iterator[tuple[list[Any], ...]]:
     """Matching parts (numbers, *lists) of the arguments, for one elementwise update each.
 
     On an accelerator there is a single part, all of it, for few and large foreach calls. On a
-    CPU every tensor is cut into cache-sized pieces: the update is limited by memory there, and
-    this halves its time.
+    CPU large tensors are cut and small ones put together into parts of a size for the cache: the
+    update is limited by memory there. Tensors that cannot be cut come whole and alone.
     """
     if any(tensor.device.type != "cpu" for tensor in lists[0]):
         yield numbers, *lists
         return
+    part: list[tuple[Any, ...]] = []
+    room = _BLOCK
+    for piece in _pieces(numbers, lists):
+        size = piece[1].numel()
+        if not all(tensor.is_contiguous() for tensor in piece[1:]):
+            yield tuple([entry] for entry in piece)
+            continue
+        if size > room:
+            yield tuple(map(list, zip(*part)))
+            part, room = [], _BLOCK
+        part.append(piece)
+        room -= size
+    if part:
+        yield tuple(map(list, zip(*part)))
+
+
+def _pieces(numbers: list[Any], lists: Sequence[list[Tensor]]) -> Iterator[tuple[Any, ...]]:
+    """One tensor of each list with its number at a time, large ones in pieces where possible."""
     for number, *tensors in zip(numbers, *lists):
-        if all(tensor.is_contiguous() for tensor in tensors):
-            cut = [tensor.view(-1).split(_BLOCK) for tensor in tensors]
-        else:
-            cut = [(tensor,) for tensor in tensors]
-        for piece in zip(*cut):
-            yield [number], *([tensor] for tensor in piece)
+        if tensors[0].numel() <= _BLOCK or not all(t.is_contiguous() for t in tensors):
+            yield number, *tensors
+            continue
+        for cut in zip(*(tensor.view(-1).split(_BLOCK) for tensor in tensors)):
+            yield number, *cut

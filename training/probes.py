@@ -14,10 +14,12 @@
 
 Every line has the same tensors and layers, those found at construction, or there is an error.
 
-Cost of one probe. Memory: a copy of the trained parameters from before_step to after_step, then
-the activations of one evaluation forward. Time: that forward (in layers with a bias the product
-is formed twice) and about a dozen passes over the parameters; one transfer to the host.
-benchmarks/probes.py measures both.
+Cost of one probe. Memory: a copy of the trained parameters from before_step to after_step, when
+the activations of the backward pass are gone, then one evaluation forward's activations. Time:
+that forward (in layers with a bias the product is formed twice), about a dozen passes over the
+parameters, and one transfer to the host. On two CPU cores, training decoders of width 128 and 256
+on 1,024 to 8,192 tokens, a probe took 1.1 to 1.8 evaluation forwards, 0.35 to 0.55 of a training
+step; with 45 million parameters and 128 tokens, 1.1 of a step. benchmarks/probes.py measures it.
 """
 
 from __future__ import annotations

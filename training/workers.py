@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from training import allocator
 from training.errors import UserError, is_users
 from training.files import Busy
 
@@ -163,6 +164,7 @@ def _log_to(path: Path) -> None:
 
 def main() -> None:
     """Runs as `python -m training.workers`; keeps the real standard output for answers."""
+    allocator.keep_memory()
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     _work(sys.stdin, answers)
 

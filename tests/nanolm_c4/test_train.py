@@ -138,7 +138,6 @@ HOW = {
     "training.eval_batch_size": ("2", lambda calls: max(calls["eval_rows"]) == 2),
     "training.compile": ("true", lambda calls: calls["compiled"]),
     "training.data_workers": ("1", lambda calls: calls["workers"] == {1}),
-    "model.chunked_loss": ("true", lambda calls: calls["chunked"] > 0),
     "data.cache_dir": ("{texts}/other", lambda calls: (calls["texts"] / "other").is_dir()),
 }
 
@@ -180,10 +179,10 @@ def test_every_field_changes_what_a_run_leaves_behind(texts, tmp_path, key):
 def test_the_other_fields_change_how_it_is_computed(texts, tmp_path, monkeypatch, key):
     from nanolm_c4 import model as models
 
-    calls = {"rows": [], "eval_rows": [], "compiled": False, "workers": set(), "chunked": 0,
+    calls = {"rows": [], "eval_rows": [], "compiled": False, "workers": set(),
              "texts": texts}
     forward, loader = models.Decoder.forward, loop.DataLoader
-    fused, compiler = models.F.linear_cross_entropy, torch.compile
+    compiler = torch.compile
 
     def counted_forward(self, ids, targets=None):
         calls["rows" if self.training else "eval_rows"].append(len(ids))
@@ -193,17 +192,12 @@ def test_the_other_fields_change_how_it_is_computed(texts, tmp_path, monkeypatch
         calls["workers"].add(kwargs["num_workers"])
         return loader(*args, **kwargs)
 
-    def counted_loss(*args, **kwargs):
-        calls["chunked"] += 1
-        return fused(*args, **kwargs)
-
     def counted_compile(model=None, **kwargs):
         calls["compiled"] = True
         return compiler(model, backend="eager")
 
     monkeypatch.setattr(models.Decoder, "forward", counted_forward)
     monkeypatch.setattr(loop, "DataLoader", counted_loader)
-    monkeypatch.setattr(models.F, "linear_cross_entropy", counted_loss)
     monkeypatch.setattr(torch, "compile", counted_compile)
     value, seen = HOW[key]
     train.run(settings(texts, f"{key}={value.format(texts=texts)}"), tmp_path)

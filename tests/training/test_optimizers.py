@@ -172,16 +172,27 @@ def test_cutting_tensors_into_pieces_changes_nothing(name, monkeypatch):
 def test_whole_lists_give_the_same_as_pieces(name, monkeypatch):
     """What runs on an accelerator: all tensors of a group in one call."""
     monkeypatch.setattr(optimizers, "_blocks", lambda *parts: iter([parts]))
+    foreach = staticmethod(optimizers.AdamAtan2._foreach_update)
+    monkeypatch.setattr(optimizers.AdamAtan2, "_fused_update", foreach)
     check_against_reference(name, None, SMALL)
 
 
 def test_only_cpu_tensors_are_cut():
     cut = list(optimizers._blocks([1.0, 2.0], [torch.ones(3), torch.ones(optimizers._BLOCK + 1)]))
-    assert [(numbers, part[0].numel()) for numbers, part in cut] == [
-        ([1.0], 3), ([2.0], optimizers._BLOCK), ([2.0], 1)
+    assert [(numbers, [tensor.numel() for tensor in part]) for numbers, part in cut] == [
+        ([1.0], [3]), ([2.0], [optimizers._BLOCK]), ([2.0], [1])
     ]  # fmt: skip
     elsewhere = [torch.empty(3, device="meta"), torch.empty(optimizers._BLOCK + 1, device="meta")]
     assert list(optimizers._blocks([1.0, 2.0], elsewhere)) == [([1.0, 2.0], elsewhere)]
+
+
+def test_small_tensors_share_a_block_and_scattered_ones_stay_alone(monkeypatch):
+    monkeypatch.setattr(optimizers, "_BLOCK", 10)
+    tensors = [torch.ones(4), torch.ones(3, 4).t(), torch.ones(2, 3), torch.ones(13)]
+    blocks = list(optimizers._blocks([0, 1, 2, 3], tensors, tensors))
+    assert [(numbers, [t.numel() for t in part]) for numbers, part, _ in blocks] == [
+        ([1], [12]), ([0, 2], [4, 6]), ([3], [10]), ([3], [3])
+    ]  # fmt: skip
 
 
 def test_every_name_builds_and_is_covered_here():
@@ -298,7 +309,7 @@ def atan2_path(gradients, scale, dtype=torch.float32, betas=BETAS):
 
 
 @pytest.mark.parametrize("betas", [BETAS, (0.99, 0.9999), (0.0, 0.0)])
-@pytest.mark.parametrize("power", [-114, -100, -83, -60, -20, 13, 60, 121])
+@pytest.mark.parametrize("power", [-125, -114, -100, -83, -60, -20, 13, 60, 121, 126])
 def test_atan2_is_blind_to_powers_of_two_over_the_stated_range(power, betas):
     rng = np.random.default_rng(1)
     signs = rng.choice([-1.0, 1.0], (12, 40))
@@ -308,7 +319,7 @@ def test_atan2_is_blind_to_powers_of_two_over_the_stated_range(power, betas):
     assert np.abs(at_one).max() > 0.1
 
 
-@pytest.mark.parametrize("scale", [1e-35, 1e-30, 1e-25, 1e-20, 1e-10, 1e4, 1e10, 5e36])
+@pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-25, 1e-20, 1e-10, 1e4, 1e10, 5e36])
 def test_atan2_is_blind_to_any_scale(scale):
     rng = np.random.default_rng(2)
     gradients = rng.uniform(1.0, 2.0, (12, 40)) * rng.choice([-1.0, 1.0], (12, 40))
@@ -321,6 +332,110 @@ def test_atan2_is_blind_to_any_scale_in_float64(scale):
     gradients = np.random.default_rng(3).uniform(1.0, 2.0, (5, 9))
     expected = atan2_path(gradients, 1.0, torch.float64)
     np.testing.assert_allclose(atan2_path(gradients, scale, torch.float64), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("power", [-123, -30, 30, 110])
+def test_atan2_scales_gradients_once_and_only_where_squares_could_leave_the_format(power):
+    param = parameter([0.0, 0.0], torch.float32)
+    optimizer = make("adam_atan2", [group([param])])
+    param.grad = torch.zeros(2)
+    optimizer.step()
+    assert "gradient_scale" not in optimizer.state[param] and not param.any()
+    for factor in (1.0, 1024.0):
+        param.grad = torch.tensor([0.75, -0.5]) * 2.0**power * factor
+        optimizer.step()
+        state = optimizer.state[param]
+        assert state["gradient_scale"].item() == 2.0**-power
+        assert torch.isfinite(param).all() and param.all()
+    expected = 0.2 * (0.8 * 0.75 + 1024 * 0.75)
+    np.testing.assert_allclose(state["exp_avg"][0].item(), expected, rtol=1e-6)
+
+
+def test_atan2_takes_its_scale_from_a_state_loaded_into_a_running_optimizer():
+    tiny = make("adam_atan2", [group([parameter([0.0], torch.float32)])])
+    param = parameter([0.0], torch.float32)
+    running = make("adam_atan2", [group([param])])
+    for optimizer, size in ((tiny, 2.0**-100), (running, 1.0)):
+        optimizer.param_groups[0]["params"][0].grad = torch.tensor([size])
+        optimizer.step()
+    running.load_state_dict(copy.deepcopy(tiny.state_dict()))  # torch shares the tensors
+    param.grad = torch.tensor([2.0**-100])
+    running.step()
+    tiny.step()
+    loaded, kept = (next(iter(o.state.values()))["exp_avg"] for o in (running, tiny))
+    assert torch.equal(loaded, kept)
+
+
+def test_atan2_leaves_moderate_gradients_as_they_are():
+    param = parameter([0.0], torch.float32)
+    optimizer = make("adam_atan2", [group([param])])
+    param.grad = torch.tensor([3e-7])
+    optimizer.step()
+    assert optimizer.state[param]["gradient_scale"].item() == 1.0
+    assert optimizer.state[param]["exp_avg_sq"].item() == pytest.approx(0.05 * 9e-14, rel=1e-6)
+
+
+@pytest.mark.parametrize("later", [1e-13, 1e-6, 1e6, 2e11])
+def test_atan2_follows_gradients_that_grow_or_shrink_after_the_first(later):
+    gradients = np.random.default_rng(4).uniform(0.5, 1.0, (40, 5))
+    gradients[1:] *= later
+    single = atan2_path(gradients, 1e-25)
+    double = atan2_path(gradients, 1.0, torch.float64)
+    np.testing.assert_allclose(single, double, rtol=1e-5, atol=1e-6)
+
+
+def test_atan2_lets_hopelessly_small_entries_rest():
+    gradients = np.tile([1.0, 1e-6, 1e-28, -1e-28, 0.0], (6, 1))
+    last = atan2_path(gradients, 1.0)[-1]
+    np.testing.assert_allclose(last[1], last[0], rtol=1e-6)
+    assert np.abs(last[2:]).max() < 1e-4 * abs(last[0])
+
+
+@pytest.mark.parametrize("betas, lam", [
+    ((0.9, 0.98), 8.0), ((0.9, 0.95), 8.0), ((0.9, 0.999), 8.0), ((0.95, 0.9), 1.0), (BETAS, LAMBDA)
+])  # fmt: skip
+@pytest.mark.parametrize("weight_decay", [0.0, 1e-25, 1e-9, 0.1, 1.0, 1e3, 1e25])
+def test_atan2_in_float32_is_the_formula_to_rounding(betas, lam, weight_decay):
+    """Either arctangent and either way to decay, with gradients that push the quotient around."""
+    lr = min(1e-2, 0.1 / max(weight_decay, 1.0))
+    rng = np.random.default_rng(5)
+    gradients = rng.standard_normal((12, 400)) * 10.0 ** rng.integers(-3, 3, (12, 1))
+    paths = []
+    for dtype in (torch.float32, torch.float64):
+        param = parameter(np.zeros(400), dtype)
+        numbers = {"lr": lr, "weight_decay": weight_decay}
+        optimizer = build("adam_atan2", [group([param], **numbers)], betas=betas, atan2_lambda=lam)
+        for g in gradients:
+            param.grad = torch.tensor(g, dtype=torch.float32).to(dtype)
+            optimizer.step()
+        paths.append(param.detach().double().numpy())
+    np.testing.assert_allclose(paths[0], paths[1], rtol=2e-6, atol=2e-6 * lr)
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.98), (0.9, 0.95), (0.8, 0.7), (0.0, 0.9), (0.9, 0.999)])
+def test_the_largest_quotient_is_reached_and_never_passed(betas):
+    beta1, beta2 = betas
+    t = 400 if beta2 < 0.99 else 20000
+    back = np.arange(t)[::-1]
+    # Where Cauchy and Schwarz hold with equality: gradients in the ratio of the two weights.
+    with np.errstate(under="ignore"):
+        worst = (beta1 / beta2) ** back
+    rng = np.random.default_rng(6)
+    attained = 0.0
+    for gradients in (worst, np.ones(t), rng.standard_normal(t), rng.standard_cauchy(t)):
+        m = v = 0.0
+        for step, g in enumerate(gradients, 1):
+            m, v = beta1 * m + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+            if v > 1e-300:
+                quotient = abs(m) / (1 - beta1**step) / math.sqrt(v / (1 - beta2**step))
+                attained = max(attained, quotient)
+    bound = optimizers.largest_quotient(beta1, beta2)
+    assert 0.97 * bound < attained <= bound * (1 + 1e-9)
+
+
+def test_the_largest_quotient_is_unbounded_where_the_second_moment_forgets_faster():
+    assert optimizers.largest_quotient(0.9, 0.81) == math.inf
+    assert optimizers.largest_quotient(0.9, 0.0) == math.inf
 
 
 def sines(shape, k):
@@ -403,6 +518,60 @@ def test_resumes_bit_for_bit_from_a_state_dict(name, fused, dtype):
     for one, other in zip(values(straight), values(resumed)):
         assert np.array_equal(one, other)
     assert [row["name"] for row in resumed.param_groups] == ["slow", "fast"]
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-20])
+@pytest.mark.parametrize("name, fused", CASES)
+def test_a_plans_groups_resume_bit_for_bit(name, fused, size):
+    """A decoder under its plan: a fresh optimiser with loaded state goes on as the old one."""
+    from nanolm_c4.model import Decoder
+    from param_groups import Everett, plan
+    from param_groups.roles import DECODER_RULES
+
+    def start():
+        model = Decoder(
+            vocab_size=150, context=8, layers=2, heads=4, head_dim=32, mlp_ratio=2,
+            attention_scale=0.25,
+        )  # fmt: skip
+        prescription = Everett("standard", width=128, base_width=32, gamma_embedding=3.0)
+        made = plan(model, DECODER_RULES, prescription, lr=1e-2, eps=1e-30, weight_decay=1e-3)
+        made.initialise(model, seed=0)
+        return model, make(name, made.groups(model), fused)
+
+    model, straight = start()
+    train_scaled(straight, range(3), size)
+    twin, resumed = start()
+    twin.load_state_dict(copy.deepcopy(model.state_dict()))
+    resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
+    assert len(resumed.param_groups) > 1
+    for optimizer in (straight, resumed):
+        train_scaled(optimizer, range(3, 6), size)
+    assert all(np.array_equal(a, b) for a, b in zip(values(straight), values(resumed)))
+    states = [optimizer.state_dict()["state"] for optimizer in (straight, resumed)]
+    for index, state in states[0].items():
+        assert all(torch.equal(state[key], states[1][index][key]) for key in state)
+
+
+def train_scaled(optimizer, steps, size):
+    """Steps with `size` times the fixed gradients."""
+    for step in steps:
+        for row in optimizer.param_groups:
+            for param in row["params"]:
+                param.grad = gradient(tuple(param.shape), step, param.dtype) * size
+        optimizer.step()
+
+
+def test_the_parameter_scale_of_a_large_tensor_keeps_its_digits():
+    values = torch.full((1 << 22,), 0.02)
+    values[::3] = 0.03
+    exact = values.double().square().mean().sqrt().item()
+    assert optimizers._rms([values])[0].item() == pytest.approx(exact, rel=5e-6)
+    scattered = values.view(1 << 11, -1).t()
+    assert optimizers._rms([scattered])[0].item() == pytest.approx(exact, rel=5e-6)
+    halves = values.bfloat16()
+    exact = halves.double().square().mean().sqrt().item()
+    assert optimizers._rms([halves])[0].item() == pytest.approx(exact, rel=1e-2)
+    assert optimizers._rms([torch.zeros(0)])[0].item() == 0.0
 
 
 @pytest.mark.parametrize("name, fused", CASES)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
 from training.sampling import sample_ids
@@ -124,3 +125,37 @@ def children(pid):
     """The processes that torchrun has started, by rank."""
     out = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
     return [int(line) for line in out.split()]
+
+
+@pytest.mark.parametrize(
+    ("name", "processes", "options"),
+    [
+        ("one_gpu", 1, []),
+        ("one_node_8gpu", 2, ["--num_processes", "2"]),
+        ("several_nodes", 2, ["--num_machines", "1", "--num_processes", "2",
+                              "--main_process_port", "0"]),
+    ],
+)  # fmt: skip
+def test_accelerate_launches_with_the_config_files(tmp_path, name, processes, options):
+    """The files as they are, with as many processes as a test has."""
+    result = subprocess.run(
+        [Path(sys.executable).with_name("accelerate"), "launch", "--config_file",
+         ROOT / f"scripts/accelerate/{name}.yaml", *options, SCRIPT, "train", tmp_path / "run"],
+        capture_output=True, text=True, timeout=200,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
+             "CUDA_VISIBLE_DEVICES": "", "TOY_NOTES": str(tmp_path)},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert len(lines(tmp_path / "run", "probes.jsonl")) == 4  # steps 1, 3, 6, 7: one process writes
+    assert [len(notes(tmp_path, "ids", rank)) for rank in range(processes)] == (
+        [7 * 4 // processes] * processes
+    )
+
+
+def test_the_config_files_are_for_eight_gpus_per_node():
+    loaded = {path.stem: load_config_from_file(str(path))
+              for path in (ROOT / "scripts/accelerate").glob("*.yaml")}  # fmt: skip
+    sizes = {name: (file.num_machines, file.num_processes) for name, file in loaded.items()}
+    assert sizes == {"one_gpu": (1, 1), "one_node_8gpu": (1, 8), "several_nodes": (2, 16)}
+    # Precision is the experiment config's; a second place to set it would be one that is not read.
+    assert {file.mixed_precision for file in loaded.values()} == {"no"}

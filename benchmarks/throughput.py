@@ -1,0 +1,462 @@
+"""Tokens per second, time per step, peak memory and FLOP utilisation of training a decoder.
+
+    python benchmarks/throughput.py                       # everything; hours on two cores
+    python benchmarks/throughput.py --widths 256 --modes fp32 --repeats 2
+    python benchmarks/throughput.py --device cuda --widths 1024 4096 --batch 32
+
+Compares a real run of nanolm_c4 (plan, loop, optimiser, logging every ten steps) with the plain
+GPT in plain_gpt.py, in four modes and three settings of the C allocator:
+
+    glibc    glibc's own defaults
+    tuned    MALLOC_MMAP_THRESHOLD_, MALLOC_TRIM_THRESHOLD_ and MALLOC_TOP_PAD_ set by the user
+    default  what one gets without setting anything: training.allocator for nanolm_c4, and the
+             same call for the plain GPT, which its author would have to know of
+
+Every case is a process of its own, and all cases are repeated in turn, so that a drift of the
+machine meets them alike. The ceiling is the matmul rate of a process of the same run, in float32
+for fp32 and in bfloat16 for bf16. FLOPs are nanolm_c4.train.flops: 6 per matrix weight and token,
+6 per query-key pair and width, pairs counted causally. Peak memory is that of the timed steps
+(compilation is over by then): the process's resident set, of which `start_mb` was there before
+the model was built; on a GPU the allocator's own peak.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+sys.path.insert(0, str(ROOT))
+
+MODES = {
+    "fp32": {"precision": "fp32", "compile": False},
+    "fp32_compile": {"precision": "fp32", "compile": True},
+    "bf16": {"precision": "bf16", "compile": False},
+    "bf16_compile": {"precision": "bf16", "compile": True},
+}
+IMPLEMENTATIONS = ("nanolm_c4", "plain")
+TUNED = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**34),
+    "MALLOC_TRIM_THRESHOLD_": str(2**34),
+    "MALLOC_TOP_PAD_": str(2**26),
+}
+ALLOCATORS = {
+    "glibc": {"TRAINING_KEEP_MEMORY": "0"},
+    "tuned": {"TRAINING_KEEP_MEMORY": "0", **TUNED},
+    "default": {},
+}
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--widths", type=int, nargs="+", default=[128, 256, 512], metavar="D")
+    add("--modes", nargs="+", choices=MODES, default=["fp32", "fp32_compile", "bf16_compile"])
+    add("--implementations", nargs="+", choices=IMPLEMENTATIONS, default=IMPLEMENTATIONS)
+    add("--allocators", nargs="+", choices=ALLOCATORS, default=list(ALLOCATORS))
+    add("--repeats", type=int, default=3, help="processes per case")
+    add("--steps", type=int, default=12, help="timed steps per process")
+    add("--warmup", type=int, default=4, help="steps before them, compilation included")
+    add("--layers", type=int, default=8)
+    add("--context", type=int, default=512)
+    add("--vocab", type=int, default=32_101)
+    add("--head-dim", type=int, default=128)
+    add("--batch", type=int, default=4, help="rows per step")
+    add("--threads", type=int, default=2)
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--name", default="throughput", help="writes benchmarks/results/NAME.json")
+    add("--case", type=json.loads, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+# The measuring process: one case, one JSON line
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """Runs one case in this process."""
+    if case["what"] != "train":
+        return {"matmul": measure_matmul, "pipeline": measure_pipeline}[case["what"]](case)
+    if case["implementation"] == "nanolm_c4":
+        return measure_nanolm(case)
+    return measure_plain(case)
+
+
+class Stopwatch:
+    """Times the steps between calls of `tick`; its last call raises `Stopwatch.Done`."""
+
+    class Done(Exception):
+        """Enough steps were timed."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        self.case, self.times = case, []
+        self.start_mb = _status_mb("VmRSS")
+
+    def tick(self) -> None:
+        """Marks the beginning of a step and the end of the one before."""
+        import torch
+
+        if self.case["device"] == "cuda":
+            torch.cuda.synchronize()
+        self.times.append(time.perf_counter())
+        if len(self.times) == self.case["warmup"] + 1:
+            _reset_peak(self.case["device"])
+        if len(self.times) > self.case["warmup"] + self.case["steps"]:
+            raise self.Done
+
+    def result(self) -> dict[str, Any]:
+        """Milliseconds of the timed steps, and memory."""
+        times = self.times[self.case["warmup"] :]
+        steps = [1e3 * (after - before) for before, after in itertools.pairwise(times)]
+        peak = _peak_mb(self.case["device"])
+        start = 0.0 if self.case["device"] == "cuda" else self.start_mb
+        return {"ms": steps, "peak_mb": peak, "start_mb": start}
+
+
+def _status_mb(key: str) -> float:
+    """A size of this process from /proc in MB; ru_maxrss would include the parent's."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status has no {key}")
+
+
+def _reset_peak(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_mb(device: str) -> float:
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**20
+    return _status_mb("VmHWM")
+
+
+def measure_nanolm(case: dict[str, Any]) -> dict[str, Any]:
+    """A run of nanolm_c4 on random rows, timed where the loop asks for the number of targets."""
+    _keep_memory()
+    import torch
+
+    from nanolm_c4 import train
+    from nanolm_c4.data import collate
+    from training import loop
+
+    torch.set_num_threads(case["threads"])
+    config = _config(case)
+    rows = _random_rows(case)
+    watch = Stopwatch(case)
+
+    def count(batch: Any) -> torch.Tensor:
+        watch.tick()
+        return torch.tensor(batch[1].numel())
+
+    model = train.build_model(config, case["vocab"])
+    task = loop.Task(
+        config=config,
+        model=model,
+        plan=train.build_plan(config, model),
+        train_data=rows,
+        eval_data=rows,
+        loss=lambda model, batch: model(*batch),
+        count=count,
+        collate=collate,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            loop.train(task, Path(folder))
+        except Stopwatch.Done:
+            return watch.result()
+    raise RuntimeError("the run ended before enough steps were timed")
+
+
+def _keep_memory() -> None:
+    """What a training command does first."""
+    from training import allocator
+
+    allocator.keep_memory()
+
+
+def _config(case: dict[str, Any]) -> Any:
+    from nanolm_c4.config import Config
+    from training.config import validate
+
+    shape = {key: case[key] for key in ("width", "layers", "head_dim", "context")}
+    steps = case["warmup"] + case["steps"] + 1
+    fields = {
+        "model": {**shape, "vocab_size": case["vocab"]},
+        "prescription": {"parameterization": "mup", "alignment": "full", "base_width": 64},
+        "optimizer": {"name": "adam", "lr": 2**-9},
+        "schedule": {"name": "cosine"},
+        # A diverging loss would end the run; random tokens have nothing to learn.
+        "training": {
+            "steps": steps, "batch_size": case["batch"], "divergence_factor": 1e9,
+            **MODES[case["mode"]],
+        },
+        "data": {},
+    }  # fmt: skip
+    return validate(Config, fields, "benchmark")
+
+
+def _random_rows(case: dict[str, Any]) -> list[Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    shape = (8 * case["batch"], case["context"] + 1)
+    rows = torch.randint(case["vocab"], shape, generator=generator)
+    return [(row[:-1], row[1:]) for row in rows]
+
+
+def measure_plain(case: dict[str, Any]) -> dict[str, Any]:
+    """The plain GPT on the same rows."""
+    if case["allocator"] == "default":
+        _keep_memory()
+    import torch
+    from plain_gpt import PlainGPT, train
+
+    torch.set_num_threads(case["threads"])
+    rows = _random_rows(case)
+    watch = Stopwatch(case)
+
+    def batches() -> Iterator[Any]:
+        for step in itertools.count():
+            watch.tick()
+            picked = [rows[(step * case["batch"] + i) % len(rows)] for i in range(case["batch"])]
+            yield tuple(torch.stack(part) for part in zip(*picked))
+
+    heads = case["width"] // case["head_dim"]
+    model = PlainGPT(case["vocab"], case["context"], case["layers"], heads, case["width"])
+    mode = MODES[case["mode"]]
+    try:
+        train(
+            model, batches(), bf16=mode["precision"] == "bf16", compiled=mode["compile"],
+            device=case["device"],
+        )  # fmt: skip
+    except Stopwatch.Done:
+        return watch.result()
+    raise RuntimeError("unreachable: the batches never end")
+
+
+def measure_matmul(case: dict[str, Any]) -> dict[str, Any]:
+    """FLOP/s of square matrix products: the best of three sizes, each the median of its runs."""
+    import torch
+
+    torch.set_num_threads(case["threads"])
+    sizes = (4096, 8192, 16384) if case["device"] == "cuda" else (1024, 2048, 3072)
+    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    return {
+        name: max(_matmul_rate(size, kind, case["device"]) for size in sizes)
+        for name, kind in kinds.items()
+    }
+
+
+def _matmul_rate(size: int, dtype: Any, device: str) -> float:
+    import torch
+
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    out, times = torch.empty_like(a), []
+    for _ in range(7):
+        started = time.perf_counter()
+        torch.mm(a, b, out=out)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - started)
+    return 2 * size**3 / statistics.median(times[2:])
+
+
+def measure_pipeline(case: dict[str, Any]) -> dict[str, Any]:
+    """Tokens/s of the loop's own batches from a token file on disk, without any training."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    from nanolm_c4.data import Corpus, collate
+    from training.sampling import BatchIds
+
+    torch.set_num_threads(case["threads"])
+    with tempfile.TemporaryDirectory() as folder:
+        rows = Corpus(_write_corpus(Path(folder), case["vocab"])).train_rows(case["context"])
+        ids = BatchIds(
+            size=len(rows), seed=0, global_batch=case["batch"], micro_batch=case["batch"],
+            rank=0, world_size=1, first_step=0, last_step=2_000,
+        )  # fmt: skip
+        batches = iter(DataLoader(rows, batch_sampler=ids, collate_fn=collate))
+        next(batches)  # draws the epoch's permutation
+        started = time.perf_counter()
+        tokens = sum(inputs.numel() for inputs, _ in batches)
+        return {"tokens_per_second": tokens / (time.perf_counter() - started)}
+
+
+def _write_corpus(folder: Path, vocab: int, tokens: int = 20_000_000) -> Path:
+    """A cache of random tokens in nanolm_c4.data's format, with what its rows read."""
+    import numpy as np
+
+    drawn = np.random.default_rng(0).integers(vocab, size=tokens, dtype=np.uint16)
+    drawn.tofile(folder / "train.bin")
+    meta = {
+        "dtype": "<u2", "vocab_size": vocab, "train": {"tokens": tokens},
+        "sizes": {"train.bin": drawn.nbytes},
+    }  # fmt: skip
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return folder
+
+
+# The launching process
+
+
+def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every case of one repetition: the ceiling, the pipeline, and all that train."""
+    keys = ("steps", "warmup", "layers", "context", "vocab", "head_dim", "batch", "threads")
+    shared = {**{key: getattr(args, key) for key in keys}, "device": args.device}
+    grid = itertools.product(args.widths, args.modes, args.allocators, args.implementations)
+    names = ("width", "mode", "allocator", "implementation")
+    training = [{"what": "train", **dict(zip(names, values))} for values in grid]
+    return [{**shared, **case} for case in ({"what": "matmul"}, {"what": "pipeline"}, *training)]
+
+
+def launch(case: dict[str, Any]) -> dict[str, Any]:
+    """Measures one case in a fresh process."""
+    environment = {k: v for k, v in os.environ.items() if k not in TUNED}
+    environment |= ALLOCATORS[case.get("allocator", "default")]
+    environment["OMP_NUM_THREADS"] = str(case["threads"])
+    if case["device"] == "cpu":
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, str(Path(__file__).resolve()), "--case", json.dumps(case)]
+    done = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"error: the process of {label(case)} ended with {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def label(case: dict[str, Any]) -> str:
+    """A case in a few words."""
+    keys = ("width", "mode", "allocator", "implementation")
+    return " ".join([case["what"], *(str(case[key]) for key in keys if key in case)])
+
+
+def summarise(
+    case: dict[str, Any], results: list[dict[str, Any]], ceiling: dict[str, Any]
+) -> dict[str, Any]:
+    """One row of the table: statistics over all timed steps of all processes of a case."""
+    steps = [ms for result in results for ms in result["ms"]]
+    median, tokens = statistics.median(steps), case["batch"] * case["context"]
+    flops = _flops(case)
+    rate = flops / median * 1e3
+    low, _, high = statistics.quantiles(steps, n=4)
+    peak = statistics.median(result["peak_mb"] for result in results)
+    start = statistics.median(result["start_mb"] for result in results)
+    return {
+        **{key: case[key] for key in ("width", "mode", "allocator", "implementation")},
+        "n": len(steps),
+        "ms_per_step": median,
+        "ms_min": min(steps),
+        "ms_iqr": high - low,
+        "ms_process_medians": [statistics.median(result["ms"]) for result in results],
+        "tokens_per_second": tokens / median * 1e3,
+        "peak_mb": peak,
+        "start_mb": start,
+        "peak_above_start_mb": peak - start,
+        "flops_per_step": flops,
+        "utilisation": rate / ceiling[MODES[case["mode"]]["precision"]],
+    }
+
+
+def _flops(case: dict[str, Any]) -> float:
+    from nanolm_c4.train import flops
+
+    config = _config(case)
+    return flops(config) / config.training.steps
+
+
+def comparisons(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Ratios of nanolm_c4 to the plain GPT, each against its target.
+
+    `speed` compares the fastest process of each: a shared machine now and then slows a whole
+    process several times over, which a median over few processes does not withstand.
+    """
+    found = {tuple(row[k] for k in ("width", "mode", "allocator", "implementation")): row
+             for row in rows}  # fmt: skip
+    result = []
+    for (width, mode, allocator, implementation), ours in found.items():
+        other = "tuned" if allocator == "default" else allocator
+        plain = found.get((width, mode, other, "plain"))
+        if implementation == "plain" or plain is None:
+            continue
+        result.append({
+            "width": width, "mode": mode, "ours": allocator, "plain": other,
+            "speed": min(plain["ms_process_medians"]) / min(ours["ms_process_medians"]),
+            "speed_all_steps": plain["ms_per_step"] / ours["ms_per_step"],
+            "speed_target": 1.0 if allocator == "default" else 1.1,
+            "peak": ours["peak_above_start_mb"] / plain["peak_above_start_mb"],
+            "peak_whole_process": ours["peak_mb"] / plain["peak_mb"],
+            "peak_target": 0.7,
+        })  # fmt: skip
+    return result
+
+
+def report(args: argparse.Namespace, measured: list[tuple[dict, list[dict]]]) -> dict[str, Any]:
+    """The benchmark's result."""
+    import torch
+
+    from training import environment
+
+    by_kind = {case["what"]: results for case, results in measured if case["what"] != "train"}
+    ceiling = {
+        kind: statistics.median(result[kind] for result in by_kind["matmul"])
+        for kind in ("fp32", "bf16")
+    }
+    pipeline = [result["tokens_per_second"] for result in by_kind["pipeline"]]
+    rows = [
+        summarise(case, results, ceiling) for case, results in measured if case["what"] == "train"
+    ]
+    return {
+        "environment": {
+            **environment.describe(torch.device(args.device)), "threads": args.threads
+        },
+        "arguments": {key: value for key, value in vars(args).items() if key != "case"},
+        "matmul_flops_per_second": ceiling,
+        "pipeline_tokens_per_second": statistics.median(pipeline),
+        "comparisons": comparisons(rows),
+        "rows": rows,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measures all cases in turn, prints the result as JSON and keeps it."""
+    args = parse()
+    if args.case:
+        print(json.dumps(measure(args.case)))
+        return
+    measured = [(case, []) for case in cases(args)]
+    for repeat in range(args.repeats):
+        for case, results in measured:
+            results.append(launch(case))
+            ms = results[-1].get("ms")
+            shown = f"{statistics.median(ms):.1f} ms, {results[-1]['peak_mb']:.0f} MB" if ms else ""
+            print(f"{repeat + 1}/{args.repeats} {label(case)} {shown}", file=sys.stderr)
+    from training.files import write_json
+
+    result = report(args, measured)
+    write_json(RESULTS / f"{args.name}.json", result)
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""glibc's malloc, told to keep the memory a training step frees for the next one."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+
+# malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+# No block is mapped on its own, and -1 switches trimming of the heap off.
+_OPTIONS = ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1))
+
+# Set by a user who wants memory back sooner, or who tunes malloc themselves.
+OPT_OUT = "TRAINING_KEEP_MEMORY"
+_USERS_OWN = (
+    "MALLOC_MMAP_MAX_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "GLIBC_TUNABLES",
+    "LD_PRELOAD",
+)
+
+
+def keep_memory() -> bool:
+    """Keeps freed memory in this process; whether that was done. Call it before training.
+
+    By default glibc maps every large block anew and returns it when freed, so a step on the CPU
+    meets a page fault, and the kernel's clearing of a page, for every 4 KB it uses. Here large
+    blocks come from the heap and the heap never shrinks; the process then stays as large as its
+    largest step. Does nothing without glibc, when the environment says TRAINING_KEEP_MEMORY=0,
+    or when it already tunes malloc (MALLOC_*_, GLIBC_TUNABLES) or preloads another one.
+    """
+    if platform.libc_ver()[0] != "glibc" or os.environ.get(OPT_OUT) == "0":
+        return False
+    if any(os.environ.get(name) for name in _USERS_OWN):
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    return all(mallopt(option, value) == 1 for option, value in _OPTIONS)
+
