@@ -11,12 +11,14 @@ are opened, whatever else lies in the folder, and tensors and JSON are all that 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +28,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from training.errors import UserError
+from training.files import sync
 
 FORMAT = 1
 _STATE, _META, _CHECKSUMS = "state.safetensors", "meta.json", "checksums.json"
 _NAME = re.compile(r"step-(\d{8,})")
 _TEMPORARY = ".writing-"
 _REMOVED = ".removing-"
+_ASIDE = "damaged-"
 
 
 class Damaged(Exception):
@@ -74,20 +78,24 @@ def save(
         _clear(temporary)
         temporary.mkdir(parents=True)
         save_file(_storable(tensors), temporary / _STATE)
-        content = {"format": FORMAT, "step": step, **meta}
+        shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+        content = {"format": FORMAT, "step": step, "tensors": shapes, **meta}
         (temporary / _META).write_text(json.dumps(content, allow_nan=False), encoding="utf-8")
         sums = {name: _checksum(temporary / name) for name in (_STATE, _META)}
         (temporary / _CHECKSUMS).write_text(json.dumps(sums), encoding="utf-8")
         for name in (_STATE, _META, _CHECKSUMS):
-            _sync(temporary / name)
-        _sync(temporary)
+            sync(temporary / name)
+        sync(temporary)
         os.rename(temporary, path)
-        _sync(folder)
+        sync(folder)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
         raise UserError(_not_written(path, error)) from None
     for old in paths(folder)[:-keep]:
-        _remove(old)
+        try:
+            _remove(old)
+        except OSError as error:  # the new one is safe; an old one too many does no harm
+            print(f"{old}: cannot be removed: {error.strerror}", file=sys.stderr)
     return path
 
 
@@ -107,50 +115,45 @@ def load(path: Path, verify: bool = True) -> Checkpoint:
     not hold what it should. Without `verify` the checksums are left out.
     """
     try:
-        if path.is_symlink():
-            raise Damaged(f"{path}: a link, not a checkpoint")
+        _plain(path)
         if verify:
             _verify(path)
         meta = json.loads((path / _META).read_text(encoding="utf-8"))
         tensors = load_file(path / _STATE)
-    except (OSError, ValueError, SafetensorError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise Damaged(f"{path}: not a whole checkpoint ({error})") from None
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise Damaged(f"{path}: {_META} is not of format {FORMAT}")
     if meta.get("step") != _step(path):
         raise Damaged(f"{path}: {_META} is of step {meta.get('step')}")
+    if meta.get("tensors") != {name: list(tensor.shape) for name, tensor in tensors.items()}:
+        raise Damaged(f"{path}: {_STATE} holds other tensors than {_META} says")
     return Checkpoint(path, meta["step"], meta, tensors)
-
-
-def newest_first(folder: Path) -> Iterator[Checkpoint | Damaged]:
-    """Every checkpoint of a folder, newest first, or what is wrong with it."""
-    for path in reversed(paths(folder)):
-        try:
-            yield load(path)
-        except Damaged as damage:
-            yield damage
 
 
 def set_aside(path: Path) -> Path:
     """Renames a checkpoint that cannot be used, so that its step can be saved again."""
-    aside = path.with_name(f"damaged-{path.name}")
+    aside = path.with_name(f"{_ASIDE}{path.name}")
     _clear(aside)
     os.rename(path, aside)
     return aside
 
 
 def tidy(folder: Path) -> None:
-    """Removes what interrupted writing or removing has left."""
+    """Removes what interrupted writing or removing has left, as far as it can be."""
     if folder.is_dir():
         for entry in folder.iterdir():
             if entry.name.startswith((_TEMPORARY, _REMOVED)):
-                _clear(entry)
+                with contextlib.suppress(OSError):
+                    _clear(entry)
 
 
 def discard(folder: Path) -> None:
-    """Removes every checkpoint, and the folder if nothing else is in it."""
+    """Removes every checkpoint, damaged ones too, and the folder if nothing else is in it."""
     for path in paths(folder):
         _remove(path)
+    for path in folder.glob(f"{_ASIDE}step-*"):
+        _clear(path)
     tidy(folder)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
@@ -166,23 +169,33 @@ def _storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def _checksum(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
-        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": digest}
+
+
+def _plain(path: Path) -> None:
+    """Raises Damaged unless this is a folder with plain files: a pipe would be read for ever."""
+    if path.is_symlink():
+        raise Damaged(f"{path}: a link, not a checkpoint")
+    for name in (_STATE, _META, _CHECKSUMS):
+        file = path / name
+        if file.is_symlink() or not file.is_file():
+            raise Damaged(f"{file}: missing, or not a plain file")
 
 
 def _verify(path: Path) -> None:
     """Raises Damaged unless the checksums are those of the files."""
     sums = json.loads((path / _CHECKSUMS).read_text(encoding="utf-8"))
     for name in (_STATE, _META):
-        file = path / name
-        if file.is_symlink() or not file.is_file():
-            raise Damaged(f"{file}: not a plain file")
-        if not isinstance(sums, dict) or sums.get(name) != _checksum(file):
-            raise Damaged(f"{file}: differs from what was written (checksum)")
+        if not isinstance(sums, dict) or sums.get(name) != _checksum(path / name):
+            raise Damaged(f"{path / name}: differs from what was written (checksum)")
 
 
 def _not_written(path: Path, error: Exception) -> str:
     good = paths(path.parent)
-    kept = f"{good[-1].name} is intact, and the run goes on from it" if good else "none was there yet"
+    kept = "none was there yet"
+    if good:
+        kept = f"{good[-1].name} is intact, and the run goes on from it"
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return (
         f"{path}: cannot write the checkpoint: {reason}; {kept}. "
@@ -204,12 +217,3 @@ def _clear(path: Path) -> None:
         path.unlink()
     elif path.exists():
         shutil.rmtree(path)
-
-
-def _sync(path: Path) -> None:
-    """Waits until a file or folder is on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -112,7 +112,7 @@ class LoopConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """How a run survives: nothing here changes its numbers, so nothing here makes it another run."""
+    """How a run survives; nothing here changes its numbers or makes it another run."""
 
     every: Count = 0
     """Steps between checkpoints; 0 leaves it to `minutes`."""
@@ -123,7 +123,7 @@ class CheckpointConfig(Section):
     final: bool = False
     """Keep a finished run's last checkpoint; by default a finished run keeps none."""
     resume: Literal["auto", "never"] = "auto"
-    """Go on from the newest good checkpoint, or start anew and delete what is there."""
+    """Go on from the newest good checkpoint, or start an unfinished run anew and delete them."""
 
 
 class RunConfig(Section):

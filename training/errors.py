@@ -11,6 +11,10 @@ class UserError(ValueError):
     """A mistake of the user's: names the file and key, what was expected and what to do."""
 
 
+class RunError(UserError):
+    """What is wrong with one run's folder; other runs of a sweep go on."""
+
+
 @contextmanager
 def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Ends a command with exit code 2 and one line on stderr for a mistake of the user's.

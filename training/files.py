@@ -2,34 +2,90 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from training.errors import UserError
+
+LOCK_SECONDS = 2.0  # a launcher that only looks at a lock holds it for a moment
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the file system refuses (a full disk, say) into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        reason = "a link" if error.errno == errno.ELOOP else error.strerror or str(error)
+        raise UserError(
+            f"{path}: cannot write: {reason}. Mend that and run the same command again: it goes on "
+            "from the last checkpoint"
+        ) from None
+
+
+def open_plain(path: Path, mode: str) -> IO:
+    """Opens a file of a results folder, but follows no link out of it (OSError, ELOOP)."""
+    encoding = None if "b" in mode else "utf-8"
+    return open(path, mode, encoding=encoding, opener=_no_link)
+
+
+def _no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def write_text(path: Path, text: str) -> None:
     """Replaces a file atomically: a reader, or a crash, sees the old text or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     # Unique on every machine that shares the folder, where process numbers are not.
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(temporary, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(path.parent)
+
+
+def write_json(path: Path, value: object) -> None:
+    """Writes JSON atomically; raises ValueError for NaN, which JSON does not have."""
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def sync(path: Path) -> None:
+    """Waits until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
+        os.fsync(descriptor)
     finally:
-        temporary.unlink(missing_ok=True)
+        os.close(descriptor)
 
 
 class Busy(UserError):
     """A folder is held by another process."""
+
+
+_held: list[IO] = []
+
+
+def _forget_locks() -> None:
+    """In a forked child: a lock is its parent's, and must not outlive it there."""
+    while _held:
+        _held.pop().close()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 @contextmanager
@@ -39,18 +95,36 @@ def locked(folder: Path, what: str) -> Iterator[None]:
     The lock goes with the process, however it ends. Raises UserError where the file system has no
     locks: two processes would then write the same files.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "a", encoding="utf-8") as file:
+    with writing(folder / ".lock"):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open_plain(folder / ".lock", "a")
+    _held.append(file)
+    try:
+        _lock(file, folder, what)
+        yield
+    finally:
+        if file in _held:
+            _held.remove(file)
+        file.close()
+
+
+def _lock(file: IO, folder: Path, what: str) -> None:
+    end = time.monotonic() + LOCK_SECONDS
+    while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except BlockingIOError:
-            raise Busy(f"{folder}: another process is running this {what}; wait for it") from None
+            if time.monotonic() > end:
+                raise Busy(
+                    f"{folder}: another process is running this {what}; wait for it"
+                ) from None
+            time.sleep(0.1)
         except OSError as error:
             raise UserError(
                 f"{folder / '.lock'}: this file system has no locks ({error.strerror}); use one "
                 "that has flock (a local disk, NFS 4, Lustre mounted with -o flock)"
             ) from None
-        yield
 
 
 def is_locked(folder: Path) -> bool:
@@ -63,8 +137,3 @@ def is_locked(folder: Path) -> bool:
     except BlockingIOError:
         return True
     return False
-
-
-def write_json(path: Path, value: object) -> None:
-    """Writes JSON atomically; raises ValueError for NaN, which JSON does not have."""
-    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")

@@ -1,4 +1,4 @@
-"""One training loop on accelerate: step, log, probe, evaluate, checkpoint; every experiment uses it.
+"""The training loop of every experiment, on accelerate: step, log, probe, evaluate, checkpoint.
 
 An experiment hands over a `Task`: its model, plan, data and loss. The loop owns everything that
 must be the same for all: the loss normalised by the global number of targets, rates and decays as
@@ -21,15 +21,20 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
-from accelerate.utils import gather_object, send_to_device, set_seed
-from torch import nn
+from accelerate.utils import (
+    DistributedDataParallelKwargs,
+    gather_object,
+    send_to_device,
+    set_seed,
+)
+from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset, Subset, default_collate
 
 from param_groups import Plan
 from training import checkpoint, environment, optimizers, processes, runs, schedules, signals, state
 from training.checkpoint import Checkpoint, Damaged
 from training.config import RunConfig
-from training.errors import UserError
+from training.errors import RunError, UserError
 from training.files import write_json
 from training.metrics import Log
 from training.probes import Probes
@@ -124,7 +129,7 @@ class Losses:
         self.first, self.targets = numbers["first"], numbers["targets"]
         self.last = math.nan if numbers["last"] is None else numbers["last"]
         if tensors:
-            sums, counts = (tensors[key].to(accelerator.device) for key in ("sums", "counts"))
+            sums, counts = (tensors[k].clone().to(accelerator.device) for k in ("sums", "counts"))
             self.sums = list(sums if accelerator.is_main_process else torch.zeros_like(sums))
             self.counts = list(counts)
 
@@ -141,6 +146,9 @@ class Loop:
             cpu=processes.ON_CPU,
             mixed_precision="bf16" if self.settings.precision == "bf16" else "no",
             dynamo_backend="inductor" if self.settings.compile else "no",
+            # A process without evaluation samples would miss the exchange of buffers before the
+            # first forward pass, and wait for ever. No model here trains its buffers.
+            kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
         )
         # For models that draw during training; accelerate adds the process index.
         set_seed(task.config.seed % 2**31, device_specific=True)
@@ -158,7 +166,9 @@ class Loop:
         self.probe_log = Log(run_dir / "probes.jsonl")
         self.probes = self._make_probes()
         self.stop = signals.StopRequest()
-        self.agreed = torch.zeros(2, dtype=torch.int64)
+        self.control = None
+        if self.accelerator.num_processes > 1:  # what is agreed on there does not wait for a GPU
+            self.control = distributed.new_group(backend="gloo", timeout=processes.TIMEOUT)
 
     def run(self) -> dict[str, Any]:
         """Trains to the end, to divergence or to a stop, and returns the summary."""
@@ -198,7 +208,8 @@ class Loop:
         """One optimiser step over this process's micro-batches; the gradient norm if wanted."""
         accelerator, world = self.accelerator, self.accelerator.num_processes
         micro = [next(batches) for _ in range(self._micro_batches)]
-        count = self._reduce_count(torch.stack([self.task.count(batch) for batch in micro]).sum())
+        local = torch.stack([self.task.count(batch) for batch in micro]).sum()
+        count = accelerator.reduce(local.to(accelerator.device), reduction="sum")
         schedules.set_lr(self.optimizer, self.factor(step - 1))
         total = torch.zeros((), device=accelerator.device)
         for index, batch in enumerate(micro, start=1):
@@ -214,15 +225,6 @@ class Loop:
         self.optimizer.zero_grad()
         self.losses.add(total, count)
         return norm
-
-    def _reduce_count(self, local: torch.Tensor) -> torch.Tensor:
-        """The global number of targets; on the way the processes agree on stopping and saving."""
-        late = self.accelerator.is_main_process and self._checkpoint_is_late()
-        flags = torch.tensor([self.stop.requested, late], dtype=torch.int64)
-        mine = torch.cat([local.reshape(1).long(), flags]).to(self.accelerator.device)
-        count, *_ = reduced = self.accelerator.reduce(mine, reduction="sum")
-        self.agreed = reduced[1:]
-        return count
 
     def _update(self, step: int) -> None:
         """The optimiser's step, probed if it is time to."""
@@ -335,7 +337,7 @@ class Loop:
             collate_fn=self.task.collate,
             num_workers=self.settings.data_workers,
             pin_memory=self.accelerator.device.type == "cuda",
-            worker_init_fn=signals.ignore,
+            worker_init_fn=signals.follow_parent,
             # Without one of its own, making a loader would draw from the run's generator.
             generator=torch.Generator().manual_seed(self.task.config.seed % 2**63),
             **batching,
@@ -356,10 +358,10 @@ class Loop:
     def _save_if_due(self, step: int) -> None:
         """Saves when it is time to or the run is asked to stop; raises Stopped for the latter."""
         settings, last = self.task.config.checkpoint, step == self.settings.steps
-        if self.accelerator.num_processes == 1:
-            stop, late = self.stop.requested, self._checkpoint_is_late()
-        else:  # all must do the same: what they agreed on when the step began
-            stop, late = map(bool, self.agreed.tolist())
+        flags = torch.tensor([self.stop.requested, self._checkpoint_is_late()], dtype=torch.int64)
+        if self.control is not None:  # all must do the same
+            distributed.all_reduce(flags, distributed.ReduceOp.MAX, group=self.control)
+        stop, late = map(bool, flags.tolist())
         due = late or bool(settings.every and step % settings.every == 0)
         if (settings.final if last else stop or due):
             self._save(step)
@@ -393,14 +395,11 @@ class Loop:
 
     def _resume(self) -> int:
         """Brings back the newest good checkpoint; returns the number of steps it had taken."""
-        found = None
-        if self.accelerator.is_main_process:
-            (self.run_dir / "summary.json").unlink(missing_ok=True)
-            found = self._start()
-        path = processes.from_main(None if found is None else found.path)
+        found: list[Checkpoint] = []
+        path = processes.on_main(lambda: self._start(found))
         if path is None:
             return 0
-        saved = found or checkpoint.load(path, verify=False)
+        saved = found[0] if found else checkpoint.load(path, verify=False)
         state.load_model(self.task.model, saved.part("model"))
         state.load_optimizer(self.torch_optimizer, saved.part("optimizer"))
         self.losses.restore(saved.meta["losses"], saved.part("pending"), self.accelerator)
@@ -413,51 +412,70 @@ class Loop:
             state.set_random_state(states[index], self.accelerator.device)
         return saved.step
 
-    def _start(self) -> Checkpoint | None:
-        """The checkpoint to go on from, with the logs cut back to it; None to begin anew."""
+    def _start(self, read: list[Checkpoint]) -> Path | None:
+        """The checkpoint to go on from, also put into `read`, with the logs cut back to it.
+
+        None to begin anew. Nothing is changed if there are checkpoints but none can be used.
+        """
         if self.task.config.checkpoint.resume == "never":
             checkpoint.discard(self._checkpoints)
-        checkpoint.tidy(self._checkpoints)
         found = self._newest_good()
-        if found is not None:
-            print(f"resuming after step {found.step} ({found.path})", file=sys.stderr)
+        checkpoint.tidy(self._checkpoints)
+        for left in self.run_dir.glob(".*.tmp"):
+            left.unlink()
+        (self.run_dir / "summary.json").unlink(missing_ok=True)
         for log in (self.metrics, self.probe_log):
             length = found.meta["logs"][log.path.name]["bytes"] if found else 0
             if length or log.path.exists() or log is self.metrics:
                 log.cut(length)
-        return found
+        if found is None:
+            return None
+        print(f"resuming after step {found.step} ({found.path})", file=sys.stderr)
+        read.append(found)
+        return found.path
 
     def _newest_good(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; those that are not are named and set aside.
 
-        Raises UserError when none is whole, or when it was made by another config or plan.
+        Raises RunError when none is whole, or when it was made by another config or plan.
         """
-        damaged: list[Damaged] = []
-        aside: list[Path] = []
+        damaged: list[tuple[Path, Damaged]] = []
         for path in reversed(checkpoint.paths(self._checkpoints)):
             try:
-                found = checkpoint.load(path)
-                for log in (self.metrics, self.probe_log):
-                    log.check(found.meta["logs"][log.path.name])
+                found, plan = self._read(path)
             except Damaged as damage:
                 print(f"not used: {damage}", file=sys.stderr)
-                damaged.append(damage)
-                aside.append(path)
+                damaged.append((path, damage))
                 continue
-            self._refuse_other(found)
-            for bad in aside:
+            config = self.task.config
+            runs.refuse_differences(path, found.meta["config"], plan, config, self.task.plan)
+            for bad, _ in damaged:
                 checkpoint.set_aside(bad)
             return found
         if damaged:
-            raise UserError(
-                f"{self._checkpoints}: no checkpoint can be used ({damaged[0]}); mend it, or start "
-                "anew with checkpoint.resume=never, which deletes them"
+            raise RunError(
+                f"{self._checkpoints}: no checkpoint can be used ({damaged[0][1]}); mend it, or "
+                "start anew with checkpoint.resume=never, which deletes them"
             )
         return None
 
-    def _refuse_other(self, found: Checkpoint) -> None:
-        config, plan = found.meta["config"], Plan.from_dict(found.meta["plan"])
-        runs.refuse_differences(found.path, config, plan, self.task.config, self.task.plan)
+    def _read(self, path: Path) -> tuple[Checkpoint, Plan]:
+        """A checkpoint that this run can load, and its plan; Damaged for any other."""
+        found = checkpoint.load(path)
+        try:
+            meta, plan = found.meta, Plan.from_dict(found.meta["plan"])
+            keys = ("losses", "evals", "seconds", "eval_seconds", "resumed_from", "random")
+            missing = [key for key in keys if key not in meta]
+            if missing or not isinstance(meta["config"], dict):
+                raise Damaged(f"{path}: lacks {missing or 'its config'}")
+            if plan.differences(self.task.plan) == []:  # else refused, with the difference shown
+                state.check_model(self.task.model, found.part("model"))
+                state.check_optimizer(self.torch_optimizer, found.part("optimizer"))
+            for log in (self.metrics, self.probe_log):
+                log.check(meta["logs"][log.path.name])
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise Damaged(f"{path}: not a checkpoint of a run ({error!r})") from None
+        return found, plan
 
     def _parameters_by_role(self) -> dict[str, int]:
         counts: Counter[str] = Counter()

@@ -9,46 +9,57 @@ from pathlib import Path
 from typing import Any
 
 from training.checkpoint import Damaged
-from training.errors import UserError
+from training.files import open_plain, sync, writing
+
+_PART = 1 << 20  # bytes read at once
 
 
 class Log:
-    """A file of JSON lines, one per record."""
+    """A file of JSON lines, one per record, and the checksum of what is in it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._bytes, self._hash = 0, hashlib.sha256()
 
     def append(self, record: dict[str, Any]) -> None:
         """Adds a line; UserError when it cannot be written, ValueError for NaN."""
-        line = json.dumps(record, allow_nan=False) + "\n"
-        try:
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(line)
-        except OSError as error:
-            raise UserError(
-                f"{self.path}: cannot write: {error.strerror}. Make room there and run the same "
-                "command again: it goes on from the last checkpoint"
-            ) from None
+        line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        with writing(self.path), open_plain(self.path, "ab") as file:
+            file.write(line)
+        self._bytes += len(line)
+        self._hash.update(line)
 
     def position(self) -> dict[str, Any]:
-        """Length and checksum of what is on the disk now, for a checkpoint."""
-        if not self.path.exists():
-            return {"bytes": 0, "sha256": hashlib.sha256().hexdigest()}
-        with open(self.path, "rb") as file:
-            os.fsync(file.fileno())
-            content = file.read()
-        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        """Length and checksum of what has been written, once it is on the disk."""
+        if self._bytes:
+            with writing(self.path):
+                sync(self.path)
+        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
     def check(self, position: dict[str, Any]) -> None:
         """Raises Damaged unless the file still starts with what it held at `position`."""
-        length = position["bytes"]
-        content = self.path.read_bytes()[:length] if self.path.exists() else b""
-        if len(content) < length or hashlib.sha256(content).hexdigest() != position["sha256"]:
+        if not position["bytes"]:
+            return
+        found = self._read(position["bytes"])
+        if found is None or found.hexdigest() != position["sha256"]:
             raise Damaged(f"{self.path}: lacks lines that the checkpoint's run had written")
 
     def cut(self, length: int) -> None:
         """Drops what was written after the first `length` bytes."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self.path, "ab") as file:
+        with writing(self.path), open_plain(self.path, "ab") as file:
             file.truncate(length)
             os.fsync(file.fileno())
+        self._bytes, self._hash = length, self._read(length)
+
+    def _read(self, length: int) -> Any:
+        """The checksum of the first `length` bytes; None if there are fewer."""
+        checksum = hashlib.sha256()
+        try:
+            with open_plain(self.path, "rb") as file:
+                while length and (part := file.read(min(length, _PART))):
+                    checksum.update(part)
+                    length -= len(part)
+        except OSError:
+            return None
+        return None if length else checksum

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -15,9 +17,13 @@ from training.errors import UserError
 ON_CPU = not torch.cuda.is_available()
 
 
+# The others wait while the main process writes a checkpoint or tokenises a corpus.
+TIMEOUT = timedelta(hours=6)
+
+
 def state() -> PartialState:
     """accelerate's view of the processes; UserError when it does not see those torchrun started."""
-    process = PartialState(cpu=ON_CPU)
+    process = PartialState(cpu=ON_CPU, timeout=TIMEOUT)
     launched = int(os.environ.get("WORLD_SIZE", "1"))
     if launched != process.num_processes:
         raise UserError(
@@ -27,6 +33,21 @@ def state() -> PartialState:
     return process
 
 
-def from_main(value: Any) -> Any:
-    """The main process's value, in every process."""
-    return broadcast_object_list([value])[0]
+def on_main(function: Callable[[], Any]) -> Any:
+    """The function's value in every process; only the main one calls it.
+
+    If it raises a UserError there, the other processes end without a word of their own.
+    """
+    process = state()
+    answer: tuple[Any, UserError | None] = (None, None)
+    if process.is_main_process:
+        try:
+            answer = (function(), None)
+        except UserError as error:
+            answer = (None, error)
+    value, error = broadcast_object_list([answer])[0]
+    if error is not None:
+        if process.is_main_process:
+            raise error
+        raise SystemExit(2)
+    return value

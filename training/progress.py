@@ -49,6 +49,11 @@ class Board:
             text = f"{self._count()}  {describe(point)}  {outcome(summary)}  {seconds:.0f} s"
             self._draw(finished=text)
 
+    def note(self, text: str) -> None:
+        """Something worth knowing now, in lines of its own."""
+        with self.lock:
+            self._draw(finished=text, estimate=False)
+
     def close(self) -> None:
         """Removes the workers' lines."""
         with self.lock:
@@ -59,10 +64,13 @@ class Board:
         total = len(self.scheduler.sweep.points)
         return f"[{len(self.scheduler.summaries)}/{total}]"
 
-    def _draw(self, finished: str | None = None, last: bool = False) -> None:
+    def _draw(
+        self, finished: str | None = None, last: bool = False, estimate: bool = True
+    ) -> None:
         if not self.terminal:
             if finished:
-                print(f"{finished}{self._left()}", file=sys.stderr, flush=True)
+                left = self._left() if estimate else ""
+                print(f"{finished}{left}", file=sys.stderr, flush=True)
             return
         out = f"\x1b[{self.drawn}F\x1b[J" if self.drawn else ""
         out += f"{finished}\n" if finished else ""

@@ -14,13 +14,14 @@ import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from param_groups.plan import Plan, PlanError, dumps
-from training import processes
-from training.config import Section, read_yaml, to_yaml
-from training.errors import UserError
+from training import checkpoint, processes
+from training.config import RunConfig, Section, read_yaml, to_yaml
+from training.errors import RunError
 from training.files import locked, write_text
 
 RESULTS = Path("results")
@@ -38,16 +39,16 @@ def run_id(config: Section, label: str = "run") -> str:
 
 
 def summary(run_dir: Path) -> dict[str, Any] | None:
-    """What summary.json says, or None without one; UserError when the file is damaged."""
+    """What summary.json says, or None without one; RunError when the file is damaged."""
     path = run_dir / "summary.json"
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not a summary ({error}); delete it to run again") from None
+        raise RunError(f"{path}: not a summary ({error}); delete it to run again") from None
     if not isinstance(value, dict) or "status" not in value:
-        raise UserError(f"{path}: no status in it; delete it to run again")
+        raise RunError(f"{path}: no status in it; delete it to run again")
     return value
 
 
@@ -58,7 +59,7 @@ def done(run_dir: Path) -> dict[str, Any] | None:
 
 
 def refuse_other(run_dir: Path, config: Section, plan: Plan) -> None:
-    """Raises UserError if the folder holds what another config or plan has trained."""
+    """Raises RunError if the folder holds what another config or plan has trained."""
     metrics = run_dir / "metrics.jsonl"
     trained = (run_dir / "summary.json").exists() or (metrics.exists() and metrics.stat().st_size)
     if not trained or not (run_dir / "config.yaml").exists():
@@ -70,16 +71,16 @@ def refuse_other(run_dir: Path, config: Section, plan: Plan) -> None:
 def refuse_differences(
     where: Path, saved: Mapping[str, Any], saved_plan: Plan | None, config: Section, plan: Plan
 ) -> None:
-    """Raises UserError, with the differences, unless `where` was made by this config and plan."""
+    """Raises RunError, with the differences, unless `where` was made by this config and plan."""
     ours = identity(config)
-    theirs = {key: value for key, value in saved.items() if key in ours or key != "checkpoint"}
+    theirs = {key: value for key, value in saved.items() if key != "checkpoint"}
     if changed := _differences(theirs, ours):
-        raise UserError(
+        raise RunError(
             f"{where} holds a run of another config ({_few(changed)}); "
             "choose another --run-dir or delete the folder"
         )
     if saved_plan is not None and (changed := saved_plan.differences(plan)):
-        raise UserError(
+        raise RunError(
             f"{where} holds a run of another plan ({_few(changed)}); the code that plans has "
             "changed: go back to the commit of the run, choose another --run-dir or delete the "
             "folder"
@@ -92,7 +93,7 @@ def _saved_plan(path: Path) -> Plan | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, PlanError) as error:
-        raise UserError(f"{path}: not a saved plan ({error}); delete the folder") from None
+        raise RunError(f"{path}: not a saved plan ({error}); delete the folder") from None
 
 
 def _few(lines: list[str], shown: int = 3) -> str:
@@ -117,28 +118,32 @@ def _flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def train_once(
-    run_dir: Path, config: Section, plan: Plan, train: Callable[[], dict[str, Any]]
+    run_dir: Path, config: RunConfig, plan: Plan, train: Callable[[], dict[str, Any]]
 ) -> dict[str, Any]:
     """The summary of the run in `run_dir`, trained now unless it is done already.
 
     Prints the plan and writes it, with the config, before the first step. The main process reads
     and writes the folder and holds it while it trains; Busy if another one does.
     """
-    process = processes.state()
-    if not process.is_main_process:
-        value = processes.from_main(None)
+    with ExitStack() as held:
+        value = processes.on_main(lambda: _enter(run_dir, config, plan, held))
         return train() if value is None else value
+
+
+def _enter(run_dir: Path, config: RunConfig, plan: Plan, held: ExitStack) -> dict[str, Any] | None:
+    """The summary of a run that is done, or None with the folder held and ready for training."""
     refuse_other(run_dir, config, plan)
     value = done(run_dir)
-    if value is not None:
-        return processes.from_main(value)
-    with locked(run_dir, "run"):
-        # Another launcher may have finished it since; what the lock protects is read under it.
-        refuse_other(run_dir, config, plan)
-        value = processes.from_main(done(run_dir))
-        if value is not None:
-            return value
+    if value is not None and (config.checkpoint.final or not (run_dir / "checkpoints").exists()):
+        return value
+    held.enter_context(locked(run_dir, "run"))
+    # Another launcher may have finished it since; what the lock protects is read under it.
+    refuse_other(run_dir, config, plan)
+    value = done(run_dir)
+    if value is not None:  # it ended between its summary and the removal of what it had saved
+        checkpoint.discard(run_dir / "checkpoints")
+    else:
         print(plan.table(), file=sys.stderr, flush=True)
         write_text(run_dir / "config.yaml", to_yaml(config))
         write_text(run_dir / "plan.json", dumps(plan) + "\n")
-        return train()
+    return value

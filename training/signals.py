@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
 import threading
 from types import FrameType
 
 # BSD's EX_TEMPFAIL, "try again later": what schedulers are told to requeue on.
 STOPPED = 75
+
+_PR_SET_PDEATHSIG = 1  # sys/prctl.h
 
 
 class StopRequest:
@@ -38,7 +41,13 @@ class StopRequest:
         self.requested = True
 
 
-def ignore(_worker: int = 0) -> None:
-    """Leaves stopping to the parent process: a signal to the whole group must not end this one."""
+def follow_parent(_worker: int = 0) -> None:
+    """Leaves stopping to the parent process, and ends with it, however it ends.
+
+    A signal to the whole group must not end this process before the parent has saved.
+    """
     for number in StopRequest._signals:
         signal.signal(number, signal.SIG_IGN)
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -24,14 +24,21 @@ def model_tensors(model: nn.Module) -> dict[str, Tensor]:
     return tensors
 
 
-@torch.no_grad()
-def load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Fills a model in place; Damaged when names or shapes are not the model's."""
+def check_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Raises Damaged unless names and shapes are the model's."""
     own = model_tensors(model)
-    _same_names("model", own, saved)
+    odd = sorted(own.keys() ^ saved.keys())
+    if odd:
+        raise Damaged(f"model/{odd[0]}: only in one of checkpoint and model")
     for name, tensor in own.items():
         if tensor.shape != saved[name].shape:
             raise Damaged(f"model/{name}: shape {tuple(saved[name].shape)} in the checkpoint")
+
+
+@torch.no_grad()
+def load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
+    """Fills a model in place with tensors that `check_model` has passed."""
+    for name, tensor in model_tensors(model).items():
         tensor.copy_(saved[name])
 
 
@@ -44,16 +51,30 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     }
 
 
+def check_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
+    """Raises Damaged for state of a tensor that this optimiser has not, or of another shape.
+
+    State is a number, or has the tensor's shape, or lacks one of its axes (Adafactor).
+    """
+    params = _named(optimizer)
+    for path, value in saved.items():
+        name = path.rpartition("/")[0]
+        if name not in params:
+            raise Damaged(f"optimizer/{path}: not of a tensor of this optimiser")
+        shape = params[name].shape
+        partial = [shape[:axis] + shape[axis + 1 :] for axis in range(len(shape))]
+        if value.shape not in ((), shape, *partial):
+            raise Damaged(f"optimizer/{path}: shape {tuple(value.shape)} in the checkpoint")
+
+
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
     """Gives an optimiser its state back, on its parameters' devices; its groups stay as planned."""
     states: dict[str, dict[str, Tensor]] = {}
     for path, tensor in saved.items():
         name, _, key = path.rpartition("/")
-        states.setdefault(name, {})[key] = tensor
+        # A copy: the tensors read from a file are views of it, and the file will be removed.
+        states.setdefault(name, {})[key] = tensor.clone()
     order = list(_named(optimizer))
-    unknown = sorted(states.keys() - set(order))
-    if unknown:
-        raise Damaged(f"optimizer/{unknown[0]}: not a tensor of this optimiser")
     indexed = {order.index(name): state for name, state in states.items()}
     # torch's own loading knows which state lives where (a step count on the CPU, say).
     optimizer.load_state_dict({**optimizer.state_dict(), "state": indexed})
@@ -66,12 +87,6 @@ def _named(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
         for group in optimizer.param_groups
         for name, param in zip(group["param_names"], group["params"], strict=True)
     }
-
-
-def _same_names(what: str, own: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
-    odd = sorted(own.keys() ^ saved.keys())
-    if odd:
-        raise Damaged(f"{what}/{odd[0]}: only in one of checkpoint and {what}")
 
 
 def random_state(device: torch.device) -> dict[str, Any]:

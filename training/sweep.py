@@ -2,11 +2,12 @@
 
     python -m training.sweep nanolm_c4/sweeps/quickstart.yaml --workers 2 [--dry-run]
 
-Runs that are done are not run again, runs that were stopped or killed go on from their newest
-checkpoint, and several launchers, on one machine or on several that share the results folder, can
-work on one sweep: a run that another one holds is left to it. With `extend`, a cell of the grid (one curve at one width,
-say) whose best learning rate lies at an edge gets the next rate, until the optimum is inside or
-the limit is reached. `results.csv` has one row per run, by curve and rising grid values.
+Runs that are done are not run again; runs that were stopped or killed go on from their newest
+checkpoint. Several launchers, on one machine or on several that share the results folder, can work
+on one sweep: a run that another one holds is left to it. With `extend`, a cell of the grid (one
+curve at one width, say) whose best learning rate lies at an edge gets the next rate, until the
+optimum is inside or the limit is reached. `results.csv` has one row per run, by curve and rising
+grid values.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import csv
 import importlib
 import io
 import itertools
+import json
 import math
 import os
 import signal
@@ -23,6 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -32,11 +35,11 @@ from pydantic import Field, model_validator
 
 from training import runs
 from training.config import PositiveInt, Section, read_yaml, set_keys, validate
-from training.errors import UserError, one_line_errors
-from training.files import is_locked, write_json, write_text
+from training.errors import RunError, UserError, one_line_errors
+from training.files import is_locked, open_plain, write_json, write_text, writing
 from training.progress import Board
 from training.signals import STOPPED
-from training.workers import RunBusy, RunFailed, Worker
+from training.workers import RunBusy, RunFailed, RunStopped, RunUnusable, Worker
 
 POLL_SECONDS = 2.0  # between looks at runs that other launchers hold
 STOP_SECONDS = 120.0  # for a run to reach its next step and save, when the launcher is stopped
@@ -295,11 +298,12 @@ class Scheduler:
         self.sweep = sweep
         self.summaries: dict[str, dict[str, Any]] = {}
         self.running: set[str] = set()
-        self.failures: dict[str, int] = {}
+        self.reasons: dict[str, str] = {}
+        self.since = time.time()
         self.notes: list[str] = []
         self.stopped = False
         self.error: Exception | None = None
-        self.condition = threading.Condition()
+        self.condition = threading.Condition(threading.RLock())
         for point in sweep.points:
             self._recall(point)
         self._settle()
@@ -320,7 +324,7 @@ class Scheduler:
                 if point is not None:
                     self.running.add(point.run)
                     return point
-                elsewhere = bool(self.waiting())
+                elsewhere = bool(self.waiting()) or self._tried_elsewhere()
                 if not elsewhere and not self.running:
                     return None
                 self.condition.wait(POLL_SECONDS if elsewhere else None)
@@ -339,11 +343,28 @@ class Scheduler:
                 # First the lock, then the summary: a run that ends in between is seen as done.
                 held = is_locked(self.sweep.folder / point.run)
                 self._recall(point)
+                if point.run not in self.summaries and self._tries(point) > self._retries:
+                    self._give_up(point, f"failed {self._tries(point)} times, elsewhere")
                 if not held and point.run not in self.summaries:
                     return point
-            if len(self.summaries) == known:
+            if len(self.summaries) == known and not self._recall_failed():
                 return None
             self._settle()  # what others have finished may ask for more
+
+    def _recall_failed(self) -> bool:
+        """Takes over results of other launchers for runs that failed here; whether there were."""
+        failed = [point for point in self.sweep.points if point.run in self.reasons]
+        for point in failed:
+            with suppress(RunError):
+                summary = runs.done(self.sweep.folder / point.run)
+                if summary is not None:
+                    self.summaries[point.run] = summary
+                    del self.reasons[point.run]
+        return len(failed) > len(self.reasons)
+
+    def _tried_elsewhere(self) -> bool:
+        """Whether another launcher is at work on a run that failed here."""
+        return any(is_locked(self.sweep.folder / run) for run in self.reasons)
 
     def waiting(self) -> list[Point]:
         """The points that are neither done nor running."""
@@ -365,7 +386,7 @@ class Scheduler:
             self.condition.notify_all()
 
     def put_back(self, point: Point) -> None:
-        """Returns a point that another launcher took first."""
+        """Returns a point that another launcher took first, or that was stopped."""
         with self.condition:
             self.running.discard(point.run)
             self.condition.notify_all()
@@ -373,18 +394,57 @@ class Scheduler:
     def fail(self, point: Point, reason: str) -> None:
         """Puts a failed run back, or reports it once its tries are used up."""
         with self.condition:
-            tries = self.failures[point.run] = self.failures.get(point.run, 0) + 1
-            self.running.discard(point.run)
-            if tries <= self.sweep.config.retries:
-                self.condition.notify_all()
-                return
-        self.notes.append(f"{point.run} failed {tries} times: {reason}")
-        self.finish(point, {"status": "failed"})
+            self._note_failure(point, reason)
+            tries = self._tries(point)
+            if tries <= self._retries:
+                self.put_back(point)
+            else:
+                self.give_up(point, f"failed {tries} times: {reason}")
+
+    def give_up(self, point: Point, reason: str) -> None:
+        """Reports a run that will not be tried again; the rest goes on."""
+        with self.condition:
+            self._give_up(point, reason)
+            self.finish(point, self.summaries[point.run])
+
+    def report(self) -> list[str]:
+        """What a user should know at the end: optima at an edge, and runs that failed."""
+        return [*self.notes, *(f"{run} {reason}" for run, reason in self.reasons.items())]
+
+    @property
+    def _retries(self) -> int:
+        return self.sweep.config.retries
+
+    def _failures(self, point: Point) -> Path:
+        return self.sweep.folder / point.run / "failures.jsonl"
+
+    def _note_failure(self, point: Point, reason: str) -> None:
+        path = self._failures(point)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(path), open_plain(path, "a") as file:
+            file.write(json.dumps({"time": time.time(), "reason": reason}) + "\n")
+
+    def _tries(self, point: Point) -> int:
+        """Failures of a run since this launcher started, its own and those of others."""
+        try:
+            with open_plain(self._failures(point), "r") as file:
+                return sum(json.loads(line)["time"] >= self.since for line in file)
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
 
     def _recall(self, point: Point) -> None:
-        summary = runs.done(self.sweep.folder / point.run)
+        """Looks for a run's summary; one that cannot be read is reported, and the rest goes on."""
+        try:
+            summary = runs.done(self.sweep.folder / point.run)
+        except RunError as error:
+            self._give_up(point, str(error))
+            return
         if summary is not None:
             self.summaries[point.run] = summary
+
+    def _give_up(self, point: Point, reason: str) -> None:
+        self.reasons[point.run] = reason
+        self.summaries[point.run] = {"status": "failed"}
 
     def _settle(self) -> None:
         """Adds points until results ask for no more: those recalled may ask for others.
@@ -509,15 +569,16 @@ def _serve(index: int, scheduler: Scheduler, board: Board, worker: Worker) -> No
                     sweep.folder / point.run,
                     lambda step, steps, loss: board.step(index, step, steps, loss),
                 )
-                if summary["status"] == "stopped":
-                    raise RunFailed(f"stopped from outside after step {summary['step']}")
                 scheduler.finish(point, summary)
-            except RunBusy:
+            except (RunBusy, RunStopped):
                 scheduler.put_back(point)
+            except RunUnusable as problem:
+                scheduler.give_up(point, str(problem))
             except RunFailed as failure:
                 if scheduler.stopped:
                     return
                 scheduler.fail(point, str(failure))
+                board.note(f"{point.run}: {failure}")
             with scheduler.condition:
                 write_manifest(sweep)
                 write_results(sweep, scheduler.summaries)
@@ -610,8 +671,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         except KeyboardInterrupt:
             print("stopped; the same command goes on from here", file=sys.stderr)
             raise SystemExit(STOPPED) from None
-    for note in scheduler.notes:
-        print(note, file=sys.stderr)
+    for line in scheduler.report():
+        print(line, file=sys.stderr)
     print(sweep.folder / "results.csv")
     if any(summary["status"] == "failed" for summary in scheduler.summaries.values()):
         raise SystemExit(1)

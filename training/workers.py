@@ -6,20 +6,23 @@ prints goes to `log.txt` in its folder.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from training import allocator
-from training.errors import UserError, is_users
-from training.files import Busy
+from training.errors import RunError, UserError, is_users
+from training.files import Busy, open_plain, writing
 
 Progress = Callable[[int, int, float], None]
 
@@ -32,8 +35,19 @@ class RunBusy(Exception):
     """Another process is at work in the run's folder."""
 
 
+class RunUnusable(Exception):
+    """A run's folder holds what cannot be used; trying again would not help."""
+
+
+class RunStopped(Exception):
+    """A run was stopped from outside, with what it needs to go on."""
+
+
 class RunFailed(Exception):
     """A run ended for a reason of its own; the message holds the end of its log."""
+
+
+_ENDS = {"busy": RunBusy, "unusable": RunUnusable, "refused": RunRefused}
 
 
 class Worker:
@@ -46,25 +60,19 @@ class Worker:
     def run(
         self, experiment: str, config: dict[str, Any], run_dir: Path, progress: Progress
     ) -> dict[str, Any]:
-        """The summary of one run; RunFailed if it raised or the process died, RunBusy if another
-        process has the folder, RunRefused for a mistake of the user's."""
-        process = self._alive()
+        """The summary of one run that is done; otherwise one of this module's exceptions."""
         job = {"experiment": experiment, "config": config, "run_dir": str(run_dir)}
-        try:
-            process.stdin.write(json.dumps(job) + "\n")
-            process.stdin.flush()
-        except BrokenPipeError:
-            raise self._died(run_dir) from None
+        process = self._started(json.dumps(job) + "\n")
         for line in process.stdout:
             message = json.loads(line)
             if message["event"] == "step":
                 progress(message["step"], message["steps"], message["loss"])
             elif message["event"] == "done":
+                if message["summary"]["status"] == "stopped":
+                    raise RunStopped
                 return message["summary"]
-            elif message["event"] == "busy":
-                raise RunBusy(message["error"])
-            elif message["event"] == "refused":
-                raise RunRefused(message["error"])
+            elif message["event"] in _ENDS:
+                raise _ENDS[message["event"]](message["error"])
             else:
                 report = f"{message['error']}; the end of {run_dir / 'log.txt'}:"
                 raise RunFailed(f"{report}\n{log_tail(run_dir)}")
@@ -82,6 +90,21 @@ class Worker:
         if process is not None:
             process.kill()
             process.wait()
+
+    def _started(self, job: str) -> subprocess.Popen[str]:
+        """The process with a job handed over; one that died while it had none is replaced."""
+        while True:
+            fresh = self.process is None
+            process = self._alive()
+            try:
+                process.stdin.write(job)
+                process.stdin.flush()
+                return process
+            except BrokenPipeError:
+                process.wait()
+                self.process = None
+                if fresh:
+                    raise
 
     def _alive(self) -> subprocess.Popen[str]:
         if self.process is None:
@@ -112,29 +135,45 @@ def log_tail(run_dir: Path, lines: int = 5) -> str:
     return "\n".join(text.splitlines()[-lines:])
 
 
-def _work(jobs: Any, answers: Any) -> None:
+def _queue(jobs: IO[str]) -> queue.SimpleQueue:
+    """The jobs as they come; when the launcher is gone, the run at work is told to stop.
+
+    A run that trains then saves and ends; one that does not train yet ends at once.
+    """
+    waiting: queue.SimpleQueue = queue.SimpleQueue()
+
+    def read() -> None:
+        for line in jobs:
+            waiting.put(line)
+        waiting.put(None)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=read, daemon=True).start()
+    return waiting
+
+
+def _work(jobs: IO[str], answers: IO[str]) -> None:
     """The worker's side: run jobs until the launcher closes the pipe."""
 
     def tell(**message: Any) -> None:
-        try:
+        with contextlib.suppress(BrokenPipeError):  # see _queue
             answers.write(json.dumps(message) + "\n")
             answers.flush()
-        except BrokenPipeError:
-            # The launcher was killed: save, and leave the run to the next one.
-            os.kill(os.getpid(), signal.SIGTERM)
 
-    for line in jobs:
+    for line in iter(_queue(jobs).get, None):
         job = json.loads(line)
         run_dir = Path(job["run_dir"])
         run_dir.mkdir(parents=True, exist_ok=True)
-        _log_to(run_dir / "log.txt")
         try:
+            _log_to(run_dir / "log.txt")
             summary = _run(job, run_dir, lambda *step: tell(event="step", **_named(step)))
         except Exception as error:
             traceback.print_exc()
             sys.stderr.flush()
             if isinstance(error, Busy):
                 tell(event="busy", error=str(error))
+            elif isinstance(error, RunError):
+                tell(event="unusable", error=str(error))
             elif is_users(error):
                 tell(event="refused", error=str(error))
             else:
@@ -157,7 +196,7 @@ def _named(step: tuple[int, int, float]) -> dict[str, float]:
 
 def _log_to(path: Path) -> None:
     """Sends standard output and error, also those of libraries in C, to a file."""
-    with open(path, "a", encoding="utf-8") as file:
+    with writing(path), open_plain(path, "a") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
 

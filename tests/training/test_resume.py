@@ -1,5 +1,7 @@
 """Runs that are killed, stopped, damaged or resumed by another config."""
 
+import errno
+import gc
 import importlib.util
 import json
 import os
@@ -13,9 +15,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from training import checkpoint, loop, runs, state
+from training import checkpoint, files, loop, runs, state
 from training.errors import UserError
+from training.files import write_json
 from training.metrics import Log
 from training.sampling import sample_ids
 
@@ -46,6 +50,14 @@ def call(what, folder, *overrides, **more):
     return subprocess.run(
         command(what, folder, *overrides), capture_output=True, text=True, env=environment(**more)
     )
+
+
+def gone(pid):
+    """Whether a process has ended, also if nobody has asked for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
 
 
 class Death(BaseException):
@@ -111,9 +123,42 @@ def test_no_step_appears_twice_and_old_batches_are_not_read_again(tmp_path, monk
     assert read == sample_ids(23, 0, 4 * 4, 3 * 4).tolist()  # steps 5, 6 and 7 of 4 rows each
 
 
-def test_a_run_killed_wherever_a_file_changes_goes_on_to_the_same_end(tmp_path):
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["training.micro_batch_size=3", "optimizer.clip_norm=0.5"],
+        ["training.precision=bf16"],
+        ["training.data_workers=2"],
+    ],
+)
+def test_it_does_so_however_it_is_computed(tmp_path, monkeypatch, overrides):
+    toy.train(tmp_path / "whole", overrides)
+    interrupted(tmp_path / "died", 3, monkeypatch, *overrides)
+    toy.train(tmp_path / "died", overrides)
+    assert toy.left_behind(tmp_path / "died") == toy.left_behind(tmp_path / "whole")
+
+
+def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
+    overrides = ["training.data_workers=2", "training.log_every=1"]
+    process = subprocess.Popen(
+        command("train", tmp_path / "run", *overrides), stdout=subprocess.PIPE, text=True,
+        stderr=subprocess.DEVNULL, env=environment(TOY_PAUSE="1"),
+    )  # fmt: skip
+    while "step 3" not in process.stdout.readline():
+        pass
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    workers = children.stdout.split()
+    assert len(workers) >= 2
+    process.kill()
+    process.wait()
+    assert toy.train(tmp_path / "run", overrides)["resumed_from"] == [2]
+    assert all(gone(worker) for worker in workers)
+
+
+@pytest.mark.parametrize("final", [[], ["checkpoint.final=false"]])
+def test_a_run_killed_wherever_a_file_changes_goes_on_to_the_same_end(tmp_path, final):
     """SIGKILL before and after every sync, rename and removal, in half a file, in half a line."""
-    result = call("crash", tmp_path, "training.steps=5", "checkpoint.keep=1")
+    result = call("crash", tmp_path, "training.steps=5", "checkpoint.keep=1", *final)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     places = int(result.stdout.split()[-2])
     assert places > 50
@@ -206,6 +251,7 @@ def test_a_tied_tensor_and_a_buffer_are_saved_once_and_come_back(tmp_path):
     with torch.no_grad():
         model.a.weight.zero_()
         model.count.zero_()
+    state.check_model(model, saved)
     state.load_model(model, saved)
     assert torch.equal(model.b.weight, saved["a.weight"]) and model.count == 7
 
@@ -251,7 +297,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     assert "not used: " in errors and "step-00000004" in errors
     assert summary["resumed_from"] == [2]
     toy.train(tmp_path / "whole")
-    assert toy.left_behind(tmp_path / "run")[:4] == toy.left_behind(tmp_path / "whole")[:4]
+    assert toy.left_behind(tmp_path / "run")[:3] == toy.left_behind(tmp_path / "whole")[:3]
     assert "damaged-step-00000004" in names(tmp_path / "run")  # nothing is lost
 
 
@@ -270,7 +316,6 @@ def test_without_any_good_checkpoint_the_run_says_so_and_touches_nothing(tmp_pat
 def test_a_log_that_lost_lines_is_not_gone_on_with(tmp_path, monkeypatch, damage):
     interrupted(tmp_path / "run", 5, monkeypatch)
     damage(tmp_path / "run/metrics.jsonl")
-    (tmp_path / "run/config.yaml").touch()
     with pytest.raises(UserError, match=r"no checkpoint can be used .*metrics.jsonl: lacks lines"):
         toy.train(tmp_path / "run")
 
@@ -284,6 +329,91 @@ def test_a_checkpoint_of_another_step_or_format_is_damaged(tmp_path):
     meta.write_text(meta.read_text().replace('"format": 1', '"format": 9'))
     with pytest.raises(checkpoint.Damaged, match="not of format 1"):
         checkpoint.load(renamed, verify=False)
+
+
+def resealed(path, change):
+    """Changes a checkpoint's meta.json or tensors and makes its checksums fit."""
+    meta = json.loads((path / "meta.json").read_text())
+    tensors = load_file(path / "state.safetensors")
+    change(meta, tensors)
+    meta["tensors"] = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    save_file(tensors, path / "state.safetensors")
+    (path / "meta.json").write_text(json.dumps(meta))
+    sums = {name: checkpoint._checksum(path / name) for name in ("state.safetensors", "meta.json")}
+    (path / "checksums.json").write_text(json.dumps(sums))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda meta, tensors: meta.pop("logs"),
+        lambda meta, tensors: meta.pop("plan"),
+        lambda meta, tensors: meta.pop("random"),
+        lambda meta, tensors: meta.pop("config"),
+        lambda meta, tensors: meta.update(config=3),
+        lambda meta, tensors: meta.update(plan=[1]),
+        lambda meta, tensors: tensors.pop("model/calls"),
+        lambda meta, tensors: tensors.update({"model/calls": torch.ones(3)}),
+        lambda meta, tensors: tensors.update({"optimizer/readout.weight/exp_avg": torch.ones(3)}),
+        lambda meta, tensors: tensors.update({"optimizer/other/exp_avg": torch.ones(3)}),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_not_used(tmp_path, monkeypatch, capsys, change):
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    resealed(tmp_path / "run/checkpoints/step-00000004", change)
+    assert toy.train(tmp_path / "run")["resumed_from"] == [2]
+    assert "not used: " in capsys.readouterr().err
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    for name in ("checksums.json", "meta.json"):
+        path = tmp_path / "run/checkpoints/step-00000004" / name
+        path.unlink()
+        os.mkfifo(path)
+    assert toy.train(tmp_path / "run")["resumed_from"] == [2]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "probes.jsonl", ".lock"])
+def test_no_link_leads_out_of_the_folder(tmp_path, name):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(victim)
+    with pytest.raises(UserError, match=f"{name}: cannot write: a link"):
+        toy.train(tmp_path / "run")
+    assert victim.read_text() == "mine"
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_end_the_run(
+    tmp_path, monkeypatch, capsys
+):
+    """As on NFS, while another process has it open."""
+    interrupted(tmp_path / "run", 3, monkeypatch)
+
+    def stays(path):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_remove", stays)
+        toy.train(tmp_path / "run", ["checkpoint.keep=1"])
+    assert "step-00000002: cannot be removed: Directory not empty" in capsys.readouterr().err
+
+
+def test_the_restored_state_does_not_live_in_the_file(tmp_path, monkeypatch):
+    interrupted(tmp_path / "run", 3, monkeypatch)
+    mapped = []
+    original = loop.Loop._update
+
+    def update(self, step):
+        mapped.append("step-00000002" in Path("/proc/self/maps").read_text())
+        original(self, step)
+
+    monkeypatch.setattr(loop.Loop, "_update", update)
+    gc.collect()
+    toy.train(tmp_path / "run")
+    gc.collect()
+    assert len(mapped) == 5 and not any(mapped[1:])
 
 
 # ------------------------------------------------------------------------------------------------
@@ -343,11 +473,19 @@ def test_a_checkpoint_that_does_not_fit_ends_the_run_with_one_line(tmp_path, mon
     assert toy.left_behind(tmp_path / "run") == toy.left_behind(tmp_path / "whole")
 
 
-def test_metrics_that_cannot_be_written_end_the_run_with_one_line(tmp_path):
-    log = Log(tmp_path / "metrics.jsonl")
-    log.path.symlink_to("/dev/full")
-    with pytest.raises(UserError, match="metrics.jsonl: cannot write: No space left on device"):
-        log.append({"step": 1})
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_files_that_cannot_be_written_are_named_in_one_line(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="/dev/full: cannot write: No space left on device"):
+        Log(Path("/dev/full")).append({"step": 1})
+    monkeypatch.setattr(files.os, "fsync", full)
+    for path in (tmp_path / "plan.json", tmp_path / "old.json"):
+        (tmp_path / "old.json").write_text("old")
+        with pytest.raises(UserError, match=f"{path.name}: cannot write: No space left"):
+            write_json(path, {"a": 1})
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
 
 
 class Bomb:
@@ -371,7 +509,8 @@ def test_hostile_files_execute_and_overwrite_nothing(tmp_path, monkeypatch):
     newest.mkdir()
     (newest / "state.safetensors").write_bytes(bomb)
     (newest / "meta.json").write_bytes(bomb)
-    sums = {name: checkpoint._checksum(newest / name) for name in ("state.safetensors", "meta.json")}
+    names = ("state.safetensors", "meta.json")
+    sums = {name: checkpoint._checksum(newest / name) for name in names}
     (newest / "checksums.json").write_text(json.dumps({**sums, "../../../outside/kept": {}}))
     (folder / "step-00000010").symlink_to(outside)
     (folder / "step-00000011").write_bytes(bomb)

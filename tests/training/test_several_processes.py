@@ -121,6 +121,31 @@ def test_two_processes_stop_together_and_one_can_go_on(tmp_path):
     assert second == pytest.approx(first, rel=1e-4, abs=1e-6)
 
 
+def test_a_signal_to_the_launcher_stops_all_with_a_checkpoint(tmp_path):
+    process = start(2, tmp_path / "run", *LONG, TOY_PAUSE=0.2)
+    while "step 3" not in process.stdout.readline():
+        pass
+    process.terminate()  # torchrun tells both; its own exit code is not ours to choose
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["status"] == "stopped"
+    saved = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
+    assert saved == [f"step-{summary['step']:08d}"]
+
+
+def test_a_process_without_evaluation_samples_does_not_wait_for_ever(tmp_path):
+    launch(2, tmp_path / "run", "training.eval_samples=1", "training.eval_every=1")
+
+
+def test_a_refusal_is_one_line_of_one_process(tmp_path):
+    launch(2, tmp_path / "run")
+    process = start(2, tmp_path / "run", "optimizer.beta1=0.5")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert errors.count("optimizer.beta1 0.9 -> 0.5") == 1
+
+
 def children(pid):
     """The processes that torchrun has started, by rank."""
     out = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout

@@ -25,18 +25,21 @@ def flops(config):
 
 def run(config, run_dir, progress):
     task = toy_run.build_task(config)
-    if config.optimizer.lr in BROKEN:
-        print("loading the data")
-        raise RuntimeError("no such thing")
+    count = task.count
 
-    def slowly(*step):
-        progress(*step)
+    def slowly(batch):
         time.sleep(float(os.environ.get("PAUSE", "0")))
+        return count(batch)
+
+    task.count = slowly
 
     def train():
         with open(run_dir.parent / "calls.txt", "a") as file:
             file.write(run_dir.name + "\\\\n")
-        return loop.train(task, run_dir, slowly)
+        if config.optimizer.lr in BROKEN:
+            print("loading the data")
+            raise RuntimeError("no such thing")
+        return loop.train(task, run_dir, progress)
 
     return runs.train_once(run_dir, config, task.plan, train)
 '''.replace("\\\\", "\\")
@@ -58,7 +61,7 @@ def sweep(tmp_path):
     (package / "train.py").write_text("BROKEN = ()\n" + EXPERIMENT)
     (package / "base.yaml").write_text(
         "optimizer: {lr: 0.01}\nschedule: {}\ncheckpoint: {every: 1}\n"
-        "training: {steps: 6, batch_size: 4, log_every: 1}\n"
+        "training: {steps: 6, batch_size: 4, log_every: 1000}\n"
     )
     (package / "s.yaml").write_text(f"experiment: {name}\n" + SWEEP)
     return package / "s.yaml"
@@ -129,13 +132,13 @@ def test_a_killed_launcher_or_worker_leaves_the_same_table(sweep, tmp_path, whol
     results = tmp_path / "killed"
     # The launcher, when the first run trains: its workers notice, save and end.
     launcher = launch(sweep, results, PAUSE="0.3")
-    wait_for(lambda: trained(sweep, results))
+    wait_for(lambda: list(folder(sweep, results).glob("*/checkpoints/step-*")))
     orphans = workers_of(launcher)
     launcher.send_signal(signal.SIGKILL)
     launcher.communicate()
+    wait_for(lambda: all(gone(pid) for pid in orphans), seconds=20)  # nothing to log until then
     # A worker of the second launcher, in the middle of a run.
     launcher = launch(sweep, results, PAUSE="0.3")
-    wait_for(lambda: all(gone(pid) for pid in orphans))
     before = sum(trained(sweep, results).values())
     wait_for(lambda: sum(trained(sweep, results).values()) > before + 1)
     os.kill(workers_of(launcher)[0], signal.SIGKILL)
@@ -182,5 +185,19 @@ def test_a_run_that_fails_by_itself_is_reported_and_the_rest_goes_on(sweep, tmp_
     rows = table(sweep, tmp_path / "results").splitlines()[1:]
     statuses = Counter(row.split(",")[3] for row in rows)
     assert statuses["failed"] == 2 and statuses["finished"] == len(rows) - 2 >= 2
-    log = next(folder(sweep, tmp_path / "results").glob("a-*/log.txt"))
-    assert "loading the data" in log.read_text()
+    logs = [path.read_text() for path in folder(sweep, tmp_path / "results").glob("*/log.txt")]
+    assert sum(text.count("loading the data") for text in logs) == 4  # two tries of two runs
+
+
+def test_a_failure_counts_for_both_launchers_and_the_last_table_is_complete(sweep, tmp_path):
+    source = sweep.parent / "train.py"
+    source.write_text(source.read_text().replace("BROKEN = ()", "BROKEN = (0.01,)", 1))
+    results = tmp_path / "two"
+    launchers = [launch(sweep, results, PAUSE="0.05") for _ in range(2)]
+    assert [finish(launcher)[0] for launcher in launchers] == [1, 1]
+    broken = [n for run, n in trained(sweep, results).items()
+              if (folder(sweep, results) / run / "failures.jsonl").exists()]  # fmt: skip
+    # Two tries each; a third if the other launcher starts one before the second is written down.
+    assert len(broken) == 2 and all(2 <= tries <= 3 for tries in broken)
+    rows = table(sweep, results).splitlines()[1:]
+    assert Counter(row.split(",")[3] for row in rows)["failed"] == 2

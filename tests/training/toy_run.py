@@ -129,7 +129,7 @@ class Killer:
     def __init__(self, at):
         self.at, self.count = at, 0
         for module, name in (
-            (os, "fsync"), (os, "rename"), (os, "replace"), (os, "truncate"), (shutil, "rmtree"),
+            (os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree"),
         ):  # fmt: skip
             setattr(module, name, self.around(getattr(module, name)))
         self.torn(checkpoint, "save_file", self.half_a_file)
@@ -194,10 +194,12 @@ def forked(run_dir, overrides, at=None):
 
 def left_behind(run_dir):
     """What a run must end with, whatever happened to it on the way: weights and logs as bytes."""
-    states = sorted(run_dir.glob("checkpoints/step-*/state.safetensors"))
+    states = sorted(run_dir.glob("checkpoints/step-*/state.safetensors"))[-1:]
     logs = [run_dir / "metrics.jsonl", run_dir / "probes.jsonl"]
-    rest = [p.name for p in run_dir.glob("checkpoints/*") if not p.name.startswith("step-")]
-    return [states[-1].parent.name, states[-1].read_bytes(), *(p.read_bytes() for p in logs), rest]
+    rest = {p.name for p in [*run_dir.glob("checkpoints/*"), *run_dir.iterdir()]}
+    rest = {name for name in rest if not name.startswith(("step-", "events", "log"))}
+    saved = [(path.parent.name, path.read_bytes()) for path in states]
+    return [saved, *(path.read_bytes() for path in logs), rest]
 
 
 def crash(folder, overrides):
