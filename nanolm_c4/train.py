@@ -87,6 +87,22 @@ def flops(config: Config) -> float:
     return 6.0 * tokens * (blocks + attention + vocabulary * shape.width)
 
 
+def parameters(config: Config) -> dict[str, int]:
+    """Numbers of parameters as Everett et al., Table 3 count them: non-embedding is all the rest."""
+    shape = config.model
+    vocabulary = shape.vocab_size or config.data.tokenizer_vocab_size
+    embedding = vocabulary * shape.width
+    blocks = shape.layers * (4 + 2 * shape.mlp_ratio) * shape.width**2
+    norms = (2 * shape.layers + 1) * shape.width
+    rest = blocks + vocabulary * shape.width + shape.context * shape.width + norms
+    return {"embedding": embedding, "non_embedding": rest, "total": embedding + rest}
+
+
+def tokens_per_step(config: Config) -> int:
+    """Tokens of one optimiser step."""
+    return config.training.batch_size * config.model.context
+
+
 def print_plan(config: Config, as_json: bool) -> None:
     """Prints the plan; a model with a given vocabulary needs neither data nor memory for it."""
     import torch

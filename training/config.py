@@ -221,6 +221,39 @@ def set_keys(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     return result
 
 
+def apply_preset(data: Mapping[str, Any], name: str | None, where: str) -> dict[str, Any]:
+    """`data` without its `presets`, the named one merged over it.
+
+    Sections are merged key by key, any other value is replaced, and null takes a key away.
+    Raises UserError for a preset that `data` does not have.
+    """
+    presets = data.get("presets") or {}
+    rest = {key: value for key, value in data.items() if key != "presets"}
+    if not isinstance(presets, Mapping):
+        raise UserError(f"{where}: presets: expected a mapping of names to changes")
+    if name is None:
+        return rest
+    if name not in presets:
+        known = ", ".join(presets) or "none"
+        raise UserError(f"{where}: no preset {name!r} in it; it has {known}")
+    if not isinstance(presets[name], Mapping):
+        raise UserError(f"{where}: presets.{name}: expected a mapping of keys to changes")
+    return _merged(rest, presets[name])
+
+
+def _merged(data: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(data)
+    for key, value in changes.items():
+        old = merged.get(key)
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(old, Mapping):
+            merged[key] = _merged(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
 # Which of several findings to show. An unknown key is usually the misspelt form of a missing one,
 # and a check of ours says more than the other alternative of a union.
 _TELLING = {"extra_forbidden": 0, "value_error": 1}

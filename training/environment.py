@@ -7,14 +7,19 @@ import platform
 import subprocess
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+# Launchers, which only ask for the commit, start without torch.
+if TYPE_CHECKING:
+    import torch
 
 _PACKAGES = ("torch", "accelerate", "numpy", "datasets", "sentencepiece", "timm")
 
 
 def describe(device: torch.device) -> dict[str, object]:
     """Versions, commit, device and threads as JSON types."""
+    import torch
+
     return {
         "python": platform.python_version(),
         "packages": {name: _version(name) for name in _PACKAGES},
@@ -27,6 +32,8 @@ def describe(device: torch.device) -> dict[str, object]:
 def device_name(device: torch.device) -> str:
     """The GPU's or the processor's name."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.get_device_name(device)
     return _cpu_name()
 

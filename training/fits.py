@@ -1,4 +1,4 @@
-"""Where a sweep's optimum lies, and how it moves with width."""
+"""Where a sweep's optimum lies, how sure that is, and how it moves with size."""
 
 from __future__ import annotations
 
@@ -8,54 +8,125 @@ from dataclasses import dataclass
 
 import numpy as np
 
+# Octaves to either side of the best grid point that a parabola with an error is fitted to. Two:
+# on a factor-2 grid, the coarsest in use, that is five points for three unknowns, so residuals
+# exist; wider, loss curves stop being parabolas (they rise steeply towards divergence).
+WINDOW = 2.0
+
 
 @dataclass(frozen=True)
 class Optimum:
     """The best value of a positive hyperparameter, from losses on a grid.
 
-    `value` is the vertex of the parabola in log2 through the best grid point and its neighbours,
-    `grid_value` the best grid point itself and `loss` its loss. `inside` is False when the best
-    point lies at an edge, next to a run that diverged, or has no curvature: then `value` is the
-    grid point.
+    `value` is the vertex of a parabola in log2 around the best grid point, `grid_value` the best
+    grid point itself and `loss` its loss. `inside` is False when the best point lies at an edge,
+    next to a run that diverged, or has no curvature: then `value` is the grid point. `at_edge`
+    says that it is the first or last value tried, so that the true optimum may lie beyond.
+    `error` is the standard error of log2 `value`, in octaves (NaN: unknown), `n` the number of
+    points in the parabola (0 without one).
     """
 
     value: float
     grid_value: float
     loss: float
     inside: bool
+    at_edge: bool = False
+    error: float = math.nan
+    n: int = 0
 
 
-def optimum(losses: Mapping[float, float]) -> Optimum:
-    """The optimum of value -> loss; infinite losses are runs that diverged.
+def optimum(
+    losses: Mapping[float, float], window: float | None = None, noise: float = math.nan
+) -> Optimum:
+    """The optimum of value -> loss; losses that are not finite are runs that diverged.
 
-    Raises ValueError when no loss is finite.
+    Without `window` the parabola goes exactly through the best point and its neighbours; with it,
+    it is the least-squares one through the stable points (`stability`) at most `window` octaves
+    from the best. `noise` is the standard deviation of one given loss; the vertex' error follows
+    by the delta method from the larger of it and the residuals' (which exist from four points
+    on). Raises ValueError when no loss is finite.
     """
     values = sorted(losses)
-    best = min(values, key=lambda value: (losses[value], value))
-    if not math.isfinite(losses[best]):
-        raise ValueError("every run diverged")
-    index = values.index(best)
+    best = best_grid_value(losses)
+    at_edge = best in (values[0], values[-1])
+    near = _neighbours(losses, values, best) if window is None else _around(losses, best, window)
     vertex = None
-    if 0 < index < len(values) - 1:
-        near = values[index - 1 : index + 2]
-        vertex = _vertex([math.log2(value) for value in near], [losses[value] for value in near])
-    inside = vertex is not None
-    return Optimum(2.0**vertex if inside else best, best, losses[best], inside)
+    if near[0] < best < near[-1]:
+        x = np.log2(near) - math.log2(best)
+        vertex = _vertex(x, np.array([losses[value] for value in near]), noise)
+    if vertex is None:
+        return Optimum(best, best, losses[best], False, at_edge)
+    place, error = vertex
+    return Optimum(best * 2.0**place, best, losses[best], True, at_edge, error, len(near))
 
 
-def _vertex(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """The lowest point of the parabola through three points; None without upward curvature."""
-    if not all(map(math.isfinite, y)):
+def _neighbours(
+    losses: Mapping[float, float], values: Sequence[float], best: float
+) -> list[float]:
+    """The best value between the two next to it that did not diverge."""
+    index = values.index(best)
+    near = values[max(index - 1, 0) : index + 2]
+    return [value for value in near if math.isfinite(losses[value])]
+
+
+def _around(losses: Mapping[float, float], best: float, window: float) -> list[float]:
+    """The stable values at most `window` octaves from the best, as far as nothing diverged."""
+    largest, _ = stability(losses)
+    lost = [value for value in losses if value < best and not math.isfinite(losses[value])]
+    reach = 2.0 ** (window + 1e-6)  # a grid point at the window's end belongs to it
+    low = max([best / reach, *(math.nextafter(value, math.inf) for value in lost)])
+    return sorted(value for value in losses if low <= value <= min(best * reach, largest))
+
+
+def _vertex(x: np.ndarray, y: np.ndarray, noise: float) -> tuple[float, float] | None:
+    """(lowest point, its standard error) of the least-squares parabola through three points or
+    more; None without upward curvature or when the point lies outside of them."""
+    design = np.stack([np.ones_like(x), x, x * x], axis=1)
+    found = np.linalg.lstsq(design, y, rcond=None)[0]
+    _, slope, curvature = found
+    if curvature <= 1e-12 * np.abs(y).max():
         return None
-    slope_left = (y[1] - y[0]) / (x[1] - x[0])
-    slope_right = (y[2] - y[1]) / (x[2] - x[1])
-    curvature = (slope_right - slope_left) / (x[2] - x[0])
-    return (x[0] + x[1]) / 2 - slope_left / (2 * curvature) if curvature > 0 else None
+    place = -slope / (2 * curvature)
+    if not x[0] <= place <= x[-1]:
+        return None
+    residual = y - design @ found
+    free = len(x) - 3
+    scatter = math.sqrt(float(residual @ residual) / free) if free else math.nan
+    gradient = np.array([0.0, -1 / (2 * curvature), slope / (2 * curvature**2)])
+    spread = gradient @ np.linalg.solve(design.T @ design, gradient)
+    return float(place), float(np.fmax(scatter, noise) * math.sqrt(spread))
+
+
+def stability(
+    losses: Mapping[float, float], excess: float = 0.2
+) -> tuple[float, float | None]:
+    """(largest stable, smallest unstable) of learning rate -> loss.
+
+    A rate above the optimum is unstable when its loss exceeds (1 + `excess`) times the lowest or
+    is not finite (Everett et al., App. C). The curve is cut at the first such rate, so what a
+    non-monotone curve does beyond it does not count. None when no rate is unstable; ValueError
+    when no loss is finite.
+    """
+    largest = best_grid_value(losses)
+    limit = (1 + excess) * losses[largest]
+    for rate in sorted(rate for rate in losses if rate > largest):
+        if not losses[rate] <= limit:
+            return largest, rate
+        largest = rate
+    return largest, None
+
+
+def best_grid_value(losses: Mapping[float, float]) -> float:
+    """The value with the lowest finite loss, the lower of equals; ValueError if there is none."""
+    finite = [value for value in losses if math.isfinite(losses[value])]
+    if not finite:
+        raise ValueError("every run diverged")
+    return min(finite, key=lambda value: (losses[value], value))
 
 
 @dataclass(frozen=True)
 class PowerLaw:
-    """y = 2^intercept x^exponent; `error` is the exponent's standard error (NaN below 3 points)."""
+    """y = 2^intercept x^exponent; `error` is the exponent's standard error (NaN if unknown)."""
 
     exponent: float
     error: float
@@ -67,16 +138,110 @@ class PowerLaw:
         return 2.0 ** (self.intercept + self.exponent * math.log2(x))
 
 
-def power_law(x: Sequence[float], y: Sequence[float]) -> PowerLaw:
-    """Least squares on log-log axes; ValueError for fewer than two different x."""
+def power_law(
+    x: Sequence[float], y: Sequence[float], errors: Sequence[float] | None = None
+) -> PowerLaw:
+    """Least squares on log-log axes; ValueError for fewer than two different x.
+
+    Without `errors` every point counts the same and the exponent's error comes from the
+    residuals (NaN below three points). `errors`, standard errors of log2 y, weigh the points by
+    1/error^2, and the exponent's error is what follows from them alone: scatter about the line
+    beyond them is not in it. ValueError unless they are positive and finite.
+    """
     lx, ly = np.log2(np.asarray(x, float)), np.log2(np.asarray(y, float))
-    centred = lx - lx.mean()
-    spread = float(centred @ centred)
+    weights = np.ones_like(lx) if errors is None else _weights(errors)
+    centred = lx - np.average(lx, weights=weights)
+    spread = float(weights @ centred**2)
     if len(lx) < 2 or spread == 0:
         raise ValueError("a power law needs at least two different x")
-    exponent = float(centred @ ly) / spread
-    intercept = float(ly.mean() - exponent * lx.mean())
+    exponent = float((weights * centred) @ ly) / spread
+    intercept = float(np.average(ly - exponent * lx, weights=weights))
+    if errors is not None:
+        return PowerLaw(exponent, 1 / math.sqrt(spread), intercept, len(lx))
     residual = ly - intercept - exponent * lx
     free = len(lx) - 2
     error = math.sqrt(float(residual @ residual) / free / spread) if free else math.nan
     return PowerLaw(exponent, error, intercept, len(lx))
+
+
+def _weights(errors: Sequence[float]) -> np.ndarray:
+    values = np.asarray(errors, float)
+    if not (np.isfinite(values) & (values > 0)).all():
+        raise ValueError("errors must be positive and finite")
+    return values**-2
+
+
+@dataclass(frozen=True)
+class IrreduciblePowerLaw:
+    """loss = floor + amplitude (x / scale)^-exponent, with the standard errors of floor and
+    exponent: NaN where the fit ended at a bound (floor 0 or the lowest loss, amplitude 0,
+    exponent 0 or 5), as the data then do not determine them."""
+
+    floor: float
+    amplitude: float
+    exponent: float
+    floor_error: float
+    exponent_error: float
+    scale: float
+    n: int
+
+    def __call__(self, x: float) -> float:
+        """The loss at x."""
+        return self.floor + self.amplitude * (x / self.scale) ** -self.exponent
+
+
+SIZES_FOR_A_FLOOR = 4
+STEEPEST = 5.0
+
+
+def irreducible_power_law(
+    x: Sequence[float], losses: Sequence[float], noise: float = math.nan
+) -> IrreduciblePowerLaw:
+    """Least squares of a power law with an irreducible term, for loss against size.
+
+    Every loss must be finite; ValueError otherwise and below four different x: three unknowns
+    leave no error to state. Errors come from the larger of the residuals, which with four points
+    are small by chance quite often, and `noise`, the standard deviation of one given loss.
+    """
+    from scipy.optimize import curve_fit
+
+    sizes, y = np.asarray(x, float), np.asarray(losses, float)
+    if len(np.unique(sizes)) < SIZES_FOR_A_FLOOR:
+        raise ValueError(f"a floor needs at least {SIZES_FOR_A_FLOOR} different sizes")
+    if not np.isfinite(y).all():
+        raise ValueError("losses must be finite")
+    scale = math.exp(np.log(sizes).mean())
+    high = np.array([y.min(), np.inf, STEEPEST])
+
+    def law(size: np.ndarray, floor: float, amplitude: float, exponent: float) -> np.ndarray:
+        return floor + amplitude * size**-exponent
+
+    start = _start(sizes / scale, y)
+    found, covariance = curve_fit(
+        law, sizes / scale, y, start, bounds=(0, high), max_nfev=10_000,
+        ftol=1e-14, xtol=1e-14, gtol=1e-14, x_scale=np.maximum(start, 0.1),
+    )
+    width = np.array([y.min(), max(np.ptp(y), 1e-300), STEEPEST])
+    inner = (found > 1e-6 * width) & (high - found > 1e-6 * width)
+    errors = np.sqrt(np.diag(covariance)) if inner.all() else np.full(3, math.nan)
+    residual = y - law(sizes / scale, *found)
+    scatter = math.sqrt(float(residual @ residual) / (len(y) - 3))
+    errors = errors * max(1.0, np.fmax(noise, 0.0) / max(scatter, 1e-300))
+    return IrreduciblePowerLaw(
+        *map(float, found), float(errors[0]), float(errors[2]), scale, len(sizes)
+    )
+
+
+def _start(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """(floor, amplitude, exponent) to start from: the best of many exponents, as the other two
+    are linear. Without it a fit can end in a far corner."""
+    best, lowest = np.array([0.5 * y.min(), np.ptp(y), 0.5]), math.inf
+    for exponent in np.geomspace(0.01, 0.98 * STEEPEST, 60):
+        design = np.stack([np.ones_like(x), x**-exponent], axis=1)
+        (floor, amplitude), *_ = np.linalg.lstsq(design, y, rcond=None)
+        floor = min(max(floor, 1e-3 * y.min()), (1 - 1e-6) * y.min())
+        amplitude = max(float(design[:, 1] @ (y - floor) / (design[:, 1] @ design[:, 1])), 1e-12)
+        residual = y - floor - amplitude * design[:, 1]
+        if residual @ residual < lowest:
+            best, lowest = np.array([floor, amplitude, exponent]), residual @ residual
+    return best

@@ -138,7 +138,7 @@ def test_run_names_depend_on_the_config_alone(toy):
     ],
 )
 def test_the_next_value_follows_the_optimum_past_the_edge(losses, value):
-    assert next_value(losses, 2.0) == value
+    assert next_value(losses, 1.0) == value
 
 
 def test_a_sweep_runs_every_point_once_and_writes_one_row_each(toy):
@@ -195,7 +195,7 @@ def test_the_limit_of_an_extension_is_kept_and_said(toy):
     rows, notes = run(toy, write_sweep(toy, text))
     rates = {float(r["lr"]) for r in rows if r["width"] == "8"}
     assert min(rates) == 2.0**-5
-    assert notes == ["a width=8: best lr still at the edge, 2 added"]
+    assert notes == ["a width=8: 2 values of lr added, and more are needed"]
 
 
 def test_transfer_runs_the_optimum_of_one_cell_in_another(toy):
@@ -313,13 +313,13 @@ def test_a_terminated_launcher_takes_its_workers_along_and_can_be_started_again(
         ("curves: {a: {}}\ngrid: {lr: []}", "grid.lr"),
         ("curves: {a: {}}\ngrid: {lr: {log2: [-1, -3]}}", "the lowest exponent comes first"),
         ("curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {wdth: [1]}, seeds: [0]}]",
-         "more_seeds.where: 'wdth' is not in the grid of 'a'"),
+         "more_seeds.where: 'wdth' is in no curve's grid"),
         ("curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {lr: [2]}, seeds: [0]}]",
-         "lr 2 is not in the grid of 'a'"),
+         "lr 2 is in no curve's grid"),
         ("curves: {a: {grid: {lr: [1], width: [1]}}}\nextend: {key: lr}\n"
          "transfer: {source: {width: 1}, target: {width: 2}}", "transfer.target: width 2"),
         ("curves: {a: {sett: {}}}", "unknown key 'curves.a.sett'; did you mean 'curves.a.set'?"),
-        ("curves: {a: {}}\nextend: {key: lr, factr: 2}", "did you mean 'extend.factor'?"),
+        ("curves: {a: {}}\nextend: {key: lr, stp: 2}", "did you mean 'extend.step'?"),
         ("curves: {}", "curves"),
         ("curves: {a: {grid: {lr: [x]}}}", "lr: expected"),
         ("curves: {a: {set: {wdth: 1}}}", "unknown key 'wdth'"),
