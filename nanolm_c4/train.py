@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nanolm_c4.config import Config
+from nanolm_c4.cost import flops, parameters, tokens_per_step  # noqa: F401 - for sweeps
 from training import cli
 from training.config import load
 from training.errors import UserError, one_line_errors
@@ -71,36 +72,6 @@ def vocab_size(config: Config, corpus) -> int:
             "raise it or leave it out"
         )
     return wanted
-
-
-def flops(config: Config) -> float:
-    """Training FLOPs: 6 per weight of a matrix and token, and 6 per query-key pair and width.
-
-    Orders a sweep's runs and estimates what is left; no data is read, so an unknown vocabulary
-    counts as the tokeniser that would be trained.
-    """
-    shape = config.model
-    vocabulary = shape.vocab_size or config.data.tokenizer_vocab_size
-    blocks = shape.layers * (4 + 2 * shape.mlp_ratio) * shape.width**2
-    attention = shape.layers * shape.context * shape.width  # causal: half of 2 T D
-    tokens = config.training.steps * config.training.batch_size * shape.context
-    return 6.0 * tokens * (blocks + attention + vocabulary * shape.width)
-
-
-def parameters(config: Config) -> dict[str, int]:
-    """Numbers of parameters as Everett et al., Table 3 count them: non-embedding is all the rest."""
-    shape = config.model
-    vocabulary = shape.vocab_size or config.data.tokenizer_vocab_size
-    embedding = vocabulary * shape.width
-    blocks = shape.layers * (4 + 2 * shape.mlp_ratio) * shape.width**2
-    norms = (2 * shape.layers + 1) * shape.width
-    rest = blocks + vocabulary * shape.width + shape.context * shape.width + norms
-    return {"embedding": embedding, "non_embedding": rest, "total": embedding + rest}
-
-
-def tokens_per_step(config: Config) -> int:
-    """Tokens of one optimiser step."""
-    return config.training.batch_size * config.model.context
 
 
 def print_plan(config: Config, as_json: bool) -> None:
@@ -168,6 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             result = f"{summary['status']}: final eval loss {summary['final_eval_loss']}"
             print(f"{result}; {run_dir}/summary.json", file=sys.stderr)
         if summary["status"] == "stopped":
+            processes.state().wait_for_everyone()  # torchrun ends all once the first one is gone
             raise SystemExit(signals.STOPPED)
 
 

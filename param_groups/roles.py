@@ -278,3 +278,37 @@ TORCH_DECODER_RULES = (
     Rule("readout.weight", Role.READOUT),
     Rule("readout.bias", Role.READOUT_BIAS),
 )
+
+# Hugging Face's GPT-2, whose Conv1D stores (in, out). Made with tie_word_embeddings=True, its
+# lm_head is wte under another name: leave out that rule, where the prescription allows it.
+GPT2_RULES = (
+    Rule("transformer.wte.weight", Role.TOKEN_EMBEDDING),
+    Rule("transformer.wpe.weight", Role.POSITION_EMBEDDING),
+    Rule("*.attn.c_attn.weight", Role.QKV, Layout.TRANSPOSED),
+    Rule("*.attn.c_attn.bias", Role.HIDDEN_BIAS),
+    Rule("*.attn.c_proj.weight", Role.ATTENTION_OUTPUT, Layout.TRANSPOSED),
+    Rule("*.attn.c_proj.bias", Role.HIDDEN_BIAS),
+    Rule("*.mlp.c_fc.weight", Role.MLP_IN, Layout.TRANSPOSED),
+    Rule("*.mlp.c_fc.bias", Role.HIDDEN_BIAS),
+    Rule("*.mlp.c_proj.weight", Role.MLP_OUT, Layout.TRANSPOSED),
+    Rule("*.mlp.c_proj.bias", Role.HIDDEN_BIAS),
+    Rule("*.ln_?.weight", Role.NORM_SCALE),
+    Rule("*.ln_?.bias", Role.NORM_BIAS),
+    Rule("lm_head.weight", Role.READOUT),
+)
+
+# Hugging Face's Llama and its likes (Mistral, Qwen2 with biases, Qwen3 with norms of queries and
+# keys); options drop tensors, so pass it through `present`.
+LLAMA_RULES = (
+    Rule("model.embed_tokens.weight", Role.TOKEN_EMBEDDING),
+    Rule("*.self_attn.q_proj.weight", Role.QUERY),
+    Rule("*.self_attn.k_proj.weight", Role.KEY),
+    Rule("*.self_attn.v_proj.weight", Role.VALUE),
+    Rule("*.self_attn.o_proj.weight", Role.ATTENTION_OUTPUT),
+    Rule("*.mlp.gate_proj.weight", Role.MLP_IN),
+    Rule("*.mlp.up_proj.weight", Role.MLP_IN),
+    Rule("*.mlp.down_proj.weight", Role.MLP_OUT),
+    Rule("*_proj.bias", Role.HIDDEN_BIAS),
+    Rule("*norm.weight", Role.NORM_SCALE),
+    Rule("lm_head.weight", Role.READOUT),
+)

@@ -24,7 +24,8 @@ class ShipError(ValueError):
 def provenance(table: Path) -> dict[str, object]:
     """The environment all runs of a table share; ShipError when they differ or are missing."""
     with open(table, newline="", encoding="utf-8") as file:
-        names = [row["run"] for row in csv.DictReader(file)]
+        # A table of probes has many rows per run.
+        names = list(dict.fromkeys(row["run"] for row in csv.DictReader(file)))
     environments = []
     for name in names:
         path = table.parent / name / "summary.json"

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from plots.tables import TableError
 from training.fits import Optimum, PowerLaw, optimum, power_law
 
 HERE = Path(__file__).resolve().parent
@@ -27,10 +28,6 @@ TITLES = {
 }
 TUNED_AT, USED_AT = 64, 256
 COLUMNS = ("curve", WIDTH, RATE, "seed", "status", LOSS)
-
-
-class TableError(ValueError):
-    """A table that this figure cannot be drawn from."""
 
 
 @dataclass(frozen=True)

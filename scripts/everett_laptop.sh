@@ -25,3 +25,18 @@ sweep figure_4_epsilon
 sweep figure_8_mitigations
 sweep figure_9_weight_decay
 sweep figure_10_adafactor
+
+out=results/nanolm_c4/everett_laptop
+mkdir -p "$out"
+draw() { # draw COMMAND TABLE...: one figure's command, its findings also kept in a file
+  local tables=()
+  for name in "${@:2}"; do tables+=("results/nanolm_c4/${name%:*}_laptop/${name#*:}.csv"); done
+  python -m "plots.$1" "${tables[@]}" --out "$out" | tee "$out/$1.txt"
+}
+draw learning_rates figure_11_sgd:results figure_12_adam:results figure_13_adafactor:results
+draw loss_vs_size figure_2_adam:results figure_3_sgd:results figure_3_param_scaling:results
+draw alignment figure_1_5_6_7_alignment:probes
+draw epsilon figure_4_epsilon:results figure_8_mitigations:results
+draw weight_decay figure_9_weight_decay:results figure_12_adam:results
+draw adafactor figure_10_adafactor:results
+echo "figures, findings and Table 4: $out"

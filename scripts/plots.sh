@@ -3,4 +3,6 @@
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 
-python -m plots.width_sweep
+for figure in width_sweep loss_vs_size alignment epsilon weight_decay adafactor learning_rates; do
+  python -m "plots.$figure"
+done

@@ -23,7 +23,6 @@ import io
 import itertools
 import json
 import math
-import os
 import secrets
 import shlex
 import shutil
@@ -58,7 +57,6 @@ from training.signals import STOPPED
 from training.workers import RunBusy, RunFailed, RunStopped, RunUnusable
 
 POLL_SECONDS = 2.0  # between looks at runs that other launchers hold
-STOP_SECONDS = 120.0  # for a run to reach its next step and save, when the launcher is stopped
 
 RESULT_COLUMNS = (
     "status",
@@ -516,9 +514,13 @@ def mean_losses(
 
 
 class Scheduler:
-    """Hands out points, largest first, and adds the ones that results ask for."""
+    """Hands out points, largest first, and adds the ones that results ask for.
 
-    def __init__(self, sweep: Sweep) -> None:
+    Unless it only looks, it copies what other sweeps have finished.
+    """
+
+    def __init__(self, sweep: Sweep, looks: bool = False) -> None:
+        self.looks = looks
         self.sweep = sweep
         self.summaries: dict[str, dict[str, Any]] = {}
         self.running: set[str] = set()
@@ -675,7 +677,8 @@ class Scheduler:
             self.others = _runs_elsewhere(self.sweep.folder)
         for folder in self.others.get(_hash(point.run), ()):
             with suppress(RunError, OSError, ValueError):
-                summary = _copy_run(folder, self.sweep.folder / point.run)
+                target = None if self.looks else self.sweep.folder / point.run
+                summary = _take_over(folder, target)
                 if summary is not None:
                     return summary
         return None
@@ -771,8 +774,8 @@ def _runs_elsewhere(folder: Path) -> dict[str, list[Path]]:
 _RESULT_FILES = ("config.yaml", "plan.json", "metrics.jsonl", "probes.jsonl", "summary.json")
 
 
-def _copy_run(source: Path, target: Path) -> dict[str, Any] | None:
-    """Copies a finished run of this commit whole, or not at all; returns its summary.
+def _take_over(source: Path, target: Path | None) -> dict[str, Any] | None:
+    """The summary of a finished run of this commit, copied to `target` whole or not at all.
 
     None if it is not done, was made at another commit, or if `target` has begun on its own.
     """
@@ -781,6 +784,8 @@ def _copy_run(source: Path, target: Path) -> dict[str, Any] | None:
     summary = runs.done(source)
     if summary is None or summary.get("environment", {}).get("commit") != commit():
         return None
+    if target is None:
+        return summary
     if target.exists() and any(not entry.name.startswith(".") for entry in target.iterdir()):
         return None
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
@@ -961,20 +966,15 @@ def run_sweep(
     scheduler = Scheduler(sweep)
     write_manifest(sweep)
     board = Board(scheduler, sweep.experiment.flops)
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    crew = [workers.Worker(environment) for _ in range(count if scheduler.waiting() else 0)]
-    serving = [
-        threading.Thread(target=_serve, args=(index, scheduler, board, worker), daemon=True)
-        for index, worker in enumerate(crew)
-    ]
-    for thread in serving:
-        thread.start()
+    crew = workers.crew(count, threads, launch) if scheduler.waiting() else []
+    calls = [(index, scheduler, board, worker) for index, worker in enumerate(crew)]
+    ends = workers.in_threads(_serve, calls)
     try:
-        for thread in serving:
-            thread.join()
+        for end in ends:
+            end.wait()
     except KeyboardInterrupt:
         scheduler.stop()
-        _let_save(crew, serving)
+        workers.let_save(crew, ends)
         raise
     finally:  # no worker outlives the launcher
         scheduler.stop()
@@ -989,19 +989,9 @@ def run_sweep(
     return scheduler
 
 
-def _let_save(crew: Sequence[workers.Worker], serving: Sequence[threading.Thread]) -> None:
-    """Asks the workers to stop and waits until their runs have saved what they need to go on."""
-    print("stopping: runs save a checkpoint; interrupt again to end them now", file=sys.stderr)
-    for worker in crew:
-        worker.ask_to_stop()
-    end = time.monotonic() + STOP_SECONDS
-    for thread in serving:
-        thread.join(max(0.0, end - time.monotonic()))
-
-
 def dry_run(sweep: Sweep) -> str:
     """What a sweep would run, one line per run that is not done."""
-    scheduler = Scheduler(sweep)
+    scheduler = Scheduler(sweep, looks=True)
     lines = [
         f"{_cell_name((point.curve, point.values))} seed={point.seed}  {point.run}"
         for point in scheduler.waiting()
@@ -1029,11 +1019,9 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Runs a sweep; the exit code: 0, 1 if a run failed, 75 when stopped. UserError otherwise."""
-    if options.workers < 1 or (options.threads is not None and options.threads < 1):
-        raise UserError("--workers and --threads must be at least 1")
+    """Runs a sweep; the exit code: 0, 1 if a run failed, 75 when stopped. Or a UserError."""
+    threads = workers.threads_each(options.workers, options.threads)
     sweep = options.load()
-    threads = options.threads or max(1, (os.cpu_count() or 1) // options.workers)
     try:
         scheduler = run_sweep(sweep, options.workers, threads, options.launch)
     except KeyboardInterrupt:

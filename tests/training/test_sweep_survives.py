@@ -1,5 +1,6 @@
 """Sweeps whose launcher or workers are killed, and sweeps with two launchers."""
 
+import csv
 import json
 import os
 import signal
@@ -89,6 +90,10 @@ def folder(sweep, results):
 
 def table(sweep, results):
     return (folder(sweep, results) / "results.csv").read_text()
+
+
+def rows(sweep, results):
+    return list(csv.DictReader(table(sweep, results).splitlines()))
 
 
 def trained(sweep, results):
@@ -182,9 +187,8 @@ def test_a_run_that_fails_by_itself_is_reported_and_the_rest_goes_on(sweep, tmp_
     assert code == 1
     assert errors.count("failed 2 times: RuntimeError: no such thing") == 2  # once per curve
     assert errors.count('raise RuntimeError("no such thing")') >= 2  # the log's last lines
-    rows = table(sweep, tmp_path / "results").splitlines()[1:]
-    statuses = Counter(row.split(",")[3] for row in rows)
-    assert statuses["failed"] == 2 and statuses["finished"] == len(rows) - 2 >= 2
+    statuses = Counter(row["status"] for row in rows(sweep, tmp_path / "results"))
+    assert statuses["failed"] == 2 and statuses["finished"] == statuses.total() - 2 >= 2
     logs = [path.read_text() for path in folder(sweep, tmp_path / "results").glob("*/log.txt")]
     assert sum(text.count("loading the data") for text in logs) == 4  # two tries of two runs
 
@@ -199,5 +203,4 @@ def test_a_failure_counts_for_both_launchers_and_the_last_table_is_complete(swee
               if (folder(sweep, results) / run / "failures.jsonl").exists()]  # fmt: skip
     # Two tries each; a third if the other launcher starts one before the second is written down.
     assert len(broken) == 2 and all(2 <= tries <= 3 for tries in broken)
-    rows = table(sweep, results).splitlines()[1:]
-    assert Counter(row.split(",")[3] for row in rows)["failed"] == 2
+    assert Counter(row["status"] for row in rows(sweep, results))["failed"] == 2

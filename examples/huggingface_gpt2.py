@@ -1,0 +1,57 @@
+"""A Hugging Face causal LM under muP: GPT-2 from its config, trained on the bytes of real text.
+
+    python examples/huggingface_gpt2.py
+    python -m training.coordinate_check examples/huggingface_gpt2.py
+"""
+
+import sys
+from pydoc_data.topics import topics  # Python's own manual: text that needs no download
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+sys.path.insert(0, ".")  # the repository's root, which is not installed
+from param_groups import Everett, plan
+from param_groups.roles import GPT2_RULES
+from training.coordinate_check import Check
+
+HEAD_DIM, CONTEXT, STEPS = 16, 64, 150
+TEXT = torch.tensor(list("".join(topics.values()).encode())).unfold(0, CONTEXT, CONTEXT)
+
+
+def planned(width):
+    """The model, untied as the theory has it, and its plan; stock layers have no multipliers."""
+    model = GPT2LMHeadModel(GPT2Config(
+        vocab_size=256, n_positions=CONTEXT, n_embd=width, n_head=width // HEAD_DIM, n_layer=2,
+        resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, tie_word_embeddings=False,
+        bos_token_id=0, eos_token_id=0,
+    ))
+    rule = Everett("mup", width=width, base_width=64)  # at width 64: plain Adam with one rate
+    for block in model.transformer.h:
+        block.attn.scaling = rule.attention_scale(HEAD_DIM)  # 1/h; the library's is 1/sqrt(h)
+    return model, plan(model, GPT2_RULES, rule, lr=2**-8, absorb_multipliers=True)
+
+
+def loss_of(model, ids):
+    """Mean cross-entropy of the next byte, ids (rows, CONTEXT)."""
+    return model(ids, labels=ids).loss
+
+
+def task(width, seed):
+    """What the coordinate check trains: few tokens show how updates align, thousands hide it."""
+    return Check(*planned(width), batches=[TEXT[:1]], loss=loss_of)
+
+
+if __name__ == "__main__":
+    model, numbers = planned(width=128)
+    print(numbers.table())
+    numbers.initialise(model, seed=0)
+    optimizer = torch.optim.AdamW(numbers.groups(model), betas=(0.9, 0.95))
+    order = torch.randperm(len(TEXT), generator=torch.Generator().manual_seed(0))
+    for step in range(STEPS + 1):
+        loss = loss_of(model, TEXT[order[16 * step : 16 * (step + 1)]])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if step % 25 == 0:
+            print(f"step {step}: {loss.item():.3f} nats per byte")

@@ -1,0 +1,198 @@
+"""What a run costs, as closed forms of its config: parameters, tokens, FLOPs, memory per GPU.
+
+Nothing is built and torch is not imported, so thousands of configs are counted in a second.
+
+Sizes: L layers, D width, F MLP width, V vocabulary, T context, H heads; r = F / D.
+"""
+
+from __future__ import annotations
+
+import math
+
+from nanolm_c4.config import Config, ModelConfig
+
+FP32, BF16 = 4, 2  # bytes of a number
+
+# What training/optimizers.py keeps in the shape of every tensor; adafactor is counted below.
+_STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_param_scaling": 2, "adam_atan2": 2}
+_SCALARS = {"adam_atan2": 2}  # single numbers per tensor: a step count, here also a scale
+_FACTORED_FROM = 128  # training.optimizers.ADAFACTOR_MIN_DIM
+# Their step on a GPU holds one more number per weight of a group (torch has no fused kernel).
+_UNFUSED = ("adam_param_scaling", "adafactor", "adam_atan2")
+# Hidden weights have a multiplier n^(-1/2) (Everett et al., Table 1): a product that is kept.
+_MULTIPLIED = ("ntk", "mean_field")
+_LOGITS_PER_CHUNK = 1 << 27  # training.losses, on a GPU
+_LINE = 64  # bytes to which training.losses pads a row of logits
+
+
+def vocabulary(config: Config) -> int:
+    """V; no data is read, so an unknown one counts as the tokeniser that would be trained."""
+    return config.model.vocab_size or config.data.tokenizer_vocab_size
+
+
+def flops(config: Config) -> float:
+    """Training FLOPs: 6 per weight of a matrix and token, and 6 per query-key pair and width.
+
+    Causal attention: half of all T^2 pairs. Embeddings are looked up and cost nothing; evaluation
+    and probes are not counted.
+    """
+    shape = config.model
+    blocks = shape.layers * (4 + 2 * shape.mlp_ratio) * shape.width**2
+    attention = shape.layers * shape.context * shape.width  # causal: half of 2 T D
+    tokens = config.training.steps * tokens_per_step(config)
+    return 6.0 * tokens * (blocks + attention + vocabulary(config) * shape.width)
+
+
+def tokens_per_step(config: Config) -> int:
+    """Positions of one optimiser step, over all GPUs and micro-batches."""
+    return config.training.batch_size * config.model.context
+
+
+def parameters(config: Config) -> dict[str, int]:
+    """Numbers of parameters as Everett et al., Table 3, count them.
+
+    embedding = V D; non_embedding, with readout, positions and scales in it (errata, E15), is
+    L (4 + 2r) D^2 + V D + T D + (2L + 1) D; total is their sum.
+    """
+    total = sum(rows * columns * count for rows, columns, count in _tensors(config))
+    embedding = vocabulary(config) * config.model.width
+    return {"embedding": embedding, "non_embedding": total - embedding, "total": total}
+
+
+def _tensors(config: Config) -> list[tuple[int, int, int]]:
+    """(rows, columns, how many) of every kind of tensor; vectors have one row."""
+    shape = config.model
+    hidden = shape.mlp_ratio * shape.width
+    return [
+        (vocabulary(config), shape.width, 2),  # embedding and readout
+        (shape.context, shape.width, 1),
+        (shape.width, shape.width, 4 * shape.layers),
+        (hidden, shape.width, 2 * shape.layers),
+        (1, shape.width, 2 * shape.layers + 1),
+    ]
+
+
+def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]:
+    """Bytes on each of `shards * replicas` GPUs, by kind, and the largest sum at one time.
+
+    Every GPU takes its share of the batch, in micro-batches. `shards` divide weights, gradients
+    and optimiser state and recompute the blocks' activations, as the launch configs for FSDP2 in
+    scripts/accelerate do; `replicas` repeat them (DDP). Kinds: weights, gradients, optimizer,
+    weight_copies (for autocast and multipliers), activations (kept for the backward pass by eager
+    autograd; torch.compile keeps fewer), loss (logits of a chunk, the readout's gradient),
+    communication (DDP's buckets; what FSDP2 has gathered), update (scratch of the optimiser's
+    step) and total.
+
+    The total is not the sum: gradients and activations of a block do not exist together, unless
+    gradients are accumulated over micro-batches.
+    """
+    weights = FP32 * parameters(config)["total"]
+    share = math.ceil(config.training.batch_size / (shards * replicas))
+    rows = min(config.training.micro_batch_size or share, share)
+    parts = {
+        "weights": _ceil(weights, shards),
+        "gradients": _ceil(weights, shards),
+        "optimizer": _ceil(optimizer_state(config), shards),
+        "weight_copies": _weight_copies(config, shards),
+        "activations": activations(config, rows, recomputed=shards > 1),
+        "loss": _loss(config, rows * config.model.context),
+        "communication": _communication(config, shards, replicas),
+        "update": _ceil(weights, shards) if config.optimizer.name in _UNFUSED else 0,
+    }
+    return {**parts, "total": _peak(parts, rows < share, config.model.layers)}
+
+
+def _peak(parts: dict[str, int], accumulates: bool, layers: int) -> int:
+    """The larger of two moments: the backward pass begins, and it ends or the optimiser steps."""
+    always = parts["weights"] + parts["optimizer"] + parts["communication"]
+    begins = parts["weight_copies"] + parts["activations"] + parts["loss"]
+    if accumulates:
+        begins += parts["gradients"]
+    ends = parts["gradients"] + max(parts["update"], parts["activations"] // layers)
+    return always + max(begins, ends)
+
+
+def optimizer_state(config: Config) -> int:
+    """Bytes of the optimiser's state over all tensors, after its first step."""
+    name = config.optimizer.name
+    numbers = 0
+    for rows, columns, count in _tensors(config):
+        kept = _STATES_LIKE_WEIGHTS.get(name, 1) * rows * columns
+        if name == "adafactor" and min(rows, columns) >= _FACTORED_FROM:
+            kept = rows + columns
+        numbers += count * (kept + _SCALARS.get(name, 1))
+    return FP32 * numbers
+
+
+def activations(config: Config, rows: int, recomputed: bool = False) -> int:
+    """Bytes kept for the backward pass of `rows` sequences, without copies of weights.
+
+    Per token, in float32: each block keeps both norms' inputs and outputs, q, k, v, the attention's
+    output, and the MLP's hidden layer before and after GELU: (8 + 2r) D. Under bf16 autocast the
+    residual stream stays float32, the rest is bf16, and q, k, v each keep their own rounding of
+    their common input. Four numbers are the norms' means and deviations, H the attention's
+    logarithms. After the blocks: the last norm's input, the gradient of its output, the ids.
+    Where blocks are recomputed, each keeps its input, and one of them all of it.
+    """
+    shape, width = config.model, config.model.width
+    heads = width // shape.head_dim
+    numbers = FP32 * (8 + 2 * shape.mlp_ratio) * width
+    if config.training.precision == "bf16":
+        numbers = 2 * FP32 * width + BF16 * (8 + 2 * shape.mlp_ratio) * width
+    block = numbers + FP32 * (4 + heads)
+    blocks = shape.layers * FP32 * width + block if recomputed else shape.layers * block
+    ends = FP32 * (2 * width + 2) + 8  # ids are int64
+    return rows * shape.context * (blocks + ends) + 8 * shape.context
+
+
+def _weight_copies(config: Config, shards: int) -> int:
+    """Bytes of the blocks' matrices in the form that enters a product, where that is a copy.
+
+    Autocast rounds them to bf16, once per step; a multiplier makes a product. Where blocks are
+    recomputed only one has its copies.
+    """
+    low = config.training.precision == "bf16"
+    if not low and config.prescription.parameterization not in _MULTIPLIED:
+        return 0
+    blocks = config.model.layers if shards == 1 else 1
+    return (BF16 if low else FP32) * blocks * _block(config.model)
+
+
+def _block(shape: ModelConfig) -> int:
+    """Weights of one block's matrices."""
+    return (4 + 2 * shape.mlp_ratio) * shape.width**2
+
+
+def _loss(config: Config, tokens: int) -> int:
+    """Bytes of training.losses.linear_cross_entropy while it has a chunk of logits, or after.
+
+    Its input, masked and not, and the gradient; the readout rounded, its gradient and one chunk's
+    part of that; logits and their softmax. After: the readout's gradient, and that times the
+    loss's own.
+    """
+    words, width = vocabulary(config), config.model.width
+    low = config.training.precision == "bf16"
+    size = BF16 if low else FP32
+    chunks = max(1, _ceil(tokens, max(1, _LOGITS_PER_CHUNK // words)))
+    line = _LINE // size
+    columns = (_ceil(words, line) | 1) * line
+    logits = _ceil(tokens, chunks) * columns * (size + (FP32 if low else 0))
+    inside = 3 * size * tokens * width + (FP32 + (2 * BF16 if low else 0)) * words * width + logits
+    return max(inside, 2 * FP32 * words * width)
+
+
+def _communication(config: Config, shards: int, replicas: int) -> int:
+    """Bytes of DDP's buckets, or of what FSDP2 holds whole.
+
+    The latter: the tensors outside the blocks, two blocks' weights (one fetched ahead) and two
+    blocks' gradients (one being summed).
+    """
+    total = parameters(config)["total"]
+    if shards == 1:
+        return FP32 * total if replicas > 1 else 0
+    outside = total - config.model.layers * (_block(config.model) + 2 * config.model.width)
+    return FP32 * (outside + 4 * _block(config.model))
+
+
+def _ceil(number: int, parts: int) -> int:
+    return -(-number // parts)

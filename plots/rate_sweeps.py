@@ -1,0 +1,223 @@
+"""Learning-rate sweeps as they stand in a table: optimum, best loss and noise at every width."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from plots.findings import number
+from plots.tables import (
+    CURVE,
+    EPS,
+    LOSS,
+    OPTIMIZER,
+    PARAMETERIZATION,
+    PARAMETERS,
+    RATE,
+    STATUS,
+    WIDTH,
+    counts,
+    mean_losses,
+)
+from training.fits import (
+    WINDOW,
+    IrreduciblePowerLaw,
+    Optimum,
+    PowerLaw,
+    irreducible_power_law,
+    optimum,
+    power_law,
+    stability,
+)
+
+# Seeds differ most close to divergence; what errors of optima and best losses rest on is the
+# spread of points whose mean loss is at most this much above their sweep's lowest.
+NEAR = 0.05
+
+
+@dataclass(frozen=True)
+class RateSweep:
+    """Loss against learning rate at one width.
+
+    `losses` are means over the seeds that were run, infinite where one diverged; `noise` is the
+    standard deviation of one run's loss over seeds (NaN: no point has two).
+    """
+
+    width: int
+    parameters: float
+    losses: Mapping[float, float]
+    seeds: Mapping[float, int]
+    noise: float
+    best: Optimum
+
+    @property
+    def stable(self) -> dict[float, float]:
+        """The sweep up to its first unstable rate, which is left out."""
+        largest, _ = stability(self.losses)
+        return {
+            rate: loss
+            for rate, loss in sorted(self.losses.items())
+            if rate <= largest and math.isfinite(loss)
+        }
+
+    @property
+    def loss(self) -> float:
+        """The lowest mean loss."""
+        return self.best.loss
+
+    @property
+    def error(self) -> float:
+        """Standard error of the lowest mean loss, from the spread over seeds."""
+        return self.noise / math.sqrt(self.seeds[self.best.grid_value])
+
+
+def rate_sweeps(rows: pd.DataFrame, noise: float = math.nan) -> dict[int, RateSweep]:
+    """Width -> sweep, of one line of a figure; widths where every run diverged are left out."""
+    found = {}
+    for width, cell in rows.groupby(WIDTH):
+        losses, seeds = mean_losses(cell, RATE), counts(cell, RATE)
+        if any(map(math.isfinite, losses.values())):
+            spread = noise / math.sqrt(min(seeds.values()))
+            best = optimum(losses, WINDOW, spread)
+            size = float(cell[PARAMETERS].iloc[0]) if PARAMETERS in cell else math.nan
+            found[int(width)] = RateSweep(int(width), size, losses, seeds, noise, best)
+    return found
+
+
+def lost_lines(rows: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Names the widths where every run diverged, by what tells a figure's lines apart."""
+    text = []
+    for names, line in rows.groupby(list(keys), sort=False):
+        lost = sorted(set(map(int, line[WIDTH].unique())) - set(rate_sweeps(line)))
+        if lost:
+            text.append(f"{', '.join(names)}: every run diverged at D = {_listed(lost)}")
+    return text
+
+
+def edge_lines(sweeps: Mapping[tuple[str, ...], Mapping[int, RateSweep]]) -> list[str]:
+    """Names the widths whose best rate is the first or last tried: their loss is an upper bound."""
+    text = []
+    for names, line in sweeps.items():
+        edge = [width for width, sweep in line.items() if sweep.best.at_edge]
+        if edge:
+            text.append(f"{', '.join(names)}: best rate at the edge of its sweep at D = "
+                        f"{_listed(edge)}")
+    return text
+
+
+def _listed(widths: Sequence[int]) -> str:
+    return ", ".join(map(str, widths))
+
+
+def seed_noise(rows: pd.DataFrame) -> tuple[float, int]:
+    """(standard deviation of one run's loss over seeds, number of points it is pooled over).
+
+    Points have two finished seeds or more, none of them diverged, and a mean loss at most NEAR
+    above the lowest of their sweep.
+    """
+    sweep = [key for key in (CURVE, PARAMETERIZATION, OPTIMIZER, EPS, WIDTH) if key in rows]
+    kept = rows[rows[STATUS] != "failed"]
+    points = kept.groupby([*sweep, RATE], dropna=False)[LOSS].agg(["mean", "var", "count", "size"])
+    points = points[points["count"] == points["size"]]
+    lowest = points.groupby(level=list(range(len(sweep))), dropna=False)["mean"].transform("min")
+    points = points[(points["count"] > 1) & (points["mean"] <= (1 + NEAR) * lowest)]
+    if points.empty:
+        return math.nan, 0
+    free = points["count"] - 1
+    return math.sqrt((points["var"] * free).sum() / free.sum()), len(points)
+
+
+def noise_line(rows: pd.DataFrame, what: str) -> str:
+    """What stands behind the errors of a figure, in words."""
+    noise, n = seed_noise(rows)
+    if n == 0:
+        return f"{what}: no point near an optimum has two seeds; spread over seeds unknown"
+    return (f"{what}: final loss varies by {noise:.4f} nats over seeds (standard deviation, pooled "
+            f"over {n} points near optima)")
+
+
+@dataclass(frozen=True)
+class Exponent:
+    """The power of width in the optimal rate.
+
+    `law` weighs all widths alike, `weighted` those whose optimum has an error, by it; None where
+    there are fewer than two widths. `edge` are widths left out because the best rate is the first
+    or last one tried.
+    """
+
+    law: PowerLaw | None
+    weighted: PowerLaw | None
+    widths: int
+    edge: tuple[int, ...]
+
+    @property
+    def value(self) -> float:
+        """The exponent; NaN without a fit."""
+        return self.law.exponent if self.law else math.nan
+
+    @property
+    def error(self) -> float:
+        """Its standard error: the larger of the one from the scatter of widths, which is small by
+        chance where widths are few, and the one that the optima's own errors imply."""
+        if self.law is None:
+            return math.nan
+        same = self.weighted and self.weighted.n == self.law.n
+        return float(np.fmax(self.law.error, self.weighted.error if same else math.nan))
+
+    def text(self) -> str:
+        """In words, with what it rests on."""
+        edge = f"; at edge: {_listed(self.edge)}" if self.edge else ""
+        if self.law is None:
+            return f"no fit: {self.widths} width{'s' * (self.widths != 1)}{edge}"
+        return f"{number(self.value, self.error, 2)} (n = {self.widths} widths{edge})"
+
+
+def exponent(sweeps: Mapping[int, RateSweep]) -> Exponent:
+    """The exponent of the optimal rate over the widths whose optimum is not at the edge."""
+    used = {width: sweep.best for width, sweep in sweeps.items() if not sweep.best.at_edge}
+    edge = tuple(sorted(set(sweeps) - set(used)))
+    law = weighted = None
+    if len(used) > 1:
+        law = power_law(list(used), [best.value for best in used.values()])
+    known = {w: best for w, best in used.items() if math.isfinite(best.error) and best.error > 0}
+    if len(known) > 1:
+        values = [best.value for best in known.values()]
+        weighted = power_law(list(known), values, [best.error for best in known.values()])
+    return Exponent(law, weighted, len(used), edge)
+
+
+def loss_law(sweeps: Mapping[int, RateSweep]) -> IrreduciblePowerLaw | None:
+    """Best loss against parameters as a power law with a floor; None below four sizes."""
+    try:
+        return irreducible_power_law(
+            [sweep.parameters for sweep in sweeps.values()],
+            [sweep.loss for sweep in sweeps.values()],
+            max(sweep.error for sweep in sweeps.values()),
+        )
+    except ValueError:
+        return None
+
+
+def law_text(law: IrreduciblePowerLaw) -> str:
+    """The law's two telling numbers."""
+    if not math.isfinite(law.exponent_error):
+        return f"floor not determined (n = {law.n})"
+    floor = f"floor {law.floor:.2f} ± {law.floor_error:.2f}"
+    return f"{floor}, k {law.exponent:.2f} ± {law.exponent_error:.2f} (n = {law.n} sizes)"
+
+
+def gain(
+    before: Mapping[int, RateSweep], after: Mapping[int, RateSweep], last: bool = True
+) -> tuple[int | None, float, float]:
+    """(width, loss before minus after, its standard error) at the largest common width, or the
+    smallest; (None, NaN, NaN) without a common one."""
+    common = sorted(set(before) & set(after))
+    if not common:
+        return None, math.nan, math.nan
+    width = common[-1 if last else 0]
+    first, second = before[width], after[width]
+    return width, first.loss - second.loss, math.hypot(first.error, second.error)

@@ -1,0 +1,123 @@
+"""The look all figures share, how they are saved, and the command around each."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from plots.tables import TableError, shipped
+
+FIGURES = Path(__file__).resolve().parent / "figures"
+DPI = 160
+LABELS = {"standard": "standard", "ntk": "NTK", "mup": "muP", "mean_field": "mean-field"}
+# Positions in seaborn's "deep" palette, and a marker that tells them apart without colour.
+_COLORS = {"standard": 0, "ntk": 1, "mup": 2, "mean_field": 3}
+MARKERS = {"standard": "o", "ntk": "s", "mup": "^", "mean_field": "D"}
+OPTIMIZERS = {
+    "sgd": "SGD",
+    "adam": "Adam",
+    "adam_param_scaling": "Adam + parameter scaling",
+    "adafactor": "Adafactor",
+}
+_STAR = {"marker": "*", "ms": 9, "ls": "", "mec": "black"}
+# What stars mean in panels of loss against rate.
+STAR_ENTRIES = (
+    ("optimum (bar: its error)", {"color": "gray", **_STAR}),
+    ("no parabola", {"color": "white", **_STAR}),
+)
+LOSS_LABEL = "eval loss (nats/token)"
+
+
+def color(parameterization: str) -> tuple[float, float, float]:
+    """A parameterisation's colour, the same in every figure."""
+    import seaborn as sns
+
+    return sns.color_palette("deep")[_COLORS[parameterization]]
+
+
+def width_colors(widths: Sequence[int]) -> dict[int, tuple[float, float, float]]:
+    """Width -> colour, dark to light with size."""
+    import seaborn as sns
+
+    return dict(zip(sorted(widths), sns.color_palette("viridis", len(widths))))
+
+
+def subplots(down: int, across: int, panel: tuple[float, float], **options):
+    """(figure, grid of axes) with panels of `panel` inches, in the house's style."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    sns.set_theme(style="whitegrid", context="paper")
+    size = (panel[0] * across, panel[1] * down)
+    return plt.subplots(
+        down, across, figsize=size, squeeze=False, constrained_layout=True, **options
+    )
+
+
+def legend(figure, entries: Sequence[tuple[str, dict]], **options) -> None:
+    """One legend below all panels: (label, line properties) each."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], **properties) for _, properties in entries]
+    labels = [label for label, _ in entries]
+    options = {"ncols": len(labels), "fontsize": 8, "frameon": False, **options}
+    figure.legend(handles, labels, loc="outside lower center", **options)
+
+
+def parameterization_entries() -> list[tuple[str, dict]]:
+    """Legend entries of all four parameterisations."""
+    return [
+        (label, {"color": color(rule), "marker": MARKERS[rule], "ms": 4, "lw": 1.2})
+        for rule, label in LABELS.items()
+    ]
+
+
+def width_entries(colors: Mapping[int, tuple]) -> list[tuple[str, dict]]:
+    """Legend entries of widths."""
+    return [(f"D = {w}", {"color": c, "marker": "o", "ms": 3}) for w, c in colors.items()]
+
+
+def save(figure, folder: Path, name: str) -> list[Path]:
+    """Writes PNG and PDF; the same table gives the same bytes."""
+    import matplotlib.pyplot as plt
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.{kind}" for kind in ("png", "pdf")]
+    for path in paths:
+        metadata = {"CreationDate": None} if path.suffix == ".pdf" else {}
+        figure.savefig(path, dpi=DPI, metadata=metadata)
+        figure.set_layout_engine("none")  # what the first file laid out holds for the second
+    plt.close(figure)
+    return paths
+
+
+def command(
+    name: str,
+    description: str | None,
+    stems: Sequence[str],
+    make: Callable[[list[Path], Path], tuple[str, list[Path]]],
+    argv: Sequence[str] | None,
+) -> None:
+    """`python -m plots.NAME [TABLE ...] [--out FOLDER]`: prints findings, writes figures.
+
+    `make` gets the tables and the folder and returns the findings and the files it wrote. Without
+    arguments the tables are the shipped ones of the sweeps `stems`; a bad one is one line and
+    exit code 2.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m plots.{name}", description=description)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("tables", type=Path, nargs="*", help="tables of sweeps")
+    parser.add_argument("--out", type=Path, default=FIGURES, help="folder to write to")
+    args = parser.parse_args(argv)
+    try:
+        text, paths = make(args.tables or [shipped(stem) for stem in stems], args.out)
+    except (TableError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    print(text)
+    print("written: " + ", ".join(map(str, paths)))

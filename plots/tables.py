@@ -1,0 +1,81 @@
+"""What every figure asks of a result table: its columns, its curves, means over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+DATA = Path(__file__).resolve().parent / "data"
+CURVE, SEED, STATUS = "curve", "seed", "status"
+LOSS, PARAMETERS = "final_eval_loss", "parameters"
+PARAMETERIZATION, OPTIMIZER = "prescription.parameterization", "optimizer.name"
+WIDTH, RATE, EPS = "model.width", "optimizer.lr", "optimizer.eps"
+RESULTS = (CURVE, SEED, STATUS, LOSS)
+
+
+class TableError(ValueError):
+    """A table that a figure cannot be drawn from."""
+
+
+def shipped(stem: str) -> Path:
+    """Where the table of sweep `stem` is kept with the figures."""
+    return DATA / f"{stem}.csv"
+
+
+def read(path: Path, columns: Sequence[str], source: str = "results.csv") -> pd.DataFrame:
+    """A table with `columns`; TableError if it is missing, lacks one or is empty."""
+    if path.parent == DATA and not path.exists():
+        raise TableError(f"{path}: no such table; {_makers(path.stem, source)} make it")
+    try:
+        table = pd.read_csv(path)
+    except (OSError, pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise TableError(f"{path}: cannot read the table: {error}") from None
+    missing = [column for column in columns if column not in table]
+    if missing:
+        raise TableError(f"{path}: no column {missing[0]!r}; is it the {source} of this sweep?")
+    if table.empty:
+        raise TableError(f"{path}: no runs in it; run the sweep first")
+    return table
+
+
+def _makers(stem: str, source: str) -> str:
+    sweep = f"python -m training.sweep nanolm_c4/sweeps/{stem}.yaml --preset laptop"
+    ship = f"python -m plots.ship results/nanolm_c4/{stem}_laptop/{source} {stem}"
+    return f"`{sweep}` and `{ship}`"
+
+
+def only(table: pd.DataFrame, path: Path, column: str, known: Iterable[str]) -> pd.DataFrame:
+    """The rows whose `column` has a known value; TableError if there are none."""
+    known = list(known)
+    rows = table[table[column].isin(known)]
+    if rows.empty:
+        raise TableError(
+            f"{path}: no row with {column} {', '.join(known)}; is it the table of this figure?"
+        )
+    return rows
+
+
+def name(path: Path) -> str:
+    """The figure's file name: the table's, or its folder's for a sweep's results.csv."""
+    return path.resolve().parent.name if path.stem in ("results", "probes") else path.stem
+
+
+def losses(rows: pd.DataFrame) -> pd.Series:
+    """Final loss by row, infinite where a run diverged; runs that failed are left out."""
+    rows = rows[rows[STATUS] != "failed"]
+    return rows[LOSS].where(rows[STATUS] != "diverged").fillna(math.inf)
+
+
+def mean_losses(rows: pd.DataFrame, column: str) -> dict[float, float]:
+    """Value of `column` -> mean loss over the rows that have it, infinite where one diverged."""
+    values = losses(rows)
+    return dict(values.groupby(rows.loc[values.index, column]).mean().items())
+
+
+def counts(rows: pd.DataFrame, column: str) -> dict[float, int]:
+    """Value of `column` -> number of seeds behind its mean loss."""
+    values = losses(rows)
+    return dict(values.groupby(rows.loc[values.index, column]).count().items())

@@ -1,0 +1,137 @@
+"""The sweep files of Everett et al.: what they expand to, and that their runs train."""
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from nanolm_c4 import train
+from training.config import set_keys, validate
+from training.sweep import load_sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEPS = ROOT / "nanolm_c4" / "sweeps"
+FIGURES = sorted(path.stem for path in SWEEPS.glob("figure_*.yaml"))
+TABLE_3 = [128, 256, 512, 768, 1024, 1536, 2048, 2560, 3072, 4096, 6144, 8192, 12288, 16384]
+
+# Parameterisations x sizes x first rates (x settings); the sweeps then follow their optima.
+RUNS = {
+    # 4 parameterisations, 5 first rates, 14 sizes for 50,000 steps and 10 compute-optimal ones
+    "figure_11_sgd": 4 * 5 * (14 + 10),
+    "figure_12_adam": 4 * 5 * (14 + 10),
+    "figure_13_adafactor": 4 * 5 * (14 + 10),
+    # 4 parameterisations, 14 sizes, 4 settings, 3 first rates
+    "figure_2_adam": 4 * 14 * 4 * 3,
+    "figure_3_sgd": 4 * 14 * 4 * 3,
+    "figure_3_param_scaling": 4 * 14 * (5 + 3 * 3),
+    "figure_1_5_6_7_alignment": 4 * 3 * 3,  # parameterisations, sizes, optimisers
+    "figure_4_epsilon": 4 * 5 * 6 * 2,  # parameterisations, sizes, epsilons, constant or per layer
+    "figure_8_mitigations": 4 * 14 * 4 * 3,  # parameterisations, sizes, three cures and none, rates
+    "figure_9_weight_decay": 4 * 3 * (14 + 10),
+    "figure_10_adafactor": 4 * 11 * 4 * 3,  # sizes up to 4B parameters
+}
+
+
+@pytest.fixture(scope="module")
+def drafts(tmp_path_factory):
+    """Every sweep at both sizes, counted before anything has run."""
+    empty = tmp_path_factory.mktemp("results")
+    return {
+        (name, preset): load_sweep(SWEEPS / f"{name}.yaml", empty, preset, draft=True)
+        for name in FIGURES
+        for preset in (None, "laptop")
+    }
+
+
+def test_every_sweep_of_the_paper_is_there():
+    assert set(FIGURES) == set(RUNS)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_sweep_has_the_runs_that_the_paper_implies(drafts, name):
+    sweep = drafts[name, None]
+    assert len(sweep.points) == RUNS[name]
+    assert len({point.run for point in sweep.points}) == RUNS[name]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_paper_s_settings_stand_in_every_run(drafts, name):
+    for point in drafts[name, None].points:
+        config = point.config
+        assert config.model.width in TABLE_3
+        assert (config.model.layers, config.model.head_dim, config.model.context) == (8, 128, 512)
+        assert (config.model.vocab_size, config.training.batch_size) == (32101, 256)
+        assert (config.schedule.warmup_steps, config.prescription.base_width) == (1000, 1024)
+        assert config.training.steps >= 2000 and config.data.source == "c4"
+        decay = config.optimizer.weight_decay
+        assert decay == (1e-4 if name == "figure_9_weight_decay" else 0)
+
+
+def test_the_compute_optimal_horizon_is_twenty_tokens_per_non_embedding_parameter(drafts):
+    # Table 3's non-embedding counts times 20 over 256 x 512 tokens per step
+    counts = {256: 14_644_736, 1024: 134_076_416, 6144: 3_824_357_376}
+    points = drafts["figure_12_adam", None].points
+    for width, count in counts.items():
+        steps = {
+            p.config.training.steps
+            for p in points
+            if p.curve.endswith("compute_optimal") and p.config.model.width == width
+        }
+        assert steps == {round(Fraction(20 * count, 256 * 512))}
+    assert {p.config.training.steps for p in points if p.curve.endswith("fixed")} == {50_000}
+
+
+def test_epsilon_and_decay_are_the_papers(drafts):
+    mitigations = {
+        (p.curve, p.config.optimizer.name, p.config.optimizer.epsilon,
+         p.config.prescription.eps_per_layer)
+        for p in drafts["figure_8_mitigations", None].points
+    }
+    assert mitigations == {
+        ("default", "adam", 1e-9, False), ("small", "adam", 1e-15, False),
+        ("per_layer", "adam", 1e-12, True), ("atan2", "adam_atan2", 1e-9, False),
+    }
+    modes = {p.config.optimizer.decay_mode for p in drafts["figure_9_weight_decay", None].points}
+    assert modes == {"independent"}
+
+
+def test_laptop_runs_have_the_curves_of_the_papers(drafts):
+    for name in FIGURES:
+        ours, theirs = drafts[name, "laptop"].config.curves, drafts[name, None].config.curves
+        assert set(ours) - set(theirs) == ({"enlarged"} if "mitigations" in name else set())
+        assert not set(theirs) - set(ours)
+        for point in drafts[name, "laptop"].points:
+            assert point.config.model.width <= 128 and point.config.data.source == "embedded"
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A folder that the runs of this module tokenise into once."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def two_steps(config, cache, **more):
+    """A config cut to two steps of two rows of a small text."""
+    keys = {
+        "training.steps": 2, "training.batch_size": 2, "training.micro_batch_size": None,
+        "training.eval_samples": 2, "training.eval_batch_size": 2, "training.compile": False,
+        "training.precision": "fp32", "schedule.warmup_steps": 1, "data.source": "embedded",
+        "data.tokenizer": None, "data.max_train_tokens": 20_000,
+        "data.max_validation_tokens": 5_000, "data.cache_dir": str(cache), **more,
+    }
+    data = set_keys(config.model_dump(mode="json"), keys)
+    return validate(type(config), data, "test")
+
+
+@pytest.mark.parametrize("preset", [None, "laptop"])
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_first_run_of_a_sweep_takes_two_steps(drafts, cache, tmp_path, name, preset):
+    points = drafts[name, preset].points
+    smallest = min(point.config.model.width for point in points)
+    first = next(point for point in points if point.config.model.width == smallest)
+    # The paper's narrowest models keep their width, heads, vocabulary and prescription.
+    more = {} if preset else {"model.width": 128, "model.layers": 2, "model.context": 64}
+    summary = train.run(two_steps(first.config, cache, **more), tmp_path / "run")
+    assert (summary["status"], summary["step"]) == ("finished", 2)
+    if name == "figure_1_5_6_7_alignment":
+        assert len((tmp_path / "run" / "probes.jsonl").read_text().splitlines()) == 2
