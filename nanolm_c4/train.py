@@ -90,14 +90,21 @@ def print_plan(config: Config, as_json: bool) -> None:
 
 def build_task(config: Config):
     """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
+    import contextlib
+
+    import torch
+
     from nanolm_c4.data import collate, from_config
-    from training import processes
+    from training import processes, sharding
     from training.loop import Task
     from training.losses import IGNORE
 
     with processes.state().main_process_first():
         corpus = from_config(config.data)
-    model = build_model(config, vocab_size(config, corpus))
+    # A model that will be sharded takes no memory before it is.
+    sharded = sharding.requested() is not None
+    with torch.device("meta") if sharded else contextlib.nullcontext():
+        model = build_model(config, vocab_size(config, corpus))
     return Task(
         config=config,
         model=model,

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 
 import torch
@@ -76,16 +76,22 @@ class Plan:
         raise KeyError(name)
 
     @torch.no_grad()
-    def initialise(self, model: nn.Module, seed: int) -> None:
+    def initialise(
+        self,
+        model: nn.Module,
+        seed: int,
+        store: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
+    ) -> None:
         """Draws every tensor and sets the multipliers of its layer.
 
         Each tensor's values depend on (seed, name) alone, drawn in float32 on the CPU: the same on
         every device and in every precision, and untouched by tensors added elsewhere. Twice is the
-        same as once.
+        same as once. `store(parameter, values)` puts them where they belong; one of which a process
+        holds only a part keeps that part.
         """
         parameters = self._parameters(model)
         for row in self.rows:
-            _fill(parameters[row.name], row, seed)
+            _fill(parameters[row.name], row, seed, store)
         self.apply_multipliers(model)
 
     def apply_multipliers(self, model: nn.Module) -> None:
@@ -275,7 +281,12 @@ def _torch_decay(wd: float, lr: float, own_lr: float, decay_mode: str) -> float:
     return wd / own_lr if decay_mode == "independent" else wd * (lr / own_lr)
 
 
-def _fill(parameter: nn.Parameter, row: Row, seed: int) -> None:
+def _fill(
+    parameter: nn.Parameter,
+    row: Row,
+    seed: int,
+    store: Callable[[torch.Tensor, torch.Tensor], object],
+) -> None:
     if parameter.is_meta:
         raise PlanError(f"{row.name!r} is on the meta device and has no values to initialise")
     if row.init_distribution == CONSTANT:
@@ -289,7 +300,7 @@ def _fill(parameter: nn.Parameter, row: Row, seed: int) -> None:
     else:
         draw.normal_(generator=generator)
     # Scaled in the parameter's own precision, so that equivalent plans start from equal models.
-    parameter.copy_(draw.to(parameter.dtype).mul_(row.init_std).add_(row.init_mean))
+    store(parameter, draw.to(parameter.dtype).mul_(row.init_std).add_(row.init_mean))
 
 
 def _set_multiplier(layer: nn.Module, row: Row) -> None:

@@ -13,7 +13,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,16 +22,27 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import (
+    AutocastKwargs,
     DistributedDataParallelKwargs,
     gather_object,
     send_to_device,
     set_seed,
 )
 from torch import distributed, nn
-from torch.utils.data import DataLoader, Dataset, Subset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from param_groups import Plan
-from training import checkpoint, environment, optimizers, processes, runs, schedules, signals, state
+from training import (
+    checkpoint,
+    environment,
+    optimizers,
+    processes,
+    runs,
+    schedules,
+    sharding,
+    signals,
+    state,
+)
 from training.checkpoint import Checkpoint, Damaged
 from training.config import RunConfig
 from training.errors import RunError, UserError
@@ -42,10 +53,15 @@ from training.sampling import BatchIds, eval_ids
 
 Progress = Callable[[int, int, float], None]
 
+IDLE = (0,)  # the ids of a batch whose result does not count; told by identity
+
 
 @dataclass
 class Task:
     """What an experiment gives the loop.
+
+    The loop gives the model its values, so that its parameters may be on meta: a model that is to
+    be sharded then takes no memory before it is.
 
     `loss(model, batch)` is the summed loss of a batch in nats, `count(batch)` the number of
     targets it sums over (a tensor on the CPU). `collate` turns fetched samples into a batch;
@@ -142,20 +158,22 @@ class Loop:
         self.settings = task.config.training
         # accelerate keeps its state per process; runs of one worker may differ in precision.
         AcceleratorState._reset_state()
+        self.sharding = sharding.requested()
         self.accelerator = Accelerator(
             cpu=processes.ON_CPU,
             mixed_precision="bf16" if self.settings.precision == "bf16" else "no",
             dynamo_backend="inductor" if self.settings.compile else "no",
             # A process without evaluation samples would miss the exchange of buffers before the
             # first forward pass, and wait for ever. No model here trains its buffers.
-            kwargs_handlers=[DistributedDataParallelKwargs(broadcast_buffers=False)],
+            kwargs_handlers=[
+                DistributedDataParallelKwargs(broadcast_buffers=False),
+                # Kept for the whole forward pass, copies of sharded weights would be whole ones.
+                AutocastKwargs(cache_enabled=self.sharding is None),
+            ],
         )
         # For models that draw during training; accelerate adds the process index.
         set_seed(task.config.seed % 2**31, device_specific=True)
-        task.model.to(self.accelerator.device)
-        task.plan.initialise(task.model, task.config.seed)
-        self.torch_optimizer = build_optimizer(task)
-        self.model, self.optimizer = self.accelerator.prepare(task.model, self.torch_optimizer)
+        self._prepare()
         self.losses = Losses()
         self.evals: list[tuple[int, float]] = []
         self.started = time.perf_counter()
@@ -169,6 +187,22 @@ class Loop:
         self.control = None
         if self.accelerator.num_processes > 1:  # what is agreed on there does not wait for a GPU
             self.control = distributed.new_group(backend="gloo", timeout=processes.TIMEOUT)
+
+    def _prepare(self) -> None:
+        """Puts the model in place with its initial values, and builds its optimiser."""
+        task, device = self.task, self.accelerator.device
+        if self.sharding is not None:
+            sharding.shard(task.model, device, self.sharding)
+        sharding.allocate(task.model, device)
+        task.plan.initialise(task.model, task.config.seed, sharding.store)
+        self.torch_optimizer = build_optimizer(task)
+        if self.sharding is None:
+            self.model, self.optimizer = self.accelerator.prepare(task.model, self.torch_optimizer)
+        else:  # autocast and compilation are all that accelerate has to add
+            self.model, self.optimizer = task.model, self.torch_optimizer
+            self.model = self.accelerator.prepare_model(
+                task.model, device_placement=False, evaluation_mode=True
+            )
 
     def run(self) -> dict[str, Any]:
         """Trains to the end, to divergence or to a stop, and returns the summary."""
@@ -215,9 +249,9 @@ class Loop:
         for index, batch in enumerate(micro, start=1):
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
             more = index < len(micro)
-            with accelerator.no_sync(self.model) if more else contextlib.nullcontext():
+            with self._without_exchange() if more else contextlib.nullcontext():
                 loss_sum = self.task.loss(self.model, batch)
-                # DDP averages over processes; the loss is a mean over the targets of all of them.
+                # Gradients are averaged over processes, the loss over the targets of all of them.
                 accelerator.backward(loss_sum * (world / count))
             total += loss_sum.detach()
         norm = self._clip(want_norm)
@@ -225,6 +259,15 @@ class Loop:
         self.optimizer.zero_grad()
         self.losses.add(total, count)
         return norm
+
+    def _without_exchange(self) -> contextlib.AbstractContextManager:
+        """Leaves the gradients of a micro-batch in their process, for the last one to exchange.
+
+        Not of a sharded model: every process would then hold the gradient of all of it.
+        """
+        if self.sharding is not None:
+            return contextlib.nullcontext()
+        return self.accelerator.no_sync(self.model)
 
     def _update(self, step: int) -> None:
         """The optimiser's step, probed if it is time to."""
@@ -254,13 +297,16 @@ class Loop:
 
     def _clip(self, want_norm: bool) -> torch.Tensor | None:
         clip = self.task.config.optimizer.clip_norm
+        if clip is None and not want_norm:
+            return None
         parameters = list(self.model.parameters())
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.sharding is not None:
+            norm = norm.full_tensor()
         if clip is not None:
-            return self.accelerator.clip_grad_norm_(parameters, clip)
-        if want_norm:
-            gradients = [p.grad for p in parameters if p.grad is not None]
-            return torch.nn.utils.get_total_norm(gradients)
-        return None
+            torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+        return norm
 
     def factor(self, taken: int) -> float:
         """The schedule's factor for the step after `taken` steps."""
@@ -299,17 +345,34 @@ class Loop:
         """Mean loss per target over the evaluation samples, each counted once in all processes."""
         accelerator, task, settings = self.accelerator, self.task, self.settings
         size = min(len(task.eval_data), settings.eval_samples or len(task.eval_data))
-        own = eval_ids(size, accelerator.process_index, accelerator.num_processes)
-        loader = self._loader(Subset(task.eval_data, own), batch_size=settings.eval_batch_size)
+        batches = self._eval_batches(size)
+        loader = self._loader(task.eval_data, batch_sampler=batches)
         total = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
         self.model.eval()
-        for batch in loader:
+        for batch, ids in zip(loader, batches):
             count = task.count(batch).to(accelerator.device)
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
-            total += torch.stack([task.loss(self.model, batch), count]).double()
+            sums = torch.stack([task.loss(self.model, batch), count]).double()
+            if ids is not IDLE:
+                total += sums
         self.model.train()
+        if self.sharding is not None:
+            sharding.reshard(self.model)
         loss_sum, count = accelerator.reduce(total, reduction="sum").tolist()
         return loss_sum / count
+
+    def _eval_batches(self, size: int) -> list[Sequence[int]]:
+        """The ids of this process's evaluation batches; IDLE ones only keep the others company.
+
+        Every process takes part in each forward pass of a sharded model, with samples or without.
+        """
+        world, batch = self.accelerator.num_processes, self.settings.eval_batch_size
+        own = eval_ids(size, self.accelerator.process_index, world).tolist()
+        batches = [own[first : first + batch] for first in range(0, len(own), batch)]
+        if self.sharding is not None:
+            most = math.ceil(len(eval_ids(size, 0, world)) / batch)
+            batches += [IDLE] * (most - len(batches))
+        return batches
 
     @property
     def _micro_batches(self) -> int:
@@ -372,13 +435,14 @@ class Loop:
         losses, pending = self.losses.state(self.accelerator)
         random_states = gather_object([state.random_state(self.accelerator.device)])
         self.saved_at = time.monotonic()
-        if not self.accelerator.is_main_process:
-            return
         tensors = {
             **_under("model", state.model_tensors(self.task.model)),
             **_under("optimizer", state.optimizer_tensors(self.torch_optimizer)),
             **_under("pending", pending),
         }
+        tensors = sharding.gather(tensors, keep=self.accelerator.is_main_process)
+        if not self.accelerator.is_main_process:
+            return
         meta = {
             "config": runs.identity(self.task.config),
             "plan": self.task.plan.to_dict(),
@@ -541,5 +605,10 @@ def train(task: Task, run_dir: Path, progress: Progress | None = None) -> dict[s
         raise UserError(
             f"training.batch_size {task.config.training.batch_size} does not divide by "
             f"{world} processes; change one of them"
+        )
+    if task.config.training.probe_every and sharding.requested() is not None:
+        raise UserError(
+            "training.probe_every is not supported with sharding, where no process holds a whole "
+            "tensor: set it to 0, or launch without FSDP"
         )
     return Loop(task, run_dir, progress).run()

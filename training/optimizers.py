@@ -16,6 +16,9 @@ with lr the group's current rate, as in torch's AdamW, and differ in the directi
 m <- beta1 * m + (1 - beta1) * g and v <- beta2 * v + (1 - beta2) * g^2 start at 0, and the hat
 divides by 1 - beta^t, t = 1 at the first step. sgd and adam_atan2 have no eps. With eps = 0 the
 other three compute 0/0 = NaN where the gradient has been exactly zero since the first step.
+
+Of sharded parameters (see `sharding`) a process updates its part; what a rule asks of the whole
+tensor (an RMS, Adafactor's means, adam_atan2's largest gradient) is of the whole tensor there too.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from training import sharding
 from training.errors import UserError
 
 OPTIMIZERS = ("sgd", "adam", "adam_param_scaling", "adafactor", "adam_atan2")
@@ -160,8 +164,11 @@ def _param_name(group: Mapping[str, Any], position: int) -> str:
 def _choose_fused(name: str, groups: list[Group], fused: bool | None) -> bool:
     """Whether to run the fused kernel; param scaling drives it only where RMS needs no sync."""
     devices = {"adam": _FUSED_DEVICES, "adam_param_scaling": ("cpu",)}.get(name, ())
-    found = sorted({param.device.type for group in groups for param in group["params"]})
+    params = [param for group in groups for param in group["params"]]
+    found = sorted({param.device.type for param in params})
     supported = all(device in devices for device in found)
+    if name == "adam_param_scaling" and any(map(sharding.is_sharded, params)):
+        supported = False
     if fused and not supported:
         raise OptimizerError(
             f"fused=True: {name} has no fused kernel for parameters on {', '.join(found)}"
@@ -187,11 +194,14 @@ class _Decoupled(torch.optim.Optimizer):
             params = [param for param in group["params"] if param.grad is not None]
             if params:
                 self._refuse_sparse(group, index)
-                self._update(group, params, [param.grad for param in params])
+                self._update(group, params, _local(param.grad for param in params))
         return loss
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
-        """Decays and updates `params` in place."""
+        """Decays and updates `params`, or this process's part of them, in place.
+
+        Gradients and what `_buffers` returns are such parts; `params` are the keys to the state.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -218,7 +228,7 @@ class _Decoupled(torch.optim.Optimizer):
         for param in params:
             if key not in self.state[param]:
                 self.state[param][key] = torch.zeros_like(param)
-        return [self.state[param][key] for param in params]
+        return _local(self.state[param][key] for param in params)
 
 
 class SGD(_Decoupled):
@@ -233,7 +243,7 @@ class SGD(_Decoupled):
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         buffers = self._buffers(params, "momentum_buffer")
-        for _, theta, g, b in _blocks(self._steps(params), params, grads, buffers):
+        for _, theta, g, b in _blocks(self._steps(params), _local(params), grads, buffers):
             torch._foreach_mul_(b, group["momentum"])
             torch._foreach_add_(b, g)
             _decay(group, theta)
@@ -289,9 +299,10 @@ class AdamParamScaling(_Decoupled):
         below = torch._foreach_sqrt(second)
         torch._foreach_add_(below, [group["eps"] * root for root in roots])
         torch._foreach_div_(below, _param_scales(params))
-        _decay(group, params)
+        theta = _local(params)
+        _decay(group, theta)
         rates = [-group["lr"] * root / (1 - beta1**step) for root, step in zip(roots, steps)]
-        torch._foreach_addcdiv_(params, first, below, rates)
+        torch._foreach_addcdiv_(theta, first, below, rates)
 
 
 class Adafactor(_Decoupled):
@@ -333,14 +344,15 @@ class Adafactor(_Decoupled):
     ) -> Tensor:
         """g / sqrt(v) of one factored tensor; the names are those of the class's docstring."""
         square = grad.square().add_(eps)
-        row_mean, col_mean = square.mean(dim=j, keepdim=True), square.mean(dim=i, keepdim=True)
+        row_mean, col_mean = _mean(square, j, param), _mean(square, i, param)
         state = self.state[param]
         if "v_row" not in state:
-            state["v_row"] = torch.zeros_like(row_mean.squeeze(j))
-            state["v_col"] = torch.zeros_like(col_mean.squeeze(i))
-        row = state["v_row"].unsqueeze(j).lerp_(row_mean, 1 - decay)
-        col = state["v_col"].unsqueeze(i).lerp_(col_mean, 1 - decay)
-        row = (row / row.mean(dim=i, keepdim=True)).rsqrt_()
+            state["v_row"] = _zeros_without(j, param, row_mean)
+            state["v_col"] = _zeros_without(i, param, col_mean)
+        v_row, v_col = _local((state["v_row"], state["v_col"]))
+        row = v_row.unsqueeze(j).lerp_(row_mean, 1 - decay)
+        col = v_col.unsqueeze(i).lerp_(col_mean, 1 - decay)
+        row = (row / _mean(row, i, param)).rsqrt_()
         return torch.mul(grad, row, out=square).mul_(col.rsqrt())
 
     def _unfactored(
@@ -365,12 +377,13 @@ class Adafactor(_Decoupled):
     def _apply(group: Group, params: list[Tensor], directions: list[Tensor]) -> None:
         """Lines 3 (clipping) and 4; clip and parameter scale are one number per tensor."""
         scales = _param_scales(params)
-        clips = _rms(directions)
+        clips = _rms(directions, params)
         torch._foreach_div_(clips, ADAFACTOR_CLIP)
         torch._foreach_clamp_min_(clips, 1.0)
         torch._foreach_div_(scales, clips)
-        _decay(group, params)
-        torch._foreach_addcmul_(params, directions, scales, value=-group["lr"])
+        theta = _local(params)
+        _decay(group, theta)
+        torch._foreach_addcmul_(theta, directions, scales, value=-group["lr"])
 
 
 def factored_axes(shape: Sequence[int], min_dim: int = ADAFACTOR_MIN_DIM) -> tuple[int, int] | None:
@@ -382,6 +395,29 @@ def factored_axes(shape: Sequence[int], min_dim: int = ADAFACTOR_MIN_DIM) -> tup
         return None
     second, largest = sorted(range(len(shape)), key=lambda axis: shape[axis])[-2:]
     return (second, largest) if shape[second] >= min_dim else None
+
+
+def keeps_first_axis(key: str, shape: Sequence[int]) -> bool:
+    """Whether the state tensor `key` of a parameter of this shape has its first axis too."""
+    axes = factored_axes(shape)
+    lacks = {} if axes is None else {"v_row": axes[1], "v_col": axes[0]}
+    return lacks.get(key) != 0
+
+
+def _mean(values: Tensor, axis: int, owner: Tensor) -> Tensor:
+    """The mean over an axis of the whole tensor, of which `values` is this process's part."""
+    if axis != 0 or not sharding.is_sharded(owner):
+        return values.mean(dim=axis, keepdim=True)
+    return sharding.total(values.sum(dim=0, keepdim=True), owner).div_(owner.shape[0])
+
+
+def _zeros_without(axis: int, param: Tensor, like: Tensor) -> Tensor:
+    """The parameter's shape without one axis; `like` is this process's part, that axis being 1."""
+    zeros = torch.zeros_like(like.squeeze(axis))
+    if not sharding.is_sharded(param):
+        return zeros
+    shape = (*param.shape[:axis], *param.shape[axis + 1 :])
+    return sharding.wrap(zeros, param, shape, first_axis=axis != 0)
 
 
 class AdamAtan2(_Decoupled):
@@ -413,7 +449,7 @@ class AdamAtan2(_Decoupled):
         first, second = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_sq")
         scales = [self._gradient_scale(param) for param in params]
         numbers = list(zip(self._steps(params), scales))
-        for numbers, *block in _blocks(numbers, params, grads, first, second):
+        for numbers, *block in _blocks(numbers, _local(params), grads, first, second):
             steps, scales = map(list, zip(*numbers))
             params, grads, first, second = block
             if any(scale != 1 for scale in scales):
@@ -427,7 +463,8 @@ class AdamAtan2(_Decoupled):
         """The power of two on this parameter's gradients; 1 while they are all zero."""
         state = self.state[param]
         if "gradient_scale" not in state:
-            largest = param.grad.abs().max().item()
+            part = sharding.local(param.grad)
+            largest = sharding.largest(part.abs().max().item() if part.numel() else 0.0, param)
             if largest == 0 or not math.isfinite(largest):
                 return 1.0
             scale = _gradient_scale(largest, param.dtype)
@@ -554,8 +591,18 @@ def _decay(group: Group, params: list[Tensor]) -> None:
         torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
 
 
-def _rms(tensors: list[Tensor]) -> list[Tensor]:
-    """The root mean square of each tensor, on its device."""
+def _local(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """This process's parts of tensors that may be sharded."""
+    return [sharding.local(tensor) for tensor in tensors]
+
+
+def _rms(tensors: list[Tensor], owners: list[Tensor]) -> list[Tensor]:
+    """The root mean square of each tensor, on its device.
+
+    Where the parameters `owners` are sharded, of the whole tensors whose parts these are.
+    """
+    if sharding.is_sharded(owners[0]):
+        return _rms_of_parts(tensors, owners)
     if all(tensor.device.type == "cpu" for tensor in tensors):
         return [tensor.new_tensor(_rms_on_cpu(tensor)) for tensor in tensors]
     norms = list(torch._foreach_norm(tensors))
@@ -563,8 +610,24 @@ def _rms(tensors: list[Tensor]) -> list[Tensor]:
     return norms
 
 
+def _rms_of_parts(parts: list[Tensor], owners: list[Tensor]) -> list[Tensor]:
+    """The same from every process's sums of squares, added up at once and in float64."""
+    if parts[0].device.type == "cpu":
+        norms = torch.tensor([_norm_on_cpu(part) for part in parts], dtype=torch.float64)
+    else:
+        norms = torch.stack(torch._foreach_norm(parts, 2, dtype=torch.float64))
+    squares = sharding.total(norms.square(), owners[0])
+    sizes = squares.new_tensor([owner.numel() for owner in owners])
+    return list((squares / sizes).sqrt().to(parts[0].dtype).unbind())
+
+
 def _rms_on_cpu(tensor: Tensor) -> float:
-    """The root mean square, by the norms of rows that are short enough for single precision.
+    """The root mean square of a tensor."""
+    return _norm_on_cpu(tensor) / math.sqrt(max(tensor.numel(), 1))
+
+
+def _norm_on_cpu(tensor: Tensor) -> float:
+    """The L2 norm, by the norms of rows that are short enough for single precision.
 
     torch's norm adds up all of a float32 tensor in single precision, which costs 2e-3 of the
     result where 4 million entries are about equal.
@@ -574,13 +637,12 @@ def _rms_on_cpu(tensor: Tensor) -> float:
     flat = tensor.reshape(-1)
     even = flat.numel() // _NORM_ROW * _NORM_ROW
     rows = flat[:even].view(-1, _NORM_ROW).norm(dim=1).double()
-    norm = math.hypot(rows.norm().item(), flat[even:].norm().item())
-    return norm / math.sqrt(max(flat.numel(), 1))
+    return math.hypot(rows.norm().item(), flat[even:].norm().item())
 
 
 def _param_scales(params: list[Tensor]) -> list[Tensor]:
     """max(RMS(theta), 1e-3) of each parameter: a tensor that starts at zero must still move."""
-    scales = _rms(params)
+    scales = _rms(_local(params), params)
     torch._foreach_clamp_min_(scales, PARAM_SCALE_FLOOR)
     return scales
 

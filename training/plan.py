@@ -23,9 +23,11 @@ from types import ModuleType
 from typing import Any
 
 from param_groups.plan import align
-from training import checkpoint, runs, sweep
+from training import checkpoint, runs
 from training.config import Section, apply_preset, read_yaml
 from training.errors import UserError, one_line_errors
+from training.scheduler import Scheduler
+from training.sweep_file import Cell, Point, Sweep, load_sweep
 
 COST_FUNCTIONS = ("flops", "parameters", "tokens_per_step", "memory")
 
@@ -106,9 +108,9 @@ def read(
         if curves:
             raise UserError(f"{file}: a search has no curves; leave out --curves")
         return _read_search(file, preset, results)
-    grid = sweep.load_sweep(file, results, preset=preset, curves=curves, draft=True)
+    grid = load_sweep(file, results, preset=preset, curves=curves, draft=True)
     cost = _cost(file, grid.config.experiment)
-    reader = sweep.Scheduler(grid, looks=True)
+    reader = Scheduler(grid, looks=True)
     done = [run for run, s in reader.summaries.items() if s["status"] != "failed"]
     work = _work(file, preset, cost, grid.points, grid.folder, done)
     work.notes += [*grid.assumed, *(f"{run}: {why}" for run, why in reader.reasons.items())]
@@ -182,13 +184,13 @@ def _steps_taken(run_dir: Path) -> int | None:
     return int(saved[-1].name.rpartition("-")[2]) if saved else 0
 
 
-def _may_add(grid: sweep.Sweep, done: set[str], cost: ModuleType) -> dict[str, float]:
+def _may_add(grid: Sweep, done: set[str], cost: ModuleType) -> dict[str, float]:
     """The most that `extend` can still add, in cells that are not complete."""
     extend = grid.config.extend
     most: dict[str, float] = {"runs": 0, "flops": 0.0}
     if extend is None:
         return most
-    cells: dict[sweep.Cell, list[sweep.Point]] = {}
+    cells: dict[Cell, list[Point]] = {}
     for point in grid.points:
         cells.setdefault(point.cell(extend.key), []).append(point)
     for cell, points in cells.items():

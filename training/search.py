@@ -50,7 +50,7 @@ from training.config import (
 from training.errors import RunError, UserError, one_line_errors
 from training.files import is_locked, locked, write_text
 from training.signals import STOPPED
-from training.sweep import Values, flat, grid_values
+from training.sweep_file import Values, flat, grid_values
 from training.trials import Bounds, Journal, Trial, suggest
 from training.workers import RunBusy, RunFailed, RunStopped, RunUnusable, Worker
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from training import optimizers, sharding
 from training.checkpoint import Damaged
 
 
@@ -39,7 +40,7 @@ def check_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
 def load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Fills a model in place with tensors that `check_model` has passed."""
     for name, tensor in model_tensors(model).items():
-        tensor.copy_(saved[name])
+        sharding.store(tensor, saved[name])
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -69,15 +70,23 @@ def check_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
     """Gives an optimiser its state back, on its parameters' devices; its groups stay as planned."""
+    params = _named(optimizer)
     states: dict[str, dict[str, Tensor]] = {}
     for path, tensor in saved.items():
         name, _, key = path.rpartition("/")
-        # A copy: the tensors read from a file are views of it, and the file will be removed.
-        states.setdefault(name, {})[key] = tensor.clone()
-    order = list(_named(optimizer))
+        # Copies: the tensors read from a file are views of it, and the file will be removed.
+        states.setdefault(name, {})[key] = _own_state(key, tensor, params[name])
+    order = list(params)
     indexed = {order.index(name): state for name, state in states.items()}
     # torch's own loading knows which state lives where (a step count on the CPU, say).
     optimizer.load_state_dict({**optimizer.state_dict(), "state": indexed})
+
+
+def _own_state(key: str, saved: Tensor, param: Tensor) -> Tensor:
+    """A copy of saved state; of a sharded parameter this process's part, but for numbers."""
+    if saved.ndim == 0:
+        return saved.clone()
+    return sharding.cut(saved, param, optimizers.keeps_first_axis(key, param.shape))
 
 
 def _named(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

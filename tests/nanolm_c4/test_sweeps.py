@@ -7,7 +7,7 @@ import pytest
 
 from nanolm_c4 import train
 from training.config import set_keys, validate
-from training.sweep import load_sweep
+from training.sweep_file import load_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ROOT / "nanolm_c4" / "sweeps"

@@ -565,13 +565,13 @@ def test_the_parameter_scale_of_a_large_tensor_keeps_its_digits():
     values = torch.full((1 << 22,), 0.02)
     values[::3] = 0.03
     exact = values.double().square().mean().sqrt().item()
-    assert optimizers._rms([values])[0].item() == pytest.approx(exact, rel=5e-6)
+    assert optimizers._rms([values], [values])[0].item() == pytest.approx(exact, rel=5e-6)
     scattered = values.view(1 << 11, -1).t()
-    assert optimizers._rms([scattered])[0].item() == pytest.approx(exact, rel=5e-6)
+    assert optimizers._rms([scattered], [scattered])[0].item() == pytest.approx(exact, rel=5e-6)
     halves = values.bfloat16()
     exact = halves.double().square().mean().sqrt().item()
-    assert optimizers._rms([halves])[0].item() == pytest.approx(exact, rel=1e-2)
-    assert optimizers._rms([torch.zeros(0)])[0].item() == 0.0
+    assert optimizers._rms([halves], [halves])[0].item() == pytest.approx(exact, rel=1e-2)
+    assert optimizers._rms([torch.zeros(0)], [torch.zeros(0)])[0].item() == 0.0
 
 
 @pytest.mark.parametrize("name, fused", CASES)

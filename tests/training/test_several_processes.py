@@ -181,6 +181,9 @@ def test_the_config_files_are_for_eight_gpus_per_node():
     loaded = {path.stem: load_config_from_file(str(path))
               for path in (ROOT / "scripts/accelerate").glob("*.yaml")}  # fmt: skip
     sizes = {name: (file.num_machines, file.num_processes) for name, file in loaded.items()}
-    assert sizes == {"one_gpu": (1, 1), "one_node_8gpu": (1, 8), "several_nodes": (2, 16)}
+    assert sizes == {
+        "one_gpu": (1, 1), "one_node_8gpu": (1, 8), "one_node_8gpu_fsdp": (1, 8),
+        "several_nodes": (2, 16), "several_nodes_fsdp": (2, 16),
+    }  # fmt: skip
     # Precision is the experiment config's; a second place to set it would be one that is not read.
     assert {file.mixed_precision for file in loaded.values()} == {"no"}

@@ -14,7 +14,8 @@ import pytest
 from training import sweep as sweeps
 from training.errors import UserError
 from training.progress import estimate
-from training.sweep import Log2Range, grid_values, load_sweep, next_value
+from training.scheduler import next_value
+from training.sweep_file import Log2Range, grid_values, load_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,7 +13,9 @@ from training import tables
 from training.config import apply_preset
 from training.environment import commit
 from training.errors import UserError
-from training.sweep import Coverage, load_sweep, next_value, shifted
+from training.results import write_probes
+from training.scheduler import next_value
+from training.sweep_file import Coverage, load_sweep, shifted
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -287,7 +289,8 @@ def test_a_horizon_sets_steps_and_warmup_from_the_model(toy):
     }
     # 20 tokens x 10 width^2 parameters / (8 tokens x 2 samples)
     assert found == {
-        ("fixed", 4): (9, 0), ("fixed", 16): (9, 0), ("long", 4): (200, 20), ("long", 16): (3200, 320)
+        ("fixed", 4): (9, 0), ("fixed", 16): (9, 0),
+        ("long", 4): (200, 20), ("long", 16): (3200, 320),
     }
     rows = run(toy, toy / "s.yaml")
     assert {row["horizon"] for row in rows} == {"fixed", "20 tokens per parameter"}
@@ -390,7 +393,7 @@ def test_probes_become_one_table(toy):
         lines = [{"step": s, "layers": {"up": {"alignment": a}}} for s, a in ((1, 0.5), (2, None))]
         (folder / "probes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         summaries[point.run] = {"status": "finished"}
-    with open(sweeps.write_probes(sweep, summaries), newline="") as file:
+    with open(write_probes(sweep, summaries), newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * len(sweep.points)
     assert [rows[0][k] for k in ("step", "layer", "role", "fan_in", "alignment")] == [

@@ -1,0 +1,285 @@
+"""What a sharded run must be able to do, small; the tests launch it with two processes.
+
+    sharded_run.py check DIR                 parts, update rules, refusals
+    sharded_run.py train DIR                 the runs below, each into its folder
+    sharded_run.py run DIR [key=value ...]   one run, exit code as documented
+
+Tensors do not divide by two: 131 rows, 1 row, 1 entry. Widths are past Adafactor's 128.
+"""
+
+import math
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.utils.data import Dataset
+
+from param_groups import Everett, Role, Rule, plan
+from param_groups.layers import Embedding, LayerNorm, Linear
+from training import loop, optimizers, processes, runs, sharding, signals, state
+from training.config import RunConfig, parse_overrides, set_keys, validate
+from training.errors import UserError, one_line_errors
+from training.loop import Task
+from training.losses import linear_cross_entropy
+
+WIDTH, VOCAB, LENGTH = 130, 131, 5
+RULES = (
+    Rule("embedding.weight", Role.TOKEN_EMBEDDING),
+    Rule("blocks.*.up.weight", Role.MLP_IN),
+    Rule("blocks.*.down.weight", Role.MLP_OUT),
+    Rule("blocks.*.gain", Role.HIDDEN_BIAS),
+    Rule("*norm.weight", Role.NORM_SCALE),
+    Rule("readout.weight", Role.READOUT),
+)
+SETTINGS = {
+    "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 1e-3},
+    "schedule": {"warmup_steps": 2},
+    "training": {
+        "steps": 5, "batch_size": 8, "log_every": 1, "eval_every": 3, "eval_batch_size": 2,
+        "eval_samples": 5,
+    },
+    "checkpoint": {"every": 0, "minutes": None, "final": True},
+}  # fmt: skip
+# Five evaluation samples in batches of 2: two batches in the first process, one in the second.
+RUNS = {
+    **{name: [f"optimizer.name={name}"] for name in optimizers.OPTIMIZERS},
+    "sgd": ["optimizer.name=sgd", "optimizer.lr=0.3"],
+    "accumulated": ["training.micro_batch_size=1", "optimizer.clip_norm=0.05"],
+    "one_sample": ["training.eval_samples=1", "training.steps=2", "training.eval_every=1"],
+    "bf16": ["training.precision=bf16", "optimizer.name=sgd", "optimizer.lr=0.3"],
+    "tiny_gradients": ["optimizer.name=adam_atan2"],  # which scales them by a power of two
+}
+
+
+class Block(nn.Module):
+    """Two dense layers, a norm, and one number that scales what they add."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = LayerNorm(WIDTH)
+        self.up, self.down = Linear(WIDTH, 1), Linear(1, WIDTH)
+        self.gain, self.multiplier = nn.Parameter(torch.empty(1)), 1.0
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(self.norm(x)))) * (1 + self.gain * self.multiplier)
+
+
+class Model(nn.Module):
+    """Embedding, blocks, norm, readout; the summed cross-entropy of the next token."""
+
+    def __init__(self, scale=1.0, pause=0.0):
+        super().__init__()
+        self.embedding = Embedding(VOCAB, WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.norm = LayerNorm(WIDTH)
+        self.readout = Linear(WIDTH, VOCAB)
+        self.scale, self.pause = scale, pause
+
+    def forward(self, ids):
+        if self.pause:
+            time.sleep(self.pause)
+        x = self.embedding(ids[:, :-1])
+        for block in self.blocks:
+            x = block(x)
+        readout = self.readout  # whose weight is used without calling it
+        loss = linear_cross_entropy(
+            self.norm(x).flatten(0, 1), readout.weight, ids[:, 1:].flatten(), readout.multiplier
+        )
+        return loss * self.scale
+
+
+class Rows(Dataset):
+    """Rows of tokens."""
+
+    def __init__(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.ids = torch.randint(0, VOCAB, (23, LENGTH + 1), generator=generator)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        return self.ids[index]
+
+
+def build_task(overrides, meta=False, scale=1.0, pause=0.0):
+    config = validate(RunConfig, set_keys(SETTINGS, parse_overrides(overrides)), "sharded")
+    with torch.device("meta" if meta else "cpu"):
+        model = Model(scale, pause)
+    optimizer = config.optimizer
+    prescription = Everett("mup", WIDTH, WIDTH / 4, optimizer=optimizer.name)
+    return Task(
+        config=config,
+        model=model,
+        plan=plan(
+            model, RULES, prescription, lr=optimizer.lr, eps=optimizer.epsilon,
+            weight_decay=optimizer.weight_decay,
+        ),
+        train_data=Rows(1),
+        eval_data=Rows(2),
+        loss=lambda model, batch: model(batch),
+        # Rows count differently, so that a mean of the processes' means would show.
+        count=lambda batch: (batch[:, 0] % 3 + 1).sum(),
+    )  # fmt: skip
+
+
+def train(run_dir, overrides, stop_at=None, **more):
+    """Trains in this process, which asks itself to stop if told when; returns the summary."""
+    run = build_task(overrides, **more)
+
+    def progress(step, steps, loss):
+        print(f"step {step}", flush=True)
+        if step == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    run_dir.mkdir(parents=True, exist_ok=True)
+    return runs.train_once(
+        run_dir, run.config, run.plan, lambda: loop.train(run, run_dir, progress)
+    )
+
+
+def train_all(folder):
+    """Every one of `RUNS`, the model with or without memory when it is handed over."""
+    for index, (name, overrides) in enumerate(RUNS.items()):
+        scale = 1e-13 if name == "tiny_gradients" else 1.0
+        train(folder / name, overrides, scale=scale, meta=index % 2 == 0)
+
+
+def check_parts():
+    """No process holds more than its part of any tensor, and together they are what one draws."""
+    whole = build_task([])
+    whole.plan.initialise(whole.model, 3)
+    wanted = dict(whole.model.named_parameters())
+    world, rank = distributed.get_world_size(), distributed.get_rank()
+    for meta in (False, True):
+        task = build_task([], meta=meta)
+        sharding.shard(task.model, torch.device("cpu"), sharding.requested())
+        assert all(p.is_meta == meta for p in task.model.parameters())
+        sharding.allocate(task.model, torch.device("cpu"))
+        task.plan.initialise(task.model, 3, sharding.store)
+        assert [type(m).__name__ for m in task.model.modules() if hasattr(m, "unshard")] == [
+            "FSDPModel", "FSDPBlock", "FSDPBlock",
+        ]  # fmt: skip
+        for group in task.plan.groups(task.model):
+            for name, parameter in zip(group["param_names"], group["params"]):
+                assert group["lr"] == task.plan[name].lr
+                part = wanted[name].chunk(world)[rank : rank + 1] or [wanted[name][:0]]
+                assert torch.equal(sharding.local(parameter), part[0]), name
+                assert torch.equal(parameter.full_tensor(), wanted[name]), name
+                assert sharding.local(parameter).untyped_storage().nbytes() <= 4 * (
+                    math.ceil(len(parameter) / world) * parameter[0].numel()
+                )
+
+
+SHAPES = {
+    "tall": (131, 129), "wide": (129, 140), "stack": (3, 128, 130), "deep": (130, 2, 128),
+    "vector": (7,), "row": (1, 5), "number": (1,), "small": (3, 4),
+}  # fmt: skip
+
+
+def compare_optimizers():
+    """Each rule, seven steps: sharded tensors end where whole ones do, with their state."""
+    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    for name in optimizers.OPTIMIZERS:
+        ends = {}
+        for kind in ("whole", "sharded"):
+            tensors = build_tensors(mesh if kind == "sharded" else None)
+            ends[kind] = step_all(name, tensors)
+        assert ends["whole"].keys() == ends["sharded"].keys()
+        for path, wanted in ends["whole"].items():
+            got = ends["sharded"][path]
+            close = {"rtol": 1e-5, "atol": 2e-6 * wanted.abs().max().item()}
+            torch.testing.assert_close(
+                got, wanted, **close, msg=lambda found: f"{name} {path}: {found}"
+            )
+
+
+def build_tensors(mesh):
+    """Parameters of all shapes, their halves of different size, sharded over a mesh if given."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+    for name, shape in SHAPES.items():
+        values = torch.randn(shape, generator=generator) * 0.1
+        values[: (len(values) + 1) // 2] *= 20
+        tensors[name] = nn.Parameter(place(values, mesh))
+    return tensors
+
+
+def place(values, mesh):
+    if mesh is None:
+        return values
+    placements = [torch.distributed.tensor.Shard(0)]
+    return torch.distributed.tensor.distribute_tensor(values, mesh, placements)
+
+
+def step_all(name, tensors):
+    """Seven steps with gradients that differ between halves; saves and loads state on the way."""
+    groups = [{"params": list(tensors.values()), "param_names": list(tensors), "lr": 0.02,
+               "initial_lr": 0.02, "eps": 1e-9, "weight_decay": 0.1}]  # fmt: skip
+    optimizer = optimizers.build(name, groups)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(7):
+        for key, tensor in tensors.items():
+            gradient = torch.randn(SHAPES[key], generator=generator)
+            gradient[: (len(gradient) + 1) // 2] *= 1e-3
+            if key == "small":
+                gradient *= 1e-20 if step else 0.0  # adam_atan2's power of two
+            if key == "tall":
+                gradient[-1] *= 1e12
+            mesh = tensor.device_mesh if sharding.is_sharded(tensor) else None
+            tensor.grad = place(gradient, mesh)
+        optimizer.step()
+        if step == 3:
+            saved = sharding.gather(state.optimizer_tensors(optimizer), keep=True)
+            optimizer = optimizers.build(name, groups)
+            state.load_optimizer(optimizer, saved)
+    ends = {**tensors, **state.optimizer_tensors(optimizer)}
+    return {k: t.detach() for k, t in sharding.gather(ends, keep=True).items()}
+
+
+def expect_refusals(folder):
+    """Each refused with one clear line, in every process, before anything is trained."""
+    with pytest.raises(UserError, match="training.probe_every is not supported with sharding"):
+        train(folder / "probes", ["training.probe_every=2"])
+    task = build_task([])
+    task.model.scalar = nn.Parameter(torch.ones(()))
+    with pytest.raises(UserError, match=r"'scalar' is a scalar.*shape \(1,\)"):
+        sharding.shard(task.model, torch.device("cpu"), sharding.requested())
+    task = build_task([])
+    task.model.register_buffer("mask", torch.ones(3, device="meta"))
+    with pytest.raises(ValueError, match="buffer 'mask' is on the meta device"):
+        sharding.allocate(task.model, torch.device("cpu"))
+    for key, value, message in (
+        ("FSDP_VERSION", "1", "set fsdp_version: 2 in the launch config"),
+        ("FSDP_OFFLOAD_PARAMS", "true", "fsdp_offload_params is not supported: set it to false"),
+    ):
+        before = os.environ[key]
+        os.environ[key] = value
+        with pytest.raises(UserError, match=message):
+            sharding.requested()
+        os.environ[key] = before
+
+
+def main():
+    command, *rest = sys.argv[1:]
+    torch.set_num_threads(1)
+    processes.state()
+    with one_line_errors(OSError):
+        if command == "check":
+            check_parts()
+            compare_optimizers()
+            expect_refusals(Path(rest[0]))
+        elif command == "train":
+            train_all(Path(rest[0]))
+        elif train(Path(rest[0]), rest[1:], pause=0.05)["status"] == "stopped":
+            raise SystemExit(signals.STOPPED)
+
+
+if __name__ == "__main__":
+    main()

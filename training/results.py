@@ -1,0 +1,141 @@
+"""The tables that a sweep leaves: results.csv, probes.csv and the manifest of its runs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from training.files import write_json, write_text
+from training.sweep_file import Point, Sweep
+
+RESULT_COLUMNS = (
+    "status",
+    "step",
+    "steps",
+    "final_eval_loss",
+    "best_eval_loss",
+    "first_train_loss",
+    "final_train_loss",
+    "targets",
+    "parameters",
+)
+
+
+def columns(sweep: Sweep) -> list[str]:
+    """The config keys that the sweep sets or crosses: columns of its tables."""
+    config = sweep.config
+    sets = [config.set, *(curve.set for curve in config.curves.values())]
+    grids = [config.grid, *(curve.grid for curve in config.curves.values())]
+    return list(dict.fromkeys(key for part in (*sets, *grids) for key in part))
+
+
+def _place(sweep: Sweep, point: Point, keys: Sequence[str]) -> list[Any]:
+    """A point's curve, key columns, horizon and use of constants, as tables have them."""
+    curve = sweep.config.curves[point.curve]
+    values = {**sweep.settings(point.curve), **dict(point.values)}
+    horizon = curve.horizon.describe() if curve.horizon else "fixed"
+    return [point.curve, *(values.get(key) for key in keys), horizon, curve.constants]
+
+
+def write_results(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path:
+    """results.csv: one row per run that is done, by curve and rising grid values.
+
+    Rows of curves that were left out this time stay as they are.
+    """
+    keys = columns(sweep)
+    header = ["curve", *keys, "horizon", "constants", "seed", *RESULT_COLUMNS, "commit", "run"]
+    path = sweep.folder / "results.csv"
+    rows = _rows_of_others(sweep, path, header)
+    for point in sorted(sweep.points, key=_grid_order(sweep)):
+        summary = summaries.get(point.run)
+        if summary is not None:
+            results = [summary.get(column) for column in RESULT_COLUMNS]
+            commit = summary.get("environment", {}).get("commit")
+            place = _place(sweep, point, keys)
+            rows.append([*place, point.seed, *results, commit, point.run])
+    order = list(sweep.config.curves)
+    rows.sort(key=lambda row: order.index(row[0]))  # stable: within a curve, the grid's order
+    _write_csv(path, header, rows)
+    return path
+
+
+def _rows_of_others(sweep: Sweep, path: Path, header: list[str]) -> list[list[Any]]:
+    """Rows of an earlier table whose curves this launcher leaves out, if it is of this sweep."""
+    ours = {point.curve for point in sweep.points}
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            first, *rows = csv.reader(file)
+    except (OSError, ValueError):
+        return []
+    others = sweep.config.curves.keys() - ours
+    return [row for row in rows if row[0] in others] if first == header else []
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(rows)
+    write_text(path, text.getvalue())
+
+
+PROBE_COLUMNS = ("step", "layer", "role", "fan_in", "alignment")
+
+
+def write_probes(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path | None:
+    """probes.csv: log alignment ratio per run, step and dense layer; None if nothing was probed."""
+    keys, rows = columns(sweep), []
+    for point in sorted(sweep.points, key=_grid_order(sweep)):
+        if point.config.training.probe_every and point.run in summaries:
+            place = [*_place(sweep, point, keys), point.seed, point.run]
+            rows += [[*place, *row] for row in _alignment(sweep.folder / point.run)]
+    if not rows:
+        return None
+    path = sweep.folder / "probes.csv"
+    header = ["curve", *keys, "horizon", "constants", "seed", "run", *PROBE_COLUMNS]
+    _write_csv(path, header, rows)
+    return path
+
+
+def _alignment(run_dir: Path) -> list[list[Any]]:
+    """(step, layer, role, fan_in, alignment) of a run's probes."""
+    try:
+        with open(run_dir / "plan.json", encoding="utf-8") as file:
+            plan = {row["name"]: row for row in json.load(file)["rows"]}
+        with open(run_dir / "probes.jsonl", encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+    except FileNotFoundError:  # it failed before its first probe
+        return []
+    return [
+        [line["step"], layer, *_of_plan(plan, layer), measured["alignment"]]
+        for line in lines
+        for layer, measured in line["layers"].items()
+    ]
+
+
+def _of_plan(plan: Mapping[str, Mapping[str, Any]], layer: str) -> tuple[Any, Any]:
+    row = plan.get(f"{layer}.weight", {})
+    return row.get("role"), row.get("fan_in")
+
+
+def _grid_order(sweep: Sweep):
+    curves = list(sweep.config.curves)
+
+    def order(point: Point) -> tuple:
+        values = ((str(type(value)), value) for _, value in point.values)
+        return (curves.index(point.curve), *values, point.seed)
+
+    return order
+
+
+def write_manifest(sweep: Sweep) -> None:
+    """manifest.json: every run the sweep has asked for so far."""
+    entries = [
+        {"run": p.run, "curve": p.curve, "values": dict(p.values), "seed": p.seed}
+        for p in sweep.points
+    ]
+    write_json(sweep.folder / "manifest.json", entries)

@@ -1,0 +1,191 @@
+"""Training with parameters, gradients and optimiser state sharded over processes (FSDP2).
+
+Every tensor is cut along its first axis into one part per process, and is whole only while its
+unit (a block, or the rest of the model) computes. Torch calls such a tensor a DTensor; its name,
+and so its row in the plan, stay what they were. `accelerate launch` asks for it with a config
+file whose distributed_type is FSDP; everything else about the run is as with DDP.
+
+The model is cut here and not by accelerate, which would move the optimiser to new parameters and
+keeps the whole model in each process until then.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from accelerate.utils import FullyShardedDataParallelPlugin
+from torch import Tensor, distributed, nn
+from torch.utils.checkpoint import checkpoint
+
+from training import processes
+from training.errors import UserError
+
+# torch's modules for sharding are imported where they are needed: that takes a second, for which
+# a run that is not sharded need not wait.
+
+
+def requested() -> FullyShardedDataParallelPlugin | None:
+    """What the launcher's config says about FSDP; None for a run that is not sharded.
+
+    Raises UserError for what is not supported.
+    """
+    if os.environ.get("ACCELERATE_USE_FSDP", "false").lower() != "true":
+        return None
+    if processes.state().num_processes == 1:
+        raise UserError("a single process has nothing to shard: launch several, or without FSDP")
+    if os.environ.get("FSDP_VERSION", "1") != "2":
+        raise UserError("FSDP version 1 is not supported: set fsdp_version: 2 in the launch config")
+    for key in ("fsdp_offload_params", "fsdp_activation_checkpointing_offload"):
+        if os.environ.get(key.upper(), "false").lower() == "true":
+            raise UserError(
+                f"{key} is not supported: set it to false in the launch config, and use more GPUs"
+            )
+    return FullyShardedDataParallelPlugin()
+
+
+def shard(
+    model: nn.Module, device: torch.device, settings: FullyShardedDataParallelPlugin
+) -> None:
+    """Cuts a model in place, on the device or on meta: each unit first, then what is left.
+
+    Never more than one unit of a model on the CPU is whole on the device.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 0:
+            raise UserError(
+                f"{name!r} is a scalar, which cannot be sharded; give it shape (1,), or launch "
+                "without FSDP"
+            )
+    for unit in list(dict.fromkeys(units(model))):  # blocks may be used again
+        if settings.activation_checkpointing:
+            unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
+        fully_shard(unit, mesh=mesh, reshard_after_forward=settings.reshard_after_forward)
+    fully_shard(model, mesh=mesh)
+
+
+def units(model: nn.Module) -> Iterator[nn.Module]:
+    """The outermost members of the model's ModuleLists and Sequentials that hold parameters."""
+    for child in model.children():
+        if not isinstance(child, (nn.ModuleList, nn.Sequential)):
+            yield from units(child)
+            continue
+        for member in child:
+            if isinstance(member, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
+                yield from units(nn.ModuleList([member]))
+            elif any(True for _ in member.parameters()):
+                yield member
+
+
+def allocate(model: nn.Module, device: torch.device) -> None:
+    """Puts a model on the device; parameters on meta get memory there, and no values yet.
+
+    Raises ValueError for a buffer on meta: its values are lost, and no plan knows them.
+    """
+    for name, buffer in model.named_buffers():
+        if buffer.is_meta:
+            raise ValueError(f"buffer {name!r} is on the meta device and has no values")
+    for parameter in model.parameters():
+        if parameter.is_meta:
+            model.to_empty(device=device)
+            return
+    if not any(map(is_sharded, model.parameters())):  # else it is there
+        model.to(device)
+
+
+def reshard(model: nn.Module) -> None:
+    """Cuts again what a forward pass without a backward pass has left whole."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a process holds only a part of this tensor."""
+    return hasattr(tensor, "device_mesh")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's part, which shares its memory; possibly without rows. Else the tensor."""
+    return tensor.to_local() if is_sharded(tensor) else tensor
+
+
+@torch.no_grad()
+def store(target: Tensor, values: Tensor) -> None:
+    """Copies the values of a whole tensor into one that may be sharded."""
+    local(target).copy_(_part(values, target))
+
+
+@torch.no_grad()
+def cut(whole: Tensor, like: Tensor, first_axis: bool = True) -> Tensor:
+    """A copy of a whole tensor, sharded as `like` and on its device.
+
+    Without `first_axis` the tensor lacks the axis that is cut, and every process has all of it.
+    """
+    if not is_sharded(like):
+        return whole.clone()
+    part = _part(whole, like) if first_axis else whole
+    return wrap(part.to(like.device, copy=True), like, whole.shape, first_axis)
+
+
+def wrap(part: Tensor, like: Tensor, shape: Sequence[int], first_axis: bool) -> Tensor:
+    """Makes the parts that the processes hold one tensor of `shape`; see `cut`."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    return DTensor.from_local(
+        part,
+        like.device_mesh,
+        [Shard(0) if first_axis else Replicate()],
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=torch.empty(tuple(shape), device="meta").stride(),
+    )
+
+
+@torch.no_grad()
+def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
+    """Whole tensors, on the CPU where they were sharded; nothing without `keep`.
+
+    All processes call it, one tensor is whole on their devices at a time.
+    """
+    kept = {}
+    for name, tensor in tensors.items():
+        whole = tensor.full_tensor().cpu() if is_sharded(tensor) else tensor
+        if keep:
+            kept[name] = whole
+    return kept
+
+
+def total(values: Tensor, owner: Tensor) -> Tensor:
+    """The sum over the processes that share `owner`, in place; as it is if nobody does."""
+    if is_sharded(owner):
+        distributed.all_reduce(values, group=owner.device_mesh.get_group())
+    return values
+
+
+def largest(value: float, owner: Tensor) -> float:
+    """The largest value among the processes that share `owner`; infinite if one is NaN."""
+    if not is_sharded(owner):
+        return value
+    bound = torch.tensor(value, dtype=torch.float64, device=owner.device).nan_to_num(nan=torch.inf)
+    distributed.all_reduce(
+        bound, distributed.ReduceOp.MAX, group=owner.device_mesh.get_group()
+    )
+    return bound.item()
+
+
+def _part(whole: Tensor, like: Tensor) -> Tensor:
+    """The rows of a whole tensor that this process holds of `like`: cut as torch cuts."""
+    if not is_sharded(like):
+        return whole
+    parts = whole.chunk(like.device_mesh.size())
+    rank = like.device_mesh.get_local_rank()
+    return parts[rank] if rank < len(parts) else whole[:0]
