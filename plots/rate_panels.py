@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from plots.rate_sweeps import Exponent, RateSweep, loss_law
 
+LONGEST = 2.0  # octaves; error bars are cut there, or one that says nothing would hide the rest
 STAR = {"marker": "*", "ms": 10, "mec": "black", "mew": 0.5, "zorder": 5, "ls": ""}
 
 
@@ -18,7 +19,8 @@ def draw_rates(axis, sweeps: Mapping[int, RateSweep], colors: Mapping[int, tuple
         axis.plot(list(stable), list(stable.values()), "o-", ms=2.5, lw=1.1, color=colors[width])
         best = sweep.best
         if math.isfinite(best.error):
-            ends = [best.value * 2**-best.error, best.value * 2**best.error]
+            error = min(best.error, LONGEST)
+            ends = [best.value * 2**-error, best.value * 2**error]
             axis.plot(ends, [best.loss] * 2, "-", lw=2.2, color="black", alpha=0.6, zorder=4)
         face = colors[width] if best.inside else "white"
         axis.plot(best.value, best.loss, color=face, **STAR)
@@ -50,7 +52,7 @@ def draw_optima(axis, sweeps: Mapping[int, RateSweep], fit: Exponent, **look) ->
     label = look.pop("label", None)
     for width, sweep in sweeps.items():
         best = sweep.best
-        error = best.error if math.isfinite(best.error) else 0.0
+        error = min(best.error, LONGEST) if math.isfinite(best.error) else 0.0
         bars = [[best.value * (1 - 2**-error)], [best.value * (2**error - 1)]]
         face = "white" if best.at_edge else look["color"]
         axis.errorbar(width, best.value, yerr=bars, fmt=marker, ms=6, mfc=face, capsize=2, lw=1,

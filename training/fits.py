@@ -22,8 +22,9 @@ class Optimum:
     grid point itself and `loss` its loss. `inside` is False when the best point lies at an edge,
     next to a run that diverged, or has no curvature: then `value` is the grid point. `at_edge`
     says that it is the first or last value tried, so that the true optimum may lie beyond.
-    `error` is the standard error of log2 `value`, in octaves (NaN: unknown), `n` the number of
-    points in the parabola (0 without one).
+    `error` is the standard error of log2 `value`, in octaves (NaN: unknown); next to a run that
+    diverged it is the grid's resolution, its step over sqrt(12). `n` is the number of points in
+    the parabola (0 without one).
     """
 
     value: float
@@ -50,14 +51,22 @@ def optimum(
     best = best_grid_value(losses)
     at_edge = best in (values[0], values[-1])
     near = _neighbours(losses, values, best) if window is None else _around(losses, best, window)
+    if not at_edge and not near[0] < best < near[-1]:
+        return Optimum(best, best, losses[best], False, error=_resolution(values, best))
     vertex = None
-    if near[0] < best < near[-1]:
+    if not at_edge:
         x = np.log2(near) - math.log2(best)
         vertex = _vertex(x, np.array([losses[value] for value in near]), noise)
     if vertex is None:
         return Optimum(best, best, losses[best], False, at_edge)
     place, error = vertex
     return Optimum(best * 2.0**place, best, losses[best], True, at_edge, error, len(near))
+
+
+def _resolution(values: Sequence[float], best: float) -> float:
+    """Standard deviation, in octaves, of a value that may be anywhere in a grid point's cell."""
+    index = values.index(best)
+    return math.log2(values[index + 1] / values[index - 1]) / 2 / math.sqrt(12)
 
 
 def _neighbours(

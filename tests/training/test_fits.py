@@ -145,13 +145,11 @@ def test_unstable_rates_do_not_bend_the_parabola():
     [
         ({1.0: 3.0, 2.0: 3.1, 4.0: 3.4}, 1.0, True),
         ({1.0: 3.4, 2.0: 3.1, 4.0: 3.0}, 4.0, True),
-        ({1.0: 3.4, 2.0: 3.1, 4.0: 3.0, 8.0: 4.0}, 4.0, False),  # the next rate is unstable
-        ({1.0: math.nan, 2.0: 3.0, 4.0: 3.1, 8.0: 3.3}, 2.0, False),  # the one before diverged
         ({1.0: 3.2, 2.0: 3.0, 4.0: math.nan, 8.0: 2.9}, 8.0, True),
         ({2.0: 3.0}, 2.0, True),
     ],
 )
-def test_without_a_parabola_the_grid_point_and_no_error_are_reported(losses, value, at_edge):
+def test_at_an_edge_the_grid_point_and_no_error_are_reported(losses, value, at_edge):
     best = optimum(losses, WINDOW, noise=0.01)
     assert (best.value, best.inside, best.at_edge, best.n) == (value, False, at_edge, 0)
     assert math.isnan(best.error)
@@ -252,3 +250,17 @@ def test_too_few_sizes_and_diverged_ones_have_no_floor():
         irreducible_power_law([1, 2, 4, 4], [5, 4, 3.5, 3.4])
     with pytest.raises(ValueError, match="must be finite"):
         irreducible_power_law([1, 2, 4, 8], [5, 4, 3, math.inf])
+
+
+@pytest.mark.parametrize(
+    ("losses", "value"),
+    [
+        ({1.0: 3.4, 2.0: 3.1, 4.0: 3.0, 8.0: 4.0}, 4.0),  # the next rate is unstable
+        ({1.0: math.nan, 2.0: 3.0, 4.0: 3.1, 8.0: 3.3}, 2.0),  # the one before diverged
+        ({1.0: 3.2, 2.0: 3.0, 4.0: math.inf}, 2.0),
+    ],
+)
+def test_next_to_a_run_that_is_lost_the_error_is_the_grid_s_resolution(losses, value):
+    best = optimum(losses, WINDOW, noise=0.01)
+    assert (best.value, best.inside, best.at_edge, best.n) == (value, False, False, 0)
+    assert best.error == pytest.approx(1 / math.sqrt(12))
