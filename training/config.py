@@ -37,6 +37,11 @@ class Section(BaseModel):
 SectionType = TypeVar("SectionType", bound=Section)
 
 
+def default_epsilon(optimizer: str) -> float:
+    """Everett et al., App. C; Adafactor adds it to g^2."""
+    return 1e-30 if optimizer == "adafactor" else 1e-9
+
+
 class OptimizerConfig(Section):
     """The update rule and its global numbers; the plan derives every tensor's own."""
 
@@ -63,10 +68,8 @@ class OptimizerConfig(Section):
 
     @property
     def epsilon(self) -> float:
-        """`eps`, or the optimiser's own: Everett et al., App. C (Adafactor adds it to g^2)."""
-        if self.eps is not None:
-            return self.eps
-        return 1e-30 if self.name == "adafactor" else 1e-9
+        """`eps`, or the optimiser's own."""
+        return default_epsilon(self.name) if self.eps is None else self.eps
 
 
 class ScheduleConfig(Section):

@@ -89,8 +89,10 @@ os.register_at_fork(after_in_child=_forget_locks)
 
 
 @contextmanager
-def locked(folder: Path, what: str) -> Iterator[None]:
-    """Holds a folder for this process; Busy if another one holds it, on any machine.
+def locked(folder: Path, what: str, patience: float = LOCK_SECONDS) -> Iterator[None]:
+    """Holds a folder for this process; Busy if another one does for `patience` seconds.
+
+    It may be on another machine.
 
     The lock goes with the process, however it ends. Raises UserError where the file system has no
     locks: two processes would then write the same files.
@@ -100,7 +102,7 @@ def locked(folder: Path, what: str) -> Iterator[None]:
         file = open_plain(folder / ".lock", "a")
     _held.append(file)
     try:
-        _lock(file, folder, what)
+        _lock(file, folder, what, patience)
         yield
     finally:
         if file in _held:
@@ -108,8 +110,8 @@ def locked(folder: Path, what: str) -> Iterator[None]:
         file.close()
 
 
-def _lock(file: IO, folder: Path, what: str) -> None:
-    end = time.monotonic() + LOCK_SECONDS
+def _lock(file: IO, folder: Path, what: str, patience: float) -> None:
+    end = time.monotonic() + patience
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

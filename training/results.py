@@ -1,4 +1,8 @@
-"""The tables that a sweep leaves: results.csv, probes.csv and the manifest of its runs."""
+"""The tables that a sweep leaves: results.csv, probes.csv and the manifest of its runs.
+
+A launcher of some curves keeps what the tables say of the others; a lock on the sweep's folder
+keeps two launchers from overwriting each other's rows.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from training.files import write_json, write_text
+from training.files import locked, write_json, write_text
 from training.sweep_file import Point, Sweep
+from training.tables import read_manifest
+
+TABLE_SECONDS = 60.0  # another launcher writes a table in far less
 
 RESULT_COLUMNS = (
     "status",
@@ -49,7 +56,7 @@ def write_results(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path
     keys = columns(sweep)
     header = ["curve", *keys, "horizon", "constants", "seed", *RESULT_COLUMNS, "commit", "run"]
     path = sweep.folder / "results.csv"
-    rows = _rows_of_others(sweep, path, header)
+    rows = []
     for point in sorted(sweep.points, key=_grid_order(sweep)):
         summary = summaries.get(point.run)
         if summary is not None:
@@ -57,9 +64,7 @@ def write_results(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path
             commit = summary.get("environment", {}).get("commit")
             place = _place(sweep, point, keys)
             rows.append([*place, point.seed, *results, commit, point.run])
-    order = list(sweep.config.curves)
-    rows.sort(key=lambda row: order.index(row[0]))  # stable: within a curve, the grid's order
-    _write_csv(path, header, rows)
+    _write_csv(sweep, path, header, rows)
     return path
 
 
@@ -75,12 +80,19 @@ def _rows_of_others(sweep: Sweep, path: Path, header: list[str]) -> list[list[An
     return [row for row in rows if row[0] in others] if first == header else []
 
 
-def _write_csv(path: Path, header: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+def _write_csv(
+    sweep: Sweep, path: Path, header: list[str], rows: Iterable[Sequence[Any]]
+) -> None:
+    """Writes a table of this launcher's rows and those of the curves that it leaves out."""
+    order = list(sweep.config.curves)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
+    with locked(sweep.folder, "sweep's tables", TABLE_SECONDS):
+        whole = [*_rows_of_others(sweep, path, header), *rows]
+        # Stable: within a curve, the grid's order.
+        writer.writerows(sorted(whole, key=lambda row: order.index(row[0])))
+        write_text(path, text.getvalue())
 
 
 PROBE_COLUMNS = ("step", "layer", "role", "fan_in", "alignment")
@@ -97,7 +109,7 @@ def write_probes(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path 
         return None
     path = sweep.folder / "probes.csv"
     header = ["curve", *keys, "horizon", "constants", "seed", "run", *PROBE_COLUMNS]
-    _write_csv(path, header, rows)
+    _write_csv(sweep, path, header, rows)
     return path
 
 
@@ -138,4 +150,8 @@ def write_manifest(sweep: Sweep) -> None:
         {"run": p.run, "curve": p.curve, "values": dict(p.values), "seed": p.seed}
         for p in sweep.points
     ]
-    write_json(sweep.folder / "manifest.json", entries)
+    path = sweep.folder / "manifest.json"
+    others = sweep.config.curves.keys() - {point.curve for point in sweep.points}
+    with locked(sweep.folder, "sweep's tables", TABLE_SECONDS):
+        kept = [entry for entry in read_manifest(path) if entry["curve"] in others]
+        write_json(path, [*kept, *entries])

@@ -20,7 +20,7 @@ from typing import Any
 
 from param_groups.plan import Plan, PlanError, dumps
 from training import checkpoint, processes
-from training.config import RunConfig, Section, read_yaml, to_yaml
+from training.config import RunConfig, Section, default_epsilon, read_yaml, to_yaml
 from training.errors import RunError
 from training.files import locked, write_text
 
@@ -29,7 +29,17 @@ RESULTS = Path("results")
 
 def identity(config: Section) -> dict[str, Any]:
     """The resolved config as JSON types, without `checkpoint`, which changes no result."""
-    return config.model_dump(mode="json", exclude={"checkpoint"})
+    return _resolved(config.model_dump(mode="json"))
+
+
+def _resolved(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides a run's result: an optimiser's own epsilon is the same, said or unsaid."""
+    kept = {key: value for key, value in data.items() if key != "checkpoint"}
+    optimizer = kept.get("optimizer")
+    if isinstance(optimizer, Mapping) and optimizer.get("eps", 0) is None:
+        eps = default_epsilon(optimizer["name"])
+        kept["optimizer"] = {**optimizer, "eps": eps}
+    return kept
 
 
 def run_id(config: Section, label: str = "run") -> str:
@@ -73,7 +83,7 @@ def refuse_differences(
 ) -> None:
     """Raises RunError, with the differences, unless `where` was made by this config and plan."""
     ours = identity(config)
-    theirs = {key: value for key, value in saved.items() if key != "checkpoint"}
+    theirs = _resolved(saved)
     if changed := _differences(theirs, ours):
         raise RunError(
             f"{where} holds a run of another config ({_few(changed)}); "

@@ -275,6 +275,9 @@ class Scheduler:
         if losses:  # empty if every run failed
             self._add(target, min(losses, key=lambda value: losses[value]))
 
+    def _remark(self, note: str) -> None:
+        self.notes += [] if note in self.notes else [note]
+
     def _add(self, cell: Cell, value: float) -> bool:
         """Adds a cell's points at one value; False if it has them already."""
         curve, values = cell
@@ -299,10 +302,10 @@ class Scheduler:
                 return True
             if self.sweep.added.get(cell, 0) == extend.points:
                 note = f"{extend.points} values of {extend.key} added, and more are needed"
-                note = f"{cell_name(cell)}: {note}"
-                self.notes += [] if note in self.notes else [note]
+                self._remark(f"{cell_name(cell)}: {note}")
                 return True
             if not self._add(cell, value):  # it is there, but failed
+                self._remark(f"{cell_name(cell)}: {extend.key} {value:g} failed, and it is needed")
                 return True
             self.sweep.added[cell] = self.sweep.added.get(cell, 0) + 1
         return True
@@ -338,7 +341,7 @@ def _take_over(source: Path, target: Path | None) -> dict[str, Any] | None:
         return None
     if target is None:
         return summary
-    if target.exists() and any(not entry.name.startswith(".") for entry in target.iterdir()):
+    if target.exists() and any(target.iterdir()):
         return None
     aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     aside.mkdir(parents=True)
@@ -346,9 +349,7 @@ def _take_over(source: Path, target: Path | None) -> dict[str, Any] | None:
         for name in _RESULT_FILES:
             if (source / name).exists():
                 shutil.copyfile(source / name, aside / name)
-        if target.exists():  # an empty one, made by a worker that found nothing to do
-            return None
-        aside.rename(target)
+        aside.rename(target)  # over an empty folder at most; otherwise OSError
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return summary

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
-import importlib
 import io
 import json
 import math
@@ -50,9 +49,9 @@ from training.config import (
 from training.errors import RunError, UserError, one_line_errors
 from training.files import is_locked, locked, write_text
 from training.signals import STOPPED
-from training.sweep_file import Values, flat, grid_values
+from training.sweep_file import Values, flat, grid_values, import_experiment
 from training.trials import Bounds, Journal, Trial, suggest
-from training.workers import RunBusy, RunFailed, RunStopped, RunUnusable, Worker
+from training.workers import Worker
 
 POLL_SECONDS = 2.0  # between looks at trials that other launchers hold
 RATE = "optimizer.lr"
@@ -317,13 +316,7 @@ def load_search(
 ) -> Search:
     """A search file, its experiment and its studies; UserError for anything that cannot run."""
     config = validate(SearchConfig, apply_preset(read_yaml(path), preset, str(path)), str(path))
-    try:
-        experiment = importlib.import_module(f"{config.experiment}.train")
-    except ModuleNotFoundError:
-        raise UserError(
-            f"{path}: experiment {config.experiment!r} has no train.py here; run from the "
-            "repository's root and give the folder's name"
-        ) from None
+    experiment = import_experiment(path, config.experiment)
     base = read_yaml(path.parent / config.config)
     folder = tables.folder_of(path, results, preset)
     return Search(config, path, preset, experiment, base, folder, results, draft)
@@ -437,8 +430,9 @@ class Scheduler:
         folder = self._run_dir(task) / "claim"
         if is_locked(folder):
             return False
-        self.claims[task.run] = claim = ExitStack()
+        claim = ExitStack()
         claim.enter_context(locked(folder, "trial"))
+        self.claims[task.run] = claim
         return True
 
     def _release(self, task: Task) -> None:
@@ -653,30 +647,6 @@ def _write_trials(search: Search, rows: Sequence[Sequence[Any]]) -> Path:
     return path
 
 
-def _serve(scheduler: Scheduler, worker: Worker) -> None:
-    """One thread: a worker process and the trials it runs."""
-    search = scheduler.search
-    try:
-        while (task := scheduler.take()) is not None:
-            config, run_dir = task.config.model_dump(mode="json"), search.folder / task.run
-            try:
-                summary = worker.run(search.config.experiment, config, run_dir, lambda *_: None)
-                scheduler.finish(task, summary)
-            except (RunBusy, RunStopped):
-                scheduler.put_back(task)
-            except RunUnusable as problem:
-                scheduler.give_up(task, str(problem))
-            except RunFailed as failure:
-                if scheduler.stopped:
-                    return
-                print(f"{task.run}: {failure}", file=sys.stderr, flush=True)
-                scheduler.fail(task, str(failure))
-    except Exception as error:  # a thread's own end would leave the others waiting for ever
-        scheduler.stop(error)
-    finally:
-        worker.close()
-
-
 def run_search(search: Search, count: int, threads: int) -> Scheduler:
     """Runs what is left of a search in `count` workers.
 
@@ -684,22 +654,19 @@ def run_search(search: Search, count: int, threads: int) -> Scheduler:
     (at once when interrupted again), and whatever ended a worker's thread.
     """
     scheduler = Scheduler(search)
+
+    def serve(index: int, worker: Worker) -> None:
+        """One thread: a worker process and the trials it runs."""
+        while (task := scheduler.take()) is not None:
+            workers.attempt(worker, scheduler, task, search, lambda *_: None, _say)
+
     crew = workers.crew(count, threads) if scheduler.unsettled() else []
-    ends = workers.in_threads(_serve, [(scheduler, worker) for worker in crew])
-    try:
-        for end in ends:
-            end.wait()
-    except KeyboardInterrupt:
-        scheduler.stop()
-        workers.let_save(crew, ends)
-        raise
-    finally:  # no worker outlives the launcher
-        scheduler.stop()
-        for worker in crew:
-            worker.close()
-    if scheduler.error:
-        raise scheduler.error
+    workers.run_all(crew, scheduler, serve)
     return scheduler
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def dry_run(search: Search) -> str:

@@ -17,6 +17,7 @@ the alignment of every dense layer where runs were probed.
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
 import signal
 import sys
@@ -31,40 +32,6 @@ from training.results import write_manifest, write_probes, write_results
 from training.scheduler import Scheduler, cell_name
 from training.signals import STOPPED
 from training.sweep_file import Sweep, load_sweep
-from training.workers import RunBusy, RunFailed, RunStopped, RunUnusable
-
-
-def _serve(index: int, scheduler: Scheduler, board: Board, worker: workers.Worker) -> None:
-    """One thread: a worker process and the points it runs."""
-    sweep = scheduler.sweep
-    try:
-        while (point := scheduler.take()) is not None:
-            board.start(index, point)
-            try:
-                summary = worker.run(
-                    sweep.config.experiment,
-                    point.config.model_dump(mode="json"),
-                    sweep.folder / point.run,
-                    lambda step, steps, loss: board.step(index, step, steps, loss),
-                )
-                scheduler.finish(point, summary)
-            except (RunBusy, RunStopped):
-                scheduler.put_back(point)
-            except RunUnusable as problem:
-                scheduler.give_up(point, str(problem))
-            except RunFailed as failure:
-                if scheduler.stopped:
-                    return
-                scheduler.fail(point, str(failure))
-                board.note(f"{point.run}: {failure}")
-            with scheduler.condition:
-                write_manifest(sweep)
-                write_results(sweep, scheduler.summaries)
-            board.done(index, point, scheduler)
-    except Exception as error:  # a thread's own end would leave the others waiting for ever
-        scheduler.stop(error)
-    finally:
-        worker.close()
 
 
 def run_sweep(
@@ -78,23 +45,23 @@ def run_sweep(
     scheduler = Scheduler(sweep)
     write_manifest(sweep)
     board = Board(scheduler, sweep.experiment.flops)
+
+    def serve(index: int, worker: workers.Worker) -> None:
+        """One thread: a worker process and the points it runs."""
+        while (point := scheduler.take()) is not None:
+            board.start(index, point)
+            progress = functools.partial(board.step, index)
+            workers.attempt(worker, scheduler, point, sweep, progress, board.note)
+            with scheduler.condition:
+                write_manifest(sweep)
+                write_results(sweep, scheduler.summaries)
+            board.done(index, point, scheduler)
+
     crew = workers.crew(count, threads, launch) if scheduler.waiting() else []
-    calls = [(index, scheduler, board, worker) for index, worker in enumerate(crew)]
-    ends = workers.in_threads(_serve, calls)
     try:
-        for end in ends:
-            end.wait()
-    except KeyboardInterrupt:
-        scheduler.stop()
-        workers.let_save(crew, ends)
-        raise
-    finally:  # no worker outlives the launcher
-        scheduler.stop()
-        for worker in crew:
-            worker.close()
+        workers.run_all(crew, scheduler, serve)
+    finally:
         board.close()
-    if scheduler.error:
-        raise scheduler.error
     write_manifest(sweep)
     write_results(sweep, scheduler.summaries)
     write_probes(sweep, scheduler.summaries)

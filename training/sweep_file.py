@@ -376,6 +376,19 @@ def _applies(rule: MoreSeeds | Adjust, values: Mapping[str, Any]) -> bool:
     return all(values.get(key) in wanted for key, wanted in rule.where.items())
 
 
+def import_experiment(path: Path, name: str) -> ModuleType:
+    """The `train` module of the experiment that a file names; UserError if there is none."""
+    try:
+        return importlib.import_module(f"{name}.train")
+    except ModuleNotFoundError as error:
+        if error.name not in (name, f"{name}.train"):
+            raise
+        raise UserError(
+            f"{path}: experiment {name!r} has no train.py here; run from the repository's root and "
+            "give the folder's name"
+        ) from None
+
+
 def load_sweep(
     path: Path,
     results: Path = runs.RESULTS,
@@ -390,13 +403,7 @@ def load_sweep(
     """
     data = apply_preset(read_yaml(path), preset, str(path))
     config = validate(SweepConfig, data, str(path))
-    try:
-        experiment = importlib.import_module(f"{config.experiment}.train")
-    except ModuleNotFoundError:
-        raise UserError(
-            f"{path}: experiment {config.experiment!r} has no train.py here; run from the "
-            "repository's root and give the folder's name"
-        ) from None
+    experiment = import_experiment(path, config.experiment)
     base = read_yaml(path.parent / config.config)
     folder = tables.folder_of(path, results, preset)
     sweep = Sweep(config, path, experiment, base, folder, results, preset, draft)

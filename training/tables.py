@@ -7,6 +7,7 @@ says where each of its numbers comes from.
 from __future__ import annotations
 
 import csv
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,11 +72,45 @@ def best(
         if row["status"] != "failed":
             loss = float(row["final_eval_loss"] or math.inf)
             losses.setdefault(float(row[key]), []).append(loss)
+    _refuse_unfinished(table, fitting, {row.get("run", "") for row in rows}, key, command)
     means = {value: sum(seeds) / len(seeds) for value, seeds in losses.items()}
     chosen = min(means, key=lambda value: (means[value], value), default=None)
     if chosen is None or math.isinf(means[chosen]):
         raise Missing(f"{table}: no run with {_words(wanted)} that ended well; finish {command}")
     return chosen
+
+
+def _refuse_unfinished(
+    table: Path, rows: Sequence[Mapping[str, str]], done: set[str], key: str, command: str
+) -> None:
+    """Raises Missing if the cells of these rows have runs to come: the best may be among them.
+
+    A sweep notes in its manifest what a result asks for before the result is in its table.
+    """
+    entries = [e for e in read_manifest(table.parent / "manifest.json") if e["run"] not in done]
+    to_come = [entry["run"] for entry in entries if any(_in_cell(entry, row, key) for row in rows)]
+    if to_come:
+        raise Missing(
+            f"{table}: not complete, {len(to_come)} of the runs that this sweep starts around are "
+            f"to come ({to_come[0]}); finish {command}"
+        )
+
+
+def _in_cell(entry: Mapping[str, Any], row: Mapping[str, str], key: str) -> bool:
+    """Whether a run of the manifest differs from a row of the table in `key` and seed at most."""
+    values = {name: value for name, value in entry["values"].items() if name != key}
+    return entry["curve"] == row["curve"] and all(
+        _same(row.get(name, ""), value) for name, value in values.items()
+    )
+
+
+def read_manifest(path: Path) -> list[dict[str, Any]]:
+    """The runs of a sweep as far as it was asked for; none where there is no manifest."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        return [entry for entry in entries if {"run", "curve", "values"} <= entry.keys()]
+    except (OSError, ValueError, AttributeError, TypeError):
+        return []
 
 
 def _command(module: str, source: Path, preset: str | None) -> str:

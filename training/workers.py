@@ -25,7 +25,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from training import allocator, signals
 from training.errors import RunError, UserError, is_users
@@ -206,6 +206,88 @@ def crew(workers: int, threads: int, launch: Sequence[str] = ()) -> list[Worker]
     return [LaunchedWorker(own, launch) if launch else Worker(own) for own in settings]
 
 
+class Scheduler(Protocol):
+    """What hands out runs and takes their results: a sweep's, or a search's."""
+
+    stopped: bool
+    error: Exception | None
+
+    def finish(self, task: Any, summary: dict[str, Any]) -> None:
+        """A run is done."""
+
+    def put_back(self, task: Any) -> None:
+        """A run is held by another launcher, or was stopped."""
+
+    def give_up(self, task: Any, reason: str) -> None:
+        """A run cannot be used."""
+
+    def fail(self, task: Any, reason: str) -> None:
+        """A run ended for a reason of its own."""
+
+    def stop(self, error: Exception | None = None) -> None:
+        """No more runs are handed out."""
+
+
+def attempt(
+    worker: Worker,
+    scheduler: Scheduler,
+    task: Any,
+    source: Any,
+    progress: Progress,
+    note: Callable[[str], None],
+) -> None:
+    """Runs one task (`config`, `run`) of a sweep or search and tells the scheduler how it ended."""
+    try:
+        summary = worker.run(
+            source.config.experiment,
+            task.config.model_dump(mode="json"),
+            source.folder / task.run,
+            progress,
+        )
+        scheduler.finish(task, summary)
+    except (RunBusy, RunStopped):
+        scheduler.put_back(task)
+    except RunUnusable as problem:
+        scheduler.give_up(task, str(problem))
+    except RunFailed as failure:
+        if not scheduler.stopped:  # else the launcher itself has ended the worker
+            scheduler.fail(task, str(failure))
+            note(f"{task.run}: {failure}")
+
+
+def run_all(
+    crew: Sequence[Worker], scheduler: Scheduler, serve: Callable[[int, Worker], None]
+) -> None:
+    """Calls serve(index, worker) in one thread per worker until all have returned.
+
+    Raises KeyboardInterrupt when interrupted, after every run at work here has saved a checkpoint
+    (at once when interrupted again), and whatever ended a thread. No worker outlives the call.
+    """
+
+    def guarded(index: int, worker: Worker) -> None:
+        try:
+            serve(index, worker)
+        except Exception as error:  # a thread's own end would leave the others waiting for ever
+            scheduler.stop(error)
+        finally:
+            worker.close()
+
+    ends = in_threads(guarded, enumerate(crew))
+    try:
+        for end in ends:
+            end.wait()
+    except KeyboardInterrupt:
+        scheduler.stop()
+        _let_save(crew, ends)
+        raise
+    finally:
+        scheduler.stop()
+        for worker in crew:
+            worker.close()
+    if scheduler.error:
+        raise scheduler.error
+
+
 def in_threads(
     function: Callable[..., None], calls: Iterable[tuple[Any, ...]]
 ) -> list[threading.Event]:
@@ -227,7 +309,7 @@ def in_threads(
     return events
 
 
-def let_save(crew: Sequence[Worker], ends: Sequence[threading.Event]) -> None:
+def _let_save(crew: Sequence[Worker], ends: Sequence[threading.Event]) -> None:
     """Asks the workers to stop and waits until their runs have saved what they need to go on."""
     print("stopping: runs save a checkpoint; interrupt again to end them now", file=sys.stderr)
     for worker in crew:

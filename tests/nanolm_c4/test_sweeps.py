@@ -63,6 +63,8 @@ def test_the_paper_s_settings_stand_in_every_run(drafts, name):
         assert (config.model.vocab_size, config.training.batch_size) == (32101, 256)
         assert (config.schedule.warmup_steps, config.prescription.base_width) == (1000, 1024)
         assert config.training.steps >= 2000 and config.data.source == "c4"
+        tokens = config.training.steps * config.training.batch_size * config.model.context
+        assert tokens <= config.data.max_train_tokens  # nothing is read twice
         decay = config.optimizer.weight_decay
         assert decay == (1e-4 if name == "figure_9_weight_decay" else 0)
 

@@ -232,6 +232,16 @@ def test_how_checkpoints_are_made_does_not_make_another_run(tmp_path):
     assert runs.run_id(one) == runs.run_id(two) != runs.run_id(toy.build_config(["seed=1"]))
 
 
+def test_an_epsilon_said_or_left_to_the_optimizer_is_the_same_run():
+    def run_id(*words):
+        return runs.run_id(toy.build_config(words))
+
+    assert run_id() == run_id("optimizer.eps=1e-9") != run_id("optimizer.eps=1e-8")
+    assert run_id("optimizer.name=adafactor") == run_id(
+        "optimizer.name=adafactor", "optimizer.eps=1e-30"
+    )
+
+
 def test_resume_never_starts_anew(tmp_path, monkeypatch):
     interrupted(tmp_path / "run", 5, monkeypatch)
     summary = toy.train(tmp_path / "run", ["checkpoint.resume=never"])

@@ -190,6 +190,21 @@ def test_the_optimum_taken_is_the_lowest_mean_over_seeds(tmp_path):
         best("short")
 
 
+def test_a_sweep_that_is_not_complete_gives_no_optimum(toy):
+    source = load(toy, write(toy, "source.yaml", SOURCE))
+    sweeps.run_sweep(source, 1, 1)
+    manifest = source.folder / "manifest.json"
+    entries = json.loads(manifest.read_text())
+    wide = {"run": "tuned-new", "curve": "tuned", "values": {"width": 4, "lr": 1.0}, "seed": 0}
+    manifest.write_text(json.dumps([*entries, wide]))  # a result has asked for it
+    path = write(toy, "s.yaml", USER)
+    with pytest.raises(UserError, match="not complete, 1 of the runs .* to come .tuned-new.; fini"):
+        load(toy, path)
+    assert load(toy, path, curves=["fixed"]).points  # starts around width 1 alone
+    manifest.write_text(json.dumps([*entries, {**wide, "curve": "another"}]))
+    assert load(toy, path).points
+
+
 def test_a_sweep_that_is_not_there_yet_is_named_with_its_command(toy):
     write(toy, "source.yaml", SOURCE + "presets: {p: {}}\n")
     path = write(toy, "s.yaml", USER + "presets: {p: {}}\n")
@@ -366,6 +381,9 @@ def test_chosen_curves_run_alone_and_the_table_keeps_the_others(toy):
     assert {row["curve"] for row in run(toy, path, curves=("long",))} == {"long"}
     assert {row["curve"] for row in run(toy, path, curves=("fixed",))} == {"fixed", "long"}
     assert [row["curve"] for row in run(toy, path)] == ["fixed"] * 2 + ["long"] * 2
+    manifest = toy.parent / "results" / toy.name / "s" / "manifest.json"
+    run(toy, path, curves=("long",))
+    assert {entry["curve"] for entry in json.loads(manifest.read_text())} == {"fixed", "long"}
     with pytest.raises(UserError, match="no curve 'lang'; it has fixed, long"):
         load(toy, path, curves=("lang",))
 
