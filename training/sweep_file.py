@@ -84,7 +84,8 @@ class Horizon(Section):
 
     def describe(self) -> str:
         """The horizon in words, as results.csv has it."""
-        return f"{self.tokens_per_parameter:g} tokens per parameter"
+        plural = "s" if self.tokens_per_parameter != 1 else ""
+        return f"{self.tokens_per_parameter:g} token{plural} per parameter"
 
 
 class Curve(Section):
