@@ -8,6 +8,8 @@ Writes PNG and PDF.
 
 from __future__ import annotations
 
+import math
+
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -72,18 +74,25 @@ def findings(table: pd.DataFrame) -> list[Finding]:
                 continue
             note = f" ({earlier:+.3f} at {small})" if small != width else ""
             measured = f"{number(change, error)} at D = {width}{note}"
-            result.append(Finding(name, measured, "minor", _word(change, error, earlier, other)))
+            share = abs(change) / _span(found, setting, width)
+            known = math.isfinite(share)
+            word = f"{share:.0%} of the span of parameterisations" if known else "span unknown"
+            if small != width:
+                same = claimed_equal(change - earlier, (error**2 + other**2) ** 0.5)
+                word += f"; same scaling: {same}"
+            result.append(Finding(name, measured, "minor", word))
     return result
 
 
-def _word(change: float, error: float, earlier: float, other: float) -> str:
-    """Whether the optimisers are alike at the largest width, and scale alike."""
-    growth = change - earlier
-    alike = claimed_equal(change, error)
-    if growth == 0:
-        return alike
-    scaling = claimed_equal(growth, (error**2 + other**2) ** 0.5)
-    return f"same loss: {alike}; same scaling: {scaling}"
+def _span(found: Lines, setting: str, width: int) -> float:
+    """Highest minus lowest loss over parameterisations, for a measure of what is minor; NaN for
+    fewer than two."""
+    losses = [
+        sweeps[width].loss
+        for (family, other, _), sweeps in found.items()
+        if (family, other) == ("param_scaling", setting) and width in sweeps
+    ]
+    return max(losses) - min(losses) if len(set(losses)) > 1 else math.nan
 
 
 def report(table: pd.DataFrame) -> str:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from plots import style, tables
 from plots.findings import HEADER, Finding
-from plots.published import ALIGNMENT_START, MLP_PEAK, READOUT_PEAK
+from plots.published import ALIGNMENT_START, MLP_PEAK, READOUT_PEAK, SGD_ALIGNMENT
 from plots.tables import CURVE, PARAMETERIZATION, SEED, WIDTH, TableError
 
 STEMS = ("figure_1_5_6_7_alignment",)
@@ -106,6 +106,7 @@ def findings(table: pd.DataFrame) -> list[Finding]:
                     _start(table, curve, rule),
                     _readout(table, curve, rule),
                     _mlp(table, curve, rule),
+                    *([] if curve == "sgd" else [_highest(table, curve, rule)]),
                 ]
     return result
 
@@ -130,7 +131,7 @@ def _readout(table: pd.DataFrame, curve: str, rule: str) -> Finding:
         return Finding(name, "not measured")
     found = peak(rows)
     if curve == "sgd":
-        return Finding(name, found.text(), "no claim")
+        return Finding(name, found.text(), SGD_ALIGNMENT[rule], "no number to compare")
     low, high = READOUT_PEAK[rule]
     published = f"> {low}" if high == 1 else f"{low} to {high}"
     inside = found.value > low if high == 1 else low <= found.value <= high
@@ -145,9 +146,20 @@ def _mlp(table: pd.DataFrame, curve: str, rule: str) -> Finding:
         return Finding(name, "not measured")
     found = peak(rows)
     if curve == "sgd":
-        return Finding(name, found.text(), "no claim")
+        return Finding(name, found.text(), SGD_ALIGNMENT[rule], "no number to compare")
     word = "agrees" if found.value <= MLP_PEAK else "disagrees: above"
     return Finding(name, found.text(), f"<= {MLP_PEAK}", word)
+
+
+def _highest(table: pd.DataFrame, curve: str, rule: str) -> Finding:
+    name = f"{curve}, {style.LABELS[rule]}: kind of layer with the highest peak"
+    rows = {kind: of(table, curve, rule, [kind]) for kind in KINDS}
+    peaks = {kind: peak(own).value for kind, own in rows.items() if not own.empty}
+    if not peaks:
+        return Finding(name, "not measured", "readout")
+    best = max(peaks, key=lambda kind: peaks[kind])
+    word = "agrees" if best == "readout" else "disagrees"
+    return Finding(name, f"{KINDS[best]} {peaks[best]:.3f}", "readout", word)
 
 
 def report(table: pd.DataFrame) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -33,14 +33,15 @@ from plots.rate_sweeps import (
     rate_sweeps,
     seed_noise,
 )
-from plots.tables import CURVE, OPTIMIZER, WIDTH, TableError
+from plots.tables import CURVE, HORIZON, OPTIMIZER, WIDTH, TableError
 
 STEMS = ("figure_11_sgd", "figure_12_adam", "figure_13_adafactor")
 EXPONENT_NOTE = (
     "exponent of the optimal rate in the width ± the larger of two standard errors: from the "
     "scatter of widths about the line, and from the errors of the optima"
 )
-HORIZONS = {"fixed": "fixed steps", "compute_optimal": "compute-optimal"}
+HORIZONS = ("fixed", "compute_optimal")
+COMPUTE_OPTIMAL = "20 tokens per parameter"  # Everett et al., App. H, after Hoffmann et al.
 HORIZON_STYLES = {"fixed": ("o", "-"), "compute_optimal": ("s", "--")}
 COLUMNS = (*tables.RESULTS, WIDTH, tables.RATE)
 Lines = dict[tuple[str, str], dict[int, RateSweep]]
@@ -49,6 +50,15 @@ Lines = dict[tuple[str, str], dict[int, RateSweep]]
 def curves() -> list[str]:
     """Names of the curves of one optimiser's table."""
     return [f"{rule}_{horizon}" for rule in style.LABELS for horizon in HORIZONS]
+
+
+def horizon_labels(table: pd.DataFrame) -> dict[str, str]:
+    """Horizon -> what it is in this table: a short preset's is not the compute-optimal one."""
+    rows = table[table[CURVE].str.endswith("compute_optimal")]
+    found = list(rows[HORIZON].dropna().unique()) if HORIZON in rows else []
+    optimal = not found or found == [COMPUTE_OPTIMAL]
+    label = "compute-optimal" if optimal else ", ".join(map(str, found))
+    return {"fixed": "fixed steps", "compute_optimal": label}
 
 
 def read(path: Path) -> tuple[str, pd.DataFrame]:
@@ -86,6 +96,8 @@ class Row:
     optimizer: str
     rule: str
     horizon: str
+    label: str
+    """The horizon in this table's words."""
     fit: Exponent
 
     @property
@@ -95,7 +107,7 @@ class Row:
 
     def finding(self) -> Finding:
         """The entry in words."""
-        name = f"{self.optimizer}, {style.LABELS[self.rule]}, {HORIZONS[self.horizon]}"
+        name = f"{self.optimizer}, {style.LABELS[self.rule]}, {self.label}"
         word = distance(self.fit.value, self.fit.error, self.published)
         return Finding(name, self.fit.text(), f"{self.published:+.2f}", word)
 
@@ -106,6 +118,7 @@ class Row:
             "optimizer": self.optimizer,
             "parameterization": self.rule,
             "horizon": self.horizon,
+            "horizon_here": self.label,
             "exponent": self.fit.value,
             "standard_error": self.fit.error,
             "scatter_error": self.fit.law.error if self.fit.law else math.nan,
@@ -122,8 +135,9 @@ class Row:
 def rows(data: Sequence[tuple[str, pd.DataFrame]]) -> list[Row]:
     """Table 4, as far as there are tables: what has no run at all is left out."""
     return [
-        Row(optimizer, rule, horizon, exponent(sweeps))
+        Row(optimizer, rule, horizon, labels[horizon], exponent(sweeps))
         for optimizer, table in data
+        for labels in [horizon_labels(table)]
         for (rule, horizon), sweeps in lines(table).items()
     ]
 
@@ -144,19 +158,20 @@ def differences(entries: Sequence[Row]) -> dict[tuple[str, str], tuple[float, fl
 def horizon_lines(entries: Sequence[Row]) -> list[str]:
     """The claim of App. H: compute-optimal exponents are the smaller ones."""
     found = differences(entries)
+    grown = ", ".join(dict.fromkeys(e.label for e in entries if e.horizon == "compute_optimal"))
     text = []
     for (optimizer, rule), (change, error) in found.items():
         table = [TABLE_4[horizon][optimizer][rule] for horizon in HORIZONS]
-        name = f"{optimizer}, {style.LABELS[rule]}: compute-optimal minus fixed"
+        name = f"{optimizer}, {style.LABELS[rule]}: {grown} minus fixed"
         published = table[1] - table[0]
         word = distance(change, error, published)
         text.append(Finding(name, number(change, error, 2), f"{published:+.2f}", word).line())
     if not found:
-        return ["compute-optimal minus fixed exponent: not measured"]
+        return ["growing minus fixed horizon's exponent: not measured"]
     drops = [-change for change, _ in found.values()]
     sure = sum(change < -2 * error for change, error in found.values())
     text.append(
-        f"the compute-optimal exponent is smaller in {sum(drop > 0 for drop in drops)} of "
+        f"the exponent at {grown} is smaller in {sum(drop > 0 for drop in drops)} of "
         f"{len(drops)} settings ({sure} beyond two standard errors), by {median(drops):.2f} in the "
         f"median, {min(drops):.2f} to {max(drops):.2f}; "
         "the paper's Table 4: in 12 of 12, by 0.405, 0.18 to 1.05"
@@ -173,20 +188,22 @@ def report(data: Sequence[tuple[str, pd.DataFrame]]) -> str:
         weighted = row.fit.weighted
         if weighted:
             text.append(
-                f"{row.optimizer}, {style.LABELS[row.rule]}, {HORIZONS[row.horizon]}: weighted by "
+                f"{row.optimizer}, {style.LABELS[row.rule]}, {row.label}: weighted by "
                 f"the optima's own errors {number(weighted.exponent, weighted.error, 2)} "
                 f"(n = {weighted.n})"
             )
     text += horizon_lines(entries)
     for optimizer, table in data:
         text += [f"{optimizer}, {line}" for line in lost_lines(table, [CURVE])]
-        text.append(noise_line(table, optimizer))
+        for rule, label in style.LABELS.items():
+            own = table[table[CURVE].isin([f"{rule}_{horizon}" for horizon in HORIZONS])]
+            text.append(noise_line(own, f"{optimizer}, {label}"))
     return "\n".join(text)
 
 
 def draw(optimizer: str, table: pd.DataFrame, folder: Path, name: str) -> list[Path]:
     """Draws one optimiser's figure and returns the paths of PNG and PDF."""
-    found = lines(table)
+    found, labels = lines(table), horizon_labels(table)
     figure, axes = style.subplots(3, len(style.LABELS), (2.5, 2.3))
     pair_rows(axes, style.LABELS.values())
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
@@ -197,9 +214,9 @@ def draw(optimizer: str, table: pd.DataFrame, folder: Path, name: str) -> list[P
         loss_limits(row, drawn)
         for axis in row[1:]:
             axis.tick_params(labelleft=False)
-        row[0].set_ylabel(f"{HORIZONS[horizon]}\n{style.LOSS_LABEL}")
+        row[0].set_ylabel(f"{labels[horizon]}\n{style.LOSS_LABEL}")
     for axis, rule in zip(axes[2], style.LABELS):
-        _draw_exponents(axis, found, rule)
+        _draw_exponents(axis, found, rule, labels)
         octave_limits(axis, sorted(colors))
     axes[2, 0].set_ylabel("optimal learning rate")
     entries = [*style.width_entries(colors), *style.STAR_ENTRIES]
@@ -208,7 +225,7 @@ def draw(optimizer: str, table: pd.DataFrame, folder: Path, name: str) -> list[P
     return style.save(figure, folder, name)
 
 
-def _draw_exponents(axis, found: Lines, rule: str) -> None:
+def _draw_exponents(axis, found: Lines, rule: str, labels: Mapping[str, str]) -> None:
     for horizon, (marker, line) in HORIZON_STYLES.items():
         sweeps = found.get((rule, horizon))
         if sweeps:
@@ -216,7 +233,7 @@ def _draw_exponents(axis, found: Lines, rule: str) -> None:
             power = f"$D^{{{fit.value:+.2f}}}$" if fit.law else "no fit"
             error = f" ± {fit.error:.2f}" if math.isfinite(fit.error) else ""
             look = {"color": style.color(rule), "marker": marker, "ls": line}
-            draw_optima(axis, sweeps, fit, label=f"{HORIZONS[horizon]}: {power}{error}", **look)
+            draw_optima(axis, sweeps, fit, label=f"{labels[horizon]}: {power}{error}", **look)
     axis.set_xlabel("width D")
     handles, _ = axis.get_legend_handles_labels()
     if handles:

@@ -41,6 +41,11 @@ READOUT_PEAK = {
     "standard": (0.7, 0.8), "ntk": (0.7, 0.8), "mup": (0.9, 1.0), "mean_field": (0.9, 1.0),
 }
 MLP_PEAK = 0.8
+# The same section on SGD, in words only.
+SGD_ALIGNMENT = {
+    "standard": "low amounts", "ntk": "almost none", "mup": "low amounts",
+    "mean_field": "almost none",
+}
 
 # Everett et al., Section 4.3: which parameterisations gain from a smaller epsilon.
 EPSILON_GAIN = {"standard": False, "ntk": True, "mup": False, "mean_field": True}

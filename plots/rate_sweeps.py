@@ -18,6 +18,7 @@ from plots.tables import (
     PARAMETERIZATION,
     PARAMETERS,
     RATE,
+    SEED,
     STATUS,
     WIDTH,
     counts,
@@ -136,8 +137,10 @@ def noise_line(rows: pd.DataFrame, what: str) -> str:
     noise, n = seed_noise(rows)
     if n == 0:
         return f"{what}: no point near an optimum has two seeds; spread over seeds unknown"
+    seeds = rows.groupby(WIDTH)[SEED].nunique()
+    at = _listed(sorted(map(int, seeds[seeds > 1].index)))
     return (f"{what}: final loss varies by {noise:.4f} nats over seeds (standard deviation, pooled "
-            f"over {n} points near optima)")
+            f"over {n} points near optima at D = {at}, taken for all widths)")
 
 
 @dataclass(frozen=True)

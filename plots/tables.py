@@ -13,6 +13,8 @@ CURVE, SEED, STATUS = "curve", "seed", "status"
 LOSS, PARAMETERS = "final_eval_loss", "parameters"
 PARAMETERIZATION, OPTIMIZER = "prescription.parameterization", "optimizer.name"
 WIDTH, RATE, EPS = "model.width", "optimizer.lr", "optimizer.eps"
+DECAY = "optimizer.weight_decay"
+HORIZON = "horizon"
 RESULTS = (CURVE, SEED, STATUS, LOSS)
 
 

@@ -17,7 +17,7 @@ import pandas as pd
 
 from plots import learning_rates, style, tables
 from plots.findings import HEADER, Finding, claimed_equal, claimed_gain, number
-from plots.learning_rates import EXPONENT_NOTE, HORIZON_STYLES, HORIZONS, Lines
+from plots.learning_rates import EXPONENT_NOTE, HORIZON_STYLES, HORIZONS, Lines, horizon_labels
 from plots.rate_panels import draw_best, draw_rates, loss_limits, pair_rows
 from plots.rate_sweeps import (
     edge_lines,
@@ -28,7 +28,7 @@ from plots.rate_sweeps import (
     rate_sweeps,
     seed_noise,
 )
-from plots.tables import CURVE, PARAMETERIZATION, WIDTH, TableError
+from plots.tables import CURVE, DECAY, PARAMETERIZATION, WIDTH, TableError
 
 STEMS = ("figure_9_weight_decay", "figure_12_adam")
 CURVES = {f"decay_{horizon}": horizon for horizon in HORIZONS}
@@ -67,26 +67,29 @@ def lines(table: pd.DataFrame) -> Lines:
 def findings(decayed: pd.DataFrame, plain: pd.DataFrame) -> list[Finding]:
     """The exponents with and without decay, and what decay changes at the largest width."""
     with_decay, without = lines(decayed), learning_rates.lines(plain)
-    keys = [(rule, horizon) for horizon in HORIZONS for rule in style.LABELS]
+    labels = horizon_labels(decayed)
+    keys = [(rule, horizon, labels[horizon]) for horizon in HORIZONS for rule in style.LABELS]
     return [
         *(_exponents(with_decay, without, *key) for key in keys),
         *(_gain(with_decay, without, *key) for key in keys),
     ]
 
 
-def _exponents(with_decay: Lines, without: Lines, rule: str, horizon: str) -> Finding:
+def _exponents(
+    with_decay: Lines, without: Lines, rule: str, horizon: str, label: str
+) -> Finding:
     fit, plain = (exponent(table.get((rule, horizon), {})) for table in (with_decay, without))
-    name = f"exponent with decay - without: {style.LABELS[rule]}, {HORIZONS[horizon]}"
+    name = f"exponent with decay - without: {style.LABELS[rule]}, {label}"
     change, error = fit.value - plain.value, float(np.hypot(fit.error, plain.error))
     note = f" ({fit.value:+.2f}, {plain.value:+.2f})" if fit.law and plain.law else ""
     word = claimed_equal(change, error)
     return Finding(name, number(change, error, 2) + note, "similar", word)
 
 
-def _gain(with_decay: Lines, without: Lines, rule: str, horizon: str) -> Finding:
+def _gain(with_decay: Lines, without: Lines, rule: str, horizon: str, label: str) -> Finding:
     sweeps = (table.get((rule, horizon), {}) for table in (without, with_decay))
     width, change, error = gain(*sweeps)
-    name = f"gain in loss from decay: {style.LABELS[rule]}, {HORIZONS[horizon]}"
+    name = f"gain in loss from decay: {style.LABELS[rule]}, {label}"
     at = "" if width is None else f" at D = {width}"
     return Finding(name, number(change, error) + at, "slight gain", claimed_gain(change, error))
 
@@ -94,15 +97,20 @@ def _gain(with_decay: Lines, without: Lines, rule: str, horizon: str) -> Finding
 def report(decayed: pd.DataFrame, plain: pd.DataFrame) -> str:
     """The findings in words, with what they rest on."""
     text = [EXPONENT_NOTE, HEADER, *(f.line() for f in findings(decayed, plain))]
-    text += edge_lines(lines(decayed))
+    for what, found in (("", lines(decayed)), ("without decay, ", learning_rates.lines(plain))):
+        text += [what + line for line in edge_lines(found)]
     text += lost_lines(decayed, [CURVE, PARAMETERIZATION])
-    text += [noise_line(decayed, "with decay"), noise_line(plain, "without decay")]
+    for rule, label in style.LABELS.items():
+        own = plain[plain[CURVE].isin([f"{rule}_{horizon}" for horizon in HORIZONS])]
+        text.append(noise_line(decayed[decayed[PARAMETERIZATION] == rule], f"{label}, with decay"))
+        text.append(noise_line(own, f"{label}, without decay"))
     return "\n".join(text)
 
 
 def draw(decayed: pd.DataFrame, plain: pd.DataFrame, folder: Path, name: str) -> list[Path]:
     """Draws the figure and returns the paths of PNG and PDF."""
     with_decay, without = lines(decayed), learning_rates.lines(plain)
+    labels = horizon_labels(decayed)
     figure, axes = style.subplots(3, len(style.LABELS), (2.5, 2.3))
     pair_rows(axes, style.LABELS.values())
     colors = style.width_colors(sorted(map(int, decayed[WIDTH].unique())))
@@ -111,7 +119,7 @@ def draw(decayed: pd.DataFrame, plain: pd.DataFrame, folder: Path, name: str) ->
         for axis, sweeps in zip(row, drawn):
             draw_rates(axis, sweeps, colors)
         loss_limits(row, drawn)
-        row[0].set_ylabel(f"{HORIZONS[horizon]}\n{style.LOSS_LABEL}")
+        row[0].set_ylabel(f"{labels[horizon]}\n{style.LOSS_LABEL}")
     for axis, rule in zip(axes[2], style.LABELS):
         _draw_best(axis, with_decay, without, rule)
         axis.sharey(axes[2, 0])
@@ -119,8 +127,9 @@ def draw(decayed: pd.DataFrame, plain: pd.DataFrame, folder: Path, name: str) ->
     for axis in axes[:, 1:].flat:
         axis.tick_params(labelleft=False)
     axes[2, 0].set_ylabel(f"best rate\n{style.LOSS_LABEL}")
-    _legend(figure, colors)
-    figure.suptitle("Adam, one global learning rate, independent weight decay", fontsize=11)
+    _legend(figure, colors, labels)
+    title = "Adam, one global learning rate, independent weight decay"
+    figure.suptitle(title + _decay(decayed), fontsize=11)
     return style.save(figure, folder, name)
 
 
@@ -133,11 +142,17 @@ def _draw_best(axis, with_decay: Lines, without: Lines, rule: str) -> None:
             draw_best(axis, without[rule, horizon], **{**look, "color": "gray", "mfc": "white"})
 
 
-def _legend(figure, colors: Mapping[int, tuple]) -> None:
+def _decay(table: pd.DataFrame) -> str:
+    """The decay per step, where the table says it."""
+    values = sorted(table[DECAY].dropna().unique()) if DECAY in table else []
+    return f" of {', '.join(f'{value:g}' for value in values)} per step" if values else ""
+
+
+def _legend(figure, colors: Mapping[int, tuple], labels: Mapping[str, str]) -> None:
     entries = style.width_entries(colors)
     for horizon, (marker, line) in HORIZON_STYLES.items():
         look = {"color": "black", "marker": marker, "ls": line, "ms": 4}
-        entries.append((HORIZONS[horizon], look))
+        entries.append((labels[horizon], look))
     entries.append(("without decay", {"color": "gray", "marker": "o", "mfc": "white", "ms": 4}))
     entries += style.STAR_ENTRIES
     style.legend(figure, entries, ncols=min(len(entries), 5))
