@@ -51,7 +51,7 @@ def tokens_per_step(config: Config) -> int:
 def parameters(config: Config) -> dict[str, int]:
     """Numbers of parameters as Everett et al., Table 3, count them.
 
-    embedding = V D; non_embedding, with readout, positions and scales in it (errata, E15), is
+    embedding = V D; non_embedding, with readout, positions and scales in it as in the table, is
     L (4 + 2r) D^2 + V D + T D + (2L + 1) D; total is their sum.
     """
     total = sum(rows * columns * count for rows, columns, count in _tensors(config))

@@ -653,6 +653,8 @@ def run_search(search: Search, count: int, threads: int) -> Scheduler:
     Raises KeyboardInterrupt when interrupted, after every run at work here has saved a checkpoint
     (at once when interrupted again), and whatever ended a worker's thread.
     """
+    for line in restarts(search):
+        _say(line)
     scheduler = Scheduler(search)
 
     def serve(index: int, worker: Worker) -> None:
@@ -663,6 +665,19 @@ def run_search(search: Search, count: int, threads: int) -> Scheduler:
     crew = workers.crew(count, threads) if scheduler.unsettled() else []
     workers.run_all(crew, scheduler, serve)
     return scheduler
+
+
+def restarts(search: Search) -> list[str]:
+    """Names the studies whose constants were found at another rate: they are searched anew."""
+    path = search.folder / "constants.yaml"
+    known = read_yaml(path).get("constants") or [] if path.exists() else []
+    return [
+        f"{study.name}: its rate is {study.rate:g}, its constants in {path} were found at "
+        f"{old['rate']:g}; it is searched anew, and has none until it is done"
+        for study in search.studies
+        for old in known
+        if old.get("where") == study.where and old.get("rate") not in (None, study.rate)
+    ]
 
 
 def _say(text: str) -> None:

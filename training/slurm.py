@@ -157,7 +157,8 @@ def submit(job: Launcher, folder: Path, args: argparse.Namespace) -> list[str]:
         executor.update_parameters(job_name="-".join(folder.parts[-3:-1]), **parameters)
         return [started.job_id for started in executor.submit_array([job] * args.jobs)]
     except (UncompletedJobError, FailedSubmissionError) as error:
-        raise UserError(f"sbatch refused the jobs: {str(error).strip().splitlines()[0]}") from None
+        said = str(error).strip().splitlines() or ["it gave no reason"]
+        raise UserError(f"sbatch refused the jobs: {said[0]}") from None
 
 
 def slurm_parameters(args: argparse.Namespace) -> dict[str, Any]:
@@ -227,6 +228,9 @@ def _submit_local(job: Launcher, folder: Path, args: argparse.Namespace) -> list
 
     if args.nodes > 1:
         raise UserError("--nodes: --local has this machine only")
+    for name in ("partition", "account", "cpus_per_task", "mem", "slurm"):
+        if getattr(args, name):
+            raise UserError(f"--{name.replace('_', '-')}: --local asks no SLURM; leave it out")
     shares = _local_gpus(args.jobs, args.gpus_per_node)
     executor, ids = LocalExecutor(folder, max_num_timeout=args.requeues), []
     for gpus in shares:

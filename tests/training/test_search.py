@@ -433,6 +433,18 @@ def test_rates_are_the_best_of_another_sweep(toy):
     assert search.studies[1].rate_from == "0.5 x best of rates.yaml"
 
 
+def test_a_study_whose_rate_has_moved_is_named(toy):
+    path = write_search(toy, SEARCH.replace("trials: 12", "trials: 2"))
+    assert searches.restarts(load(toy, path)) == []
+    scheduler, _, _ = run(toy, path)
+    assert searches.restarts(load(toy, path)) == []
+    (toy / "base.yaml").write_text((toy / "base.yaml").read_text().replace("0.01", "0.02"))
+    (line,) = searches.restarts(load(toy, path))
+    name = scheduler.search.studies[0].name
+    assert line.startswith(f"{name}: its rate is 0.02, its constants in ")
+    assert "were found at 0.01; it is searched anew" in line
+
+
 def test_rates_that_are_not_there_name_the_command_and_a_dry_run_assumes_the_configs(toy):
     (toy / "rates.yaml").write_text(SWEEP.format(toy.name))
     path = write_search(toy, RATES + SEARCH)

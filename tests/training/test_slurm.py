@@ -290,6 +290,8 @@ def refused(capsys, file, tmp_path, *options):
         (["--nodes", "2"], "--nodes: a job on several nodes needs --launch"),
         (["--local", "--nodes", "2"], "--local has this machine only"),
         (["--local", "--gpus-per-node", "1"], "2 jobs need 2 GPUs, 0 here"),
+        (["--local", "--cpus-per-task", "4"], "--cpus-per-task: --local asks no SLURM"),
+        (["--local", "--slurm", "qos=long"], "--slurm: --local asks no SLURM"),
         (["--slurm", "time=60"], "--slurm time: use --time"),
         (["--slurm", "cpus-per-task=6"], "use --cpus-per-task"),
         (["--slurm", "qos"], "expected KEY=VALUE, got 'qos'"),
