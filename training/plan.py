@@ -120,7 +120,7 @@ def read(
 
 def _read_search(file: Path, preset: str | None, results: Path) -> Work:
     """The trials of a search's rounds; those of a study cost the same, whatever they try."""
-    from training.search import load_search  # it imports Optuna, which a sweep does not need
+    from training.search_file import load_search  # it imports Optuna, which a sweep does not need
 
     found = load_search(file, results, preset, draft=True)
     cost = _cost(file, found.config.experiment)

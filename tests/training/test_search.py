@@ -17,7 +17,8 @@ from training import search as searches
 from training.config import validate
 from training.errors import UserError
 from training.files import locked
-from training.search import Scheduler, dry_run, load_search, objective, run_search
+from training.search import Scheduler, dry_run, objective, run_search
+from training.search_file import load_search
 from training.search_rules import (
     arithmetic_means,
     best_trial,

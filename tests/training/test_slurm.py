@@ -339,7 +339,7 @@ def test_other_time_limits_are_refused(text):
 
 
 def test_a_search_is_submitted_as_one(tmp_path):
-    """What has the key `search` is a search; its options have no curves and no launch command."""
+    """What has the key `search` is a search; its options have no curves."""
     path = tmp_path / "constants.yaml"
     path.write_text("search: {prescription.gamma_hidden: [0.1, 10]}\n")
     words = [str(path), "--jobs", "1", "--workers", "3", "--preset", "laptop"]
