@@ -55,6 +55,13 @@ def parses(words):
         if args.rest:
             load(Config, ROOT / args.rest[0], args.rest[1:])
         return
+    if module == "training.slurm":  # there is no SLURM here
+        from training import slurm
+
+        assert slurm.launcher(slurm.parser().parse_args(arguments)).options.load(draft=True).folder
+        return
+    if module in ("training.sweep", "training.search") and "--dry-run" not in arguments:
+        arguments = [*arguments, "--dry-run"]
     result = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT,
                             capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

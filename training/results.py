@@ -69,15 +69,18 @@ def write_results(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path
 
 
 def _rows_of_others(sweep: Sweep, path: Path, header: list[str]) -> list[list[Any]]:
-    """Rows of an earlier table whose curves this launcher leaves out, if it is of this sweep."""
+    """Rows of an earlier table whose curves this launcher leaves out, under the present columns."""
     ours = {point.curve for point in sweep.points}
     try:
         with open(path, newline="", encoding="utf-8") as file:
             first, *rows = csv.reader(file)
     except (OSError, ValueError):
         return []
+    if "curve" not in first:
+        return []
     others = sweep.config.curves.keys() - ours
-    return [row for row in rows if row[0] in others] if first == header else []
+    named = (dict(zip(first, row)) for row in rows)
+    return [[row.get(column, "") for column in header] for row in named if row["curve"] in others]
 
 
 def _write_csv(

@@ -37,7 +37,7 @@ def _resolved(data: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in data.items() if key != "checkpoint"}
     optimizer = kept.get("optimizer")
     if isinstance(optimizer, Mapping) and optimizer.get("eps", 0) is None:
-        eps = default_epsilon(optimizer["name"])
+        eps = default_epsilon(optimizer.get("name", "adam"))
         kept["optimizer"] = {**optimizer, "eps": eps}
     return kept
 

@@ -332,12 +332,16 @@ _RESULT_FILES = ("config.yaml", "plan.json", "metrics.jsonl", "probes.jsonl", "s
 def _take_over(source: Path, target: Path | None) -> dict[str, Any] | None:
     """The summary of a finished run of this commit, copied to `target` whole or not at all.
 
-    None if it is not done, was made at another commit, or if `target` has begun on its own.
+    None if it is not done, was made at another commit, or if `target` has begun on its own. What
+    has no commit, or changes since it, may be other code.
     """
     from training.environment import commit
 
     summary = runs.done(source)
-    if summary is None or summary.get("environment", {}).get("commit") != commit():
+    ours = commit()
+    if summary is None or ours is None or ours.endswith("+changes"):
+        return None
+    if summary.get("environment", {}).get("commit") != ours:
         return None
     if target is None:
         return summary

@@ -43,7 +43,13 @@ def requested() -> FullyShardedDataParallelPlugin | None:
             raise UserError(
                 f"{key} is not supported: set it to false in the launch config, and use more GPUs"
             )
-    return FullyShardedDataParallelPlugin()
+    try:
+        return FullyShardedDataParallelPlugin()
+    except ValueError as error:  # true and false are all that version 2 knows
+        raise UserError(
+            f"the launch config's fsdp_config: {error}; expected true or false, as in "
+            "scripts/accelerate/one_node_8gpu_fsdp.yaml"
+        ) from None
 
 
 def shard(
@@ -63,7 +69,13 @@ def shard(
                 f"{name!r} is a scalar, which cannot be sharded; give it shape (1,), or launch "
                 "without FSDP"
             )
-    for unit in list(dict.fromkeys(units(model))):  # blocks may be used again
+    found = list(dict.fromkeys(units(model)))  # blocks may be used again
+    if settings.activation_checkpointing and not found:
+        raise UserError(
+            "fsdp_activation_checkpointing: the model has no ModuleList or Sequential of blocks to "
+            "compute again; set it to false in the launch config"
+        )
+    for unit in found:
         if settings.activation_checkpointing:
             unit.forward = functools.partial(checkpoint, unit.forward, use_reentrant=False)
         fully_shard(unit, mesh=mesh, reshard_after_forward=settings.reshard_after_forward)
@@ -72,29 +84,30 @@ def shard(
 
 def units(model: nn.Module) -> Iterator[nn.Module]:
     """The outermost members of the model's ModuleLists and Sequentials that hold parameters."""
+    listed = isinstance(model, (nn.ModuleList, nn.Sequential))
     for child in model.children():
-        if not isinstance(child, (nn.ModuleList, nn.Sequential)):
+        if not listed or isinstance(child, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
             yield from units(child)
-            continue
-        for member in child:
-            if isinstance(member, (nn.ModuleList, nn.Sequential, nn.ModuleDict)):
-                yield from units(nn.ModuleList([member]))
-            elif any(True for _ in member.parameters()):
-                yield member
+        elif any(True for _ in child.parameters()):
+            yield child
 
 
 def allocate(model: nn.Module, device: torch.device) -> None:
     """Puts a model on the device; parameters on meta get memory there, and no values yet.
 
-    Raises ValueError for a buffer on meta: its values are lost, and no plan knows them.
+    Buffers keep theirs. Raises ValueError for a buffer on meta: its values are lost, and no plan
+    knows them.
     """
+    values = {}
     for name, buffer in model.named_buffers():
         if buffer.is_meta:
             raise ValueError(f"buffer {name!r} is on the meta device and has no values")
-    for parameter in model.parameters():
-        if parameter.is_meta:
-            model.to_empty(device=device)
-            return
+        values[name] = buffer.clone()
+    if any(parameter.is_meta for parameter in model.parameters()):
+        model.to_empty(device=device)
+        for name, buffer in model.named_buffers():
+            buffer.copy_(values[name])
+        return
     if not any(map(is_sharded, model.parameters())):  # else it is there
         model.to(device)
 

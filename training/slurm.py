@@ -37,9 +37,8 @@ from typing import Any
 from training.config import parse_yaml, read_yaml
 from training.errors import UserError, one_line_errors
 from training.signals import STOPPED
-from training.workers import STOP_SECONDS, visible_gpus
+from training.workers import stop_seconds, visible_gpus
 
-SIGNAL_DELAY_SECONDS = int(STOP_SECONDS) + 60  # and for submitit to requeue the job
 REQUEUES = 100
 LOCAL_MINUTES = 14 * 24 * 60
 
@@ -173,7 +172,7 @@ def slurm_parameters(args: argparse.Namespace) -> dict[str, Any]:
         raise UserError("--nodes: a job on several nodes needs --launch, which starts runs on them")
     more = _more(args.slurm)
     parameters = {name: more.pop(name) for name in (*_NUMBERS, *_LISTS) if name in more}
-    delay = parameters.setdefault("signal_delay_s", SIGNAL_DELAY_SECONDS)
+    delay = parameters.setdefault("signal_delay_s", _signal_delay())
     if delay >= 60 * args.time:
         raise UserError(
             f"--time: {args.time} minutes leave no time before the warning, {delay} seconds before "
@@ -236,7 +235,7 @@ def _submit_local(job: Launcher, folder: Path, args: argparse.Namespace) -> list
     for gpus in shares:
         executor.update_parameters(
             timeout_min=args.time,
-            signal_delay_s=SIGNAL_DELAY_SECONDS,
+            signal_delay_s=_signal_delay(),
             gpus_per_node=len(gpus),
             visible_gpus=gpus,
         )
@@ -253,6 +252,11 @@ def _local_gpus(jobs: int, each: int | None) -> list[tuple[int, ...]]:
     if each and not all(gpu.isdigit() for gpu in gpus):
         raise UserError("CUDA_VISIBLE_DEVICES: --local wants GPUs by number, such as 0,1")
     return [tuple(map(int, gpus[each * job : each * (job + 1)])) for job in range(jobs)]
+
+
+def _signal_delay() -> int:
+    """Seconds before its time limit that a job is warned: to save, and to be requeued."""
+    return int(stop_seconds()) + 60
 
 
 def minutes(text: str) -> int:

@@ -13,6 +13,7 @@ import contextlib
 import importlib
 import itertools
 import json
+import math
 import os
 import queue
 import re
@@ -31,7 +32,7 @@ from training import allocator, signals
 from training.errors import RunError, UserError, is_users
 from training.files import Busy, open_plain, writing
 
-STOP_SECONDS = 120.0  # for a run to reach its next step and save, when it is asked to stop
+STOP_SECONDS = "TRAINING_STOP_SECONDS"  # a variable: large models take longer to save
 END_SECONDS = 60.0  # for a launch command to end after the run it started
 FIRST_SECONDS = 5.0  # for the first process of a run to report what all of them have found
 
@@ -125,8 +126,10 @@ class Worker:
 
 
 # A scheduler may signal every process of a job. What starts a run's processes must outlive that:
-# accelerate would leave its process behind, torchrun kill what has not saved after 30 seconds.
+# accelerate would leave its process behind, torchrun kill what has not saved after 30 seconds; it
+# listens to SIGTERM again unless its own variable says otherwise.
 _DEAF = ("sh", "-c", "trap '' TERM USR2; exec \"$@\"", "sh")
+_TORCHRUN = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGINT"}
 
 
 class LaunchedWorker(Worker):
@@ -188,7 +191,7 @@ class LaunchedWorker(Worker):
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env=self.environment,
+            env={**_TORCHRUN, **self.environment},
             start_new_session=True,
         )
         if self.asked:
@@ -314,9 +317,22 @@ def _let_save(crew: Sequence[Worker], ends: Sequence[threading.Event]) -> None:
     print("stopping: runs save a checkpoint; interrupt again to end them now", file=sys.stderr)
     for worker in crew:
         worker.ask_to_stop()
-    deadline = time.monotonic() + STOP_SECONDS
+    deadline = time.monotonic() + stop_seconds()
     for end in ends:
         end.wait(max(0.0, deadline - time.monotonic()))
+
+
+def stop_seconds() -> float:
+    """Seconds that a run has to reach its next step and save when it is asked to stop: 120, or what
+    the environment says. UserError if that is no number."""
+    text = os.environ.get(STOP_SECONDS, "120")
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds < math.inf:
+        raise UserError(f"{STOP_SECONDS}: expected a number of seconds above 0, got {text!r}")
+    return seconds
 
 
 def threads_each(workers: int, threads: int | None) -> int:
@@ -533,7 +549,7 @@ def _stop_with_input() -> None:
     while os.read(0, 4096):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(STOP_SECONDS)
+    time.sleep(stop_seconds())
     os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -12,6 +12,8 @@ processes=$((nodes * ${SLURM_GPUS_ON_NODE:-8}))
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
 port=$((20000 + SLURM_JOB_ID % 20000))
 # The signals that SLURM may send to every process are the launcher's to answer: it ends our input.
+# torchrun would kill what has not saved 30 seconds after SIGTERM, so it does not listen to it.
+export TORCHELASTIC_SIGNALS_TO_HANDLE=SIGINT
 # --overlap: the launcher's own step holds the first node.
 exec srun --overlap --nodes="$nodes" --ntasks="$nodes" --ntasks-per-node=1 \
   ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \

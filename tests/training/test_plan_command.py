@@ -7,7 +7,6 @@ import pytest
 
 from nanolm_c4 import cost
 from training import plan, runs, sweep
-from training.environment import commit
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = """
@@ -18,6 +17,12 @@ LARGE = """
 grid: {model.width: [1024, 8192, 16384]}
 curves: {a: {}}
 """
+
+
+@pytest.fixture(autouse=True)
+def committed(monkeypatch):
+    """Results of other sweeps count where the code has a commit."""
+    monkeypatch.setattr("training.environment.commit", lambda: "c0ffee")
 
 
 @pytest.fixture
@@ -60,7 +65,7 @@ def refused(tmp_path, capsys):
 def end(folder, status="finished", **more):
     """A run folder with a summary."""
     folder.mkdir(parents=True, exist_ok=True)
-    summary = {"status": status, "final_eval_loss": 1.0, "environment": {"commit": commit()}}
+    summary = {"status": status, "final_eval_loss": 1.0, "environment": {"commit": "c0ffee"}}
     (folder / "summary.json").write_text(json.dumps({**summary, **more}))
 
 

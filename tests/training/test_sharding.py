@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -179,3 +180,25 @@ class Holder(torch.nn.Module):
     def __init__(self, inner):
         super().__init__()
         self.inner = torch.nn.ModuleList([inner])
+
+
+def test_a_container_s_own_members_are_units():
+    blocks = [torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Linear(2, 2)]
+    assert list(sharding.units(torch.nn.Sequential(*blocks))) == [blocks[0], blocks[2]]
+
+
+def test_buffers_keep_their_values_when_parameters_get_memory():
+    with torch.device("meta"):
+        model = torch.nn.Linear(3, 3)
+    model.register_buffer("table", torch.arange(2000.0), persistent=False)
+    sharding.allocate(model, torch.device("cpu"))
+    assert not model.weight.is_meta and torch.equal(model.table, torch.arange(2000.0))
+
+
+def test_a_value_that_version_2_does_not_know_is_one_line(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setenv("FSDP_VERSION", "2")
+    monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "FULL_SHARD")
+    monkeypatch.setattr(sharding.processes, "state", lambda: SimpleNamespace(num_processes=2))
+    with pytest.raises(UserError, match="fsdp_config: .*; expected true or false"):
+        sharding.requested()

@@ -271,7 +271,7 @@ def test_the_warning_comes_before_what_saving_may_take(file, tmp_path, capsys, t
     submit(file, tmp_path / "jobs", capsys, "--jobs", "1")
     script = (folder(file, tmp_path / "jobs") / "slurm" / "123_submission.sh").read_text()
     delay = int(re.search("--signal=USR2@([0-9]+)", script)[1])
-    assert delay >= workers.STOP_SECONDS + 30 and "--time=240" in script
+    assert delay >= workers.stop_seconds() + 30 and "--time=240" in script
 
 
 def refused(capsys, file, tmp_path, *options):

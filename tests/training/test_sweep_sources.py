@@ -11,7 +11,6 @@ import yaml
 from training import sweep as sweeps
 from training import tables
 from training.config import apply_preset
-from training.environment import commit
 from training.errors import UserError
 from training.results import write_probes
 from training.scheduler import next_value
@@ -53,7 +52,7 @@ def run(config, run_dir, progress=None):
     summary = {{
         "status": "finished", "step": 2, "steps": config.training.steps,
         "final_eval_loss": 3 + 0.1 * distance**2,
-        "environment": {{"commit": {commit()!r}}},
+        "environment": {{"commit": 'c0ffee'}},
     }}
     write_json(run_dir / "summary.json", summary)
     return summary
@@ -70,6 +69,7 @@ def toy(tmp_path, monkeypatch):
     (package / "base.yaml").write_text("width: 1\nlr: 0.5\ntraining: {steps: 9, batch_size: 2}\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    monkeypatch.setattr("training.environment.commit", lambda: "c0ffee")
     return package
 
 
@@ -362,7 +362,16 @@ def test_a_run_of_another_sweep_is_copied_not_trained_again(toy):
     assert len(rows) == 6 and len(new) == 2  # 2^-4 and 2^-3 were there at both widths
     for row in rows:
         folder = toy.parent / "results" / toy.name / "s" / row["run"]
-        assert (folder / "summary.json").exists() and row["commit"] == (commit() or "")
+        assert (folder / "summary.json").exists() and row["commit"] == "c0ffee"
+
+
+@pytest.mark.parametrize("ours", [None, "c0ffee+changes"])
+def test_code_that_has_no_commit_of_its_own_takes_nothing_over(toy, monkeypatch, ours):
+    run(toy, write(toy, "source.yaml", SOURCE.replace("width: [1, 4]", "width: [1]")))
+    before = len(calls(toy))
+    monkeypatch.setattr("training.environment.commit", lambda: ours)
+    run(toy, write(toy, "s.yaml", SOURCE.replace("width: [1, 4]", "width: [1]")))
+    assert len(calls(toy)) == before + 5
 
 
 def test_runs_of_another_commit_are_not_taken_over(toy):

@@ -275,3 +275,12 @@ def test_a_launch_command_gets_an_equal_share_of_the_gpus(gpus):
     crew = workers.crew(2, 1)
     assert devices(w.environment for w in crew) == ["0", "1"]
     assert {type(w) for w in crew} == {Worker}
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
+def test_the_time_to_save_is_a_number_of_seconds(monkeypatch, text):
+    monkeypatch.setenv("TRAINING_STOP_SECONDS", text)
+    with pytest.raises(UserError, match=f"TRAINING_STOP_SECONDS: expected .* got '{text}'"):
+        workers.stop_seconds()
+    monkeypatch.setenv("TRAINING_STOP_SECONDS", "900")
+    assert workers.stop_seconds() == 900
