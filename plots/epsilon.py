@@ -38,8 +38,8 @@ BASELINES = ("enlarged", "default")
 MITIGATIONS = {"small": "small ε", "per_layer": "per-layer ε", "atan2": "Adam-atan2"}
 # The curve names that only one of the two tables has.
 HEAT_ONLY, MITIGATION_ONLY = {"constant"}, {"small", "atan2", *BASELINES}
-CURVE_COLORS = {"enlarged": 3, "default": 3, "small": 0, "per_layer": 2, "atan2": 4}
-CURVE_MARKERS = {"enlarged": "X", "default": "X", "small": "o", "per_layer": "s", "atan2": "^"}
+CURVE_COLORS = {"enlarged": 3, "default": 7, "small": 0, "per_layer": 2, "atan2": 4}
+CURVE_MARKERS = {"enlarged": "X", "default": "D", "small": "o", "per_layer": "s", "atan2": "^"}
 EQUIVALENT = (("standard", "ntk"), ("mup", "mean_field"))
 # Heat maps saturate here, so that one diverging corner does not wash out the rest.
 MOST = 0.5

@@ -107,9 +107,9 @@ def best(tables_: Sequence[pd.DataFrame]) -> str:
     at = [(sweeps[largest].loss, key) for key, sweeps in entries if largest in sweeps]
     loss, key = min(at)
     published = next((value for value, other in at if other == BEST), None)
-    note = "not measured" if published is None else f"{published:.3f}"
+    note = "was not measured" if published is None else f"has {published:.3f}"
     return (f"lowest loss of all at D = {largest}: {', '.join(key)} with {loss:.3f}; the paper's "
-            f"best, {', '.join(BEST)}, has {note}")
+            f"best, {', '.join(BEST)}, {note}")
 
 
 def report(table: pd.DataFrame) -> str:

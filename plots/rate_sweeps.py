@@ -100,10 +100,12 @@ def lost_lines(rows: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 
 
 def edge_lines(sweeps: Mapping[tuple[str, ...], Mapping[int, RateSweep]]) -> list[str]:
-    """Names the widths whose best rate is the first or last tried: their loss is an upper bound."""
+    """Names the widths whose best rate is the first or last of those tried: their loss is an upper
+    bound. A single rate was not searched for, and is not named."""
     text = []
     for names, line in sweeps.items():
-        edge = [width for width, sweep in line.items() if sweep.best.at_edge]
+        searched = {width: sweep.best for width, sweep in line.items() if len(sweep.losses) > 1}
+        edge = [width for width, best in searched.items() if best.at_edge]
         if edge:
             text.append(f"{', '.join(names)}: best rate at the edge of its sweep at D = "
                         f"{_listed(edge)}")
