@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -81,6 +82,8 @@ class ScheduleConfig(Section):
     """Steps of linear warm-up from 0."""
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Final factor, as a fraction of each group's peak rate."""
+    min_lr: NonNegativeFloat = 0.0
+    """Final rate in units of optimizer.lr, in place of floor: floor = min_lr / lr."""
 
 
 class LoopConfig(Section):
@@ -138,6 +141,23 @@ class RunConfig(Section):
     schedule: ScheduleConfig
     training: LoopConfig
     checkpoint: CheckpointConfig = CheckpointConfig()
+
+    @property
+    def floor(self) -> float:
+        """The schedule's final factor."""
+        return self.schedule.min_lr / self.optimizer.lr or self.schedule.floor
+
+    @model_validator(mode="after")
+    def _floor_is_one_fraction(self) -> RunConfig:
+        schedule, lr = self.schedule, self.optimizer.lr
+        if schedule.floor and schedule.min_lr:
+            raise ValueError("schedule.floor and schedule.min_lr say the same; keep one")
+        if schedule.min_lr > lr:
+            raise ValueError(
+                f"schedule.min_lr {schedule.min_lr:g} is more than optimizer.lr {lr:g}; it is the "
+                "rate that the schedule ends with"
+            )
+        return self
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> RunConfig:
@@ -222,6 +242,13 @@ def set_keys(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
                 raise UserError(f"{key}: {parent!r} is a value, not a section")
         node[last] = value
     return result
+
+
+def shifted(value: float, step: float) -> float:
+    """value * 2^step; quarter powers of two stay exactly that, however they were reached."""
+    quarters = 4 * (math.log2(value) + step)
+    near = abs(quarters - round(quarters)) < 1e-9
+    return 2.0 ** (round(quarters) / 4) if near else value * 2.0**step
 
 
 def apply_preset(data: Mapping[str, Any], name: str | None, where: str) -> dict[str, Any]:

@@ -67,7 +67,6 @@ from training.config import Section, leaves, parse_overrides, read_yaml, set_key
 from training.errors import UserError, one_line_errors
 from training.files import write_json, write_text
 from training.fits import power_law
-from training.sampling import sample_ids
 
 WIDTHS, STEPS, SEEDS, TOLERANCE = (64, 128, 256, 512), 4, 3, 0.25
 OK, EXCEPTION, GROWS, SHRINKS = "ok", "expected exception", "grows", "shrinks"
@@ -828,13 +827,8 @@ def _check_settings(
 
 def _from_task(task: loop.Task, steps: int) -> Check:
     """The first steps of a run, at constant rates."""
-    size, config = task.config.training.batch_size, task.config
-    ids = sample_ids(len(task.train_data), config.seed, 0, steps * size)
-    collate = task.collate or torch.utils.data.default_collate
-    batches = [
-        collate([task.train_data[int(i)] for i in ids[step * size : (step + 1) * size]])
-        for step in range(steps)
-    ]
+    config = task.config
+    batches = list(loop.first_batches(task, steps))
     task.plan.initialise(task.model, config.seed)
     return Check(
         model=task.model,

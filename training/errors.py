@@ -43,3 +43,4 @@ def is_users(error: Exception) -> bool:
     from param_groups.exponents import ExponentError
 
     return isinstance(error, (PlanError, ExponentError))
+

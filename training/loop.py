@@ -35,6 +35,7 @@ from param_groups import Plan
 from training import (
     checkpoint,
     environment,
+    loading,
     optimizers,
     processes,
     runs,
@@ -49,7 +50,7 @@ from training.errors import RunError, UserError
 from training.files import write_json
 from training.metrics import Log
 from training.probes import Probes
-from training.sampling import BatchIds, eval_ids
+from training.sampling import BatchIds, EpochPlaces, eval_ids, steps_per_epoch
 
 Progress = Callable[[int, int, float], None]
 
@@ -67,6 +68,14 @@ class Task:
     targets it sums over (a tensor on the CPU). `collate` turns fetched samples into a batch;
     batches are tensors or nested tuples of them. `forward(model, batch)` calls every layer, for the
     probes; by default the loss does, but one that fuses the readout does not.
+
+    Batches for evaluation may differ from those for training: `eval_collate`, `eval_count` and
+    `measure` are for them, by default the same as for training. `measure(model, batch)` sums the
+    loss and any other quantities over targets, by name; of these a higher mean is better.
+
+    With `by_epoch` samples are asked for by `Place`, and an epoch ends with its last whole batch;
+    otherwise by number, and epochs follow each other without a gap. Data that can only be read in
+    order has `batches(...)` in place of items, see `vit_imagenet.streaming`.
     """
 
     config: RunConfig
@@ -78,6 +87,10 @@ class Task:
     count: Callable[[Any], torch.Tensor]
     collate: Callable[[Any], Any] | None = None
     forward: Callable[[nn.Module, Any], Any] | None = None
+    by_epoch: bool = False
+    eval_collate: Callable[[Any], Any] | None = None
+    eval_count: Callable[[Any], torch.Tensor] | None = None
+    measure: Callable[[nn.Module, Any], dict[str, torch.Tensor]] | None = None
 
 
 @dataclass
@@ -175,12 +188,15 @@ class Loop:
         set_seed(task.config.seed % 2**31, device_specific=True)
         self._prepare()
         self.losses = Losses()
-        self.evals: list[tuple[int, float]] = []
+        self.evals: list[tuple[int, dict[str, float]]] = []
         self.started = time.perf_counter()
         self.seconds_before = 0.0
         self.eval_seconds = 0.0
+        self.wait_seconds = 0.0
+        self.timed = (0, 0.0, 0.0)
         self.resumed_from: list[int] = []
         self.metrics = Log(run_dir / "metrics.jsonl")
+        self.timing = Log(run_dir / "timing.jsonl")
         self.probe_log = Log(run_dir / "probes.jsonl")
         self.probes = self._make_probes()
         self.stop = signals.StopRequest()
@@ -213,7 +229,7 @@ class Loop:
                 self._train(first)
         except Diverged as diverged:
             status = {"status": "diverged", "step": diverged.step}
-            self._write({"step": diverged.step, "diverged": _finite(diverged.loss)})
+            self._write(diverged.step, {"diverged": _finite(diverged.loss)})
         except Stopped as stopped:
             status = {"status": "stopped", "step": stopped.step}
         summary = self._summary(status)
@@ -225,10 +241,11 @@ class Loop:
     def _train(self, taken: int) -> None:
         """Every step after the first `taken`; what a checkpoint misses is done first."""
         settings = self.settings
-        batches = iter(self._train_loader(taken))
+        batches = loading.batches(self._train_loader(taken))
         if taken and self._evaluates(taken) and (not self.evals or self.evals[-1][0] < taken):
             self._evaluate(taken)
         self.saved_at = time.monotonic()
+        self.timed = (taken, self._train_seconds(), self.wait_seconds)
         for step in range(taken + 1, settings.steps + 1):
             logged = step in (1, settings.steps) or step % settings.log_every == 0
             norm = self._step(step, batches, logged)
@@ -241,7 +258,9 @@ class Loop:
     def _step(self, step: int, batches: Iterator[Any], want_norm: bool) -> torch.Tensor | None:
         """One optimiser step over this process's micro-batches; the gradient norm if wanted."""
         accelerator, world = self.accelerator, self.accelerator.num_processes
+        asked = time.perf_counter()
         micro = [next(batches) for _ in range(self._micro_batches)]
+        self.wait_seconds += time.perf_counter() - asked
         local = torch.stack([self.task.count(batch) for batch in micro]).sum()
         count = accelerator.reduce(local.to(accelerator.device), reduction="sum")
         schedules.set_lr(self.optimizer, self.factor(step - 1))
@@ -291,7 +310,7 @@ class Loop:
             return None
         data = self.task.eval_data
         size = min(len(data), self.settings.probe_samples)
-        batch = (self.task.collate or default_collate)([data[index] for index in range(size)])
+        batch = self._eval_collate([data[index] for index in range(size)])
         self.probe_batch = send_to_device(batch, self.accelerator.device)
         return Probes(self.task.model, self.task.plan, self.torch_optimizer)
 
@@ -316,16 +335,31 @@ class Loop:
             taken,
             warmup_steps=schedule.warmup_steps,
             total_steps=self.settings.steps,
-            floor=schedule.floor,
+            floor=self.task.config.floor,
         )
 
     def _log_step(self, step: int, norm: torch.Tensor | None) -> None:
         loss = self.losses.drain(self.accelerator, step, self.settings.divergence_factor)
         gradient = None if norm is None else float(norm)
-        line = {"step": step, "train_loss": loss, "lr_factor": self.factor(step - 1)}
-        self._write({**line, "gradient_norm": gradient})
+        line = {"train_loss": loss, "lr_factor": self.factor(step - 1)}
+        self._write(step, {**line, "gradient_norm": gradient})
+        self._log_timing(step)
         if self.progress is not None and self.accelerator.is_main_process:
             self.progress(step, self.settings.steps, loss)
+
+    def _log_timing(self, step: int) -> None:
+        """Speed since the last line: in a log of its own, as it differs from run to run."""
+        before, then, waited = self.timed
+        now = self._train_seconds()
+        self.timed = (step, now, self.wait_seconds)
+        samples = (step - before) * self.settings.batch_size
+        line = {
+            "step": step,
+            "samples_per_second": samples / max(now - then, 1e-9),
+            "waiting_for_data": (self.wait_seconds - waited) / max(now - then, 1e-9),
+        }
+        if self.accelerator.is_main_process:
+            self.timing.append(line)
 
     def _evaluates(self, step: int) -> bool:
         every = self.settings.eval_every
@@ -333,33 +367,52 @@ class Loop:
 
     def _evaluate(self, step: int) -> None:
         started = time.perf_counter()
-        loss = self.evaluate()
+        means = self.evaluate()
         self.eval_seconds += time.perf_counter() - started
-        if not math.isfinite(loss):
-            raise Diverged(step, loss)
-        self.evals.append((step, loss))
-        self._write({"step": step, "eval_loss": loss})
+        if not math.isfinite(means["loss"]):
+            raise Diverged(step, means["loss"])
+        self.evals.append((step, means))
+        self._write(step, {f"eval_{name}": value for name, value in means.items()})
 
     @torch.no_grad()
-    def evaluate(self) -> float:
-        """Mean loss per target over the evaluation samples, each counted once in all processes."""
-        accelerator, task, settings = self.accelerator, self.task, self.settings
+    def evaluate(self) -> dict[str, float]:
+        """Means per target over the evaluation samples, each counted once in all processes."""
+        task, settings = self.task, self.settings
         size = min(len(task.eval_data), settings.eval_samples or len(task.eval_data))
         batches = self._eval_batches(size)
-        loader = self._loader(task.eval_data, batch_sampler=batches)
-        total = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+        loader = self._loader(task.eval_data, self._eval_collate, batch_sampler=batches)
+        names, sums = ["loss"], []
         self.model.eval()
-        for batch, ids in zip(loader, batches):
-            count = task.count(batch).to(accelerator.device)
-            batch = send_to_device(batch, accelerator.device, non_blocking=True)
-            sums = torch.stack([task.loss(self.model, batch), count]).double()
+        for batch, ids in zip(loading.batches(loader), batches):
+            count = (task.eval_count or task.count)(batch)
+            batch = send_to_device(batch, self.accelerator.device, non_blocking=True)
+            measured = self._measure(batch)
+            names = list(measured)
             if ids is not IDLE:
-                total += sums
+                sums.append([*measured.values(), count])
         self.model.train()
         if self.sharding is not None:
             sharding.reshard(self.model)
-        loss_sum, count = accelerator.reduce(total, reduction="sum").tolist()
-        return loss_sum / count
+        return self._means(names, sums)
+
+    def _measure(self, batch: Any) -> dict[str, torch.Tensor]:
+        """The sums of one evaluation batch by name."""
+        if self.task.measure is not None:
+            return self.task.measure(self.model, batch)
+        return {"loss": self.task.loss(self.model, batch)}
+
+    def _means(self, names: list[str], sums: list[list[torch.Tensor]]) -> dict[str, float]:
+        """Sums of this process's batches as means over the targets of all processes."""
+        device = self.accelerator.device
+        if self.accelerator.num_processes > 1:  # one without samples knows no names
+            names = max(gather_object([names]), key=len)
+        total = torch.zeros(len(names) + 1, dtype=torch.float64, device=device)
+        for row in sums:
+            total += torch.stack([value.to(device).double() for value in row])
+        *values, count = self.accelerator.reduce(total, reduction="sum").tolist()
+        if count == 0:
+            raise UserError("no evaluation sample could be read; see the messages above")
+        return {name: value / count for name, value in zip(names, values)}
 
     def _eval_batches(self, size: int) -> list[Sequence[int]]:
         """The ids of this process's evaluation batches; IDLE ones only keep the others company.
@@ -379,25 +432,35 @@ class Loop:
         share = self.settings.batch_size // self.accelerator.num_processes
         return math.ceil(share / (self.settings.micro_batch_size or share))
 
-    def _train_loader(self, first_step: int) -> DataLoader:
-        settings, accelerator = self.settings, self.accelerator
-        share = settings.batch_size // accelerator.num_processes
-        ids = BatchIds(
-            size=len(self.task.train_data),
-            seed=self.task.config.seed,
-            global_batch=settings.batch_size,
-            micro_batch=settings.micro_batch_size or max(share, 1),
-            rank=accelerator.process_index,
-            world_size=accelerator.num_processes,
-            first_step=first_step,
-            last_step=settings.steps,
-        )
-        return self._loader(self.task.train_data, batch_sampler=ids)
+    @property
+    def _eval_collate(self) -> Callable[[Any], Any]:
+        return self.task.eval_collate or self.task.collate or default_collate
 
-    def _loader(self, data: Dataset, **batching: Any) -> DataLoader:
+    def _train_loader(self, first_step: int) -> DataLoader:
+        settings, accelerator, data = self.settings, self.accelerator, self.task.train_data
+        share = settings.batch_size // accelerator.num_processes
+        place = {
+            "global_batch": settings.batch_size,
+            "micro_batch": settings.micro_batch_size or max(share, 1),
+            "rank": accelerator.process_index,
+            "world_size": accelerator.num_processes,
+            "first_step": first_step,
+            "last_step": settings.steps,
+        }
+        if hasattr(data, "batches"):
+            collate = self.task.collate or default_collate
+            stream = data.batches(**place, workers=settings.data_workers, collate=collate)
+            return self._loader(stream, None, batch_size=None)
+        order = EpochPlaces if self.task.by_epoch else BatchIds
+        ids = order(len(data), self.task.config.seed, **place)
+        return self._loader(data, self.task.collate, batch_sampler=ids)
+
+    def _loader(
+        self, data: Dataset, collate: Callable[[Any], Any] | None, **batching: Any
+    ) -> DataLoader:
         return DataLoader(
             data,
-            collate_fn=self.task.collate,
+            collate_fn=collate,
             num_workers=self.settings.data_workers,
             pin_memory=self.accelerator.device.type == "cuda",
             worker_init_fn=signals.follow_parent,
@@ -406,9 +469,16 @@ class Loop:
             **batching,
         )
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def _write(self, step: int, line: dict[str, Any]) -> None:
         if self.accelerator.is_main_process:
-            self.metrics.append(line)
+            self.metrics.append({"step": step, **self._epoch(step), **line})
+
+    def _epoch(self, step: int) -> dict[str, float]:
+        """Epochs taken, where the experiment counts them."""
+        if not self.task.by_epoch:
+            return {}
+        size = len(self.task.train_data)
+        return {"epoch": round(step / steps_per_epoch(size, self.settings.batch_size), 6)}
 
     @property
     def _checkpoints(self) -> Path:
@@ -467,7 +537,7 @@ class Loop:
         state.load_model(self.task.model, saved.part("model"))
         state.load_optimizer(self.torch_optimizer, saved.part("optimizer"))
         self.losses.restore(saved.meta["losses"], saved.part("pending"), self.accelerator)
-        self.evals = [(step, loss) for step, loss in saved.meta["evals"]]
+        self.evals = [(step, means) for step, means in saved.meta["evals"]]
         self.seconds_before = saved.meta["seconds"]
         self.eval_seconds = saved.meta["eval_seconds"]
         self.resumed_from = [*saved.meta["resumed_from"], saved.step]
@@ -488,6 +558,8 @@ class Loop:
         for left in self.run_dir.glob(".*.tmp"):
             left.unlink()
         (self.run_dir / "summary.json").unlink(missing_ok=True)
+        if found is None:
+            (self.run_dir / "timing.jsonl").unlink(missing_ok=True)
         for log in (self.metrics, self.probe_log):
             length = found.meta["logs"][log.path.name]["bytes"] if found else 0
             if length or log.path.exists() or log is self.metrics:
@@ -530,8 +602,9 @@ class Loop:
             meta, plan = found.meta, Plan.from_dict(found.meta["plan"])
             keys = ("losses", "evals", "seconds", "eval_seconds", "resumed_from", "random")
             missing = [key for key in keys if key not in meta]
-            if missing or not isinstance(meta["config"], dict):
-                raise Damaged(f"{path}: lacks {missing or 'its config'}")
+            old = not all(isinstance(means, dict) for _, means in meta.get("evals", ()))
+            if missing or old or not isinstance(meta["config"], dict):
+                raise Damaged(f"{path}: lacks {missing or 'its config or its evaluations by name'}")
             if plan.differences(self.task.plan) == []:  # else refused, with the difference shown
                 state.check_model(self.task.model, found.part("model"))
                 state.check_optimizer(self.torch_optimizer, found.part("optimizer"))
@@ -547,20 +620,35 @@ class Loop:
             counts[row.role] += math.prod(row.shape)
         return dict(counts)
 
+    def _train_seconds(self) -> float:
+        """Seconds since this process began the run, but for evaluations."""
+        return time.perf_counter() - self.started - self.eval_seconds
+
     def _seconds(self) -> float:
         """Seconds since the run began, without those between a stop and a resume."""
         return self.seconds_before + time.perf_counter() - self.started
 
+    def _measured(self, finished: bool) -> dict[str, Any]:
+        """Last and best evaluation of the loss, then of whatever else was measured."""
+        names = list(self.evals[-1][1]) if self.evals else ["loss"]
+        values: dict[str, Any] = {}
+        for name in names:
+            best: tuple[int | None, float | None] = (None, None)
+            for step, means in self.evals:
+                if best[1] is None or _better(name, best[1], means[name]):
+                    best = step, means[name]
+            last = self.evals[-1][1][name] if finished else None
+            values |= {f"final_eval_{name}": last, f"best_eval_{name}": best[1]}
+            values["best_eval_step" if name == "loss" else f"best_eval_{name}_step"] = best[0]
+        return values
+
     def _summary(self, status: dict[str, Any]) -> dict[str, Any]:
         wall = self._seconds()
-        best = min(self.evals, key=lambda entry: entry[1], default=(None, None))
         finished = status["status"] == "finished"
         summary = {
             **status,
             "steps": self.settings.steps,
-            "final_eval_loss": self.evals[-1][1] if finished else None,
-            "best_eval_loss": best[1],
-            "best_eval_step": best[0],
+            **self._measured(finished),
             "first_train_loss": _finite(self.losses.first),
             "final_train_loss": _finite(self.losses.last),
             "targets": self.losses.targets,
@@ -578,12 +666,28 @@ class Loop:
         return summary
 
 
+def _better(name: str, old: float, new: float) -> bool:
+    """Whether a mean is better than the best so far; a tie is not."""
+    return new < old if name == "loss" else new > old
+
+
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def first_batches(task: Task, steps: int) -> Iterator[Any]:
+    """The first batches of a run, whole, as one process would see them."""
+    size, data = task.config.training.batch_size, task.train_data
+    if hasattr(data, "batches"):
+        raise UserError("a stream has no samples by number; turn data.streaming off")
+    order = EpochPlaces if task.by_epoch else BatchIds
+    places = order(len(data), task.config.seed, size, size, 0, 1, 0, steps)
+    collate = task.collate or default_collate
+    return (collate([data[place] for place in batch]) for batch in places)
 
 
 def build_optimizer(task: Task) -> torch.optim.Optimizer:

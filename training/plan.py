@@ -185,18 +185,19 @@ def _steps_taken(run_dir: Path) -> int | None:
 
 
 def _may_add(grid: Sweep, done: set[str], cost: ModuleType) -> dict[str, float]:
-    """The most that `extend` can still add, in cells that are not complete."""
-    extend = grid.config.extend
+    """The most that `extend` or `confirm` can still add, in cells that are not complete."""
+    rule = grid.config.extend or grid.config.confirm
     most: dict[str, float] = {"runs": 0, "flops": 0.0}
-    if extend is None:
+    if rule is None:
         return most
+    further = len(grid.config.confirm.seeds) if grid.config.confirm else 0
     cells: dict[Cell, list[Point]] = {}
     for point in grid.points:
-        cells.setdefault(point.cell(extend.key), []).append(point)
+        cells.setdefault(point.cell(grid.config.searched), []).append(point)
     for cell, points in cells.items():
         if any(point.run not in done for point in points):
-            values = extend.points - grid.added.get(cell, 0)
-            count = values * len(grid.seeds(dict(cell[1])))
+            values = rule.points - grid.added.get(cell, 0)
+            count = values * len(grid.seeds(dict(points[0].values))) + further
             most["runs"] += count
             most["flops"] += count * max(cost.flops(point.config) for point in points)
     return most

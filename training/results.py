@@ -53,19 +53,61 @@ def write_results(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path
 
     Rows of curves that were left out this time stay as they are.
     """
-    keys = columns(sweep)
-    header = ["curve", *keys, "horizon", "constants", "seed", *RESULT_COLUMNS, "commit", "run"]
+    keys, measured = columns(sweep), _measured(summaries)
+    place = ["curve", *keys, "horizon", "constants", "seed"]
+    header = [*place, *RESULT_COLUMNS, *measured, "commit", "run"]
     path = sweep.folder / "results.csv"
     rows = []
     for point in sorted(sweep.points, key=_grid_order(sweep)):
         summary = summaries.get(point.run)
         if summary is not None:
-            results = [summary.get(column) for column in RESULT_COLUMNS]
+            results = [summary.get(column) for column in (*RESULT_COLUMNS, *measured)]
             commit = summary.get("environment", {}).get("commit")
             place = _place(sweep, point, keys)
             rows.append([*place, point.seed, *results, commit, point.run])
     _write_csv(sweep, path, header, rows)
     return path
+
+
+def _measured(summaries: Mapping[str, dict[str, Any]]) -> list[str]:
+    """What runs measured beyond the loss, as their summaries name it."""
+    keys = dict.fromkeys(key for summary in summaries.values() for key in summary)
+    extra = [key for key in keys if key.startswith(("final_eval_", "best_eval_"))]
+    return [key for key in extra if key not in (*RESULT_COLUMNS, "best_eval_step")]
+
+
+METRIC_COLUMNS = ("step", "epoch", "train_loss", "lr_factor", "gradient_norm")
+
+
+def write_metrics(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path | None:
+    """metrics.csv: every line that the runs logged; None unless the sweep asks for it."""
+    if not sweep.config.metrics:
+        return None
+    keys, lines = columns(sweep), []
+    for point in sorted(sweep.points, key=_grid_order(sweep)):
+        if point.run in summaries:
+            place = [*_place(sweep, point, keys), point.seed, point.run]
+            lines += [(place, line) for line in _logged(sweep.folder / point.run)]
+    measured = sorted({key for _, line in lines for key in line if key.startswith("eval_")})
+    logged = [*METRIC_COLUMNS, *measured]
+    rows = [[*place, *(line.get(key) for key in logged)] for place, line in lines]
+    path = sweep.folder / "metrics.csv"
+    header = ["curve", *keys, "horizon", "constants", "seed", "run", *logged]
+    _write_csv(sweep, path, header, rows)
+    return path
+
+
+def _logged(run_dir: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl, one per step: training and evaluation of a step share one."""
+    try:
+        with open(run_dir / "metrics.jsonl", encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+    except FileNotFoundError:  # it failed before its first step
+        return []
+    steps: dict[int, dict[str, Any]] = {}
+    for line in lines:
+        steps.setdefault(line["step"], {}).update(line)
+    return list(steps.values())
 
 
 def _rows_of_others(sweep: Sweep, path: Path, header: list[str]) -> list[list[Any]]:

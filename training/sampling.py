@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data import Sampler
@@ -43,6 +44,17 @@ def sample_ids(size: int, seed: int, start: int, count: int) -> np.ndarray:
         ids[filled : filled + taken] = _permutation(size, seed, epoch)[offset : offset + taken]
         filled += taken
     return ids
+
+
+class Place(NamedTuple):
+    """Where a sample stands in training: what its augmentation and noise are a function of."""
+
+    epoch: int
+    """Counted from 0."""
+    position: int
+    """Place in the epoch's order, which decides who shares a batch."""
+    index: int
+    """Which sample it is."""
 
 
 class BatchIds(Sampler):
@@ -87,10 +99,43 @@ class BatchIds(Sampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in range(self.first_step, self.last_step):
-            start = step * self.global_batch + self.share_start
-            ids = sample_ids(self.size, self.seed, start, self.share).tolist()
+            ids = self._share(step)
             for first in range(0, self.share, self.micro_batch):
                 yield ids[first : first + self.micro_batch]
+
+    def _share(self, step: int) -> list:
+        """The ids of this process's share of a step."""
+        start = step * self.global_batch + self.share_start
+        return sample_ids(self.size, self.seed, start, self.share).tolist()
+
+
+class EpochPlaces(BatchIds):
+    """As BatchIds, but items are lists of Place, and an epoch ends with its last whole batch.
+
+    Step s is batch s % steps_per_epoch of epoch s // steps_per_epoch; the size % global_batch
+    samples at the end of an epoch's order are left out of it.
+
+    Raises UserError as BatchIds, and when there are fewer samples than one batch.
+    """
+
+    def __init__(self, size: int, seed: int, global_batch: int, *args, **kwargs) -> None:
+        super().__init__(size, seed, global_batch, *args, **kwargs)
+        self.steps_per_epoch = steps_per_epoch(size, global_batch)
+
+    def _share(self, step: int) -> list[Place]:
+        epoch, batch = divmod(step, self.steps_per_epoch)
+        first = batch * self.global_batch + self.share_start
+        ids = sample_ids(self.size, self.seed, epoch * self.size + first, self.share).tolist()
+        return [Place(epoch, position, index) for position, index in enumerate(ids, start=first)]
+
+
+def steps_per_epoch(size: int, global_batch: int) -> int:
+    """Whole batches in an epoch; UserError if there is none."""
+    if size < global_batch:
+        raise UserError(
+            f"training.batch_size {global_batch} is more than the {size} training samples; lower it"
+        )
+    return size // global_batch
 
 
 def _check(

@@ -13,11 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from training import runs
-from training.errors import RunError
+from training import confirm, runs
+from training.config import shifted
+from training.errors import RunError, UserError
 from training.files import is_locked, open_plain, writing
 from training.fits import stability
-from training.sweep_file import Cell, Coverage, Point, Sweep, shifted
+from training.sweep_file import Cell, Coverage, Point, Sweep
 
 POLL_SECONDS = 2.0  # between looks at runs that other launchers hold
 
@@ -88,8 +89,13 @@ class Scheduler:
         self._settle()
 
     @property
-    def _key(self) -> str | None:
-        return self.sweep.config.extend.key if self.sweep.config.extend else None
+    def _key(self) -> str:
+        """The key that `extend` follows."""
+        return self.sweep.config.extend.key
+
+    def _cells(self) -> list[Cell]:
+        searched = self.sweep.config.searched
+        return list(dict.fromkeys(point.cell(searched) for point in self.sweep.points))
 
     def take(self) -> Point | None:
         """The next point to run; waits for results that may add one; None when all is done.
@@ -249,8 +255,8 @@ class Scheduler:
         while known != len(self.sweep.points):
             known = len(self.sweep.points)
             sources = self._sources()
-            cells = dict.fromkeys(point.cell(self._key) for point in self.sweep.points)
-            settled = {cell for cell in cells if cell not in sources and self._grow(cell)}
+            follow = self._walk if self.sweep.config.confirm else self._grow
+            settled = {cell for cell in self._cells() if cell not in sources and follow(cell)}
             for target, source in sources.items():
                 if source in settled:
                     self._transfer(source, target)
@@ -261,7 +267,7 @@ class Scheduler:
         rule, pairs = self.sweep.config.transfer, {}
         if rule is None:
             return pairs
-        cells = dict.fromkeys(point.cell(self._key) for point in self.sweep.points)
+        cells = self._cells()
         for curve, values in cells:
             if rule.source.items() <= dict(values).items():
                 target = (curve, tuple({**dict(values), **rule.target}.items()))
@@ -273,15 +279,18 @@ class Scheduler:
         """Adds the best value of a settled cell to another one."""
         losses = mean_losses(self.sweep.cell_points(source), self._key, self.summaries)
         if losses:  # empty if every run failed
-            self._add(target, min(losses, key=lambda value: losses[value]))
+            self._add(target, {self._key: min(losses, key=lambda value: losses[value])})
 
     def _remark(self, note: str) -> None:
         self.notes += [] if note in self.notes else [note]
 
-    def _add(self, cell: Cell, value: float) -> bool:
-        """Adds a cell's points at one value; False if it has them already."""
+    def _add(
+        self, cell: Cell, place: Mapping[str, float], seeds: list[int] | None = None
+    ) -> bool:
+        """Adds a cell's points at one place; False if it has them already."""
         curve, values = cell
-        new = self.sweep.expand(curve, {**dict(values), self._key: value})
+        everywhere = {**dict(values), **place}
+        new = self.sweep.expand(curve, self.sweep.in_order(curve, everywhere), seeds)
         for point in new:
             self.sweep.points.append(point)
             self._recall(point)
@@ -304,11 +313,73 @@ class Scheduler:
                 note = f"{extend.points} values of {extend.key} added, and more are needed"
                 self._remark(f"{cell_name(cell)}: {note}")
                 return True
-            if not self._add(cell, value):  # it is there, but failed
+            if not self._add(cell, {extend.key: value}):  # it is there, but failed
                 self._remark(f"{cell_name(cell)}: {extend.key} {value:g} failed, and it is needed")
                 return True
             self.sweep.added[cell] = self.sweep.added.get(cell, 0) + 1
         return True
+
+
+    def _walk(self, cell: Cell) -> bool:
+        """Adds the neighbours of a complete cell's best point until none is better.
+
+        Whether the cell is settled: complete, and confirmed as far as it can be.
+        """
+        rule = self.sweep.config.confirm
+        scores = self._scores(cell, rule)
+        if not scores:
+            return scores is not None
+        best = confirm.candidate(scores)
+        neighbours = confirm.around(best, rule.neighbours)
+        tried = {self._place(point) for point in self.sweep.cell_points(cell)}
+        new = [place for place in neighbours if place not in tried]
+        at = " ".join(f"{key}={value:g}" for key, value in zip(rule.keys, best))
+        if self.sweep.added.get(cell, 0) + len(new) > rule.points:
+            note = f"{rule.points} points are not enough to confirm {at}"
+            self._remark(f"{cell_name(cell)}: {note}; raise confirm.points")
+            return True
+        for place in new:
+            self._add(cell, dict(zip(rule.keys, place)))
+        self.sweep.added[cell] = self.sweep.added.get(cell, 0) + len(new)
+        if new:
+            return self._walk(cell)  # they may be known already
+        if any(place not in scores for place in neighbours):
+            self._remark(f"{cell_name(cell)}: {at} is not confirmed, a neighbour failed")
+        elif math.isinf(scores[best][0]):
+            self._remark(f"{cell_name(cell)}: every run diverged")
+        else:
+            self._add(cell, dict(zip(rule.keys, best)), rule.seeds)
+        return True
+
+    def _scores(
+        self, cell: Cell, rule: confirm.Confirm
+    ) -> dict[confirm.Place, confirm.Score] | None:
+        """Place -> mean score over the search's seeds; None while a run is missing.
+
+        Runs that failed are left out, and so are the optimum's further seeds.
+        """
+        scores: dict[confirm.Place, list[confirm.Score]] = {}
+        for point in self.sweep.cell_points(cell):
+            if point.seed not in self.sweep.seeds(dict(point.values)):
+                continue
+            if point.run not in self.summaries:
+                return None
+            try:
+                score = confirm.score(self.summaries[point.run], rule.metric)
+            except KeyError:
+                raise UserError(_no_metric(rule.metric, self.summaries[point.run])) from None
+            if score is not None:
+                scores.setdefault(self._place(point), []).append(score)
+        return {place: confirm.mean_score(seeds) for place, seeds in scores.items()}
+
+    def _place(self, point: Point) -> confirm.Place:
+        values = dict(point.values)
+        return tuple(values[key] for key in self.sweep.config.searched)
+
+
+def _no_metric(metric: str, summary: Mapping[str, Any]) -> str:
+    known = [key for key in summary if key.startswith(("final_eval_", "best_eval_"))]
+    return f"confirm.metric: runs measure no {metric!r}; they have {', '.join(known)}"
 
 
 def _hash(run: str) -> str:
@@ -326,7 +397,14 @@ def _runs_elsewhere(folder: Path) -> dict[str, list[Path]]:
 
 
 # A finished run's own files; nothing else in its folder is a result.
-_RESULT_FILES = ("config.yaml", "plan.json", "metrics.jsonl", "probes.jsonl", "summary.json")
+_RESULT_FILES = (
+    "config.yaml",
+    "plan.json",
+    "metrics.jsonl",
+    "timing.jsonl",
+    "probes.jsonl",
+    "summary.json",
+)
 
 
 def _take_over(source: Path, target: Path | None) -> dict[str, Any] | None:

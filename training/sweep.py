@@ -9,9 +9,11 @@ has finished, at the same commit, is copied from there.
 
 With `extend`, a cell of the grid (one curve at one width, say) whose best learning rate lies at an
 edge gets the next rate, until the optimum is inside or the limit is reached; with `coverage`, rates
-above it follow until the first unstable one is known. A sweep file may hold `presets`, other sizes
-of the same sweep. `results.csv` has one row per run, by curve and rising grid values; `probes.csv`
-the alignment of every dense layer where runs were probed.
+above it follow until the first unstable one is known. With `confirm`, a cell is searched over
+several keys: the neighbours of its best point are run until none of them is better. A sweep file
+may hold `presets`, other sizes of the same sweep. `results.csv` has one row per run, by curve and
+rising grid values; `probes.csv` the alignment of every dense layer where runs were probed;
+`metrics.csv`, where the file asks for it, what runs logged.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from pathlib import Path
 from training import runs, workers
 from training.errors import one_line_errors
 from training.progress import Board
-from training.results import write_manifest, write_probes, write_results
+from training.results import write_manifest, write_metrics, write_probes, write_results
 from training.scheduler import Scheduler, cell_name
 from training.signals import STOPPED
 from training.sweep_file import Sweep, load_sweep
@@ -65,6 +67,7 @@ def run_sweep(
     write_manifest(sweep)
     write_results(sweep, scheduler.summaries)
     write_probes(sweep, scheduler.summaries)
+    write_metrics(sweep, scheduler.summaries)
     return scheduler
 
 

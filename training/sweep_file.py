@@ -21,8 +21,10 @@ from training.config import (
     apply_preset,
     read_yaml,
     set_keys,
+    shifted,
     validate,
 )
+from training.confirm import Confirm
 from training.errors import UserError
 
 
@@ -177,6 +179,10 @@ class SweepConfig(Section):
     """Follow optima past the edge of the grid."""
     transfer: Transfer | None = None
     """Run one cell's optimum in another; needs `extend`."""
+    confirm: Confirm | None = None
+    """Walk to an optimum over several keys, and confirm it by its neighbours."""
+    metrics: bool = False
+    """Also write metrics.csv, what every run logged, for figures against steps or epochs."""
     retries: Annotated[int, Field(ge=0)] = 1
     """How often a run that fails for a reason of its own is tried again."""
 
@@ -184,6 +190,8 @@ class SweepConfig(Section):
     def _rules_speak_of_the_grid(self) -> SweepConfig:
         if self.transfer and not self.extend:
             raise ValueError("transfer needs extend, which says whose optimum is meant")
+        if self.confirm and self.extend:
+            raise ValueError("confirm and extend both follow an optimum; keep one")
         for name, curve in self.curves.items():
             grid = {**self.grid, **curve.grid}
             if curve.constants and self.constants is None:
@@ -192,9 +200,19 @@ class SweepConfig(Section):
                 raise ValueError("seed goes into seeds, not into set or grid")
             if self.extend and self.extend.key not in grid:
                 raise ValueError(f"extend.key {self.extend.key!r} is not in the grid of {name!r}")
+            for key in self.confirm.keys if self.confirm else ():
+                if key not in grid:
+                    raise ValueError(f"confirm.keys: {key!r} is not in the grid of {name!r}")
         for name, where in self._rules():
             _check_values(name, where, [{**self.grid, **c.grid} for c in self.curves.values()])
         return self
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """The keys whose values results decide."""
+        if self.confirm:
+            return tuple(self.confirm.keys)
+        return (self.extend.key,) if self.extend else ()
 
     def _rules(self) -> list[tuple[str, dict[str, list[Any]]]]:
         """(name, key -> values) of every rule that speaks of grid values."""
@@ -223,7 +241,7 @@ def _check_values(
                 raise ValueError(f"{rule}: {key} {value} is in no curve's grid: {known}")
 
 
-Cell = tuple[str, tuple[tuple[str, Any], ...]]  # curve, and its grid values but the extended one
+Cell = tuple[str, tuple[tuple[str, Any], ...]]  # curve, and its grid values but those searched
 
 
 @dataclass(frozen=True)
@@ -236,9 +254,9 @@ class Point:
     config: Section
     run: str
 
-    def cell(self, extended: str | None) -> Cell:
-        """The curve and the values that the extended key varies within."""
-        return self.curve, tuple(item for item in self.values if item[0] != extended)
+    def cell(self, searched: Sequence[str]) -> Cell:
+        """The curve and the values that the searched keys vary within."""
+        return self.curve, tuple(item for item in self.values if item[0] not in searched)
 
 
 @dataclass
@@ -338,6 +356,10 @@ class Sweep:
             self._assume(missing, f"curve {curve!r} is counted around {key} {centre:g}")
         return [shifted(centre, step) for step in sorted(axis.steps)]
 
+    def in_order(self, curve: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Grid values in the order of the curve's grid."""
+        return {key: values[key] for key in {**self.config.grid, **self.config.curves[curve].grid}}
+
     def seeds(self, values: Mapping[str, Any]) -> list[int]:
         """The seeds at some grid values."""
         for rule in self.config.more_seeds:
@@ -345,16 +367,18 @@ class Sweep:
                 return rule.seeds
         return self.config.seeds
 
-    def expand(self, curve: str, values: Mapping[str, Any]) -> list[Point]:
-        """One point per seed, without those known already."""
+    def expand(
+        self, curve: str, values: Mapping[str, Any], seeds: Sequence[int] | None = None
+    ) -> list[Point]:
+        """One point per seed, by default the grid's own there, without those known already."""
         known = {point.run for point in self.points}
-        new = [self.point(curve, values, seed) for seed in self.seeds(values)]
+        seeds = self.seeds(values) if seeds is None else seeds
+        new = [self.point(curve, values, seed) for seed in dict.fromkeys(seeds)]
         return [point for point in new if point.run not in known]
 
     def cell_points(self, cell: Cell) -> list[Point]:
         """The points of a cell."""
-        key = self.config.extend.key if self.config.extend else None
-        return [point for point in self.points if point.cell(key) == cell]
+        return [point for point in self.points if point.cell(self.config.searched) == cell]
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -364,13 +388,6 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         inner = isinstance(value, Mapping)
         leaves |= flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
     return leaves
-
-
-def shifted(value: float, step: float) -> float:
-    """value * 2^step; quarter powers of two stay exactly that, however they were reached."""
-    quarters = 4 * (math.log2(value) + step)
-    near = abs(quarters - round(quarters)) < 1e-9
-    return 2.0 ** (round(quarters) / 4) if near else value * 2.0**step
 
 
 def _applies(rule: MoreSeeds | Adjust, values: Mapping[str, Any]) -> bool:

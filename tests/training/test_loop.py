@@ -12,6 +12,7 @@ from torch.utils.data import Dataset
 from param_groups import Everett, Role, Rule, plan
 from training import schedules
 from training.config import RunConfig, validate
+from training.errors import UserError
 from training.loop import Task, train
 
 IGNORE = -100
@@ -271,3 +272,111 @@ def test_decay_follows_the_schedule_in_every_mode(tmp_path, decay_mode):
         for step in range(12)
     )
     torch.testing.assert_close(run.model.readout.weight, start.model.readout.weight * shrink)
+
+
+class Placed(Rows):
+    """Rows asked for by place; an evaluation row by number. Keeps the places, in this process."""
+
+    def __init__(self, **settings):
+        super().__init__(**settings)
+        self.seen = []
+
+    def __getitem__(self, place):
+        self.seen.append(place)
+        return super().__getitem__(place.index)
+
+
+def by_epoch(**changes):
+    """The tiny task with whole epochs, and accuracy measured beside the loss."""
+    run = task(training__eval_every=4, **changes)
+    run.by_epoch, run.train_data = True, Placed()
+
+    def measure(model, batch):
+        ids, targets = batch[0], batch[1]
+        logits = model.readout(model.embedding(ids))
+        right = ((logits.argmax(-1) == targets) & (targets != IGNORE)).sum()
+        return {"loss": run.loss(model, (ids, targets)), "top1": right}
+
+    run.measure = measure
+    run.eval_collate = lambda samples: [torch.stack(part) for part in zip(*samples)] + ["whole"]
+    run.eval_count = lambda batch: (batch[1] != IGNORE).sum() if batch[2] == "whole" else 1 / 0
+    return run
+
+
+def test_a_task_by_epoch_sees_places_and_logs_epochs(tmp_path):
+    run = by_epoch()
+    train(run, tmp_path)
+    assert [place.epoch for place in run.train_data.seen[::8]] == [0] * 4 + [1] * 4 + [2] * 4
+    assert [line["epoch"] for line in metrics(tmp_path) if "eval_top1" in line] == [1, 2, 3]
+    assert metrics(tmp_path)[0]["epoch"] == 0.25
+
+
+def test_what_is_measured_is_a_mean_per_target_logged_and_summarised(tmp_path):
+    run = by_epoch()
+    summary = train(run, tmp_path)
+    data = run.eval_data
+    with torch.no_grad():
+        logits = run.model.readout(run.model.embedding(data.ids))
+    kept = data.targets != IGNORE
+    top1 = ((logits.argmax(-1) == data.targets) & kept).sum().item() / kept.sum().item()
+    lines = [line for line in metrics(tmp_path) if "eval_top1" in line]
+    assert lines[-1]["eval_top1"] == summary["final_eval_top1"] == pytest.approx(top1)
+    values = [line["eval_top1"] for line in lines]
+    assert summary["best_eval_top1"] == max(values)
+    assert summary["best_eval_top1_step"] == lines[values.index(max(values))]["step"]
+    assert summary["best_eval_loss"] == min(line["eval_loss"] for line in lines)
+
+
+def test_speed_has_a_log_of_its_own_so_that_metrics_repeat(tmp_path):
+    train(task(), tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [line["step"] for line in metrics(tmp_path)][:-1]
+    for line in lines:
+        assert line["samples_per_second"] > 0 and 0 <= line["waiting_for_data"] <= 1
+
+
+def test_the_floor_in_units_of_the_rate_is_that_fraction(tmp_path):
+    rate = task(schedule__min_lr=0.01)
+    share = task(schedule__floor=0.01 / 0.05)
+    train(rate, tmp_path / "rate")
+    train(share, tmp_path / "share")
+    assert metrics(tmp_path / "rate") == metrics(tmp_path / "share")
+    assert metrics(tmp_path / "rate") != metrics(train_plain(tmp_path))
+
+
+def train_plain(folder):
+    train(task(), folder / "plain")
+    return folder / "plain"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"schedule__min_lr": 0.01, "schedule__floor": 0.1}, "say the same; keep one"),
+        ({"schedule__min_lr": 0.1}, "schedule.min_lr 0.1 is more than optimizer.lr 0.05"),
+    ],
+)
+def test_a_floor_that_makes_no_sense_is_refused(changes, message):
+    with pytest.raises(UserError, match=message):
+        task(**changes)
+
+
+class Unreadable(Rows):
+    def __getitem__(self, index):
+        raise UserError("data.path: image x.jpg cannot be read")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_mistake_found_in_a_data_worker_keeps_its_one_line(tmp_path, workers):
+    run = task(training__data_workers=workers)
+    run.train_data = Unreadable()
+    with pytest.raises(UserError) as caught:
+        train(run, tmp_path)
+    assert str(caught.value) == "data.path: image x.jpg cannot be read"
+
+
+def test_no_readable_evaluation_sample_is_one_line(tmp_path):
+    run = task()
+    run.eval_data.targets[:] = IGNORE
+    with pytest.raises(UserError, match="no evaluation sample could be read"):
+        train(run, tmp_path)

@@ -6,7 +6,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from training.errors import UserError
-from training.sampling import BatchIds, eval_ids, sample_ids
+from training.sampling import BatchIds, EpochPlaces, eval_ids, sample_ids
 
 ORDER = {"size": 50, "seed": 3, "global_batch": 12, "micro_batch": 4, "first_step": 0}
 # sample_ids(size=10, seed=7, start=0, count=20)
@@ -167,3 +167,32 @@ def test_workers_change_no_batch(tmp_path):
     alone, helped = read(0), read(2)
     assert len(alone) == len(helped) == 18
     assert all(torch.equal(a, b) for a, b in zip(alone, helped, strict=True))
+
+
+def places(**changes):
+    settings = {**ORDER, "rank": 0, "world_size": 1, "first_step": 0, "last_step": 9, **changes}
+    return [place for batch in EpochPlaces(**settings) for place in batch]
+
+
+def test_an_epoch_ends_with_its_last_whole_batch():
+    size, batch = ORDER["size"], ORDER["global_batch"]
+    per_epoch = size // batch
+    found = places()
+    assert [p.epoch for p in found] == [s // per_epoch for s in range(9) for _ in range(batch)]
+    for epoch in {p.epoch for p in found}:
+        own = [p for p in found if p.epoch == epoch]
+        assert [p.position for p in own] == list(range(len(own)))
+        order = sample_ids(size, ORDER["seed"], epoch * size, len(own)).tolist()
+        assert [p.index for p in own] == order and len(set(order)) == len(order)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_places_are_the_same_for_any_number_of_processes(world_size):
+    shares = [places(rank=rank, world_size=world_size) for rank in range(world_size)]
+    assert sorted(place for share in shares for place in share) == sorted(places())
+    assert places(first_step=4) == places()[4 * ORDER["global_batch"] :]
+
+
+def test_a_batch_larger_than_the_data_is_refused_where_epochs_end():
+    with pytest.raises(UserError, match="training.batch_size 12 is more than the 11 training sam"):
+        places(size=11)

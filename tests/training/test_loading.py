@@ -1,0 +1,67 @@
+"""Data-loading processes end with the run, however it ends."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCRIPT = '''
+import os, sys
+from pathlib import Path
+from torch.utils.data import DataLoader, Dataset
+from training import loading, signals
+from training.errors import UserError, one_line_errors
+
+class Rows(Dataset):
+    def __len__(self):
+        return 100
+    def __getitem__(self, index):
+        Path(sys.argv[2], str(os.getpid())).touch()
+        if sys.argv[1] == "bad" and index == 7:
+            raise UserError("row 7: cannot be read; mend it")
+        return index
+
+def main():
+    loader = DataLoader(Rows(), batch_size=5, num_workers=2, worker_init_fn=signals.follow_parent)
+    for batch in loading.batches(loader):
+        if sys.argv[1] == "crash":
+            raise RuntimeError("a mistake of ours")
+        if sys.argv[1] == "leave":
+            keep.append(batch)
+            sys.exit(3)
+
+keep = []
+with one_line_errors():
+    main()
+'''
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "error"),
+    [
+        ("whole", 0, ""),
+        ("bad", 2, "error: row 7: cannot be read; mend it\n"),
+        ("crash", 1, "RuntimeError: a mistake of ours\n"),
+        ("leave", 3, ""),
+    ],
+)
+def test_no_process_outlives_the_run_or_keeps_it(tmp_path, how, code, error):
+    script, notes = tmp_path / "script.py", tmp_path / "notes"
+    script.write_text(SCRIPT)
+    notes.mkdir()
+    result = subprocess.run(
+        [sys.executable, script, how, notes], cwd=ROOT, env={"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == code, result.stderr
+    assert result.stderr.endswith(error) and (how == "crash" or result.stderr == error)
+    workers = [int(path.name) for path in notes.iterdir()]
+    assert workers
+    time.sleep(0.1)
+    for pid in workers:
+        status = Path(f"/proc/{pid}/status")
+        assert not status.exists() or "(zombie)" in status.read_text()

@@ -1,0 +1,52 @@
+"""Batches from data-loading processes, which end with the run that they load for."""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import signal
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
+from training.errors import UserError
+
+Batch = TypeVar("Batch")
+
+
+def batches(loader: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches of a DataLoader; a UserError in one of its processes keeps its own words.
+
+    torch raises it anew with the process's traceback for a message.
+    """
+    iterator = iter(loader)
+    # Registered anew, so that it comes before torch's own, which waits for each of them.
+    atexit.unregister(_kill_children)
+    atexit.register(_kill_children)
+    try:
+        yield from iterator
+        return
+    except UserError as caught:
+        error = type(caught)(_own_words(caught))
+        caught.__traceback__ = None
+    # Now nothing refers to the iterator any more, and its processes end.
+    del iterator
+    raise error
+
+
+def _own_words(error: UserError) -> str:
+    lines = str(error).splitlines()
+    if not lines or not lines[0].startswith("Caught "):
+        return str(error)
+    return lines[-1].partition(f"{type(error).__name__}: ")[2]
+
+
+def _kill_children() -> None:
+    """Ends data-loading processes at exit: they ignore the SIGTERM that others would end them by.
+
+    Such a process is left when an error ends the run, as the error holds on to its frames.
+    """
+    children = [child for child in multiprocessing.active_children() if child.daemon]
+    if children:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report their end
+    for child in children:
+        child.kill()
