@@ -10,8 +10,7 @@ from __future__ import annotations
 import math
 
 from nanolm_c4.config import Config, ModelConfig
-
-FP32, BF16 = 4, 2  # bytes of a number
+from training.memory import BF16, FP32, ceil, communication, peak
 
 # What training/optimizers.py keeps in the shape of every tensor; adafactor is counted below.
 _STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_param_scaling": 2, "adam_atan2": 2}
@@ -90,26 +89,16 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     share = math.ceil(config.training.batch_size / (shards * replicas))
     rows = min(config.training.micro_batch_size or share, share)
     parts = {
-        "weights": _ceil(weights, shards),
-        "gradients": _ceil(weights, shards),
-        "optimizer": _ceil(optimizer_state(config), shards),
+        "weights": ceil(weights, shards),
+        "gradients": ceil(weights, shards),
+        "optimizer": ceil(optimizer_state(config), shards),
         "weight_copies": _weight_copies(config, shards),
         "activations": activations(config, rows, recomputed=shards > 1),
         "loss": _loss(config, rows * config.model.context),
         "communication": _communication(config, shards, replicas),
-        "update": _ceil(weights, shards) if config.optimizer.name in _UNFUSED else 0,
+        "update": ceil(weights, shards) if config.optimizer.name in _UNFUSED else 0,
     }
-    return {**parts, "total": _peak(parts, rows < share, config.model.layers)}
-
-
-def _peak(parts: dict[str, int], accumulates: bool, layers: int) -> int:
-    """The larger of two moments: the backward pass begins, and it ends or the optimiser steps."""
-    always = parts["weights"] + parts["optimizer"] + parts["communication"]
-    begins = parts["weight_copies"] + parts["activations"] + parts["loss"]
-    if accumulates:
-        begins += parts["gradients"]
-    ends = parts["gradients"] + max(parts["update"], parts["activations"] // layers)
-    return always + max(begins, ends)
+    return {**parts, "total": peak(parts, rows < share, config.model.layers)}
 
 
 def optimizer_state(config: Config) -> int:
@@ -173,26 +162,16 @@ def _loss(config: Config, tokens: int) -> int:
     words, width = vocabulary(config), config.model.width
     low = config.training.precision == "bf16"
     size = BF16 if low else FP32
-    chunks = max(1, _ceil(tokens, max(1, _LOGITS_PER_CHUNK // words)))
+    chunks = max(1, ceil(tokens, max(1, _LOGITS_PER_CHUNK // words)))
     line = _LINE // size
-    columns = (_ceil(words, line) | 1) * line
-    logits = _ceil(tokens, chunks) * columns * (size + (FP32 if low else 0))
+    columns = (ceil(words, line) | 1) * line
+    logits = ceil(tokens, chunks) * columns * (size + (FP32 if low else 0))
     inside = 3 * size * tokens * width + (FP32 + (2 * BF16 if low else 0)) * words * width + logits
     return max(inside, 2 * FP32 * words * width)
 
 
 def _communication(config: Config, shards: int, replicas: int) -> int:
-    """Bytes of DDP's buckets, or of what FSDP2 holds whole.
-
-    The latter: the tensors outside the blocks, two blocks' weights (one fetched ahead) and two
-    blocks' gradients (one being summed).
-    """
-    total = parameters(config)["total"]
-    if shards == 1:
-        return FP32 * total if replicas > 1 else 0
-    outside = total - config.model.layers * (_block(config.model) + 2 * config.model.width)
-    return FP32 * (outside + 4 * _block(config.model))
-
-
-def _ceil(number: int, parts: int) -> int:
-    return -(-number // parts)
+    """Bytes of what GPUs exchange, see training.memory."""
+    shape, total, block = config.model, parameters(config)["total"], _block(config.model)
+    outside = total - shape.layers * (block + 2 * shape.width)
+    return communication(total, outside, block, shards, replicas)

@@ -5,7 +5,6 @@ Also `accelerate launch -m nanolm_c4.train ...`, and `run(config, run_dir)` for 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -137,21 +136,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.plan:
             print_plan(config, args.json)
             return
-        from training import allocator, processes, runs, signals
-
-        allocator.keep_memory()
-        run_dir = args.run_dir or runs.RESULTS / EXPERIMENT / "single" / runs.run_id(config)
-        summary = run(config, run_dir, _show)
-        if processes.state().is_main_process:
-            result = f"{summary['status']}: final eval loss {summary['final_eval_loss']}"
-            print(f"{result}; {run_dir}/summary.json", file=sys.stderr)
-        if summary["status"] == "stopped":
-            processes.state().wait_for_everyone()  # torchrun ends all once the first one is gone
-            raise SystemExit(signals.STOPPED)
+        cli.train(EXPERIMENT, config, run, args.run_dir, _result)
 
 
-def _show(step: int, steps: int, loss: float) -> None:
-    print(f"step {step}/{steps}  train loss {loss:.4f}", file=sys.stderr)
+def _result(summary: dict[str, Any]) -> str:
+    return f"final eval loss {summary['final_eval_loss']}"
 
 
 if __name__ == "__main__":

@@ -28,6 +28,19 @@ STAR_ENTRIES = (
     ("no parabola", {"color": "white", **_STAR}),
 )
 LOSS_LABEL = "eval loss (nats/token)"
+# Scaling strategies of Dinan et al., in the colours of their Figure 2 as far as the colour-blind
+# can tell them apart, and markers for the rest.
+STRATEGIES = {
+    "standard": "standard",
+    "neural_tangent": "neural-tangent",
+    "hybrid": "hybrid",
+    "maximal_update": "maximal-update",
+}
+STRATEGY_COLORS = {
+    "standard": "#000000", "neural_tangent": "#0072B2", "hybrid": "#A65CC9",
+    "maximal_update": "#D7301F",
+}
+STRATEGY_MARKERS = {"standard": "o", "neural_tangent": "s", "hybrid": "D", "maximal_update": "^"}
 
 
 def color(parameterization: str) -> tuple[float, float, float]:

@@ -16,6 +16,8 @@ WIDTH, RATE, EPS = "model.width", "optimizer.lr", "optimizer.eps"
 DECAY = "optimizer.weight_decay"
 HORIZON = "horizon"
 RESULTS = (CURVE, SEED, STATUS, LOSS)
+# Sweeps by their tables' names; all others are nanolm_c4's.
+_EXPERIMENTS = {"figure_1_2": "vit_imagenet"}
 
 
 class TableError(ValueError):
@@ -44,9 +46,11 @@ def read(path: Path, columns: Sequence[str], source: str = "results.csv") -> pd.
 
 
 def _makers(stem: str, source: str) -> str:
-    sweep = f"python -m training.sweep nanolm_c4/sweeps/{stem}.yaml --preset laptop"
-    ship = f"python -m plots.ship results/nanolm_c4/{stem}_laptop/{source} {stem}"
-    return f"`{sweep}` and `{ship}`"
+    sweep = stem.removesuffix("_metrics")
+    experiment = _EXPERIMENTS.get(sweep, "nanolm_c4")
+    run = f"python -m training.sweep {experiment}/sweeps/{sweep}.yaml --preset laptop"
+    ship = f"python -m plots.ship results/{experiment}/{sweep}_laptop/{source} {stem}"
+    return f"`{run}` and `{ship}`"
 
 
 def only(table: pd.DataFrame, path: Path, column: str, known: Iterable[str]) -> pd.DataFrame:

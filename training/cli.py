@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from training.config import Section, describe
+from training.config import RunConfig, Section, describe
+
+Progress = Callable[[int, int, float], None]
 
 
 def parser(experiment: str, kind: type[Section], description: str) -> argparse.ArgumentParser:
@@ -37,3 +41,31 @@ def parse(
     if args.json and not args.plan:
         arguments.error("--json goes with --plan")
     return args
+
+
+def train(
+    experiment: str,
+    config: RunConfig,
+    run: Callable[[RunConfig, Path, Progress], dict[str, Any]],
+    run_dir: Path | None,
+    result: Callable[[dict[str, Any]], str],
+) -> None:
+    """Runs one config with progress on stderr; exit code 75 if a signal stopped it.
+
+    `result` says a summary's outcome in words.
+    """
+    from training import allocator, processes, runs, signals
+
+    allocator.keep_memory()
+    run_dir = run_dir or runs.RESULTS / experiment / "single" / runs.run_id(config)
+    summary = run(config, run_dir, _show)
+    if processes.state().is_main_process:
+        words = f"{summary['status']}: {result(summary)}; {run_dir}/summary.json"
+        print(words, file=sys.stderr)
+    if summary["status"] == "stopped":
+        processes.state().wait_for_everyone()  # torchrun ends all once the first one is gone
+        raise SystemExit(signals.STOPPED)
+
+
+def _show(step: int, steps: int, loss: float) -> None:
+    print(f"step {step}/{steps}  train loss {loss:.4f}", file=sys.stderr)

@@ -59,7 +59,7 @@ def test_a_run_leaves_its_config_plan_metrics_and_summary(texts, tmp_path):
     summary = train.run(config, tmp_path)
     assert summary["status"] == "finished"
     assert {file.name for file in tmp_path.iterdir()} - {".lock"} == {
-        "config.yaml", "plan.json", "metrics.jsonl", "summary.json"
+        "config.yaml", "plan.json", "metrics.jsonl", "timing.jsonl", "summary.json"
     }
     assert load(Config, tmp_path / "config.yaml") == config
     rows = json.loads((tmp_path / "plan.json").read_text())["rows"]
@@ -96,6 +96,7 @@ OTHER = {
     "schedule.name": "constant",
     "schedule.warmup_steps": "1",
     "schedule.floor": "0.5",
+    "schedule.min_lr": "0.004",
     "training.steps": "5",
     "training.batch_size": "6",
     "training.log_every": "3",

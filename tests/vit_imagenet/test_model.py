@@ -1,0 +1,275 @@
+"""The Vision Transformer: its tensors, its function and its gradients, against plain torch."""
+
+import math
+
+import pytest
+import torch
+from timm.models.vision_transformer import VisionTransformer
+from torch import nn
+from torch.nn import functional as F
+
+from param_groups import Dinan, plan
+from param_groups.roles import PlanError, Role, Rule, assign
+from vit_imagenet.config import ModelConfig
+from vit_imagenet.model import ROLES, build
+
+PAPER = {"width": 768, "layers": 12, "head_dim": 64, "mlp_ratio": 4}
+PAPER |= {"patch_size": 16, "image_size": 224, "classes": 1000}
+SMALL = {"width": 24, "layers": 2, "head_dim": 8, "mlp_ratio": 3}
+SMALL |= {"patch_size": 4, "image_size": 12, "classes": 7}
+
+
+def small(dtype=torch.float64, **changes):
+    """A little model, every tensor drawn at a size where all parts matter."""
+    model = build(ModelConfig(**{**SMALL, **changes})).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data.copy_(0.3 * noise)
+    return model
+
+
+def images(dtype=torch.float64, rows=3, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 3, 12, 12, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def on_meta(**changes):
+    with torch.device("meta"):
+        return build(ModelConfig(**{**PAPER, **changes}))
+
+
+def count(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# --------------------------------------------------------------------------------------------------
+# Tensors
+
+
+def test_the_papers_model_has_its_number_of_parameters():
+    formula = 768 * 768 + 196 * 768 + 768**2 * (4 + 2 * 4) * 12 + 768 * 1000 + 1000
+    assert count(on_meta()) == formula == 86_444_008
+
+
+@pytest.mark.parametrize(
+    ("n", "layers", "m", "patch", "size", "classes"),
+    [(192, 12, 4, 16, 224, 1000), (384, 3, 2, 14, 224, 21), (64, 1, 1, 4, 8, 10)],
+)
+def test_other_shapes_have_the_number_of_the_formula(n, layers, m, patch, size, classes):
+    shape = {"width": n, "layers": layers, "mlp_ratio": m, "patch_size": patch}
+    model = on_meta(**shape, image_size=size, classes=classes)
+    stem = 3 * patch**2 * n + (size // patch) ** 2 * n
+    assert count(model) == stem + n**2 * (4 + 2 * m) * layers + n * classes + classes
+
+
+def test_heads_are_the_width_over_the_head_dimension():
+    for width, head_dim in ((768, 64), (192, 64), (192, 32)):
+        model = on_meta(width=width, head_dim=head_dim)
+        assert {block.attn.num_heads for block in model.blocks} == {width // head_dim}
+
+
+def test_the_only_bias_is_the_heads_and_norms_have_no_parameters():
+    model = on_meta()
+    assert [name for name, _ in model.named_parameters() if "bias" in name] == ["head.bias"]
+    norms = [module for module in model.modules() if isinstance(module, nn.LayerNorm)]
+    assert len(norms) == 2 * 12 + 1
+    assert {norm.eps for norm in norms} == {1e-6}
+    assert not [parameter for norm in norms for parameter in norm.parameters()]
+
+
+def test_nothing_is_random_in_a_forward_pass_of_training():
+    model = small()
+    assert model.training
+    assert torch.equal(model(images()), model(images()))
+
+
+def test_every_tensor_has_the_role_it_plays():
+    roles = {found.name: found.role for found in assign(on_meta(layers=2), ROLES)}
+    block = {
+        "attn.qkv.weight": Role.QKV,
+        "attn.proj.weight": Role.ATTENTION_OUTPUT,
+        "mlp.fc1.weight": Role.MLP_IN,
+        "mlp.fc2.weight": Role.MLP_OUT,
+    }
+    assert roles == {
+        "patch_embed.proj.weight": Role.PATCH_EMBEDDING,
+        "pos_embed": Role.POSITION_EMBEDDING,
+        **{f"blocks.{i}.{name}": role for i in range(2) for name, role in block.items()},
+        "head.weight": Role.READOUT,
+        "head.bias": Role.READOUT_BIAS,
+    }
+
+
+def test_a_fan_in_is_what_the_papers_formulas_divide_by():
+    fans = {found.role: found.fans for found in assign(on_meta(width=384), ROLES)}
+    assert fans[Role.PATCH_EMBEDDING] == (768, 384)
+    assert fans[Role.POSITION_EMBEDDING] == (1, 384)
+    assert fans[Role.QKV] == (384, 3 * 384)
+    assert fans[Role.MLP_IN] == (384, 4 * 384)
+    assert fans[Role.MLP_OUT] == (4 * 384, 384)
+    assert fans[Role.READOUT] == (384, 1000)
+
+
+def test_a_rule_that_matches_nothing_and_a_tensor_without_a_rule_are_errors():
+    model = on_meta(layers=1)
+    with pytest.raises(PlanError, match="rule 'cls_token' -> position_embedding matches no tensor"):
+        assign(model, (*ROLES, Rule("cls_token", Role.POSITION_EMBEDDING)))
+    with pytest.raises(PlanError, match="no rule names 'patch_embed.proj.weight'"):
+        assign(model, ROLES[1:])
+
+
+def test_a_model_with_biases_is_refused():
+    """The rules are strict: a tensor that the paper's model lacks is no silent guess."""
+    with torch.device("meta"):
+        stock = VisionTransformer(class_token=False, global_pool="avg", fc_norm=False, depth=1)
+    with pytest.raises(PlanError, match="no rule names 'patch_embed.proj.bias'"):
+        assign(stock, ROLES)
+
+
+# --------------------------------------------------------------------------------------------------
+# Function
+
+
+def reference_logits(model, x):
+    """The same network written out with torch's basic operations (Part I, sections 0A to 0C)."""
+    w, (width, head_dim, patch) = dict(model.named_parameters()), (24, 8, 4)
+    rows, grid = len(x), 12 // patch
+
+    def norm(z):
+        centred = z - z.mean(-1, keepdim=True)
+        return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+
+    def heads(z):
+        return z.reshape(rows, grid**2, -1, head_dim).transpose(1, 2)
+
+    cut = x.reshape(rows, 3, grid, patch, grid, patch).permute(0, 2, 4, 1, 3, 5)
+    z = cut.reshape(rows, grid**2, -1) @ w["patch_embed.proj.weight"].reshape(width, -1).T
+    z = z + w["pos_embed"]
+    for i in range(SMALL["layers"]):
+        name = f"blocks.{i}."
+        q, k, v = (heads(norm(z) @ m.T) for m in w[name + "attn.qkv.weight"].split(width))
+        attention = (q @ k.transpose(-1, -2) / math.sqrt(head_dim)).softmax(-1) @ v
+        merged = attention.transpose(1, 2).reshape(rows, grid**2, width)
+        z = z + merged @ w[name + "attn.proj.weight"].T
+        hidden = norm(z) @ w[name + "mlp.fc1.weight"].T
+        gelu = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
+        z = z + gelu @ w[name + "mlp.fc2.weight"].T
+    return norm(z).mean(1) @ w["head.weight"].T + w["head.bias"]
+
+
+def test_logits_and_gradients_agree_with_the_written_out_network():
+    model, x = small(), images()
+    expected = reference_logits(model, x)
+    parameters = list(model.parameters())
+    wanted = torch.autograd.grad(expected.square().sum(), parameters)
+    got = torch.autograd.grad(model(x).square().sum(), parameters)
+    torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
+    for mine, theirs in zip(got, wanted):
+        torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
+
+
+def stock(model, dtype):
+    """timm's usual model: biases everywhere, here zero; affine norms, here one and zero."""
+    other = VisionTransformer(
+        img_size=12,
+        patch_size=4,
+        num_classes=7,
+        embed_dim=24,
+        depth=2,
+        num_heads=3,
+        mlp_ratio=3,
+        class_token=False,
+        global_pool="avg",
+        fc_norm=False,
+    ).to(dtype)
+    mine = dict(model.named_parameters())
+    for name, parameter in other.named_parameters():
+        value = mine[name].data if name in mine else float("norm" in name and "weight" in name)
+        parameter.data.copy_(torch.as_tensor(value))
+    return other
+
+
+@pytest.mark.parametrize(("dtype", "error"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_it_is_timms_model_with_biases_and_norms_that_do_nothing(dtype, error):
+    model = small(dtype)
+    other, x = stock(model, dtype), images(dtype)
+    assert count(other) > count(model)
+    torch.testing.assert_close(model(x), other(x), rtol=error, atol=error)
+    for network in (model, other):
+        network(x).square().mean().backward()
+    theirs = dict(other.named_parameters())
+    for name, parameter in model.named_parameters():
+        scale = theirs[name].grad.abs().max().item()
+        assert (parameter.grad - theirs[name].grad).abs().max().item() <= error * scale, name
+
+
+def test_the_order_of_patches_matters_through_positions_alone():
+    """The average over tokens sees no order; the positions do."""
+    model, x = small(), images()
+    turned = x.flip(-1).unflatten(-1, (3, 4)).flip(-1).flatten(-2)  # columns of patches reversed
+    assert (model(x) - model(turned)).abs().max() > 1e-3
+    model.pos_embed.data.zero_()
+    torch.testing.assert_close(model(x), model(turned), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("head_dim", [8, 12])
+def test_only_the_attention_scale_that_timm_has_is_accepted(head_dim):
+    shape = ModelConfig(**{**SMALL, "head_dim": head_dim})
+    build(shape, Dinan(24).attention_scale(head_dim))
+    with pytest.raises(PlanError, match=r"multiplies query-key products by 0\.0625, but timm's"):
+        build(shape, 0.0625)
+
+
+# --------------------------------------------------------------------------------------------------
+# How it runs
+
+
+def test_attention_is_torchs_fused_one(monkeypatch):
+    calls, fused = [], F.scaled_dot_product_attention
+
+    def spy(*args, **kwargs):
+        calls.append(args[0].shape)
+        return fused(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    small()(images())
+    assert calls == 2 * [(3, 3, 9, 8)]  # images, heads, tokens, head dimension
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
+def test_it_compiles_without_graph_breaks(precision):
+    model, x = small(torch.float32), images(torch.float32)
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    with torch.autocast("cpu", torch.bfloat16, enabled=precision is torch.bfloat16):
+        torch.testing.assert_close(compiled(x), model(x))
+
+
+def test_under_bf16_autocast_it_computes_the_same_up_to_rounding():
+    """Products are bf16; weights, the residual stream and their gradients stay float32."""
+    prescription = Dinan(24)
+    model = small(torch.float32)
+    plan(model, ROLES, prescription, lr=1.0).initialise(model, 0)
+    x, types, norms = images(torch.float32), [], []
+    model.norm.register_forward_pre_hook(lambda _, inputs: types.append(inputs[0].dtype))
+    model.blocks[0].attn.qkv.register_forward_hook(lambda *io: types.append(io[2].dtype))
+    exact = model(x)
+    exact.square().sum().backward()
+    wanted = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = model(x)
+    rounded.float().square().sum().backward()
+    assert types == [torch.float32, torch.float32, torch.bfloat16, torch.float32]
+    assert (rounded - exact).norm() < 0.02 * exact.norm()
+    for parameter, gradient in zip(model.parameters(), wanted):
+        assert parameter.grad.dtype == torch.float32
+        norms.append((parameter.grad - gradient).norm() / gradient.norm())
+    assert 1e-4 < max(norms) < 0.05
+
+
+def test_on_meta_it_gives_the_shape_of_its_logits():
+    x = torch.empty(5, 3, 224, 224, device="meta")
+    logits = on_meta(layers=1)(x)
+    assert logits.shape == (5, 1000)
+    assert logits.is_meta

@@ -1,0 +1,60 @@
+"""Several processes: the same run as one, up to rounding, with every image evaluated once."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OVERRIDES = [
+    "model.width=16", "model.head_dim=8", "model.layers=1", "model.image_size=8",
+    "data.eval_resize=8", "training.steps=6", "schedule.warmup_steps=2", "training.batch_size=16",
+    "training.log_every=2", "training.eval_every=3", "data.augmentation.mix_group=4",
+]
+
+
+def launch(processes, folder, *overrides):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}",
+                "--standalone", "-m"]
+    python = [sys.executable, "-m"]
+    return subprocess.run(
+        [*(torchrun if processes > 1 else python), "vit_imagenet.train",
+         "vit_imagenet/configs/laptop.yaml", *OVERRIDES, *overrides, "--run-dir", str(folder)],
+        capture_output=True, text=True, cwd=ROOT, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_two_processes_train_and_judge_as_one_does(tmp_path):
+    """An odd number of images; other micro-batches and evaluation batches, and data workers."""
+    words = {1: ["training.eval_batch_size=50"],
+             2: ["training.micro_batch_size=4", "training.data_workers=1"]}
+    for processes in (1, 2):
+        result = launch(processes, tmp_path / str(processes), "training.eval_samples=37",
+                        *words[processes])
+        assert result.returncode == 0, result.stderr
+        assert result.stderr.count("step 6/6") == 1  # one process speaks
+        share = 16 // processes
+        assert f"batch 16 = {processes} processes x {share // (4 if processes == 2 else 16)}" in (
+            result.stderr
+        )
+    one, two = lines(tmp_path / "1"), lines(tmp_path / "2")
+    assert [line["step"] for line in one] == [line["step"] for line in two]
+    for first, second in zip(one, two):
+        assert second == pytest.approx(first, rel=2e-5)
+    for line in one:
+        if "eval_top1" in line:
+            assert line["eval_top1"] * 37 == pytest.approx(round(line["eval_top1"] * 37))
+
+
+def test_a_mistake_in_one_process_ends_all_with_its_line(tmp_path):
+    result = launch(2, tmp_path / "run", "data.augmentation.mix_group=16")
+    assert result.returncode != 0
+    assert "whole groups of data.augmentation.mix_group 16" in result.stderr

@@ -1,0 +1,148 @@
+"""Everything a run of vit_imagenet is made of; the docstring under a field is its help text."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from training.config import Count, NonNegativeFloat, PositiveInt, RunConfig, Section
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class ModelConfig(Section):
+    """The Vision Transformer's shape; heads = width / head_dim, tokens = (image / patch)^2."""
+
+    width: PositiveInt
+    """Embedding dimension n."""
+    layers: PositiveInt
+    """Encoder blocks."""
+    head_dim: PositiveInt = 64
+    """Head dimension C = n / H; must divide the width."""
+    mlp_ratio: PositiveInt = 4
+    """MLP multiplier M."""
+    patch_size: PositiveInt
+    """Side of a patch in pixels; n_patch = 3 patch_size^2."""
+    image_size: PositiveInt
+    """Side of an image in pixels; a multiple of patch_size."""
+    classes: PositiveInt
+    """Output dimension n_out; the data's number of classes."""
+
+
+class PrescriptionConfig(Section):
+    """Which scaling strategy gives every tensor its numbers (Dinan et al., Part II, section 1)."""
+
+    strategy: Literal[
+        "standard", "neural_tangent", "hybrid", "maximal_update", "meta_principled"
+    ]
+    """The paper's four, or meta_principled with an `s` of its own."""
+    s: Probability | None = None
+    """0 is neural_tangent, 1/2 hybrid, 1 maximal_update (footnote 8)."""
+    mlp_factor: Literal["drop", "keep"] = "drop"
+    """keep has the theory's factors of M in (1.114), (1.115); the paper's runs drop them."""
+
+
+class AugmentationConfig(Section):
+    """What training images go through; evaluation has only its resize and centre crop."""
+
+    crop_scale: tuple[Probability, Probability] = (0.08, 1.0)
+    """Smallest and largest share of the image's area that a random crop takes."""
+    crop_ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    """Smallest and largest aspect ratio of that crop."""
+    flip: Probability = 0.5
+    """Probability of a horizontal flip."""
+    rand_augment: str | None = "rand-m9-mstd0.5-inc1"
+    """RandAugment in timm's spelling; null for none."""
+    mixup: NonNegativeFloat = 0.8
+    """Alpha of Mixup's Beta distribution; 0 for none."""
+    cutmix: NonNegativeFloat = 1.0
+    """Alpha of CutMix's Beta distribution; 0 for none."""
+    cutmix_share: Probability = 0.5
+    """How often a group gets CutMix rather than Mixup, where both are on."""
+    mix_group: Annotated[int, Field(ge=2, multiple_of=2)] = 64
+    """Images that share one draw of Mixup or CutMix, each mixed with another of them."""
+    erasing: Probability = 0.25
+    """Probability of erasing one rectangle with random pixels."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Probability taken from the label and spread over all classes."""
+
+    @model_validator(mode="after")
+    def _ranges_rise(self) -> AugmentationConfig:
+        for name in ("crop_scale", "crop_ratio"):
+            low, high = getattr(self, name)
+            if not 0 < low <= high:
+                raise ValueError(
+                    f"data.augmentation.{name} [{low}, {high}]: expected a lower and an upper "
+                    "bound above 0"
+                )
+        return self
+
+
+class DataConfig(Section):
+    """Images, their source and how they are read."""
+
+    source: Literal["embedded", "folder", "shards"] = "embedded"
+    """embedded: handwritten digits from scikit-learn; folder: PATH/train/CLASS/*.JPEG and
+    PATH/val/CLASS/*.JPEG; shards: tar or parquet files, read through `datasets`."""
+    path: str | None = None
+    """Folder of the images (folder) or of the shards, train*.tar and val*.tar or *.parquet."""
+    streaming: bool = False
+    """Read training shards in order rather than making an Arrow copy of them first."""
+    lanes: PositiveInt = 32
+    """Parts that a stream's shards are dealt to, read side by side (streaming)."""
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of each class held out (embedded)."""
+    decoder: Literal["pil", "draft"] = "pil"
+    """pil decodes whole images; draft lets libjpeg halve what a crop does not need, faster and
+    not to the same pixels."""
+    eval_resize: PositiveInt = 256
+    """Evaluation images are resized to this shorter side before the centre crop."""
+    max_unreadable: Count = 10
+    """Images that may be unreadable before the run ends, in each process."""
+    cache_dir: str = "data/cache"
+    """Where `datasets` keeps its Arrow files."""
+    augmentation: AugmentationConfig = AugmentationConfig()
+    """What training images go through."""
+
+    @model_validator(mode="after")
+    def _source_has_what_it_needs(self) -> DataConfig:
+        if self.source != "embedded" and self.path is None:
+            raise ValueError(f"data.path is missing: the folder of the {self.source} source")
+        if self.streaming and self.source != "shards":
+            raise ValueError(f"data.streaming reads shards, but data.source is {self.source}")
+        return self
+
+
+class Config(RunConfig):
+    """One run."""
+
+    model: ModelConfig
+    prescription: PrescriptionConfig
+    data: DataConfig
+
+    @model_validator(mode="after")
+    def _sizes_divide(self) -> Config:
+        model = self.model
+        for whole, part in (("width", "head_dim"), ("image_size", "patch_size")):
+            if getattr(model, whole) % getattr(model, part):
+                raise ValueError(
+                    f"model.{whole} {getattr(model, whole)} is not a multiple of model.{part} "
+                    f"{getattr(model, part)}"
+                )
+        if self.data.eval_resize < model.image_size:
+            raise ValueError(
+                f"data.eval_resize {self.data.eval_resize} is less than model.image_size "
+                f"{model.image_size}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _strategy_has_its_s(self) -> Config:
+        named = self.prescription.strategy != "meta_principled"
+        if named is not (self.prescription.s is None):
+            raise ValueError(
+                "prescription.s goes with strategy meta_principled, which needs it; the other "
+                "strategies fix it"
+            )
+        return self

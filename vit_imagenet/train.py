@@ -1,0 +1,163 @@
+"""Train one Vision Transformer: `python -m vit_imagenet.train vit_imagenet/configs/laptop.yaml`.
+
+Also `accelerate launch -m vit_imagenet.train ...`, and `run(config, run_dir)` for sweeps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from training import cli
+from training.config import load
+from training.errors import one_line_errors
+from vit_imagenet.config import Config
+from vit_imagenet.cost import flops, parameters, tokens_per_step  # noqa: F401 - for sweeps
+
+EXPERIMENT = "vit_imagenet"
+
+
+def prescription(config: Config):
+    """The config's strategy at the model's width (Dinan et al., Part II, section 1)."""
+    from param_groups import Dinan
+
+    return Dinan(
+        width=config.model.width,
+        optimizer=config.optimizer.name,
+        init="vit",
+        **config.prescription.model_dump(),
+    )
+
+
+def build_model(config: Config):
+    """timm's VisionTransformer, allocated but not initialised: the plan does that."""
+    from vit_imagenet.model import build
+
+    return build(config.model, prescription(config).attention_scale(config.model.head_dim))
+
+
+def build_plan(config: Config, model):
+    """Every tensor's numbers."""
+    from param_groups import plan
+    from vit_imagenet.model import ROLES
+
+    optimizer = config.optimizer
+    return plan(
+        model,
+        ROLES,
+        prescription(config),
+        lr=optimizer.lr,
+        eps=optimizer.epsilon,
+        weight_decay=optimizer.weight_decay,
+        decay_mode=optimizer.decay_mode,
+    )
+
+
+def print_plan(config: Config, as_json: bool) -> None:
+    """Prints the plan, which needs no data and no memory for the model."""
+    import torch
+
+    from param_groups.plan import dumps
+
+    with torch.device("meta"):
+        model = build_model(config)
+    plan = build_plan(config, model)
+    print(dumps(plan) if as_json else plan.table())
+
+
+def build_task(config: Config):
+    """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
+    import contextlib
+
+    import torch
+
+    from training import processes, sharding
+    from training.loop import Task
+    from vit_imagenet import data, losses
+
+    with processes.state().main_process_first():  # an Arrow copy of shards is made once
+        images = data.from_config(
+            config.data,
+            image_size=config.model.image_size,
+            classes=config.model.classes,
+            seed=config.seed,
+        )
+    # A model that will be sharded takes no memory before it is.
+    sharded = sharding.requested() is not None
+    with torch.device("meta") if sharded else contextlib.nullcontext():
+        model = build_model(config)
+    return Task(
+        config=config,
+        model=model,
+        plan=build_plan(config, model),
+        train_data=images.train,
+        eval_data=images.validation,
+        loss=lambda model, batch: losses.soft_cross_entropy(model(batch[0]), batch[1]),
+        count=lambda batch: torch.tensor(len(batch[0])),
+        collate=data.Collate(config.data.augmentation, config.model.classes, config.seed),
+        forward=lambda model, batch: model(batch[0]),
+        by_epoch=True,
+        eval_collate=data.eval_collate,
+        eval_count=lambda batch: (batch[1] != losses.IGNORE).sum(),
+        measure=lambda model, batch: losses.measure(model(batch[0]), batch[1]),
+    )
+
+
+def arithmetic(config: Config, images: int, processes: int) -> list[str]:
+    """How the run's numbers come about: batch, epochs, and the decay that all strategies share."""
+    settings, optimizer = config.training, config.optimizer
+    share = settings.batch_size // processes
+    micro = min(settings.micro_batch_size or share, share)
+    per_epoch = max(1, images // settings.batch_size)
+    floor = config.floor * optimizer.lr
+
+    def epochs(steps: int) -> str:
+        return f"{steps:,} steps = {steps / per_epoch:g} epochs"
+
+    return [
+        f"batch {settings.batch_size} = {processes} processes x {-(-share // micro)} micro-batches "
+        f"of {micro}",
+        f"epoch {images:,} images = {per_epoch:,} steps, {images % settings.batch_size:,} left out",
+        f"length {epochs(settings.steps)}; warm-up {epochs(config.schedule.warmup_steps)}; "
+        f"evaluation every {epochs(settings.eval_every or settings.steps)}",
+        f"rate {optimizer.lr:g} to {floor:g}, {config.schedule.name}; decay per step at the peak: "
+        f"lr wd = {optimizer.lr * optimizer.weight_decay:g} ({optimizer.decay_mode})",
+    ]
+
+
+def run(
+    config: Config, run_dir: Path, progress: Callable[[int, int, float], None] | None = None
+) -> dict[str, Any]:
+    """Trains one config into `run_dir`, unless it is done; returns its summary."""
+    from training import processes, runs
+    from training.loop import train
+
+    task = build_task(config)
+    state = processes.state()
+    if state.is_main_process:
+        lines = arithmetic(config, len(task.train_data), state.num_processes)
+        print("\n".join(lines), file=sys.stderr)
+    return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir, progress))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped by a signal."""
+    args = cli.parse(cli.parser(EXPERIMENT, Config, __doc__), argv)
+    with one_line_errors(OSError):
+        config = load(Config, args.config, args.overrides)
+        if args.plan:
+            print_plan(config, args.json)
+            return
+        cli.train(EXPERIMENT, config, run, args.run_dir, _result)
+
+
+def _result(summary: dict[str, Any]) -> str:
+    top1 = summary["best_eval_top1"] if "best_eval_top1" in summary else None
+    best = "no evaluation" if top1 is None else f"best top-1 {top1:.4f}"
+    return f"{best}, {summary['targets_per_second']:.1f} images/s"
+
+
+if __name__ == "__main__":
+    main()
