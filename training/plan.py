@@ -371,7 +371,7 @@ def assumptions(setting: Setting) -> list[str]:
         for gpu in GPUS
     )
     return [
-        "FLOPs: 6 per weight of a matrix and token, and causal attention; evaluation and probes "
+        "FLOPs: 6 per weight of a matrix and token, and attention; evaluation and probes "
         f"are not counted. GPU-hours: at {100 * setting.utilisation:g} % of the dense peak of each "
         "run's precision (fp32 without TF32).",
         "Memory: GB are 1e9 bytes; closed forms of what eager training holds (torch.compile holds "

@@ -50,9 +50,9 @@ class Place(NamedTuple):
     """Where a sample stands in training: what its augmentation and noise are a function of."""
 
     epoch: int
-    """Counted from 0."""
+    """Counted from 0; in a stream, the passes of the sample's own lane."""
     position: int
-    """Place in the epoch's order, which decides who shares a batch."""
+    """Place in the epoch's order, which decides who shares a batch; in a stream, in the run's."""
     index: int
     """Which sample it is."""
 

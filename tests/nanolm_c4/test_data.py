@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from nanolm_c4 import data
+from training import documents, scratch
 from training.errors import UserError
 from training.sampling import BatchIds
 
@@ -110,9 +111,9 @@ def stored_documents(corpus, split):
     return texts
 
 
-def of_split(documents, split, fraction=0.3):
+def of_split(texts, split, fraction=0.3):
     wanted = split == "validation"
-    return [text for text in documents if data.in_validation(text, fraction) == wanted]
+    return [text for text in texts if documents.in_validation(text, fraction) == wanted]
 
 
 def error_line(action):
@@ -142,7 +143,7 @@ def embedded(tmp_path_factory):
 
 
 def chapters():
-    return data.read_embedded(data._embedded_file())
+    return documents.read_embedded(documents.embedded_file())
 
 
 def test_embedded_corpus_has_every_chapter_in_order():
@@ -196,8 +197,8 @@ def test_foreign_package_content_is_refused(tmp_path):
     file = tmp_path / "plain_text_readers_bible.py"
     for content in ("bible = 3\n", "bible = (\n", "bible = Bible(1, text, {}, {})\n"):
         file.write_text(content)
-        data.read_embedded.cache_clear()
-        assert str(file) in error_line(lambda: data.read_embedded(file))
+        documents.read_embedded.cache_clear()
+        assert str(file) in error_line(lambda: documents.read_embedded(file))
 
 
 def test_embedded_takes_no_path(tmp_path):
@@ -216,13 +217,13 @@ def test_split_is_by_document_and_complete(corpus):
 
 def test_split_is_frozen():
     """A document must never change sides: results on the validation split are compared."""
-    chosen = [i for i in range(40) if data.in_validation(f"document {i}", 0.2)]
+    chosen = [i for i in range(40) if documents.in_validation(f"document {i}", 0.2)]
     assert chosen == FROZEN_VALIDATION
 
 
 def test_split_share_and_nesting():
-    small = {i for i in range(4000) if data.in_validation(str(i), 0.05)}
-    large = {i for i in range(4000) if data.in_validation(str(i), 0.2)}
+    small = {i for i in range(4000) if documents.in_validation(str(i), 0.05)}
+    large = {i for i in range(4000) if documents.in_validation(str(i), 0.2)}
     assert 150 < len(small) < 250
     assert small < large
 
@@ -436,7 +437,7 @@ def test_c4_folder_without_its_files(tmp_path, t5):
 
 def test_sentences_lose_nothing_but_spaces():
     text = 'One. Two! "Three?" he said.\nFour\n\n' + "long " * 900 + "x" * 2500 + " end"
-    sentences = list(data.split_sentences(text))
+    sentences = list(documents.split_sentences(text, data.SENTENCE_CHARACTERS))
     assert "".join("".join(sentences).split()) == "".join(text.split())
     assert sentences[:5] == ["One.", "Two!", '"Three?"', "he said.", "Four"]
     assert max(map(len, sentences)) <= data.SENTENCE_CHARACTERS
@@ -545,7 +546,7 @@ def test_cache_is_described(corpus):
     assert set(os.listdir(corpus.folder)) == names | {"meta.json"}
     assert set(corpus.meta["sizes"]) == set(corpus.meta["sha256"]) == names
     for name in names:
-        assert data._sha256(corpus.folder / name) == corpus.meta["sha256"][name]
+        assert scratch.sha256(corpus.folder / name) == corpus.meta["sha256"][name]
     train, texts = corpus.meta["train"], of_split(DOCUMENTS, "train")
     assert train["characters"] == train["bytes"] == sum(map(len, texts))
     assert train["tokens"] == len(corpus.tokens("train")) == corpus.offsets("train")[-1]
@@ -653,7 +654,7 @@ def start(tmp_path, folder, name, step, partners):
 
 
 def test_two_processes_at_once_end_with_one_cache(tmp_path, folder):
-    both = [start(tmp_path, folder, name, "_publish", 2) for name in ("a", "b")]
+    both = [start(tmp_path, folder, name, "publish", 2) for name in ("a", "b")]
     outputs = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert outputs[0] == outputs[1]
@@ -664,9 +665,9 @@ def test_two_processes_at_once_end_with_one_cache(tmp_path, folder):
 def test_a_damaged_cache_in_the_way_is_replaced(tmp_path, folder):
     """The folder turned up, damaged, while this process was still building."""
     cache = prepare(tmp_path, path=str(folder)).folder
-    scratch = shutil.copytree(cache, cache.with_name("scratch"))
+    copy = shutil.copytree(cache, cache.with_name("scratch"))
     damage_tokens(cache)
-    data._publish(scratch, cache)
+    scratch.publish(copy, cache, data.cache_problem)
     assert data.cache_problem(cache) is None
     assert os.listdir(cache.parent) == [cache.name]
 

@@ -380,3 +380,16 @@ def test_no_readable_evaluation_sample_is_one_line(tmp_path):
     run.eval_data.targets[:] = IGNORE
     with pytest.raises(UserError, match="no evaluation sample could be read"):
         train(run, tmp_path)
+
+
+def test_what_the_plan_drew_can_be_changed_before_training(tmp_path):
+    run = task(training__steps=1, schedule__warmup_steps=1)  # a first step at rate 0
+
+    @torch.no_grad()
+    def zero_a_row(model):
+        model.embedding.weight[3] = 0
+
+    run.after_init = zero_a_row
+    train(run, tmp_path)
+    assert (run.model.embedding.weight[3] == 0).all()
+    assert (run.model.embedding.weight[2] != 0).any()

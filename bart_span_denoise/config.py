@@ -1,0 +1,130 @@
+"""Everything a run of bart_span_denoise is made of; the docstring under a field is its help."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from training.config import Fraction01, PositiveInt, RunConfig, Section
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class ModelConfig(Section):
+    """The encoder-decoder's shape; heads = width / head_dim."""
+
+    width: PositiveInt
+    """Embedding dimension n."""
+    layers: PositiveInt
+    """Blocks of the encoder, and as many of the decoder."""
+    head_dim: PositiveInt = 64
+    """Head dimension C = n / H; must divide the width."""
+    mlp_ratio: PositiveInt = 4
+    """MLP multiplier M."""
+    vocab_size: PositiveInt | None = None
+    """Rows of the word embedding; by default the dictionary's. The paper has 50,265."""
+    positions: Literal["paper", "fairseq"] = "paper"
+    """paper: token t has row t of tokens_per_sample + 2; fairseq: its offset of two rows, which
+    leaves two tokens less."""
+    dropout: Fraction01 = 0.1
+    """Dropout on embeddings and residual branches."""
+    attention_dropout: Fraction01 = 0.1
+    """Dropout on attention weights."""
+
+
+class PrescriptionConfig(Section):
+    """Which scaling strategy gives every tensor its numbers (Dinan et al., Part II, section 2)."""
+
+    strategy: Literal[
+        "standard", "neural_tangent", "hybrid", "maximal_update", "meta_principled"
+    ]
+    """The paper compares standard and neural_tangent; meta_principled has an `s` of its own."""
+    s: Probability | None = None
+    """0 is neural_tangent, 1/2 hybrid, 1 maximal_update (footnote 8)."""
+    mlp_factor: Literal["drop", "keep"] = "drop"
+    """keep has the theory's factors of M in (1.114), (1.115); the paper's runs drop them."""
+
+
+class NoiseConfig(Section):
+    """Corruption; the defaults are what the paper's authors ran, see `bart_span_denoise.noise`."""
+
+    unit: Literal["word", "token"] = "word"
+    """What spans are made of."""
+    fraction: Annotated[float, Field(gt=0, lt=1)] = 0.3
+    """Share to corrupt."""
+    fraction_mode: Literal["fairseq", "exact"] = "fairseq"
+    """fairseq corrupts 26.8 % at 0.3, as overlapping spans are not made up for; exact the share."""
+    poisson_lambda: Annotated[float, Field(ge=1)] = 3.0
+    """Mean span length."""
+    permute: bool = True
+    """Put sentences in random order."""
+
+
+class DataConfig(Section):
+    """Text, its byte-level BPE and how samples are packed and corrupted."""
+
+    source: Literal["embedded", "text", "binarised"] = "embedded"
+    """embedded: World English Bible from pip, with a BPE trained on it; text: .txt, .jsonl(.gz),
+    parquet; binarised: a folder made by fairseq-preprocess, train.bin and valid.bin (mmap)."""
+    path: str | None = None
+    """File or folder (text), or fairseq's folder with dict.txt (binarised)."""
+    text_key: str = "text"
+    """Column that holds the text, in jsonl and parquet."""
+    bpe_encoder: str | None = None
+    """GPT-2's encoder.json."""
+    bpe_vocab: str | None = None
+    """GPT-2's vocab.bpe."""
+    bpe_dictionary: str | None = None
+    """fairseq's dict.txt over that BPE (text; a binarised folder has its own)."""
+    trained_vocab_size: Annotated[int, Field(ge=300)] = 1024
+    """Size of the BPE that is trained when none is given (embedded, text)."""
+    tokens_per_sample: PositiveInt = 512
+    """Most tokens of content in a sample; a start and an end token come on top."""
+    validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
+    """Share of documents held out (embedded, text)."""
+    max_train_tokens: PositiveInt | None = None
+    """Stop reading training text after this many tokens (embedded, text)."""
+    max_validation_tokens: PositiveInt | None = None
+    """Stop reading validation text after this many tokens (embedded, text)."""
+    cache_dir: str = "data/cache"
+    """Where tokenised text is kept."""
+    noise: NoiseConfig = NoiseConfig()
+    """Corruption."""
+
+    @model_validator(mode="after")
+    def _source_has_what_it_needs(self) -> DataConfig:
+        if (self.source == "embedded") is not (self.path is None):
+            needs = "takes no path" if self.source == "embedded" else "needs data.path"
+            raise ValueError(f"data.path: source {self.source} {needs}")
+        given = [self.bpe_encoder, self.bpe_vocab]
+        if any(given) and not all(given):
+            raise ValueError("data.bpe_encoder and data.bpe_vocab go together; give both or none")
+        return self
+
+
+class Config(RunConfig):
+    """One run."""
+
+    model: ModelConfig
+    prescription: PrescriptionConfig
+    data: DataConfig
+
+    @model_validator(mode="after")
+    def _heads_are_whole(self) -> Config:
+        if self.model.width % self.model.head_dim:
+            raise ValueError(
+                f"model.width {self.model.width} is not a multiple of model.head_dim "
+                f"{self.model.head_dim}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _strategy_has_its_s(self) -> Config:
+        named = self.prescription.strategy != "meta_principled"
+        if named is not (self.prescription.s is None):
+            raise ValueError(
+                "prescription.s goes with strategy meta_principled, which needs it; the other "
+                "strategies fix it"
+            )
+        return self

@@ -1,0 +1,270 @@
+"""Stock fairseq computes the same function; weights go there and back; importing it is quiet."""
+
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from argparse import Namespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from bart_span_denoise import fairseq_interop, fairseq_library
+from bart_span_denoise.model import PADDING, Bart
+from training.errors import UserError
+from training.losses import IGNORE
+
+WIDTH, VOCABULARY, ROWS = 32, 40, 14
+
+# fairseq's attention calls torch with masks of two types.
+pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
+
+
+def small(seed=0, **changes):
+    """A little float32 model whose every weight matters."""
+    shape = {
+        "vocab_size": VOCABULARY, "width": WIDTH, "heads": 4, "layers": 2, "position_rows": ROWS,
+        "attention_scale": 8**-0.5, "logit_multiplier": 0.3, "dropout": 0.1,
+    }  # fmt: skip
+    model = Bart(**{**shape, **changes}).eval()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    model.zero_padding()
+    return model
+
+
+def stock(model):
+    """fairseq's model with our weights, out of training mode."""
+    theirs = fairseq_interop.build(model).eval()
+    theirs.load_state_dict(fairseq_interop.to_fairseq(model), strict=True)
+    return theirs
+
+
+def batch():
+    """Sources and targets of unequal length, padded at the end."""
+    generator = torch.Generator().manual_seed(5)
+    encoder, decoder, targets = (
+        torch.randint(4, VOCABULARY, (3, length), generator=generator) for length in (11, 9, 9)
+    )
+    for row, (source, target) in enumerate([(6, 9), (11, 5), (9, 7)]):
+        encoder[row, source:] = PADDING
+        decoder[row, target:] = PADDING
+        targets[row, target:] = IGNORE
+    return encoder, decoder, targets
+
+
+def close(got, wanted):
+    """Equal to 1e-5 of the tensor's largest entry."""
+    assert (got - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+def tensors(model):
+    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def assert_same(model, expected):
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, expected[name]), name
+
+
+@pytest.mark.parametrize("positions", ["paper", "fairseq"])
+@pytest.mark.parametrize("rescale", [1.0, 0.3])
+def test_logits_and_gradients_are_those_of_stock_fairseq(positions, rescale):
+    ours = small(positions=positions, logit_multiplier=rescale)
+    theirs, (encoder, decoder, targets) = stock(ours), batch()
+    logits = theirs(encoder, None, decoder)[0]
+    close(ours(encoder, decoder)[decoder != PADDING], logits[decoder != PADDING])
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+    loss.backward()
+    mine = ours(encoder, decoder, targets)
+    mine.backward()
+    close(mine, loss)
+    gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
+    for name, other in fairseq_interop._matrices(ours):
+        close(ours.get_parameter(name).grad, gradients[other])
+    for name, other in fairseq_interop._POSITIONS.items():
+        close(ours.get_parameter(name).grad, gradients[other][-ROWS:])
+    words = gradients["encoder.embed_tokens.weight"]
+    assert (words[PADDING] != 0).any()  # by the output, where ours has none
+    words[PADDING] = 0
+    close(ours.word_embedding.weight.grad, words)
+
+
+@pytest.mark.parametrize("positions", ["paper", "fairseq"])
+def test_weights_go_to_fairseq_and_come_back_unchanged(positions, tmp_path):
+    fairseq = fairseq_library.load()
+    model = small(positions=positions)
+    fairseq_interop.save(model, tmp_path / "model.pt")
+    checkpoint = fairseq.checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
+    theirs = fairseq_interop.build(model).eval()
+    theirs.load_state_dict(checkpoint["model"], strict=True)
+    encoder, decoder, _ = batch()
+    got, wanted = theirs(encoder, None, decoder)[0], model(encoder, decoder)
+    close(got[decoder != PADDING], wanted[decoder != PADDING])
+
+    again = small(seed=1, positions=positions)
+    fairseq_interop.from_fairseq(theirs.state_dict(), again)
+    assert_same(again, tensors(model))
+    read = small(seed=2, positions=positions)
+    fairseq_interop.load(tmp_path / "model.pt", read)
+    assert_same(read, tensors(model))
+
+
+def test_the_exported_state_is_a_copy():
+    model = small()
+    before = tensors(model)
+    for tensor in fairseq_interop.to_fairseq(model).values():
+        tensor.fill_(7.0)
+    assert_same(model, before)
+
+
+def test_a_state_without_biases_and_norms_is_read(tmp_path):
+    model, again = small(logit_multiplier=1.0), small(seed=1, logit_multiplier=1.0)
+    state = fairseq_interop.to_fairseq(model)
+    bare = {name: value for name, value in state.items()
+            if "norm" not in name and not name.endswith((".bias", ".version"))}  # fmt: skip
+    assert len(bare) < len(state) / 2
+    torch.save(bare, tmp_path / "bare.pt")
+    fairseq_interop.load(tmp_path / "bare.pt", again)
+    assert_same(again, tensors(model))
+
+
+def test_a_trained_row_of_padding_comes_as_it_is():
+    model = small()
+    state = fairseq_interop.to_fairseq(model)
+    state["encoder.embed_tokens.weight"][PADDING] = 0.5  # all three names share it
+    fairseq_interop.from_fairseq(state, model)
+    assert (model.word_embedding.weight[PADDING] == 0.5).all()
+
+
+def test_a_state_in_half_precision_is_read():
+    model, again = small(), small(seed=1)
+    state = {k: v.bfloat16() for k, v in fairseq_interop.to_fairseq(model).items()}
+    fairseq_interop.from_fairseq(state, again)
+    assert_same(again, {name: value.bfloat16().float() for name, value in tensors(model).items()})
+
+
+BIAS, SCALE = "decoder.layers.1.encoder_attn.k_proj.bias", "encoder.layernorm_embedding.weight"
+OUTPUT, WORDS = "decoder.layer_norm.weight", "decoder.output_projection.weight"
+FC1, POSITIONS = "encoder.layers.0.fc1.weight", "encoder.embed_positions.weight"
+WRONG = {
+    "a bias": (BIAS, lambda v: v + 0.1, f"'{BIAS}' is not 0 throughout.*neither biases"),
+    "a scale": (SCALE, lambda v: v * 2, f"'{SCALE}' is not 1 throughout"),
+    "a shift": ("decoder.layer_norm.bias", lambda v: v + 1, "'decoder.layer_norm.bias' is not 0"),
+    "another N_rescale": (OUTPUT, lambda v: v * 2, f"'{OUTPUT}' is not 0.3, N_rescale, throughout"),
+    "no N_rescale": (OUTPUT, None, f"no '{OUTPUT}'; expected 0.3, N_rescale"),
+    "an untied output": (WORDS, lambda v: v + 1, f"'{WORDS}' is not 'encoder.embed_tokens.weight'"),
+    "another shape": (FC1, lambda v: v[1:], rf"'{FC1}' has shape \(127, 32\); expected \(128, "),
+    "no matrix": (FC1, None, rf"has no '{FC1}'; expected one of shape \(128, 32\)"),
+    "fewer positions": (POSITIONS, lambda v: v[2:], "14 rows; expected 16 for positions: paper"),
+    "no positions": (POSITIONS, None, f"has no '{POSITIONS}'"),
+    "a deeper model": ("encoder.layers.2.fc1.weight", lambda v: torch.ones(1), "'encoder.layers.2"),
+    "a bias of another size": (BIAS, lambda v: v[1:], rf"'{BIAS}' has shape \(31,\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "message"), WRONG.values(), ids=WRONG)
+def test_what_the_model_cannot_hold_is_named_and_changes_nothing(name, change, message):
+    state, model = fairseq_interop.to_fairseq(small(seed=1)), small()
+    before = tensors(model)
+    value = state.pop(name, None)
+    if change is not None:
+        state[name] = change(value)
+    with pytest.raises(UserError, match=message):
+        fairseq_interop.from_fairseq(state, model)
+    assert_same(model, before)
+
+
+def test_factors_that_fairseq_has_no_place_for_are_refused():
+    scaled, multiplied = small(attention_scale=0.5), small()
+    multiplied.decoder_blocks[1].mlp.up.multiplier = 2.0
+    state = fairseq_interop.to_fairseq(small())
+    for model, message in (
+        (scaled, "'encoder_blocks.0.attention' scales its logits by 0.5; fairseq's scale is 0.353"),
+        (multiplied, "'decoder_blocks.1.mlp.up' has multiplier 2.*absorb_multipliers=True"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fairseq_interop.to_fairseq(model)
+        with pytest.raises(UserError, match=message):
+            fairseq_interop.from_fairseq(state, model)
+
+
+class Payload:
+    """A pickle that makes a file when it is loaded."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+def test_files_are_read_as_data_only(tmp_path):
+    model, made = small(), tmp_path / "made"
+    files = {
+        "code.pt": lambda path: torch.save({"model": {}, "x": Payload(str(made))}, path),
+        "args.pt": lambda path: torch.save({"args": Namespace(a=1), "model": {}}, path),
+        "pickle.pt": lambda path: path.write_bytes(pickle.dumps(Payload(str(made)), 2)),
+        "text.pt": lambda path: path.write_text("not a checkpoint"),
+        "empty.pt": lambda path: path.write_bytes(b""),
+        "zip.pt": lambda path: zipfile.ZipFile(path, "w").close(),
+    }
+    for name, write in files.items():
+        write(tmp_path / name)
+        with pytest.raises(UserError, match=f"{name}: not a checkpoint of tensors and plain val"):
+            fairseq_interop.load(tmp_path / name, model)
+    assert not made.exists()
+
+
+def test_other_files_are_named_with_what_was_expected(tmp_path):
+    model = small()
+    torch.save([torch.ones(1)], tmp_path / "list.pt")
+    with pytest.raises(UserError, match="list.pt: expected a state dict"):
+        fairseq_interop.load(tmp_path / "list.pt", model)
+    with pytest.raises(UserError, match="absent.pt: No such file"):
+        fairseq_interop.load(tmp_path / "absent.pt", model)
+    torch.save({"model": {}}, tmp_path / "hollow.pt")
+    with pytest.raises(UserError, match="hollow.pt: fairseq's state has no"):
+        fairseq_interop.load(tmp_path / "hollow.pt", model)
+
+
+def test_a_dictionary_of_another_size_is_refused():
+    dictionary = fairseq_library.load().data.Dictionary()
+    with pytest.raises(UserError, match="has 4 symbols and .pad. at 1; expected 40 and 1"):
+        fairseq_interop.build(small(), dictionary)
+
+
+def test_without_fairseq_there_is_one_clear_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fairseq", None)
+    with pytest.raises(UserError, match="'fairseq' is not installed: pip install -r requirements"):
+        fairseq_library.load.__wrapped__()
+
+
+STATE = """
+import logging, multiprocessing, os, random, sys, warnings
+import numpy, torch
+from bart_span_denoise import fairseq_interop, fairseq_library
+assert "fairseq" not in sys.modules
+def state():
+    root = logging.getLogger()
+    return (root.level, list(root.handlers), root.manager.disable, dict(os.environ),
+            multiprocessing.get_start_method(allow_none=True), list(warnings.filters),
+            random.getstate(), numpy.random.get_state()[1].tolist(), os.getcwd(),
+            torch.get_rng_state().tolist(), torch.get_num_threads())
+before = state()
+fairseq_library.load()
+assert "fairseq" in sys.modules
+for a, b in zip(before, state()):
+    assert a == b, (a, b)
+"""
+
+
+def test_importing_fairseq_leaves_the_process_as_it_was():
+    command = [sys.executable, "-c", STATE]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert "fairseq" not in done.stderr and "INFO" not in done.stderr

@@ -1,0 +1,371 @@
+"""The encoder-decoder: sizes, norms, masks, the row of [pad], dropout, compilation, precision."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import distributed, nn
+
+from bart_span_denoise.model import PADDING, RULES, Bart
+from param_groups import Dinan, plan
+from training import sharding
+from training.errors import UserError
+from training.losses import IGNORE
+
+WIDTH, HEADS, LAYERS, VOCABULARY, ROWS = 16, 2, 2, 40, 14
+SMALL = {
+    "vocab_size": VOCABULARY, "width": WIDTH, "heads": HEADS, "layers": LAYERS,
+    "position_rows": ROWS, "attention_scale": 0.4, "logit_multiplier": 0.3,
+}  # fmt: skip
+FULL = {"vocab_size": 50_265, "attention_scale": 1.0, "logit_multiplier": 1.0}
+
+
+def small(seed=0, **changes):
+    """A little model in float64 with every weight drawn at a size where all parts matter."""
+    model = Bart(**{**SMALL, **changes}).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data.copy_(noise * 0.4)
+    model.zero_padding()
+    return model
+
+
+def tokens(rows, length, pads=0, seed=1):
+    """Ids without [pad], but for the last `pads` of the first row."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(4, VOCABULARY, (rows, length), generator=generator)
+    ids[0, length - pads :] = PADDING
+    return ids
+
+
+def batch(seed=1):
+    """Encoder ids, decoder ids and targets, with unequal lengths."""
+    encoder, decoder = tokens(3, 11, 4, seed), tokens(3, 9, 3, seed + 1)
+    targets = tokens(3, 9, 3, seed + 2)
+    return encoder, decoder, targets.masked_fill(targets == PADDING, IGNORE)
+
+
+def captured(model, *names):
+    """The outputs of modules in the next forward pass, with room for their gradients."""
+    found = {}
+
+    def keep(name):
+        def hook(module, args, output):
+            output.retain_grad()
+            found[name] = output
+
+        return hook
+
+    for name in names:
+        model.get_submodule(name).register_forward_hook(keep(name))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "layers", "count"),
+    [(1024, 16, 12, 404_845_568), (2048, 32, 22, 2_688_739_328)],
+)
+def test_parameter_counts_are_those_of_the_paper(width, heads, layers, count):
+    with torch.device("meta"):
+        model = Bart(**FULL, width=width, heads=heads, layers=layers)
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+    assert all(parameter.ndim == 2 for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("positions", ["paper", "fairseq"])
+def test_both_ways_of_counting_positions_have_equally_many_parameters(positions):
+    assert small(positions=positions).encoder_positions.weight.shape == (ROWS, WIDTH)
+
+
+def test_the_blocks_are_what_sharding_cuts():
+    model = small()
+    assert list(sharding.units(model)) == [*model.encoder_blocks, *model.decoder_blocks]
+
+
+def expected_norms():
+    stems = ("encoder_stem_norm", "encoder_final_norm", "decoder_stem_norm", "decoder_final_norm")
+    found = set(stems)
+    for index in range(LAYERS):
+        found |= {f"encoder_blocks.{index}.{part}_norm" for part in ("attention", "mlp")}
+        parts = ("attention", "cross_attention", "mlp")
+        found |= {f"decoder_blocks.{index}.{part}_norm" for part in parts}
+    return found
+
+
+def test_norms_stand_where_specified_and_have_no_parameters():
+    norms = {n: m for n, m in small().named_modules() if isinstance(m, nn.LayerNorm)}
+    assert set(norms) == expected_norms()
+    assert all((m.eps, m.weight, m.bias) == (1e-5, None, None) for m in norms.values())
+
+
+def is_normalised(x):
+    mean, variance = x.mean(-1), x.var(-1, unbiased=False)
+    return bool((mean.abs() < 1e-9).all() and ((variance - 1).abs() < 1e-3).all())
+
+
+def entering(model, ids):
+    """The signals that enter every module in a forward pass, by name."""
+    found = {}
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(lambda m, args, name=name: found.update({name: args}))
+    model(*ids)
+    return found
+
+
+def test_every_branch_and_both_streams_begin_normalised_and_then_grow():
+    model = small()
+    signals = entering(model, batch()[:2])
+    for name, module in model.named_modules():
+        if name.endswith(("attention", "mlp")):
+            assert is_normalised(signals[name][0]), name
+    for side in ("encoder", "decoder"):
+        assert is_normalised(signals[f"{side}_blocks.0"][0])
+        assert not is_normalised(signals[f"{side}_blocks.1"][0])
+        assert not is_normalised(signals[f"{side}_final_norm"][0])
+    source, mask = model.encode(batch()[0])
+    assert is_normalised(source) and is_normalised(model.decode(batch()[1], source, mask))
+    for index in range(LAYERS):
+        assert torch.equal(signals[f"decoder_blocks.{index}.cross_attention"][1], source)
+
+
+def test_the_decoder_sees_nothing_later_and_everything_earlier():
+    model = small()
+    seen = captured(model, "decoder_stem_norm")
+    encoder, decoder = tokens(2, 11), tokens(2, 9)
+    for position in (0, 4, 8):
+        model.zero_grad()
+        model(encoder, decoder)[0, position].square().sum().backward()
+        touched = (seen["decoder_stem_norm"].grad[0] != 0).any(-1)
+        assert touched.tolist() == [index <= position for index in range(9)]
+
+
+def test_every_output_sees_every_token_of_its_own_source_and_no_padding():
+    model = small()
+    seen = captured(model, "encoder_stem_norm", "encoder_final_norm")
+    for position in (0, 8):
+        model.zero_grad()
+        model(tokens(2, 11, 4), tokens(2, 9))[0, position].square().sum().backward()
+        for signal in seen.values():
+            touched = (signal.grad != 0).any(-1)
+            assert touched[0].tolist() == [True] * 7 + [False] * 4
+            assert not touched[1].any()
+
+
+def test_every_encoder_token_sees_all_the_others():
+    model = small()
+    seen = captured(model, "encoder_stem_norm")
+    model.encode(tokens(2, 11, 4))[0][0, 3].square().sum().backward()
+    touched = (seen["encoder_stem_norm"].grad[0] != 0).any(-1)
+    assert touched.tolist() == [True] * 7 + [False] * 4
+
+
+def test_what_a_pad_holds_changes_only_the_logit_of_pad():
+    model, (encoder, decoder, _) = small(), batch()
+    before = model(encoder, decoder)
+    with torch.no_grad():
+        model.word_embedding.weight[PADDING] = 3.0
+    after = model(encoder, decoder)
+    other = torch.arange(VOCABULARY) != PADDING
+    real = decoder != PADDING
+    assert torch.equal(after[real][:, other], before[real][:, other])
+    assert (before[..., PADDING] == 0).all() and (after[..., PADDING] != 0).any()
+
+
+def test_more_padding_changes_neither_loss_nor_gradients():
+    model, (encoder, decoder, targets) = small(), batch()
+    parameters = list(model.parameters())
+    short = model(encoder, decoder, targets)
+    wide = [F.pad(ids, (0, 2), value=PADDING) for ids in (encoder, decoder)]
+    long = model(*wide, F.pad(targets, (0, 2), value=IGNORE))
+    torch.testing.assert_close(long, short, rtol=1e-12, atol=0)
+    for a, b in zip(torch.autograd.grad(long, parameters), torch.autograd.grad(short, parameters)):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_a_source_of_nothing_but_padding_gives_numbers():
+    model, (encoder, decoder, targets) = small(), batch()
+    encoder[1] = PADDING
+    logits = model(encoder, decoder)
+    loss = model(encoder, decoder, targets)
+    loss.backward()
+    mask = model.encode(encoder)[1]
+    assert mask.any(-1).all()  # to attend to nothing is NaN in some kernels, and 0 in others
+    assert mask[:, 0, 0].sum(-1).tolist() == [7, 11, 11]
+    assert logits.isfinite().all() and loss.isfinite()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    alone = model(encoder[[0, 2]], decoder[[0, 2]])
+    torch.testing.assert_close(logits[[0, 2]], alone, rtol=1e-12, atol=1e-12)
+
+
+def test_logits_are_the_word_embedding_times_the_rescaled_signal():
+    encoder, decoder, _ = batch()
+    model = small(logit_multiplier=WIDTH**-0.5)
+    signal = model.decode(decoder, *model.encode(encoder))
+    expected = WIDTH**-0.5 * signal @ model.word_embedding.weight.T
+    torch.testing.assert_close(model(encoder, decoder), expected, rtol=1e-12, atol=1e-13)
+    plain = small(logit_multiplier=1.0)(encoder, decoder)
+    torch.testing.assert_close(model(encoder, decoder), plain / 4, rtol=1e-12, atol=1e-13)
+
+
+def test_the_loss_is_the_summed_cross_entropy_of_the_logits():
+    model, (encoder, decoder, targets) = small(), batch()
+    logits = model(encoder, decoder).flatten(0, 1)
+    expected = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORE, reduction="sum")
+    got = model(encoder, decoder, targets)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
+    parameters = list(model.parameters())
+    wanted = torch.autograd.grad(expected, parameters)
+    for a, b in zip(torch.autograd.grad(got, parameters), wanted):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_attention_logits_are_scaled_as_told():
+    model, double, ids = small(), small(attention_scale=0.8), batch()[:2]
+    assert not torch.allclose(double(*ids), model(*ids))
+    with torch.no_grad():
+        for name, parameter in double.named_parameters():
+            parameter.mul_(0.5 if "query" in name else 1.0)
+    torch.testing.assert_close(double(*ids), model(*ids), rtol=1e-12, atol=1e-12)
+
+
+def test_one_word_embedding_serves_encoder_decoder_and_output():
+    ids = torch.tensor([[5, 6]]), torch.tensor([[7, 8]])
+    model = small()
+    model(*ids)[0, 0, 9].backward()
+    touched = (model.word_embedding.weight.grad != 0).any(-1).nonzero().flatten()
+    assert touched.tolist() == [5, 6, 7, 9]
+
+
+@pytest.mark.parametrize(("positions", "first"), [("paper", 0), ("fairseq", 2)])
+def test_a_token_uses_the_row_of_its_position(positions, first):
+    model, (encoder, decoder, targets) = small(positions=positions), batch()
+    model(encoder, decoder, targets).backward()
+    used = [(table.weight.grad != 0).any(-1).nonzero().flatten().tolist()
+            for table in (model.encoder_positions, model.decoder_positions)]  # fmt: skip
+    assert used == [list(range(first, first + 11)), list(range(first, first + 9))]
+
+
+@pytest.mark.parametrize(("positions", "longest"), [("paper", ROWS), ("fairseq", ROWS - 2)])
+def test_rows_that_are_too_long_are_refused(positions, longest):
+    model = small(positions=positions)
+    model(tokens(1, longest), tokens(1, longest))
+    message = f"{longest + 1} tokens is longer than the {longest} .*positions: {positions}.*shorter"
+    for lengths in ((longest + 1, 3), (3, longest + 1)):
+        with pytest.raises(UserError, match=message):
+            model(tokens(1, lengths[0]), tokens(1, lengths[1]))
+
+
+@pytest.mark.parametrize("strategy", ["standard", "neural_tangent"])
+def test_the_row_of_padding_starts_at_zero_and_stays_there(strategy):
+    model = Bart(**SMALL).train()
+    prescription = Dinan(WIDTH, strategy=strategy, init="bart")
+    numbers = {"lr": 0.3, "eps": 1e-6, "weight_decay": 0.05, "decay_mode": "global"}
+    result = plan(model, RULES, prescription, **numbers)
+    result.initialise(model, seed=0)
+    assert (model.word_embedding.weight[PADDING] != 0).all()
+    model.zero_padding()
+    start = model.word_embedding.weight.detach().clone()
+    assert (start[PADDING] == 0).all() and (start[:PADDING] != 0).all()
+    optimizer = torch.optim.AdamW(result.groups(model), betas=(0.9, 0.998))
+    for step in range(4):
+        model(*batch(seed=step)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert (model.word_embedding.weight[PADDING] == 0).all()
+    others = torch.arange(VOCABULARY) != PADDING
+    assert (model.word_embedding.weight != start)[others].all()
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_padding_gets_no_gradient_from_lookups_or_the_output(fused):
+    model, (encoder, decoder, targets) = small(), batch()
+    encoder[1] = PADDING  # attended to, for want of anything else
+    loss = model(encoder, decoder, targets) if fused else model(encoder, decoder).square().sum()
+    loss.backward()
+    assert (model.word_embedding.weight.grad[PADDING] == 0).all()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_sharded_row_of_padding_is_zeroed_where_it_lies(rank):
+    fake_pg = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    distributed.init_process_group("fake", store=fake_pg.FakeStore(), rank=rank, world_size=2)
+    try:
+        whole = torch.randn(7, 3)
+        model = Bart(**{**SMALL, "vocab_size": 7, "width": 3, "heads": 1, "padding": 5})
+        mesh = init_device_mesh("cpu", (2,))
+        sharded = distribute_tensor(whole, mesh, [Shard(0)])
+        sharding.local(sharded).copy_(whole[:4] if rank == 0 else whole[4:])
+        model.word_embedding.weight = nn.Parameter(sharded)
+        model.zero_padding()
+        expected = whole.clone()
+        expected[5] = 0
+        part = sharding.local(model.word_embedding.weight.detach())
+        assert torch.equal(part, expected[:4] if rank == 0 else expected[4:])
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_it_compiles_without_graph_breaks(training):
+    torch._dynamo.reset()
+    changes = {} if training else {"dropout": 0.0, "attention_dropout": 0.0}
+    model = small(**changes).train(training)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    encoder, decoder, targets = batch()
+    parameters = list(model.parameters())
+    for arguments in ((encoder, decoder), (encoder, decoder, targets)):
+        results = []
+        for call in (model, compiled):
+            torch.manual_seed(0)
+            result = call(*arguments)
+            results.append([result, *torch.autograd.grad(result.square().sum(), parameters)])
+        for a, b in zip(*results):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_bf16_autocast_agrees_roughly_and_gives_float32():
+    model, (encoder, decoder, targets) = small().float(), batch()
+    encoder[1] = PADDING
+    exact = model(encoder, decoder)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits, loss = model(encoder, decoder), model(encoder, decoder, targets)
+    loss.backward()
+    assert (logits.dtype, loss.dtype) == (torch.float32, torch.float32)
+    assert not torch.equal(logits, exact)
+    assert (logits - exact).square().mean().sqrt() < 0.05 * exact.square().mean().sqrt()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert (model.word_embedding.weight.grad[PADDING] == 0).all()
+
+
+@pytest.mark.parametrize(("dropout", "attention_dropout"), [(0.1, 0.0), (0.0, 0.1), (0.1, 0.1)])
+def test_dropout_acts_in_training_only_and_follows_the_seed(dropout, attention_dropout):
+    model = small(dropout=dropout, attention_dropout=attention_dropout)
+    ids = batch()[:2]
+    still = model(*ids)
+    assert torch.equal(model(*ids), still)
+    model.train()
+    torch.manual_seed(0)
+    first, second = model(*ids), model(*ids)
+    torch.manual_seed(0)
+    assert torch.equal(model(*ids), first)
+    assert not torch.equal(first, second) and not torch.equal(first, still)
+
+
+def test_without_dropout_training_changes_nothing():
+    model = small(dropout=0.0, attention_dropout=0.0)
+    ids = batch()[:2]
+    assert torch.equal(model(*ids), model.train()(*ids))
+
+
+def test_dropout_stands_on_both_stems_and_every_branch():
+    model = small(dropout=0.5, attention_dropout=0.0).train()
+    calls = []
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.register_forward_hook(lambda m, args, y: calls.append((y == 0).any().item()))
+    model(*batch()[:2])
+    assert calls == [True] * (2 + 2 * LAYERS + 3 * LAYERS)
