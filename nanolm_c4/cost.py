@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from nanolm_c4.config import Config, ModelConfig
-from training.memory import BF16, FP32, ceil, communication, peak
+from training.memory import BF16, FP32, ceil, communication, linear_cross_entropy, peak
 
 # What training/optimizers.py keeps in the shape of every tensor; adafactor is counted below.
 _STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_param_scaling": 2, "adam_atan2": 2}
@@ -20,8 +20,6 @@ _FACTORED_FROM = 128  # training.optimizers.ADAFACTOR_MIN_DIM
 _UNFUSED = ("adam_param_scaling", "adafactor", "adam_atan2")
 # Hidden weights have a multiplier n^(-1/2) (Everett et al., Table 1): a product that is kept.
 _MULTIPLIED = ("ntk", "mean_field")
-_LOGITS_PER_CHUNK = 1 << 27  # training.losses, on a GPU
-_LINE = 64  # bytes to which training.losses pads a row of logits
 
 
 def vocabulary(config: Config) -> int:
@@ -88,13 +86,15 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     weights = FP32 * parameters(config)["total"]
     share = math.ceil(config.training.batch_size / (shards * replicas))
     rows = min(config.training.micro_batch_size or share, share)
+    positions, low = rows * config.model.context, config.training.precision == "bf16"
+    words, width = vocabulary(config), config.model.width
     parts = {
         "weights": ceil(weights, shards),
         "gradients": ceil(weights, shards),
         "optimizer": ceil(optimizer_state(config), shards),
         "weight_copies": _weight_copies(config, shards),
         "activations": activations(config, rows, recomputed=shards > 1),
-        "loss": _loss(config, rows * config.model.context),
+        "loss": linear_cross_entropy(positions, width, words, low),
         "communication": _communication(config, shards, replicas),
         "update": ceil(weights, shards) if config.optimizer.name in _UNFUSED else 0,
     }
@@ -150,24 +150,6 @@ def _weight_copies(config: Config, shards: int) -> int:
 def _block(shape: ModelConfig) -> int:
     """Weights of one block's matrices."""
     return (4 + 2 * shape.mlp_ratio) * shape.width**2
-
-
-def _loss(config: Config, tokens: int) -> int:
-    """Bytes of training.losses.linear_cross_entropy while it has a chunk of logits, or after.
-
-    Its input, masked and not, and the gradient; the readout rounded, its gradient and one chunk's
-    part of that; logits and their softmax. After: the readout's gradient, and that times the
-    loss's own.
-    """
-    words, width = vocabulary(config), config.model.width
-    low = config.training.precision == "bf16"
-    size = BF16 if low else FP32
-    chunks = max(1, ceil(tokens, max(1, _LOGITS_PER_CHUNK // words)))
-    line = _LINE // size
-    columns = (ceil(words, line) | 1) * line
-    logits = ceil(tokens, chunks) * columns * (size + (FP32 if low else 0))
-    inside = 3 * size * tokens * width + (FP32 + (2 * BF16 if low else 0)) * words * width + logits
-    return max(inside, 2 * FP32 * words * width)
 
 
 def _communication(config: Config, shards: int, replicas: int) -> int:

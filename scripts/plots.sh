@@ -3,6 +3,7 @@
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 
-for figure in width_sweep loss_vs_size alignment epsilon weight_decay adafactor learning_rates; do
+for figure in width_sweep loss_vs_size alignment epsilon weight_decay adafactor learning_rates \
+  vit_search vit_strategies; do
   python -m "plots.$figure"
 done

@@ -26,8 +26,8 @@ theory differ by halves, so the default tolerance is 1/4: a slope is judged by t
 
 The theory is about widths far above everything else, and changes of first order. So for an
 experiment the check sets some keys that do not depend on width (CHECK_SETTINGS: one sample per
-step, embeddings of scale 1, and an eighth of the learning rate) unless they are given on the
-command line; `--as-configured` leaves them all alone.
+step, embeddings of scale 1, no weight decay, mixing or dropout, and an eighth of the learning rate)
+unless they are given on the command line; `--as-configured` leaves them all alone.
 
 Your own model: a file with `def task(width: int, seed: int) -> Check`, see `Check`.
 
@@ -79,8 +79,17 @@ ALONG = " along the loss gradient"
 # bring the widths of a laptop into the range where the exponents show. Thousands of tokens, as
 # many as widths, hide how updates align with activations; an embedding of 0.01, Everett et al.'s
 # constant, moves by its own size in a step and covers the changes of all other layers; so does
-# any other rate that is large enough for the norms to saturate.
-CHECK_SETTINGS: dict[str, Any] = {"training.batch_size": 1, "prescription.embedding_std": 1.0}
+# any other rate that is large enough for the norms to saturate. Weight decay moves a tensor by a
+# share of itself, whatever its rate. One sample cannot be mixed with another; dropout is noise.
+CHECK_SETTINGS: dict[str, Any] = {
+    "training.batch_size": 1,
+    "prescription.embedding_std": 1.0,
+    "optimizer.weight_decay": 0.0,
+    "data.augmentation.mixup": 0.0,
+    "data.augmentation.cutmix": 0.0,
+    "model.dropout": 0.0,
+    "model.attention_dropout": 0.0,
+}
 LR_FACTOR = 1 / 8
 
 
@@ -574,7 +583,8 @@ def _expected_update(
 ) -> float | None:
     """The power of the width in a tensor's update: the theory's, or that of the planned rate."""
     row = plans[min(plans)][name]
-    if theory is None:
+    # Exponents are of inputs and hidden layers; a bias of the output is neither.
+    if theory is None or row.role == Role.READOUT_BIAS:
         family = OPTIMIZER_FAMILY.get(str(plans[min(plans)].prescription.get("optimizer", "adam")))
         rates = [plans[width][name].lr for width in plans]
         return power_law(list(plans), rates).exponent if family == "adam" and min(rates) else None

@@ -94,8 +94,8 @@ class DataConfig(Section):
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of each class held out (embedded)."""
     decoder: Literal["pil", "draft"] = "pil"
-    """pil decodes whole images; draft lets libjpeg halve what a crop does not need, faster and
-    not to the same pixels."""
+    """pil decodes whole images; draft lets libjpeg reduce those whose crop is at least twice
+    image_size, not to the same pixels: 1.4 times as fast at 1600 x 1200, no gain at 500 x 375."""
     eval_resize: PositiveInt = 256
     """Evaluation images are resized to this shorter side before the centre crop."""
     max_unreadable: Count = 10

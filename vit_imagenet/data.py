@@ -262,8 +262,8 @@ class Prepare:
 class Unreadables:
     """Which images could not be read: named and counted once in a process and its workers.
 
-    One flag per image in shared memory, so that workers know of each other's and later epochs of
-    earlier ones'.
+    One flag per image in shared memory: workers know of each other's and later epochs of earlier
+    ones'. A flag decides no sample, which stay functions of the files and their place.
     """
 
     def __init__(self, size: int, limit: int) -> None:
@@ -321,8 +321,6 @@ class TrainImages(Dataset):
 
     def __getitem__(self, place: Place) -> Sample:
         for index in chain(range(place.index, len(self)), range(place.index)):
-            if index in self.unreadable:
-                continue
             record = self.source[index]
             try:
                 return self.prepare(record.content, record.label, place)
@@ -349,11 +347,10 @@ class ValidationImages(Dataset):
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         record = self.source[index]
-        if self.first + index not in self.unreadable:
-            try:
-                return self.transform(record.content), record.label
-            except Unreadable as reason:
-                self.unreadable.note(self.first + index, record.name, reason)
+        try:
+            return self.transform(record.content), record.label
+        except Unreadable as reason:
+            self.unreadable.note(self.first + index, record.name, reason)
         height, width, channels = self.transform.shape
         return torch.zeros(channels, height, width), IGNORE
 
@@ -707,8 +704,6 @@ class StreamSample:
         )
 
     def __call__(self, content: Content, label: int, place: Place) -> Sample | None:
-        if place.index in self.unreadable:
-            return None
         if not 0 <= label < self.classes:
             check_labels(np.array([label]), self.classes, self._name(place.index))
         try:

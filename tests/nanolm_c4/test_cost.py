@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
-from training import losses, optimizers
+from training import losses, memory, optimizers
 from training.config import load
 from training.loop import Task, build_optimizer
 
@@ -251,7 +251,7 @@ def test_sharded_runs_have_the_copies_of_one_block():
 
 def test_what_the_closed_forms_assume_of_other_modules_holds():
     assert cost._FACTORED_FROM == optimizers.ADAFACTOR_MIN_DIM
-    assert (cost._LOGITS_PER_CHUNK, cost._LINE) == (losses._CHUNK_ELSEWHERE, losses._LINE)
+    assert (memory.LOGITS_PER_CHUNK, memory.LINE) == (losses._CHUNK_ELSEWHERE, losses._LINE)
     for rule in ("standard", "mup", "ntk", "mean_field"):
         _, plan = build(small(SHAPES[0], f"prescription.parameterization={rule}"), "meta")
         hidden = plan["blocks.0.mlp.up.weight"].multiplier

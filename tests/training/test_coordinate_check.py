@@ -483,7 +483,7 @@ def test_an_experiment_is_checked_from_its_config(data, tmp_path, capsys):
     command(*data, "prescription.parameterization=mup", "prescription.alignment=full",
             "--widths", "32", "64", "128", "--steps", "2", "--out", str(tmp_path))
     out = capsys.readouterr().out
-    assert "set for the check: training.batch_size=1" in out and "passed:" in out
+    assert "set for the check: training.batch_size=1" in out and "optimizer.weight_decay=0" in out and "passed:" in out
     assert "readout along the loss gradient" in out
     result = json.loads((tmp_path / "coordinate_check.json").read_text())
     assert result["prescription"]["parameterization"] == "mup"
@@ -504,7 +504,9 @@ def test_the_command_line_wins_over_what_the_check_would_set():
         "nanolm_c4", LAPTOP, ["optimizer.lr=0.5", "training.batch_size=3"],
         width_key="model.width", steps=1, widths=WIDTHS,
     )
-    assert target.settings["set_for_the_check"] == {"prescription.embedding_std": 1.0}
+    assert target.settings["set_for_the_check"] == {
+        "prescription.embedding_std": 1.0, "optimizer.weight_decay": 0.0
+    }
 
 
 def test_as_configured_sets_nothing():
@@ -677,3 +679,15 @@ def test_a_folder_that_is_no_checks_is_one_line(results, tmp_path, file, text, m
         figure.main([str(tmp_path)])
     error = capsys.readouterr().err
     assert ended.value.code == 2 and message in error and error.count("\n") == 1
+
+
+def test_a_readouts_bias_is_expected_to_move_by_its_own_rate():
+    """lambda = n_out^(-1/2) in every strategy: the width has no part in it."""
+    target = cc.experiment_target(
+        "vit_imagenet", ROOT / "vit_imagenet/configs/laptop.yaml",
+        ["prescription.strategy=neural_tangent", "optimizer.lr=4.0", "model.layers=1"],
+        width_key="model.width", steps=1, widths=(32, 64),
+    )
+    rows = cc.fit(cc.measure(target.build, (32, 64), steps=1, seeds=(0, 1)))
+    bias = next(row for row in rows if (row.quantity, row.name) == ("update", "head.bias"))
+    assert bias.predicted == pytest.approx(0, abs=1e-9) and bias.verdict == cc.OK
