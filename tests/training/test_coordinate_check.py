@@ -686,8 +686,8 @@ def test_a_readouts_bias_is_expected_to_move_by_its_own_rate():
     target = cc.experiment_target(
         "vit_imagenet", ROOT / "vit_imagenet/configs/laptop.yaml",
         ["prescription.strategy=neural_tangent", "optimizer.lr=4.0", "model.layers=1"],
-        width_key="model.width", steps=1, widths=(32, 64),
+        width_key="model.width", steps=1, widths=(32, 64, 128),
     )
-    rows = cc.fit(cc.measure(target.build, (32, 64), steps=1, seeds=(0, 1)))
+    rows = cc.fit(cc.measure(target.build, (32, 64, 128), steps=1, seeds=(0, 1)))
     bias = next(row for row in rows if (row.quantity, row.name) == ("update", "head.bias"))
     assert bias.predicted == pytest.approx(0, abs=1e-9) and bias.verdict == cc.OK
