@@ -78,7 +78,7 @@ class DataConfig(Section):
     bpe_dictionary: str | None = None
     """fairseq's dict.txt over that BPE (text; a binarised folder has its own)."""
     trained_vocab_size: Annotated[int, Field(ge=300)] = 1024
-    """Size of the BPE that is trained when none is given (embedded, text)."""
+    """Symbols of the dictionary when no BPE is given, its five special ones among them."""
     tokens_per_sample: PositiveInt = 512
     """Most tokens of content in a sample; a start and an end token come on top."""
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05

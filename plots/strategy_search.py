@@ -15,7 +15,7 @@ import pandas as pd
 
 from plots import spikes, style, tables
 from plots.spikes import LR_FACTOR, STEP, TOP1, TRAIN_LOSS
-from plots.tables import CURVE, DECAY, LOSS, RATE, SEED, STATUS, TableError
+from plots.tables import CURVE, DECAY, LOSS, RATE, SEED, STATUS, TableError, numbers
 
 STEMS = ("figure_1_2", "figure_1_2_metrics")
 BEST, RUN, EPOCH = "best_eval_top1", "run", "epoch"
@@ -184,8 +184,8 @@ def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     results = tables.only(tables.read(paths[0], RESULTS), paths[0], CURVE, style.STRATEGIES)
     metrics = tables.read(paths[1], METRICS, "metrics.csv")
     metrics = tables.only(metrics, paths[1], CURVE, style.STRATEGIES)
-    results = _numbers(results, paths[0], (SEED, RATE, DECAY, LOSS, BEST))
-    metrics = _numbers(metrics, paths[1], METRICS[3:])
+    results = numbers(results, paths[0], (SEED, RATE, DECAY, LOSS, BEST))
+    metrics = numbers(metrics, paths[1], METRICS[3:])
     _check_results(results, paths[0])
     _check_metrics(results, metrics, paths[1])
     return results, metrics.sort_values([RUN, STEP], kind="stable")
@@ -193,16 +193,6 @@ def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _source(path: Path) -> str:
     return "metrics.csv" if path.stem.endswith("metrics") else "results.csv"
-
-
-def _numbers(table: pd.DataFrame, path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """The table with `columns` as numbers; TableError at the first that is none."""
-    for column in columns:
-        try:
-            table = table.assign(**{column: pd.to_numeric(table[column]).astype(float)})
-        except (ValueError, TypeError) as error:
-            raise TableError(f"{path}: column {column!r} has no number: {error}") from None
-    return table
 
 
 def _check_results(results: pd.DataFrame, path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ STAR_ENTRIES = (
     ("no parabola", {"color": "white", **_STAR}),
 )
 LOSS_LABEL = "eval loss (nats/token)"
+VALIDATION_LABEL = "validation loss (nats/token)"
 # Scaling strategies of Dinan et al., in the colours of their Figure 2 as far as the colour-blind
 # can tell them apart, and markers for the rest.
 STRATEGIES = {
@@ -80,6 +82,21 @@ def legend(figure, entries: Sequence[tuple[str, dict]], **options) -> None:
     labels = [label for label, _ in entries]
     options = {"ncols": len(labels), "fontsize": 8, "frameon": False, **options}
     figure.legend(handles, labels, loc="outside lower center", **options)
+
+
+def bits_axis(axis) -> None:
+    """A second scale on the right: nats on the left in bits."""
+    scale = (lambda nats: nats / math.log(2), lambda bits: bits * math.log(2))
+    axis.secondary_yaxis("right", functions=scale).set_ylabel("validation loss (bits/token)")
+
+
+def update_ticks(axis, last: float) -> None:
+    """An axis of updates from 0 to `last`, with ticks such as 50k."""
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    axis.set_xlim(0, last)
+    axis.xaxis.set_major_locator(MaxNLocator(6))
+    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
 def parameterization_entries() -> list[tuple[str, dict]]:

@@ -16,8 +16,14 @@ WIDTH, RATE, EPS = "model.width", "optimizer.lr", "optimizer.eps"
 DECAY = "optimizer.weight_decay"
 HORIZON = "horizon"
 RESULTS = (CURVE, SEED, STATUS, LOSS)
-# Sweeps by their tables' names; all others are nanolm_c4's.
-_EXPERIMENTS = {"figure_1_2": "vit_imagenet"}
+# Experiment, sweep file and preset behind tables' names; all others are nanolm_c4's sweep of that
+# name.
+_LAPTOP = "laptop"
+_SWEEPS = {
+    "figure_1_2": ("vit_imagenet", "figure_1_2", _LAPTOP),
+    "bart_figure_3_4": ("bart_span_denoise", "figure_3_4", _LAPTOP),
+    "bart_figure_5": ("bart_span_denoise", "figure_5", None),  # R2C2 has no small form
+}
 
 
 class TableError(ValueError):
@@ -46,11 +52,22 @@ def read(path: Path, columns: Sequence[str], source: str = "results.csv") -> pd.
 
 
 def _makers(stem: str, source: str) -> str:
-    sweep = stem.removesuffix("_metrics")
-    experiment = _EXPERIMENTS.get(sweep, "nanolm_c4")
-    run = f"python -m training.sweep {experiment}/sweeps/{sweep}.yaml --preset laptop"
-    ship = f"python -m plots.ship results/{experiment}/{sweep}_laptop/{source} {stem}"
+    table = stem.removesuffix("_metrics")
+    experiment, sweep, preset = _SWEEPS.get(table, ("nanolm_c4", table, _LAPTOP))
+    asked, suffix = (f" --preset {preset}", f"_{preset}") if preset else ("", "")
+    run = f"python -m training.sweep {experiment}/sweeps/{sweep}.yaml{asked}"
+    ship = f"python -m plots.ship results/{experiment}/{sweep}{suffix}/{source} {stem}"
     return f"`{run}` and `{ship}`"
+
+
+def numbers(table: pd.DataFrame, path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    """The table with `columns` as numbers; TableError at the first that is none."""
+    for column in columns:
+        try:
+            table = table.assign(**{column: pd.to_numeric(table[column]).astype(float)})
+        except (ValueError, TypeError) as error:
+            raise TableError(f"{path}: column {column!r} has no number: {error}") from None
+    return table
 
 
 def only(table: pd.DataFrame, path: Path, column: str, known: Iterable[str]) -> pd.DataFrame:

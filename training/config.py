@@ -80,6 +80,8 @@ class ScheduleConfig(Section):
     """Shape after the warm-up."""
     warmup_steps: Count = 0
     """Steps of linear warm-up from 0."""
+    steps: PositiveInt | None = None
+    """Length of the whole schedule, by default training.steps; a run may end before."""
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Final factor, as a fraction of each group's peak rate."""
     min_lr: NonNegativeFloat = 0.0
@@ -109,6 +111,10 @@ class LoopConfig(Section):
     """torch.compile the model."""
     data_workers: Count = 0
     """Data-loading processes; they change nothing but speed."""
+    gradient_scale: bool = False
+    """Log, for each role of tensors, the RMS of its clipped gradient over its epsilon."""
+    skip_overflow: bool = False
+    """Skip a step whose gradient is not finite, and log it, as mixed-precision training does."""
     divergence_factor: Annotated[float, Field(gt=1)] = 3.0
     """A run has diverged when its loss is NaN or exceeds this multiple of its first loss."""
     probe_every: Count = 0
@@ -161,7 +167,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _warmup_fits(self) -> RunConfig:
-        if self.schedule.warmup_steps > self.training.steps:
+        planned = self.schedule.steps
+        if planned is not None and planned < self.training.steps:
+            raise ValueError(
+                f"schedule.steps {planned} is less than training.steps {self.training.steps}; "
+                "raise it or leave it out"
+            )
+        if self.schedule.warmup_steps > (planned or self.training.steps):
             raise ValueError(
                 f"schedule.warmup_steps {self.schedule.warmup_steps} is more than training.steps "
                 f"{self.training.steps}; lower it"

@@ -54,6 +54,7 @@ from training.sampling import BatchIds, EpochPlaces, eval_ids, steps_per_epoch
 
 Progress = Callable[[int, int, float], None]
 
+SKIPS = 100  # steps in a row without a finite gradient are divergence
 IDLE = (0,)  # the ids of a batch whose result does not count; told by identity
 
 
@@ -194,6 +195,8 @@ class Loop:
         self.started = time.perf_counter()
         self.seconds_before = 0.0
         self.eval_seconds = 0.0
+        self.skipped = self.skipped_in_a_row = 0
+        self.gradient_scale: dict[str, float] = {}
         self.wait_seconds = 0.0
         self.timed = (0, 0.0, 0.0)
         self.resumed_from: list[int] = []
@@ -275,11 +278,44 @@ class Loop:
                 # Gradients are averaged over processes, the loss over the targets of all of them.
                 accelerator.backward(loss_sum * (world / count))
             total += loss_sum.detach()
-        norm = self._clip(want_norm)
-        self._update(step)
+        norm = self._clip(want_norm or self.settings.skip_overflow)
+        if self.settings.skip_overflow and not math.isfinite(norm):
+            self._skip(step)
+        else:
+            if want_norm and self.settings.gradient_scale:
+                self.gradient_scale = self._gradient_to_epsilon()
+            self._update(step)
+            self.skipped_in_a_row = 0
         self.optimizer.zero_grad()
         self.losses.add(total, count)
         return norm
+
+    def _skip(self, step: int) -> None:
+        """Leaves a step out, as an event in the log; Diverged when nothing but such steps follow.
+
+        The norm is that of the whole gradient, so all processes skip the same steps.
+        """
+        self.skipped += 1
+        self.skipped_in_a_row += 1
+        self._write(step, {"event": "gradient_overflow", "skipped_steps": self.skipped})
+        if self.skipped_in_a_row == SKIPS:
+            raise Diverged(step, math.nan)
+
+    def _gradient_to_epsilon(self) -> dict[str, float]:
+        """RMS of the gradient over epsilon of each role's tensors, where there is an epsilon."""
+        parameters = dict(self.task.model.named_parameters())
+        gradients: dict[tuple[str, float], list[torch.Tensor]] = {}
+        for row in self.task.plan.rows:
+            gradient = parameters[row.name].grad
+            if gradient is not None and row.eps:
+                gradients.setdefault((row.role, row.eps), []).append(gradient)
+        scales: dict[str, float] = {}
+        for (role, eps), tensors in gradients.items():
+            norm = torch.nn.utils.get_total_norm(tensors)
+            norm = norm if self.sharding is None else norm.full_tensor()
+            count = sum(tensor.numel() for tensor in tensors)
+            scales[role] = float(norm) / math.sqrt(count) / eps
+        return scales
 
     def _without_exchange(self) -> contextlib.AbstractContextManager:
         """Leaves the gradients of a micro-batch in their process, for the last one to exchange.
@@ -336,15 +372,20 @@ class Loop:
             schedule.name,
             taken,
             warmup_steps=schedule.warmup_steps,
-            total_steps=self.settings.steps,
+            total_steps=schedule.steps or self.settings.steps,
             floor=self.task.config.floor,
         )
 
     def _log_step(self, step: int, norm: torch.Tensor | None) -> None:
         loss = self.losses.drain(self.accelerator, step, self.settings.divergence_factor)
         gradient = None if norm is None else float(norm)
-        line = {"train_loss": loss, "lr_factor": self.factor(step - 1)}
-        self._write(step, {**line, "gradient_norm": gradient})
+        line: dict[str, Any] = {"train_loss": loss, "lr_factor": self.factor(step - 1)}
+        line["gradient_norm"] = _finite(gradient)
+        if self.settings.gradient_scale:
+            line["gradient_to_epsilon"] = self.gradient_scale
+        if self.settings.skip_overflow:
+            line["skipped_steps"] = self.skipped
+        self._write(step, line)
         self._log_timing(step)
         if self.progress is not None and self.accelerator.is_main_process:
             self.progress(step, self.settings.steps, loss)
@@ -524,6 +565,7 @@ class Loop:
             "seconds": self._seconds(),
             "eval_seconds": self.eval_seconds,
             "resumed_from": self.resumed_from,
+            "skipped": [self.skipped, self.skipped_in_a_row],
             "random": random_states,
             "logs": {log.path.name: log.position() for log in (self.metrics, self.probe_log)},
             "environment": environment.describe(self.accelerator.device),
@@ -544,6 +586,7 @@ class Loop:
         self.seconds_before = saved.meta["seconds"]
         self.eval_seconds = saved.meta["eval_seconds"]
         self.resumed_from = [*saved.meta["resumed_from"], saved.step]
+        self.skipped, self.skipped_in_a_row = saved.meta["skipped"]
         states, index = saved.meta["random"], self.accelerator.process_index
         if index < len(states):  # a process that was not there before keeps its seed's state
             state.set_random_state(states[index], self.accelerator.device)
@@ -603,7 +646,10 @@ class Loop:
         found = checkpoint.load(path)
         try:
             meta, plan = found.meta, Plan.from_dict(found.meta["plan"])
-            keys = ("losses", "evals", "seconds", "eval_seconds", "resumed_from", "random")
+            keys = (
+                *("losses", "evals", "seconds", "eval_seconds"),
+                *("resumed_from", "skipped", "random"),
+            )
             missing = [key for key in keys if key not in meta]
             old = not all(isinstance(means, dict) for _, means in meta.get("evals", ()))
             if missing or old or not isinstance(meta["config"], dict):
@@ -659,6 +705,7 @@ class Loop:
             "wall_seconds": wall,
             "train_seconds": wall - self.eval_seconds,
             "eval_seconds": self.eval_seconds,
+            "skipped_steps": self.skipped,
             "resumed_from": self.resumed_from,
             "parameters": sum(parameter.numel() for parameter in self.task.model.parameters()),
             "parameters_by_role": self._parameters_by_role(),

@@ -43,7 +43,7 @@ def columns(sweep: Sweep) -> list[str]:
 def _place(sweep: Sweep, point: Point, keys: Sequence[str]) -> list[Any]:
     """A point's curve, key columns, horizon and use of constants, as tables have them."""
     curve = sweep.config.curves[point.curve]
-    values = {**sweep.settings(point.curve), **dict(point.values)}
+    values = sweep.adjusted(point.curve, dict(point.values))
     horizon = curve.horizon.describe() if curve.horizon else "fixed"
     return [point.curve, *(values.get(key) for key in keys), horizon, curve.constants]
 
@@ -76,7 +76,7 @@ def _measured(summaries: Mapping[str, dict[str, Any]]) -> list[str]:
     return [key for key in extra if key not in (*RESULT_COLUMNS, "best_eval_step")]
 
 
-METRIC_COLUMNS = ("step", "epoch", "train_loss", "lr_factor", "gradient_norm")
+METRIC_COLUMNS = ("step", "epoch", "train_loss", "lr_factor", "gradient_norm", "skipped_steps")
 
 
 def write_metrics(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path | None:

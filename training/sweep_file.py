@@ -283,12 +283,17 @@ class Sweep:
         """The config keys that the sweep and a curve set."""
         return {**self.config.set, **self.config.curves[curve].set}
 
+    def adjusted(self, curve: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The config keys that the sweep, a curve and its grid values set, as adjusted there."""
+        settings = {**self.settings(curve), **values}
+        for adjust in self.config.adjust:
+            settings |= adjust.set if _applies(adjust, values) else {}
+        return settings
+
     def point(self, curve: str, values: Mapping[str, Any], seed: int) -> Point:
         """The point at some grid values; UserError if they make no valid config."""
         rule = self.config.curves[curve]
-        settings = {**self.settings(curve), **values, "seed": seed}
-        for adjust in self.config.adjust:
-            settings |= adjust.set if _applies(adjust, values) else {}
+        settings = {**self.adjusted(curve, values), "seed": seed}
         if rule.constants:
             settings |= self._constants(curve, settings)
         if rule.horizon:

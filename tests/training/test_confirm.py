@@ -169,8 +169,9 @@ def test_metrics_csv_has_one_row_per_step_with_training_and_evaluation_joined(to
     lines = table(folder / "metrics.csv")
     assert len(lines) == 2 * len(rows)
     first, second = lines[:2]
-    assert list(first)[-7:] == [
-        "step", "epoch", "train_loss", "lr_factor", "gradient_norm", "eval_loss", "eval_top1"
+    assert list(first)[-8:] == [
+        *("step", "epoch", "train_loss", "lr_factor", "gradient_norm", "skipped_steps"),
+        *("eval_loss", "eval_top1"),
     ]
     assert (first["step"], first["epoch"], first["train_loss"], first["eval_top1"]) == (
         "1", "", "2.0", ""

@@ -353,6 +353,7 @@ def train_plain(folder):
     ("changes", "message"),
     [
         ({"schedule__min_lr": 0.01, "schedule__floor": 0.1}, "say the same; keep one"),
+        ({"schedule__steps": 11}, "schedule.steps 11 is less than training.steps 12"),
         ({"schedule__min_lr": 0.1}, "schedule.min_lr 0.1 is more than optimizer.lr 0.05"),
     ],
 )
@@ -393,3 +394,65 @@ def test_what_the_plan_drew_can_be_changed_before_training(tmp_path):
     train(run, tmp_path)
     assert (run.model.embedding.weight[3] == 0).all()
     assert (run.model.embedding.weight[2] != 0).any()
+
+
+def overflowing(run, steps):
+    """The task with an infinite gradient in some steps, by number from 1."""
+    loss, count = run.loss, iter(range(1, 1000))
+
+    class Blow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * (math.inf if next(count) in steps else 1)
+
+    def blown(model, batch):
+        value = loss(model, batch)
+        return Blow.apply(value) if value.requires_grad else value
+
+    run.loss = blown
+    return run
+
+
+def test_a_step_without_a_finite_gradient_is_skipped_and_an_event(tmp_path):
+    run = overflowing(task(training__skip_overflow=True, optimizer__clip_norm=1.0), {4, 7})
+    summary = train(run, tmp_path)
+    assert summary["status"] == "finished" and summary["skipped_steps"] == 2
+    events = [line for line in metrics(tmp_path) if "event" in line]
+    assert [(line["step"], line["skipped_steps"]) for line in events] == [(4, 1), (7, 2)]
+    assert all(line["event"] == "gradient_overflow" for line in events)
+    assert metrics(tmp_path)[-2]["skipped_steps"] == 2
+    assert all(torch.isfinite(value).all() for value in weights(run).values())
+
+
+def test_nothing_but_such_steps_is_divergence(tmp_path):
+    run = task(training__skip_overflow=True, training__steps=150, training__log_every=10)
+    summary = train(overflowing(run, set(range(3, 500))), tmp_path)
+    assert (summary["status"], summary["step"]) == ("diverged", 102)
+
+
+def test_the_gradient_beside_epsilon_is_its_rms_per_role_after_clipping(tmp_path):
+    run = task(training__gradient_scale=True, training__steps=1, training__log_every=1,
+               optimizer__clip_norm=1e-3, optimizer__eps=1e-6, schedule__warmup_steps=0)
+    train(run, tmp_path)
+    reference, data = Tiny(), Rows()
+    run.plan.initialise(reference, 0)
+    from training.sampling import sample_ids
+
+    ids = sample_ids(len(data), 0, 0, 8)
+    (reference(data.ids[ids], data.targets[ids]) / (data.targets[ids] != IGNORE).sum()).backward()
+    torch.nn.utils.clip_grad_norm_(reference.parameters(), 1e-3)
+    found = metrics(tmp_path)[0]["gradient_to_epsilon"]
+    tensors = {"token_embedding": reference.embedding.weight, "readout": reference.readout.weight}
+    expected = {n: float(p.grad.double().square().mean().sqrt()) / 1e-6 for n, p in tensors.items()}
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_run_may_end_before_its_schedule_and_is_then_the_first_part_of_the_whole(tmp_path):
+    train(task(), tmp_path / "whole")
+    train(task(training__steps=6, schedule__steps=12), tmp_path / "part")
+    whole, part = metrics(tmp_path / "whole"), metrics(tmp_path / "part")
+    assert [line for line in part if "train_loss" in line] == whole[:3]

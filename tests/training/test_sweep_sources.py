@@ -317,6 +317,10 @@ def test_adjusted_settings_apply_where_the_grid_says(toy):
     assert {(p.config.width, p.config.training.micro_batch_size) for p in points} == {
         (4, None), (16, 1)
     }
+    key = "inner.gain"  # a column of the table, since a curve sets it
+    text = text.replace("training.micro_batch_size: 1", f"{key}: 4.0")
+    rows = run(toy, write(toy, "adjusted.yaml", f"set: {{{key}: 2.0}}\n" + text))
+    assert {(row["width"], row[key]) for row in rows} == {("4", "2.0"), ("16", "4.0")}
     wrong = text.replace("width: [16]", "width: [5]")
     with pytest.raises(UserError, match=r"adjust.where: width 5 is in no curve's grid: \[4, 16\]"):
         load(toy, write(toy, "s.yaml", wrong))

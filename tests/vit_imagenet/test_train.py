@@ -136,6 +136,7 @@ OTHER = {
     "optimizer.clip_norm": ("1e-3", "optimizer.name=sgd"),
     "schedule.name": "constant",
     "schedule.warmup_steps": "1",
+    "schedule.steps": "9",
     "schedule.floor": ("0.5", "schedule.min_lr=0.0"),
     "schedule.min_lr": "0.001",
     "training.steps": "5",
@@ -147,6 +148,8 @@ OTHER = {
     "training.divergence_factor": (
         "1.0001", "optimizer.lr=3.0", "training.divergence_factor=1000.0"
     ),
+    "training.gradient_scale": "true",
+    "training.skip_overflow": "true",
     "training.probe_every": "2",
     "training.probe_samples": ("1", "training.probe_every=2"),
     "model.width": "32",

@@ -1,0 +1,181 @@
+"""What a run costs, as closed forms of its config: parameters, tokens, FLOPs, memory per GPU.
+
+Nothing is built and torch is not imported, so thousands of configs are counted in a second.
+
+Sizes: L layers of the encoder and as many of the decoder, n width, M MLP multiplier, H heads,
+V vocabulary, R rows of positions, T tokens of a sample. Every sample counts as a full one, and the
+encoder sees T tokens too: spans that one [MASK] replaces make its rows shorter by a sixth or so,
+where no sample of the batch is longer. What is counted is thus the most a run can cost.
+"""
+
+from __future__ import annotations
+
+import math
+
+from bart_span_denoise.config import Config, ModelConfig
+from training.errors import UserError
+from training.memory import BF16, FP32, ceil, communication, linear_cross_entropy, peak
+
+PAPER_VOCABULARY = 50_265  # GPT-2's BPE in fairseq's dictionary, with its five special symbols
+ENDS = 2  # a start and an end around the content
+INT64 = 8
+
+# What training/optimizers.py keeps in the shape of every tensor, beside one step count each.
+_STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2}
+# Matrices of n^2 weights in attention: Q, K, V, U. The decoder's blocks have it twice.
+_ATTENTION = 4
+
+
+def vocabulary(config: Config) -> int:
+    """V; no data is read, so an unknown one counts as the BPE that would be trained, or GPT-2's."""
+    if config.model.vocab_size:
+        return config.model.vocab_size
+    if config.data.source == "binarised" or config.data.bpe_encoder:
+        return PAPER_VOCABULARY
+    return config.data.trained_vocab_size  # special symbols included
+
+
+def position_rows(config: Config) -> int:
+    """R, rows of positions in each of the two stems."""
+    return config.data.tokens_per_sample + ENDS
+
+
+def tokens(config: Config) -> int:
+    """T, the most tokens of a sample with start and end; fairseq's positions leave out two rows."""
+    return position_rows(config) - (2 if config.model.positions == "fairseq" else 0)
+
+
+def flops(config: Config) -> float:
+    """Training FLOPs: 6 per weight of a matrix and token, and 12 per query-key pair and width.
+
+    The decoder's own attention is causal: half of all T^2 pairs. The output's V n weights act on
+    every decoder token; embeddings are looked up and cost nothing. Evaluation and probes are not
+    counted.
+    """
+    shape, count = config.model, tokens(config)
+    matrices = shape.layers * sum(_blocks(shape)) + vocabulary(config) * shape.width
+    pairs = shape.layers * (2 + 1 + 2) * count * shape.width  # encoder, decoder, between them
+    return 6.0 * config.training.steps * config.training.batch_size * count * (matrices + pairs)
+
+
+def tokens_per_step(config: Config) -> int:
+    """Target tokens of one optimiser step, over all GPUs and micro-batches."""
+    return config.training.batch_size * tokens(config)
+
+
+def parameters(config: Config) -> dict[str, int]:
+    """Numbers of parameters: embedding and non_embedding, and total, their sum.
+
+    embedding is V n of the words, which encoder, decoder and output share, and 2 R n of positions;
+    non_embedding the blocks' (4 + 2M) L n^2 of the encoder and (8 + 2M) L n^2 of the decoder.
+    """
+    shape = config.model
+    embedding = (vocabulary(config) + 2 * position_rows(config)) * shape.width
+    others = shape.layers * sum(_blocks(shape))
+    return {"embedding": embedding, "non_embedding": others, "total": embedding + others}
+
+
+def _blocks(shape: ModelConfig) -> tuple[int, int]:
+    """Weights of an encoder's and of a decoder's block."""
+    square, mlp = shape.width**2, 2 * shape.mlp_ratio
+    return (_ATTENTION + mlp) * square, (2 * _ATTENTION + mlp) * square
+
+
+def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]:
+    """Bytes on each of `shards * replicas` GPUs, by kind, and the largest sum at one time.
+
+    Every GPU takes its share of the batch, in micro-batches. `shards` divide weights, gradients
+    and optimiser state and recompute the blocks' activations, as the launch configs for FSDP2 in
+    scripts/accelerate do; `replicas` repeat them (DDP). Kinds: weights, gradients, optimizer,
+    weight_copies (for autocast), activations (kept for the backward pass by eager autograd;
+    torch.compile keeps fewer), loss (logits of a chunk, the output's gradient), communication
+    (DDP's buckets; what FSDP2 has gathered), update (the word embedding's gradient comes from the
+    output and from two look-ups, each as large as V n, so they are more than one while they are
+    summed; the optimiser's step itself needs no scratch) and total.
+
+    The total is not the sum: gradients and activations of a block do not exist together, unless
+    gradients are accumulated over micro-batches.
+    """
+    weights = FP32 * parameters(config)["total"]
+    share = math.ceil(config.training.batch_size / (shards * replicas))
+    rows = min(config.training.micro_batch_size or share, share)
+    low = config.training.precision == "bf16"
+    words, width = vocabulary(config), config.model.width
+    accumulates = rows < share
+    parts = {
+        "weights": ceil(weights, shards),
+        "gradients": ceil(weights, shards),
+        "optimizer": ceil(optimizer_state(config), shards),
+        "weight_copies": _weight_copies(config, shards),
+        "activations": activations(config, rows, recomputed=shards > 1),
+        "loss": linear_cross_entropy(rows * tokens(config), width, words, low),
+        "communication": _communication(config, shards, replicas),
+        "update": FP32 * words * width * (2 if accumulates or shards > 1 else 1),
+    }
+    return {**parts, "total": peak(parts, accumulates, 2 * config.model.layers)}
+
+
+def optimizer_state(config: Config) -> int:
+    """Bytes of the optimiser's state over all tensors, after its first step.
+
+    Raises UserError for an optimiser for which the paper has no rates.
+    """
+    name = config.optimizer.name
+    if name not in _STATES_LIKE_WEIGHTS:
+        raise UserError(
+            f"optimizer.name {name}: Dinan et al. prescribe for adam and sgd alone; use one of them"
+        )
+    tensors = (3 * _ATTENTION + 4) * config.model.layers + 3  # in blocks; words, two of positions
+    return FP32 * (_STATES_LIKE_WEIGHTS[name] * parameters(config)["total"] + tensors)
+
+
+def activations(config: Config, rows: int, recomputed: bool = False) -> int:
+    """Bytes kept for the backward pass of `rows` samples, without copies of weights.
+
+    Per token, in float32: an encoder block keeps both norms' inputs and outputs, q, k, v, the
+    attention's output, and the MLP's hidden layer before and after GELU: (8 + 2M) n; a decoder
+    block 6 n more, for its second attention. Under bf16 autocast the residual stream stays
+    float32, the rest is bf16, and q, k, v each keep their own rounding of their input, k and v of
+    the decoder's second attention that of the encoder's output. A norm keeps mean and deviation,
+    attention H logarithms and, where it has a mask, one number per key. Dropout keeps one byte per
+    number, as on a GPU; attention's, drawn anew from its seed, none. Outside of blocks: ids and
+    targets, the stems' norms, the last norms' inputs, the encoder's output and the gradient of the
+    decoder's. Where blocks are recomputed, each keeps its input, and one decoder block all of it.
+    """
+    shape, count = config.model, tokens(config)
+    stream = FP32 * shape.width
+    encoder, decoder = _kept_by_blocks(config)
+    blocks = shape.layers * (encoder + decoder)
+    if recomputed:
+        blocks = shape.layers * 2 * stream + decoder
+    dropped = shape.width if shape.dropout else 0
+    stems = 2 * (stream + 2 * FP32 + dropped + INT64)
+    ends = 4 * stream + 2 * 2 * FP32 + INT64 + 1  # and the mask of [pad]s
+    return rows * count * (blocks + stems + ends) + 2 * INT64 * count
+
+
+def _kept_by_blocks(config: Config) -> tuple[int, int]:
+    """Bytes per token that an encoder's and a decoder's block keep."""
+    shape, low = config.model, config.training.precision == "bf16"
+    size, extra = (BF16, 2) if low else (FP32, 0)  # two more roundings per attention
+    width, stream = shape.width, FP32 * shape.width
+    heads, dropped = FP32 * (width // shape.head_dim), width if shape.dropout else 0
+    norm = 2 * FP32 + stream
+    attention = norm + size * (5 + extra) * width + heads + dropped
+    mlp = norm + size * (1 + 2 * shape.mlp_ratio) * width + dropped
+    return attention + size + mlp, 2 * attention + size + mlp
+
+
+def _weight_copies(config: Config, shards: int) -> int:
+    """Bytes of the blocks' matrices rounded to bf16, once per step; of one if recomputed."""
+    if config.training.precision != "bf16":
+        return 0
+    encoder, decoder = _blocks(config.model)
+    return BF16 * (config.model.layers * (encoder + decoder) if shards == 1 else decoder)
+
+
+def _communication(config: Config, shards: int, replicas: int) -> int:
+    """Bytes of what GPUs exchange, see training.memory; blocks count as the decoder's."""
+    counts = parameters(config)
+    block = _blocks(config.model)[1]
+    return communication(counts["total"], counts["embedding"], block, shards, replicas)

@@ -1,0 +1,190 @@
+"""Train one BART: `python -m bart_span_denoise.train bart_span_denoise/configs/laptop.yaml`.
+
+Also `accelerate launch -m bart_span_denoise.train ...`, and `run(config, run_dir)` for sweeps.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bart_span_denoise.config import Config
+from bart_span_denoise.cost import flops, parameters, tokens_per_step  # noqa: F401 - for sweeps
+from training import cli
+from training.config import load
+from training.errors import UserError, one_line_errors
+
+EXPERIMENT = "bart_span_denoise"
+
+
+def prescription(config: Config):
+    """The config's strategy at the model's width (Dinan et al., Part II, section 2)."""
+    from param_groups import Dinan
+
+    return Dinan(
+        width=config.model.width,
+        optimizer=config.optimizer.name,
+        init="bart",
+        **config.prescription.model_dump(),
+    )
+
+
+def build_model(config: Config, vocab_size: int):
+    """The encoder-decoder, allocated but not initialised: the plan does that."""
+    from bart_span_denoise.model import Bart
+
+    shape, rule = config.model, prescription(config)
+    return Bart(
+        vocab_size=vocab_size,
+        width=shape.width,
+        heads=shape.width // shape.head_dim,
+        layers=shape.layers,
+        attention_scale=rule.attention_scale(shape.head_dim),
+        logit_multiplier=rule.logit_multiplier(),
+        mlp_ratio=shape.mlp_ratio,
+        position_rows=config.data.tokens_per_sample + 2,
+        positions=shape.positions,
+        dropout=shape.dropout,
+        attention_dropout=shape.attention_dropout,
+    )
+
+
+def build_plan(config: Config, model):
+    """Every tensor's numbers."""
+    from bart_span_denoise.model import RULES
+    from param_groups import plan
+
+    optimizer = config.optimizer
+    return plan(
+        model,
+        RULES,
+        prescription(config),
+        lr=optimizer.lr,
+        eps=optimizer.epsilon,
+        weight_decay=optimizer.weight_decay,
+        decay_mode=optimizer.decay_mode,
+    )
+
+
+def vocab_size(config: Config, own: int) -> int:
+    """Rows of the word embedding: the config's, which must hold the dictionary's, or as many."""
+    wanted = config.model.vocab_size or own
+    if wanted < own:
+        raise UserError(
+            f"model.vocab_size {wanted} is smaller than the dictionary's {own} symbols; raise it "
+            "or leave it out"
+        )
+    return wanted
+
+
+def print_plan(config: Config, as_json: bool) -> None:
+    """Prints the plan; a model with a given vocabulary needs neither data nor memory for it."""
+    import torch
+
+    from param_groups.plan import dumps
+
+    rows = config.model.vocab_size
+    if rows is None:
+        from bart_span_denoise.data import from_config
+
+        rows = from_config(config).vocab_size
+    with torch.device("meta"):
+        model = build_model(config, rows)
+    plan = build_plan(config, model)
+    print(dumps(plan) if as_json else plan.table())
+
+
+def open_corpus(config: Config):
+    """The config's samples; the first process makes the cache that the others open."""
+    from bart_span_denoise import data
+    from training import processes
+
+    with processes.state().main_process_first():
+        return data.from_config(config)
+
+
+def build_task(config: Config, corpus=None):
+    """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
+    import contextlib
+
+    import torch
+
+    from bart_span_denoise import data
+    from training import sharding
+    from training.loop import Task
+
+    corpus = corpus or open_corpus(config)
+    # A model that will be sharded takes no memory before it is.
+    sharded = sharding.requested() is not None
+    with torch.device("meta") if sharded else contextlib.nullcontext():
+        model = build_model(config, vocab_size(config, corpus.vocab_size))
+    return Task(
+        config=config,
+        model=model,
+        plan=build_plan(config, model),
+        train_data=corpus.train,
+        eval_data=corpus.validation,
+        loss=lambda model, batch: model(*batch),
+        count=data.count,
+        collate=data.collate,
+        forward=lambda model, batch: model(*batch[:2]),
+        by_epoch=True,
+        after_init=lambda model: model.zero_padding(),
+    )
+
+
+def arithmetic(config: Config, samples: int, world: int) -> list[str]:
+    """How the run's numbers come about: noise, batch, epochs, clip and decay."""
+    settings, optimizer, noise = config.training, config.optimizer, config.data.noise
+    share = settings.batch_size // world
+    micro = min(settings.micro_batch_size or share, share)
+    per_epoch = max(1, samples // settings.batch_size)
+    return [
+        f"noise {noise.fraction:g} of {noise.unit}s, {noise.fraction_mode}, spans Poisson("
+        f"{noise.poisson_lambda:g}), sentences {'permuted' if noise.permute else 'in order'}",
+        f"batch {settings.batch_size} = {world} processes x {-(-share // micro)} micro-batches of "
+        f"{micro}; {settings.steps:,} steps = {settings.steps / per_epoch:g} epochs",
+        f"clip {optimizer.clip_norm} of the mean gradient per target token; decay per step at the "
+        f"peak: lr wd = {optimizer.lr * optimizer.weight_decay:g} ({optimizer.decay_mode})",
+    ]
+
+
+def run(
+    config: Config, run_dir: Path, progress: Callable[[int, int, float], None] | None = None
+) -> dict[str, Any]:
+    """Trains one config into `run_dir`, unless it is done; returns its summary."""
+    from training import processes, runs
+    from training.loop import train
+
+    corpus = open_corpus(config)
+    task = build_task(config, corpus)
+    state = processes.state()
+    if state.is_main_process:
+        told = arithmetic(config, len(corpus.train), state.num_processes)
+        print("\n".join([*corpus.describe(), *told]), file=sys.stderr)
+    return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir, progress))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped by a signal."""
+    args = cli.parse(cli.parser(EXPERIMENT, Config, __doc__), argv)
+    with one_line_errors(OSError):
+        config = load(Config, args.config, args.overrides)
+        if args.plan:
+            print_plan(config, args.json)
+            return
+        cli.train(EXPERIMENT, config, run, args.run_dir, _result)
+
+
+def _result(summary: dict[str, Any]) -> str:
+    loss = summary["best_eval_loss"]
+    if loss is None:
+        return "no evaluation"
+    return f"lowest eval loss {loss:.4f} nats = {loss / math.log(2):.4f} bits per token"
+
+
+if __name__ == "__main__":
+    main()

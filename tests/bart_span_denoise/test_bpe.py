@@ -1,0 +1,295 @@
+"""GPT-2's byte-level BPE over fairseq's dictionary, beside fairseq's own."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+from argparse import Namespace
+from itertools import islice, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bart_span_denoise import bpe, fairseq_library
+from bart_span_denoise.bpe import FILES, Bpe
+from training.errors import UserError
+
+ROOT = Path(bpe.__file__).parents[1]
+SIZE = 400
+TEXTS = [
+    "The king said to his servants, \"Don't go out! We'll see them here.\" They didn't.",
+    "She's 42 years old; it's 3.14 km to the city? Yes... (or 1,000 more).",
+    "Straße, naïve café, Ångström — “quoted” text… Дорогой друг, как дела? 日本語の文章です。",
+    "He said, \"Go.\" She said, \"Come.\" They said, \"Go!\" He said, \"No.\"",
+    "the cat and the dog and the other animals of the land went to the water and drank.",
+] * 20
+VARIED = [
+    "",
+    " ",
+    "Hello world",
+    " leading and trailing ",
+    "two  spaces,   three\ttabs\t\tand\r\nlines\n\n\nover",
+    "don't we'll I'M they'RE o'clock 'tis 's",
+    "x=3.14*10**-5; y[0] != \"a\\b\"",
+    "e\u0301 combining, \u200b zero width, \u00a0 no-break, \u3000 ideographic, \x85 next line",
+    "مرحبا بالعالم שלום नमस्ते ภาษาไทย 한국어 中文，標點。",
+    "👩‍👩‍👧‍👦 🇩🇪 ☃️ 🤷🏽‍♀️ 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ½ ² Ⅷ ١٢٣",
+    "\x00\x01\x1c\x1f\x7f control",
+    "<s> <pad> </s> <unk> <mask> <|endoftext|> madeupword0000",
+    "\ufeffmark \ufffd \U0010fffd \ud7ff",
+]  # fmt: skip
+
+
+def paths(folder):
+    return [folder / name for name in FILES]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bpe")
+    bpe.train(TEXTS, SIZE, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def ours(folder):
+    return Bpe(*paths(folder))
+
+
+@pytest.fixture(scope="module")
+def theirs(folder):
+    """fairseq's BPE and Dictionary of the same files."""
+    return fairseqs(*paths(folder))
+
+
+def fairseqs(encoder, vocab, dictionary):
+    fairseq = fairseq_library.load()
+    files = Namespace(gpt2_encoder_json=str(encoder), gpt2_vocab_bpe=str(vocab))
+    loaded = fairseq.data.Dictionary.load(str(dictionary))
+    loaded.add_symbol("<mask>")
+    return fairseq.data.encoders.gpt2_bpe.GPT2BPE(files), loaded
+
+
+def fairseq_ids(theirs, text):
+    encoder, dictionary = theirs
+    return dictionary.encode_line(
+        encoder.encode(text), append_eos=False, add_if_not_exist=False
+    ).tolist()
+
+
+def random_texts(count, seed=0):
+    """Strings of random characters of all kinds, words of the training text among them."""
+    draw = random.Random(seed)
+    words = " ".join(TEXTS).split()
+    ranges = [(32, 127), (0, 0x250), (0x250, 0x3000), (0x3000, 0xD800), (0xE000, 0x20000)]
+    piece = lambda: draw.choice([
+        lambda: chr(draw.randrange(*draw.choice(ranges))),
+        lambda: " " * draw.randint(1, 3),
+        lambda: draw.choice(words),
+    ])()  # fmt: skip
+    return ["".join(piece() for _ in range(draw.randint(1, 30))) for _ in range(count)]
+
+
+def error_line(action):
+    with pytest.raises(UserError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def changed(tmp_path, folder, name, change):
+    """The three files, one of them with other content."""
+    for file in paths(folder):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / name).write_text(change((folder / name).read_text("utf-8")), encoding="utf-8")
+    return paths(tmp_path)
+
+
+# Ids
+
+
+@pytest.mark.parametrize("text", VARIED, ids=range(len(VARIED)))
+def test_text_comes_back(ours, text):
+    ids = ours.encode(text)
+    assert ours.decode(ids) == text
+    assert ids.dtype == np.int64
+    assert ((ids > ours.unk) & (ids < ours.mask)).all()
+
+
+@pytest.mark.parametrize("text", VARIED, ids=range(len(VARIED)))
+def test_ids_are_fairseqs(ours, theirs, text):
+    assert ours.encode(text).tolist() == fairseq_ids(theirs, text)
+
+
+def test_ids_are_fairseqs_on_random_text(ours, theirs):
+    texts = random_texts(3000)
+    expected = [fairseq_ids(theirs, text) for text in texts]
+    assert [ids.tolist() for ids in ours.encode_batch(texts)] == expected
+    assert [ours.encode(text).tolist() for text in texts] == expected
+    assert len({i for ids in expected for i in ids}) > 300, "hardly any token was met"
+
+
+def test_bytes_that_are_no_text_decode_as_fairseqs(ours, theirs):
+    encoder, dictionary = theirs
+    draw = random.Random(1)
+    for _ in range(500):
+        ids = [draw.randrange(4, ours.vocab_size) for _ in range(draw.randint(1, 12))]
+        assert ours.decode(ids) == encoder.decode(dictionary.string(ids))
+
+
+def test_special_tokens(ours, theirs):
+    _, dictionary = theirs
+    special = (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())
+    assert (ours.bos, ours.pad, ours.eos, ours.unk) == special == (0, 1, 2, 3)
+    assert ours.mask == dictionary.index("<mask>") == SIZE - 1
+    assert ours.vocab_size == len(dictionary) == SIZE
+    ids = [ours.bos, *ours.encode("a b"), ours.mask, ours.unk, ours.eos, ours.pad]
+    assert ours.decode(ids) == "a b<mask><unk>"
+
+
+def test_a_file_as_large_as_gpt2s(tmp_path):
+    """GPT-2's counts: 256 bytes, 50,000 merges, <|endoftext|>; fairseq pads to 50,264 and masks."""
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    letters = sorted(ByteLevel.alphabet())
+    merges = list(islice(product(letters, letters), 50_000))
+    tokens = [*letters, *(a + b for a, b in merges), "<|endoftext|>"]
+    (tmp_path / FILES[0]).write_text(json.dumps({t: i for i, t in enumerate(tokens)}))
+    lines = ["#version: 0.2", *(" ".join(pair) for pair in merges), ""]
+    (tmp_path / FILES[1]).write_text("\n".join(lines), encoding="utf-8")
+    numbers = random.Random(0).sample(range(50_257), 50_257)
+    symbols = [f"{n} 1" for n in numbers] + [f"madeupword{i:04} 0" for i in range(3)]
+    (tmp_path / FILES[2]).write_text("\n".join(symbols) + "\n")
+    loaded = Bpe(*paths(tmp_path))
+    assert (loaded.vocab_size, loaded.mask) == (50_265, 50_264)
+    assert loaded.encode("!").tolist() == [4 + numbers.index(0)]
+    assert loaded.word_starts[50_261:].tolist() == [True, True, True, False]
+
+
+# Words and sentences
+
+
+def test_word_starts_are_fairseqs(tmp_path, folder):
+    """Also of made-up symbols and of ones that are no number, as corpora's own dictionaries have.
+
+    fairseq counts <mask>, which it spells out, as the middle of a word.
+    """
+    add = lambda text: text + "hello 3\nmadeupword0000 0\nmadeupword0001 0\n"
+    files = changed(tmp_path, folder, "dict.txt", add)
+    fairseq = fairseq_library.load()
+    args = Namespace(bpe="gpt2", gpt2_encoder_json=str(files[0]), gpt2_vocab_bpe=str(files[1]))
+    rule = fairseq.data.encoders.utils.get_whole_word_mask(args, fairseqs(*files)[1])
+    ours = Bpe(*files)
+    assert ours.word_starts.tolist() == rule.bool().tolist()
+    assert ours.word_starts.shape == (SIZE + 3,)
+    assert 50 < ours.word_starts.sum() < 300
+
+
+def test_word_starts_of_text(ours):
+    ids = ours.encode("She didn't go.")
+    pieces = [ours.decode([i]) for i in ids]
+    assert ours.word_starts[ids].tolist() == [piece.startswith(" ") for piece in pieces]
+
+
+def test_sentence_stops(ours):
+    stops = {ours.decode([i]) for i in np.flatnonzero(ours.sentence_stops)}
+    assert {".", "!", "?", '."'} <= stops
+    assert all(stop.rstrip("\"'")[-1] in ".!?" for stop in stops)
+    assert not ours.sentence_stops[[ours.bos, ours.pad, ours.eos, ours.unk, ours.mask]].any()
+    inside = ours.encode("a, b; c: d - e")
+    assert not ours.sentence_stops[inside].any()
+
+
+# Training
+
+
+def test_training_gives_the_same_files_in_any_process(folder, tmp_path):
+    script = "import json, sys; from pathlib import Path; from bart_span_denoise import bpe; "
+    script += "bpe.train(json.load(sys.stdin), int(sys.argv[1]), Path(sys.argv[2]))"
+    command = [sys.executable, "-c", script, str(SIZE), str(tmp_path)]
+    environment = {**os.environ, "PYTHONHASHSEED": "77", "TOKENIZERS_PARALLELISM": "true"}
+    subprocess.run(
+        command, input=json.dumps(TEXTS), text=True, cwd=ROOT, check=True, env=environment
+    )
+    digest = lambda file: hashlib.sha256(file.read_bytes()).hexdigest()
+    assert [*map(digest, paths(tmp_path))] == [*map(digest, paths(folder))]
+
+
+def test_training_leaves_the_environment_alone(tmp_path, monkeypatch):
+    monkeypatch.setenv("RAYON_NUM_THREADS", "3")
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    before = dict(os.environ)
+    bpe.train(TEXTS, 300, tmp_path)
+    Bpe(*paths(tmp_path)).encode_batch(["a", "b"], num_threads=2)
+    assert dict(os.environ) == before
+
+
+def test_too_little_text_says_how_much_it_supports(tmp_path):
+    line = error_line(lambda: bpe.train(TEXTS[:1], 1000, tmp_path))
+    assert line.startswith("data.trained_vocab_size: 1000 is more than this text supports")
+    most = int(line.split("at most ")[1].split(";")[0])
+    bpe.train(TEXTS[:1], most, tmp_path)
+    assert Bpe(*paths(tmp_path)).vocab_size == most
+
+
+# Files that do not work
+
+KEYS = dict(zip(FILES, ("data.bpe_encoder", "data.bpe_vocab", "data.bpe_dictionary")))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_named(tmp_path, folder, name):
+    files = changed(tmp_path, folder, name, lambda text: text)
+    (tmp_path / name).unlink()
+    line = error_line(lambda: Bpe(*files))
+    assert line.startswith(f"{KEYS[name]}: {tmp_path / name} does not exist; expected ")
+    (tmp_path / name).mkdir()
+    assert f"{tmp_path / name} cannot be read" in error_line(lambda: Bpe(*files))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_binary_files_are_named(tmp_path, folder, name):
+    files = changed(tmp_path, folder, name, lambda text: text)
+    (tmp_path / name).write_bytes(b"\xff\xfe\x00")
+    line = error_line(lambda: Bpe(*files))
+    assert line.startswith(f"{KEYS[name]}: {tmp_path / name} is no UTF-8 text")
+
+
+WRONG = {
+    "not JSON": ("encoder.json", lambda text: text[:-20], "is not JSON"),
+    "a list": ("encoder.json", lambda text: "[1, 2]", "an object of tokens and their numbers"),
+    "words": ("encoder.json", lambda text: '{"a": "b"}', "an object of tokens and their numbers"),
+    "twice": ("encoder.json", lambda text: '{"a": 1, "b": 1}', "an object of tokens and"),
+    "no byte": ("encoder.json", lambda text: '{"a": 1}', "has no token '!'; expected one for"),
+    "no header": ("vocab.bpe", lambda text: text.split("\n", 1)[1], "expected a line #version"),
+    "cut line": ("vocab.bpe", lambda text: text[:-1], "each line ended"),
+    "three": ("vocab.bpe", lambda text: text + "a b c\n", "two tokens a line,"),
+    "other merge": ("vocab.bpe", lambda text: text + "Q Q\n", "the merge 'Q' 'Q' needs 'QQ'"),
+    "too few": ("vocab.bpe", lambda text: text[:60] + "\n", "such tokens of the encoder; are data"),
+    "empty": ("dict.txt", lambda text: "", "dict.txt has no number, expected numbers of data.bpe"),
+    "words only": ("dict.txt", lambda text: "the 3\nof 2\n", "is it over another BPE?"),
+    "other numbers": ("dict.txt", lambda text: text + "9999 1\n", "has 9999, expected numbers of"),
+    "no count": ("dict.txt", lambda text: text + "x\n", "is not fairseq's dict.txt (ValueError"),
+    "repeated": ("dict.txt", lambda text: text + "7 1\n", "is not fairseq's dict.txt (RuntimeE"),
+    "lacking": ("dict.txt", lambda text: text.replace("\n17 1\n", "\n"), "tokens, the first 17;"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_wrong_file_is_named_with_its_key(tmp_path, folder, case):
+    name, change, message = WRONG[case]
+    files = changed(tmp_path, folder, name, change)
+    line = error_line(lambda: Bpe(*files))
+    assert line.startswith(f"{KEYS[name]}: ")
+    assert message in line
+    assert str(tmp_path / name) in line
+
+
+def test_a_corpus_dictionary_may_lack_tokens(tmp_path, folder):
+    lacking = lambda text: text.replace("\n17 1\n", "\n")
+    loaded = Bpe(*changed(tmp_path, folder, "dict.txt", lacking), whole=False)
+    assert loaded.vocab_size == SIZE - 1
+    assert "".join(loaded.decode([i]) for i in loaded.encode("the king")) == "the king"

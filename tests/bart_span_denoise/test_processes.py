@@ -1,0 +1,60 @@
+"""Several processes and accumulation: the same run as one process, with samples of all lengths."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+OVERRIDES = [
+    "model.width=16", "model.head_dim=8", "model.layers=1", "data.tokens_per_sample=24",
+    "data.trained_vocab_size=300", "data.validation_fraction=0.02", "data.max_train_tokens=20000",
+    "data.max_validation_tokens=2000", "training.steps=6", "training.batch_size=8",
+    "training.log_every=2", "training.eval_every=3", "training.eval_samples=21",
+    "schedule.warmup_steps=2",
+    # Every process drops out for itself.
+    "model.dropout=0.0", "model.attention_dropout=0.0",
+]
+
+
+def launch(processes, folder, cache, *overrides, script="bart_span_denoise.train"):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}",
+                "--standalone", "-m"]
+    python = [sys.executable, "-m"]
+    return subprocess.run(
+        [*(torchrun if processes > 1 else python), script,
+         "bart_span_denoise/configs/laptop.yaml", *OVERRIDES, f"data.cache_dir={cache}",
+         *overrides, "--run-dir", str(folder)],
+        capture_output=True, text=True, cwd=ROOT, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def flat(line):
+    """A line with the groups' numbers beside the others."""
+    groups = line.pop("gradient_to_epsilon", {})
+    return {**line, **{f"group {name}": value for name, value in groups.items()}}
+
+
+def test_two_processes_with_accumulation_train_the_run_that_one_does(tmp_path):
+    words = {1: ["training.eval_batch_size=50"],
+             2: ["training.micro_batch_size=3", "training.data_workers=1"]}
+    for processes in (1, 2):
+        folder = tmp_path / str(processes)
+        result = launch(processes, folder, tmp_path / "cache", *words[processes])
+        assert result.returncode == 0, result.stderr
+        assert result.stderr.count("step 6/6") == 1  # one process speaks
+    one, two = (list(map(flat, lines(tmp_path / name))) for name in ("1", "2"))
+    assert [line["step"] for line in one] == [line["step"] for line in two]
+    for first, second in zip(one, two):
+        assert second == pytest.approx(first, rel=1e-4)
+    targets = [json.loads((tmp_path / n / "summary.json").read_text())["targets"] for n in "12"]
+    assert targets[0] == targets[1]
+    assert targets[0] % (6 * 8) != 0  # samples do differ in length
