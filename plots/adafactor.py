@@ -9,7 +9,6 @@ Writes PNG and PDF.
 from __future__ import annotations
 
 import math
-
 from collections.abc import Sequence
 from pathlib import Path
 

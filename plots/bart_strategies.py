@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from plots import bart_runs, style, tables
-from plots.bart_runs import STRATEGIES, Point, Run, Search, Sweep, bits, model_name
+from plots.bart_runs import STRATEGIES, Point, Run, Sweep, bits, model_name
 from plots.findings import HEADER, Finding, claimed_gain, number
 from plots.vit_strategies import mean, shades
 
