@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -105,6 +105,8 @@ class DataConfig(Section):
 
 class Config(RunConfig):
     """One run."""
+
+    without_effect: ClassVar[tuple[str, ...]] = (*RunConfig.without_effect, "data.cache_dir")
 
     model: ModelConfig
     prescription: PrescriptionConfig

@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -141,6 +141,8 @@ class CheckpointConfig(Section):
 class RunConfig(Section):
     """What the training loop reads of an experiment's config; experiments add their own."""
 
+    without_effect: ClassVar[tuple[str, ...]] = ("checkpoint", "training.data_workers")
+    """Keys that say how or where a run is computed: no part of which run it is."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial weights and of the data order."""
     optimizer: OptimizerConfig

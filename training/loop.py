@@ -195,6 +195,7 @@ class Loop:
         self.started = time.perf_counter()
         self.seconds_before = 0.0
         self.eval_seconds = 0.0
+        self.eval_targets: int | None = None
         self.skipped = self.skipped_in_a_row = 0
         self.gradient_scale: dict[str, float] = {}
         self.wait_seconds = 0.0
@@ -453,6 +454,7 @@ class Loop:
         for row in sums:
             total += torch.stack([value.to(device).double() for value in row])
         *values, count = self.accelerator.reduce(total, reduction="sum").tolist()
+        self.eval_targets = int(count)
         if count == 0:
             raise UserError("no evaluation sample could be read; see the messages above")
         return {name: value / count for name, value in zip(names, values)}
@@ -566,6 +568,7 @@ class Loop:
             "eval_seconds": self.eval_seconds,
             "resumed_from": self.resumed_from,
             "skipped": [self.skipped, self.skipped_in_a_row],
+            "eval_targets": self.eval_targets,
             "random": random_states,
             "logs": {log.path.name: log.position() for log in (self.metrics, self.probe_log)},
             "environment": environment.describe(self.accelerator.device),
@@ -587,6 +590,7 @@ class Loop:
         self.eval_seconds = saved.meta["eval_seconds"]
         self.resumed_from = [*saved.meta["resumed_from"], saved.step]
         self.skipped, self.skipped_in_a_row = saved.meta["skipped"]
+        self.eval_targets = saved.meta["eval_targets"]
         states, index = saved.meta["random"], self.accelerator.process_index
         if index < len(states):  # a process that was not there before keeps its seed's state
             state.set_random_state(states[index], self.accelerator.device)
@@ -648,7 +652,7 @@ class Loop:
             meta, plan = found.meta, Plan.from_dict(found.meta["plan"])
             keys = (
                 *("losses", "evals", "seconds", "eval_seconds"),
-                *("resumed_from", "skipped", "random"),
+                *("resumed_from", "skipped", "eval_targets", "random"),
             )
             missing = [key for key in keys if key not in meta]
             old = not all(isinstance(means, dict) for _, means in meta.get("evals", ()))
@@ -700,6 +704,7 @@ class Loop:
             **self._measured(finished),
             "first_train_loss": _finite(self.losses.first),
             "final_train_loss": _finite(self.losses.last),
+            "eval_targets": self.eval_targets,
             "targets": self.losses.targets,
             "targets_per_second": self.losses.targets / (wall - self.eval_seconds),
             "wall_seconds": wall,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -28,17 +28,29 @@ RESULTS = Path("results")
 
 
 def identity(config: Section) -> dict[str, Any]:
-    """The resolved config as JSON types, without `checkpoint`, which changes no result."""
-    return _resolved(config.model_dump(mode="json"))
+    """The resolved config as JSON types, without the keys that change no result."""
+    return _resolved(config.model_dump(mode="json"), type(config))
 
 
-def _resolved(data: Mapping[str, Any]) -> dict[str, Any]:
+def _resolved(data: Mapping[str, Any], kind: type[Section]) -> dict[str, Any]:
     """What decides a run's result: an optimiser's own epsilon is the same, said or unsaid."""
-    kept = {key: value for key, value in data.items() if key != "checkpoint"}
+    kept = _without(data, getattr(kind, "without_effect", ("checkpoint",)))
     optimizer = kept.get("optimizer")
     if isinstance(optimizer, Mapping) and optimizer.get("eps", 0) is None:
         eps = default_epsilon(optimizer.get("name", "adam"))
         kept["optimizer"] = {**optimizer, "eps": eps}
+    return kept
+
+
+def _without(data: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
+    """Nested data without some dotted keys."""
+    kept = dict(data)
+    for key in keys:
+        section, _, name = key.partition(".")
+        if not name:
+            kept.pop(section, None)
+        elif isinstance(kept.get(section), Mapping):
+            kept[section] = _without(kept[section], [name])
     return kept
 
 
@@ -83,7 +95,7 @@ def refuse_differences(
 ) -> None:
     """Raises RunError, with the differences, unless `where` was made by this config and plan."""
     ours = identity(config)
-    theirs = _resolved(saved)
+    theirs = _resolved(saved, type(config))
     if changed := _differences(theirs, ours):
         raise RunError(
             f"{where} holds a run of another config ({_few(changed)}); "

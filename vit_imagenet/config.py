@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -117,6 +117,12 @@ class DataConfig(Section):
 class Config(RunConfig):
     """One run."""
 
+    without_effect: ClassVar[tuple[str, ...]] = (
+        *RunConfig.without_effect,
+        "data.cache_dir",
+        "data.max_unreadable",
+    )
+
     model: ModelConfig
     prescription: PrescriptionConfig
     data: DataConfig
@@ -135,6 +141,20 @@ class Config(RunConfig):
                 f"data.eval_resize {self.data.eval_resize} is less than model.image_size "
                 f"{model.image_size}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _micro_batches_are_whole_groups(self) -> Config:
+        mixing, training = self.data.augmentation, self.training
+        if not (mixing.mixup or mixing.cutmix):
+            return self
+        for key in ("batch_size", "micro_batch_size"):
+            images = getattr(training, key)
+            if images is not None and images % mixing.mix_group:
+                raise ValueError(
+                    f"training.{key} {images} does not consist of whole groups of "
+                    f"data.augmentation.mix_group {mixing.mix_group}; change one of them"
+                )
         return self
 
     @model_validator(mode="after")

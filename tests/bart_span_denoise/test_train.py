@@ -191,7 +191,7 @@ OTHER = {
 ELSEWHERE = {
     "training.micro_batch_size": "test_processes",
     "training.eval_batch_size": "test_processes",
-    "training.compile": "test_model",
+    "training.compile": "tests/nanolm_c4/test_train.py, the loop's own",
     "training.data_workers": "test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not",
     "optimizer.atan2_lambda": "of an optimiser that the paper has no rates for",
     "data.cache_dir": "test_data",

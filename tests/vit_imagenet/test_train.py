@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training import loop, signals
+from training import loop, runs, signals
 from training.config import leaves, load
 from vit_imagenet import train
 from vit_imagenet.config import Config
@@ -120,6 +120,16 @@ def test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not(tmp_path, monkeyp
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
 
 
+def test_a_run_goes_on_with_other_workers_and_another_limit(tmp_path):
+    """What changes no result may change between a stop and a resume."""
+    words = ["training.data_workers=1", "data.max_unreadable=3", "data.cache_dir=elsewhere"]
+    first, second = settings(), settings(*words)
+    assert runs.run_id(first) == runs.run_id(second)
+    assert runs.run_id(first) != runs.run_id(settings("training.eval_samples=19"))
+    train.run(first, tmp_path)
+    assert train.run(second, tmp_path)["status"] == "finished"  # the same run, done already
+
+
 # ------------------------------------------------------------------------------------------------
 # Every field has an effect: another value of it changes what a short run leaves behind.
 
@@ -140,7 +150,7 @@ OTHER = {
     "schedule.floor": ("0.5", "schedule.min_lr=0.0"),
     "schedule.min_lr": "0.001",
     "training.steps": "5",
-    "training.batch_size": "12",
+    "training.batch_size": "16",
     "training.log_every": "3",
     "training.eval_every": "2",
     "training.eval_samples": "5",
@@ -189,7 +199,7 @@ OTHER = {
 ELSEWHERE = {
     "training.micro_batch_size": "test_processes",
     "training.eval_batch_size": "test_processes",
-    "training.compile": "test_model",
+    "training.compile": "tests/nanolm_c4/test_train.py, the loop's own",
     "training.data_workers": "test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not",
     "optimizer.atan2_lambda": "of an optimiser that the paper has no rates for",
     "data.max_unreadable": "test_data",
@@ -296,7 +306,8 @@ def test_the_arithmetic_of_the_paper_s_recipe_is_printed():
         (["data.streaming=true"], "data.streaming reads shards, but data.source is embedded"),
         (["data.augmentation.crop_scale=[0.5,0.2]"], "crop_scale [0.5, 0.2]: expected a lower"),
         (["data.augmentation.mix_group=3"], "mix_group: expected a multiple of 2"),
-        (["data.augmentation.mix_group=48"], "whole groups of data.augmentation.mix_group 48"),
+        (["data.augmentation.mix_group=48"], "training.batch_size 128 does not consist of whole"),
+        (["training.micro_batch_size=16"], "training.micro_batch_size 16 does not consist of wh"),
         (["optimizer.name=adafactor"], "optimizer 'adafactor'"),
         (["training.batch_size=4096"], "training.batch_size 4096 is more than the"),
     ],
