@@ -7,7 +7,8 @@ becomes the candidate, and its own neighbours are run next.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
@@ -27,14 +28,29 @@ class Confirm(Section):
     keys: Annotated[list[str], Field(min_length=1)]
     """Grid keys to search over, positive numbers such as optimizer.lr."""
     metric: str = "best_eval_loss"
-    """What decides, a key of summary.json: losses are better low, all else high. Ties are decided
-    by the lower final_eval_loss."""
+    """What decides, best_eval_NAME or final_eval_NAME of summary.json: a loss is better low, all
+    else high. Ties are decided by the lower final_eval_loss."""
     neighbours: Annotated[list[list[float]], Field(min_length=1)] = SIX_NEIGHBOURS
     """Exponents of two per key that lead from a point to each of its neighbours."""
     points: PositiveInt = 30
     """At most this many new points per cell."""
     seeds: list[int] = []
     """Seeds of the confirmed optimum, on top of the search's own."""
+
+    @model_validator(mode="after")
+    def _names_make_sense(self) -> Confirm:
+        if len(set(self.keys)) < len(self.keys):
+            raise ValueError(f"confirm.keys: {', '.join(self.keys)}: name each key once")
+        if not re.fullmatch(r"(best|final)_eval_\w+", self.metric) or self.metric.endswith("_step"):
+            raise ValueError(
+                f"confirm.metric {self.metric!r}: expected best_eval_NAME or final_eval_NAME, such "
+                "as best_eval_loss"
+            )
+        return self
+
+    def at(self, place: Place) -> str:
+        """A place in words."""
+        return " ".join(f"{key}={value:g}" for key, value in zip(self.keys, place))
 
     @model_validator(mode="after")
     def _neighbours_have_a_step_per_key(self) -> Confirm:
@@ -44,6 +60,8 @@ class Confirm(Section):
                     f"confirm.neighbours: {step} needs one exponent of two for each of "
                     f"{', '.join(self.keys)}, not all 0"
                 )
+        if len(set(map(tuple, self.neighbours))) < len(self.neighbours):
+            raise ValueError("confirm.neighbours: name each neighbour once")
         return self
 
 
@@ -57,7 +75,13 @@ def score(summary: Mapping[str, Any], metric: str) -> Score | None:
     if summary["status"] == "diverged":
         return -math.inf, -math.inf
     value = summary[metric]
-    return (-value if metric.endswith("loss") else value), -summary["final_eval_loss"]
+    lower = lower_is_better(metric.partition("_eval_")[2])
+    return (-value if lower else value), -summary["final_eval_loss"]
+
+
+def lower_is_better(measure: str) -> bool:
+    """Whether a measure of an evaluation is better low: the loss; of others more is better."""
+    return measure == "loss"
 
 
 def mean_score(scores: Sequence[Score]) -> Score:
@@ -67,10 +91,33 @@ def mean_score(scores: Sequence[Score]) -> Score:
 
 
 def candidate(scores: Mapping[Place, Score]) -> Place:
-    """The best point; of equal ones the first in the grid's order."""
-    return min(scores, key=lambda place: ([-part for part in scores[place]], place))
+    """The best point; of equal ones the one that is low in all keys, not in one.
+
+    So a search that starts where every run diverges goes down in each of them.
+    """
+    tops = [max(values) for values in zip(*scores)]
+
+    def order(place: Place) -> tuple:
+        below = [math.log2(value / top) for value, top in zip(place, tops)]
+        return [-part for part in scores[place]], max(below), sum(below), place
+
+    return min(scores, key=order)
 
 
-def around(place: Place, neighbours: Sequence[Sequence[float]]) -> list[Place]:
-    """The neighbours of a point."""
-    return [tuple(map(shifted, place, step)) for step in neighbours]
+def around(
+    place: Place, neighbours: Sequence[Sequence[float]], known: Collection[Place] = ()
+) -> list[Place]:
+    """The neighbours of a point, in the very numbers of the known ones.
+
+    Powers of two that are no whole ones would come back to a value with another last digit.
+    """
+    values = [sorted(set(column)) for column in zip(*known)] or [[] for _ in place]
+    return [
+        tuple(_snapped(shifted(v, s), own) for v, s, own in zip(place, step, values))
+        for step in neighbours
+    ]
+
+
+def _snapped(value: float, known: Sequence[float]) -> float:
+    """The known value that this one is up to rounding, or itself."""
+    return next((own for own in known if math.isclose(own, value, rel_tol=1e-9)), value)

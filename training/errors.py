@@ -43,4 +43,3 @@ def is_users(error: Exception) -> bool:
     from param_groups.exponents import ExponentError
 
     return isinstance(error, (PlanError, ExponentError))
-

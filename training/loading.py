@@ -34,10 +34,10 @@ def batches(loader: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def _own_words(error: UserError) -> str:
-    lines = str(error).splitlines()
-    if not lines or not lines[0].startswith("Caught "):
-        return str(error)
-    return lines[-1].partition(f"{type(error).__name__}: ")[2]
+    """What the process said, without torch's frame around it."""
+    kind = type(error)
+    before, marker, words = str(error).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")
+    return words.strip() if marker and before.startswith("Caught ") else str(error)
 
 
 def _kill_children() -> None:

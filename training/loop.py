@@ -9,6 +9,7 @@ that goes on where it was stopped, however it was stopped.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import sys
 import time
@@ -46,8 +47,9 @@ from training import (
 )
 from training.checkpoint import Checkpoint, Damaged
 from training.config import RunConfig
+from training.confirm import lower_is_better
 from training.errors import RunError, UserError
-from training.files import write_json
+from training.files import write_json, write_text
 from training.metrics import Log
 from training.probes import Probes
 from training.sampling import BatchIds, EpochPlaces, eval_ids, steps_per_epoch
@@ -64,7 +66,8 @@ class Task:
 
     The loop gives the model its values, so that its parameters may be on meta: a model that is to
     be sharded then takes no memory before it is. `after_init(model)` may change what the plan drew,
-    such as the row of a padding token.
+    such as the row of a padding token; the tensors of a sharded model are reached through
+    `training.sharding.local`.
 
     `loss(model, batch)` is the summed loss of a batch in nats, `count(batch)` the number of
     targets it sums over (a tensor on the CPU). `collate` turns fetched samples into a batch;
@@ -335,7 +338,7 @@ class Loop:
         self.probes.before_step()
         self.optimizer.step()
         self.probes.after_step()
-        forward = self.task.forward or self.task.loss
+        forward = self.task.forward or self.task.measure or self.task.loss
         line = self.probes.read(lambda: forward(self.task.model, self.probe_batch))
         if self.accelerator.is_main_process:
             self.probe_log.append({"step": step, **line})
@@ -608,8 +611,7 @@ class Loop:
         for left in self.run_dir.glob(".*.tmp"):
             left.unlink()
         (self.run_dir / "summary.json").unlink(missing_ok=True)
-        if found is None:
-            (self.run_dir / "timing.jsonl").unlink(missing_ok=True)
+        self._trim_timing(0 if found is None else found.step)
         for log in (self.metrics, self.probe_log):
             length = found.meta["logs"][log.path.name]["bytes"] if found else 0
             if length or log.path.exists() or log is self.metrics:
@@ -619,6 +621,16 @@ class Loop:
         print(f"resuming after step {found.step} ({found.path})", file=sys.stderr)
         read.append(found)
         return found.path
+
+    def _trim_timing(self, step: int) -> None:
+        """Leaves the lines of the steps that are not taken again."""
+        if not self.timing.path.exists():
+            return
+        kept = []
+        for line in self.timing.path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # a last line cut short
+                kept += [line] if json.loads(line)["step"] <= step else []
+        write_text(self.timing.path, "".join(f"{line}\n" for line in kept))
 
     def _newest_good(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; those that are not are named and set aside.
@@ -655,9 +667,8 @@ class Loop:
                 *("resumed_from", "skipped", "eval_targets", "random"),
             )
             missing = [key for key in keys if key not in meta]
-            old = not all(isinstance(means, dict) for _, means in meta.get("evals", ()))
-            if missing or old or not isinstance(meta["config"], dict):
-                raise Damaged(f"{path}: lacks {missing or 'its config or its evaluations by name'}")
+            if missing or not isinstance(meta["config"], dict):
+                raise Damaged(f"{path}: lacks {missing or 'its config'}")
             if plan.differences(self.task.plan) == []:  # else refused, with the difference shown
                 state.check_model(self.task.model, found.part("model"))
                 state.check_optimizer(self.torch_optimizer, found.part("optimizer"))
@@ -723,7 +734,7 @@ class Loop:
 
 def _better(name: str, old: float, new: float) -> bool:
     """Whether a mean is better than the best so far; a tie is not."""
-    return new < old if name == "loss" else new > old
+    return new < old if lower_is_better(name) else new > old
 
 
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

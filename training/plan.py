@@ -190,14 +190,18 @@ def _may_add(grid: Sweep, done: set[str], cost: ModuleType) -> dict[str, float]:
     most: dict[str, float] = {"runs": 0, "flops": 0.0}
     if rule is None:
         return most
-    further = len(grid.config.confirm.seeds) if grid.config.confirm else 0
     cells: dict[Cell, list[Point]] = {}
     for point in grid.points:
         cells.setdefault(point.cell(grid.config.searched), []).append(point)
     for cell, points in cells.items():
+        search = grid.seeds(dict(points[0].values))
+        wanted = grid.config.confirm.seeds if grid.config.confirm else []
+        further = set(wanted) - set(search)
+        if further & {point.seed for point in points}:  # its optimum is confirmed
+            continue
         if any(point.run not in done for point in points):
             values = rule.points - grid.added.get(cell, 0)
-            count = values * len(grid.seeds(dict(points[0].values))) + further
+            count = values * len(search) + len(further)
             most["runs"] += count
             most["flops"] += count * max(cost.flops(point.config) for point in points)
     return most

@@ -53,10 +53,11 @@ def write_results(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path
 
     Rows of curves that were left out this time stay as they are.
     """
-    keys, measured = columns(sweep), _measured(summaries)
+    path = sweep.folder / "results.csv"
+    keys = columns(sweep)
+    measured = list(dict.fromkeys([*_measured(summaries), *_header(path, _MEASURED)]))
     place = ["curve", *keys, "horizon", "constants", "seed"]
     header = [*place, *RESULT_COLUMNS, *measured, "commit", "run"]
-    path = sweep.folder / "results.csv"
     rows = []
     for point in sorted(sweep.points, key=_grid_order(sweep)):
         summary = summaries.get(point.run)
@@ -72,26 +73,43 @@ def write_results(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path
 def _measured(summaries: Mapping[str, dict[str, Any]]) -> list[str]:
     """What runs measured beyond the loss, as their summaries name it."""
     keys = dict.fromkeys(key for summary in summaries.values() for key in summary)
-    extra = [key for key in keys if key.startswith(("final_eval_", "best_eval_"))]
-    return [key for key in extra if key not in (*RESULT_COLUMNS, "best_eval_step")]
+    return [key for key in keys if key.startswith(_MEASURED) and key not in _NOT_EXTRA]
 
 
+_MEASURED = ("final_eval_", "best_eval_")
+_NOT_EXTRA = (*RESULT_COLUMNS, "best_eval_step")
+
+
+def _header(path: Path, prefixes: tuple[str, ...]) -> list[str]:
+    """Columns of measures in a table that is there: other curves may have what these have not."""
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            first = next(csv.reader(file), [])
+    except (OSError, ValueError):
+        return []
+    return [name for name in first if name.startswith(prefixes) and name not in _NOT_EXTRA]
+
+
+_FAILED = {"status": "failed"}
 METRIC_COLUMNS = ("step", "epoch", "train_loss", "lr_factor", "gradient_norm", "skipped_steps")
 
 
 def write_metrics(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path | None:
-    """metrics.csv: every line that the runs logged; None unless the sweep asks for it."""
+    """metrics.csv: every line that the runs logged; None unless the sweep asks for it.
+
+    Runs that failed are left out: what they had logged is no result.
+    """
     if not sweep.config.metrics:
         return None
     keys, lines = columns(sweep), []
     for point in sorted(sweep.points, key=_grid_order(sweep)):
-        if point.run in summaries:
+        if summaries.get(point.run, _FAILED)["status"] != "failed":
             place = [*_place(sweep, point, keys), point.seed, point.run]
             lines += [(place, line) for line in _logged(sweep.folder / point.run)]
-    measured = sorted({key for _, line in lines for key in line if key.startswith("eval_")})
-    logged = [*METRIC_COLUMNS, *measured]
-    rows = [[*place, *(line.get(key) for key in logged)] for place, line in lines]
     path = sweep.folder / "metrics.csv"
+    measured = {key for _, line in lines for key in line if key.startswith("eval_")}
+    logged = [*METRIC_COLUMNS, *sorted(measured | {*_header(path, ("eval_",))})]
+    rows = [[*place, *(line.get(key) for key in logged)] for place, line in lines]
     header = ["curve", *keys, "horizon", "constants", "seed", "run", *logged]
     _write_csv(sweep, path, header, rows)
     return path
@@ -99,11 +117,8 @@ def write_metrics(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path
 
 def _logged(run_dir: Path) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl, one per step: training and evaluation of a step share one."""
-    try:
-        with open(run_dir / "metrics.jsonl", encoding="utf-8") as file:
-            lines = [json.loads(line) for line in file]
-    except FileNotFoundError:  # it failed before its first step
-        return []
+    with open(run_dir / "metrics.jsonl", encoding="utf-8") as file:
+        lines = [json.loads(line) for line in file]
     steps: dict[int, dict[str, Any]] = {}
     for line in lines:
         steps.setdefault(line["step"], {}).update(line)
@@ -147,7 +162,8 @@ def write_probes(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path 
     """probes.csv: log alignment ratio per run, step and dense layer; None if nothing was probed."""
     keys, rows = columns(sweep), []
     for point in sorted(sweep.points, key=_grid_order(sweep)):
-        if point.config.training.probe_every and point.run in summaries:
+        failed = summaries.get(point.run, _FAILED)["status"] == "failed"
+        if point.config.training.probe_every and not failed:
             place = [*_place(sweep, point, keys), point.seed, point.run]
             rows += [[*place, *row] for row in _alignment(sweep.folder / point.run)]
     if not rows:
@@ -165,7 +181,7 @@ def _alignment(run_dir: Path) -> list[list[Any]]:
             plan = {row["name"]: row for row in json.load(file)["rows"]}
         with open(run_dir / "probes.jsonl", encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
-    except FileNotFoundError:  # it failed before its first probe
+    except FileNotFoundError:  # it diverged before its first probe
         return []
     return [
         [line["step"], layer, *_of_plan(plan, layer), measured["alignment"]]
@@ -183,10 +199,16 @@ def _grid_order(sweep: Sweep):
     curves = list(sweep.config.curves)
 
     def order(point: Point) -> tuple:
-        values = ((str(type(value)), value) for _, value in point.values)
+        values = ((_kind(value), value) for _, value in point.values)
         return (curves.index(point.curve), *values, point.seed)
 
     return order
+
+
+def _kind(value: Any) -> str:
+    """What values can be compared with each other."""
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return "number" if is_number else str(type(value))
 
 
 def write_manifest(sweep: Sweep) -> None:

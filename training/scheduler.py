@@ -80,6 +80,7 @@ class Scheduler:
         self.reasons: dict[str, str] = {}
         self.since = time.time()
         self.notes: list[str] = []
+        self.impossible: dict[tuple[Cell, confirm.Place], str] = {}
         self.stopped = False
         self.error: Exception | None = None
         self.others: dict[str, list[Path]] | None = None
@@ -252,6 +253,7 @@ class Scheduler:
         of a sweep do not depend on the order in which its runs end.
         """
         known = -1
+        self.notes.clear()  # what is still so is remarked again
         while known != len(self.sweep.points):
             known = len(self.sweep.points)
             sources = self._sources()
@@ -319,7 +321,6 @@ class Scheduler:
             self.sweep.added[cell] = self.sweep.added.get(cell, 0) + 1
         return True
 
-
     def _walk(self, cell: Cell) -> bool:
         """Adds the neighbours of a complete cell's best point until none is better.
 
@@ -330,35 +331,40 @@ class Scheduler:
         if not scores:
             return scores is not None
         best = confirm.candidate(scores)
-        neighbours = confirm.around(best, rule.neighbours)
         tried = {self._place(point) for point in self.sweep.cell_points(cell)}
-        new = [place for place in neighbours if place not in tried]
-        at = " ".join(f"{key}={value:g}" for key, value in zip(rule.keys, best))
+        neighbours = confirm.around(best, rule.neighbours, tried)
+        refused = {place for other, place in self.impossible if other == cell}
+        new = [place for place in neighbours if place not in tried | refused]
         if self.sweep.added.get(cell, 0) + len(new) > rule.points:
-            note = f"{rule.points} points are not enough to confirm {at}"
-            self._remark(f"{cell_name(cell)}: {note}; raise confirm.points")
-            return True
-        for place in new:
-            self._add(cell, dict(zip(rule.keys, place)))
-        self.sweep.added[cell] = self.sweep.added.get(cell, 0) + len(new)
-        if new:
+            self._remark(_unfinished_walk(cell, rule, best, scores[best]))
+        elif new:
+            self.sweep.added[cell] = self.sweep.added.get(cell, 0) + len(new)
+            for place in new:
+                self._try(cell, place)
             return self._walk(cell)  # they may be known already
-        if any(place not in scores for place in neighbours):
-            self._remark(f"{cell_name(cell)}: {at} is not confirmed, a neighbour failed")
-        elif math.isinf(scores[best][0]):
-            self._remark(f"{cell_name(cell)}: every run diverged")
+        elif any(place not in scores for place in neighbours):
+            why = [self.impossible[cell, place] for place in neighbours if place in refused]
+            reason = why[0] if why else "a neighbour failed"
+            self._remark(f"{cell_name(cell)}: {rule.at(best)} is not confirmed: {reason}")
         else:
             self._add(cell, dict(zip(rule.keys, best)), rule.seeds)
         return True
+
+    def _try(self, cell: Cell, place: confirm.Place) -> None:
+        """Adds a place, or notes why its values make no config."""
+        try:
+            self._add(cell, dict(zip(self.sweep.config.searched, place)))
+        except UserError as error:
+            self.impossible[cell, place] = str(error)
 
     def _scores(
         self, cell: Cell, rule: confirm.Confirm
     ) -> dict[confirm.Place, confirm.Score] | None:
         """Place -> mean score over the search's seeds; None while a run is missing.
 
-        Runs that failed are left out, and so are the optimum's further seeds.
+        Places where a seed failed are left out, and so are the optimum's further seeds.
         """
-        scores: dict[confirm.Place, list[confirm.Score]] = {}
+        scores: dict[confirm.Place, list[confirm.Score | None]] = {}
         for point in self.sweep.cell_points(cell):
             if point.seed not in self.sweep.seeds(dict(point.values)):
                 continue
@@ -368,13 +374,23 @@ class Scheduler:
                 score = confirm.score(self.summaries[point.run], rule.metric)
             except KeyError:
                 raise UserError(_no_metric(rule.metric, self.summaries[point.run])) from None
-            if score is not None:
-                scores.setdefault(self._place(point), []).append(score)
-        return {place: confirm.mean_score(seeds) for place, seeds in scores.items()}
+            scores.setdefault(self._place(point), []).append(score)
+        return {
+            place: confirm.mean_score(seeds) for place, seeds in scores.items() if None not in seeds
+        }
 
     def _place(self, point: Point) -> confirm.Place:
         values = dict(point.values)
         return tuple(values[key] for key in self.sweep.config.searched)
+
+
+def _unfinished_walk(
+    cell: Cell, rule: confirm.Confirm, best: confirm.Place, score: confirm.Score
+) -> str:
+    if math.isinf(score[0]):
+        return f"{cell_name(cell)}: every run diverged, also after {rule.points} more points"
+    note = f"{rule.points} points are not enough to confirm {rule.at(best)}"
+    return f"{cell_name(cell)}: {note}; raise confirm.points"
 
 
 def _no_metric(metric: str, summary: Mapping[str, Any]) -> str:

@@ -203,6 +203,7 @@ class SweepConfig(Section):
             for key in self.confirm.keys if self.confirm else ():
                 if key not in grid:
                     raise ValueError(f"confirm.keys: {key!r} is not in the grid of {name!r}")
+                _check_positive(key, grid[key])
         for name, where in self._rules():
             _check_values(name, where, [{**self.grid, **c.grid} for c in self.curves.values()])
         return self
@@ -223,6 +224,13 @@ class SweepConfig(Section):
                 wanted = getattr(self.transfer, place)
                 rules.append((f"transfer.{place}", {k: [v] for k, v in wanted.items()}))
         return rules
+
+
+def _check_positive(key: str, axis: Any) -> None:
+    """Raises ValueError for a listed value that cannot be multiplied by a power of two."""
+    for value in axis if isinstance(axis, list) else ():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ValueError(f"confirm.keys: {key} {value!r} in a grid: expected numbers above 0")
 
 
 def _check_values(

@@ -86,7 +86,8 @@ class DataConfig(Section):
     """embedded: handwritten digits from scikit-learn; folder: PATH/train/CLASS/*.JPEG and
     PATH/val/CLASS/*.JPEG; shards: tar or parquet files, read through `datasets`."""
     path: str | None = None
-    """Folder of the images (folder) or of the shards, train*.tar and val*.tar or *.parquet."""
+    """Folder of the images (folder) or of the shards, train*.tar and val*.tar or *.parquet, also
+    in its data/ or after a prefix."""
     streaming: bool = False
     """Read training shards in order rather than making an Arrow copy of them first."""
     lanes: PositiveInt = 32

@@ -63,6 +63,7 @@ DECODING_ERRORS = (
 )
 SPLITS = ("train", "val")
 BUILDERS = {"parquet": "parquet", "tar": "webdataset"}  # kinds of shards and what reads them
+SPLIT_WORD = re.compile(r"(?<![A-Za-z0-9])(train|val|test)")  # begins a word of a file's name
 TAR_IMAGES = ("jpg", "jpeg", "JPEG", "JPG", "png", "webp")
 SPLIT_KEY = 0x5EED  # the embedded images are split alike for every run, whatever its seed
 RAND_AUGMENT = re.compile(
@@ -537,7 +538,15 @@ def _classes(root: Path, split: str) -> list[str]:
     try:
         return torchvision_folder.find_classes(str(folder))[0]
     except FileNotFoundError:
-        raise UserError(f"{folder}: no class folder in it; expected {split}/CLASS/*.JPEG") from None
+        advice = ""
+        if split == "val" and any(map(torchvision_folder.is_image_file, os.listdir(folder))):
+            advice = (
+                ": sort its images into the class folders of train/ (the 1,000 of ImageNet, whose "
+                "validation tar has none: many scripts called valprep.sh do it)"
+            )
+        raise UserError(
+            f"{folder}: no class folder in it; expected {split}/CLASS/*.JPEG{advice}"
+        ) from None
 
 
 # Shards
@@ -560,19 +569,44 @@ class Columns(NamedTuple):
 
 
 def open_shards(path: str, split: str) -> Shards:
-    """PATH/SPLIT*.parquet or PATH/SPLIT*.tar; split is one of SPLITS."""
+    """SPLIT*.parquet or SPLIT*.tar in PATH, or else in PATH/data; split is one of SPLITS.
+
+    A prefix may stand before the split, as in imagenet-train-000000.tar.
+    """
     root = _folder(path, "train*.tar and val*.tar, or train*.parquet and val*.parquet")
-    found = {kind: sorted(root.glob(f"{split}*.{kind}")) for kind in BUILDERS}
+    files = _shard_files(root) or _shard_files(root / "data")  # the hub's layout
+    found = {kind: [file for file in files if _is_shard(file, split, kind)] for kind in BUILDERS}
     kinds = [kind for kind, paths in found.items() if paths]
     wanted = " or ".join(f"{split}*.{kind}" for kind in BUILDERS)
     if not kinds:
-        raise UserError(f"data.path: {root} holds no shard of {split}; expected {wanted}")
+        raise UserError(
+            f"data.path: {root} holds no shard of {split}; expected {wanted} in it or in its "
+            f"data/, or such names after a prefix, as imagenet-{split}-000000.tar"
+        )
     if len(kinds) > 1:
         raise UserError(
             f"data.path: {root} holds both {found[kinds[0]][0].name} and {found[kinds[1]][0].name};"
             f" expected shards of one kind, {wanted}"
         )
     return Shards(found[kinds[0]], kinds[0])
+
+
+def _shard_files(folder: Path) -> list[Path]:
+    """Shards of either split in a folder, sorted; none if there is no such folder."""
+    return sorted(
+        file
+        for file in folder.glob("[!.]*")
+        if any(_is_shard(file, split, kind) for split in SPLITS for kind in BUILDERS)
+    )
+
+
+def _is_shard(file: Path, split: str, kind: str) -> bool:
+    """Whether a file's name ends in the kind and has a word that begins with the split.
+
+    Of two splits in a name the first counts, and `test` in it excludes it.
+    """
+    words = SPLIT_WORD.findall(file.name)
+    return file.suffix == f".{kind}" and words[:1] == [split] and "test" not in words
 
 
 def find_columns(features: datasets.Features, where: object) -> Columns:
@@ -594,7 +628,13 @@ def find_columns(features: datasets.Features, where: object) -> Columns:
     return Columns(image, label, getattr(features[label], "names", None))
 
 
-def read_row(row: dict[str, Any], columns: Columns, where: object) -> Record:
+def row_name(starts: list[tuple[int, str]], index: int) -> str:
+    """Shard and row in it of a sample; `starts` has each shard's first sample and path, sorted."""
+    start, path = starts[bisect_right(starts, index, key=itemgetter(0)) - 1]
+    return f"{path}, row {index - start}"
+
+
+def read_row(row: dict[str, Any], columns: Columns, where: str) -> Record:
     """A row of a shard, read without decoding; `where` names it if the row does not."""
     image, label = row[columns.image], row[columns.label]
     if isinstance(image, dict):
@@ -603,20 +643,26 @@ def read_row(row: dict[str, Any], columns: Columns, where: object) -> Record:
         where = f"{path} ({where})" if path else where
     if "__key__" in row:
         where = f"{row['__key__']} in {row['__url__']}"
-    return Record(image or b"", label["label"] if columns.label == "json" else label, str(where))
+    return Record(image or b"", label["label"] if columns.label == "json" else label, where)
 
 
 class ArrowRows:
-    """Rows of an Arrow copy by number; the file is mapped, not read."""
+    """Rows of an Arrow copy by number; the file is mapped, not read.
 
-    def __init__(self, rows: datasets.Dataset, columns: Columns, split: str) -> None:
-        self.rows, self.columns, self.split = rows, columns, split
+    `starts` is as in `row_name`, or empty where the rows name themselves, as those of a tar.
+    """
+
+    def __init__(
+        self, rows: datasets.Dataset, columns: Columns, starts: list[tuple[int, str]]
+    ) -> None:
+        self.rows, self.columns, self.starts = rows, columns, starts
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> Record:
-        return read_row(self.rows[index], self.columns, f"row {index} of {self.split}")
+        where = row_name(self.starts, index) if self.starts else ""
+        return read_row(self.rows[index], self.columns, where)
 
 
 def arrow_rows(path: str, split: str, classes: int, cache_dir: str) -> ArrowRows:
@@ -626,8 +672,7 @@ def arrow_rows(path: str, split: str, classes: int, cache_dir: str) -> ArrowRows
     shards = open_shards(path, split)
     where = f"{Path(path).expanduser()}: shards of {split}"
     files = {split: [glob.escape(str(file)) for file in shards.paths]}
-    for file in shards.paths if shards.kind == "parquet" else ():
-        check_parquet(file)
+    starts = _starts(shards.paths) if shards.kind == "parquet" else []
     level = datasets.logging.get_verbosity()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is one line of ours
     try:
@@ -645,7 +690,19 @@ def arrow_rows(path: str, split: str, classes: int, cache_dir: str) -> ArrowRows
     if isinstance(rows.features[columns.image], datasets.Image):
         rows = rows.cast_column(columns.image, datasets.Image(decode=False))
     check_labels(_labels(rows, columns), classes, where)
-    return ArrowRows(rows, columns, split)
+    return ArrowRows(rows, columns, starts)
+
+
+def _starts(paths: list[Path]) -> list[tuple[int, str]]:
+    """Parquet files' first rows, counted through all of them; each is checked."""
+    from pyarrow import parquet
+
+    starts, first = [], 0
+    for path in paths:
+        check_parquet(path)
+        starts.append((first, str(path)))
+        first += parquet.read_metadata(path).num_rows
+    return starts
 
 
 def check_parquet(file: Path) -> Columns:
@@ -697,7 +754,7 @@ class StreamSample:
         self, stream: Stream, prepare: Prepare, classes: int, unreadable: Unreadables
     ) -> None:
         self.prepare, self.classes, self.unreadable = prepare, classes, unreadable
-        self.shards = sorted(
+        self.starts = sorted(
             (offset, str(shard.path))
             for lane in stream.lanes
             for offset, shard in zip(lane.offsets, lane.shards, strict=True)
@@ -705,17 +762,12 @@ class StreamSample:
 
     def __call__(self, content: Content, label: int, place: Place) -> Sample | None:
         if not 0 <= label < self.classes:
-            check_labels(np.array([label]), self.classes, self._name(place.index))
+            check_labels(np.array([label]), self.classes, row_name(self.starts, place.index))
         try:
             return self.prepare(content, label, place)
         except Unreadable as reason:
-            self.unreadable.note(place.index, self._name(place.index), reason)
+            self.unreadable.note(place.index, row_name(self.starts, place.index), reason)
             return None
-
-    def _name(self, index: int) -> str:
-        """Shard and row of a sample."""
-        offset, path = self.shards[bisect_right(self.shards, index, key=itemgetter(0)) - 1]
-        return f"{path}, row {index - offset}"
 
 
 # All of it

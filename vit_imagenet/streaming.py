@@ -69,7 +69,7 @@ class Raw(NamedTuple):
     """A sample as it is stored: nothing is decoded."""
 
     image: bytes | str
-    """The file's bytes, or its path where a parquet shard holds paths."""
+    """The file's bytes, its path where a parquet shard holds paths, or b"" where there is none."""
     label: int
 
 
@@ -162,8 +162,8 @@ def _tar_members(path: Path) -> list[str]:
 def read(shard: Shard, kind: Kind, first: int = 0) -> Iterator[Raw]:
     """The samples of a shard from row `first` on, streamed through `datasets`.
 
-    Raises UserError, naming the shard, when it cannot be read, lacks an image or a label, or is
-    not as long as when it was counted.
+    Raises UserError, naming the shard, when it cannot be read, lacks a label, or is not as long as
+    when it was counted.
     """
     seen = 0
     for batch in _batches_of(shard, kind):
@@ -243,20 +243,15 @@ def _open(shard: Shard, kind: Kind) -> datasets.IterableDataset:
 
 
 def _raw(shard: Shard, record: dict[str, Any], row: int) -> Raw:
-    """The one image of a record, and its label."""
+    """The one image of a record, and its label; a missing image is an unreadable one, b""."""
     label = record[shard.label]
     if isinstance(label, dict):
         label = label["label"]
-    stored = [record[field] for field in shard.images if record[field] is not None]
-    image = None
-    if stored:
-        image = stored[0]["path"] if stored[0]["bytes"] is None else stored[0]["bytes"]
-    if label is None or image is None:
-        raise UserError(
-            f"{shard.path}: row {row} has no {'label' if label is None else 'image'}; every sample "
-            "needs both"
-        )
-    return Raw(image, label)
+    if label is None:
+        raise UserError(f"{shard.path}: row {row} has no label; every sample needs one")
+    stored = next((record[field] for field in shard.images if record[field] is not None), {})
+    image = stored.get("path") if stored.get("bytes") is None else stored["bytes"]
+    return Raw(image or b"", label)
 
 
 @contextmanager

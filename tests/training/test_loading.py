@@ -21,8 +21,10 @@ class Rows(Dataset):
         return 100
     def __getitem__(self, index):
         Path(sys.argv[2], str(os.getpid())).touch()
-        if sys.argv[1] == "bad" and index == 7:
+        if sys.argv[1] in ("bad", "held") and index == 7:
             raise UserError("row 7: cannot be read; mend it")
+        if sys.argv[1] == "long" and index == 7:
+            raise UserError("row 7: cannot be read\\nin two lines: so")
         return index
 
 def main():
@@ -35,8 +37,15 @@ def main():
             sys.exit(3)
 
 keep = []
-with one_line_errors():
-    main()
+if sys.argv[1] == "held":  # the iterator lives as long as this process
+    loader = DataLoader(Rows(), batch_size=5, num_workers=2, worker_init_fn=signals.follow_parent)
+    batches = loading.batches(loader)
+    next(batches)
+    keep.append(batches.gi_frame.f_locals["iterator"])
+    batches.close()
+else:
+    with one_line_errors():
+        main()
 '''
 
 
@@ -45,6 +54,8 @@ with one_line_errors():
     [
         ("whole", 0, ""),
         ("bad", 2, "error: row 7: cannot be read; mend it\n"),
+        ("long", 2, "error: row 7: cannot be read\nin two lines: so\n"),
+        ("held", 0, ""),
         ("crash", 1, "RuntimeError: a mistake of ours\n"),
         ("leave", 3, ""),
     ],

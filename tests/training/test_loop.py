@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import pytest
 import torch
@@ -456,3 +457,18 @@ def test_a_run_may_end_before_its_schedule_and_is_then_the_first_part_of_the_who
     train(task(training__steps=6, schedule__steps=12), tmp_path / "part")
     whole, part = metrics(tmp_path / "whole"), metrics(tmp_path / "part")
     assert [line for line in part if "train_loss" in line] == whole[:3]
+
+
+def test_the_log_of_speed_is_cut_to_the_steps_that_are_not_taken_again(tmp_path):
+    run = task(checkpoint={"every": 6, "minutes": None, "keep": 9, "final": True})
+    assert train(run, tmp_path)["status"] == "finished"
+    checkpoints = sorted((tmp_path / "checkpoints").glob("step-*"))
+    shutil.rmtree(checkpoints[-1])  # as if it had been killed after step 6
+    (tmp_path / "summary.json").unlink()
+    with open(tmp_path / "timing.jsonl", "a") as file:
+        file.write('{"step": 12, "samp')
+    again = task(checkpoint={"every": 6, "minutes": None, "keep": 9, "final": True})
+    assert train(again, tmp_path)["resumed_from"] == [6]
+    lines = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 3, 6, 9, 12]
+    assert all(0 < line["samples_per_second"] < 1e9 for line in lines)
