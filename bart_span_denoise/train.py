@@ -109,6 +109,7 @@ def open_corpus(config: Config):
 def build_task(config: Config, corpus=None):
     """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
     import contextlib
+    import functools
 
     import torch
 
@@ -121,6 +122,7 @@ def build_task(config: Config, corpus=None):
     sharded = sharding.requested() is not None
     with torch.device("meta") if sharded else contextlib.nullcontext():
         model = build_model(config, vocab_size(config, corpus.vocab_size))
+    longest = model.longest if config.training.compile else 1
     return Task(
         config=config,
         model=model,
@@ -129,7 +131,8 @@ def build_task(config: Config, corpus=None):
         eval_data=corpus.validation,
         loss=lambda model, batch: model(*batch),
         count=data.count,
-        collate=data.collate,
+        # Padded to the longest row, all batches have one shape: torch.compile compiles once.
+        collate=functools.partial(data.collate, multiple=longest),
         forward=lambda model, batch: model(*batch[:2]),
         by_epoch=True,
         after_init=lambda model: model.zero_padding(),

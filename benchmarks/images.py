@@ -38,7 +38,7 @@ from training.sampling import Place
 from vit_imagenet.config import AugmentationConfig, DataConfig, ModelConfig
 from vit_imagenet.data import Collate, Images, decoded, from_config, open_image
 
-GPU = 2500  # images per second that a GPU might train ViT-B/16 at
+GPU = 3800  # images per second at which an H100 trains ViT-B/16, at 40 % of its bf16 peak
 SIZE = (500, 375)
 BYTES_PER_PIXEL = 110_000 / (500 * 375)
 GROUP = 64

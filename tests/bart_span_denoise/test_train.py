@@ -127,6 +127,18 @@ def test_lr_and_decay_of_neural_tangent_are_the_standard_run_s_at_every_block(te
         assert ours.decay_per_step == pytest.approx(theirs.decay_per_step)
 
 
+@pytest.mark.parametrize("positions", ["paper", "fairseq"])
+def test_under_compile_all_batches_have_the_one_shape_that_the_positions_hold(texts, positions):
+    words = [f"model.positions={positions}", "training.compile=true"]
+    task = train.build_task(settings(texts, *words))
+    batches = list(loop.first_batches(task, 3))
+    assert {part.shape for batch in batches for part in batch} == {(4, task.model.longest)}
+    plain = train.build_task(settings(texts, words[0]))
+    for padded, batch in zip(batches, loop.first_batches(plain, 3)):
+        length = batch[0].shape[1]
+        assert (padded[0][:, :length] == batch[0]).all() and task.count(padded) == plain.count(batch)
+
+
 # ------------------------------------------------------------------------------------------------
 # Every field has an effect: another value of it changes what a short run leaves behind.
 
