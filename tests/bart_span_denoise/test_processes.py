@@ -20,16 +20,19 @@ OVERRIDES = [
 ]
 
 
-def launch(processes, folder, cache, *overrides, script="bart_span_denoise.train"):
+FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_ACTIVATION_CHECKPOINTING": "true"}
+
+
+def launch(processes, folder, cache, *overrides, env=None):
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}",
                 "--standalone", "-m"]
     python = [sys.executable, "-m"]
     return subprocess.run(
-        [*(torchrun if processes > 1 else python), script,
+        [*(torchrun if processes > 1 else python), "bart_span_denoise.train",
          "bart_span_denoise/configs/laptop.yaml", *OVERRIDES, f"data.cache_dir={cache}",
          *overrides, "--run-dir", str(folder)],
         capture_output=True, text=True, cwd=ROOT, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )
 
 
@@ -58,3 +61,16 @@ def test_two_processes_with_accumulation_train_the_run_that_one_does(tmp_path):
     targets = [json.loads((tmp_path / n / "summary.json").read_text())["targets"] for n in "12"]
     assert targets[0] == targets[1]
     assert targets[0] % (6 * 8) != 0  # samples do differ in length
+
+
+def test_sharded_with_recomputed_blocks_it_is_the_same_run(tmp_path):
+    """FSDP2 over two processes, as R2C2 is launched; clip and the roles' numbers included."""
+    for processes, env in ((1, None), (2, FSDP)):
+        folder = tmp_path / str(processes)
+        result = launch(processes, folder, tmp_path / "cache", "training.micro_batch_size=4",
+                        "prescription.strategy=neural_tangent", "optimizer.lr=0.2", env=env)
+        assert result.returncode == 0, result.stderr
+    one, two = (list(map(flat, lines(tmp_path / name))) for name in ("1", "2"))
+    assert len(one) == len(two)
+    for first, second in zip(one, two):
+        assert second == pytest.approx(first, rel=1e-4)

@@ -136,7 +136,8 @@ def test_under_compile_all_batches_have_the_one_shape_that_the_positions_hold(te
     plain = train.build_task(settings(texts, words[0]))
     for padded, batch in zip(batches, loop.first_batches(plain, 3)):
         length = batch[0].shape[1]
-        assert (padded[0][:, :length] == batch[0]).all() and task.count(padded) == plain.count(batch)
+        assert (padded[0][:, :length] == batch[0]).all()
+        assert task.count(padded) == plain.count(batch)
 
 
 # ------------------------------------------------------------------------------------------------
