@@ -15,7 +15,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from plots import bart_runs, rate_panels, style, tables
-from plots.bart_runs import STRATEGIES, Point, Search, Sweep, bits, mapped_rate
+from plots.bart_runs import (
+    RATE_EXPONENTS,
+    STRATEGIES,
+    Point,
+    Search,
+    Sweep,
+    bits,
+    mapped_rate,
+)
 from plots.findings import HEADER, Finding, claimed_equal, claimed_gain, distance, number
 from plots.rate_sweeps import Exponent, RateSweep, exponent, rate_sweeps, seed_noise
 from plots.vit_strategies import mean
@@ -66,7 +74,9 @@ def findings(sweep: Sweep) -> list[Finding]:
                 name = f"{style.STRATEGIES[strategy]}, n = {width}: lr*"
                 result.append(Finding(name, "not measured"))
         result += [_match(fitted, width), _robustness(found, fitted, width)]
-    return result + [_exponent(strategy, exponent(fitted[strategy])) for strategy in STRATEGIES]
+    laws = {strategy: exponent(fitted[strategy]) for strategy in STRATEGIES}
+    result += [_exponent(strategy, law) for strategy, law in laws.items()]
+    return [*result, _own_exponent(laws["neural_tangent"])]
 
 
 def _of_search(search: Search, fit: RateSweep | None) -> list[Finding]:
@@ -177,7 +187,18 @@ def _exponent(strategy: str, fit: Exponent) -> Finding:
     name = f"{style.STRATEGIES[strategy]}: exponent of the width in mapped lr*"
     if fit.law is None:
         return Finding(name, fit.text())
-    return Finding(name, fit.text(), "0 (the map)", distance(fit.value, fit.error, 0.0))
+    power = RATE_EXPONENTS["neural_tangent"]
+    verdict = distance(fit.value, fit.error, float(power))
+    return Finding(name, fit.text(), f"{power} (lambda)", verdict)
+
+
+def _own_exponent(fit: Exponent) -> Finding:
+    """Neural-tangent's global rate is what lambda leaves to tune: it should not know the width."""
+    name = "neural-tangent: exponent of the width in lr* itself"
+    if fit.law is None:
+        return Finding(name, fit.text())
+    own = fit.value - float(RATE_EXPONENTS["neural_tangent"])
+    return Finding(name, number(own, fit.error, 2), "0", distance(own, fit.error, 0.0))
 
 
 def report(sweep: Sweep) -> str:
