@@ -36,7 +36,7 @@ from bart_span_denoise.bpe import EOS, PAD, Bpe
 from bart_span_denoise.noise import Noise
 from training.documents import SPLITS, Source, open_source, split_sentences
 from training.errors import UserError, one_line_errors
-from training.scratch import publish, scratch_folder, sha256, write_whole
+from training.scratch import cache_problem, publish, scratch_folder, sha256, write_whole
 
 # torch takes seconds to import, so it is imported where it is used.
 if TYPE_CHECKING:
@@ -298,21 +298,6 @@ class Cache:
         if name not in self._opened:
             self._opened[name] = opener()
         return self._opened[name]
-
-
-def cache_problem(folder: Path) -> str | None:
-    """Why a cache folder cannot be used, in a few words; None if it can."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        sizes = meta["sizes"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "meta.json is missing or unreadable"
-    for name, size in sizes:
-        file = folder / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            return f"{name} has {found or 'no'} bytes where meta.json says {size}"
-    return None
 
 
 def _prepare(recipe: _Text | _Binarised, limit: int, cache_dir: Path) -> Cache:

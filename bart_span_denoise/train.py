@@ -134,9 +134,15 @@ def build_task(config: Config, corpus=None):
         # Padded to the longest row, all batches have one shape: torch.compile compiles once.
         collate=functools.partial(data.collate, multiple=longest),
         forward=lambda model, batch: model(*batch[:2]),
+        measure=lambda model, batch: measure(model(*batch)),
         by_epoch=True,
         after_init=lambda model: model.zero_padding(),
     )
+
+
+def measure(loss):
+    """A summed loss in nats, and in bits as fairseq logs it."""
+    return {"loss": loss, "bits": loss / math.log(2)}
 
 
 def arithmetic(config: Config, samples: int, world: int) -> list[str]:
@@ -183,10 +189,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _result(summary: dict[str, Any]) -> str:
-    loss = summary["best_eval_loss"]
-    if loss is None:
+    if summary["best_eval_loss"] is None:
         return "no evaluation"
-    return f"lowest eval loss {loss:.4f} nats = {loss / math.log(2):.4f} bits per token"
+    nats, bits = summary["best_eval_loss"], summary["best_eval_bits"]
+    return f"lowest eval loss {nats:.4f} nats = {bits:.4f} bits per token"
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ import numpy as np
 
 from training.documents import SPLITS, Source, open_source, split_sentences
 from training.errors import UserError, one_line_errors
-from training.scratch import publish, reason, scratch_folder, sha256, write_whole
+from training.scratch import cache_problem, publish, reason, scratch_folder, sha256, write_whole
 
 # torch, datasets and sentencepiece take seconds to import, so each is imported where it is used.
 if TYPE_CHECKING:
@@ -371,21 +371,6 @@ def _versions() -> dict[str, str]:
     packages = ("numpy", "sentencepiece", "datasets")
     found = {name: importlib.metadata.version(name) for name in packages}
     return {"python": platform.python_version(), **found}
-
-
-def cache_problem(folder: Path) -> str | None:
-    """Why a cache folder cannot be used, in a few words; None if it can."""
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        sizes = meta["sizes"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "meta.json is missing or unreadable"
-    for name, size in sizes:
-        file = folder / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            return f"{name} has {found or 'no'} bytes where meta.json says {size}"
-    return None
 
 
 def _to_stderr(line: str) -> None:

@@ -22,6 +22,11 @@ launch() { # launch ACCELERATE_CONFIG: the launcher on this node
 }
 
 if [ "${1:-}" = sweeps ]; then
+  if [ "$#" -gt 1 ] || [ "${NODES:-1}" -gt 1 ]; then
+    echo "error: sweeps takes no further words and runs on one node; for more give the sweep files" \
+      "in bart_span_denoise/sweeps to training.sweep or training.slurm" >&2
+    exit 2
+  fi
   sweeps=bart_span_denoise/sweeps
   python -m training.sweep $sweeps/figure_3_4.yaml --launch "$(launch one_node_8gpu)"
   python -m training.sweep $sweeps/figure_5.yaml --launch "$(launch one_node_8gpu_fsdp)"

@@ -4,6 +4,6 @@ set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 
 for figure in width_sweep loss_vs_size alignment epsilon weight_decay adafactor learning_rates \
-  vit_search vit_strategies; do
+  vit_search vit_strategies bart_rates bart_strategies; do
   python -m "plots.$figure"
 done

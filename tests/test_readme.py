@@ -83,3 +83,8 @@ def test_the_example_for_ones_own_model_runs():
 def test_linked_files_exist():
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", README):
         assert (ROOT / target).exists(), target
+
+
+def test_no_place_is_left_to_be_filled_in():
+    for path in [ROOT / "README.md", *ROOT.glob("*/README.md")]:
+        assert not re.findall(r"@[A-Z0-9]+@", path.read_text()), path

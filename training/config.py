@@ -114,7 +114,7 @@ class LoopConfig(Section):
     gradient_scale: bool = False
     """Log, for each role of tensors, the RMS of its clipped gradient over its epsilon."""
     skip_overflow: bool = False
-    """Skip a step whose gradient is not finite, and log it, as mixed-precision training does."""
+    """Skip a step whose loss or gradient is not finite, and log it, as fp16 training does."""
     divergence_factor: Annotated[float, Field(gt=1)] = 3.0
     """A run has diverged when its loss is NaN or exceeds this multiple of its first loss."""
     probe_every: Count = 0

@@ -80,8 +80,8 @@ def score(summary: Mapping[str, Any], metric: str) -> Score | None:
 
 
 def lower_is_better(measure: str) -> bool:
-    """Whether a measure of an evaluation is better low: the loss; of others more is better."""
-    return measure == "loss"
+    """Whether a measure of an evaluation is better low: the loss, in nats or bits, is."""
+    return measure in ("loss", "bits")
 
 
 def mean_score(scores: Sequence[Score]) -> Score:

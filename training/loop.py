@@ -137,13 +137,16 @@ class Losses:
         """
         sums = accelerator.reduce(torch.stack(self.sums), reduction="sum")
         counts = torch.stack(self.counts)
-        steps = (sums / counts).tolist()
-        self.last = (sums.sum() / counts.sum()).item()
-        self.targets += int(counts.sum())
-        self.first = steps[0] if self.first is None else self.first
+        taken = counts > 0  # a step that was skipped has none
+        steps = dict(enumerate((sums / counts).tolist(), start=step - len(sums) + 1))
+        steps = {index: loss for (index, loss), kept in zip(steps.items(), taken.tolist()) if kept}
+        if steps:
+            self.last = (sums.sum() / counts.sum()).item()
+            self.targets += int(counts.sum())
+            self.first = next(iter(steps.values())) if self.first is None else self.first
         self.sums.clear()
         self.counts.clear()
-        for index, loss in enumerate(steps, start=step - len(steps) + 1):
+        for index, loss in steps.items():
             if not math.isfinite(loss) or loss > bound * self.first:
                 raise Diverged(index, loss)
         return self.last
@@ -285,6 +288,7 @@ class Loop:
         norm = self._clip(want_norm or self.settings.skip_overflow)
         if self.settings.skip_overflow and not math.isfinite(norm):
             self._skip(step)
+            total, count = torch.zeros_like(total), torch.zeros_like(count)
         else:
             if want_norm and self.settings.gradient_scale:
                 self.gradient_scale = self._gradient_to_epsilon()
@@ -301,6 +305,7 @@ class Loop:
         """
         self.skipped += 1
         self.skipped_in_a_row += 1
+        self.gradient_scale = {}
         self._write(step, {"event": "gradient_overflow", "skipped_steps": self.skipped})
         if self.skipped_in_a_row == SKIPS:
             raise Diverged(step, math.nan)
@@ -383,7 +388,7 @@ class Loop:
     def _log_step(self, step: int, norm: torch.Tensor | None) -> None:
         loss = self.losses.drain(self.accelerator, step, self.settings.divergence_factor)
         gradient = None if norm is None else float(norm)
-        line: dict[str, Any] = {"train_loss": loss, "lr_factor": self.factor(step - 1)}
+        line: dict[str, Any] = {"train_loss": _finite(loss), "lr_factor": self.factor(step - 1)}
         line["gradient_norm"] = _finite(gradient)
         if self.settings.gradient_scale:
             line["gradient_to_epsilon"] = self.gradient_scale

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import uuid
@@ -80,3 +81,21 @@ def discard(folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
     else:
         aside.unlink()
+
+
+def cache_problem(folder: Path) -> str | None:
+    """Why a cache folder cannot be used, in a few words; None if it can.
+
+    Its meta.json has "sizes", the bytes of every file by name.
+    """
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        sizes = meta["sizes"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "meta.json is missing or unreadable"
+    for name, size in sizes:
+        file = folder / name
+        found = file.stat().st_size if file.is_file() else None
+        if found != size:
+            return f"{name} has {found or 'no'} bytes where meta.json says {size}"
+    return None

@@ -65,7 +65,7 @@ def test_the_laptop_decay_is_mapped_at_each_width(tmp_path):
     assert {point.config.model.width for point in sweep.points} == {64, 128}
 
 
-def test_warmup_and_length_of_the_laptop_are_the_paper_s_in_small():
+def test_the_laptop_keeps_the_paper_s_epsilon_clip_and_schedule():
     laptop = load(train.Config, ROOT / "bart_span_denoise/configs/laptop.yaml")
     assert (laptop.optimizer.eps, laptop.optimizer.clip_norm) == (1e-6, 0.1)
     assert laptop.schedule.name == "linear"
@@ -120,3 +120,5 @@ def test_the_sweeps_are_launched_and_drawn(launcher):
     ]
     assert "one_node_8gpu.yaml" in lines[0] and "one_node_8gpu_fsdp.yaml" in lines[1]
     assert "figure_5/metrics.csv" in lines[3]
+    for refused in (launcher("sweeps", "seed=1"), launcher("sweeps", NODES="2")):
+        assert refused.returncode == 2 and refused.stderr.startswith("error: sweeps takes no")

@@ -140,6 +140,65 @@ def test_under_compile_all_batches_have_the_one_shape_that_the_positions_hold(te
         assert task.count(padded) == plain.count(batch)
 
 
+PREPROCESS = """
+import sys
+from bart_span_denoise import fairseq_library
+fairseq = fairseq_library.load()
+from fairseq import options
+from fairseq_cli import preprocess
+preprocess.main(options.get_preprocessing_parser().parse_args(sys.argv[1:]))
+"""
+
+
+@pytest.fixture(scope="module")
+def binarised(texts, tmp_path_factory):
+    """A folder of fairseq-preprocess with the BPE's files, as configs/bart_large.yaml has it."""
+    folder = tmp_path_factory.mktemp("binarised")
+    config = settings(texts, "data.trained_vocab_size=300")
+    corpus = train.open_corpus(config)
+    for name in ("encoder.json", "vocab.bpe", "dict.txt"):
+        (folder / name).write_bytes((corpus.cache.folder / name).read_bytes())
+    files = sorted((texts / "one").glob("*.txt"))
+    for split, part in (("train", files[:32]), ("valid", files[32:])):
+        lines = []
+        for file in part:
+            sentences = file.read_text().replace(". ", ".\n ").split("\n")
+            lines += [" ".join(corpus.bpe.symbols[i] for i in corpus.bpe.encode(s))
+                      for s in sentences] + [""]
+        (folder / f"{split}.bpe").write_text("".join(f"{line}\n" for line in lines))
+    subprocess.run(
+        [sys.executable, "-c", PREPROCESS, "--only-source", "--dataset-impl", "mmap",
+         "--srcdict", folder / "dict.txt", "--destdir", folder,
+         "--trainpref", folder / "train.bpe", "--validpref", folder / "valid.bpe"],
+        cwd=ROOT, check=True, capture_output=True,
+    )  # fmt: skip
+    return folder
+
+
+def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_path, monkeypatch):
+    words = [f"data.path={binarised}", "data.source=binarised", "checkpoint.final=true",
+             f"data.bpe_encoder={binarised / 'encoder.json'}", "training.eval_every=3",
+             f"data.bpe_vocab={binarised / 'vocab.bpe'}", f"data.cache_dir={tmp_path / 'cache'}"]
+    config = settings(texts, *words)
+    summary = train.run(config, tmp_path / "whole")
+    assert summary["status"] == "finished" and config.data.noise.unit == "word"
+    assert summary["final_eval_bits"] == pytest.approx(summary["final_eval_loss"] / math.log(2))
+    assert summary["best_eval_bits"] == pytest.approx(summary["best_eval_loss"] / math.log(2))
+    add, calls = loop.Losses.add, []
+
+    def stopping(self, *args):
+        add(self, *args)
+        calls.append(1)
+        if len(calls) == 4:
+            signals.signal.raise_signal(signals.signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Losses, "add", stopping)
+        train.run(config, tmp_path / "parts")
+    assert train.run(config, tmp_path / "parts")["resumed_from"] == [4]
+    assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
+
+
 # ------------------------------------------------------------------------------------------------
 # Every field has an effect: another value of it changes what a short run leaves behind.
 

@@ -242,7 +242,7 @@ def test_scores_order_runs_by_metric_then_loss_and_divergence_last():
     assert score(fine, "final_eval_loss") > score(worse, "final_eval_loss")
     assert score({"status": "failed"}, "best_eval_top1") is None
     assert mean_score([(0.5, -1.0), (0.7, -3.0)]) == pytest.approx((0.6, -2.0))
-    odd = {**fine, "best_eval_x_loss": 2.0}  # only "loss" itself is better low
+    odd = {**fine, "best_eval_x_loss": 2.0}  # a name alone does not make a loss
     assert score(odd, "best_eval_x_loss")[0] == 2
 
 

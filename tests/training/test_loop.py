@@ -472,3 +472,22 @@ def test_the_log_of_speed_is_cut_to_the_steps_that_are_not_taken_again(tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 3, 6, 9, 12]
     assert all(0 < line["samples_per_second"] < 1e9 for line in lines)
+
+
+@pytest.mark.parametrize("steps", [{1}, {4}, {4, 5, 6}])
+def test_a_step_whose_loss_is_not_finite_is_skipped_like_one_whose_gradient_is_not(tmp_path, steps):
+    run = task(training__skip_overflow=True)
+    loss, count = run.loss, iter(range(1, 1000))
+
+    def blown(model, batch):
+        value = loss(model, batch)
+        training = value.requires_grad
+        return value * (math.inf if training and next(count) in steps else 1)
+
+    run.loss = blown
+    summary = train(run, tmp_path)
+    assert (summary["status"], summary["skipped_steps"]) == ("finished", len(steps))
+    events = [line["step"] for line in metrics(tmp_path) if "event" in line]
+    assert events == sorted(steps)
+    plain = train(task(), tmp_path / "plain")
+    assert summary["targets"] < plain["targets"]  # what was skipped was not trained on
