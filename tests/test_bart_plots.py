@@ -592,3 +592,16 @@ def test_the_figures_import_no_torch():
     names = "plots.bart_rates, plots.bart_strategies"
     code = f"import {names}, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_shipped_tables_redraw_and_the_readme_quotes_them(tmp_path):
+    paths = [tables.shipped(stem) for stem in ("bart_figure_3_4", "bart_figure_3_4_metrics")]
+    text, drawn = bart_rates.make(paths, tmp_path)
+    _, more = bart_strategies.make(paths, tmp_path)
+    for path in (*drawn, *more):
+        assert path.exists() and (ROOT / "plots/figures" / path.name).exists()
+    readme = (ROOT / "bart_span_denoise/README.md").read_text().replace("−", "-")
+    for line in text.splitlines():
+        if "exponent of the width" in line:
+            measured = line.partition("lr*")[2].removeprefix(" itself").split("(n =")[0].split()
+            assert f"n^({measured[0]} ± {measured[2]})" in readme, line

@@ -534,3 +534,19 @@ def test_the_figures_import_no_torch():
     names = "plots.vit_search, plots.vit_strategies"
     code = f"import {names}, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_the_shipped_tables_redraw_and_the_readme_quotes_them(tmp_path):
+    paths = [tables.shipped(stem) for stem in strategy_search.STEMS]
+    text, drawn = vit_strategies.make(paths, tmp_path)
+    search, more = vit_search.make(paths, tmp_path)
+    for path in (*drawn, *more):
+        assert path.exists() and (ROOT / "plots/figures" / path.name).exists()
+    assert search.count("6 of 6 run, none better") == 4 and search.count("confirmed") == 4
+    readme = (ROOT / "vit_imagenet/README.md").read_text()
+    for line in text.splitlines():
+        if line.split(":")[1:] and line.split(":")[1].startswith(" best top-1 (%)"):
+            assert line.split("(%)")[1].split("(n")[0].strip() in readme, line
+    for gap in ("neural-tangent - standard", "hybrid - standard", "hybrid - maximal-update"):
+        found = next(line for line in text.splitlines() if line.startswith(f"{gap}: best"))
+        assert found.split("(points)")[1].split()[0].lstrip("+") in readme, found
