@@ -187,3 +187,11 @@ def test_the_config_files_are_for_eight_gpus_per_node():
     }  # fmt: skip
     # Precision is the experiment config's; a second place to set it would be one that is not read.
     assert {file.mixed_precision for file in loaded.values()} == {"no"}
+
+
+def test_every_process_drops_out_for_itself(tmp_path):
+    """Equal masks everywhere would drop the same units of every share of the batch."""
+    launch(2, tmp_path)
+    meta = sorted(tmp_path.glob("checkpoints/step-*"))[-1] / "meta.json"
+    states = [state["torch"] for state in json.loads(meta.read_text())["random"]]
+    assert len(states) == 2 and states[0] != states[1]
