@@ -38,7 +38,7 @@ def settings(shape=PAPER, rows=4096, **changes):
     base = {
         "model": dict(zip(KEYS, shape)),
         "prescription": {"strategy": "neural_tangent"},
-        "data": {"source": "embedded"},
+        "data": {"source": "embedded", "augmentation": {"mixup": 0, "cutmix": 0}},
         "optimizer": {"name": "adam", "lr": 1.0},
         "schedule": {},
         "training": {"steps": 7, "batch_size": rows},

@@ -113,7 +113,11 @@ def test_several_nodes_need_a_rank_and_an_address(launcher):
     assert refused.returncode != 0 and "the rank of this node" in refused.stderr
 
 
-def test_the_search_launches_its_runs_by_accelerate_and_draws(launcher):
+def test_the_search_launches_its_runs_by_accelerate_and_draws(launcher, tmp_path):
+    assert len(launcher("search", "--dry-run").stdout.splitlines()) == 1  # no table to draw yet
+    table = tmp_path / "results/vit_imagenet/figure_1_2/metrics.csv"
+    table.parent.mkdir(parents=True)
+    table.touch()
     lines = launcher("search").stdout.splitlines()
     assert lines[0].startswith("python -m training.sweep vit_imagenet/sweeps/figure_1_2.yaml")
     assert lines[0].endswith("--num_processes 8 --main_process_port 0")
