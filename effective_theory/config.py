@@ -1,0 +1,191 @@
+"""What the theory is evaluated for and measured on; the docstring under a field is its help text.
+
+Symbols of Dinan, Yaida & Zhang (2023), Part I, stand beside the names.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from training.config import Count, NonNegativeFloat, PositiveInt, Section
+
+Strategy = Annotated[float, Field(ge=0, le=1)]
+Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "erf", "identity"]
+
+
+class ModelConfig(Section):
+    """A pre-LayerNorm encoder: a stem, `depth` pairs of attention and MLP blocks, a head."""
+
+    stem: Literal["vision", "language"]
+    """vision: patches and an untied head with a bias; language: words and a tied head."""
+    width: PositiveInt = 512
+    """Embedding dimension n, which the leading-order kernels do not depend on."""
+    heads: PositiveInt = 2
+    """Heads H; must divide the width. The head dimension is C = n / H."""
+    depth: Count = 2
+    """Pairs of blocks; the paper's L is 2 depth + 2."""
+    mlp_ratio: PositiveInt = 4
+    """MLP multiplier M."""
+    activation: Activation = "gelu"
+    """sigma; gelu is the exact form of the paper and of torch."""
+    norm_eps: NonNegativeFloat = 1e-5
+    """The regularisation in every LayerNorm, (1.11)."""
+    causal: bool = False
+    """Mask later tokens, (1.18), as in a decoder."""
+    pooling: bool = True
+    """Average the outputs over tokens, (1.23); vision only."""
+    outputs: PositiveInt = 64
+    """n_out: classes for vision, the vocabulary for language."""
+    s: Strategy = 0.0
+    """Meta-principled strategy of footnotes 8 and 26: 0 neural-tangent, 1 maximal-update."""
+
+
+class InitConfig(Section):
+    """C_G, (1.25)-(1.33): variance of every group's entries, times its power of the width."""
+
+    stem: NonNegativeFloat = 1.0
+    """C_patch or C_WE; a tied head has the same tensor."""
+    position: NonNegativeFloat = 1.0
+    """C_PE."""
+    query: NonNegativeFloat = 1.0
+    """C_Q."""
+    key: NonNegativeFloat = 1.0
+    """C_K."""
+    value: NonNegativeFloat = 1.0
+    """C_V."""
+    attention_output: NonNegativeFloat = 1.0
+    """C_U."""
+    mlp_in: NonNegativeFloat = 1.0
+    """C_W."""
+    mlp_out: NonNegativeFloat = 1.0
+    """C_X."""
+    readout: NonNegativeFloat = 1.0
+    """C_head of an untied head."""
+
+
+class RatesConfig(Section):
+    """Lambda_G, (1.99)-(1.107): order-one factors on every group's rate."""
+
+    stem: NonNegativeFloat = 1.0
+    """Lambda of patches or words; a tied head has the same tensor."""
+    position: NonNegativeFloat = 1.0
+    """Lambda_PE."""
+    query: NonNegativeFloat = 1.0
+    """Lambda_Q."""
+    key: NonNegativeFloat = 1.0
+    """Lambda_K."""
+    value: NonNegativeFloat = 1.0
+    """Lambda_V."""
+    attention_output: NonNegativeFloat = 1.0
+    """Lambda_U."""
+    mlp_in: NonNegativeFloat = 1.0
+    """Lambda_W."""
+    mlp_out: NonNegativeFloat = 1.0
+    """Lambda_X."""
+    readout: NonNegativeFloat = 1.0
+    """Lambda_head of an untied head."""
+    readout_bias: NonNegativeFloat = 1.0
+    """Lambda of the untied head's bias."""
+
+
+class DataConfig(Section):
+    """Real inputs: scikit-learn's digits as patches, or letters of the World English Bible."""
+
+    samples: PositiveInt = 2
+    """Samples |D|; kernels are matrices over samples and tokens."""
+    first: Count = 0
+    """Number of the first sample."""
+    patch_size: Literal[1, 2, 4, 8] = 4
+    """Side of a patch of the 8 x 8 digits; T = (8 / patch_size)^2, n_patch = patch_size^2."""
+    tokens: PositiveInt = 4
+    """Letters per sample T, language only."""
+
+
+class TheoryConfig(Section):
+    """How the Gaussian expectations are computed."""
+
+    quadrature_points: Annotated[int, Field(ge=8, le=400)] = 80
+    """Points per dimension of the MLP's two-dimensional expectations."""
+    attention_draws: Annotated[int, Field(ge=256)] = 65536
+    """Draws of the query-key products; a power of two is best."""
+    seed: Count = 0
+    """Seed of those draws."""
+
+
+class MeasureConfig(Section):
+    """Random networks that the theory is compared with."""
+
+    widths: tuple[PositiveInt, ...] = (128, 256, 512, 1024)
+    """Widths n, each a multiple of model.heads."""
+    seeds: tuple[PositiveInt, ...] = (1200, 600, 300, 100)
+    """Networks per width."""
+    outputs: PositiveInt = 2
+    """Components of the outputs whose gradients are taken, per network."""
+
+
+class Config(Section):
+    """One comparison of theory and networks."""
+
+    model: ModelConfig
+    init: InitConfig = InitConfig()
+    rates: RatesConfig = RatesConfig()
+    data: DataConfig = DataConfig()
+    theory: TheoryConfig = TheoryConfig()
+    measure: MeasureConfig = MeasureConfig()
+
+    @model_validator(mode="after")
+    def _heads_divide_widths(self) -> Config:
+        heads = self.model.heads
+        widths = [("model.width", self.model.width)]
+        widths += [("measure.widths", width) for width in self.measure.widths]
+        for key, width in widths:
+            if width % heads:
+                raise ValueError(f"{key} {width} is not a multiple of model.heads {heads}")
+        return self
+
+    @model_validator(mode="after")
+    def _seeds_belong_to_widths(self) -> Config:
+        widths, seeds = self.measure.widths, self.measure.seeds
+        if len(widths) != len(seeds):
+            raise ValueError(
+                f"measure.seeds has {len(seeds)} numbers for {len(widths)} measure.widths; give "
+                "one number of networks for every width"
+            )
+        if len(set(widths)) != len(widths):
+            raise ValueError(f"measure.widths {list(widths)} has a width twice")
+        return self
+
+    @model_validator(mode="after")
+    def _stem_has_its_head(self) -> Config:
+        model = self.model
+        if model.stem == "language" and model.pooling:
+            raise ValueError("model.pooling is for vision; set it to false for language")
+        if model.stem == "language" and model.outputs < ALPHABET:
+            raise ValueError(
+                f"model.outputs {model.outputs} is the vocabulary of a language model and must "
+                f"hold the {ALPHABET} letters of its text"
+            )
+        if self.measure.outputs > self.free_outputs:
+            raise ValueError(
+                f"measure.outputs {self.measure.outputs} must be at most {self.free_outputs}, "
+                "the outputs that are no letters of the input; raise model.outputs"
+            )
+        return self
+
+    @property
+    def free_outputs(self) -> int:
+        """Outputs without contact terms: all, or for a tied head those that no input has."""
+        letters = ALPHABET if self.model.stem == "language" else 0
+        return self.model.outputs - letters
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per sample T."""
+        if self.model.stem == "language":
+            return self.data.tokens
+        return (8 // self.data.patch_size) ** 2
+
+
+ALPHABET = 27  # a-z and the space
