@@ -1,0 +1,236 @@
+"""How the papers' prescriptions relate, computed from `param_groups` as exact powers of the width.
+
+    python -m effective_theory.cross_paper
+
+prints every fact with the exponents behind it; exit code 1 if one does not hold. A layer type has
+multiplier n^(-a), initial standard deviation n^(-b) and learning rate n^(-c); a shift by theta,
+a + theta, b - theta, c - theta (SGD: 2 theta) changes none of what is trained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+from param_groups import Bordelon, Dinan, Prescription, Role
+from param_groups.exponents import (
+    FULL_ALIGNMENT,
+    LAYERS,
+    PARAMETERIZATION_TABLE,
+    STRATOS_NAMES,
+    STRATOS_TABLE,
+    TENSOR_PROGRAMS,
+    Layer,
+    Parameterization,
+    shift,
+    solve,
+)
+
+OPTIMIZERS = ("sgd", "adam")
+# One role stands for each layer type; the tests check that the others of its type agree.
+_ROLES = {
+    "embedding": Role.PATCH_EMBEDDING,
+    "hidden": Role.ATTENTION_OUTPUT,
+    "readout": Role.READOUT,
+}
+_WIDTHS = (2**10, 2**20)
+_FIXED = 32  # n_patch and n_out, which do not grow with the width
+_GRAIN = 1680  # exponents are rounded to this denominator, and checked
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Exponents (a, b, c) of one layer type: multiplier, initial std and rate are n^(-these)."""
+
+    a: Fraction
+    b: Fraction
+    c: Fraction
+
+    def shifted(self, theta: Fraction, optimizer: str) -> Scaling:
+        """The same training with n^(-theta) moved from the weights to the multiplier."""
+        layer, c = shift(Layer(self.a, self.b), self.c, theta, optimizer)
+        return Scaling(layer.a, layer.b, c)
+
+    def with_multiplier(self, a: Fraction, optimizer: str) -> Scaling:
+        """The member of the equivalence class that has multiplier exponent `a`."""
+        return self.shifted(a - self.a, optimizer)
+
+    def __str__(self) -> str:
+        return f"({self.a}, {self.b}, {self.c})"
+
+
+Scalings = Mapping[str, Scaling]
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A statement, whether it holds, and the exponents that say so, one line each."""
+
+    statement: str
+    holds: bool
+    lines: tuple[str, ...]
+
+
+def scaling(rule: Callable[[int], Prescription], role: Role) -> Scaling:
+    """The exponents of one role, from the numbers a prescription gives at two widths.
+
+    Exact as long as they are multiples of 1/1680. Initial values of zero are not allowed.
+    """
+    small, large = (_numbers(rule, role, width) for width in _WIDTHS)
+    return Scaling(*(_exponent(before, after) for before, after in zip(small, large)))
+
+
+def dinan(s: Fraction, optimizer: str) -> dict[str, Scaling]:
+    """Dinan et al.'s family by layer type: (1.25)-(1.34), (1.99)-(1.116), footnotes 8 and 26."""
+    return _by_layer(
+        lambda width: Dinan(
+            width, "meta_principled", s=float(s), optimizer=optimizer, mlp_factor="keep"
+        )
+    )
+
+
+def everett(name: str, optimizer: str, alignment=FULL_ALIGNMENT) -> dict[str, Scaling]:
+    """A row of Everett et al.'s Table 1 with the solver's largest stable rates."""
+    rates = solve(name, optimizer, alignment).c
+    table = PARAMETERIZATION_TABLE[name]
+    return {layer: Scaling(table[layer].a, table[layer].b, rates[layer]) for layer in LAYERS}
+
+
+def bordelon(optimizer: str) -> dict[str, Scaling]:
+    """Bordelon et al., Tables 1 and 2, in the number of heads at depth 1."""
+    return _by_layer(lambda width: Bordelon(1, width, 1, optimizer=optimizer))
+
+
+def facts() -> list[Fact]:
+    """All of them, in the README's order."""
+    return [
+        dinan_is_the_solver(),
+        maximal_update_is_mup(),
+        neural_tangent_is_not_ntk(),
+        stratos_is_everett(),
+        bordelon_is_mean_field(),
+    ]
+
+
+def dinan_is_the_solver() -> Fact:
+    """Dinan's rates are the largest stable ones for his initialisation, for every s."""
+    cases = [(Fraction(i, 8), optimizer) for i in range(9) for optimizer in OPTIMIZERS]
+    lines, holds = [], True
+    for s, optimizer in cases:
+        own = dinan(s, optimizer)
+        table = Parameterization(*(Layer(own[layer].a, own[layer].b) for layer in LAYERS))
+        solved = solve(table, optimizer, TENSOR_PROGRAMS).c
+        holds &= all(own[layer].c == solved[layer] for layer in LAYERS)
+        lines.append(f"s = {str(s):<4} {optimizer:<5} c = {_rates(own)}; solver {_joined(solved)}")
+    statement = (
+        "Dinan et al.'s learning rates are the largest stable ones of Everett et al.'s solver at "
+        "alpha = 1, omega = 1 in the readout, with unit multipliers, for every s"
+    )
+    return Fact(statement, holds, tuple(lines))
+
+
+def maximal_update_is_mup() -> Fact:
+    """s = 1 and muP are one equivalence class; the solver agrees under full alignment."""
+    lines, holds = [], True
+    for optimizer in OPTIMIZERS:
+        mine, theirs = dinan(Fraction(1), optimizer), everett("mup", optimizer)
+        same, text = _compare(mine, theirs, optimizer)
+        holds &= same
+        lines += text
+    statement = "Dinan et al.'s maximal-update strategy (s = 1) is muP up to the shift theta"
+    return Fact(statement, holds, tuple(lines))
+
+
+def neural_tangent_is_not_ntk() -> Fact:
+    """s = 0 has smaller rates than Everett's NTK prescription, which is SP's class."""
+    lines, holds = [], True
+    for optimizer in OPTIMIZERS:
+        ntk, standard = everett("ntk", optimizer), everett("standard", optimizer)
+        same, text = _compare(dinan(Fraction(0), optimizer), ntk, optimizer)
+        holds &= not same and _compare(ntk, standard, optimizer)[0]
+        lines += text
+    statement = (
+        "Dinan et al.'s neural-tangent strategy (s = 0) is not Everett et al.'s NTK, which is "
+        "equivalent to their standard parameterisation"
+    )
+    return Fact(statement, holds, tuple(lines))
+
+
+def stratos_is_everett() -> Fact:
+    """Stratos' Table 1 against Everett's Adam columns with full alignment."""
+    lines, holds = [], True
+    for name, row in STRATOS_TABLE.items():
+        theirs = everett(STRATOS_NAMES[name], "adam")
+        mine = {layer: Scaling(*(row[symbol][layer] for symbol in "abc")) for layer in LAYERS}
+        holds &= mine == theirs
+        lines.append(f"{name:<4} " + "  ".join(f"{layer} {mine[layer]}" for layer in LAYERS))
+    statement = "Stratos' Table 1 is Everett et al.'s Adam with full alignment"
+    return Fact(statement, holds, tuple(lines))
+
+
+def bordelon_is_mean_field() -> Fact:
+    """Bordelon's width scaling is muP's class, which is the mean-field class."""
+    lines, holds = [], True
+    for optimizer in OPTIMIZERS:
+        same, text = _compare(bordelon(optimizer), everett("mup", optimizer), optimizer)
+        holds &= same
+        lines += text
+    statement = "Bordelon et al.'s scaling in the number of heads is muP up to the shift theta"
+    return Fact(statement, holds, tuple(lines))
+
+
+def _numbers(rule: Callable[[int], Prescription], role: Role, width: int) -> tuple[float, ...]:
+    """(multiplier, std, rate) of one role's matrix."""
+    fan_in = _FIXED if role is Role.PATCH_EMBEDDING else width
+    fan_out = _FIXED if role is Role.READOUT else width
+    numbers = rule(width)(role, fan_in, fan_out)
+    return numbers.multiplier, numbers.init_std, numbers.lr
+
+
+def _exponent(small: float, large: float) -> Fraction:
+    ratio = math.log(_WIDTHS[1] / _WIDTHS[0])
+    value = -math.log(large / small) / ratio
+    exact = Fraction(round(value * _GRAIN), _GRAIN)
+    if abs(value - exact) > 1e-9:
+        raise AssertionError(f"{value} is no multiple of 1/{_GRAIN}")
+    return exact
+
+
+def _by_layer(rule: Callable[[int], Prescription]) -> dict[str, Scaling]:
+    return {layer: scaling(rule, _ROLES[layer]) for layer in LAYERS}
+
+
+def _compare(mine: Scalings, theirs: Scalings, optimizer: str) -> tuple[bool, list[str]]:
+    """Whether two prescriptions are one class, and both at the second's multipliers."""
+    moved = {
+        layer: mine[layer].with_multiplier(theirs[layer].a, optimizer) for layer in LAYERS
+    }
+    lines = [
+        f"{optimizer:<5}{layer:<10} {str(mine[layer]):<18} shifted {str(moved[layer]):<18} "
+        f"beside {theirs[layer]}"
+        for layer in LAYERS
+    ]
+    return moved == dict(theirs), lines
+
+
+def _rates(scalings: Scalings) -> str:
+    return _joined({layer: scalings[layer].c for layer in LAYERS})
+
+
+def _joined(rates: Mapping[str, Fraction]) -> str:
+    return "(" + ", ".join(str(rates[layer]) for layer in LAYERS) + ")"
+
+
+def main() -> None:
+    """Prints the facts; exit code 1 if one does not hold."""
+    found = facts()
+    for fact in found:
+        print(f"{'holds' if fact.holds else 'FAILS'}: {fact.statement}")
+        print("".join(f"    {line}\n" for line in fact.lines))
+    raise SystemExit(0 if all(fact.holds for fact in found) else 1)
+
+
+if __name__ == "__main__":
+    main()
