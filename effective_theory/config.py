@@ -36,7 +36,7 @@ class ModelConfig(Section):
     """Mask later tokens, (1.18), as in a decoder."""
     pooling: bool = True
     """Average the outputs over tokens, (1.23); vision only."""
-    outputs: PositiveInt = 64
+    outputs: PositiveInt = 256
     """n_out: classes for vision, the vocabulary for language."""
     s: Strategy = 0.0
     """Meta-principled strategy of footnotes 8 and 26: 0 neural-tangent, 1 maximal-update."""
@@ -119,8 +119,8 @@ class MeasureConfig(Section):
 
     widths: tuple[PositiveInt, ...] = (128, 256, 512, 1024)
     """Widths n, each a multiple of model.heads."""
-    seeds: tuple[PositiveInt, ...] = (1200, 600, 300, 100)
-    """Networks per width."""
+    seeds: tuple[Annotated[int, Field(ge=2)], ...] = (600, 600, 600, 300)
+    """Networks per width, at least two for an error."""
     outputs: PositiveInt = 2
     """Components of the outputs whose gradients are taken, per network."""
 

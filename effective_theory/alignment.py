@@ -1,0 +1,343 @@
+"""Stratos' bigram model in training: Tables 1 and 3 and the alignments, as fitted exponents.
+
+Every step is W_l <- W_l - C d^(-c_l) sign(W'_l), Adam without momentum, (12), on the one bigram.
+
+What these networks do, beside what the paper says:
+
+* omega_{L+1} = 1 from the first step on: the change of h_{L+1} is aligned with the readout. So the
+  logits of SP and NTK move as sqrt(d), (31); Condition A.2, row 1 of Table 3, and omega_{L+1} =
+  1/2, on which the first two rows of Table 1 rest, are hypothetical. The RMS over V logits shows
+  it only for d far above V, as about one of them moves: that of y, the columns with [y].
+* Hence SP does not maintain its gradients, as Table 3 says of either row, for more steps than
+  keep the logits below a constant: then the softmax saturates, and they vanish exponentially.
+* u_l = 1/2 at the first step, not 1: h_l . h'_l = h_{L+2} . h'_{L+2} is of order one in a linear
+  network, so the change of h_l, along sign(h'_l), is not aligned with sign(h_l). It grows to 1 as
+  the activations take up the changes, from C sqrt(d) of about 1 on. Stability needs only u <= 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from effective_theory.bigram import (
+    HYPOTHETICAL,
+    UPPER_BOUND,
+    WORD,
+    BigramConfig,
+    Model,
+    Pass,
+    Place,
+    RankOne,
+    Row,
+    Sizes,
+    batches,
+    chosen,
+    columns,
+    fit,
+    kind,
+    layers,
+    mean_square,
+    over_widths,
+    power,
+    propagate,
+    sample,
+    sizes,
+    table_2,
+    variance_exponents,
+)
+from param_groups.exponents import (
+    HALF,
+    LAYERS,
+    STRATOS_TABLE,
+    TENSOR_PROGRAMS,
+    Layer,
+    Parameterization,
+    residuals,
+)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of the family: the exponents a, b and c of the embedding, hidden and readout."""
+
+    parameterization: Parameterization
+    c: tuple[Fraction, Fraction, Fraction]
+
+    def rates(self, width: int, config: BigramConfig) -> list[float]:
+        """eta_0..eta_{L+1}, (11)."""
+        c = dict(zip(LAYERS, self.c, strict=True))
+        count = config.hidden_layers
+        exponents = [c[kind(l, count)] for l in range(count + 2)]
+        return [config.learning_rate * power(width, -exponent) for exponent in exponents]
+
+
+def member(name: str) -> Member:
+    """A row of Stratos' Table 1: sp, ntk, mup or mf; UserError for another name."""
+    (name,) = chosen([name], STRATOS_TABLE, "Table 1")
+    row = STRATOS_TABLE[name]
+    exponents = (Layer(row["a"][layer], row["b"][layer]) for layer in LAYERS)
+    return Member(Parameterization(*exponents), tuple(row["c"][layer] for layer in LAYERS))
+
+
+def _with_readout_of(base: str, readout: str) -> Member:
+    """Table 3's "SP+readout": the embedding and hidden layers of one, the readout of another."""
+    first, second = member(base), member(readout)
+    mixed = first.parameterization, second.parameterization.readout
+    return Member(
+        Parameterization(mixed[0].embedding, mixed[0].hidden, mixed[1]), (*first.c[:2], second.c[2])
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of sign descent: the model and its passes before, its updates, and the pass after.
+
+    `before.h` and `after.h` differ by the changes of h_0..h_{L+2}.
+    """
+
+    model: Model
+    before: Pass
+    updates: tuple[RankOne, ...]
+    after: Pass
+
+    def change(self, l: int) -> torch.Tensor:
+        """The change of h_l."""
+        return self.after.h[l] - self.before.h[l]
+
+
+def sign_steps(model: Model, rates: Iterable[float], steps: int, networks: int) -> Iterator[Step]:
+    """Steps of (12). The sign of a gradient of rank one has rank one, so no matrix is formed."""
+    rates = tuple(rates)
+    before = propagate(model, networks)
+    for _ in range(steps):
+        updates = tuple(
+            RankOne(-rate * gradient.left.sign(), gradient.right.sign())
+            for rate, gradient in zip(rates, before.weight_gradient, strict=True)
+        )
+        weights = tuple(w.plus(update) for w, update in zip(model.weights, updates, strict=True))
+        changed = Model(weights, model.multipliers, model.rms_norm)
+        after = propagate(changed, networks)
+        yield Step(model, before, updates, after)
+        model, before = changed, after
+
+
+def step_sizes(step: Step) -> Sizes:
+    """Mean squares of h_l, h'_l and W'_l before the step and of the changes of h_l.
+
+    "[y]" is the one logit of the target in place of the mean over V.
+    """
+    last = len(step.model.weights)
+    found = sizes(step.before)
+    found |= {f"dh_{l}": mean_square(step.change(l)) for l in range(1, last + 1)}
+    return found | {f"dh_{last}[y]": step.change(last)[:, WORD].square()}
+
+
+def alignment_sizes(step: Step, variances: list[float]) -> Sizes:
+    """d^(2 alpha), d^(2 omega) and d^(2 u) of W_1..W_{L+1} as ratios of mean squares, (15)-(17).
+
+    `variances` are those of the initial W_0..W_{L+1}: of RMS(W_l), sign steps change no exponent.
+    """
+    found = {}
+    last = len(step.model.weights) - 1
+    for l in range(1, last + 1):
+        weight, update, change = step.model.weights[l], step.updates[l], step.change(l)
+        moved = weight.times(change)
+        found[f"alpha_{l}"] = _ratio(update.times(step.before.h[l]), update, step.before.h[l])
+        found[f"omega_{l}"] = mean_square(moved) / (variances[l] * mean_square(change))
+        found[f"u_{l}"] = _ratio(update.times(change), update, change)
+    of_target = moved[:, WORD].square() / (variances[last] * mean_square(change))
+    return found | {f"omega_{last}[y]": of_target}
+
+
+def _ratio(product: torch.Tensor, matrix: RankOne, vector: torch.Tensor) -> torch.Tensor:
+    return mean_square(product) / (matrix.mean_square() * mean_square(vector))
+
+
+@lru_cache(maxsize=8)
+def _trained(item: Member, config: BigramConfig) -> Mapping[tuple[str, int], np.ndarray]:
+    """(name, step) -> mean squares, (widths, networks); Tables 1, 3 and the alignments share it."""
+
+    def measure(width: int, networks: int, generator: torch.Generator) -> dict:
+        model = sample(item.parameterization, width, networks, config, generator)
+        exponents = layers(item.parameterization, config.hidden_layers)
+        variances = [power(width, -2 * layer.b) for layer in exponents]
+        steps = sign_steps(model, item.rates(width, config), config.steps, networks)
+        found = {}
+        for number, step in enumerate(steps, 1):
+            both = step_sizes(step) | alignment_sizes(step, variances)
+            found |= {(name, number): values for name, values in both.items()}
+        return found
+
+    return over_widths(config, measure)
+
+
+def _rows(
+    table: str,
+    name: str,
+    item: Member,
+    predictions: Mapping[str, Fraction],
+    note: Callable[[str, int], str],
+    config: BigramConfig,
+) -> list[Row]:
+    """A fit for every predicted column and every step, all of them of an RMS."""
+    squares = _trained(item, config)
+    return [
+        fit(
+            Place(table, name, column, predicted, step, note(column, step)),
+            squares[column, step],
+            config.widths,
+            root=True,
+        )
+        for step in range(1, config.steps + 1)
+        for column, predicted in predictions.items()
+    ]
+
+
+def table_1(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Row]:
+    """RMS in training of the four parameterizations of Table 1: rows sp, ntk, mup and mf.
+
+    Predicted by (9), (10) and (13)-(20) with full alignment and omega_{L+1} = 1, (31). UserError
+    for an unknown row.
+    """
+    found = []
+    for name in chosen(rows, STRATOS_TABLE, "Table 1"):
+        item = member(name)
+        predictions = _predicted_rms(item, config.hidden_layers)
+        note = _note_on_logits(item, config, "omega_{L+1} = 1/2 would make it 0")
+        found += _rows("Table 1", name, item, predictions, note, config)
+    return found
+
+
+def _predicted_rms(item: Member, hidden_layers: int) -> dict[str, Fraction]:
+    """RMS of the activations, their changes and the gradients, as powers of d."""
+    last = hidden_layers + 1
+    variances = variance_exponents(item.parameterization, hidden_layers)
+    found = {name: value / 2 for name, value in variances.items()}
+    del found[f"h_{last + 1}"]  # it grows in training from its small size in muP and MF
+    c = dict(zip(LAYERS, item.c, strict=True))
+    changes = residuals(
+        item.parameterization, "adam", TENSOR_PROGRAMS, c, hidden_layers=hidden_layers
+    )
+    found |= {f"dh_{l}": -residual for l, residual in enumerate(changes, 1)}
+    return found | {f"dh_{last + 1}[y]": -changes[-1], f"h'_{last + 1}": Fraction(0)}
+
+
+# Stratos, Table 3: RMS as powers of d. Columns: h_1..h_{L+1}, the change of h_{L+2}, h'_{L+2},
+# h'_{L+1}..h'_1, W'_{L+1}, W'_L..W'_1 and W'_0.
+TABLE_3 = {
+    "SP (Condition A.2)": "0   0  0 -1/2    0 -1/2 -1/2",
+    "SP (31)": "           0 1/2  0 -1/2    0 -1/2 -1/2",
+    "SP+readout (31)": "   0   0  0   -1 -1/2   -1   -1",
+    "SP+emb/readout (31)": "0  0  0   -1 -1/2   -1 -1/2",
+}
+
+
+def _member_of_table_3(name: str) -> Member:
+    """The network of a row; the first two are the same one."""
+    if name == "SP+readout (31)":
+        return _with_readout_of("sp", "mup")
+    return member("mup" if name == "SP+emb/readout (31)" else "sp")
+
+
+def table_3(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Row]:
+    """RMS in training, Table 3: its rows are the keys of TABLE_3.
+
+    Row 1 is hypothetical: it is measured on the network of row 2, which does not obey Condition
+    A.2. UserError for an unknown row.
+    """
+    found = []
+    for name in chosen(rows, TABLE_3, "Table 3"):
+        item = _member_of_table_3(name)
+        logits = f"dh_{config.hidden_layers + 2}"
+        cells = map(Fraction, TABLE_3[name].split())
+        predictions = columns(cells, config.hidden_layers, logits)
+        predictions[f"{logits}[y]"] = predictions[logits]
+        hypothetical = f"{HYPOTHETICAL}: the model violates Condition A.2 from its first step"
+        remark = hypothetical if "A.2" in name else ""
+        found += _rows(
+            "Table 3", name, item, predictions, _note_on_logits(item, config, remark), config
+        )
+    return found
+
+
+def _note_on_logits(
+    item: Member, config: BigramConfig, remark: str
+) -> Callable[[str, int], str]:
+    """Notes on the columns that a growing readout makes misread; "" for the others."""
+    logits = f"dh_{config.hidden_layers + 2}"
+    grows = item.parameterization.readout.scale == HALF
+    rms = f"one logit of {config.vocabulary} grows, which their RMS shows only for large d"
+
+    def note(column: str, step: int) -> str:
+        if not grows:
+            return ""
+        if column.startswith(logits):
+            return "; ".join(part for part in (remark, "" if "[y]" in column else rms) if part)
+        if "'" in column and step > 1:
+            return "shrinks where the grown logits saturate the softmax"
+        return ""
+
+    return note
+
+
+def alignment(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Row]:
+    """alpha_l, omega_l and u_l of (15)-(17), l = 1..L+1, for the rows of Table 1.
+
+    Predicted is full alignment, alpha = u = 1, with omega = 1/2 at hidden layers and 1 at the
+    readout. UserError for an unknown row.
+    """
+    last = config.hidden_layers + 1
+    predictions = {}
+    for l in range(1, last + 1):
+        alpha, omega, u = TENSOR_PROGRAMS.at(kind(l, config.hidden_layers))
+        predictions |= {f"alpha_{l}": alpha, f"omega_{l}": omega, f"u_{l}": u}
+    predictions[f"omega_{last}[y]"] = predictions[f"omega_{last}"]
+
+    def note(column: str, step: int) -> str:
+        if column.startswith("u_"):
+            return f"{UPPER_BOUND}: 1/2 at the first step, it rises as activations take up changes"
+        if column == f"omega_{last}":
+            return f"the RMS over {config.vocabulary} logits shows the aligned one for large d"
+        return ""
+
+    found = []
+    for name in chosen(rows, STRATOS_TABLE, "alignment"):
+        found += _rows("alignment", name, member(name), predictions, note, config)
+    return found
+
+
+def equivalence_gap(first: Member, second: Member, config: BigramConfig) -> float:
+    """How far the logits of two members differ in training, relative to their RMS.
+
+    The largest difference over widths, networks, logits and steps, from the same draws of the
+    weights: rounding, about 1e-12, for members of one equivalence class (1.2.1).
+    """
+    gap = 0.0
+    for width in config.widths:
+        found = [_logits(item, width, config) for item in (first, second)]
+        difference = (found[0] - found[1]).abs().amax(dim=(1, 2))
+        scale = found[0].square().mean(dim=(1, 2)).sqrt()
+        gap = max(gap, float((difference / scale).max()))
+    return gap
+
+
+def _logits(item: Member, width: int, config: BigramConfig) -> torch.Tensor:
+    """(steps + 1, networks, V): before, and after every step."""
+    found = []
+    for networks, generator in batches(width, config):
+        model = sample(item.parameterization, width, networks, config, generator)
+        steps = list(sign_steps(model, item.rates(width, config), config.steps, networks))
+        passes = [steps[0].before, *(step.after for step in steps)]
+        found.append(torch.stack([item.h[-1] for item in passes]))
+    return torch.cat(found, dim=1)
+
+
+def tables(config: BigramConfig) -> list[Row]:
+    """Tables 2, 1 and 3 and the alignments, every row of them."""
+    return [*table_2(config), *table_1(config), *table_3(config), *alignment(config)]

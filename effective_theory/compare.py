@@ -1,0 +1,262 @@
+"""Theory beside networks: one row per quantity, block and width, with ratio and z-score.
+
+Two numbers stand for a kernel. "diagonal" is the mean over its diagonal; its standard error comes
+from the networks' own means. "rest" is the part of the off-diagonal entries along the predicted
+ones, sum(predicted measured) / |predicted|, beside |predicted|: their ratio is 1 where theory holds.
+Its error is an upper bound, for entries that vary together. Every entry stands in the JSON results.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from effective_theory import kernels, measure, tangent
+from effective_theory.config import Config
+from effective_theory.inputs import inputs
+
+INFINITE = math.inf
+# What the two numbers are called; a kernel of one entry has no rest.
+DIAGONAL, REST = "diagonal", "rest"
+# Relative tolerances at widths >= 512 and >= 300 networks, for mean diagonals: the corrections of
+# attention are of order H/n, and those of its queries and keys the largest.
+TOLERANCES = {"G": 0.01, "theta": 0.02}
+QUERY_KEY_TOLERANCE = 0.05
+TOLERANCE_WIDTH, TOLERANCE_NETWORKS = 512, 300
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One number, predicted and measured."""
+
+    stem: str
+    width: float
+    """n; infinity for the extrapolation in 1/n."""
+    heads: int
+    networks: int
+    quantity: str
+    """G, F, theta (the tangent kernel) or gradient (its root mean square per tensor)."""
+    block: str
+    part: str
+    """theta: "total" or a group of parameters; gradient: a tensor; otherwise empty."""
+    entry: str
+    predicted: float
+    predicted_error: float
+    """From the draws of the attention products; NaN where it is not known."""
+    measured: float
+    error: float
+
+    @property
+    def ratio(self) -> float:
+        """measured / predicted; NaN for a prediction of 0."""
+        return self.measured / self.predicted if self.predicted else math.nan
+
+    @property
+    def z(self) -> float:
+        """(measured - predicted) / standard error, both errors in quadrature."""
+        spread = math.hypot(self.error, _known(self.predicted_error))
+        return (self.measured - self.predicted) / spread if spread else math.nan
+
+    @property
+    def tolerance(self) -> float | None:
+        """How far the ratio may be from 1 here; None where nothing is promised."""
+        enough = self.width >= TOLERANCE_WIDTH and self.networks >= TOLERANCE_NETWORKS
+        if self.entry != DIAGONAL or not enough or not math.isfinite(self.width):
+            return None
+        if self.quantity == "theta" and self.part in ("query", "key"):
+            return QUERY_KEY_TOLERANCE
+        return TOLERANCES.get(self.quantity)
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the ratio lies within the tolerance; None without one."""
+        tolerance = self.tolerance
+        return None if tolerance is None else abs(self.ratio - 1) <= tolerance
+
+    def to_dict(self) -> dict[str, Any]:
+        """Columns of the table; ratio and z included."""
+        return asdict(self) | {"ratio": self.ratio, "z": self.z}
+
+
+@dataclass(frozen=True)
+class Result:
+    """One config's theory, measurements and comparisons."""
+
+    config: Config
+    theory: kernels.Kernels
+    tangent: tangent.Tangent
+    measured: list[measure.Measured]
+    limit: measure.Limit | None
+    rows: list[Comparison]
+
+
+def compare(
+    config: Config, processes: int = 1, progress: Callable[[int, int], None] | None = None
+) -> Result:
+    """Predicts, measures and compares at every width, then at infinite width if there are two.
+
+    With three widths or more the extrapolation is that of the three largest, linear in 1/n.
+    """
+    x = inputs(config)
+    theory = kernels.forward(config, x)
+    derived = tangent.tangent(config, x, theory)
+    measured = measure.measure_widths(config, processes, progress)
+    rows = [row for part in measured for row in _at_width(config, x, part)]
+    largest = sorted(measured, key=lambda part: part.width)[-3:]
+    limit = measure.limit(largest) if len(largest) > 1 else None
+    if limit is not None:
+        networks = sum(part.count for part in largest)
+        case = _Case(config, INFINITE, networks, limit.mean, limit.se)
+        rows += _kernel_rows(case, theory, derived)
+    return Result(config, theory, derived, measured, limit, rows)
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Where rows come from."""
+
+    config: Config
+    width: float
+    networks: int
+    mean: measure.Kernels
+    se: measure.Kernels
+
+    def row(self, quantity: str, block: str, part: str, entry: str, *numbers: float) -> Comparison:
+        model = self.config.model
+        where = (model.stem, self.width, model.heads, self.networks)
+        return Comparison(*where, quantity, block, part, entry, *map(float, numbers))
+
+
+def _at_width(config: Config, x: Tensor, part: measure.Measured) -> Iterator[Comparison]:
+    """Theory at this width: of the kernels only the head's, at s > 0, depend on it."""
+    model = config.model.model_copy(update={"width": part.width})
+    config = config.model_copy(update={"model": model})
+    theory = kernels.forward(config, x)
+    derived = tangent.tangent(config, x, theory)
+    case = _Case(config, part.width, part.count, part.mean, part.se)
+    yield from _kernel_rows(case, theory, derived)
+    for tensor, predicted in tangent.magnitudes(config, derived).items():
+        numbers = predicted, math.nan, case.mean.magnitudes[tensor], case.se.magnitudes[tensor]
+        yield case.row("gradient", "head", tensor, DIAGONAL, *numbers)
+
+
+def _kernel_rows(
+    case: _Case, theory: kernels.Kernels, derived: tangent.Tangent
+) -> Iterator[Comparison]:
+    # At s > 0 the head's kernel falls as n^-s, and tangent kernels before the head rise as n^s.
+    limitless = case.config.model.s > 0 and case.width == INFINITE
+    for block in theory.blocks:
+        for quantity in ("G", "F"):
+            if block in getattr(theory, quantity) and not (limitless and block == "head"):
+                yield from _rows(case, quantity, block, "", *_forward(theory, quantity, block))
+        if limitless and block != "head":
+            continue
+        yield from _rows(
+            case, "theta", block, "total", derived.theta[block], derived.theta_se[block]
+        )
+        for group, kernel in derived.groups(block).items():
+            yield from _rows(case, "theta", block, group, kernel, None)
+
+
+def _forward(theory: kernels.Kernels, quantity: str, block: str) -> tuple[Tensor, Tensor | None]:
+    error = theory.G_se[block] if quantity == "G" else None
+    return getattr(theory, quantity)[block], error
+
+
+def _rows(
+    case: _Case, quantity: str, block: str, part: str, predicted: Tensor, error: Tensor | None
+) -> Iterator[Comparison]:
+    mean, se = (_values(found, quantity, block, part) for found in (case.mean, case.se))
+    key = (quantity, block, part) if part else (quantity, block)
+    diagonals = case.mean.diagonals[key], case.se.diagonals[key]
+    unknown = torch.full_like(predicted, math.nan) if error is None else error
+    yield case.row(
+        quantity, block, part, DIAGONAL, predicted.diagonal().mean(), unknown.diagonal().max(),
+        *diagonals,
+    )
+    apart = ~torch.eye(len(predicted), dtype=torch.bool)
+    size = predicted[apart].norm()
+    if size:
+        along = predicted[apart] / size
+        yield case.row(
+            quantity, block, part, REST, size, unknown[apart].norm(),
+            along @ mean[apart], along.abs() @ se[apart],
+        )
+
+
+def _values(found: measure.Kernels, quantity: str, block: str, part: str) -> Tensor:
+    if quantity == "theta":
+        return found.theta[block][part] if part == "total" else found.groups[block][part]
+    return getattr(found, quantity)[block]
+
+
+def _known(error: float) -> float:
+    return 0.0 if math.isnan(error) else error
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """Every entry: {"rows", "theory", "measured": {width: {"networks", "mean", "error"}}, "limit"}.
+
+    Kernels are nested lists, (P, P) over (sample, token), samples first, by quantity, block and,
+    for theta and groups, tensor or group.
+    """
+    measured = {
+        str(part.width): {"networks": part.count, **_both(part)} for part in result.measured
+    }
+    theory = {
+        "G": result.theory.G,
+        "F": result.theory.F,
+        "theta": {
+            block: {**parts, "total": result.tangent.theta[block]}
+            for block, parts in result.tangent.parts.items()
+        },
+    }
+    return {
+        "rows": [row.to_dict() for row in result.rows],
+        "theory": _lists(theory),
+        "measured": measured,
+        "limit": None if result.limit is None else _both(result.limit),
+    }
+
+
+def _both(found: measure.Measured | measure.Limit) -> dict[str, Any]:
+    return {"mean": _lists(vars(found.mean)), "error": _lists(vars(found.se))}
+
+
+def _lists(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_name(key): _lists(item) for key, item in value.items()}
+    return value.tolist()
+
+
+def _name(key: str | tuple[str, ...]) -> str:
+    return key if isinstance(key, str) else "/".join(key)
+
+
+def table(rows: Sequence[Comparison]) -> str:
+    """What a reader looks at: diagonals of G and of the head's tangent kernel, by width."""
+    lines = [
+        f"{'stem':<9}{'n':>6}{'networks':>9}  {'quantity':<26}{'predicted':>11}{'measured':>11}"
+        f"{'error':>10}{'ratio':>8}{'z':>7}  tolerance"
+    ]
+    return "\n".join(lines + [_line(row) for row in rows if _shown(row)])
+
+
+def _shown(row: Comparison) -> bool:
+    head = row.quantity == "theta" and row.block == "head"
+    return row.entry == DIAGONAL and (row.quantity == "G" or head)
+
+
+def _line(row: Comparison) -> str:
+    name = f"G {row.block}" if row.quantity == "G" else f"Theta {row.part}"
+    width = f"{row.width:g}"
+    verdict = "" if row.met is None else f"{row.tolerance:.0%} {'met' if row.met else 'MISSED'}"
+    return (
+        f"{row.stem:<9}{width:>6}{row.networks:>9}  {name:<26}{row.predicted:>11.5f}"
+        f"{row.measured:>11.5f}{row.error:>10.5f}{row.ratio:>8.4f}{row.z:>7.1f}  {verdict}"
+    ).rstrip()

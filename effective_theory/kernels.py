@@ -1,0 +1,347 @@
+"""Kernels G of a wide Transformer at initialisation, at leading order in 1/n.
+
+Dinan, Yaida & Zhang (2023), section I 1. As a program it prints every prediction of the theory:
+
+    python -m effective_theory.kernels --config effective_theory/configs/vision.yaml [key=value ...]
+
+With --json one object: `config` (resolved), `blocks` (names in order), `G`, `G_se`, `theta`,
+`theta_se` ({block: matrix}), `F` ({block: matrix}, without the head), `groups` ({block: {group:
+matrix}}, summing to `theta`), `parts` ({block: {tensor: matrix}}, likewise), `tensors` ({tensor:
+numbers}: `sgd_factor` lambda_G, `gradient` the rms of dz/dtheta and `gradient_scaling` its power
+of the width, `adamw_factor` lambda_G |g|, `closed_form` (1.108)-(1.116), `ratio` of these two),
+and, for a tied head, `contact` (`outputs`, `leading`, `exchange` with one matrix per output).
+Matrices are lists of rows in order (sample, token); the head's are (sample, sample) if pooled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from effective_theory.config import Config
+from effective_theory.gaussian import activation_kernels, attention_means, mean_and_error
+from training.config import describe, load
+from training.errors import UserError, one_line_errors
+
+if TYPE_CHECKING:
+    from effective_theory.tangent import Tangent
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """Covariances of every block's output components, E[z_i z_j] = delta_ij G, (1.35)."""
+
+    blocks: tuple[str, ...]
+    """stem, attention.0, mlp.0, attention.1, ..., head."""
+    G: dict[str, Tensor]
+    """(P, P) per block, P = samples * tokens in this order; a pooled head's is (D, D)."""
+    F: dict[str, Tensor]
+    """(P, P) per block but the head: kernels after LayerNorm, (1.53)."""
+    G_se: dict[str, Tensor]
+    """Standard errors of G from the attention draws, shaped like G.
+
+    A block's own error and those that the skip path carries to it are added in quadrature; what
+    earlier errors do to later blocks' residual paths is left out.
+    """
+
+
+def forward(config: Config, x: Tensor) -> Kernels:
+    """(1.41) or (1.45), then (1.53), (1.65) with (1.64), (1.77), and (1.80), (1.81) or (1.84).
+
+    `x`: patches (D, T, n_patch), or ids (D, T) for language. The head's kernel has the factor
+    n^(-s) of (1.34); nothing else depends on the width. Neglected: O(1/n), in attention
+    O(1/C) = O(H/n) (App. A), and the contact terms of a tied head, see `contact_terms`. UserError
+    for x of the wrong rank and for a zero signal without norm_eps.
+    """
+    blocks = block_names(config.model.depth)
+    g = stem_kernel(config, x)
+    error = torch.zeros_like(g)
+    G, F, G_se = {}, {}, {}
+    for index, block in enumerate(blocks):
+        G[block], G_se[block] = g, error
+        if block == "head":
+            break
+        F[block] = normalised(config, block, g)
+        if blocks[index + 1] == "head":
+            g, error = _head(config, x, F[block], _normalised_error(config, g, error))
+            continue
+        residual, spread = _residual(config, x.shape[1], blocks[index + 1], index, F[block])
+        g, error = g + residual, (error**2 + spread**2).sqrt()
+    return Kernels(blocks, G, F, G_se)
+
+
+def block_names(depth: int) -> tuple[str, ...]:
+    """Names of the paper's blocks 1 to L = 2 depth + 2."""
+    middle = [f"{kind}.{index}" for index in range(depth) for kind in ("attention", "mlp")]
+    return ("stem", *middle, "head")
+
+
+def input_kernel(config: Config, x: Tensor) -> Tensor:
+    """G^(0), (1.40) or (1.44): (P, P)."""
+    if config.model.stem == "language":
+        _check_rank(x, 2, "ids (samples, tokens)")
+        return (x.reshape(-1, 1) == x.reshape(1, -1)).double()
+    _check_rank(x, 3, "patches (samples, tokens, pixels)")
+    flat = x.double().flatten(0, 1)
+    return flat @ flat.T / x.shape[-1]
+
+
+def same_token(x: Tensor) -> Tensor:
+    """delta_{t1 t2} over all pairs: (P, P)."""
+    samples, tokens = x.shape[:2]
+    return torch.eye(tokens, dtype=torch.float64).repeat(samples, samples)
+
+
+def stem_kernel(config: Config, x: Tensor) -> Tensor:
+    """G^(1), (1.41) or (1.45): (P, P)."""
+    stem, position = config.init.stem, config.init.position
+    return stem * input_kernel(config, x) + position * same_token(x)
+
+
+def norm_scale(config: Config, block: str, g: Tensor) -> Tensor:
+    """sqrt(G_aa + eps) of (1.53) and (1.139): (P,). UserError where it is 0."""
+    variance = g.diagonal() + config.model.norm_eps
+    if not bool((variance > 0).all()):
+        raise UserError(
+            f"the signal after block {block} is zero at input {int(variance.argmin())}, so that "
+            "LayerNorm is undefined; raise init.stem, init.position or model.norm_eps"
+        )
+    return variance.sqrt()
+
+
+def normalised(config: Config, block: str, g: Tensor) -> Tensor:
+    """F, (1.53): (P, P)."""
+    scale = norm_scale(config, block, g)
+    return g / (scale[:, None] * scale)
+
+
+def attention_setting(config: Config, tokens: int, stream: int) -> dict[str, Any]:
+    """What `attention_means` needs besides kernels; forward and tangent share the draws."""
+    return {
+        "tokens": tokens,
+        "variance": config.init.query * config.init.key,
+        "causal": config.model.causal,
+        "theory": config.theory,
+        "stream": stream,
+    }
+
+
+def mlp_kernels(config: Config, f: Tensor) -> tuple[Tensor, Tensor]:
+    """<sigma sigma> and <sigma' sigma'> at C_W F: two (P, P)."""
+    return activation_kernels(
+        config.init.mlp_in * f, config.model.activation, config.theory.quadrature_points
+    )
+
+
+def head_factor(config: Config) -> float:
+    """C_head or C_WE, times n^(-s): what (1.34) leaves of (1.80) or (1.84)."""
+    tied = config.model.stem == "language"
+    c = config.init.stem if tied else config.init.readout
+    return c * config.model.width**-config.model.s
+
+
+def pooled(config: Config, x: Tensor, kernel: Tensor) -> Tensor:
+    """(..., P, P) -> (..., D, D), the mean over both tokens (1.81); unchanged without pooling."""
+    if not config.model.pooling:
+        return kernel
+    samples, tokens = x.shape[:2]
+    return kernel.unflatten(-1, (samples, tokens)).unflatten(-3, (samples, tokens)).mean((-3, -1))
+
+
+@dataclass(frozen=True)
+class Contact:
+    """Terms that a tied head adds to E[z_i z_i] of the outputs that occur in the input."""
+
+    outputs: tuple[int, ...]
+    """The outputs i that occur in the input, ascending."""
+    leading: Tensor
+    """(outputs, P, P), order n^(1-s): the square of a mean, through the skip path."""
+    exchange: Tensor
+    """(outputs, P, P), order n^(-s): 1/n of `leading`."""
+
+
+def contact_terms(config: Config, x: Tensor, kernels: Kernels) -> Contact | None:
+    """Contact terms of footnote 19 with LayerNorm; None for an untied head.
+
+    With N = N_rescale: E[z_{t1;i} z_{t2;i}] has N^2 n^2 C_WE^2 x_{t1;i} x_{t2;i} / (sqrt(G_t1 +
+    eps) sqrt(G_t2 + eps)) besides (1.84), G being the last block's before the head. `exchange`
+    is the toy model's third term as erratum D12 has it, C_WE^2 (1 + C/n) rather than (1 + C)/n,
+    at leading order and with the same norms. Other terms of its order, from second derivatives
+    of LayerNorm, are neglected: the sum is good to O(n^(-s)), relatively O(1/n).
+    """
+    if config.model.stem != "language":
+        return None
+    last = kernels.blocks[-2]
+    scale = norm_scale(config, last, kernels.G[last])
+    outputs = torch.unique(x)
+    hits = (x.flatten() == outputs[:, None]).double() / scale
+    product = config.init.stem**2 * hits[:, :, None] * hits[:, None]
+    exchange = config.model.width**-config.model.s * product
+    return Contact(tuple(outputs.tolist()), config.model.width * exchange, exchange)
+
+
+def _residual(
+    config: Config, tokens: int, block: str, stream: int, f: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What a residual path adds to G and its standard error, both (P, P)."""
+    init = config.init
+    if block.startswith("mlp"):
+        return init.mlp_out * mlp_kernels(config, f)[0], torch.zeros_like(f)
+    means = attention_means(f, f[None], None, **attention_setting(config, tokens, stream))
+    mean, error = mean_and_error(means.mixed[:, 0])
+    strength = init.attention_output * init.value
+    return strength * mean, strength * error
+
+
+def _head(config: Config, x: Tensor, f: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
+    factor = head_factor(config)
+    return pooled(config, x, factor * f), pooled(config, x, factor * error)
+
+
+def _normalised_error(config: Config, g: Tensor, error: Tensor) -> Tensor:
+    """Standard error of F to first order, entries of G taken as independent."""
+    variance = g.diagonal() + config.model.norm_eps
+    product = variance[:, None] * variance
+    relative = (error.diagonal() / variance) ** 2
+    square = error**2 / product + g**2 / product * (relative[:, None] + relative) / 4
+    result = square.sqrt()
+    # On the diagonal numerator and denominator move together.
+    result.diagonal().copy_(error.diagonal() * config.model.norm_eps / variance**2)
+    return result
+
+
+def _check_rank(x: Tensor, rank: int, meaning: str) -> None:
+    if x.ndim != rank:
+        raise UserError(f"inputs of shape {tuple(x.shape)}: expected {meaning}")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Prints the predictions for a config."""
+    from effective_theory.inputs import inputs
+    from effective_theory.tangent import tangent
+
+    args = _parser().parse_intermixed_args(argv)
+    with one_line_errors():
+        config = load(Config, args.config, args.overrides)
+        x = inputs(config)
+        kernels = forward(config, x)
+        derived = tangent(config, x, kernels)
+        if args.json:
+            print(json.dumps(_as_json(config, x, kernels, derived), allow_nan=False))
+        else:
+            print(_as_text(config, x, kernels, derived))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m effective_theory.kernels",
+        description="Predicts kernels, neural tangent kernels and gradients at leading order.",
+        epilog="config keys, to set as key=value:\n" + describe(Config),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", type=Path, required=True, help="YAML file, see configs/")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
+    parser.add_argument("--json", action="store_true", help="one JSON object, see the module")
+    return parser
+
+
+def _as_json(config: Config, x: Tensor, kernels: Kernels, derived: Tangent) -> dict[str, Any]:
+    result = {
+        "config": config.model_dump(mode="json"),
+        "blocks": list(kernels.blocks),
+        "G": _lists(kernels.G),
+        "G_se": _lists(kernels.G_se),
+        "F": _lists(kernels.F),
+        "theta": _lists(derived.theta),
+        "theta_se": _lists(derived.theta_se),
+        "groups": {block: _lists(derived.groups(block)) for block in kernels.blocks},
+        "parts": {block: _lists(derived.parts[block]) for block in kernels.blocks},
+        "tensors": _tensors(config, derived),
+    }
+    contact = contact_terms(config, x, kernels)
+    if contact is not None:
+        result["contact"] = {
+            "outputs": contact.outputs,
+            "leading": contact.leading.tolist(),
+            "exchange": contact.exchange.tolist(),
+        }
+    return result
+
+
+def _lists(tensors: dict[str, Tensor]) -> dict[str, list]:
+    return {name: tensor.tolist() for name, tensor in tensors.items()}
+
+
+def _tensors(config: Config, derived: Tangent) -> dict[str, dict[str, float]]:
+    from effective_theory.tangent import adamw_factors, magnitudes
+
+    gradients, factors = magnitudes(config, derived), adamw_factors(config, derived)
+    return {
+        name: {
+            "sgd_factor": derived.rates[name],
+            "gradient": gradients[name],
+            "gradient_scaling": factors[name].gradient_scaling,
+            "adamw_factor": factors[name].predicted,
+            "closed_form": factors[name].closed_form,
+            "ratio": factors[name].ratio,
+        }
+        for name in gradients
+    }
+
+
+def _as_text(config: Config, x: Tensor, kernels: Kernels, derived: Tangent) -> str:
+    model = config.model
+    lines = [
+        f"{model.stem}: {x.shape[0]} samples x {x.shape[1]} tokens, n = {model.width}, "
+        f"H = {model.heads}, s = {model.s:g}",
+        "",
+        "kernels and neural tangent kernels, means over the diagonal and over the rest",
+        f"{'block':14}{'G':>12}{'error':>10}{'G rest':>12}{'Theta':>14}{'error':>10}{'rest':>14}",
+    ]
+    lines += [_block_line(block, kernels, derived) for block in kernels.blocks]
+    lines += ["", "contributions to Theta at the head, means over the diagonal"]
+    for group, part in derived.groups("head").items():
+        lines.append(f"  {group:18}{float(part.diagonal().mean()):12.6f}")
+    lines += ["", "gradients of one output and AdamW's factors, beside (1.108)-(1.116)"]
+    columns = ("lambda", "|g|", "~", "lambda |g|", "closed form", "ratio")
+    lines.append(f"{'tensor':32}" + "".join(f"{name:>13}" for name in columns))
+    for name, row in _tensors(config, derived).items():
+        lines.append(f"{name:32}" + "".join(f"{value:13.5g}" for value in row.values()))
+    return "\n".join(lines + _contact_lines(config, x, kernels))
+
+
+def _block_line(block: str, kernels: Kernels, derived: Tangent) -> str:
+    g, theta = kernels.G[block], derived.theta[block]
+    g_error, theta_error = (
+        float(errors[block].diagonal().max()) for errors in (kernels.G_se, derived.theta_se)
+    )
+    return (
+        f"{block:14}{float(g.diagonal().mean()):12.6f}{g_error:10.1e}{_rest(g):>12}"
+        f"{float(theta.diagonal().mean()):14.6f}{theta_error:10.1e}{_rest(theta):>14}"
+    )
+
+
+def _rest(kernel: Tensor) -> str:
+    """Mean off the diagonal, which a single input does not have."""
+    apart = ~torch.eye(len(kernel), dtype=torch.bool)
+    return f"{float(kernel[apart].mean()):.6f}" if len(kernel) > 1 else "-"
+
+
+def _contact_lines(config: Config, x: Tensor, kernels: Kernels) -> list[str]:
+    contact = contact_terms(config, x, kernels)
+    if contact is None:
+        return []
+    largest = contact.leading.diagonal(dim1=1, dim2=2).amax(1)
+    terms = ", ".join(f"{i}: {v:.4g}" for i, v in zip(contact.outputs, largest, strict=True))
+    return ["", "contact terms of the outputs that occur in the input (footnote 19)", f"  {terms}"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,523 @@
+"""What the theory predicts, measured on random networks: kernels and neural tangent kernels.
+
+An observation is one network's values; a Measured holds mean and standard error over networks at
+one width; `limit` extrapolates several widths to infinite width. Kernels are (P, P) over pairs of
+(sample, token), P = D T, samples first; those of a pooled head are (D, D).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import multiprocessing
+import os
+import signal
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from effective_theory.config import ALPHABET, Config
+from effective_theory.inputs import inputs
+from effective_theory.network import Encoder, Trace, Use, block_names, group
+from param_groups import Dinan
+from training.errors import UserError
+
+CHUNK = 25  # networks per job and partial sum; fixed, so that sums do not depend on processes
+
+Key = tuple[str, ...]  # ("theta", "head", "stem") and the like
+Values = dict[Key, Tensor]
+
+
+@dataclass
+class Kernels:
+    """Named values, or their standard errors, float64."""
+
+    G: dict[str, Tensor] = field(default_factory=dict)
+    """Preactivations of a block, (1.35): mean of z z over components."""
+    F: dict[str, Tensor] = field(default_factory=dict)
+    """Signals behind a block's LayerNorm, (1.36)."""
+    theta: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """Theta^(l), (1.97) and (1.117), by block and tensor; "total" is the sum over tensors.
+
+    A tied word embedding counts as "stem" where it embeds and "readout" where it is the head.
+    Their cross term is exactly 0 for outputs that no input has, the ones measured.
+    """
+    groups: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    """theta's tensors summed by group over the blocks before, by block and group."""
+    diagonals: dict[Key, Tensor] = field(default_factory=dict)
+    """Mean over the diagonal of the kernel at ("G", block), ("F", block) or ("theta", block, name),
+    name a group or "total". The error is that of the networks' own means."""
+    off_diagonal: dict[str, Tensor] = field(default_factory=dict)
+    """The same total between two different components, 0 on average by (1.117)."""
+    magnitudes: dict[str, Tensor] = field(default_factory=dict)
+    """|g| of a tensor: root mean square of dz^(L)/d theta over its parameters, a number.
+
+    Mean over samples, tokens and networks is taken of the square. For words, the n entries of one
+    row are counted, as the paper does.
+    """
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Mean and standard error over the networks of one width."""
+
+    width: int
+    seeds: tuple[int, ...]
+    averages: Values
+    squares: Values
+    """Summed squared deviations from the average."""
+
+    @property
+    def count(self) -> int:
+        """Networks."""
+        return len(self.seeds)
+
+    @property
+    def mean(self) -> Kernels:
+        """Means over networks."""
+        return _kernels(_rooted(self.averages))
+
+    @property
+    def se(self) -> Kernels:
+        """Standard errors of the means; NaN for a single network."""
+        errors = _standard_errors(self)
+        for key in errors:
+            if key[0] == "magnitudes":
+                root = self.averages[key].sqrt()
+                errors[key] = torch.where(root > 0, errors[key] / (2 * root), errors[key])
+        return _kernels(errors)
+
+
+class Limit(NamedTuple):
+    """Values at infinite width with standard errors; without magnitudes, which vanish there."""
+
+    mean: Kernels
+    se: Kernels
+
+
+class Extrapolated(NamedTuple):
+    """The constant of a fit and its standard error, entry by entry."""
+
+    value: Tensor
+    se: Tensor
+
+
+def network(config: Config, width: int, seed: int, encoder: Encoder | None = None) -> Encoder:
+    """The network of a seed, without parameter gradients; draws into `encoder` if there is one.
+
+    Networks of one seed at two widths share no random numbers.
+    """
+    encoder = Encoder(config, width).requires_grad_(False) if encoder is None else encoder
+    # torch's generator keeps 32 bits of its seed, so the width cannot go into higher ones
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{width} {seed}".encode()))
+    return encoder.initialise(generator)
+
+
+def measure(config: Config, width: int, seeds: Iterable[int], x: Tensor) -> Measured:
+    """Observes the networks of these seeds one by one, on inputs x of `inputs`."""
+    seeds = tuple(seeds)
+    _check_components(config, width)
+    if not seeds:
+        raise ValueError("measure needs at least one seed")
+    encoder = Encoder(config, width).requires_grad_(False)
+    parts = []
+    for start in range(0, len(seeds), CHUNK):
+        chunk = seeds[start : start + CHUNK]
+        observed = [observe(network(config, width, seed, encoder), x) for seed in chunk]
+        parts.append(_statistics(width, chunk, observed))
+    return combine(parts)
+
+
+def measure_widths(
+    config: Config, processes: int = 1, progress: Callable[[int, int], None] | None = None
+) -> list[Measured]:
+    """Every width of config.measure with its networks, seeds 0, 1, ..., on the config's inputs.
+
+    Several processes have one thread each and give the same result as one, which is this one.
+    `progress` is called with the networks done and their total. Ctrl-C ends all processes.
+    UserError if a process is killed.
+    """
+    for width in config.measure.widths:
+        _check_components(config, width)
+    jobs = _jobs(config)
+    total = sum(len(seeds) for _, seeds in jobs)
+    parts: dict[tuple[int, range], Measured] = {}
+    with contextlib.closing(_run_jobs(config, jobs, processes)) as results:
+        for job, part in results:
+            parts[job] = part
+            if progress is not None:
+                progress(sum(len(seeds) for _, seeds in parts), total)
+    return [
+        combine([parts[job] for job in jobs if job[0] == width]) for width in config.measure.widths
+    ]
+
+
+def combine(parts: Sequence[Measured]) -> Measured:
+    """One result from several at one width; ValueError if they share a seed."""
+    total = parts[0]
+    for part in parts[1:]:
+        total = _combine_two(total, part)
+    return total
+
+
+def extrapolate(
+    widths: Sequence[int], means: Sequence[Tensor], ses: Sequence[Tensor], order: int = 1
+) -> Extrapolated:
+    """Weighted least squares of mean = a + b / n (+ c / n^2 with order 2), entry by entry: a.
+
+    At a fixed number of heads the corrections in H / n are of this form too. The standard error is
+    the one that the given errors imply. Entries that are exactly known at every width weigh
+    equally. UserError for fewer than 2 widths, or fewer than 4 with order 2.
+    """
+    needed = {1: 2, 2: 4}[order]
+    if len(widths) < needed:
+        raise UserError(
+            f"measure.widths has {len(widths)} of the {needed} widths that an extrapolation of "
+            f"order {order} in 1/n needs; measure more widths"
+        )
+    ratio = min(widths) / torch.tensor(list(widths), dtype=torch.float64)
+    terms = torch.stack([ratio**power for power in range(order + 1)], -1)  # (widths, order + 1)
+    y = torch.stack([mean.double() for mean in means], -1)  # (..., widths)
+    errors = torch.stack([se.double() for se in ses], -1)
+    floor = 1e-9 * y.abs().amax(-1, keepdim=True).clamp_min(1e-200)
+    errors = errors.maximum(floor)
+    least = errors.amin(-1, keepdim=True)
+    weights = (least / errors) ** 2
+    normal = torch.einsum("...w,wi,wj->...ij", weights, terms, terms)
+    first = torch.linalg.inv_ex(normal).inverse[..., 0, :]
+    value = (first * ((weights * y) @ terms)).sum(-1)
+    return Extrapolated(value, first[..., 0].sqrt() * least[..., 0])
+
+
+def limit(measured: Sequence[Measured], order: int = 1) -> Limit:
+    """`extrapolate` of everything that has a limit; see there for errors."""
+    widths = [part.width for part in measured]
+    errors = [_standard_errors(part) for part in measured]
+    means, ses = {}, {}
+    for key in measured[0].averages:
+        if key[0] != "magnitudes":
+            values = [part.averages[key] for part in measured]
+            means[key], ses[key] = extrapolate(widths, values, [se[key] for se in errors], order)
+    return Limit(_kernels(means), _kernels(ses))
+
+
+def observe(encoder: Encoder, x: Tensor) -> Values:
+    """One network's values: keys are a field of Kernels, a block and, for theta, a tensor.
+
+    Under "magnitudes" stand squares, whose mean over networks is then rooted.
+    """
+    trace: Trace = {}
+    with torch.enable_grad():
+        z = encoder(x, trace)
+    values: Values = {}
+    for block, preactivations in z.items():
+        values["G", block] = _gram(_free_outputs(encoder, block, preactivations.detach()))
+        if block != "head":
+            values["F", block] = _gram(encoder.norm(preactivations.detach()))
+        kernels = tangent_kernels(encoder, z, trace, block)
+        values |= _theta(encoder, block, kernels)
+        if block == "head":
+            values |= _magnitudes(encoder, kernels)
+    return values | _diagonals(values)
+
+
+def tangent_kernels(
+    encoder: Encoder, z: dict[str, Tensor], trace: Trace, block: str
+) -> dict[str, Tensor]:
+    """Sum over each tensor's parameters of dz_{a;i} dz_{b;j}: (K, K, P, P) over components i, j.
+
+    Without lambda_G. From inputs and cotangents of every product with a tensor, since a token adds
+    (cotangent)(input)^T to the gradient: no gradient of a tensor's size is formed.
+    """
+    uses = _uses_before(trace, block)
+    cotangents = torch.autograd.grad(
+        z[block],
+        [use.output for use in uses.values()],
+        _selections(encoder, z[block], block),
+        is_grads_batched=True,
+        retain_graph=True,
+    )
+    count = len(_components(encoder, block))
+    kernels = {}
+    for (name, use), cotangent in zip(uses.items(), cotangents, strict=True):
+        kernels[name] = _product_kernel(use, cotangent).unflatten(0, (count, -1))
+        kernels[name] = _by_pairs(kernels[name], count)
+    return kernels
+
+
+def jacobian_kernels(encoder: Encoder, x: Tensor, block: str) -> dict[str, Tensor]:
+    """What `tangent_kernels` computes, by its definition: Gram matrices of per-sample Jacobians.
+
+    Needs P times the memory of the network; for checks at small widths.
+    """
+    components = _components(encoder, block)
+    parameters = dict(encoder.named_parameters(remove_duplicate=False))
+    kept = {use: parameters[use] for use in _tensors_before(encoder, block)}
+
+    def outputs(kept: dict[str, Tensor], sample: Tensor) -> Tensor:
+        z = torch.func.functional_call(
+            encoder, parameters | kept, (sample[None],), tie_weights=False
+        )
+        return z[block][0].movedim(-1, 0)[components]  # (K, T), or (K,) of a pooled head
+
+    jacobians = torch.vmap(torch.func.jacrev(outputs), (None, 0), out_dims=1)(kept, x)
+    kernels = {}
+    for name, jacobian in jacobians.items():  # (K, D, [T,] *shape)
+        rows = jacobian.reshape(len(components), -1, kept[name].numel()).double()
+        kernels[name] = torch.einsum("iap,jbp->ijab", rows, rows)
+    return kernels
+
+
+def rate(encoder: Encoder, name: str) -> float:
+    """lambda_G of a tensor for SGD: (1.99)-(1.107) and, for s > 0, footnote 26."""
+    model, rates = encoder.config.model, encoder.config.rates
+    prescription = Dinan(
+        width=encoder.width,
+        strategy="meta_principled",
+        s=model.s,
+        optimizer="sgd",
+        mlp_factor="keep",
+    )
+    factor = getattr(rates, "stem" if encoder.tied and name == "readout" else group(name))
+    return factor * prescription.lr_factor(encoder.role(name), *encoder.fans(name))
+
+
+def _theta(encoder: Encoder, block: str, kernels: dict[str, Tensor]) -> Values:
+    values: Values = {}
+    scaled = {name: rate(encoder, name) * kernel for name, kernel in kernels.items()}
+    for name, kernel in (scaled | {"total": sum(scaled.values())}).items():
+        values["theta", block, name] = kernel.diagonal().mean(-1)
+    for name in scaled:
+        key = "groups", block, group(name)
+        values[key] = values.get(key, 0) + values["theta", block, name]
+    pairs = list(permutations(range(len(kernel)), 2))
+    if pairs:
+        values["off_diagonal", block] = torch.stack([kernel[pair] for pair in pairs]).mean(0)
+    return values
+
+
+def _diagonals(values: Values) -> Values:
+    """Means over diagonals, of what is compared with the theory as one number."""
+    found: Values = {}
+    for (kind, *names), value in values.items():
+        if kind in ("G", "F", "groups") or (kind, names[-1]) == ("theta", "total"):
+            name = "theta" if kind == "groups" else kind
+            found["diagonals", name, *names] = value.diagonal().mean()
+    return found
+
+
+def _magnitudes(encoder: Encoder, kernels: dict[str, Tensor]) -> Values:
+    """Mean squares of the gradient's entries."""
+    values: Values = {}
+    for name, kernel in kernels.items():
+        words = encoder.tied and name in ("stem", "readout")
+        entries = encoder.width if words else encoder.get_parameter(name).numel()
+        squares = kernel.diagonal().mean(-1).diagonal()
+        values["magnitudes", name] = squares.mean() / entries
+    return values
+
+
+def _gram(vectors: Tensor) -> Tensor:
+    """(..., n) -> mean over n of products of all pairs, (P, P), float64."""
+    rows = vectors.flatten(0, -2).double()
+    return rows @ rows.T / rows.shape[1]
+
+
+def _free_outputs(encoder: Encoder, block: str, z: Tensor) -> Tensor:
+    """Without the outputs of a tied head that inputs may have, whose contact terms (footnote 19)
+    the leading order leaves out."""
+    return z[..., ALPHABET:] if encoder.tied and block == "head" else z
+
+
+def _components(encoder: Encoder, block: str) -> list[int]:
+    """The components whose gradients are taken."""
+    first = ALPHABET if encoder.tied and block == "head" else 0
+    return list(range(first, first + encoder.config.measure.outputs))
+
+
+def _tensors_before(encoder: Encoder, block: str) -> list[str]:
+    """Uses of tensors that a block's z depends on, in the order of the forward pass."""
+    blocks = block_names(encoder.config.model.depth)
+    before = blocks[1 : blocks.index(block) + 1]
+    names = [name for name, _ in encoder.named_parameters(remove_duplicate=False)]
+    inner = [name for part in before for name in names if name.startswith(f"{part}.")]
+    head = [name for name in names if name.startswith("readout") and block == "head"]
+    return ["stem", "position", *inner, *head]
+
+
+def _uses_before(trace: Trace, block: str) -> dict[str, Use]:
+    """The part of a trace that comes before the end of a block."""
+    names = list(trace)
+    last = max(
+        place
+        for place, name in enumerate(names)
+        if block == "head" or name.startswith(f"{block}.") or (block, name) == ("stem", "position")
+    )
+    return {name: trace[name] for name in names[: last + 1]}
+
+
+def _selections(encoder: Encoder, z: Tensor, block: str) -> Tensor:
+    """One-hot cotangents (K T, *z.shape), for every component and token; all samples at once."""
+    components = _components(encoder, block)
+    tokens = z.shape[1] if z.dim() == 3 else 1
+    selections = torch.zeros(len(components), tokens, len(z), tokens, z.shape[-1], dtype=z.dtype)
+    for place, component in enumerate(components):
+        for token in range(tokens):
+            selections[place, token, :, token, component] = 1
+    return selections.view(-1, *z.shape)
+
+
+def _product_kernel(use: Use, cotangent: Tensor) -> Tensor:
+    """Kernel (R, D, R, D) of one tensor from cotangents (R, D, T, fan_out), R = K T.
+
+    Sums (g_{ra;t} . g_{sb;u}) (x_{a;t} . x_{b;u}) over tokens t, u. The inputs' products are put
+    into one of the cotangents, which keeps memory linear in R.
+    """
+    rows, samples = cotangent.shape[:2]
+    products = torch.einsum("atj,buj->abtu", use.inputs, use.inputs)
+    columns = []
+    for sample in range(samples):
+        mixed = products[:, sample].mT @ cotangent  # (R, D, T, fan_out)
+        right = cotangent[:, sample].reshape(rows, -1)
+        columns.append(mixed.reshape(rows * samples, -1) @ right.T)
+    return torch.stack(columns, -1).view(rows, samples, rows, samples).detach().double()
+
+
+def _by_pairs(kernel: Tensor, count: int) -> Tensor:
+    """(K, T, D, K T, D) -> (K, K, D T, D T)."""
+    kernel = kernel.unflatten(3, (count, -1))
+    return kernel.permute(0, 3, 2, 1, 5, 4).flatten(4, 5).flatten(2, 3)
+
+
+def _statistics(width: int, seeds: tuple[int, ...], observed: list[Values]) -> Measured:
+    averages, squares = {}, {}
+    for key in observed[0]:
+        values = torch.stack([values[key] for values in observed])
+        averages[key] = values.mean(0)
+        squares[key] = ((values - averages[key]) ** 2).sum(0)
+    return Measured(width, seeds, averages, squares)
+
+
+def _combine_two(one: Measured, other: Measured) -> Measured:
+    """Means and squares of both together (Chan, Golub & LeVeque)."""
+    if one.width != other.width or set(one.seeds) & set(other.seeds):
+        raise ValueError("results to combine must be of one width and share no seed")
+    count = one.count + other.count
+    averages, squares = {}, {}
+    for key, average in one.averages.items():
+        difference = other.averages[key] - average
+        averages[key] = average + difference * other.count / count
+        between = difference**2 * one.count * other.count / count
+        squares[key] = one.squares[key] + other.squares[key] + between
+    return Measured(one.width, one.seeds + other.seeds, averages, squares)
+
+
+def _standard_errors(measured: Measured) -> Values:
+    count = measured.count
+    divisor = count * (count - 1) or math.nan
+    return {key: (square / divisor).sqrt() for key, square in measured.squares.items()}
+
+
+def _rooted(values: Values) -> Values:
+    return {key: value.sqrt() if key[0] == "magnitudes" else value for key, value in values.items()}
+
+
+def _kernels(values: Values) -> Kernels:
+    kernels = Kernels()
+    for (kind, *names), value in values.items():
+        target = getattr(kernels, kind)
+        if kind == "diagonals":
+            names = [tuple(names)]
+        for name in names[:-1]:
+            target = target.setdefault(name, {})
+        target[names[-1]] = value
+    return kernels
+
+
+def _check_components(config: Config, width: int) -> None:
+    if config.measure.outputs > width:
+        raise UserError(
+            f"measure.outputs {config.measure.outputs} asks for more components than the width "
+            f"{width} of measure.widths has; lower it"
+        )
+
+
+def _jobs(config: Config) -> list[tuple[int, range]]:
+    """Width and seeds of every job, the longest first."""
+    jobs = []
+    for width, seeds in zip(config.measure.widths, config.measure.seeds, strict=True):
+        starts = range(0, seeds, CHUNK)
+        jobs += [(width, range(start, min(start + CHUNK, seeds))) for start in starts]
+    return sorted(jobs, key=lambda job: (-(job[0] ** 2) * len(job[1]), job[1].start))
+
+
+def _run_jobs(
+    config: Config, jobs: list[tuple[int, range]], processes: int
+) -> Iterator[tuple[tuple[int, range], Measured]]:
+    """Jobs with their results as they come."""
+    x = inputs(config)
+    if processes == 1:
+        yield from ((job, measure(config, *job, x)) for job in jobs)
+        return
+    pool = ProcessPoolExecutor(
+        min(processes, len(jobs)), multiprocessing.get_context("spawn"), _prepare_process
+    )
+    try:
+        futures = {pool.submit(_job, config, *job, x.numpy()): job for job in jobs}
+        for future in as_completed(futures):
+            yield futures[future], _received(future)
+    except BrokenProcessPool:
+        _end(pool)
+        raise UserError(
+            "a process of the measurement was killed, often for want of memory; use fewer "
+            "processes or lower measure.widths"
+        ) from None
+    except BaseException:
+        _end(pool)
+        raise
+    pool.shutdown()
+
+
+def _prepare_process() -> None:
+    """Ctrl-C is for the process that waits for the results; the others end when it does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    torch.set_num_threads(1)
+
+
+def _end_with_parent() -> None:
+    multiprocessing.parent_process().join()
+    os._exit(1)
+
+
+def _job(config: Config, width: int, seeds: range, x: np.ndarray) -> tuple:
+    """`measure` with arrays in place of tensors, which would be sent as shared memory."""
+    part = measure(config, width, seeds, torch.from_numpy(x))
+    averages, squares = (
+        {key: value.numpy() for key, value in values.items()}
+        for values in (part.averages, part.squares)
+    )
+    return width, part.seeds, averages, squares
+
+
+def _received(future: Future) -> Measured:
+    width, seeds, *both = future.result()
+    tensors = ({key: torch.as_tensor(value) for key, value in values.items()} for values in both)
+    return Measured(width, seeds, *tensors)
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """Ends the processes at once, their jobs unfinished."""
+    processes = list((pool._processes or {}).values())  # no public way before Python 3.14
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()

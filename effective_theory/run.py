@@ -1,0 +1,265 @@
+"""Everything at once: the papers' theory beside what networks do, as tables, figures and JSON.
+
+    python -m effective_theory.run [vision language bigram] [--workers 2] [key=value ...]
+
+Names are those of configs/ (or paths of YAML files); by default all three. Keys of the theory and
+its networks go to every config named, those of the bigram model are written bigram.key=value.
+Results go to results/effective_theory/ (--out): NAME.json with every entry, kernels.csv and
+bigram.csv, and the figures drawn from them. With --ship the tables are kept in plots/data, where
+`bash scripts/plots.sh` finds them.
+
+Exit code 1 if a number at n >= 512 with >= 300 networks misses its tolerance (G 1 %, tangent kernel
+per group 2 %, queries and keys 5 %, exponents 0.07), 2 for a mistake in the command or a config.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import math
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.config import load
+from training.errors import UserError, one_line_errors
+
+CONFIGS = Path(__file__).resolve().parent / "configs"
+OUT = Path("results/effective_theory")
+BIGRAM = "bigram"
+NAMES = ("vision", "language", BIGRAM)
+FIGURES = {
+    "kernels": ("theory_kernels", "theory_error", "theory_shares"),
+    BIGRAM: ("bigram_exponents",),
+}
+SHIPPED = {"kernels": "effective_theory_kernels", BIGRAM: "effective_theory_bigram"}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    args = _parser().parse_intermixed_args(argv)
+    with one_line_errors(OSError):
+        job = _job(args)
+        missed = run(job)
+    for line in missed:
+        print(line, file=sys.stderr)
+    raise SystemExit(1 if missed else 0)
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one call does."""
+
+    kernels: Mapping[str, Any]
+    """Configs of encoders, by name."""
+    bigram: Any | None
+    """The bigram model's config."""
+    out: Path
+    workers: int
+    ship: bool
+
+
+def run(job: Job) -> list[str]:
+    """Computes, writes and draws; returns a line per number that misses its tolerance."""
+    start, missed, tables = time.perf_counter(), [], {}
+    if job.kernels:
+        rows = [row for name, config in job.kernels.items() for row in _encoder(job, name, config)]
+        tables["kernels"] = [row.to_dict() for row in rows]
+        missed += [_missed(row) for row in rows if row.met is False]
+    if job.bigram is not None:
+        rows = _bigram(job)
+        tables[BIGRAM] = [row.to_dict() | {"predicted": float(row.predicted)} for row in rows]
+        missed += [_missed_exponent(row) for row in rows if row.met is False]
+    for name, rows in tables.items():
+        write_table(job.out / f"{name}.csv", rows)
+        _draw(name, job.out / f"{name}.csv", job.out)
+        if job.ship:
+            _ship(name, job.out, time.perf_counter() - start)
+    print(f"{time.perf_counter() - start:.0f} s; results: {job.out}")
+    return missed
+
+
+def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """A CSV file of dictionaries with the same keys; lists are left out, NaN is an empty cell."""
+    from training.files import write_text
+
+    columns = [key for key, value in rows[0].items() if not isinstance(value, list)]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, text.getvalue())
+
+
+def _encoder(job: Job, name: str, config: Any) -> list[Any]:
+    """One config's comparisons: printed, and written with every entry."""
+    from effective_theory import compare
+
+    start = time.perf_counter()
+    result = compare.compare(config, job.workers, _progress(name))
+    seconds = time.perf_counter() - start
+    print(compare.table(result.rows), f"{name}: {seconds:.0f} s\n", sep="\n", flush=True)
+    value = {"config": config.model_dump(mode="json"), "seconds": seconds}
+    _write_json(job.out / f"{name}.json", value | compare.as_json(result))
+    return result.rows
+
+
+def _bigram(job: Job) -> list[Any]:
+    """The bigram model's exponents, written with the sizes behind them."""
+    from effective_theory import alignment
+
+    start = time.perf_counter()
+    rows = alignment.tables(job.bigram)
+    seconds = time.perf_counter() - start
+    print(f"{BIGRAM}: {seconds:.0f} s", flush=True)
+    value = {"config": job.bigram.model_dump(mode="json"), "seconds": seconds}
+    _write_json(job.out / f"{BIGRAM}.json", value | {"rows": [row.to_dict() for row in rows]})
+    return rows
+
+
+def _write_json(path: Path, value: dict[str, Any]) -> None:
+    import torch
+
+    from training.environment import describe
+    from training.files import write_json
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, {"environment": describe(torch.device("cpu"))} | _finite(value))
+
+
+def _finite(value: Any) -> Any:
+    """JSON has neither NaN nor infinity: null, and "inf" for infinite width."""
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    return value
+
+
+def _cell(value: Any) -> Any:
+    return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+def _draw(name: str, table: Path, out: Path) -> None:
+    import importlib
+
+    for figure in FIGURES[name]:
+        text, _ = importlib.import_module(f"plots.{figure}").make([table], out)
+        print(text, flush=True)
+
+
+def _ship(name: str, out: Path, seconds: float) -> None:
+    """Keeps a table with the figures, and where it was made beside it."""
+    import torch
+
+    from plots.tables import DATA
+    from training.environment import describe
+    from training.files import write_json
+
+    shutil.copyfile(out / f"{name}.csv", DATA / f"{SHIPPED[name]}.csv")
+    origin = {"environment": describe(torch.device("cpu")), "seconds": round(seconds)}
+    write_json(DATA / f"{SHIPPED[name]}.json", origin)
+
+
+def _missed(row: Any) -> str:
+    return (
+        f"missed: {row.stem} n = {row.width:g} {row.quantity} {row.block} {row.part}: measured / "
+        f"predicted = {row.ratio:.4f}, z = {row.z:.1f}, tolerance {row.tolerance:.0%}"
+    )
+
+
+def _missed_exponent(row: Any) -> str:
+    return (
+        f"missed: {row.table}, {row.row}, {row.column}, step {row.step}: {row.measured:.3f} ± "
+        f"{row.error:.3f}, predicted {row.predicted}"
+    )
+
+
+def _progress(name: str):
+    """Networks done, on one line of a terminal."""
+    if not sys.stderr.isatty():
+        return None
+
+    def show(done: int, total: int) -> None:
+        print(f"\r{name}: {done} of {total} networks", end="\n" if done == total else "",
+              file=sys.stderr, flush=True)
+
+    return show
+
+
+def _job(args: argparse.Namespace) -> Job:
+    names = [word for word in args.words if "=" not in word] or list(NAMES)
+    overrides = [word for word in args.words if "=" in word]
+    own = [word.removeprefix("bigram.") for word in overrides if word.startswith("bigram.")]
+    others = [word for word in overrides if not word.startswith("bigram.")]
+    if args.workers < 1:
+        raise UserError(f"--workers {args.workers}: expected at least 1")
+    files = {_file(name).stem: _file(name) for name in names}
+    if others and set(files) == {BIGRAM}:
+        raise UserError(f"{others[0]}: keys of the bigram model are written bigram.key=value")
+    if own and BIGRAM not in files:
+        raise UserError(f"bigram.{own[0]}: the bigram model is not among {', '.join(files)}")
+    return Job(
+        kernels=_encoders(files, others),
+        bigram=_bigram_config(files, own),
+        out=args.out,
+        workers=args.workers,
+        ship=args.ship,
+    )
+
+
+def _encoders(files: Mapping[str, Path], overrides: Iterable[str]) -> dict[str, Any]:
+    from effective_theory.config import Config
+
+    return {
+        name: load(Config, path, list(overrides)) for name, path in files.items() if name != BIGRAM
+    }
+
+
+def _bigram_config(files: Mapping[str, Path], overrides: Iterable[str]) -> Any | None:
+    from effective_theory.bigram import BigramConfig
+
+    return load(BigramConfig, files[BIGRAM], list(overrides)) if BIGRAM in files else None
+
+
+def _file(name: str) -> Path:
+    """The config of a name, or a path."""
+    if name in NAMES:
+        return CONFIGS / f"{name}.yaml"
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        raise UserError(
+            f"{name}: expected one of {', '.join(NAMES)}, the path of a YAML file or key=value"
+        )
+    return path
+
+
+def _parser() -> argparse.ArgumentParser:
+    from effective_theory.bigram import BigramConfig
+    from effective_theory.config import Config
+    from training.config import describe
+
+    parser = argparse.ArgumentParser(
+        prog="python -m effective_theory.run",
+        description=__doc__,
+        epilog="config keys:\n" + describe(Config) + "\nkeys after bigram.:\n"
+        + describe(BigramConfig),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("words", nargs="*", metavar="NAME | key=value", help="see above")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
+    parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
+    parser.add_argument("--ship", action="store_true", help="keep the tables in plots/data")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Mean neural tangent kernels of a wide Transformer at initialisation, at leading order in 1/n.
+
+Dinan, Yaida & Zhang (2023), section I 3, with the learning-rate factors that `param_groups` gives.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from effective_theory.config import Config, RatesConfig
+from effective_theory.gaussian import attention_means, mean_and_error
+from effective_theory.kernels import (
+    Kernels,
+    attention_setting,
+    head_factor,
+    input_kernel,
+    mlp_kernels,
+    norm_scale,
+    pooled,
+    same_token,
+)
+from param_groups import Dinan, Role
+
+
+@dataclass(frozen=True)
+class Tangent:
+    """E[H^(l)] = delta_{i1 i2} Theta^(l), (1.117), and what every tensor contributes to it.
+
+    Tensors are "stem", "position", "attention.0.query", ..., "mlp.0.mlp_out", "readout" and
+    "readout_bias". With a tied head, "stem" and "readout" are the two uses (1.129) and (1.186) of
+    the word embedding; the cross terms of both (1.187), which exist for outputs that occur in the
+    input, are left out.
+    """
+
+    theta: dict[str, Tensor]
+    """Theta per block, (P, P); a pooled head's is (D, D)."""
+    theta_se: dict[str, Tensor]
+    """Standard errors of Theta from the attention draws, as Kernels.G_se; G's are left out."""
+    parts: dict[str, dict[str, Tensor]]
+    """Per block, every tensor's additive part of Theta, carried there from its own block."""
+    norms: dict[str, dict[str, Tensor]]
+    """The parts without lambda_G: sums over a tensor's parameters of dz/dtheta dz/dtheta."""
+    rates: dict[str, float]
+    """lambda_G per tensor, Lambda_G included."""
+    patch: int | None
+    """n_patch of the inputs; None for language."""
+    tokens: int
+    """T of the inputs."""
+
+    def groups(self, block: str) -> dict[str, Tensor]:
+        """Parts of a block summed over blocks: group (a key of RatesConfig) -> kernel.
+
+        A tied head's use of the word embedding is "readout" here too, though its rate is the
+        stem's.
+        """
+        result = {}
+        for group in RatesConfig.model_fields:
+            own = [part for name, part in self.parts[block].items() if _group(name) == group]
+            if own:
+                result[group] = torch.stack(own).sum(0)
+        return result
+
+
+def tangent(config: Config, x: Tensor, kernels: Kernels) -> Tangent:
+    """Theta by (1.98): (1.122)-(1.130), (1.139), (1.151)-(1.163), (1.168)-(1.173), (1.178)-(1.190).
+
+    `x` and `kernels` as `forward` takes and gives them. With B = Theta / (sqrt(G_aa + eps)
+    sqrt(G_bb + eps)), a block adds, to Theta and its own tensors' parts, C_U C_V E[Omega Omega] B
+    + C_U C_V C_Q C_K (B_{t1 t2} Xi(F, F) + F_{t1 t2} Xi(B, F)) or C_X C_W <sigma' sigma'> B, and
+    the head multiplies B by its factor. Before the head every part has the n^s of footnote 26,
+    which the head takes back. Neglected: O(1/n), in attention O(H/n), stem-head cross terms.
+    """
+    norms, error = {"stem": _stem(config, x)}, torch.zeros_like(kernels.G["stem"])
+    errors = {"stem": error}
+    patch = None if config.model.stem == "language" else x.shape[-1]
+    sizes = tensors(config, patch, x.shape[1])
+    rates = {name: _sgd(config, size) for name, size in sizes.items()}
+    walk = _Walk(config, x, kernels, rates)
+    for stream, (before, block) in enumerate(zip(kernels.blocks, kernels.blocks[1:], strict=False)):
+        step = {"attention": _attention, "mlp": _mlp, "head": _head}[block.split(".")[0]]
+        norms[block], error = step(walk, _Step(before, block, stream, norms[before], error))
+        errors[block] = error
+    parts = {
+        block: {name: rates[name] * norm for name, norm in own.items()}
+        for block, own in norms.items()
+    }
+    theta = {block: torch.stack(list(own.values())).sum(0) for block, own in parts.items()}
+    return Tangent(theta, errors, parts, norms, rates, patch, x.shape[1])
+
+
+@dataclass(frozen=True)
+class TensorSize:
+    """A tensor's role, its fans as `param_groups` counts them, and its gradient's entries."""
+
+    role: Role
+    fan_in: int
+    fan_out: int
+    rate: float
+    """Lambda_G."""
+    entries: int
+    """Parameters that the squared gradient spreads over, as the paper counts them."""
+
+
+def tensors(config: Config, patch: int | None, tokens: int) -> dict[str, TensorSize]:
+    """All tensors in the order of the blocks; `patch` is n_patch, None for language.
+
+    Entries are all parameters, the head's n_out rows included (1.181), but of words the n of one
+    row (1.132), in a tied head too (1.189). Positions count all T rows; the paper leaves T out
+    of its scalings (footnote 28).
+    """
+    model, rates = config.model, config.rates
+    n, wide = model.width, model.width * model.mlp_ratio
+    if patch is None:
+        stem = TensorSize(Role.TOKEN_EMBEDDING, 1, n, rates.stem, n)
+    else:
+        stem = TensorSize(Role.PATCH_EMBEDDING, patch, n, rates.stem, n * patch)
+    result = {
+        "stem": stem,
+        "position": TensorSize(Role.POSITION_EMBEDDING, 1, n, rates.position, tokens * n),
+    }
+    for index in range(model.depth):
+        for name in ("query", "key", "value", "attention_output"):
+            size = TensorSize(Role(name), n, n, getattr(rates, name), n * n)
+            result[f"attention.{index}.{name}"] = size
+        for name, fan_in, fan_out in (("mlp_in", n, wide), ("mlp_out", wide, n)):
+            size = TensorSize(Role(name), fan_in, fan_out, getattr(rates, name), n * wide)
+            result[f"mlp.{index}.{name}"] = size
+    if patch is None:
+        return result | {"readout": stem}
+    outputs = model.outputs
+    return result | {
+        "readout": TensorSize(Role.READOUT, n, outputs, rates.readout, n * outputs),
+        "readout_bias": TensorSize(Role.READOUT_BIAS, 1, outputs, rates.readout_bias, outputs),
+    }
+
+
+def magnitudes(config: Config, derived: Tangent) -> dict[str, float]:
+    """|g| per tensor: rms over its entries of dz^(L)_i/dtheta for one output i, over all inputs.
+
+    sqrt(mean over inputs of Theta's part / lambda_G / entries), entries as `tensors` counts them.
+    """
+    sizes = tensors(config, derived.patch, derived.tokens)
+    return {
+        name: float((norm.diagonal().mean() / sizes[name].entries).sqrt())
+        for name, norm in derived.norms["head"].items()
+    }
+
+
+@dataclass(frozen=True)
+class AdamWFactor:
+    """One tensor's factor for AdamW, derived here and as `param_groups` has it."""
+
+    predicted: float
+    """lambda_G |g|."""
+    closed_form: float
+    """(1.108)-(1.116) with footnote 26 and Lambda = 1."""
+    ratio: float
+    """predicted / closed_form."""
+    gradient_scaling: float
+    """The power of the widths in |g|, between (1.99)-(1.107) and (1.108)-(1.116)."""
+
+
+def adamw_factors(config: Config, derived: Tangent) -> dict[str, AdamWFactor]:
+    """lambda_G |g| beside the closed forms; M is kept in both (erratum D7).
+
+    The ratio has no n, H, M, n_out or s in it and n_patch only through the inputs; it does
+    depend on Lambda_G, on every C_G, on the activation, the depth, the inputs, T and pooling.
+    """
+    gradients, result = magnitudes(config, derived), {}
+    for name, size in tensors(config, derived.patch, derived.tokens).items():
+        fans = size.role, size.fan_in, size.fan_out
+        closed = _prescription(config, "adam").lr_factor(*fans)
+        scaling = closed / _prescription(config, "sgd").lr_factor(*fans)
+        predicted = derived.rates[name] * gradients[name]
+        result[name] = AdamWFactor(predicted, closed, predicted / closed, scaling)
+    return result
+
+
+@dataclass(frozen=True)
+class _Walk:
+    config: Config
+    x: Tensor
+    kernels: Kernels
+    rates: dict[str, float]
+
+    def hats(self, before: str, kernels: Tensor) -> Tensor:
+        """B of kernels (..., P, P) after a block: LayerNorm's factor (1.139)."""
+        scale = norm_scale(self.config, before, self.kernels.G[before])
+        return kernels / (scale[:, None] * scale)
+
+
+@dataclass(frozen=True)
+class _Step:
+    before: str
+    block: str
+    stream: int
+    norms: dict[str, Tensor]
+    error: Tensor
+
+
+def _stem(config: Config, x: Tensor) -> dict[str, Tensor]:
+    """(1.122) or (1.129), and (1.123)."""
+    count = 1 if config.model.stem == "language" else x.shape[-1]
+    return {"stem": count * input_kernel(config, x), "position": same_token(x)}
+
+
+def _attention(walk: _Walk, step: _Step) -> tuple[dict[str, Tensor], Tensor]:
+    """(1.151)-(1.154) and (1.161), (1.163)."""
+    init, n = walk.config.init, walk.config.model.width
+    f = walk.kernels.F[step.before]
+    b = walk.hats(step.before, torch.stack(list(step.norms.values())))
+    setting = attention_setting(walk.config, walk.x.shape[1], step.stream)
+    means = attention_means(f, torch.cat([f[None], b]), f, **setting)
+    mixed, xi = means.mixed, means.jacobian
+    values = init.attention_output * init.value
+    carried = values * mixed[:, 1:]
+    carried += values * init.query * init.key * (b * xi[:, :1] + f * xi[:, 1:])
+    own = {
+        "query": n * values * init.key * f * xi[:, 0],
+        "key": n * values * init.query * f * xi[:, 0],
+        "value": n * init.attention_output * mixed[:, 0],
+        "attention_output": n * init.value * mixed[:, 0],
+    }
+    residual = dict(zip(step.norms, carried.unbind(1), strict=True))
+    residual |= {f"{step.block}.{name}": norm for name, norm in own.items()}
+    total = torch.stack([walk.rates[name] * norm for name, norm in residual.items()]).sum(0)
+    error = (step.error**2 + mean_and_error(total)[1] ** 2).sqrt()
+    return _added(step.norms, {name: norm.mean(0) for name, norm in residual.items()}), error
+
+
+def _mlp(walk: _Walk, step: _Step) -> tuple[dict[str, Tensor], Tensor]:
+    """(1.168), (1.169) and (1.173)."""
+    init, model = walk.config.init, walk.config.model
+    f = walk.kernels.F[step.before]
+    values, slopes = mlp_kernels(walk.config, f)
+    factor = walk.hats(step.before, init.mlp_out * init.mlp_in * slopes)
+    residual = {name: factor * norm for name, norm in step.norms.items()}
+    residual[f"{step.block}.mlp_in"] = model.width * init.mlp_out * slopes * f
+    residual[f"{step.block}.mlp_out"] = model.mlp_ratio * model.width * values
+    return _added(step.norms, residual), (1 + factor.abs()) * step.error
+
+
+def _head(walk: _Walk, step: _Step) -> tuple[dict[str, Tensor], Tensor]:
+    """(1.178), (1.179) and (1.182), or (1.186) and (1.190), at s as in (1.34)."""
+    config, x = walk.config, walk.x
+    n, f = config.model.width, walk.kernels.F[step.before]
+    factor = walk.hats(step.before, torch.full_like(f, head_factor(config)))
+    norms = {name: factor * norm for name, norm in step.norms.items()}
+    if config.model.stem == "language":
+        norms["readout"] = n**-config.model.s * f
+    else:
+        norms["readout"] = n * f
+        norms["readout_bias"] = torch.ones_like(f)
+    norms = {name: pooled(config, x, norm) for name, norm in norms.items()}
+    return norms, pooled(config, x, factor * step.error)
+
+
+def _added(skip: dict[str, Tensor], residual: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The skip path's kernels plus the residual path's; cross terms vanish, (1.159), (1.172)."""
+    return {name: norm + skip.get(name, 0.0) for name, norm in residual.items()}
+
+
+def _sgd(config: Config, tensor: TensorSize) -> float:
+    """lambda_G, (1.99)-(1.107) with footnote 26."""
+    prescription = _prescription(config, "sgd")
+    return tensor.rate * prescription.lr_factor(tensor.role, tensor.fan_in, tensor.fan_out)
+
+
+def _prescription(config: Config, optimizer: str) -> Dinan:
+    model = config.model
+    return Dinan(
+        width=model.width,
+        strategy="meta_principled",
+        s=model.s,
+        optimizer=optimizer,
+        mlp_factor="keep",
+    )
+
+
+def _group(name: str) -> str:
+    return name.rsplit(".", 1)[-1]

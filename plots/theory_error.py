@@ -1,0 +1,130 @@
+"""Distance between networks and theory against width, on log axes (Dinan et al., Part I).
+
+    python -m plots.theory_error [kernels.csv] [--out FOLDER]
+
+Left: the forward kernel of every block. Right: the contribution of every group to the network's
+tangent kernel. Points are |measured / predicted - 1| of mean diagonals with the standard errors of
+the means; a point within two of them from zero is hollow. The dotted line falls as 1 / n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from plots import style, theory_tables
+from plots.theory_tables import GROUPS, KERNELS, STEMS, short, widths
+from training.fits import power_law
+
+FIGURE = "theory_error"
+MARKERS = "os^DvP*Xhd"
+
+
+def errors(rows: pd.DataFrame) -> pd.DataFrame:
+    """Relative distance and its standard error, of rows with one width each."""
+    return pd.DataFrame({
+        "width": rows["width"],
+        "distance": (rows["measured"] / rows["predicted"] - 1).abs(),
+        "error": (rows["error"] / rows["predicted"]).abs(),
+    }).sort_values("width")
+
+
+def curves(table: pd.DataFrame, stem: str) -> tuple[dict[str, pd.DataFrame], dict[str, pd.DataFrame]]:
+    """Block -> distances of G, group -> distances of its share of the tangent kernel."""
+    rows = table[(table["stem"] == stem) & (table["entry"] == "diagonal")]
+    rows = rows[rows["width"].isin(widths(table)) & (rows["predicted"] != 0)]
+    forward = {
+        short(block): errors(own) for block, own in rows[rows["quantity"] == "G"].groupby(
+            "block", sort=False)
+    }
+    groups = rows[(rows["quantity"] == "theta") & (rows["block"] == "head")]
+    tangent = {
+        symbol: errors(groups[groups["part"] == group])
+        for group, symbol in GROUPS.items() if (groups["part"] == group).any()
+    }
+    return forward, tangent
+
+
+def findings(table: pd.DataFrame) -> str:
+    """The power of the width with which each clearly seen distance falls."""
+    lines = []
+    for stem in theory_tables.stems(table):
+        for kind, found in zip(("G", "tangent"), curves(table, stem)):
+            for name, curve in found.items():
+                lines.append(f"{stem:<9} {kind:<8} {name:<10} {_law(curve)}")
+    return "\n".join(lines)
+
+
+def _law(curve: pd.DataFrame) -> str:
+    seen = curve[curve["distance"] > 2 * curve["error"]]
+    shown = ", ".join(
+        f"{100 * d:.2f} ± {100 * e:.2f}" for d, e in zip(curve["distance"], curve["error"])
+    )
+    if len(seen) < 3:
+        return f"{shown} %; seen at {len(seen)} widths only, no power fitted"
+    law = power_law(seen["width"].tolist(), seen["distance"].tolist(),
+                    (seen["error"] / seen["distance"] / math.log(2)).tolist())
+    return f"{shown} %; falls as n^({law.exponent:.2f} ± {law.error:.2f})"
+
+
+def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
+    """PNG and PDF, a row per stem."""
+    stems = theory_tables.stems(table)
+    figure, axes = style.subplots(len(stems), 2, (4.2, 2.8))
+    for row, stem in zip(axes, stems):
+        titles = ("forward kernel by block", "tangent kernel by group")
+        for axis, found, title in zip(row, curves(table, stem), titles):
+            _panel(axis, found)
+            axis.set_title(f"{STEMS[stem]}: {title}", fontsize=9)
+        row[0].set_ylabel("|measured / theory - 1|")
+    for axis in axes[-1]:
+        axis.set_xlabel("width n")
+    return style.save(figure, folder, FIGURE)
+
+
+def _panel(axis, found: dict[str, pd.DataFrame]) -> None:
+    import seaborn as sns
+
+    colors = sns.color_palette("husl", len(found))
+    for (name, curve), color, marker in zip(found.items(), colors, MARKERS):
+        _line(axis, name, curve, color, marker)
+    axis.set(xscale="log", yscale="log")
+    axis.set_xscale("log", base=2)
+    ticks = sorted({int(width) for curve in found.values() for width in curve["width"]})
+    axis.set_xticks(ticks, [str(width) for width in ticks])
+    axis.minorticks_off()
+    worst = max((curve["distance"].iloc[0] for curve in found.values() if len(curve)), default=None)
+    if worst and len(ticks) > 1:
+        axis.plot(ticks, [worst * ticks[0] / tick for tick in ticks], color="black", ls=":", lw=1)
+    axis.legend(fontsize=6, ncols=2, loc="lower left")
+
+
+def _line(axis, name: str, curve: pd.DataFrame, color, marker: str) -> None:
+    shown = curve[curve["distance"] > 0]
+    axis.plot(shown["width"], shown["distance"], color=color, lw=0.8, alpha=0.6)
+    for _, point in shown.iterrows():
+        clear = point["distance"] > 2 * point["error"]
+        low = min(point["error"], 0.99 * point["distance"])  # a log axis has no zero
+        axis.errorbar(
+            point["width"], point["distance"], [[low], [point["error"]]], color=color,
+            marker=marker, ms=4, mfc=color if clear else "white", elinewidth=0.6,
+        )
+    axis.plot([], [], color=color, marker=marker, ms=4, lw=0.8, label=name)
+
+
+def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    """Findings and files of the table given."""
+    table = theory_tables.read_kernels(paths[0])
+    return findings(table), draw(table, folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    style.command("theory_error", __doc__, [KERNELS], make, argv)
+
+
+if __name__ == "__main__":
+    main()

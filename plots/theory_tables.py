@@ -1,0 +1,83 @@
+"""The two tables that `python -m effective_theory.run` writes, and what its figures ask of them.
+
+kernels: one row per kernel entry and width, predicted beside measured. `width` is inf for the
+extrapolation to infinite width. bigram: one row per fitted exponent.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+
+from plots import tables
+from plots.tables import TableError
+
+KERNELS, BIGRAM = "effective_theory_kernels", "effective_theory_bigram"
+KERNEL_COLUMNS = (
+    "stem", "width", "heads", "networks", "quantity", "block", "part", "entry",
+    "predicted", "predicted_error", "measured", "error",
+)
+BIGRAM_COLUMNS = ("table", "row", "column", "step", "predicted", "measured", "error", "note")
+_NUMBERS = ("width", "networks", "predicted", "predicted_error", "measured", "error")
+# Groups in the order of a forward pass, and their symbols in the paper.
+GROUPS = {
+    "stem": "stem",
+    "position": "PE",
+    "query": "Q",
+    "key": "K",
+    "value": "V",
+    "attention_output": "U",
+    "mlp_in": "W",
+    "mlp_out": "X",
+    "readout": "head",
+    "readout_bias": "head bias",
+}
+STEMS = {"vision": "vision", "language": "language, tied head"}
+
+
+def read_kernels(path: Path) -> pd.DataFrame:
+    """The table of kernels; TableError if it is missing, lacks a column or has a bad number."""
+    table = _read(path, KERNEL_COLUMNS)
+    table = table.fillna({"part": "", "block": ""})
+    return tables.only(tables.numbers(table, path, _NUMBERS), path, "stem", STEMS)
+
+
+def read_bigram(path: Path) -> pd.DataFrame:
+    """The table of exponents; TableError as above."""
+    table = _read(path, BIGRAM_COLUMNS).fillna({"note": ""})
+    return tables.numbers(table, path, ("step", "predicted", "measured", "error"))
+
+
+def stems(table: pd.DataFrame) -> list[str]:
+    """The stems that a table has, vision first."""
+    return [stem for stem in STEMS if (table["stem"] == stem).any()]
+
+
+def widths(table: pd.DataFrame) -> list[int]:
+    """The finite widths of a table, rising."""
+    finite = table.loc[table["width"].map(math.isfinite), "width"]
+    return sorted(int(width) for width in finite.unique())
+
+
+def blocks(rows: pd.DataFrame) -> list[str]:
+    """The blocks in the order of the table, which is that of a forward pass."""
+    return list(dict.fromkeys(rows["block"]))
+
+
+def short(block: str) -> str:
+    """A block's label: attention.0 as att 1."""
+    kind, _, number = block.partition(".")
+    name = {"attention": "att", "mlp": "MLP"}.get(kind, kind)
+    return f"{name} {int(number) + 1}" if number else name
+
+
+def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+    if path.parent == tables.DATA and not path.exists():
+        raise TableError(f"{path}: no such table; `python -m effective_theory.run --ship` makes it")
+    try:
+        # "none" and "" are values here, not missing numbers
+        return tables.read(path, columns)
+    except TableError as error:
+        raise TableError(str(error).replace("run the sweep", "run effective_theory.run")) from None

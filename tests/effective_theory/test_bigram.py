@@ -1,0 +1,481 @@
+"""The bigram family against autograd, dense training, the lemmas and the published tables."""
+
+import itertools
+import json
+from dataclasses import replace
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from effective_theory import alignment, bigram
+from effective_theory.bigram import BigramConfig, GaussianMatrix, Model, Place, Sum, propagate
+from param_groups import exponents as ex
+from training.config import validate
+from training.errors import UserError
+
+SMALL = BigramConfig(vocabulary=5, widths=(6, 9), seeds=3, steps=3, learning_rate=0.1)
+FITTED = BigramConfig(widths=(64, 128, 256, 512, 1024), seeds=48, steps=2)
+
+
+class Dense:
+    """Matrices that are stored: (networks, rows, columns)."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def times(self, right):
+        return torch.einsum("smn,sn->sm", self.weights, right)
+
+    def transposed_times(self, left):
+        return torch.einsum("smn,sm->sn", self.weights, left)
+
+
+def dense_weights(width, networks, vocabulary=5, hidden_layers=2, std=1.0, seed=0):
+    """Stored W_0..W_{L+1} with entries of variance std^2 / columns; W_0 is d x 1."""
+    generator = torch.Generator().manual_seed(seed)
+    dims = [1, *[width] * (hidden_layers + 1), vocabulary]
+    shapes = [(networks, rows, columns) for columns, rows in zip(dims, dims[1:])]
+    draw = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
+    return [std * w / w.shape[2] ** 0.5 for w in draw]
+
+
+def model_of(weights, multipliers=None, rms_norm=False):
+    matrices = tuple(Sum((Dense(w),)) for w in weights)
+    return Model(matrices, tuple(multipliers or [1.0] * len(weights)), rms_norm)
+
+
+def reference(weights, multipliers, rms_norm=False):
+    """Losses and the activations h_1.. of the same networks, in plain torch for autograd."""
+    h = torch.ones(len(weights[0]), 1, 1, dtype=torch.float64)
+    kept = []
+    for l, (weight, multiplier) in enumerate(zip(weights, multipliers)):
+        h = multiplier * (weight @ h)
+        if rms_norm and l + 1 < len(weights):
+            h = h / h.pow(2).mean(1, keepdim=True).sqrt()
+        kept.append(h)
+    losses = -torch.log_softmax(h[:, :, 0], dim=1)[:, bigram.WORD]
+    return losses, kept
+
+
+@pytest.mark.parametrize("rms_norm", [False, True])
+def test_hand_written_gradients_are_those_of_autograd(rms_norm):
+    multipliers = [0.7, 1.3, 0.4, 2.0]
+    weights = [w.requires_grad_() for w in dense_weights(7, 4)]
+    losses, activations = reference(weights, multipliers, rms_norm)
+    wanted = torch.autograd.grad(losses.sum(), [*activations, *weights])
+    found = propagate(model_of([w.detach() for w in weights], multipliers, rms_norm), 4)
+    for l, (h, gradient) in enumerate(zip(activations, wanted), 1):
+        torch.testing.assert_close(found.h[l], h.detach()[:, :, 0])
+        torch.testing.assert_close(found.h_gradient[l], gradient[:, :, 0])
+    for item, gradient in zip(found.weight_gradient, wanted[len(activations) :], strict=True):
+        formed = item.left[:, :, None] * item.right[:, None]
+        torch.testing.assert_close(formed, gradient)
+        torch.testing.assert_close(item.mean_square(), gradient.square().mean((1, 2)))
+
+
+def test_logit_gradient_survives_a_saturated_softmax():
+    logits = torch.tensor([[60.0, 0.0, 0.0]], dtype=torch.float64)
+    gradient = bigram.cross_entropy_gradient(logits)
+    small = float(np.exp(-60.0))
+    wanted = gradient.new_tensor([[-2 * small, small, small]])
+    torch.testing.assert_close(gradient, wanted, rtol=1e-6, atol=0.0)
+
+
+def test_rms_norm_gradient_is_the_jacobian_of_lemma_d2():
+    u = torch.tensor([[0.3, -1.2, 2.0, 0.5]], dtype=torch.float64)
+    incoming = torch.tensor([[1.0, 0.2, -0.7, 0.4]], dtype=torch.float64)
+    v, rms = bigram.rms_norm(u)
+    jacobian = torch.autograd.functional.jacobian(lambda x: bigram.rms_norm(x)[0], u)[0, :, 0]
+    outgoing = bigram.rms_norm_gradient(incoming, v, rms)
+    torch.testing.assert_close(outgoing, incoming @ jacobian)
+    assert abs(float(outgoing @ u.T)) < 1e-12
+    torch.testing.assert_close(v.norm(), torch.tensor(2.0, dtype=torch.float64))
+
+
+def ask(matrix, networks, columns):
+    """Products that depend on earlier ones: vectors asked for with what was answered."""
+    first = torch.zeros(networks, columns, dtype=torch.float64)
+    first[:, 0], first[:, 1] = 0.6, -1.1
+    rights, lefts = [(first, matrix.times(first))], []
+    for _ in range(2):
+        left = rights[-1][1].tanh() + 0.3
+        lefts.append((left, matrix.transposed_times(left)))
+        right = lefts[-1][1].sin() - 0.2
+        rights.append((right, matrix.times(right)))
+    return rights, lefts
+
+
+def test_lazily_drawn_matrices_answer_like_one_matrix():
+    generator = torch.Generator().manual_seed(0)
+    matrix = GaussianMatrix(50, 9, 7, 0.8, generator)
+    rights, lefts = ask(matrix, 50, 7)
+    for (right, product), (left, transposed) in itertools.product(rights, lefts):
+        torch.testing.assert_close((left * product).sum(1), (transposed * right).sum(1))
+    mixture = 2 * rights[0][0] - rights[1][0]
+    torch.testing.assert_close(matrix.times(mixture), 2 * rights[0][1] - rights[1][1])
+    everything = torch.eye(7, dtype=torch.float64).expand(50, 7, 7)
+    drawn = torch.stack([matrix.times(everything[:, i]) for i in range(7)], dim=2)
+    for right, product in rights:
+        torch.testing.assert_close(Dense(drawn).times(right), product)
+    for left, transposed in lefts:
+        torch.testing.assert_close(Dense(drawn).transposed_times(left), transposed)
+
+
+def test_lazily_drawn_matrices_have_the_gaussian_law():
+    networks = 40_000
+    matrix = GaussianMatrix(networks, 4, 3, 0.5, torch.Generator().manual_seed(1))
+    ask(matrix, networks, 3)
+    units = torch.eye(3, dtype=torch.float64).expand(networks, 3, 3)
+    entries = torch.stack([matrix.times(units[:, i]) for i in range(3)], dim=2).flatten(1) / 0.5
+    covariance = entries.T @ entries / networks
+    assert entries.mean(0).abs().max() < 5 / networks**0.5
+    assert (covariance - torch.eye(12, dtype=torch.float64)).abs().max() < 5 * (2 / networks) ** 0.5
+    assert (entries.pow(4).mean(0) - 3).abs().max() < 5 * (96 / networks) ** 0.5
+    products = (entries.square().T @ entries.square() / networks).fill_diagonal_(1.0)
+    assert (products - 1).abs().max() < 5 * (8 / networks) ** 0.5  # uncorrelated squares, too
+
+
+def every_sign_network():
+    """All 2^10 networks of d = V = 2, L = 1 whose entries are +-1/2, +-0.6 and +-0.7."""
+    signs = torch.tensor(list(itertools.product([-1.0, 1.0], repeat=10)), dtype=torch.float64)
+    first, hidden, last = signs.split([2, 4, 4], dim=1)
+    return [0.5 * first.view(-1, 2, 1), 0.6 * hidden.view(-1, 2, 2), 0.7 * last.view(-1, 2, 2)]
+
+
+def test_lemma_d1_by_enumerating_all_networks():
+    result = propagate(model_of(every_sign_network()), 1024)
+    std = {1: 0.5, 2: 0.6, 3: 0.7}
+    for l in (1, 2, 3):
+        h, before = result.h[l], result.h[l - 1].square().sum(1).mean()
+        expected = std[l] ** 2 * before * torch.eye(2, dtype=torch.float64)
+        torch.testing.assert_close(h.T @ h / 1024, expected)
+        assert h.mean(0).abs().max() < 1e-14
+    torch.testing.assert_close(
+        result.h_gradient[3].mean(0), torch.tensor([-0.5, 0.5], dtype=torch.float64)
+    )
+    for l in (1, 2):
+        gradient = result.h_gradient[l]
+        assert gradient.mean(0).abs().max() < 1e-14
+        assert abs(float((gradient[:, 0] * gradient[:, 1]).mean())) < 1e-14
+    for item in result.weight_gradient:
+        formed = item.left[:, :, None] * item.right[:, None]
+        assert formed.mean(0).abs().max() < 1e-14
+
+
+def test_variance_of_activation_gradients_has_a_correction_that_vanishes_with_width():
+    """Lemma D.1 has sigma^2 E|h'_{l+1}|^2. Given W_l h_l = h_{l+1}, a Gaussian W_l is free only
+    in d - 1 of d directions: the last one contributes (h_{l+1} . h'_{l+1})^2 / |h_l|^2."""
+    ratios = {}
+    for width, networks in ((4, 60_000), (64, 4_000)):
+        result = propagate(model_of(dense_weights(width, networks, hidden_layers=1)), networks)
+        h, gradient = result.h, result.h_gradient
+        aligned = (h[3] * gradient[3]).sum(1).square() / h[2].square().sum(1)
+        next_square, square = gradient[3].square().sum(1), gradient[2].square().sum(1)
+        free = (width - 1) / width * next_square
+        difference = square - free - aligned
+        assert abs(difference.mean()) < 5 * difference.std() / networks**0.5
+        ratios[width] = float(square.mean() / next_square.mean())
+    assert abs(ratios[4] - 1) > 0.05 > abs(ratios[64] - 1)
+
+
+def test_covariance_of_the_logit_gradient_at_small_logits():
+    networks, words, width = 20_000, 4, 16
+    weights = dense_weights(width, networks, words, 1, seed=2)
+    weights[-1] *= 0.05
+    result = propagate(model_of(weights), networks)
+    error = result.h_gradient[3] - result.h_gradient[3].mean(0)
+    found = error.T @ error / networks
+    eye, ones = torch.eye(words, dtype=torch.float64), torch.ones(words, words, dtype=torch.float64)
+    scale = 0.05**2 / width * result.h[2].square().sum(1).mean()
+    expected = scale * (eye / words**2 - ones / words**3)
+    assert (found - expected).abs().max() < 0.05 * expected.max()
+
+
+def test_with_rms_norm_initial_scales_reach_only_their_own_gradients():
+    """Lemma D.3: the forward pass ignores sigma_0..sigma_L; Var(W'_l) goes as 1/sigma_l^2."""
+    weights = dense_weights(8, 3)
+    base = propagate(model_of(weights, rms_norm=True), 3)
+    scaled = [w * factor for w, factor in zip(weights, (3.0, 0.25, 5.0, 1.0))]
+    other = propagate(model_of(scaled, rms_norm=True), 3)
+    for l in range(1, 5):
+        torch.testing.assert_close(other.h[l], base.h[l])
+        torch.testing.assert_close(other.h_gradient[l], base.h_gradient[l])
+    for l, factor in enumerate((3.0, 0.25, 5.0, 1.0)):
+        ours, theirs = other.weight_gradient[l].mean_square(), base.weight_gradient[l].mean_square()
+        torch.testing.assert_close(ours, theirs / factor**2)
+
+
+def test_published_tables_agree_with_lemmas_d3_and_d5():
+    for row, (norm, first, last, *_) in bigram.TABLE_2_ROWS.items():
+        first, last = Fraction(first), Fraction(last)
+        printed = bigram.columns(map(Fraction, bigram.TABLE_2_ROWS[row][3:]), 2, "h_4")
+        del printed["h'_4"]
+        if norm == "no":
+            layers = ex.Layer(0, -first / 2), ex.Layer(0, ex.HALF), ex.Layer(0, -last / 2)
+            assert printed == bigram.variance_exponents(ex.Parameterization(*layers), 2)
+        else:
+            gradients = {name: last for name in ("h'_3", "h'_2", "h'_1", "W'_2", "W'_1")}
+            forward = {"h_1": 0, "h_2": 0, "h_3": 0, "h_4": 1 + last, "W'_3": 0}
+            assert printed == {**forward, **gradients, "W'_0": last - first}
+    for name, line in alignment.TABLE_3.items():
+        item = alignment._member_of_table_3(name)
+        printed = bigram.columns(map(Fraction, line.split()), 2, "dh_4")
+        changed, error = printed.pop("dh_4"), printed.pop("h'_4")
+        derived = bigram.variance_exponents(item.parameterization, 2)
+        assert printed == {key: value / 2 for key, value in derived.items() if key != "h_4"}
+        chain = ex.residuals(
+            item.parameterization, "adam", ex.TENSOR_PROGRAMS,
+            dict(zip(ex.LAYERS, item.c)), hidden_layers=2,
+        )
+        assert error == 0 and changed == (0 if "A.2" in name else -chain[-1])
+
+
+@pytest.mark.parametrize("hidden_layers", [1, 3])
+@pytest.mark.parametrize("name", ex.STRATOS_TABLE)
+def test_gradient_exponents_of_lemma_d5_are_those_of_10(name, hidden_layers):
+    item = alignment.member(name).parameterization
+    derived = bigram.variance_exponents(item, hidden_layers)
+    for l in range(hidden_layers + 2):
+        power = ex.gradient_exponents(item)[bigram.kind(l, hidden_layers)]
+        assert derived[f"W'_{l}"] == 2 * power
+
+
+def dense_sign_training(weights, multipliers, rates, steps):
+    """Plain sign descent by autograd; yields (weights, activations, weights after, after)."""
+    for _ in range(steps):
+        weights = [w.detach().requires_grad_() for w in weights]
+        losses, before = reference(weights, multipliers)
+        gradients = torch.autograd.grad(losses.sum(), weights)
+        moved = [w.detach() - rate * g.sign() for w, rate, g in zip(weights, rates, gradients)]
+        _, after = reference(moved, multipliers)
+        old = [w.detach() for w in weights]
+        yield old, [h.detach()[:, :, 0] for h in before], moved, [h[:, :, 0] for h in after]
+        weights = moved
+
+
+def test_sign_steps_and_alignments_are_those_of_dense_training():
+    weights, multipliers = dense_weights(9, 4), [1.0, 0.8, 1.2, 0.9]
+    rates = [0.05, 0.03, 0.04, 0.06]
+    variances = [0.9, 0.7, 0.5, 0.3]
+    steps = alignment.sign_steps(model_of(weights, multipliers), rates, 3, 4)
+    expected = dense_sign_training(weights, multipliers, rates, 3)
+    rms = lambda t: t.square().flatten(1).mean(1)  # noqa: E731
+    for step, (old, before, new, after) in zip(steps, expected, strict=True):
+        found = alignment.alignment_sizes(step, variances)
+        for l in range(1, 5):
+            torch.testing.assert_close(step.after.h[l], after[l - 1])
+            sizes = alignment.step_sizes(step)
+            torch.testing.assert_close(sizes[f"dh_{l}"], rms(after[l - 1] - before[l - 1]))
+        torch.testing.assert_close(sizes["dh_4[y]"], (after[3] - before[3])[:, 0].square())
+        for l in (1, 2, 3):
+            h, dh = before[l - 1], after[l - 1] - before[l - 1]
+            moved, w = Dense(new[l] - old[l]), Dense(old[l])
+            dw = rms(moved.weights)
+            torch.testing.assert_close(found[f"alpha_{l}"], rms(moved.times(h)) / (dw * rms(h)))
+            torch.testing.assert_close(found[f"u_{l}"], rms(moved.times(dh)) / (dw * rms(dh)))
+            wanted = rms(w.times(dh)) / (variances[l] * rms(dh))
+            torch.testing.assert_close(found[f"omega_{l}"], wanted)
+        wanted = w.times(dh)[:, 0].square() / (variances[3] * rms(dh))
+        torch.testing.assert_close(found["omega_3[y]"], wanted)
+
+
+def test_initial_variances_and_multipliers_are_powers_of_the_width():
+    layers = ex.Layer(-1, "1/2"), ex.Layer("1/4", "1/4"), ex.Layer(1, "-1/2")
+    config = SMALL.model_copy(update={"hidden_layers": 1, "seeds": 4000})
+    networks, generator = 4000, torch.Generator().manual_seed(0)
+    model = bigram.sample(ex.Parameterization(*layers), 16, networks, config, generator)
+    assert model.multipliers == (16.0, 0.5, 1 / 16)
+    for weight, columns, variance in zip(model.weights, (1, 16, 16), (1 / 16, 1 / 4, 16)):
+        unit = torch.zeros(networks, columns, dtype=torch.float64)
+        unit[:, 0] = 1.0
+        found = float(bigram.mean_square(weight.times(unit)).mean())
+        assert found == pytest.approx(variance, rel=0.1)
+
+
+def place(**changes):
+    return replace(Place("Table 2", "1", "h_1", Fraction(0)), **changes)
+
+
+def test_fitted_exponents_of_constructed_data():
+    widths = (64, 128, 256, 512)
+    exact = np.array([[3.0 * d**-1.5] * 4 for d in widths])
+    row = bigram.fit(place(), exact, widths)
+    assert row.measured == pytest.approx(-1.5) and row.local == pytest.approx(-1.5)
+    assert row.error < 1e-12 and row.seeds == 4
+    root = bigram.fit(place(), exact, widths, root=True)
+    assert root.measured == pytest.approx(-0.75)
+    assert root.values == pytest.approx([(3.0 * d**-1.5) ** 0.5 for d in widths])
+    bent = exact * np.array([1.0, 1.0, 1.0, 2.0])[:, None]
+    bent_row = bigram.fit(place(), bent, widths)
+    assert bent_row.local == pytest.approx(-0.5) and bent_row.error > 0.05
+
+
+def test_stated_errors_are_the_spread_of_the_fits():
+    generator = np.random.default_rng(0)
+    rows = []
+    for _ in range(400):
+        noise = generator.exponential(size=(2, 50)) * np.array([[1.0], [4.0]])
+        rows.append(bigram.fit(place(), noise, (10, 40)))
+    spread = np.std([row.measured for row in rows])
+    assert np.mean([row.error for row in rows]) == pytest.approx(spread, rel=0.12)
+    assert np.mean([row.measured for row in rows]) == pytest.approx(1.0, abs=4 * spread / 20)
+    assert rows[0].local_error == pytest.approx(rows[0].error)
+    root = bigram.fit(place(), noise, (10, 40), root=True)
+    assert root.error == pytest.approx(rows[-1].error / 2)
+
+
+def test_table_2_at_small_widths():
+    rows = bigram.table_2(FITTED)
+    assert len(rows) == 6 * 12
+    for row in rows:
+        assert abs(row.measured - row.predicted) < 0.12, row
+        assert row.error < 0.08
+    slow = [row for row in rows if row.note]
+    gradients = {row.column for row in rows if "'" in row.column}
+    assert {(row.row, row.column) for row in slow} == set(itertools.product("56", gradients))
+    for row in slow:
+        if row.column == "h'_4":  # the asymptote is approached from below
+            assert row.measured > 0.03 and 0.7 < row.values[-1] * 16**2 / 15 < 1
+
+
+def test_second_moment_and_variance_of_the_logit_gradient_differ():
+    """Row 3: the variance falls as 1/d, the second moment that enters W'_3 does not."""
+    found = {row.column: row for row in bigram.table_2(FITTED, ["3"])}
+    assert found["h'_4"].values[-1] < 1e-3 * found["W'_3"].values[-1] / found["h_3"].values[-1]
+
+
+def test_table_3_in_training_and_its_hypothetical_row():
+    rows = alignment.table_3(FITTED)
+    assert {row.step for row in rows} == {1, 2}
+    logits = ("dh_4", "dh_4[y]")
+    for row in rows:
+        hypothetical = row.row == "SP (Condition A.2)" and row.column in logits
+        off = abs(row.measured - row.predicted)
+        assert off > 0.35 if hypothetical else off < 0.12, row
+        assert ("hypothetical" in row.note) == hypothetical
+    aligned = [row for row in rows if row.row == "SP (31)" and row.column == "dh_4[y]"]
+    assert all(row.measured == pytest.approx(0.5, abs=0.03) for row in aligned)
+
+
+def test_table_1_and_alignments_in_training():
+    for row in alignment.table_1(FITTED):
+        assert abs(row.measured - row.predicted) < 0.12, row
+    found = {(row.row, row.column, row.step): row for row in alignment.alignment(FITTED)}
+    for name in ex.STRATOS_TABLE:
+        for l in (1, 2, 3):
+            assert found[name, f"alpha_{l}", 1].measured == pytest.approx(1.0, abs=0.01)
+            assert found[name, f"u_{l}", 1].measured == pytest.approx(0.5, abs=0.15)
+        assert found[name, "omega_1", 1].measured == pytest.approx(0.5, abs=0.02)
+        assert found[name, "omega_2", 1].measured == pytest.approx(0.5, abs=0.02)
+        assert found[name, "omega_3[y]", 1].measured == pytest.approx(1.0, abs=0.03)
+
+
+def test_gradients_of_standard_vanish_when_its_logits_have_grown():
+    large = FITTED.model_copy(update={"learning_rate": 0.2, "seeds": 16})
+    rows = {(row.row, row.column, row.step): row for row in alignment.table_1(large, ["sp", "mup"])}
+    assert rows["sp", "h'_3", 2].measured < -1
+    assert "saturate" in rows["sp", "h'_3", 2].note
+    assert rows["mup", "h'_3", 2].measured == pytest.approx(-1, abs=0.1)
+    # u grows to its full alignment once activations have taken up the changes
+    aligned = {(row.column, row.step): row for row in alignment.alignment(large, ["mup"])}
+    assert aligned["u_2", 2].measured == pytest.approx(1.0, abs=0.1)
+
+
+def shifted(item, theta, optimizer="adam"):
+    """The member after the shift of 1.2.1, by another theta for every kind of layer."""
+    moved = [
+        ex.shift(item.parameterization[layer], c, by, optimizer)
+        for layer, c, by in zip(ex.LAYERS, item.c, theta, strict=True)
+    ]
+    layers, rates = zip(*moved)
+    return alignment.Member(ex.Parameterization(*layers), tuple(rates))
+
+
+def test_equivalent_parameterizations_train_the_same_functions():
+    first = {name: alignment.member(name) for name in ex.STRATOS_TABLE}
+    assert alignment.equivalence_gap(first["sp"], first["ntk"], SMALL) < 1e-9
+    assert alignment.equivalence_gap(first["mup"], first["mf"], SMALL) < 1e-9
+    assert alignment.equivalence_gap(first["sp"], first["mup"], SMALL) > 0.1
+    theta = (Fraction(1, 3), Fraction(-2, 5), Fraction(3, 4))
+    assert alignment.equivalence_gap(first["mup"], shifted(first["mup"], theta), SMALL) < 1e-9
+    wrong = shifted(first["mup"], theta, "sgd")
+    assert alignment.equivalence_gap(first["mup"], wrong, SMALL) > 1e-3
+
+
+def test_table_1_is_that_of_everett_under_other_names():
+    table = ex.everett_table()
+    for name, theirs in ex.STRATOS_NAMES.items():
+        item = alignment.member(name)
+        for layer, c in zip(ex.LAYERS, item.c, strict=True):
+            row = table[theirs][layer]
+            exponents = item.parameterization[layer]
+            assert Fraction(row["init_variance"]) == -2 * exponents.b
+            assert Fraction(row["multiplier"]) == -exponents.a
+            assert Fraction(row["lr"]["adam"]["full"]) == -c
+
+
+def test_rows_are_a_function_of_the_seed_and_plain_json():
+    first, again = bigram.table_2(SMALL, ["2"]), bigram.table_2(SMALL, ["2"])
+    assert first == again
+    other = bigram.table_2(SMALL.model_copy(update={"seed": 1}), ["2"])
+    assert other[5].values != first[5].values
+    plain = first[5].to_dict()
+    assert json.loads(json.dumps(plain)) == plain
+    assert (plain["predicted"], plain["widths"]) == ("-1", [6, 9])
+
+
+def test_widths_have_independent_weights():
+    first = [next(bigram.batches(width, SMALL))[1] for width in SMALL.widths]
+    draws = [torch.randn(4, generator=generator) for generator in first]
+    assert not torch.equal(*draws)
+
+
+def test_many_networks_are_drawn_in_batches(monkeypatch):
+    monkeypatch.setattr(bigram, "_NUMBERS_AT_ONCE", 18)
+    many = bigram.table_2(SMALL.model_copy(update={"seeds": 7}), ["1"])
+    assert [networks for networks, _ in bigram.batches(9, SMALL)] == [2, 1]
+    assert many[0].seeds == 7 and len(set(many[0].values)) == 2
+
+
+@pytest.mark.parametrize(("table", "known"), [
+    (bigram.table_2, "it has 1, 2, 3, 4, 5, 6"),
+    (alignment.table_1, "it has sp, ntk, mup, mf"),
+    (alignment.table_3, "it has SP (Condition A.2), SP (31)"),
+    (alignment.alignment, "it has sp, ntk, mup, mf"),
+])
+def test_unknown_rows_are_named(table, known):
+    with pytest.raises(UserError, match="no row 'seven'") as caught:
+        table(SMALL, ["seven"])
+    assert known in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("key", "value", "message"), [
+    ("widths", [64], "widths [64]: expected at least two different widths"),
+    ("widths", [64, 64], "widths [64, 64]: expected at least two different widths"),
+    ("widths", [64, -128], "widths.1: expected greater than 0"),
+    ("widths", [64, 0], "widths.1: expected greater than 0"),
+    ("seeds", 1, "seeds: expected greater than or equal to 2"),
+    ("vocabulary", 1, "vocabulary: expected greater than or equal to 2"),
+    ("learning_rate", 0, "learning_rate: expected greater than 0"),
+    ("width", [64, 128], "unknown key 'width'; did you mean 'widths'?"),
+])
+def test_impossible_settings_are_one_clear_line(key, value, message):
+    with pytest.raises(UserError) as caught:
+        validate(BigramConfig, {key: value}, "bigram.yaml")
+    text = str(caught.value)
+    assert text.startswith("bigram.yaml: ") and message in text and "\n" not in text
+
+
+def test_a_width_that_is_no_size_is_refused():
+    parameterization = alignment.member("sp").parameterization
+    with pytest.raises(UserError, match="width -4: expected a positive number"):
+        bigram.sample(parameterization, -4, 2, SMALL, torch.Generator())
+
+
+def test_sizes_without_an_exponent_are_refused():
+    dead = SMALL.model_copy(update={"learning_rate": 1e120})
+    with pytest.raises(UserError, match="Table 1, sp, .*: a size is zero or not finite") as caught:
+        alignment.table_1(dead, ["sp"])
+    assert "lower learning_rate" in str(caught.value)

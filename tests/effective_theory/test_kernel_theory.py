@@ -1,0 +1,264 @@
+"""Leading-order kernels: by hand where a page suffices, invariances, and the command."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from effective_theory import kernels as kernels_module
+from effective_theory.config import Config
+from effective_theory.gaussian import activation_kernels
+from effective_theory.inputs import inputs, one_hot
+from effective_theory.kernels import contact_terms, forward
+from training.errors import UserError
+
+_DRAWS = 1024
+
+
+def _config(stem="vision", *, draws=_DRAWS, init=None, data=None, **model):
+    model = {"stem": stem, "pooling": stem == "vision", "depth": 1} | model
+    return Config(
+        model=model,
+        init=init or {},
+        data=data or {},
+        theory={"attention_draws": draws},
+        measure={"widths": (12,), "seeds": (1,)},
+    )
+
+
+def _close(actual, expected, tolerance=1e-12):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
+
+
+def _x(samples=2, tokens=3, pixels=5):
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(samples, tokens, pixels, generator=generator, dtype=torch.float64)
+
+
+def _layernorm(g, eps=1e-5):
+    return g / torch.outer((g.diagonal() + eps).sqrt(), (g.diagonal() + eps).sqrt())
+
+
+def test_depth_zero_by_hand():
+    init = {"stem": 1.5, "position": 0.3, "readout": 0.7}
+    x = _x()
+    result = forward(_config(init=init, depth=0, s=0.5, width=64), x)
+    assert result.blocks == ("stem", "head") and result.F.keys() == {"stem"}
+    g = torch.zeros(6, 6).double()
+    for i in range(6):
+        for j in range(6):
+            g[i, j] = 1.5 * (x[i // 3, i % 3] @ x[j // 3, j % 3]) / 5 + 0.3 * (i % 3 == j % 3)
+    _close(result.G["stem"], g)
+    _close(result.F["stem"], _layernorm(g))
+    expected = torch.stack(
+        [_layernorm(g)[3 * a : 3 * a + 3, 3 * b : 3 * b + 3].mean() for a in (0, 1) for b in (0, 1)]
+    )
+    _close(result.G["head"], 0.7 / 8 * expected.view(2, 2))
+    apart = forward(_config(init=init, depth=0, pooling=False), x)
+    _close(apart.G["head"], 0.7 * _layernorm(g))
+
+
+def test_words_agree_with_their_one_hot_vectors():
+    config = _config("language", init={"stem": 0.4, "position": 2.0}, depth=0, s=1.0, width=16)
+    ids = inputs(config)
+    vectors = one_hot(ids, 64).flatten(0, 1)
+    g = 0.4 * vectors @ vectors.T + 2.0 * torch.eye(4).double().repeat(2, 2)
+    result = forward(config, ids)
+    _close(result.G["stem"], g)
+    _close(result.G["head"], 0.4 / 16 * _layernorm(g))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_blocks_by_hand_with_uniform_attention_and_identity(causal):
+    # C_Q = 0 makes the products vanish: every token averages over those it may see.
+    init = {"query": 0.0, "value": 1.3, "attention_output": 0.8, "mlp_in": 0.6, "mlp_out": 1.4}
+    config = _config(init=init, activation="identity", causal=causal)
+    result = forward(config, _x())
+    seen = torch.ones(3, 3).double()
+    seen = seen.tril() if causal else seen
+    uniform = torch.block_diag(*[seen / seen.sum(1, keepdim=True)] * 2)
+    g = result.G["stem"] + 1.3 * 0.8 * uniform @ _layernorm(result.G["stem"]) @ uniform.T
+    _close(result.G["attention.0"], g)
+    g = g + 0.6 * 1.4 * _layernorm(g)
+    _close(result.G["mlp.0"], g)
+    assert all(error.abs().max() == 0 for error in result.G_se.values())
+
+
+def test_mlp_adds_its_activation_kernel():
+    config = _config(init={"mlp_in": 0.5, "mlp_out": 1.7}, activation="silu")
+    result = forward(config, _x())
+    values, _ = activation_kernels(0.5 * result.F["attention.0"], "silu", 80)
+    _close(result.G["mlp.0"], result.G["attention.0"] + 1.7 * values)
+
+
+def test_a_single_token_attends_to_itself():
+    result = forward(_config(init={"value": 0.9, "attention_output": 0.5}), _x(3, 1))
+    _close(result.G["attention.0"], result.G["stem"] + 0.45 * result.F["stem"])
+
+
+def test_width_heads_ratio_and_outputs_change_nothing_and_s_only_the_head():
+    x = _x()
+    base = forward(_config(width=24, heads=2), x)
+    for change in ({"width": 96}, {"heads": 12}, {"mlp_ratio": 1}, {"outputs": 7}):
+        other = forward(_config(**{"width": 24, "heads": 2} | change), x)
+        assert all(torch.equal(base.G[block], other.G[block]) for block in base.blocks)
+    other = forward(_config(width=24, s=1.0), x)
+    assert torch.equal(base.G["mlp.0"], other.G["mlp.0"])
+    _close(other.G["head"], base.G["head"] / 24)
+
+
+def test_queries_and_keys_enter_as_a_product():
+    base, same, other = (
+        forward(_config(init={"query": query, "key": key}), _x()).G["attention.0"]
+        for query, key in ((1.0, 1.0), (4.0, 0.25), (1.0, 4.0))
+    )
+    _close(same, base)
+    assert float((other - base).abs().max()) > 0.05
+
+
+def _within_errors(one, two, block, order):
+    apart = (one.G[block][order][:, order] - two.G[block]).abs()
+    error = (one.G_se[block][order][:, order] ** 2 + two.G_se[block] ** 2).sqrt()
+    assert bool((apart <= 5 * error + 1e-3).all())
+
+
+def test_order_of_samples_and_tokens_is_a_label():
+    config, x = _config(draws=4096, depth=2, pooling=False), _x()
+    base = forward(config, x)
+    _within_errors(base, forward(config, x.flip(0)), "head", torch.tensor([3, 4, 5, 0, 1, 2]))
+    _within_errors(base, forward(config, x[:, [2, 0, 1]]), "head", torch.tensor([2, 0, 1, 5, 3, 4]))
+
+
+def test_later_tokens_matter_only_without_the_mask():
+    x = _x()
+    changed = x.clone()
+    changed[:, 2] = -3 * x[:, 2] + 1
+    early, size = torch.tensor([0, 1, 3, 4]), {"draws": 4096, "pooling": False}
+    for causal in (True, False):
+        config = _config(causal=causal, **size)
+        a, b = forward(config, x), forward(config, changed)
+        apart = (a.G["mlp.0"] - b.G["mlp.0"])[early][:, early].abs().max()
+        assert (float(apart) < 5e-3) is causal
+
+
+def test_errors_shrink_with_draws_and_reach_the_head():
+    few, many = (forward(_config(draws=draws, depth=2), _x()) for draws in (512, 16384))
+    for block in ("attention.0", "mlp.1", "head"):
+        assert 0 < float(many.G_se[block].max()) < 0.5 * float(few.G_se[block].max())
+        error = (many.G_se[block] ** 2 + few.G_se[block] ** 2).sqrt()
+        assert bool(((many.G[block] - few.G[block]).abs() < 6 * error + 1e-5).all())
+
+
+def test_attention_agrees_with_random_weight_matrices():
+    # Signals with exactly the kernel F, so that only O(H/n) and the sampling remain.
+    config, x, n, networks = _config(init={"query": 1.5, "value": 0.8}), _x(2, 2), 128, 250
+    result = forward(config, x)
+    generator = np.random.default_rng(0)
+    frame, _ = np.linalg.qr(generator.standard_normal((n, 4)))
+    s = math.sqrt(n) * np.linalg.cholesky(result.F["stem"].numpy()) @ frame.T
+    found = []
+    for _ in range(networks):
+        q, k, v, u = (
+            math.sqrt(c / n) * generator.standard_normal((n, n)) for c in (1.5, 1.0, 0.8, 1.0)
+        )
+        r = np.empty((4, n))
+        for a in (slice(0, 2), slice(2, 4)):
+            z = (s[a] @ q.T) @ (s[a] @ k.T).T / math.sqrt(n)
+            omega = np.exp(z) / np.exp(z).sum(1, keepdims=True)
+            r[a] = omega @ s[a] @ v.T @ u.T
+        found.append(r @ r.T / n)
+    expected = (result.G["attention.0"] - result.G["stem"]).numpy()
+    error = np.std(found, axis=0) / math.sqrt(networks)
+    assert error.max() < 0.02
+    assert (np.abs(np.mean(found, axis=0) - expected) < 4 * error + 2 / n).all()
+
+
+def test_contact_terms_agree_with_a_tied_network():
+    init = {"stem": 0.5, "position": 1.0, "value": 0.0, "mlp_out": 0.0}
+    config = _config("language", width=100, init=init, data={"tokens": 2}, norm_eps=0.0)
+    ids = torch.tensor([[3, 5], [3, 3]])
+    result = forward(config, ids)
+    contact = contact_terms(config, ids, result)
+    assert contact.outputs == (3, 5)
+    rows, columns = ids.flatten() == 3, ids.flatten() == 5
+    assert contact.leading[0][~rows].abs().max() == 0
+    assert contact.leading[1][~columns].abs().max() == 0
+    _close(contact.leading, 100 * contact.exchange)
+    generator, n, found = np.random.default_rng(1), 100, np.zeros((2, 4, 4))
+    for _ in range(2000):
+        words = math.sqrt(0.5) * generator.standard_normal((6, n))
+        z = words[ids.numpy()] + generator.standard_normal((2, n))
+        s = (z - z.mean(-1, keepdims=True)) / z.std(-1, keepdims=True)
+        out = np.einsum("vj,ptj->vpt", words[[3, 5]], s).reshape(2, 4) / math.sqrt(n)
+        found += np.einsum("vp,vq->vpq", out, out) / 2000
+    expected = result.G["head"] + contact.leading
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1.0)
+    assert float(contact.leading.max()) == pytest.approx(100 * 0.25 / 1.5)
+    vision = _config(depth=0)
+    assert contact_terms(vision, _x(), forward(vision, _x())) is None
+
+
+def test_a_signal_that_is_zero_is_refused():
+    with pytest.raises(UserError, match="block stem is zero at input 1.*raise init.stem"):
+        x = _x()
+        x[0, 1] = 0
+        forward(_config(init={"position": 0.0}, norm_eps=0.0), x)
+    with pytest.raises(UserError, match=r"shape \(2, 3, 5\): expected ids"):
+        forward(_config("language"), _x())
+
+
+def _run(capsys, tmp_path, *overrides, text="model:\n  stem: vision\n"):
+    path = tmp_path / "theory.yaml"
+    path.write_text(text)
+    small = ["model.depth=1", f"theory.attention_draws={_DRAWS}"]
+    kernels_module.main(["--config", str(path), *small, *overrides])
+    return capsys.readouterr().out
+
+
+def test_the_command_prints_predictions(capsys, tmp_path):
+    out = _run(capsys, tmp_path, "model.width=256")
+    assert "vision: 2 samples x 4 tokens, n = 256, H = 2, s = 0" in out
+    lines = {line.split()[0]: line.split() for line in out.splitlines() if line}
+    assert {"stem", "attention.0", "mlp.0", "head"} <= lines.keys()
+    assert float(lines["attention.0.query"][1]) == pytest.approx(1 / 256, rel=1e-3)
+    single = _run(capsys, tmp_path, "data.samples=1", "data.patch_size=8")
+    assert "1 samples x 1 tokens" in single and "nan" not in single
+
+
+@pytest.mark.parametrize("stem", ["vision", "language"])
+def test_the_command_prints_json(capsys, tmp_path, stem):
+    text = f"model:\n  stem: {stem}\n  pooling: {str(stem == 'vision').lower()}\n"
+    out = json.loads(_run(capsys, tmp_path, "--json", "init.query=0.5", text=text))
+    size = 2 if stem == "vision" else 8
+    assert out["blocks"] == ["stem", "attention.0", "mlp.0", "head"]
+    assert out["config"]["init"]["query"] == 0.5
+    for name in ("G", "G_se", "theta", "theta_se"):
+        assert np.shape(out[name]["mlp.0"]) == (8, 8)
+        assert np.shape(out[name]["head"]) == (size, size)
+    assert "head" not in out["F"]
+    for kinds in (out["groups"], out["parts"]):
+        np.testing.assert_allclose(sum(map(np.array, kinds["head"].values())), out["theta"]["head"])
+    assert out["tensors"].keys() == out["parts"]["head"].keys()
+    assert ("contact" in out) is (stem == "language")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.heads=3", "model.width 512 is not a multiple of model.heads 3"),
+        ("init.query=-1", "init.query: expected greater than or equal to 0, got -1"),
+        ("init.qeury=1", "unknown key 'init.qeury'; did you mean 'init.query'?"),
+        ("model.activation=tanhh", "model.activation: expected"),
+        ("init.mlp_in=400", "theory.quadrature_points 80 are too few for gelu at variance 400"),
+        ("data.first=5000", "data.first 5000 and data.samples 2 ask for more than the 1797 digits"),
+    ],
+)
+def test_the_command_explains_mistakes_in_one_line(capsys, tmp_path, override, message):
+    with pytest.raises(SystemExit) as stop:
+        _run(capsys, tmp_path, override)
+    captured = capsys.readouterr()
+    assert stop.value.code == 2 and captured.out == ""
+    assert captured.err.startswith("error: ") and captured.err.count("\n") == 1
+    assert message in captured.err

@@ -1,0 +1,92 @@
+"""The command that compares everything: its files, its figures, its exit codes, its errors."""
+
+from __future__ import annotations
+
+import csv
+import json
+
+import pytest
+
+from effective_theory import run
+
+SMALL = [
+    "measure.widths=[16, 32]", "measure.seeds=[6, 4]", "model.depth=1", "model.mlp_ratio=1",
+    "model.outputs=32", "theory.attention_draws=256", "theory.quadrature_points=16",
+    "bigram.widths=[16, 32, 64]", "bigram.seeds=8", "bigram.steps=1",
+]
+
+
+def call(*argv: str) -> int:
+    with pytest.raises(SystemExit) as done:
+        run.main(argv)
+    return done.value.code
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("theory")
+    # exponents of so few networks may miss their tolerance, which is exit code 1
+    assert call("--out", str(folder), "--workers", "1", *SMALL) in (0, 1)
+    return folder
+
+
+def test_writes_tables_json_and_figures(out):
+    with open(out / "kernels.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["stem"] for row in rows} == {"vision", "language"}
+    assert {row["width"] for row in rows} == {"16", "32", "inf"}
+    for name in ("vision", "language", "bigram"):
+        value = json.loads((out / f"{name}.json").read_text())
+        assert value["rows"] and value["config"] and value["environment"]["packages"]["torch"]
+    for figure in ("theory_kernels", "theory_error", "theory_shares", "bigram_exponents"):
+        assert (out / f"{figure}.png").stat().st_size > 5_000
+        assert (out / f"{figure}.pdf").exists()
+
+
+def test_every_prediction_of_the_table_is_in_the_json(out):
+    value = json.loads((out / "vision.json").read_text())
+    with open(out / "kernels.csv", newline="") as file:
+        count = sum(row["stem"] == "vision" for row in csv.DictReader(file))
+    assert len(value["rows"]) == count
+
+
+def test_ships_tables_with_where_they_were_made(tmp_path, monkeypatch):
+    from plots import tables
+
+    monkeypatch.setattr(tables, "DATA", tmp_path / "data")
+    (tmp_path / "data").mkdir()
+    call("bigram", "--ship", "--out", str(tmp_path / "out"), *SMALL[-3:])
+    shipped = tmp_path / "data" / "effective_theory_bigram.csv"
+    assert shipped.read_text() == (tmp_path / "out" / "bigram.csv").read_text()
+    origin = json.loads(shipped.with_suffix(".json").read_text())
+    assert origin["environment"]["python"]
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["vison"], "vison: expected one of vision, language, bigram, the path of a YAML file"),
+        (["nowhere.yaml"], "nowhere.yaml"),
+        (["vision", "model.heads=3"], "model.width 512 is not a multiple of model.heads 3"),
+        (["vision", "init.query=-1"], "init.query"),
+        (["vision", "bigram.seeds=3"], "the bigram model is not among vision"),
+        (["bigram", "model.depth=1"], "keys of the bigram model are written bigram.key=value"),
+        (["bigram", "bigram.widths=[64]"], "at least two different widths"),
+        (["vision", "measure.widths=[64, 128]"], "measure.seeds has"),
+        (["--workers", "0"], "--workers 0: expected at least 1"),
+    ],
+)
+def test_a_users_mistake_is_one_line(words, message, tmp_path, capsys):
+    assert call("--out", str(tmp_path / "out"), *words) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missed_tolerance_is_exit_code_1(monkeypatch, tmp_path, capsys):
+    from effective_theory.bigram import Row
+
+    monkeypatch.setattr(Row, "met", property(lambda row: row.column != "h_1"))
+    monkeypatch.setattr(run, "_draw", lambda *_: None)
+    assert call("bigram", "--out", str(tmp_path), *SMALL[-3:]) == 1
+    assert "missed: " in capsys.readouterr().err
