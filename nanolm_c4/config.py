@@ -2,39 +2,79 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from training.config import PositiveFloat, PositiveInt, RunConfig, Section
+from training.config import ObservedLoopConfig, PositiveFloat, PositiveInt, RunConfig, Section
+
+Alpha = Annotated[float, Field(ge=0.5, le=1)]
 
 
 class ModelConfig(Section):
-    """The decoder's shape; heads = width / head_dim."""
+    """The decoder's shape; a file gives width or heads, and either is there to read."""
 
-    width: PositiveInt
-    """Residual width D."""
+    width: PositiveInt | None = None
+    """Residual width D, a multiple of head_dim; in its place heads may be given."""
+    heads: PositiveInt | None = None
+    """Attention heads, width / head_dim; given in place of width, they stay as head_dim varies."""
     layers: PositiveInt
     """Blocks L."""
     head_dim: PositiveInt
-    """Head dimension h; must divide the width."""
+    """Head dimension h (Bordelon et al.: N); must divide the width."""
     mlp_ratio: PositiveInt = 4
-    """MLP width F as a multiple of D."""
+    """MLP width F as a multiple of D; bordelon has no default (the paper's is 1)."""
     context: PositiveInt
     """Tokens per row T."""
     vocab_size: PositiveInt | None = None
     """Rows of embedding and readout; by default the tokeniser's size. The paper has 32,101."""
 
+    @model_validator(mode="after")
+    def _width_is_whole_heads(self) -> ModelConfig:
+        if (self.width is None) == (self.heads is None):
+            which = "neither" if self.width is None else "both"
+            raise ValueError(
+                f"expected one of model.width and model.heads, got {which}; width is heads times "
+                "model.head_dim"
+            )
+        if self.width is not None and self.width % self.head_dim:
+            raise ValueError(
+                f"model.width {self.width} is not a multiple of model.head_dim {self.head_dim}"
+            )
+        width = self.width or self.heads * self.head_dim
+        # A section is frozen; this is the end of its making.
+        object.__setattr__(self, "width", width)
+        object.__setattr__(self, "heads", width // self.head_dim)
+        return self
+
+    @model_serializer(mode="wrap")
+    def _with_width(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """One model is one config, and one run, whichever of the two a file gives."""
+        return {key: value for key, value in dump(self).items() if key != "heads"}
+
+
+BORDELON = "bordelon"
+# The keys that a rule needs, and all that it has beside them.
+_EVERETT_NEEDS = ("alignment", "base_width")
+_GAMMAS = ("gamma_embedding", "gamma_hidden", "gamma_readout")
+_EVERETT_HAS = (*_EVERETT_NEEDS, *_GAMMAS, "eps_per_layer", "embedding_std", "qk_exponent")
+_BORDELON_NEEDS = _BORDELON_HAS = ("alpha_attention", "alpha_depth", "beta0", "gamma0")
+_BORDELON_OPTIMIZERS = ("adam", "adam_atan2", "sgd")
+
 
 class PrescriptionConfig(Section):
-    """Which rule gives every tensor its numbers (Everett et al., Table 1)."""
+    """Which rule gives every tensor its numbers, and that rule's own keys.
 
-    parameterization: Literal["standard", "ntk", "mup", "mean_field"]
-    """Initialisation and multiplier."""
-    alignment: Literal["full", "none", "global"]
-    """Learning-rate exponents; global is one rate for all tensors."""
-    base_width: PositiveInt
-    """Width at which all learning-rate exponents cancel."""
+    standard, ntk, mup and mean_field are Everett et al., Table 1; bordelon is Bordelon, Chaudhry
+    and Pehlevan, section 2.
+    """
+
+    parameterization: Literal["standard", "ntk", "mup", "mean_field", "bordelon"]
+    """Initialisation and multiplier; bordelon also rates, attention and residual branches."""
+    alignment: Literal["full", "none", "global"] | None = None
+    """Learning-rate exponents; global is one rate for all tensors. All rules but bordelon."""
+    base_width: PositiveInt | None = None
+    """Width at which all learning-rate exponents cancel. All rules but bordelon."""
     gamma_embedding: PositiveFloat = 1.0
     """Constant on the embedding type's rate."""
     gamma_hidden: PositiveFloat = 1.0
@@ -47,6 +87,34 @@ class PrescriptionConfig(Section):
     """Scale of embedding and positions after the multiplier; by default 0.01, and 1 for mup."""
     qk_exponent: Annotated[float, Field(ge=-2, le=0)] | None = None
     """Attention logits are multiplied by h^this; by default -1/2, and -1 for mup, mean_field."""
+    alpha_attention: Alpha | None = None
+    """bordelon: attention logits are multiplied by head_dim^(-this)."""
+    alpha_depth: Alpha | None = None
+    """bordelon: residual branches are multiplied by beta0 layers^(-this)."""
+    beta0: PositiveFloat | None = None
+    """bordelon: constant on every residual branch."""
+    gamma0: PositiveFloat | None = None
+    """bordelon: logits are divided by it; large is rich training, small is lazy."""
+
+    @model_validator(mode="after")
+    def _keys_are_the_rules_own(self) -> PrescriptionConfig:
+        rule, ours = self.parameterization, self.parameterization == BORDELON
+        for key in _BORDELON_NEEDS if ours else _EVERETT_NEEDS:
+            if getattr(self, key) is None:
+                raise ValueError(f"key 'prescription.{key}' is missing; {rule} needs a value")
+        owner = "Everett et al.'s rules" if ours else BORDELON
+        for key in _EVERETT_HAS if ours else _BORDELON_HAS:
+            if key in self.model_fields_set and getattr(self, key) is not None:
+                raise ValueError(
+                    f"prescription.{key} belongs to {owner} and not to {rule}; leave it out"
+                )
+        return self
+
+    @model_serializer(mode="wrap")
+    def _own_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The keys of this rule: what another one has is no part of which run it is."""
+        others = _EVERETT_HAS if self.parameterization == BORDELON else _BORDELON_HAS
+        return {key: value for key, value in dump(self).items() if key not in others}
 
 
 class DataConfig(Section):
@@ -82,12 +150,19 @@ class Config(RunConfig):
     model: ModelConfig
     prescription: PrescriptionConfig
     data: DataConfig
+    training: ObservedLoopConfig
 
     @model_validator(mode="after")
-    def _heads_are_whole(self) -> Config:
-        if self.model.width % self.model.head_dim:
+    def _bordelon_is_complete(self) -> Config:
+        if self.prescription.parameterization != BORDELON:
+            return self
+        if "mlp_ratio" not in self.model.model_fields_set:
             raise ValueError(
-                f"model.width {self.model.width} is not a multiple of model.head_dim "
-                f"{self.model.head_dim}"
+                "key 'model.mlp_ratio' is missing; bordelon has no default, and the paper's is 1"
+            )
+        if self.optimizer.name not in _BORDELON_OPTIMIZERS:
+            raise ValueError(
+                f"optimizer.name {self.optimizer.name}: bordelon has rates for "
+                f"{', '.join(_BORDELON_OPTIMIZERS)}; choose one of them"
             )
         return self

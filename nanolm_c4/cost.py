@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from nanolm_c4.config import Config, ModelConfig
+from nanolm_c4.config import BORDELON, Config, ModelConfig
 from training.memory import BF16, FP32, ceil, communication, linear_cross_entropy, peak
 
 # What training/optimizers.py keeps in the shape of every tensor; adafactor is counted below.
@@ -19,7 +19,8 @@ _FACTORED_FROM = 128  # training.optimizers.ADAFACTOR_MIN_DIM
 # Their step on a GPU holds one more number per weight of a group (torch has no fused kernel).
 _UNFUSED = ("adam_param_scaling", "adafactor", "adam_atan2")
 # Hidden weights have a multiplier n^(-1/2) (Everett et al., Table 1): a product that is kept.
-_MULTIPLIED = ("ntk", "mean_field")
+_MULTIPLIED = ("ntk", "mean_field", BORDELON)
+_BIAS_COLUMNS = 8  # nanolm_c4.model: what a readout's bias adds to the loss's matrices
 
 
 def vocabulary(config: Config) -> int:
@@ -40,6 +41,16 @@ def flops(config: Config) -> float:
     return 6.0 * tokens * (blocks + attention + vocabulary(config) * shape.width)
 
 
+def flops_by_parameters(config: Config) -> float:
+    """Training FLOPs as Bordelon et al., Fig. 12, count them: 6 per parameter and token.
+
+    Of all parameters, embeddings included, and without attention's products: `flops` is closer to
+    what a machine does. (The caption says "6 Params"; it leaves the tokens out.)
+    """
+    tokens = config.training.steps * tokens_per_step(config)
+    return 6.0 * tokens * parameters(config)["total"]
+
+
 def tokens_per_step(config: Config) -> int:
     """Positions of one optimiser step, over all GPUs and micro-batches."""
     return config.training.batch_size * config.model.context
@@ -49,7 +60,8 @@ def parameters(config: Config) -> dict[str, int]:
     """Numbers of parameters as Everett et al., Table 3, count them.
 
     embedding = V D; non_embedding, with readout, positions and scales in it as in the table, is
-    L (4 + 2r) D^2 + V D + T D + (2L + 1) D; total is their sum.
+    L (4 + 2r) D^2 + V D + T D + (2L + 1) D; total is their sum. Bordelon et al.'s decoder has no
+    scales and a readout's bias: V in place of (2L + 1) D.
     """
     total = sum(rows * columns * count for rows, columns, count in _tensors(config))
     embedding = vocabulary(config) * config.model.width
@@ -58,15 +70,21 @@ def parameters(config: Config) -> dict[str, int]:
 
 def _tensors(config: Config) -> list[tuple[int, int, int]]:
     """(rows, columns, how many) of every kind of tensor; vectors have one row."""
-    shape = config.model
+    shape, words = config.model, vocabulary(config)
     hidden = shape.mlp_ratio * shape.width
+    bias, scales = (1, words, 1), (1, shape.width, 2 * shape.layers + 1)
     return [
-        (vocabulary(config), shape.width, 2),  # embedding and readout
+        (words, shape.width, 2),  # embedding and readout
         (shape.context, shape.width, 1),
         (shape.width, shape.width, 4 * shape.layers),
         (hidden, shape.width, 2 * shape.layers),
-        (1, shape.width, 2 * shape.layers + 1),
+        bias if _is_bordelon(config) else scales,
     ]
+
+
+def _is_bordelon(config: Config) -> bool:
+    """Whether the readout has a bias, and the norms no scales."""
+    return config.prescription.parameterization == BORDELON
 
 
 def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]:
@@ -87,14 +105,13 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     share = math.ceil(config.training.batch_size / (shards * replicas))
     rows = min(config.training.micro_batch_size or share, share)
     positions, low = rows * config.model.context, config.training.precision == "bf16"
-    words, width = vocabulary(config), config.model.width
     parts = {
         "weights": ceil(weights, shards),
         "gradients": ceil(weights, shards),
         "optimizer": ceil(optimizer_state(config), shards),
         "weight_copies": _weight_copies(config, shards),
         "activations": activations(config, rows, recomputed=shards > 1),
-        "loss": linear_cross_entropy(positions, width, words, low),
+        "loss": _loss(config, positions, low),
         "communication": _communication(config, shards, replicas),
         "update": ceil(weights, shards) if config.optimizer.name in _UNFUSED else 0,
     }
@@ -120,18 +137,28 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
     output, and the MLP's hidden layer before and after GELU: (8 + 2r) D. Under bf16 autocast the
     residual stream stays float32, the rest is bf16, and q, k, v each keep their own rounding of
     their common input. Four numbers are the norms' means and deviations, H the attention's
-    logarithms. After the blocks: the last norm's input, the gradient of its output, the ids.
+    logarithms. After the blocks: the last norm's input, the gradient of its output (which a
+    readout's bias widens by its columns), the ids.
     Where blocks are recomputed, each keeps its input, and one of them all of it.
     """
     shape, width = config.model, config.model.width
-    heads = width // shape.head_dim
     numbers = FP32 * (8 + 2 * shape.mlp_ratio) * width
     if config.training.precision == "bf16":
         numbers = 2 * FP32 * width + BF16 * (8 + 2 * shape.mlp_ratio) * width
-    block = numbers + FP32 * (4 + heads)
+    block = numbers + FP32 * (4 + shape.heads)
     blocks = shape.layers * FP32 * width + block if recomputed else shape.layers * block
-    ends = FP32 * (2 * width + 2) + 8  # ids are int64
+    columns = _BIAS_COLUMNS if _is_bordelon(config) else 0
+    ends = FP32 * (2 * width + columns + 2) + 8  # ids are int64
     return rows * shape.context * (blocks + ends) + 8 * shape.context
+
+
+def _loss(config: Config, positions: int, low: bool) -> int:
+    """Bytes of readout and loss, see training.memory; a bias joins a copy of the matrix."""
+    words, width = vocabulary(config), config.model.width
+    if not _is_bordelon(config):
+        return linear_cross_entropy(positions, width, words, low)
+    width += _BIAS_COLUMNS
+    return linear_cross_entropy(positions, width, words, low) + FP32 * words * width
 
 
 def _weight_copies(config: Config, shards: int) -> int:
@@ -155,5 +182,6 @@ def _block(shape: ModelConfig) -> int:
 def _communication(config: Config, shards: int, replicas: int) -> int:
     """Bytes of what GPUs exchange, see training.memory."""
     shape, total, block = config.model, parameters(config)["total"], _block(config.model)
-    outside = total - shape.layers * (block + 2 * shape.width)
+    scales = 0 if _is_bordelon(config) else 2 * shape.width
+    outside = total - shape.layers * (block + scales)
     return communication(total, outside, block, shards, replicas)

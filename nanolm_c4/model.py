@@ -1,7 +1,9 @@
-"""NanoDO's decoder with the multipliers of a parameterisation (Everett et al., App. C).
+"""The decoders of two papers, with the multipliers of a parameterisation.
 
-Pre-LayerNorm, learned positions, GELU in the tanh form, untied embedding and readout, no biases,
-LayerNorm with a scale and eps 1e-6, a last LayerNorm before the readout.
+NanoDO's (Everett et al., App. C): pre-LayerNorm, learned positions, GELU in the tanh form, untied
+embedding and readout, no biases, LayerNorm with a scale and eps 1e-6, a last LayerNorm before the
+readout. Bordelon, Chaudhry & Pehlevan's (App. B) differs in three things: norms have no scale,
+every residual branch has a multiplier, and the readout has a bias.
 
 Sizes: B batch, T context, V vocabulary, D width, H heads, K head dimension, F MLP width.
 """
@@ -58,27 +60,62 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x_BxTxD), approximate="tanh"))
 
 
-class Block(nn.Module):
-    """One pre-LayerNorm block: attention, then MLP, each on a residual branch."""
+def layer_norm(width: int, scale: bool) -> nn.Module:
+    """Normalisation over the last axis, with a scale or with no parameter at all; eps 1e-6."""
+    return LayerNorm(width) if scale else nn.LayerNorm(width, 1e-6, elementwise_affine=False)
 
-    def __init__(self, width: int, heads: int, hidden: int, attention_scale: float) -> None:
+
+class Block(nn.Module):
+    """One pre-LayerNorm block: attention, then MLP, on residual branches times `multiplier`."""
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        attention_scale: float,
+        multiplier: float,
+        norm_scale: bool,
+    ) -> None:
         super().__init__()
-        self.attention_norm = LayerNorm(width)
+        self.multiplier = multiplier
+        self.attention_norm = layer_norm(width, norm_scale)
         self.attention = Attention(width, heads, attention_scale)
-        self.mlp_norm = LayerNorm(width)
+        self.mlp_norm = layer_norm(width, norm_scale)
         self.mlp = MLP(width, hidden)
 
     def forward(self, x_BxTxD: torch.Tensor) -> torch.Tensor:
         """(B, T, D) -> (B, T, D)."""
-        x_BxTxD = x_BxTxD + self.attention(self.attention_norm(x_BxTxD))
-        return x_BxTxD + self.mlp(self.mlp_norm(x_BxTxD))
+        # x + alpha * branch in one pass, which at alpha = 1 is x + branch to the last bit.
+        branch_BxTxD = self.attention(self.attention_norm(x_BxTxD))
+        x_BxTxD = torch.add(x_BxTxD, branch_BxTxD, alpha=self.multiplier)
+        branch_BxTxD = self.mlp(self.mlp_norm(x_BxTxD))
+        return torch.add(x_BxTxD, branch_BxTxD, alpha=self.multiplier)
+
+
+# One for the bias; the others are zeros, so that rows stay a multiple of 16 bytes in bf16: matrix
+# products on a GPU are far slower otherwise.
+BIAS_COLUMNS = 8
+
+
+def with_bias_columns(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """x' (N, D + 8) and weight' (V, D + 8) with x' @ weight'.T = x @ weight.T + bias.
+
+    For a loss that forms its logits from a matrix alone. x (N, D), weight (V, D), bias (V).
+    """
+    pad = (0, BIAS_COLUMNS - 1)
+    ones = F.pad(x.new_ones(len(x), 1), pad)
+    return torch.cat([x, ones], 1), torch.cat([weight, F.pad(bias[:, None], pad)], 1)
 
 
 class Decoder(nn.Module):
     """A decoder-only language model of `layers` blocks.
 
-    Has 12 L D^2 + 2 V D + T D + (2L + 1) D parameters at the MLP width F = 4D. `attention_scale`
-    comes from the prescription. The loss never holds all logits at once.
+    Has L (4 D^2 + 2 D F) + 2 V D + T D parameters, (2L + 1) D more with `norm_scale` and V more
+    with `readout_bias`. `attention_scale` and `residual_multiplier` come from the prescription.
+    The loss never holds all logits at once.
     """
 
     def __init__(
@@ -91,16 +128,22 @@ class Decoder(nn.Module):
         head_dim: int,
         mlp_ratio: int,
         attention_scale: float,
+        residual_multiplier: float = 1.0,
+        norm_scale: bool = True,
+        readout_bias: bool = False,
     ) -> None:
         super().__init__()
         width = heads * head_dim
         self.token_embedding = Embedding(vocab_size, width)
         self.position_embedding = Embedding(context, width)
         self.blocks = nn.ModuleList(
-            Block(width, heads, mlp_ratio * width, attention_scale) for _ in range(layers)
+            Block(
+                width, heads, mlp_ratio * width, attention_scale, residual_multiplier, norm_scale
+            )
+            for _ in range(layers)
         )
-        self.final_norm = LayerNorm(width)
-        self.readout = Linear(width, vocab_size)
+        self.final_norm = layer_norm(width, norm_scale)
+        self.readout = Linear(width, vocab_size, bias=readout_bias)
 
     def forward(
         self, ids_BxT: torch.Tensor, targets_BxT: torch.Tensor | None = None
@@ -116,9 +159,7 @@ class Decoder(nn.Module):
         x_BxTxD = self.final_norm(x_BxTxD)
         if targets_BxT is None:
             return at_least_float32(self.readout(x_BxTxD))
-        return linear_cross_entropy(
-            x_BxTxD.flatten(0, 1),
-            self.readout.weight,
-            targets_BxT.flatten(),
-            self.readout.multiplier,
-        )
+        x, weight = x_BxTxD.flatten(0, 1), self.readout.weight
+        if self.readout.bias is not None:
+            x, weight = with_bias_columns(x, weight, self.readout.bias)
+        return linear_cross_entropy(x, weight, targets_BxT.flatten(), self.readout.multiplier)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nanolm_c4.config import Config
+from nanolm_c4.config import BORDELON, Config
 from nanolm_c4.cost import flops, parameters, tokens_per_step  # noqa: F401 - for sweeps
 from training import cli
 from training.config import load
@@ -19,13 +19,26 @@ EXPERIMENT = "nanolm_c4"
 
 
 def prescription(config: Config):
-    """The config's prescription at the model's width."""
-    from param_groups import Everett
+    """The config's prescription at the model's size."""
+    from param_groups import Bordelon, Everett
 
+    rule, shape = config.prescription, config.model
+    if rule.parameterization == BORDELON:
+        return Bordelon(
+            head_dim=shape.head_dim,
+            heads=shape.heads,
+            depth=shape.layers,
+            optimizer=config.optimizer.name,
+            alpha_attention=rule.alpha_attention,
+            alpha_depth=rule.alpha_depth,
+            beta0=rule.beta0,
+            gamma0=rule.gamma0,
+            zero_readout=True,
+        )
     return Everett(
-        width=config.model.width,
+        width=shape.width,
         optimizer=config.optimizer.name,
-        **config.prescription.model_dump(),
+        **rule.model_dump(),
     )
 
 
@@ -33,27 +46,40 @@ def build_model(config: Config, vocab_size: int):
     """The decoder, allocated but not initialised: the plan does that."""
     from nanolm_c4.model import Decoder
 
-    shape = config.model
+    shape, rule = config.model, prescription(config)
+    everett = config.prescription.parameterization != BORDELON
     return Decoder(
         vocab_size=vocab_size,
         context=shape.context,
         layers=shape.layers,
-        heads=shape.width // shape.head_dim,
+        heads=shape.heads,
         head_dim=shape.head_dim,
         mlp_ratio=shape.mlp_ratio,
-        attention_scale=prescription(config).attention_scale(shape.head_dim),
+        attention_scale=rule.attention_scale(shape.head_dim),
+        residual_multiplier=rule.residual_multiplier(),
+        norm_scale=everett,
+        readout_bias=not everett,
     )
+
+
+def rules(config: Config):
+    """The role of every tensor that the config's model has."""
+    from param_groups.roles import DECODER_RULES, Role, Rule
+
+    if config.prescription.parameterization != BORDELON:
+        return DECODER_RULES
+    no_scales = [rule for rule in DECODER_RULES if rule.role is not Role.NORM_SCALE]
+    return (*no_scales, Rule("readout.bias", Role.READOUT_BIAS))
 
 
 def build_plan(config: Config, model):
     """Every tensor's numbers."""
     from param_groups import plan
-    from param_groups.roles import DECODER_RULES
 
     optimizer = config.optimizer
     return plan(
         model,
-        DECODER_RULES,
+        rules(config),
         prescription(config),
         lr=optimizer.lr,
         eps=optimizer.epsilon,

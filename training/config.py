@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from training.errors import UserError
 
@@ -121,6 +129,21 @@ class LoopConfig(Section):
     """Steps between probes of every tensor and dense layer, from the first on; 0 for none."""
     probe_samples: PositiveInt = 8
     """Validation samples that a probe's forward pass sees, from the first on."""
+
+
+class ObservedLoopConfig(LoopConfig):
+    """The loop of an experiment whose model `training.representations` can observe."""
+
+    observe_every: Count = 0
+    """Steps between observations of the representations, from step 0 on; 0 for none."""
+    observe_samples: PositiveInt = 8
+    """Validation samples that an observation sees, from the first on."""
+
+    @model_serializer(mode="wrap")
+    def _observed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Keys of observations only where there are any: without, a run is what it always was."""
+        own = () if self.observe_every else ("observe_every", "observe_samples")
+        return {key: value for key, value in dump(self).items() if key not in own}
 
 
 class CheckpointConfig(Section):
@@ -325,7 +348,7 @@ def load(kind: type[SectionType], path: Path | str, overrides: Sequence[str] = (
 
 
 def to_yaml(config: Section) -> str:
-    """The resolved config: every field, defaults included."""
+    """The resolved config: every field that decides the run, defaults included."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 

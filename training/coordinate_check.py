@@ -1,6 +1,8 @@
-"""The coordinate check: do activations and updates scale with width as the prescription says?
+"""The coordinate check: do activations and updates scale with size as the prescription says?
 
     python -m training.coordinate_check nanolm_c4 nanolm_c4/configs/laptop.yaml [key=value ...]
+    python -m training.coordinate_check vit_cifar5m vit_cifar5m/configs/laptop.yaml \
+        --scan model.head_dim --widths 8 16 32 64
     python -m training.coordinate_check examples/coordinate_check_mlp.py
 
 trains a few steps at several widths and seeds, without warm-up, and fits the power of the width in
@@ -29,6 +31,11 @@ experiment the check sets some keys that do not depend on width (CHECK_SETTINGS:
 step, embeddings of scale 1, no weight decay, mixing or dropout, and an eighth of the learning rate)
 unless they are given on the command line; `--as-configured` leaves them all alone.
 
+`--scan KEY` goes through the values of another key than the width: model.heads and model.head_dim,
+whose width is in proportion, or model.layers, where the prescription has a rule for the depth
+(Bordelon et al., 2024). The powers then are of that size. Models of different depths are compared
+by the RMS over all their blocks, which stands under names like blocks.*.mlp.up.
+
 Your own model: a file with `def task(width: int, seed: int) -> Check`, see `Check`.
 
 Exit code: 0, 1 if a verdict is bad (grows, shrinks, unclear, not finite), 2 for a mistake in the
@@ -47,7 +54,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
@@ -79,11 +86,15 @@ ALONG = " along the loss gradient"
 # bring the widths of a laptop into the range where the exponents show. Thousands of tokens, as
 # many as widths, hide how updates align with activations; an embedding of 0.01, Everett et al.'s
 # constant, moves by its own size in a step and covers the changes of all other layers; so does
-# any other rate that is large enough for the norms to saturate. Weight decay moves a tensor by a
-# share of itself, whatever its rate. One sample cannot be mixed with another; dropout is noise.
+# any other rate that is large enough for the norms to saturate. Residual branches larger than the
+# stream hide at few blocks what happens at many, and an output that is divided by a small gamma0
+# starts as large as the loss can feel. Weight decay moves a tensor by a share of itself,
+# whatever its rate. One sample cannot be mixed with another; dropout is noise.
 CHECK_SETTINGS: dict[str, Any] = {
     "training.batch_size": 1,
     "prescription.embedding_std": 1.0,
+    "prescription.beta0": 1.0,
+    "prescription.gamma0": 1.0,
     "optimizer.weight_decay": 0.0,
     "data.augmentation.mixup": 0.0,
     "data.augmentation.cutmix": 0.0,
@@ -156,6 +167,9 @@ def measure(
     `build` returns the Check of a (width, seed). Modules are measured by forward hooks, without
     dropout: those that own a planned tensor, and the blocks of a ModuleList or Sequential.
     `silent` lists those whose forward was never called. `progress` is told each run that is done.
+
+    `widths` may be of any size that `build` understands. If it is the depth of a prescription that
+    has one, and nothing else, points are of all blocks together.
     """
     _check_numbers(widths, steps, seeds)
     result = Measurement()
@@ -172,8 +186,30 @@ def measure(
             modules[width] = {point.name for point in points if point.quantity == "init"}
             if progress is not None:
                 progress(f"width {width} seed {seed}")
+    if scanned(result.plans) == "depth":
+        result.points = _over_blocks(result.points)
+        modules = {depth: set(map(pooled, names)) for depth, names in modules.items()}
     _refuse_unlike(modules, result.plans)
     return result
+
+
+def scanned(plans: Mapping[int, Plan]) -> str:
+    """The size in which the plans differ: depth or head_dim where it is that alone, else width."""
+    rules = [plan.prescription for plan in plans.values()]
+    sizes = [key for key in ("head_dim", "heads", "depth") if len({r.get(key) for r in rules}) > 1]
+    return sizes[0] if sizes in (["depth"], ["head_dim"]) else "width"
+
+
+def _over_blocks(points: Sequence[Point]) -> list[Point]:
+    """The RMS over all blocks of what each of them has, so that depths can be compared."""
+    groups: dict[Point, list[float]] = {}
+    for point in points:
+        group = replace(point, name=pooled(point.name), rms=0.0)
+        groups.setdefault(group, []).append(point.rms)
+    return [
+        replace(group, rms=math.sqrt(sum(rms * rms for rms in values) / len(values)))
+        for group, values in groups.items()
+    ]
 
 
 def _check_numbers(widths: Sequence[int], steps: int, seeds: Sequence[int]) -> None:
@@ -418,12 +454,18 @@ FIRST_STEPS = Alignment(alpha=1, omega=Fraction(1, 2), u=0, omega_readout=1)
 
 @dataclass(frozen=True)
 class Theory:
-    """The exponents of a prescription; `alignment` is what its rates assume, None for one rate."""
+    """The exponents of a prescription; `alignment` is what its rates assume, None for one rate.
+
+    `query_key` is what the updates of queries and keys have beyond those of other matrices;
+    `query_key_first` is added in the first steps.
+    """
 
     parameterization: Parameterization
     optimizer: str
     c: Mapping[str, Fraction]
     alignment: Alignment | None
+    query_key: Fraction = Fraction(0)
+    query_key_first: Fraction = Fraction(0)
 
     def change(self, part: str, alignment: Alignment) -> Fraction:
         """The power of the width in the change of a part's output."""
@@ -448,6 +490,29 @@ class Theory:
         return exponents.gradient_exponents(self.parameterization)[layer] - c - exponent.a
 
 
+@dataclass(frozen=True)
+class DepthTheory(Theory):
+    """Powers of the depth in Bordelon et al.'s rule: scales are constant, and so are changes.
+
+    Weights of a block move by L^(alpha_depth - 1), (12) and (17), and what they alone do to
+    queries and keys is as small, (15); the residual stream moves by order 1 in any case.
+    """
+
+    alpha_depth: Fraction = Fraction(1)
+
+    def change(self, part: str, alignment: Alignment) -> Fraction:
+        """Constant for every part: that is what the rule is for."""
+        return Fraction(0)
+
+    def init(self, part: str) -> Fraction:
+        """Constant, logits included."""
+        return Fraction(0)
+
+    def update(self, layer: str) -> Fraction:
+        """The power of the depth in multiplier times update."""
+        return self.alpha_depth - 1 if layer == "hidden" else Fraction(0)
+
+
 def prescription_of(plan: Plan) -> Prescription | None:
     """The prescription a plan was made by; None if it is not one of the papers'."""
     known = {"everett": Everett, "dinan": Dinan, "bordelon": Bordelon}
@@ -460,16 +525,17 @@ def prescription_of(plan: Plan) -> Prescription | None:
     return kind(**fields) if kind else None
 
 
-def theory_of(prescription: Prescription | None) -> Theory | None:
-    """The width exponents of a prescription; None where they are unknown.
+def theory_of(prescription: Prescription | None, size: str = "width") -> Theory | None:
+    """The exponents of a prescription in its width; None where they are unknown.
 
-    Unknown are those of foreign prescriptions, and of Dinan et al.'s BART, whose hidden matrices
-    start at one scale for all widths.
+    Bordelon et al.'s rule also has those of the head dimension and the depth, as `scanned` names
+    them. Unknown are those of foreign prescriptions, and of Dinan et al.'s BART, whose hidden
+    matrices start at one scale for all widths.
     """
     if isinstance(prescription, Everett):
         return _everett(prescription)
     if isinstance(prescription, Bordelon):
-        return _bordelon(prescription)
+        return _bordelon(prescription, size)
     if isinstance(prescription, Dinan) and prescription.init == "vit":
         return _dinan(prescription)
     return None
@@ -499,8 +565,13 @@ def _dinan(prescription: Dinan) -> Theory:
     return Theory(table, prescription.optimizer, c, alignment)
 
 
-def _bordelon(prescription: Bordelon) -> Theory:
-    """Width n = N H: the class of mean field, with muP's embedding under Adam."""
+def _bordelon(prescription: Bordelon, size: str) -> Theory:
+    """Width n = N H: the class of mean field, with muP's embedding under Adam.
+
+    With the head dimension N, queries and keys move by N^(alpha_attention - 1), (15), and under
+    SGD at first by N^(-1/2) of that, for the values that attention mixes do not align with the
+    gradient yet (Fig. 13).
+    """
     half = Fraction(1, 2)
     if prescription.optimizer == "sgd":
         table = Parameterization(Layer(0, 0), Layer(half, 0), Layer(1, 0))
@@ -509,7 +580,14 @@ def _bordelon(prescription: Bordelon) -> Theory:
         table = Parameterization(Layer(-half, half), Layer(half, 0), Layer(half, half))
         c, family = half, "adam"
     rates = dict.fromkeys(exponents.LAYERS, c)
-    return Theory(table, family, rates, exponents.TENSOR_PROGRAMS)
+    theory = (table, family, rates, exponents.TENSOR_PROGRAMS)
+    if size == "depth":
+        alpha = exponents.fraction(prescription.alpha_depth)
+        return DepthTheory(*theory, alpha_depth=alpha)
+    if size == "head_dim":
+        first = -half if family == "sgd" else Fraction(0)
+        return Theory(*theory, exponents.fraction(prescription.alpha_attention) - 1, first)
+    return Theory(*theory)
 
 
 def expectation(
@@ -561,7 +639,7 @@ def fit(measurement: Measurement, tolerance: float = TOLERANCE) -> list[Slope]:
         key = (point.quantity, point.name, point.part, point.step)
         groups.setdefault(key, []).append(point)
     plan = measurement.plans[min(measurement.plans)]
-    theory = theory_of(prescription_of(plan))
+    theory = theory_of(prescription_of(plan), scanned(measurement.plans))
     return [
         _judged(key, points, _expected(key, measurement, theory), theory, tolerance)
         for key, points in groups.items()
@@ -575,26 +653,38 @@ def _expected(
     quantity, name, part, _ = key
     if quantity != "update":
         return expectation(theory, quantity, part)
-    return (_expected_update(name, measurement.plans, theory),) * 2
+    aim = _expected_update(name, measurement.plans, theory)
+    later = theory is not None and aim is not None and _is_query_or_key(name, measurement.plans)
+    return aim, aim + float(theory.query_key_first) if later else aim
+
+
+def _is_query_or_key(name: str, plans: Mapping[int, Plan]) -> bool:
+    return _row(plans[min(plans)], name).role in (Role.QUERY, Role.KEY)
+
+
+def _row(plan: Plan, name: str) -> Row:
+    """A tensor's row; all blocks have the numbers of the first."""
+    return plan[name.replace(".*.", ".0.")]
 
 
 def _expected_update(
     name: str, plans: Mapping[int, Plan], theory: Theory | None
 ) -> float | None:
     """The power of the width in a tensor's update: the theory's, or that of the planned rate."""
-    row = plans[min(plans)][name]
+    row = _row(plans[min(plans)], name)
     # Exponents are of inputs and hidden layers; a bias of the output is neither.
     if theory is None or row.role == Role.READOUT_BIAS:
         family = OPTIMIZER_FAMILY.get(str(plans[min(plans)].prescription.get("optimizer", "adam")))
-        rates = [plans[width][name].lr for width in plans]
+        rates = [_row(plans[width], name).lr for width in plans]
         return power_law(list(plans), rates).exponent if family == "adam" and min(rates) else None
     starts_at_zero = row.init_std == 0 and row.init_mean == 0
     layer = LAYER_TYPE[Role.QUERY if row.role == Role.QKV else Role(row.role)]
     if theory.optimizer == "adafactor" and starts_at_zero:  # scaled by the floor, not by itself
         return float(-theory.c[layer])
     # n^-d is multiplier times update; a plan that has absorbed the multiplier updates by n^-d.
-    multiplier = power_law(list(plans), [plans[width][name].multiplier for width in plans])
-    return float(theory.update(layer)) - multiplier.exponent
+    multiplier = power_law(list(plans), [_row(plans[width], name).multiplier for width in plans])
+    own = theory.query_key if _is_query_or_key(name, plans) else 0
+    return float(theory.update(layer) + own) - multiplier.exponent
 
 
 def slope_of(points: Sequence[Point]) -> tuple[float, float]:
@@ -627,7 +717,7 @@ def _judged(
         return Slope(*key, None, None, aim, predicted, UNKNOWN, "zero")
     slope, error = slope_of(points)
     one_sided = key[2] == "logits" and key[0] == "change" and ALONG not in key[1]
-    exception = theory is not None and theory.alignment is not None and key[0] == "change"
+    exception = theory is not None and theory.alignment is not None and key[0] != "init"
     word = verdict(slope, error, aim, predicted if exception else aim, tolerance, one_sided)
     return Slope(*key, slope, error, aim, predicted, word, _note(word, key[2], theory))
 
@@ -659,6 +749,12 @@ def _note(word: str, part: str, theory: Theory | None) -> str:
     """Why an exception is one."""
     if word != EXCEPTION or theory is None or theory.alignment is None:
         return ""
+    if part == "tensor":
+        return (
+            "in the first steps of SGD the values that attention mixes do not align with the "
+            "gradient yet, so queries and keys move less by a factor N^(-1/2) (Bordelon et al., "
+            "Fig. 13)"
+        )
     if theory.alignment.alpha < 1:
         return (
             "the rates assume that updates and activations are unaligned (alpha 1/2, Everett et "
@@ -835,6 +931,13 @@ def _check_settings(
     lr = (data.get("optimizer") or {}).get("lr")
     if "optimizer.lr" in keys and isinstance(lr, (int, float)):
         chosen["optimizer.lr"] = lr * LR_FACTOR
+    for name in ("beta0", "gamma0"):  # not numbers of every rule: only in place of one
+        if (data.get("prescription") or {}).get(name) is None:
+            chosen.pop(f"prescription.{name}", None)
+    rule = "prescription.parameterization"
+    named = given.get(rule) or (data.get("prescription") or {}).get("parameterization")
+    if named == "bordelon":  # has its own scale of embeddings
+        chosen.pop("prescription.embedding_std", None)
     return chosen
 
 
@@ -914,7 +1017,8 @@ def _parser() -> argparse.ArgumentParser:
     add("target", help="experiment folder, or a Python file with task(width, seed)")
     add("rest", nargs="*", metavar="config.yaml [key=value ...]", help="config of the experiment")
     add("--widths", type=int, nargs="+", default=WIDTHS, help="at least 3 (default 64 128 256 512)")
-    add("--width-key", default="model.width", help="config key of the width (default model.width)")
+    add("--scan", "--width-key", dest="width_key", metavar="KEY", default="model.width",
+        help="config key of the size that --widths are of (default model.width)")
     add("--steps", type=int, default=STEPS, help=f"optimiser steps (default {STEPS})")
     add("--seeds", type=int, default=SEEDS, help=f"seeds per width (default {SEEDS})")
     add("--tolerance", type=float, default=TOLERANCE, help=f"of a slope (default {TOLERANCE})")
@@ -957,6 +1061,7 @@ def _run(args: argparse.Namespace) -> list[Slope]:
     slopes = fit(measurement, args.tolerance)
     settings = {
         "target": [args.target, *args.rest],
+        "scan": args.width_key,
         "widths": sorted(args.widths),
         "seeds": args.seeds,
         "steps": args.steps,

@@ -1,4 +1,4 @@
-"""The training loop of every experiment, on accelerate: step, log, probe, evaluate, checkpoint.
+"""The training loop of every experiment, on accelerate: step, log, probe, observe, evaluate, save.
 
 An experiment hands over a `Task`: its model, plan, data and loss. The loop owns everything that
 must be the same for all: the loss normalised by the global number of targets, rates and decays as
@@ -37,6 +37,7 @@ from training import (
     checkpoint,
     environment,
     loading,
+    observations,
     optimizers,
     processes,
     runs,
@@ -46,7 +47,7 @@ from training import (
     state,
 )
 from training.checkpoint import Checkpoint, Damaged
-from training.config import RunConfig
+from training.config import ObservedLoopConfig, RunConfig
 from training.confirm import lower_is_better
 from training.errors import RunError, UserError
 from training.files import write_json, write_text
@@ -210,7 +211,10 @@ class Loop:
         self.metrics = Log(run_dir / "metrics.jsonl")
         self.timing = Log(run_dir / "timing.jsonl")
         self.probe_log = Log(run_dir / "probes.jsonl")
+        self.observation_log = Log(run_dir / "observations.jsonl")
+        self.logs = (self.metrics, self.probe_log, self.observation_log)
         self.probes = self._make_probes()
+        self.observer = self._make_observer()
         self.stop = signals.StopRequest()
         self.control = None
         if self.accelerator.num_processes > 1:  # what is agreed on there does not wait for a GPU
@@ -257,12 +261,15 @@ class Loop:
         if taken and self._evaluates(taken) and (not self.evals or self.evals[-1][0] < taken):
             self._evaluate(taken)
         self.saved_at = time.monotonic()
+        if taken == 0:
+            self._observe(0)
         self.timed = (taken, self._train_seconds(), self.wait_seconds)
         for step in range(taken + 1, settings.steps + 1):
             logged = step in (1, settings.steps) or step % settings.log_every == 0
             norm = self._step(step, batches, logged)
             if logged:
                 self._log_step(step, norm)
+            self._observe(step)
             self._save_if_due(step)
             if self._evaluates(step):
                 self._evaluate(step)
@@ -360,6 +367,30 @@ class Loop:
         batch = self._eval_collate([data[index] for index in range(size)])
         self.probe_batch = send_to_device(batch, self.accelerator.device)
         return Probes(self.task.model, self.task.plan, self.torch_optimizer)
+
+    def _make_observer(self) -> observations.Observer | None:
+        """What observes the representations, if they are to be, in the main process."""
+        settings = self.settings
+        if not isinstance(settings, ObservedLoopConfig) or not settings.observe_every:
+            return None
+        observations.forward_of(self.task)
+        if not self.accelerator.is_main_process:
+            return None
+        device = self.accelerator.device
+        return observations.Observer(self.task, settings.observe_samples, device)
+
+    def _observe(self, step: int) -> None:
+        """Observes the state after a step if it is time to; the arrays are there before the line.
+
+        Before the step's checkpoint, which so has it, and nothing is observed twice.
+        """
+        if self.observer is None:
+            return
+        if step != self.settings.steps and step % self.settings.observe_every:
+            return
+        found = self.observer.observe()
+        observations.save_arrays(self.run_dir, step, found.arrays)
+        self.observation_log.append(found.line(step))
 
     def _clip(self, want_norm: bool) -> torch.Tensor | None:
         clip = self.task.config.optimizer.clip_norm
@@ -578,7 +609,7 @@ class Loop:
             "skipped": [self.skipped, self.skipped_in_a_row],
             "eval_targets": self.eval_targets,
             "random": random_states,
-            "logs": {log.path.name: log.position() for log in (self.metrics, self.probe_log)},
+            "logs": {log.path.name: log.position() for log in self.logs},
             "environment": environment.describe(self.accelerator.device),
         }
         checkpoint.save(self._checkpoints, step, tensors, meta, self.task.config.checkpoint.keep)
@@ -617,8 +648,9 @@ class Loop:
             left.unlink()
         (self.run_dir / "summary.json").unlink(missing_ok=True)
         self._trim_timing(0 if found is None else found.step)
-        for log in (self.metrics, self.probe_log):
-            length = found.meta["logs"][log.path.name]["bytes"] if found else 0
+        observations.cut_arrays(self.run_dir, -1 if found is None else found.step)
+        for log in self.logs:
+            length = self._position(found.meta, log)["bytes"] if found else 0
             if length or log.path.exists() or log is self.metrics:
                 log.cut(length)
         if found is None:
@@ -677,11 +709,17 @@ class Loop:
             if plan.differences(self.task.plan) == []:  # else refused, with the difference shown
                 state.check_model(self.task.model, found.part("model"))
                 state.check_optimizer(self.torch_optimizer, found.part("optimizer"))
-            for log in (self.metrics, self.probe_log):
-                log.check(meta["logs"][log.path.name])
+            for log in self.logs:
+                log.check(self._position(meta, log))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise Damaged(f"{path}: not a checkpoint of a run ({error!r})") from None
         return found, plan
+
+    def _position(self, meta: dict[str, Any], log: Log) -> dict[str, Any]:
+        """How much of a log belongs to a checkpoint; older ones do not know of observations."""
+        if log is self.observation_log:
+            return meta["logs"].get(log.path.name, {"bytes": 0})
+        return meta["logs"][log.path.name]
 
     def _parameters_by_role(self) -> dict[str, int]:
         counts: Counter[str] = Counter()
@@ -793,6 +831,13 @@ def train(task: Task, run_dir: Path, progress: Progress | None = None) -> dict[s
     if task.config.training.probe_every and sharding.requested() is not None:
         raise UserError(
             "training.probe_every is not supported with sharding, where no process holds a whole "
+            "tensor: set it to 0, or launch without FSDP"
+        )
+    settings = task.config.training
+    observed = isinstance(settings, ObservedLoopConfig) and settings.observe_every
+    if observed and sharding.requested() is not None:
+        raise UserError(
+            "training.observe_every is not supported with sharding, where no process holds a whole "
             "tensor: set it to 0, or launch without FSDP"
         )
     return Loop(task, run_dir, progress).run()

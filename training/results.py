@@ -1,4 +1,4 @@
-"""The tables that a sweep leaves: results.csv, probes.csv and the manifest of its runs.
+"""The tables that a sweep leaves: results.csv, those of what runs logged, and its manifest.
 
 A launcher of some curves keeps what the tables say of the others; a lock on the sweep's folder
 keeps two launchers from overwriting each other's rows.
@@ -193,6 +193,50 @@ def _alignment(run_dir: Path) -> list[list[Any]]:
 def _of_plan(plan: Mapping[str, Mapping[str, Any]], layer: str) -> tuple[Any, Any]:
     row = plan.get(f"{layer}.weight", {})
     return row.get("role"), row.get("fan_in")
+
+
+OBSERVATION_COLUMNS = (
+    *("step", "block", "stream_rms", "stream_change", "kernel_alignment", "kernel_change"),
+    *("attention_rms", "head_variance", "excess_kurtosis"),
+    *("query_change", "key_change", "attention_change"),
+    *("query_change_weights", "key_change_weights", "attention_change_weights"),
+    *("query_weight_change", "query_weight_relative", "key_weight_change", "key_weight_relative"),
+    *("embedding_rms", "embedding_change", "function_change"),
+)
+
+
+def write_observations(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path | None:
+    """observations.csv: one row per run, observed step and block, with "all" for them together.
+
+    None unless the sweep asks for it and a run observed something; see `training.observations`.
+    """
+    keys, rows = columns(sweep), []
+    for point in sorted(sweep.points, key=_grid_order(sweep)):
+        failed = summaries.get(point.run, _FAILED)["status"] == "failed"
+        if sweep.config.observations and not failed:
+            place = [*_place(sweep, point, keys), point.seed, point.run]
+            rows += [[*place, *row] for row in _observed(sweep.folder / point.run)]
+    if not rows:
+        return None
+    path = sweep.folder / "observations.csv"
+    header = ["curve", *keys, "horizon", "constants", "seed", "run", *OBSERVATION_COLUMNS]
+    _write_csv(sweep, path, header, rows)
+    return path
+
+
+def _observed(run_dir: Path) -> list[list[Any]]:
+    """The rows of a run's observations; a number that was not finite is an empty cell."""
+    try:
+        with open(run_dir / "observations.jsonl", encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+    except FileNotFoundError:  # it does not observe
+        return []
+    rows = []
+    for line in lines:
+        for numbers in (*line["blocks"], {"block": "all", **line["all"]}):
+            values = {"step": line["step"], **numbers}
+            rows.append([values.get(column) for column in OBSERVATION_COLUMNS])
+    return rows
 
 
 def _grid_order(sweep: Sweep):

@@ -1,7 +1,8 @@
 """Run folders: where a run lives, whether it is done, and what it was made with.
 
     results/<experiment>/<sweep>/<run>/ config.yaml plan.json metrics.jsonl summary.json
-                                        probes.jsonl checkpoints/ .lock
+                                        probes.jsonl observations.jsonl observations/
+                                        checkpoints/ .lock
 
 A run is done when summary.json says finished or diverged; one that is stopped, or was killed, goes
 on from its newest checkpoint. Its name comes from its config, so the same config is the same run

@@ -419,8 +419,10 @@ _RESULT_FILES = (
     "metrics.jsonl",
     "timing.jsonl",
     "probes.jsonl",
+    "observations.jsonl",
     "summary.json",
 )
+_RESULT_FOLDER = "observations"  # the arrays beside observations.jsonl
 
 
 def _take_over(source: Path, target: Path | None) -> dict[str, Any] | None:
@@ -447,6 +449,8 @@ def _take_over(source: Path, target: Path | None) -> dict[str, Any] | None:
         for name in _RESULT_FILES:
             if (source / name).exists():
                 shutil.copyfile(source / name, aside / name)
+        if (source / _RESULT_FOLDER).is_dir():
+            shutil.copytree(source / _RESULT_FOLDER, aside / _RESULT_FOLDER, symlinks=True)
         aside.rename(target)  # over an empty folder at most; otherwise OSError
     finally:
         shutil.rmtree(aside, ignore_errors=True)

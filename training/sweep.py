@@ -13,7 +13,7 @@ above it follow until the first unstable one is known. With `confirm`, a cell is
 several keys: the neighbours of its best point are run until none of them is better. A sweep file
 may hold `presets`, other sizes of the same sweep. `results.csv` has one row per run, by curve and
 rising grid values; `probes.csv` the alignment of every dense layer where runs were probed;
-`metrics.csv`, where the file asks for it, what runs logged.
+`metrics.csv` and `observations.csv`, where the file asks for them, what runs logged and observed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,13 @@ from pathlib import Path
 from training import runs, workers
 from training.errors import one_line_errors
 from training.progress import Board
-from training.results import write_manifest, write_metrics, write_probes, write_results
+from training.results import (
+    write_manifest,
+    write_metrics,
+    write_observations,
+    write_probes,
+    write_results,
+)
 from training.scheduler import Scheduler, cell_name
 from training.signals import STOPPED
 from training.sweep_file import Sweep, load_sweep
@@ -68,6 +74,7 @@ def run_sweep(
     write_results(sweep, scheduler.summaries)
     write_probes(sweep, scheduler.summaries)
     write_metrics(sweep, scheduler.summaries)
+    write_observations(sweep, scheduler.summaries)
     return scheduler
 
 

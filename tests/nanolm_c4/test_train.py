@@ -81,6 +81,11 @@ def test_a_folder_with_another_run_is_refused(texts, tmp_path):
 # ------------------------------------------------------------------------------------------------
 # Every field has an effect: another value of it changes what a short run leaves behind.
 
+BORDELON = (
+    "prescription.alignment=null", "prescription.base_width=null", "model.mlp_ratio=1",
+    "prescription.parameterization=bordelon", "prescription.alpha_attention=1.0",
+    "prescription.alpha_depth=1.0", "prescription.beta0=4.0", "prescription.gamma0=0.25",
+)
 OTHER = {
     "seed": "7",
     "optimizer.name": "adam_atan2",
@@ -111,7 +116,10 @@ OTHER = {
     "training.skip_overflow": "true",
     "training.probe_every": "2",
     "training.probe_samples": ("1", "training.probe_every=2"),
+    "training.observe_every": "2",
+    "training.observe_samples": ("1", "training.observe_every=2"),
     "model.width": "32",
+    "model.heads": ("8", "model.width=null", "model.heads=4"),
     "model.layers": "2",
     "model.head_dim": "8",
     "model.mlp_ratio": "2",
@@ -126,6 +134,10 @@ OTHER = {
     "prescription.eps_per_layer": ("true", "optimizer.eps=0.1"),
     "prescription.embedding_std": "0.5",
     "prescription.qk_exponent": ("-2.0", "model.head_dim=8", "prescription.embedding_std=1.0"),
+    "prescription.alpha_attention": ("0.5", *BORDELON),
+    "prescription.alpha_depth": ("0.5", *BORDELON, "model.layers=2"),
+    "prescription.beta0": ("2.0", *BORDELON),
+    "prescription.gamma0": ("2.0", *BORDELON),
     "data.source": "embedded",
     "data.path": "{texts}/two",
     "data.text_key": ("body", "data.path={texts}/rows.jsonl"),
@@ -164,8 +176,8 @@ def words(key, change, texts):
 
 def trace(texts, folder, overrides):
     summary = train.run(settings(texts, *overrides), folder)
-    probes = folder / "probes.jsonl"
-    probed = probes.read_text() if probes.exists() else None
+    probes, seen = folder / "probes.jsonl", folder / "observations.jsonl"
+    probed = [path.read_text() if path.exists() else None for path in (probes, seen)]
     return metrics(folder), probed, summary["status"], summary["parameters"]
 
 

@@ -138,9 +138,12 @@ def test_the_saved_config_is_complete_and_reads_back():
     loaded = load(Config, LAPTOP)
     data = yaml.safe_load(config.to_yaml(loaded))
     assert validate(Config, data, "saved") == loaded
+    # Left out: the other rule's keys, the second name of the width, observations that are off.
+    unset = {"model.heads", "training.observe_every", "training.observe_samples"}
+    unset |= {f"prescription.{key}" for key in ("alpha_attention", "alpha_depth", "beta0", "gamma0")}
     for key, _ in config.leaves(Config):
         node = data
-        for part in key.split("."):
+        for part in key.split(".") if key not in unset else ():
             node = node[part]
 
 

@@ -1,0 +1,241 @@
+"""What one observation of the representations costs: time beside a training step, and memory.
+
+    python benchmarks/representations.py                         # under a minute on two cores
+    python benchmarks/representations.py --heads 8 32 --contexts 64 512 --samples 8
+    python benchmarks/representations.py --device cuda --heads 32 128 --contexts 512
+
+Trains nanolm_c4's decoder (muP, Adam, float32) on random rows; a run that observes every k steps
+pays 1/k of an observation. Parts: the initial state drawn anew, a capture of one state, and the
+whole observation with its arrays. Every case is a process of its own. Peak memory is that of the
+timed steps and observations: the process's resident set above what it had before the model was
+built; on a GPU the allocator's own peak. Prints JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+PARTS = ("training_step", "forward", "initial_state", "capture", "observation")
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--heads", type=int, nargs="+", default=[4, 16], metavar="H")
+    add("--contexts", type=int, nargs="+", default=[64, 256], metavar="T")
+    add("--head-dim", type=int, default=16, metavar="N")
+    add("--layers", type=int, default=4)
+    add("--vocab", type=int, default=1024)
+    add("--batch", type=int, default=16, help="rows per training step")
+    add("--samples", type=int, default=8, help="rows that an observation sees")
+    add("--repeats", type=int, default=5, help="timings of every part")
+    add("--threads", type=int, default=2)
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--case", type=json.loads, help=argparse.SUPPRESS)
+    return parser.parse_args(argv)
+
+
+# The measuring process: one case, one JSON line
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """Milliseconds of every part, and the peaks of training and of observing."""
+    import torch
+
+    from training import observations
+    from training.representations import capture
+
+    torch.set_num_threads(case["threads"])
+    start_mb = _status_mb("VmRSS")
+    task, step = _training(case)
+    batch = observations.eval_batch(task, case["samples"], torch.device(case["device"]))
+    parts: dict[str, Callable[[], object]] = {
+        "training_step": step,
+        "forward": lambda: _forward(task, batch),
+        "initial_state": lambda: observations.initial_state(task),
+        "capture": lambda: capture(observations.current_state(task), batch, task.forward),
+        "observation": lambda: observations.observe(
+            observations.initial_state(task),
+            observations.current_state(task),
+            batch,
+            observations.forward_of(task),
+        ),
+    }
+    ms, peaks = {}, {}
+    for part, function in parts.items():
+        function()
+        _reset_peak(case["device"])
+        ms[part] = [_timed(function, case["device"]) for _ in range(case["repeats"])]
+        peaks[part] = _peak_mb(case["device"], start_mb)
+    parameters = sum(p.numel() for p in task.model.parameters())
+    return {"ms": ms, "peak_mb": peaks, "parameters": parameters}
+
+
+def _training(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
+    """A decoder's task on random rows, and its training step."""
+    import torch
+
+    from nanolm_c4 import train
+    from training import loop
+
+    config = _config(case)
+    model = train.build_model(config, case["vocab"]).to(case["device"])
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(case["vocab"], (64, case["context"] + 1), generator=generator)
+    task = loop.Task(
+        config=config,
+        model=model,
+        plan=train.build_plan(config, model),
+        train_data=rows,
+        eval_data=[(row[:-1], row[1:]) for row in rows],
+        loss=lambda model, batch: model(*batch),
+        count=lambda batch: torch.tensor(batch[1].numel()),
+        forward=lambda model, batch: model(batch[0]),
+    )
+    loop.initialise(task)
+    optimizer = loop.build_optimizer(task)
+    rows = rows[: case["batch"]].to(case["device"])
+
+    def step() -> None:
+        (task.loss(model, (rows[:, :-1], rows[:, 1:])) / rows[:, 1:].numel()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return task, step
+
+
+def _forward(task: Any, batch: Any) -> None:
+    import torch
+
+    with torch.no_grad():
+        task.forward(task.model, batch)
+
+
+def _config(case: dict[str, Any]) -> Any:
+    from nanolm_c4.config import Config
+    from training.config import validate
+
+    shape = {key: case[key] for key in ("layers", "head_dim", "context")}
+    width = case["heads"] * case["head_dim"]
+    fields = {
+        "model": {**shape, "width": width, "vocab_size": case["vocab"]},
+        "prescription": {"parameterization": "mup", "alignment": "full", "base_width": 64},
+        "optimizer": {"name": "adam", "lr": 2**-9},
+        "schedule": {"name": "constant"},
+        "training": {"steps": 1, "batch_size": case["batch"]},
+        "data": {},
+    }
+    return validate(Config, fields, "benchmark")
+
+
+def _timed(function: Callable[[], object], device: str) -> float:
+    """Milliseconds of a call, on a GPU until its work is done."""
+    import torch
+
+    started = time.perf_counter()
+    function()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - started)
+
+
+def _status_mb(key: str) -> float:
+    """A size of this process from /proc in MB."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(key + ":"):
+            return int(line.split()[1]) / 1024
+    raise RuntimeError(f"/proc/self/status has no {key}")
+
+
+def _reset_peak(device: str) -> None:
+    if device == "cuda":
+        import torch
+
+        torch.cuda.reset_peak_memory_stats()
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak_mb(device: str, start_mb: float) -> float:
+    if device == "cuda":
+        import torch
+
+        return torch.cuda.max_memory_allocated() / 2**20
+    return _status_mb("VmHWM") - start_mb
+
+
+# The launching process
+
+
+def launch(case: dict[str, Any]) -> dict[str, Any]:
+    """Measures one case in a fresh process."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--case", json.dumps(case)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(case["threads"])}
+    done = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"error: the process of {case} ended with {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def summarise(shape: dict[str, int], result: dict[str, Any]) -> dict[str, Any]:
+    """One row: every part's time, and what observing takes beside a training step."""
+    medians = {part: statistics.median(result["ms"][part]) for part in PARTS}
+    step, peaks = medians["training_step"], result["peak_mb"]
+    return {
+        **shape,
+        "parameters": result["parameters"],
+        "ms": {part: _spread(result["ms"][part]) for part in PARTS},
+        "capture_over_step": medians["capture"] / step,
+        "capture_over_forward": medians["capture"] / medians["forward"],
+        "observation_over_step": medians["observation"] / step,
+        "peak_mb": peaks,
+        "extra_peak_mb": peaks["observation"] - peaks["training_step"],
+    }
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"n": len(values), "median": statistics.median(values), "min": min(values),
+            "max": max(values)}  # fmt: skip
+
+
+def main() -> None:
+    """Measures all cases in turn and prints the result as JSON."""
+    args = parse()
+    if args.case:
+        print(json.dumps(measure(args.case)))
+        return
+    keys = ("head_dim", "layers", "vocab", "batch", "samples", "repeats", "threads", "device")
+    shared = {key: getattr(args, key) for key in keys}
+    shapes = [{"heads": h, "context": t} for h, t in itertools.product(args.heads, args.contexts)]
+    rows = [summarise(shape, launch({**shared, **shape})) for shape in shapes]
+    import torch
+
+    from training import environment
+
+    described = environment.describe(torch.device(args.device))
+    result = {
+        "environment": {**described, "threads": args.threads},
+        "arguments": {key: value for key, value in vars(args).items() if key != "case"},
+        "rows": rows,
+    }
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

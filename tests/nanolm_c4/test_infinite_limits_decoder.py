@@ -1,0 +1,478 @@
+"""Bordelon, Chaudhry & Pehlevan's decoder: the listing, its numbers, its limits, its config."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+
+from nanolm_c4 import cost, model, train
+from nanolm_c4.config import Config
+from param_groups import PlanError
+from training import config as configs
+from training import losses, optimizers, runs
+from training.config import load, validate
+from training.losses import IGNORE
+from training.sweep_file import load_sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "nanolm_c4/configs"
+LAPTOP, PAPER = FOLDER / "infinite_limits_laptop.yaml", FOLDER / "infinite_limits_paper.yaml"
+V, T = 64, 8
+ALPHAS = list(itertools.product((1.0, 0.5), (1.0, 0.5)))  # alpha_attention, alpha_depth
+
+
+def settings(*overrides, head_dim=8, heads=4, layers=2, alphas=(1.0, 1.0), optimizer="adam"):
+    """The laptop's config at another size, with a vocabulary of 64 and rows of 8 tokens."""
+    return load(Config, LAPTOP, [
+        f"model.head_dim={head_dim}", f"model.heads={heads}", f"model.layers={layers}",
+        f"model.vocab_size={V}", f"model.context={T}", f"optimizer.name={optimizer}",
+        f"prescription.alpha_attention={alphas[0]}", f"prescription.alpha_depth={alphas[1]}",
+        *overrides,
+    ])
+
+
+def build(config, seed=0, dtype=torch.float64):
+    """The config's decoder as a run starts from it, and its plan."""
+    decoder = train.build_model(config, cost.vocabulary(config)).to(dtype)
+    plan = train.build_plan(config, decoder)
+    plan.initialise(decoder, seed)
+    return decoder, plan
+
+
+def with_readout(decoder, seed=1):
+    """The same after a drawn step of the readout, which starts at zero."""
+    generator = torch.Generator().manual_seed(seed)
+    for tensor in decoder.readout.parameters():
+        tensor.data.normal_(generator=generator)
+    return decoder
+
+
+def tokens(rows=3, seed=2, words=V, length=T):
+    return torch.randint(0, words, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+# ------------------------------------------------------------------------------------------------
+# The forward pass
+
+
+def listing(weights, ids, *, N, H, L, alphas, beta0, gamma0, adam):
+    """App. B's language model in numpy, with the multipliers of section 2.1 and Table 2.
+
+    Signs and roots as in the listing, which is for alpha_depth = 1. Flax's Dense is x @ W, torch
+    keeps W transposed.
+    """
+    alpha_attention, alpha_depth = alphas
+    n, c = N * H, 1.5 - alpha_attention
+    first = np.sqrt(n) * L ** (1 - alpha_depth) if adam else (L / beta0) ** (0.5 - alpha_depth)
+
+    def norm(x):
+        centred = x - x.mean(-1, keepdims=True)
+        return centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+
+    def dense(x, name):
+        return x @ weights[name + ".weight"].T
+
+    def split(x):
+        return x.reshape(*x.shape[:2], H, N).transpose(0, 2, 1, 3)
+
+    def attention(x, name):
+        q, k = (split(dense(x, name + part) / H**0.5 / N**c) for part in (".query", ".key"))
+        v = split(dense(x, name + ".value") / np.sqrt(n))
+        exp = np.exp(N**-alpha_attention * q @ k.transpose(0, 1, 3, 2))
+        exp = exp * np.tril(np.ones(exp.shape[-2:]))
+        out = (exp / exp.sum(-1, keepdims=True)) @ v
+        return dense(out.transpose(0, 2, 1, 3).reshape(x.shape), name + ".output") / np.sqrt(n)
+
+    def mlp(x, name):
+        h = dense(x, name + ".up") / np.sqrt(n)
+        h = 0.5 * h * (1 + np.tanh(np.sqrt(2 / np.pi) * (h + 0.044715 * h**3)))
+        return dense(h, name + ".down") / np.sqrt(n)
+
+    x = weights["token_embedding.weight"][ids] * first
+    x = x + weights["position_embedding.weight"][: ids.shape[1]] * first
+    for i in range(L):
+        for branch, name in ((attention, "attention"), (mlp, "mlp")):
+            x = x + beta0 * L**-alpha_depth * branch(norm(x), f"blocks.{i}.{name}")
+    return first * (dense(norm(x), "readout") + weights["readout.bias"]) / (gamma0 * n)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("alphas", ALPHAS)
+def test_logits_are_those_of_the_papers_listing(alphas, optimizer):
+    size = {"head_dim": 4, "heads": 3, "layers": 3}
+    config = settings("prescription.beta0=2.5", alphas=alphas, optimizer=optimizer, **size)
+    decoder = with_readout(build(config)[0])
+    weights = {name: tensor.detach().numpy() for name, tensor in decoder.named_parameters()}
+    ids = tokens()
+    expected = listing(
+        weights, ids.numpy(), N=4, H=3, L=3, alphas=alphas, beta0=2.5, gamma0=0.25,
+        adam=optimizer == "adam",
+    )
+    np.testing.assert_allclose(decoder(ids).detach(), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_norms_have_no_parameters_and_the_readouts_is_the_only_bias():
+    names = [name for name, _ in build(settings())[0].named_parameters()]
+    assert not [name for name in names if "norm" in name]
+    assert [name for name in names if name.endswith("bias")] == ["readout.bias"]
+
+
+def test_training_starts_from_zero_logits():
+    decoder, _ = build(settings())
+    ids = tokens()
+    assert not decoder(ids).any()
+    assert decoder(ids, ids).item() == pytest.approx(ids.numel() * math.log(V), rel=1e-14)
+
+
+def test_no_position_sees_a_later_one():
+    decoder, ids = with_readout(build(settings(alphas=(0.5, 0.5)))[0]), tokens(rows=1)
+    for position in (0, 3, 6):
+        decoder.zero_grad()
+        decoder(ids)[0, position].sum().backward()
+        touched = decoder.position_embedding.weight.grad.abs().sum(-1) > 0
+        assert touched.tolist() == [index <= position for index in range(T)]
+
+
+def test_the_fused_loss_has_the_bias_and_its_gradient():
+    decoder, ids = with_readout(build(settings())[0]), tokens()
+    targets = ids.roll(-1, dims=1)
+    targets[:, -1] = IGNORE
+    plain = F.cross_entropy(decoder(ids).flatten(0, 1), targets.flatten(), reduction="sum")
+    wanted = torch.autograd.grad(plain, list(decoder.parameters()))
+    fused = decoder(ids, targets)
+    assert fused.item() == pytest.approx(plain.item(), rel=1e-13)
+    got = torch.autograd.grad(fused, list(decoder.parameters()))
+    for a, b in zip(got, wanted):
+        assert b.any()
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_the_fused_loss_under_bf16_is_the_same_within_rounding():
+    decoder, ids = with_readout(build(settings(), dtype=torch.float32)[0]), tokens()
+    expected = decoder(ids, ids)
+    with torch.autocast("cpu", torch.bfloat16):
+        low = decoder(ids, ids)
+    assert low.dtype == torch.float32
+    torch.testing.assert_close(low, expected, rtol=0.02, atol=0)
+
+
+def peak_bytes(step):
+    """The largest sum of what a step allocates and has not yet freed."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        step()
+    events = profiler.profiler.kineto_results.events()
+    records = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    return max(itertools.accumulate(event.nbytes() for event in records))
+
+
+def test_the_loss_never_holds_all_logits(monkeypatch):
+    words, rows = 4000, 64
+    decoder = build(settings(f"model.vocab_size={words}", head_dim=4), dtype=torch.float32)[0]
+    ids = tokens(rows, words=words)
+    all_logits = 4 * rows * T * words
+    fused = peak_bytes(lambda: decoder(ids, ids).backward())
+    monkeypatch.setitem(losses._CHUNK, "cpu", 16 * words)
+    chunked = peak_bytes(lambda: decoder(ids, ids).backward())
+    assert chunked < 0.5 * all_logits < all_logits < fused
+
+
+# ------------------------------------------------------------------------------------------------
+# The plan and one step
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adam_atan2", "sgd"])
+@pytest.mark.parametrize("alphas", ALPHAS)
+@pytest.mark.parametrize(("N", "H", "L"), [(8, 4, 2), (4, 3, 5)])
+def test_the_plan_has_the_papers_numbers(N, H, L, alphas, optimizer):
+    """Every tensor's rate; (std, multiplier) of every role, with beta0 = 4 and gamma0 = 1/4."""
+    n, (alpha_attention, alpha_depth) = N * H, alphas
+    config = settings(
+        "optimizer.lr=0.5", head_dim=N, heads=H, layers=L, alphas=alphas, optimizer=optimizer
+    )
+    plan = train.build_plan(config, train.build_model(config, V))
+    if optimizer == "sgd":
+        rate, first = n * L ** (2 * alpha_depth - 1) / 16, (L / 4) ** (0.5 - alpha_depth)
+    else:
+        rate, first = L ** (alpha_depth - 1) / n**0.5, n**0.5 * L ** (1 - alpha_depth)
+    last, dense = (0.0, 4 * first / n), (1.0, n**-0.5)
+    queries = (N ** (1 - alpha_attention), H**-0.5 * N ** (alpha_attention - 1.5))
+    expected = {
+        "token_embedding": (1 / first, first), "position_embedding": (1 / first, first),
+        "query": queries, "key": queries, "value": dense, "attention_output": dense,
+        "mlp_in": dense, "mlp_out": dense, "readout": last, "readout_bias": last,
+    }
+    assert {row.role for row in plan.rows} == set(expected) and len(plan.rows) == 6 * L + 4
+    for row in plan.rows:
+        assert (row.init_std, row.multiplier) == pytest.approx(expected[row.role], rel=1e-12)
+        assert row.lr == pytest.approx(0.5 * rate, rel=1e-12)
+    decoder = train.build_model(config, V)
+    assert decoder.blocks[0].multiplier == pytest.approx(4 * L**-alpha_depth, rel=1e-12)
+    scale = decoder.blocks[0].attention.attention_scale
+    assert scale == pytest.approx(N**-alpha_attention, rel=1e-12)
+
+
+def two_steps(config, seed):
+    """What two steps on one batch change.
+
+    Step 1 moves the readout alone, which hides all other tensors while it is zero: the logits'
+    change along the gradient of the loss. Step 2 moves every tensor: the RMS of the change of the
+    last residual stream.
+    """
+    decoder, plan = build(config, seed)
+    ids, targets = tokens(4, 1000 + seed), tokens(4, 2000 + seed)
+    optimizer = optimizers.build(config.optimizer.name, plan.groups(decoder))
+    streams = []
+    decoder.final_norm.register_forward_pre_hook(lambda _, given: streams.append(given[0]))
+
+    def step():
+        optimizer.zero_grad()
+        (decoder(ids, targets) / ids.numel()).backward()
+        optimizer.step()
+
+    step()
+    logits = decoder(ids)
+    step()
+    decoder(ids)
+    first, second, third, last = (stream.detach() for stream in streams)
+    assert torch.equal(first, second) and torch.equal(second, third)
+    along = F.one_hot(targets, V) - 1 / V
+    moved = (logits.detach() * along).sum(-1) / along.norm(dim=-1)
+    return [moved.square().mean().sqrt().item(), (last - first).square().mean().sqrt().item()]
+
+
+# One size at a time, by a factor of 16; the others are N = 8, H = 4, L = 2.
+SIZES = {"head_dim": (4, 16, 64), "heads": (2, 8, 32), "layers": (2, 8, 32)}
+TOLERANCE = 0.15  # of a slope; the exponents of the theory differ by halves
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("alphas", [(1.0, 1.0), (0.5, 0.5)])
+def test_a_step_changes_residual_stream_and_logits_alike_at_every_size(alphas, optimizer):
+    rate = {"adam": 0.05, "sgd": 2.0}[optimizer]
+    fixed = (f"optimizer.lr={rate}", "prescription.beta0=1.0", "prescription.gamma0=1.0")
+    slopes = {}
+    for key, values in SIZES.items():
+        changes = [
+            np.mean([
+                np.log(two_steps(settings(*fixed, alphas=alphas, optimizer=optimizer,
+                                          **{key: value}), seed))
+                for seed in range(2)
+            ], 0)
+            for value in values
+        ]
+        slopes[key] = np.polyfit(np.log(values), changes, 1)[0]
+    assert all((np.abs(slope) < TOLERANCE).all() for slope in slopes.values()), slopes
+
+
+# ------------------------------------------------------------------------------------------------
+# The config
+
+
+@pytest.mark.parametrize("path", [LAPTOP, PAPER])
+def test_shipped_configs_plan_and_read_back(path, capsys):
+    words = [] if path == PAPER else ["model.vocab_size=1024"]
+    train.main([str(path), *words, "--plan"])
+    assert "readout.bias" in (text := capsys.readouterr().out) and "name bordelon" in text
+    train.main([str(path), *words, "--plan", "--json"])
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    config = load(Config, path, words)
+    assert sum(math.prod(row["shape"]) for row in rows) == cost.parameters(config)["total"]
+    saved = yaml.safe_load(configs.to_yaml(config))
+    assert validate(Config, saved, "saved") == config
+    assert "alignment" not in saved["prescription"]
+
+
+def test_the_papers_base_model_stands_in_its_config():
+    config = load(Config, PAPER)
+    shape, rule = config.model, config.prescription
+    assert (shape.head_dim, shape.heads, shape.layers, shape.width) == (8, 8, 4, 64)
+    numbers = (rule.alpha_attention, rule.alpha_depth, rule.beta0, rule.gamma0)
+    assert numbers == (1.0, 1.0, 4.0, 0.25)
+    assert (config.optimizer.name, config.training.steps) == ("adam", 10_000)
+    tokens_read = cost.tokens_per_step(config) * config.training.steps
+    assert tokens_read <= config.data.max_train_tokens  # nothing is read twice
+
+
+def test_a_run_is_the_same_run_whether_width_or_heads_is_given():
+    by_heads = settings(heads=4, head_dim=8)
+    by_width = load(Config, LAPTOP, [
+        "model.heads=null", "model.width=32", "model.layers=2", f"model.vocab_size={V}",
+        f"model.context={T}",
+    ])
+    assert by_width == by_heads and runs.run_id(by_width) == runs.run_id(by_heads)
+    assert (by_width.model.heads, by_heads.model.width) == (4, 32)
+    assert runs.run_id(by_heads) != runs.run_id(settings(heads=8, head_dim=4))
+
+
+def test_everetts_configs_keep_their_identity():
+    """The keys of the other rule, and heads, are in no identity: names of runs stay."""
+    identity = runs.identity(load(Config, FOLDER / "laptop.yaml"))
+    assert set(identity["prescription"]) == {
+        "parameterization", "alignment", "base_width", "gamma_embedding", "gamma_hidden",
+        "gamma_readout", "eps_per_layer", "embedding_std", "qk_exponent",
+    }
+    assert set(identity["model"]) == {
+        "width", "layers", "head_dim", "mlp_ratio", "context", "vocab_size"
+    }
+
+
+def test_each_of_the_three_sizes_is_one_key_of_a_sweep(tmp_path):
+    path = tmp_path / "sweep.yaml"
+    grids = {"N": ("head_dim", [4, 16]), "H": ("heads", [2, 8]), "L": ("layers", [2, 6])}
+    curves = {name: {"grid": {f"model.{key}": values}} for name, (key, values) in grids.items()}
+    sweep = {"experiment": "nanolm_c4", "config": str(LAPTOP), "curves": curves}
+    sweep["set"] = {"model.heads": 4, "model.layers": 2}
+    path.write_text(yaml.safe_dump(sweep, sort_keys=False))
+    shapes = [point.config.model for point in load_sweep(path, tmp_path).points]
+    assert [(shape.head_dim, shape.heads, shape.layers, shape.width) for shape in shapes] == [
+        (4, 4, 2, 16), (16, 4, 2, 64), (8, 2, 2, 16), (8, 8, 2, 64), (8, 4, 2, 32), (8, 4, 6, 32)
+    ]
+
+
+OWN = ("alpha_attention", "alpha_depth", "beta0", "gamma0")
+EVERETTS = {
+    "alignment": "full", "base_width": 8, "gamma_embedding": 1.0, "gamma_hidden": 1.0,
+    "gamma_readout": 1.0, "eps_per_layer": "false", "embedding_std": 1.0, "qk_exponent": -1.0,
+}
+MISTAKES = [
+    *((LAPTOP, f"prescription.{key}=null", f"key 'prescription.{key}' is missing; bordelon needs")
+      for key in OWN),
+    *((LAPTOP, f"prescription.{key}={value}",
+       f"prescription.{key} belongs to Everett et al.'s rules and not to bordelon; leave it out")
+      for key, value in EVERETTS.items()),
+    *((FOLDER / "laptop.yaml", f"prescription.{key}=1.0",
+       f"prescription.{key} belongs to bordelon and not to standard; leave it out") for key in OWN),
+    *((FOLDER / "laptop.yaml", f"prescription.{key}=null",
+       f"key 'prescription.{key}' is missing; standard needs a value")
+      for key in ("alignment", "base_width")),
+    (LAPTOP, "prescription.alpha_depth=0.4", "prescription.alpha_depth: expected greater than or"),
+    (LAPTOP, "prescription.alpha_attention=1.1", "alpha_attention: expected less than or equal"),
+    (LAPTOP, "prescription.beta0=0", "prescription.beta0: expected greater than 0"),
+    (LAPTOP, "prescription.gamma0=-1", "prescription.gamma0: expected greater than 0"),
+    (LAPTOP, "prescription.beta=4", "'prescription.beta'; did you mean 'prescription.beta0'?"),
+    (LAPTOP, "model.width=32", "expected one of model.width and model.heads, got both"),
+    (LAPTOP, "model.heads=null", "expected one of model.width and model.heads, got neither"),
+    (LAPTOP, "model.heads=0", "model.heads: expected greater than 0"),
+    (LAPTOP, "optimizer.name=adafactor",
+     "optimizer.name adafactor: bordelon has rates for adam, adam_atan2, sgd; choose one of them"),
+]
+
+
+@pytest.mark.parametrize(("path", "override", "message"), MISTAKES)
+def test_a_users_mistake_is_one_line(capsys, path, override, message):
+    with pytest.raises(SystemExit) as caught:
+        train.main([str(path), override, "--plan"])
+    error = capsys.readouterr().err.strip().splitlines()
+    assert caught.value.code == 2 and len(error) == 1
+    assert error[0].startswith(f"error: {path} with {override}: ") and message in error[0]
+
+
+def test_the_mlp_ratio_of_the_other_paper_is_not_a_silent_default():
+    data = configs.read_yaml(LAPTOP)
+    del data["model"]["mlp_ratio"]
+    with pytest.raises(configs.UserError, match="x: key 'model.mlp_ratio' is missing; bordelon"):
+        validate(Config, data, "x")
+
+
+def test_a_model_with_everetts_tensors_cannot_be_planned():
+    everetts = train.build_model(load(Config, FOLDER / "laptop.yaml"), V)
+    with pytest.raises(PlanError, match="rule 'readout.bias' -> readout_bias matches no tensor"):
+        train.build_plan(settings(), everetts)
+
+
+# ------------------------------------------------------------------------------------------------
+# What it costs
+
+
+@pytest.mark.parametrize(("N", "H", "L", "ratio"), [(8, 8, 4, 1), (16, 2, 3, 1), (4, 5, 1, 3)])
+def test_parameters_are_those_of_the_model_and_flops_six_times_them_per_token(N, H, L, ratio):
+    config = settings(f"model.mlp_ratio={ratio}", head_dim=N, heads=H, layers=L)
+    n = N * H
+    blocks, tables, readout = L * (4 + 2 * ratio) * n**2, (V + T) * n, V * n + V
+    counts = cost.parameters(config)
+    assert counts["total"] == blocks + tables + readout == counts["embedding"] + (
+        counts["non_embedding"]
+    )
+    decoder = train.build_model(config, V)
+    assert counts["total"] == sum(parameter.numel() for parameter in decoder.parameters())
+    assert counts["embedding"] == decoder.token_embedding.weight.numel()
+    per_step = 6 * counts["total"] * 16 * T
+    assert cost.flops_by_parameters(config) == config.training.steps * per_step
+
+
+def saved_bytes(decoder, ids):
+    """Bytes that autograd keeps for the backward pass, parameters excluded."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        decoder(ids, ids)
+    return sum(storage.nbytes() for storage in kept.values())
+
+
+def test_activations_are_what_autograd_keeps():
+    """Beside them it keeps the weights times their multipliers and the readout's gradient."""
+    config = settings("training.batch_size=4", head_dim=16, layers=3)
+    decoder, _ = build(config, dtype=torch.float32)
+    parts = cost.memory(config)
+    expected = parts["activations"] + parts["weight_copies"] + 4 * V * (64 + model.BIAS_COLUMNS)
+    assert expected == pytest.approx(saved_bytes(decoder, tokens(4)), rel=0.02)
+    assert model.BIAS_COLUMNS == cost._BIAS_COLUMNS
+
+
+@pytest.mark.parametrize(("words", "rows", "width"), [(4000, 64, 64), (64, 64, 64), (64, 2, 256)])
+def test_the_memory_of_a_step_is_its_peak(words, rows, width):
+    """The readout's, the activations' and the optimiser's."""
+    config = settings(
+        f"model.vocab_size={words}", f"training.batch_size={rows}", heads=width // 8, layers=3
+    )
+    decoder, plan = build(config, dtype=torch.float32)
+    optimizer = optimizers.build("adam", plan.groups(decoder))
+    ids = tokens(rows, words=words)
+
+    def step():
+        decoder(ids, ids).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    live = 12 * cost.parameters(config)["total"]  # weights and Adam's two moments
+    assert cost.memory(config)["total"] == pytest.approx(live + peak_bytes(step), rel=0.1)
+
+
+# ------------------------------------------------------------------------------------------------
+# A run
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_run_learns(tmp_path, optimizer):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
+    random = np.random.default_rng(0)
+    words = ["".join(random.choice(syllables, random.integers(1, 4))) for _ in range(300)]
+    for i in range(40):
+        (texts / f"{i:02}.txt").write_text(" ".join(random.choice(words, 60)))
+    config = settings(
+        "model.vocab_size=null", "data.source=local", f"data.path={texts}", "training.steps=30",
+        "data.tokenizer_vocab_size=90", f"data.cache_dir={tmp_path / 'cache'}",
+        "data.validation_fraction=0.2", optimizer=optimizer,
+    )
+    summary = train.run(config, tmp_path / "run")
+    assert summary["status"] == "finished"
+    assert summary["first_train_loss"] == pytest.approx(math.log(90), abs=1e-4)
+    assert summary["final_eval_loss"] < math.log(90) - 0.2
+    assert summary["parameters"] == cost.parameters(config)["total"]

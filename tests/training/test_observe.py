@@ -1,0 +1,439 @@
+"""Observations during training, after a resume, in a sweep's table, and of finished runs."""
+
+import csv
+import importlib
+import json
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import nanolm_c4.train
+from nanolm_c4.config import Config as DecoderConfig
+from training import config as configs
+from training import environment, loop, observations, observe, results, sharding
+from training.config import ObservedLoopConfig, leaves, validate
+from training.errors import UserError
+from training.scheduler import _take_over
+from training.sweep_file import load_sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A transformer that draws during training, and whose embedding changes after the plan has drawn.
+TOY = '''
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from param_groups import Everett, plan
+from param_groups.roles import DECODER_RULES
+from nanolm_c4.model import Decoder
+from training import runs
+from training.config import ObservedLoopConfig, RunConfig
+from training.loop import Task, train
+
+class Config(RunConfig):
+    width: int = 16
+    data_seed: int = 2
+    vocabulary: int = 20
+    training: ObservedLoopConfig
+
+class Dropping(Decoder):
+    def forward(self, ids, targets=None):
+        if self.training:
+            ids = torch.where(torch.rand(ids.shape) < 0.3, 0, ids)
+        return super().forward(ids, targets)
+
+class Rows(Dataset):
+    def __init__(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.ids = torch.randint(0, 20, (30, 7), generator=generator)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        return self.ids[index, :-1], self.ids[index, 1:]
+
+def flops(config):
+    return 1.0
+
+@torch.no_grad()
+def pad(model):
+    model.token_embedding.weight[0] = 0
+
+def build_task(config):
+    width = config.width
+    model = Dropping(vocab_size=config.vocabulary, context=6, layers=2, heads=4,
+                     head_dim=width // 4, mlp_ratio=1, attention_scale=0.5)
+    numbers = plan(model, DECODER_RULES, Everett("mup", width, 8), lr=config.optimizer.lr)
+    return Task(
+        config=config, model=model, plan=numbers, train_data=Rows(1),
+        eval_data=Rows(config.data_seed), loss=lambda model, batch: model(*batch),
+        count=lambda batch: torch.tensor(batch[1].numel()),
+        forward=lambda model, batch: model(batch[0]), after_init=pad,
+    )
+
+def run(config, run_dir, progress=None):
+    task = build_task(config)
+    return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir))
+'''
+SETTINGS = {
+    "optimizer": {"name": "adam", "lr": 0.02},
+    "schedule": {"name": "constant"},
+    "training": {"steps": 5, "batch_size": 4, "observe_every": 2, "observe_samples": 3},
+    "checkpoint": {"every": 2, "minutes": None, "final": True},
+}
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """The train module of an experiment in a package of its own, and its folder of runs."""
+    name = "observed_" + tmp_path.name.replace("-", "_")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    (tmp_path / name / "train.py").write_text(TOY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module(f"{name}.train")
+    module.folder = tmp_path / "results" / name / "single"
+    return module
+
+
+def config(toy, **changes):
+    keys = {key.replace("__", "."): value for key, value in changes.items()}
+    return validate(toy.Config, configs.set_keys(SETTINGS, keys), "toy")
+
+
+def train(toy, name, **changes):
+    """Trains one run in the toy's folder."""
+    summary = toy.run(config(toy, **changes), toy.folder / name)
+    assert summary["status"] == "finished"
+    return toy.folder / name
+
+
+def lines(folder, name="observations.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def left(folder):
+    """All that a run observed, as bytes."""
+    arrays = {path.name: path.read_bytes() for path in (folder / "observations").iterdir()}
+    return (folder / "observations.jsonl").read_bytes(), arrays
+
+
+def values(numbers):
+    return {key: value for key, value in numbers.items() if key != "step"}
+
+
+# ------------------------------------------------------------------------------------------------
+# During training
+
+
+def test_steps_zero_every_few_and_the_last_are_observed(toy):
+    folder = train(toy, "run")
+    found = lines(folder)
+    assert [line["step"] for line in found] == [0, 2, 4, 5]
+    assert {line["samples"] for line in found} == {3}
+    assert set(left(folder)[1]) == {f"step_{step}.safetensors" for step in (0, 2, 4, 5)}
+    start, end = found[0], found[-1]
+    for numbers in (*start["blocks"], start["all"]):
+        assert all(value == 0 for key, value in numbers.items()
+                   if "change" in key or "relative" in key)
+        assert numbers["kernel_alignment"] == pytest.approx(1)
+    assert all(value > 0 for key, value in end["all"].items()
+               if "change" in key or "relative" in key)
+    first, second = (block["key_change"] for block in end["blocks"])
+    assert end["all"]["key_change"] == pytest.approx(((first**2 + second**2) / 2) ** 0.5)
+    first, second = (block["head_variance"] for block in end["blocks"])
+    assert end["all"]["head_variance"] == pytest.approx((first + second) / 2)
+    assert set(found[0]["blocks"][0]) | set(found[0]["all"]) | {"step"} == set(
+        results.OBSERVATION_COLUMNS
+    )
+
+
+def test_arrays_are_of_the_last_block_and_of_fixed_places(toy):
+    folder = train(toy, "run")
+    arrays = load_file(folder / "observations/step_5.safetensors")
+    report = observe.observe_run(folder, samples=3)
+    final = observe.load_final(folder, 3)
+    from training import representations
+
+    seen = representations.capture(final.task.model, final.batch, final.task.forward)
+    last = seen.stream[-1]
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(
+        arrays["pooled_kernel"], representations.pooled_kernel(last), **close
+    )
+    torch.testing.assert_close(arrays["spatial_kernel"], representations.spatial_kernel(last))
+    torch.testing.assert_close(arrays["last_token_kernel"], representations.sample_kernel(last))
+    assert arrays["attention_places"].tolist() == [[5, 0], [5, 3], [3, 0], [5, 5]]
+    expected = torch.stack(
+        [torch.stack([b.logits()[0, :, t, s] for t, s in arrays["attention_places"].tolist()])
+         for b in seen.blocks]
+    )  # fmt: skip
+    torch.testing.assert_close(arrays["attention_entries"], expected, **close)
+    assert report["step"] == 5
+
+
+def test_observing_changes_no_bit_of_training(toy):
+    folders = [train(toy, f"every-{n}", training__observe_every=n) for n in (0, 1)]
+    states = [load_file(f / "checkpoints/step-00000005/state.safetensors") for f in folders]
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+    assert len({(folder / "metrics.jsonl").read_bytes() for folder in folders}) == 1
+    assert not (folders[0] / "observations").exists()
+
+
+def die_after(monkeypatch, step):
+    original = loop.Loop._update
+
+    def update(self, now):
+        if now == step + 1:
+            raise KeyboardInterrupt
+        original(self, now)
+
+    monkeypatch.setattr(loop.Loop, "_update", update)
+
+
+def interrupted(toy, name, step, monkeypatch, **changes):
+    with monkeypatch.context() as patch:
+        die_after(patch, step)
+        with pytest.raises(KeyboardInterrupt):
+            train(toy, name, **changes)
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_resumed_run_has_observed_what_the_whole_one_has(toy, monkeypatch, step):
+    changes = {"training__observe_every": 1}
+    whole = left(train(toy, "whole", **changes))
+    interrupted(toy, "parts", step, monkeypatch, **changes)
+    folder = toy.folder / "parts"
+    assert [line["step"] for line in lines(folder)] == list(range(step + 1))
+    (folder / ".step_9.safetensors.0123abcd.tmp").write_text("half")
+    interrupted(toy, "parts", step - 1, monkeypatch, **changes)  # back to step 0 or 2, no further
+    assert [line["step"] for line in lines(folder)] == list(range(step))
+    assert len(left(folder)[1]) == step
+    assert left(train(toy, "parts", **changes)) == whole
+    assert not list(folder.glob(".*.tmp"))
+
+
+def test_what_is_not_finite_is_null(toy):
+    task = toy.build_task(config(toy))
+    loop.initialise(task)
+    current = observations.current_state(task)
+    with torch.no_grad():
+        task.model.blocks[1].attention.key.weight.fill_(torch.nan)
+    found = observations.observe(
+        observations.initial_state(task), current, observations.eval_batch(task, 2, "cpu"),
+        observations.forward_of(task),
+    )  # fmt: skip
+    line = json.loads(json.dumps(found.line(3), allow_nan=False))
+    assert line["blocks"][1]["key_change"] is None and line["all"]["key_change"] is None
+    assert line["blocks"][0]["key_change"] == 0
+
+
+def test_what_cannot_be_observed_is_refused_before_training(toy, monkeypatch):
+    task = toy.build_task(config(toy))
+    task.forward = None
+    with pytest.raises(UserError, match="no `forward` that returns them; give it one or set"):
+        loop.train(task, toy.folder / "run")
+    task = toy.build_task(config(toy))
+    del task.model.blocks[0].attention.heads
+    with pytest.raises(UserError, match="blocks.0 of Dropping cannot be observed"):
+        loop.train(task, toy.folder / "run")
+    monkeypatch.setattr(sharding, "requested", lambda: object())
+    with pytest.raises(UserError, match="training.observe_every is not supported with sharding"):
+        loop.train(toy.build_task(config(toy)), toy.folder / "run")
+    assert not (toy.folder / "run").exists()
+
+
+class Observed(DecoderConfig):
+    """The C4 decoder's config with observations."""
+
+    training: ObservedLoopConfig
+
+
+def test_the_laptop_decoder_is_observed_in_bf16_as_its_final_checkpoint_is(tmp_path, monkeypatch):
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    draw = random.Random(0)
+    for index in range(30):
+        words = ["".join(draw.choices("abdeiklmnoprstu", k=draw.randint(2, 7))) for _ in range(40)]
+        (texts / f"{index:02}.txt").write_text(" ".join(words).capitalize() + ".")
+    monkeypatch.setattr(nanolm_c4.train, "Config", Observed)
+    cfg = configs.load(
+        Observed, ROOT / "nanolm_c4/configs/laptop.yaml",
+        ["data.source=local", f"data.path={texts}", f"data.cache_dir={tmp_path / 'cache'}",
+         "data.tokenizer_vocab_size=64", "data.validation_fraction=0.3", "training.steps=3",
+         "schedule.warmup_steps=0",
+         "training.batch_size=2", "training.eval_samples=2", "training.precision=bf16",
+         "training.observe_every=3", "training.observe_samples=2", "checkpoint.final=true"],
+    )  # fmt: skip
+    folder = tmp_path / "results" / "nanolm_c4" / "single" / "run"
+    assert nanolm_c4.train.run(cfg, folder)["status"] == "finished"
+    start, end = lines(folder)
+    assert (start["step"], end["step"], len(end["blocks"])) == (0, 3, 2)
+    report = observe.observe_run(folder, samples=2)
+    # In float32 during a bf16 run, too: the same to the last digits, and not those of bf16.
+    assert report["all"] == pytest.approx(end["all"], rel=1e-5)
+    for mine, theirs in zip(report["blocks"], end["blocks"]):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+    assert end["all"]["function_change"] > 0
+
+
+# ------------------------------------------------------------------------------------------------
+# A sweep's table
+
+
+def sweep(toy, **more):
+    package = Path(toy.__file__).parent
+    (package / "base.yaml").write_text(json.dumps(SETTINGS))
+    keys = {"experiment": package.name, "config": "base.yaml", "grid": {"width": [8, 16]}}
+    text = json.dumps({**keys, "curves": {"a": {}}, **more})
+    (package / "s.yaml").write_text(text)
+    return load_sweep(package / "s.yaml", toy.folder.parent.parent)
+
+
+def test_a_sweeps_table_has_a_row_per_block_and_one_for_all(toy):
+    asked = sweep(toy, observations=True)
+    summaries = {}
+    for point in asked.points:
+        summaries[point.run] = toy.run(point.config, asked.folder / point.run)
+    assert results.write_observations(sweep(toy), summaries) is None
+    with open(results.write_observations(asked, summaries), newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 4 * 3  # runs, steps, two blocks and all
+    row = next(r for r in rows if (r["width"], r["step"], r["block"]) == ("16", "5", "1"))
+    line = lines(asked.folder / row["run"])[-1]
+    assert float(row["key_change_weights"]) == line["blocks"][1]["key_change_weights"]
+    assert row["function_change"] == "" and (row["curve"], row["seed"]) == ("a", "0")
+    row = next(r for r in rows if (r["run"], r["step"], r["block"]) == (row["run"], "5", "all"))
+    assert float(row["function_change"]) == line["all"]["function_change"]
+    failed = {run: {"status": "failed"} for run in summaries}
+    assert results.write_observations(asked, failed) is None
+
+
+def test_a_run_taken_from_another_sweep_brings_its_observations(toy, monkeypatch):
+    folder = train(toy, "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["environment"]["commit"] = "abc"
+    (folder / "summary.json").write_text(json.dumps(summary))
+    monkeypatch.setattr(environment, "commit", lambda: "abc")
+    assert _take_over(folder, toy.folder / "copy") == summary
+    assert left(toy.folder / "copy") == left(folder)
+
+
+# ------------------------------------------------------------------------------------------------
+# The command on finished runs
+
+
+def command(*words):
+    """Standard output of the command in this process."""
+    observe.main([str(word) for word in words])
+
+
+def refusal(capsys, *words):
+    """The one line that the command ends with."""
+    with pytest.raises(SystemExit) as end:
+        command(*words)
+    error = capsys.readouterr().err.strip().splitlines()
+    assert end.value.code == 2 and error[-1].startswith("error: ")
+    return error[-1]
+
+
+def test_the_command_prints_what_training_observed_and_writes_it(toy, tmp_path, capsys):
+    folder = train(toy, "run")
+    command(folder, "--samples", "3", "--out", tmp_path / "report.json")
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == f"{folder}: 3 samples, step 5 beside step 0"
+    assert shown[1].split() == ["quantity", "block", "0", "block", "1", "all"]
+    report, observed = json.loads((tmp_path / "report.json").read_text()), lines(folder)[-1]
+    assert report["all"] == pytest.approx(observed["all"], rel=1e-5)
+    row = next(line.split() for line in shown if line.startswith("head_variance"))
+    assert row[1:] == [f"{b['head_variance']:.4g}" for b in (*report["blocks"], report["all"])]
+    command(folder, "--samples", "3", "--json")
+    assert json.loads(capsys.readouterr().out) == report
+
+
+def test_references_give_the_distance_to_their_mean_with_and_without_the_run(toy, capsys):
+    folders = [train(toy, f"seed-{seed}", seed=seed) for seed in range(3)]
+    finals = [observe.load_final(folder, 4) for folder in folders]
+    with torch.no_grad():
+        logits = [final.task.model.eval()(final.batch[0]).double() for final in finals]
+    mean, scatter = (logits[1] + logits[2]) / 2, (logits[1] - logits[2]).square().mean() / 4
+    outside = ((logits[0] - mean).square().mean() - scatter).item()
+    found = observe.observe_run(folders[0], folders[1:], 4)["function_distance"]
+    assert found == {
+        "mean_square": pytest.approx(outside, rel=1e-4), "references": 2, "is_one_of_them": False
+    }
+    noise = torch.stack(logits).var(0).mean().item() / 2
+    inside = (logits[0] - mean).square().mean().item() - noise
+    found = observe.observe_run(folders[0], folders, 4)["function_distance"]
+    assert found == {
+        "mean_square": pytest.approx(inside, rel=1e-4), "references": 2, "is_one_of_them": True
+    }
+    command(folders[0], "--reference", *folders, "--samples", "4")
+    assert "mean of the other 2 references, its scatter taken off" in capsys.readouterr().out
+
+
+def test_runs_that_cannot_be_observed_are_one_line(toy, capsys, tmp_path):
+    folder = train(toy, "run")
+
+    def broken(name, change):
+        copy = toy.folder / name
+        shutil.copytree(folder, copy)
+        change(copy)
+        return refusal(capsys, copy)
+
+    def status(word):
+        def change(copy):
+            summary = json.loads((copy / "summary.json").read_text())
+            (copy / "summary.json").write_text(json.dumps({**summary, "status": word, "step": 3}))
+
+        return change
+
+    def tear(copy):
+        path = copy / "checkpoints/step-00000005/state.safetensors"
+        path.write_bytes(path.read_bytes()[:-8])
+
+    def other_config(copy):
+        text = (copy / "config.yaml").read_text()
+        (copy / "config.yaml").write_text(text.replace("lr: 0.02", "lr: 0.01"))
+
+    assert "no such run; expected a folder with config.yaml" in refusal(capsys, tmp_path / "no")
+    assert "it has no summary.json; train it" in broken("a", lambda c: (
+        c / "summary.json").unlink())
+    assert "not finished but stopped at step 3" in broken("b", status("stopped"))
+    assert "not finished but diverged at step 3" in broken("c", status("diverged"))
+    last = "checkpoints/step-00000005"
+    assert "no checkpoint of its last step 5; run the same config with checkpoint.final=true" in (
+        broken("d", lambda c: shutil.rmtree(c / last)))
+    assert "differs from what was written (checksum); the run has to" in broken("e", tear)
+    assert "another config (optimizer.lr 0.02 -> 0.01)" in broken("f", other_config)
+    assert "experiment 'nothing' has no train.py here" in (
+        refusal(capsys, folder, "--experiment", "nothing"))
+    assert "experiment 'training' has no train.py" in (
+        refusal(capsys, folder, "--experiment", "training"))
+    del toy.build_task
+    assert "has no build_task in its train.py" in refusal(capsys, folder)
+    assert "--samples: 0 given, expected at least 1" in refusal(capsys, folder, "--samples", 0)
+
+
+def test_references_on_other_data_or_outputs_are_one_line(toy, capsys):
+    folder = train(toy, "run")
+    data = train(toy, "data", data_seed=3, training__steps=1)
+    outputs = train(toy, "outputs", vocabulary=21, training__steps=1)
+    assert f"{data}: its first 8 evaluation samples are not those of {folder}; compare" in (
+        refusal(capsys, folder, "--reference", data))
+    line = refusal(capsys, folder, "--reference", outputs)
+    assert "its outputs have shape (8, 6, 21), those of" in line and "same outputs" in line
+    assert "leaving one out needs an ensemble of at least two" in (
+        refusal(capsys, folder, "--reference", folder))
+
+
+def test_help_describes_the_keys():
+    found = {key: item.description for key, item in leaves(Observed)}
+    assert "from step 0 on; 0 for none" in found["training.observe_every"]
+    assert found["training.observe_samples"].startswith("Validation samples")

@@ -1,0 +1,257 @@
+"""What N, H and L do to a network at initialisation and in a step, against the paper's exponents.
+
+One sample of four tokens: an update's alignment with an activation is only seen where there are far
+fewer of them than the width. The exponents differ by halves; a measured one may be off by 0.15.
+"""
+
+import functools
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from param_groups import Bordelon, plan
+from training import coordinate_check as cc
+from training import optimizers
+from training.coordinate_check import Check
+from vit_cifar5m.config import ModelConfig
+from vit_cifar5m.model import ROLES, VisionTransformer
+
+SEEDS, TOLERANCE = 4, 0.15
+WIDTHS, DEPTHS = (8, 16, 32, 64), (4, 8, 16)
+SIZES = {"head_dim": 16, "heads": 4, "depth": 2}
+LR = {"adam": 0.02, "sgd": 0.1}
+
+
+def network(rule, seed=0):
+    shape = ModelConfig(
+        head_dim=rule.head_dim, heads=rule.heads, layers=rule.depth, patch_size=16
+    )
+    model = VisionTransformer(
+        shape,
+        attention_scale=rule.attention_scale(rule.head_dim),
+        residual_multiplier=rule.residual_multiplier(),
+    )
+    planned = plan(model, ROLES, rule, lr=LR[rule.optimizer], eps=1e-15)
+    planned.initialise(model, seed)
+    return model, planned
+
+
+def sample(seed):
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randn(1, 3, 32, 32, generator=generator)
+    return image, torch.randint(10, (1,), generator=generator)
+
+
+def rms(tensors):
+    """Over all entries of all tensors, in float64: the smallest changes are 1e-4 of the values."""
+    return math.sqrt(sum(t.double().square().mean().item() for t in tensors) / len(tensors))
+
+
+def logits_of_heads(attention, query, key):
+    """A of (3), shape (B, H, T, T)."""
+    q, k = (z.unflatten(-1, (attention.heads, -1)).transpose(1, 2) for z in (query, key))
+    return q @ k.transpose(-1, -2) * attention.attention_scale
+
+
+@torch.no_grad()
+def forward(model, image):
+    """The logits and, per block, the attention's input, q, k and the stream after the block."""
+    seen, handles = [], []
+    for block in model.blocks:
+        place = {}
+        seen.append(place)
+        for name, module in (
+            ("query", block.attention.query), ("key", block.attention.key), ("stream", block)
+        ):
+            def keep(_, inputs, output, place=place, name=name):
+                place.update({name: output.clone(), f"{name}_input": inputs[0].clone()})
+
+            handles.append(module.register_forward_hook(keep))
+    logits = model(image)
+    for handle in handles:
+        handle.remove()
+    return logits, seen
+
+
+@functools.cache
+def measured(rule, seed):
+    """RMS by quantity, at initialisation and of the changes that one step makes.
+
+    dk and dA are what the new W_Q and W_K do to the initial stream; "total" ones are of everything.
+    """
+    model, planned = network(rule, seed)
+    image, label = sample(seed)
+    logits, first = forward(model, image)
+    optimizer = optimizers.build(rule.optimizer, planned.groups(model), momentum=0.0)
+    F.cross_entropy(model(image), label).backward()
+    optimizer.step()
+    after, second = forward(model, image)
+    attentions = [block.attention for block in model.blocks]
+    before = [logits_of_heads(a, at["query"], at["key"]) for a, at in zip(attentions, first)]
+    with torch.no_grad():
+        new = [(a.query(at["query_input"]), a.key(at["key_input"])) for a, at in
+               zip(attentions, first)]
+    moved = [logits_of_heads(a, q, k) for a, (q, k) in zip(attentions, new)]
+    return {
+        "stream": rms([first[-1]["stream"]]),
+        "logits": rms([logits]),
+        "key": rms([at["key"] for at in first]),
+        "head variance": sum(a.var(1).mean().item() for a in before) / len(before),
+        "d stream": rms([second[-1]["stream"] - first[-1]["stream"]]),
+        "d logits": rms([after - logits]),
+        "total dk": rms([now["key"] - at["key"] for now, at in zip(second, first)]),
+        "dk": rms([key - at["key"] for (_, key), at in zip(new, first)]),
+        "dA": rms([now - was for now, was in zip(moved, before)]),
+    }
+
+
+def slopes(key, values, optimizer, **fields):
+    """Quantity -> power of the scanned size; means of logarithms over seeds."""
+    points = [
+        [measured(Bordelon(**{**SIZES, **fields, key: value}, optimizer=optimizer), seed)
+         for seed in range(SEEDS)]
+        for value in values
+    ]
+    size = torch.tensor(values).double().log()
+    size -= size.mean()
+
+    def slope(name):
+        logs = torch.tensor([[p[name] for p in seeds] for seeds in points]).double().log().mean(1)
+        return (size @ logs / size.square().sum()).item()
+
+    return {name: slope(name) for name in points[0][0]}
+
+
+def check(found, **expected):
+    """Compares slopes; the names' underscores stand for blanks."""
+    for name, exponent in expected.items():
+        name = name.replace("_", " ")
+        assert found[name] == pytest.approx(exponent, abs=TOLERANCE), name
+
+
+# --------------------------------------------------------------------------------------------------
+# The head dimension, the heads, the depth
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_the_head_dimension_changes_scales_as_the_paper_says(optimizer, alpha):
+    """Table 3 and (15); one step of SGD has a further N^(-1/2) in dk and dA (Fig. 13)."""
+    found = slopes("head_dim", WIDTHS, optimizer, alpha_attention=alpha)
+    check(found, stream=0, logits=-0.5, key=0, d_stream=0, d_logits=0, total_dk=0)
+    check(found, head_variance=1 - 2 * alpha)
+    first = -0.5 if optimizer == "sgd" else 0.0
+    check(found, dk=alpha - 1 + first, dA=first)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_the_number_of_heads_changes_nothing_but_initial_logits(optimizer, alpha):
+    found = slopes("heads", WIDTHS, optimizer, head_dim=4, alpha_attention=alpha)
+    check(found, stream=0, logits=-0.5, key=0, d_stream=0, d_logits=0, total_dk=0)
+    check(found, head_variance=0, dk=0, dA=0)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_the_depth_leaves_the_attention_to_alpha_depth(optimizer, alpha):
+    """(15), (16): what a block's own weights do to its attention goes as L^(alpha_depth - 1)."""
+    found = slopes("depth", DEPTHS, optimizer, alpha_depth=alpha)
+    check(found, stream=0, logits=0, key=0, d_stream=0, d_logits=0, head_variance=0)
+    check(found, dk=alpha - 1, dA=alpha - 1)
+
+
+@pytest.mark.parametrize(("optimizer", "stream", "logits"), [("sgd", 1, 0), ("adam", 0, -1)])
+def test_gamma0_is_how_much_features_move_for_a_change_of_the_output(optimizer, stream, logits):
+    """SGD's rate has gamma0^2, Adam's none."""
+    found = slopes("gamma0", (0.5, 1.0, 2.0), optimizer)
+    check(found, stream=0, logits=-1, d_stream=stream, d_logits=logits)
+
+
+# --------------------------------------------------------------------------------------------------
+# The command's check of any size
+
+
+def loss(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def builder(key, name, **fields):
+    """Build of a network of one size and the check's own sample."""
+
+    def build(value, seed):
+        model, planned = network(Bordelon(**{**SIZES, **fields, key: value}, optimizer=name))
+        optimizer = optimizers.build(name, planned.groups(model), momentum=0.0)
+        return Check(model, planned, [sample(seed)], loss, optimizer)
+
+    return build
+
+
+def fitted(key, values, optimizer, **fields):
+    result = cc.measure(builder(key, optimizer, **fields), values, steps=1, seeds=range(4))
+    return {(slope.quantity, slope.name): slope for slope in cc.fit(result)}
+
+
+KEY = "blocks.0.attention.key"
+
+
+@pytest.mark.parametrize(
+    ("key", "optimizer", "alpha", "aim", "slope"),
+    [
+        ("head_dim", "adam", 0.5, -0.5, -0.5),  # the rate; the multiplier N^(-1)
+        ("head_dim", "adam", 1.0, -0.5, -0.5),
+        ("head_dim", "sgd", 0.5, -0.5, -1.0),
+        ("head_dim", "sgd", 1.0, -0.5, -1.0),
+        ("heads", "adam", 0.5, -0.5, -0.5),
+        ("heads", "sgd", 0.5, -0.5, -0.5),
+    ],
+)
+def test_the_check_knows_the_updates_of_queries_and_keys(key, optimizer, alpha, aim, slope):
+    sizes = {"head_dim": 4} if key == "heads" else {}
+    found = fitted(key, WIDTHS, optimizer, alpha_attention=alpha, **sizes)
+    update = found["update", f"{KEY}.weight"]
+    assert (update.aim, update.predicted) == (pytest.approx(aim), pytest.approx(slope))
+    assert update.slope == pytest.approx(slope, abs=TOLERANCE)
+    assert update.verdict == (cc.OK if aim == slope else cc.EXCEPTION)
+    assert bool(update.note) == (aim != slope)
+    assert not [s for s in found.values() if s.verdict in (cc.GROWS, cc.SHRINKS, cc.NOT_FINITE)]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_depths_are_compared_by_the_rms_over_blocks(optimizer, alpha):
+    found = fitted("depth", DEPTHS, optimizer, alpha_depth=alpha)
+    for name in ("attention.value", "mlp.down"):
+        update = found["update", f"blocks.*.{name}.weight"]
+        assert update.aim == pytest.approx(alpha - 1)
+        assert update.slope == pytest.approx(alpha - 1, abs=TOLERANCE)
+    assert found["change", "blocks.*"].verdict == cc.OK
+    assert not [s for s in found.values() if s.verdict in (cc.GROWS, cc.SHRINKS, cc.NOT_FINITE)]
+
+
+def test_points_over_blocks_are_root_mean_squares():
+    build = builder("depth", "adam")
+    models = {depth: network(Bordelon(**{**SIZES, "depth": depth}))[0] for depth in (1, 2, 3)}
+    points = cc.measure(build, (1, 2, 3), steps=1, seeds=(0,)).points
+    for depth, model in models.items():
+        _, seen = forward(model, sample(0)[0])
+        (point,) = [p for p in points if (p.quantity, p.name, p.width) ==
+                    ("init", "blocks.*.attention.key", depth)]
+        assert point.rms == pytest.approx(rms([at["key"] for at in seen]), rel=1e-5)
+
+
+def test_a_depth_whose_rate_is_wrong_is_caught():
+    """Adam's rate for alpha_depth 1 in a network of alpha_depth 1/2: changes grow as L^(1/2)."""
+
+    def build(depth, seed):
+        check = builder("depth", "adam", alpha_depth=0.5)(depth, seed)
+        for group in check.optimizer.param_groups:
+            group["lr"] *= depth**0.5 / 2
+        return check
+
+    found = cc.fit(cc.measure(build, DEPTHS, steps=1, seeds=range(4)))
+    assert {s.name for s in found if s.verdict == cc.GROWS} >= {"blocks.*"}
+    update = [s for s in found if s.name == "blocks.*.mlp.up.weight"][0]
+    assert (update.verdict, update.aim) == (cc.GROWS, -0.5)

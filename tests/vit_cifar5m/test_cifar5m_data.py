@@ -1,0 +1,364 @@
+"""vit_cifar5m.data: sources, files as published and damaged ones, one visit to every image."""
+
+import pickle
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from training.errors import UserError
+from training.loading import batches
+from training.sampling import BatchIds
+from vit_cifar5m import data as module
+from vit_cifar5m import shapes
+from vit_cifar5m.config import DataConfig
+from vit_cifar5m.data import check_single_visit, collate, from_config
+
+COUNTS = (4, 3, 5, 2, 4, 6)  # images of each part
+SAVE = {"stored": np.savez, "deflated": np.savez_compressed}
+
+
+def part(number):
+    """X and Y of a part."""
+    generator = np.random.default_rng(number)
+    pixels = generator.integers(0, 256, (COUNTS[number], 32, 32, 3), dtype=np.uint8)
+    return {"X": pixels, "Y": generator.integers(0, 10, COUNTS[number])}
+
+
+def write_parts(folder, kind="stored", name="cifar5m_part{}.npz", numbers=range(6)):
+    folder.mkdir(exist_ok=True)
+    for number in numbers:
+        SAVE[kind](folder / name.format(number), **part(number))
+    return folder
+
+
+def records(number, count=4):
+    """Bytes of a binary batch: labels, pixels channel by channel."""
+    generator = np.random.default_rng(100 + number)
+    rows = generator.integers(0, 256, (count, 3073), dtype=np.uint8)
+    rows[:, 0] %= 10
+    return rows
+
+
+def write_batches(folder):
+    folder.mkdir(exist_ok=True)
+    for number in range(1, 6):
+        (folder / f"data_batch_{number}.bin").write_bytes(records(number).tobytes())
+    (folder / "test_batch.bin").write_bytes(records(0).tobytes())
+    return folder
+
+
+def load(source, folder, tmp_path, validation_images=2, **fields):
+    data = DataConfig(
+        source=source,
+        path=str(folder),
+        cache_dir=str(tmp_path / "cache"),
+        validation_images=validation_images,
+        **fields,
+    )
+    return from_config(data, seed=0)
+
+
+def refused(source, folder, tmp_path, **fields):
+    """The one line that a user reads."""
+    with pytest.raises(UserError) as caught:
+        load(source, folder, tmp_path, **fields)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def assert_items(dataset, images, labels):
+    """Images are given channels first, whatever the file's order."""
+    assert len(dataset) == len(labels)
+    for (image, label), expected, expected_label in zip(dataset, images, labels, strict=True):
+        assert image.dtype == np.uint8 and type(label) is int and label == expected_label
+        np.testing.assert_array_equal(image, expected)
+
+
+# CIFAR-5M
+
+
+@pytest.mark.parametrize("name", ["cifar5m_part{}.npz", "part{}.npz"])
+@pytest.mark.parametrize("kind", SAVE)
+def test_five_parts_train_and_the_sixth_is_held_out(tmp_path, kind, name):
+    images = load("cifar5m", write_parts(tmp_path / "c5m", kind, name), tmp_path)
+    parts = [part(number) for number in range(6)]
+    pixels = [p["X"].transpose(0, 3, 1, 2) for p in parts]
+    assert images.classes == 10
+    assert_items(
+        images.train, np.concatenate(pixels[:5]), np.concatenate([p["Y"] for p in parts[:5]])
+    )
+    assert_items(images.validation, pixels[5][:2], parts[5]["Y"][:2])
+    assert (tmp_path / "cache").exists() == (kind == "deflated")
+
+
+def test_stored_parts_are_mapped_where_they_lie(tmp_path):
+    folder = write_parts(tmp_path / "c5m")
+    images = load("cifar5m", folder, tmp_path)
+    mapped = images.train.parts[0]
+    assert mapped.file == folder / "cifar5m_part0.npz"
+    assert isinstance(mapped.array, np.memmap) and not mapped.array.flags.writeable
+    assert len(pickle.dumps(images.train)) < 3072  # less than one image: none travels
+
+
+def test_a_member_behind_a_longer_local_header_is_found(tmp_path):
+    """The zip format lets a local header differ in length from the directory's entry."""
+    folder = write_parts(tmp_path / "c5m", numbers=(1, 2, 3, 4, 5))
+    file = folder / "cifar5m_part0.npz"
+    with zipfile.ZipFile(file, "w") as archive:
+        for key, values in reversed(part(0).items()):
+            with archive.open(zipfile.ZipInfo(f"{key}.npy"), "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, values)
+    train = load("cifar5m", folder, tmp_path).train
+    assert_items([train[i] for i in range(4)], part(0)["X"].transpose(0, 3, 1, 2), part(0)["Y"])
+
+
+def test_compressed_parts_are_unpacked_once_and_anew_when_damaged(tmp_path, monkeypatch):
+    folder = write_parts(tmp_path / "c5m", "deflated")
+    file = load("cifar5m", folder, tmp_path).train.parts[0].file
+    assert file.is_relative_to(tmp_path / "cache") and file.parent.name.startswith("cifar5m_part0-")
+    copied = []
+    copy = module._copy
+    monkeypatch.setattr(module, "_copy", lambda *args: copied.append(args) or copy(*args))
+    load("cifar5m", folder, tmp_path)
+    assert not copied
+    file.write_bytes(file.read_bytes()[:-1])
+    train = load("cifar5m", folder, tmp_path).train
+    assert len(copied) == 1
+    np.testing.assert_array_equal(train[3][0], part(0)["X"][3].transpose(2, 0, 1))
+    assert len(list((tmp_path / "cache" / "cifar5m").iterdir())) == 6  # nothing is left over
+
+
+def test_a_changed_compressed_part_is_unpacked_again(tmp_path):
+    folder = write_parts(tmp_path / "c5m", "deflated")
+    load("cifar5m", folder, tmp_path)
+    changed = {**part(0), "X": part(0)["X"] ^ 1}
+    np.savez_compressed(folder / "cifar5m_part0.npz", **changed)
+    image = load("cifar5m", folder, tmp_path).train[2][0]
+    np.testing.assert_array_equal(image, changed["X"][2].transpose(2, 0, 1))
+
+
+def test_only_the_parts_that_are_used_need_to_be_there(tmp_path):
+    folder = write_parts(tmp_path / "c5m", numbers=(0, 1, 5))
+    assert len(load("cifar5m", folder, tmp_path, train_images=5).train) == 5
+    message = refused("cifar5m", folder, tmp_path, train_images=8)
+    assert "cifar5m_part2.npz" in message and "data.train_images=7" in message
+
+
+@pytest.mark.parametrize("kind", SAVE)
+def test_workers_read_the_same_images(tmp_path, kind):
+    images = load("cifar5m", write_parts(tmp_path / "c5m", kind), tmp_path)
+    order = [[17, 0, 4], [3, 6, 11]]
+    workers = DataLoader(images.train, batch_sampler=order, num_workers=2, collate_fn=collate)
+    for (pixels, labels), ids in zip(batches(workers), order, strict=True):
+        expected = collate([images.train[i] for i in ids])
+        assert torch.equal(pixels, expected[0]) and torch.equal(labels, expected[1])
+
+
+PIXELS, LABELS = part(0)["X"], part(0)["Y"]
+WRONG = {
+    "no X": ({"Y": LABELS}, ["no array X", "Y", "expected X and Y"]),
+    "no Y": ({"X": PIXELS}, ["no array Y"]),
+    "floats": ({"X": PIXELS / 255, "Y": LABELS}, ["X is float64 [4, 32, 32, 3]", "uint8"]),
+    "channels first": (
+        {"X": PIXELS.transpose(0, 3, 1, 2).copy(), "Y": LABELS},
+        ["X is uint8 [4, 3, 32, 32]", "expected uint8 [n, 32, 32, 3]"],
+    ),
+    "Fortran": ({"X": np.asfortranarray(PIXELS), "Y": LABELS}, ["X", "Fortran"]),
+    "no images": ({"X": PIXELS[:0], "Y": LABELS[:0]}, ["X is uint8 [0, 32, 32, 3]"]),
+    "fewer labels": ({"X": PIXELS, "Y": LABELS[:3]}, ["Y is int64 [3]", "[4]"]),
+    "float labels": ({"X": PIXELS, "Y": LABELS * 1.0}, ["Y is float64", "whole numbers"]),
+    "labels of 100": ({"X": PIXELS, "Y": LABELS + 90}, ["Y: label", "out of range 0 .. 9"]),
+    "negative": ({"X": PIXELS, "Y": LABELS - 10}, ["Y: label -", "out of range 0 .. 9"]),
+    "pickled": ({"X": np.array([{}] * 4), "Y": LABELS}, ["X is object"]),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("kind", SAVE)
+def test_a_part_with_other_arrays_is_refused(tmp_path, kind, case):
+    folder = write_parts(tmp_path / "c5m", numbers=(1, 2, 3, 4, 5))
+    arrays, words = WRONG[case]
+    SAVE[kind](folder / "cifar5m_part0.npz", **arrays)
+    message = refused("cifar5m", folder, tmp_path)
+    for word in (str(folder / "cifar5m_part0.npz"), *words):
+        assert word in message
+    assert module.PUBLISHED in message or "get the file anew" in message
+
+
+def test_a_damaged_part_is_refused_and_leaves_nothing(tmp_path):
+    folder = write_parts(tmp_path / "c5m", "deflated")
+    file = folder / "cifar5m_part5.npz"
+    whole = file.read_bytes()
+    with zipfile.ZipFile(file) as archive:
+        middle = archive.getinfo("X.npy").compress_size // 2
+    flipped = bytearray(whole)
+    flipped[middle] ^= 0xFF
+    for content in (whole[:-30], b"", b"<html>not found</html>", bytes(flipped)):
+        file.write_bytes(content)
+        message = refused("cifar5m", folder, tmp_path)
+        assert str(file) in message and "cannot be read" in message and "anew" in message
+    cache = tmp_path / "cache" / "cifar5m"
+    assert not cache.exists() or not list(cache.iterdir())
+
+
+def test_an_array_shorter_than_its_header_says_is_refused(tmp_path):
+    folder = write_parts(tmp_path / "c5m", numbers=(1, 2, 3, 4, 5))
+    for key, words in (("X", "12411 bytes, expected 12416"), ("Y", "27 bytes, expected 32")):
+        with zipfile.ZipFile(folder / "cifar5m_part0.npz", "w") as archive:
+            for name, values in part(0).items():
+                with archive.open(f"{name}.npy", "w") as member:
+                    header = np.lib.format.header_data_from_array_1_0(values)
+                    np.lib.format.write_array_header_1_0(member, header)
+                    member.write(values.tobytes()[: -5 if name == key else None])
+        message = refused("cifar5m", folder, tmp_path)
+        assert f"{key} has {words}" in message and "anew" in message
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):
+    folder = write_parts(tmp_path / "c5m", "deflated")
+    (tmp_path / "cache").write_text("a file")
+    assert "cache_dir" in refused("cifar5m", folder, tmp_path)
+
+
+def test_missing_files_and_folders_are_named(tmp_path):
+    folder = tmp_path / "c5m"
+    assert f"data.path: {folder} is not a folder" in refused("cifar5m", folder, tmp_path)
+    folder.mkdir()
+    message = refused("cifar5m", folder, tmp_path)
+    assert "cifar5m_part5.npz" in message and "part5.npz" in message
+    write_parts(folder, numbers=(5,))
+    assert "cifar5m_part0.npz" in refused("cifar5m", folder, tmp_path)
+
+
+# CIFAR-10
+
+
+@pytest.mark.parametrize("inner", ["", "cifar-10-batches-bin"])
+def test_binary_batches_are_read_in_order(tmp_path, inner):
+    write_batches(tmp_path / inner)
+    images = load("cifar10", tmp_path, tmp_path, validation_images=3)
+    rows = np.concatenate([records(number) for number in range(1, 6)])
+    assert images.classes == 10
+    assert_items(images.train, rows[:, 1:].reshape(-1, 3, 32, 32), rows[:, 0])
+    assert_items(images.validation, records(0)[:3, 1:].reshape(-1, 3, 32, 32), records(0)[:3, 0])
+    assert isinstance(images.train.parts[0].array, np.memmap)
+    assert len(pickle.dumps(images.train)) < 3072
+    assert len(load("cifar10", tmp_path, tmp_path, train_images=7).train) == 7
+
+
+def test_the_pickled_version_is_named_and_not_opened(tmp_path):
+    (tmp_path / "data_batch_1").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    message = refused("cifar10", tmp_path, tmp_path)
+    assert "pickles are never loaded" in message and "cifar-10-binary.tar.gz" in message
+
+
+def test_damaged_batches_are_refused(tmp_path):
+    assert "data_batch_1.bin" in refused("cifar10", tmp_path, tmp_path)
+    file = write_batches(tmp_path) / "data_batch_3.bin"
+    for content in (records(3).tobytes()[:-1], b""):
+        file.write_bytes(content)
+        message = refused("cifar10", tmp_path, tmp_path)
+        assert str(file) in message and "multiple of 3073" in message
+    rows = records(3)
+    rows[2, 0] = 11
+    file.write_bytes(rows.tobytes())
+    message = refused("cifar10", tmp_path, tmp_path)
+    assert f"{file}: label 11 of image 2" in message
+
+
+# Embedded
+
+
+def whole(dataset):
+    return [bytes(image) for image, _ in dataset.__getitems__(range(len(dataset)))]
+
+
+def test_embedded_images_are_the_drawn_ones():
+    images = from_config(DataConfig(), seed=4)
+    assert images.classes == 10
+    assert (len(images.train), len(images.validation)) == (5_000_000, 2048)
+    ids = [4_999_999, 3, 70]
+    drawn, labels = shapes.draw(ids, 4)
+    for found in (images.train.__getitems__(ids), [images.train[i] for i in ids]):
+        assert [label for _, label in found] == labels.tolist()
+        np.testing.assert_array_equal(np.stack([image for image, _ in found]), drawn)
+    for beyond in (-1, 5_000_000):
+        with pytest.raises(IndexError):
+            images.train[beyond]
+
+
+def test_validation_images_are_held_out_and_the_same_for_every_seed():
+    data = DataConfig(train_images=2000, validation_images=500)
+    first, second = (from_config(data, seed) for seed in (0, 1))
+    held_out, also = (whole(images.validation) for images in (first, second))
+    assert held_out == also and not set(held_out) & set(whole(first.train))
+    # No number of a training image, however many there are, is one of a validation image.
+    assert first.validation.first > module.EMBEDDED_IMAGES
+
+
+@pytest.mark.parametrize("source", ["embedded", "cifar5m", "cifar10"])
+def test_more_images_than_there_are_is_refused(tmp_path, source):
+    write_parts(tmp_path)
+    write_batches(tmp_path)
+    most = {"embedded": 5_000_000, "cifar5m": 18, "cifar10": 20}[source]
+    assert len(load(source, tmp_path, tmp_path, train_images=most).train) == most
+    message = refused(source, tmp_path, tmp_path, train_images=most + 1)
+    assert f"data.train_images: {most + 1}" in message and str(most) in message
+    if source != "embedded":
+        message = refused(source, tmp_path, tmp_path, validation_images=7)
+        assert "data.validation_images: 7" in message and str(tmp_path) in message
+
+
+# Batches and visits
+
+
+def test_batches_are_normalised_by_channel():
+    images = np.zeros((2, 3, 32, 32), dtype=np.uint8)
+    images[1] = 255
+    pixels, labels = collate([(images[0], 7), (images[1], 2)])
+    assert pixels.dtype == torch.float32 and pixels.shape == (2, 3, 32, 32)
+    assert labels.dtype == torch.int64 and labels.tolist() == [7, 2]
+    for channel, (mean, std) in enumerate(
+        zip((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    ):
+        found = pixels[:, channel, 5, 9].tolist()
+        assert found == pytest.approx([-mean / std, (1 - mean) / std], rel=1e-6)
+
+
+def visited(train, seed, batch, steps, processes, workers):
+    """What the processes of a run are given, in the order of its steps."""
+    shares = []
+    for rank in range(processes):
+        ids = BatchIds(len(train), seed, batch, 7, rank, processes, 0, steps)
+        loader = DataLoader(train, batch_sampler=ids, num_workers=workers, collate_fn=list)
+        micro = list(batches(loader))
+        per_step = ids.micro_batches
+        shares.append([sum(micro[s * per_step : (s + 1) * per_step], []) for s in range(steps)])
+    return [bytes(image) for step in zip(*shares) for share in step for image, _ in share]
+
+
+def test_a_run_visits_every_image_once_in_an_order_of_the_seed(monkeypatch):
+    """However many processes and workers there are; and images are drawn by the batch."""
+    train = from_config(DataConfig(train_images=120), seed=0).train
+    everything = sorted(whole(train))
+    monkeypatch.delattr(module.Drawn, "__getitem__")
+    orders = [visited(train, 5, 20, 6, *shape) for shape in ((1, 0), (2, 0), (2, 2))]
+    assert orders[0] == orders[1] == orders[2]
+    assert sorted(orders[0]) == everything and len(set(orders[0])) == 120
+    other = visited(train, 6, 20, 6, 1, 0)
+    assert other != orders[0] and sorted(other) == everything
+
+
+def test_more_steps_than_images_need_repeat():
+    once, again = DataConfig(), DataConfig(repeat=True)
+    check_single_visit(once, images=1280, steps=10, batch_size=128)
+    check_single_visit(again, images=1279, steps=10, batch_size=128)
+    with pytest.raises(UserError) as caught:
+        check_single_visit(once, images=1279, steps=10, batch_size=128)
+    message = str(caught.value)
+    for words in ("training.steps 10", "training.batch_size 128", "1280", "1279", "(to 9)",
+                  "data.train_images", "data.repeat=true"):
+        assert words in message

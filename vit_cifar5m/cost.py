@@ -1,0 +1,141 @@
+"""What a run costs, as closed forms of its config: parameters, tokens, FLOPs, memory per GPU.
+
+Nothing is built and torch is not imported, so thousands of configs are counted in a second.
+
+Sizes: L blocks, n = N H width, H heads, T tokens (patches), n_patch numbers of a patch.
+"""
+
+from __future__ import annotations
+
+import math
+
+from training.memory import BF16, FP32, ceil, communication, peak
+from vit_cifar5m.config import Config, ModelConfig
+
+CHANNELS = 3
+
+# What training/optimizers.py keeps of every tensor: in its shape, and single numbers.
+_STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_atan2": 2}
+_SCALARS = {"sgd": 1, "adam": 1, "adam_atan2": 2}  # a step count, in one also a scale
+# Its step on a GPU holds one more number per weight (torch has no fused kernel).
+_UNFUSED = ("adam_atan2",)
+
+
+def tokens(shape: ModelConfig) -> int:
+    """T = (image / patch)^2."""
+    return (shape.image_size // shape.patch_size) ** 2
+
+
+def patch_numbers(shape: ModelConfig) -> int:
+    """n_patch, the patch embedding's fan-in."""
+    return CHANNELS * shape.patch_size**2
+
+
+def flops(config: Config) -> float:
+    """Training FLOPs: 6 per weight of a matrix and token, and 12 per pair of tokens and width.
+
+    Every token attends to all T. The readout reads one mean per image. The patch embedding counts
+    as the other matrices, though no gradient of the images is formed. Evaluation and probes are
+    not counted.
+    """
+    shape, count = config.model, tokens(config.model)
+    matrices = patch_numbers(shape) * shape.width + shape.layers * _block(shape)
+    attention = 2 * shape.layers * count * shape.width
+    image = count * (matrices + attention) + shape.width * shape.classes
+    return 6.0 * config.training.steps * config.training.batch_size * image
+
+
+def tokens_per_step(config: Config) -> int:
+    """Patches of one optimiser step, over all GPUs and micro-batches."""
+    return config.training.batch_size * tokens(config.model)
+
+
+def parameters(config: Config) -> dict[str, int]:
+    """Numbers of parameters: embedding and non_embedding, and total, their sum.
+
+    embedding is n_patch n of the patches and T n of the positions; non_embedding the blocks'
+    6 L n^2 and the readout's, one n per class.
+    """
+    shape = config.model
+    embedding = (patch_numbers(shape) + tokens(shape)) * shape.width
+    others = shape.layers * _block(shape) + shape.width * shape.classes
+    return {"embedding": embedding, "non_embedding": others, "total": embedding + others}
+
+
+def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]:
+    """Bytes on each of `shards * replicas` GPUs, by kind, and the largest sum at one time.
+
+    Every GPU takes its share of the batch, in micro-batches. `shards` divide weights, gradients
+    and optimiser state and recompute the blocks' activations, as the launch configs for FSDP2 in
+    scripts/accelerate do; `replicas` repeat them (DDP). Kinds: weights, gradients, optimizer,
+    weight_copies (weights times their multipliers), activations (kept for the backward pass by
+    eager autograd; torch.compile keeps fewer), loss (logits and what is made of them),
+    communication (DDP's buckets; what FSDP2 has gathered), update (scratch of the optimiser's
+    step) and total.
+
+    The total is not the sum: gradients and activations of a block do not exist together, unless
+    gradients are accumulated over micro-batches.
+    """
+    weights = FP32 * parameters(config)["total"]
+    share = math.ceil(config.training.batch_size / (shards * replicas))
+    rows = min(config.training.micro_batch_size or share, share)
+    parts = {
+        "weights": ceil(weights, shards),
+        "gradients": ceil(weights, shards),
+        "optimizer": ceil(optimizer_state(config), shards),
+        "weight_copies": _weight_copies(config, shards),
+        "activations": activations(config, rows, recomputed=shards > 1),
+        "loss": 4 * FP32 * rows * config.model.classes,
+        "communication": _communication(config, shards, replicas),
+        "update": ceil(weights, shards) if config.optimizer.name in _UNFUSED else 0,
+    }
+    return {**parts, "total": peak(parts, rows < share, config.model.layers)}
+
+
+def optimizer_state(config: Config) -> int:
+    """Bytes of the optimiser's state over all tensors, after its first step."""
+    tensors = 6 * config.model.layers + 3  # in blocks; patches, positions, readout
+    name = config.optimizer.name
+    kept = _STATES_LIKE_WEIGHTS[name] * parameters(config)["total"]
+    return FP32 * (kept + _SCALARS[name] * tensors)
+
+
+def activations(config: Config, rows: int, recomputed: bool = False) -> int:
+    """Bytes kept for the backward pass of `rows` images, without copies of weights.
+
+    Per token, in float32: each block keeps both norms' inputs and outputs, q, k, v, the attention's
+    output, and the MLP's hidden layer before and after GELU: 10 n. Under bf16 autocast the residual
+    stream stays float32, the rest is bf16, and q, k, v each keep their own rounding of their
+    common input. Four numbers are the norms' means and deviations, H the attention's logarithms.
+    Before the blocks: the patches. After: the last norm's input, mean and deviation, and the
+    tokens' mean. Where blocks are recomputed, each keeps its input, and one of them all of it.
+    """
+    shape, low = config.model, config.training.precision == "bf16"
+    size = BF16 if low else FP32
+    stream = FP32 * shape.width
+    block = 2 * stream + size * (10 if low else 8) * shape.width + FP32 * (4 + shape.heads)
+    blocks = shape.layers * stream + block if recomputed else shape.layers * block
+    per_token = size * patch_numbers(shape) + blocks + stream + FP32 * 2
+    return rows * (tokens(shape) * per_token + size * shape.width)
+
+
+def _weight_copies(config: Config, shards: int) -> int:
+    """Bytes of matrices times their multipliers, kept for gradients of what they multiply.
+
+    The images have none. Where blocks are recomputed only one has its copies.
+    """
+    shape = config.model
+    blocks = shape.layers if shards == 1 else 1
+    size = BF16 if config.training.precision == "bf16" else FP32
+    return size * (shape.classes * shape.width + blocks * _block(shape))
+
+
+def _block(shape: ModelConfig) -> int:
+    """Weights of one block: four matrices of attention and two of the MLP."""
+    return 6 * shape.width**2
+
+
+def _communication(config: Config, shards: int, replicas: int) -> int:
+    """Bytes of what GPUs exchange, see training.memory."""
+    total, block = parameters(config)["total"], _block(config.model)
+    return communication(total, total - config.model.layers * block, block, shards, replicas)

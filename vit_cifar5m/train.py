@@ -1,0 +1,175 @@
+"""Train one Vision Transformer: `python -m vit_cifar5m.train vit_cifar5m/configs/laptop.yaml`.
+
+Also `accelerate launch -m vit_cifar5m.train ...`, and `run(config, run_dir)` for sweeps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from training import cli
+from training.config import load
+from training.errors import UserError, one_line_errors
+from vit_cifar5m.config import Config
+from vit_cifar5m.cost import flops, parameters, tokens_per_step  # noqa: F401 - for sweeps
+
+EXPERIMENT = "vit_cifar5m"
+
+
+def prescription(config: Config):
+    """The paper's rule at the model's head dimension, heads and depth."""
+    from param_groups import Bordelon
+
+    shape = config.model
+    return Bordelon(
+        head_dim=shape.head_dim,
+        heads=shape.heads,
+        depth=shape.layers,
+        optimizer=config.optimizer.name,
+        **config.prescription.model_dump(),
+    )
+
+
+def build_model(config: Config):
+    """The paper's Vision Transformer, allocated but not initialised: the plan does that."""
+    from vit_cifar5m.model import VisionTransformer
+
+    rule = prescription(config)
+    return VisionTransformer(
+        config.model,
+        attention_scale=rule.attention_scale(config.model.head_dim),
+        residual_multiplier=rule.residual_multiplier(),
+    )
+
+
+def build_plan(config: Config, model):
+    """Every tensor's numbers."""
+    from param_groups import plan
+    from vit_cifar5m.model import ROLES
+
+    optimizer = config.optimizer
+    return plan(
+        model,
+        ROLES,
+        prescription(config),
+        lr=optimizer.lr,
+        eps=optimizer.epsilon,
+        weight_decay=optimizer.weight_decay,
+        decay_mode=optimizer.decay_mode,
+    )
+
+
+def print_plan(config: Config, as_json: bool) -> None:
+    """Prints the plan, which needs no data and no memory for the model."""
+    import torch
+
+    from param_groups.plan import dumps
+
+    with torch.device("meta"):
+        model = build_model(config)
+    plan = build_plan(config, model)
+    print(dumps(plan) if as_json else plan.table())
+
+
+def build_data(config: Config):
+    """Images for training and validation; UserError if their classes are not the model's."""
+    from training import processes
+    from vit_cifar5m import data
+
+    with processes.state().main_process_first():  # what the cache lacks is put there once
+        images = data.from_config(config.data, config.seed)
+    settings, classes = config.training, images.classes
+    if classes != config.model.classes:
+        raise UserError(
+            f"model.classes {config.model.classes}, but the images of data.source "
+            f"{config.data.source} have {classes} classes; set model.classes={classes}"
+        )
+    data.check_single_visit(config.data, len(images.train), settings.steps, settings.batch_size)
+    return images
+
+
+def build_task(config: Config):
+    """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
+    import contextlib
+
+    import torch
+
+    from training import sharding
+    from training.loop import Task
+    from vit_cifar5m import data
+    from vit_cifar5m.model import cross_entropy, measure
+
+    images = build_data(config)
+    # A model that will be sharded takes no memory before it is.
+    sharded = sharding.requested() is not None
+    with torch.device("meta") if sharded else contextlib.nullcontext():
+        model = build_model(config)
+    return Task(
+        config=config,
+        model=model,
+        plan=build_plan(config, model),
+        train_data=images.train,
+        eval_data=images.validation,
+        loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
+        count=lambda batch: torch.tensor(len(batch[0])),
+        collate=data.collate,
+        forward=lambda model, batch: model(batch[0]),
+        measure=lambda model, batch: measure(model(batch[0]), batch[1]),
+    )
+
+
+def arithmetic(config: Config, images: int, processes: int) -> list[str]:
+    """How the run's numbers come about: batch, images seen and left, and the rate."""
+    settings, optimizer = config.training, config.optimizer
+    share = settings.batch_size // processes
+    micro = min(settings.micro_batch_size or share, share)
+    seen = settings.steps * settings.batch_size
+    factor = prescription(config).lr_factor
+    floor = 1.0 if config.schedule.name == "constant" else config.floor
+    return [
+        f"batch {settings.batch_size} = {processes} processes x {-(-share // micro)} micro-batches "
+        f"of {micro}",
+        f"length {settings.steps:,} steps = {seen:,} images, {seen / images:.3g} of the source's "
+        f"{images:,}",
+        f"rate {optimizer.lr:g} to {floor * optimizer.lr:g}, {config.schedule.name}, times "
+        f"{factor:g} in every group",
+    ]
+
+
+def run(
+    config: Config, run_dir: Path, progress: Callable[[int, int, float], None] | None = None
+) -> dict[str, Any]:
+    """Trains one config into `run_dir`, unless it is done; returns its summary."""
+    from training import processes, runs
+    from training.loop import train
+
+    task = build_task(config)
+    state = processes.state()
+    if state.is_main_process:
+        lines = arithmetic(config, len(task.train_data), state.num_processes)
+        print("\n".join(lines), file=sys.stderr)
+    return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir, progress))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped by a signal."""
+    args = cli.parse(cli.parser(EXPERIMENT, Config, __doc__), argv)
+    with one_line_errors(OSError):
+        config = load(Config, args.config, args.overrides)
+        if args.plan:
+            print_plan(config, args.json)
+            return
+        cli.train(EXPERIMENT, config, run, args.run_dir, _result)
+
+
+def _result(summary: dict[str, Any]) -> str:
+    top1 = summary["best_eval_top1"] if "best_eval_top1" in summary else None
+    best = "no evaluation" if top1 is None else f"best top-1 {top1:.4f}"
+    return f"{best}, {summary['targets_per_second']:.1f} images/s"
+
+
+if __name__ == "__main__":
+    main()
