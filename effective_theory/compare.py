@@ -2,7 +2,7 @@
 
 Two numbers stand for a kernel. "diagonal" is the mean over its diagonal; its standard error comes
 from the networks' own means. "rest" is the part of the off-diagonal entries along the predicted
-ones, sum(predicted measured) / |predicted|, beside |predicted|: their ratio is 1 where theory holds.
+ones, sum(predicted measured) / |predicted|, beside |predicted|: a ratio of 1 where theory holds.
 Its error is an upper bound, for entries that vary together. Every entry stands in the JSON results.
 """
 

@@ -22,7 +22,7 @@ class ModelConfig(Section):
     """vision: patches and an untied head with a bias; language: words and a tied head."""
     width: PositiveInt = 512
     """Embedding dimension n, which the leading-order kernels do not depend on."""
-    heads: PositiveInt = 2
+    heads: PositiveInt = 8
     """Heads H; must divide the width. The head dimension is C = n / H."""
     depth: Count = 2
     """Pairs of blocks; the paper's L is 2 depth + 2."""
@@ -117,9 +117,9 @@ class TheoryConfig(Section):
 class MeasureConfig(Section):
     """Random networks that the theory is compared with."""
 
-    widths: tuple[PositiveInt, ...] = (128, 256, 512, 1024)
+    widths: Annotated[tuple[PositiveInt, ...], Field(min_length=1)] = (64, 128, 256, 512, 1024)
     """Widths n, each a multiple of model.heads."""
-    seeds: tuple[Annotated[int, Field(ge=2)], ...] = (600, 600, 600, 300)
+    seeds: tuple[Annotated[int, Field(ge=2)], ...] = (2000, 1200, 600, 600, 300)
     """Networks per width, at least two for an error."""
     outputs: PositiveInt = 2
     """Components of the outputs whose gradients are taken, per network."""

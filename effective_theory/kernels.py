@@ -172,9 +172,9 @@ def contact_terms(config: Config, x: Tensor, kernels: Kernels) -> Contact | None
 
     With N = N_rescale: E[z_{t1;i} z_{t2;i}] has N^2 n^2 C_WE^2 x_{t1;i} x_{t2;i} / (sqrt(G_t1 +
     eps) sqrt(G_t2 + eps)) besides (1.84), G being the last block's before the head. `exchange`
-    is the toy model's third term as erratum D12 has it, C_WE^2 (1 + C/n) rather than (1 + C)/n,
-    at leading order and with the same norms. Other terms of its order, from second derivatives
-    of LayerNorm, are neglected: the sum is good to O(n^(-s)), relatively O(1/n).
+    is the third term of the footnote's toy model, at leading order and with the same norms: it is
+    C_WE^2 (1 + C/n), where the footnote has (1 + C)/n. Other terms of its order, from second
+    derivatives of LayerNorm, are neglected: the sum is good to O(n^(-s)), relatively O(1/n).
     """
     if config.model.stem != "language":
         return None

@@ -4,7 +4,8 @@
 
 Left: the forward kernel of every block. Right: the contribution of every group to the network's
 tangent kernel. Points are |measured / predicted - 1| of mean diagonals with the standard errors of
-the means; a point within two of them from zero is hollow. The dotted line falls as 1 / n.
+the means; a point within two of them from zero is hollow. The dotted line falls as 1 / n. Numbers
+that are the same in all networks (the gradient of the head's bias) are left out.
 """
 
 from __future__ import annotations
@@ -13,29 +14,34 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from plots import style, theory_tables
 from plots.theory_tables import GROUPS, KERNELS, STEMS, short, widths
-from training.fits import power_law
 
 FIGURE = "theory_error"
 MARKERS = "os^DvP*Xhd"
+FLOOR = 3e-4  # below it there is only noise
 
 
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
     """Relative distance and its standard error, of rows with one width each."""
     return pd.DataFrame({
         "width": rows["width"],
+        "signed": rows["measured"] / rows["predicted"] - 1,
         "distance": (rows["measured"] / rows["predicted"] - 1).abs(),
         "error": (rows["error"] / rows["predicted"]).abs(),
     }).sort_values("width")
 
 
-def curves(table: pd.DataFrame, stem: str) -> tuple[dict[str, pd.DataFrame], dict[str, pd.DataFrame]]:
+def curves(
+    table: pd.DataFrame, stem: str
+) -> tuple[dict[str, pd.DataFrame], dict[str, pd.DataFrame]]:
     """Block -> distances of G, group -> distances of its share of the tangent kernel."""
     rows = table[(table["stem"] == stem) & (table["entry"] == "diagonal")]
     rows = rows[rows["width"].isin(widths(table)) & (rows["predicted"] != 0)]
+    rows = rows[rows["error"] > 1e-7 * rows["predicted"]]  # the others are the same in all networks
     forward = {
         short(block): errors(own) for block, own in rows[rows["quantity"] == "G"].groupby(
             "block", sort=False)
@@ -49,7 +55,7 @@ def curves(table: pd.DataFrame, stem: str) -> tuple[dict[str, pd.DataFrame], dic
 
 
 def findings(table: pd.DataFrame) -> str:
-    """The power of the width with which each clearly seen distance falls."""
+    """Each distance in per cent by width, and the power of the width with which it falls."""
     lines = []
     for stem in theory_tables.stems(table):
         for kind, found in zip(("G", "tangent"), curves(table, stem)):
@@ -59,15 +65,35 @@ def findings(table: pd.DataFrame) -> str:
 
 
 def _law(curve: pd.DataFrame) -> str:
-    seen = curve[curve["distance"] > 2 * curve["error"]]
     shown = ", ".join(
-        f"{100 * d:.2f} ± {100 * e:.2f}" for d, e in zip(curve["distance"], curve["error"])
+        f"{100 * d:+.2f} ± {100 * e:.2f}" for d, e in zip(curve["signed"], curve["error"])
     )
-    if len(seen) < 3:
-        return f"{shown} %; seen at {len(seen)} widths only, no power fitted"
-    law = power_law(seen["width"].tolist(), seen["distance"].tolist(),
-                    (seen["error"] / seen["distance"] / math.log(2)).tolist())
-    return f"{shown} %; falls as n^({law.exponent:.2f} ± {law.error:.2f})"
+    law = decay(curve)
+    if law is None:
+        return f"{shown} %; no correction seen"
+    return f"{shown} %; goes as n^(-{law[0]:.2f} ± {law[1]:.2f})"
+
+
+def decay(curve: pd.DataFrame) -> tuple[float, float] | None:
+    """p and its error of the fit signed = b n^(-p), by weighted least squares on all widths.
+
+    The error is where chi squared has risen by 1. None where b is within five of its errors of
+    zero.
+    """
+    if len(curve) < 3:
+        return None
+    n = (curve["width"] / curve["width"].min()).to_numpy()
+    y, weight = curve["signed"].to_numpy(), 1 / curve["error"].to_numpy() ** 2
+    powers = np.linspace(0, 4, 401)
+    shapes = n[None] ** -powers[:, None]
+    strength = (shapes**2 * weight).sum(1)
+    b = (shapes * y * weight).sum(1) / strength
+    chi = ((y - b[:, None] * shapes) ** 2 * weight).sum(1)
+    best = int(chi.argmin())
+    if abs(b[best]) < 5 / math.sqrt(strength[best]):
+        return None
+    inside = powers[chi <= chi[best] + 1]
+    return float(powers[best]), float(inside[-1] - inside[0]) / 2
 
 
 def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
@@ -96,6 +122,7 @@ def _panel(axis, found: dict[str, pd.DataFrame]) -> None:
     ticks = sorted({int(width) for curve in found.values() for width in curve["width"]})
     axis.set_xticks(ticks, [str(width) for width in ticks])
     axis.minorticks_off()
+    axis.set_ylim(bottom=FLOOR)
     worst = max((curve["distance"].iloc[0] for curve in found.values() if len(curve)), default=None)
     if worst and len(ticks) > 1:
         axis.plot(ticks, [worst * ticks[0] / tick for tick in ticks], color="black", ls=":", lw=1)
@@ -103,7 +130,7 @@ def _panel(axis, found: dict[str, pd.DataFrame]) -> None:
 
 
 def _line(axis, name: str, curve: pd.DataFrame, color, marker: str) -> None:
-    shown = curve[curve["distance"] > 0]
+    shown = curve[curve["distance"] > FLOOR]
     axis.plot(shown["width"], shown["distance"], color=color, lw=0.8, alpha=0.6)
     for _, point in shown.iterrows():
         clear = point["distance"] > 2 * point["error"]

@@ -16,7 +16,10 @@ from plots import style, theory_tables
 from plots.theory_tables import KERNELS, STEMS, blocks, short, widths
 
 FIGURE = "theory_kernels"
-ROWS = (("G", "", r"forward kernel $G^{(\ell)}$"), ("theta", "total", r"tangent kernel $\Theta^{(\ell)}$"))
+ROWS = (
+    ("G", "", r"forward kernel $G^{(\ell)}$"),
+    ("theta", "total", r"tangent kernel $\Theta^{(\ell)}$"),
+)
 
 
 def diagonal(table: pd.DataFrame, stem: str, quantity: str, part: str) -> pd.DataFrame:

@@ -32,7 +32,7 @@ GROUPS = {
     "mlp_in": "W",
     "mlp_out": "X",
     "readout": "head",
-    "readout_bias": "head bias",
+    "readout_bias": "bias",
 }
 STEMS = {"vision": "vision", "language": "language, tied head"}
 

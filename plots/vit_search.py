@@ -32,7 +32,8 @@ from plots.strategy_search import (
 )
 
 FIGURES = ("figure_1_vit_search", "figure_1_vit_optima")
-# Dinan et al., Part II, section 1E: (lr*, wd*) from lr* and lr* wd* = 8e-4 (errata D4). Those of
+# Dinan et al., Part II, section 1E: (lr*, wd*) from lr* and lr* wd* = 8e-4, as (1.94)
+# has it: decay is not multiplied by lambda_G. Those of
 # the other two strategies stand in a figure only.
 PUBLISHED = {"standard": (1e-3, 0.8), "neural_tangent": (20.0, 4e-5)}
 PUBLISHED_WIDTH = 768

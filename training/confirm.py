@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from training.config import PositiveInt, Section, shifted
 
-# Footnote 42: twice both and half both are left out. Errata D16.
+# Dinan et al., footnote 42: twice both and half both are left out.
 SIX_NEIGHBOURS = [[1, 0], [0, 1], [1, -1], [-1, 1], [0, -1], [-1, 0]]
 
 Place = tuple[float, ...]  # a point of the grid, by the values of the searched keys

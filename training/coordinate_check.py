@@ -447,8 +447,8 @@ def _rms_along(change: torch.Tensor, gradient: torch.Tensor) -> float:
 # What is expected
 
 # The first steps: updates align with activations (alpha = 1), hidden weights do not align with
-# the change of their input (omega = 1/2), the readout does (errata of Everett et al.: 0.99 at the
-# first step). u = 0 leaves out the product of two changes, which is of second order.
+# the change of their input (omega = 1/2), the readout does (omega = 0.96 to 1.00 at the first step,
+# see effective_theory). u = 0 leaves out the product of two changes, which is of second order.
 FIRST_STEPS = Alignment(alpha=1, omega=Fraction(1, 2), u=0, omega_readout=1)
 
 

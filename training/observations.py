@@ -70,7 +70,8 @@ def observe(
 
     Arrays: "pooled_kernel" (B, B), "last_token_kernel" (B, B) and "spatial_kernel" (T, T) of sample
     0 after the last block; "attention_entries" (L, P, H) of sample 0 at the places (token,
-    attended) in "attention_places" (P, 2).
+    attended) in "attention_places" (P, 2); "outputs" (B, K), the logits, those of the last token
+    where every token has its own: of a language model all of them would outweigh a checkpoint.
     """
     start = capture(initial_model, batch, forward)
     now = capture(model, batch, forward, start.causal)
@@ -134,6 +135,7 @@ def _arrays(now: Capture) -> dict[str, Tensor]:
         "spatial_kernel": representations.spatial_kernel(last),
         "attention_entries": torch.stack([_at_places(block, places) for block in now.blocks]),
         "attention_places": torch.tensor(places),
+        "outputs": now.outputs if now.outputs.ndim == 2 else now.outputs[:, -1],
     }
     return {name: array.cpu().contiguous() for name, array in arrays.items()}
 

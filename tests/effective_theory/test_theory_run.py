@@ -11,7 +11,7 @@ from effective_theory import run
 
 SMALL = [
     "measure.widths=[16, 32]", "measure.seeds=[6, 4]", "model.depth=1", "model.mlp_ratio=1",
-    "model.outputs=32", "theory.attention_draws=256", "theory.quadrature_points=16",
+    "model.outputs=32", "theory.attention_draws=256",
     "bigram.widths=[16, 32, 64]", "bigram.seeds=8", "bigram.steps=1",
 ]
 

@@ -175,7 +175,27 @@ def test_arrays_are_of_the_last_block_and_of_fixed_places(toy):
          for b in seen.blocks]
     )  # fmt: skip
     torch.testing.assert_close(arrays["attention_entries"], expected, **close)
+    with torch.no_grad():
+        logits = final.task.model.eval()(final.batch[0])
+    torch.testing.assert_close(arrays["outputs"], logits[:, -1], **close)
     assert report["step"] == 5
+
+
+def test_logits_of_a_model_without_tokens_are_stored_whole(toy, tmp_path):
+    task = toy.build_task(config(toy))
+    loop.initialise(task)
+
+    def pooled(model, batch):
+        return model(batch[0])[:, :, 3]  # a class for each of the 6 tokens
+
+    batch = observations.eval_batch(task, 4, "cpu")
+    found = observations.observe(task.model, task.model, batch, pooled)
+    observations.save_arrays(tmp_path, 7, found.arrays)
+    with torch.no_grad():
+        expected = task.model.eval()(batch[0])[:, :, 3]
+    stored = load_file(tmp_path / "observations/step_7.safetensors")["outputs"]
+    assert stored.shape == (4, 6)
+    torch.testing.assert_close(stored, expected)
 
 
 def test_observing_changes_no_bit_of_training(toy):

@@ -1,0 +1,211 @@
+"""Loss against steps for models of several sizes (Bordelon et al., Figure 11; also 4a, 6a and 8).
+
+    python -m plots.infinite_dynamics [metrics.csv] [--out FOLDER]
+
+A line per head dimension N, a panel per alpha_A, and the findings: what doubling N changes. For
+other figures:
+
+    draw(path, ..., by="model.heads", folder=FIGURES, name="figure_4a")   # whole figure, PNG + PDF
+    rows = read(path, ..., by="model.heads")          # or its parts: rows may be filtered at will,
+    draw_lines(axis, rows, by="model.heads")          # and this fills one panel of another figure
+    gaps(rows, by="model.heads")                      # loss of a size minus that of the next one
+
+The training loss of a run in one pass is that of images or tokens it has not seen. Lines are means
+over seeds, and over the logged steps of a quarter octave; bands are standard errors over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from plots import style, tables
+from plots.findings import HEADER, Finding, number
+from plots.tables import CURVE, SEED, TableError
+
+STEM, FIGURE = "infinite_figure_11_metrics", "figure_11_dynamics"
+RUN, STEP, TRAIN_LOSS = "run", "step", "train_loss"
+HEAD_DIM, HEADS, LAYERS = "model.head_dim", "model.heads", "model.layers"
+ALPHA = "prescription.alpha_attention"
+SYMBOLS = {HEAD_DIM: "N", HEADS: "H", LAYERS: "L"}
+PER_OCTAVE = 4
+LOSS_LABEL = "training loss (nats)"
+
+
+@dataclass(frozen=True)
+class Line:
+    """Loss against steps of one size: mean over `seeds` seeds and its standard error (NaN for
+    one), at the steps that all of them logged."""
+
+    steps: np.ndarray
+    losses: np.ndarray
+    errors: np.ndarray
+    seeds: int
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Loss of size `low` minus that of `high`, the next one: mean over logged steps of the runs
+    with equal seeds, which see the same samples in the same order; then over `seeds` of them."""
+
+    low: int
+    high: int
+    value: float
+    error: float
+    seeds: int
+
+
+def read(*paths: Path, by: str, loss: str = TRAIN_LOSS) -> pd.DataFrame:
+    """The rows of metrics tables that have a loss; TableError for bad ones."""
+    columns = [by, SEED, RUN, STEP, loss]
+    found = []
+    for path in paths:
+        table = tables.read(path, [CURVE, *columns], "metrics.csv")
+        table = tables.numbers(table, path, [by, SEED, STEP, loss])
+        if ALPHA in table:
+            table = tables.numbers(table, path, [ALPHA])
+        table = table[np.isfinite(table[loss])]
+        if table.empty:
+            raise TableError(f"{path}: no run has logged a {loss}")
+        found.append(table)
+    return pd.concat(found, ignore_index=True)
+
+
+def lines(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> dict[int, Line]:
+    """Size -> line, by rising size; TableError where a size has two runs of one seed."""
+    return {int(size): _line(own, by, loss) for size, own in rows.groupby(by)}
+
+
+def _line(rows: pd.DataFrame, by: str, loss: str) -> Line:
+    losses = _by_seed(rows, by, loss)
+    bins = np.floor(PER_OCTAVE * np.log2(losses.index.to_numpy(float).clip(1))).astype(int)
+    steps = losses.index.to_series().groupby(bins).mean().to_numpy(float)
+    binned = losses.groupby(bins).mean()
+    n = binned.shape[1]
+    errors = binned.std(axis=1, ddof=1) / math.sqrt(n) if n > 1 else binned.mean(axis=1) * math.nan
+    return Line(steps, binned.mean(axis=1).to_numpy(), errors.to_numpy(), n)
+
+
+def _by_seed(rows: pd.DataFrame, by: str, loss: str) -> pd.DataFrame:
+    """Losses of one size: a row per step that all seeds have, a column per seed."""
+    again = rows[rows.duplicated([SEED, STEP])]
+    if not again.empty:
+        row = again.iloc[0]
+        raise TableError(
+            f"two runs with {by} {row[by]:g} and seed {row[SEED]:g} are in one panel, "
+            f"{row[RUN]} and another; expected one"
+        )
+    return rows.pivot(index=STEP, columns=SEED, values=loss).dropna().sort_index()
+
+
+def gaps(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> list[Gap]:
+    """What each size gains over the one before it, over common seeds and steps."""
+    losses = {int(size): _by_seed(own, by, loss) for size, own in rows.groupby(by)}
+    sizes = list(losses)
+    found = []
+    for low, high in zip(sizes, sizes[1:]):
+        values = (losses[low] - losses[high]).dropna(axis=1, how="all").mean().to_numpy()
+        if len(values):
+            error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+            found.append(Gap(low, high, float(values.mean()), float(error), len(values)))
+    return found
+
+
+def panels(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Title -> rows of a panel: one per alpha_A, falling, or one for all if there is none."""
+    if ALPHA not in rows:
+        return {"": rows}
+    alphas = sorted(rows[ALPHA].unique(), reverse=True)
+    return {alpha_title(alpha): rows[rows[ALPHA] == alpha] for alpha in alphas}
+
+
+def alpha_title(alpha: float) -> str:
+    """alpha_A as figures write it."""
+    return rf"$\alpha_A$ = {'1/2' if alpha == 0.5 else f'{alpha:g}'}"
+
+
+def draw_lines(axis, rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> None:
+    """Fills a panel: loss against steps on a logarithmic axis, a line per size."""
+    found = lines(rows, by, loss)
+    for (size, line), color in zip(found.items(), style.width_colors(list(found)).values()):
+        axis.plot(line.steps, line.losses, lw=1.3, color=color,
+                  label=f"{SYMBOLS.get(by, by)} = {size}")
+        if line.seeds > 1:
+            axis.fill_between(line.steps, line.losses - line.errors, line.losses + line.errors,
+                              color=color, alpha=0.2, lw=0)
+    axis.set_xscale("log")
+    axis.set_xlabel("steps")
+    axis.legend(fontsize=7, frameon=False)
+
+
+def draw(
+    *paths: Path,
+    by: str,
+    folder: Path,
+    name: str,
+    loss: str = TRAIN_LOSS,
+    label: str = LOSS_LABEL,
+) -> list[Path]:
+    """The figure `name` of some metrics tables: a panel per alpha_A, a line per value of `by`."""
+    found = panels(read(*paths, by=by, loss=loss))
+    figure, axes = style.subplots(1, len(found), (4.0, 3.2), sharey=True)
+    for axis, (title, rows) in zip(axes[0], found.items()):
+        draw_lines(axis, rows, by, loss)
+        axis.set_title(title)
+    axes[0][0].set_ylabel(label)
+    return style.save(figure, folder, name)
+
+
+def findings(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> list[Finding]:
+    """What each doubling changes, beside what the first one changes."""
+    symbol, result = SYMBOLS.get(by, by), []
+    for title, own in panels(rows).items():
+        place = f"{plain(title)}: " if title else ""
+        found = gaps(own, by, loss)
+        for gap in found:
+            name = f"{place}loss of {symbol} = {gap.low} minus that of {gap.high}"
+            measured = f"{number(gap.value, gap.error, 4)} (n = {gap.seeds})"
+            result.append(Finding(name, measured, "shrinks", _shrinks(gap, found[0])))
+    return result
+
+
+def plain(title: str) -> str:
+    """A title as terminals can show it."""
+    return title.replace(r"$\alpha_A$", "alpha_A")
+
+
+def _shrinks(gap: Gap, first: Gap) -> str:
+    """Whether a step in size changes less than the first one did, in absolute value."""
+    if gap is first:
+        return ""
+    error = math.hypot(gap.error, first.error)
+    less = abs(first.value) - abs(gap.value)
+    if not math.isfinite(error):
+        return ("agrees" if less > 0 else "disagrees") + " in sign, one seed"
+    return "within noise" if abs(less) <= 2 * error else "agrees" if less > 0 else "disagrees"
+
+
+def report(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> str:
+    """The findings in words."""
+    text = [f"{loss}, mean over all logged steps; runs of one seed see the same samples; ± standard"
+            " error over seeds (n)", HEADER]
+    return "\n".join(text + [finding.line() for finding in findings(rows, by, loss)])
+
+
+def _figure_11(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    text = report(read(*paths, by=HEAD_DIM), HEAD_DIM)
+    return text, draw(*paths, by=HEAD_DIM, folder=folder, name=FIGURE)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a bad table is one line and exit code 2."""
+    style.command("infinite_dynamics", __doc__, [STEM], _figure_11, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""The figures of effective_theory, from constructed tables."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+
+from plots import bigram_exponents, theory_error, theory_kernels, theory_shares, theory_tables
+from plots.tables import TableError
+
+WIDTHS = (64, 128, 256, 512)
+FIGURES = (theory_kernels, theory_error, theory_shares)
+
+
+def kernels(correction: float = 2.0, power: float = 1.0, error: float = 1e-4) -> pd.DataFrame:
+    """G of two blocks and a tangent kernel of three groups, off theory by correction / n^power."""
+    rows = []
+    for width in (*WIDTHS, math.inf):
+        off = 1 + (correction * width**-power if math.isfinite(width) else 0.0)
+        cells = [("G", "stem", "", 2.0), ("G", "head", "", 0.5), ("theta", "stem", "total", 2.0)]
+        cells += [
+            ("theta", "head", part, value)
+            for part, value in (("total", 4.0), ("stem", 1.0), ("query", 2.0), ("readout", 1.0))
+        ]
+        for quantity, block, part, value in cells:
+            rows.append({
+                "stem": "vision", "width": width, "heads": 2, "networks": 100,
+                "quantity": quantity, "block": block, "part": part, "entry": "diagonal",
+                "predicted": value, "predicted_error": math.nan, "measured": value * off,
+                "error": value * error,
+            })
+    return pd.DataFrame(rows)
+
+
+def bigram() -> pd.DataFrame:
+    cells = [
+        ("Table 2", "row 1", "h_1", 0, 0.0, 0.01, ""),
+        ("Table 1", "sp", "h_1", 1, 0.0, 0.02, ""),
+        ("Table 1", "sp", "h_1", 2, 0.0, 0.30, ""),
+        ("alignment", "sp", "u_1", 1, 1.0, 0.5, "an upper bound: yes"),
+    ]
+    columns = ["table", "row", "column", "step", "predicted", "measured", "note"]
+    return pd.DataFrame(cells, columns=columns).assign(error=0.01)
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(frame: pd.DataFrame):
+        frame.to_csv(tmp_path / "table.csv", index=False)
+        return tmp_path / "table.csv"
+
+    return write
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_the_power_of_the_corrections_is_recovered(power):
+    forward, tangent = theory_error.curves(kernels(power=power, error=1e-6), "vision")
+    for curve in (forward["stem"], tangent["Q"]):
+        fitted, error = theory_error.decay(curve)
+        assert fitted == pytest.approx(power, abs=0.02) and error < 0.1
+
+
+def test_corrections_within_the_noise_have_no_power():
+    noisy = kernels(correction=1.0, error=0.01)
+    assert theory_error.decay(theory_error.curves(noisy, "vision")[0]["stem"]) is None
+    assert "no correction seen" in theory_error.findings(noisy)
+
+
+def test_numbers_that_are_the_same_in_all_networks_are_no_curve():
+    assert theory_error.curves(kernels(error=0.0), "vision") == ({}, {})
+
+
+def test_shares_add_up_and_are_those_of_the_largest_width():
+    shares = theory_shares.shares(kernels(), "vision")
+    assert shares["predicted"].to_dict() == {"stem": 0.25, "query": 0.5, "readout": 0.25}
+    assert shares["measured"].sum() == pytest.approx(1)
+
+
+def test_distances_are_given_per_width():
+    text = theory_kernels.findings(kernels())
+    assert "n = 64: 3.12 %" in text and "n = inf: 0.00 %" in text
+
+
+def test_findings_of_the_bigram_model_name_what_is_off():
+    text = bigram_exponents.findings(bigram())
+    assert "Table 2, steps 0 to 0: 1 of 1 exponents within 0.07" in text
+    assert "Table 1, steps 1 to 2: 1 of 2 exponents within 0.07" in text
+    assert "sp, h_1, predicted 0: 0.30 ± 0.01" in text
+    assert "an upper bound: yes" in text
+
+
+def test_figures_are_written(table, tmp_path):
+    for module in FIGURES:
+        _, paths = module.make([table(kernels())], tmp_path)
+        assert [path.suffix for path in paths] == [".png", ".pdf"]
+        assert all(path.stat().st_size > 4_000 for path in paths)
+    _, paths = bigram_exponents.make([table(bigram())], tmp_path)
+    assert all(path.stat().st_size > 4_000 for path in paths)
+
+
+@pytest.mark.parametrize("module", FIGURES)
+def test_a_table_without_a_column_is_refused_by_name(module, table, tmp_path):
+    with pytest.raises(TableError, match="no column 'networks'"):
+        module.make([table(kernels().drop(columns="networks"))], tmp_path)
+
+
+def test_a_cell_that_is_no_number_is_refused(table):
+    frame = kernels().astype({"measured": object})
+    frame.loc[0, "measured"] = "much"
+    with pytest.raises(TableError, match="'measured' has no number"):
+        theory_tables.read_kernels(table(frame))
+
+
+def test_a_table_that_is_not_there_says_what_makes_it(tmp_path, monkeypatch):
+    from plots import tables
+
+    monkeypatch.setattr(tables, "DATA", tmp_path)
+    with pytest.raises(TableError, match="effective_theory.run --ship"):
+        theory_tables.read_bigram(tmp_path / "effective_theory_bigram.csv")
