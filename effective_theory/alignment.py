@@ -13,12 +13,15 @@ What these networks do, beside what the paper says:
 * u_l = 1/2 at the first step, not 1: h_l . h'_l = h_{L+2} . h'_{L+2} is of order one in a linear
   network, so the change of h_l, along sign(h'_l), is not aligned with sign(h_l). It grows to 1 as
   the activations take up the changes, from C sqrt(d) of about 1 on. Stability needs only u <= 1.
+
+Hence two values of C: a large one where logits stay put, so that activations move by a sizeable
+part of themselves (`Row.moved`), and a small one where they grow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
@@ -26,10 +29,9 @@ import numpy as np
 import torch
 
 from effective_theory.bigram import (
-    HYPOTHETICAL,
-    UPPER_BOUND,
     WORD,
     BigramConfig,
+    Claim,
     Model,
     Pass,
     Place,
@@ -69,12 +71,19 @@ class Member:
     parameterization: Parameterization
     c: tuple[Fraction, Fraction, Fraction]
 
+    @property
+    def logits_grow(self) -> bool:
+        """Whether a step moves the logits by sqrt(d), (31): a readout of RMS(W) d^(-a) 1/sqrt(d)
+        whose alignment with the change of h_{L+1} is full."""
+        return self.parameterization.readout.scale == HALF
+
     def rates(self, width: int, config: BigramConfig) -> list[float]:
-        """eta_0..eta_{L+1}, (11)."""
+        """eta_0..eta_{L+1}, (11), with the small C where logits grow."""
         c = dict(zip(LAYERS, self.c, strict=True))
         count = config.hidden_layers
         exponents = [c[kind(l, count)] for l in range(count + 2)]
-        return [config.learning_rate * power(width, -exponent) for exponent in exponents]
+        rate = config.small_learning_rate if self.logits_grow else config.learning_rate
+        return [rate * power(width, -exponent) for exponent in exponents]
 
 
 def member(name: str) -> Member:
@@ -168,13 +177,31 @@ def _trained(item: Member, config: BigramConfig) -> Mapping[tuple[str, int], np.
         exponents = layers(item.parameterization, config.hidden_layers)
         variances = [power(width, -2 * layer.b) for layer in exponents]
         steps = sign_steps(model, item.rates(width, config), config.steps, networks)
-        found = {}
+        found, start = {}, None
         for number, step in enumerate(steps, 1):
+            start = start or step.before
             both = step_sizes(step) | alignment_sizes(step, variances)
+            both[_MOVED] = _moved(start, step.before)
             found |= {(name, number): values for name, values in both.items()}
         return found
 
     return over_widths(config, measure)
+
+
+_MOVED = "moved"
+
+
+def _moved(start: Pass, now: Pass) -> torch.Tensor:
+    """Mean square of the change of h_{L+1}, relative to h_{L+1}."""
+    return mean_square(now.h[-2] - start.h[-2]) / mean_square(start.h[-2])
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is said about a column at one step, beside the prediction."""
+
+    note: str = ""
+    kind: Claim = "prediction"
 
 
 def _rows(
@@ -182,21 +209,19 @@ def _rows(
     name: str,
     item: Member,
     predictions: Mapping[str, Fraction],
-    note: Callable[[str, int], str],
+    about: Callable[[str, int], Cell],
     config: BigramConfig,
 ) -> list[Row]:
     """A fit for every predicted column and every step, all of them of an RMS."""
     squares = _trained(item, config)
-    return [
-        fit(
-            Place(table, name, column, predicted, step, note(column, step)),
-            squares[column, step],
-            config.widths,
-            root=True,
-        )
-        for step in range(1, config.steps + 1)
-        for column, predicted in predictions.items()
-    ]
+    found = []
+    for step in range(1, config.steps + 1):
+        moved = float(np.sqrt(squares[_MOVED, step][-1].mean()))
+        for column, predicted in predictions.items():
+            cell = about(column, step)
+            place = Place(table, name, column, predicted, step, cell.kind, moved, cell.note)
+            found.append(fit(place, squares[column, step], config.widths, root=True))
+    return found
 
 
 def table_1(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Row]:
@@ -209,8 +234,8 @@ def table_1(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Row
     for name in chosen(rows, STRATOS_TABLE, "Table 1"):
         item = member(name)
         predictions = _predicted_rms(item, config.hidden_layers)
-        note = _note_on_logits(item, config, "omega_{L+1} = 1/2 would make it 0")
-        found += _rows("Table 1", name, item, predictions, note, config)
+        about = _about_logits(item, config, Cell("omega_{L+1} = 1/2 would make it 0"))
+        found += _rows("Table 1", name, item, predictions, about, config)
     return found
 
 
@@ -245,6 +270,9 @@ def _member_of_table_3(name: str) -> Member:
     return member("mup" if name == "SP+emb/readout (31)" else "sp")
 
 
+_VIOLATED = Cell("the model violates Condition A.2 from its first step", "hypothetical")
+
+
 def table_3(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Row]:
     """RMS in training, Table 3: its rows are the keys of TABLE_3.
 
@@ -258,39 +286,36 @@ def table_3(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Row
         cells = map(Fraction, TABLE_3[name].split())
         predictions = columns(cells, config.hidden_layers, logits)
         predictions[f"{logits}[y]"] = predictions[logits]
-        hypothetical = f"{HYPOTHETICAL}: the model violates Condition A.2 from its first step"
-        remark = hypothetical if "A.2" in name else ""
+        cell = _VIOLATED if "A.2" in name else Cell()
         found += _rows(
-            "Table 3", name, item, predictions, _note_on_logits(item, config, remark), config
+            "Table 3", name, item, predictions, _about_logits(item, config, cell), config
         )
     return found
 
 
-def _note_on_logits(
-    item: Member, config: BigramConfig, remark: str
-) -> Callable[[str, int], str]:
-    """Notes on the columns that a growing readout makes misread; "" for the others."""
-    logits = f"dh_{config.hidden_layers + 2}"
-    grows = item.parameterization.readout.scale == HALF
+def _about_logits(
+    item: Member, config: BigramConfig, logits: Cell
+) -> Callable[[str, int], Cell]:
+    """What to say of columns that growing logits make misread: `logits` of their changes."""
+    column_of_logits = f"dh_{config.hidden_layers + 2}"
     rms = f"one logit of {config.vocabulary} grows, which their RMS shows only for large d"
 
-    def note(column: str, step: int) -> str:
-        if not grows:
-            return ""
-        if column.startswith(logits):
-            return "; ".join(part for part in (remark, "" if "[y]" in column else rms) if part)
-        if "'" in column and step > 1:
-            return "shrinks where the grown logits saturate the softmax"
-        return ""
+    def about(column: str, step: int) -> Cell:
+        if item.logits_grow and column.startswith(column_of_logits):
+            notes = (logits.note, "" if "[y]" in column else rms)
+            return replace(logits, note="; ".join(filter(None, notes)))
+        if item.logits_grow and "'" in column and step > 1:
+            return Cell("shrinks where the grown logits saturate the softmax")
+        return Cell()
 
-    return note
+    return about
 
 
 def alignment(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Row]:
     """alpha_l, omega_l and u_l of (15)-(17), l = 1..L+1, for the rows of Table 1.
 
-    Predicted is full alignment, alpha = u = 1, with omega = 1/2 at hidden layers and 1 at the
-    readout. UserError for an unknown row.
+    Predicted is full alignment, alpha = 1 and u <= 1, with omega = 1/2 at hidden layers and 1 at
+    the readout. UserError for an unknown row.
     """
     last = config.hidden_layers + 1
     predictions = {}
@@ -299,17 +324,23 @@ def alignment(config: BigramConfig, rows: Iterable[str] | None = None) -> list[R
         predictions |= {f"alpha_{l}": alpha, f"omega_{l}": omega, f"u_{l}": u}
     predictions[f"omega_{last}[y]"] = predictions[f"omega_{last}"]
 
-    def note(column: str, step: int) -> str:
+    def about(column: str, step: int) -> Cell:
         if column.startswith("u_"):
-            return f"{UPPER_BOUND}: 1/2 at the first step, it rises as activations take up changes"
+            return _OF_U
         if column == f"omega_{last}":
-            return f"the RMS over {config.vocabulary} logits shows the aligned one for large d"
-        return ""
+            return Cell(f"the RMS over {config.vocabulary} logits shows it only for large d")
+        return Cell()
 
     found = []
     for name in chosen(rows, STRATOS_TABLE, "alignment"):
-        found += _rows("alignment", name, member(name), predictions, note, config)
+        found += _rows("alignment", name, member(name), predictions, about, config)
     return found
+
+
+_OF_U = Cell(
+    "1/2 while changes are small (C sqrt(d) << 1), towards 1 once activations have taken them up",
+    "bound",
+)
 
 
 def equivalence_gap(first: Member, second: Member, config: BigramConfig) -> float:

@@ -28,11 +28,11 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 import numpy as np
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from param_groups.exponents import HALF, ZERO, Layer, Parameterization
@@ -44,12 +44,14 @@ WORD = 0  # the target y; words are exchangeable at initialization, so any would
 # A vector whose part outside of a span is smaller than this, relatively, counts as inside: it
 # lies far above the rounding of the changes of activations that are asked for, and far below 1.
 _SPANNED = 1e-9
-# How the notes of rows begin whose prediction these networks need not follow.
-HYPOTHETICAL, UPPER_BOUND = "hypothetical", "an upper bound"
+_ROUNDING = 1e-12  # standard errors below it are those of sizes that all networks share
 TOLERANCE = 0.07
+JUDGED_SEEDS, JUDGED_WIDTH = 300, 512
 _NUMBERS_AT_ONCE = 2**17  # entries of one vector over the networks of a batch: 1 MiB
+_MEMORY = 4 * 2**30  # bytes that a config may ask for
 
 Sizes = dict[str, Tensor]
+Claim = Literal["prediction", "bound", "hypothetical"]
 
 
 class BigramConfig(Section):
@@ -62,13 +64,16 @@ class BigramConfig(Section):
     """Hidden matrices L; two show every column of the tables."""
     widths: tuple[PositiveInt, ...] = (64, 128, 256, 512, 1024, 2048, 4096)
     """Widths d of the fits, at least two."""
-    seeds: Annotated[int, Field(ge=2)] = 256
+    seeds: Annotated[int, Field(ge=2)] = 300
     """Networks per width; at least two, for errors."""
     steps: PositiveInt = 4
     """Steps of sign descent T."""
-    learning_rate: PositiveFloat = 0.002
-    """C of eta_l = C d^(-c_l), (11). Logits that grow as sqrt(d) saturate the softmax, and the
-    gradients vanish, once C (L + 1) T sqrt(d) is much above 1."""
+    learning_rate: PositiveFloat = 0.1
+    """C of eta_l = C d^(-c_l), (11), where logits stay put (muP, mean-field, SP+readout and
+    SP+emb/readout): large enough that four steps change activations by a sizeable part."""
+    small_learning_rate: PositiveFloat = 0.002
+    """C where a step moves logits by about C (L + 1) sqrt(d) (SP and NTK). Once they have moved
+    by more than 1 the softmax saturates and gradients vanish, which is no power of d."""
     seed: Count = 0
     """Seed of the weights; every row of every table sees the same ones."""
 
@@ -81,6 +86,33 @@ class BigramConfig(Section):
                 "an exponent is the slope of a line"
             )
         return tuple(sorted(widths))
+
+    @model_validator(mode="after")
+    def _fits_into_memory(self) -> BigramConfig:
+        if self.memory > _MEMORY:
+            fields = type(self).model_fields
+            asked = {key: getattr(self, key) for key in fields if key in _OF_MEMORY}
+            usual = {key: fields[key].default for key in asked}
+            key = max(asked, key=lambda name: np.max(asked[name]) / np.max(usual[name]))
+            value = list(asked[key]) if key == "widths" else asked[key]
+            raise ValueError(
+                f"{key} {value}: it would take {self.memory / 2**30:,.0f} GiB of memory, expected "
+                f"at most {_MEMORY / 2**30:.0f}; lower {key}"
+            )
+        return self
+
+    @property
+    def memory(self) -> int:
+        """Bytes of the vectors of a batch of networks in training, and of the sizes of all."""
+        longest = max(*self.widths, self.vocabulary)
+        passes, matrices = self.steps + 1, self.hidden_layers + 2
+        # A pass asks a matrix for two products, and keeps vector and answer of each.
+        vectors = 4 * passes * matrices * max(longest, _NUMBERS_AT_ONCE)
+        sizes = 7 * passes * matrices * self.seeds * len(self.widths)
+        return 8 * (vectors + sizes)
+
+
+_OF_MEMORY = ("vocabulary", "hidden_layers", "widths", "seeds", "steps")
 
 
 class Matrix(Protocol):
@@ -322,7 +354,7 @@ def batches(width: int, config: BigramConfig) -> Iterator[tuple[int, torch.Gener
     """(networks, generator) of batches small enough for memory; a function of width and seed."""
     digest = hashlib.blake2b(f"bigram/{config.seed}/{width}".encode(), digest_size=7).digest()
     generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-    size = max(1, _NUMBERS_AT_ONCE // width)
+    size = max(1, _NUMBERS_AT_ONCE // max(width, config.vocabulary))
     for start in range(0, config.seeds, size):
         yield min(size, config.seeds - start), generator
 
@@ -353,18 +385,22 @@ class Row:
     `error` is the standard error of `measured`: the larger of what the scatter of the widths about
     the line and of the `seeds` networks within each width imply. `local` is the slope between the
     two largest widths, with its own error from the networks; far from `measured` it says that the
-    asymptote is not reached. `values` are the fitted sizes, by width.
+    asymptote is not reached. `values` are the fitted sizes, by width. `moved` is how far training
+    had moved h_{L+1} when this step began: the RMS of its change since initialization over that
+    of h_{L+1}, at the largest width.
     """
 
     table: str
     row: str
     column: str
     step: int
+    kind: Claim
     predicted: Fraction
     measured: float
     error: float
     local: float
     local_error: float
+    moved: float
     widths: tuple[int, ...]
     values: tuple[float, ...]
     seeds: int
@@ -372,26 +408,46 @@ class Row:
 
     @property
     def met(self) -> bool | None:
-        """Whether the exponent lies within TOLERANCE; None for bounds and hypothetical rows."""
-        if self.note.startswith((HYPOTHETICAL, UPPER_BOUND)):
+        """Whether the exponent is as predicted, within TOLERANCE.
+
+        A bound is met below it, too. None, not judged: hypothetical predictions, and exponents of
+        fewer than 300 networks per width or of widths below 512 alone.
+        """
+        few = self.seeds < JUDGED_SEEDS or max(self.widths) < JUDGED_WIDTH
+        if few or self.kind == "hypothetical":
             return None
-        return abs(self.measured - self.predicted) <= TOLERANCE
+        above = self.measured - float(self.predicted)
+        return (above if self.kind == "bound" else abs(above)) <= TOLERANCE
+
+    @property
+    def z(self) -> float | None:
+        """(measured - predicted) / error; None where not judged or where networks do not differ."""
+        if self.met is None or self.error < _ROUNDING:
+            return None
+        return (self.measured - float(self.predicted)) / self.error
 
     def to_dict(self) -> dict[str, object]:
-        """Plain JSON: the prediction as a string like "-1/2"."""
+        """Plain JSON: the prediction as a string like "-1/2"; z and the verdict included."""
         lists = {"widths": list(self.widths), "values": list(self.values)}
-        return {**asdict(self), **lists, "predicted": str(self.predicted)}
+        verdict = {"z": self.z, "met": self.met}
+        return {**asdict(self), **lists, "predicted": str(self.predicted), **verdict}
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a fitted exponent stands, and what is predicted there."""
+    """Where a fitted exponent stands, and what is predicted there.
+
+    `kind` says what the prediction is: one that these networks follow, an upper bound, or
+    hypothetical: it rests on an assumption that they violate.
+    """
 
     table: str
     row: str
     column: str
     predicted: Fraction
     step: int = 0
+    kind: Claim = "prediction"
+    moved: float = 0.0
     note: str = ""
 
 
@@ -406,7 +462,8 @@ def fit(
     if not (np.isfinite(means) & (means > 0)).all():
         raise UserError(
             f"{place.table}, {place.row}, {place.column}: a size is zero or not finite, so it has "
-            "no exponent; lower learning_rate, steps or the largest width"
+            "no exponent; lower learning_rate (small_learning_rate for SP and NTK), steps or the "
+            "largest width"
         )
     half = 0.5 if root else 1.0
     noise = half * squares.std(1, ddof=1) / math.sqrt(squares.shape[1]) / means / math.log(2)

@@ -2,8 +2,8 @@
 
 Two numbers stand for a kernel. "diagonal" is the mean over its diagonal; its standard error comes
 from the networks' own means. "rest" is the part of the off-diagonal entries along the predicted
-ones, sum(predicted measured) / |predicted|, beside |predicted|: a ratio of 1 where theory holds.
-Its error is an upper bound, for entries that vary together. Every entry stands in the JSON results.
+ones, sum(predicted measured) / |predicted|, beside |predicted|: a ratio of 1 where theory holds,
+with the error of the networks' own sums. Every entry stands in the JSON results.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ DIAGONAL, REST = "diagonal", "rest"
 TOLERANCES = {"G": 0.01, "theta": 0.02}
 QUERY_KEY_TOLERANCE = 0.05
 TOLERANCE_WIDTH, TOLERANCE_NETWORKS = 512, 300
+_FIXED = 1e-6  # relative error below which networks do not differ
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,14 @@ class Comparison:
 
     @property
     def z(self) -> float:
-        """(measured - predicted) / standard error, both errors in quadrature."""
+        """(measured - predicted) / standard error, both errors in quadrature.
+
+        NaN for numbers that are the same in all networks up to rounding and norm_eps, such as the
+        diagonal of F: there only the ratio says something.
+        """
         spread = math.hypot(self.error, _known(self.predicted_error))
-        return (self.measured - self.predicted) / spread if spread else math.nan
+        fixed = spread <= _FIXED * abs(self.predicted)
+        return math.nan if fixed else (self.measured - self.predicted) / spread
 
     @property
     def tolerance(self) -> float | None:
@@ -74,13 +80,14 @@ class Comparison:
 
     @property
     def met(self) -> bool | None:
-        """Whether the ratio lies within the tolerance; None without one."""
-        tolerance = self.tolerance
-        return None if tolerance is None else abs(self.ratio - 1) <= tolerance
+        """Whether the ratio lies within the tolerance, and 0 is 0; None without a tolerance."""
+        if self.tolerance is None:
+            return None
+        return abs(self.measured - self.predicted) <= self.tolerance * abs(self.predicted)
 
     def to_dict(self) -> dict[str, Any]:
-        """Columns of the table; ratio and z included."""
-        return asdict(self) | {"ratio": self.ratio, "z": self.z}
+        """Columns of the table; ratio, z and the verdict included."""
+        return asdict(self) | {"ratio": self.ratio, "z": self.z, "met": self.met}
 
 
 @dataclass(frozen=True)
@@ -105,10 +112,11 @@ def compare(
     x = inputs(config)
     theory = kernels.forward(config, x)
     derived = tangent.tangent(config, x, theory)
-    measured = measure.measure_widths(config, processes, progress)
+    along = directions(theory, derived)
+    measured = measure.measure_widths(config, processes, progress, along)
     rows = [row for part in measured for row in _at_width(config, x, part)]
     largest = sorted(measured, key=lambda part: part.width)[-3:]
-    limit = measure.limit(largest) if len(largest) > 1 else None
+    limit = measure.limit(largest, config.model.s) if len(largest) > 1 else None
     if limit is not None:
         networks = sum(part.count for part in largest)
         case = _Case(config, INFINITE, networks, limit.mean, limit.se)
@@ -132,6 +140,30 @@ class _Case:
         return Comparison(*where, quantity, block, part, entry, *map(float, numbers))
 
 
+def directions(theory: kernels.Kernels, derived: tangent.Tangent) -> measure.Directions:
+    """Unit matrices along the predicted off-diagonal entries, by kernel; none where they are 0."""
+    found = {(quantity, block, part): kernel for quantity, block, part, kernel, _
+             in _predictions(theory, derived)}
+    rests = {key: kernel - kernel.diagonal().diag() for key, kernel in found.items()}
+    return {
+        tuple(name for name in key if name): rest / rest.norm()
+        for key, rest in rests.items() if rest.norm() > 0
+    }
+
+
+def _predictions(
+    theory: kernels.Kernels, derived: tangent.Tangent
+) -> Iterator[tuple[str, str, str, Tensor, Tensor | None]]:
+    """Quantity, block, part, kernel and its error, block by block."""
+    for block in theory.blocks:
+        yield "G", block, "", theory.G[block], theory.G_se[block]
+        if block in theory.F:
+            yield "F", block, "", theory.F[block], None
+        yield "theta", block, "total", derived.theta[block], derived.theta_se[block]
+        for group, kernel in derived.groups(block).items():
+            yield "theta", block, group, kernel, None
+
+
 def _at_width(config: Config, x: Tensor, part: measure.Measured) -> Iterator[Comparison]:
     """Theory at this width: of the kernels only the head's, at s > 0, depend on it."""
     model = config.model.model_copy(update={"width": part.width})
@@ -148,51 +180,22 @@ def _at_width(config: Config, x: Tensor, part: measure.Measured) -> Iterator[Com
 def _kernel_rows(
     case: _Case, theory: kernels.Kernels, derived: tangent.Tangent
 ) -> Iterator[Comparison]:
-    # At s > 0 the head's kernel falls as n^-s, and tangent kernels before the head rise as n^s.
-    limitless = case.config.model.s > 0 and case.width == INFINITE
-    for block in theory.blocks:
-        for quantity in ("G", "F"):
-            if block in getattr(theory, quantity) and not (limitless and block == "head"):
-                yield from _rows(case, quantity, block, "", *_forward(theory, quantity, block))
-        if limitless and block != "head":
+    """Two rows per kernel; none for what has no limit at infinite width."""
+    for quantity, block, part, kernel, error in _predictions(theory, derived):
+        key = (quantity, block, part) if part else (quantity, block)
+        if key not in case.mean.diagonals:
             continue
-        yield from _rows(
-            case, "theta", block, "total", derived.theta[block], derived.theta_se[block]
-        )
-        for group, kernel in derived.groups(block).items():
-            yield from _rows(case, "theta", block, group, kernel, None)
-
-
-def _forward(theory: kernels.Kernels, quantity: str, block: str) -> tuple[Tensor, Tensor | None]:
-    error = theory.G_se[block] if quantity == "G" else None
-    return getattr(theory, quantity)[block], error
-
-
-def _rows(
-    case: _Case, quantity: str, block: str, part: str, predicted: Tensor, error: Tensor | None
-) -> Iterator[Comparison]:
-    mean, se = (_values(found, quantity, block, part) for found in (case.mean, case.se))
-    key = (quantity, block, part) if part else (quantity, block)
-    diagonals = case.mean.diagonals[key], case.se.diagonals[key]
-    unknown = torch.full_like(predicted, math.nan) if error is None else error
-    yield case.row(
-        quantity, block, part, DIAGONAL, predicted.diagonal().mean(), unknown.diagonal().max(),
-        *diagonals,
-    )
-    apart = ~torch.eye(len(predicted), dtype=torch.bool)
-    size = predicted[apart].norm()
-    if size:
-        along = predicted[apart] / size
+        unknown = torch.full_like(kernel, math.nan) if error is None else error
         yield case.row(
-            quantity, block, part, REST, size, unknown[apart].norm(),
-            along @ mean[apart], along.abs() @ se[apart],
+            quantity, block, part, DIAGONAL, kernel.diagonal().mean(), unknown.diagonal().max(),
+            case.mean.diagonals[key], case.se.diagonals[key],
         )
-
-
-def _values(found: measure.Kernels, quantity: str, block: str, part: str) -> Tensor:
-    if quantity == "theta":
-        return found.theta[block][part] if part == "total" else found.groups[block][part]
-    return getattr(found, quantity)[block]
+        if key in case.mean.rests:
+            apart = ~torch.eye(len(kernel), dtype=torch.bool)
+            yield case.row(
+                quantity, block, part, REST, kernel[apart].norm(), unknown[apart].norm(),
+                case.mean.rests[key], case.se.rests[key],
+            )
 
 
 def _known(error: float) -> float:
@@ -203,12 +206,14 @@ def as_json(result: Result) -> dict[str, Any]:
     """Every entry: {"rows", "theory", "measured": {width: {"networks", "mean", "error"}}, "limit"}.
 
     Kernels are nested lists, (P, P) over (sample, token), samples first, by quantity, block and,
-    for theta and groups, tensor or group.
+    for theta and groups, tensor or group. The theory is that of model.width, which matters at s > 0
+    only: there the head's G goes as n^-s and Theta before the head as n^s.
     """
     measured = {
         str(part.width): {"networks": part.count, **_both(part)} for part in result.measured
     }
     theory = {
+        "width": torch.tensor(result.config.model.width),
         "G": result.theory.G,
         "F": result.theory.F,
         "theta": {

@@ -193,7 +193,7 @@ def _products(
     # A low-discrepancy sequence is best in its first dimensions: give them the most variance.
     weight = root.square().sum(0)
     order = (weight[:, None] * weight).flatten().argsort(descending=True, stable=True)
-    root = root.view(-1, tokens, rank)
+    root = root.view(len(f) // tokens, tokens, rank)  # rank 0 is F = 0
     for flat in _normals(rank**2, draws, chunk, seed):
         e = torch.empty_like(flat)
         e[:, order] = flat

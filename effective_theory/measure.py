@@ -56,6 +56,8 @@ class Kernels:
     diagonals: dict[Key, Tensor] = field(default_factory=dict)
     """Mean over the diagonal of the kernel at ("G", block), ("F", block) or ("theta", block, name),
     name a group or "total". The error is that of the networks' own means."""
+    rests: dict[Key, Tensor] = field(default_factory=dict)
+    """At the same keys: the off-diagonal entries along a direction given to `measure`."""
     off_diagonal: dict[str, Tensor] = field(default_factory=dict)
     """The same total between two different components, 0 on average by (1.117)."""
     magnitudes: dict[str, Tensor] = field(default_factory=dict)
@@ -98,7 +100,7 @@ class Measured:
 
 
 class Limit(NamedTuple):
-    """Values at infinite width with standard errors; without magnitudes, which vanish there."""
+    """Values at infinite width with standard errors, see `limit`."""
 
     mean: Kernels
     se: Kernels
@@ -122,8 +124,21 @@ def network(config: Config, width: int, seed: int, encoder: Encoder | None = Non
     return encoder.initialise(generator)
 
 
-def measure(config: Config, width: int, seeds: Iterable[int], x: Tensor) -> Measured:
-    """Observes the networks of these seeds one by one, on inputs x of `inputs`."""
+Directions = dict[Key, Tensor]  # per kernel, what its off-diagonal entries are projected on
+
+
+def measure(
+    config: Config,
+    width: int,
+    seeds: Iterable[int],
+    x: Tensor,
+    directions: Directions | None = None,
+) -> Measured:
+    """Observes the networks of these seeds one by one, on inputs x of `inputs`.
+
+    `directions` are matrices with zero diagonal, by the keys of `Kernels.diagonals`; the sums of
+    products with them are `Kernels.rests`, with the error of the networks' own sums.
+    """
     seeds = tuple(seeds)
     _check_components(config, width)
     if not seeds:
@@ -132,13 +147,18 @@ def measure(config: Config, width: int, seeds: Iterable[int], x: Tensor) -> Meas
     parts = []
     for start in range(0, len(seeds), CHUNK):
         chunk = seeds[start : start + CHUNK]
-        observed = [observe(network(config, width, seed, encoder), x) for seed in chunk]
+        observed = [
+            observe(network(config, width, seed, encoder), x, directions or {}) for seed in chunk
+        ]
         parts.append(_statistics(width, chunk, observed))
     return combine(parts)
 
 
 def measure_widths(
-    config: Config, processes: int = 1, progress: Callable[[int, int], None] | None = None
+    config: Config,
+    processes: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+    directions: Directions | None = None,
 ) -> list[Measured]:
     """Every width of config.measure with its networks, seeds 0, 1, ..., on the config's inputs.
 
@@ -151,7 +171,7 @@ def measure_widths(
     jobs = _jobs(config)
     total = sum(len(seeds) for _, seeds in jobs)
     parts: dict[tuple[int, range], Measured] = {}
-    with contextlib.closing(_run_jobs(config, jobs, processes)) as results:
+    with contextlib.closing(_run_jobs(config, jobs, processes, directions or {})) as results:
         for job, part in results:
             parts[job] = part
             if progress is not None:
@@ -198,19 +218,33 @@ def extrapolate(
     return Extrapolated(value, first[..., 0].sqrt() * least[..., 0])
 
 
-def limit(measured: Sequence[Measured], order: int = 1) -> Limit:
-    """`extrapolate` of everything that has a limit; see there for errors."""
+def limit(measured: Sequence[Measured], s: float = 0.0, order: int = 1) -> Limit:
+    """`extrapolate` of everything that has a limit; see there for errors.
+
+    Gradients have none worth the name: they go as powers of the width. At s > 0 the head's kernel
+    falls as n^-s and the tangent kernels before the head rise as n^s.
+    """
     widths = [part.width for part in measured]
     errors = [_standard_errors(part) for part in measured]
     means, ses = {}, {}
     for key in measured[0].averages:
-        if key[0] != "magnitudes":
+        if _has_limit(key, s):
             values = [part.averages[key] for part in measured]
             means[key], ses[key] = extrapolate(widths, values, [se[key] for se in errors], order)
     return Limit(_kernels(means), _kernels(ses))
 
 
-def observe(encoder: Encoder, x: Tensor) -> Values:
+def _has_limit(key: Key, s: float) -> bool:
+    """Whether a kernel is of order one at every width."""
+    kind, *names = key
+    if kind in ("diagonals", "rests"):
+        kind, *names = names
+    head = names[0] == "head"
+    tangents = kind in ("theta", "groups", "off_diagonal")
+    return kind != "magnitudes" and (s == 0 or tangents == head or kind == "F")
+
+
+def observe(encoder: Encoder, x: Tensor, directions: Directions | None = None) -> Values:
     """One network's values: keys are a field of Kernels, a block and, for theta, a tensor.
 
     Under "magnitudes" stand squares, whose mean over networks is then rooted.
@@ -227,7 +261,7 @@ def observe(encoder: Encoder, x: Tensor) -> Values:
         values |= _theta(encoder, block, kernels)
         if block == "head":
             values |= _magnitudes(encoder, kernels)
-    return values | _diagonals(values)
+    return values | _numbers(values, directions or {})
 
 
 def tangent_kernels(
@@ -305,13 +339,15 @@ def _theta(encoder: Encoder, block: str, kernels: dict[str, Tensor]) -> Values:
     return values
 
 
-def _diagonals(values: Values) -> Values:
-    """Means over diagonals, of what is compared with the theory as one number."""
+def _numbers(values: Values, directions: Directions) -> Values:
+    """What is compared with the theory as one number: diagonals, and rests along a direction."""
     found: Values = {}
     for (kind, *names), value in values.items():
         if kind in ("G", "F", "groups") or (kind, names[-1]) == ("theta", "total"):
-            name = "theta" if kind == "groups" else kind
-            found["diagonals", name, *names] = value.diagonal().mean()
+            key = ("theta" if kind == "groups" else kind, *names)
+            found["diagonals", *key] = value.diagonal().mean()
+            if key in directions:
+                found["rests", *key] = (directions[key] * value).sum()
     return found
 
 
@@ -435,7 +471,7 @@ def _kernels(values: Values) -> Kernels:
     kernels = Kernels()
     for (kind, *names), value in values.items():
         target = getattr(kernels, kind)
-        if kind == "diagonals":
+        if kind in ("diagonals", "rests"):
             names = [tuple(names)]
         for name in names[:-1]:
             target = target.setdefault(name, {})
@@ -461,18 +497,19 @@ def _jobs(config: Config) -> list[tuple[int, range]]:
 
 
 def _run_jobs(
-    config: Config, jobs: list[tuple[int, range]], processes: int
+    config: Config, jobs: list[tuple[int, range]], processes: int, directions: Directions
 ) -> Iterator[tuple[tuple[int, range], Measured]]:
     """Jobs with their results as they come."""
     x = inputs(config)
     if processes == 1:
-        yield from ((job, measure(config, *job, x)) for job in jobs)
+        yield from ((job, measure(config, *job, x, directions)) for job in jobs)
         return
     pool = ProcessPoolExecutor(
         min(processes, len(jobs)), multiprocessing.get_context("spawn"), _prepare_process
     )
     try:
-        futures = {pool.submit(_job, config, *job, x.numpy()): job for job in jobs}
+        arrays = {key: value.numpy() for key, value in directions.items()}
+        futures = {pool.submit(_job, config, *job, x.numpy(), arrays): job for job in jobs}
         for future in as_completed(futures):
             yield futures[future], _received(future)
     except BrokenProcessPool:
@@ -499,9 +536,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _job(config: Config, width: int, seeds: range, x: np.ndarray) -> tuple:
+def _job(
+    config: Config, width: int, seeds: range, x: np.ndarray, directions: dict[Key, np.ndarray]
+) -> tuple:
     """`measure` with arrays in place of tensors, which would be sent as shared memory."""
-    part = measure(config, width, seeds, torch.from_numpy(x))
+    tensors = {key: torch.from_numpy(value) for key, value in directions.items()}
+    part = measure(config, width, seeds, torch.from_numpy(x), tensors)
     averages, squares = (
         {key: value.numpy() for key, value in values.items()}
         for values in (part.averages, part.squares)

@@ -11,7 +11,8 @@ other figures:
     gaps(rows, by="model.heads")                      # loss of a size minus that of the next one
 
 The training loss of a run in one pass is that of images or tokens it has not seen. Lines are means
-over seeds, and over the logged steps of a quarter octave; bands are standard errors over seeds.
+over seeds, and over the logged steps of a quarter octave (scale="log", the default) or a fortieth
+of the run (scale="linear"); bands are standard errors over seeds.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RUN, STEP, TRAIN_LOSS = "run", "step", "train_loss"
 HEAD_DIM, HEADS, LAYERS = "model.head_dim", "model.heads", "model.layers"
 ALPHA = "prescription.alpha_attention"
 SYMBOLS = {HEAD_DIM: "N", HEADS: "H", LAYERS: "L"}
-PER_OCTAVE = 4
+PER_OCTAVE, PER_RUN = 4, 40
 LOSS_LABEL = "training loss (nats)"
 
 
@@ -76,14 +77,19 @@ def read(*paths: Path, by: str, loss: str = TRAIN_LOSS) -> pd.DataFrame:
     return pd.concat(found, ignore_index=True)
 
 
-def lines(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> dict[int, Line]:
+def lines(
+    rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS, scale: str = "log"
+) -> dict[int, Line]:
     """Size -> line, by rising size; TableError where a size has two runs of one seed."""
-    return {int(size): _line(own, by, loss) for size, own in rows.groupby(by)}
+    last = rows[STEP].max()
+    return {int(size): _line(own, by, loss, scale, last) for size, own in rows.groupby(by)}
 
 
-def _line(rows: pd.DataFrame, by: str, loss: str) -> Line:
+def _line(rows: pd.DataFrame, by: str, loss: str, scale: str, last: float) -> Line:
     losses = _by_seed(rows, by, loss)
-    bins = np.floor(PER_OCTAVE * np.log2(losses.index.to_numpy(float).clip(1))).astype(int)
+    at = losses.index.to_numpy(float)
+    places = PER_OCTAVE * np.log2(at.clip(1)) if scale == "log" else PER_RUN * at / last
+    bins = np.ceil(places).astype(int)
     steps = losses.index.to_series().groupby(bins).mean().to_numpy(float)
     binned = losses.groupby(bins).mean()
     n = binned.shape[1]
@@ -129,16 +135,18 @@ def alpha_title(alpha: float) -> str:
     return rf"$\alpha_A$ = {'1/2' if alpha == 0.5 else f'{alpha:g}'}"
 
 
-def draw_lines(axis, rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> None:
-    """Fills a panel: loss against steps on a logarithmic axis, a line per size."""
-    found = lines(rows, by, loss)
+def draw_lines(
+    axis, rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS, scale: str = "log"
+) -> None:
+    """Fills a panel: loss against steps, a line per size."""
+    found = lines(rows, by, loss, scale)
     for (size, line), color in zip(found.items(), style.width_colors(list(found)).values()):
         axis.plot(line.steps, line.losses, lw=1.3, color=color,
                   label=f"{SYMBOLS.get(by, by)} = {size}")
         if line.seeds > 1:
             axis.fill_between(line.steps, line.losses - line.errors, line.losses + line.errors,
                               color=color, alpha=0.2, lw=0)
-    axis.set_xscale("log")
+    axis.set_xscale(scale)
     axis.set_xlabel("steps")
     axis.legend(fontsize=7, frameon=False)
 
@@ -150,12 +158,13 @@ def draw(
     name: str,
     loss: str = TRAIN_LOSS,
     label: str = LOSS_LABEL,
+    scale: str = "log",
 ) -> list[Path]:
     """The figure `name` of some metrics tables: a panel per alpha_A, a line per value of `by`."""
     found = panels(read(*paths, by=by, loss=loss))
     figure, axes = style.subplots(1, len(found), (4.0, 3.2), sharey=True)
     for axis, (title, rows) in zip(axes[0], found.items()):
-        draw_lines(axis, rows, by, loss)
+        draw_lines(axis, rows, by, loss, scale)
         axis.set_title(title)
     axes[0][0].set_ylabel(label)
     return style.save(figure, folder, name)
@@ -199,7 +208,7 @@ def report(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> str:
 
 def _figure_11(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
     text = report(read(*paths, by=HEAD_DIM), HEAD_DIM)
-    return text, draw(*paths, by=HEAD_DIM, folder=folder, name=FIGURE)
+    return text, draw(*paths, by=HEAD_DIM, folder=folder, name=FIGURE, scale="linear")
 
 
 def main(argv: Sequence[str] | None = None) -> None:

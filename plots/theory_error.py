@@ -4,8 +4,9 @@
 
 Left: the forward kernel of every block. Right: the contribution of every group to the network's
 tangent kernel. Points are |measured / predicted - 1| of mean diagonals with the standard errors of
-the means; a point within two of them from zero is hollow. The dotted line falls as 1 / n. Numbers
-that are the same in all networks (the gradient of the head's bias) are left out.
+the means; a point within two of them from zero is hollow and joined to no other, one below the axis
+an arrow at its end. The dotted line falls as 1 / n. Numbers that are the same in all networks (the
+gradient of the head's bias) are left out.
 """
 
 from __future__ import annotations
@@ -93,7 +94,9 @@ def decay(curve: pd.DataFrame) -> tuple[float, float] | None:
     if abs(b[best]) < 5 / math.sqrt(strength[best]):
         return None
     inside = powers[chi <= chi[best] + 1]
-    return float(powers[best]), float(inside[-1] - inside[0]) / 2
+    # At an end of the range the interval has one side only.
+    sides = 1 if best in (0, len(powers) - 1) else 2
+    return float(powers[best]), float(inside[-1] - inside[0]) / sides
 
 
 def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
@@ -130,9 +133,13 @@ def _panel(axis, found: dict[str, pd.DataFrame]) -> None:
 
 
 def _line(axis, name: str, curve: pd.DataFrame, color, marker: str) -> None:
-    shown = curve[curve["distance"] > FLOOR]
-    axis.plot(shown["width"], shown["distance"], color=color, lw=0.8, alpha=0.6)
-    for _, point in shown.iterrows():
+    seen = curve["distance"] > 2 * curve["error"]
+    # No line through noise: a NaN breaks it.
+    axis.plot(curve["width"], curve["distance"].where(seen), color=color, lw=0.8, alpha=0.6)
+    low = curve[curve["distance"] <= FLOOR]
+    arrow = {"marker": 7, "mfc": "white", "ls": "", "ms": 4}
+    axis.plot(low["width"], [1.1 * FLOOR] * len(low), color=color, **arrow)
+    for _, point in curve[curve["distance"] > FLOOR].iterrows():
         clear = point["distance"] > 2 * point["error"]
         low = min(point["error"], 0.99 * point["distance"])  # a log axis has no zero
         axis.errorbar(
@@ -145,6 +152,7 @@ def _line(axis, name: str, curve: pd.DataFrame, color, marker: str) -> None:
 def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
     """Findings and files of the table given."""
     table = theory_tables.read_kernels(paths[0])
+    theory_tables.need(table, paths[0], "G", "theta")
     return findings(table), draw(table, folder)
 
 

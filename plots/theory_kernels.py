@@ -78,6 +78,7 @@ def _panel(axis, rows: pd.DataFrame, colors: dict) -> None:
 def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
     """Findings and files of the table given."""
     table = theory_tables.read_kernels(paths[0])
+    theory_tables.need(table, paths[0], "G", "theta")
     return findings(table), draw(table, folder)
 
 

@@ -77,6 +77,7 @@ def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
 def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
     """Findings and files of the table given."""
     table = theory_tables.read_kernels(paths[0])
+    theory_tables.need(table, paths[0], "theta")
     return findings(table), draw(table, folder)
 
 

@@ -19,7 +19,9 @@ KERNEL_COLUMNS = (
     "stem", "width", "heads", "networks", "quantity", "block", "part", "entry",
     "predicted", "predicted_error", "measured", "error",
 )
-BIGRAM_COLUMNS = ("table", "row", "column", "step", "predicted", "measured", "error", "note")
+BIGRAM_COLUMNS = (
+    "table", "row", "column", "step", "kind", "predicted", "measured", "error", "z", "met", "note",
+)
 _NUMBERS = ("width", "networks", "predicted", "predicted_error", "measured", "error")
 # Groups in the order of a forward pass, and their symbols in the paper.
 GROUPS = {
@@ -48,6 +50,25 @@ def read_bigram(path: Path) -> pd.DataFrame:
     """The table of exponents; TableError as above."""
     table = _read(path, BIGRAM_COLUMNS).fillna({"note": ""})
     return tables.numbers(table, path, ("step", "predicted", "measured", "error"))
+
+
+def need(table: pd.DataFrame, path: Path, *quantities: str) -> None:
+    """TableError unless every stem has these quantities, up to the head, at a finite width."""
+    finite = table[table["width"].map(math.isfinite) & (table["block"] == "head")]
+    for stem in stems(table):
+        for quantity in quantities:
+            if not ((finite["stem"] == stem) & (finite["quantity"] == quantity)).any():
+                raise TableError(
+                    f"{path}: no {quantity} of the head at a finite width for stem {stem}; is it "
+                    "the kernels.csv of effective_theory.run?"
+                )
+    double = table.duplicated(["stem", "width", "quantity", "block", "part", "entry"])
+    if double.any():
+        row = table[double].iloc[0]
+        raise TableError(
+            f"{path}: {row['stem']} n = {row['width']:g} {row['quantity']} {row['block']} "
+            f"{row['part']} stands there twice; one table holds one config per stem"
+        )
 
 
 def stems(table: pd.DataFrame) -> list[str]:

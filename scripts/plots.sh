@@ -4,6 +4,7 @@ set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 
 for figure in width_sweep loss_vs_size alignment epsilon weight_decay adafactor learning_rates \
+  theory_kernels theory_error theory_shares bigram_exponents \
   vit_search vit_strategies bart_rates bart_strategies; do
   python -m "plots.$figure"
 done

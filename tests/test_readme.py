@@ -55,6 +55,11 @@ def parses(words):
         if args.rest:
             load(Config, ROOT / args.rest[0], args.rest[1:])
         return
+    if module == "effective_theory.run":  # minutes
+        from effective_theory import run
+
+        assert run._job(run._parser().parse_intermixed_args(arguments)).kernels
+        return
     if module == "training.slurm":  # there is no SLURM here
         from training import slurm
 

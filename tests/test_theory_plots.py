@@ -106,6 +106,19 @@ def test_a_table_without_a_column_is_refused_by_name(module, table, tmp_path):
         module.make([table(kernels().drop(columns="networks"))], tmp_path)
 
 
+@pytest.mark.parametrize(
+    "keep, message",
+    [
+        (lambda rows: rows[rows["quantity"] == "G"], "no theta of the head"),
+        (lambda rows: rows[rows["width"] == math.inf], "no theta of the head at a finite width"),
+        (lambda rows: pd.concat([rows, rows]), "stands there twice"),
+    ],
+)
+def test_tables_that_lack_what_a_figure_shows_are_refused(keep, message, table, tmp_path):
+    with pytest.raises(TableError, match=message):
+        theory_shares.make([table(keep(kernels()))], tmp_path)
+
+
 def test_a_cell_that_is_no_number_is_refused(table):
     frame = kernels().astype({"measured": object})
     frame.loc[0, "measured"] = "much"

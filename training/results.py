@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from training.errors import RunError
 from training.files import locked, write_json, write_text
 from training.sweep_file import Point, Sweep
 from training.tables import read_manifest
+
+if TYPE_CHECKING:
+    import numpy as np
 
 TABLE_SECONDS = 60.0  # another launcher writes a table in far less
 
@@ -237,6 +243,108 @@ def _observed(run_dir: Path) -> list[list[Any]]:
             values = {"step": line["step"], **numbers}
             rows.append([values.get(column) for column in OBSERVATION_COLUMNS])
     return rows
+
+
+KERNEL_COLUMNS = ("step", "kind", "row", "column", "value")
+ATTENTION_COLUMNS = ("step", "block", "token", "attended", "head", "value")
+# Arrays of an observed step, by what the table calls them.
+KERNELS = {
+    "pooled": "pooled_kernel",
+    "last_token": "last_token_kernel",
+    "spatial": "spatial_kernel",
+}
+KERNEL_SIDE = 64  # of a spatial kernel, say; as wide as a figure shows
+ARRAY_DIGITS = 6  # of float32
+
+
+def write_observed_kernels(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path | None:
+    """observed_kernels.csv: kernels of every run after its last block, one row per entry.
+
+    Of the first and the last observed step; kernels are symmetric, and rows have row <= column. Of
+    a kernel with more than 64 rows every k-th row and column is there, under its own number. None
+    as for `write_observations`. Raises RunError for arrays that are missing or damaged.
+    """
+    return _write_arrays(sweep, summaries, "observed_kernels.csv", KERNEL_COLUMNS, _kernel_rows)
+
+
+def write_observed_attention(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path | None:
+    """observed_attention.csv: the logits A of every head of sample 0 at the recorded places.
+
+    One row per block, place (token, attended) and head, of the first and the last observed step;
+    None and errors as for `write_observed_kernels`.
+    """
+    name = "observed_attention.csv"
+    return _write_arrays(sweep, summaries, name, ATTENTION_COLUMNS, _attention_rows)
+
+
+Arrays = Mapping[str, "np.ndarray"]
+
+
+def _write_arrays(
+    sweep: Sweep,
+    summaries: Mapping[str, dict[str, Any]],
+    name: str,
+    measured: Sequence[str],
+    rows_of: Callable[[Arrays], Iterable[Sequence[Any]]],
+) -> Path | None:
+    """A table of what `rows_of` makes of the first and the last arrays of each run."""
+    keys, rows = columns(sweep), []
+    for point in sorted(sweep.points, key=_grid_order(sweep)):
+        failed = summaries.get(point.run, _FAILED)["status"] == "failed"
+        if sweep.config.observations and not failed:
+            place = [*_place(sweep, point, keys), point.seed, point.run]
+            for step in _ends(sweep.folder / point.run):
+                arrays = _arrays(sweep.folder / point.run, step)
+                rows += [[*place, step, *row] for row in rows_of(arrays)]
+    if not rows:
+        return None
+    header = ["curve", *keys, "horizon", "constants", "seed", "run", *measured]
+    _write_csv(sweep, sweep.folder / name, header, rows)
+    return sweep.folder / name
+
+
+def _ends(run_dir: Path) -> list[int]:
+    """The first and the last step that a run observed."""
+    steps = [row[0] for row in _observed(run_dir)]
+    return list(dict.fromkeys([steps[0], steps[-1]])) if steps else []
+
+
+def _arrays(run_dir: Path, step: int) -> Arrays:
+    """The arrays of an observed step; RunError if its file is not there or not whole."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    path = run_dir / "observations" / f"step_{step}.safetensors"
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise RunError(
+            f"{path}: cannot read the arrays of step {step} ({error}); delete "
+            f"{run_dir} to run again"
+        ) from None
+
+
+def _kernel_rows(arrays: Arrays) -> Iterator[tuple[Any, ...]]:
+    """(kind, row, column, value) of the kernels among the arrays."""
+    for kind, name in KERNELS.items():
+        kernel = arrays.get(name, ())
+        kept = range(0, len(kernel), -(-len(kernel) // KERNEL_SIDE) or 1)
+        for row, column in itertools.combinations_with_replacement(kept, 2):
+            yield kind, row, column, _digits(kernel[row, column])
+
+
+def _attention_rows(arrays: Arrays) -> Iterator[tuple[Any, ...]]:
+    """(block, token, attended, head, value) of the recorded attention logits."""
+    places = arrays.get("attention_places", ())
+    for block, entries in enumerate(arrays.get("attention_entries", ())):
+        for (token, attended), heads in zip(places, entries):
+            for head, value in enumerate(heads):
+                yield block, int(token), int(attended), head, _digits(value)
+
+
+def _digits(value: float) -> float | None:
+    """A number as these tables have it; an empty cell for one that is not finite."""
+    return float(f"{value:.{ARRAY_DIGITS}g}") if math.isfinite(value) else None
 
 
 def _grid_order(sweep: Sweep):

@@ -13,7 +13,9 @@ above it follow until the first unstable one is known. With `confirm`, a cell is
 several keys: the neighbours of its best point are run until none of them is better. A sweep file
 may hold `presets`, other sizes of the same sweep. `results.csv` has one row per run, by curve and
 rising grid values; `probes.csv` the alignment of every dense layer where runs were probed;
-`metrics.csv` and `observations.csv`, where the file asks for them, what runs logged and observed.
+`metrics.csv` and `observations.csv`, where the file asks for them, what runs logged and observed;
+`observed_kernels.csv` and `observed_attention.csv` the kernels and attention logits of the first
+and last observed step.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ from training.results import (
     write_manifest,
     write_metrics,
     write_observations,
+    write_observed_attention,
+    write_observed_kernels,
     write_probes,
     write_results,
 )
@@ -75,6 +79,8 @@ def run_sweep(
     write_probes(sweep, scheduler.summaries)
     write_metrics(sweep, scheduler.summaries)
     write_observations(sweep, scheduler.summaries)
+    write_observed_kernels(sweep, scheduler.summaries)
+    write_observed_attention(sweep, scheduler.summaries)
     return scheduler
 
 

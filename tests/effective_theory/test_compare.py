@@ -11,6 +11,7 @@ import torch
 from effective_theory import compare
 from effective_theory.compare import Comparison
 from effective_theory.config import Config
+from effective_theory.inputs import inputs
 from training.config import load
 
 CONFIGS = "effective_theory/configs"
@@ -41,6 +42,8 @@ def test_ratio_and_z_score():
         ({"measured": 1.89, "part": "key"}, False),
         ({"quantity": "G", "part": ""}, False),
         ({"quantity": "G", "part": "", "measured": 1.99}, True),
+        ({"predicted": 0.0, "measured": 0.0, "error": 0.0}, True),
+        ({"predicted": 0.0, "measured": 1e-3}, False),
         ({"width": 256, "measured": 3.0}, None),
         ({"networks": 299, "measured": 3.0}, None),
         ({"entry": "rest", "measured": 3.0}, None),
@@ -82,6 +85,66 @@ def test_diagonals_error_is_that_of_the_networks_means_not_of_single_entries(res
     own = part.se.diagonals["G", "mlp.0"]
     independent = entries.norm() / len(entries)
     assert independent / 2 < own < entries.mean() * 1.001
+
+
+def test_rest_is_the_projection_on_the_prediction_with_the_networks_own_error(result):
+    part, theory = result.measured[-1], result.theory.G["mlp.0"]
+    direction = compare.directions(result.theory, result.tangent)["G", "mlp.0"]
+    assert not direction.diagonal().any()
+    assert float(direction.norm()) == pytest.approx(1)
+    found = [r for r in result.rows if (r.quantity, r.block, r.entry, r.width)
+             == ("G", "mlp.0", "rest", 64)][0]
+    assert found.measured == pytest.approx(float((direction * part.mean.G["mlp.0"]).sum()))
+    assert found.predicted == pytest.approx(float((direction * theory).sum()))
+    seeds = [compare.measure.network(result.config, 64, seed) for seed in range(40)]
+    own = torch.stack([
+        (direction * compare.measure.observe(one, inputs(result.config))["G", "mlp.0"]).sum()
+        for one in seeds
+    ])
+    assert found.error == pytest.approx(float(own.std() / 40**0.5))
+
+
+def test_gradients_are_those_predicted_at_each_width(result):
+    rows = [r for r in result.rows if r.quantity == "gradient"]
+    assert {r.width for r in rows} == {32, 64}
+    for r in rows:
+        assert r.ratio == pytest.approx(1, abs=4 / r.width + 4 * r.error / r.predicted), r
+    by = {(r.width, r.part): r.predicted for r in rows}
+    for tensor in ("stem", "attention.0.value", "mlp.0.mlp_out"):  # n^(-1/2)
+        assert by[32, tensor] / by[64, tensor] == pytest.approx(2**0.5)
+
+
+def test_with_s_only_what_is_of_order_one_has_a_limit():
+    overrides = ("measure.widths=[16, 32, 64]", "measure.seeds=[40, 40, 40]", "model.s=1",
+                 "model.heads=1", "model.depth=1", "model.mlp_ratio=1", "measure.outputs=2",
+                 "theory.attention_draws=4096")
+    found = compare.compare(load(Config, f"{CONFIGS}/language.yaml", overrides))
+    rows = {(r.width, r.quantity, r.block, r.part): r for r in found.rows if r.entry == "diagonal"}
+    limits = {(q, b) for width, q, b, _ in rows if width == math.inf}
+    assert ("G", "mlp.0") in limits and ("theta", "head") in limits
+    assert ("G", "head") not in limits and ("theta", "mlp.0") not in limits
+    assert set(found.limit.mean.theta) == {"head"}
+    # the head's kernel falls as 1 / n, Theta before it rises as n
+    head = [rows[width, "G", "head", ""] for width in (16, 64)]
+    before = [rows[width, "theta", "stem", "total"] for width in (16, 64)]
+    assert head[0].predicted / head[1].predicted == pytest.approx(4)
+    assert before[1].predicted / before[0].predicted == pytest.approx(4)
+    assert all(r.ratio == pytest.approx(1, abs=0.25) for r in (*head, *before))
+
+
+def test_what_is_the_same_in_all_networks_has_no_z_score():
+    assert math.isnan(row(measured=2.0, error=1e-8).z)
+
+
+def test_the_limit_is_that_of_the_largest_widths():
+    overrides = ("measure.widths=[256, 8, 16, 32]", "measure.seeds=[2, 2, 2, 2]",
+                 "measure.outputs=1", "model.depth=0", "model.outputs=4")
+    found = compare.compare(load(Config, f"{CONFIGS}/vision.yaml", overrides))
+    networks = {r.networks for r in found.rows if r.width == math.inf}
+    three = sorted(found.measured, key=lambda part: part.width)[1:]
+    again = compare.measure.limit(three)
+    torch.testing.assert_close(found.limit.mean.G["head"], again.mean.G["head"])
+    assert networks == {6}
 
 
 def test_rest_compares_along_the_prediction(result):

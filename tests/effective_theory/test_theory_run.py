@@ -60,6 +60,7 @@ def test_ships_tables_with_where_they_were_made(tmp_path, monkeypatch):
     assert shipped.read_text() == (tmp_path / "out" / "bigram.csv").read_text()
     origin = json.loads(shipped.with_suffix(".json").read_text())
     assert origin["environment"]["python"]
+    assert origin["configs"]["bigram"]["seeds"] == 8 and origin["seconds"] >= 0
 
 
 @pytest.mark.parametrize(
@@ -74,19 +75,42 @@ def test_ships_tables_with_where_they_were_made(tmp_path, monkeypatch):
         (["bigram", "bigram.widths=[64]"], "at least two different widths"),
         (["vision", "measure.widths=[64, 128]"], "measure.seeds has"),
         (["--workers", "0"], "--workers 0: expected at least 1"),
+        (["vision", "{tmp}/more.yaml"], "has stem vision too"),
+        (["{tmp}/more.yaml", "{tmp}/other/more.yaml"], "has the same name"),
     ],
 )
 def test_a_users_mistake_is_one_line(words, message, tmp_path, capsys):
+    (tmp_path / "other").mkdir()
+    for name in ("more.yaml", "other/more.yaml"):
+        (tmp_path / name).write_text("model: {stem: vision, activation: relu}\n")
+    words = [word.replace("{tmp}", str(tmp_path)) for word in words]
     assert call("--out", str(tmp_path / "out"), *words) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
     assert not (tmp_path / "out").exists()
 
 
+def test_a_folder_that_cannot_be_written_is_found_before_anything_is_computed(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert call("bigram", "--out", str(tmp_path / "file"), *SMALL) == 2
+    assert f"--out {tmp_path / 'file'}: cannot write results there" in capsys.readouterr().err
+
+
+def test_kernels_that_miss_their_tolerance_are_exit_code_1(monkeypatch, tmp_path, capsys):
+    from effective_theory.compare import Comparison
+
+    monkeypatch.setattr(Comparison, "met", property(lambda row: row.part != "query"))
+    monkeypatch.setattr(run, "FIGURES", {"kernels": ()})
+    words = ["vision", "--out", str(tmp_path), "--workers", "1", *SMALL[:6]]
+    assert call(*words, "measure.widths=[16]", "measure.seeds=[2]", "model.outputs=4") == 1
+    error = capsys.readouterr().err
+    assert "missed: vision n = 16 theta head query" in error and "readout" not in error
+
+
 def test_a_missed_tolerance_is_exit_code_1(monkeypatch, tmp_path, capsys):
     from effective_theory.bigram import Row
 
     monkeypatch.setattr(Row, "met", property(lambda row: row.column != "h_1"))
-    monkeypatch.setattr(run, "_draw", lambda *_: None)
+    monkeypatch.setattr(run, "FIGURES", {"bigram": ()})
     assert call("bigram", "--out", str(tmp_path), *SMALL[-3:]) == 1
     assert "missed: " in capsys.readouterr().err

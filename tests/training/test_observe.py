@@ -9,15 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import nanolm_c4.train
 from nanolm_c4.config import Config as DecoderConfig
 from training import config as configs
 from training import environment, loop, observations, observe, results, sharding
 from training.config import ObservedLoopConfig, leaves, validate
-from training.errors import UserError
+from training.errors import RunError, UserError
 from training.scheduler import _take_over
+from training.sweep import run_sweep
 from training.sweep_file import load_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -333,6 +334,98 @@ def test_a_sweeps_table_has_a_row_per_block_and_one_for_all(toy):
     assert float(row["function_change"]) == line["all"]["function_change"]
     failed = {run: {"status": "failed"} for run in summaries}
     assert results.write_observations(asked, failed) is None
+
+
+@pytest.fixture
+def observed(toy):
+    """A sweep that asks for observations, and the summaries of its two runs."""
+    asked = sweep(toy, observations=True, grid={"width": [8, 16]}, set={"training.steps": 3})
+    return asked, {p.run: toy.run(p.config, asked.folder / p.run) for p in asked.points}
+
+
+def table(path):
+    """The rows of a table; what a run is and where it stands in the grid comes first."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    place = ["curve", "training.steps", "width", "horizon", "constants", "seed", "run", "step"]
+    assert list(rows[0])[: len(place)] == place
+    return rows
+
+
+def test_kernels_of_the_first_and_the_last_step_are_in_a_table(observed):
+    asked, summaries = observed
+    rows = table(results.write_observed_kernels(asked, summaries))
+    assert len(rows) == 2 * 2 * (6 + 6 + 21)  # runs, steps, halves of two 3 x 3 and one 6 x 6
+    assert [r["width"] for r in rows] == sorted((r["width"] for r in rows), key=int)
+    for point in asked.points:
+        for step in (0, 3):  # and not the one between
+            arrays = load_file(asked.folder / point.run / f"observations/step_{step}.safetensors")
+            for kind, name in (("pooled", "pooled_kernel"), ("spatial", "spatial_kernel"),
+                               ("last_token", "last_token_kernel")):
+                own = {(int(r["row"]), int(r["column"])): float(r["value"]) for r in rows
+                       if (r["run"], r["step"], r["kind"]) == (point.run, str(step), kind)}
+                for (row, column), value in own.items():
+                    assert value == pytest.approx(arrays[name][row, column].item(), rel=1e-5)
+                side = len(arrays[name])
+                assert set(own) == {(i, j) for i in range(side) for j in range(i, side)}
+
+
+def test_attention_logits_over_heads_are_in_a_table(observed):
+    asked, summaries = observed
+    rows = table(results.write_observed_attention(asked, summaries))
+    assert len(rows) == 2 * 2 * 2 * 4 * 4  # runs, steps, blocks, places, heads
+    for point in asked.points:
+        arrays = load_file(asked.folder / point.run / "observations/step_3.safetensors")
+        own = [r for r in rows if (r["run"], r["step"], r["block"]) == (point.run, "3", "1")]
+        places = arrays["attention_places"].tolist()
+        assert {(int(r["token"]), int(r["attended"])) for r in own} == set(map(tuple, places))
+        for row in own:
+            place = places.index([int(row["token"]), int(row["attended"])])
+            value = arrays["attention_entries"][1, place, int(row["head"])].item()
+            assert float(row["value"]) == pytest.approx(value, rel=1e-5)
+
+
+def test_large_kernels_are_thinned_and_unknown_arrays_left_out(observed):
+    asked, summaries = observed
+    folder = asked.folder / asked.points[0].run / "observations"
+    kernel = torch.arange(130.0 * 130).view(130, 130)
+    kernel[2, 4] = torch.nan
+    arrays = {"spatial_kernel": kernel, "outputs": torch.ones(2, 3)}
+    save_file(arrays, folder / "step_3.safetensors")
+    rows = table(results.write_observed_kernels(asked, summaries))
+    own = [r for r in rows if (r["run"], r["step"]) == (asked.points[0].run, "3")]
+    assert {r["kind"] for r in own} == {"spatial"} and len(own) == 44 * 45 / 2
+    assert {int(r["column"]) for r in own} == set(range(0, 130, 3))
+    assert all(float(r["value"]) == 130 * int(r["row"]) + int(r["column"]) for r in own)
+    rows = table(results.write_observed_attention(asked, summaries))
+    assert (asked.points[0].run, "3") not in {(r["run"], r["step"]) for r in rows}
+    kernel[0, 3] = torch.inf
+    save_file({"spatial_kernel": kernel}, folder / "step_3.safetensors")
+    rows = table(results.write_observed_kernels(asked, summaries))
+    assert [(r["row"], r["column"]) for r in rows if r["value"] == ""] == [("0", "3")]
+
+
+def test_arrays_tables_are_asked_for_and_name_what_cannot_be_read(toy, observed):
+    asked, summaries = observed
+    failed = {run: {"status": "failed"} for run in summaries}
+    for write in (results.write_observed_kernels, results.write_observed_attention):
+        assert write(sweep(toy), summaries) is None and write(asked, failed) is None
+    folder = asked.folder / asked.points[0].run
+    path = folder / "observations/step_3.safetensors"
+    for damage in (lambda: path.write_bytes(path.read_bytes()[:-8]), path.unlink):
+        damage()
+        for write in (results.write_observed_kernels, results.write_observed_attention):
+            with pytest.raises(RunError, match="cannot read the arrays of step 3") as error:
+                write(asked, summaries)
+            assert str(path) in str(error.value) and "to run again" in str(error.value)
+    assert not list(asked.folder.glob("observed_*.csv"))
+
+
+def test_a_sweep_writes_every_table_it_is_asked_for(observed):
+    asked, _ = observed
+    run_sweep(asked, 1, 1)  # all its runs are done
+    written = {path.name for path in asked.folder.glob("*.csv")}
+    assert {"observations.csv", "observed_kernels.csv", "observed_attention.csv"} <= written
 
 
 def test_a_run_taken_from_another_sweep_brings_its_observations(toy, monkeypatch):

@@ -1,0 +1,217 @@
+"""Depth L for alpha_L = 1/2 and 1 (Bordelon et al., Figure 5): weights that move, loss per FLOP.
+
+    python -m plots.infinite_depth [OBSERVATIONS RESULTS METRICS] [--out FOLDER]
+
+Tables of a sweep over model.layers such as vit_cifar5m/sweeps/figure_5.yaml; without arguments the
+shipped ones. (a) ||W - W_0|| / ||W_0|| of query and key weights at the last observed step, pooled
+over blocks, against L: L^(alpha_L - 1). (b) evaluation loss against training FLOPs, 6 per
+parameter and token. Writes PNG and PDF. Exponents are unweighted fits to means over seeds, their
+errors jackknife ones over seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from plots import style, tables
+from plots.findings import HEADER, Finding, claimed_gain, distance, number
+from plots.infinite_heads import exponent, jackknife
+from plots.tables import TableError
+
+FIGURE = "figure_5_depth"
+STEMS = ("cifar5m_figure_5_observations", "cifar5m_figure_5", "cifar5m_figure_5_metrics")
+LAYERS, ALPHA = "model.layers", "prescription.alpha_depth"
+PATCH, IMAGE, BATCH = "model.patch_size", 32, "training.batch_size"
+MOVED = {"query_weight_relative": r"$W_Q$", "key_weight_relative": r"$W_K$"}
+COLUMNS = (
+    (LAYERS, ALPHA, "seed", "run", "step", "block", *MOVED),
+    (LAYERS, ALPHA, PATCH, BATCH, "seed", "run", "status", "parameters"),
+    ("run", "step", "eval_loss"),
+)
+SOURCES = ("observations.csv", "results.csv", "metrics.csv")
+LOSS, FLOPS = "eval_loss", "flops"
+_SWEEP = "vit_cifar5m/sweeps/figure_5.yaml --preset laptop"
+_FOLDER = "results/vit_cifar5m/figure_5_laptop"
+STYLES = {0.5: "-", 1.0: "--"}  # as in the paper: alpha_L = 1 is dashed
+
+
+def read_all(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(movement, losses): a row per run at the last observed step, a row per run and evaluation.
+
+    Runs that did not finish are left out. TableError unless there are three tables of one sweep.
+    """
+    if len(paths) != len(STEMS):
+        raise TableError(
+            f"{len(paths)} table{'s' * (len(paths) != 1)} given, expected three: "
+            + " ".join(SOURCES)
+        )
+    found = [_read(*item) for item in zip(paths, STEMS, COLUMNS, SOURCES)]
+    observations, results, metrics = found
+    finished = results[results["status"] == "finished"]
+    if finished.empty:
+        raise TableError(f"{paths[1]}: no finished run in it; finish the sweep first")
+    return (_movement(observations, finished, paths[0]), _losses(metrics, finished, paths[2]))
+
+
+def _read(path: Path, stem: str, columns: Sequence[str], source: str) -> pd.DataFrame:
+    if path.parent == tables.DATA and not path.exists():
+        raise TableError(
+            f"{path}: no such table; `python -m training.sweep {_SWEEP}` and "
+            f"`python -m plots.ship {_FOLDER}/{source} {stem}` make it"
+        )
+    table = tables.read(path, columns, source)
+    words = ("run", "block", "status")
+    return tables.numbers(table, path, [column for column in columns if column not in words])
+
+
+def _movement(observations: pd.DataFrame, finished: pd.DataFrame, path: Path) -> pd.DataFrame:
+    rows = observations[observations["run"].isin(finished["run"])]
+    rows = rows[(rows["block"] == "all") & (rows["step"] == rows["step"].max())]
+    if rows.empty:
+        raise TableError(f"{path}: no row with block all of a finished run; are these tables of "
+                         "one sweep?")
+    return rows
+
+
+def _losses(metrics: pd.DataFrame, finished: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Evaluations with the run's sizes and the training FLOPs until then."""
+    own = finished.drop(columns=["step", LOSS], errors="ignore")
+    rows = metrics[["run", "step", LOSS]].dropna().merge(own, on="run")
+    if rows.empty:
+        raise TableError(f"{path}: no evaluation of a finished run; are these tables of one sweep?")
+    tokens = (IMAGE // rows[PATCH]) ** 2
+    return rows.assign(flops=6 * rows["parameters"] * tokens * rows[BATCH] * rows["step"])
+
+
+def alphas(rows: pd.DataFrame) -> list[float]:
+    """The depth exponents of a table, rising."""
+    return sorted(rows[ALPHA].unique())
+
+
+# ------------------------------------------------------------------------------------------------
+# Findings
+
+
+def findings(movement: pd.DataFrame, losses: pd.DataFrame) -> list[Finding]:
+    """5a by alpha_L and weight, then 5b by depth."""
+    result = []
+    for alpha in alphas(movement):
+        rows = movement[movement[ALPHA] == alpha]
+        for column, label in MOVED.items():
+            value, error = exponent(rows, "seed", LAYERS, column)
+            name = f"5a: L in the movement of {label.strip('$')}, alpha_L = {alpha:g}"
+            result.append(Finding(name, number(value, error), f"{alpha - 1:g}",
+                                  distance(value, error, alpha - 1)))
+    return [*result, *_of_losses(losses)]
+
+
+def final(losses: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the last evaluation."""
+    return losses[losses["step"] == losses["step"].max()]
+
+
+def _of_losses(losses: pd.DataFrame) -> list[Finding]:
+    """At every depth, what alpha_L = 1 gains at the same compute: the same steps."""
+    last, result = final(losses), []
+    if alphas(last) != [0.5, 1.0]:
+        return [Finding("5b: loss with alpha_L = 1/2 minus alpha_L = 1", "not measured")]
+    depths = sorted(last[LAYERS].unique())
+    for depth in depths:
+        value, error = jackknife(last[last[LAYERS] == depth], "seed", _gain)
+        name = f"5b: final loss, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
+        if depth == depths[-1]:
+            result.append(Finding(name, number(value, error), "above 0",
+                                  claimed_gain(value, error)))
+        else:
+            result.append(Finding(name, number(value, error)))
+    return result
+
+
+def _gain(rows: pd.DataFrame) -> float:
+    means = rows.groupby(ALPHA)[LOSS].mean()
+    return means.get(0.5, float("nan")) - means.get(1.0, float("nan"))
+
+
+def report(movement: pd.DataFrame, losses: pd.DataFrame) -> str:
+    """The findings in words, with what they rest on."""
+    seeds = movement.groupby([ALPHA, LAYERS])["seed"].nunique()
+    depths = ", ".join(f"{depth:.0f}" for depth in sorted(movement[LAYERS].unique()))
+    text = [
+        f"L = {depths}; {seeds.min()} to {seeds.max()} seeds; movement after "
+        f"{movement['step'].max():.0f} steps, loss after {losses['step'].max():.0f}; ± is "
+        "jackknife over seeds",
+        HEADER,
+    ]
+    return "\n".join(text + [finding.line() for finding in findings(movement, losses)])
+
+
+# ------------------------------------------------------------------------------------------------
+# Figure
+
+
+def draw(movement: pd.DataFrame, losses: pd.DataFrame, folder: Path) -> list[Path]:
+    """Figure 5a and b."""
+    figure, axes = style.subplots(1, 2, (4.6, 3.4))
+    _draw_movement(axes[0][0], movement)
+    _draw_losses(axes[0][1], losses)
+    return style.save(figure, folder, FIGURE)
+
+
+def _draw_movement(axis, movement: pd.DataFrame) -> None:
+    import seaborn as sns
+
+    colors = sns.color_palette("colorblind")
+    for alpha, color in zip(alphas(movement), colors):
+        rows = movement[movement[ALPHA] == alpha]
+        for (column, label), marker in zip(MOVED.items(), "os"):
+            groups = rows.groupby(LAYERS)[column]
+            means, errors = groups.mean(), groups.sem().fillna(0)
+            axis.errorbar(means.index, means, errors, color=color, marker=marker, ms=4, lw=1,
+                          ls=STYLES.get(alpha, "-"), label=rf"{label}, $\alpha_L = {alpha:g}$")
+        top = 1.25 * rows.groupby(LAYERS)[list(MOVED)].mean().max(axis=1).iloc[0]
+        depths = sorted(rows[LAYERS].unique())
+        guide = [top * (depth / depths[0]) ** (alpha - 1) for depth in depths]
+        power = "L^{%g}" % (alpha - 1) if alpha != 1 else r"\mathrm{constant}"
+        axis.plot(depths, guide, ":", color=color, lw=1.2, label=f"${power}$")
+    ticks = sorted(movement[LAYERS].unique())
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
+    axis.set_xlabel("depth $L$ (blocks)")
+    axis.set_ylabel(r"$\|W - W_0\| \, / \, \|W_0\|$")
+    axis.set_title(f"(a) query and key weights, step {movement['step'].max():.0f}", fontsize=9)
+    axis.legend(fontsize=6, ncols=2)
+
+
+def _draw_losses(axis, losses: pd.DataFrame) -> None:
+    colors = style.width_colors(sorted(losses[LAYERS].unique()))
+    for (depth, alpha), rows in losses.groupby([LAYERS, ALPHA]):
+        means = rows.groupby(FLOPS)[LOSS].mean()
+        axis.plot(means.index, means, STYLES.get(alpha, "-"), color=colors[depth], lw=1.2)
+    for depth, color in colors.items():
+        axis.plot([], [], color=color, label=f"$L = {depth:.0f}$")
+    for alpha in alphas(losses):
+        axis.plot([], [], STYLES.get(alpha, "-"), color="gray", label=rf"$\alpha_L = {alpha:g}$")
+    axis.set_xscale("log")
+    axis.set_xlabel("training compute (FLOPs)")
+    axis.set_ylabel("evaluation loss (nats/image)")
+    axis.set_title("(b) loss against compute, means over seeds", fontsize=9)
+    axis.legend(fontsize=6, ncols=2)
+
+
+def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    """Findings and files of the three tables."""
+    movement, losses = read_all(paths)
+    return report(movement, losses), draw(movement, losses, folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    style.command("infinite_depth", __doc__, STEMS, make, argv)
+
+
+if __name__ == "__main__":
+    main()

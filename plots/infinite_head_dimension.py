@@ -1,0 +1,288 @@
+"""Attention against the head dimension N (Bordelon et al., Figures 2b and 13).
+
+    python -m plots.infinite_head_dimension [observations.csv ...] [--out FOLDER]
+
+Figure 2b, from figure_11.yaml: variance of the attention logits A over heads, before training and
+after. Figure 13, from figure_13.yaml: how far entries of k and A have moved. Its upper row has what
+the movement of W_Q and W_K causes at the initial residual stream, which is what the paper's
+exponents speak of; the lower row has all movement, of which embeddings and other layers cause a
+part. Both are means over blocks and the observed samples. Draws the figures whose tables it is
+given, without arguments the shipped ones; writes PNG and PDF and prints the findings.
+
+Slopes are least squares on log-log axes over all runs, one point each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from plots import style, tables
+from plots.findings import HEADER, Finding, distance, number
+from plots.infinite_dynamics import ALPHA, HEAD_DIM, RUN, STEP, alpha_title, plain
+from plots.infinite_rate_transfer import ALPHA_LOOKS
+from plots.tables import CURVE, OPTIMIZER, SEED, TableError
+from training.fits import PowerLaw, power_law
+
+STEMS = ("infinite_figure_11_observations", "infinite_figure_13_observations")
+FIGURES = ("figure_2b_head_variance", "figure_13_movement")
+BLOCK, ALL = "block", "all"
+VARIANCE = "head_variance"
+# Column -> what moves, as axes have it.
+INDUCED = {"key_change_weights": "k", "attention_change_weights": "A"}
+TOTAL = {"key_change": "k", "attention_change": "A"}
+CAPTION_2B = -2  # of alpha_A = 1; the initial variance goes as -1
+COLUMNS = (CURVE, ALPHA, HEAD_DIM, SEED, RUN, STEP, BLOCK)
+
+
+@dataclass(frozen=True)
+class Slope:
+    """Power of N in a measured number over some runs; None where fewer than two N have one."""
+
+    law: PowerLaw | None
+
+    @property
+    def value(self) -> float:
+        """The exponent; NaN without a fit."""
+        return self.law.exponent if self.law else math.nan
+
+    @property
+    def error(self) -> float:
+        """Its standard error from the scatter of runs about the line."""
+        return self.law.error if self.law else math.nan
+
+    def text(self) -> str:
+        """In words, with the number of runs."""
+        text = number(self.value, self.error, 2)
+        return f"{text} (n = {self.law.n} runs)" if self.law else text
+
+
+def read(path: Path) -> pd.DataFrame:
+    """The rows for all blocks together; TableError for a table that lacks what its figure needs."""
+    table = tables.read(path, COLUMNS, "observations.csv")
+    measured = [*INDUCED, *TOTAL] if OPTIMIZER in table else [VARIANCE]
+    missing = [column for column in measured if column not in table]
+    if missing:
+        raise TableError(
+            f"{path}: no column {missing[0]!r}; is it the observations.csv of this sweep?"
+        )
+    table = tables.only(table, path, BLOCK, [ALL])
+    table = tables.numbers(table, path, [ALPHA, HEAD_DIM, SEED, STEP, *measured])
+    return tables.only(table, path, ALPHA, ALPHA_LOOKS)
+
+
+def slope(rows: pd.DataFrame, column: str) -> Slope:
+    """The power of N in `column`, over the runs where it is above 0."""
+    kept = rows[np.isfinite(rows[column]) & (rows[column] > 0)]
+    if kept[HEAD_DIM].nunique() < 2:
+        return Slope(None)
+    return Slope(power_law(kept[HEAD_DIM].tolist(), kept[column].tolist()))
+
+
+def alphas(rows: pd.DataFrame) -> list[float]:
+    """alpha_A, falling."""
+    return sorted(rows[ALPHA].unique(), reverse=True)
+
+
+def exact(alpha: float) -> Fraction:
+    """alpha_A as the paper has it."""
+    return Fraction(alpha).limit_denominator(64)
+
+
+# Figure 2b
+
+
+def variance_rows(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Before and after training: each run's first and last observation."""
+    ends = {"at initialisation": rows.groupby(RUN)[STEP].transform("min"),
+            "after training": rows.groupby(RUN)[STEP].transform("max")}
+    return {when: rows[rows[STEP] == step] for when, step in ends.items()}
+
+
+def variance_findings(rows: pd.DataFrame) -> list[Finding]:
+    """Slope of the variance over heads beside 1 - 2 alpha_A, before and after training."""
+    result = []
+    for alpha in alphas(rows):
+        for when, found in variance_rows(rows[rows[ALPHA] == alpha]).items():
+            predicted = 1 - 2 * exact(alpha)
+            measured = slope(found, VARIANCE)
+            caption = when == "after training" and alpha == 1
+            beside = f"{predicted}" + (f" (caption {CAPTION_2B})" if caption else "")
+            name = f"{plain(alpha_title(alpha))}: variance of A over heads {_when(found, when)}"
+            verdict = distance(measured.value, measured.error, float(predicted))
+            result.append(Finding(name, measured.text(), beside, verdict))
+    return result
+
+
+def _when(rows: pd.DataFrame, when: str) -> str:
+    return when if when == "at initialisation" else f"at t = {rows[STEP].max():.0f}"
+
+
+def draw_variance(rows: pd.DataFrame, folder: Path) -> list[Path]:
+    """Figure 2b: one panel, a line per alpha_A, hollow before training."""
+    figure, axes = style.subplots(1, 1, (4.6, 3.4))
+    axis = axes[0][0]
+    for alpha in alphas(rows):
+        for when, found in variance_rows(rows[rows[ALPHA] == alpha]).items():
+            before = when == "at initialisation"
+            label = f"{alpha_title(alpha)}, {_when(found, when)}"
+            _draw_points(axis, found, VARIANCE, label, hollow=before, **ALPHA_LOOKS[alpha])
+    _finish(axis, rows)
+    axis.set_ylabel("variance of A over heads")
+    axis.legend(fontsize=7)
+    return style.save(figure, folder, FIGURES[0])
+
+
+def _draw_points(
+    axis, rows: pd.DataFrame, column: str, label: str, *, hollow: bool, **look
+) -> None:
+    """Geometric means over seeds, every run as a faint point, and the power law."""
+    kept = rows[np.isfinite(rows[column]) & (rows[column] > 0)]
+    if kept.empty:
+        return
+    means = np.exp(np.log(kept[column]).groupby(kept[HEAD_DIM]).mean())
+    ls, face = ("--", "white") if hollow else ("-", look["color"])
+    axis.plot(kept[HEAD_DIM], kept[column], ls="", marker=look["marker"], ms=2.5, alpha=0.4,
+              color=look["color"])
+    fit = slope(rows, column)
+    power = f": $N^{{{fit.value:+.2f}}}$" if fit.law else ""
+    axis.plot(means.index, means, ls=ls if not fit.law else "", ms=5, mfc=face, **look)
+    if fit.law:
+        axis.plot(means.index, [fit.law(n) for n in means.index], ls=ls, lw=1.2,
+                  color=look["color"])
+    axis.plot([], [], ls=ls, lw=1.2, ms=5, mfc=face, label=label + power, **look)
+
+
+def _finish(axis, rows: pd.DataFrame) -> None:
+    head_dims = sorted(map(int, rows[HEAD_DIM].unique()))
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(head_dims, labels=[str(n) for n in head_dims])
+    axis.minorticks_off()
+    axis.set_xlabel("head dimension N")
+
+
+# Figure 13
+
+
+def cells(rows: pd.DataFrame) -> Iterator[tuple[str, float, int, pd.DataFrame]]:
+    """(optimiser, alpha_A, t, its rows), t rising, without the initial state."""
+    for optimizer in _optimizers(rows):
+        own = rows[(rows[OPTIMIZER] == optimizer) & (rows[STEP] > 0)]
+        for alpha in alphas(own):
+            for step, found in own[own[ALPHA] == alpha].groupby(STEP):
+                yield optimizer, alpha, int(step), found
+
+
+def _optimizers(rows: pd.DataFrame) -> list[str]:
+    present = set(rows[OPTIMIZER])
+    return [name for name in style.OPTIMIZERS if name in present]
+
+
+def predicted(column: str, optimizer: str, alpha: float, step: int) -> Fraction | None:
+    """The exponent of N that (15) and (16) give to what W_Q and W_K cause: alpha_A - 1 in k and 0
+    in A, less 1/2 at SGD's first step, when W_O and the gradient are not yet correlated (Figure
+    13). None for all movement, of which they do not speak."""
+    if column not in INDUCED:
+        return None
+    first = Fraction(1, 2) if optimizer == "sgd" and step == 1 else 0
+    return (exact(alpha) - 1 if INDUCED[column] == "k" else Fraction(0)) - first
+
+
+def movement_findings(rows: pd.DataFrame) -> list[Finding]:
+    """Slopes of what W_Q and W_K cause beside theory, then of all movement."""
+    result = []
+    for columns, kind in ((INDUCED, "by W_Q, W_K"), (TOTAL, "in all")):
+        for optimizer, alpha, step, found in cells(rows):
+            for column, what in columns.items():
+                place = f"{style.OPTIMIZERS[optimizer]}, {plain(alpha_title(alpha))}, t = {step}"
+                result.append(_movement(f"{place}: change of {what} {kind}", slope(found, column),
+                                        predicted(column, optimizer, alpha, step)))
+    return result
+
+
+def _movement(name: str, measured: Slope, theory: Fraction | None) -> Finding:
+    if theory is None:
+        return Finding(name, measured.text())
+    verdict = distance(measured.value, measured.error, float(theory))
+    return Finding(name, measured.text(), str(theory), verdict)
+
+
+def draw_movement(rows: pd.DataFrame, folder: Path) -> list[Path]:
+    """Figure 13: k and A per optimiser, what W_Q and W_K cause above and all movement below."""
+    optimizers = _optimizers(rows)
+    figure, axes = style.subplots(2, 2 * len(optimizers), (3.0, 2.7), sharex=True)
+    for row, columns, kind in zip(axes, (INDUCED, TOTAL), ("by W_Q, W_K", "in all")):
+        panels = {(optimizer, column): row[2 * i + j] for i, optimizer in enumerate(optimizers)
+                  for j, column in enumerate(columns)}
+        for (optimizer, column), axis in panels.items():
+            _draw_movement(axis, rows, optimizer, column)
+            what = columns[column]
+            axis.set_title(f"{style.OPTIMIZERS[optimizer]}: change of {what} {kind}", fontsize=9)
+            axis.set_ylabel(f"RMS change of {what} entries")
+    for axis in axes[0]:
+        axis.set_xlabel("")
+    return style.save(figure, folder, FIGURES[1])
+
+
+def _draw_movement(axis, rows: pd.DataFrame, optimizer: str, column: str) -> None:
+    for name, alpha, step, found in cells(rows):
+        if name == optimizer:
+            label = rf"{alpha_title(alpha)}, t = {step}"
+            _draw_points(axis, found, column, label, hollow=step == 1, **ALPHA_LOOKS[alpha])
+    _finish(axis, rows)
+    axis.legend(fontsize=6)
+
+
+# Both
+
+
+def report(found: Sequence[pd.DataFrame]) -> str:
+    """The findings in words, with what they rest on."""
+    text = [f"slopes of log N over all runs, ± standard errors; {_spread(found)}", HEADER]
+    for rows in found:
+        make = movement_findings if OPTIMIZER in rows else variance_findings
+        text += [finding.line() for finding in make(rows)]
+    return "\n".join(text)
+
+
+def _spread(found: Sequence[pd.DataFrame]) -> str:
+    """How much runs that differ in their seeds alone scatter."""
+    variances, free = 0.0, 0
+    for rows in found:
+        columns = [*INDUCED, *TOTAL] if OPTIMIZER in rows else [VARIANCE]
+        keys = [CURVE, ALPHA, HEAD_DIM, STEP]
+        for column in columns:
+            logs = np.log(rows[column].where(rows[column] > 0)).groupby([rows[k] for k in keys])
+            kept = logs.count() > 1
+            variances += float((logs.var() * (logs.count() - 1))[kept].sum())
+            free += int((logs.count() - 1)[kept].sum())
+    if not free:
+        return "one seed, spread unknown"
+    return f"spread over seeds {math.sqrt(variances / free):.1%} of a value"
+
+
+def _figures(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    found = [read(path) for path in paths]
+    if len({OPTIMIZER in rows for rows in found}) != len(found):
+        raise TableError(f"{paths[-1]}: a second table of one figure; expected the observations "
+                         "of figure_11.yaml, of figure_13.yaml or of both")
+    text, written = report(found), []
+    for rows in found:
+        written += (draw_movement if OPTIMIZER in rows else draw_variance)(rows, folder)
+    return text, written
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a bad table is one line and exit code 2."""
+    style.command("infinite_head_dimension", __doc__, STEMS, _figures, argv)
+
+
+if __name__ == "__main__":
+    main()

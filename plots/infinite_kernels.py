@@ -1,0 +1,416 @@
+"""Kernels and attention of Vision Transformers of growing size (Bordelon et al., Figures 6, 8-10).
+
+    python -m plots.infinite_kernels [observed_kernels.csv observed_attention.csv metrics.csv]
+                                     [--out FOLDER]
+
+The sweep grows one of heads H, head dimension N and depth L at a time from a base model. Writes the
+loss of each scan against steps (6a, 8), pooled kernels (6b, 9) and spatial ones (6c, 10) before and
+after training, the latter divided by the mean of their diagonal, and the density over heads of the
+attention logits A (6d). The findings: how alike
+the kernels of different sizes are, how the initial kernel's scale falls with L, and how the spread
+of A over heads changes with N. Without arguments, of the shipped tables.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from plots import infinite_dynamics, style, tables
+from plots.findings import HEADER, Finding, claimed_gain, distance, number
+from plots.infinite_dynamics import ALPHA, HEAD_DIM, HEADS, LAYERS, RUN, STEP, SYMBOLS
+from plots.tables import CURVE, SEED, TableError
+from training.fits import irreducible_power_law, power_law
+
+STEMS = ("infinite_figure_6_kernels", "infinite_figure_6_attention", "infinite_figure_6_metrics")
+KIND, ROW, COLUMN, VALUE = "kind", "row", "column", "value"
+BLOCK, TOKEN, ATTENDED, HEAD = "block", "token", "attended", "head"
+SIZES = (HEADS, HEAD_DIM, LAYERS)
+PLACE = (CURVE, *SIZES, ALPHA, SEED, RUN, STEP)
+KINDS = {"pooled": "pooled over tokens", "spatial": "tokens of one sample"}
+LABELS = {"pooled": "sample", "last_token": "sample", "spatial": "token"}
+STATES = ("initial", "final")
+RELATIVE = "final (mean\nof diagonal 1)"
+
+Kernel = np.ndarray
+Pairs = dict[tuple[int, int], tuple[Kernel, Kernel]]  # (size, seed) -> initial and final
+
+
+# Rows of scans
+
+
+def read(path: Path, source: str) -> pd.DataFrame:
+    """observed_kernels.csv or observed_attention.csv; TableError for a bad one.
+
+    Entries that were not finite are left out.
+    """
+    own = {
+        "observed_kernels.csv": [ROW, COLUMN, VALUE],
+        "observed_attention.csv": [BLOCK, TOKEN, ATTENDED, HEAD, VALUE],
+    }[source]
+    needed = [*PLACE, *own, KIND] if COLUMN in own else [*PLACE, *own]
+    rows = tables.read(path, needed, source)
+    rows = tables.numbers(rows, path, [*SIZES, ALPHA, SEED, STEP, *own])
+    return rows[np.isfinite(rows[VALUE])]
+
+
+def base(rows: pd.DataFrame) -> dict[str, int]:
+    """The model that all scans grow from: the smallest in every size."""
+    return {size: int(rows[size].min()) for size in SIZES}
+
+
+def scan(rows: pd.DataFrame, by: str, alpha: float | None = None) -> pd.DataFrame:
+    """The rows where only `by` differs from the base model, which is one of them."""
+    start = base(rows)
+    same = np.logical_and.reduce([rows[size] == start[size] for size in SIZES if size != by])
+    return rows[same if alpha is None else same & (rows[ALPHA] == alpha)]
+
+
+def alphas(rows: pd.DataFrame) -> list[float]:
+    """The values of alpha_A, falling."""
+    return sorted(rows[ALPHA].unique(), reverse=True)
+
+
+# Kernels
+
+
+def pairs(rows: pd.DataFrame, kind: str, by: str, alpha: float) -> Pairs:
+    """The kernels of a scan, by rising size and seed; runs that stopped at once are left out."""
+    own = scan(rows[rows[KIND] == kind], by, alpha)
+    found: Pairs = {}
+    for (size, seed), run in own.groupby([by, SEED]):
+        steps = sorted(run[STEP].unique())
+        if len(steps) == 2:
+            first, last = (matrix(run[run[STEP] == step]) for step in steps)
+            found[int(size), int(seed)] = first, last
+    return found
+
+
+def check(rows: pd.DataFrame, kind: str, path: Path) -> None:
+    """TableError without a run of `kind` that has a kernel before and one after training."""
+    if all(not pairs(rows, kind, by, alpha) for by in SIZES for alpha in alphas(rows)):
+        raise TableError(
+            f"{path}: no {kind} kernels before and after training of any run; set "
+            "training.observe_every to the number of steps and run the sweep"
+        )
+
+
+def matrix(rows: pd.DataFrame) -> Kernel:
+    """The symmetric matrix of which a table has one half; NaN where it has no entry."""
+    places = {number: i for i, number in enumerate(sorted({*rows[ROW], *rows[COLUMN]}))}
+    kernel = np.full((len(places), len(places)), math.nan)
+    at = [rows[column].map(places).to_numpy() for column in (ROW, COLUMN)]
+    kernel[at[0], at[1]] = kernel[at[1], at[0]] = rows[VALUE]
+    return kernel
+
+
+def alignment(first: Kernel, second: Kernel) -> float:
+    """Centred kernel alignment (Cortes et al., 2012): 1 if equal up to scale and a constant."""
+    if first.shape != second.shape:
+        raise TableError(
+            f"kernels of {len(first)} and {len(second)} rows cannot be compared; expected the same "
+            "samples in all runs"
+        )
+    a, b = (k - k.mean(0) - k.mean(1, keepdims=True) + k.mean() for k in (first, second))
+    norms = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float((a * b).sum()) / norms if norms else math.nan
+
+
+def scale(kernel: Kernel) -> float:
+    """Mean of the diagonal: the mean square of a feature."""
+    return float(np.diag(kernel).mean())
+
+
+def to_largest(found: Pairs, state: int) -> dict[int, list[float]]:
+    """Size -> alignments, by seed, of its kernels with those of the largest size of that seed."""
+    largest = max((size for size, _ in found), default=0)
+    result: dict[int, list[float]] = {}
+    for (size, seed), kernels in found.items():
+        if size != largest and (largest, seed) in found:
+            value = alignment(kernels[state], found[largest, seed][state])
+            result.setdefault(size, []).append(value)
+    return result
+
+
+def mean(values: Sequence[float]) -> tuple[float, float]:
+    """(mean, standard error); the error of one value is NaN."""
+    if not len(values):
+        return math.nan, math.nan
+    error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+    return float(np.mean(values)), float(error)
+
+
+# Attention
+
+
+def entries(rows: pd.DataFrame, by: str, alpha: float) -> dict[tuple[int, int], np.ndarray]:
+    """(size, seed) -> A as (2, places, heads): before and after; a place has a block, too."""
+    found = {}
+    for (size, seed), run in scan(rows, by, alpha).groupby([by, SEED]):
+        grid = run.pivot(index=[STEP, BLOCK, TOKEN, ATTENDED], columns=HEAD, values=VALUE)
+        steps = grid.index.get_level_values(STEP).unique()
+        if len(steps) == 2 and not grid.isna().to_numpy().any():
+            states = [grid.loc[step].to_numpy() for step in sorted(steps)]
+            if states[0].shape == states[1].shape:
+                found[int(size), int(seed)] = np.stack(states)
+    return found
+
+
+def spread(values: np.ndarray) -> float:
+    """Unbiased variance over heads, mean over places: (places, heads) -> number."""
+    return float(values.var(axis=-1, ddof=1).mean()) if values.shape[-1] > 1 else math.nan
+
+
+# Findings
+
+
+def findings(kernels: pd.DataFrame, attention: pd.DataFrame) -> list[Finding]:
+    """Alignment of sizes, scale over depth, and the spread over heads against N."""
+    result, alpha = [], alphas(kernels)[0]
+    for by in SIZES:
+        for kind in KINDS:
+            found = pairs(kernels, kind, by, alpha)
+            result += [aligned(found, kind, by, state) for state in (0, 1)]
+    for kind in KINDS:
+        result += _scales(pairs(kernels, kind, LAYERS, alpha), kind)
+    for own in alphas(attention):
+        result += _spreads(entries(attention, HEAD_DIM, own), own)
+    return result
+
+
+def aligned(found: Pairs, kind: str, by: str, state: int) -> Finding:
+    """Whether the kernels of a scan come closer to that of the largest size."""
+    symbol, values = SYMBOLS[by], to_largest(found, state)
+    largest = max((size for size, _ in found), default=0)
+    name = f"{STATES[state]} {kind} kernel: alignment with {symbol} = {largest}"
+    if len(values) < 2:
+        return Finding(name, "not measured", "rises")
+    means = {size: mean(own) for size, own in values.items()}
+    text = ", ".join(f"{size}: {_short(*means[size])}" for size in means)
+    first, last = values[min(values)], values[max(values)]
+    gain = mean(np.subtract(last, first)) if len(first) == len(last) else _apart(last, first)
+    verdict = claimed_gain(*gain)
+    return Finding(name, f"{text} (n = {len(first)})", "rises", verdict)
+
+
+def _apart(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Difference of two means over different seeds."""
+    (a, a_error), (b, b_error) = mean(first), mean(second)
+    return a - b, math.hypot(a_error, b_error)
+
+
+def _short(value: float, error: float) -> str:
+    known = f"±{error:.3f}" if math.isfinite(error) else ""
+    return f"{value:.3f}{known}"
+
+
+def _scales(found: Pairs, kind: str) -> list[Finding]:
+    """How the initial kernel's scale falls with depth: branches add an amount of order 1/L."""
+    values: dict[int, list[float]] = {}
+    for (size, _), (initial, _) in found.items():
+        values.setdefault(size, []).append(scale(initial))
+    name = f"initial {kind} kernel: mean of the diagonal, by L"
+    if len(values) < 2:
+        return [Finding(name, "not measured", "falls")]
+    means = {size: mean(own) for size, own in values.items()}
+    text = ", ".join(f"{size}: {_short(*own)}" for size, own in means.items())
+    first, last = means[min(means)], means[max(means)]
+    fell = claimed_gain(first[0] - last[0], math.hypot(first[1], last[1]))
+    n = min(map(len, values.values()))
+    return [Finding(name, f"{text} (n = {n})", "falls", fell), _excess(values, kind)]
+
+
+def _excess(values: Mapping[int, list[float]], kind: str) -> Finding:
+    """The exponent with which the scale falls to that of the embedding."""
+    name = f"initial {kind} kernel: exponent of L in what branches add"
+    points = [(size, one) for size, own in values.items() for one in own]
+    try:
+        law = irreducible_power_law(*zip(*points))
+    except ValueError as error:
+        return Finding(name, f"not measured: {error}", "-1")
+    slope, error = -law.exponent, law.exponent_error
+    return Finding(name, f"{number(slope, error, 2)} (n = {law.n} runs)", "-1",
+                   distance(slope, error, -1.0))
+
+
+def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[Finding]:
+    """Exponents of N in the variance over heads, before and after, and in the change of A."""
+    place = "alpha_A = 1/2" if alpha == 0.5 else f"alpha_A = {alpha:g}"
+    sizes = [size for size, _ in found]
+    # Fig. 6d; Fig. 2b has N^-2 after training at alpha_A = 1.
+    initial, final = 1 - 2 * alpha, -2.0 if alpha == 1 else 1 - 2 * alpha
+    change = [float(np.sqrt(np.square(a[1] - a[0]).mean())) for a in found.values()]
+    measured = (
+        ("initial variance of A over heads", [spread(a[0]) for a in found.values()], initial),
+        ("final variance of A over heads", [spread(a[1]) for a in found.values()], final),
+        ("RMS change of A", change, 0.0),
+    )
+    return [_law(f"{place}: {name}, exponent of N", sizes, values, published)
+            for name, values, published in measured]
+
+
+def _law(name: str, sizes: list[int], values: list[float], published: float) -> Finding:
+    known = [(size, value) for size, value in zip(sizes, values) if value > 0]
+    try:
+        law = power_law(*zip(*known)) if known else None
+    except ValueError:
+        law = None
+    if law is None:
+        return Finding(name, "not measured", f"{published:+g}")
+    return Finding(name, f"{number(law.exponent, law.error, 2)} (n = {law.n} runs)",
+                   f"{published:+g}", distance(law.exponent, law.error, published))
+
+
+def report(kernels: pd.DataFrame, attention: pd.DataFrame) -> str:
+    """The findings in words, with what they rest on."""
+    start = ", ".join(f"{SYMBOLS[size]} = {value}" for size, value in base(kernels).items())
+    text = [f"base {start}; kernels of the residual stream after the last block; alignment: "
+            "centred (Cortes et al.), of runs of equal seeds", HEADER]
+    return "\n".join([*text, *(finding.line() for finding in findings(kernels, attention))])
+
+
+# Figures
+
+
+def draw_kernel(axis, kernel: Kernel, limits: tuple[float, float]):
+    """A kernel as an image; returns what a colour bar needs."""
+    axis.set(xticks=[], yticks=[])
+    axis.grid(False)
+    return axis.imshow(kernel, vmin=limits[0], vmax=limits[1], cmap="viridis",
+                       interpolation="nearest")
+
+
+def limits_of(kernels: Sequence[Kernel]) -> tuple[float, float]:
+    """Lowest and highest entry."""
+    return min(map(np.nanmin, kernels)), max(map(np.nanmax, kernels))
+
+
+def draw_rows(
+    grid: Sequence[tuple[str, list[tuple[str, Kernel]]]], unit: str, folder: Path, name: str
+) -> list[Path]:
+    """Rows of kernels, each (label, its panels) with one colour scale."""
+    across = max(len(panels) for _, panels in grid)
+    figure, axes = style.subplots(len(grid), across, (1.55, 1.5))
+    for axis_row, (label, panels) in zip(axes, grid):
+        limits = limits_of([kernel for _, kernel in panels])
+        for axis in axis_row[len(panels):]:
+            axis.set_visible(False)
+        for axis, (title, kernel) in zip(axis_row, panels):
+            image = draw_kernel(axis, kernel, limits)
+            axis.set_title(title, fontsize=8)
+            axis.set_xlabel(unit, fontsize=7)
+        axis_row[0].set_ylabel(f"{label}\n{unit}", fontsize=7)
+        figure.colorbar(image, ax=list(axis_row), shrink=0.85, pad=0.02)
+    return style.save(figure, folder, name)
+
+
+def largest_of_scans(kernels: pd.DataFrame, kind: str) -> list[tuple[str, list]]:
+    """Figure 6b, c: initial and final kernels of the base model and the largest of every scan."""
+    alpha, columns = alphas(kernels)[0], {}
+    for by in SIZES:
+        found = pairs(kernels, kind, by, alpha)
+        sizes = sorted({size for size, _ in found})
+        for size in (sizes[0], sizes[-1]) if sizes else ():
+            seed = min(seed for other, seed in found if other == size)
+            name = "base" if size == sizes[0] else f"{SYMBOLS[by]} = {size}"
+            columns.setdefault(name, found[size, seed])
+    return _by_state([(name, pair) for name, pair in columns.items()])
+
+
+def _by_state(columns: Sequence[tuple[str, tuple[Kernel, Kernel]]]) -> list[tuple[str, list]]:
+    """A row of initial kernels, whose scale tells, and one of final ones, divided by theirs."""
+    final = [(name, pair[1] / (scale(pair[1]) or 1)) for name, pair in columns]
+    return [("initial", [(name, pair[0]) for name, pair in columns]), (RELATIVE, final)]
+
+
+def all_of_scans(kernels: pd.DataFrame, kind: str) -> list[tuple[str, list]]:
+    """Figures 9 and 10: initial and final kernels of every size of every scan."""
+    alpha, grid = alphas(kernels)[0], []
+    for by in SIZES:
+        found = pairs(kernels, kind, by, alpha)
+        firsts = {size: found[size, seed] for size, seed in sorted(found, reverse=True)}
+        columns = [(f"{SYMBOLS[by]} = {size}", firsts[size]) for size in sorted(firsts)]
+        grid += _by_state(columns) if len(columns) > 1 else []
+    return grid or largest_of_scans(kernels, kind)
+
+
+def draw_attention(attention: pd.DataFrame, folder: Path) -> list[Path]:
+    """Figure 6d: the density over heads of A, a row per alpha_A, before and after."""
+    own = alphas(attention)
+    figure, axes = style.subplots(len(own), 2, (3.6, 2.6), sharex="row")
+    for row, alpha in zip(axes, own):
+        found = one_place(entries(attention, HEAD_DIM, alpha))
+        for (size, values), color in zip(found.items(), style.width_colors(list(found)).values()):
+            for axis, state in zip(row, values):
+                _draw_density(axis, state, color=color, label=f"N = {size}")
+        for axis, state in zip(row, STATES):
+            axis.set_title(f"{state}, {infinite_dynamics.alpha_title(alpha)}")
+            axis.set_xlabel("attention logit A")
+        row[0].set_ylabel("density over heads")
+        if row[1].get_legend_handles_labels()[0]:
+            row[1].legend(fontsize=7, frameon=False)
+    return style.save(figure, folder, "figure_6_attention")
+
+
+def one_place(found: Mapping[tuple[int, int], np.ndarray]) -> dict[int, np.ndarray]:
+    """N -> A (2, heads of all seeds) of the last block, the last token attending to the middle."""
+    result: dict[int, list[np.ndarray]] = {}
+    for (size, _), states in found.items():
+        # The places of a block are sorted; the last but one is (last, middle) of its token.
+        result.setdefault(size, []).append(states[:, -2])
+    return {size: np.concatenate(own, axis=1) for size, own in sorted(result.items())}
+
+
+def _draw_density(axis, values: np.ndarray, **look) -> None:
+    """A Gaussian kernel estimate, and a tick per head."""
+    from scipy.stats import gaussian_kde
+
+    if len(values) > 2 and values.std() > 0:
+        reach = 3 * values.std(ddof=1)
+        x = np.linspace(values.min() - reach, values.max() + reach, 200)
+        axis.plot(x, gaussian_kde(values)(x), lw=1.3, **look)
+    axis.plot(values, np.zeros_like(values), "|", ms=5, mew=0.7, color=look["color"])
+
+
+def draw_dynamics(metrics: Path, folder: Path) -> list[Path]:
+    """Figures 6a and 8: loss against steps, a panel per scan."""
+    rows = infinite_dynamics.read(metrics, by=HEADS)
+    rows = tables.numbers(rows, metrics, [ALPHA, *SIZES])
+    figure, axes = style.subplots(1, len(SIZES), (3.4, 2.9), sharey=True)
+    for axis, by in zip(axes[0], SIZES):
+        infinite_dynamics.draw_lines(axis, scan(rows, by, alphas(rows)[0]), by)
+    axes[0][0].set_ylabel(infinite_dynamics.LOSS_LABEL)
+    return style.save(figure, folder, "figure_8_dynamics")
+
+
+def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    """Findings and figures of one sweep."""
+    if len(paths) != 3:
+        raise TableError(
+            f"{len(paths)} tables given, expected 3: observed_kernels.csv, observed_attention.csv "
+            "and metrics.csv of one sweep"
+        )
+    kernels = read(paths[0], "observed_kernels.csv")
+    attention = read(paths[1], "observed_attention.csv")
+    for kind in KINDS:
+        check(kernels, kind, paths[0])
+    written = draw_dynamics(paths[2], folder)
+    for kind, figure in (("pooled", "figure_9_kernels"), ("spatial", "figure_10_kernels")):
+        short = "figure_6_" + kind
+        written += draw_rows(largest_of_scans(kernels, kind), LABELS[kind], folder, short)
+        written += draw_rows(all_of_scans(kernels, kind), LABELS[kind], folder, figure)
+    written += draw_attention(attention, folder)
+    return report(kernels, attention), written
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a bad table is one line and exit code 2."""
+    style.command("infinite_kernels", __doc__, STEMS, make, argv)
+
+
+if __name__ == "__main__":
+    main()

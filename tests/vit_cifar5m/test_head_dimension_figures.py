@@ -1,0 +1,360 @@
+"""Bordelon et al.'s Figures 2, 11 and 13: the sweeps, and findings right on constructed tables."""
+
+import itertools
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from plots import infinite_dynamics, infinite_head_dimension, infinite_rate_transfer, style
+from plots.infinite_dynamics import HEAD_DIM, HEADS
+from plots.tables import TableError
+from training.sweep_file import load_sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEPS = ROOT / "vit_cifar5m" / "sweeps"
+N = (8, 16, 32, 64)
+NAMES = ("figure_2", "figure_11", "figure_13")
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch):
+    """Few pixels: what is drawn is the same."""
+    monkeypatch.setattr(style, "DPI", 40)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The figures drawn, by name, in place of their files."""
+    figures = {}
+    monkeypatch.setattr(
+        style, "save", lambda figure, folder, name: figures.setdefault(name, figure) and []
+    )
+    yield figures
+    import matplotlib.pyplot as plt
+
+    plt.close("all")
+
+
+def written(path, rows):
+    path.parent.mkdir(exist_ok=True, parents=True)
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return path
+
+
+def by_name(findings):
+    names = [finding.name for finding in findings]
+    assert len(names) == len(set(names))
+    return {finding.name: finding for finding in findings}
+
+
+# Sweeps
+
+
+def expanded(name, preset, tmp_path):
+    points = load_sweep(SWEEPS / f"{name}.yaml", tmp_path, preset).points
+    assert len({point.run for point in points}) == len(points)
+    return [point.config for point in points]
+
+
+def values(configs, section, key):
+    return sorted({getattr(getattr(config, section), key) for config in configs})
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "runs", "head_dims", "steps"),
+    [
+        ("figure_2", None, 2 * 5 * 8 * 2, [4, 8, 16, 32, 64], [2500]),
+        ("figure_2", "laptop", 2 * 7 * (2 + 2 + 1), [8, 16, 32], [500]),
+        ("figure_11", None, 2 * 7 * 3, [8, 16, 32, 64, 128, 256, 512], [2500]),
+        ("figure_11", "laptop", 2 * 4 * 2, [8, 16, 32, 64], [500]),
+        ("figure_13", None, 2 * 2 * 7 * 2 * 3, [2**k for k in range(7, 14)], [1, 200]),
+        ("figure_13", "laptop", 2 * 2 * 4 * 2 * 2, [32, 64, 128, 256], [1, 200]),
+    ],
+)
+def test_every_sweep_crosses_head_dimensions_and_both_alphas(
+    name, preset, runs, head_dims, steps, tmp_path
+):
+    configs = expanded(name, preset, tmp_path)
+    assert len(configs) == runs
+    assert values(configs, "model", "head_dim") == head_dims
+    assert values(configs, "prescription", "alpha_attention") == [0.5, 1.0]
+    assert values(configs, "training", "steps") == steps
+    for config in configs:
+        rule = config.prescription
+        assert (rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 4, 0.1)
+        assert config.data.source == ("cifar5m" if preset is None else "embedded")
+
+
+def test_the_paper_s_heads_and_optimisers_stand_in_every_run(tmp_path):
+    heads = {"figure_2": [16], "figure_11": [4], "figure_13": [1]}
+    for name in NAMES:
+        configs = expanded(name, None, tmp_path)
+        assert values(configs, "model", "heads") == heads[name]
+        optimizers = ["adam", "sgd"] if name == "figure_13" else ["sgd"]
+        assert values(configs, "optimizer", "name") == optimizers
+
+
+@pytest.mark.parametrize("preset", [None, "laptop"])
+def test_what_is_measured_is_observed_before_training_and_at_its_end(preset, tmp_path):
+    for name in ("figure_11", "figure_13"):
+        sweep = load_sweep(SWEEPS / f"{name}.yaml", tmp_path, preset)
+        assert sweep.config.observations and sweep.config.metrics == (name == "figure_11")
+        for point in sweep.points:
+            settings = point.config.training
+            assert settings.observe_every >= settings.steps
+
+
+# Figure 2a
+
+
+def rate_row(alpha, n, rate, loss, seed=0, status="finished"):
+    return {"curve": "transfer", "prescription.alpha_attention": alpha, "model.head_dim": n,
+            "optimizer.lr": rate, "seed": seed, "status": status, "final_eval_loss": loss}
+
+
+def rate_rows(power=None, seeds=(0, 1)):
+    """Parabolas whose optimum goes as N^power[alpha]; 2 at N = 8."""
+    power = power or {1.0: 0.25, 0.5: 0.0}
+    return [
+        rate_row(alpha, n, rate, 1 + 0.1 * (math.log2(rate / 2 / (n / 8) ** p)) ** 2 + 0.01 * seed,
+                 seed)
+        for alpha, p in power.items()
+        for n in N
+        for rate in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+        for seed in seeds
+    ]
+
+
+def test_the_exponent_of_the_best_rate_is_found_for_each_alpha(tmp_path, drawn):
+    rows = infinite_rate_transfer.read(written(tmp_path / "t.csv", rate_rows()))
+    found = by_name(infinite_rate_transfer.findings(rows))
+    moved = found["alpha_A = 1: exponent of N in the best rate"]
+    assert moved.measured.startswith("+0.25 ±") and "n = 4 widths" in moved.measured
+    kept = found["alpha_A = 1/2: exponent of N in the best rate"]
+    assert kept.measured.startswith(("+0.00", "-0.00")) and kept.verdict == "agrees within 2 SE"
+    assert found["alpha_A = 1/2: best rate by N"].measured.startswith("8: 2 x/÷")
+    # N = 64 is best at 2 x 8^(1/4) = 3.36: the grid has 4, and 2 costs (0.75^2 - 0.25^2) / 10.
+    lost = found["alpha_A = 1: cost of the smallest N's rate at the largest N"]
+    assert lost.measured.startswith("+0.050")
+    text = infinite_rate_transfer.report(rows)
+    assert "N = 8, 16, 32, 64" in text and "D =" not in text and "$" not in text
+    infinite_rate_transfer.draw(rows, tmp_path)
+    axes = drawn["figure_2a_rate_transfer"].axes
+    assert [axis.get_title() for axis in axes] == [r"$\alpha_A$ = 1", r"$\alpha_A$ = 1/2", ""]
+    assert axes[0].get_ylim()[1] < 2 and axes[2].get_xscale() == "log"
+
+
+def test_optima_at_the_edge_are_left_out_and_named_and_lost_ones_too(tmp_path):
+    rows = [row for row in rate_rows(seeds=(0,))
+            if row["model.head_dim"] != 64 or row["optimizer.lr"] <= 1]
+    for row in rows:
+        if (row["model.head_dim"], row["prescription.alpha_attention"]) == (8, 1.0):
+            row |= {"status": "diverged", "final_eval_loss": math.nan}
+    text = infinite_rate_transfer.report(infinite_rate_transfer.read(written(tmp_path / "t", rows)))
+    assert "alpha_A = 1: every run diverged at N = 8" in text
+    assert "alpha_A = 1/2: best rate at the edge of its sweep at N = 64" in text
+    assert "64: ~1" in text and "spread over seeds unknown" in text
+
+
+# Figures 2b and 13
+
+
+def observed(n, alpha, step, measured, seed=0, **more):
+    """One run's rows of one step: a block and all blocks, of which only the latter count."""
+    key = {"curve": "c", "prescription.alpha_attention": alpha, "model.head_dim": n, **more,
+           "seed": seed, "run": f"{alpha}-{n}-{seed}-{more}", "step": step}
+    first = {**key, "block": "0", **dict.fromkeys(measured, 7.0)}
+    return [first, {**key, "block": "all", **measured}]
+
+
+def scattered(value, seed):
+    """Two seeds' values: apart by 4%, whatever N."""
+    return value * (1.02 if seed else 0.98)
+
+
+def variance_rows():
+    """N^(1 - 2 alpha) before training; N^-2 and N^0 after. Seeds scatter by 2%."""
+    after = {1.0: -2, 0.5: 0}
+    return [
+        row
+        for alpha, power in after.items()
+        for n in N
+        for seed in (0, 1)
+        for step, exponent in ((0, 1 - 2 * alpha), (500, power))
+        for row in observed(
+            n, alpha, step, {"head_variance": scattered(3 * n**exponent, seed)}, seed
+        )
+    ]
+
+
+def test_slopes_of_the_variance_over_heads_stand_beside_theory_and_caption(tmp_path, drawn):
+    rows = infinite_head_dimension.read(written(tmp_path / "t.csv", variance_rows()))
+    found = by_name(infinite_head_dimension.variance_findings(rows))
+    start = found["alpha_A = 1: variance of A over heads at initialisation"]
+    assert start.measured.startswith("-1.00 ± 0.01 (n = 8 runs)")
+    assert (start.published, start.verdict) == ("-1", "agrees within 2 SE")
+    end = found["alpha_A = 1: variance of A over heads at t = 500"]
+    assert end.measured.startswith("-2.00") and end.published == "-1 (caption -2)"
+    assert end.verdict.startswith("off by -1.00")
+    half = found["alpha_A = 1/2: variance of A over heads at t = 500"]
+    assert half.published == "0" and half.verdict == "agrees within 2 SE"
+    assert "spread over seeds 2.8% of a value" in infinite_head_dimension.report([rows])
+    infinite_head_dimension.draw_variance(rows, tmp_path)
+    (axis,) = drawn["figure_2b_head_variance"].axes
+    labels = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert len(labels) == 4 and r"$\alpha_A$ = 1, at t = 500: $N^{-2.00}$" in labels
+
+
+MOVED = ("key_change_weights", "attention_change_weights", "key_change", "attention_change")
+
+
+def movement_rows():
+    """What the paper's exponents say of W_Q and W_K, and N^0.3 in all. Seeds scatter by 2%."""
+    cells = itertools.product(("sgd", "adam"), (1.0, 0.5), N, (1, 200), (0, 1))
+    found = []
+    for optimizer, alpha, n, step, seed in cells:
+        first = 0.5 if (optimizer, step) == ("sgd", 1) else 0.0
+        powers = (alpha - 1 - first, -first, 0.3, 0.3)
+        measured = {k: scattered(0.1 * n**power, seed) for k, power in zip(MOVED, powers)}
+        key = {"optimizer.name": optimizer, "training.steps": step}
+        found += observed(n, alpha, 0, dict.fromkeys(MOVED, 0.0), seed, **key)
+        found += observed(n, alpha, step, measured, seed, **key)
+    return found
+
+
+def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path, drawn):
+    rows = infinite_head_dimension.read(written(tmp_path / "t.csv", movement_rows()))
+    found = by_name(infinite_head_dimension.movement_findings(rows))
+    assert len(found) == 2 * 2 * 2 * 4
+    expected = {
+        "SGD, alpha_A = 1, t = 1": ("-1/2", "-1/2"),
+        "SGD, alpha_A = 1, t = 200": ("0", "0"),
+        "SGD, alpha_A = 1/2, t = 1": ("-1", "-1/2"),
+        "Adam, alpha_A = 1/2, t = 1": ("-1/2", "0"),
+        "Adam, alpha_A = 1, t = 1": ("0", "0"),
+    }
+    for place, published in expected.items():
+        for what, beside in zip("kA", published):
+            finding = found[f"{place}: change of {what} by W_Q, W_K"]
+            assert (finding.published, finding.verdict) == (beside, "agrees within 2 SE")
+            assert "(n = 8 runs)" in finding.measured
+    whole = found["Adam, alpha_A = 1/2, t = 200: change of A in all"]
+    assert whole.measured.startswith("+0.30") and not whole.published and not whole.verdict
+    infinite_head_dimension.draw_movement(rows, tmp_path)
+    titles = [axis.get_title() for axis in drawn["figure_13_movement"].axes]
+    assert len(titles) == 8
+    assert titles[:2] == ["SGD: change of k by W_Q, W_K", "SGD: change of A by W_Q, W_K"]
+    assert titles[-1] == "Adam: change of A in all"
+
+
+def test_one_head_dimension_has_no_slope(tmp_path):
+    rows = [row for row in movement_rows() if row["model.head_dim"] == 8]
+    read = infinite_head_dimension.read(written(tmp_path / "t.csv", rows))
+    assert {f.measured for f in infinite_head_dimension.movement_findings(read)} == {"not measured"}
+
+
+def test_two_tables_of_one_figure_are_refused(tmp_path, capsys):
+    paths = [written(tmp_path / name, variance_rows()) for name in ("a.csv", "b.csv")]
+    with pytest.raises(SystemExit, match="2"):
+        infinite_head_dimension.main([*map(str, paths), "--out", str(tmp_path)])
+    assert "a second table of one figure" in capsys.readouterr().err
+
+
+# Figure 11
+
+
+def logged(size, seed, loss, by=HEAD_DIM, **more):
+    """A run's metrics: `loss` times what one seed's samples are worth, falling with the step."""
+    key = {"curve": "dynamics", by: size, "seed": seed, "run": f"{more}-{size}-{seed}", **more}
+    return [
+        {**key, "step": step, "train_loss": math.nan if step % 2 else loss + seed + 1 / step}
+        for step in range(1, 101)
+    ]
+
+
+def dynamics_rows(alphas=(1.0, 0.5), by=HEAD_DIM, seeds=(0, 1)):
+    """Losses 2 + 1/N: doubling N halves what it gains; seeds differ by far more."""
+    return [
+        row
+        for alpha in alphas
+        for n in N
+        for seed in seeds
+        for row in logged(n, seed, 2 + 1 / n + 0.001 * seed / n, by,
+                          **{"prescription.alpha_attention": alpha})
+    ]
+
+
+def test_sizes_are_compared_on_the_same_samples(tmp_path):
+    rows = infinite_dynamics.read(written(tmp_path / "m.csv", dynamics_rows()), by=HEAD_DIM)
+    found = infinite_dynamics.findings(rows, HEAD_DIM)
+    assert len(found) == 6
+    # 1/8 - 1/16, and a thousandth more for the second seed
+    assert found[0].name == "alpha_A = 1: loss of N = 8 minus that of 16"
+    assert found[0].measured == "+0.0625 ± 0.0000 (n = 2)" and found[0].verdict == ""
+    assert found[2].measured.startswith("+0.0156") and found[2].verdict == "agrees"
+    lines = infinite_dynamics.lines(rows[rows["prescription.alpha_attention"] == 1.0], HEAD_DIM)
+    assert list(lines) == list(N) and lines[8].seeds == 2
+    assert lines[8].steps[0] == 2 and 90 < lines[8].steps[-1] <= 100
+    even = infinite_dynamics.lines(rows[rows["prescription.alpha_attention"] == 1.0], HEAD_DIM,
+                                   scale="linear")
+    assert set(even[8].steps[1:] - even[8].steps[:-1]) == {2, 3} and even[8].steps[-1] >= 99
+    assert lines[8].losses[0] == pytest.approx(2 + 1 / 8 + 0.5 + 0.5, abs=1e-3)
+    assert lines[8].errors[0] == pytest.approx(0.5, abs=1e-3)
+
+
+def test_growing_gaps_disagree(tmp_path):
+    rows = [row for n in N for s in (0, 1) for row in logged(n, s, 2 - n**2 / 5000 + 1e-4 * s * n)]
+    read = infinite_dynamics.read(written(tmp_path / "m.csv", rows), by=HEAD_DIM)
+    assert infinite_dynamics.findings(read, HEAD_DIM)[-1].verdict == "disagrees"
+
+
+def test_a_figure_has_a_panel_per_alpha_and_a_line_per_size(tmp_path, drawn):
+    path = written(tmp_path / "m.csv", dynamics_rows(by=HEADS))
+    infinite_dynamics.draw(path, by=HEADS, folder=tmp_path, name="figure_4a")
+    axes = drawn["figure_4a"].axes
+    assert [axis.get_title() for axis in axes] == [r"$\alpha_A$ = 1", r"$\alpha_A$ = 1/2"]
+    for axis in axes:
+        labels = [text.get_text() for text in axis.get_legend().get_texts()]
+        assert labels == [f"H = {size}" for size in N] and axis.get_xscale() == "log"
+    one = [{k: v for k, v in row.items() if "alpha" not in k} for row in dynamics_rows((1.0,))]
+    infinite_dynamics.draw(written(tmp_path / "o.csv", one), by=HEAD_DIM, folder=tmp_path, name="x")
+    assert len(drawn["x"].axes) == 1
+
+
+def test_two_runs_of_one_size_and_seed_are_refused(tmp_path):
+    again = [{**row, "run": "second"} for row in dynamics_rows((1.0,))]
+    path = written(tmp_path / "m.csv", dynamics_rows((1.0,)) + again)
+    with pytest.raises(TableError, match="two runs with model.head_dim 8 and seed 0"):
+        infinite_dynamics.draw(path, by=HEAD_DIM, folder=tmp_path, name="x")
+
+
+# Commands
+
+COMMANDS = {
+    "figure_2a_rate_transfer": (infinite_rate_transfer, rate_rows, "final_eval_loss"),
+    "figure_11_dynamics": (infinite_dynamics, dynamics_rows, "train_loss"),
+    "figure_2b_head_variance": (infinite_head_dimension, variance_rows, "head_variance"),
+    "figure_13_movement": (infinite_head_dimension, movement_rows, "attention_change_weights"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_table_that_lacks_a_column_is_one_line(name, tmp_path, capsys):
+    module, rows, column = COMMANDS[name]
+    path = written(tmp_path / "t.csv", [{**row} for row in rows()])
+    pd.read_csv(path).drop(columns=column).to_csv(path, index=False)
+    with pytest.raises(SystemExit, match="2"):
+        module.main([str(path), "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and f"no column '{column}'" in error and str(path) in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_commands_print_findings_and_write_both_files(tmp_path, capsys):
+    path = written(tmp_path / "t.csv", variance_rows())
+    infinite_head_dimension.main([str(path), "--out", str(tmp_path)])
+    assert "-1 (caption -2)" in capsys.readouterr().out
+    for kind in ("png", "pdf"):
+        assert (tmp_path / f"figure_2b_head_variance.{kind}").stat().st_size > 5000

@@ -1,0 +1,468 @@
+"""Figures 3, 4b and 5 of Bordelon et al.: what is measured, on known answers, and what is drawn."""
+
+import csv
+import json
+import math
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+from scipy.integrate import quad
+
+from plots import infinite_depth, infinite_heads, style
+from plots.tables import TableError
+from training import loop
+from training.config import load
+from training.sweep_file import load_sweep
+from vit_cifar5m import distances, initial, train
+from vit_cifar5m.config import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEPS = ROOT / "vit_cifar5m/sweeps"
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch):
+    """Few pixels: what is drawn is the same."""
+    monkeypatch.setattr(style, "DPI", 30)
+
+
+# ------------------------------------------------------------------------------------------------
+# Sweeps
+
+
+def test_the_sweep_over_heads_is_the_papers():
+    sweep = load_sweep(SWEEPS / "figure_4.yaml")
+    assert len(sweep.points) == 8 * 10
+    assert sorted({p.config.model.heads for p in sweep.points}) == [2**k for k in range(4, 12)]
+    config = sweep.points[0].config
+    assert (config.model.layers, config.model.head_dim, config.training.steps) == (2, 4, 2500)
+    rule = config.prescription
+    assert (rule.gamma0, rule.beta0, rule.alpha_attention) == (0.05, 4, 0.5)
+    assert (config.optimizer.name, config.optimizer.momentum) == ("sgd", 0)
+    assert all(step % config.training.observe_every == 0 for step in infinite_heads.STEPS)
+    assert sweep.config.metrics
+
+
+def test_seeds_of_the_sweep_over_heads_share_their_data():
+    points = load_sweep(SWEEPS / "figure_4.yaml", preset="laptop").points
+    assert len(points) == 5 * 5 and {p.seed for p in points} == set(range(5))
+    assert {p.config.data.seed for p in points} == {0}
+    assert {p.config.training.observe_every for p in points} == {25}
+
+
+def test_runs_of_one_data_seed_differ_in_their_initial_weights_alone():
+    words = ["model.head_dim=2", "model.heads=2", "model.layers=1", "model.patch_size=16",
+             "training.batch_size=4"]
+
+    def begin(seed, *more):
+        config = load(Config, ROOT / "vit_cifar5m/configs/laptop.yaml",
+                      [*words, f"seed={seed}", *more])
+        task = train.build_task(config)
+        loop.initialise(task)
+        return task.model.readout.weight, next(iter(loop.first_batches(task, 1)))[0]
+
+    (one, images), (two, same) = begin(3, "data.seed=0"), begin(4, "data.seed=0")
+    assert torch.equal(images, same) and not torch.equal(one, two)
+    assert torch.equal(begin(0)[1], images)
+    assert not torch.equal(begin(4)[1], images)
+
+
+@pytest.mark.parametrize("preset, depths, seeds", [(None, [1, 4, 8, 16, 32], 3),
+                                                   ("laptop", [1, 2, 4, 8, 16], 3)])
+def test_the_sweep_over_depth_has_both_exponents_at_equal_width(preset, depths, seeds):
+    sweep = load_sweep(SWEEPS / "figure_5.yaml", preset=preset)
+    assert len(sweep.points) == 2 * len(depths) * seeds
+    found = {(p.config.prescription.alpha_depth, p.config.model.layers) for p in sweep.points}
+    assert found == {(alpha, depth) for alpha in (0.5, 1.0) for depth in depths}
+    assert len({p.config.model.width for p in sweep.points}) == 1
+    assert sweep.config.metrics and sweep.config.observations
+    settings = sweep.points[0].config.training
+    assert settings.observe_every and settings.steps % settings.eval_every == 0
+
+
+# ------------------------------------------------------------------------------------------------
+# At initialisation
+
+TINY = [
+    "kernels.heads=[2,8,32]", "kernels.layers=2", "kernels.networks=10",
+    "kernels.reference_networks=10", "attention.heads=[32]", "attention.head_dims=[1,4]",
+    "attention.networks=8", "patch_size=16", "samples=3",
+]
+
+
+@pytest.fixture(scope="module")
+def measured():
+    return initial.compute(initial.read_settings("laptop", TINY))
+
+
+def test_variance_and_kurtosis_are_the_closed_forms(measured):
+    """Given a normalised input q and k are Gaussian of variance 1: A has variance N^(1 - 2 alpha)
+    and excess kurtosis 6 / N."""
+    table = pd.DataFrame(measured["initial_attention"])
+    assert len(table) == 2 * 2 * 8
+    for (alpha, head_dim), rows in table.groupby(["alpha_attention", "head_dim"]):
+        expected = head_dim ** float(1 - 2 * Fraction(alpha))
+        assert rows["variance"].mean() == pytest.approx(expected, rel=0.2)
+        assert rows["second_moment"].mean() == pytest.approx(expected, rel=0.2)
+        kurtosis = rows["fourth_moment"].mean() / rows["second_moment"].mean() ** 2 - 3
+        assert kurtosis == pytest.approx(6 / head_dim, rel=0.5)
+
+
+def test_kernels_come_closer_as_one_over_heads(measured):
+    table = pd.DataFrame(measured["initial_kernels"])
+    assert len(table) == 3 * 10 * 2 and set(table["layer"]) == {1, 2}
+    value, error = infinite_heads.exponent(
+        infinite_heads.relative_errors(table), "network", "heads", "error"
+    )
+    assert value == pytest.approx(-1, abs=0.25) and 0 < error < 0.2
+    references = table.groupby("heads")["references"].unique()
+    assert {int(h): list(n) for h, n in references.items()} == {2: [10], 8: [10], 32: [9]}
+
+
+def test_every_heads_logit_is_in_the_density(measured):
+    table = pd.DataFrame(measured["initial_density"])
+    keys = ["alpha_attention", "head_dim", "network"]
+    assert set(table.groupby(keys)["count"].sum()) == {32}
+    unit = table[table["head_dim"] == 4].groupby("alpha_attention")["high"].max()
+    assert unit.to_dict() == {0.5: 5.0, 1.0: 2.5}
+    assert table[["token", "attended"]].drop_duplicates().values.tolist() == [[3, 0]]
+
+
+def test_networks_of_two_sizes_share_no_numbers(measured):
+    settings = initial.read_settings("laptop", TINY)
+    networks = initial.Networks(settings)
+    small, large = (next(networks.captures(networks.shape(4, heads, 1), 0.5, 1)).stream[0]
+                    for heads in (2, 8))
+    assert not torch.isclose(small[0, 0, :, None], large[0, 0, None, :], rtol=1e-4, atol=0).any()
+
+
+def test_the_command_writes_tables_and_ships_them(tmp_path, monkeypatch, capsys):
+    from plots import tables
+
+    monkeypatch.setattr(tables, "DATA", tmp_path / "data")
+    words = [*TINY, "kernels.networks=2", "kernels.heads=[2,4]", "attention.networks=2"]
+    initial.main([*words, "--out", str(tmp_path / "out"), "--ship"])
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    for name in initial.TABLES:
+        text = (tmp_path / "out" / f"{name}.csv").read_text()
+        assert (tmp_path / "data" / f"{name}.csv").read_text() == text
+        origin = json.loads((tmp_path / "data" / f"{name}.json").read_text())
+        assert origin["settings"]["kernels"]["heads"] == [2, 4] and origin["environment"]
+    with open(tmp_path / "out/initial_kernels.csv", newline="") as file:
+        assert len(list(csv.DictReader(file))) == (10 + 2) * 2
+
+
+def test_both_presets_are_valid_and_the_paper_has_its_sizes():
+    paper = initial.read_settings("paper", [])
+    assert (paper.kernels.head_dim, paper.kernels.layers) == (4, 8)
+    assert {1, 16} <= set(paper.attention.head_dims)
+    assert paper.attention.heads == [32, 64, 128, 256]
+    assert initial.read_settings("laptop", ["data.source=cifar10", "data.path=x"]).data.path == "x"
+
+
+@pytest.mark.parametrize("words, line", [
+    (["kernels.head=4"], "preset laptop: unknown key 'kernels.head'"),
+    (["kernels.heads=[4,4]"], "kernels.heads [4, 4]: a value stands there twice"),
+    (["samples=9000"], "samples 9000, but data.validation_images is 2048; raise it or lower"),
+    (["kernels.reference_networks=1"], "kernels.reference_networks"),
+    (["attention.alphas=[2]"], "attention.alphas"),
+    (["data.source=cifar10"], "data.path is missing"),
+    (["data.source=cifar10", "data.path=/nothing"], "data.path: /nothing is not a folder"),
+])
+def test_a_mistake_is_one_line(words, line, tmp_path, capsys):
+    with pytest.raises(SystemExit) as end:
+        initial.main([*words, "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err.strip().splitlines()
+    assert end.value.code == 2 and len(error) == 1 and line in error[0]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_in_the_way_is_one_line(tmp_path, capsys):
+    (tmp_path / "out").write_text("")
+    with pytest.raises(SystemExit):
+        initial.main(["--out", str(tmp_path / "out")])
+    assert "is not a folder; name one to write tables to" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------
+# Distances
+
+
+def sweep_folder(folder, logits, status=None, data=None, grid="model.heads"):
+    """A sweep's folder with runs of (heads, seed) -> {step: logits}."""
+    entries = []
+    for (heads, seed), steps in logits.items():
+        name = f"heads-{heads}-{seed}"
+        arrays = folder / name / "observations"
+        arrays.mkdir(parents=True)
+        for step, values in steps.items():
+            save_file({"outputs": values} if values is not None else {"x": torch.ones(1)},
+                      arrays / f"step_{step}.safetensors")
+        summary = {"status": (status or {}).get((heads, seed), "finished")}
+        (folder / name / "summary.json").write_text(json.dumps(summary))
+        section = {"source": "embedded", **(data or {}).get((heads, seed), {})}
+        (folder / name / "config.yaml").write_text(json.dumps({"data": section}))
+        entries.append({"run": name, "curve": "heads", "values": {grid: heads}, "seed": seed})
+    (folder / "manifest.json").write_text(json.dumps(entries))
+    return folder
+
+
+def ones(value):
+    return torch.full((2, 3), float(value))
+
+
+def table_of(folder):
+    distances.main([str(folder)])
+    with open(folder / "distances.csv", newline="") as file:
+        return {(int(r["model.heads"]), int(r["seed"]), int(r["step"])): r
+                for r in csv.DictReader(file)}
+
+
+def test_distances_to_the_ensemble_are_unbiased(tmp_path, capsys):
+    """Widest at -1, 0, 1: mean 0, variance 1, scatter of the mean 1/3; of two of them 1/2."""
+    runs = {(8, seed): {0: ones(seed - 1), 5: ones(7)} for seed in range(3)}
+    runs[4, 0] = {0: ones(2), 5: ones(7)}
+    rows = table_of(sweep_folder(tmp_path, runs))
+    assert capsys.readouterr().out.strip() == str(tmp_path / "distances.csv")
+    found = {key[:2]: float(row["square_distance"]) for key, row in rows.items() if not key[2]}
+    assert found == pytest.approx({(4, 0): 4 - 1 / 3, (8, 0): 2.25 - 0.5, (8, 1): -0.5,
+                                   (8, 2): 2.25 - 0.5})
+    assert all(float(row["square_distance"]) == 0 for key, row in rows.items() if key[2] == 5)
+    assert [rows[key]["references"] for key in [(4, 0, 0), (8, 0, 0)]] == ["3", "2"]
+    assert [rows[key]["member"] for key in [(4, 0, 0), (8, 0, 0)]] == ["False", "True"]
+    assert {row["widest"] for row in rows.values()} == {"8"}
+
+
+def test_distances_of_scattered_functions_fall_with_heads(tmp_path):
+    generator = torch.Generator().manual_seed(0)
+    runs = {(heads, seed): {0: 3 + torch.randn(40, 10, generator=generator) / heads**0.5}
+            for heads in (4, 16, 64) for seed in range(6)}
+    table_of(sweep_folder(tmp_path, runs))
+    rows = pd.read_csv(tmp_path / "distances.csv")
+    value, error = infinite_heads.exponent(rows, "seed", "model.heads", "square_distance")
+    assert value == pytest.approx(-1, abs=4 * error) and error < 0.05
+
+
+def test_runs_that_diverged_are_left_out(tmp_path):
+    runs = {(heads, seed): {0: ones(seed)} for heads in (4, 8) for seed in range(2)}
+    rows = table_of(sweep_folder(tmp_path, runs, status={(4, 1): "diverged"}))
+    assert set(rows) == {(4, 0, 0), (8, 0, 0), (8, 1, 0)}
+
+
+PAIR = {(8, 0): {0: ones(1)}, (8, 1): {0: ones(2)}}
+
+
+@pytest.mark.parametrize("logits, options, line", [
+    ({(8, 0): {0: ones(1)}}, {}, "one run of the widest models (model.heads 8)"),
+    (PAIR, {"status": {(8, 1): "stopped"}}, "heads-8-1: not finished; run the sweep to its end"),
+    (PAIR, {"status": dict.fromkeys(PAIR, "failed")}, "no finished run in it"),
+    (PAIR, {"grid": "model.layers"}, "its grid has no model.heads; expected a sweep over heads"),
+    (PAIR, {"data": {(8, 1): {"path": "x"}}}, "heads-8-1: its data section differs from that of"),
+    ({**PAIR, (8, 1): {}}, {}, "heads-8-1: nothing was observed; set training.observe_every"),
+    ({**PAIR, (8, 1): {0: None}}, {}, "step_0.safetensors: no 'outputs' in it; delete the run"),
+    ({**PAIR, (8, 1): {3: ones(1)}}, {}, "heads-8-1: observed steps 3, but heads-8-0 0; give all"),
+    ({**PAIR, (8, 1): {0: torch.ones(4, 3)}}, {}, "have shape (4, 3), those of heads-8-0 (2, 3)"),
+])
+def test_runs_that_cannot_be_compared_are_one_line(logits, options, line, tmp_path, capsys):
+    folder = sweep_folder(tmp_path, logits, **options)
+    with pytest.raises(SystemExit) as end:
+        distances.main([str(folder)])
+    error = capsys.readouterr().err.strip().splitlines()
+    assert end.value.code == 2 and len(error) == 1 and line in error[0]
+    assert not (folder / "distances.csv").exists()
+
+
+def test_damaged_logits_and_other_folders_are_one_line(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        distances.main([str(tmp_path)])
+    assert "no manifest.json in it; expected the results folder" in capsys.readouterr().err
+    folder = sweep_folder(tmp_path, PAIR)
+    (folder / "heads-8-1/observations/step_0.safetensors").write_bytes(b"torn")
+    with pytest.raises(SystemExit):
+        distances.main([str(folder)])
+    assert "step_0.safetensors: cannot read it" in capsys.readouterr().err
+    (folder / "heads-8-0/summary.json").unlink()
+    with pytest.raises(SystemExit):
+        distances.main([str(folder)])
+    assert "heads-8-0: not finished" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------
+# Figures 3 and 4b
+
+
+def heads_tables(folder, late=-0.5):
+    """Tables with exact powers; networks and seeds differ by a factor of their own."""
+    kernels = [
+        {"head_dim": 4, "layers": 2, "heads": h, "network": k, "layer": layer,
+         "square_error": (1 + k / 10) * layer / h, "reference_square": layer}
+        for h in (4, 8, 16) for k in range(3) for layer in (1, 2)
+    ]
+    attention = [
+        {"alpha_attention": a, "head_dim": n, "heads": 8, "network": k,
+         "second_moment": n ** (1 - 2 * a), "fourth_moment": (3 + 6 / n) * n ** (2 - 4 * a)}
+        for a in (0.5, 1.0) for n in (1, 4, 16) for k in range(2)
+    ]
+    bins = [
+        {"alpha_attention": 0.5, "head_dim": n, "heads": h, "network": 0, "low": low,
+         "high": low + 1, "count": 10}
+        for n in (1, 4) for h in (8, 16) for low in (-1, 0)
+    ]
+    distance = [
+        {"model.heads": h, "seed": s, "step": t, "square_distance": (1 + s / 10) * h**power}
+        for h in (4, 8, 16) for s in range(3) for t, power in ((0, -1), (25, -1), (60, late))
+    ]
+    paths = []
+    for name, rows in zip("abcd", (kernels, attention, bins, distance)):
+        paths.append(folder / f"{name}.csv")
+        pd.DataFrame(rows).to_csv(paths[-1], index=False)
+    return paths
+
+
+def test_known_powers_are_found(tmp_path, capsys):
+    infinite_heads.main([*map(str, heads_tables(tmp_path)), "--out", str(tmp_path / "figures")])
+    lines = capsys.readouterr().out.splitlines()
+
+    def line(start):
+        return next(line for line in lines if line.startswith(start))
+
+    assert "-1.000 ± 0.000" in line("3a: H in the kernel's square error, layer 2")
+    assert line("3a: the same, all layers").endswith("agrees within 2 SE")
+    assert "-1.000 ± 0.000" in line("3c: N in the variance of A, alpha_A = 1")
+    assert "+0.000 ± 0.000" in line("3c: N in the variance of A, alpha_A = 0.5").replace("-0", "+0")
+    assert "6.00, 6.00, 6.00" in line("3c: N x excess kurtosis, alpha_A = 0.5")
+    assert "-1.000 ± 0.000" in line("3c: N in the excess kurtosis of A, alpha_A = 1")
+    assert "-1.000" in line("4b: H in the logits' square error, step 25")
+    assert "-0.500" in line("4b: the same, step 60")
+    assert "+0.500" in line("4b: exponent at step 60 minus step 25")
+    assert line("4b: exponent at").endswith("agrees")
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert names == {f"{n}.{k}" for n in infinite_heads.FIGURES for k in ("png", "pdf")}
+
+
+def test_a_rate_that_grows_disagrees(tmp_path):
+    found = infinite_heads.read_all(heads_tables(tmp_path, late=-1.5))
+    last = infinite_heads.findings(found)[-1]
+    assert last.measured.startswith("-0.500") and last.verdict == "disagrees"
+
+
+def test_jackknife_is_the_standard_error_of_a_mean():
+    rows = pd.DataFrame({"seed": [0, 1, 2, 3], "x": [1.0, 2.0, 4.0, 9.0]})
+    value, error = infinite_heads.jackknife(rows, "seed", lambda part: part["x"].mean())
+    assert (value, error) == pytest.approx((4.0, rows["x"].sem()))
+    assert math.isnan(infinite_heads.jackknife(rows[:1], "seed", lambda p: p["x"].mean())[1])
+
+
+@pytest.mark.parametrize("head_dim", [1, 4, 16])
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_the_exact_density_has_its_moments(head_dim, alpha):
+    def moment(power):
+        def integrand(a):
+            return a**power * float(infinite_heads.density(np.array([a]), head_dim, alpha)[0])
+
+        return 2 * quad(integrand, 0, 60, points=[0.01, 1, 10], limit=200)[0]
+
+    variance = head_dim ** (1 - 2 * alpha)
+    assert moment(0) == pytest.approx(1, rel=1e-4)
+    assert moment(2) == pytest.approx(variance, rel=1e-4)
+    assert moment(4) == pytest.approx((3 + 6 / head_dim) * variance**2, rel=1e-4)
+
+
+def test_tables_of_heads_that_are_wrong_are_one_line(tmp_path, monkeypatch):
+    paths = heads_tables(tmp_path)
+    with pytest.raises(TableError, match="1 table given, expected four"):
+        infinite_heads.read_all(paths[:1])
+    with pytest.raises(TableError, match="no column 'alpha_attention'; is it the initial_attent"):
+        infinite_heads.read_all([paths[0], paths[0], *paths[2:]])
+    monkeypatch.setattr(infinite_heads.tables, "DATA", tmp_path)
+    with pytest.raises(TableError, match="initial --ship` makes it"):
+        infinite_heads.read(tmp_path / "initial_kernels.csv", "initial_kernels")
+    with pytest.raises(TableError, match="vit_cifar5m.distances results/vit_cifar5m/figure_4_lap"):
+        infinite_heads.read(tmp_path / "no.csv", infinite_heads.DISTANCES)
+
+
+# ------------------------------------------------------------------------------------------------
+# Figure 5
+
+
+def depth_tables(folder, statuses=("finished",) * 3, gain=0.25):
+    observations, results, metrics = [], [], []
+    for alpha in (0.5, 1.0):
+        for layers in (1, 4, 16):
+            for seed, status in enumerate(statuses):
+                run = f"{alpha}-{layers}-{seed}"
+                place = {"model.layers": layers, "prescription.alpha_depth": alpha, "seed": seed,
+                         "run": run}
+                for step, factor in ((0, 0.0), (20, 1 + seed / 10)):
+                    for block in ("0", "all"):
+                        moved = factor * layers ** (alpha - 1) if block == "all" else 99.0
+                        observations.append({**place, "step": step, "block": block,
+                                             "query_weight_relative": moved,
+                                             "key_weight_relative": 2 * moved})
+                results.append({**place, "model.patch_size": 8, "training.batch_size": 10,
+                                "status": status, "parameters": 100 * layers})
+                loss = 2 + seed - (gain * layers if alpha == 1 else 0)
+                for step, eval_loss in ((0, math.nan), (10, 3.0), (20, loss)):
+                    metrics.append({**place, "step": step, "eval_loss": eval_loss})
+    paths = []
+    for name, rows in zip("abc", (observations, results, metrics)):
+        paths.append(folder / f"{name}.csv")
+        pd.DataFrame(rows).to_csv(paths[-1], index=False)
+    return paths
+
+
+def test_movement_and_loss_over_depth_are_found(tmp_path, capsys):
+    infinite_depth.main([*map(str, depth_tables(tmp_path)), "--out", str(tmp_path / "figures")])
+    lines = capsys.readouterr().out.splitlines()
+    moved = [line for line in lines if line.startswith("5a")]
+    assert [line.split("alpha_L = ")[1].split()[:2] for line in moved] == [
+        ["0.5", "-0.500"], ["0.5", "-0.500"], ["1", moved[2].split("alpha_L = ")[1].split()[1]],
+        ["1", moved[3].split("alpha_L = ")[1].split()[1]]]
+    assert all(abs(float(line.split("alpha_L = 1 ")[1].split()[0])) < 1e-9 for line in moved[2:])
+    assert all(line.endswith("agrees within 2 SE") for line in moved)
+    gains = [line for line in lines if line.startswith("5b")]
+    assert ["+0.250" in gains[0], "+1.000" in gains[1], "+4.000" in gains[2]] == [True] * 3
+    assert gains[2].endswith("agrees")
+    names = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert names == {"figure_5_depth.png", "figure_5_depth.pdf"}
+
+
+def test_compute_is_six_flops_per_parameter_and_token(tmp_path):
+    _, losses = infinite_depth.read_all(depth_tables(tmp_path))
+    rows = losses[(losses["model.layers"] == 4) & (losses["step"] == 20)]
+    assert set(rows["flops"]) == {6 * 400 * 16 * 10 * 20}
+    assert set(losses["step"]) == {10, 20}
+
+
+def test_runs_that_did_not_finish_count_nowhere(tmp_path):
+    paths = depth_tables(tmp_path, statuses=("finished", "diverged", "finished"))
+    movement, losses = infinite_depth.read_all(paths)
+    assert set(movement["seed"]) == set(losses["seed"]) == {0, 2}
+
+
+def test_tables_of_depth_that_are_wrong_are_one_line(tmp_path, monkeypatch):
+    paths = depth_tables(tmp_path)
+    with pytest.raises(TableError, match="2 tables given, expected three: observations.csv"):
+        infinite_depth.read_all(paths[:2])
+    with pytest.raises(TableError, match="no column 'block'; is it the observations.csv"):
+        infinite_depth.read_all(paths[::-1])
+    lost = depth_tables(tmp_path, statuses=("diverged",))
+    with pytest.raises(TableError, match="no finished run in it; finish the sweep first"):
+        infinite_depth.read_all(lost)
+    observations, metrics = (pd.read_csv(paths[0]), pd.read_csv(paths[2]))
+    depth_tables(tmp_path)
+    observations.assign(run="other").to_csv(paths[0], index=False)
+    with pytest.raises(TableError, match="no row with block all of a finished run"):
+        infinite_depth.read_all(paths)
+    depth_tables(tmp_path)
+    metrics.assign(run="other").to_csv(paths[2], index=False)
+    with pytest.raises(TableError, match="no evaluation of a finished run"):
+        infinite_depth.read_all(paths)
+    monkeypatch.setattr(infinite_depth.tables, "DATA", tmp_path / "data")
+    with pytest.raises(TableError, match="figure_5_laptop/metrics.csv cifar5m_figure_5_metrics"):
+        infinite_depth.read_all([*paths[:2], tmp_path / "data/x.csv"][::1])

@@ -1,0 +1,380 @@
+"""Figures 6 to 10 and 12 of Bordelon et al.: their sweeps, and findings from constructed tables."""
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from plots import infinite_decoder, infinite_kernels, style
+from plots.infinite_dynamics import ALPHA, HEAD_DIM, HEADS, LAYERS
+from plots.tables import TableError
+from training import results
+from training.sweep_file import load_sweep
+from vit_cifar5m import train
+
+ROOT = Path(__file__).resolve().parents[2]
+VIT = ROOT / "vit_cifar5m/sweeps/figure_6.yaml"
+DECODER = ROOT / "nanolm_c4/sweeps/figure_7_12.yaml"
+SIZES = (HEADS, HEAD_DIM, LAYERS)
+
+
+@pytest.fixture(autouse=True)
+def coarse(monkeypatch):
+    """One file of few pixels, not laid out, for each figure: what is drawn is the same."""
+
+    def save(figure, folder, name):
+        import matplotlib.pyplot as plt
+
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.set_layout_engine("none")
+        figure.savefig(folder / f"{name}.png", dpi=20)
+        plt.close(figure)
+        return [folder / f"{name}.png"]
+
+    monkeypatch.setattr(style, "save", save)
+
+
+# Sweeps
+
+
+def models(sweep):
+    """(alpha_A, H, N, L) of every point."""
+    return [(p.config.prescription.alpha_attention, p.config.model.heads, p.config.model.head_dim,
+             p.config.model.layers) for p in sweep.points if p.seed == sweep.config.seeds[0]]
+
+
+def test_figure_6_is_the_papers_scans_from_one_base(tmp_path):
+    sweep = load_sweep(VIT, tmp_path)
+    ones = {(16, 16, 4), *((h, 16, 4) for h in (32, 64, 128)),
+            *((16, n, 4) for n in (32, 64, 128)), *((16, 16, d) for d in (8, 16, 32, 64))}
+    halves = {(16, n, 4) for n in (16, 32, 64, 128)}
+    assert sorted(models(sweep)) == sorted([*((1, *m) for m in ones), *((0.5, *m) for m in halves)])
+    for config in (point.config for point in sweep.points):
+        rule, loop = config.prescription, config.training
+        assert (rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 4, 0.1)
+        assert config.optimizer.name == "sgd" and config.optimizer.momentum > 0
+        assert 4_990_000 < loop.steps * loop.batch_size <= 5_002_240 and not config.data.repeat
+
+
+def test_figure_7_12_is_the_papers_scans_at_both_alphas(tmp_path):
+    sweep = load_sweep(DECODER, tmp_path)
+    own = {(8, 8, 4), *((h, 8, 4) for h in (16, 32, 64, 128)),
+           *((8, n, 4) for n in (16, 32, 64, 128)), *((8, 8, d) for d in (8, 16, 32, 64))}
+    assert sorted(models(sweep)) == sorted((a, *m) for a in (0.5, 1) for m in own)
+    for config in (point.config for point in sweep.points):
+        rule = config.prescription
+        assert (rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 4, 0.25)
+        assert (config.optimizer.name, config.training.steps) == ("adam", 10_000)
+
+
+@pytest.mark.parametrize("path", [VIT, DECODER])
+@pytest.mark.parametrize("preset", [None, "laptop"])
+def test_scans_share_one_base_and_record_what_the_figures_need(path, preset, tmp_path):
+    sweep = load_sweep(path, tmp_path, preset)
+    assert len(set(models(sweep))) == len(models(sweep))
+    base = min(models(sweep))[1:]
+    for _, *sizes in models(sweep):
+        assert sum(size != own for size, own in zip(sizes, base)) <= 1
+    for config in (point.config for point in sweep.points):
+        # Two observations, before and after: nothing between.
+        assert config.training.observe_every == config.training.steps
+    assert sweep.config.metrics and sweep.config.observations
+    assert {*SIZES, ALPHA} <= set(results.columns(sweep))
+    if preset:
+        assert len(sweep.config.seeds) > 1
+        assert sum(sweep.experiment.flops(point.config) for point in sweep.points) < 3e13
+
+
+SMALL = """
+experiment: vit_cifar5m
+config: {config}
+set: {{model.head_dim: 2, model.heads: 2, model.layers: 1, model.patch_size: 16,
+  prescription.alpha_attention: 1.0,
+  training.steps: 4, training.batch_size: 4, training.log_every: 1, training.eval_every: 4,
+  training.observe_every: 2, training.observe_samples: 5, data.validation_images: 8}}
+curves: {{base: {{}}, heads: {{grid: {{model.heads: [4]}}}}}}
+metrics: true
+observations: true
+"""
+
+
+def test_a_real_sweeps_tables_become_its_figures(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL.format(config=ROOT / "vit_cifar5m/configs/laptop.yaml"))
+    sweep = load_sweep(path, tmp_path)
+    summaries = {p.run: train.run(p.config, sweep.folder / p.run) for p in sweep.points}
+    paths = [write(sweep, summaries) for write in (
+        results.write_observed_kernels, results.write_observed_attention, results.write_metrics)]
+    text, written = infinite_kernels.make(paths, tmp_path / "figures")
+    assert {p.stem for p in written} == {
+        "figure_6_attention", "figure_6_pooled", "figure_6_spatial", "figure_8_dynamics",
+        "figure_9_kernels", "figure_10_kernels"}
+    assert "base H = 2, N = 2, L = 1" in text
+
+
+# Kernels and attention, from constructed tables
+
+
+def place(seed=0, alpha=1.0, step=0, **sizes):
+    """The columns before what was measured, of base (H, N, L) = (2, 2, 2)."""
+    own = {HEADS: 2, HEAD_DIM: 2, LAYERS: 2, **{f"model.{k}": v for k, v in sizes.items()}}
+    return {"curve": "c", **own, ALPHA: alpha, "seed": seed, "step": step,
+            "run": f"{own}-{alpha}-{seed}"}
+
+
+def kernel(kind, matrix, **where):
+    """The rows of one kernel."""
+    return [{**place(**where), "kind": kind, "row": i, "column": j, "value": matrix[i, j]}
+            for i, j in itertools.combinations_with_replacement(range(len(matrix)), 2)]
+
+
+def symmetric(seed, side=6):
+    """A random kernel."""
+    features = np.random.default_rng(seed).normal(size=(side, 2 * side))
+    return features @ features.T / side
+
+
+SCANS = [{}, *({key: size} for key in ("heads", "head_dim", "layers") for size in (4, 8, 16))]
+
+
+def kernels(alphas=(1.0,), seeds=(0, 1), add=lambda size: 1 / size):
+    """Initial kernels with diagonals 1 + 2/L, final ones that approach one kernel as 1/size."""
+    rows = []
+    for sizes, alpha, seed in itertools.product(SCANS, alphas, seeds):
+        size = max(sizes.values(), default=2)
+        for kind in ("pooled", "spatial", "last_token"):
+            diagonal = (1 + 2 / sizes.get("layers", 2)) * (1 + 1e-4 * seed)
+            initial = np.diag(np.full(6, diagonal))
+            noise = add(size) * symmetric(100 + 10 * size + seed)
+            where = {"seed": seed, "alpha": alpha, **sizes}
+            rows += kernel(kind, initial, **where)
+            rows += kernel(kind, symmetric(1) + noise, step=9, **where)
+    return pd.DataFrame(rows)
+
+
+def attention(alphas=(1.0, 0.5), heads=400):
+    """A with variance N^(1 - 2 alpha) at both steps, moved by 3 between."""
+    rows = []
+    for alpha, n in itertools.product(alphas, (2, 4, 8, 16)):
+        values = np.random.default_rng(n).normal(size=heads) * n ** (0.5 - alpha)
+        rows += [{**place(alpha=alpha, head_dim=n, step=step), "block": 0, "token": 5,
+                  "attended": other, "head": head, "value": value + step / 3}
+                 for step in (0, 9) for other in (0, 3) for head, value in enumerate(values)]
+    return pd.DataFrame(rows)
+
+
+def by_name(findings):
+    return {finding.name: finding for finding in findings}
+
+
+def test_alignment_knows_neither_scale_nor_a_constant():
+    first, second = symmetric(1), symmetric(2)
+    assert infinite_kernels.alignment(first, 3 * first + 7) == pytest.approx(1)
+    centring = np.eye(6) - 1 / 6
+    a, b = (centring @ k @ centring for k in (first, second))
+    expected = np.trace(a @ b) / math.sqrt(np.trace(a @ a) * np.trace(b @ b))
+    assert infinite_kernels.alignment(first, second) == pytest.approx(expected)
+    assert math.isnan(infinite_kernels.alignment(np.ones((6, 6)), first))
+
+
+def test_kernels_are_symmetric_again_and_each_scan_has_the_base_and_its_own_sizes():
+    rows = kernels()
+    shuffled = rows.sample(frac=1, random_state=3)
+    found = infinite_kernels.pairs(shuffled, "pooled", HEADS, 1.0)
+    assert sorted(found) == [(size, seed) for size in (2, 4, 8, 16) for seed in (0, 1)]
+    expected = symmetric(1) + symmetric(100 + 40 + 1) / 4
+    np.testing.assert_allclose(found[4, 1][1], expected)
+    np.testing.assert_allclose(infinite_kernels.pairs(rows, "pooled", LAYERS, 1.0)[8, 0][0],
+                               np.eye(6) * 1.25)
+
+
+def test_final_kernels_that_approach_one_are_found_to_and_others_are_not():
+    def verdict(**options):
+        found = infinite_kernels.pairs(kernels(**options), "pooled", HEADS, 1.0)
+        return infinite_kernels.aligned(found, "pooled", HEADS, 1)
+
+    finding = verdict()
+    assert finding.verdict == "agrees" and "alignment with H = 16" in finding.name
+    values = infinite_kernels.to_largest(
+        infinite_kernels.pairs(kernels(), "pooled", HEADS, 1.0), 1)
+    own = [infinite_kernels.alignment(symmetric(1) + symmetric(120 + s) / 2,
+                                      symmetric(1) + symmetric(260 + s) / 16) for s in (0, 1)]
+    assert values[2] == pytest.approx(own)
+    assert f"2: {np.mean(own):.3f}±" in finding.measured and "(n = 2)" in finding.measured
+    rising = verdict(add=lambda size: 0 if size in (2, 16) else 9)
+    assert rising.verdict == "disagrees"
+    assert verdict(seeds=(0,)).verdict == "agrees in sign, one seed"
+
+
+def test_the_scale_of_initial_kernels_falls_as_the_branches_do():
+    found = by_name(infinite_kernels.findings(kernels(), attention()))
+    finding = found["initial pooled kernel: mean of the diagonal, by L"]
+    assert finding.verdict == "agrees" and "2: 2.000±0.000, 4: 1.500±0.000" in finding.measured
+    finding = found["initial pooled kernel: exponent of L in what branches add"]
+    assert finding.measured.startswith("-1.00 ±") and finding.published == "-1"
+
+
+def test_the_spread_over_heads_and_the_change_are_measured_against_n():
+    found = by_name(infinite_kernels.findings(kernels(), attention()))
+    for alpha, slope in (("1", "-1.00"), ("1/2", "+0.00")):
+        for state in ("initial", "final"):
+            name = f"alpha_A = {alpha}: {state} variance of A over heads, exponent of N"
+            measured = float(found[name].measured.split()[0])
+            assert measured == pytest.approx(float(slope), abs=0.1)
+        change = found[f"alpha_A = {alpha}: RMS change of A, exponent of N"]
+        assert change.measured.startswith("+0.00 ±") and change.published == "+0"
+    # The tables' own claim of Fig. 2b is beside it, and not agreed to.
+    final = found["alpha_A = 1: final variance of A over heads, exponent of N"]
+    assert final.published == "-2" and final.verdict.startswith("off by +")
+
+
+def test_spread_is_the_unbiased_variance_within_places():
+    values = np.array([[1.0, 2.0, 6.0], [10.0, 10.0, 10.0]])
+    assert infinite_kernels.spread(values) == pytest.approx(7 / 2)
+
+
+# The decoder
+
+
+def runs(tmp_path, seeds=(0, 1), losses=lambda alpha, key, size, seed: 3.0, statuses="finished"):
+    """results.csv and metrics.csv of scans whose final loss is as said; falls by 1 per e-fold."""
+    table, logged = [], []
+    for sizes, alpha, seed in itertools.product(SCANS, (1.0, 0.5), seeds):
+        key, size = next(iter(sizes.items()), ("base", 2))
+        final = losses(alpha, key, size, seed)
+        own = place(alpha=alpha, seed=seed, **sizes)
+        table.append({**own, "status": statuses, "final_eval_loss": final, "steps": 100,
+                      "parameters": 1000 * size, "targets": 100 * 7})
+        for step in range(1, 101):
+            loss = final + math.log(100 / step)
+            evaluated = loss if step % 10 == 0 else math.nan
+            logged.append({**own, "step": step, "train_loss": loss, "eval_loss": evaluated})
+    paths = [tmp_path / "results.csv", tmp_path / "metrics.csv"]
+    for path, rows in zip(paths, (table, logged)):
+        pd.DataFrame(rows).to_csv(path, index=False)
+    return paths
+
+
+def gains(alpha, key, size, seed):
+    """H gains 0.1 per doubling, N 0.1 at alpha 1 and 0.3 at 1/2, L nothing."""
+    per = {"base": 0, "heads": 0.1, "head_dim": 0.1 if alpha == 1 else 0.3, "layers": 0}[key]
+    noise = {0: 0.01, 1: -0.01}[seed] * (1 if size < 16 else -1)
+    return 5 - per * math.log2(size / 2) + noise
+
+
+def test_the_decoders_losses_gains_and_flops(tmp_path):
+    own = infinite_decoder.read(*runs(tmp_path, losses=gains))
+    found = by_name(infinite_decoder.findings(own))
+    assert found["alpha_A = 1: final loss by H"].measured.startswith("2: 5.000±0.010, 4: 4.900±0")
+    base = "loss of the base minus that of the largest"
+    assert found[f"alpha_A = 1: {base} H"].verdict == "agrees"
+    assert found[f"alpha_A = 1/2: {base} N"].measured.startswith("+0.9000 ± 0.0200 (n = 2)")
+    flat = found[f"alpha_A = 1: {base} L"]
+    assert (flat.published, flat.verdict) == ("little", "") and flat.measured.startswith("+0.0000")
+    more = found["alpha_A = 1: gain of 8 times H minus that of L"]
+    assert more.measured.startswith("+0.3000 ± 0.0000 (n = 2)") and more.verdict == "agrees"
+    assert found["gain of growing N at alpha_A = 1/2 minus that at 1"].measured.startswith("+0.6")
+    better = found["loss at alpha_A = 1 minus that at 1/2, N = 4"]
+    assert better.measured.startswith("+0.2000 ± 0.0000") and better.verdict == "agrees"
+    # 6 x 2000 parameters x 7 tokens x 100 steps is what 50 steps of twice the size cost.
+    step = found["alpha_A = 1: the same, H = 2 minus 4, at equal FLOPs"]
+    assert float(step.measured.split()[0]) == pytest.approx(0.1 - math.log(2), abs=1e-3)
+    assert step.verdict == "H = 2 is better"
+
+
+def test_flops_are_six_per_parameter_and_token(tmp_path):
+    own = infinite_decoder.read(*runs(tmp_path)).metrics
+    row = own[(own[HEADS] == 4) & (own["step"] == 30)].iloc[0]
+    assert row["flops"] == 6 * 4000 * 7 * 30
+
+
+def test_losses_at_flops_are_on_a_line_in_their_logarithm_and_nowhere_else(tmp_path):
+    rows = pd.DataFrame({"flops": [10.0, 100.0, 1000.0], "eval_loss": [5.0, math.nan, 3.0]})
+    assert infinite_decoder.at_flops(rows, 100.0) == pytest.approx(4)
+    assert infinite_decoder.at_flops(rows, 1000.0) == 3
+    assert math.isnan(infinite_decoder.at_flops(rows, 9.0))
+    assert math.isnan(infinite_decoder.at_flops(rows, 1001.0))
+
+
+def test_runs_that_diverged_have_no_final_loss(tmp_path):
+    paths = runs(tmp_path, losses=gains)
+    table = pd.read_csv(paths[0])
+    lost = (table[HEADS] == 16) & (table["seed"] == 1)
+    table.loc[lost, "status"] = "diverged"
+    table.to_csv(paths[0], index=False)
+    found = infinite_decoder.finals(infinite_decoder.read(*paths), HEADS, 1.0)
+    assert set(found[16]) == {0} and set(found[8]) == {0, 1}
+
+
+def test_the_decoders_figures_are_drawn(tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(globals(), "SCANS", [sizes for sizes in SCANS if 8 not in sizes.values()])
+    table = tmp_path / "kernels.csv"
+    kernels(alphas=(1.0, 0.5)).to_csv(table, index=False)
+    paths = [*runs(tmp_path, losses=gains), table]
+    infinite_decoder.main([*map(str, paths), "--out", str(tmp_path / "out")])
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == {
+        "figure_7_dynamics", "figure_12_flops", "figure_7_last_token", "figure_7_spatial"}
+    shown = capsys.readouterr().out
+    assert "alpha_A = 1/2: final spatial kernel: alignment with L = 16" in shown
+    name = "final last_token kernel: alignment of alpha_A = 1 and 1/2, by N"
+    line = next(line for line in shown.splitlines() if line.startswith(name))
+    # The constructed kernels are the same at both.
+    assert line.removeprefix(name).split(" (")[0].strip().startswith("2: 1.000±0.000, 4: 1.000")
+
+
+# Bad tables
+
+
+def refusal(capsys, module, *paths):
+    """The one line that a plot ends with."""
+    with pytest.raises(SystemExit) as end:
+        module.main([*map(str, paths), "--out", "/nonexistent/never"])
+    assert end.value.code == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_bad_tables_are_one_line(tmp_path, capsys):
+    made = [tmp_path / f"{name}.csv" for name in ("kernels", "attention")]
+    kernels(seeds=(0,)).to_csv(made[0], index=False)
+    attention(heads=5).to_csv(made[1], index=False)
+    decoder = runs(tmp_path, seeds=(0,))
+    line = refusal(capsys, infinite_kernels, made[0])
+    assert "1 tables given, expected 3: observed_kernels.csv, observed_attention.csv" in line
+    line = refusal(capsys, infinite_decoder, *decoder)
+    assert "2 tables given, expected 3: results.csv, metrics.csv and observed_kernels.csv" in line
+    line = refusal(capsys, infinite_kernels, made[1], made[0], decoder[1])
+    assert f"{made[1]}: no column 'row'; is it the observed_kernels.csv" in line
+    line = refusal(capsys, infinite_kernels, made[0], made[0], decoder[1])
+    assert f"{made[0]}: no column 'block'; is it the observed_attention.csv" in line
+    line = refusal(capsys, infinite_kernels, *made, decoder[0])
+    assert f"{decoder[0]}: no column 'step'" in line or "'train_loss'" in line
+    line = refusal(capsys, infinite_decoder, decoder[1], decoder[1], made[0])
+    assert f"{decoder[1]}: no column 'status'; is it the results.csv" in line
+    bad = tmp_path / "bad.csv"
+    pd.read_csv(made[0]).assign(value="x").to_csv(bad, index=False)
+    assert "column 'value' has no number" in refusal(capsys, infinite_kernels, bad, *made[1:],
+                                                     decoder[1])
+    once = pd.read_csv(made[0])
+    once[once["step"] == 0].to_csv(bad, index=False)
+    line = refusal(capsys, infinite_kernels, bad, made[1], decoder[1])
+    assert "no pooled kernels before and after training of any run; set training.observe_" in line
+
+
+def test_results_without_finished_runs_or_of_other_runs_are_refused(tmp_path):
+    paths = runs(tmp_path, seeds=(0,), statuses="stopped")
+    with pytest.raises(TableError, match="no run in it is finished; run the sweep first"):
+        infinite_decoder.read(*paths)
+    paths = runs(tmp_path, seeds=(0,))
+    pd.read_csv(paths[1]).assign(run="other").to_csv(paths[1], index=False)
+    with pytest.raises(TableError, match="none of its runs is in .*; give tables of one sweep"):
+        infinite_decoder.read(*paths)
+
+
+def test_kernels_of_different_samples_are_not_compared():
+    with pytest.raises(TableError, match="kernels of 6 and 5 rows cannot be compared"):
+        infinite_kernels.alignment(symmetric(1), symmetric(1, 5))

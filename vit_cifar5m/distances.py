@@ -1,0 +1,217 @@
+"""How far the functions of a sweep's runs are from the limit of many heads, step by step.
+
+    python -m vit_cifar5m.distances results/vit_cifar5m/figure_4 [--out FILE]
+
+Reads the logits of the observed samples (training.observe_every) of every finished run of a sweep
+over model.heads and writes distances.csv into its folder: per run and observed step the mean square
+difference of the logits to the limit H -> infinity (Bordelon et al., Fig. 4b). The ensemble mean of
+the widest models stands in for it; its own scatter, their variance over their number, is
+subtracted, and each of the widest is compared with the mean of the others. One run's number may so
+come out below zero.
+
+Runs of several seeds scatter by what the seed decides. With data.seed set that is the initial
+weights alone; without it each seed also has its own batches, and a part of the distance that comes
+from them does not fall with H.
+
+Exit code 2 for a folder that is no sweep's, runs that are not finished, have no logits, other steps
+or other samples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.errors import RunError, UserError, one_line_errors
+
+if TYPE_CHECKING:
+    import torch
+
+HEADS = "model.heads"
+TABLE = "distances.csv"
+COLUMNS = (
+    "curve", HEADS, "seed", "run", "step", "square_distance", "widest", "references", "member",
+)
+_STEP = re.compile(r"step_(\d+)\.safetensors")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run and its logits: observed step -> (samples, classes)."""
+
+    curve: str
+    heads: int
+    seed: int
+    name: str
+    logits: Mapping[int, torch.Tensor]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: exit code 0, or 2 for a user's mistake (one line)."""
+    parser = argparse.ArgumentParser(
+        prog="python -m vit_cifar5m.distances",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("sweep", type=Path, metavar="FOLDER", help="results folder of a sweep")
+    parser.add_argument("--out", type=Path, help=f"table to write (default FOLDER/{TABLE})")
+    args = parser.parse_args(argv)
+    with one_line_errors(OSError):
+        path = args.out or args.sweep / TABLE
+        write(path, rows(read_runs(args.sweep)))
+    print(path)
+
+
+def rows(found: Sequence[Run]) -> list[dict[str, Any]]:
+    """The table's rows, by curve, heads, seed and step; UserError if a curve has nothing to
+    compare."""
+    curves = dict.fromkeys(run.curve for run in found)
+    table = [row for curve in curves for row in _of_curve([r for r in found if r.curve == curve])]
+    place = list(curves).index
+    return sorted(table, key=lambda r: (place(r["curve"]), r[HEADS], r["seed"], r["step"]))
+
+
+def _of_curve(found: Sequence[Run]) -> list[dict[str, Any]]:
+    from training.representations import distance_to_ensemble, leave_one_out
+
+    widest = max(run.heads for run in found)
+    references = [run for run in found if run.heads == widest]
+    others = [run for run in found if run.heads != widest]
+    if len(references) < 2:
+        raise UserError(
+            f"curve {found[0].curve!r}: one run of the widest models ({HEADS} {widest}); their "
+            "ensemble needs at least two: give the sweep more seeds"
+        )
+    table = []
+    for step in references[0].logits:
+        ensemble = [run.logits[step] for run in references]
+        for run, value in zip(references, leave_one_out(ensemble), strict=True):
+            table.append(_row(run, step, value, widest, len(ensemble) - 1, True))
+        for run in others:
+            value = distance_to_ensemble(run.logits[step], ensemble)
+            table.append(_row(run, step, value, widest, len(ensemble), False))
+    return table
+
+
+def _row(
+    run: Run, step: int, value: float, widest: int, references: int, member: bool
+) -> dict[str, Any]:
+    values = (run.curve, run.heads, run.seed, run.name, step, value, widest, references, member)
+    return dict(zip(COLUMNS, values, strict=True))
+
+
+def read_runs(folder: Path) -> list[Run]:
+    """The sweep's finished runs with their logits.
+
+    Runs that diverged or failed are left out, as the distance of what they ended with says nothing.
+    Raises UserError for a folder without runs, RunError for a run that is not at its end, has not
+    stored its logits, or is not comparable with the first.
+    """
+    from training.tables import read_manifest
+
+    if not (folder / "manifest.json").exists():
+        raise UserError(
+            f"{folder}: no manifest.json in it; expected the results folder of a sweep, as "
+            "`python -m training.sweep` leaves it"
+        )
+    entries = read_manifest(folder / "manifest.json")
+    found = [run for entry in entries if (run := _run(folder, entry)) is not None]
+    if not found:
+        raise UserError(f"{folder}: no finished run in it; run the sweep first")
+    _check_comparable(folder, found)
+    return found
+
+
+def _run(folder: Path, entry: Mapping[str, Any]) -> Run | None:
+    """The run of a manifest's entry, None if it diverged or failed."""
+    from training import runs
+
+    run_dir = folder / entry["run"]
+    summary = runs.summary(run_dir)
+    if summary is None or summary["status"] == "stopped":
+        raise RunError(f"{run_dir}: not finished; run the sweep to its end first")
+    if summary["status"] != "finished":
+        return None
+    if HEADS not in entry["values"]:
+        raise UserError(f"{folder}: its grid has no {HEADS}; expected a sweep over heads")
+    heads = int(entry["values"][HEADS])
+    return Run(entry["curve"], heads, entry["seed"], entry["run"], _logits(run_dir))
+
+
+def _logits(run_dir: Path) -> dict[int, torch.Tensor]:
+    """Observed step -> logits, by rising step."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    steps = {}
+    for path in sorted((run_dir / "observations").glob("step_*.safetensors")):
+        if match := _STEP.fullmatch(path.name):
+            try:
+                steps[int(match[1])] = load_file(path).get("outputs")
+            except (SafetensorError, OSError) as error:
+                raise RunError(f"{path}: cannot read it ({error}); train the run anew") from None
+            if steps[int(match[1])] is None:
+                raise RunError(f"{path}: no 'outputs' in it; delete the run and train it anew")
+    if not steps:
+        raise RunError(
+            f"{run_dir}: nothing was observed; set training.observe_every in the sweep and run it "
+            "again"
+        )
+    return dict(sorted(steps.items()))
+
+
+def _check_comparable(folder: Path, found: Sequence[Run]) -> None:
+    """Raises RunError where runs differ in observed steps, in data or in the shape of logits."""
+    first = found[0]
+    shape, data = next(iter(first.logits.values())).shape, _data(folder / first.name)
+    for run in found[1:]:
+        where = folder / run.name
+        if list(run.logits) != list(first.logits):
+            raise RunError(
+                f"{where}: observed steps {_some(run.logits)}, but {first.name} "
+                f"{_some(first.logits)}; give all runs the same training.observe_every and steps"
+            )
+        for step, logits in run.logits.items():
+            if logits.shape != shape:
+                raise RunError(
+                    f"{where}: logits of step {step} have shape {tuple(logits.shape)}, those of "
+                    f"{first.name} {tuple(shape)}; give all runs the same "
+                    "training.observe_samples"
+                )
+        if _data(where) != data:
+            raise RunError(
+                f"{where}: its data section differs from that of {first.name}, so that it may have "
+                "seen other samples; compare runs on the same data"
+            )
+
+
+def _data(run_dir: Path) -> Any:
+    from training.config import read_yaml
+
+    return read_yaml(run_dir / "config.yaml").get("data")
+
+
+def _some(steps: Mapping[int, Any]) -> str:
+    shown = [str(step) for step in steps]
+    return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "...", shown[-1]])
+
+
+def write(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the table as CSV, whole or not at all."""
+    from training.files import write_text
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    write_text(path, text.getvalue())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,404 @@
+"""Many heads at initialisation, no training (Bordelon et al., Figure 3): three tables.
+
+    python -m vit_cifar5m.initial [--preset laptop|paper] [key=value ...] [--out FOLDER] [--ship]
+
+kernels: networks of H = kernels.heads heads, the square distance of their residual-stream kernels
+(eq. 6, between all tokens of all samples) to the limit H -> infinity, after every layer. The mean
+over the networks of the widest H stands in for the limit; its own scatter is subtracted, and each
+of these networks is compared with the mean of the others. Both are unbiased, so that one network's
+number may come out below zero. What is left is how far the widest H itself is from the limit on
+average, of order H^-2.
+attention: moments over heads of the attention logits A of the last block, over all places of all
+samples, as all places have the same law; and the density of A over heads at one place of the first
+sample, in units of the predicted deviation N^(1/2 - alpha).
+
+Images are the first validation images of the source. Writes initial_kernels.csv (a row per network
+and layer), initial_attention.csv (a row per network) and initial_density.csv (a row per network and
+bin) to results/vit_cifar5m/initial_PRESET; `python -m plots.infinite_heads` draws them. With --ship
+they are kept in plots/data. In float32 on the GPU if there is one, sums in float64.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import io
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from training import runs
+from training.config import (
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    describe,
+    parse_overrides,
+    set_keys,
+    validate,
+)
+from training.errors import UserError, one_line_errors
+from vit_cifar5m.config import DataConfig, Exponent, ModelConfig
+
+if TYPE_CHECKING:
+    import torch
+
+    from training.representations import Capture
+
+Sizes = Annotated[list[PositiveInt], Field(min_length=1)]
+TABLES = ("initial_kernels", "initial_attention", "initial_density")
+# Of A in units of its predicted deviation; what lies beyond counts as the outermost bins'.
+EDGES = [k / 4 for k in range(-20, 21)]
+
+
+class KernelsConfig(Section):
+    """Networks whose residual streams are compared (Fig. 3a)."""
+
+    head_dim: PositiveInt = 4
+    """Head dimension N."""
+    layers: PositiveInt = 8
+    """Blocks L."""
+    heads: Annotated[list[PositiveInt], Field(min_length=2)]
+    """Heads H of the networks; the most stand in for the limit."""
+    networks: Annotated[int, Field(ge=2)]
+    """Networks of each H."""
+    reference_networks: Annotated[int, Field(ge=2)]
+    """Networks of the largest H."""
+
+
+class AttentionConfig(Section):
+    """Networks whose attention logits are looked at over heads (Fig. 3b, c)."""
+
+    head_dims: Sizes
+    """Head dimensions N."""
+    heads: Sizes
+    """Heads H."""
+    alphas: Annotated[list[Exponent], Field(min_length=1)] = [0.5, 1.0]
+    """Exponents alpha of the attention logits q.k N^(-alpha)."""
+    layers: PositiveInt = 1
+    """Blocks; the last one's logits are taken. All blocks see normalised streams: one law."""
+    networks: Annotated[int, Field(ge=2)]
+    """Networks of each N, H and alpha."""
+
+
+class Settings(Section):
+    """Everything the command computes."""
+
+    kernels: KernelsConfig
+    attention: AttentionConfig
+    alpha_attention: Exponent = 0.5
+    """alpha of the kernels' networks (Fig. 4; Fig. 3 does not say)."""
+    alpha_depth: Exponent = 1.0
+    """Residual branches are multiplied by beta0 L^(-alpha_depth) (Fig. 6; Fig. 3 does not say)."""
+    beta0: PositiveFloat = 4.0
+    """Size of the residual branches (Fig. 4, 6; Fig. 3 does not say)."""
+    patch_size: Literal[1, 2, 4, 8, 16, 32] = 4
+    """Side of a patch in pixels."""
+    samples: PositiveInt = 8
+    """Images, the first of the source's validation images."""
+    seed: Annotated[int, Field(ge=0, lt=2**40)] = 0
+    """Seed of the networks."""
+    data: DataConfig = DataConfig()
+
+    @model_validator(mode="after")
+    def _sizes_occur_once(self) -> Settings:
+        named = {"kernels.heads": self.kernels.heads, "attention.heads": self.attention.heads,
+                 "attention.head_dims": self.attention.head_dims}
+        for key, values in named.items():
+            if len(set(values)) < len(values):
+                raise ValueError(f"{key} {values}: a value stands there twice; name each once")
+        if self.samples > self.data.validation_images:
+            raise ValueError(
+                f"samples {self.samples}, but data.validation_images is "
+                f"{self.data.validation_images}; raise it or lower samples"
+            )
+        return self
+
+
+# Sizes of the figure where it gives them: N = 4, L = 8 and H of 10^1 to 10^3 in (a), N = 1 and 16
+# and H = 32 .. 256 in (b, c). The rest is ours.
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {
+        "kernels": {"heads": [16, 32, 64, 128, 256, 512, 1024], "networks": 20,
+                    "reference_networks": 20},
+        "attention": {"head_dims": [1, 2, 4, 8, 16, 32], "heads": [32, 64, 128, 256],
+                      "networks": 16},
+    },
+    "laptop": {
+        "kernels": {"heads": [4, 8, 16, 32, 64, 128], "networks": 24,
+                    "reference_networks": 24},
+        "attention": {"head_dims": [1, 2, 4, 8, 16], "heads": [32, 64, 128],
+                      "networks": 12},
+        "patch_size": 8,
+    },
+}
+
+
+# ------------------------------------------------------------------------------------------------
+# Networks
+
+
+def network_seed(seed: int, shape: ModelConfig, alpha: float, network: int) -> int:
+    """The seed of a network: its own, or networks of two sizes would begin with the same numbers
+    and not be independent."""
+    name = f"{seed}/{shape.head_dim}/{shape.heads}/{shape.layers}/{alpha}/{network}"
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+
+
+class Networks:
+    """Random networks of the settings, and what passes through them."""
+
+    def __init__(self, settings: Settings) -> None:
+        import torch
+
+        self.settings = settings
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.images = first_images(settings).to(self.device)
+
+    def captures(
+        self, shape: ModelConfig, alpha: float, networks: int
+    ) -> Iterator[Capture]:
+        """What passes through each network, one at a time."""
+        from param_groups import Bordelon, plan
+        from training.representations import capture
+        from vit_cifar5m.model import ROLES, VisionTransformer
+
+        settings = self.settings
+        # Initial functions depend neither on the optimiser nor, but for the output, on gamma0.
+        rule = Bordelon(
+            head_dim=shape.head_dim, heads=shape.heads, depth=shape.layers, optimizer="sgd",
+            alpha_attention=alpha, alpha_depth=settings.alpha_depth, beta0=settings.beta0,
+        )
+        model = VisionTransformer(
+            shape,
+            attention_scale=rule.attention_scale(shape.head_dim),
+            residual_multiplier=rule.residual_multiplier(),
+        ).to(self.device)
+        planned = plan(model, ROLES, rule, lr=1.0)
+        for network in range(networks):
+            seed = network_seed(settings.seed, shape, alpha, network)
+            planned.initialise(model, seed)
+            yield capture(model, self.images, lambda m, x: m(x), causal=False)
+
+    def shape(self, head_dim: int, heads: int, layers: int) -> ModelConfig:
+        """A model on the settings' patches."""
+        return ModelConfig(
+            head_dim=head_dim, heads=heads, layers=layers, patch_size=self.settings.patch_size
+        )
+
+
+def first_images(settings: Settings) -> torch.Tensor:
+    """The images [B, 3, 32, 32], normalised."""
+    from vit_cifar5m import data
+
+    validation = data.from_config(settings.data, settings.seed).validation
+    return data.collate([validation[index] for index in range(settings.samples)])[0]
+
+
+# ------------------------------------------------------------------------------------------------
+# Tables
+
+Rows = list[dict[str, Any]]
+
+
+def kernel_rows(networks: Networks) -> Rows:
+    """initial_kernels.csv: square distance to the limit, of each network and layer."""
+    asked = networks.settings.kernels
+    *smaller, widest = sorted(asked.heads)
+    references = _kernels(networks, widest, asked.reference_networks)
+    rows = _of_references(networks.settings, widest, references)
+    for heads in reversed(smaller):
+        rows += _of_heads(networks.settings, heads, networks, widest, references)
+    return sorted(rows, key=lambda row: (row["heads"], row["network"], row["layer"]))
+
+
+def _kernels(networks: Networks, heads: int, count: int) -> list[list[torch.Tensor]]:
+    """Network -> layer -> kernel, (B T, B T) float64 on the CPU; layer 1 is the first block."""
+    from training.representations import token_kernel
+
+    asked = networks.settings.kernels
+    shape = networks.shape(asked.head_dim, heads, asked.layers)
+    passed = networks.captures(shape, networks.settings.alpha_attention, count)
+    return [[token_kernel(h).cpu() for h in seen.stream[1:]] for seen in passed]
+
+
+def _of_references(settings: Settings, widest: int, kernels: list[list[torch.Tensor]]) -> Rows:
+    from training.representations import leave_one_out
+
+    rows = []
+    for layer, of_layer in enumerate(zip(*kernels, strict=True), start=1):
+        size = _mean_square(of_layer)
+        for network, error in enumerate(leave_one_out(of_layer)):
+            place = _kernel_place(settings, widest, network, layer)
+            rows.append({**place, "square_error": error, "reference_square": size,
+                         "reference_heads": widest, "references": len(of_layer) - 1})
+    return rows
+
+
+def _of_heads(
+    settings: Settings,
+    heads: int,
+    networks: Networks,
+    widest: int,
+    references: list[list[torch.Tensor]],
+) -> Rows:
+    from training.representations import distance_to_ensemble
+
+    rows, by_layer = [], list(zip(*references, strict=True))
+    sizes = [_mean_square(of_layer) for of_layer in by_layer]
+    for network, kernels in enumerate(_kernels(networks, heads, settings.kernels.networks)):
+        for layer, kernel in enumerate(kernels, start=1):
+            error = distance_to_ensemble(kernel, by_layer[layer - 1])
+            place = _kernel_place(settings, heads, network, layer)
+            rows.append({**place, "square_error": error, "reference_square": sizes[layer - 1],
+                         "reference_heads": widest, "references": len(references)})
+    return rows
+
+
+def _kernel_place(settings: Settings, heads: int, network: int, layer: int) -> dict[str, Any]:
+    asked = settings.kernels
+    return {"head_dim": asked.head_dim, "layers": asked.layers, "heads": heads,
+            "network": network, "layer": layer}
+
+
+def _mean_square(kernels: Sequence[torch.Tensor]) -> float:
+    """Mean square entry of the kernels' mean."""
+    return (sum(kernels) / len(kernels)).square().mean().item()
+
+
+def attention_rows(networks: Networks) -> tuple[Rows, Rows]:
+    """initial_attention.csv and initial_density.csv."""
+    moments, density = [], []
+    asked = networks.settings.attention
+    for alpha in asked.alphas:
+        for head_dim in asked.head_dims:
+            for heads in asked.heads:
+                shape = networks.shape(head_dim, heads, asked.layers)
+                passed = networks.captures(shape, alpha, asked.networks)
+                for network, seen in enumerate(passed):
+                    place = {"alpha_attention": alpha, "head_dim": head_dim, "heads": heads,
+                             "network": network, "layer": asked.layers}
+                    moments.append({**place, **_moments(seen)})
+                    density += [{**place, **row} for row in _density(seen, alpha, head_dim)]
+    return moments, density
+
+
+def _moments(seen: Capture) -> dict[str, float]:
+    """Means over heads, places and samples: `variance` about the heads' mean, unbiased, and the
+    moments about zero, the mean over networks."""
+    from training.representations import head_variance
+
+    entries = seen.blocks[-1].entries()
+    square = entries.double().square()
+    return {"variance": head_variance(entries), "second_moment": square.mean().item(),
+            "fourth_moment": square.square().mean().item()}
+
+
+def _density(seen: Capture, alpha: float, head_dim: int) -> Rows:
+    """How many heads of a network have A of the first sample between two edges, at one place."""
+    import torch
+
+    from training.observations import attention_places
+    from training.representations import attention_entries
+
+    token, attended = attention_places(seen.stream[0].shape[1])[0]
+    unit = head_dim ** (0.5 - alpha)
+    entries = attention_entries(seen.blocks[-1], 0, token, attended).double().cpu() / unit
+    inside = entries.clamp(EDGES[0], EDGES[-1])
+    counts = torch.histogram(inside, torch.tensor(EDGES, dtype=torch.float64)).hist.tolist()
+    place = {"token": token, "attended": attended}
+    return [
+        {**place, "low": low * unit, "high": high * unit, "count": int(count)}
+        for low, high, count in zip(EDGES, EDGES[1:], counts)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------
+# The command
+
+
+def compute(settings: Settings) -> dict[str, Rows]:
+    """The three tables by name."""
+    networks = Networks(settings)
+    kernels = kernel_rows(networks)
+    moments, density = attention_rows(networks)
+    return dict(zip(TABLES, (kernels, moments, density), strict=True))
+
+
+def write_tables(folder: Path, tables: Mapping[str, Rows]) -> list[Path]:
+    """Writes each table as CSV, whole or not at all."""
+    from training.files import write_text
+
+    paths = []
+    for name, rows in tables.items():
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        paths.append(folder / f"{name}.csv")
+        write_text(paths[-1], text.getvalue())
+    return paths
+
+
+def ship(settings: Settings, paths: Sequence[Path], seconds: float, folder: Path) -> None:
+    """Keeps the tables with the figures, and beside each where and from what it was made."""
+    import torch
+
+    from training.environment import describe as environment
+    from training.files import write_json, write_text
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    origin = {"environment": environment(device), "seconds": round(seconds),
+              "settings": settings.model_dump(mode="json")}
+    for path in paths:
+        write_text(folder / path.name, path.read_text(encoding="utf-8"))
+        write_json(folder / f"{path.stem}.json", origin)
+
+
+def read_settings(preset: str, overrides: Sequence[str]) -> Settings:
+    """A preset with key=value changes; UserError names a wrong key or value."""
+    data = set_keys(PRESETS[preset], parse_overrides(overrides))
+    return validate(Settings, data, f"preset {preset}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m vit_cifar5m.initial",
+        description=__doc__,
+        epilog="keys, to set as key=value:\n" + describe(Settings),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("overrides", nargs="*", metavar="key=value", help="changes to the preset")
+    add("--preset", choices=PRESETS, default="laptop", help="sizes (default laptop)")
+    add("--out", type=Path, help="folder (default: results/vit_cifar5m/initial_PRESET)")
+    add("--ship", action="store_true", help="also keep the tables in plots/data")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command: exit code 0, or 2 for a user's mistake (one line)."""
+    args = _parser().parse_intermixed_args(argv)
+    start = time.perf_counter()
+    with one_line_errors(OSError):
+        settings = read_settings(args.preset, args.overrides)
+        folder = args.out or runs.RESULTS / "vit_cifar5m" / f"initial_{args.preset}"
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--out: {folder} is not a folder; name one to write tables to")
+        paths = write_tables(folder, compute(settings))
+        seconds = time.perf_counter() - start
+        if args.ship:
+            from plots.tables import DATA
+
+            ship(settings, paths, seconds, DATA)
+    print(f"{seconds:.0f} s", file=sys.stderr)
+    print("\n".join(map(str, paths)))
+
+
+if __name__ == "__main__":
+    main()
