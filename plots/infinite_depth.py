@@ -18,7 +18,7 @@ import pandas as pd
 
 from plots import style, tables
 from plots.findings import HEADER, Finding, claimed_gain, distance, number
-from plots.infinite_heads import exponent, jackknife
+from plots.infinite_heads import exponent, jackknife, span
 from plots.tables import TableError
 
 FIGURE = "figure_5_depth"
@@ -101,11 +101,25 @@ def findings(movement: pd.DataFrame, losses: pd.DataFrame) -> list[Finding]:
     for alpha in alphas(movement):
         rows = movement[movement[ALPHA] == alpha]
         for column, label in MOVED.items():
-            value, error = exponent(rows, "seed", LAYERS, column)
-            name = f"5a: L in the movement of {label.strip('$')}, alpha_L = {alpha:g}"
-            result.append(Finding(name, number(value, error), f"{alpha - 1:g}",
-                                  distance(value, error, alpha - 1)))
+            result += _of_weight(rows, column, alpha, label.strip("$"))
     return [*result, *_of_losses(losses)]
+
+
+def _of_weight(rows: pd.DataFrame, column: str, alpha: float, label: str) -> list[Finding]:
+    """The power over all depths, and between the two deepest: it is one of large L."""
+    depths = sorted(rows[LAYERS].unique())
+    name = f"5a: L in the movement of {label}, alpha_L = {alpha:g}"
+    found = [_power(name, rows, column, alpha)]
+    if len(depths) > 2:
+        name = f"5a: the same, {label}, L = {depths[-2]:.0f} to {depths[-1]:.0f} alone"
+        found.append(_power(name, rows[rows[LAYERS].isin(depths[-2:])], column, alpha))
+    return found
+
+
+def _power(name: str, rows: pd.DataFrame, column: str, alpha: float) -> Finding:
+    value, error = exponent(rows, "seed", LAYERS, column)
+    verdict = distance(value, error, alpha - 1)
+    return Finding(name, number(value, error), f"{alpha - 1:g}", verdict)
 
 
 def final(losses: pd.DataFrame) -> pd.DataFrame:
@@ -140,7 +154,7 @@ def report(movement: pd.DataFrame, losses: pd.DataFrame) -> str:
     seeds = movement.groupby([ALPHA, LAYERS])["seed"].nunique()
     depths = ", ".join(f"{depth:.0f}" for depth in sorted(movement[LAYERS].unique()))
     text = [
-        f"L = {depths}; {seeds.min()} to {seeds.max()} seeds; movement after "
+        f"L = {depths}; {span(seeds)} seeds; movement after "
         f"{movement['step'].max():.0f} steps, loss after {losses['step'].max():.0f}; ± is "
         "jackknife over seeds",
         HEADER,

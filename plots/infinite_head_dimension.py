@@ -217,7 +217,7 @@ def _movement(name: str, measured: Slope, theory: Fraction | None) -> Finding:
 def draw_movement(rows: pd.DataFrame, folder: Path) -> list[Path]:
     """Figure 13: k and A per optimiser, what W_Q and W_K cause above and all movement below."""
     optimizers = _optimizers(rows)
-    figure, axes = style.subplots(2, 2 * len(optimizers), (3.0, 2.7), sharex=True)
+    figure, axes = style.subplots(2, 2 * len(optimizers), (3.0, 3.0), sharex=True)
     for row, columns, kind in zip(axes, (INDUCED, TOTAL), ("by W_Q, W_K", "in all")):
         panels = {(optimizer, column): row[2 * i + j] for i, optimizer in enumerate(optimizers)
                   for j, column in enumerate(columns)}
@@ -226,6 +226,8 @@ def draw_movement(rows: pd.DataFrame, folder: Path) -> list[Path]:
             what = columns[column]
             axis.set_title(f"{style.OPTIMIZERS[optimizer]}: change of {what} {kind}", fontsize=9)
             axis.set_ylabel(f"RMS change of {what} entries")
+            axis.legend(fontsize=6, ncols=2, frameon=False, loc="upper center",
+                        bbox_to_anchor=(0.5, -0.02 if columns is INDUCED else -0.2))
     for axis in axes[0]:
         axis.set_xlabel("")
     return style.save(figure, folder, FIGURES[1])
@@ -237,7 +239,6 @@ def _draw_movement(axis, rows: pd.DataFrame, optimizer: str, column: str) -> Non
             label = rf"{alpha_title(alpha)}, t = {step}"
             _draw_points(axis, found, column, label, hollow=step == 1, **ALPHA_LOOKS[alpha])
     _finish(axis, rows)
-    axis.legend(fontsize=6)
 
 
 # Both

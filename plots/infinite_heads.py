@@ -32,7 +32,7 @@ COLUMNS = {
               "reference_square"),
     ATTENTION: ("alpha_attention", "head_dim", "heads", "network", "second_moment",
                 "fourth_moment"),
-    DENSITY: ("alpha_attention", "head_dim", "heads", "network", "low", "high", "count"),
+    DENSITY: ("alpha_attention", "head_dim", "heads", "networks", "low", "high", "count"),
     DISTANCES: (HEADS, "seed", "step", "square_distance"),
 }
 _INITIAL = "`python -m vit_cifar5m.initial --ship` makes it"
@@ -259,11 +259,16 @@ def report(all_tables: Sequence[pd.DataFrame]) -> str:
         "square error over the mean square of the limit's kernel",
         f"3b, c: N = {_sizes(attention['head_dim'])}, H = {_sizes(attention['heads'])}, "
         f"{attention['network'].nunique()} networks each; ± is jackknife over networks",
-        f"4b: H = {_sizes(distances[HEADS])}, {seeds.min()} to {seeds.max()} seeds; ± is jackknife "
-        "over seeds",
+        f"4b: H = {_sizes(distances[HEADS])}, {span(seeds)} seeds; ± is jackknife over seeds",
         HEADER,
     ]
     return "\n".join(text + [finding.line() for finding in findings(all_tables)])
+
+
+def span(counts: pd.Series) -> str:
+    """The range of some counts in words."""
+    low, high = counts.min(), counts.max()
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _sizes(column: pd.Series) -> str:

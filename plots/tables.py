@@ -23,6 +23,8 @@ _SWEEPS = {
     "figure_1_2": ("vit_imagenet", "figure_1_2", _LAPTOP),
     "bart_figure_3_4": ("bart_span_denoise", "figure_3_4", _LAPTOP),
     "bart_figure_5": ("bart_span_denoise", "figure_5", None),  # R2C2 has no small form
+    "infinite_figure_6": ("vit_cifar5m", "figure_6", _LAPTOP),
+    "infinite_figure_7_12": ("nanolm_c4", "figure_7_12", _LAPTOP),
 }
 
 

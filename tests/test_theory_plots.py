@@ -6,6 +6,7 @@ import math
 
 import pandas as pd
 import pytest
+from matplotlib.collections import PathCollection
 
 from plots import bigram_exponents, theory_error, theory_kernels, theory_shares, theory_tables
 from plots.tables import TableError
@@ -34,15 +35,18 @@ def kernels(correction: float = 2.0, power: float = 1.0, error: float = 1e-4) ->
     return pd.DataFrame(rows)
 
 
-def bigram() -> pd.DataFrame:
+def bigram(**changes) -> pd.DataFrame:
     cells = [
-        ("Table 2", "row 1", "h_1", 0, 0.0, 0.01, ""),
-        ("Table 1", "sp", "h_1", 1, 0.0, 0.02, ""),
-        ("Table 1", "sp", "h_1", 2, 0.0, 0.30, ""),
-        ("alignment", "sp", "u_1", 1, 1.0, 0.5, "an upper bound: yes"),
+        ("Table 2", "1", "h_1", 0, "prediction", 0.0, 0.01, True, ""),
+        ("Table 2", "2", "h_1", 0, "prediction", 0.0, 0.09, None, ""),
+        ("alignment", "sp", "u_1", 1, "bound", 1.0, 0.5, True, "1/2 at first"),
+        ("Table 1", "sp", "h_1", 1, "prediction", 0.0, 0.02, True, ""),
+        ("Table 1", "sp", "h_1", 2, "prediction", 0.0, 0.03, False, "judged elsewhere"),
+        ("Table 1", "sp", "h_1", 3, "prediction", 0.0, 0.30, True, ""),
+        ("Table 3", "SP (Condition A.2)", "dh_4[y]", 1, "hypothetical", 0.0, 0.5, None, "violated"),
     ]
-    columns = ["table", "row", "column", "step", "predicted", "measured", "note"]
-    return pd.DataFrame(cells, columns=columns).assign(error=0.01)
+    columns = ["table", "row", "column", "step", "kind", "predicted", "measured", "met", "note"]
+    return pd.DataFrame(cells, columns=columns).assign(error=0.01, z=None, moved=0.25, **changes)
 
 
 @pytest.fixture
@@ -83,12 +87,59 @@ def test_distances_are_given_per_width():
     assert "n = 64: 3.12 %" in text and "n = inf: 0.00 %" in text
 
 
-def test_findings_of_the_bigram_model_name_what_is_off():
-    text = bigram_exponents.findings(bigram())
-    assert "Table 2, steps 0 to 0: 1 of 1 exponents within 0.07" in text
-    assert "Table 1, steps 1 to 2: 1 of 2 exponents within 0.07" in text
-    assert "sp, h_1, predicted 0: 0.30 ± 0.01" in text
-    assert "an upper bound: yes" in text
+def test_findings_of_the_bigram_model_follow_the_verdicts_of_the_table(table):
+    text = bigram_exponents.findings(bigram_exponents.read(table(bigram())))
+    lines = text.splitlines()
+    assert [line.split(":")[0] for line in lines if line[0] != " "][:4] == [
+        "Table 1, steps 1 to 3", "Table 2, initialisation", "Table 3, step 1", "alignment, step 1",
+    ]
+    assert "Table 1, steps 1 to 3: 2 met, 1 missed, 0 not judged" in lines
+    assert "    missed: sp, h_1, predicted 0: 0.03 ± 0.01  judged elsewhere" in lines
+    unjudged = "1 not judged (1 of too few networks or too small widths)"
+    assert f"Table 2, initialisation: 1 met, 0 missed, {unjudged}" in lines
+    assert "Table 3, step 1: 0 met, 0 missed, 1 not judged (1 hypothetical)" in lines
+    assert any("hypothetical: SP (Condition A.2), dh_4[y], predicted 0: 0.50" in s for s in lines)
+    assert "alignment, step 1: 1 met (1 as upper bounds), 0 missed, 0 not judged" in lines
+    assert "    last activations' change before step 3: SP 25.0%" in lines
+    assert "not of independent trials" in text and "same networks up to the shift" in text
+
+
+def drawn(table, monkeypatch):
+    """The axes of the figure, as drawn."""
+    kept = []
+    monkeypatch.setattr(bigram_exponents.style, "save", lambda figure, *_: kept.append(figure))
+    bigram_exponents.draw(bigram_exponents.read(table), table.parent)
+    return kept[0]
+
+
+def test_panels_of_the_bigram_model_say_what_and_when(table, monkeypatch):
+    figure = drawn(table(bigram()), monkeypatch)
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles[0].startswith("Table 1: RMS in training, steps 1 and 3")
+    assert titles[1] == "Table 2: variance at initialisation"
+    assert [title.split(":")[0] for title in titles[2:]] == ["Table 3", "alignment"]
+    legend = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    assert "1/d" in legend[0] and legend[1] == "2: the same with RMSNorm"
+    dashed = [
+        [(offset[1], shape.get_linestyles()[0][1] is not None) for offset in shape.get_offsets()]
+        for axis in figure.axes[1:3] for shape in axis.collections
+        if isinstance(shape, PathCollection)
+    ]
+    assert dashed == [[(0.0, False)], [(0.0, True)], [(0.0, True)]]
+    assert "predicted, not judged" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize(("frame", "message"), [
+    (bigram().query("step > 1"), "no row of step 0 or 1, the lowest step is 2"),
+    (bigram(table="Table 9"), "no row with table Table 1, Table 2"),
+    (bigram(kind="guess"), "kind 'guess'; expected prediction, bound, hypothetical"),
+    (bigram(met="maybe"), "met 'maybe'; expected True, False or nothing"),
+    *[(bigram().drop(columns=name), f"no column '{name}'") for name in ("kind", "met", "step")],
+])
+def test_a_table_of_the_bigram_model_that_cannot_be_drawn(frame, message, table, tmp_path):
+    with pytest.raises(TableError, match=message):
+        bigram_exponents.make([table(frame)], tmp_path)
+    assert not list(tmp_path.glob("*.png"))
 
 
 def test_figures_are_written(table, tmp_path):

@@ -79,6 +79,9 @@ class Task:
     `measure` are for them, by default the same as for training. `measure(model, batch)` sums the
     loss and any other quantities over targets, by name; of these a higher mean is better.
 
+    `data_seed` orders the data in place of the config's seed, which then decides the initial values
+    alone: runs of several seeds differ in these and in nothing else.
+
     With `by_epoch` samples are asked for by `Place`, and an epoch ends with its last whole batch;
     otherwise by number, and epochs follow each other without a gap. Data that can only be read in
     order has `batches(...)` in place of items, see `vit_imagenet.streaming`.
@@ -98,6 +101,12 @@ class Task:
     eval_collate: Callable[[Any], Any] | None = None
     eval_count: Callable[[Any], torch.Tensor] | None = None
     measure: Callable[[nn.Module, Any], dict[str, torch.Tensor]] | None = None
+    data_seed: int | None = None
+
+    @property
+    def order_seed(self) -> int:
+        """What the data's order follows from."""
+        return self.config.seed if self.data_seed is None else self.data_seed
 
 
 @dataclass
@@ -537,7 +546,7 @@ class Loop:
             stream = data.batches(**place, workers=settings.data_workers, collate=collate)
             return self._loader(stream, None, batch_size=None)
         order = EpochPlaces if self.task.by_epoch else BatchIds
-        ids = order(len(data), self.task.config.seed, **place)
+        ids = order(len(data), self.task.order_seed, **place)
         return self._loader(data, self.task.collate, batch_sampler=ids)
 
     def _loader(
@@ -803,7 +812,7 @@ def first_batches(task: Task, steps: int) -> Iterator[Any]:
     if hasattr(data, "batches"):
         raise UserError("a stream has no samples by number; turn data.streaming off")
     order = EpochPlaces if task.by_epoch else BatchIds
-    places = order(len(data), task.config.seed, size, size, 0, 1, 0, steps)
+    places = order(len(data), task.order_seed, size, size, 0, 1, 0, steps)
     collate = task.collate or default_collate
     return (collate([data[place] for place in batch]) for batch in places)
 

@@ -79,6 +79,9 @@ class DataConfig(Section):
     """Folder of the files (cifar5m, cifar10)."""
     train_images: PositiveInt | None = None
     """Images to train on, from the first on; by default all (embedded: 5,000,000)."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    """Seed of the data's order, and of the drawn images of embedded; by default the run's `seed`.
+    Runs of several seeds then differ in their initial weights alone."""
     validation_images: PositiveInt = 2048
     """Images held out for evaluation, from the first on."""
     cache_dir: str = "data/cache"

@@ -9,13 +9,14 @@ of these networks is compared with the mean of the others. Both are unbiased, so
 number may come out below zero. What is left is how far the widest H itself is from the limit on
 average, of order H^-2.
 attention: moments over heads of the attention logits A of the last block, over all places of all
-samples, as all places have the same law; and the density of A over heads at one place of the first
-sample, in units of the predicted deviation N^(1/2 - alpha).
+samples, as all places have the same law; and the density of A over heads where the last token of
+the first sample attends to the first, in units of the predicted deviation N^(1/2 - alpha).
 
 Images are the first validation images of the source. Writes initial_kernels.csv (a row per network
-and layer), initial_attention.csv (a row per network) and initial_density.csv (a row per network and
-bin) to results/vit_cifar5m/initial_PRESET; `python -m plots.infinite_heads` draws them. With --ship
-they are kept in plots/data. In float32 on the GPU if there is one, sums in float64.
+and layer), initial_attention.csv (a row per network) and initial_density.csv (a row per size and
+bin, all networks together) to results/vit_cifar5m/initial_PRESET; `python -m plots.infinite_heads`
+draws them. With --ship they are kept in plots/data. In float32 on the GPU if there is one, sums in
+float64.
 """
 
 from __future__ import annotations
@@ -273,18 +274,23 @@ def _mean_square(kernels: Sequence[torch.Tensor]) -> float:
 
 def attention_rows(networks: Networks) -> tuple[Rows, Rows]:
     """initial_attention.csv and initial_density.csv."""
+    import torch
+
     moments, density = [], []
     asked = networks.settings.attention
     for alpha in asked.alphas:
         for head_dim in asked.head_dims:
             for heads in asked.heads:
                 shape = networks.shape(head_dim, heads, asked.layers)
+                place = {"alpha_attention": alpha, "head_dim": head_dim, "heads": heads,
+                         "layer": asked.layers}
+                entries = []
                 passed = networks.captures(shape, alpha, asked.networks)
                 for network, seen in enumerate(passed):
-                    place = {"alpha_attention": alpha, "head_dim": head_dim, "heads": heads,
-                             "network": network, "layer": asked.layers}
-                    moments.append({**place, **_moments(seen)})
-                    density += [{**place, **row} for row in _density(seen, alpha, head_dim)]
+                    moments.append({**place, "network": network, **_moments(seen)})
+                    entries.append(_at_place(seen))
+                found = _density(torch.cat(entries), head_dim ** (0.5 - alpha))
+                density += [{**place, "networks": asked.networks, **row} for row in found]
     return moments, density
 
 
@@ -299,21 +305,21 @@ def _moments(seen: Capture) -> dict[str, float]:
             "fourth_moment": square.square().mean().item()}
 
 
-def _density(seen: Capture, alpha: float, head_dim: int) -> Rows:
-    """How many heads of a network have A of the first sample between two edges, at one place."""
-    import torch
-
-    from training.observations import attention_places
+def _at_place(seen: Capture) -> torch.Tensor:
+    """A of every head where the last token of the first sample attends to the first, (H,)."""
     from training.representations import attention_entries
 
-    token, attended = attention_places(seen.stream[0].shape[1])[0]
-    unit = head_dim ** (0.5 - alpha)
-    entries = attention_entries(seen.blocks[-1], 0, token, attended).double().cpu() / unit
-    inside = entries.clamp(EDGES[0], EDGES[-1])
+    return attention_entries(seen.blocks[-1], 0, -1, 0).double().cpu()
+
+
+def _density(entries: torch.Tensor, unit: float) -> Rows:
+    """How many entries lie between two edges."""
+    import torch
+
+    inside = (entries / unit).clamp(EDGES[0], EDGES[-1])
     counts = torch.histogram(inside, torch.tensor(EDGES, dtype=torch.float64)).hist.tolist()
-    place = {"token": token, "attended": attended}
     return [
-        {**place, "low": low * unit, "high": high * unit, "count": int(count)}
+        {"low": low * unit, "high": high * unit, "count": int(count)}
         for low, high, count in zip(EDGES, EDGES[1:], counts)
     ]
 
