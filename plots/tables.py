@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -23,6 +24,9 @@ _SWEEPS = {
     "figure_1_2": ("vit_imagenet", "figure_1_2", _LAPTOP),
     "bart_figure_3_4": ("bart_span_denoise", "figure_3_4", _LAPTOP),
     "bart_figure_5": ("bart_span_denoise", "figure_5", None),  # R2C2 has no small form
+    "infinite_figure_2": ("vit_cifar5m", "figure_2", _LAPTOP),
+    "infinite_figure_11": ("vit_cifar5m", "figure_11", _LAPTOP),
+    "infinite_figure_13": ("vit_cifar5m", "figure_13", _LAPTOP),
     "infinite_figure_6": ("vit_cifar5m", "figure_6", _LAPTOP),
     "infinite_figure_7_12": ("nanolm_c4", "figure_7_12", _LAPTOP),
 }
@@ -54,7 +58,7 @@ def read(path: Path, columns: Sequence[str], source: str = "results.csv") -> pd.
 
 
 def _makers(stem: str, source: str) -> str:
-    table = stem.removesuffix("_metrics")
+    table = re.sub(r"_(metrics|observations|kernels|attention)$", "", stem)
     experiment, sweep, preset = _SWEEPS.get(table, ("nanolm_c4", table, _LAPTOP))
     asked, suffix = (f" --preset {preset}", f"_{preset}") if preset else ("", "")
     run = f"python -m training.sweep {experiment}/sweeps/{sweep}.yaml{asked}"
