@@ -421,7 +421,10 @@ class Row:
 
     @property
     def z(self) -> float | None:
-        """(measured - predicted) / error; None where not judged or where networks do not differ."""
+        """(measured - predicted) / error; None where not judged or where networks do not differ.
+
+        Corrections at finite width, 1/d or V/d, show here long before they matter to `met`.
+        """
         if self.met is None or self.error < _ROUNDING:
             return None
         return (self.measured - float(self.predicted)) / self.error

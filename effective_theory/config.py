@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from training.config import Count, NonNegativeFloat, PositiveInt, Section
+from training.errors import UserError
 
 Strategy = Annotated[float, Field(ge=0, le=1)]
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "erf", "identity"]
@@ -21,7 +22,8 @@ class ModelConfig(Section):
     stem: Literal["vision", "language"]
     """vision: patches and an untied head with a bias; language: words and a tied head."""
     width: PositiveInt = 512
-    """Embedding dimension n, which the leading-order kernels do not depend on."""
+    """Embedding dimension n of the predictions; kernels depend on it at s > 0 only, there the
+    head's; networks have measure.widths instead."""
     heads: PositiveInt = 8
     """Heads H; must divide the width. The head dimension is C = n / H."""
     depth: Count = 2
@@ -106,12 +108,18 @@ class DataConfig(Section):
 class TheoryConfig(Section):
     """How the Gaussian expectations are computed."""
 
-    quadrature_points: Annotated[int, Field(ge=8, le=400)] = 80
-    """Points per dimension of the MLP's two-dimensional expectations."""
-    attention_draws: Annotated[int, Field(ge=256)] = 65536
-    """Draws of the query-key products; a power of two is best."""
+    attention_draws: Annotated[int, Field(ge=256)] | None = None
+    """Draws of the query-key products, best a power of two; none: 65536, and for many tokens down
+    to 1024, so that draws * samples^2 * T^3, the time, is at most 2^30."""
     seed: Count = 0
     """Seed of those draws."""
+
+    def draws(self, size: int, tokens: int) -> int:
+        """attention_draws, or its default for kernels (size, size)."""
+        if self.attention_draws is not None:
+            return self.attention_draws
+        affordable = max(1, 2**30 // (size**2 * tokens))
+        return min(65536, max(1024, 1 << affordable.bit_length() - 1))
 
 
 class MeasureConfig(Section):
@@ -136,13 +144,10 @@ class Config(Section):
     measure: MeasureConfig = MeasureConfig()
 
     @model_validator(mode="after")
-    def _heads_divide_widths(self) -> Config:
-        heads = self.model.heads
-        widths = [("model.width", self.model.width)]
-        widths += [("measure.widths", width) for width in self.measure.widths]
-        for key, width in widths:
-            if width % heads:
-                raise ValueError(f"{key} {width} is not a multiple of model.heads {heads}")
+    def _heads_divide_the_width(self) -> Config:
+        width, heads = self.model.width, self.model.heads
+        if width % heads:
+            raise ValueError(f"model.width {width} is not a multiple of model.heads {heads}")
         return self
 
     @model_validator(mode="after")
@@ -167,12 +172,35 @@ class Config(Section):
                 f"model.outputs {model.outputs} is the vocabulary of a language model and must "
                 f"hold the {ALPHABET} letters of its text"
             )
-        if self.measure.outputs > self.free_outputs:
-            raise ValueError(
-                f"measure.outputs {self.measure.outputs} must be at most {self.free_outputs}, "
-                "the outputs that are no letters of the input; raise model.outputs"
-            )
         return self
+
+    @model_validator(mode="after")
+    def _stem_reads_its_keys(self) -> Config:
+        stem = self.model.stem
+        for key, reason in _UNREAD[stem].items():
+            section, name = key.split(".")
+            given = getattr(getattr(self, section), name)
+            default = type(getattr(self, section)).model_fields[name].default
+            if given != default:
+                raise ValueError(f"{key} {given}: stem {stem} {reason}; leave it at {default}")
+        return self
+
+    def check_measurement(self) -> None:
+        """UserError if networks cannot be measured as configured; theory needs none of it."""
+        model, measure = self.model, self.measure
+        for width in measure.widths:
+            if width % model.heads:
+                raise UserError(
+                    f"measure.widths {width} is not a multiple of model.heads {model.heads}"
+                )
+        if measure.outputs > self.free_outputs:
+            which = f"model.outputs {model.outputs}"
+            if model.stem == "language":
+                which = f"{self.free_outputs}, the outputs that are no letters of the input"
+            raise UserError(
+                f"measure.outputs {measure.outputs} must be at most {which}; raise model.outputs "
+                "or lower measure.outputs"
+            )
 
     @property
     def free_outputs(self) -> int:
@@ -189,3 +217,15 @@ class Config(Section):
 
 
 ALPHABET = 27  # a-z and the space
+
+_TIED = "ties its head to the words, whose key is"
+_UNREAD = {
+    "vision": {"data.tokens": "has (8 / data.patch_size)^2 tokens"},
+    "language": {
+        "init.readout": f"{_TIED} init.stem",
+        "rates.readout": f"{_TIED} rates.stem",
+        "rates.readout_bias": "has a head without bias",
+        "data.patch_size": "has letters, data.tokens of them",
+    },
+}
+"""Keys that a stem has no use for, and why."""

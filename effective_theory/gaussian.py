@@ -6,9 +6,11 @@ out of every call.
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import torch
@@ -32,39 +34,34 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 REPLICATES = 16
 """Independent randomisations that the draws are split into; their spread is the error."""
 
-_CHUNK_BYTES = 2**26
-_TOLERANCE = 1e-6
-_REFERENCE_POINTS = 512
+_CHUNK_BYTES = 2**23  # a cache of some MB: bigger chunks take several times longer
+_TOLERANCE = 1e-9
+_LARGEST_VARIANCE = 1000.0
+_TERMS, _TERMS_AT_ONCE = 2**15, 64
+_SLOW_SECONDS = 60.0
 
 
-def activation_kernels(covariance: Tensor, activation: str, points: int) -> tuple[Tensor, Tensor]:
-    """<sigma(w1) sigma(w2)>_K and <sigma'(w1) sigma'(w2)>_K of (1.74) for all pairs: two (P, P).
+def activation_kernels(covariance: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """<sigma(w1) sigma(w2)>_K and <sigma'(w1) sigma'(w2)>_K of (1.74): two (..., P, P), all pairs.
 
-    `covariance` K is (P, P), singular or zero as it likes. Gauss-Hermite with `points` per
-    dimension; UserError if they are too few for this activation at these variances. ReLU, whose
-    kink a quadrature resolves badly, has closed forms, with relu'(0) = 0 as in torch.
+    `covariance` K is (..., P, P), singular or zero as it likes. relu (with relu'(0) = 0 as in
+    torch), erf and identity have closed forms. The others are summed as Hermite series until the
+    diagonals are good to a relative 1e-9; UserError for a variance above 1000, where that takes
+    too many terms.
     """
     covariance = covariance.double()
-    if activation == "relu":
-        return _relu_kernels(covariance)
-    _check_points(covariance.diagonal(), activation, points)
-    rows, columns = torch.triu_indices(len(covariance), len(covariance))
-    values, slopes = torch.empty_like(covariance), torch.empty_like(covariance)
-    pairs = max(1, _CHUNK_BYTES // (64 * points**2))
-    for row, column in zip(rows.split(pairs), columns.split(pairs), strict=True):
-        value, slope = _quadrature(covariance, row, column, activation, points)
-        values[row, column] = values[column, row] = value
-        slopes[row, column] = slopes[column, row] = slope
-    return values, slopes
+    closed = _CLOSED_FORMS.get(activation)
+    return _series(covariance, activation) if closed is None else closed(covariance)
 
 
 def correlations(covariance: Tensor) -> Tensor:
-    """Correlations (P, P): exactly 1 on the diagonal, 0 beside a variance of 0."""
-    variance = covariance.diagonal().clamp(min=0)
+    """Correlations (..., P, P): exactly 1 on the diagonal, 0 beside a variance of 0."""
+    variance = _variances(covariance)
     # The root of the product, not the product of roots, whose rounding arccos would amplify.
-    scale = (variance[:, None] * variance).sqrt()
+    scale = (variance[..., :, None] * variance[..., None, :]).sqrt()
     rho = torch.where(scale > 0, covariance / scale.where(scale > 0, 1.0), 0.0).clamp(-1, 1)
-    return rho.fill_diagonal_(1.0)
+    rho.diagonal(dim1=-2, dim2=-1).fill_(1.0)
+    return rho
 
 
 def with_slope(activation: str, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,58 +73,94 @@ def with_slope(activation: str, w: Tensor) -> tuple[Tensor, Tensor]:
     return value.detach(), slope
 
 
-def _quadrature(
-    covariance: Tensor, row: Tensor, column: Tensor, activation: str, points: int
-) -> tuple[Tensor, Tensor]:
-    nodes, weights = _hermite(points)
-    std = covariance.diagonal().clamp(min=0).sqrt()
-    rho = correlations(covariance)[row, column][:, None, None]
-    second = rho * nodes[:, None] + (1 - rho**2).clamp(min=0).sqrt() * nodes
-    one = with_slope(activation, std[row][:, None] * nodes)
-    two = with_slope(activation, std[column][:, None, None] * second)
-    value, slope = (((b @ weights) * a) @ weights for a, b in zip(one, two, strict=True))
-    return value, slope
+def _variances(covariance: Tensor) -> Tensor:
+    return covariance.diagonal(dim1=-2, dim2=-1).clamp(min=0)
 
 
-@cache
-def _hermite(points: int) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of expectations over a standard normal, by Golub & Welsch (1969).
+def _series(covariance: Tensor, activation: str) -> tuple[Tensor, Tensor]:
+    """Sum over k of a_k(w1) a_k(w2) rho^k, a_k the coefficients in normalised Hermite polynomials.
 
-    numpy's own rule overflows beyond some 380 points.
+    The squares of all a_k sum to <sigma sigma> of one input (Parseval), which says what is missing.
     """
-    beside = torch.arange(1, points, dtype=torch.float64).sqrt()
-    nodes, vectors = torch.linalg.eigh(beside.diag(1) + beside.diag(-1))
-    return nodes, vectors[0] ** 2
+    std, rho = _variances(covariance).sqrt(), correlations(covariance)
+    largest = float(std.max())
+    if not largest**2 <= _LARGEST_VARIANCE:
+        raise _too_large(activation, largest)
+    nodes = _nodes(largest)
+    functions = torch.stack(with_slope(activation, std[..., None] * nodes))  # (2, ..., P, nodes)
+    norms = functions**2 @ _density(nodes)
+    found, power = torch.zeros_like(torch.stack([rho, rho])), torch.ones_like(rho)
+    reached = torch.zeros_like(norms)
+    for basis in _hermite(nodes):
+        coefficients = functions @ basis
+        for a in coefficients.unbind(-1):
+            found += a[..., :, None] * a[..., None, :] * power
+            power *= rho
+        reached += (coefficients**2).sum(-1)
+        if bool((norms - reached <= _TOLERANCE * norms).all()):
+            return found[0], found[1]
+    raise _too_large(activation, largest)
 
 
-def _check_points(variances: Tensor, activation: str, points: int) -> None:
-    """The largest variance converges last; one dimension shows it."""
-    variance = float(variances.max())
-    few, many = (_moments(variance, activation, count) for count in (points, _REFERENCE_POINTS))
-    error = float(((few - many).abs() / many.abs().clamp(min=1e-300)).max())
-    if variance > 0 and not error <= _TOLERANCE:
-        raise UserError(
-            f"theory.quadrature_points {points} are too few for {activation} at variance "
-            f"{variance:.3g}: relative error {error:.1g}, wanted {_TOLERANCE:g}; give more, or "
-            "lower init.mlp_in"
-        )
+def _too_large(activation: str, std: float) -> UserError:
+    return UserError(
+        f"{activation} at variance {std**2:.3g}: expectations are computed up to "
+        f"{_LARGEST_VARIANCE:g}; lower init.mlp_in"
+    )
 
 
-def _moments(variance: float, activation: str, points: int) -> Tensor:
-    nodes, weights = _hermite(points)
-    both = torch.stack(with_slope(activation, max(variance, 0.0) ** 0.5 * nodes))
-    return both**2 @ weights
+def _nodes(std: float) -> Tensor:
+    """An even grid, on which sums converge exponentially: sigma(std u) is analytic near reals.
+
+    The nearest poles are those of tanh, pi / (2 std) away, so that the error is some 1e-17.
+    """
+    step = 0.25 / max(std, 5.0)
+    return torch.arange(-13.0, 13.0, step, dtype=torch.float64)
+
+
+def _density(nodes: Tensor) -> Tensor:
+    step = nodes[1] - nodes[0]
+    return step / (2 * torch.pi) ** 0.5 * torch.exp(-(nodes**2) / 2)
+
+
+def _hermite(nodes: Tensor) -> Iterator[Tensor]:
+    """Normalised Hermite polynomials times the density, some at a time: (nodes, terms).
+
+    The recursion runs on polynomials times the root of the density, which stay of order one.
+    """
+    root = _density(nodes).sqrt()
+    before, now = torch.zeros_like(root), root
+    for start in range(0, _TERMS, _TERMS_AT_ONCE):
+        columns = []
+        for k in range(start, start + _TERMS_AT_ONCE):
+            columns.append(now * root)
+            before, now = now, (nodes * now - k**0.5 * before) / (k + 1) ** 0.5
+        yield torch.stack(columns, 1)
 
 
 def _relu_kernels(covariance: Tensor) -> tuple[Tensor, Tensor]:
     """Arc-cosine kernels of order one and zero, Cho & Saul (2009)."""
-    std = covariance.diagonal().clamp(min=0).sqrt()
-    scale = std[:, None] * std
-    rho = correlations(covariance)
+    std, rho = _variances(covariance).sqrt(), correlations(covariance)
+    scale = std[..., :, None] * std[..., None, :]
     rest = torch.pi - torch.arccos(rho)
     values = scale * ((1 - rho**2).clamp(min=0).sqrt() + rest * rho) / (2 * torch.pi)
     slopes = torch.where(scale > 0, rest / (2 * torch.pi), 0.0)
     return values, slopes
+
+
+def _erf_kernels(covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """The arcsine kernel of Williams (1998) and its derivative, without cancellation."""
+    variance, rho = _variances(covariance), correlations(covariance)
+    one, two = variance[..., :, None], variance[..., None, :]
+    rest = (1 + 2 * (one + two) + 4 * one * two * (1 - rho) * (1 + rho)).sqrt()
+    return 2 / torch.pi * torch.atan2(2 * covariance, rest), 4 / torch.pi / rest
+
+
+_CLOSED_FORMS: dict[str, Callable[[Tensor], tuple[Tensor, Tensor]]] = {
+    "relu": _relu_kernels,
+    "erf": _erf_kernels,
+    "identity": lambda covariance: (covariance, torch.ones_like(covariance)),
+}
 
 
 @dataclass(frozen=True)
@@ -141,8 +174,9 @@ class AttentionMeans:
 
 
 def mean_and_error(estimates: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean over the first dimension and its standard error."""
-    return estimates.mean(0), estimates.std(0) / len(estimates) ** 0.5
+    """Mean over the first dimension and its standard error, exactly 0 if all are the same."""
+    apart = estimates - estimates[0]
+    return estimates[0] + apart.mean(0), apart.std(0) / len(estimates) ** 0.5
 
 
 def attention_means(
@@ -162,26 +196,41 @@ def attention_means(
     products Z_{t t'} and Z_{s s'} have covariance variance * F_ts F_t's'. `x` (K, P, P) are the
     kernels X; with `y` (P, P), Xi(X, Y)_{t1 t2} = sum over t1', t2', s1, s2 of
     E[dOmega_{t1 t1'}/dZ_{t1 s1} dOmega_{t2 t2'}/dZ_{t2 s2}] X_{s1 s2} Y_{t1' t2'} comes too.
-    Indices t1 and t2 run over all samples, primed ones over the sample's own tokens. Neglected:
+    All three may have a leading dimension REPLICATES: one kernel per randomisation. Indices t1
+    and t2 run over all samples, primed ones over the sample's own tokens. Neglected:
     O(1/C) = O(H/n). `stream` numbers independent draws under one seed. Memory is bounded by
-    taking the draws in chunks.
+    taking the draws in chunks; a line on stderr announces what takes more than a minute.
     """
-    if theory.attention_draws < 2 * REPLICATES:
-        raise ValueError(f"attention_draws must be at least {2 * REPLICATES}")
-    count, size = len(x), len(f)
+    count, size = x.shape[-3], f.shape[-1]
+    f, x = (one.expand(REPLICATES, *one.shape[-dims:]) for one, dims in ((f, 2), (x, 3)))
+    y = None if y is None else y.expand(REPLICATES, size, size)
+    draws = -(-theory.draws(size, tokens) // (2 * REPLICATES)) * 2
     chunk = max(2, _CHUNK_BYTES // (64 * (count + 1) * size**2) // 2 * 2)
-    draws = -(-theory.attention_draws // (2 * REPLICATES)) * 2
     mixed = torch.zeros(REPLICATES, count, size, size, dtype=torch.float64)
     jacobian = None if y is None else torch.zeros_like(mixed)
+    start = time.perf_counter()
     for replicate in range(REPLICATES):
         seed = int(np.random.SeedSequence((theory.seed, stream, replicate)).generate_state(1)[0])
-        for z in _products(f, tokens, variance, draws, chunk, seed):
-            omega = _softmax(z, causal)
-            mean, slope = _accumulate(omega, x, y)
+        own = x[replicate], None if y is None else y[replicate]
+        for z in _products(f[replicate], tokens, variance, draws, chunk, seed):
+            mean, slope = _accumulate(_softmax(z, causal), *own)
             mixed[replicate] += mean / draws
             if jacobian is not None:
                 jacobian[replicate] += slope / draws
+        if replicate == 0:
+            _announce(time.perf_counter() - start, draws, size, tokens)
     return AttentionMeans(mixed, jacobian)
+
+
+def _announce(seconds: float, draws: int, size: int, tokens: int) -> None:
+    """One line on stderr, from the first randomisation's time, if all will take long."""
+    if seconds * REPLICATES > _SLOW_SECONDS:
+        print(
+            f"attention over {tokens} tokens: {draws * REPLICATES} draws for {size} x {size} "
+            f"kernels take about {seconds * REPLICATES:.0f} s per block; fewer: "
+            "theory.attention_draws",
+            file=sys.stderr,
+        )
 
 
 def _products(
@@ -197,7 +246,7 @@ def _products(
     for flat in _normals(rank**2, draws, chunk, seed):
         e = torch.empty_like(flat)
         e[:, order] = flat
-        e = e.view(-1, rank, rank)
+        e = e.view(len(e), rank, rank)
         left = torch.einsum("atr,nrq->natq", root, e)
         yield variance**0.5 * torch.einsum("natq,asq->nats", left, root)
 
@@ -239,12 +288,12 @@ def _accumulate(omega: Tensor, x: Tensor, y: Tensor | None) -> tuple[Tensor, Ten
     """
     samples, tokens = omega.shape[1:3]
     shape = (-1, samples, tokens, samples, tokens)
-    x = x.view(shape)
+    x = x.reshape(shape)
     px = torch.einsum("nats,kasbu->natkbu", omega, x)
     pxq = torch.einsum("natkbu,nbvu->natkbv", px, omega)
     if y is None:
         return _summed(pxq), None
-    y = y.view(shape)
+    y = y.reshape(shape)
     py = torch.einsum("nats,kasbu->natkbu", omega, y)
     pyq = torch.einsum("natkbu,nbvu->natkbv", py, omega)
     xq = torch.einsum("kasbu,nbvu->naskbv", x, omega)

@@ -10,7 +10,8 @@ from torch import Tensor
 from effective_theory.config import Config
 from training.errors import UserError
 
-_LETTERS = " " + string.ascii_lowercase
+LETTERS = " " + string.ascii_lowercase
+"""What ids of language stand for, by number."""
 
 
 def inputs(config: Config) -> Tensor:
@@ -47,7 +48,7 @@ def _letters(config: Config) -> Tensor:
     first, count, tokens = config.data.first, config.data.samples, config.data.tokens
     ids: list[int] = []
     for document in read_embedded(embedded_file()):
-        ids += [_LETTERS.index(letter) for letter in document.lower() if letter in _LETTERS]
+        ids += [LETTERS.index(letter) for letter in document.lower() if letter in LETTERS]
         if len(ids) >= (first + count) * tokens:
             return torch.tensor(ids[first * tokens : (first + count) * tokens]).view(count, tokens)
     raise UserError(

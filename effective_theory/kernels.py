@@ -9,7 +9,7 @@ With --json one object: `config` (resolved), `blocks` (names in order), `G`, `G_
 matrix}}, summing to `theta`), `parts` ({block: {tensor: matrix}}, likewise), `tensors` ({tensor:
 numbers}: `sgd_factor` lambda_G, `gradient` the rms of dz/dtheta and `gradient_scaling` its power
 of the width, `adamw_factor` lambda_G |g|, `closed_form` (1.108)-(1.116), `ratio` of these two),
-and, for a tied head, `contact` (`outputs`, `leading`, `exchange` with one matrix per output).
+and, for a tied head, `contact` (`outputs`, and `leading` with one matrix per output).
 Matrices are lists of rows in order (sample, token); the head's are (sample, sample) if pooled.
 """
 
@@ -26,7 +26,13 @@ import torch
 from torch import Tensor
 
 from effective_theory.config import Config
-from effective_theory.gaussian import activation_kernels, attention_means, mean_and_error
+from effective_theory.gaussian import (
+    REPLICATES,
+    activation_kernels,
+    attention_means,
+    mean_and_error,
+)
+from effective_theory.inputs import LETTERS
 from training.config import describe, load
 from training.errors import UserError, one_line_errors
 
@@ -45,11 +51,10 @@ class Kernels:
     F: dict[str, Tensor]
     """(P, P) per block but the head: kernels after LayerNorm, (1.53)."""
     G_se: dict[str, Tensor]
-    """Standard errors of G from the attention draws, shaped like G.
-
-    A block's own error and those that the skip path carries to it are added in quadrature; what
-    earlier errors do to later blocks' residual paths is left out.
-    """
+    """Standard errors of G from the attention draws, shaped like G: the spread of `replicates`."""
+    replicates: dict[str, Tensor]
+    """(REPLICATES, ...) per block: G from each randomisation of the draws alone, through all
+    blocks; G and F are means over them."""
 
 
 def forward(config: Config, x: Tensor) -> Kernels:
@@ -58,23 +63,28 @@ def forward(config: Config, x: Tensor) -> Kernels:
     `x`: patches (D, T, n_patch), or ids (D, T) for language. The head's kernel has the factor
     n^(-s) of (1.34); nothing else depends on the width. Neglected: O(1/n), in attention
     O(1/C) = O(H/n) (App. A), and the contact terms of a tied head, see `contact_terms`. UserError
-    for x of the wrong rank and for a zero signal without norm_eps.
+    for x of the wrong rank, for a zero signal without norm_eps and for numbers beyond float64.
     """
     blocks = block_names(config.model.depth)
-    g = stem_kernel(config, x)
-    error = torch.zeros_like(g)
-    G, F, G_se = {}, {}, {}
+    g = stem_kernel(config, x).expand(REPLICATES, -1, -1)
+    G, F = {}, {}
     for index, block in enumerate(blocks):
-        G[block], G_se[block] = g, error
+        G[block] = check_finite(config, f"G of block {block}", g)
         if block == "head":
             break
-        F[block] = normalised(config, block, g)
+        F[block] = f = normalised(config, block, g)
         if blocks[index + 1] == "head":
-            g, error = _head(config, x, F[block], _normalised_error(config, g, error))
-            continue
-        residual, spread = _residual(config, x.shape[1], blocks[index + 1], index, F[block])
-        g, error = g + residual, (error**2 + spread**2).sqrt()
-    return Kernels(blocks, G, F, G_se)
+            g = pooled(config, x, head_factor(config) * f)
+        else:
+            g = g + _residual(config, x.shape[1], blocks[index + 1], index, f)
+    pairs = {block: mean_and_error(found) for block, found in G.items()}
+    return Kernels(
+        blocks,
+        G={block: mean for block, (mean, _) in pairs.items()},
+        F={block: mean_and_error(found)[0] for block, found in F.items()},
+        G_se={block: error for block, (_, error) in pairs.items()},
+        replicates=G,
+    )
 
 
 def block_names(depth: int) -> tuple[str, ...]:
@@ -106,27 +116,46 @@ def stem_kernel(config: Config, x: Tensor) -> Tensor:
 
 
 def norm_scale(config: Config, block: str, g: Tensor) -> Tensor:
-    """sqrt(G_aa + eps) of (1.53) and (1.139): (P,). UserError where it is 0."""
-    variance = g.diagonal() + config.model.norm_eps
+    """1 / N of (1.53) and (1.139), sqrt(G_aa + eps) sqrt(G_bb + eps): shaped like G (..., P, P).
+
+    UserError where it is 0.
+    """
+    variance = g.diagonal(dim1=-2, dim2=-1) + config.model.norm_eps
     if not bool((variance > 0).all()):
+        place = int(variance.argmin()) % variance.shape[-1]
         raise UserError(
-            f"the signal after block {block} is zero at input {int(variance.argmin())}, so that "
-            "LayerNorm is undefined; raise init.stem, init.position or model.norm_eps"
+            f"the signal after block {block} is zero at input {place}, so that LayerNorm is "
+            "undefined; raise init.stem, init.position or model.norm_eps"
         )
-    return variance.sqrt()
+    root = variance.sqrt()
+    return root[..., :, None] * root[..., None, :]
 
 
 def normalised(config: Config, block: str, g: Tensor) -> Tensor:
-    """F, (1.53): (P, P)."""
-    scale = norm_scale(config, block, g)
-    return g / (scale[:, None] * scale)
+    """F, (1.53): shaped like G, (..., P, P)."""
+    return g / norm_scale(config, block, g)
 
 
-def attention_setting(config: Config, tokens: int, stream: int) -> dict[str, Any]:
+def check_finite(config: Config, what: str, values: Tensor) -> Tensor:
+    """The values again; UserError naming the keys that are not 1 if one is not finite."""
+    if bool(torch.isfinite(values).all()):
+        return values
+    given = [
+        f"{section}.{key} = {value:g}"
+        for section in ("init", "rates")
+        for key, value in getattr(config, section).model_dump().items()
+        if value != 1
+    ]
+    raise UserError(f"{what} is beyond float64 with {', '.join(given)}; bring these nearer to 1")
+
+
+def attention_setting(config: Config, tokens: int, block: str, stream: int) -> dict[str, Any]:
     """What `attention_means` needs besides kernels; forward and tangent share the draws."""
+    variance = torch.tensor(config.init.query * config.init.key, dtype=torch.float64)
+    check_finite(config, f"the variance of queries times keys in {block}", variance)
     return {
         "tokens": tokens,
-        "variance": config.init.query * config.init.key,
+        "variance": float(variance),
         "causal": config.model.causal,
         "theory": config.theory,
         "stream": stream,
@@ -134,10 +163,8 @@ def attention_setting(config: Config, tokens: int, stream: int) -> dict[str, Any
 
 
 def mlp_kernels(config: Config, f: Tensor) -> tuple[Tensor, Tensor]:
-    """<sigma sigma> and <sigma' sigma'> at C_W F: two (P, P)."""
-    return activation_kernels(
-        config.init.mlp_in * f, config.model.activation, config.theory.quadrature_points
-    )
+    """<sigma sigma> and <sigma' sigma'> at C_W F: two (..., P, P)."""
+    return activation_kernels(config.init.mlp_in * f, config.model.activation)
 
 
 def head_factor(config: Config) -> float:
@@ -163,58 +190,35 @@ class Contact:
     """The outputs i that occur in the input, ascending."""
     leading: Tensor
     """(outputs, P, P), order n^(1-s): the square of a mean, through the skip path."""
-    exchange: Tensor
-    """(outputs, P, P), order n^(-s): 1/n of `leading`."""
 
 
 def contact_terms(config: Config, x: Tensor, kernels: Kernels) -> Contact | None:
     """Contact terms of footnote 19 with LayerNorm; None for an untied head.
 
     With N = N_rescale: E[z_{t1;i} z_{t2;i}] has N^2 n^2 C_WE^2 x_{t1;i} x_{t2;i} / (sqrt(G_t1 +
-    eps) sqrt(G_t2 + eps)) besides (1.84), G being the last block's before the head. `exchange`
-    is the third term of the footnote's toy model, at leading order and with the same norms: it is
-    C_WE^2 (1 + C/n), where the footnote has (1 + C)/n. Other terms of its order, from second
-    derivatives of LayerNorm, are neglected: the sum is good to O(n^(-s)), relatively O(1/n).
+    eps) sqrt(G_t2 + eps)) besides (1.84), G being the last block's before the head. It is of order
+    n^(1-s), and relatively good to O(1/n). (1.84) itself, of order n^(-s), is complete only where
+    neither input is i: elsewhere LayerNorm's derivatives and exchanged contractions have its order.
     """
     if config.model.stem != "language":
         return None
     last = kernels.blocks[-2]
-    scale = norm_scale(config, last, kernels.G[last])
+    scale = kernels.G[last].diagonal() + config.model.norm_eps
     outputs = torch.unique(x)
-    hits = (x.flatten() == outputs[:, None]).double() / scale
-    product = config.init.stem**2 * hits[:, :, None] * hits[:, None]
-    exchange = config.model.width**-config.model.s * product
-    return Contact(tuple(outputs.tolist()), config.model.width * exchange, exchange)
+    hits = (x.flatten() == outputs[:, None]) * (config.init.stem / scale.sqrt())
+    strength = config.model.width ** (1 - config.model.s)
+    leading = strength * hits[:, :, None] * hits[:, None]
+    return Contact(tuple(outputs.tolist()), check_finite(config, "the contact term", leading))
 
 
-def _residual(
-    config: Config, tokens: int, block: str, stream: int, f: Tensor
-) -> tuple[Tensor, Tensor]:
-    """What a residual path adds to G and its standard error, both (P, P)."""
+def _residual(config: Config, tokens: int, block: str, stream: int, f: Tensor) -> Tensor:
+    """What a residual path adds to G: (REPLICATES, P, P)."""
     init = config.init
     if block.startswith("mlp"):
-        return init.mlp_out * mlp_kernels(config, f)[0], torch.zeros_like(f)
-    means = attention_means(f, f[None], None, **attention_setting(config, tokens, stream))
-    mean, error = mean_and_error(means.mixed[:, 0])
-    strength = init.attention_output * init.value
-    return strength * mean, strength * error
-
-
-def _head(config: Config, x: Tensor, f: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    factor = head_factor(config)
-    return pooled(config, x, factor * f), pooled(config, x, factor * error)
-
-
-def _normalised_error(config: Config, g: Tensor, error: Tensor) -> Tensor:
-    """Standard error of F to first order, entries of G taken as independent."""
-    variance = g.diagonal() + config.model.norm_eps
-    product = variance[:, None] * variance
-    relative = (error.diagonal() / variance) ** 2
-    square = error**2 / product + g**2 / product * (relative[:, None] + relative) / 4
-    result = square.sqrt()
-    # On the diagonal numerator and denominator move together.
-    result.diagonal().copy_(error.diagonal() * config.model.norm_eps / variance**2)
-    return result
+        return init.mlp_out * mlp_kernels(config, f)[0]
+    setting = attention_setting(config, tokens, block, stream)
+    means = attention_means(f, f[:, None], None, **setting)
+    return init.attention_output * init.value * means.mixed[:, 0]
 
 
 def _check_rank(x: Tensor, rank: int, meaning: str) -> None:
@@ -270,7 +274,6 @@ def _as_json(config: Config, x: Tensor, kernels: Kernels, derived: Tangent) -> d
         result["contact"] = {
             "outputs": contact.outputs,
             "leading": contact.leading.tolist(),
-            "exchange": contact.exchange.tolist(),
         }
     return result
 
@@ -309,8 +312,13 @@ def _as_text(config: Config, x: Tensor, kernels: Kernels, derived: Tangent) -> s
     lines += ["", "contributions to Theta at the head, means over the diagonal"]
     for group, part in derived.groups("head").items():
         lines.append(f"  {group:18}{float(part.diagonal().mean()):12.6f}")
-    lines += ["", "gradients of one output and AdamW's factors, beside (1.108)-(1.116)"]
-    columns = ("lambda", "|g|", "~", "lambda |g|", "closed form", "ratio")
+    lines += [
+        "",
+        "gradients of one output and AdamW's factors, beside (1.108)-(1.116)",
+        "lambda: SGD's factor; |g|: rms over the tensor's entries; scaling: the widths' powers in",
+        "|g|; lambda |g|: AdamW's factor, beside its closed form; ratio: of these two",
+    ]
+    columns = ("lambda", "|g|", "scaling", "lambda |g|", "closed form", "ratio")
     lines.append(f"{'tensor':32}" + "".join(f"{name:>13}" for name in columns))
     for name, row in _tensors(config, derived).items():
         lines.append(f"{name:32}" + "".join(f"{value:13.5g}" for value in row.values()))
@@ -339,8 +347,19 @@ def _contact_lines(config: Config, x: Tensor, kernels: Kernels) -> list[str]:
     if contact is None:
         return []
     largest = contact.leading.diagonal(dim1=1, dim2=2).amax(1)
-    terms = ", ".join(f"{i}: {v:.4g}" for i, v in zip(contact.outputs, largest, strict=True))
-    return ["", "contact terms of the outputs that occur in the input (footnote 19)", f"  {terms}"]
+    terms = ", ".join(
+        f"{_letter(i)} {value:.4g}" for i, value in zip(contact.outputs, largest, strict=True)
+    )
+    return [
+        "",
+        "contact terms (footnote 19): what G of the head has besides for the letters of the input,",
+        f"at n = {config.model.width} and at most, on the diagonal",
+        f"  {terms}",
+    ]
+
+
+def _letter(output: int) -> str:
+    return "space" if LETTERS[output] == " " else LETTERS[output]
 
 
 if __name__ == "__main__":

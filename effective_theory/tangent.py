@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from effective_theory.config import Config, RatesConfig
-from effective_theory.gaussian import attention_means, mean_and_error
+from effective_theory.gaussian import REPLICATES, attention_means, mean_and_error
 from effective_theory.kernels import (
     Kernels,
     attention_setting,
+    check_finite,
     head_factor,
     input_kernel,
     mlp_kernels,
     norm_scale,
+    normalised,
     pooled,
     same_token,
 )
@@ -38,7 +40,7 @@ class Tangent:
     theta: dict[str, Tensor]
     """Theta per block, (P, P); a pooled head's is (D, D)."""
     theta_se: dict[str, Tensor]
-    """Standard errors of Theta from the attention draws, as Kernels.G_se; G's are left out."""
+    """Standard errors of Theta from the attention draws, those of G included, as Kernels.G_se."""
     parts: dict[str, dict[str, Tensor]]
     """Per block, every tensor's additive part of Theta, carried there from its own block."""
     norms: dict[str, dict[str, Tensor]]
@@ -73,22 +75,41 @@ def tangent(config: Config, x: Tensor, kernels: Kernels) -> Tangent:
     the head multiplies B by its factor. Before the head every part has the n^s of footnote 26,
     which the head takes back. Neglected: O(1/n), in attention O(H/n), stem-head cross terms.
     """
-    norms, error = {"stem": _stem(config, x)}, torch.zeros_like(kernels.G["stem"])
-    errors = {"stem": error}
+    norms = {"stem": _stem(config, x)}
     patch = None if config.model.stem == "language" else x.shape[-1]
     sizes = tensors(config, patch, x.shape[1])
     rates = {name: _sgd(config, size) for name, size in sizes.items()}
-    walk = _Walk(config, x, kernels, rates)
     for stream, (before, block) in enumerate(zip(kernels.blocks, kernels.blocks[1:], strict=False)):
         step = {"attention": _attention, "mlp": _mlp, "head": _head}[block.split(".")[0]]
-        norms[block], error = step(walk, _Step(before, block, stream, norms[before], error))
-        errors[block] = error
-    parts = {
-        block: {name: rates[name] * norm for name, norm in own.items()}
+        norms[block] = step(_Step(config, x, kernels, before, block, stream), norms[before])
+    theta = {
+        block: mean_and_error(_theta(config, rates, block, own)) for block, own in norms.items()
+    }
+    means = {
+        block: {name: mean_and_error(norm)[0] for name, norm in own.items()}
         for block, own in norms.items()
     }
-    theta = {block: torch.stack(list(own.values())).sum(0) for block, own in parts.items()}
-    return Tangent(theta, errors, parts, norms, rates, patch, x.shape[1])
+    parts = {
+        block: {name: rates[name] * norm for name, norm in own.items()}
+        for block, own in means.items()
+    }
+    return Tangent(
+        theta={block: mean for block, (mean, _) in theta.items()},
+        theta_se={block: error for block, (_, error) in theta.items()},
+        parts=parts,
+        norms=means,
+        rates=rates,
+        patch=patch,
+        tokens=x.shape[1],
+    )
+
+
+def _theta(
+    config: Config, rates: dict[str, float], block: str, norms: dict[str, Tensor]
+) -> Tensor:
+    """Theta of every randomisation: (REPLICATES, P, P)."""
+    total = torch.stack([rates[name] * norm for name, norm in norms.items()]).sum(0)
+    return check_finite(config, f"Theta of block {block}", total)
 
 
 @dataclass(frozen=True)
@@ -176,87 +197,86 @@ def adamw_factors(config: Config, derived: Tangent) -> dict[str, AdamWFactor]:
         closed = _prescription(config, "adam").lr_factor(*fans)
         scaling = closed / _prescription(config, "sgd").lr_factor(*fans)
         predicted = derived.rates[name] * gradients[name]
-        result[name] = AdamWFactor(predicted, closed, predicted / closed, scaling)
+        ratio = torch.tensor(predicted / closed, dtype=torch.float64)
+        check_finite(config, f"AdamW's factor of {name}", ratio)
+        result[name] = AdamWFactor(predicted, closed, float(ratio), scaling)
     return result
 
 
 @dataclass(frozen=True)
-class _Walk:
+class _Step:
+    """One block; its kernels have a leading dimension REPLICATES."""
+
     config: Config
     x: Tensor
     kernels: Kernels
-    rates: dict[str, float]
-
-    def hats(self, before: str, kernels: Tensor) -> Tensor:
-        """B of kernels (..., P, P) after a block: LayerNorm's factor (1.139)."""
-        scale = norm_scale(self.config, before, self.kernels.G[before])
-        return kernels / (scale[:, None] * scale)
-
-
-@dataclass(frozen=True)
-class _Step:
     before: str
     block: str
     stream: int
-    norms: dict[str, Tensor]
-    error: Tensor
+
+    @property
+    def f(self) -> Tensor:
+        """F of the block before."""
+        return normalised(self.config, self.before, self.kernels.replicates[self.before])
+
+    def hats(self, kernels: Tensor) -> Tensor:
+        """B of kernels (..., REPLICATES, P, P) after the block before: LayerNorm's (1.139)."""
+        return kernels / norm_scale(
+            self.config, self.before, self.kernels.replicates[self.before]
+        )
 
 
 def _stem(config: Config, x: Tensor) -> dict[str, Tensor]:
     """(1.122) or (1.129), and (1.123)."""
     count = 1 if config.model.stem == "language" else x.shape[-1]
-    return {"stem": count * input_kernel(config, x), "position": same_token(x)}
+    norms = {"stem": count * input_kernel(config, x), "position": same_token(x)}
+    return {name: norm.expand(REPLICATES, -1, -1) for name, norm in norms.items()}
 
 
-def _attention(walk: _Walk, step: _Step) -> tuple[dict[str, Tensor], Tensor]:
+def _attention(step: _Step, norms: dict[str, Tensor]) -> dict[str, Tensor]:
     """(1.151)-(1.154) and (1.161), (1.163)."""
-    init, n = walk.config.init, walk.config.model.width
-    f = walk.kernels.F[step.before]
-    b = walk.hats(step.before, torch.stack(list(step.norms.values())))
-    setting = attention_setting(walk.config, walk.x.shape[1], step.stream)
-    means = attention_means(f, torch.cat([f[None], b]), f, **setting)
-    mixed, xi = means.mixed, means.jacobian
+    init, n, f = step.config.init, step.config.model.width, step.f
+    b = step.hats(torch.stack(list(norms.values())))
+    setting = attention_setting(step.config, step.x.shape[1], step.block, step.stream)
+    means = attention_means(f, torch.cat([f[None], b]).transpose(0, 1), f, **setting)
+    mixed, xi = (found.unbind(1) for found in (means.mixed, means.jacobian))
     values = init.attention_output * init.value
-    carried = values * mixed[:, 1:]
-    carried += values * init.query * init.key * (b * xi[:, :1] + f * xi[:, 1:])
-    own = {
-        "query": n * values * init.key * f * xi[:, 0],
-        "key": n * values * init.query * f * xi[:, 0],
-        "value": n * init.attention_output * mixed[:, 0],
-        "attention_output": n * init.value * mixed[:, 0],
+    products = values * init.query * init.key
+    residual = {
+        name: values * mixed[i] + products * (b[i - 1] * xi[0] + f * xi[i])
+        for i, name in enumerate(norms, 1)
     }
-    residual = dict(zip(step.norms, carried.unbind(1), strict=True))
-    residual |= {f"{step.block}.{name}": norm for name, norm in own.items()}
-    total = torch.stack([walk.rates[name] * norm for name, norm in residual.items()]).sum(0)
-    error = (step.error**2 + mean_and_error(total)[1] ** 2).sqrt()
-    return _added(step.norms, {name: norm.mean(0) for name, norm in residual.items()}), error
+    own = {
+        "query": n * values * init.key * f * xi[0],
+        "key": n * values * init.query * f * xi[0],
+        "value": n * init.attention_output * mixed[0],
+        "attention_output": n * init.value * mixed[0],
+    }
+    return _added(norms, residual | {f"{step.block}.{name}": norm for name, norm in own.items()})
 
 
-def _mlp(walk: _Walk, step: _Step) -> tuple[dict[str, Tensor], Tensor]:
+def _mlp(step: _Step, norms: dict[str, Tensor]) -> dict[str, Tensor]:
     """(1.168), (1.169) and (1.173)."""
-    init, model = walk.config.init, walk.config.model
-    f = walk.kernels.F[step.before]
-    values, slopes = mlp_kernels(walk.config, f)
-    factor = walk.hats(step.before, init.mlp_out * init.mlp_in * slopes)
-    residual = {name: factor * norm for name, norm in step.norms.items()}
+    init, model, f = step.config.init, step.config.model, step.f
+    values, slopes = mlp_kernels(step.config, f)
+    factor = step.hats(init.mlp_out * init.mlp_in * slopes)
+    residual = {name: factor * norm for name, norm in norms.items()}
     residual[f"{step.block}.mlp_in"] = model.width * init.mlp_out * slopes * f
     residual[f"{step.block}.mlp_out"] = model.mlp_ratio * model.width * values
-    return _added(step.norms, residual), (1 + factor.abs()) * step.error
+    return _added(norms, residual)
 
 
-def _head(walk: _Walk, step: _Step) -> tuple[dict[str, Tensor], Tensor]:
+def _head(step: _Step, norms: dict[str, Tensor]) -> dict[str, Tensor]:
     """(1.178), (1.179) and (1.182), or (1.186) and (1.190), at s as in (1.34)."""
-    config, x = walk.config, walk.x
-    n, f = config.model.width, walk.kernels.F[step.before]
-    factor = walk.hats(step.before, torch.full_like(f, head_factor(config)))
-    norms = {name: factor * norm for name, norm in step.norms.items()}
+    config, n, f = step.config, step.config.model.width, step.f
+    factor = step.hats(torch.full_like(f, head_factor(config)))
+    norms = {name: factor * norm for name, norm in norms.items()}
     if config.model.stem == "language":
         norms["readout"] = n**-config.model.s * f
     else:
         norms["readout"] = n * f
         norms["readout_bias"] = torch.ones_like(f)
-    norms = {name: pooled(config, x, norm) for name, norm in norms.items()}
-    return norms, pooled(config, x, factor * step.error)
+    return {name: pooled(config, step.x, norm) for name, norm in norms.items()}
 
 
 def _added(skip: dict[str, Tensor], residual: dict[str, Tensor]) -> dict[str, Tensor]:

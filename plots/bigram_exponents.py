@@ -41,9 +41,9 @@ ROWS = {
     "6": "6: the same with RMSNorm",
 }
 SHARED = (
-    "Counts are not of independent trials: all rows see the same draws of the weights, and SP and "
-    "NTK,\nmuP and mean-field, and rows 1 and 2 of Table 3 are the same networks up to the shift "
-    "of 1.2.1."
+    "Counts are not of independent trials: all rows see the same draws of the weights. SP and NTK, "
+    "and muP and\nmean-field, are the same networks up to the shift of 1.2.1; rows 1 and 2 of "
+    "Table 3 are both SP, its last row is muP."
 )
 _VERDICTS = {"True": "met", "False": "missed"}
 _WIDTH = 0.8  # of a column of the figure that its rows' points spread over

@@ -20,7 +20,8 @@ KERNEL_COLUMNS = (
     "predicted", "predicted_error", "measured", "error",
 )
 BIGRAM_COLUMNS = (
-    "table", "row", "column", "step", "kind", "predicted", "measured", "error", "z", "met", "note",
+    "table", "row", "column", "step", "kind", "predicted", "measured", "error", "moved", "z", "met",
+    "note",
 )
 _NUMBERS = ("width", "networks", "predicted", "predicted_error", "measured", "error")
 # Groups in the order of a forward pass, and their symbols in the paper.
@@ -41,15 +42,14 @@ STEMS = {"vision": "vision", "language": "language, tied head"}
 
 def read_kernels(path: Path) -> pd.DataFrame:
     """The table of kernels; TableError if it is missing, lacks a column or has a bad number."""
-    table = _read(path, KERNEL_COLUMNS)
-    table = table.fillna({"part": "", "block": ""})
+    table = _texts(_read(path, KERNEL_COLUMNS), "part", "block")
     return tables.only(tables.numbers(table, path, _NUMBERS), path, "stem", STEMS)
 
 
 def read_bigram(path: Path) -> pd.DataFrame:
     """The table of exponents; TableError as above."""
-    table = _read(path, BIGRAM_COLUMNS).fillna({"note": ""})
-    return tables.numbers(table, path, ("step", "predicted", "measured", "error"))
+    table = _texts(_read(path, BIGRAM_COLUMNS), "note")
+    return tables.numbers(table, path, ("step", "predicted", "measured", "error", "moved"))
 
 
 def need(table: pd.DataFrame, path: Path, *quantities: str) -> None:
@@ -92,6 +92,11 @@ def short(block: str) -> str:
     kind, _, number = block.partition(".")
     name = {"attention": "att", "mlp": "MLP"}.get(kind, kind)
     return f"{name} {int(number) + 1}" if number else name
+
+
+def _texts(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """Empty cells of these columns as empty words."""
+    return table.assign(**{key: table[key].astype(object).fillna("") for key in columns})
 
 
 def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:

@@ -27,17 +27,9 @@ def _close(actual, expected, tolerance=1e-12):
 
 
 def test_identity_gives_the_covariance_back():
-    values, slopes = activation_kernels(_K, "identity", 12)
+    values, slopes = activation_kernels(_K, "identity")
     _close(values, _K)
     _close(slopes, torch.ones_like(_K))
-
-
-def test_erf_is_the_arcsine_kernel():
-    values, slopes = activation_kernels(_K, "erf", 120)
-    wide = 1 + 2 * _K.diagonal()
-    product = wide[:, None] * wide
-    _close(values, 2 / math.pi * torch.asin(2 * _K / product.sqrt()), 1e-10)
-    _close(slopes, 4 / math.pi / (product - 4 * _K**2).sqrt(), 1e-8)
 
 
 def test_relu_at_special_correlations():
@@ -45,7 +37,7 @@ def test_relu_at_special_correlations():
         [[2.0, 0, -2, 0, 2], [0, 2, 0, 0, 0], [-2, 0, 2, 0, -2], [0] * 5, [2, 0, -2, 0, 2]],
         dtype=torch.float64,
     )
-    values, slopes = activation_kernels(covariance, "relu", 80)
+    values, slopes = activation_kernels(covariance, "relu")
     _close(values[0], torch.tensor([1, 1 / math.pi, 0, 0, 1], dtype=torch.float64))
     _close(slopes[0], torch.tensor([0.5, 0.25, 0, 0, 0.5], dtype=torch.float64))
     assert values[3].abs().max() == 0 and slopes[3].abs().max() == 0
@@ -55,7 +47,8 @@ def _phi(w):
     return np.exp(-(w**2) / 2) / math.sqrt(2 * math.pi)
 
 
-_erf = np.vectorize(math.erf)
+def _erf(w):
+    return torch.erf(torch.from_numpy(w)).numpy()
 
 
 def _logistic(w):
@@ -76,39 +69,62 @@ _BY_HAND = {
         lambda w: w * _logistic(w),
         lambda w: _logistic(w) * (1 + w * (1 - _logistic(w))),
     ),
+    "erf": (_erf, lambda w: 2 / math.sqrt(math.pi) * np.exp(-(w**2))),
     "tanh": (np.tanh, lambda w: 1 - np.tanh(w) ** 2),
     "relu": (lambda w: np.maximum(w, 0), lambda w: (w > 0).astype(float)),
 }
 
 
-@pytest.mark.parametrize("activation", _BY_HAND)
-def test_pairs_agree_with_a_fine_grid(activation):
-    # The trapezoidal rule converges exponentially for smooth functions, as h^2 at relu's kink.
-    grid = np.linspace(-9, 9, 301)
+def _on_a_grid(activation, root, points=301):
+    """Both expectations for all pairs by the trapezoidal rule: converges exponentially."""
+    grid = np.linspace(-9, 9, points)
     weight = _phi(grid) * (grid[1] - grid[0])
     x, y = np.meshgrid(grid, grid, indexing="ij")
-    w = [a * x + b * y for a, b in _ROOT.tolist()]
-    kernels = activation_kernels(_K, activation, 120)
-    tolerances = (2e-3, 2e-2) if activation == "relu" else (1e-8, 1e-8)
-    for function, kernel, tolerance in zip(
-        _BY_HAND[activation], kernels, tolerances, strict=True
-    ):
+    w = [a * x + b * y for a, b in root.tolist()]
+    for function in _BY_HAND[activation]:
         f = np.stack([function(one) for one in w])
-        expected = np.einsum("ixy,jxy,x,y->ij", f, f, weight, weight, optimize=True)
+        weighted = (f * weight[:, None] * weight).reshape(len(w), -1)
+        yield f.reshape(len(w), -1) @ weighted.T
+
+
+@pytest.mark.parametrize("activation", _BY_HAND)
+def test_pairs_agree_with_a_fine_grid(activation):
+    # At relu's kink the grid converges as h^2 only.
+    kernels = activation_kernels(_K, activation)
+    tolerances = (2e-3, 2e-2) if activation == "relu" else (1e-8, 1e-8)
+    grids = _on_a_grid(activation, _ROOT)
+    for expected, kernel, tolerance in zip(grids, kernels, tolerances, strict=True):
         np.testing.assert_allclose(kernel.numpy(), expected, rtol=tolerance, atol=tolerance)
 
 
-def test_pairs_are_the_same_in_chunks(monkeypatch):
-    whole = activation_kernels(_K, "gelu", 40)
-    monkeypatch.setattr(gaussian, "_CHUNK_BYTES", 64 * 40**2 * 4)
-    for part, expected in zip(activation_kernels(_K, "gelu", 40), whole, strict=True):
-        _close(part, expected, 1e-15)
+@pytest.mark.parametrize("variance", [9.0, 100.0])
+@pytest.mark.parametrize("activation", ["tanh", "gelu", "erf"])
+def test_large_variances_agree_with_a_finer_grid(activation, variance):
+    scale = variance / 1.3
+    kernels = activation_kernels(scale * _K, activation)
+    for expected, kernel in zip(
+        _on_a_grid(activation, scale**0.5 * _ROOT, 751), kernels, strict=True
+    ):
+        np.testing.assert_allclose(kernel.numpy(), expected, rtol=1e-6, atol=1e-9)
 
 
-def test_too_few_points_are_refused():
-    with pytest.raises(UserError, match=r"theory.quadrature_points 40 are too few for tanh at var"):
-        activation_kernels(25 * _K, "tanh", 40)
-    activation_kernels(0 * _K, "tanh", 8)
+@pytest.mark.parametrize("activation", ["relu", "erf", "silu"])
+def test_several_covariances_at_once_are_the_same_as_one_by_one(activation):
+    many = torch.stack([_K, 0.1 * _K, 0 * _K])
+    together = activation_kernels(many, activation)
+    for i, one in enumerate(many):
+        for part, expected in zip(together, activation_kernels(one, activation), strict=True):
+            _close(part[i], expected, 1e-8)
+
+
+def test_variances_that_need_too_many_terms_are_refused(monkeypatch):
+    with pytest.raises(UserError, match="tanh at variance 1.3e.03: expectations are computed up"):
+        activation_kernels(1000 * _K, "tanh")
+    with pytest.raises(UserError, match="variance inf"):
+        activation_kernels(1e308 * torch.eye(2) * 10, "gelu")
+    monkeypatch.setattr(gaussian, "_TERMS", 64)
+    with pytest.raises(UserError, match="gelu at variance 130: .*lower init.mlp_in"):
+        activation_kernels(100 * _K, "gelu")
 
 
 def _means(f, x, y, tokens, variance, *, causal=False, draws=16384, seed=0):
@@ -194,6 +210,43 @@ def test_no_products_give_uniform_attention(causal):
     uniform = torch.block_diag(torch.tensor(row), torch.tensor(row)).double()
     _close(means.mixed[3, 0], uniform @ _F @ uniform.T)
     assert means.jacobian is None
+
+
+def test_a_kernel_of_zero_gives_uniform_attention():
+    means = _means(0 * _F, _F[None], _F, 2, 1.0, draws=256)
+    uniform = torch.full((2, 2), 0.5).double()
+    uniform = torch.block_diag(uniform, uniform)
+    _close(means.mixed[5, 0], uniform @ _F @ uniform.T)
+    assert bool(torch.isfinite(means.jacobian).all())
+
+
+def test_every_randomisation_may_have_kernels_of_its_own():
+    other = _F * torch.tensor([1.0, 0.5, 1, 1]).double().outer(torch.ones(4).double())
+    other = (other + other.T) / 2
+    kernels = torch.stack([_F] * 15 + [other])
+    mixed = _means(kernels, kernels[:, None], kernels, 2, 1.0, draws=256)
+    one, two = (_means(f, f[None], f, 2, 1.0, draws=256) for f in (_F, other))
+    for name in ("mixed", "jacobian"):
+        _close(getattr(mixed, name)[:15], getattr(one, name)[:15])
+        _close(getattr(mixed, name)[15], getattr(two, name)[15])
+
+
+def test_draws_are_fewer_for_many_tokens_unless_given():
+    theory = TheoryConfig()
+    assert theory.draws(8, 4) == theory.draws(32, 16) == 65536
+    assert theory.draws(128, 64) == 1024 == theory.draws(2000, 1000)
+    assert theory.draws(64, 32) == 8192
+    assert TheoryConfig(attention_draws=300).draws(2000, 1000) == 300
+
+
+def test_long_expectations_are_announced(monkeypatch, capsys):
+    _means(_F, _F[None], None, 2, 1.0, draws=256)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(gaussian, "_SLOW_SECONDS", 0.0)
+    _means(_F, _F[None], None, 2, 1.0, draws=256)
+    line = capsys.readouterr().err
+    assert line.startswith("attention over 2 tokens: 256 draws for 4 x 4 kernels take about ")
+    assert line.endswith("theory.attention_draws\n") and line.count("\n") == 1
 
 
 def test_draws_come_in_chunks_of_bounded_memory(monkeypatch):

@@ -9,16 +9,17 @@ from effective_theory.config import Config
 from effective_theory.gaussian import activation_kernels
 from effective_theory.kernels import forward
 from effective_theory.tangent import adamw_factors, magnitudes, tangent, tensors
+from training.errors import UserError
 
 
-def _config(stem="vision", *, draws=1024, init=None, rates=None, **model):
-    model = {"stem": stem, "pooling": stem == "vision", "depth": 1} | model
+def _config(stem="vision", *, draws=1024, init=None, rates=None, theory=None, **model):
+    model = {"stem": stem, "pooling": stem == "vision", "depth": 1, "heads": 2} | model
     return Config(
         model=model,
         init=init or {},
         rates=rates or {},
-        theory={"attention_draws": draws},
-        measure={"widths": (48,), "seeds": (1,)},
+        theory={"attention_draws": draws} | (theory or {}),
+        measure={"widths": (48,), "seeds": (2,)},
     )
 
 
@@ -101,17 +102,18 @@ def test_uniform_attention_by_hand():
 
 
 def test_mlp_by_hand():
-    init = {"mlp_in": 0.6, "mlp_out": 1.4}
+    init = {"mlp_in": 0.6, "mlp_out": 1.4, "query": 0.0}  # exact attention
     rates = {"mlp_in": 2.0, "mlp_out": 3.0}
     for activation in ("identity", "gelu"):
         kernels, derived = _derive(_config(init=init, rates=rates, activation=activation), _x())
         f = kernels.F["attention.0"]
-        values, slopes = activation_kernels(0.6 * f, activation, 80)
+        values, slopes = activation_kernels(0.6 * f, activation)
         parts, before = derived.parts["mlp.0"], derived.parts["attention.0"]
         _close(parts["mlp.0.mlp_out"], 3.0 * values)
         _close(parts["mlp.0.mlp_in"], 2.0 * 1.4 * slopes * f)
-        key = before["attention.0.key"]
-        _close(parts["attention.0.key"], key + 0.84 * slopes * _hat(kernels, "attention.0", key))
+        value = before["attention.0.value"]
+        hat = _hat(kernels, "attention.0", value)
+        _close(parts["attention.0.value"], value + 0.84 * slopes * hat)
 
 
 def _gradients(outputs, leaves, component):
@@ -258,3 +260,27 @@ def test_the_mask_takes_future_tokens_from_the_first():
         part = derived.parts["attention.0"][f"attention.0.{name}"]
         assert part[first].abs().max() < 1e-12
         assert float(part[1, 1]) > 1e-3
+
+
+def test_errors_are_the_spread_over_seeds():
+    found = [
+        _derive(_config(depth=2, draws=256, theory={"seed": seed}), _x()) for seed in range(10)
+    ]
+    for block in ("attention.0", "mlp.1", "head"):
+        for which, values, errors in ((0, "G", "G_se"), (1, "theta", "theta_se")):
+            own = [pair[which] for pair in found]
+            spread = torch.stack([getattr(one, values)[block] for one in own]).var(0).mean()
+            error = torch.stack([getattr(one, errors)[block] for one in own]).square().mean()
+            assert 0.6 < float((spread / error).sqrt()) < 1.6
+
+
+@pytest.mark.parametrize(
+    ("init", "rates", "message"),
+    [
+        ({"value": 1e308}, {}, "Theta of block attention.0 is beyond float64 with init.value = 1e"),
+        ({}, {"position": 1.7e308, "query": 0.5}, "rates.position = 1.7e.308, rates.query = 0.5;"),
+    ],
+)
+def test_numbers_beyond_float64_are_refused(init, rates, message):
+    with pytest.raises(UserError, match=message):
+        _derive(_config(init=init, rates=rates, draws=256), _x())
