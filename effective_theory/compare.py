@@ -109,6 +109,7 @@ def compare(
 
     With three widths or more the extrapolation is that of the three largest, linear in 1/n.
     """
+    config.check_measurement()
     x = inputs(config)
     theory = kernels.forward(config, x)
     derived = tangent.tangent(config, x, theory)

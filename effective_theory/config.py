@@ -22,8 +22,7 @@ class ModelConfig(Section):
     stem: Literal["vision", "language"]
     """vision: patches and an untied head with a bias; language: words and a tied head."""
     width: PositiveInt = 512
-    """Embedding dimension n of the predictions; kernels depend on it at s > 0 only, there the
-    head's; networks have measure.widths instead."""
+    """n of the predictions, which kernels depend on at s > 0 only; networks: measure.widths."""
     heads: PositiveInt = 8
     """Heads H; must divide the width. The head dimension is C = n / H."""
     depth: Count = 2
@@ -109,13 +108,15 @@ class TheoryConfig(Section):
     """How the Gaussian expectations are computed."""
 
     attention_draws: Annotated[int, Field(ge=256)] | None = None
-    """Draws of the query-key products, best a power of two; none: 65536, and for many tokens down
-    to 1024, so that draws * samples^2 * T^3, the time, is at most 2^30."""
+    """Of query-key products; none: 65536, above samples^2 T^3 = 2^14 fewer, at least 1024."""
     seed: Count = 0
     """Seed of those draws."""
 
     def draws(self, size: int, tokens: int) -> int:
-        """attention_draws, or its default for kernels (size, size)."""
+        """attention_draws; its default for kernels (size, size) bounds the time, ~ size^2 tokens.
+
+        Powers of two are best for the sequence that the draws come from.
+        """
         if self.attention_draws is not None:
             return self.attention_draws
         affordable = max(1, 2**30 // (size**2 * tokens))

@@ -164,8 +164,9 @@ def measure_widths(
 
     Several processes have one thread each and give the same result as one, which is this one.
     `progress` is called with the networks done and their total. Ctrl-C ends all processes.
-    UserError if a process is killed.
+    UserError if a process is killed, and for what cannot be measured as configured.
     """
+    config.check_measurement()
     for width in config.measure.widths:
         _check_components(config, width)
     jobs = _jobs(config)

@@ -250,6 +250,7 @@ def _encoders(files: Mapping[str, Path], overrides: Iterable[str]) -> dict[str, 
         if name == BIGRAM:
             continue
         configs[name] = load(Config, path, list(overrides))
+        configs[name].check_measurement()
         stem = configs[name].model.stem
         if stem in stems:
             raise UserError(

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from effective_theory.config import Config
+from effective_theory.config import Config, RatesConfig
 from effective_theory.gaussian import activation_kernels
 from effective_theory.kernels import forward
 from effective_theory.tangent import adamw_factors, magnitudes, tangent, tensors
@@ -272,6 +272,14 @@ def test_errors_are_the_spread_over_seeds():
             spread = torch.stack([getattr(one, values)[block] for one in own]).var(0).mean()
             error = torch.stack([getattr(one, errors)[block] for one in own]).square().mean()
             assert 0.6 < float((spread / error).sqrt()) < 1.6
+
+
+def test_errors_of_the_forward_kernels_are_part_of_those_of_theta():
+    rates = dict.fromkeys(RatesConfig.model_fields, 0.0) | {"readout": 1.0}
+    kernels, derived = _derive(_config(rates=rates, draws=256), _x())
+    assert float(kernels.G_se["head"].min()) > 0
+    _close(derived.theta["head"], kernels.G["head"])
+    _close(derived.theta_se["head"], kernels.G_se["head"])
 
 
 @pytest.mark.parametrize(

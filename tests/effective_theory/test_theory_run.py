@@ -92,14 +92,17 @@ def test_a_users_mistake_is_one_line(words, message, tmp_path, capsys):
 
 def test_a_folder_that_cannot_be_written_is_found_before_anything_is_computed(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert call("bigram", "--out", str(tmp_path / "file"), *SMALL) == 2
+    assert call("bigram", "--out", str(tmp_path / "file")) == 2
     assert f"--out {tmp_path / 'file'}: cannot write results there" in capsys.readouterr().err
 
 
 def test_kernels_that_miss_their_tolerance_are_exit_code_1(monkeypatch, tmp_path, capsys):
-    from effective_theory.compare import Comparison
+    from effective_theory import compare
 
-    monkeypatch.setattr(Comparison, "met", property(lambda row: row.part != "query"))
+    monkeypatch.setattr(compare, "TOLERANCE_WIDTH", 16)
+    monkeypatch.setattr(compare, "TOLERANCE_NETWORKS", 2)
+    monkeypatch.setattr(compare, "TOLERANCES", {"theta": 10.0})
+    monkeypatch.setattr(compare, "QUERY_KEY_TOLERANCE", 1e-9)
     monkeypatch.setattr(run, "FIGURES", {"kernels": ()})
     words = ["vision", "--out", str(tmp_path), "--workers", "1", *SMALL[:6]]
     assert call(*words, "measure.widths=[16]", "measure.seeds=[2]", "model.outputs=4") == 1
