@@ -41,16 +41,6 @@ def flops(config: Config) -> float:
     return 6.0 * tokens * (blocks + attention + vocabulary(config) * shape.width)
 
 
-def flops_by_parameters(config: Config) -> float:
-    """Training FLOPs as Bordelon et al., Fig. 12, count them: 6 per parameter and token.
-
-    Of all parameters, embeddings included, and without attention's products: `flops` is closer to
-    what a machine does. (The caption says "6 Params"; it leaves the tokens out.)
-    """
-    tokens = config.training.steps * tokens_per_step(config)
-    return 6.0 * tokens * parameters(config)["total"]
-
-
 def tokens_per_step(config: Config) -> int:
     """Positions of one optimiser step, over all GPUs and micro-batches."""
     return config.training.batch_size * config.model.context

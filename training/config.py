@@ -139,6 +139,15 @@ class ObservedLoopConfig(LoopConfig):
     observe_samples: PositiveInt = 8
     """Validation samples that an observation sees, from the first on."""
 
+    @model_validator(mode="after")
+    def _samples_are_observed(self) -> ObservedLoopConfig:
+        if "observe_samples" in self.model_fields_set and not self.observe_every:
+            raise ValueError(
+                f"training.observe_samples {self.observe_samples} is given, but nothing is "
+                "observed; set training.observe_every or leave it out"
+            )
+        return self
+
     @model_serializer(mode="wrap")
     def _observed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Keys of observations only where there are any: without, a run is what it always was."""
@@ -167,7 +176,7 @@ class RunConfig(Section):
     without_effect: ClassVar[tuple[str, ...]] = ("checkpoint", "training.data_workers")
     """Keys that say how or where a run is computed: no part of which run it is."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Seed of the initial weights and of the data order."""
+    """Seed of the initial weights and, unless a data.seed is set, of the data order."""
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
     training: LoopConfig

@@ -211,6 +211,7 @@ class Loop:
         self.started = time.perf_counter()
         self.seconds_before = 0.0
         self.eval_seconds = 0.0
+        self.observe_seconds = 0.0
         self.eval_targets: int | None = None
         self.skipped = self.skipped_in_a_row = 0
         self.gradient_scale: dict[str, float] = {}
@@ -383,6 +384,7 @@ class Loop:
         if not isinstance(settings, ObservedLoopConfig) or not settings.observe_every:
             return None
         observations.forward_of(self.task)
+        observations.check_samples(self.task, settings.observe_samples)
         if not self.accelerator.is_main_process:
             return None
         device = self.accelerator.device
@@ -397,9 +399,13 @@ class Loop:
             return
         if step != self.settings.steps and step % self.settings.observe_every:
             return
+        if self.accelerator.device.type == "cuda":  # which may still be busy with the step
+            torch.cuda.synchronize(self.accelerator.device)
+        started = time.perf_counter()
         found = self.observer.observe()
         observations.save_arrays(self.run_dir, step, found.arrays)
         self.observation_log.append(found.line(step))
+        self.observe_seconds += time.perf_counter() - started
 
     def _clip(self, want_norm: bool) -> torch.Tensor | None:
         clip = self.task.config.optimizer.clip_norm
@@ -614,6 +620,7 @@ class Loop:
             "evals": self.evals,
             "seconds": self._seconds(),
             "eval_seconds": self.eval_seconds,
+            "observe_seconds": self.observe_seconds,
             "resumed_from": self.resumed_from,
             "skipped": [self.skipped, self.skipped_in_a_row],
             "eval_targets": self.eval_targets,
@@ -636,6 +643,7 @@ class Loop:
         self.evals = [(step, means) for step, means in saved.meta["evals"]]
         self.seconds_before = saved.meta["seconds"]
         self.eval_seconds = saved.meta["eval_seconds"]
+        self.observe_seconds = saved.meta.get("observe_seconds", 0.0)  # older ones do not say
         self.resumed_from = [*saved.meta["resumed_from"], saved.step]
         self.skipped, self.skipped_in_a_row = saved.meta["skipped"]
         self.eval_targets = saved.meta["eval_targets"]
@@ -737,8 +745,8 @@ class Loop:
         return dict(counts)
 
     def _train_seconds(self) -> float:
-        """Seconds since this process began the run, but for evaluations."""
-        return time.perf_counter() - self.started - self.eval_seconds
+        """Seconds since this process began the run, but for evaluations and observations."""
+        return time.perf_counter() - self.started - self.eval_seconds - self.observe_seconds
 
     def _seconds(self) -> float:
         """Seconds since the run began, without those between a stop and a resume."""
@@ -760,6 +768,7 @@ class Loop:
 
     def _summary(self, status: dict[str, Any]) -> dict[str, Any]:
         wall = self._seconds()
+        training = wall - self.eval_seconds - self.observe_seconds
         finished = status["status"] == "finished"
         summary = {
             **status,
@@ -769,10 +778,11 @@ class Loop:
             "final_train_loss": _finite(self.losses.last),
             "eval_targets": self.eval_targets,
             "targets": self.losses.targets,
-            "targets_per_second": self.losses.targets / (wall - self.eval_seconds),
+            "targets_per_second": self.losses.targets / training,
             "wall_seconds": wall,
-            "train_seconds": wall - self.eval_seconds,
+            "train_seconds": training,
             "eval_seconds": self.eval_seconds,
+            "observe_seconds": self.observe_seconds,
             "skipped_steps": self.skipped,
             "resumed_from": self.resumed_from,
             "parameters": sum(parameter.numel() for parameter in self.task.model.parameters()),

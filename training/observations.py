@@ -2,7 +2,7 @@
 
     observations.jsonl              one line per observed step, finite numbers or null:
         {"step", "samples", "blocks": [{"block", ...}, ...], "all": {...}}
-    observations/step_N.safetensors arrays of the same step, see `observe`
+    observations/step_N.safetensors arrays of the same step, see `arrays_of`
 
 The initial state is not stored: the plan draws it again from the seed.
 """
@@ -66,12 +66,7 @@ def observe(
     movements of `representations.attention_movement` and `weight_movement`. "all" pools these over
     blocks, squares of RMS and of relative norms, the rest as it is, and adds "embedding_rms" and
     "embedding_change" of the stream before the first block, and "function_change", RMS of the
-    logits' change.
-
-    Arrays: "pooled_kernel" (B, B), "last_token_kernel" (B, B) and "spatial_kernel" (T, T) of sample
-    0 after the last block; "attention_entries" (L, P, H) of sample 0 at the places (token,
-    attended) in "attention_places" (P, 2); "outputs" (B, K), the logits, those of the last token
-    where every token has its own: of a language model all of them would outweigh a checkpoint.
+    logits' change. Arrays are those of `model`, see `arrays_of`.
     """
     start = capture(initial_model, batch, forward)
     now = capture(model, batch, forward, start.causal)
@@ -90,7 +85,7 @@ def observe(
         samples=len(now.outputs),
         blocks=[_finite(numbers) for numbers in blocks],
         all=_finite({**_pooled(blocks), **whole}),
-        arrays=_arrays(now),
+        arrays=arrays_of(now),
         outputs=now.outputs,
     )
 
@@ -126,7 +121,14 @@ def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
 
 
-def _arrays(now: Capture) -> dict[str, Tensor]:
+def arrays_of(now: Capture) -> dict[str, Tensor]:
+    """What is stored of a state, on the CPU, for B samples, T tokens, L blocks, H heads, K classes.
+
+    "pooled_kernel" (B, B), "last_token_kernel" (B, B) and "spatial_kernel" (T, T) of sample 0 after
+    the last block; "attention_entries" (L, P, H) of sample 0 at the places (token, attended) in
+    "attention_places" (P, 2); "outputs" (B, K), the logits, those of the last token where every
+    token has its own: of a language model all of them would outweigh a checkpoint.
+    """
     last = now.stream[-1]
     places = attention_places(last.shape[1])
     arrays = {
@@ -159,6 +161,15 @@ def eval_batch(task: Task, samples: int, device: torch.device) -> Any:
     collate = task.eval_collate or task.collate or default_collate
     size = min(len(task.eval_data), samples)
     return send_to_device(collate([task.eval_data[index] for index in range(size)]), device)
+
+
+def check_samples(task: Task, samples: int) -> None:
+    """Raises UserError for more samples than the task evaluates on."""
+    if samples > len(task.eval_data):
+        raise UserError(
+            f"training.observe_samples {samples} is more than the {len(task.eval_data)} samples of "
+            "the validation set; lower it"
+        )
 
 
 def forward_of(task: Task) -> Forward:
@@ -223,7 +234,13 @@ def save_arrays(run_dir: Path, step: int, arrays: Mapping[str, Tensor]) -> Path:
     """Writes observations/step_N.safetensors whole or not at all."""
     path = run_dir / FOLDER / f"step_{step}.safetensors"
     # Beside the folder, where a resumed run removes what an interrupted one has left.
-    temporary = run_dir / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    write_arrays(path, arrays, run_dir)
+    return path
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Tensor], by_way_of: Path | None = None) -> None:
+    """Writes a safetensors file atomically, by way of one in its own folder or the one given."""
+    temporary = (by_way_of or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -233,7 +250,6 @@ def save_arrays(run_dir: Path, step: int, arrays: Mapping[str, Tensor]) -> Path:
         finally:
             temporary.unlink(missing_ok=True)
         sync(path.parent)
-    return path
 
 
 def cut_arrays(run_dir: Path, step: int) -> None:

@@ -1,14 +1,22 @@
-"""Representations of finished runs, from their final checkpoints.
+"""Representations of finished or stopped runs, from their checkpoints.
 
-    python -m training.observe RUN_DIR [--reference RUN_DIR ...] [--samples 8] [--out FILE] [--json]
+    python -m training.observe RUN_DIR [--reference RUN_DIR ...] [--step N] [--samples 8]
+        [--out FILE] [--arrays FILE] [--json]
 
 Prints what `training.observations` measures, between the initial state, drawn again from the seed,
-and the final one, which checkpoint.final=true keeps. With references also the mean square distance
-of the run's logits to the limit that the references, runs of the widest models, scatter around
-(Bordelon et al., Fig. 4b): to their mean, less its own scatter, and without the run itself if it
-is one of them. `--out` writes the same as JSON. In float32, on the GPU if there is one.
+and that of the newest checkpoint, or of step N if that one is kept. A finished run has kept its
+last one with checkpoint.final=true, and checkpoint.keep of them in all; a stopped run has what it
+goes on from. With references also the mean square distance of the run's logits to the limit that
+the references, runs of the widest models, scatter around (Bordelon et al., Fig. 4b): to their mean
+at the same step, less its own scatter, and without the run itself if it is one of them.
 
-Exit code 2 for a run that is not finished, has no checkpoint, or saw other samples or outputs.
+`--out` writes the same numbers as JSON. `--arrays` writes both states as safetensors, under
+step_0/NAME and step_N/NAME what a run that observes stores of a step: kernels of the stream after
+the last block, attention logits of sample 0 at a few places for every block and head, and the
+model's logits (`training.observations.arrays_of`). In float32, on the GPU if there is one.
+
+Exit code 2 for a run that is neither finished nor stopped, has no such checkpoint, or saw other
+samples or outputs.
 """
 
 from __future__ import annotations
@@ -34,8 +42,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Final:
-    """A finished run: its task, whose model has the final values, and the steps it took."""
+class Kept:
+    """What a run has kept: its task, whose model has the values of a checkpoint, and its step."""
 
     run_dir: Path
     task: Task
@@ -49,7 +57,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     with one_line_errors(OSError):
         if args.samples < 1:
             raise UserError(f"--samples: {args.samples} given, expected at least 1")
-        report = observe_run(args.run, args.reference, args.samples, args.experiment)
+        report, arrays = observe_run(
+            args.run, args.reference, args.samples, args.experiment, args.step
+        )
+        if args.arrays is not None:
+            from training.observations import write_arrays
+
+            write_arrays(args.arrays, arrays)
         if args.out is not None:
             write_json(args.out, report)
         print(json.dumps(report, indent=1) if args.json else table(report))
@@ -62,33 +76,45 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("run", type=Path, metavar="RUN_DIR", help="folder of a finished run")
+    add("run", type=Path, metavar="RUN_DIR", help="folder of a finished or stopped run")
     add("--reference", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="the ensemble")
+    add("--step", type=int, metavar="N", help="step of the checkpoint (default the newest kept)")
     add("--samples", type=int, default=8, help="evaluation samples, from the first on (default 8)")
     add("--experiment", help="its folder; by default RUN_DIR is results/EXPERIMENT/SWEEP/RUN")
     add("--out", type=Path, metavar="FILE", help="also write the numbers there, as JSON")
+    add("--arrays", type=Path, metavar="FILE", help="write kernels, attention and logits there")
     add("--json", action="store_true", help="print JSON instead of a table")
     return parser
 
 
 def observe_run(
-    run_dir: Path, references: Sequence[Path] = (), samples: int = 8, experiment: str | None = None
-) -> dict[str, Any]:
-    """The report of a run as JSON types; RunError or UserError for what cannot be observed."""
-    from training import observations
+    run_dir: Path,
+    references: Sequence[Path] = (),
+    samples: int = 8,
+    experiment: str | None = None,
+    step: int | None = None,
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """The report of a run as JSON types, and the arrays of its two states as step_N/NAME.
 
-    run = load_final(run_dir, samples, experiment)
+    Of the newest checkpoint or that of `step`; RunError or UserError for what cannot be observed.
+    """
+    from training import observations
+    from training.representations import capture
+
+    run = load_kept(run_dir, samples, experiment, step)
     initial = observations.initial_state(run.task)
     forward = observations.forward_of(run.task)
     found = observations.observe(initial, run.task.model, run.batch, forward)
     report = {"run": str(run_dir), **found.line(run.step)}
     if references:
         report["function_distance"] = _distance(run, found, references, samples, experiment)
-    return report
+    start = observations.arrays_of(capture(initial, run.batch, forward))
+    states = {0: start, run.step: found.arrays}
+    return report, {f"step_{s}/{name}": a for s, own in states.items() for name, a in own.items()}
 
 
 def _distance(
-    run: Final,
+    run: Kept,
     found: Observation,
     references: Sequence[Path],
     samples: int,
@@ -110,13 +136,13 @@ def _distance(
 
 
 def _outputs_like(
-    run: Final, found: Observation, folder: Path, samples: int, experiment: str | None
+    run: Kept, found: Observation, folder: Path, samples: int, experiment: str | None
 ) -> torch.Tensor:
-    """The logits of a reference on the run's own samples."""
+    """The logits of a reference on the run's own samples, after as many steps."""
     from training import observations
     from training.representations import capture
 
-    other = load_final(folder, samples, experiment)
+    other = load_kept(folder, samples, experiment, run.step)
     if not _same(run.batch, other.batch):
         raise RunError(
             f"{folder}: its first {samples} evaluation samples are not those of {run.run_dir}; "
@@ -145,21 +171,24 @@ def _same(first: Any, second: Any) -> bool:
     return first == second
 
 
-def load_final(run_dir: Path, samples: int, experiment: str | None = None) -> Final:
-    """A finished run with the weights of its last step, and its first evaluation samples.
+def load_kept(
+    run_dir: Path, samples: int, experiment: str | None = None, step: int | None = None
+) -> Kept:
+    """A run with the weights of its newest checkpoint, or of `step`, and the first evaluation
+    samples.
 
-    Raises RunError when the run is not finished or has kept no checkpoint of its last step, when
-    that is damaged, or was made by another plan; UserError for an experiment that has no task.
+    Raises RunError when the run is neither finished nor stopped or has kept no such checkpoint,
+    when that is damaged, or was made by another plan; UserError for an experiment that has no task.
     """
     import torch
 
     from training import checkpoint, observations, state
 
-    step = _finished(run_dir)
+    _check_ended(run_dir)
     name = experiment or run_dir.resolve().parent.parent.name
     build_task, kind = _experiment(run_dir, name)
     data = read_yaml(run_dir / "config.yaml")
-    path = _final_checkpoint(run_dir, step)
+    path = _checkpoint(run_dir, step)
     task = build_task(validate(kind, data, str(run_dir / "config.yaml")))
     try:
         saved = checkpoint.load(path)
@@ -171,22 +200,23 @@ def load_final(run_dir: Path, samples: int, experiment: str | None = None) -> Fi
     state.load_model(task.model, saved.part("model"))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task.model.to(device)
-    return Final(run_dir, task, step, observations.eval_batch(task, samples, device))
+    return Kept(run_dir, task, saved.step, observations.eval_batch(task, samples, device))
 
 
-def _finished(run_dir: Path) -> int:
-    """The number of steps of a finished run; RunError for any other."""
+def _check_ended(run_dir: Path) -> None:
+    """Raises RunError unless the run is finished or stopped: a running one changes its files."""
     if not run_dir.is_dir():
         raise RunError(f"{run_dir}: no such run; expected a folder with config.yaml")
     summary = runs.summary(run_dir)
     if summary is None:
-        raise RunError(f"{run_dir}: not finished, it has no summary.json; train it to its end")
-    if summary["status"] != "finished":
         raise RunError(
-            f"{run_dir}: not finished but {summary['status']} at step {summary.get('step')}; only "
-            "a finished run has a final state"
+            f"{run_dir}: neither finished nor stopped, it has no summary.json; train it to its end"
         )
-    return summary["steps"]
+    if summary["status"] not in ("finished", "stopped"):
+        raise RunError(
+            f"{run_dir}: {summary['status']} at step {summary.get('step')}; only a run that is "
+            "finished or stopped can be observed"
+        )
 
 
 def _experiment(run_dir: Path, name: str) -> tuple[Callable[[Any], Task], Any]:
@@ -197,16 +227,23 @@ def _experiment(run_dir: Path, name: str) -> tuple[Callable[[Any], Task], Any]:
     return module.build_task, module.Config
 
 
-def _final_checkpoint(run_dir: Path, step: int) -> Path:
+def _checkpoint(run_dir: Path, step: int | None) -> Path:
+    """The newest checkpoint of a run, or that of a step."""
     from training import checkpoint
 
-    kept = checkpoint.paths(run_dir / "checkpoints")
-    if not kept or kept[-1].name != f"step-{step:08d}":
+    kept = {int(path.name.removeprefix("step-")): path
+            for path in checkpoint.paths(run_dir / "checkpoints")}  # fmt: skip
+    if not kept:
         raise RunError(
-            f"{run_dir}: no checkpoint of its last step {step}; run the same config with "
-            "checkpoint.final=true, which keeps one"
+            f"{run_dir}: no checkpoint in it; run the same config with checkpoint.final=true, "
+            "which keeps the last one"
         )
-    return kept[-1]
+    if step is not None and step not in kept:
+        raise RunError(
+            f"{run_dir}: no checkpoint of step {step}, it has kept {', '.join(map(str, kept))}; "
+            "checkpoint.every and checkpoint.keep say which are kept"
+        )
+    return kept[max(kept) if step is None else step]
 
 
 def _refuse_others(path: Path, saved: Any, task: Task) -> None:

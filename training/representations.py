@@ -51,8 +51,9 @@ Forward = Callable[[nn.Module, Any], Tensor]
 class Block:
     """What the attention of one block saw and formed.
 
-    `entering` (B, T, n): the input of the query and key layers, LayerNorm of the residual stream.
-    `queries`, `keys` (B, H, T, N): outputs of these layers, multipliers included.
+    `entering` (B, T, n): the input of the query and key layers, LayerNorm of the residual stream,
+    in the type it has there, so that they can be applied to it again. `queries`, `keys`
+    (B, H, T, N): outputs of these layers, multipliers included, in float32 (or float64).
     """
 
     entering: Tensor
@@ -86,7 +87,8 @@ class Block:
 class Capture:
     """One pass: `stream` h^0 .. h^L, each (B, T, n), `blocks`, and the model's output f.
 
-    h^0 is what the embedding gives the first block. All in float32 (float64 if the model is).
+    h^0 is what the embedding gives the first block. In float32 (float64 if the model is), but for
+    `Block.entering`.
     """
 
     stream: tuple[Tensor, ...]

@@ -214,20 +214,28 @@ OBSERVATION_COLUMNS = (
 def write_observations(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path | None:
     """observations.csv: one row per run, observed step and block, with "all" for them together.
 
-    None unless the sweep asks for it and a run observed something; see `training.observations`.
+    Of finished runs alone: the last observed step of any other is not the end of its training.
+    None unless the sweep asks for it and such a run observed something; see
+    `training.observations`.
     """
     keys, rows = columns(sweep), []
-    for point in sorted(sweep.points, key=_grid_order(sweep)):
-        failed = summaries.get(point.run, _FAILED)["status"] == "failed"
-        if sweep.config.observations and not failed:
-            place = [*_place(sweep, point, keys), point.seed, point.run]
-            rows += [[*place, *row] for row in _observed(sweep.folder / point.run)]
+    for point in _observed_points(sweep, summaries):
+        place = [*_place(sweep, point, keys), point.seed, point.run]
+        rows += [[*place, *row] for row in _observed(sweep.folder / point.run)]
     if not rows:
         return None
     path = sweep.folder / "observations.csv"
     header = ["curve", *keys, "horizon", "constants", "seed", "run", *OBSERVATION_COLUMNS]
     _write_csv(sweep, path, header, rows)
     return path
+
+
+def _observed_points(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> list[Point]:
+    """The finished runs, in the grid's order; none unless the sweep asks for observations."""
+    if not sweep.config.observations:
+        return []
+    points = sorted(sweep.points, key=_grid_order(sweep))
+    return [p for p in points if summaries.get(p.run, _FAILED)["status"] == "finished"]
 
 
 def _observed(run_dir: Path) -> list[list[Any]]:
@@ -258,7 +266,7 @@ ARRAY_DIGITS = 6  # of float32
 
 
 def write_observed_kernels(sweep: Sweep, summaries: Mapping[str, dict[str, Any]]) -> Path | None:
-    """observed_kernels.csv: kernels of every run after its last block, one row per entry.
+    """observed_kernels.csv: kernels of finished runs after the last block, one row per entry.
 
     Of the first and the last observed step; kernels are symmetric, and rows have row <= column. Of
     a kernel with more than 64 rows every k-th row and column is there, under its own number. None
@@ -287,15 +295,13 @@ def _write_arrays(
     measured: Sequence[str],
     rows_of: Callable[[Arrays], Iterable[Sequence[Any]]],
 ) -> Path | None:
-    """A table of what `rows_of` makes of the first and the last arrays of each run."""
+    """A table of what `rows_of` makes of the first and the last arrays of each finished run."""
     keys, rows = columns(sweep), []
-    for point in sorted(sweep.points, key=_grid_order(sweep)):
-        failed = summaries.get(point.run, _FAILED)["status"] == "failed"
-        if sweep.config.observations and not failed:
-            place = [*_place(sweep, point, keys), point.seed, point.run]
-            for step in _ends(sweep.folder / point.run):
-                arrays = _arrays(sweep.folder / point.run, step)
-                rows += [[*place, step, *row] for row in rows_of(arrays)]
+    for point in _observed_points(sweep, summaries):
+        place = [*_place(sweep, point, keys), point.seed, point.run]
+        for step in _ends(sweep.folder / point.run):
+            arrays = _arrays(sweep.folder / point.run, step)
+            rows += [[*place, step, *row] for row in rows_of(arrays)]
     if not rows:
         return None
     header = ["curve", *keys, "horizon", "constants", "seed", "run", *measured]

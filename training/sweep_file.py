@@ -184,7 +184,8 @@ class SweepConfig(Section):
     metrics: bool = False
     """Also write metrics.csv, what every run logged, for figures against steps or epochs."""
     observations: bool = False
-    """Also write observations.csv, what runs with training.observe_every observed."""
+    """Also write observations.csv, observed_kernels.csv and observed_attention.csv: what finished
+    runs with training.observe_every observed."""
     retries: Annotated[int, Field(ge=0)] = 1
     """How often a run that fails for a reason of its own is tried again."""
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import math
-import shutil
 import struct
+import tokenize
 import zipfile
 import zlib
 from bisect import bisect_right
@@ -59,9 +60,11 @@ EMBEDDED_IMAGES = 5_000_000  # as many as CIFAR-5M has
 # Far past every training image's number; the same for every seed, so that runs of several seeds
 # are compared on the same images.
 VALIDATION_FIRST, VALIDATION_SEED = 1 << 40, 0
-# What a damaged zip or npy file makes zipfile, zlib and numpy raise.
-DAMAGE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, struct.error)
-DAMAGE += (NotImplementedError, RuntimeError)  # a compression or an encryption it does not know
+# What a damaged zip file makes zipfile and the decompressors raise (bzip2's is an OSError), and a
+# garbled npy header the parser of Python that numpy reads it with.
+DAMAGE = (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+DAMAGE += (struct.error, NotImplementedError, RuntimeError)  # and what they do not know
+GARBLED = (SyntaxError, tokenize.TokenError, TypeError, MemoryError)
 
 Sample = tuple[np.ndarray, int]
 
@@ -271,7 +274,13 @@ def _reading(file: Path, key: str) -> Iterator[None]:
 
 
 def open_part(file: Path, cache: Path) -> tuple[Mapped, np.ndarray]:
-    """A part's images, mapped, and its labels, in memory."""
+    """A part's images, mapped, and its labels, in memory; UserError if they cannot be.
+
+    Checked: names, shapes, types and sizes of both arrays, and labels by their range and the zip
+    file's checksum. Pixels that are unpacked have their checksum compared once, then. Pixels that
+    are stored as they are never do, which would take reading all of them: a changed byte among
+    them goes unseen.
+    """
     with _reading(file, "it"):
         archive = zipfile.ZipFile(file)
     with archive:
@@ -310,7 +319,10 @@ def _header(stream: IO[bytes], file: Path, key: str) -> tuple[tuple[int, ...], n
     read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
     if read is None:
         raise ValueError(f"npy format {version} is unknown")
-    shape, fortran, dtype = read(stream)
+    try:
+        shape, fortran, dtype = read(stream)
+    except GARBLED as error:
+        raise ValueError(f"its npy header is garbled, {reason(error)}") from error
     if fortran and len(shape) > 1:
         raise UserError(
             f"{file}: {key} is stored in Fortran's order; expected C's, as published at {PUBLISHED}"
@@ -368,18 +380,28 @@ def _unpacked(archive: zipfile.ZipFile, file: Path, info: zipfile.ZipInfo, cache
         return final / info.filename
     with scratch_folder(final) as scratch:
         with _member(archive, file, "X") as stream:
-            _copy(stream, scratch / info.filename, info.file_size)
+            _copy(_chunks(stream, file), scratch / info.filename, info.file_size)
         meta = {"source": file.name, "sizes": {info.filename: info.file_size}}
         write_whole(scratch / "meta.json", json.dumps(meta).encode())
         publish(scratch, final, cache_problem)
     return final / info.filename
 
 
-def _copy(stream: IO[bytes], path: Path, size: int) -> None:
-    """Writes a stream to a file; damage in the stream is not an OSError, a full disk is."""
+def _chunks(stream: IO[bytes], file: Path) -> Iterator[bytes]:
+    """What is in a stream; damage is UserError here, where none of it is the copy's."""
+    while True:
+        with _reading(file, "X"):
+            chunk = stream.read(COPIED_AT_ONCE)
+        if not chunk:
+            return
+        yield chunk
+
+
+def _copy(chunks: Iterator[bytes], path: Path, size: int) -> None:
+    """Writes a file of the cache; UserError if it cannot be, as on a full disk."""
     try:
         with open(path, "wb") as copy:
-            shutil.copyfileobj(stream, copy, COPIED_AT_ONCE)
+            copy.writelines(chunks)
     except OSError as error:
         raise UserError(
             f"data.cache_dir: {path.parent.parent} cannot be written ({reason(error)}); expected "

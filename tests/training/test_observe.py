@@ -1,11 +1,13 @@
-"""Observations during training, after a resume, in a sweep's table, and of finished runs."""
+"""Observations during training, after a resume, in a sweep's table, and of runs kept on disk."""
 
 import csv
 import importlib
 import json
 import random
 import shutil
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,9 +15,18 @@ from safetensors.torch import load_file, save_file
 
 import nanolm_c4.train
 from nanolm_c4.config import Config as DecoderConfig
+from training import (
+    checkpoint,
+    environment,
+    loop,
+    observations,
+    observe,
+    results,
+    sharding,
+    signals,
+)
 from training import config as configs
-from training import environment, loop, observations, observe, results, sharding
-from training.config import ObservedLoopConfig, leaves, validate
+from training.config import leaves, validate
 from training.errors import RunError, UserError
 from training.scheduler import _take_over
 from training.sweep import run_sweep
@@ -105,7 +116,10 @@ def toy(tmp_path, monkeypatch):
 
 def config(toy, **changes):
     keys = {key.replace("__", "."): value for key, value in changes.items()}
-    return validate(toy.Config, configs.set_keys(SETTINGS, keys), "toy")
+    data = configs.set_keys(SETTINGS, keys)
+    if not data["training"]["observe_every"]:
+        del data["training"]["observe_samples"]
+    return validate(toy.Config, data, "toy")
 
 
 def train(toy, name, **changes):
@@ -158,8 +172,8 @@ def test_steps_zero_every_few_and_the_last_are_observed(toy):
 def test_arrays_are_of_the_last_block_and_of_fixed_places(toy):
     folder = train(toy, "run")
     arrays = load_file(folder / "observations/step_5.safetensors")
-    report = observe.observe_run(folder, samples=3)
-    final = observe.load_final(folder, 3)
+    report, _ = observe.observe_run(folder, samples=3)
+    final = observe.load_kept(folder, 3)
     from training import representations
 
     seen = representations.capture(final.task.model, final.batch, final.task.forward)
@@ -225,6 +239,86 @@ def interrupted(toy, name, step, monkeypatch, **changes):
             train(toy, name, **changes)
 
 
+def test_a_compiled_run_observes_what_an_uncompiled_one_does(toy, monkeypatch):
+    graphs, original = [], torch.compile
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def cheap(model, **settings):
+        return original(model, **{**settings, "backend": backend})
+
+    # Batches of one size, which are traced once.
+    sizes = {"steps": 2, "observe_every": 1, "eval_samples": 4, "eval_batch_size": 4}
+    changes = {f"training__{key}": value for key, value in sizes.items()}
+    plain = train(toy, "plain", **changes)
+    monkeypatch.setattr(torch, "compile", cheap)
+    compiled = train(toy, "compiled", **changes, training__compile=True)
+    assert graphs
+    for one, two in zip(lines(plain), lines(compiled), strict=True):
+        assert two["all"] == pytest.approx(one["all"], rel=1e-5, abs=1e-7)
+        for mine, theirs in zip(one["blocks"], two["blocks"], strict=True):
+            assert theirs == pytest.approx(mine, rel=1e-5, abs=1e-7)
+
+
+def test_observing_is_no_training_time(toy, monkeypatch):
+    """By a clock of its own: a step takes 2 s, an observation 100, of which writing takes 30."""
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now, monotonic=time.monotonic)
+
+    def slow(owner, name, seconds):
+        original = getattr(owner, name)
+
+        def slowed(*args, **kwargs):
+            clock.now += seconds
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, slowed)
+
+    monkeypatch.setattr(loop, "time", clock)
+    slow(loop.Loop, "_update", 2)
+    slow(loop.Loop, "evaluate", 7)
+    slow(observations.Observer, "observe", 70)
+    slow(observations, "save_arrays", 30)
+
+    def check(folder):
+        summary = json.loads((folder / "summary.json").read_text())
+        names = ("wall", "train", "eval", "observe")
+        found = [summary[f"{name}_seconds"] for name in names]
+        assert found == [10 + 7 + 400, 10, 7, 400]
+        assert summary["targets_per_second"] == 5 * 4 * 6 / 10
+        speeds = [line["samples_per_second"] for line in lines(folder, "timing.jsonl")]
+        assert speeds == [2] * 5
+
+    check(train(toy, "whole", training__log_every=1))
+    # Of the steps after the checkpoint the first process leaves nothing, and all are taken again.
+    interrupted(toy, "parts", 3, monkeypatch, training__log_every=1)
+    check(train(toy, "parts", training__log_every=1))
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_checkpoint_that_knows_nothing_of_observations_is_resumed(toy, monkeypatch, every):
+    changes = {"training__observe_every": every}
+    whole = train(toy, "whole", **changes)
+    interrupted(toy, "parts", 3, monkeypatch, **changes)
+    path = toy.folder / "parts/checkpoints/step-00000002"
+    meta = json.loads((path / "meta.json").read_text())
+    del meta["observe_seconds"]
+    if not every:
+        del meta["logs"]["observations.jsonl"]
+    (path / "meta.json").write_text(json.dumps(meta))
+    sums = {name: checkpoint._checksum(path / name) for name in ("state.safetensors", "meta.json")}
+    (path / "checksums.json").write_text(json.dumps(sums))
+    parts = train(toy, "parts", **changes)
+    assert json.loads((parts / "summary.json").read_text())["resumed_from"] == [2]
+    states = [load_file(f / "checkpoints/step-00000005/state.safetensors") for f in (whole, parts)]
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+    if every:
+        assert left(parts) == left(whole)
+    else:
+        assert not (parts / "observations.jsonl").exists()
+
+
 @pytest.mark.parametrize("step", [1, 3])
 def test_a_resumed_run_has_observed_what_the_whole_one_has(toy, monkeypatch, step):
     changes = {"training__observe_every": 1}
@@ -264,28 +358,35 @@ def test_what_cannot_be_observed_is_refused_before_training(toy, monkeypatch):
     del task.model.blocks[0].attention.heads
     with pytest.raises(UserError, match="blocks.0 of Dropping cannot be observed"):
         loop.train(task, toy.folder / "run")
+    few = config(toy, training__observe_samples=31)
+    with pytest.raises(UserError, match="observe_samples 31 is more than the 30 samples of the va"):
+        loop.train(toy.build_task(few), toy.folder / "run")
     monkeypatch.setattr(sharding, "requested", lambda: object())
     with pytest.raises(UserError, match="training.observe_every is not supported with sharding"):
         loop.train(toy.build_task(config(toy)), toy.folder / "run")
     assert not (toy.folder / "run").exists()
 
 
-class Observed(DecoderConfig):
-    """The C4 decoder's config with observations."""
+@pytest.mark.parametrize("every", [{}, {"training.observe_every": 0}])
+def test_samples_that_nothing_observes_are_one_line(toy, every):
+    data = json.loads(json.dumps(SETTINGS))
+    del data["training"]["observe_every"]
+    with pytest.raises(UserError, match="training.observe_samples 3 is given, but nothing is obse"):
+        validate(toy.Config, configs.set_keys(data, every), "toy")
+    del data["training"]["observe_samples"]
+    kept = validate(toy.Config, configs.set_keys(data, every), "toy")
+    assert not {"observe_every", "observe_samples"} & kept.model_dump()["training"].keys()
 
-    training: ObservedLoopConfig
 
-
-def test_the_laptop_decoder_is_observed_in_bf16_as_its_final_checkpoint_is(tmp_path, monkeypatch):
+def test_the_laptop_decoder_is_observed_in_bf16_as_its_final_checkpoint_is(tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
     draw = random.Random(0)
     for index in range(30):
         words = ["".join(draw.choices("abdeiklmnoprstu", k=draw.randint(2, 7))) for _ in range(40)]
         (texts / f"{index:02}.txt").write_text(" ".join(words).capitalize() + ".")
-    monkeypatch.setattr(nanolm_c4.train, "Config", Observed)
     cfg = configs.load(
-        Observed, ROOT / "nanolm_c4/configs/laptop.yaml",
+        DecoderConfig, ROOT / "nanolm_c4/configs/laptop.yaml",
         ["data.source=local", f"data.path={texts}", f"data.cache_dir={tmp_path / 'cache'}",
          "data.tokenizer_vocab_size=64", "data.validation_fraction=0.3", "training.steps=3",
          "schedule.warmup_steps=0",
@@ -296,7 +397,7 @@ def test_the_laptop_decoder_is_observed_in_bf16_as_its_final_checkpoint_is(tmp_p
     assert nanolm_c4.train.run(cfg, folder)["status"] == "finished"
     start, end = lines(folder)
     assert (start["step"], end["step"], len(end["blocks"])) == (0, 3, 2)
-    report = observe.observe_run(folder, samples=2)
+    report, _ = observe.observe_run(folder, samples=2)
     # In float32 during a bf16 run, too: the same to the last digits, and not those of bf16.
     assert report["all"] == pytest.approx(end["all"], rel=1e-5)
     for mine, theirs in zip(report["blocks"], end["blocks"]):
@@ -315,6 +416,18 @@ def sweep(toy, **more):
     text = json.dumps({**keys, "curves": {"a": {}}, **more})
     (package / "s.yaml").write_text(text)
     return load_sweep(package / "s.yaml", toy.folder.parent.parent)
+
+
+def test_only_finished_runs_are_in_the_tables(observed):
+    """The last step that any other has observed is not after training."""
+    asked, summaries = observed
+    first, second = (point.run for point in asked.points)
+    for write in (results.write_observations, results.write_observed_kernels,
+                  results.write_observed_attention):
+        assert {row["run"] for row in table(write(asked, summaries))} == {first, second}
+        for status in ("diverged", "stopped", "failed"):
+            some = {**summaries, first: {**summaries[first], "status": status}}
+            assert {row["run"] for row in table(write(asked, some))} == {second}
 
 
 def test_a_sweeps_table_has_a_row_per_block_and_one_for_all(toy):
@@ -439,7 +552,7 @@ def test_a_run_taken_from_another_sweep_brings_its_observations(toy, monkeypatch
 
 
 # ------------------------------------------------------------------------------------------------
-# The command on finished runs
+# The command on runs kept on disk
 
 
 def command(*words):
@@ -470,20 +583,53 @@ def test_the_command_prints_what_training_observed_and_writes_it(toy, tmp_path, 
     assert json.loads(capsys.readouterr().out) == report
 
 
+def test_the_command_writes_what_training_stored_of_a_step(toy, tmp_path):
+    folder = train(toy, "run")
+    command(folder, "--samples", "3", "--step", "4", "--arrays", tmp_path / "new/arrays",
+            "--out", tmp_path / "report.json")
+    written = load_file(tmp_path / "new/arrays")
+    stored = {f"step_{step}/{name}": array for step in (0, 4) for name, array in
+              load_file(folder / f"observations/step_{step}.safetensors").items()}
+    assert written.keys() == stored.keys() and len(written) == 2 * 6
+    for name, array in written.items():
+        torch.testing.assert_close(array, stored[name], rtol=1e-5, atol=1e-6)
+    assert not torch.equal(written["step_0/outputs"], written["step_4/outputs"])
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["arrays"]
+    report, line = json.loads((tmp_path / "report.json").read_text()), lines(folder)[2]
+    assert (report["step"], line["step"]) == (4, 4)
+    assert report["all"] == pytest.approx(line["all"], rel=1e-5)
+
+
+def test_a_stopped_run_is_read_at_its_newest_step(toy, monkeypatch):
+    original = loop.Loop._update
+
+    def update(self, step):
+        original(self, step)
+        if step == 3:
+            signals.signal.raise_signal(signals.signal.SIGTERM)
+
+    monkeypatch.setattr(loop.Loop, "_update", update)
+    folder = toy.folder / "run"
+    assert toy.run(config(toy, training__observe_every=1), folder)["status"] == "stopped"
+    report, arrays = observe.observe_run(folder, samples=3)
+    assert report["step"] == 3 and "step_3/outputs" in arrays
+    assert report["all"] == pytest.approx(lines(folder)[-1]["all"], rel=1e-5)
+
+
 def test_references_give_the_distance_to_their_mean_with_and_without_the_run(toy, capsys):
     folders = [train(toy, f"seed-{seed}", seed=seed) for seed in range(3)]
-    finals = [observe.load_final(folder, 4) for folder in folders]
+    finals = [observe.load_kept(folder, 4) for folder in folders]
     with torch.no_grad():
         logits = [final.task.model.eval()(final.batch[0]).double() for final in finals]
     mean, scatter = (logits[1] + logits[2]) / 2, (logits[1] - logits[2]).square().mean() / 4
     outside = ((logits[0] - mean).square().mean() - scatter).item()
-    found = observe.observe_run(folders[0], folders[1:], 4)["function_distance"]
+    found = observe.observe_run(folders[0], folders[1:], 4)[0]["function_distance"]
     assert found == {
         "mean_square": pytest.approx(outside, rel=1e-4), "references": 2, "is_one_of_them": False
     }
     noise = torch.stack(logits).var(0).mean().item() / 2
     inside = (logits[0] - mean).square().mean().item() - noise
-    found = observe.observe_run(folders[0], folders, 4)["function_distance"]
+    found = observe.observe_run(folders[0], folders, 4)[0]["function_distance"]
     assert found == {
         "mean_square": pytest.approx(inside, rel=1e-4), "references": 2, "is_one_of_them": True
     }
@@ -518,11 +664,12 @@ def test_runs_that_cannot_be_observed_are_one_line(toy, capsys, tmp_path):
     assert "no such run; expected a folder with config.yaml" in refusal(capsys, tmp_path / "no")
     assert "it has no summary.json; train it" in broken("a", lambda c: (
         c / "summary.json").unlink())
-    assert "not finished but stopped at step 3" in broken("b", status("stopped"))
-    assert "not finished but diverged at step 3" in broken("c", status("diverged"))
-    last = "checkpoints/step-00000005"
-    assert "no checkpoint of its last step 5; run the same config with checkpoint.final=true" in (
-        broken("d", lambda c: shutil.rmtree(c / last)))
+    assert "diverged at step 3; only a run that is finished or stopped" in (
+        broken("c", status("diverged")))
+    assert "no checkpoint in it; run the same config with checkpoint.final=true, which" in (
+        broken("d", lambda c: shutil.rmtree(c / "checkpoints")))
+    assert "no checkpoint of step 3, it has kept 4, 5; checkpoint.every and checkpoint.keep" in (
+        refusal(capsys, folder, "--step", 3))
     assert "differs from what was written (checksum); the run has to" in broken("e", tear)
     assert "another config (optimizer.lr 0.02 -> 0.01)" in broken("f", other_config)
     assert "experiment 'nothing' has no train.py here" in (
@@ -536,8 +683,11 @@ def test_runs_that_cannot_be_observed_are_one_line(toy, capsys, tmp_path):
 
 def test_references_on_other_data_or_outputs_are_one_line(toy, capsys):
     folder = train(toy, "run")
-    data = train(toy, "data", data_seed=3, training__steps=1)
-    outputs = train(toy, "outputs", vocabulary=21, training__steps=1)
+    data = train(toy, "data", data_seed=3)
+    outputs = train(toy, "outputs", vocabulary=21)
+    short = train(toy, "short", training__steps=1)
+    assert f"{short}: no checkpoint of step 5, it has kept 1" in (
+        refusal(capsys, folder, "--reference", short))
     assert f"{data}: its first 8 evaluation samples are not those of {folder}; compare" in (
         refusal(capsys, folder, "--reference", data))
     line = refusal(capsys, folder, "--reference", outputs)
@@ -547,6 +697,6 @@ def test_references_on_other_data_or_outputs_are_one_line(toy, capsys):
 
 
 def test_help_describes_the_keys():
-    found = {key: item.description for key, item in leaves(Observed)}
+    found = {key: item.description for key, item in leaves(DecoderConfig)}
     assert "from step 0 on; 0 for none" in found["training.observe_every"]
     assert found["training.observe_samples"].startswith("Validation samples")

@@ -14,7 +14,9 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
+from training.config import load
 from training.sampling import sample_ids
+from vit_cifar5m import train as vit
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("toy_run.py")
@@ -25,12 +27,12 @@ toy = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(toy)
 
 
-def start(processes, folder, *overrides, **more):
+def start(processes, folder, *overrides, script=SCRIPT, **more):
     torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}",
                 "--standalone"]
     python = torchrun if processes > 1 else [sys.executable]
     return subprocess.Popen(
-        [*python, str(SCRIPT), "train", str(folder), *overrides],
+        [*python, str(script), "train", str(folder), *overrides],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
              **{key: str(value) for key, value in more.items()}},
@@ -134,8 +136,32 @@ def test_a_signal_to_the_launcher_stops_all_with_a_checkpoint(tmp_path):
     assert saved == [f"step-{summary['step']:08d}"]
 
 
-def test_a_process_without_evaluation_samples_does_not_wait_for_ever(tmp_path):
-    launch(2, tmp_path / "run", "training.eval_samples=1", "training.eval_every=1")
+def test_one_process_observes_or_evaluates_and_none_waits_for_ever(tmp_path):
+    """A run with a single evaluation sample, and in the same launch one that observes."""
+    file = ROOT / "vit_cifar5m/configs/laptop.yaml"
+    words = ["model.head_dim=4", "model.heads=4", "model.layers=2", "model.patch_size=16",
+             "training.steps=3", "training.batch_size=4", "training.observe_every=2",
+             "training.observe_samples=5", "data.validation_images=6"]  # fmt: skip
+    observing = [str(file), *words, "--run-dir", str(tmp_path / "run2")]
+    script = tmp_path / "both.py"
+    script.write_text(
+        "import toy_run\nfrom vit_cifar5m import train\n"
+        f"toy_run.main()\ntrain.main({observing})\n"
+    )
+    launch(
+        2, tmp_path / "run", "training.eval_samples=1", "training.eval_every=1", script=script,
+        PYTHONPATH=f"{ROOT}{os.pathsep}{SCRIPT.parent}",
+    )  # fmt: skip
+    vit.run(load(vit.Config, file, words), tmp_path / "run1")
+    one, two = (lines(tmp_path / run, "observations.jsonl") for run in ("run1", "run2"))
+    assert [line["step"] for line in two] == [0, 2, 3]
+    assert flat(two) == pytest.approx(flat(one), rel=1e-4, abs=1e-6)
+    for step in (0, 2, 3):
+        first, second = (load_file(tmp_path / run / f"observations/step_{step}.safetensors")
+                         for run in ("run1", "run2"))  # fmt: skip
+        assert first.keys() == second.keys()
+        for name, array in first.items():
+            torch.testing.assert_close(second[name], array, rtol=1e-4, atol=1e-6)
 
 
 def test_a_refusal_is_one_line_of_one_process(tmp_path):

@@ -204,6 +204,90 @@ def test_a_damaged_part_is_refused_and_leaves_nothing(tmp_path):
     assert not cache.exists() or not list(cache.iterdir())
 
 
+def write_part(file, header=None, compression="STORED", repeats=1):
+    """Part 5, some times over, the header of whose X may be any bytes."""
+    kind = getattr(zipfile, f"ZIP_{compression}")
+    with zipfile.ZipFile(file, "w", kind, compresslevel=1) as archive:  # bzip2: blocks of 100 kB
+        for key, values in part(5).items():
+            values = np.concatenate([values] * repeats)
+            with archive.open(f"{key}.npy", "w") as member:
+                if key == "X" and header is not None:
+                    member.write(header + values.tobytes())
+                else:
+                    np.lib.format.write_array(member, values)
+
+
+def npy_header(text):
+    """An npy file's first bytes, with any text in place of its dictionary."""
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+GARBLED = {
+    "cut": npy_header(b"{'descr': '|u1'}")[:9],
+    "open bracket": npy_header(b"{'descr': '|u1', 'shape': (6, 32"),  # tokenize.TokenError
+    "no Python": npy_header(b"{'descr': '|u1' 'shape' ?! }"),  # SyntaxError, then ValueError
+    "indented": npy_header(b"{}\n  1\n 2\n"),  # IndentationError from the tokenizer
+    "other keys": npy_header(b"{1: 2, 'descr': '|u1'}"),  # numpy sorts them: TypeError
+    "no such type": npy_header(b"{'descr': '|q9', 'fortran_order': False, 'shape': (6,)}"),
+    "nested": npy_header(b"-" * 9000 + b"1"),  # deeper than Python's parser goes
+    "version 9": b"\x93NUMPY\x09\x00",
+    "no magic": b"PK" * 64,
+}
+
+
+@pytest.mark.parametrize("case", GARBLED)
+def test_a_garbled_header_is_one_line(tmp_path, case):
+    folder = write_parts(tmp_path / "c5m", numbers=(0, 1, 2, 3, 4))
+    write_part(folder / "part5.npz", GARBLED[case])
+    message = refused("cifar5m", folder, tmp_path)
+    assert f"{folder / 'part5.npz'}: X cannot be read" in message and "anew" in message
+
+
+@pytest.mark.parametrize("compression", ["DEFLATED", "BZIP2", "LZMA"])
+def test_damaged_compressed_pixels_are_the_files_fault(tmp_path, compression):
+    """A byte, or a stretch of bytes, anywhere in them: never blamed on the cache's disk."""
+    folder = write_parts(tmp_path / "c5m", numbers=(0,))
+    file = folder / "part5.npz"
+    write_part(file, compression=compression, repeats=10)
+    whole = file.read_bytes()
+    with zipfile.ZipFile(file) as archive:
+        size = archive.getinfo("X.npy").compress_size
+    assert len(load("cifar5m", folder, tmp_path / "whole", train_images=4).validation) == 2
+    for share in (0.02, 0.3, 0.9):
+        for length in (1, 40):
+            damaged, place = bytearray(whole), 35 + int(share * size)
+            damaged[place : place + length] = (b ^ 0xFF for b in whole[place : place + length])
+            file.write_bytes(damaged)
+            message = refused("cifar5m", folder, tmp_path, train_images=4)
+            assert f"{file}: X cannot be read" in message and "anew" in message
+    cache = tmp_path / "cache" / "cifar5m"
+    assert not cache.exists() or not list(cache.iterdir())
+
+
+def test_a_full_disk_is_the_caches_fault(tmp_path, monkeypatch):
+    folder = write_parts(tmp_path / "c5m", "deflated")
+
+    monkeypatch.setattr(module, "open", lambda *_: open("/dev/full", "wb"), raising=False)
+    message = refused("cifar5m", folder, tmp_path)
+    assert f"data.cache_dir: {tmp_path / 'cache' / 'cifar5m'} cannot be written" in message
+    assert "No space left" in message and "room for" in message
+    assert not list((tmp_path / "cache" / "cifar5m").iterdir())
+
+
+def test_stored_pixels_have_no_checksum_compared(tmp_path):
+    """What is documented: they are mapped, so a changed byte among them goes unseen."""
+    folder = write_parts(tmp_path / "c5m")
+    file = folder / "cifar5m_part5.npz"
+    content = bytearray(file.read_bytes())
+    content[content.index(part(5)["X"].tobytes())] ^= 0xFF
+    file.write_bytes(content)
+    image = load("cifar5m", folder, tmp_path).validation[0][0]
+    assert image[0, 0, 0] == part(5)["X"][0, 0, 0, 0] ^ 0xFF
+    content[content.index(part(5)["Y"].tobytes())] ^= 0x01  # still a label
+    file.write_bytes(content)
+    assert "Y cannot be read" in refused("cifar5m", folder, tmp_path)
+
+
 def test_an_array_shorter_than_its_header_says_is_refused(tmp_path):
     folder = write_parts(tmp_path / "c5m", numbers=(1, 2, 3, 4, 5))
     for key, words in (("X", "12411 bytes, expected 12416"), ("Y", "27 bytes, expected 32")):
