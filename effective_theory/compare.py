@@ -115,7 +115,7 @@ def compare(
     derived = tangent.tangent(config, x, theory)
     along = directions(theory, derived)
     measured = measure.measure_widths(config, processes, progress, along)
-    rows = [row for part in measured for row in _at_width(config, x, part)]
+    rows = [row for part in measured for row in _at_width(config, theory, derived, part)]
     largest = sorted(measured, key=lambda part: part.width)[-3:]
     limit = measure.limit(largest, config.model.s) if len(largest) > 1 else None
     if limit is not None:
@@ -165,12 +165,17 @@ def _predictions(
             yield "theta", block, group, kernel, None
 
 
-def _at_width(config: Config, x: Tensor, part: measure.Measured) -> Iterator[Comparison]:
-    """Theory at this width: of the kernels only the head's, at s > 0, depend on it."""
+def _at_width(
+    config: Config,
+    theory: kernels.Kernels,
+    derived: tangent.Tangent,
+    part: measure.Measured,
+) -> Iterator[Comparison]:
+    """Theory and networks at one width."""
+    theory = kernels.at_width(config, theory, part.width)
+    derived = tangent.at_width(config, derived, part.width)
     model = config.model.model_copy(update={"width": part.width})
     config = config.model_copy(update={"model": model})
-    theory = kernels.forward(config, x)
-    derived = tangent.tangent(config, x, theory)
     case = _Case(config, part.width, part.count, part.mean, part.se)
     yield from _kernel_rows(case, theory, derived)
     for tensor, predicted in tangent.magnitudes(config, derived).items():

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +84,21 @@ def forward(config: Config, x: Tensor) -> Kernels:
         F={block: mean_and_error(found)[0] for block, found in F.items()},
         G_se={block: error for block, (_, error) in pairs.items()},
         replicates=G,
+    )
+
+
+def at_width(config: Config, kernels: Kernels, width: int) -> Kernels:
+    """The kernels at another width: only the head's depend on it, as n^(-s)."""
+    fall = (width / config.model.width) ** -config.model.s
+
+    def scaled(found: dict[str, Tensor]) -> dict[str, Tensor]:
+        return found | {"head": fall * found["head"]}
+
+    return replace(
+        kernels,
+        G=scaled(kernels.G),
+        G_se=scaled(kernels.G_se),
+        replicates=scaled(kernels.replicates),
     )
 
 

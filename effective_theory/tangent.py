@@ -5,7 +5,7 @@ Dinan, Yaida & Zhang (2023), section I 3, with the learning-rate factors that `p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -110,6 +110,38 @@ def _theta(
     """Theta of every randomisation: (REPLICATES, P, P)."""
     total = torch.stack([rates[name] * norm for name, norm in norms.items()]).sum(0)
     return check_finite(config, f"Theta of block {block}", total)
+
+
+def at_width(config: Config, derived: Tangent, width: int) -> Tangent:
+    """The tangent kernels at another width: those before the head go as n^s, norms as Theta over
+    lambda_G."""
+    sized = config.model_copy(update={"model": config.model.model_copy(update={"width": width})})
+    rise = (width / config.model.width) ** config.model.s
+    before = {name: _sgd(config, replace(size, rate=1.0))
+              for name, size in tensors(config, derived.patch, derived.tokens).items()}
+    sizes = tensors(sized, derived.patch, derived.tokens)
+    after = {name: _sgd(sized, replace(size, rate=1.0)) for name, size in sizes.items()}
+
+    def factor(block: str) -> float:
+        return 1.0 if block == "head" else rise
+
+    def nested(found: dict[str, dict[str, Tensor]], rates: bool) -> dict[str, dict[str, Tensor]]:
+        return {
+            block: {
+                name: factor(block) * (before[name] / after[name] if rates else 1.0) * kernel
+                for name, kernel in own.items()
+            }
+            for block, own in found.items()
+        }
+
+    return replace(
+        derived,
+        theta={block: factor(block) * kernel for block, kernel in derived.theta.items()},
+        theta_se={block: factor(block) * kernel for block, kernel in derived.theta_se.items()},
+        parts=nested(derived.parts, rates=False),
+        norms=nested(derived.norms, rates=True),
+        rates={name: _sgd(sized, size) for name, size in sizes.items()},
+    )
 
 
 @dataclass(frozen=True)

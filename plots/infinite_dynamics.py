@@ -35,6 +35,9 @@ HEAD_DIM, HEADS, LAYERS = "model.head_dim", "model.heads", "model.layers"
 ALPHA = "prescription.alpha_attention"
 SYMBOLS = {HEAD_DIM: "N", HEADS: "H", LAYERS: "L"}
 PER_OCTAVE, PER_RUN = 4, 40
+# Ratios of a logarithmic axis' ends: two of 1, 2 and 5 are within the first; up to the second all
+# of them have room.
+LEAST_SPAN, FEW_DECADES = 5.0, 1e4
 LOSS_LABEL = "training loss (nats)"
 
 
@@ -181,6 +184,34 @@ def findings(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> list[Findin
             measured = f"{number(gap.value, gap.error, 4)} (n = {gap.seeds})"
             result.append(Finding(name, measured, "shrinks", _shrinks(gap, found[0])))
     return result
+
+
+def one_run_each(rows: pd.DataFrame, path: Path, keys: Sequence[str], expected: str) -> None:
+    """TableError if two rows have the same `keys`: the table is not that of the `expected` sweep,
+    and its runs differ in something that the figure does not show."""
+    again = rows[rows.duplicated(list(keys))]
+    if again.empty:
+        return
+    point = ", ".join(f"{key} {_plainly(again.iloc[0][key])}" for key in keys)
+    raise TableError(f"{path}: two runs with {point}; expected one; is it the {expected}?")
+
+
+def _plainly(value: object) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
+def label_decades(axis) -> None:
+    """Labels a panel's logarithmic values at 1, 2 and 5 of each decade, or only at 1 over many;
+    to call after drawing, as it widens what spans too little for two labels."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = axis.get_ylim()
+    room = math.sqrt(max(1.0, LEAST_SPAN * low / high))
+    axis.set_ylim(low / room, high * room)
+    subs = (1.0, 2.0, 5.0) if high / low < FEW_DECADES else (1.0,)
+    axis.yaxis.set_major_locator(LogLocator(subs=subs, numticks=20))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_locator(NullLocator())
 
 
 def plain(title: str) -> str:

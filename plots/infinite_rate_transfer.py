@@ -17,7 +17,7 @@ import pandas as pd
 
 from plots import rate_panels, style, tables
 from plots.findings import HEADER, Finding, distance, number
-from plots.infinite_dynamics import ALPHA, HEAD_DIM, alpha_title, plain
+from plots.infinite_dynamics import ALPHA, HEAD_DIM, alpha_title, one_run_each, plain
 from plots.rate_sweeps import (
     Exponent,
     RateSweep,
@@ -28,18 +28,23 @@ from plots.rate_sweeps import (
     rate_sweeps,
     seed_noise,
 )
-from plots.tables import CURVE, LOSS, RATE, RESULTS, STATUS, WIDTH, TableError
+from plots.tables import CURVE, LOSS, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
 
 STEM, FIGURE = "infinite_figure_2", "figure_2a_rate_transfer"
-ALPHA_LOOKS = {1.0: {"color": "#0072B2", "marker": "o"}, 0.5: {"color": "#D55E00", "marker": "s"}}
+# Blue and orange of seaborn's "colorblind", in every figure of the paper that tells alpha_A apart.
+ALPHA_LOOKS = {1.0: {"color": "#0173B2", "marker": "o"}, 0.5: {"color": "#DE8F05", "marker": "s"}}
 LOSS_LABEL = "evaluation loss (nats)"
 
 
 def read(path: Path) -> pd.DataFrame:
-    """The table's runs, N in the column of widths and alpha_A as curves: what rate sweeps read."""
+    """The table's runs, N in the column of widths and alpha_A as curves: what rate sweeps read.
+
+    TableError for a table that lacks a column or has two runs at one rate.
+    """
     table = tables.read(path, [*RESULTS, ALPHA, HEAD_DIM, RATE])
     table = tables.numbers(table, path, [ALPHA, HEAD_DIM, RATE, LOSS])
     table = tables.only(table, path, ALPHA, ALPHA_LOOKS)
+    one_run_each(table, path, [ALPHA, HEAD_DIM, RATE, SEED], "results.csv of figure_2.yaml")
     rows = table.assign(**{WIDTH: table[HEAD_DIM], CURVE: table[ALPHA].map(alpha_title)})
     if rows[STATUS].eq("failed").all():
         raise TableError(f"{path}: every run failed; see their log.txt and run the sweep again")
@@ -56,7 +61,7 @@ def fits(rows: pd.DataFrame) -> dict[float, dict[int, RateSweep]]:
 def penalty(sweeps: Mapping[int, RateSweep]) -> tuple[float, float]:
     """(loss of the largest N at the best grid rate of the smallest, above its own best; error).
 
-    NaN if that rate was not run there.
+    NaN if that rate was not run there; both 0 if the two are best at the same one.
     """
     if len(sweeps) < 2:
         return math.nan, math.nan
@@ -93,6 +98,8 @@ def _optimum(sweep: RateSweep) -> str:
 def _transfer(place: str, sweeps: Mapping[int, RateSweep]) -> Finding:
     name = f"{place}: cost of the smallest N's rate at the largest N"
     value, error = penalty(sweeps)
+    if error == 0:
+        return Finding(name, "same grid rate", "about 0")
     note = "nats" if math.isnan(value) else f"nats, of {sweeps[max(sweeps)].loss:.3f}"
     return Finding(name, f"{number(value, error)} {note}", "about 0")
 

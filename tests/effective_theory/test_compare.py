@@ -166,3 +166,26 @@ def test_table_shows_the_verdicts(result):
     text = compare.table([*result.rows, row(), row(measured=2.2)])
     assert "2% met" in text and "2% MISSED" in text
     assert "Theta query" in text and "G mlp.0" in text
+
+
+@pytest.mark.parametrize("stem", ["vision", "language"])
+@pytest.mark.parametrize("s", [0.0, 0.5])
+def test_theory_at_another_width_is_what_it_gives_there(stem, s):
+    overrides = [f"model.s={s}", "model.depth=1", "model.mlp_ratio=2", "rates.query=0",
+                 "theory.attention_draws=256"]
+    small, large = (
+        load(Config, f"{CONFIGS}/{stem}.yaml", [*overrides, f"model.width={width}"])
+        for width in (32, 128)
+    )
+    x = inputs(small)
+    there = compare.kernels.forward(large, x)
+    expected = compare.tangent.tangent(large, x, there)
+    here = compare.kernels.forward(small, x)
+    found = compare.tangent.at_width(small, compare.tangent.tangent(small, x, here), 128)
+    moved = compare.kernels.at_width(small, here, 128)
+    torch.testing.assert_close((moved.G, moved.F, moved.G_se), (there.G, there.F, there.G_se))
+    assert found.rates == pytest.approx(expected.rates)
+    for field in ("theta", "theta_se", "parts", "norms"):
+        torch.testing.assert_close(getattr(found, field), getattr(expected, field))
+    magnitudes = compare.tangent.magnitudes(large, found)
+    assert magnitudes == pytest.approx(compare.tangent.magnitudes(large, expected))

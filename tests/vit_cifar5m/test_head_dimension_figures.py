@@ -83,7 +83,8 @@ def test_every_sweep_crosses_head_dimensions_and_both_alphas(
     assert values(configs, "training", "steps") == steps
     for config in configs:
         rule = config.prescription
-        assert (rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 4, 0.1)
+        rich = (name, preset, config.optimizer.name) == ("figure_13", "laptop", "sgd")
+        assert (rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 4, 2.0 if rich else 0.1)
         assert config.data.source == ("cifar5m" if preset is None else "embedded")
 
 
@@ -146,6 +147,13 @@ def test_the_exponent_of_the_best_rate_is_found_for_each_alpha(tmp_path, drawn):
     assert axes[0].get_ylim()[1] < 2 and axes[2].get_xscale() == "log"
 
 
+def test_one_best_rate_for_all_costs_nothing_without_an_error_of_nothing(tmp_path):
+    rows = infinite_rate_transfer.read(written(tmp_path / "t.csv", rate_rows()))
+    found = by_name(infinite_rate_transfer.findings(rows))
+    kept = found["alpha_A = 1/2: cost of the smallest N's rate at the largest N"]
+    assert kept.measured == "same grid rate" and not kept.verdict
+
+
 def test_optima_at_the_edge_are_left_out_and_named_and_lost_ones_too(tmp_path):
     rows = [row for row in rate_rows(seeds=(0,))
             if row["model.head_dim"] != 64 or row["optimizer.lr"] <= 1]
@@ -196,11 +204,11 @@ def test_slopes_of_the_variance_over_heads_stand_beside_theory_and_caption(tmp_p
     assert start.measured.startswith("-1.00 ± 0.01 (n = 8 runs)")
     assert (start.published, start.verdict) == ("-1", "agrees within 2 SE")
     end = found["alpha_A = 1: variance of A over heads at t = 500"]
-    assert end.measured.startswith("-2.00") and end.published == "-1 (caption -2)"
+    assert end.measured.startswith("-2.00") and end.published == "-1 derived (caption -2)"
     assert end.verdict.startswith("off by -1.00")
     half = found["alpha_A = 1/2: variance of A over heads at t = 500"]
     assert half.published == "0" and half.verdict == "agrees within 2 SE"
-    assert "spread over seeds 2.8% of a value" in infinite_head_dimension.report([rows])
+    assert "Figure 2b: spread over seeds 2.8% of a value" in infinite_head_dimension.report([rows])
     infinite_head_dimension.draw_variance(rows, tmp_path)
     (axis,) = drawn["figure_2b_head_variance"].axes
     labels = [text.get_text() for text in axis.get_legend().get_texts()]
@@ -229,9 +237,9 @@ def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path, drawn):
     found = by_name(infinite_head_dimension.movement_findings(rows))
     assert len(found) == 2 * 2 * 2 * 4
     expected = {
-        "SGD, alpha_A = 1, t = 1": ("-1/2", "-1/2"),
+        "SGD, alpha_A = 1, t = 1": ("-1/2 derived", "-1/2 derived"),
         "SGD, alpha_A = 1, t = 200": ("0", "0"),
-        "SGD, alpha_A = 1/2, t = 1": ("-1", "-1/2"),
+        "SGD, alpha_A = 1/2, t = 1": ("-1 derived", "-1/2 derived"),
         "Adam, alpha_A = 1/2, t = 1": ("-1/2", "0"),
         "Adam, alpha_A = 1, t = 1": ("0", "0"),
     }
@@ -249,6 +257,44 @@ def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path, drawn):
     assert titles[-1] == "Adam: change of A in all"
 
 
+def test_sgd_that_misses_the_exponents_of_later_steps_is_noted(tmp_path):
+    path = tmp_path / "t.csv"
+    kept = infinite_head_dimension.report([infinite_head_dimension.read(
+        written(path, movement_rows()))])
+    frozen = [{**row, **{key: row[key] / row["model.head_dim"] ** 0.3 for key in MOVED}}
+              if (row["optimizer.name"], row["step"]) == ("sgd", 200) else row
+              for row in movement_rows()]
+    missed = infinite_head_dimension.report([infinite_head_dimension.read(written(path, frozen))])
+    assert "note:" not in kept and missed.count("note: SGD does not reach all exponents") == 1
+
+
+def test_the_spread_over_seeds_is_that_of_each_figure_and_optimiser(tmp_path):
+    calm = [row for row in movement_rows() if row["optimizer.name"] == "adam"]
+    wild = [{**row, **{key: row[key] * 2 ** row["seed"] for key in MOVED}}
+            for row in movement_rows() if row["optimizer.name"] == "sgd"]
+    paths = [written(tmp_path / "a.csv", variance_rows()), written(tmp_path / "b.csv", calm + wild)]
+    lines = infinite_head_dimension.report(list(map(infinite_head_dimension.read, paths)))
+    # Standard deviation of the logarithms of two seeds: |difference| / sqrt(2).
+    sgd = abs(math.log(2 * 1.02 / 0.98)) / math.sqrt(2)
+    assert lines.splitlines()[1:4] == [
+        "Figure 2b: spread over seeds 2.8% of a value",
+        f"Figure 13, SGD: spread over seeds {sgd:.1%} of a value",
+        "Figure 13, Adam: spread over seeds 2.8% of a value",
+    ]
+
+
+def test_log_axes_have_labels_where_data_span_less_than_a_decade(tmp_path, drawn):
+    rows = infinite_head_dimension.read(written(tmp_path / "t.csv", movement_rows()))
+    infinite_head_dimension.draw_movement(rows, tmp_path)
+    figure = drawn["figure_13_movement"]
+    figure.canvas.draw()
+    for axis in figure.axes:
+        low, high = axis.get_ylim()
+        inside = [label.get_text() for label in axis.get_yticklabels()
+                  if low <= label.get_position()[1] <= high]
+        assert len(inside) > 1, axis.get_title()
+
+
 def test_one_head_dimension_has_no_slope(tmp_path):
     rows = [row for row in movement_rows() if row["model.head_dim"] == 8]
     read = infinite_head_dimension.read(written(tmp_path / "t.csv", rows))
@@ -260,6 +306,50 @@ def test_two_tables_of_one_figure_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         infinite_head_dimension.main([*map(str, paths), "--out", str(tmp_path)])
     assert "a second table of one figure" in capsys.readouterr().err
+
+
+def changed(rows, key, value):
+    return [{**row, key: value, "run": "another"} for row in rows]
+
+
+REFUSED = {
+    "another figure's observations as 2b": (
+        infinite_head_dimension, variance_rows() + changed(variance_rows(), "model.heads", 16),
+        "two runs with prescription.alpha_attention 1, model.head_dim 8, seed 0, step 0; expected "
+        "one; is it the observations.csv of figure_11.yaml?",
+    ),
+    "another figure's observations as 13": (
+        infinite_head_dimension, movement_rows() + changed(movement_rows(), "model.layers", 4),
+        "two runs with optimizer.name sgd, prescription.alpha_attention 1, model.head_dim 8, "
+        "seed 0, step 1; expected one; is it the observations.csv of figure_13.yaml?",
+    ),
+    "one length": (
+        infinite_head_dimension, [row for row in movement_rows() if row["step"] != 1],
+        "observed after 200 steps; expected step 1 and one later step; is it the whole "
+        "observations.csv of figure_13.yaml?",
+    ),
+    "three lengths": (
+        infinite_head_dimension, movement_rows() + [
+            {**row, "step": 50} for row in movement_rows() if row["step"] == 200],
+        "observed after 1, 50, 200 steps; expected step 1 and one later step",
+    ),
+    "another figure's results as 2a": (
+        infinite_rate_transfer, rate_rows() + changed(rate_rows(), "training.steps", 1),
+        "two runs with prescription.alpha_attention 1, model.head_dim 8, optimizer.lr 0.25, "
+        "seed 0; expected one; is it the results.csv of figure_2.yaml?",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_tables_of_other_figures_are_one_line(what, tmp_path, capsys):
+    module, rows, message = REFUSED[what]
+    path = written(tmp_path / "t.csv", rows)
+    with pytest.raises(SystemExit, match="2"):
+        module.main([str(path), "--out", str(tmp_path / "out")])
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {path}: {message}") and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
 
 
 # Figure 11
@@ -355,6 +445,6 @@ def test_a_table_that_lacks_a_column_is_one_line(name, tmp_path, capsys):
 def test_commands_print_findings_and_write_both_files(tmp_path, capsys):
     path = written(tmp_path / "t.csv", variance_rows())
     infinite_head_dimension.main([str(path), "--out", str(tmp_path)])
-    assert "-1 (caption -2)" in capsys.readouterr().out
+    assert "-1 derived (caption -2)" in capsys.readouterr().out
     for kind in ("png", "pdf"):
         assert (tmp_path / f"figure_2b_head_variance.{kind}").stat().st_size > 5000
