@@ -11,6 +11,7 @@ errors jackknife ones over seeds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,17 +19,19 @@ import pandas as pd
 
 from plots import style, tables
 from plots.findings import HEADER, Finding, claimed_gain, distance, number
-from plots.infinite_heads import exponent, jackknife, span
+from plots.infinite_heads import CHANCE, alpha_text, exponent, jackknife, span
+from plots.infinite_rate_transfer import ALPHA_LOOKS
 from plots.tables import TableError
 
 FIGURE = "figure_5_depth"
 STEMS = ("cifar5m_figure_5_observations", "cifar5m_figure_5", "cifar5m_figure_5_metrics")
 LAYERS, ALPHA = "model.layers", "prescription.alpha_depth"
 PATCH, IMAGE, BATCH = "model.patch_size", 32, "training.batch_size"
+RATE = "optimizer.lr"
 MOVED = {"query_weight_relative": r"$W_Q$", "key_weight_relative": r"$W_K$"}
 COLUMNS = (
     (LAYERS, ALPHA, "seed", "run", "step", "block", *MOVED),
-    (LAYERS, ALPHA, PATCH, BATCH, "seed", "run", "status", "parameters"),
+    (LAYERS, ALPHA, RATE, PATCH, BATCH, "seed", "run", "status", "parameters"),
     ("run", "step", "eval_loss"),
 )
 SOURCES = ("observations.csv", "results.csv", "metrics.csv")
@@ -41,7 +44,8 @@ STYLES = {0.5: "-", 1.0: "--"}  # as in the paper: alpha_L = 1 is dashed
 def read_all(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(movement, losses): a row per run at the last observed step, a row per run and evaluation.
 
-    Runs that did not finish are left out. TableError unless there are three tables of one sweep.
+    Runs that did not finish are left out. TableError unless there are three tables of one sweep
+    with one rate of each alpha_L.
     """
     if len(paths) != len(STEMS):
         raise TableError(
@@ -53,6 +57,10 @@ def read_all(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     finished = results[results["status"] == "finished"]
     if finished.empty:
         raise TableError(f"{paths[1]}: no finished run in it; finish the sweep first")
+    for alpha, rates in finished.groupby(ALPHA)[RATE].unique().items():
+        if len(rates) > 1:
+            raise TableError(f"{paths[1]}: {len(rates)} values of {RATE} with {ALPHA} {alpha:g}; "
+                             "expected one rate of each: keep the runs of the best one")
     return (_movement(observations, finished, paths[0]), _losses(metrics, finished, paths[2]))
 
 
@@ -108,7 +116,7 @@ def findings(movement: pd.DataFrame, losses: pd.DataFrame) -> list[Finding]:
 def _of_weight(rows: pd.DataFrame, column: str, alpha: float, label: str) -> list[Finding]:
     """The power over all depths, and between the two deepest: it is one of large L."""
     depths = sorted(rows[LAYERS].unique())
-    name = f"5a: L in the movement of {label}, alpha_L = {alpha:g}"
+    name = f"5a: L in the movement of {label}, alpha_L = {alpha_text(alpha)}"
     found = [_power(name, rows, column, alpha)]
     if len(depths) > 2:
         name = f"5a: the same, {label}, L = {depths[-2]:.0f} to {depths[-1]:.0f} alone"
@@ -128,33 +136,60 @@ def final(losses: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_losses(losses: pd.DataFrame) -> list[Finding]:
-    """At every depth, what alpha_L = 1 gains at the same compute: the same steps."""
-    last, result = final(losses), []
+    """What alpha_L = 1 gains at the same steps, at every depth, and how that grows with depth.
+
+    The exponents have rates of their own, and may differ at the least depth already, so that the
+    gain there is subtracted. There is no verdict while the mean of a curve ends above chance.
+    """
+    last = final(losses)
     if alphas(last) != [0.5, 1.0]:
         return [Finding("5b: loss with alpha_L = 1/2 minus alpha_L = 1", "not measured")]
     depths = sorted(last[LAYERS].unique())
+    result = [_levels(last, alpha) for alpha in alphas(last)]
     for depth in depths:
-        value, error = jackknife(last[last[LAYERS] == depth], "seed", _gain)
+        value, error = jackknife(last, "seed", lambda part, depth=depth: _gain(part, depth))
         name = f"5b: final loss, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
-        if depth == depths[-1]:
-            result.append(Finding(name, number(value, error), "above 0",
-                                  claimed_gain(value, error)))
-        else:
-            result.append(Finding(name, number(value, error)))
+        result.append(Finding(name, number(value, error)))
+    if len(depths) > 1:
+        result.append(_growth(last, depths[0], depths[-1]))
     return result
 
 
-def _gain(rows: pd.DataFrame) -> float:
-    means = rows.groupby(ALPHA)[LOSS].mean()
-    return means.get(0.5, float("nan")) - means.get(1.0, float("nan"))
+def _levels(last: pd.DataFrame, alpha: float) -> Finding:
+    means = last[last[ALPHA] == alpha].groupby(LAYERS)[LOSS].mean()
+    values = ", ".join(f"{depth:.0f}: {loss:.3f}" for depth, loss in means.items())
+    return Finding(f"5b: final loss by L, alpha_L = {alpha_text(alpha)} (nats)", values)
+
+
+def _growth(last: pd.DataFrame, low: float, high: float) -> Finding:
+    """Whether the gain at the largest depth exceeds that at the least."""
+    value, error = jackknife(last, "seed", lambda part: _gain(part, high) - _gain(part, low))
+    name = f"5b: that gain at L = {high:.0f} minus at L = {low:.0f} (nats)"
+    means = last.groupby([ALPHA, LAYERS])[LOSS].mean()
+    lost = [(alpha, depth) for (alpha, depth), loss in means.items() if not loss < CHANCE]
+    verdict = claimed_gain(value, error)
+    if lost:
+        verdict = "no verdict: above chance, ln 10 = 2.303, " + "; ".join(
+            f"alpha_L = {alpha_text(alpha)}, L = "
+            + ", ".join(f"{depth:.0f}" for own, depth in lost if own == alpha)
+            for alpha in sorted({alpha for alpha, _ in lost})
+        )
+    return Finding(name, number(value, error), "above 0", verdict)
+
+
+def _gain(rows: pd.DataFrame, depth: float) -> float:
+    means = rows[rows[LAYERS] == depth].groupby(ALPHA)[LOSS].mean()
+    return means.get(0.5, math.nan) - means.get(1.0, math.nan)
 
 
 def report(movement: pd.DataFrame, losses: pd.DataFrame) -> str:
     """The findings in words, with what they rest on."""
     seeds = movement.groupby([ALPHA, LAYERS])["seed"].nunique()
     depths = ", ".join(f"{depth:.0f}" for depth in sorted(movement[LAYERS].unique()))
+    rates = ", ".join(f"{rate:g} (alpha_L = {alpha_text(alpha)})"
+                      for alpha, rate in losses.groupby(ALPHA)[RATE].first().items())
     text = [
-        f"L = {depths}; {span(seeds)} seeds; movement after "
+        f"L = {depths}; eta_0 = {rates}; {span(seeds)} seeds; movement after "
         f"{movement['step'].max():.0f} steps, loss after {losses['step'].max():.0f}; ± is "
         "jackknife over seeds",
         HEADER,
@@ -175,16 +210,15 @@ def draw(movement: pd.DataFrame, losses: pd.DataFrame, folder: Path) -> list[Pat
 
 
 def _draw_movement(axis, movement: pd.DataFrame) -> None:
-    import seaborn as sns
-
-    colors = sns.color_palette("colorblind")
-    for alpha, color in zip(alphas(movement), colors):
+    for alpha in alphas(movement):
+        color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
         rows = movement[movement[ALPHA] == alpha]
         for (column, label), marker in zip(MOVED.items(), "os"):
             groups = rows.groupby(LAYERS)[column]
             means, errors = groups.mean(), groups.sem().fillna(0)
             axis.errorbar(means.index, means, errors, color=color, marker=marker, ms=4, lw=1,
-                          ls=STYLES.get(alpha, "-"), label=rf"{label}, $\alpha_L = {alpha:g}$")
+                          ls=STYLES.get(alpha, "-"),
+                          label=rf"{label}, $\alpha_L$ = {alpha_text(alpha)}")
         top = 1.25 * rows.groupby(LAYERS)[list(MOVED)].mean().max(axis=1).iloc[0]
         depths = sorted(rows[LAYERS].unique())
         guide = [top * (depth / depths[0]) ** (alpha - 1) for depth in depths]
@@ -208,7 +242,9 @@ def _draw_losses(axis, losses: pd.DataFrame) -> None:
     for depth, color in colors.items():
         axis.plot([], [], color=color, label=f"$L = {depth:.0f}$")
     for alpha in alphas(losses):
-        axis.plot([], [], STYLES.get(alpha, "-"), color="gray", label=rf"$\alpha_L = {alpha:g}$")
+        label = rf"$\alpha_L$ = {alpha_text(alpha)}"
+        axis.plot([], [], STYLES.get(alpha, "-"), color="gray", label=label)
+    axis.axhline(CHANCE, color="black", ls=":", lw=1, label="chance, ln 10")
     axis.set_xscale("log")
     axis.set_xlabel("training compute (FLOPs)")
     axis.set_ylabel("evaluation loss (nats/image)")

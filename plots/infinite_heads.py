@@ -1,9 +1,10 @@
-"""Many heads (Bordelon et al., Figures 3 and 4b): kernels and attention at the start, then logits.
+"""Many heads (Bordelon et al., Figures 3 and 4): at the start, then losses and logits in training.
 
-    python -m plots.infinite_heads [KERNELS ATTENTION DENSITY DISTANCES] [--out FOLDER]
+    python -m plots.infinite_heads [KERNELS ATTENTION DENSITY DISTANCES METRICS] [--out FOLDER]
 
-The first three tables are those of `python -m vit_cifar5m.initial`, the last one that of
-`python -m vit_cifar5m.distances`; without arguments the shipped ones. Writes two figures as PNG and
+The first three tables are those of `python -m vit_cifar5m.initial`, then that of
+`python -m vit_cifar5m.distances` and the metrics.csv of the same sweep over heads; without
+arguments the shipped ones. Writes two figures as PNG and
 PDF. Exponents are unweighted fits to means over networks or seeds; their errors are jackknife ones,
 each network or seed left out of all sizes at once.
 """
@@ -19,14 +20,15 @@ import pandas as pd
 
 from plots import style, tables
 from plots.findings import HEADER, Finding, claimed_gain, distance, number
+from plots.infinite_rate_transfer import ALPHA_LOOKS
 from plots.tables import TableError
 from training.fits import PowerLaw, power_law
 
 KERNELS, ATTENTION, DENSITY = "initial_kernels", "initial_attention", "initial_density"
-DISTANCES = "cifar5m_figure_4_distances"
-STEMS = (KERNELS, ATTENTION, DENSITY, DISTANCES)
+DISTANCES, METRICS = "cifar5m_figure_4_distances", "cifar5m_figure_4_metrics"
+STEMS = (KERNELS, ATTENTION, DENSITY, DISTANCES, METRICS)
 FIGURES = ("figure_3_initial_heads", "figure_4_many_heads")
-HEADS = "model.heads"
+HEADS, LOSS = "model.heads", "eval_loss"
 COLUMNS = {
     KERNELS: ("head_dim", "layers", "heads", "network", "layer", "square_error",
               "reference_square"),
@@ -34,6 +36,7 @@ COLUMNS = {
                 "fourth_moment"),
     DENSITY: ("alpha_attention", "head_dim", "heads", "networks", "low", "high", "count"),
     DISTANCES: (HEADS, "seed", "step", "square_distance"),
+    METRICS: (HEADS, "seed", "step", LOSS),
 }
 _INITIAL = "`python -m vit_cifar5m.initial --ship` makes it"
 _SWEEP = "vit_cifar5m/sweeps/figure_4.yaml --preset laptop"
@@ -44,9 +47,13 @@ MAKERS = {
     DENSITY: _INITIAL,
     DISTANCES: f"`python -m training.sweep {_SWEEP}`, `python -m vit_cifar5m.distances {_FOLDER}` "
                f"and `python -m plots.ship {_FOLDER}/distances.csv {DISTANCES}` make it",
+    METRICS: f"`python -m training.sweep {_SWEEP}` and "
+             f"`python -m plots.ship {_FOLDER}/metrics.csv {METRICS}` make it",
 }
 STEPS = (0, 25, 100, 250, 500, 1000, 2000)  # Fig. 4b, and the start
 PREDICTED = -1.0  # power of H in square errors, section 3.3
+CHANCE = math.log(10)  # loss in nats of ten equal probabilities
+LEARNT = 0.1  # nats below CHANCE from which a size counts as having learnt; ours
 KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of it
 
 
@@ -55,7 +62,7 @@ KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of 
 
 
 def read(path: Path, stem: str) -> pd.DataFrame:
-    """One of the four tables as numbers; TableError if it is missing or another one."""
+    """One of the tables as numbers; TableError if it is missing or another one."""
     if path.parent == tables.DATA and not path.exists():
         raise TableError(f"{path}: no such table; {MAKERS[stem]}")
     table = tables.read(path, COLUMNS[stem], f"{stem} table")
@@ -63,13 +70,23 @@ def read(path: Path, stem: str) -> pd.DataFrame:
 
 
 def read_all(paths: Sequence[Path]) -> list[pd.DataFrame]:
-    """The tables in the order of STEMS; TableError unless there are four."""
+    """The tables in the order of STEMS; TableError unless there are five."""
     if len(paths) != len(STEMS):
         raise TableError(
-            f"{len(paths)} table{'s' * (len(paths) != 1)} given, expected four: "
-            "initial_kernels.csv initial_attention.csv initial_density.csv distances.csv"
+            f"{len(paths)} table{'s' * (len(paths) != 1)} given, expected five: "
+            "initial_kernels.csv initial_attention.csv initial_density.csv distances.csv "
+            "metrics.csv"
         )
-    return [read(path, stem) for path, stem in zip(paths, STEMS)]
+    found = [read(path, stem) for path, stem in zip(paths, STEMS)]
+    found[-1] = found[-1].dropna(subset=[LOSS])
+    if found[-1].empty:
+        raise TableError(f"{paths[-1]}: no evaluation in it; set training.eval_every in the sweep")
+    return found
+
+
+def alpha_text(alpha: float) -> str:
+    """An exponent as figures and findings write it."""
+    return "1/2" if alpha == 0.5 else f"{alpha:g}"
 
 
 # ------------------------------------------------------------------------------------------------
@@ -153,10 +170,10 @@ def gaussian(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
 
 
 def findings(all_tables: Sequence[pd.DataFrame]) -> list[Finding]:
-    """Fig. 3a, then 3b and c, then 4b."""
-    kernels, attention, bins, distances = all_tables
+    """Fig. 3a, then 3b and c, then 4a and b."""
+    kernels, attention, bins, distances, metrics = all_tables
     return [*_of_kernels(kernels), *_of_attention(attention), *_of_density(bins),
-            *_of_distances(distances)]
+            *_of_losses(metrics), *_of_distances(distances)]
 
 
 def _of_kernels(kernels: pd.DataFrame) -> list[Finding]:
@@ -177,20 +194,21 @@ def _of_attention(attention: pd.DataFrame) -> list[Finding]:
     result = []
     for alpha, rows in attention.groupby("alpha_attention"):
         value, error = exponent(rows, "network", "head_dim", "second_moment")
-        name = f"3c: N in the variance of A, alpha_A = {alpha:g}"
+        name = f"3c: N in the variance of A, alpha_A = {alpha_text(alpha)}"
         result.append(_power(name, value, error, 1 - 2 * alpha))
         value, error = kurtosis_exponent(rows)
-        name = f"3c: N in the excess kurtosis of A, alpha_A = {alpha:g}"
+        name = f"3c: N in the excess kurtosis of A, alpha_A = {alpha_text(alpha)}"
         result.append(_power(name, value, error, -1.0))
         measured = kurtoses(rows)
         values = ", ".join(f"{v * n:.2f}" for n, v in measured.items())
-        result.append(Finding(f"3c: N x excess kurtosis, alpha_A = {alpha:g}", values,
+        result.append(Finding(f"3c: N x excess kurtosis, alpha_A = {alpha_text(alpha)}", values,
                               f"{KURTOSIS:g} (exact)"))
     return result
 
 
 def _of_density(bins: pd.DataFrame) -> list[Finding]:
-    """How far the pooled densities are from the Gaussian, and how far the exact ones are."""
+    """How far the pooled densities are from the Gaussian and from the exact ones, beside what is
+    exact and what as many draws from the exact law lie from it."""
     result, alpha = [], bins["alpha_attention"].min()
     rows = bins[bins["alpha_attention"] == alpha]
     for head_dim in sorted(rows["head_dim"].unique()):
@@ -199,12 +217,26 @@ def _of_density(bins: pd.DataFrame) -> list[Finding]:
         shares = own.to_numpy() / own.sum()
         normal = _shares(gaussian, edges, head_dim, alpha)
         exact = _shares(density, edges, head_dim, alpha)
-        text = (f"{np.abs(shares - normal).sum() / 2:.3f} from the Gaussian, "
-                f"{np.abs(shares - exact).sum() / 2:.3f} from exact")
-        result.append(Finding(f"3b, c: density of A, N = {head_dim:.0f}, total variation "
-                              f"(n = {own.sum():.0f})", text,
-                              f"{np.abs(exact - normal).sum() / 2:.3f} (exact)"))
+        name = f"3b, c: total variation of A, N = {head_dim:.0f}, from"
+        floor = sampling_floor(exact, own.sum())
+        result += [
+            Finding(f"{name} the Gaussian",
+                    f"{_variation(shares, normal):.3f} (n = {own.sum():.0f})",
+                    f"{_variation(exact, normal):.3f} (exact)"),
+            Finding(f"{name} the exact density",
+                    f"{_variation(shares, exact):.3f} (sampling alone {floor:.3f})", "0"),
+        ]
     return result
+
+
+def _variation(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.abs(one - other).sum() / 2)
+
+
+def sampling_floor(shares: np.ndarray, count: float) -> float:
+    """Mean total variation between a law of these shares and `count` independent draws from it,
+    each count taken as Gaussian."""
+    return float(np.sqrt(2 * shares * (1 - shares) / (math.pi * count)).sum() / 2)
 
 
 def _shares(law: Callable, edges: Sequence[float], head_dim: float, alpha: float) -> np.ndarray:
@@ -215,6 +247,70 @@ def _shares(law: Callable, edges: Sequence[float], head_dim: float, alpha: float
                        for m, p in zip(middles, fine)])
     inside[[0, -1]] += (1 - inside.sum()) / 2
     return inside
+
+
+def final(metrics: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the last evaluation; runs that did not get there have none."""
+    return metrics[metrics["step"] == metrics["step"].max()]
+
+
+def _of_losses(metrics: pd.DataFrame) -> list[Finding]:
+    """4a: whether the final loss falls with H, and its spread over seeds."""
+    last = final(metrics)
+    sizes = sorted(last[HEADS].unique())
+    if len(sizes) < 2:
+        return [Finding("4a: final loss and its spread over seeds by H", "not measured")]
+    low, high = sizes[0], sizes[-1]
+
+    def fall(part: pd.DataFrame) -> float:
+        means = part.groupby(HEADS)[LOSS].mean()
+        return means.get(low, math.nan) - means.get(high, math.nan)
+
+    value, error = jackknife(last, "seed", fall)
+    groups = last.groupby(HEADS)[LOSS]
+    return [
+        Finding("4a: final loss by H (nats)", _by_size(groups.mean())),
+        Finding(f"4a: final loss, H = {low:.0f} minus H = {high:.0f} (nats)",
+                f"{number(value, error)} (n = {_count(groups)})", "above 0",
+                claimed_gain(value, error)),
+        Finding("4a: standard deviation over seeds by H (nats)",
+                f"{_by_size(groups.std())} (n = {_count(groups)})"),
+        *_of_spread(last),
+    ]
+
+
+def _of_spread(last: pd.DataFrame) -> list[Finding]:
+    """The power of H in the spread over seeds.
+
+    Runs at chance agree, as they all do nothing, so that there is a verdict only on sizes that have
+    learnt.
+    """
+    means = last.groupby(HEADS)[LOSS].mean()
+    learnt = sorted(means.index[means < CHANCE - LEARNT])
+    every = Finding("4a: H in that deviation, all H", number(*_spread_exponent(last)), "below 0")
+    if len(learnt) < 2:
+        return [every, Finding("4a: the same, of H that have learnt", "not measured", "below 0",
+                               "no verdict: at chance")]
+    value, error = _spread_exponent(last[last[HEADS].isin(learnt)])
+    names = ", ".join(f"{size:.0f}" for size in learnt)
+    name = f"4a: the same, of H that have learnt ({names})"
+    return [every, Finding(name, number(value, error), "below 0", claimed_gain(-value, error))]
+
+
+def _spread_exponent(last: pd.DataFrame) -> tuple[float, float]:
+    def power(part: pd.DataFrame) -> float:
+        found = _fitted(part.groupby(HEADS)[LOSS].std().dropna())
+        return math.nan if found is None else found.exponent
+
+    return jackknife(last, "seed", power)
+
+
+def _by_size(values: pd.Series) -> str:
+    return ", ".join(f"{size:.0f}: {value:.3f}" for size, value in values.items())
+
+
+def _count(groups) -> str:
+    return span(groups.count())
 
 
 def shown_steps(distances: pd.DataFrame) -> list[int]:
@@ -251,7 +347,7 @@ def _weakening(distances: pd.DataFrame, steps: Sequence[int]) -> Finding:
 
 def report(all_tables: Sequence[pd.DataFrame]) -> str:
     """The findings in words, with what they rest on."""
-    kernels, attention, _, distances = all_tables
+    kernels, attention, _, distances, metrics = all_tables
     seeds = distances.groupby(HEADS)["seed"].nunique()
     text = [
         f"3a: N = {kernels['head_dim'].iloc[0]:.0f}, L = {kernels['layers'].iloc[0]:.0f}, "
@@ -259,6 +355,8 @@ def report(all_tables: Sequence[pd.DataFrame]) -> str:
         "square error over the mean square of the limit's kernel",
         f"3b, c: N = {_sizes(attention['head_dim'])}, H = {_sizes(attention['heads'])}, "
         f"{attention['network'].nunique()} networks each; ± is jackknife over networks",
+        f"4a: eval loss after {metrics['step'].max():.0f} steps; a size has learnt when its mean "
+        f"ends {LEARNT:g} nats below ln 10 (ours); ± is jackknife over seeds",
         f"4b: H = {_sizes(distances[HEADS])}, {span(seeds)} seeds; ± is jackknife over seeds",
         HEADER,
     ]
@@ -289,7 +387,8 @@ def draw_initial(kernels: pd.DataFrame, attention: pd.DataFrame, bins: pd.DataFr
     sizes = sorted(shown["head_dim"].unique())
     for axis, label, size in zip(axes[1], "bc", (sizes[0], sizes[-1])):
         _draw_density(axis, shown[shown["head_dim"] == size], size, alpha)
-        axis.set_title(rf"({label}) $N = {size:.0f}$, $\alpha_A = {alpha:g}$", fontsize=9)
+        title = rf"({label}) $N = {size:.0f}$, $\alpha_A$ = {alpha_text(alpha)}"
+        axis.set_title(title, fontsize=9)
     return style.save(figure, folder, FIGURES[0])
 
 
@@ -337,16 +436,18 @@ def _size_axis(axis, sizes: pd.Series, label: str) -> None:
 def _draw_moments(axis, attention: pd.DataFrame) -> None:
     import seaborn as sns
 
-    colors = sns.color_palette("colorblind")
-    for (alpha, rows), color in zip(attention.groupby("alpha_attention"), colors):
-        _line(axis, rows, "head_dim", "second_moment", color, rf"variance, $\alpha_A = {alpha:g}$")
+    third = sns.color_palette("colorblind")[2]
+    for alpha, rows in attention.groupby("alpha_attention"):
+        color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
+        label = rf"variance, $\alpha_A$ = {alpha_text(alpha)}"
+        _line(axis, rows, "head_dim", "second_moment", color, label)
         sizes = np.array(sorted(rows["head_dim"].unique()))
         axis.plot(sizes, sizes ** (1 - 2 * alpha), ":", color=color, lw=1)
     rows = attention[attention["alpha_attention"] == attention["alpha_attention"].min()]
     measured = kurtoses(rows)
     measured = measured[measured > 0]
-    axis.plot(measured.index, measured, "s", ms=4, color=colors[2], label="excess kurtosis")
-    axis.plot(measured.index, KURTOSIS / measured.index, ":", color=colors[2], lw=1)
+    axis.plot(measured.index, measured, "s", ms=4, color=third, label="excess kurtosis")
+    axis.plot(measured.index, KURTOSIS / measured.index, ":", color=third, lw=1)
     axis.plot([], [], ":", color="black", lw=1, label=r"$N^{1-2\alpha_A}$ and $6/N$")
     _size_axis(axis, attention["head_dim"], "head dimension $N$")
     axis.set_ylabel(r"of $A$ over heads")
@@ -373,26 +474,46 @@ def _draw_density(axis, bins: pd.DataFrame, head_dim: float, alpha: float) -> No
     axis.legend(fontsize=6)
 
 
-def draw_distances(distances: pd.DataFrame, folder: Path) -> list[Path]:
-    """Figure 4b."""
-    figure, axes = style.subplots(1, 1, (4.6, 3.4))
-    axis, steps = axes[0][0], shown_steps(distances)
+def draw_training(distances: pd.DataFrame, metrics: pd.DataFrame, folder: Path) -> list[Path]:
+    """Figure 4a and b."""
+    figure, axes = style.subplots(1, 2, (4.6, 3.4))
+    _draw_losses(axes[0][0], metrics)
+    _draw_distances(axes[0][1], distances)
+    return style.save(figure, folder, FIGURES[1])
+
+
+def _draw_losses(axis, metrics: pd.DataFrame) -> None:
+    """Loss over steps: means over seeds, with their standard deviation as a band."""
+    for heads, color in style.width_colors(sorted(metrics[HEADS].unique())).items():
+        groups = metrics[metrics[HEADS] == heads].groupby("step")[LOSS]
+        means, deviations = groups.mean(), groups.std().fillna(0)
+        axis.plot(means.index, means, color=color, lw=1.3, label=f"$H = {heads:.0f}$")
+        axis.fill_between(means.index, means - deviations, means + deviations, color=color,
+                          alpha=0.2, lw=0)
+    axis.axhline(CHANCE, color="black", ls=":", lw=1, label="chance, ln 10")
+    axis.set_xlabel("steps")
+    axis.set_ylabel("evaluation loss (nats/image)")
+    axis.set_title("(a) training, ± standard deviation over seeds", fontsize=9)
+    axis.legend(fontsize=7)
+
+
+def _draw_distances(axis, distances: pd.DataFrame) -> None:
+    steps = shown_steps(distances)
     for step, color in style.width_colors(steps).items():
         rows = distances[distances["step"] == step]
         _line(axis, rows, HEADS, "square_distance", color, f"step {step}")
     first = distances[distances["step"] == next((s for s in steps if s), steps[0])]
     _guide(axis, first.groupby(HEADS)["square_distance"].mean(), PREDICTED, r"$H^{-1}$")
     _size_axis(axis, distances[HEADS], "heads $H$")
-    axis.set_ylabel("mean square difference of logits to the limit")
+    axis.set_ylabel("logits: mean square distance to limit")
     axis.set_title("(b) convergence to many heads", fontsize=9)
     axis.legend(fontsize=7)
-    return style.save(figure, folder, FIGURES[1])
 
 
 def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and files of the four tables."""
+    """Findings and files of the five tables."""
     found = read_all(paths)
-    written = draw_initial(*found[:3], folder) + draw_distances(found[3], folder)
+    written = draw_initial(*found[:3], folder) + draw_training(*found[3:], folder)
     return report(found), written
 
 

@@ -4,30 +4,33 @@
                                      [--out FOLDER]
 
 The sweep grows one of heads H, head dimension N and depth L at a time from a base model. Writes the
-loss of each scan against steps (6a, 8), pooled kernels (6b, 9) and spatial ones (6c, 10) before and
-after training, the latter divided by the mean of their diagonal, and the density over heads of the
-attention logits A (6d). The findings: how alike
-the kernels of different sizes are, how the initial kernel's scale falls with L, and how the spread
-of A over heads changes with N. Without arguments, of the shipped tables.
+test loss (6a) and the training loss (8) of each scan against steps, pooled kernels (6b, 9) and
+spatial ones (6c, 10) before and after training, the latter divided by the mean of their diagonal,
+and the density over heads of the attention logits A (6d). The findings: how alike the kernels of
+different sizes and different seeds are, how the initial kernel's scale falls with L, and how the
+spread of A over heads changes with N. Without arguments, of the shipped tables.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from plots import infinite_dynamics, style, tables
-from plots.findings import HEADER, Finding, claimed_gain, distance, number
+from plots.findings import HEADER, Finding, claimed_gain, compact, distance, number
 from plots.infinite_dynamics import ALPHA, HEAD_DIM, HEADS, LAYERS, RUN, STEP, SYMBOLS
 from plots.tables import CURVE, SEED, TableError
 from training.fits import irreducible_power_law, power_law
 
 STEMS = ("infinite_figure_6_kernels", "infinite_figure_6_attention", "infinite_figure_6_metrics")
 KIND, ROW, COLUMN, VALUE = "kind", "row", "column", "value"
+EVAL_LOSS = "eval_loss"
 BLOCK, TOKEN, ATTENDED, HEAD = "block", "token", "attended", "head"
 SIZES = (HEADS, HEAD_DIM, LAYERS)
 PLACE = (CURVE, *SIZES, ALPHA, SEED, RUN, STEP)
@@ -38,6 +41,15 @@ RELATIVE = "final (mean\nof diagonal 1)"
 
 Kernel = np.ndarray
 Pairs = dict[tuple[int, int], tuple[Kernel, Kernel]]  # (size, seed) -> initial and final
+SeedPairs = dict[tuple[int, int], float]  # a number of two runs, by their seeds
+
+
+class Row(NamedTuple):
+    """Kernels side by side, each with its title, on one colour scale or each on its own."""
+
+    label: str
+    panels: list[tuple[str, Kernel]]
+    own_scales: bool = False
 
 
 # Rows of scans
@@ -125,15 +137,31 @@ def scale(kernel: Kernel) -> float:
     return float(np.diag(kernel).mean())
 
 
-def to_largest(found: Pairs, state: int) -> dict[int, list[float]]:
-    """Size -> alignments, by seed, of its kernels with those of the largest size of that seed."""
+def to_largest(found: Pairs, state: int) -> dict[int, SeedPairs]:
+    """Size -> {(seed, seed of the largest size): alignment of their kernels}, seeds different.
+
+    Runs of one seed share initial random numbers across sizes, which would make kernels alike.
+    """
     largest = max((size for size, _ in found), default=0)
-    result: dict[int, list[float]] = {}
+    result: dict[int, SeedPairs] = {}
     for (size, seed), kernels in found.items():
-        if size != largest and (largest, seed) in found:
-            value = alignment(kernels[state], found[largest, seed][state])
-            result.setdefault(size, []).append(value)
+        for other in (own for n, own in found if n == largest and own != seed):
+            if size != largest:
+                value = alignment(kernels[state], found[largest, other][state])
+                result.setdefault(size, {})[seed, other] = value
     return result
+
+
+def over_seeds(values: SeedPairs) -> tuple[float, float, int]:
+    """(mean over pairs of seeds, its error, seeds): the jackknife's, that leaves out a seed with
+    all of its pairs, as pairs with a common seed are not independent; NaN below three seeds."""
+    seeds = {seed for pair in values for seed in pair}
+    rest = [[value for pair, value in values.items() if seed not in pair] for seed in seeds]
+    if not seeds or not all(rest):
+        return mean(list(values.values()))[0], math.nan, len(seeds)
+    left, n = np.array([np.mean(own) for own in rest]), len(seeds)
+    error = math.sqrt((n - 1) / n * float(np.square(left - left.mean()).sum()))
+    return mean(list(values.values()))[0], error, n
 
 
 def mean(values: Sequence[float]) -> tuple[float, float]:
@@ -183,45 +211,51 @@ def findings(kernels: pd.DataFrame, attention: pd.DataFrame) -> list[Finding]:
 
 
 def aligned(found: Pairs, kind: str, by: str, state: int) -> Finding:
-    """Whether the kernels of a scan come closer to that of the largest size."""
+    """Whether the kernels of a scan come closer to that of the largest size, of other seeds."""
     symbol, values = SYMBOLS[by], to_largest(found, state)
     largest = max((size for size, _ in found), default=0)
     name = f"{STATES[state]} {kind} kernel: alignment with {symbol} = {largest}"
     if len(values) < 2:
         return Finding(name, "not measured", "rises")
-    means = {size: mean(own) for size, own in values.items()}
-    text = ", ".join(f"{size}: {_short(*means[size])}" for size in means)
     first, last = values[min(values)], values[max(values)]
-    gain = mean(np.subtract(last, first)) if len(first) == len(last) else _apart(last, first)
-    verdict = claimed_gain(*gain)
-    return Finding(name, f"{text} (n = {len(first)})", "rises", verdict)
+    both = {pair: last[pair] - first[pair] for pair in first.keys() & last.keys()}
+    gain, error, n = over_seeds(both)
+    return Finding(name, f"{by_size(values)} (n = {n})", "rises", claimed_gain(gain, error, n))
 
 
-def _apart(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Difference of two means over different seeds."""
-    (a, a_error), (b, b_error) = mean(first), mean(second)
-    return a - b, math.hypot(a_error, b_error)
+def by_size(values: Mapping[int, SeedPairs]) -> str:
+    """Means over pairs of seeds and their errors, by size."""
+    return ", ".join(f"{size}: {compact(*over_seeds(own)[:2])}" for size, own in values.items())
 
 
-def _short(value: float, error: float) -> str:
-    known = f"±{error:.3f}" if math.isfinite(error) else ""
-    return f"{value:.3f}{known}"
+def basis(kernels: pd.DataFrame) -> list[str]:
+    """Lines before the findings: what alignments rest on, and which scans are not independent."""
+    n = kernels[SEED].nunique()
+    text = ["alignment of kernels: centred (Cortes et al.), of runs of different seeds, as runs of "
+            "one seed share initial random numbers across sizes; mean over "
+            f"{n * (n - 1)} pairs of {n} seeds (n), ± jackknife over seeds (from 3 on)"]
+    if 1 in alphas(kernels):
+        text.append("at alpha_A = 1 the H and N scans start from the same networks: runs of equal "
+                    "seed and width from equal weights, of which only the split into heads "
+                    "differs; the two scans are not independent")
+    return text
 
 
 def _scales(found: Pairs, kind: str) -> list[Finding]:
     """How the initial kernel's scale falls with depth: branches add an amount of order 1/L."""
-    values: dict[int, list[float]] = {}
-    for (size, _), (initial, _) in found.items():
-        values.setdefault(size, []).append(scale(initial))
+    values: dict[int, dict[int, float]] = {}
+    for (size, seed), (initial, _) in found.items():
+        values.setdefault(size, {})[seed] = scale(initial)
     name = f"initial {kind} kernel: mean of the diagonal, by L"
     if len(values) < 2:
         return [Finding(name, "not measured", "falls")]
-    means = {size: mean(own) for size, own in values.items()}
-    text = ", ".join(f"{size}: {_short(*own)}" for size, own in means.items())
-    first, last = means[min(means)], means[max(means)]
-    fell = claimed_gain(first[0] - last[0], math.hypot(first[1], last[1]))
-    n = min(map(len, values.values()))
-    return [Finding(name, f"{text} (n = {n})", "falls", fell), _excess(values, kind)]
+    text = ", ".join(f"{size}: {compact(*mean(list(own.values())))}"
+                     for size, own in values.items())
+    first, last = values[min(values)], values[max(values)]
+    falls = [first[seed] - last[seed] for seed in first.keys() & last.keys()]
+    verdict = claimed_gain(*mean(falls), len(falls))
+    lists = {size: list(own.values()) for size, own in values.items()}
+    return [Finding(name, f"{text} (n = {len(falls)})", "falls", verdict), _excess(lists, kind)]
 
 
 def _excess(values: Mapping[int, list[float]], kind: str) -> Finding:
@@ -233,24 +267,27 @@ def _excess(values: Mapping[int, list[float]], kind: str) -> Finding:
     except ValueError as error:
         return Finding(name, f"not measured: {error}", "-1")
     slope, error = -law.exponent, law.exponent_error
-    return Finding(name, f"{number(slope, error, 2)} (n = {law.n} runs)", "-1",
-                   distance(slope, error, -1.0))
+    return Finding(name, f"{number(slope, error, 2)} (n = {len(points)} runs)", "-1",
+                   distance(slope, error, -1.0, len(points), fitted=3))
 
 
 def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[Finding]:
     """Exponents of N in the variance over heads, before and after, and in the change of A."""
     place = "alpha_A = 1/2" if alpha == 0.5 else f"alpha_A = {alpha:g}"
     sizes = [size for size, _ in found]
-    # Fig. 6d; Fig. 2b has N^-2 after training at alpha_A = 1.
-    initial, final = 1 - 2 * alpha, -2.0 if alpha == 1 else 1 - 2 * alpha
+    variance = 1 - 2 * alpha  # Fig. 6d
     change = [float(np.sqrt(np.square(a[1] - a[0]).mean())) for a in found.values()]
     measured = (
-        ("initial variance of A over heads", [spread(a[0]) for a in found.values()], initial),
-        ("final variance of A over heads", [spread(a[1]) for a in found.values()], final),
+        ("initial variance of A over heads", [spread(a[0]) for a in found.values()], variance),
+        ("final variance of A over heads", [spread(a[1]) for a in found.values()], variance),
         ("RMS change of A", change, 0.0),
     )
-    return [_law(f"{place}: {name}, exponent of N", sizes, values, published)
+    laws = [_law(f"{place}: {name}, exponent of N", sizes, values, published)
             for name, values, published in measured]
+    if alpha == 1:
+        # A note, not a claim to judge: theory and Fig. 6d say N^-1.
+        laws[1] = replace(laws[1], verdict=f"{laws[1].verdict} (caption of Fig. 2b: -2)".strip())
+    return laws
 
 
 def _law(name: str, sizes: list[int], values: list[float], published: float) -> Finding:
@@ -262,14 +299,14 @@ def _law(name: str, sizes: list[int], values: list[float], published: float) -> 
     if law is None:
         return Finding(name, "not measured", f"{published:+g}")
     return Finding(name, f"{number(law.exponent, law.error, 2)} (n = {law.n} runs)",
-                   f"{published:+g}", distance(law.exponent, law.error, published))
+                   f"{published:+g}", distance(law.exponent, law.error, published, law.n, fitted=2))
 
 
 def report(kernels: pd.DataFrame, attention: pd.DataFrame) -> str:
     """The findings in words, with what they rest on."""
     start = ", ".join(f"{SYMBOLS[size]} = {value}" for size, value in base(kernels).items())
-    text = [f"base {start}; kernels of the residual stream after the last block; alignment: "
-            "centred (Cortes et al.), of runs of equal seeds", HEADER]
+    text = [f"base {start}; kernels of the residual stream after the last block",
+            *basis(kernels), HEADER]
     return "\n".join([*text, *(finding.line() for finding in findings(kernels, attention))])
 
 
@@ -289,26 +326,28 @@ def limits_of(kernels: Sequence[Kernel]) -> tuple[float, float]:
     return min(map(np.nanmin, kernels)), max(map(np.nanmax, kernels))
 
 
-def draw_rows(
-    grid: Sequence[tuple[str, list[tuple[str, Kernel]]]], unit: str, folder: Path, name: str
-) -> list[Path]:
-    """Rows of kernels, each (label, its panels) with one colour scale."""
-    across = max(len(panels) for _, panels in grid)
+def draw_rows(grid: Sequence[Row], unit: str, folder: Path, name: str) -> list[Path]:
+    """Rows of kernels; panels on scales of their own say the mean of their diagonal."""
+    across = max(len(row.panels) for row in grid)
     figure, axes = style.subplots(len(grid), across, (1.55, 1.5))
-    for axis_row, (label, panels) in zip(axes, grid):
-        limits = limits_of([kernel for _, kernel in panels])
-        for axis in axis_row[len(panels):]:
+    for axis_row, row in zip(axes, grid):
+        shared = limits_of([kernel for _, kernel in row.panels])
+        for axis in axis_row[len(row.panels):]:
             axis.set_visible(False)
-        for axis, (title, kernel) in zip(axis_row, panels):
-            image = draw_kernel(axis, kernel, limits)
-            axis.set_title(title, fontsize=8)
+        for axis, (title, kernel) in zip(axis_row, row.panels):
+            image = draw_kernel(axis, kernel, limits_of([kernel]) if row.own_scales else shared)
+            text = f"{title}\nmean diag. {scale(kernel):.2f}" if row.own_scales else title
+            axis.set_title(text, fontsize=8)
             axis.set_xlabel(unit, fontsize=7)
-        axis_row[0].set_ylabel(f"{label}\n{unit}", fontsize=7)
-        figure.colorbar(image, ax=list(axis_row), shrink=0.85, pad=0.02)
+            if row.own_scales:
+                figure.colorbar(image, ax=axis, shrink=0.85, pad=0.02).ax.tick_params(labelsize=6)
+        axis_row[0].set_ylabel(f"{row.label}\n{unit}", fontsize=7)
+        if not row.own_scales:
+            figure.colorbar(image, ax=list(axis_row), shrink=0.85, pad=0.02)
     return style.save(figure, folder, name)
 
 
-def largest_of_scans(kernels: pd.DataFrame, kind: str) -> list[tuple[str, list]]:
+def largest_of_scans(kernels: pd.DataFrame, kind: str) -> list[Row]:
     """Figure 6b, c: initial and final kernels of the base model and the largest of every scan."""
     alpha, columns = alphas(kernels)[0], {}
     for by in SIZES:
@@ -321,20 +360,24 @@ def largest_of_scans(kernels: pd.DataFrame, kind: str) -> list[tuple[str, list]]
     return _by_state([(name, pair) for name, pair in columns.items()])
 
 
-def _by_state(columns: Sequence[tuple[str, tuple[Kernel, Kernel]]]) -> list[tuple[str, list]]:
+def _by_state(
+    columns: Sequence[tuple[str, tuple[Kernel, Kernel]]], own_scales: bool = False
+) -> list[Row]:
     """A row of initial kernels, whose scale tells, and one of final ones, divided by theirs."""
     final = [(name, pair[1] / (scale(pair[1]) or 1)) for name, pair in columns]
-    return [("initial", [(name, pair[0]) for name, pair in columns]), (RELATIVE, final)]
+    initial = Row("initial", [(name, pair[0]) for name, pair in columns], own_scales)
+    return [initial, Row(RELATIVE, final)]
 
 
-def all_of_scans(kernels: pd.DataFrame, kind: str) -> list[tuple[str, list]]:
+def all_of_scans(kernels: pd.DataFrame, kind: str) -> list[Row]:
     """Figures 9 and 10: initial and final kernels of every size of every scan."""
     alpha, grid = alphas(kernels)[0], []
     for by in SIZES:
         found = pairs(kernels, kind, by, alpha)
         firsts = {size: found[size, seed] for size, seed in sorted(found, reverse=True)}
         columns = [(f"{SYMBOLS[by]} = {size}", firsts[size]) for size in sorted(firsts)]
-        grid += _by_state(columns) if len(columns) > 1 else []
+        # Depth changes the scale so much that one colour scale shows the smallest L alone.
+        grid += _by_state(columns, own_scales=by == LAYERS) if len(columns) > 1 else []
     return grid or largest_of_scans(kernels, kind)
 
 
@@ -376,15 +419,22 @@ def _draw_density(axis, values: np.ndarray, **look) -> None:
     axis.plot(values, np.zeros_like(values), "|", ms=5, mew=0.7, color=look["color"])
 
 
-def draw_dynamics(metrics: Path, folder: Path) -> list[Path]:
-    """Figures 6a and 8: loss against steps, a panel per scan."""
-    rows = infinite_dynamics.read(metrics, by=HEADS)
+def draw_dynamics(metrics: Path, loss: str, label: str, folder: Path, name: str) -> list[Path]:
+    """Figures 6a (test loss) and 8 (training loss): loss against steps, a panel per scan."""
+    rows = infinite_dynamics.read(metrics, by=HEADS, loss=loss)
     rows = tables.numbers(rows, metrics, [ALPHA, *SIZES])
+    alpha = alphas(rows)[0]
     figure, axes = style.subplots(1, len(SIZES), (3.4, 2.9), sharey=True)
     for axis, by in zip(axes[0], SIZES):
-        infinite_dynamics.draw_lines(axis, scan(rows, by, alphas(rows)[0]), by)
-    axes[0][0].set_ylabel(infinite_dynamics.LOSS_LABEL)
-    return style.save(figure, folder, "figure_8_dynamics")
+        infinite_dynamics.draw_lines(axis, scan(rows, by, alpha), by, loss)
+        axis.set_title(infinite_dynamics.alpha_title(alpha))
+        # Evaluations may be few, and a line through one of them is not to be seen.
+        if loss == EVAL_LOSS:
+            for line in axis.get_lines():
+                line.set(marker="o", markersize=3)
+            axis.legend(fontsize=7, frameon=False)
+    axes[0][0].set_ylabel(label)
+    return style.save(figure, folder, name)
 
 
 def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
@@ -398,7 +448,9 @@ def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
     attention = read(paths[1], "observed_attention.csv")
     for kind in KINDS:
         check(kernels, kind, paths[0])
-    written = draw_dynamics(paths[2], folder)
+    written = draw_dynamics(paths[2], EVAL_LOSS, "test loss (nats)", folder, "figure_6_dynamics")
+    written += draw_dynamics(paths[2], infinite_dynamics.TRAIN_LOSS, infinite_dynamics.LOSS_LABEL,
+                             folder, "figure_8_dynamics")
     for kind, figure in (("pooled", "figure_9_kernels"), ("spatial", "figure_10_kernels")):
         short = "figure_6_" + kind
         written += draw_rows(largest_of_scans(kernels, kind), LABELS[kind], folder, short)

@@ -2,7 +2,7 @@
 # Bordelon, Chaudhry & Pehlevan at the laptop presets: Vision Transformers on drawn images and a decoder
 # on the World English Bible, scaled in head dimension (Figures 2, 11, 13), heads (3, 4), depth (5) and
 # all three (6 to 10; decoder: 7, 12). Trains, draws and prints the findings; a second call reuses every
-# run that is done.
+# run that is done, and the tables of networks at initialisation if all are there.
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 
@@ -15,7 +15,12 @@ draw() { # figure, tables ...
   python -m "plots.$1" "${@:2}" --out "$out" | tee "$out/$1.txt"
 }
 
-python -m vit_cifar5m.initial --preset laptop --out "$out"
+for table in kernels attention density; do
+  if [ ! -e "$out/initial_$table.csv" ]; then
+    python -m vit_cifar5m.initial --preset laptop --out "$out"
+    break
+  fi
+done
 for figure in 2 11 13 4 5 6; do
   python -m training.sweep "vit_cifar5m/sweeps/figure_$figure.yaml" --preset laptop --workers 2 --threads 1
 done
@@ -25,7 +30,7 @@ python -m training.sweep nanolm_c4/sweeps/figure_7_12.yaml --preset laptop --wor
 draw infinite_rate_transfer "$vit/figure_2_laptop/results.csv"
 draw infinite_head_dimension "$vit"/figure_{11,13}_laptop/observations.csv
 draw infinite_dynamics "$vit/figure_11_laptop/metrics.csv"
-draw infinite_heads "$out"/initial_{kernels,attention,density}.csv "$vit/figure_4_laptop/distances.csv"
+draw infinite_heads "$out"/initial_{kernels,attention,density}.csv "$vit"/figure_4_laptop/{distances,metrics}.csv
 draw infinite_depth "$vit"/figure_5_laptop/{observations,results,metrics}.csv
 draw infinite_kernels "$vit"/figure_6_laptop/{observed_kernels,observed_attention,metrics}.csv
 draw infinite_decoder "$decoder"/{results,metrics,observed_kernels}.csv

@@ -6,15 +6,16 @@ Reads the logits of the observed samples (training.observe_every) of every finis
 over model.heads and writes distances.csv into its folder: per run and observed step the mean square
 difference of the logits to the limit H -> infinity (Bordelon et al., Fig. 4b). The ensemble mean of
 the widest models stands in for it; its own scatter, their variance over their number, is
-subtracted, and each of the widest is compared with the mean of the others. One run's number may so
-come out below zero.
+subtracted. Every run is compared with the widest models of the other seeds alone: runs of one seed
+begin with the same random numbers at every size (initialisation draws by seed and name), so that
+the widest model of its own seed is correlated with it. One run's number may come out below zero.
 
 Runs of several seeds scatter by what the seed decides. With data.seed set that is the initial
 weights alone; without it each seed also has its own batches, and a part of the distance that comes
 from them does not fall with H.
 
-Exit code 2 for a folder that is no sweep's, runs that are not finished, have no logits, other steps
-or other samples.
+Exit code 2 for a folder that is no sweep's, fewer than three seeds of the widest models, runs that
+are not finished, have no logits, other steps or other samples.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from __future__ import annotations
 import argparse
 import csv
 import io
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -78,54 +80,73 @@ def rows(found: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _of_curve(found: Sequence[Run]) -> list[dict[str, Any]]:
-    from training.representations import distance_to_ensemble, leave_one_out
-
     widest = max(run.heads for run in found)
-    references = [run for run in found if run.heads == widest]
-    others = [run for run in found if run.heads != widest]
-    if len(references) < 2:
+    members = [run for run in found if run.heads == widest]
+    seeds = len({run.seed for run in members})
+    if seeds < 3:
         raise UserError(
-            f"curve {found[0].curve!r}: one run of the widest models ({HEADS} {widest}); their "
-            "ensemble needs at least two: give the sweep more seeds"
+            f"curve {found[0].curve!r}: {seeds} seed{'s' * (seeds != 1)} of the widest models "
+            f"({HEADS} {widest}); expected at least three, as one of a run's own seed is no "
+            "reference for it: give the sweep more seeds"
         )
+    return [row for run in found for row in _of_run(run, members)]
+
+
+def _of_run(run: Run, members: Sequence[Run]) -> list[dict[str, Any]]:
+    """Rows of a run: its distance to the widest models of the other seeds, by step."""
+    from training.representations import distance_to_ensemble
+
+    widest, others = members[0].heads, [one for one in members if one.seed != run.seed]
     table = []
-    for step in references[0].logits:
-        ensemble = [run.logits[step] for run in references]
-        for run, value in zip(references, leave_one_out(ensemble), strict=True):
-            table.append(_row(run, step, value, widest, len(ensemble) - 1, True))
-        for run in others:
-            value = distance_to_ensemble(run.logits[step], ensemble)
-            table.append(_row(run, step, value, widest, len(ensemble), False))
+    for step, logits in run.logits.items():
+        distance = distance_to_ensemble(logits, [one.logits[step] for one in others])
+        values = (run.curve, run.heads, run.seed, run.name, step, distance, widest, len(others),
+                  run.heads == widest)
+        table.append(dict(zip(COLUMNS, values, strict=True)))
     return table
-
-
-def _row(
-    run: Run, step: int, value: float, widest: int, references: int, member: bool
-) -> dict[str, Any]:
-    values = (run.curve, run.heads, run.seed, run.name, step, value, widest, references, member)
-    return dict(zip(COLUMNS, values, strict=True))
 
 
 def read_runs(folder: Path) -> list[Run]:
     """The sweep's finished runs with their logits.
 
     Runs that diverged or failed are left out, as the distance of what they ended with says nothing.
-    Raises UserError for a folder without runs, RunError for a run that is not at its end, has not
-    stored its logits, or is not comparable with the first.
+    Raises UserError for a folder without runs, RunError for a damaged manifest and for a run that
+    is not at its end, has not stored its logits, or is not comparable with the first.
     """
-    from training.tables import read_manifest
-
     if not (folder / "manifest.json").exists():
         raise UserError(
             f"{folder}: no manifest.json in it; expected the results folder of a sweep, as "
             "`python -m training.sweep` leaves it"
         )
-    entries = read_manifest(folder / "manifest.json")
+    entries = _entries(folder / "manifest.json")
     found = [run for entry in entries if (run := _run(folder, entry)) is not None]
     if not found:
         raise UserError(f"{folder}: no finished run in it; run the sweep first")
     _check_comparable(folder, found)
     return found
+
+
+def _entries(path: Path) -> list[dict[str, Any]]:
+    """The runs that the manifest names; RunError if it is damaged."""
+    cure = "run the sweep again to write it anew; runs that are done are kept"
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(f"{path}: cannot read it ({error}); {cure}") from None
+    wanted = {"run": str, "curve": str, "values": dict, "seed": int}
+    if not isinstance(entries, list) or not all(_has(entry, wanted) for entry in entries):
+        raise RunError(
+            f"{path}: cannot read it: expected a list of runs, each with {', '.join(wanted)}; "
+            f"{cure}"
+        )
+    return entries
+
+
+def _has(entry: Any, wanted: Mapping[str, type]) -> bool:
+    """Whether it is a mapping with values of these types."""
+    if not isinstance(entry, dict):
+        return False
+    return all(isinstance(entry.get(key), kind) for key, kind in wanted.items())
 
 
 def _run(folder: Path, entry: Mapping[str, Any]) -> Run | None:

@@ -109,7 +109,8 @@ class Settings(Section):
     @model_validator(mode="after")
     def _sizes_occur_once(self) -> Settings:
         named = {"kernels.heads": self.kernels.heads, "attention.heads": self.attention.heads,
-                 "attention.head_dims": self.attention.head_dims}
+                 "attention.head_dims": self.attention.head_dims,
+                 "attention.alphas": self.attention.alphas}
         for key, values in named.items():
             if len(set(values)) < len(values):
                 raise ValueError(f"{key} {values}: a value stands there twice; name each once")

@@ -1,4 +1,4 @@
-"""Figures 3, 4b and 5 of Bordelon et al.: what is measured, on known answers, and what is drawn."""
+"""Figures 3, 4 and 5 of Bordelon et al.: what is measured, on known answers, and what is drawn."""
 
 import csv
 import json
@@ -80,6 +80,8 @@ def test_the_sweep_over_depth_has_both_exponents_at_equal_width(preset, depths, 
     found = {(p.config.prescription.alpha_depth, p.config.model.layers) for p in sweep.points}
     assert found == {(alpha, depth) for alpha in (0.5, 1.0) for depth in depths}
     assert len({p.config.model.width for p in sweep.points}) == 1
+    rates = {(p.config.prescription.alpha_depth, p.config.optimizer.lr) for p in sweep.points}
+    assert len(rates) == 2
     assert sweep.config.metrics and sweep.config.observations
     settings = sweep.points[0].config.training
     assert settings.observe_every and settings.steps % settings.eval_every == 0
@@ -170,6 +172,7 @@ def test_both_presets_are_valid_and_the_paper_has_its_sizes():
 @pytest.mark.parametrize("words, line", [
     (["kernels.head=4"], "preset laptop: unknown key 'kernels.head'"),
     (["kernels.heads=[4,4]"], "kernels.heads [4, 4]: a value stands there twice"),
+    (["attention.alphas=[0.5,0.5]"], "attention.alphas [0.5, 0.5]: a value stands there twice"),
     (["samples=9000"], "samples 9000, but data.validation_images is 2048; raise it or lower"),
     (["kernels.reference_networks=1"], "kernels.reference_networks"),
     (["attention.alphas=[2]"], "attention.alphas"),
@@ -226,16 +229,17 @@ def table_of(folder):
 
 
 def test_distances_to_the_ensemble_are_unbiased(tmp_path, capsys):
-    """Widest at -1, 0, 1: mean 0, variance 1, scatter of the mean 1/3; of two of them 1/2."""
+    """Widest at -1, 0, 1; each run is compared with the two of other seeds: of seed 0 with 0 and 1,
+    mean 1/2, variance 1/2, scatter of the mean 1/4."""
     runs = {(8, seed): {0: ones(seed - 1), 5: ones(7)} for seed in range(3)}
     runs[4, 0] = {0: ones(2), 5: ones(7)}
     rows = table_of(sweep_folder(tmp_path, runs))
     assert capsys.readouterr().out.strip() == str(tmp_path / "distances.csv")
     found = {key[:2]: float(row["square_distance"]) for key, row in rows.items() if not key[2]}
-    assert found == pytest.approx({(4, 0): 4 - 1 / 3, (8, 0): 2.25 - 0.5, (8, 1): -0.5,
-                                   (8, 2): 2.25 - 0.5})
+    assert found == pytest.approx({(4, 0): 2.25 - 0.25, (8, 0): 2.25 - 0.25, (8, 1): -1,
+                                   (8, 2): 2.25 - 0.25})
     assert all(float(row["square_distance"]) == 0 for key, row in rows.items() if key[2] == 5)
-    assert [rows[key]["references"] for key in [(4, 0, 0), (8, 0, 0)]] == ["3", "2"]
+    assert [rows[key]["references"] for key in [(4, 0, 0), (8, 0, 0)]] == ["2", "2"]
     assert [rows[key]["member"] for key in [(4, 0, 0), (8, 0, 0)]] == ["False", "True"]
     assert {row["widest"] for row in rows.values()} == {"8"}
 
@@ -250,17 +254,32 @@ def test_distances_of_scattered_functions_fall_with_heads(tmp_path):
     assert value == pytest.approx(-1, abs=4 * error) and error < 0.05
 
 
+def test_what_runs_of_one_seed_share_does_not_count_as_closeness(tmp_path):
+    """Variance 1 each, correlation 0.8 between sizes: the distance to the limit is 1 for all."""
+    generator = torch.Generator().manual_seed(0)
+    runs = {}
+    for seed in range(3):
+        shared = torch.randn(2000, 10, generator=generator)
+        for heads in (4, 8):
+            own = torch.randn(2000, 10, generator=generator)
+            runs[heads, seed] = {0: 0.8**0.5 * shared + 0.2**0.5 * own}
+    rows = table_of(sweep_folder(tmp_path, runs))
+    for heads in (4, 8):
+        found = [float(rows[heads, seed, 0]["square_distance"]) for seed in range(3)]
+        assert np.mean(found) == pytest.approx(1, abs=0.05)
+
+
 def test_runs_that_diverged_are_left_out(tmp_path):
-    runs = {(heads, seed): {0: ones(seed)} for heads in (4, 8) for seed in range(2)}
+    runs = {(heads, seed): {0: ones(seed)} for heads in (4, 8) for seed in range(3)}
     rows = table_of(sweep_folder(tmp_path, runs, status={(4, 1): "diverged"}))
-    assert set(rows) == {(4, 0, 0), (8, 0, 0), (8, 1, 0)}
+    assert set(rows) == {(4, 0, 0), (4, 2, 0), (8, 0, 0), (8, 1, 0), (8, 2, 0)}
 
 
 PAIR = {(8, 0): {0: ones(1)}, (8, 1): {0: ones(2)}}
 
 
 @pytest.mark.parametrize("logits, options, line", [
-    ({(8, 0): {0: ones(1)}}, {}, "one run of the widest models (model.heads 8)"),
+    (PAIR, {}, "2 seeds of the widest models (model.heads 8); expected at least three"),
     (PAIR, {"status": {(8, 1): "stopped"}}, "heads-8-1: not finished; run the sweep to its end"),
     (PAIR, {"status": dict.fromkeys(PAIR, "failed")}, "no finished run in it"),
     (PAIR, {"grid": "model.layers"}, "its grid has no model.heads; expected a sweep over heads"),
@@ -284,6 +303,14 @@ def test_damaged_logits_and_other_folders_are_one_line(tmp_path, capsys):
         distances.main([str(tmp_path)])
     assert "no manifest.json in it; expected the results folder" in capsys.readouterr().err
     folder = sweep_folder(tmp_path, PAIR)
+    whole = (folder / "manifest.json").read_text()
+    for damaged in (whole[:-9], "{}", '[{"run": "heads-8-0"}]', "[3]"):
+        (folder / "manifest.json").write_text(damaged)
+        with pytest.raises(SystemExit):
+            distances.main([str(folder)])
+        error = capsys.readouterr().err
+        assert "manifest.json: cannot read it" in error and "run the sweep again" in error
+    (folder / "manifest.json").write_text(whole)
     (folder / "heads-8-1/observations/step_0.safetensors").write_bytes(b"torn")
     with pytest.raises(SystemExit):
         distances.main([str(folder)])
@@ -295,7 +322,7 @@ def test_damaged_logits_and_other_folders_are_one_line(tmp_path, capsys):
 
 
 # ------------------------------------------------------------------------------------------------
-# Figures 3 and 4b
+# Figures 3 and 4
 
 
 def heads_tables(folder, late=-0.5):
@@ -319,8 +346,14 @@ def heads_tables(folder, late=-0.5):
         {"model.heads": h, "seed": s, "step": t, "square_distance": (1 + s / 10) * h**power}
         for h in (4, 8, 16) for s in range(3) for t, power in ((0, -1), (25, -1), (60, late))
     ]
+    # H = 4 stays at chance, without a spread; the rest ends at 1 + 8 / H with one of 1 / H.
+    metric = [
+        {"model.heads": h, "seed": s, "step": t, "eval_loss": loss}
+        for h in (4, 8, 16, 32) for s in range(3)
+        for t, loss in ((0, math.nan), (30, 3.0), (60, 2.3 if h == 4 else 1 + (8 + s) / h / 2))
+    ]
     paths = []
-    for name, rows in zip("abcd", (kernels, attention, bins, distance)):
+    for name, rows in zip("abcde", (kernels, attention, bins, distance, metric)):
         paths.append(folder / f"{name}.csv")
         pd.DataFrame(rows).to_csv(paths[-1], index=False)
     return paths
@@ -335,10 +368,10 @@ def test_known_powers_are_found(tmp_path, capsys):
 
     assert "-1.000 ± 0.000" in line("3a: H in the kernel's square error, layer 2")
     assert line("3a: the same, all layers").endswith("agrees within 2 SE")
-    assert "-1.000 ± 0.000" in line("3c: N in the variance of A, alpha_A = 1")
-    assert "+0.000 ± 0.000" in line("3c: N in the variance of A, alpha_A = 0.5").replace("-0", "+0")
-    assert "6.00, 6.00, 6.00" in line("3c: N x excess kurtosis, alpha_A = 0.5")
-    assert "-1.000 ± 0.000" in line("3c: N in the excess kurtosis of A, alpha_A = 1")
+    assert "-1.000 ± 0.000" in line("3c: N in the variance of A, alpha_A = 1 ")
+    assert "+0.000 ± 0.000" in line("3c: N in the variance of A, alpha_A = 1/2").replace("-0", "+0")
+    assert "6.00, 6.00, 6.00" in line("3c: N x excess kurtosis, alpha_A = 1/2")
+    assert "-1.000 ± 0.000" in line("3c: N in the excess kurtosis of A, alpha_A = 1 ")
     assert "-1.000" in line("4b: H in the logits' square error, step 25")
     assert "-0.500" in line("4b: the same, step 60")
     assert "+0.500" in line("4b: exponent at step 60 minus step 25")
@@ -351,6 +384,33 @@ def test_a_rate_that_grows_disagrees(tmp_path):
     found = infinite_heads.read_all(heads_tables(tmp_path, late=-1.5))
     last = infinite_heads.findings(found)[-1]
     assert last.measured.startswith("-0.500") and last.verdict == "disagrees"
+
+
+def test_loss_and_spread_over_heads(tmp_path):
+    """The final loss is 1 + (8 + s) / (2 H) for seeds s = 0, 1, 2; H = 4 stays at chance."""
+    found = infinite_heads.read_all(heads_tables(tmp_path))
+    losses = {f.name: f for f in infinite_heads.findings(found) if f.name.startswith("4a")}
+    fall = losses["4a: final loss, H = 4 minus H = 32 (nats)"]
+    assert fall.measured.startswith("+1.159") and "(n = 3)" in fall.measured
+    assert fall.verdict == "agrees"
+    spread = losses["4a: standard deviation over seeds by H (nats)"].measured
+    assert spread == "4: 0.000, 8: 0.062, 16: 0.031, 32: 0.016 (n = 3)"
+    power = losses["4a: the same, of H that have learnt (8, 16, 32)"]
+    assert power.measured.startswith("-1.000 ± 0.000") and power.verdict == "agrees"
+
+
+def test_there_is_no_verdict_on_the_spread_of_what_has_not_learnt(tmp_path):
+    metrics = infinite_heads.read_all(heads_tables(tmp_path))[-1]
+    raised = metrics.assign(eval_loss=metrics["eval_loss"] + 1.2)
+    last = infinite_heads._of_losses(raised)[-1]
+    assert last.measured == "not measured" and last.verdict == "no verdict: at chance"
+
+
+def test_the_sampling_floor_is_the_mean_distance_of_draws():
+    rng, shares = np.random.default_rng(0), np.array([0.1, 0.2, 0.3, 0.4])
+    drawn = rng.multinomial(500, shares, size=4000) / 500
+    expected = np.abs(drawn - shares).sum(axis=1).mean() / 2
+    assert infinite_heads.sampling_floor(shares, 500) == pytest.approx(expected, rel=0.03)
 
 
 def test_jackknife_is_the_standard_error_of_a_mean():
@@ -377,7 +437,7 @@ def test_the_exact_density_has_its_moments(head_dim, alpha):
 
 def test_tables_of_heads_that_are_wrong_are_one_line(tmp_path, monkeypatch):
     paths = heads_tables(tmp_path)
-    with pytest.raises(TableError, match="1 table given, expected four"):
+    with pytest.raises(TableError, match="1 table given, expected five"):
         infinite_heads.read_all(paths[:1])
     with pytest.raises(TableError, match="no column 'alpha_attention'; is it the initial_attent"):
         infinite_heads.read_all([paths[0], paths[0], *paths[2:]])
@@ -392,7 +452,7 @@ def test_tables_of_heads_that_are_wrong_are_one_line(tmp_path, monkeypatch):
 # Figure 5
 
 
-def depth_tables(folder, statuses=("finished",) * 3, gain=0.25):
+def depth_tables(folder, statuses=("finished",) * 3, gain=0.05, level=1.0):
     observations, results, metrics = [], [], []
     for alpha in (0.5, 1.0):
         for layers in (1, 4, 16):
@@ -406,9 +466,10 @@ def depth_tables(folder, statuses=("finished",) * 3, gain=0.25):
                         observations.append({**place, "step": step, "block": block,
                                              "query_weight_relative": moved,
                                              "key_weight_relative": 2 * moved})
-                results.append({**place, "model.patch_size": 8, "training.batch_size": 10,
-                                "status": status, "parameters": 100 * layers})
-                loss = 2 + seed - (gain * layers if alpha == 1 else 0)
+                results.append({**place, "optimizer.lr": 4 * alpha, "model.patch_size": 8,
+                                "training.batch_size": 10, "status": status,
+                                "parameters": 100 * layers})
+                loss = level + seed / 10 - (gain * layers if alpha == 1 else 0)
                 for step, eval_loss in ((0, math.nan), (10, 3.0), (20, loss)):
                     metrics.append({**place, "step": step, "eval_loss": eval_loss})
     paths = []
@@ -424,13 +485,32 @@ def test_movement_and_loss_over_depth_are_found(tmp_path, capsys):
     moved = [line for line in lines if line.startswith("5a")]
     assert len(moved) == 8 and all(line.endswith("agrees within 2 SE") for line in moved)
     powers = [float(line[62:].split()[0]) for line in moved]
+    assert "alpha_L = 1/2" in moved[0]
     assert powers == pytest.approx([-0.5] * 4 + [0] * 4, abs=1e-9)
     assert moved[1].startswith("5a: the same, W_Q, L = 4 to 16 alone")
-    gains = [line for line in lines if line.startswith("5b")]
-    assert all(gain in line for gain, line in zip(("+0.250", "+1.000", "+4.000"), gains))
-    assert gains[2].endswith("agrees")
+    gains = [line for line in lines if line.startswith("5b: final loss, alpha_L = 1/2 minus 1")]
+    assert all(gain in line for gain, line in zip(("+0.050", "+0.200", "+0.800"), gains))
+    assert "eta_0 = 2 (alpha_L = 1/2), 4 (alpha_L = 1)" in lines[0]
+    growth = next(line for line in lines if line.startswith("5b: that gain at L = 16 minus at"))
+    assert "+0.750 ± 0.000" in growth and growth.endswith("agrees")
     names = {path.name for path in (tmp_path / "figures").iterdir()}
     assert names == {"figure_5_depth.png", "figure_5_depth.pdf"}
+
+
+def test_an_equal_gain_at_all_depths_is_none(tmp_path):
+    _, losses = infinite_depth.read_all(depth_tables(tmp_path, gain=0))
+    half = losses[infinite_depth.ALPHA] == 0.5
+    apart = losses.assign(eval_loss=losses["eval_loss"] + 0.5 * half)
+    growth = infinite_depth._of_losses(apart)[-1]
+    assert growth.measured.startswith("+0.000") and growth.verdict == "within noise"
+
+
+def test_there_is_no_verdict_on_curves_above_chance(tmp_path):
+    _, losses = infinite_depth.read_all(depth_tables(tmp_path, level=2.4))
+    growth = infinite_depth._of_losses(losses)[-1]
+    assert growth.measured.startswith("+0.750")
+    assert growth.verdict.startswith("no verdict: above chance")
+    assert growth.verdict.endswith("alpha_L = 1/2, L = 1, 4, 16; alpha_L = 1, L = 1")
 
 
 def test_compute_is_six_flops_per_parameter_and_token(tmp_path):
@@ -452,6 +532,9 @@ def test_tables_of_depth_that_are_wrong_are_one_line(tmp_path, monkeypatch):
         infinite_depth.read_all(paths[:2])
     with pytest.raises(TableError, match="no column 'block'; is it the observations.csv"):
         infinite_depth.read_all(paths[::-1])
+    pd.read_csv(paths[1]).assign(**{"optimizer.lr": range(18)}).to_csv(paths[1], index=False)
+    with pytest.raises(TableError, match="9 values of optimizer.lr with prescription.alpha_depth"):
+        infinite_depth.read_all(paths)
     lost = depth_tables(tmp_path, statuses=("diverged",))
     with pytest.raises(TableError, match="no finished run in it; finish the sweep first"):
         infinite_depth.read_all(lost)
