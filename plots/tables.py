@@ -82,7 +82,8 @@ def only(table: pd.DataFrame, path: Path, column: str, known: Iterable[str]) -> 
     rows = table[table[column].isin(known)]
     if rows.empty:
         raise TableError(
-            f"{path}: no row with {column} {', '.join(map(str, known))}; is it the table of this figure?"
+            f"{path}: no row with {column} {', '.join(map(str, known))}; is it the table of this "
+            "figure?"
         )
     return rows
 

@@ -140,7 +140,8 @@ def test_the_saved_config_is_complete_and_reads_back():
     assert validate(Config, data, "saved") == loaded
     # Left out: the other rule's keys, the second name of the width, observations that are off.
     unset = {"model.heads", "training.observe_every", "training.observe_samples"}
-    unset |= {f"prescription.{key}" for key in ("alpha_attention", "alpha_depth", "beta0", "gamma0")}
+    others = ("alpha_attention", "alpha_depth", "beta0", "gamma0")
+    unset |= {f"prescription.{key}" for key in others}
     for key, _ in config.leaves(Config):
         node = data
         for part in key.split(".") if key not in unset else ():
