@@ -129,7 +129,7 @@ def _panel(axis, found: dict[str, pd.DataFrame]) -> None:
     worst = max((curve["distance"].iloc[0] for curve in found.values() if len(curve)), default=None)
     if worst and len(ticks) > 1:
         axis.plot(ticks, [worst * ticks[0] / tick for tick in ticks], color="black", ls=":", lw=1)
-    axis.legend(fontsize=6, ncols=2, loc="lower left")
+    axis.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
 def _line(axis, name: str, curve: pd.DataFrame, color, marker: str) -> None:
