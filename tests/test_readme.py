@@ -60,6 +60,12 @@ def parses(words):
 
         assert run._job(run._parser().parse_intermixed_args(arguments)).kernels
         return
+    if module == "vit_cifar5m.initial":  # a GPU's work at the paper's sizes
+        from vit_cifar5m import initial
+
+        args = initial._parser().parse_intermixed_args(arguments)
+        assert initial.read_settings(args.preset, args.overrides)
+        return
     if module == "training.slurm":  # there is no SLURM here
         from training import slurm
 
