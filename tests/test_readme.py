@@ -66,6 +66,11 @@ def parses(words):
         args = initial._parser().parse_intermixed_args(arguments)
         assert initial.read_settings(args.preset, args.overrides)
         return
+    if module == "training.observe":  # of a run of the reader's
+        from training import observe
+
+        assert observe._parser().parse_args(arguments).run_dir
+        return
     if module == "training.slurm":  # there is no SLURM here
         from training import slurm
 
