@@ -69,7 +69,7 @@ def parses(words):
     if module == "training.observe":  # of a run of the reader's
         from training import observe
 
-        assert observe._parser().parse_args(arguments).run_dir
+        assert observe._parser().parse_args(arguments).run
         return
     if module == "training.slurm":  # there is no SLURM here
         from training import slurm
