@@ -70,7 +70,7 @@ def values(configs, section, key):
         ("figure_11", None, 2 * 7 * 3, [8, 16, 32, 64, 128, 256, 512], [2500]),
         ("figure_11", "laptop", 2 * 4 * 2, [8, 16, 32, 64], [500]),
         ("figure_13", None, 2 * 2 * 7 * 2 * 3, [2**k for k in range(7, 14)], [1, 200]),
-        ("figure_13", "laptop", 2 * 2 * 4 * 2 * 3, [64, 128, 256, 512], [1, 200]),
+        ("figure_13", "laptop", 2 * 2 * 4 * 2 * 3, [128, 256, 512, 1024], [1, 200]),
     ],
 )
 def test_every_sweep_crosses_head_dimensions_and_both_alphas(
