@@ -89,6 +89,7 @@ def distance(
         return few(n, fitted)
     if not math.isfinite(error):
         return f"off by {value - published:+.2f}, error unknown"
+    error = max(error, 1e-9)  # the rounding of a fit
     if abs(value - published) <= reach(n, fitted) * error:
         return "agrees within " + ("2 SE" if n is None else "95 %")
-    return f"off by {value - published:+.2f}, {abs(value - published) / max(error, 1e-9):.1f} SE"
+    return f"off by {value - published:+.2f}, {abs(value - published) / error:.1f} SE"

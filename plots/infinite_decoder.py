@@ -32,6 +32,7 @@ from plots.infinite_dynamics import (
     STEP,
     SYMBOLS,
     TRAIN_LOSS,
+    alphas,
 )
 from plots.infinite_kernels import (
     EVAL_LOSS,
@@ -39,7 +40,6 @@ from plots.infinite_kernels import (
     Row,
     SeedPairs,
     alignment,
-    alphas,
     by_size,
     mean,
     scan,

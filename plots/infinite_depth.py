@@ -18,13 +18,15 @@ from pathlib import Path
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import HEADER, Finding, claimed_gain, distance, number
-from plots.infinite_heads import CHANCE, alpha_text, exponent, jackknife, span
+from plots.exponents import exponent, jackknife
+from plots.findings import HEADER, Finding
+from plots.infinite_dynamics import alpha_text, size_axis
+from plots.infinite_heads import CHANCE, span
 from plots.infinite_rate_transfer import ALPHA_LOOKS
 from plots.tables import TableError
 
 FIGURE = "figure_5_depth"
-STEMS = ("cifar5m_figure_5_observations", "cifar5m_figure_5", "cifar5m_figure_5_metrics")
+STEMS = ("infinite_figure_5_observations", "infinite_figure_5", "infinite_figure_5_metrics")
 LAYERS, ALPHA = "model.layers", "prescription.alpha_depth"
 PATCH, IMAGE, BATCH = "model.patch_size", 32, "training.batch_size"
 RATE = "optimizer.lr"
@@ -36,8 +38,6 @@ COLUMNS = (
 )
 SOURCES = ("observations.csv", "results.csv", "metrics.csv")
 LOSS, FLOPS = "eval_loss", "flops"
-_SWEEP = "vit_cifar5m/sweeps/figure_5.yaml --preset laptop"
-_FOLDER = "results/vit_cifar5m/figure_5_laptop"
 STYLES = {0.5: "-", 1.0: "--"}  # as in the paper: alpha_L = 1 is dashed
 
 
@@ -52,7 +52,7 @@ def read_all(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
             f"{len(paths)} table{'s' * (len(paths) != 1)} given, expected three: "
             + " ".join(SOURCES)
         )
-    found = [_read(*item) for item in zip(paths, STEMS, COLUMNS, SOURCES)]
+    found = [_read(*item) for item in zip(paths, COLUMNS, SOURCES)]
     observations, results, metrics = found
     finished = results[results["status"] == "finished"]
     if finished.empty:
@@ -64,12 +64,7 @@ def read_all(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     return (_movement(observations, finished, paths[0]), _losses(metrics, finished, paths[2]))
 
 
-def _read(path: Path, stem: str, columns: Sequence[str], source: str) -> pd.DataFrame:
-    if path.parent == tables.DATA and not path.exists():
-        raise TableError(
-            f"{path}: no such table; `python -m training.sweep {_SWEEP}` and "
-            f"`python -m plots.ship {_FOLDER}/{source} {stem}` make it"
-        )
+def _read(path: Path, columns: Sequence[str], source: str) -> pd.DataFrame:
     table = tables.read(path, columns, source)
     words = ("run", "block", "status")
     return tables.numbers(table, path, [column for column in columns if column not in words])
@@ -125,9 +120,7 @@ def _of_weight(rows: pd.DataFrame, column: str, alpha: float, label: str) -> lis
 
 
 def _power(name: str, rows: pd.DataFrame, column: str, alpha: float) -> Finding:
-    value, error = exponent(rows, "seed", LAYERS, column)
-    verdict = distance(value, error, alpha - 1)
-    return Finding(name, number(value, error), f"{alpha - 1:g}", verdict)
+    return exponent(rows, "seed", LAYERS, column).finding(name, alpha - 1)
 
 
 def final(losses: pd.DataFrame) -> pd.DataFrame:
@@ -147,9 +140,9 @@ def _of_losses(losses: pd.DataFrame) -> list[Finding]:
     depths = sorted(last[LAYERS].unique())
     result = [_levels(last, alpha) for alpha in alphas(last)]
     for depth in depths:
-        value, error = jackknife(last, "seed", lambda part, depth=depth: _gain(part, depth))
+        found = jackknife(last, "seed", lambda part, depth=depth: _gain(part, depth))
         name = f"5b: final loss, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
-        result.append(Finding(name, number(value, error)))
+        result.append(Finding(name, found.text()))
     if len(depths) > 1:
         result.append(_growth(last, depths[0], depths[-1]))
     return result
@@ -163,18 +156,18 @@ def _levels(last: pd.DataFrame, alpha: float) -> Finding:
 
 def _growth(last: pd.DataFrame, low: float, high: float) -> Finding:
     """Whether the gain at the largest depth exceeds that at the least."""
-    value, error = jackknife(last, "seed", lambda part: _gain(part, high) - _gain(part, low))
+    found = jackknife(last, "seed", lambda part: _gain(part, high) - _gain(part, low))
     name = f"5b: that gain at L = {high:.0f} minus at L = {low:.0f} (nats)"
     means = last.groupby([ALPHA, LAYERS])[LOSS].mean()
     lost = [(alpha, depth) for (alpha, depth), loss in means.items() if not loss < CHANCE]
-    verdict = claimed_gain(value, error)
+    verdict = found.claimed_gain()
     if lost:
         verdict = "no verdict: above chance, ln 10 = 2.303, " + "; ".join(
             f"alpha_L = {alpha_text(alpha)}, L = "
             + ", ".join(f"{depth:.0f}" for own, depth in lost if own == alpha)
             for alpha in sorted({alpha for alpha, _ in lost})
         )
-    return Finding(name, number(value, error), "above 0", verdict)
+    return Finding(name, found.text(), "above 0", verdict)
 
 
 def _gain(rows: pd.DataFrame, depth: float) -> float:
@@ -224,11 +217,7 @@ def _draw_movement(axis, movement: pd.DataFrame) -> None:
         guide = [top * (depth / depths[0]) ** (alpha - 1) for depth in depths]
         power = "L^{%g}" % (alpha - 1) if alpha != 1 else r"\mathrm{constant}"
         axis.plot(depths, guide, ":", color=color, lw=1.2, label=f"${power}$")
-    ticks = sorted(movement[LAYERS].unique())
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
-    axis.set_xlabel("depth $L$ (blocks)")
+    size_axis(axis, movement[LAYERS], "depth $L$ (blocks)")
     axis.set_ylabel(r"$\|W - W_0\| \, / \, \|W_0\|$")
     axis.set_title(f"(a) query and key weights, step {movement['step'].max():.0f}", fontsize=9)
     axis.legend(fontsize=6, ncols=2)

@@ -26,8 +26,9 @@ import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import HEADER, Finding, number
-from plots.tables import CURVE, SEED, TableError
+from plots.exponents import Estimate, jackknife
+from plots.findings import HEADER, Finding
+from plots.tables import CURVE, LOSS, SEED, TableError
 
 STEM, FIGURE = "infinite_figure_11_metrics", "figure_11_dynamics"
 RUN, STEP, TRAIN_LOSS = "run", "step", "train_loss"
@@ -55,13 +56,17 @@ class Line:
 @dataclass(frozen=True)
 class Gap:
     """Loss of size `low` minus that of `high`, the next one: mean over logged steps of the runs
-    with equal seeds, which see the same samples in the same order; then over `seeds` of them."""
+    with equal seeds, which see the same samples in the same order, by seed."""
 
     low: int
     high: int
-    value: float
-    error: float
-    seeds: int
+    by_seed: pd.Series
+
+    @property
+    def estimate(self) -> Estimate:
+        """The mean over seeds, with its standard error."""
+        rows = self.by_seed.rename(LOSS).rename_axis(SEED).reset_index()
+        return jackknife(rows, SEED, lambda part: float(part[LOSS].mean()))
 
 
 def read(*paths: Path, by: str, loss: str = TRAIN_LOSS) -> pd.DataFrame:
@@ -118,10 +123,9 @@ def gaps(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> list[Gap]:
     sizes = list(losses)
     found = []
     for low, high in zip(sizes, sizes[1:]):
-        values = (losses[low] - losses[high]).dropna(axis=1, how="all").mean().to_numpy()
+        values = (losses[low] - losses[high]).dropna(axis=1, how="all").mean()
         if len(values):
-            error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-            found.append(Gap(low, high, float(values.mean()), float(error), len(values)))
+            found.append(Gap(low, high, values))
     return found
 
 
@@ -129,13 +133,32 @@ def panels(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Title -> rows of a panel: one per alpha_A, falling, or one for all if there is none."""
     if ALPHA not in rows:
         return {"": rows}
-    alphas = sorted(rows[ALPHA].unique(), reverse=True)
-    return {alpha_title(alpha): rows[rows[ALPHA] == alpha] for alpha in alphas}
+    return {alpha_title(alpha): rows[rows[ALPHA] == alpha] for alpha in alphas(rows)}
+
+
+def alphas(rows: pd.DataFrame) -> list[float]:
+    """The values of alpha_A, falling."""
+    return sorted(rows[ALPHA].unique(), reverse=True)
+
+
+def alpha_text(alpha: float) -> str:
+    """An exponent as figures and findings write it."""
+    return "1/2" if alpha == 0.5 else f"{alpha:g}"
 
 
 def alpha_title(alpha: float) -> str:
     """alpha_A as figures write it."""
-    return rf"$\alpha_A$ = {'1/2' if alpha == 0.5 else f'{alpha:g}'}"
+    return rf"$\alpha_A$ = {alpha_text(alpha)}"
+
+
+def size_axis(axis, sizes: pd.Series, label: str) -> None:
+    """Makes a panel's axes logarithmic, with a tick at each size (heads, head dimension, depth)."""
+    ticks = sorted(sizes.unique())
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.xaxis.minorticks_off()
+    axis.set_xlabel(label)
 
 
 def draw_lines(
@@ -181,7 +204,7 @@ def findings(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> list[Findin
         found = gaps(own, by, loss)
         for gap in found:
             name = f"{place}loss of {symbol} = {gap.low} minus that of {gap.high}"
-            measured = f"{number(gap.value, gap.error, 4)} (n = {gap.seeds})"
+            measured = gap.estimate.text(4)
             result.append(Finding(name, measured, "shrinks", _shrinks(gap, found[0])))
     return result
 
@@ -220,14 +243,17 @@ def plain(title: str) -> str:
 
 
 def _shrinks(gap: Gap, first: Gap) -> str:
-    """Whether a step in size changes less than the first one did, in absolute value."""
+    """Whether a step in size changes less than the first one did, in absolute value; of the seeds
+    that both have."""
     if gap is first:
         return ""
-    error = math.hypot(gap.error, first.error)
-    less = abs(first.value) - abs(gap.value)
-    if not math.isfinite(error):
-        return ("agrees" if less > 0 else "disagrees") + " in sign, one seed"
-    return "within noise" if abs(less) <= 2 * error else "agrees" if less > 0 else "disagrees"
+    both = pd.DataFrame({"first": first.by_seed, "gap": gap.by_seed}).dropna()
+    both = both.rename_axis(SEED).reset_index()
+
+    def less(part: pd.DataFrame) -> float:
+        return abs(part["first"].mean()) - abs(part["gap"].mean())
+
+    return jackknife(both, SEED, less).claimed_gain()
 
 
 def report(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> str:

@@ -9,14 +9,13 @@ exponents speak of; the lower row has all movement, of which embeddings and othe
 part. Both are means over blocks and the observed samples. Draws the figures whose tables it is
 given, without arguments the shipped ones; writes PNG and PDF and prints the findings.
 
-Slopes are least squares on log-log axes over all runs, one point each.
+Powers are unweighted fits to means over seeds; their errors are jackknife ones over seeds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
@@ -24,20 +23,22 @@ import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import HEADER, Finding, distance, number
+from plots.exponents import Estimate, exponent, law
+from plots.findings import HEADER, Finding
 from plots.infinite_dynamics import (
     ALPHA,
     HEAD_DIM,
     RUN,
     STEP,
     alpha_title,
+    alphas,
     label_decades,
     one_run_each,
     plain,
+    size_axis,
 )
 from plots.infinite_rate_transfer import ALPHA_LOOKS
 from plots.tables import CURVE, OPTIMIZER, SEED, TableError
-from training.fits import PowerLaw, power_law
 
 STEMS = ("infinite_figure_11_observations", "infinite_figure_13_observations")
 FIGURES = ("figure_2b_head_variance", "figure_13_movement")
@@ -50,28 +51,6 @@ CAPTION_2B = -2  # of alpha_A = 1; the initial variance goes as -1
 POINT = (ALPHA, HEAD_DIM, SEED, STEP)  # a figure has one run here, and per optimiser
 COLUMNS = (CURVE, RUN, *POINT, BLOCK)
 DERIVED = "derived"  # beside exponents that follow from the paper's but do not stand in it
-
-
-@dataclass(frozen=True)
-class Slope:
-    """Power of N in a measured number over some runs; None where fewer than two N have one."""
-
-    law: PowerLaw | None
-
-    @property
-    def value(self) -> float:
-        """The exponent; NaN without a fit."""
-        return self.law.exponent if self.law else math.nan
-
-    @property
-    def error(self) -> float:
-        """Its standard error from the scatter of runs about the line."""
-        return self.law.error if self.law else math.nan
-
-    def text(self) -> str:
-        """In words, with the number of runs."""
-        text = number(self.value, self.error, 2)
-        return f"{text} (n = {self.law.n} runs)" if self.law else text
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -111,17 +90,9 @@ def _both_steps(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     return rows
 
 
-def slope(rows: pd.DataFrame, column: str) -> Slope:
-    """The power of N in `column`, over the runs where it is above 0."""
-    kept = rows[np.isfinite(rows[column]) & (rows[column] > 0)]
-    if kept[HEAD_DIM].nunique() < 2:
-        return Slope(None)
-    return Slope(power_law(kept[HEAD_DIM].tolist(), kept[column].tolist()))
-
-
-def alphas(rows: pd.DataFrame) -> list[float]:
-    """alpha_A, falling."""
-    return sorted(rows[ALPHA].unique(), reverse=True)
+def power(rows: pd.DataFrame, column: str) -> Estimate:
+    """The power of N in the mean over seeds of `column`."""
+    return exponent(rows, SEED, HEAD_DIM, column)
 
 
 def exact(alpha: float) -> Fraction:
@@ -147,12 +118,11 @@ def variance_findings(rows: pd.DataFrame) -> list[Finding]:
     for alpha in alphas(rows):
         for when, found in variance_rows(rows[rows[ALPHA] == alpha]).items():
             predicted = 1 - 2 * exact(alpha)
-            measured = slope(found, VARIANCE)
+            measured = power(found, VARIANCE)
             caption = when == "after training" and alpha == 1
             beside = f"{predicted}" + (f" {DERIVED} (caption {CAPTION_2B})" if caption else "")
             name = f"{plain(alpha_title(alpha))}: variance of A over heads {_when(found, when)}"
-            verdict = distance(measured.value, measured.error, float(predicted))
-            result.append(Finding(name, measured.text(), beside, verdict))
+            result.append(measured.finding(name, float(predicted), beside))
     return result
 
 
@@ -178,31 +148,25 @@ def draw_variance(rows: pd.DataFrame, folder: Path) -> list[Path]:
 def _draw_points(
     axis, rows: pd.DataFrame, column: str, label: str, *, hollow: bool, **look
 ) -> None:
-    """Geometric means over seeds, every run as a faint point, and the power law."""
+    """Means over seeds, every run as a faint point, and the power law."""
     kept = rows[np.isfinite(rows[column]) & (rows[column] > 0)]
     if kept.empty:
         return
-    means = np.exp(np.log(kept[column]).groupby(kept[HEAD_DIM]).mean())
+    means = kept.groupby(HEAD_DIM)[column].mean()
     ls, face = ("--", "white") if hollow else ("-", look["color"])
     axis.plot(kept[HEAD_DIM], kept[column], ls="", marker=look["marker"], ms=2.5, alpha=0.4,
               color=look["color"])
-    fit = slope(rows, column)
-    power = f": $N^{{{fit.value:+.2f}}}$" if fit.law else ""
-    axis.plot(means.index, means, ls=ls if not fit.law else "", ms=5, mfc=face, **look)
-    if fit.law:
-        axis.plot(means.index, [fit.law(n) for n in means.index], ls=ls, lw=1.2,
-                  color=look["color"])
-    axis.plot([], [], ls=ls, lw=1.2, ms=5, mfc=face, label=label + power, **look)
+    fit = law(rows, HEAD_DIM, column)
+    axis.plot(means.index, means, ls="" if fit else ls, ms=5, mfc=face, **look)
+    if fit:
+        axis.plot(means.index, [fit(n) for n in means.index], ls=ls, lw=1.2, color=look["color"])
+        label += f": $N^{{{fit.exponent:+.2f}}}$"
+    axis.plot([], [], ls=ls, lw=1.2, ms=5, mfc=face, label=label, **look)
 
 
 def _finish(axis, rows: pd.DataFrame) -> None:
-    head_dims = sorted(map(int, rows[HEAD_DIM].unique()))
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
+    size_axis(axis, rows[HEAD_DIM], "head dimension N")
     label_decades(axis)
-    axis.set_xticks(head_dims, labels=[str(n) for n in head_dims])
-    axis.xaxis.minorticks_off()
-    axis.set_xlabel("head dimension N")
 
 
 # Figure 13
@@ -244,18 +208,17 @@ def movement_findings(rows: pd.DataFrame) -> list[Finding]:
         for optimizer, alpha, step, found in cells(rows):
             for column, what in columns.items():
                 place = f"{style.OPTIMIZERS[optimizer]}, {plain(alpha_title(alpha))}, t = {step}"
-                result.append(_movement(f"{place}: change of {what} {kind}", slope(found, column),
+                result.append(_movement(f"{place}: change of {what} {kind}", power(found, column),
                                         predicted(column, optimizer, alpha, step),
                                         suppressed(optimizer, step)))
     return result
 
 
-def _movement(name: str, measured: Slope, theory: Fraction | None, derived: bool) -> Finding:
+def _movement(name: str, measured: Estimate, theory: Fraction | None, derived: bool) -> Finding:
     if theory is None:
         return Finding(name, measured.text())
-    verdict = distance(measured.value, measured.error, float(theory))
     beside = f"{theory} {DERIVED}" if derived else str(theory)
-    return Finding(name, measured.text(), beside, verdict)
+    return measured.finding(name, float(theory), beside)
 
 
 def draw_movement(rows: pd.DataFrame, folder: Path) -> list[Path]:
@@ -299,7 +262,7 @@ def _unreached(findings: Sequence[Finding]) -> list[str]:
 
 def report(found: Sequence[pd.DataFrame]) -> str:
     """The findings in words, with what they rest on."""
-    text = ["slopes of log N over all runs, ± standard errors", *_spreads(found), HEADER]
+    text = ["powers of N in means over seeds (n), ± jackknife over seeds", *_spreads(found), HEADER]
     for rows in found:
         make = movement_findings if OPTIMIZER in rows else variance_findings
         findings = make(rows)

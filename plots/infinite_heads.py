@@ -19,13 +19,14 @@ import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import HEADER, Finding, claimed_gain, distance, number
+from plots.exponents import Estimate, exponent, fitted, jackknife, law, power_of
+from plots.findings import HEADER, Finding
+from plots.infinite_dynamics import alpha_text, size_axis
 from plots.infinite_rate_transfer import ALPHA_LOOKS
 from plots.tables import TableError
-from training.fits import PowerLaw, power_law
 
 KERNELS, ATTENTION, DENSITY = "initial_kernels", "initial_attention", "initial_density"
-DISTANCES, METRICS = "cifar5m_figure_4_distances", "cifar5m_figure_4_metrics"
+DISTANCES, METRICS = "infinite_figure_4_distances", "infinite_figure_4_metrics"
 STEMS = (KERNELS, ATTENTION, DENSITY, DISTANCES, METRICS)
 FIGURES = ("figure_3_initial_heads", "figure_4_many_heads")
 HEADS, LOSS = "model.heads", "eval_loss"
@@ -38,18 +39,7 @@ COLUMNS = {
     DISTANCES: (HEADS, "seed", "step", "square_distance"),
     METRICS: (HEADS, "seed", "step", LOSS),
 }
-_INITIAL = "`python -m vit_cifar5m.initial --ship` makes it"
-_SWEEP = "vit_cifar5m/sweeps/figure_4.yaml --preset laptop"
-_FOLDER = "results/vit_cifar5m/figure_4_laptop"
-MAKERS = {
-    KERNELS: _INITIAL,
-    ATTENTION: _INITIAL,
-    DENSITY: _INITIAL,
-    DISTANCES: f"`python -m training.sweep {_SWEEP}`, `python -m vit_cifar5m.distances {_FOLDER}` "
-               f"and `python -m plots.ship {_FOLDER}/distances.csv {DISTANCES}` make it",
-    METRICS: f"`python -m training.sweep {_SWEEP}` and "
-             f"`python -m plots.ship {_FOLDER}/metrics.csv {METRICS}` make it",
-}
+SOURCES = {DISTANCES: "distances.csv", METRICS: "metrics.csv"}
 STEPS = (0, 25, 100, 250, 500, 1000, 2000)  # Fig. 4b, and the start
 PREDICTED = -1.0  # power of H in square errors, section 3.3
 CHANCE = math.log(10)  # loss in nats of ten equal probabilities
@@ -63,9 +53,7 @@ KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of 
 
 def read(path: Path, stem: str) -> pd.DataFrame:
     """One of the tables as numbers; TableError if it is missing or another one."""
-    if path.parent == tables.DATA and not path.exists():
-        raise TableError(f"{path}: no such table; {MAKERS[stem]}")
-    table = tables.read(path, COLUMNS[stem], f"{stem} table")
+    table = tables.read(path, COLUMNS[stem], SOURCES.get(stem, f"{stem}.csv"))
     return tables.numbers(table, path, COLUMNS[stem])
 
 
@@ -84,48 +72,8 @@ def read_all(paths: Sequence[Path]) -> list[pd.DataFrame]:
     return found
 
 
-def alpha_text(alpha: float) -> str:
-    """An exponent as figures and findings write it."""
-    return "1/2" if alpha == 0.5 else f"{alpha:g}"
-
-
 # ------------------------------------------------------------------------------------------------
-# Exponents
-
-
-def jackknife(
-    rows: pd.DataFrame, group: str, statistic: Callable[[pd.DataFrame], float]
-) -> tuple[float, float]:
-    """The statistic of all rows, and its standard error from leaving out one group after another;
-    NaN for a single group or where a part has no value."""
-    groups = rows[group].unique()
-    value, count = statistic(rows), len(groups)
-    if count < 2:
-        return value, math.nan
-    parts = np.array([statistic(rows[rows[group] != one]) for one in groups])
-    return value, math.sqrt((count - 1) * parts.var())
-
-
-def law(rows: pd.DataFrame, size: str, value: str) -> PowerLaw | None:
-    """The power of `size` in the mean of `value`; None with fewer than two sizes above zero."""
-    return _fitted(rows.groupby(size)[value].mean())
-
-
-def _fitted(means: pd.Series) -> PowerLaw | None:
-    means = means[means > 0]
-    if len(means) < 2:
-        return None
-    return power_law(means.index.tolist(), means.tolist())
-
-
-def exponent(rows: pd.DataFrame, group: str, size: str, value: str) -> tuple[float, float]:
-    """The power and its jackknife error."""
-
-    def power(part: pd.DataFrame) -> float:
-        found = law(part, size, value)
-        return math.nan if found is None else found.exponent
-
-    return jackknife(rows, group, power)
+# What exponents are of
 
 
 def relative_errors(kernels: pd.DataFrame) -> pd.DataFrame:
@@ -139,14 +87,10 @@ def kurtoses(attention: pd.DataFrame) -> pd.Series:
     return moments["fourth_moment"] / moments["second_moment"] ** 2 - 3
 
 
-def kurtosis_exponent(attention: pd.DataFrame) -> tuple[float, float]:
+def kurtosis_exponent(attention: pd.DataFrame) -> Estimate:
     """The power of N in the excess kurtosis."""
 
-    def power(part: pd.DataFrame) -> float:
-        found = _fitted(kurtoses(part))
-        return math.nan if found is None else found.exponent
-
-    return jackknife(attention, "network", power)
+    return jackknife(attention, "network", lambda part: power_of(fitted(kurtoses(part))))
 
 
 def density(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
@@ -179,26 +123,21 @@ def findings(all_tables: Sequence[pd.DataFrame]) -> list[Finding]:
 def _of_kernels(kernels: pd.DataFrame) -> list[Finding]:
     rows, result = relative_errors(kernels), []
     for layer in sorted(rows["layer"].unique()):
-        value, error = exponent(rows[rows["layer"] == layer], "network", "heads", "error")
-        result.append(_power(f"3a: H in the kernel's square error, layer {layer:.0f}", value, error,
-                             PREDICTED))
-    value, error = exponent(rows, "network", "heads", "error")
-    return [*result, _power("3a: the same, all layers", value, error, PREDICTED)]
-
-
-def _power(name: str, value: float, error: float, predicted: float) -> Finding:
-    return Finding(name, number(value, error), f"{predicted:g}", distance(value, error, predicted))
+        found = exponent(rows[rows["layer"] == layer], "network", "heads", "error")
+        name = f"3a: H in the kernel's square error, layer {layer:.0f}"
+        result.append(found.finding(name, PREDICTED))
+    found = exponent(rows, "network", "heads", "error")
+    return [*result, found.finding("3a: the same, all layers", PREDICTED)]
 
 
 def _of_attention(attention: pd.DataFrame) -> list[Finding]:
     result = []
     for alpha, rows in attention.groupby("alpha_attention"):
-        value, error = exponent(rows, "network", "head_dim", "second_moment")
+        found = exponent(rows, "network", "head_dim", "second_moment")
         name = f"3c: N in the variance of A, alpha_A = {alpha_text(alpha)}"
-        result.append(_power(name, value, error, 1 - 2 * alpha))
-        value, error = kurtosis_exponent(rows)
+        result.append(found.finding(name, 1 - 2 * alpha))
         name = f"3c: N in the excess kurtosis of A, alpha_A = {alpha_text(alpha)}"
-        result.append(_power(name, value, error, -1.0))
+        result.append(kurtosis_exponent(rows).finding(name, -1.0))
         measured = kurtoses(rows)
         values = ", ".join(f"{v * n:.2f}" for n, v in measured.items())
         result.append(Finding(f"3c: N x excess kurtosis, alpha_A = {alpha_text(alpha)}", values,
@@ -266,13 +205,12 @@ def _of_losses(metrics: pd.DataFrame) -> list[Finding]:
         means = part.groupby(HEADS)[LOSS].mean()
         return means.get(low, math.nan) - means.get(high, math.nan)
 
-    value, error = jackknife(last, "seed", fall)
+    found = jackknife(last, "seed", fall)
     groups = last.groupby(HEADS)[LOSS]
     return [
         Finding("4a: final loss by H (nats)", _by_size(groups.mean())),
         Finding(f"4a: final loss, H = {low:.0f} minus H = {high:.0f} (nats)",
-                f"{number(value, error)} (n = {_count(groups)})", "above 0",
-                claimed_gain(value, error)),
+                found.text(), "above 0", found.claimed_gain()),
         Finding("4a: standard deviation over seeds by H (nats)",
                 f"{_by_size(groups.std())} (n = {_count(groups)})"),
         *_of_spread(last),
@@ -287,20 +225,19 @@ def _of_spread(last: pd.DataFrame) -> list[Finding]:
     """
     means = last.groupby(HEADS)[LOSS].mean()
     learnt = sorted(means.index[means < CHANCE - LEARNT])
-    every = Finding("4a: H in that deviation, all H", number(*_spread_exponent(last)), "below 0")
+    every = Finding("4a: H in that deviation, all H", _spread_exponent(last).text(), "below 0")
     if len(learnt) < 2:
         return [every, Finding("4a: the same, of H that have learnt", "not measured", "below 0",
                                "no verdict: at chance")]
-    value, error = _spread_exponent(last[last[HEADS].isin(learnt)])
+    found = _spread_exponent(last[last[HEADS].isin(learnt)])
     names = ", ".join(f"{size:.0f}" for size in learnt)
     name = f"4a: the same, of H that have learnt ({names})"
-    return [every, Finding(name, number(value, error), "below 0", claimed_gain(-value, error))]
+    return [every, Finding(name, found.text(), "below 0", found.claimed_fall())]
 
 
-def _spread_exponent(last: pd.DataFrame) -> tuple[float, float]:
+def _spread_exponent(last: pd.DataFrame) -> Estimate:
     def power(part: pd.DataFrame) -> float:
-        found = _fitted(part.groupby(HEADS)[LOSS].std().dropna())
-        return math.nan if found is None else found.exponent
+        return power_of(fitted(part.groupby(HEADS)[LOSS].std().dropna()))
 
     return jackknife(last, "seed", power)
 
@@ -323,12 +260,12 @@ def _of_distances(distances: pd.DataFrame) -> list[Finding]:
     result, steps = [], shown_steps(distances)
     for step in steps:
         rows = distances[distances["step"] == step]
-        value, error = exponent(rows, "seed", HEADS, "square_distance")
+        found = exponent(rows, "seed", HEADS, "square_distance")
         if step in (0, min(s for s in steps if s or len(steps) == 1)):
-            result.append(_power(f"4b: H in the logits' square error, step {step}", value, error,
-                                 PREDICTED))
+            name = f"4b: H in the logits' square error, step {step}"
+            result.append(found.finding(name, PREDICTED))
         else:
-            result.append(Finding(f"4b: the same, step {step}", number(value, error)))
+            result.append(Finding(f"4b: the same, step {step}", found.text()))
     return [*result, _weakening(distances, steps)]
 
 
@@ -337,12 +274,13 @@ def _weakening(distances: pd.DataFrame, steps: Sequence[int]) -> Finding:
     first, last = next((s for s in steps if s), steps[0]), steps[-1]
 
     def gain(part: pd.DataFrame) -> float:
-        laws = [law(part[part["step"] == step], HEADS, "square_distance") for step in (last, first)]
-        return math.nan if None in laws else laws[0].exponent - laws[1].exponent
+        late, early = (power_of(law(part[part["step"] == step], HEADS, "square_distance"))
+                       for step in (last, first))
+        return late - early
 
-    value, error = jackknife(distances, "seed", gain)
-    return Finding(f"4b: exponent at step {last} minus step {first}", number(value, error),
-                   "above 0", claimed_gain(value, error))
+    found = jackknife(distances, "seed", gain)
+    return Finding(f"4b: exponent at step {last} minus step {first}", found.text(), "above 0",
+                   found.claimed_gain())
 
 
 def report(all_tables: Sequence[pd.DataFrame]) -> str:
@@ -398,7 +336,7 @@ def _draw_kernels(axis, rows: pd.DataFrame) -> None:
         own = rows[rows["layer"] == layer]
         _line(axis, own, "heads", "error", color, rf"$\ell = {layer:.0f}$")
     _guide(axis, rows.groupby("heads")["error"].mean(), PREDICTED, r"$H^{-1}$")
-    _size_axis(axis, rows["heads"], "heads $H$")
+    size_axis(axis, rows["heads"], "heads $H$")
     axis.set_ylabel(r"$\|\mathbf{H}^\ell-\mathbf{H}^\ell_\infty\|^2"
                     r"/\|\mathbf{H}^\ell_\infty\|^2$")
     axis.set_title(rf"(a) initial kernels, $N = {rows['head_dim'].iloc[0]:.0f}$", fontsize=9)
@@ -424,15 +362,6 @@ def _guide(axis, means: pd.Series, power: float, label: str, above: float = 1.6)
         axis.plot(sizes, line, ":", color="black", lw=1.2, label=label)
 
 
-def _size_axis(axis, sizes: pd.Series, label: str) -> None:
-    ticks = sorted(sizes.unique())
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log")
-    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-    axis.minorticks_off()
-    axis.set_xlabel(label)
-
-
 def _draw_moments(axis, attention: pd.DataFrame) -> None:
     import seaborn as sns
 
@@ -449,7 +378,7 @@ def _draw_moments(axis, attention: pd.DataFrame) -> None:
     axis.plot(measured.index, measured, "s", ms=4, color=third, label="excess kurtosis")
     axis.plot(measured.index, KURTOSIS / measured.index, ":", color=third, lw=1)
     axis.plot([], [], ":", color="black", lw=1, label=r"$N^{1-2\alpha_A}$ and $6/N$")
-    _size_axis(axis, attention["head_dim"], "head dimension $N$")
+    size_axis(axis, attention["head_dim"], "head dimension $N$")
     axis.set_ylabel(r"of $A$ over heads")
     axis.set_title("moments of attention logits", fontsize=9)
     axis.legend(fontsize=6)
@@ -504,7 +433,7 @@ def _draw_distances(axis, distances: pd.DataFrame) -> None:
         _line(axis, rows, HEADS, "square_distance", color, f"step {step}")
     first = distances[distances["step"] == next((s for s in steps if s), steps[0])]
     _guide(axis, first.groupby(HEADS)["square_distance"].mean(), PREDICTED, r"$H^{-1}$")
-    _size_axis(axis, distances[HEADS], "heads $H$")
+    size_axis(axis, distances[HEADS], "heads $H$")
     axis.set_ylabel("logits: mean square distance to limit")
     axis.set_title("(b) convergence to many heads", fontsize=9)
     axis.legend(fontsize=7)

@@ -23,10 +23,20 @@ import numpy as np
 import pandas as pd
 
 from plots import infinite_dynamics, style, tables
-from plots.findings import HEADER, Finding, claimed_gain, compact, distance, number
-from plots.infinite_dynamics import ALPHA, HEAD_DIM, HEADS, LAYERS, RUN, STEP, SYMBOLS
+from plots.exponents import exponent, jackknife
+from plots.findings import HEADER, Finding, claimed_gain, compact
+from plots.infinite_dynamics import (
+    ALPHA,
+    HEAD_DIM,
+    HEADS,
+    LAYERS,
+    RUN,
+    STEP,
+    SYMBOLS,
+    alphas,
+)
 from plots.tables import CURVE, SEED, TableError
-from training.fits import irreducible_power_law, power_law
+from training.fits import irreducible_power_law
 
 STEMS = ("infinite_figure_6_kernels", "infinite_figure_6_attention", "infinite_figure_6_metrics")
 KIND, ROW, COLUMN, VALUE = "kind", "row", "column", "value"
@@ -80,11 +90,6 @@ def scan(rows: pd.DataFrame, by: str, alpha: float | None = None) -> pd.DataFram
     start = base(rows)
     same = np.logical_and.reduce([rows[size] == start[size] for size in SIZES if size != by])
     return rows[same if alpha is None else same & (rows[ALPHA] == alpha)]
-
-
-def alphas(rows: pd.DataFrame) -> list[float]:
-    """The values of alpha_A, falling."""
-    return sorted(rows[ALPHA].unique(), reverse=True)
 
 
 # Kernels
@@ -254,52 +259,46 @@ def _scales(found: Pairs, kind: str) -> list[Finding]:
     first, last = values[min(values)], values[max(values)]
     falls = [first[seed] - last[seed] for seed in first.keys() & last.keys()]
     verdict = claimed_gain(*mean(falls), len(falls))
-    lists = {size: list(own.values()) for size, own in values.items()}
-    return [Finding(name, f"{text} (n = {len(falls)})", "falls", verdict), _excess(lists, kind)]
+    rows = pd.DataFrame([{LAYERS: size, SEED: seed, VALUE: one}
+                         for size, own in values.items() for seed, one in own.items()])
+    return [Finding(name, f"{text} (n = {len(falls)})", "falls", verdict), _excess(rows, kind)]
 
 
-def _excess(values: Mapping[int, list[float]], kind: str) -> Finding:
+def _excess(rows: pd.DataFrame, kind: str) -> Finding:
     """The exponent with which the scale falls to that of the embedding."""
     name = f"initial {kind} kernel: exponent of L in what branches add"
-    points = [(size, one) for size, own in values.items() for one in own]
+
+    def power(part: pd.DataFrame) -> float:
+        means = part.groupby(LAYERS)[VALUE].mean()
+        law = irreducible_power_law(means.index.tolist(), means.tolist())
+        # At a bound of the fit, the scales do not determine it.
+        return -law.exponent if math.isfinite(law.exponent_error) else math.nan
+
     try:
-        law = irreducible_power_law(*zip(*points))
+        return jackknife(rows, SEED, power).finding(name, -1.0)
     except ValueError as error:
         return Finding(name, f"not measured: {error}", "-1")
-    slope, error = -law.exponent, law.exponent_error
-    return Finding(name, f"{number(slope, error, 2)} (n = {len(points)} runs)", "-1",
-                   distance(slope, error, -1.0, len(points), fitted=3))
 
 
 def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[Finding]:
     """Exponents of N in the variance over heads, before and after, and in the change of A."""
-    place = "alpha_A = 1/2" if alpha == 0.5 else f"alpha_A = {alpha:g}"
-    sizes = [size for size, _ in found]
+    place = infinite_dynamics.plain(infinite_dynamics.alpha_title(alpha))
     variance = 1 - 2 * alpha  # Fig. 6d
-    change = [float(np.sqrt(np.square(a[1] - a[0]).mean())) for a in found.values()]
     measured = (
-        ("initial variance of A over heads", [spread(a[0]) for a in found.values()], variance),
-        ("final variance of A over heads", [spread(a[1]) for a in found.values()], variance),
-        ("RMS change of A", change, 0.0),
+        ("initial variance of A over heads", lambda a: spread(a[0]), variance),
+        ("final variance of A over heads", lambda a: spread(a[1]), variance),
+        ("RMS change of A", lambda a: float(np.sqrt(np.square(a[1] - a[0]).mean())), 0.0),
     )
-    laws = [_law(f"{place}: {name}, exponent of N", sizes, values, published)
-            for name, values, published in measured]
+    laws = []
+    for name, value, published in measured:
+        rows = pd.DataFrame([(size, seed, value(a)) for (size, seed), a in found.items()],
+                            columns=[HEAD_DIM, SEED, VALUE])
+        power = exponent(rows, SEED, HEAD_DIM, VALUE)
+        laws.append(power.finding(f"{place}: {name}, exponent of N", published, f"{published:+g}"))
     if alpha == 1:
         # A note, not a claim to judge: theory and Fig. 6d say N^-1.
         laws[1] = replace(laws[1], verdict=f"{laws[1].verdict} (caption of Fig. 2b: -2)".strip())
     return laws
-
-
-def _law(name: str, sizes: list[int], values: list[float], published: float) -> Finding:
-    known = [(size, value) for size, value in zip(sizes, values) if value > 0]
-    try:
-        law = power_law(*zip(*known)) if known else None
-    except ValueError:
-        law = None
-    if law is None:
-        return Finding(name, "not measured", f"{published:+g}")
-    return Finding(name, f"{number(law.exponent, law.error, 2)} (n = {law.n} runs)",
-                   f"{published:+g}", distance(law.exponent, law.error, published, law.n, fitted=2))
 
 
 def report(kernels: pd.DataFrame, attention: pd.DataFrame) -> str:

@@ -17,7 +17,7 @@ import pandas as pd
 
 from plots import rate_panels, style, tables
 from plots.findings import HEADER, Finding, distance, number
-from plots.infinite_dynamics import ALPHA, HEAD_DIM, alpha_title, one_run_each, plain
+from plots.infinite_dynamics import ALPHA, HEAD_DIM, alpha_title, alphas, one_run_each, plain
 from plots.rate_sweeps import (
     Exponent,
     RateSweep,
@@ -54,8 +54,7 @@ def read(path: Path) -> pd.DataFrame:
 def fits(rows: pd.DataFrame) -> dict[float, dict[int, RateSweep]]:
     """alpha_A, falling -> N -> loss against rate with the optimum."""
     noise, _ = seed_noise(rows)
-    alphas = sorted(rows[ALPHA].unique(), reverse=True)
-    return {alpha: rate_sweeps(rows[rows[ALPHA] == alpha], noise) for alpha in alphas}
+    return {alpha: rate_sweeps(rows[rows[ALPHA] == alpha], noise) for alpha in alphas(rows)}
 
 
 def penalty(sweeps: Mapping[int, RateSweep]) -> tuple[float, float]:
@@ -114,7 +113,7 @@ def report(rows: pd.DataFrame) -> str:
 
 
 def _titles(rows: pd.DataFrame) -> list[str]:
-    return [alpha_title(alpha) for alpha in sorted(rows[ALPHA].unique(), reverse=True)]
+    return [alpha_title(alpha) for alpha in alphas(rows)]
 
 
 def draw(rows: pd.DataFrame, folder: Path) -> list[Path]:

@@ -25,6 +25,8 @@ _SWEEPS = {
     "bart_figure_3_4": ("bart_span_denoise", "figure_3_4", _LAPTOP),
     "bart_figure_5": ("bart_span_denoise", "figure_5", None),  # R2C2 has no small form
     "infinite_figure_2": ("vit_cifar5m", "figure_2", _LAPTOP),
+    "infinite_figure_4": ("vit_cifar5m", "figure_4", _LAPTOP),
+    "infinite_figure_5": ("vit_cifar5m", "figure_5", _LAPTOP),
     "infinite_figure_11": ("vit_cifar5m", "figure_11", _LAPTOP),
     "infinite_figure_13": ("vit_cifar5m", "figure_13", _LAPTOP),
     "infinite_figure_6": ("vit_cifar5m", "figure_6", _LAPTOP),
@@ -44,7 +46,7 @@ def shipped(stem: str) -> Path:
 def read(path: Path, columns: Sequence[str], source: str = "results.csv") -> pd.DataFrame:
     """A table with `columns`; TableError if it is missing, lacks one or is empty."""
     if path.parent == DATA and not path.exists():
-        raise TableError(f"{path}: no such table; {_makers(path.stem, source)} make it")
+        raise TableError(f"{path}: no such table; {_makers(path.stem, source)}")
     try:
         table = pd.read_csv(path)
     except (OSError, pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
@@ -58,12 +60,18 @@ def read(path: Path, columns: Sequence[str], source: str = "results.csv") -> pd.
 
 
 def _makers(stem: str, source: str) -> str:
-    table = re.sub(r"_(metrics|observations|kernels|attention)$", "", stem)
+    """The commands that make the shipped table `stem`, in words."""
+    if stem.startswith("initial_"):
+        return "`python -m vit_cifar5m.initial --ship` makes it"
+    table = re.sub(r"_(metrics|observations|kernels|attention|distances)$", "", stem)
     experiment, sweep, preset = _SWEEPS.get(table, ("nanolm_c4", table, _LAPTOP))
     asked, suffix = (f" --preset {preset}", f"_{preset}") if preset else ("", "")
-    run = f"python -m training.sweep {experiment}/sweeps/{sweep}.yaml{asked}"
-    ship = f"python -m plots.ship results/{experiment}/{sweep}{suffix}/{source} {stem}"
-    return f"`{run}` and `{ship}`"
+    folder = f"results/{experiment}/{sweep}{suffix}"
+    commands = [f"python -m training.sweep {experiment}/sweeps/{sweep}.yaml{asked}"]
+    if source == "distances.csv":
+        commands.append(f"python -m vit_cifar5m.distances {folder}")
+    commands.append(f"python -m plots.ship {folder}/{source} {stem}")
+    return ", ".join(f"`{c}`" for c in commands[:-1]) + f" and `{commands[-1]}` make it"
 
 
 def numbers(table: pd.DataFrame, path: Path, columns: Sequence[str]) -> pd.DataFrame:

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from scipy.integrate import quad
 
-from plots import infinite_depth, infinite_heads, style
+from plots import exponents, infinite_depth, infinite_heads, style
 from plots.tables import TableError
 from training import loop
 from training.config import load
@@ -118,10 +118,11 @@ def test_variance_and_kurtosis_are_the_closed_forms(measured):
 def test_kernels_come_closer_as_one_over_heads(measured):
     table = pd.DataFrame(measured["initial_kernels"])
     assert len(table) == 3 * 10 * 2 and set(table["layer"]) == {1, 2}
-    value, error = infinite_heads.exponent(
+    found = exponents.exponent(
         infinite_heads.relative_errors(table), "network", "heads", "error"
     )
-    assert value == pytest.approx(-1, abs=0.25) and 0 < error < 0.2
+    assert found.value == pytest.approx(-1, abs=0.25) and 0 < found.error < 0.2
+    assert found.groups == 10
     references = table.groupby("heads")["references"].unique()
     assert {int(h): list(n) for h, n in references.items()} == {2: [10], 8: [10], 32: [9]}
 
@@ -250,8 +251,8 @@ def test_distances_of_scattered_functions_fall_with_heads(tmp_path):
             for heads in (4, 16, 64) for seed in range(6)}
     table_of(sweep_folder(tmp_path, runs))
     rows = pd.read_csv(tmp_path / "distances.csv")
-    value, error = infinite_heads.exponent(rows, "seed", "model.heads", "square_distance")
-    assert value == pytest.approx(-1, abs=4 * error) and error < 0.05
+    found = exponents.exponent(rows, "seed", "model.heads", "square_distance")
+    assert found.value == pytest.approx(-1, abs=4 * found.error) and found.error < 0.05
 
 
 def test_what_runs_of_one_seed_share_does_not_count_as_closeness(tmp_path):
@@ -367,7 +368,7 @@ def test_known_powers_are_found(tmp_path, capsys):
         return next(line for line in lines if line.startswith(start))
 
     assert "-1.000 ± 0.000" in line("3a: H in the kernel's square error, layer 2")
-    assert line("3a: the same, all layers").endswith("agrees within 2 SE")
+    assert line("3a: the same, all layers").endswith("agrees within 95 %")
     assert "-1.000 ± 0.000" in line("3c: N in the variance of A, alpha_A = 1 ")
     assert "+0.000 ± 0.000" in line("3c: N in the variance of A, alpha_A = 1/2").replace("-0", "+0")
     assert "6.00, 6.00, 6.00" in line("3c: N x excess kurtosis, alpha_A = 1/2")
@@ -413,13 +414,6 @@ def test_the_sampling_floor_is_the_mean_distance_of_draws():
     assert infinite_heads.sampling_floor(shares, 500) == pytest.approx(expected, rel=0.03)
 
 
-def test_jackknife_is_the_standard_error_of_a_mean():
-    rows = pd.DataFrame({"seed": [0, 1, 2, 3], "x": [1.0, 2.0, 4.0, 9.0]})
-    value, error = infinite_heads.jackknife(rows, "seed", lambda part: part["x"].mean())
-    assert (value, error) == pytest.approx((4.0, rows["x"].sem()))
-    assert math.isnan(infinite_heads.jackknife(rows[:1], "seed", lambda p: p["x"].mean())[1])
-
-
 @pytest.mark.parametrize("head_dim", [1, 4, 16])
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
 def test_the_exact_density_has_its_moments(head_dim, alpha):
@@ -439,13 +433,13 @@ def test_tables_of_heads_that_are_wrong_are_one_line(tmp_path, monkeypatch):
     paths = heads_tables(tmp_path)
     with pytest.raises(TableError, match="1 table given, expected five"):
         infinite_heads.read_all(paths[:1])
-    with pytest.raises(TableError, match="no column 'alpha_attention'; is it the initial_attent"):
+    with pytest.raises(TableError, match="no column 'alpha_attention'; is it the initial_att"):
         infinite_heads.read_all([paths[0], paths[0], *paths[2:]])
     monkeypatch.setattr(infinite_heads.tables, "DATA", tmp_path)
     with pytest.raises(TableError, match="initial --ship` makes it"):
         infinite_heads.read(tmp_path / "initial_kernels.csv", "initial_kernels")
     with pytest.raises(TableError, match="vit_cifar5m.distances results/vit_cifar5m/figure_4_lap"):
-        infinite_heads.read(tmp_path / "no.csv", infinite_heads.DISTANCES)
+        infinite_heads.read(tmp_path / f"{infinite_heads.DISTANCES}.csv", infinite_heads.DISTANCES)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -483,7 +477,7 @@ def test_movement_and_loss_over_depth_are_found(tmp_path, capsys):
     infinite_depth.main([*map(str, depth_tables(tmp_path)), "--out", str(tmp_path / "figures")])
     lines = capsys.readouterr().out.splitlines()
     moved = [line for line in lines if line.startswith("5a")]
-    assert len(moved) == 8 and all(line.endswith("agrees within 2 SE") for line in moved)
+    assert len(moved) == 8 and all(line.endswith("agrees within 95 %") for line in moved)
     powers = [float(line[62:].split()[0]) for line in moved]
     assert "alpha_L = 1/2" in moved[0]
     assert powers == pytest.approx([-0.5] * 4 + [0] * 4, abs=1e-9)
@@ -548,5 +542,5 @@ def test_tables_of_depth_that_are_wrong_are_one_line(tmp_path, monkeypatch):
     with pytest.raises(TableError, match="no evaluation of a finished run"):
         infinite_depth.read_all(paths)
     monkeypatch.setattr(infinite_depth.tables, "DATA", tmp_path / "data")
-    with pytest.raises(TableError, match="figure_5_laptop/metrics.csv cifar5m_figure_5_metrics"):
-        infinite_depth.read_all([*paths[:2], tmp_path / "data/x.csv"])
+    with pytest.raises(TableError, match="figure_5_laptop/metrics.csv infinite_figure_5_metrics"):
+        infinite_depth.read_all([*paths[:2], tmp_path / "data/infinite_figure_5_metrics.csv"])

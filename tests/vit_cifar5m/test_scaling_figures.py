@@ -157,12 +157,12 @@ def kernels(alphas=(1.0,), seeds=(0, 1), add=lambda size: 1 / size):
     return pd.DataFrame(rows)
 
 
-def attention(alphas=(1.0, 0.5), heads=400):
+def attention(alphas=(1.0, 0.5), heads=400, seeds=(0,)):
     """A with variance N^(1 - 2 alpha) at both steps, moved by 3 between."""
     rows = []
-    for alpha, n in itertools.product(alphas, (2, 4, 8, 16)):
-        values = np.random.default_rng(n).normal(size=heads) * n ** (0.5 - alpha)
-        rows += [{**place(alpha=alpha, head_dim=n, step=step), "block": 0, "token": 5,
+    for alpha, n, seed in itertools.product(alphas, (2, 4, 8, 16), seeds):
+        values = np.random.default_rng(n + 100 * seed).normal(size=heads) * n ** (0.5 - alpha)
+        rows += [{**place(alpha=alpha, head_dim=n, step=step, seed=seed), "block": 0, "token": 5,
                   "attended": other, "head": head, "value": value + step / 3}
                  for step in (0, 9) for other in (0, 3) for head, value in enumerate(values)]
     return pd.DataFrame(rows)
@@ -260,18 +260,18 @@ def test_the_scale_of_initial_kernels_falls_as_the_branches_do():
     finding = found["initial pooled kernel: mean of the diagonal, by L"]
     assert finding.verdict == "agrees" and "2: 2.000±0.000, 4: 1.500±0.000" in finding.measured
     finding = found["initial pooled kernel: exponent of L in what branches add"]
-    assert finding.measured.startswith("-1.00 ±") and finding.published == "-1"
+    assert finding.measured.startswith("-1.000 ±") and finding.published == "-1"
 
 
 def test_the_spread_over_heads_and_the_change_are_measured_against_n():
-    found = by_name(infinite_kernels.findings(kernels(), attention()))
+    found = by_name(infinite_kernels.findings(kernels(), attention(seeds=(0, 1, 2))))
     for alpha, slope in (("1", "-1.00"), ("1/2", "+0.00")):
         for state in ("initial", "final"):
             name = f"alpha_A = {alpha}: {state} variance of A over heads, exponent of N"
             measured = float(found[name].measured.split()[0])
             assert measured == pytest.approx(float(slope), abs=0.1)
         change = found[f"alpha_A = {alpha}: RMS change of A, exponent of N"]
-        assert change.measured.startswith("+0.00 ±") and change.published == "+0"
+        assert change.measured.startswith("+0.000 ±") and change.published == "+0"
         variance = found[f"alpha_A = {alpha}: final variance of A over heads, exponent of N"]
         assert float(variance.published) == float(slope)
         assert variance.verdict.startswith("agrees within 95 %")
