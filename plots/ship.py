@@ -1,20 +1,22 @@
 """Keeps a sweep's table with the figures it draws: `python -m plots.ship results.csv NAME`.
 
 Copies the table to plots/data/NAME.csv and writes NAME.json beside it: commit, versions, device
-and number of runs, read from the runs' summaries.
+and number of runs, read from the runs' summaries. Tables above 1.5 MB, such as those of kernels,
+are kept compressed, as NAME.csv.gz.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 DATA = Path(__file__).resolve().parent / "data"
+LARGE = 1_500_000  # bytes
 
 
 class ShipError(ValueError):
@@ -39,6 +41,18 @@ def provenance(table: Path) -> dict[str, object]:
     return {"runs": len(names), "environment": environments[0]}
 
 
+def keep(table: Path, path: Path) -> None:
+    """Copies a table to `path`, or to `path`.gz if it is large; the other one is removed."""
+    packed = path.with_name(path.name + ".gz")
+    written = table.read_bytes()
+    if len(written) < LARGE:
+        path.write_bytes(written)
+        packed.unlink(missing_ok=True)
+    else:
+        packed.write_bytes(gzip.compress(written, mtime=0))  # the same table gives the same bytes
+        path.unlink(missing_ok=True)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; a table that cannot be shipped is one line and exit code 2."""
     parser = argparse.ArgumentParser(prog="python -m plots.ship", description=__doc__)
@@ -52,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     args.data.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(args.table, args.data / f"{args.name}.csv")
+    keep(args.table, args.data / f"{args.name}.csv")
     text = json.dumps(origin, indent=1) + "\n"
     (args.data / f"{args.name}.json").write_text(text, encoding="utf-8")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -39,8 +40,9 @@ class TableError(ValueError):
 
 
 def shipped(stem: str) -> Path:
-    """Where the table of sweep `stem` is kept with the figures."""
-    return DATA / f"{stem}.csv"
+    """Where the table of sweep `stem` is kept with the figures; large ones are compressed."""
+    packed = DATA / f"{stem}.csv.gz"
+    return packed if packed.exists() else DATA / f"{stem}.csv"
 
 
 def read(path: Path, columns: Sequence[str], source: str = "results.csv") -> pd.DataFrame:
@@ -49,7 +51,8 @@ def read(path: Path, columns: Sequence[str], source: str = "results.csv") -> pd.
         raise TableError(f"{path}: no such table; {_makers(path.stem, source)}")
     try:
         table = pd.read_csv(path)
-    except (OSError, pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, pd.errors.ParserError, pd.errors.EmptyDataError,
+            UnicodeDecodeError) as error:
         raise TableError(f"{path}: cannot read the table: {error}") from None
     missing = [column for column in columns if column not in table]
     if missing:

@@ -1,10 +1,11 @@
 """Shipping a table: it goes with where it was made, or not at all."""
 
+import gzip
 import json
 
 import pytest
 
-from plots import ship
+from plots import ship, tables
 
 
 def sweep(folder, environments):
@@ -25,6 +26,30 @@ def test_a_table_is_copied_with_its_environment(tmp_path):
     assert (tmp_path / "data" / "figure.csv").read_bytes() == table.read_bytes()
     origin = json.loads((tmp_path / "data" / "figure.json").read_text())
     assert origin == {"runs": 3, "environment": {"commit": "abc"}}
+
+
+def test_a_large_table_is_kept_compressed_and_read_as_any_other(tmp_path, monkeypatch):
+    table = sweep(tmp_path / "sweep", [{"commit": "abc"}] * 3)
+    data = tmp_path / "data"
+    monkeypatch.setattr(tables, "DATA", data)
+    words = [str(table), "figure", "--data", str(data)]
+    ship.main(words)
+    assert tables.shipped("figure") == data / "figure.csv"
+    monkeypatch.setattr(ship, "LARGE", 20)
+    ship.main(words)
+    packed = data / "figure.csv.gz"
+    assert tables.shipped("figure") == packed and not (data / "figure.csv").exists()
+    assert gzip.decompress(packed.read_bytes()) == table.read_bytes()
+    assert tables.read(packed, ["curve", "run"])["run"].tolist() == ["run-0", "run-1", "run-2"]
+    first = packed.read_bytes()
+    ship.main(words)
+    assert packed.read_bytes() == first
+    packed.write_bytes(first[:-12])
+    with pytest.raises(tables.TableError, match="figure.csv.gz: cannot read the table"):
+        tables.read(packed, ["curve"])
+    monkeypatch.setattr(ship, "LARGE", 10**6)
+    ship.main(words)
+    assert tables.shipped("figure") == data / "figure.csv" and not packed.exists()
 
 
 def missing_summary(folder):
