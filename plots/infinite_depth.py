@@ -20,7 +20,7 @@ import pandas as pd
 from plots import style, tables
 from plots.exponents import exponent, jackknife
 from plots.findings import HEADER, Finding
-from plots.infinite_dynamics import alpha_text, size_axis
+from plots.infinite_dynamics import alpha_text, label_decades, size_axis
 from plots.infinite_heads import CHANCE, span
 from plots.infinite_rate_transfer import ALPHA_LOOKS
 from plots.tables import TableError
@@ -218,6 +218,7 @@ def _draw_movement(axis, movement: pd.DataFrame) -> None:
         power = "L^{%g}" % (alpha - 1) if alpha != 1 else r"\mathrm{constant}"
         axis.plot(depths, guide, ":", color=color, lw=1.2, label=f"${power}$")
     size_axis(axis, movement[LAYERS], "depth $L$ (blocks)")
+    label_decades(axis)
     axis.set_ylabel(r"$\|W - W_0\| \, / \, \|W_0\|$")
     axis.set_title(f"(a) query and key weights, step {movement['step'].max():.0f}", fontsize=9)
     axis.legend(fontsize=6, ncols=2)
