@@ -287,14 +287,16 @@ def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[
     measured = (
         ("initial variance of A over heads", lambda a: spread(a[0]), variance),
         ("final variance of A over heads", lambda a: spread(a[1]), variance),
-        ("RMS change of A", lambda a: float(np.sqrt(np.square(a[1] - a[0]).mean())), 0.0),
+        # In all, of which (16) does not speak: its N^0 is of what W_Q and W_K cause.
+        ("RMS change of A", lambda a: float(np.sqrt(np.square(a[1] - a[0]).mean())), None),
     )
     laws = []
     for name, value, published in measured:
         rows = pd.DataFrame([(size, seed, value(a)) for (size, seed), a in found.items()],
                             columns=[HEAD_DIM, SEED, VALUE])
-        power = exponent(rows, SEED, HEAD_DIM, VALUE)
-        laws.append(power.finding(f"{place}: {name}, exponent of N", published, f"{published:+g}"))
+        power, name = exponent(rows, SEED, HEAD_DIM, VALUE), f"{place}: {name}, exponent of N"
+        laws.append(Finding(name, power.text()) if published is None else
+                    power.finding(name, published, f"{published:+g}"))
     if alpha == 1:
         # A note, not a claim to judge: theory and Fig. 6d say N^-1.
         laws[1] = replace(laws[1], verdict=f"{laws[1].verdict} (caption of Fig. 2b: -2)".strip())
@@ -425,9 +427,11 @@ def draw_dynamics(metrics: Path, loss: str, label: str, folder: Path, name: str)
     alpha = alphas(rows)[0]
     figure, axes = style.subplots(1, len(SIZES), (3.4, 2.9), sharey=True)
     for axis, by in zip(axes[0], SIZES):
-        infinite_dynamics.draw_lines(axis, scan(rows, by, alpha), by, loss)
+        # Evaluations may be few: too short a stretch of a logarithmic axis for its labels, and a
+        # line through one of them is not to be seen.
+        scale = "linear" if loss == EVAL_LOSS else "log"
+        infinite_dynamics.draw_lines(axis, scan(rows, by, alpha), by, loss, scale)
         axis.set_title(infinite_dynamics.alpha_title(alpha))
-        # Evaluations may be few, and a line through one of them is not to be seen.
         if loss == EVAL_LOSS:
             for line in axis.get_lines():
                 line.set(marker="o", markersize=3)
