@@ -10,7 +10,16 @@ from __future__ import annotations
 import math
 
 from nanolm_c4.config import BORDELON, Config, ModelConfig
-from training.memory import BF16, FP32, ceil, communication, linear_cross_entropy, peak
+from training.memory import (
+    BF16,
+    FP32,
+    Observed,
+    ceil,
+    communication,
+    linear_cross_entropy,
+    observation,
+    peak,
+)
 
 # What training/optimizers.py keeps in the shape of every tensor; adafactor is counted below.
 _STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_param_scaling": 2, "adam_atan2": 2}
@@ -86,10 +95,11 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     weight_copies (for autocast and multipliers), activations (kept for the backward pass by eager
     autograd; torch.compile keeps fewer), loss (logits of a chunk, the readout's gradient),
     communication (DDP's buckets; what FSDP2 has gathered), update (scratch of the optimiser's
-    step) and total.
+    step), observation (of the representations, where there are any) and total.
 
     The total is not the sum: gradients and activations of a block do not exist together, unless
-    gradients are accumulated over micro-batches.
+    gradients are accumulated over micro-batches, and an observation has neither. A sharded run
+    cannot be observed.
     """
     weights = FP32 * parameters(config)["total"]
     share = math.ceil(config.training.batch_size / (shards * replicas))
@@ -104,6 +114,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
         "loss": _loss(config, positions, low),
         "communication": _communication(config, shards, replicas),
         "update": ceil(weights, shards) if config.optimizer.name in _UNFUSED else 0,
+        "observation": _observation(config) if shards == 1 else 0,
     }
     return {**parts, "total": peak(parts, rows < share, config.model.layers)}
 
@@ -175,3 +186,26 @@ def _communication(config: Config, shards: int, replicas: int) -> int:
     scales = 0 if _is_bordelon(config) else 2 * shape.width
     outside = total - shape.layers * (block + scales)
     return communication(total, outside, block, shards, replicas)
+
+
+def _observation(config: Config) -> int:
+    """Bytes of an observation, see training.memory; none where nothing is observed."""
+    shape, settings, words = config.model, config.training, vocabulary(config)
+    if not settings.observe_every:
+        return 0
+    hidden = shape.mlp_ratio * shape.width
+    multiplied = config.prescription.parameterization in _MULTIPLIED
+    return observation(
+        Observed(
+            samples=settings.observe_samples,
+            tokens=shape.context,
+            width=shape.width,
+            hidden=hidden,
+            heads=shape.heads,
+            layers=shape.layers,
+            outputs=shape.context * words,
+            parameters=parameters(config)["total"],
+            matrix=shape.width * (max(hidden, words) if multiplied else 0),
+            causal=True,
+        )
+    )

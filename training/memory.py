@@ -5,6 +5,9 @@ Torch is not imported, so that thousands of configs are counted in a second.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 FP32, BF16 = 4, 2  # bytes of a number
 LOGITS_PER_CHUNK = 1 << 27  # training.losses, on a GPU
 LINE = 64  # bytes to which training.losses pads a row of logits
@@ -15,14 +18,80 @@ def ceil(number: int, parts: int) -> int:
     return -(-number // parts)
 
 
-def peak(parts: dict[str, int], accumulates: bool, layers: int) -> int:
-    """The larger of two moments: the backward pass begins, and it ends or the optimiser steps."""
-    always = parts["weights"] + parts["optimizer"] + parts["communication"]
+def peak(parts: Mapping[str, int], accumulates: bool, layers: int) -> int:
+    """The largest of three moments: the backward pass begins; it ends, or the optimiser steps; the
+    representations are observed, in an experiment that can."""
     begins = parts["weight_copies"] + parts["activations"] + parts["loss"]
     if accumulates:
         begins += parts["gradients"]
     ends = parts["gradients"] + max(parts["update"], parts["activations"] // layers)
-    return always + max(begins, ends)
+    return _always(parts) + max(begins, ends, parts.get("observation", 0))
+
+
+def is_observation(parts: Mapping[str, int]) -> bool:
+    """Whether the peak, `total`, is that of an observation and not of a training step."""
+    observation = parts.get("observation", 0)
+    return observation > 0 and parts["total"] == _always(parts) + observation
+
+
+def _always(parts: Mapping[str, int]) -> int:
+    return parts["weights"] + parts["optimizer"] + parts["communication"]
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What the memory of an observation follows from; all but the first are of the model.
+
+    `hidden` is the MLP's width, `outputs` the numbers that one sample's output has, `matrix` the
+    weights of the largest matrix that a forward pass multiplies by a number.
+    """
+
+    samples: int
+    tokens: int
+    width: int
+    hidden: int
+    heads: int
+    layers: int
+    outputs: int
+    parameters: int
+    matrix: int
+    causal: bool
+
+    @property
+    def stream(self) -> int:
+        """Bytes of the residual stream."""
+        return FP32 * self.samples * self.tokens * self.width
+
+
+def observation(of: Observed) -> int:
+    """Bytes that training.observations takes at most, on top of weights and optimiser state.
+
+    Gradients are gone by then, the initial values drawn anew. Of both states there are 4 L + 1
+    streams (before and after blocks; in each the norm's output, q and k) and the output. To these
+    comes the largest of: a block's MLP, or a weight times its multiplier, before the second output
+    is there; after it, what `_attention` counts, or a difference of outputs or of weights. All of
+    it is float32, whatever the precision of training, and in one process, however many train.
+    """
+    inner = FP32 * of.samples * of.tokens * of.hidden
+    outputs = FP32 * of.samples * of.outputs
+    forward = max(2 * (of.stream + inner), 3 * of.stream + inner + FP32 * of.matrix)
+    kept = FP32 * of.parameters + 2 * (4 * of.layers + 1) * of.stream + outputs
+    return kept + max(forward, outputs + max(_attention(of), outputs, FP32 * of.width**2))
+
+
+def _attention(of: Observed) -> int:
+    """Bytes of measuring one block's attention logits, samples x heads x tokens^2 numbers.
+
+    Their movement takes them twice: one state's entries, and another's being formed from scaled q
+    and copies of q and k in order (causal ones are cut from the whole square), besides q and k by
+    the current weights, which those of the block before outlive. Their kurtosis over heads, which
+    four heads have, takes them three times, and their mean.
+    """
+    square = FP32 * of.samples * of.heads * of.tokens**2
+    entries = square * (of.tokens + 1) // (2 * of.tokens) if of.causal else square
+    formed = square + max(3 * of.stream, entries if of.causal else 0)
+    movement = entries + formed + (4 if of.layers > 1 else 2) * of.stream
+    return max(movement, (3 if of.heads >= 4 else 2) * entries + entries // of.heads)
 
 
 def communication(total: int, outside: int, block: int, shards: int, replicas: int) -> int:

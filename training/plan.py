@@ -26,6 +26,7 @@ from param_groups.plan import align
 from training import checkpoint, runs
 from training.config import Section, apply_preset, read_yaml
 from training.errors import UserError, one_line_errors
+from training.memory import is_observation
 from training.scheduler import Scheduler
 from training.sweep_file import Cell, Point, Sweep, load_sweep
 
@@ -261,6 +262,8 @@ def _size(
         "largest_run": {
             "optimizer": config.optimizer.name,
             "precision": config.training.precision,
+            "observed": bool(getattr(config.training, "observe_every", 0)),
+            "peak_of": "observation" if is_observation(memory) else "training_step",
             "memory_bytes": memory,
         },
         "fits": {gpu.name: memory["total"] <= gpu.memory for gpu in GPUS},
@@ -375,13 +378,13 @@ def assumptions(setting: Setting) -> list[str]:
         for gpu in GPUS
     )
     return [
-        "FLOPs: 6 per weight of a matrix and token, and attention; evaluation and probes "
-        f"are not counted. GPU-hours: at {100 * setting.utilisation:g} % of the dense peak of each "
-        "run's precision (fp32 without TF32).",
-        "Memory: GB are 1e9 bytes; closed forms of what eager training holds (torch.compile holds "
-        "less), not measured on these GPUs. A run fits if its peak is below the GPU's nominal "
-        "memory. A sharded run recomputes its blocks' activations, a third more work, which "
-        "FLOPs and GPU-hours leave out: give a lower utilisation for it.",
+        "FLOPs: 6 per weight of a matrix and token, and attention; evaluation, probes and "
+        f"observations are not counted. GPU-hours: at {100 * setting.utilisation:g} % of the dense "
+        "peak of each run's precision (fp32 without TF32).",
+        "Memory: GB are 1e9 bytes; closed forms of what eager training and its observations hold "
+        "(torch.compile holds less), not measured on these GPUs. A run fits if its peak is below "
+        "the GPU's nominal memory. A sharded run recomputes its blocks' activations, a third more "
+        "work, which FLOPs and GPU-hours leave out: give a lower utilisation for it.",
         f"GPUs: {peaks}.",
     ]
 
@@ -399,6 +402,7 @@ _PARTS = {
     "loss": "loss",
     "communication": "communication",
     "update": "update",
+    "observation": "observation",
     "total": "peak",
 }
 
@@ -417,6 +421,7 @@ def text(counts: Mapping[str, Any], setting: Setting) -> str:
         "",
         _memory_title(setting),
         _memory_table(counts),
+        *_observed(counts, setting),
     ]
     return "\n".join(lines)
 
@@ -473,12 +478,12 @@ def _memory_table(counts: Mapping[str, Any]) -> str:
     shown = [
         part
         for part in _PARTS
-        if any(size["largest_run"]["memory_bytes"][part] for size in counts["sizes"])
+        if any(size["largest_run"]["memory_bytes"].get(part) for size in counts["sizes"])
     ]
     rows = [("model", "run", *(_PARTS[part] for part in shown), *names)]
     for size in counts["sizes"]:
         run = size["largest_run"]
-        sizes = (f"{run['memory_bytes'][part] / 1e9:.3g}" for part in shown)
+        sizes = (f"{run['memory_bytes'].get(part, 0) / 1e9:.3g}" for part in shown)
         fits = (_fit(size, name) for name in names)
         rows.append((_model(size), f"{run['optimizer']} {run['precision']}", *sizes, *fits))
     return align(rows)
@@ -489,7 +494,24 @@ def _fit(size: Mapping[str, Any], gpu: str) -> str:
     if size["fits"][gpu]:
         return "fits"
     needed = size["gpus_when_sharded"][gpu]
-    return f"DOES NOT FIT ({needed} sharded do)" if needed else "DOES NOT FIT on any number"
+    if not needed:
+        return "DOES NOT FIT on any number"
+    unobserved = ", unobserved" if size["largest_run"]["observed"] else ""
+    return f"DOES NOT FIT ({needed} sharded do{unobserved})"
+
+
+def _observed(counts: Mapping[str, Any], setting: Setting) -> list[str]:
+    """Lines on runs that need the more memory for being observed, or cannot be."""
+    runs_of = {_model(size): size["largest_run"] for size in counts["sizes"]}
+    lines = []
+    if large := [name for name, run in runs_of.items() if run["peak_of"] == "observation"]:
+        lines.append(
+            f"the peak is an observation's, not a training step's, at {', '.join(large)}: fewer "
+            "training.observe_samples lower it"
+        )
+    if setting.sharded and any(run["observed"] for run in runs_of.values()):
+        lines.append("a sharded run cannot be observed: planned without training.observe_every")
+    return lines
 
 
 def _total_text(total: Mapping[str, Any]) -> str:

@@ -18,9 +18,9 @@ attention twice more; of an observation (`training.observations`): the initial v
 two captures, and the logits of every block four times. On one CPU core, training decoders of 4
 blocks and width 64 and 256 on 16 rows of 64 or 256 tokens and observing 8, a capture took 0.20 to
 0.32 of a training step, an observation 0.6 to 1.0. Memory: (4 L + 1) B T n numbers for each of the
-two states, a copy of the parameters while the initial state is there, and about four times B H T^2
-for the logits of one block; in these cases the peak stayed below that of the training step.
-benchmarks/representations.py measures both.
+two states, a copy of the parameters while the initial state is there, and three times B H T^2 for
+the logits of one block (causal ones twice), exactly in `training.memory.observation`; in these
+cases the peak stayed below that of the training step. benchmarks/representations.py measures both.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from training.memory import BF16, FP32, ceil, communication, peak
+from training.memory import BF16, FP32, Observed, ceil, communication, observation, peak
 from vit_cifar5m.config import Config, ModelConfig
 
 CHANNELS = 3
@@ -71,10 +71,11 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     weight_copies (weights times their multipliers), activations (kept for the backward pass by
     eager autograd; torch.compile keeps fewer), loss (logits and what is made of them),
     communication (DDP's buckets; what FSDP2 has gathered), update (scratch of the optimiser's
-    step) and total.
+    step), observation (of the representations, where there are any) and total.
 
     The total is not the sum: gradients and activations of a block do not exist together, unless
-    gradients are accumulated over micro-batches.
+    gradients are accumulated over micro-batches, and an observation has neither. A sharded run
+    cannot be observed.
     """
     weights = FP32 * parameters(config)["total"]
     share = math.ceil(config.training.batch_size / (shards * replicas))
@@ -88,6 +89,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
         "loss": 4 * FP32 * rows * config.model.classes,
         "communication": _communication(config, shards, replicas),
         "update": ceil(weights, shards) if config.optimizer.name in _UNFUSED else 0,
+        "observation": _observation(config) if shards == 1 else 0,
     }
     return {**parts, "total": peak(parts, rows < share, config.model.layers)}
 
@@ -139,3 +141,24 @@ def _communication(config: Config, shards: int, replicas: int) -> int:
     """Bytes of what GPUs exchange, see training.memory."""
     total, block = parameters(config)["total"], _block(config.model)
     return communication(total, total - config.model.layers * block, block, shards, replicas)
+
+
+def _observation(config: Config) -> int:
+    """Bytes of an observation, see training.memory; none where nothing is observed."""
+    shape, settings = config.model, config.training
+    if not settings.observe_every:
+        return 0
+    return observation(
+        Observed(
+            samples=settings.observe_samples,
+            tokens=tokens(shape),
+            width=shape.width,
+            hidden=shape.width,
+            heads=shape.heads,
+            layers=shape.layers,
+            outputs=shape.classes,
+            parameters=parameters(config)["total"],
+            matrix=shape.width**2,
+            causal=False,
+        )
+    )

@@ -16,9 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
-from training import losses, memory, optimizers
+from training import losses, memory, observations, optimizers
 from training.config import load
-from training.loop import Task, build_optimizer
+from training.loop import Task, build_optimizer, initialise
 
 ROOT = Path(__file__).resolve().parents[2]
 # Everett et al., Table 3: heads -> (embedding, non-embedding, total) parameters.
@@ -187,14 +187,19 @@ def peak_bytes(config, recomputed=False):
     gc.collect()
     state = [value for entry in optimizer.state.values() for value in entry.values()]
     live = sum(t.untyped_storage().nbytes() for t in [*model.parameters(), *state])
+    return live + most_allocated(step)
+
+
+def most_allocated(function):
+    """The largest sum of what a call allocates and has not yet freed."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        step()
+        function()
     events = profiler.profiler.kineto_results.events()
     records = sorted(
         (event for event in events if event.name() == "[memory]"), key=lambda e: e.start_ns()
     )
-    return live + max(itertools.accumulate(event.nbytes() for event in records))
+    return max(itertools.accumulate(event.nbytes() for event in records))
 
 
 @pytest.mark.parametrize(
@@ -211,6 +216,37 @@ def peak_bytes(config, recomputed=False):
 def test_the_total_is_the_peak_of_a_step(settings):
     config = small(*settings)
     assert cost.memory(config)["total"] == pytest.approx(peak_bytes(config), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("infinite_limits_laptop", (128, 2, 4, 1, 128, 64, 4)),  # attention logits are the peak
+        ("infinite_limits_laptop", (128, 1, 32, 1, 64, 4000, 16)),  # the output is
+        ("laptop", (256, 2, 32, 4, 32, 64, 16)),  # the MLP is
+    ],
+)
+def test_an_observation_takes_what_its_closed_form_says(name, shape):
+    width, layers, head_dim, ratio, context, words, rows = shape
+    bordelon = name != "laptop"
+    config = load(Config, ROOT / f"nanolm_c4/configs/{name}.yaml", [
+        f"model.layers={layers}", f"model.head_dim={head_dim}", f"model.mlp_ratio={ratio}",
+        f"model.context={context}", f"model.vocab_size={words}",
+        f"model.heads={width // head_dim}" if bordelon else f"model.width={width}",
+        "training.observe_every=10", f"training.observe_samples={rows}",
+    ])
+    model, plan = build(config, "meta")
+    ids = torch.randint(words, (rows, context), generator=torch.Generator().manual_seed(0))
+    task = Task(
+        config, model.to_empty(device="cpu"), plan, [], [(row, row) for row in ids], None, None,
+        forward=lambda model, batch: model(batch[0]),
+    )
+    initialise(task)
+    observer = observations.Observer(task, rows, torch.device("cpu"))
+    expected = cost.memory(config)["observation"]
+    found = most_allocated(observer.observe)
+    assert expected == pytest.approx(found, rel=0.05)  # 2 MB are float64 pieces of an RMS
+    assert cost.memory(config, shards=2)["observation"] == 0  # refused there
 
 
 def test_shards_divide_the_state_and_replicas_repeat_it():

@@ -189,6 +189,51 @@ def test_the_table_has_the_counts_and_what_they_assume(write, capsys, tmp_path):
         assert said in " ".join(text.split())
 
 
+def said(capsys, path, tmp_path, *options):
+    """Lines that the command prints, blanks squeezed."""
+    plan.main([str(path), "--results", str(tmp_path / "results"), *options])
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_peak_that_is_an_observations_is_called_one(write, planned, capsys, tmp_path):
+    observed = SMALL + "set: {training.observe_every: 50, training.observe_samples: 64}\n"
+    path = write(observed)
+    narrow, wide = planned(path)["files"][0]["sizes"]
+    assert narrow["largest_run"]["observed"] and wide["largest_run"]["observed"]
+    assert {size["largest_run"]["peak_of"] for size in (narrow, wide)} == {"observation"}
+    parts = wide["largest_run"]["memory_bytes"]
+    assert parts["total"] == parts["weights"] + parts["optimizer"] + parts["observation"]
+    lines = said(capsys, path, tmp_path)
+    assert [line for line in lines if "an observation's, not a training step's" in line] == [
+        "the peak is an observation's, not a training step's, at width 32, width 64: fewer "
+        "training.observe_samples lower it"
+    ]
+    path = write(observed.replace("samples: 64", "samples: 1"))
+    (counts,) = planned(path)["files"]
+    assert [size["largest_run"]["peak_of"] for size in counts["sizes"]] == ["training_step"] * 2
+    lines = said(capsys, path, tmp_path)
+    assert [line for line in lines if line.startswith("model run") and "observation peak" in line]
+    assert not [line for line in lines if "an observation's" in line]
+
+
+def test_runs_that_are_not_observed_have_no_column_for_it(write, planned, capsys, tmp_path):
+    path = write()
+    run = planned(path)["files"][0]["sizes"][0]["largest_run"]
+    assert (run["observed"], run["peak_of"]) == (False, "training_step")
+    assert not [line for line in said(capsys, path, tmp_path) if "observation peak" in line]
+
+
+def test_a_sharded_run_is_planned_without_observations(write, capsys, tmp_path):
+    path = write(LARGE + "set: {training.observe_every: 50}", "paper")
+    (line,) = [line for line in said(capsys, path, tmp_path) if line.startswith("width 8192")
+               and "FIT" in line]
+    assert "sharded do, unobserved)" in line
+    note = "a sharded run cannot be observed: planned without training.observe_every"
+    assert note in said(capsys, path, tmp_path, "--sharded", "--gpus-per-run", "8")
+    unobserved = write(LARGE, "paper")
+    assert note not in said(capsys, unobserved, tmp_path, "--sharded", "--gpus-per-run", "8")
+
+
 def test_extension_is_counted_at_its_most(write, planned, tmp_path):
     path = write(SMALL + "extend: {key: optimizer.lr, points: 3}\nseeds: [0, 1]\n")
     (counts,) = planned(path)["files"]

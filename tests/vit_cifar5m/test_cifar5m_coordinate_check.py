@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from param_groups import Bordelon, plan
 from training import coordinate_check as cc
-from training import optimizers
+from training import observations, optimizers
 from training.coordinate_check import Check
 from vit_cifar5m.config import ModelConfig
 from vit_cifar5m.model import ROLES, VisionTransformer
@@ -24,7 +24,7 @@ SIZES = {"head_dim": 16, "heads": 4, "depth": 2}
 LR = {"adam": 0.02, "sgd": 0.1}
 
 
-def network(rule, seed=0):
+def network(rule, seed=0, lr=None):
     shape = ModelConfig(
         head_dim=rule.head_dim, heads=rule.heads, layers=rule.depth, patch_size=16
     )
@@ -33,7 +33,7 @@ def network(rule, seed=0):
         attention_scale=rule.attention_scale(rule.head_dim),
         residual_multiplier=rule.residual_multiplier(),
     )
-    planned = plan(model, ROLES, rule, lr=LR[rule.optimizer], eps=1e-15)
+    planned = plan(model, ROLES, rule, lr=lr or LR[rule.optimizer], eps=1e-15)
     planned.initialise(model, seed)
     return model, planned
 
@@ -168,6 +168,73 @@ def test_gamma0_is_how_much_features_move_for_a_change_of_the_output(optimizer, 
     """SGD's rate has gamma0^2, Adam's none."""
     found = slopes("gamma0", (0.5, 1.0, 2.0), optimizer)
     check(found, stream=0, logits=-1, d_stream=stream, d_logits=logits)
+
+
+# --------------------------------------------------------------------------------------------------
+# All layers after several steps: the attention logits move further than W_Q and W_K alone move them
+
+HEAD_DIMS, DRAWS, STEPS = (32, 64, 128, 256), 5, 20
+
+
+def fitted_to_images(rule, seed, cut):
+    """A network at initialisation, after 20 steps of SGD on 32 images, and the images.
+
+    With `cut` no gradient reaches the residual stream through queries and keys, which all learn.
+    """
+    (initial, _), (model, planned) = (network(rule, seed, lr=0.5) for _ in range(2))
+    for layer in (model.blocks[0].attention.query, model.blocks[0].attention.key) if cut else ():
+        layer.register_forward_pre_hook(lambda _, inputs: (inputs[0].detach(),))
+    generator = torch.Generator().manual_seed(1000 + seed)
+    images = torch.randn(32, 3, 32, 32, generator=generator)
+    labels = torch.randint(10, (32,), generator=generator)
+    optimizer = optimizers.build("sgd", planned.groups(model), momentum=0.0)
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return initial, model, images
+
+
+def powers_of_n(alpha, cut=False, first_seed=0):
+    """The powers of N of the RMS change of A, total and weight-induced, and their errors."""
+    size = torch.tensor(HEAD_DIMS).double().log()
+    size -= size.mean()
+    changes = torch.empty(DRAWS, len(HEAD_DIMS), 2, dtype=torch.float64)
+    for draw in range(DRAWS):
+        for place, head_dim in enumerate(HEAD_DIMS):
+            rule = Bordelon(head_dim=head_dim, heads=1, depth=1, optimizer="sgd", beta0=4.0,
+                            gamma0=2.0, alpha_attention=alpha)
+            states = fitted_to_images(rule, first_seed + draw, cut)
+            found = observations.observe(*states, lambda model, images: model(images)).all
+            names = ("attention_change", "attention_change_weights")
+            changes[draw, place] = torch.tensor([found[name] for name in names])
+    found = torch.einsum("n,dnc->dc", size, changes.log()) / size.square().sum()
+    return found.mean(0).tolist(), (found.std(0) / math.sqrt(DRAWS)).tolist()
+
+
+@pytest.mark.parametrize(("alpha", "exponent"), [(0.5, 0.5), (1.0, -0.5)])
+def test_the_total_change_of_logits_grows_with_n_at_alpha_one_half_only(alpha, exponent):
+    """(15) and Table 3, dA of order one at every alpha_A, count what W_Q and W_K change.
+
+    Where the embedding learns, too, the gradient of the stream has a part along W_Q(0)^T k. It has
+    passed A = N^(-alpha_A) q.k and a sum over N products with values, of random signs at first,
+    and so is N^(1/2 - alpha_A) of the whole. W_Q(0) makes of it a change of q along k, whose N
+    products with k add up in A: dA ~ N^p, p = 1 - alpha_A + 1/2 - alpha_A. Later the signs are
+    learnt, the part is of order one, and p = 1 - alpha_A: still growth at 1/2 and none at 1.
+
+    Seen here: the first steps of SGD on a fixed batch; a slope of five draws of one head scatters
+    by 0.1.
+    """
+    (total, induced), (error, _) = powers_of_n(alpha)
+    assert total == pytest.approx(exponent, abs=0.3)
+    assert abs(total) > 4 * error
+    assert induced < -0.1
+
+
+def test_logits_grow_by_the_gradient_that_comes_through_them():
+    """Without it the stream moves at random to q and k: dA ~ N^(1/2 - alpha_A), N^0 here."""
+    (total, _), _ = powers_of_n(0.5, cut=True)
+    assert total == pytest.approx(0, abs=0.15)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Closed forms of a run's cost: against the model class, torch's counters and its optimisers."""
 
 import contextlib
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from training import optimizers
+from training import memory, observations, optimizers
 from training.config import load
 from vit_cifar5m import cost, train
 from vit_cifar5m.config import Config
@@ -136,6 +137,62 @@ def test_shards_divide_the_state_and_replicas_repeat_it():
     assert replicated["communication"] == one["weights"]
     assert one["communication"] == 0 < sharded["communication"]
     assert one["weight_copies"] > sharded["weight_copies"]
+
+
+def observed_peaks(config, folder, monkeypatch):
+    """The most bytes each observation of a run allocates and has not yet freed."""
+    found, observe = [], observations.Observer.observe
+    activities = [torch.profiler.ProfilerActivity.CPU]
+
+    def measured(self):
+        assert all(parameter.grad is None for parameter in self.task.model.parameters())
+        with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+            observation = observe(self)
+        events = profiler.profiler.kineto_results.events()
+        records = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+        found.append(max(itertools.accumulate(event.nbytes() for event in records)))
+        return observation
+
+    monkeypatch.setattr(observations.Observer, "observe", measured)
+    train.run(config, folder)
+    return found
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(4, 64, 2, 4), (8, 3, 1, 2), (16, 16, 3, 4)],  # kurtosis over heads, too few for it, movement
+)
+def test_an_observation_takes_what_a_run_does_for_one(shape, tmp_path, monkeypatch):
+    config = settings(
+        shape, 2, training__observe_every=1, training__observe_samples=8, training__steps=1,
+        training__eval_every=0, data__validation_images=8,
+    )
+    parts = cost.memory(config)
+    peaks = observed_peaks(config, tmp_path, monkeypatch)
+    assert peaks == pytest.approx([parts["observation"]] * 2, rel=0.03)  # before and after a step
+    assert memory.is_observation(parts)  # of 8 images, and the step has 2
+    assert parts["total"] == parts["weights"] + parts["optimizer"] + parts["observation"]
+
+
+def test_an_observation_of_2048_heads():
+    """That of Figure 4: 32 images in 64 patches, two blocks of width 8192."""
+    observed = dict(training__observe_every=25, training__observe_samples=32)
+    config = settings((4, 2048, 2, 4), 256, **observed)
+    weights = 4 * (12 * 8192**2 + (48 + 64 + 10) * 8192)
+    streams, logits = 2 * 9 * 4 * 32 * 64 * 8192, 4 * 32 * 2048 * 64**2
+    over_heads = 3 * logits + logits // 2048
+    assert cost.memory(config)["observation"] == weights + streams + over_heads + 2 * 4 * 32 * 10
+    assert not memory.is_observation(cost.memory(config))  # a step of 256 images takes more
+    few = settings((4, 2048, 2, 4), 8, **observed)
+    assert memory.is_observation(cost.memory(few))
+    assert cost.memory(few, replicas=2)["observation"] == cost.memory(config)["observation"]
+
+
+def test_a_run_that_is_not_observed_needs_nothing_for_it():
+    observed = settings(PAPER, training__observe_every=1, training__observe_samples=512)
+    assert cost.memory(observed)["total"] > cost.memory(settings(PAPER))["total"]
+    for parts in (cost.memory(settings(PAPER)), cost.memory(observed, shards=2)):
+        assert parts["observation"] == 0 and not memory.is_observation(parts)
 
 
 def test_counting_does_not_import_torch():

@@ -67,9 +67,9 @@ def values(configs, section, key):
     ("name", "preset", "runs", "head_dims", "steps"),
     [
         ("figure_2", None, 2 * 5 * 8 * 2, [4, 8, 16, 32, 64], [2500]),
-        ("figure_2", "laptop", 2 * 3 * 7 * 3, [8, 16, 32], [500]),
+        ("figure_2", "laptop", 2 * 3 * 7 * 2, [8, 16, 32], [500]),
         ("figure_11", None, 2 * 7 * 3, [8, 16, 32, 64, 128, 256, 512], [2500]),
-        ("figure_11", "laptop", 2 * 4 * 5, [8, 16, 32, 64], [500]),
+        ("figure_11", "laptop", 2 * 4 * 4, [8, 16, 32, 64], [500]),
         ("figure_13", None, 2 * 2 * 7 * 2 * 3, [2**k for k in range(7, 14)], [1, 200]),
         ("figure_13", "laptop", 2 * 2 * 4 * 2 * 3, [128, 256, 512, 1024], [1, 200]),
     ],
