@@ -58,7 +58,7 @@ def few(n: int | None, fitted: int = 1) -> str:
 
 def claimed_gain(gain: float, error: float, n: int | None = None) -> str:
     """Whether a gain the paper claims is there: outside the interval of `reach` or within it."""
-    if math.isnan(gain):
+    if not math.isfinite(gain):
         return "not measured"
     if few(n):
         return few(n)
@@ -68,9 +68,20 @@ def claimed_gain(gain: float, error: float, n: int | None = None) -> str:
     return "within noise" if abs(gain) <= reach(n) * error else word
 
 
+def claimed_no_fall(value: float, error: float, n: int | None = None) -> str:
+    """Whether a number the paper says is not below zero may be so: its interval's upper end."""
+    if not math.isfinite(value):
+        return "not measured"
+    if few(n):
+        return few(n)
+    if not math.isfinite(error):
+        return "undecided: error unknown"
+    return "agrees" if value + reach(n) * error >= 0 else "disagrees"
+
+
 def claimed_equal(difference: float, error: float, n: int | None = None) -> str:
     """Whether a difference the paper finds none in lies within the interval of `reach`."""
-    if math.isnan(difference):
+    if not math.isfinite(difference):
         return "not measured"
     if few(n):
         return few(n)
@@ -83,7 +94,7 @@ def distance(
     value: float, error: float, published: float, n: int | None = None, fitted: int = 1
 ) -> str:
     """How far a measured number lies from the published one, in its own standard errors."""
-    if math.isnan(value):
+    if not math.isfinite(value):
         return "not measured"
     if few(n, fitted):
         return few(n, fitted)

@@ -22,7 +22,8 @@ import numpy as np
 import pandas as pd
 
 from plots import infinite_dynamics, infinite_kernels, style, tables
-from plots.findings import HEADER, Finding, claimed_gain, compact, number
+from plots.exponents import Estimate, differences, mean
+from plots.findings import HEADER, Finding
 from plots.infinite_dynamics import (
     ALPHA,
     HEAD_DIM,
@@ -41,7 +42,6 @@ from plots.infinite_kernels import (
     SeedPairs,
     alignment,
     by_size,
-    mean,
     scan,
 )
 from plots.tables import CURVE, LOSS, PARAMETERS, SEED, STATUS, TableError
@@ -75,6 +75,8 @@ def read(results: Path, metrics: Path) -> Runs:
     table = table[table[STATUS] == "finished"]
     if table.empty:
         raise TableError(f"{results}: no run in it is finished; run the sweep first")
+    infinite_dynamics.one_run_each(table.drop_duplicates(RUN), results, (*SIZES, ALPHA, SEED),
+                                   "results.csv of figure_7_12.yaml")
     # Tokens per step from the whole run.
     cost = FLOPS_PER_PARAMETER * table[PARAMETERS] * table[TARGETS] / table[STEPS]
     logged = tables.read(metrics, [CURVE, *SIZES, ALPHA, SEED, RUN, STEP, TRAIN_LOSS, EVAL_LOSS],
@@ -98,12 +100,6 @@ def finals(runs: Runs, by: str, alpha: float) -> dict[int, dict[int, float]]:
     return found
 
 
-def paired(first: dict[int, float], second: dict[int, float]) -> tuple[float, float, int]:
-    """Mean of first - second over common seeds, its standard error, and their number."""
-    seeds = sorted(first.keys() & second.keys())
-    return *mean([first[seed] - second[seed] for seed in seeds]), len(seeds)
-
-
 def at_flops(rows: pd.DataFrame, budget: float) -> float:
     """A run's evaluation loss at some FLOPs, on a line in their logarithm; NaN outside of it."""
     own = rows[np.isfinite(rows[EVAL_LOSS])].sort_values(FLOPS)
@@ -114,19 +110,19 @@ def at_flops(rows: pd.DataFrame, budget: float) -> float:
     return float(np.interp(math.log(budget), np.log(spent), losses))
 
 
-def equal_flops(runs: Runs, by: str, alpha: float) -> list[tuple[int, int, float, float, int]]:
-    """(low, high, loss of low - loss of high, its error, seeds) for consecutive sizes, at the
-    FLOPs of the smaller one's end."""
+def equal_flops(runs: Runs, by: str, alpha: float) -> list[tuple[int, int, Estimate]]:
+    """(low, high, loss of low - loss of high) for consecutive sizes, at the FLOPs of the smaller
+    one's end."""
     rows, found = scan(runs.metrics, by, alpha), []
     sizes = sorted({int(size) for size in rows[by]})
     for low, high in zip(sizes, sizes[1:]):
-        gaps = []
-        for _, own in rows[rows[by].isin((low, high))].groupby(SEED):
+        gaps = {}
+        for seed, own in rows[rows[by].isin((low, high))].groupby(SEED):
             small, large = (own[own[by] == size] for size in (low, high))
             budget = small[FLOPS].max()
-            gaps.append(at_flops(small, budget) - at_flops(large, budget))
-        known = [gap for gap in gaps if math.isfinite(gap)]
-        found.append((low, high, *mean(known), len(known)))
+            gaps[seed] = at_flops(small, budget) - at_flops(large, budget)
+        known = {seed: gap for seed, gap in gaps.items() if math.isfinite(gap)}
+        found.append((low, high, mean(known)))
     return found
 
 
@@ -150,7 +146,7 @@ def _name(alpha: float) -> str:
 
 
 def _losses(found: dict[int, dict[int, float]], by: str, alpha: float) -> Finding:
-    texts = [f"{size}: {compact(*mean(list(own.values())))}" for size, own in found.items()]
+    texts = [f"{size}: {mean(own).compact()}" for size, own in found.items()]
     seeds = sorted({len(own) for own in found.values()})
     n = "-".join(map(str, seeds))
     name = f"{_name(alpha)}: final loss by {SYMBOLS[by]}"
@@ -163,9 +159,8 @@ def _growth(found: dict[int, dict[int, float]], by: str, alpha: float) -> Findin
     published = PUBLISHED[by]
     if len(found) < 2:
         return Finding(name, "not measured", published)
-    gain, error, n = paired(found[min(found)], found[max(found)])
-    verdict = "" if by == LAYERS else claimed_gain(gain, error, n)
-    return Finding(name, _measured(gain, error, n), published, verdict)
+    gain = mean(differences(found[min(found)], found[max(found)]))
+    return Finding(name, gain.text(4), published, "" if by == LAYERS else gain.claimed_gain())
 
 
 def _little(
@@ -176,30 +171,22 @@ def _little(
     factors = [{size / min(found): own for size, own in found.items()} if found else {}
                for found in (heads, layers)]
     factor = max(factors[0].keys() & factors[1].keys(), default=1)
+    # Ours: the paper compares them neither by a number nor at equal cost.
     if factor == 1:
-        return Finding(name, "not measured", "above 0")
-    gain, error, n = paired(*(_gains(found[1], found[factor]) for found in factors))
+        return Finding(name, "not measured", "above 0 (ours)")
+    gain = mean(differences(*(differences(found[1], found[factor]) for found in factors)))
     name = f"{_name(alpha)}: gain of {factor:g} times H minus that of L"
-    return Finding(name, _measured(gain, error, n), "above 0", claimed_gain(gain, error, n))
+    return Finding(name, gain.text(4), "above 0 (ours)", gain.claimed_gain())
 
 
-def _gains(first: dict[int, float], second: dict[int, float]) -> dict[int, float]:
-    """first - second by common seed."""
-    return {seed: first[seed] - second[seed] for seed in first.keys() & second.keys()}
-
-
-def _measured(value: float, error: float, n: int) -> str:
-    return f"{number(value, error, 4)} (n = {n})" if n else "not measured"
-
-
-def _per_flop(gap: tuple[int, int, float, float, int], by: str, alpha: float) -> Finding:
-    low, high, gain, error, n = gap
+def _per_flop(gap: tuple[int, int, Estimate], by: str, alpha: float) -> Finding:
+    low, high, gain = gap
     symbol = SYMBOLS[by]
     name = f"{_name(alpha)}: the same, {symbol} = {low} minus {high}, at equal FLOPs"
     # The paper says nothing of when growing pays.
     better = {"agrees": f"{symbol} = {high} is better", "disagrees": f"{symbol} = {low} is better"}
-    verdict = claimed_gain(gain, error, n)
-    return Finding(name, _measured(gain, error, n), "", better.get(verdict, verdict) if n else "")
+    verdict = gain.claimed_gain() if gain.groups else ""
+    return Finding(name, gain.text(4), "", better.get(verdict, verdict))
 
 
 def _of_alpha(runs: Runs) -> list[Finding]:
@@ -223,12 +210,12 @@ def _of_alpha(runs: Runs) -> list[Finding]:
 
 def _between(one: dict[int, float], half: dict[int, float], place: str, claimed: bool) -> Finding:
     """A model's loss at alpha_A = 1 minus that at 1/2, beside the paper's claims of it."""
-    gain, error, n = paired(one, half)
+    gain = mean(differences(one, half))
     name = f"loss at alpha_A = 1 minus that at 1/2, {place}"
     if not claimed:
-        return Finding(name, _measured(gain, error, n))
-    verdict = claimed_gain(gain, error, n)
-    return Finding(name, _measured(gain, error, n), CLAIMS, SIDES.get(verdict, verdict))
+        return Finding(name, gain.text(4))
+    verdict = gain.claimed_gain()
+    return Finding(name, gain.text(4), CLAIMS, SIDES.get(verdict, verdict))
 
 
 def _more(one: dict[int, dict[int, float]], half: dict[int, dict[int, float]]) -> Finding:
@@ -237,8 +224,9 @@ def _more(one: dict[int, dict[int, float]], half: dict[int, dict[int, float]]) -
     both = [found for found in (half, one) if len(found) > 1]
     if len(both) < 2:
         return Finding(name, "not measured", "above 0")
-    gain, error, n = paired(*(_gains(found[min(found)], found[max(found)]) for found in both))
-    return Finding(name, _measured(gain, error, n), "above 0", claimed_gain(gain, error, n))
+    gain = mean(differences(*(differences(found[min(found)], found[max(found)])
+                              for found in both)))
+    return Finding(name, gain.text(4), "above 0", gain.claimed_gain())
 
 
 def report(runs: Runs) -> str:
@@ -311,7 +299,9 @@ def draw_kernels(kernels: pd.DataFrame, kind: str, folder: Path) -> list[Path]:
     for alpha in alphas(kernels):
         own = kernels[kernels[ALPHA] == alpha]
         initial, final = infinite_kernels.largest_of_scans(own, kind)
-        grid += [] if grid or not initial.panels else [initial]
+        # As in the figure, one row of initial kernels: those at the first alpha_A.
+        label = f"initial\n{infinite_dynamics.alpha_title(alpha)}"
+        grid += [] if grid or not initial.panels else [initial._replace(label=label)]
         label = f"{infinite_kernels.RELATIVE}\n{infinite_dynamics.alpha_title(alpha)}"
         grid += [Row(label, final.panels)] if final.panels else []
     return infinite_kernels.draw_rows(grid, infinite_kernels.LABELS[kind], folder, KINDS[kind])

@@ -18,9 +18,9 @@ from pathlib import Path
 import pandas as pd
 
 from plots import style, tables
-from plots.exponents import exponent, jackknife
+from plots.exponents import Estimate, complete, exponent, jackknife
 from plots.findings import HEADER, Finding
-from plots.infinite_dynamics import alpha_text, label_decades, size_axis
+from plots.infinite_dynamics import alpha_text, label_decades, one_run_each, size_axis
 from plots.infinite_heads import CHANCE, span
 from plots.infinite_rate_transfer import ALPHA_LOOKS
 from plots.tables import TableError
@@ -61,6 +61,7 @@ def read_all(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
         if len(rates) > 1:
             raise TableError(f"{paths[1]}: {len(rates)} values of {RATE} with {ALPHA} {alpha:g}; "
                              "expected one rate of each: keep the runs of the best one")
+    one_run_each(finished, paths[1], (LAYERS, ALPHA, "seed"), "results.csv of figure_5.yaml")
     return (_movement(observations, finished, paths[0]), _losses(metrics, finished, paths[2]))
 
 
@@ -129,10 +130,11 @@ def final(losses: pd.DataFrame) -> pd.DataFrame:
 
 
 def _of_losses(losses: pd.DataFrame) -> list[Finding]:
-    """What alpha_L = 1 gains at the same steps, at every depth, and how that grows with depth.
+    """What alpha_L = 1 gains at the same steps, so at the same compute, at every depth.
 
-    The exponents have rates of their own, and may differ at the least depth already, so that the
-    gain there is subtracted. There is no verdict while the mean of a curve ends above chance.
+    The caption claims it at large L. As the exponents have rates of their own, and may differ at
+    the least depth already, how the gain grows from there is said, too. There is no verdict while
+    the mean of a curve ends above chance.
     """
     last = final(losses)
     if alphas(last) != [0.5, 1.0]:
@@ -140,9 +142,12 @@ def _of_losses(losses: pd.DataFrame) -> list[Finding]:
     depths = sorted(last[LAYERS].unique())
     result = [_levels(last, alpha) for alpha in alphas(last)]
     for depth in depths:
-        found = jackknife(last, "seed", lambda part, depth=depth: _gain(part, depth))
+        both = complete(last[last[LAYERS] == depth], "seed", ALPHA)
+        found = jackknife(both, "seed", lambda part, depth=depth: _gain(part, depth))
         name = f"5b: final loss, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
-        result.append(Finding(name, found.text()))
+        claimed = depth == depths[-1] and len(depths) > 1
+        result.append(Finding(name, found.text(), "above 0", _verdict(found, last)) if claimed else
+                      Finding(name, found.text()))
     if len(depths) > 1:
         result.append(_growth(last, depths[0], depths[-1]))
     return result
@@ -154,20 +159,25 @@ def _levels(last: pd.DataFrame, alpha: float) -> Finding:
     return Finding(f"5b: final loss by L, alpha_L = {alpha_text(alpha)} (nats)", values)
 
 
-def _growth(last: pd.DataFrame, low: float, high: float) -> Finding:
-    """Whether the gain at the largest depth exceeds that at the least."""
-    found = jackknife(last, "seed", lambda part: _gain(part, high) - _gain(part, low))
-    name = f"5b: that gain at L = {high:.0f} minus at L = {low:.0f} (nats)"
+def _verdict(found: Estimate, last: pd.DataFrame) -> str:
+    """Whether alpha_L = 1 gains, if all curves have learnt something."""
     means = last.groupby([ALPHA, LAYERS])[LOSS].mean()
     lost = [(alpha, depth) for (alpha, depth), loss in means.items() if not loss < CHANCE]
-    verdict = found.claimed_gain()
-    if lost:
-        verdict = "no verdict: above chance, ln 10 = 2.303, " + "; ".join(
-            f"alpha_L = {alpha_text(alpha)}, L = "
-            + ", ".join(f"{depth:.0f}" for own, depth in lost if own == alpha)
-            for alpha in sorted({alpha for alpha, _ in lost})
-        )
-    return Finding(name, found.text(), "above 0", verdict)
+    if not lost:
+        return found.claimed_gain()
+    return "no verdict: above chance, ln 10 = 2.303, " + "; ".join(
+        f"alpha_L = {alpha_text(alpha)}, L = "
+        + ", ".join(f"{depth:.0f}" for own, depth in lost if own == alpha)
+        for alpha in sorted({alpha for alpha, _ in lost})
+    )
+
+
+def _growth(last: pd.DataFrame, low: float, high: float) -> Finding:
+    """By how much the gain at the largest depth exceeds that at the least."""
+    ends = complete(last[last[LAYERS].isin((low, high))], "seed", ALPHA, LAYERS)
+    found = jackknife(ends, "seed", lambda part: _gain(part, high) - _gain(part, low))
+    name = f"5b: that gain at L = {high:.0f} minus at L = {low:.0f} (nats)"
+    return Finding(name, found.text())
 
 
 def _gain(rows: pd.DataFrame, depth: float) -> float:

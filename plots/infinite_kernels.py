@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +22,19 @@ import numpy as np
 import pandas as pd
 
 from plots import infinite_dynamics, style, tables
-from plots.exponents import exponent, jackknife
-from plots.findings import HEADER, Finding, claimed_gain, compact
+from plots.exponents import (
+    Estimate,
+    complete,
+    differences,
+    exact_text,
+    exponent,
+    jackknife,
+    mean,
+)
+from plots.findings import HEADER, Finding
 from plots.infinite_dynamics import (
     ALPHA,
+    DERIVED,
     HEAD_DIM,
     HEADS,
     LAYERS,
@@ -77,6 +85,8 @@ def read(path: Path, source: str) -> pd.DataFrame:
     needed = [*PLACE, *own, KIND] if COLUMN in own else [*PLACE, *own]
     rows = tables.read(path, needed, source)
     rows = tables.numbers(rows, path, [*SIZES, ALPHA, SEED, STEP, *own])
+    infinite_dynamics.one_run_each(rows.drop_duplicates(RUN), path, (*SIZES, ALPHA, SEED),
+                                   f"{source} of figure_6.yaml or figure_7_12.yaml")
     return rows[np.isfinite(rows[VALUE])]
 
 
@@ -157,24 +167,16 @@ def to_largest(found: Pairs, state: int) -> dict[int, SeedPairs]:
     return result
 
 
-def over_seeds(values: SeedPairs) -> tuple[float, float, int]:
-    """(mean over pairs of seeds, its error, seeds): the jackknife's, that leaves out a seed with
-    all of its pairs, as pairs with a common seed are not independent; NaN below three seeds."""
+def over_seeds(values: SeedPairs) -> Estimate:
+    """The mean over pairs of seeds; its error is the jackknife's that leaves out a seed with all of
+    its pairs, as pairs with a common seed are not independent; unknown below three seeds."""
     seeds = {seed for pair in values for seed in pair}
+    average = float(np.mean(list(values.values()))) if values else math.nan
     rest = [[value for pair, value in values.items() if seed not in pair] for seed in seeds]
     if not seeds or not all(rest):
-        return mean(list(values.values()))[0], math.nan, len(seeds)
+        return Estimate(average, math.nan, len(seeds))
     left, n = np.array([np.mean(own) for own in rest]), len(seeds)
-    error = math.sqrt((n - 1) / n * float(np.square(left - left.mean()).sum()))
-    return mean(list(values.values()))[0], error, n
-
-
-def mean(values: Sequence[float]) -> tuple[float, float]:
-    """(mean, standard error); the error of one value is NaN."""
-    if not len(values):
-        return math.nan, math.nan
-    error = np.std(values, ddof=1) / math.sqrt(len(values)) if len(values) > 1 else math.nan
-    return float(np.mean(values)), float(error)
+    return Estimate(average, math.sqrt((n - 1) * left.var()), n)
 
 
 # Attention
@@ -224,13 +226,13 @@ def aligned(found: Pairs, kind: str, by: str, state: int) -> Finding:
         return Finding(name, "not measured", "rises")
     first, last = values[min(values)], values[max(values)]
     both = {pair: last[pair] - first[pair] for pair in first.keys() & last.keys()}
-    gain, error, n = over_seeds(both)
-    return Finding(name, f"{by_size(values)} (n = {n})", "rises", claimed_gain(gain, error, n))
+    gain = over_seeds(both)
+    return Finding(name, f"{by_size(values)} (n = {gain.groups})", "rises", gain.claimed_gain())
 
 
 def by_size(values: Mapping[int, SeedPairs]) -> str:
     """Means over pairs of seeds and their errors, by size."""
-    return ", ".join(f"{size}: {compact(*over_seeds(own)[:2])}" for size, own in values.items())
+    return ", ".join(f"{size}: {over_seeds(own).compact()}" for size, own in values.items())
 
 
 def basis(kernels: pd.DataFrame) -> list[str]:
@@ -254,14 +256,12 @@ def _scales(found: Pairs, kind: str) -> list[Finding]:
     name = f"initial {kind} kernel: mean of the diagonal, by L"
     if len(values) < 2:
         return [Finding(name, "not measured", "falls")]
-    text = ", ".join(f"{size}: {compact(*mean(list(own.values())))}"
-                     for size, own in values.items())
-    first, last = values[min(values)], values[max(values)]
-    falls = [first[seed] - last[seed] for seed in first.keys() & last.keys()]
-    verdict = claimed_gain(*mean(falls), len(falls))
+    text = ", ".join(f"{size}: {mean(own).compact()}" for size, own in values.items())
+    fall = mean(differences(values[min(values)], values[max(values)]))
     rows = pd.DataFrame([{LAYERS: size, SEED: seed, VALUE: one}
                          for size, own in values.items() for seed, one in own.items()])
-    return [Finding(name, f"{text} (n = {len(falls)})", "falls", verdict), _excess(rows, kind)]
+    return [Finding(name, f"{text} (n = {fall.groups})", "falls", fall.claimed_gain()),
+            _excess(rows, kind)]
 
 
 def _excess(rows: pd.DataFrame, kind: str) -> Finding:
@@ -275,31 +275,30 @@ def _excess(rows: pd.DataFrame, kind: str) -> Finding:
         return -law.exponent if math.isfinite(law.exponent_error) else math.nan
 
     try:
-        return jackknife(rows, SEED, power).finding(name, -1.0)
-    except ValueError as error:
-        return Finding(name, f"not measured: {error}", "-1")
+        found = jackknife(complete(rows, SEED, LAYERS), SEED, power)
+    except (ValueError, RuntimeError) as error:
+        return Finding(name, f"not measured: {error}", f"-1 {DERIVED}")
+    return found.finding(name, -1.0, f"-1 {DERIVED}")
 
 
 def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[Finding]:
     """Exponents of N in the variance over heads, before and after, and in the change of A."""
     place = infinite_dynamics.plain(infinite_dynamics.alpha_title(alpha))
-    variance = 1 - 2 * alpha  # Fig. 6d
+    variance, text = 1 - 2 * alpha, exact_text(1 - 2 * alpha)
+    # Of alpha_A = 1 the caption of Fig. 6d says that the initial variance decreases and the update
+    # is about the same for all N, of 1/2 that both distributions are; that of Fig. 2b says N^-2.
+    final = f"{text} {DERIVED} (2b: -2)" if alpha == 1 else text
     measured = (
-        ("initial variance of A over heads", lambda a: spread(a[0]), variance),
-        ("final variance of A over heads", lambda a: spread(a[1]), variance),
-        # In all, of which (16) does not speak: its N^0 is of what W_Q and W_K cause.
-        ("RMS change of A", lambda a: float(np.sqrt(np.square(a[1] - a[0]).mean())), None),
+        ("initial variance of A over heads", lambda a: spread(a[0]), variance, text),
+        ("final variance of A over heads", lambda a: spread(a[1]), variance, final),
+        ("RMS change of A", lambda a: float(np.sqrt(np.square(a[1] - a[0]).mean())), 0.0, "0"),
     )
     laws = []
-    for name, value, published in measured:
+    for name, value, published, beside in measured:
         rows = pd.DataFrame([(size, seed, value(a)) for (size, seed), a in found.items()],
                             columns=[HEAD_DIM, SEED, VALUE])
-        power, name = exponent(rows, SEED, HEAD_DIM, VALUE), f"{place}: {name}, exponent of N"
-        laws.append(Finding(name, power.text()) if published is None else
-                    power.finding(name, published, f"{published:+g}"))
-    if alpha == 1:
-        # A note, not a claim to judge: theory and Fig. 6d say N^-1.
-        laws[1] = replace(laws[1], verdict=f"{laws[1].verdict} (caption of Fig. 2b: -2)".strip())
+        power = exponent(rows, SEED, HEAD_DIM, VALUE)
+        laws.append(power.finding(f"{place}: {name}, exponent of N", published, beside))
     return laws
 
 
@@ -431,7 +430,7 @@ def draw_dynamics(metrics: Path, loss: str, label: str, folder: Path, name: str)
         # line through one of them is not to be seen.
         scale = "linear" if loss == EVAL_LOSS else "log"
         infinite_dynamics.draw_lines(axis, scan(rows, by, alpha), by, loss, scale)
-        axis.set_title(infinite_dynamics.alpha_title(alpha))
+        axis.set_title(f"{SYMBOLS[by]} grows, {infinite_dynamics.alpha_title(alpha)}")
         if loss == EVAL_LOSS:
             for line in axis.get_lines():
                 line.set(marker="o", markersize=3)
@@ -451,7 +450,8 @@ def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
     attention = read(paths[1], "observed_attention.csv")
     for kind in KINDS:
         check(kernels, kind, paths[0])
-    written = draw_dynamics(paths[2], EVAL_LOSS, "test loss (nats)", folder, "figure_6_dynamics")
+    written = draw_dynamics(paths[2], EVAL_LOSS, "test loss (nats/image)", folder,
+                            "figure_6_dynamics")
     written += draw_dynamics(paths[2], infinite_dynamics.TRAIN_LOSS, infinite_dynamics.LOSS_LABEL,
                              folder, "figure_8_dynamics")
     for kind, figure in (("pooled", "figure_9_kernels"), ("spatial", "figure_10_kernels")):
@@ -459,7 +459,8 @@ def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
         written += draw_rows(largest_of_scans(kernels, kind), LABELS[kind], folder, short)
         written += draw_rows(all_of_scans(kernels, kind), LABELS[kind], folder, figure)
     written += draw_attention(attention, folder)
-    return report(kernels, attention), written
+    lost = infinite_dynamics.cut_lines(infinite_dynamics.cut_short(paths[2], by=HEADS))
+    return "\n".join([report(kernels, attention), *lost]), written
 
 
 def main(argv: Sequence[str] | None = None) -> None:

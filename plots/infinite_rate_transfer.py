@@ -33,7 +33,7 @@ from plots.tables import CURVE, LOSS, RATE, RESULTS, SEED, STATUS, WIDTH, TableE
 STEM, FIGURE = "infinite_figure_2", "figure_2a_rate_transfer"
 # Blue and orange of seaborn's "colorblind", in every figure of the paper that tells alpha_A apart.
 ALPHA_LOOKS = {1.0: {"color": "#0173B2", "marker": "o"}, 0.5: {"color": "#DE8F05", "marker": "s"}}
-LOSS_LABEL = "evaluation loss (nats)"
+LOSS_LABEL = "evaluation loss (nats/image)"
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -52,9 +52,14 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def fits(rows: pd.DataFrame) -> dict[float, dict[int, RateSweep]]:
-    """alpha_A, falling -> N -> loss against rate with the optimum."""
-    noise, _ = seed_noise(rows)
-    return {alpha: rate_sweeps(rows[rows[ALPHA] == alpha], noise) for alpha in alphas(rows)}
+    """alpha_A, falling -> N -> loss against rate with the optimum; errors rest on the spread over
+    seeds at the same N, as small ones spread most, or of all N where there is none."""
+    pooled, _ = seed_noise(rows)
+    found: dict[float, dict[int, RateSweep]] = {alpha: {} for alpha in alphas(rows)}
+    for (alpha, n), cell in rows.groupby([ALPHA, HEAD_DIM]):
+        noise, points = seed_noise(rows[rows[HEAD_DIM] == n])
+        found[alpha] |= rate_sweeps(cell, noise if points else pooled)
+    return found
 
 
 def penalty(sweeps: Mapping[int, RateSweep]) -> tuple[float, float]:
@@ -77,7 +82,7 @@ def findings(rows: pd.DataFrame) -> list[Finding]:
         place = plain(alpha_title(alpha))
         best = ", ".join(f"{n}: {_optimum(sweep)}" for n, sweep in sweeps.items())
         fit = exponent(sweeps)
-        verdict = distance(fit.value, fit.error, 0.0)
+        verdict = distance(fit.value, fit.error, 0.0, fit.widths, fitted=2)
         result += [
             Finding(f"{place}: best rate by N", best or "every run diverged"),
             Finding(f"{place}: exponent of N in the best rate", fit.text(), "0", verdict),

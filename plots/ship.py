@@ -25,15 +25,21 @@ class ShipError(ValueError):
 
 def provenance(table: Path) -> dict[str, object]:
     """The environment all runs of a table share; ShipError when they differ or are missing."""
-    with open(table, newline="", encoding="utf-8") as file:
-        # A table of probes has many rows per run.
-        names = list(dict.fromkeys(row["run"] for row in csv.DictReader(file)))
+    try:
+        with open(table, newline="", encoding="utf-8") as file:
+            # A table of probes has many rows per run.
+            names = list(dict.fromkeys(row["run"] for row in csv.DictReader(file)))
+    except (KeyError, UnicodeDecodeError, csv.Error) as error:
+        raise ShipError(f"{table}: no result table: {error!r}; expected a CSV file with a column "
+                        "run") from None
+    if not names:
+        raise ShipError(f"{table}: no runs in it; run the sweep first")
     environments = []
     for name in names:
         path = table.parent / name / "summary.json"
         try:
             environments.append(json.loads(path.read_text(encoding="utf-8"))["environment"])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise ShipError(f"{path}: no summary with an environment ({error})") from None
     odd = [name for name, other in zip(names, environments) if other != environments[0]]
     if odd:
@@ -62,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     try:
         origin = provenance(args.table)
-    except (OSError, KeyError, ShipError) as error:
+    except (OSError, ShipError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     args.data.mkdir(parents=True, exist_ok=True)

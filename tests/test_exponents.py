@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy.stats import t
 
-from plots.exponents import Estimate, exponent, jackknife, law
+from plots.exponents import Estimate, differences, exponent, jackknife, law, mean
 
 
 def test_jackknife_is_the_standard_error_of_a_mean():
@@ -58,3 +58,30 @@ def test_sizes_without_a_number_above_zero_are_left_out():
     assert law(rows[rows["size"] < 8], "size", "x") is None
     found = exponent(rows[rows["size"] < 8], "seed", "size", "x")
     assert math.isnan(found.value) and found.text() == "not measured"
+
+
+def test_sizes_are_compared_on_the_seeds_that_have_all_of_them():
+    """Seeds differ tenfold: without its largest size a seed would bend the power."""
+    rows = scans([-0.5] * 4)
+    rows["x"] *= 10.0 ** rows["seed"]
+    found = exponent(rows[(rows["seed"] != 3) | (rows["size"] != 32)], "seed", "size", "x")
+    assert found.value == pytest.approx(-0.5) and found.groups == 3
+    rows.loc[(rows["seed"] == 2) & (rows["size"] == 2), "x"] = math.nan
+    assert exponent(rows, "seed", "size", "x").groups == 3
+    lone = exponent(rows[(rows["seed"] == 0) | (rows["size"] != 32)], "seed", "size", "x")
+    assert (lone.groups, lone.distance(-0.5)) == (1, "undecided (n = 1)")
+
+
+def test_what_is_not_below_zero_is_judged_by_one_side():
+    assert Estimate(0.4, 0.01, 5).claimed_no_fall() == "agrees"
+    assert Estimate(-0.02, 0.01, 5).claimed_no_fall() == "agrees"
+    assert Estimate(-0.4, 0.01, 5).claimed_no_fall() == "disagrees"
+    assert Estimate(-0.4, 0.01, 2).claimed_no_fall() == "undecided (n = 2)"
+    assert Estimate(-0.4, math.nan, 5).claimed_no_fall() == "undecided: error unknown"
+
+
+def test_means_and_differences_are_over_common_seeds():
+    found = mean(differences({0: 1.0, 1: 2.0, 2: 9.0}, {1: 1.0, 2: 5.0, 3: 7.0}))
+    assert (found.value, found.error, found.groups) == (2.5, pytest.approx(1.5), 2)
+    assert mean({}).text() == "not measured"
+    assert mean({0: math.inf}).claimed_gain() == "not measured"

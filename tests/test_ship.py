@@ -16,6 +16,7 @@ def sweep(folder, environments):
         run.mkdir(parents=True)
         (run / "summary.json").write_text(json.dumps({"environment": environment}))
         lines.append(f"a,run-{index}")
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.csv").write_text("\n".join(lines) + "\n")
     return folder / "results.csv"
 
@@ -58,12 +59,28 @@ def missing_summary(folder):
     return table
 
 
+def replaced(folder, content):
+    table = sweep(folder, [{"commit": "abc"}])
+    table.write_bytes(content)
+    return table
+
+
+def listed(folder):
+    table = sweep(folder, [{"commit": "abc"}])
+    (folder / "run-0" / "summary.json").write_text("[1]")
+    return table
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda f: sweep(f, [{"commit": "a"}, {"commit": "b"}]), "run-1 was made elsewhere"),
         (missing_summary, "run-1/summary.json: no summary"),
         (lambda f: f / "nowhere.csv", "nowhere.csv"),
+        (lambda f: sweep(f, []), "results.csv: no runs in it; run the sweep first"),
+        (lambda f: replaced(f, b"curve,loss\na,1\n"), "expected a CSV file with a column run"),
+        (lambda f: replaced(f, gzip.compress(b"run\na\n")), "results.csv: no result table"),
+        (listed, "run-0/summary.json: no summary"),
     ],
 )
 def test_a_table_of_unknown_origin_is_refused(tmp_path, capsys, make, message):
