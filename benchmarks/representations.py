@@ -2,9 +2,11 @@
 
     python benchmarks/representations.py                         # under a minute on two cores
     python benchmarks/representations.py --heads 8 32 --contexts 64 512 --samples 8
+    python benchmarks/representations.py --experiment vit_cifar5m --contexts 16 64
     python benchmarks/representations.py --device cuda --heads 32 128 --contexts 512
 
-Trains nanolm_c4's decoder (muP, Adam, float32) on random rows; a run that observes every k steps
+Trains nanolm_c4's decoder (muP, Adam, float32) on random rows, or vit_cifar5m's Vision Transformer
+(laptop.yaml, SGD) on drawn images of T = 16, 64 or 256 tokens; a run that observes every k steps
 pays 1/k of an observation. Parts: the initial state drawn anew, a capture of one state, and the
 whole observation with its arrays. Every case is a process of its own. Peak memory is that of the
 timed steps and observations: the process's resident set above what it had before the model was
@@ -16,6 +18,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -37,6 +40,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
+    add("--experiment", choices=("nanolm_c4", "vit_cifar5m"), default="nanolm_c4")
     add("--heads", type=int, nargs="+", default=[4, 16], metavar="H")
     add("--contexts", type=int, nargs="+", default=[64, 256], metavar="T")
     add("--head-dim", type=int, default=16, metavar="N")
@@ -45,7 +49,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--batch", type=int, default=16, help="rows per training step")
     add("--samples", type=int, default=8, help="rows that an observation sees")
     add("--repeats", type=int, default=5, help="timings of every part")
-    add("--threads", type=int, default=2)
+    add("--threads", type=int, default=1)
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--case", type=json.loads, help=argparse.SUPPRESS)
     return parser.parse_args(argv)
@@ -63,7 +67,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
     torch.set_num_threads(case["threads"])
     start_mb = _status_mb("VmRSS")
-    task, step = _training(case)
+    task, step = (_decoder if case["experiment"] == "nanolm_c4" else _vit)(case)
     batch = observations.eval_batch(task, case["samples"], torch.device(case["device"]))
     parts: dict[str, Callable[[], object]] = {
         "training_step": step,
@@ -87,7 +91,35 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     return {"ms": ms, "peak_mb": peaks, "parameters": parameters}
 
 
-def _training(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
+def _vit(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
+    """A Vision Transformer's task on drawn images, and its training step."""
+    import torch
+
+    from training import loop
+    from training.config import load
+    from vit_cifar5m import train
+    from vit_cifar5m.config import Config
+
+    words = [f"model.patch_size={32 // math.isqrt(case['context'])}", "data.validation_images=256",
+             f"training.batch_size={case['batch']}", "prescription.alpha_attention=0.5",
+             *(f"model.{key}={case[key]}" for key in ("heads", "head_dim", "layers"))]
+    config = load(Config, ROOT / "vit_cifar5m/configs/laptop.yaml", words)
+    task = train.build_task(config)
+    task.model.to(case["device"])
+    loop.initialise(task)
+    optimizer = loop.build_optimizer(task)
+    images = [task.train_data[i] for i in range(case["batch"])]
+    batch = [tensor.to(torch.device(case["device"])) for tensor in task.collate(images)]
+
+    def step() -> None:
+        (task.loss(task.model, batch) / case["batch"]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return task, step
+
+
+def _decoder(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
     """A decoder's task on random rows, and its training step."""
     import torch
 
@@ -220,7 +252,8 @@ def main() -> None:
     if args.case:
         print(json.dumps(measure(args.case)))
         return
-    keys = ("head_dim", "layers", "vocab", "batch", "samples", "repeats", "threads", "device")
+    keys = ("experiment", "head_dim", "layers", "vocab", "batch", "samples", "repeats", "threads",
+            "device")
     shared = {key: getattr(args, key) for key in keys}
     shapes = [{"heads": h, "context": t} for h, t in itertools.product(args.heads, args.contexts)]
     rows = [summarise(shape, launch({**shared, **shape})) for shape in shapes]

@@ -50,7 +50,7 @@ STEMS = ("infinite_figure_7_12", "infinite_figure_7_12_metrics", "infinite_figur
 STEPS, TARGETS = "steps", "targets"
 FLOPS = "flops"
 FLOPS_PER_PARAMETER = 6  # and token, Fig. 12
-KINDS = {"last_token": "figure_7_last_token", "spatial": "figure_7_spatial"}
+KINDS = {"last_token": "infinite_figure_7_last_token", "spatial": "infinite_figure_7_spatial"}
 RESULTS = (CURVE, SEED, STATUS, *SIZES, ALPHA, LOSS, PARAMETERS, STEPS, TARGETS, RUN)
 # What growing a size gains (section 4); depth, "little to no benefit".
 PUBLISHED = {HEADS: "above 0", HEAD_DIM: "above 0", LAYERS: "little"}
@@ -250,7 +250,7 @@ def draw_steps(runs: Runs, folder: Path) -> list[Path]:
     _outer(axes)
     for row in axes:
         row[0].set_ylabel("training loss\n(nats/token)")
-    return style.save(figure, folder, "figure_7_dynamics")
+    return style.save(figure, folder, "infinite_figure_7_dynamics")
 
 
 def draw_flops(runs: Runs, folder: Path) -> list[Path]:
@@ -261,7 +261,7 @@ def draw_flops(runs: Runs, folder: Path) -> list[Path]:
     _outer(axes)
     for row in axes:
         row[0].set_ylabel("validation loss\n(nats/token)")
-    return style.save(figure, folder, "figure_12_flops")
+    return style.save(figure, folder, "infinite_figure_12_flops")
 
 
 def _panels(runs: Runs):

@@ -25,7 +25,7 @@ from plots.infinite_heads import CHANCE, span
 from plots.infinite_rate_transfer import ALPHA_LOOKS
 from plots.tables import TableError
 
-FIGURE = "figure_5_depth"
+FIGURE = "infinite_figure_5_depth"
 STEMS = ("infinite_figure_5_observations", "infinite_figure_5", "infinite_figure_5_metrics")
 LAYERS, ALPHA = "model.layers", "prescription.alpha_depth"
 PATCH, IMAGE, BATCH = "model.patch_size", 32, "training.batch_size"

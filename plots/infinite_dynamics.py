@@ -31,7 +31,7 @@ from plots.exponents import Estimate, jackknife
 from plots.findings import HEADER, Finding
 from plots.tables import CURVE, LOSS, SEED, TableError
 
-STEM, FIGURE = "infinite_figure_11_metrics", "figure_11_dynamics"
+STEM, FIGURE = "infinite_figure_11_metrics", "infinite_figure_11_dynamics"
 RUN, STEP, TRAIN_LOSS = "run", "step", "train_loss"
 HEAD_DIM, HEADS, LAYERS = "model.head_dim", "model.heads", "model.layers"
 ALPHA = "prescription.alpha_attention"

@@ -42,7 +42,7 @@ from plots.infinite_rate_transfer import ALPHA_LOOKS
 from plots.tables import CURVE, OPTIMIZER, SEED, TableError
 
 STEMS = ("infinite_figure_11_observations", "infinite_figure_13_observations")
-FIGURES = ("figure_2b_head_variance", "figure_13_movement")
+FIGURES = ("infinite_figure_2b_head_variance", "infinite_figure_13_movement")
 BLOCK, ALL = "block", "all"
 VARIANCE = "head_variance"
 # Column -> what moves, as axes have it.

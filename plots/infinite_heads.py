@@ -30,7 +30,7 @@ from plots.tables import TableError
 KERNELS, ATTENTION, DENSITY = "initial_kernels", "initial_attention", "initial_density"
 DISTANCES, METRICS = "infinite_figure_4_distances", "infinite_figure_4_metrics"
 STEMS = (KERNELS, ATTENTION, DENSITY, DISTANCES, METRICS)
-FIGURES = ("figure_3_initial_heads", "figure_4_many_heads")
+FIGURES = ("infinite_figure_3_initial_heads", "infinite_figure_4_many_heads")
 HEADS, LOSS = "model.heads", "eval_loss"
 COLUMNS = {
     KERNELS: ("head_dim", "layers", "heads", "network", "layer", "square_error",

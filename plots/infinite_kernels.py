@@ -396,7 +396,7 @@ def draw_attention(attention: pd.DataFrame, folder: Path) -> list[Path]:
         row[0].set_ylabel("density over heads")
         if row[1].get_legend_handles_labels()[0]:
             row[1].legend(fontsize=7, frameon=False)
-    return style.save(figure, folder, "figure_6_attention")
+    return style.save(figure, folder, "infinite_figure_6_attention")
 
 
 def one_place(found: Mapping[tuple[int, int], np.ndarray]) -> dict[int, np.ndarray]:
@@ -451,13 +451,14 @@ def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
     for kind in KINDS:
         check(kernels, kind, paths[0])
     written = draw_dynamics(paths[2], EVAL_LOSS, "test loss (nats/image)", folder,
-                            "figure_6_dynamics")
+                            "infinite_figure_6_dynamics")
     written += draw_dynamics(paths[2], infinite_dynamics.TRAIN_LOSS, infinite_dynamics.LOSS_LABEL,
-                             folder, "figure_8_dynamics")
-    for kind, figure in (("pooled", "figure_9_kernels"), ("spatial", "figure_10_kernels")):
-        short = "figure_6_" + kind
-        written += draw_rows(largest_of_scans(kernels, kind), LABELS[kind], folder, short)
-        written += draw_rows(all_of_scans(kernels, kind), LABELS[kind], folder, figure)
+                             folder, "infinite_figure_8_dynamics")
+    for kind, number in (("pooled", 9), ("spatial", 10)):
+        written += draw_rows(largest_of_scans(kernels, kind), LABELS[kind], folder,
+                             f"infinite_figure_6_{kind}")
+        written += draw_rows(all_of_scans(kernels, kind), LABELS[kind], folder,
+                             f"infinite_figure_{number}_kernels")
     written += draw_attention(attention, folder)
     lost = infinite_dynamics.cut_lines(infinite_dynamics.cut_short(paths[2], by=HEADS))
     return "\n".join([report(kernels, attention), *lost]), written

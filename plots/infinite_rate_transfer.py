@@ -30,7 +30,7 @@ from plots.rate_sweeps import (
 )
 from plots.tables import CURVE, LOSS, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
 
-STEM, FIGURE = "infinite_figure_2", "figure_2a_rate_transfer"
+STEM, FIGURE = "infinite_figure_2", "infinite_figure_2a_rate_transfer"
 # Blue and orange of seaborn's "colorblind", in every figure of the paper that tells alpha_A apart.
 ALPHA_LOOKS = {1.0: {"color": "#0173B2", "marker": "o"}, 0.5: {"color": "#DE8F05", "marker": "s"}}
 LOSS_LABEL = "evaluation loss (nats/image)"

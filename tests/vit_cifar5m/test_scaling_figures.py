@@ -112,8 +112,9 @@ def test_a_real_sweeps_tables_become_its_figures(tmp_path):
         results.write_observed_kernels, results.write_observed_attention, results.write_metrics)]
     text, written = infinite_kernels.make(paths, tmp_path / "figures")
     assert {p.stem for p in written} == {
-        "figure_6_attention", "figure_6_pooled", "figure_6_spatial", "figure_6_dynamics",
-        "figure_8_dynamics", "figure_9_kernels", "figure_10_kernels"}
+        f"infinite_figure_{name}" for name in (
+            "6_attention", "6_pooled", "6_spatial", "6_dynamics", "8_dynamics", "9_kernels",
+            "10_kernels")}
     assert "base H = 2, N = 2, L = 1" in text
 
 
@@ -322,16 +323,18 @@ def test_figure_6a_is_the_test_loss_and_figure_8_the_training_loss(tmp_path, mon
     logged["eval_loss"] += 1
     logged.to_csv(metrics, index=False)
     infinite_kernels.make([*tables, metrics], tmp_path)
-    for name, label, last in (("figure_6_dynamics", "test loss (nats/image)", 6.0),
-                              ("figure_8_dynamics", "training loss (nats/image)", 5.0)):
+    for name, label, last in (("infinite_figure_6_dynamics", "test loss (nats/image)", 6.0),
+                              ("infinite_figure_8_dynamics", "training loss (nats/image)", 5.0)):
         axes = drawn[name]
         assert axes[0].get_ylabel() == label
         assert [axis.get_title() for axis in axes] == [
                 rf"{symbol} grows, $\alpha_A$ = 1" for symbol in "HNL"]
         # The base model's mean of its seeds, in the last bin of steps.
         assert axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(last, abs=0.1)
-    assert all(line.get_marker() == "o" for line in drawn["figure_6_dynamics"][0].get_lines())
-    initial = [axis for axis in drawn["figure_9_kernels"] if "mean diag." in axis.get_title()]
+    (first, *_) = drawn["infinite_figure_6_dynamics"]
+    assert all(line.get_marker() == "o" for line in first.get_lines())
+    initial = [axis for axis in drawn["infinite_figure_9_kernels"]
+               if "mean diag." in axis.get_title()]
     # Diagonals 1 + 2/L, each on a colour scale of its own.
     assert [axis.get_title() for axis in initial] == [
         f"L = {n}\nmean diag. {1 + 2 / n:.2f}" for n in (2, 4, 8, 16)]
@@ -437,7 +440,8 @@ def test_the_decoders_figures_are_drawn(tmp_path, capsys, monkeypatch):
     paths = [*runs(tmp_path, losses=gains), table]
     infinite_decoder.main([*map(str, paths), "--out", str(tmp_path / "out")])
     assert {path.stem for path in (tmp_path / "out").iterdir()} == {
-        "figure_7_dynamics", "figure_12_flops", "figure_7_last_token", "figure_7_spatial"}
+        f"infinite_figure_{name}"
+        for name in ("7_dynamics", "12_flops", "7_last_token", "7_spatial")}
     shown = capsys.readouterr().out
     assert "alpha_A = 1/2: final spatial kernel: alignment with L = 16" in shown
     assert "mean over 6 pairs of 3 seeds" in shown
