@@ -416,13 +416,23 @@ class Corpus:
         file = self.folder / f"{split}_offsets.npy"
         return self._open(file.name, lambda: np.load(file, mmap_mode="r"))
 
-    def train_rows(self, context: int) -> TrainRows:
-        """The training documents end to end, cut into rows of `context` tokens."""
-        return TrainRows(self, context)
+    def train_rows(self, context: int) -> PackedRows:
+        """The training documents end to end, in rows of `context` tokens; UserError for none."""
+        rows = PackedRows(self, context, "train")
+        if len(rows) == 0:
+            raise UserError(
+                f"context: {context} is more than the {self.meta['train']['tokens']} training "
+                f"tokens of {self.folder}; lower it or prepare more text"
+            )
+        return rows
 
     def validation_rows(self, context: int, split: bool = False) -> ValidationRows:
         """A row of `context` tokens for each validation document, or with `split` all it takes."""
         return ValidationRows(self, context, split)
+
+    def packed_validation_rows(self, context: int) -> PackedRows:
+        """The validation documents end to end, as in training; there may be no full row."""
+        return PackedRows(self, context, "validation")
 
     def _open(self, name: str, opener: Callable[[], Any]) -> Any:
         if name not in self._opened:
@@ -460,26 +470,23 @@ class Rows:
         raise NotImplementedError
 
 
-class TrainRows(Rows):
-    """Training documents end to end, cut into rows; the tail that fills no row is dropped.
+class PackedRows(Rows):
+    """A split's documents end to end, cut into rows; the tail that fills no row is dropped.
 
     Targets are the inputs shifted left by one; the last position of a row has none (IGNORE).
     Documents are not masked from each other and positions run on through a row.
     """
 
-    def __init__(self, corpus: Corpus, context: int) -> None:
+    def __init__(self, corpus: Corpus, context: int, split: str) -> None:
         super().__init__(corpus, context)
-        if len(self) == 0:
-            raise UserError(
-                f"context: {context} is more than the {corpus.meta['train']['tokens']} training "
-                f"tokens of {corpus.folder}; lower it or prepare more text"
-            )
+        self.split = split
+        self.unit = f"full rows of {context} tokens"  # what len counts, for messages
 
     def __len__(self) -> int:
-        return self.corpus.meta["train"]["tokens"] // self.context
+        return self.corpus.meta[self.split]["tokens"] // self.context
 
     def _fetch(self, ids_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        tokens = self.corpus.tokens("train")[: len(self) * self.context]
+        tokens = self.corpus.tokens(self.split)[: len(self) * self.context]
         inputs_BxT = tokens.reshape(-1, self.context)[ids_B].astype(np.int64)
         targets_BxT = np.full_like(inputs_BxT, IGNORE)
         targets_BxT[:, :-1] = inputs_BxT[:, 1:]

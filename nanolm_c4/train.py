@@ -136,6 +136,7 @@ def build_task(config: Config):
         plan=build_plan(config, model),
         train_data=corpus.train_rows(config.model.context),
         eval_data=corpus.validation_rows(config.model.context, config.data.evaluation == "split"),
+        observe_data=corpus.packed_validation_rows(config.model.context),
         loss=lambda model, batch: model(*batch),
         count=lambda batch: (batch[1] != IGNORE).sum(),
         collate=collate,

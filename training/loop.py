@@ -79,6 +79,10 @@ class Task:
     `measure` are for them, by default the same as for training. `measure(model, batch)` sums the
     loss and any other quantities over targets, by name; of these a higher mean is better.
 
+    Observations and probes see the first samples of `observe_data`, by default of `eval_data`, in
+    batches as for evaluation. Text has one of its own where evaluation pads it: what a model makes
+    of padding is no representation. Its `unit`, if any, says in messages what its samples are.
+
     `data_seed` orders the data in place of the config's seed, which then decides the initial values
     alone: runs of several seeds differ in these and in nothing else.
 
@@ -102,6 +106,7 @@ class Task:
     eval_count: Callable[[Any], torch.Tensor] | None = None
     measure: Callable[[nn.Module, Any], dict[str, torch.Tensor]] | None = None
     data_seed: int | None = None
+    observe_data: Dataset | None = None
 
     @property
     def order_seed(self) -> int:
@@ -372,7 +377,9 @@ class Loop:
         """The probes of the run, if any, and the batch that they see."""
         if not self.settings.probe_every:
             return None
-        data = self.task.eval_data
+        # Full rows without pads, where the task has any: statistics would count the pads.
+        data = observations.observed_data(self.task)
+        data = data if len(data) else self.task.eval_data
         size = min(len(data), self.settings.probe_samples)
         batch = self._eval_collate([data[index] for index in range(size)])
         self.probe_batch = send_to_device(batch, self.accelerator.device)

@@ -23,7 +23,7 @@ import torch
 from accelerate.utils import extract_model_from_parallel, send_to_device
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
 from training import representations
 from training.errors import UserError
@@ -156,19 +156,25 @@ def attention_places(tokens: int) -> list[tuple[int, int]]:
 # The states of a task's model
 
 
+def observed_data(task: Task) -> Dataset:
+    """The samples that observations see, from the first on."""
+    return task.eval_data if task.observe_data is None else task.observe_data
+
+
 def eval_batch(task: Task, samples: int, device: torch.device) -> Any:
-    """The first evaluation samples as one batch."""
-    collate = task.eval_collate or task.collate or default_collate
-    size = min(len(task.eval_data), samples)
-    return send_to_device(collate([task.eval_data[index] for index in range(size)]), device)
+    """The first samples to observe as one batch; there must be as many, see `check_samples`."""
+    collate, data = task.eval_collate or task.collate or default_collate, observed_data(task)
+    return send_to_device(collate([data[index] for index in range(samples)]), device)
 
 
-def check_samples(task: Task, samples: int) -> None:
-    """Raises UserError for more samples than the task evaluates on."""
-    if samples > len(task.eval_data):
+def check_samples(task: Task, samples: int, key: str = "training.observe_samples") -> None:
+    """Raises UserError, which names `key`, for more samples than the task has to observe."""
+    data = observed_data(task)
+    if samples > len(data):
+        advice = "lower it or give more validation data" if len(data) else "give more of it"
         raise UserError(
-            f"training.observe_samples {samples} is more than the {len(task.eval_data)} samples of "
-            "the validation set; lower it"
+            f"{key} {samples} is more than the {len(data)} {getattr(data, 'unit', 'samples')} of "
+            f"the validation data; {advice}"
         )
 
 

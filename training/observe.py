@@ -1,22 +1,25 @@
 """Representations of finished or stopped runs, from their checkpoints.
 
-    python -m training.observe RUN_DIR [--reference RUN_DIR ...] [--step N] [--samples 8]
+    python -m training.observe RUN_DIR [--reference RUN_DIR ...] [--step N] [--samples N]
         [--out FILE] [--arrays FILE] [--json]
 
 Prints what `training.observations` measures, between the initial state, drawn again from the seed,
 and that of the newest checkpoint, or of step N if that one is kept. A finished run has kept its
 last one with checkpoint.final=true, and checkpoint.keep of them in all; a stopped run has what it
-goes on from. With references also the mean square distance of the run's logits to the limit that
-the references, runs of the widest models, scatter around (Bordelon et al., Fig. 4b): to their mean
-at the same step, less its own scatter, and without the run itself if it is one of them.
+goes on from. The samples are those that a run observes while it trains: training.observe_samples of
+them if this one did, or else 8, unless --samples says how many.
+
+With references also the mean square distance of the run's logits to the limit that the references,
+runs of the widest models, scatter around (Bordelon et al., Fig. 4b): to their mean at the same
+step, less its own scatter, and without the run itself if it is one of them.
 
 `--out` writes the same numbers as JSON. `--arrays` writes both states as safetensors, under
 step_0/NAME and step_N/NAME what a run that observes stores of a step: kernels of the stream after
 the last block, attention logits of sample 0 at a few places for every block and head, and the
 model's logits (`training.observations.arrays_of`). In float32, on the GPU if there is one.
 
-Exit code 2 for a run that is neither finished nor stopped, has no such checkpoint, or saw other
-samples or outputs.
+Exit code 2 for a run that is neither finished nor stopped, has no such checkpoint or too few
+samples, or saw other samples or outputs.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import runs
-from training.config import read_yaml, validate
+from training.config import ObservedLoopConfig, RunConfig, read_yaml, validate
 from training.errors import RunError, UserError, one_line_errors
 from training.files import write_json
 from training.sweep_file import import_experiment
@@ -39,6 +42,8 @@ if TYPE_CHECKING:
 
     from training.loop import Task
     from training.observations import Observation
+
+SAMPLES = 8  # of a run that has observed nothing
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command: exit code 0, or 2 for a user's mistake (one line)."""
     args = _parser().parse_args(argv)
     with one_line_errors(OSError):
-        if args.samples < 1:
+        if args.samples is not None and args.samples < 1:
             raise UserError(f"--samples: {args.samples} given, expected at least 1")
         report, arrays = observe_run(
             args.run, args.reference, args.samples, args.experiment, args.step
@@ -79,7 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     add("run", type=Path, metavar="RUN_DIR", help="folder of a finished or stopped run")
     add("--reference", type=Path, nargs="+", default=[], metavar="RUN_DIR", help="the ensemble")
     add("--step", type=int, metavar="N", help="step of the checkpoint (default the newest kept)")
-    add("--samples", type=int, default=8, help="evaluation samples, from the first on (default 8)")
+    samples = f"how many (default the run's training.observe_samples, {SAMPLES} if it has none)"
+    add("--samples", type=int, metavar="N", help=samples)
     add("--experiment", help="its folder; by default RUN_DIR is results/EXPERIMENT/SWEEP/RUN")
     add("--out", type=Path, metavar="FILE", help="also write the numbers there, as JSON")
     add("--arrays", type=Path, metavar="FILE", help="write kernels, attention and logits there")
@@ -90,13 +96,14 @@ def _parser() -> argparse.ArgumentParser:
 def observe_run(
     run_dir: Path,
     references: Sequence[Path] = (),
-    samples: int = 8,
+    samples: int | None = None,
     experiment: str | None = None,
     step: int | None = None,
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """The report of a run as JSON types, and the arrays of its two states as step_N/NAME.
 
-    Of the newest checkpoint or that of `step`; RunError or UserError for what cannot be observed.
+    Of the newest checkpoint or that of `step`, on as many samples as `load_kept` says; RunError or
+    UserError for what cannot be observed.
     """
     from training import observations
     from training.representations import capture
@@ -107,7 +114,7 @@ def observe_run(
     found = observations.observe(initial, run.task.model, run.batch, forward)
     report = {"run": str(run_dir), **found.line(run.step)}
     if references:
-        report["function_distance"] = _distance(run, found, references, samples, experiment)
+        report["function_distance"] = _distance(run, found, references, experiment)
     start = observations.arrays_of(capture(initial, run.batch, forward))
     states = {0: start, run.step: found.arrays}
     return report, {f"step_{s}/{name}": a for s, own in states.items() for name, a in own.items()}
@@ -117,7 +124,6 @@ def _distance(
     run: Kept,
     found: Observation,
     references: Sequence[Path],
-    samples: int,
     experiment: str | None,
 ) -> dict[str, Any]:
     """How far the run's function is from the limit of the references."""
@@ -126,7 +132,7 @@ def _distance(
     own = run.run_dir.resolve()
     folders = list(dict.fromkeys(folder.resolve() for folder in references))
     others = [folder for folder in folders if folder != own]
-    outputs = [_outputs_like(run, found, folder, samples, experiment) for folder in others]
+    outputs = [_outputs_like(run, found, folder, experiment) for folder in others]
     member = own in folders
     if member:
         mean_square = representations.leave_one_out([found.outputs, *outputs])[0]
@@ -136,17 +142,17 @@ def _distance(
 
 
 def _outputs_like(
-    run: Kept, found: Observation, folder: Path, samples: int, experiment: str | None
+    run: Kept, found: Observation, folder: Path, experiment: str | None
 ) -> torch.Tensor:
     """The logits of a reference on the run's own samples, after as many steps."""
     from training import observations
     from training.representations import capture
 
-    other = load_kept(folder, samples, experiment, run.step)
+    other = load_kept(folder, found.samples, experiment, run.step)
     if not _same(run.batch, other.batch):
         raise RunError(
-            f"{folder}: its first {samples} evaluation samples are not those of {run.run_dir}; "
-            "compare runs on the same data"
+            f"{folder}: its first {found.samples} samples are not those of {run.run_dir}; compare "
+            "runs on the same data"
         )
     forward = observations.forward_of(other.task)
     outputs = capture(other.task.model, other.batch, forward).outputs
@@ -172,13 +178,16 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def load_kept(
-    run_dir: Path, samples: int, experiment: str | None = None, step: int | None = None
+    run_dir: Path,
+    samples: int | None = None,
+    experiment: str | None = None,
+    step: int | None = None,
 ) -> Kept:
-    """A run with the weights of its newest checkpoint, or of `step`, and the first evaluation
-    samples.
+    """A run with the weights of its newest checkpoint, or of `step`, and the samples to observe.
 
-    Raises RunError when the run is neither finished nor stopped or has kept no such checkpoint,
-    when that is damaged, or was made by another plan; UserError for an experiment that has no task.
+    By default as many as the run observed in training, SAMPLES if it did not. Raises RunError when
+    the run is neither finished nor stopped or has kept no such checkpoint, when that is damaged, or
+    was made by another plan; UserError for an experiment that has no task, and for too few samples.
     """
     import torch
 
@@ -190,6 +199,8 @@ def load_kept(
     data = read_yaml(run_dir / "config.yaml")
     path = _checkpoint(run_dir, step)
     task = build_task(validate(kind, data, str(run_dir / "config.yaml")))
+    samples = _observed_samples(task.config) if samples is None else samples
+    observations.check_samples(task, samples, f"{run_dir}: --samples")
     try:
         saved = checkpoint.load(path)
         _refuse_others(path, saved, task)
@@ -201,6 +212,13 @@ def load_kept(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     task.model.to(device)
     return Kept(run_dir, task, saved.step, observations.eval_batch(task, samples, device))
+
+
+def _observed_samples(config: RunConfig) -> int:
+    """Samples that a run observes in training, SAMPLES if none."""
+    settings = config.training
+    observed = isinstance(settings, ObservedLoopConfig) and settings.observe_every
+    return settings.observe_samples if observed else SAMPLES
 
 
 def _check_ended(run_dir: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import nanolm_c4.train
 from nanolm_c4.config import Config as DecoderConfig
 from training import (
     checkpoint,
@@ -378,31 +377,55 @@ def test_samples_that_nothing_observes_are_one_line(toy, every):
     assert not {"observe_every", "observe_samples"} & kept.model_dump()["training"].keys()
 
 
-def test_the_laptop_decoder_is_observed_in_bf16_as_its_final_checkpoint_is(tmp_path):
-    texts = tmp_path / "texts"
-    texts.mkdir()
+SHIPPED = {
+    "nanolm_c4/configs/laptop.yaml": ["schedule.warmup_steps=0", "training.precision=bf16"],
+    "nanolm_c4/configs/infinite_limits_laptop.yaml": ["model.heads=4", "model.layers=2"],
+    "vit_cifar5m/configs/laptop.yaml": [
+        "model.patch_size=16", "training.eval_batch_size=2", "data.validation_images=3"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", SHIPPED)
+def test_shipped_configs_are_observed_alike_resumed_and_from_a_checkpoint(
+    tmp_path, monkeypatch, file
+):
+    """In float32, also during a run in bf16: its report differs in the last digits alone."""
+    name = file.split("/")[0]
+    experiment = importlib.import_module(f"{name}.train")
+    words = [*SHIPPED[file], "training.steps=4", "training.batch_size=2",
+             "training.observe_every=1", "training.observe_samples=2",
+             "checkpoint.every=2", "checkpoint.final=true"]  # fmt: skip
+    if name == "nanolm_c4":
+        words += [*texts(tmp_path), "training.eval_samples=2"]
+    cfg = configs.load(experiment.Config, ROOT / file, words)
+    whole, parts = (tmp_path / "results" / name / "single" / run for run in ("whole", "parts"))
+    assert experiment.run(cfg, whole)["status"] == "finished"
+    found = lines(whole)
+    assert [line["step"] for line in found] == [0, 1, 2, 3, 4] and len(found[-1]["blocks"]) == 2
+    report, _ = observe.observe_run(whole)
+    assert report["samples"] == found[-1]["samples"] == 2
+    assert report["all"] == pytest.approx(found[-1]["all"], rel=1e-5)
+    for mine, theirs in zip(report["blocks"], found[-1]["blocks"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+    assert report["all"]["function_change"] > 0
+    with monkeypatch.context() as patch:
+        die_after(patch, 3)  # one step past the checkpoint, which is observed again
+        with pytest.raises(KeyboardInterrupt):
+            experiment.run(cfg, parts)
+    assert experiment.run(cfg, parts)["resumed_from"] == [2]
+    assert left(parts) == left(whole)
+
+
+def texts(folder):
+    """Overrides for a few made documents and a tokeniser for them."""
+    (folder / "texts").mkdir()
     draw = random.Random(0)
     for index in range(30):
         words = ["".join(draw.choices("abdeiklmnoprstu", k=draw.randint(2, 7))) for _ in range(40)]
-        (texts / f"{index:02}.txt").write_text(" ".join(words).capitalize() + ".")
-    cfg = configs.load(
-        DecoderConfig, ROOT / "nanolm_c4/configs/laptop.yaml",
-        ["data.source=local", f"data.path={texts}", f"data.cache_dir={tmp_path / 'cache'}",
-         "data.tokenizer_vocab_size=64", "data.validation_fraction=0.3", "training.steps=3",
-         "schedule.warmup_steps=0",
-         "training.batch_size=2", "training.eval_samples=2", "training.precision=bf16",
-         "training.observe_every=3", "training.observe_samples=2", "checkpoint.final=true"],
-    )  # fmt: skip
-    folder = tmp_path / "results" / "nanolm_c4" / "single" / "run"
-    assert nanolm_c4.train.run(cfg, folder)["status"] == "finished"
-    start, end = lines(folder)
-    assert (start["step"], end["step"], len(end["blocks"])) == (0, 3, 2)
-    report, _ = observe.observe_run(folder, samples=2)
-    # In float32 during a bf16 run, too: the same to the last digits, and not those of bf16.
-    assert report["all"] == pytest.approx(end["all"], rel=1e-5)
-    for mine, theirs in zip(report["blocks"], end["blocks"]):
-        assert mine == pytest.approx(theirs, rel=1e-5)
-    assert end["all"]["function_change"] > 0
+        (folder / f"texts/{index:02}.txt").write_text(" ".join(words).capitalize() + ".")
+    return ["data.source=local", f"data.path={folder / 'texts'}",
+            f"data.cache_dir={folder / 'cache'}", "data.tokenizer_vocab_size=64",
+            "data.validation_fraction=0.3"]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------
@@ -579,8 +602,10 @@ def test_the_command_prints_what_training_observed_and_writes_it(toy, tmp_path, 
     assert report["all"] == pytest.approx(observed["all"], rel=1e-5)
     row = next(line.split() for line in shown if line.startswith("head_variance"))
     assert row[1:] == [f"{b['head_variance']:.4g}" for b in (*report["blocks"], report["all"])]
-    command(folder, "--samples", "3", "--json")
+    command(folder, "--json")  # as many samples as in training
     assert json.loads(capsys.readouterr().out) == report
+    command(train(toy, "unobserved", training__observe_every=0), "--json")
+    assert json.loads(capsys.readouterr().out)["samples"] == 8
 
 
 def test_the_command_writes_what_training_stored_of_a_step(toy, tmp_path):
@@ -681,6 +706,16 @@ def test_runs_that_cannot_be_observed_are_one_line(toy, capsys, tmp_path):
     assert "--samples: 0 given, expected at least 1" in refusal(capsys, folder, "--samples", 0)
 
 
+def test_more_samples_than_there_are_is_one_line(toy, capsys):
+    folder = train(toy, "run")
+    command(folder, "--samples", 30)
+    assert "30 samples, step 5" in capsys.readouterr().out
+    assert refusal(capsys, folder, "--samples", 31) == (
+        f"error: {folder}: --samples 31 is more than the 30 samples of the validation data; lower "
+        "it or give more validation data"
+    )
+
+
 def test_references_on_other_data_or_outputs_are_one_line(toy, capsys):
     folder = train(toy, "run")
     data = train(toy, "data", data_seed=3)
@@ -688,10 +723,10 @@ def test_references_on_other_data_or_outputs_are_one_line(toy, capsys):
     short = train(toy, "short", training__steps=1)
     assert f"{short}: no checkpoint of step 5, it has kept 1" in (
         refusal(capsys, folder, "--reference", short))
-    assert f"{data}: its first 8 evaluation samples are not those of {folder}; compare" in (
+    assert f"{data}: its first 3 samples are not those of {folder}; compare" in (
         refusal(capsys, folder, "--reference", data))
     line = refusal(capsys, folder, "--reference", outputs)
-    assert "its outputs have shape (8, 6, 21), those of" in line and "same outputs" in line
+    assert "its outputs have shape (3, 6, 21), those of" in line and "same outputs" in line
     assert "leaving one out needs an ensemble of at least two" in (
         refusal(capsys, folder, "--reference", folder))
 
