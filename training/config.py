@@ -11,9 +11,11 @@ import difflib
 import json
 import math
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from types import UnionType
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin
 
 import yaml
 from pydantic import (
@@ -379,7 +381,7 @@ def describe(kind: type[Section]) -> str:
     for key, item in leaves(kind):
         default = "required" if item.is_required() else f"default {_shown(item.default)}"
         lines.append(f"  {key} ({_type_name(item.annotation)}, {default})")
-        lines.append(f"      {item.description}")
+        lines.append(textwrap.indent(textwrap.dedent(item.description or ""), "      "))
     return "\n".join(lines)
 
 
@@ -388,11 +390,19 @@ def _shown(value: Any) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    text = str(annotation) if not isinstance(annotation, type) else annotation.__name__
-    text = re.sub(r"typing\.Literal\[(.*)\]", lambda match: match[1].replace("'", ""), text)
-    text = re.sub(r"typing\.Annotated\[(\w+),.*?\)\]\)?", r"\1", text)
-    text = re.sub(r"typing\.Optional\[(\w+).*\]", r"\1 or none", text)
-    return text.replace(" | None", " or none").replace("NoneType", "none")
+    """A field's type in words, without its bounds."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_name(parts[0])
+    if origin is Literal:
+        return ", ".join(map(str, parts))
+    if origin in (Union, UnionType):
+        return " or ".join(map(_type_name, parts))
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(map(_type_name, parts))}]"
+    if annotation is type(None):
+        return "none"
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation)
 
 
 def _valid_beside(kind: type[Section], parts: Sequence[str]) -> list[str]:

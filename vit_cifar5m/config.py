@@ -69,31 +69,38 @@ class PrescriptionConfig(Section):
     """Start from a readout of zero, as the paper's language model does."""
 
 
-class DataConfig(Section):
-    """Images, their source and how many of them."""
+class SourceConfig(Section):
+    """Where images come from."""
 
     source: Literal["embedded", "cifar5m", "cifar10"] = "embedded"
     """embedded: drawn as they are asked for; cifar5m: the six published npz files, in `path`;
     cifar10: the batches of the published binary version, in `path`."""
     path: str | None = None
     """Folder of the files (cifar5m, cifar10)."""
+    cache_dir: str = "data/cache"
+    """Where unpacked files are kept (cifar5m)."""
+
+    @model_validator(mode="after")
+    def _source_has_its_path(self) -> SourceConfig:
+        if self.source != "embedded" and self.path is None:
+            raise ValueError(f"data.path is missing: the folder of the {self.source} source")
+        return self
+
+
+class DataConfig(SourceConfig):
+    """Images, their source and how many of them."""
+
     train_images: PositiveInt | None = None
-    """Images to train on, from the first on; by default all (embedded: 5,000,000)."""
+    """Images to train on, from the first on; by default all that the files have. embedded has up
+    to 2,000,000,000, by default as many as the run asks for and at least 5,000,000; an epoch's
+    order takes 4 bytes of memory per image in every process."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     """Seed of the data's order, and of the drawn images of embedded; by default the run's `seed`.
     Runs of several seeds then differ in their initial weights alone."""
     validation_images: PositiveInt = 2048
     """Images held out for evaluation, from the first on."""
-    cache_dir: str = "data/cache"
-    """Where unpacked files are kept (cifar5m)."""
     repeat: bool = False
     """Allow a run to see images more than once; by default one that would is refused."""
-
-    @model_validator(mode="after")
-    def _source_has_its_path(self) -> DataConfig:
-        if self.source != "embedded" and self.path is None:
-            raise ValueError(f"data.path is missing: the folder of the {self.source} source")
-        return self
 
 
 class Config(RunConfig):

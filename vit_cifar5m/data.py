@@ -33,7 +33,7 @@ from training.scratch import cache_problem, publish, reason, scratch_folder, wri
 from vit_cifar5m import shapes
 
 if TYPE_CHECKING:
-    from vit_cifar5m.config import DataConfig
+    from vit_cifar5m.config import DataConfig, SourceConfig
 
 # Of CIFAR-10's 50,000 training images, pixels as fractions of 255: what timm and most code for it
 # normalise by. CIFAR-5M samples a model of the same images; the drawn ones are made to have them.
@@ -56,7 +56,10 @@ BINARY_TEST = "test_batch.bin"
 LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip file's member: lengths of name and extra
 COPIED_AT_ONCE = 1 << 20
 
-EMBEDDED_IMAGES = 5_000_000  # as many as CIFAR-5M has
+EMBEDDED_IMAGES = 5_000_000  # as many as CIFAR-5M has, for runs that ask for no more
+# An epoch's order numbers up to 2^31 images in 4 bytes each (training.sampling): 8 GB of these in
+# every process, and some 0.07 s to shuffle each million of them.
+MOST_EMBEDDED = 2_000_000_000
 # Far past every training image's number; the same for every seed, so that runs of several seeds
 # are compared on the same images.
 VALIDATION_FIRST, VALIDATION_SEED = 1 << 40, 0
@@ -77,21 +80,47 @@ class Images(NamedTuple):
     classes: int
 
 
-def from_config(data: DataConfig, seed: int) -> Images:
+def from_config(data: DataConfig, seed: int, visits: int = 0) -> Images:
     """The images of `data.source`; UserError when files are missing, damaged or too few.
 
-    `seed` draws the embedded training images and is of no use to files. Validation images are the
-    same for every seed, and no training image is among them.
+    `seed` draws the embedded training images and is of no use to files; of them there are as many
+    as a run visits. Validation images are the same for every seed, and no training image is among
+    them.
+    """
+    validation = held_out(data, data.validation_images, "data.validation_images")
+    if data.source == "embedded":
+        train = embedded(data.train_images, visits, seed)
+    elif data.source == "cifar5m":
+        train = cifar5m(_folder(data), _cache(data), data.train_images)
+    else:
+        train = cifar10(_folder(data), data.train_images)
+    return Images(train, validation, CLASSES)
+
+
+def held_out(data: SourceConfig, count: int, key: str) -> Dataset:
+    """The first images that no run trains on, without a look at any other file.
+
+    UserError, which names `key`, if there are fewer than `count`.
     """
     if data.source == "embedded":
-        return embedded(data.train_images, data.validation_images, seed)
+        return Drawn(VALIDATION_SEED, VALIDATION_FIRST, count)
+    if data.source == "cifar5m":
+        pixels, labels = open_part(_part_file(_folder(data), PARTS - 1), _cache(data))
+    else:
+        pixels, labels = open_batch(_binary_folder(_folder(data)), BINARY_TEST)
+    return Stored([pixels], labels, _counted(len(labels), count, key, pixels.file))
+
+
+def _folder(data: SourceConfig) -> Path:
+    """The folder of the source's files; UserError if it is none."""
     folder = Path(data.path).expanduser()
     if not folder.is_dir():
         raise UserError(f"data.path: {folder} is not a folder; expected that of {data.source}")
-    if data.source == "cifar5m":
-        cache = Path(data.cache_dir).expanduser() / "cifar5m"
-        return cifar5m(folder, cache, data.train_images, data.validation_images)
-    return cifar10(folder, data.train_images, data.validation_images)
+    return folder
+
+
+def _cache(data: SourceConfig) -> Path:
+    return Path(data.cache_dir).expanduser() / "cifar5m"
 
 
 def collate(samples: Sequence[Sample]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -147,12 +176,16 @@ class Drawn(Dataset):
         return list(zip(images, labels.tolist()))
 
 
-def embedded(train_images: int | None, validation_images: int, seed: int) -> Images:
-    """Images of `vit_cifar5m.shapes`."""
+def embedded(train_images: int | None, visits: int, seed: int) -> Drawn:
+    """Images of `vit_cifar5m.shapes`, by default enough for a run of so many visits.
+
+    The number decides the order. Runs of up to 5,000,000 visits have the order of as many images,
+    so that the shorter one sees the first images of the longer one.
+    """
+    if train_images is None:
+        train_images = min(max(EMBEDDED_IMAGES, visits), MOST_EMBEDDED)
     where = "data.source embedded"
-    size = _counted(EMBEDDED_IMAGES, train_images, "data.train_images", where)
-    validation = Drawn(VALIDATION_SEED, VALIDATION_FIRST, validation_images)
-    return Images(Drawn(seed, 0, size), validation, shapes.CLASSES)
+    return Drawn(seed, 0, _counted(MOST_EMBEDDED, train_images, "data.train_images", where))
 
 
 # Files
@@ -217,17 +250,12 @@ def _check_labels(labels: np.ndarray, where: str) -> None:
 # CIFAR-5M
 
 
-def cifar5m(folder: Path, cache: Path, train_images: int | None, validation_images: int) -> Images:
-    """Parts 0 to 4 for training, as few as `train_images` takes, and part 5 for validation.
+def cifar5m(folder: Path, cache: Path, train_images: int | None) -> Stored:
+    """Parts 0 to 4, as few as `train_images` takes; part 5 is held out.
 
     A part is a zip file of X (uint8 [n, 32, 32, 3]) and Y (whole numbers [n]). X is mapped where it
     lies if it is stored as it is, else from a copy in the cache.
     """
-    held_out, held_out_labels = open_part(_part_file(folder, PARTS - 1), cache)
-    where = str(held_out.file)
-    held_out_size = _counted(
-        held_out.shape[0], validation_images, "data.validation_images", where
-    )
     parts: list[Mapped] = []
     labels: list[np.ndarray] = []
     found = 0
@@ -239,11 +267,7 @@ def cifar5m(folder: Path, cache: Path, train_images: int | None, validation_imag
         labels.append(part_labels)
         found += len(part_labels)
     size = _counted(found, train_images, "data.train_images", folder)
-    return Images(
-        Stored(parts, np.concatenate(labels), size),
-        Stored([held_out], held_out_labels, held_out_size),
-        CLASSES,
-    )
+    return Stored(parts, np.concatenate(labels), size)
 
 
 def _part_file(folder: Path, number: int, found: int = 0) -> Path:
@@ -412,20 +436,19 @@ def _copy(chunks: Iterator[bytes], path: Path, size: int) -> None:
 # CIFAR-10
 
 
-def cifar10(folder: Path, train_images: int | None, validation_images: int) -> Images:
-    """The binary version's five training batches, and its test batch for validation."""
-    inner = folder / "cifar-10-batches-bin"
-    folder = inner if inner.is_dir() else folder
+def cifar10(folder: Path, train_images: int | None) -> Stored:
+    """The binary version's five training batches; the test batch is held out."""
+    folder = _binary_folder(folder)
     train, labels = zip(*(open_batch(folder, name) for name in BINARY_TRAIN))
-    test, test_labels = open_batch(folder, BINARY_TEST)
     train_labels = np.concatenate(labels)
     size = _counted(len(train_labels), train_images, "data.train_images", folder)
-    test_size = _counted(
-        len(test_labels), validation_images, "data.validation_images", test.file
-    )
-    return Images(
-        Stored(train, train_labels, size), Stored([test], test_labels, test_size), CLASSES
-    )
+    return Stored(train, train_labels, size)
+
+
+def _binary_folder(folder: Path) -> Path:
+    """Where the batches are: in the folder, or in the one that the archive unpacks to."""
+    inner = folder / "cifar-10-batches-bin"
+    return inner if inner.is_dir() else folder
 
 
 def open_batch(folder: Path, name: str) -> tuple[Mapped, np.ndarray]:

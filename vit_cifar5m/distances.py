@@ -10,12 +10,15 @@ subtracted. Every run is compared with the widest models of the other seeds alon
 begin with the same random numbers at every size (initialisation draws by seed and name), so that
 the widest model of its own seed is correlated with it. One run's number may come out below zero.
 
+Each curve has a limit of its own, and so has each combination of values where the grid crosses
+heads with other keys. Those keys are columns of the table, empty for curves without them.
+
 Runs of several seeds scatter by what the seed decides. With data.seed set that is the initial
 weights alone; without it each seed also has its own batches, and a part of the distance that comes
 from them does not fall with H.
 
-Exit code 2 for a folder that is no sweep's, fewer than three seeds of the widest models, runs that
-are not finished, have no logits, other steps or other samples.
+Exit code 2 for a folder that is no sweep's, fewer than three seeds of a limit's widest models, runs
+that are not finished, have no logits, or other steps or samples than those they are compared with.
 """
 
 from __future__ import annotations
@@ -37,17 +40,20 @@ if TYPE_CHECKING:
 
 HEADS = "model.heads"
 TABLE = "distances.csv"
-COLUMNS = (
-    "curve", HEADS, "seed", "run", "step", "square_distance", "widest", "references", "member",
-)
+PLACE = ("curve", HEADS, "seed", "run", "step")  # then the grid's other keys
+MEASURED = ("square_distance", "widest", "references", "member")
 _STEP = re.compile(r"step_(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run and its logits: observed step -> (samples, classes)."""
+    """A finished run and its logits: observed step -> (samples, classes).
+
+    `others` are the grid's other values by key: runs that share them and the curve have one limit.
+    """
 
     curve: str
+    others: Mapping[str, Any]
     heads: int
     seed: int
     name: str
@@ -71,38 +77,57 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def rows(found: Sequence[Run]) -> list[dict[str, Any]]:
-    """The table's rows, by curve, heads, seed and step; UserError if a curve has nothing to
-    compare."""
-    curves = dict.fromkeys(run.curve for run in found)
-    table = [row for curve in curves for row in _of_curve([r for r in found if r.curve == curve])]
-    place = list(curves).index
-    return sorted(table, key=lambda r: (place(r["curve"]), r[HEADS], r["seed"], r["step"]))
+    """The table's rows, by curve, the grid's other values, heads, seed and step.
+
+    The other values in the order in which the sweep has them. UserError if a limit has too few
+    models.
+    """
+    curves = list(dict.fromkeys(run.curve for run in found))
+    groups = sorted(_groups(found), key=lambda group: curves.index(group[0].curve))
+    return [row for group in groups for row in _of_group(group)]
 
 
-def _of_curve(found: Sequence[Run]) -> list[dict[str, Any]]:
-    widest = max(run.heads for run in found)
-    members = [run for run in found if run.heads == widest]
+def _groups(found: Sequence[Run]) -> list[list[Run]]:
+    """The runs of each limit: of one curve and the same values of all keys but the heads."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in found:
+        limit = (run.curve, json.dumps(run.others, sort_keys=True))
+        groups.setdefault(limit, []).append(run)
+    return list(groups.values())
+
+
+def _of_group(group: Sequence[Run]) -> list[dict[str, Any]]:
+    widest = max(run.heads for run in group)
+    members = [run for run in group if run.heads == widest]
     seeds = len({run.seed for run in members})
     if seeds < 3:
         raise UserError(
-            f"curve {found[0].curve!r}: {seeds} seed{'s' * (seeds != 1)} of the widest models "
+            f"{_limit(group[0])}: {seeds} seed{'s' * (seeds != 1)} of the widest models "
             f"({HEADS} {widest}); expected at least three, as one of a run's own seed is no "
             "reference for it: give the sweep more seeds"
         )
-    return [row for run in found for row in _of_run(run, members)]
+    ordered = sorted(group, key=lambda run: (run.heads, run.seed))
+    return [row for run in ordered for row in _of_run(run, members)]
+
+
+def _limit(run: Run) -> str:
+    """Whose limit it is, in words."""
+    values = ", ".join(f"{key} {value}" for key, value in run.others.items())
+    return f"curve {run.curve!r}" + (f" with {values}" if values else "")
 
 
 def _of_run(run: Run, members: Sequence[Run]) -> list[dict[str, Any]]:
     """Rows of a run: its distance to the widest models of the other seeds, by step."""
     from training.representations import distance_to_ensemble
 
-    widest, others = members[0].heads, [one for one in members if one.seed != run.seed]
+    widest, references = members[0].heads, [one for one in members if one.seed != run.seed]
     table = []
     for step, logits in run.logits.items():
-        distance = distance_to_ensemble(logits, [one.logits[step] for one in others])
-        values = (run.curve, run.heads, run.seed, run.name, step, distance, widest, len(others),
-                  run.heads == widest)
-        table.append(dict(zip(COLUMNS, values, strict=True)))
+        distance = distance_to_ensemble(logits, [one.logits[step] for one in references])
+        place = (run.curve, run.heads, run.seed, run.name, step)
+        measured = (distance, widest, len(references), run.heads == widest)
+        table.append({**dict(zip(PLACE, place, strict=True)), **run.others,
+                      **dict(zip(MEASURED, measured, strict=True))})
     return table
 
 
@@ -111,7 +136,7 @@ def read_runs(folder: Path) -> list[Run]:
 
     Runs that diverged or failed are left out, as the distance of what they ended with says nothing.
     Raises UserError for a folder without runs, RunError for a damaged manifest and for a run that
-    is not at its end, has not stored its logits, or is not comparable with the first.
+    is not at its end, has not stored its logits, or is not comparable with the first of its limit.
     """
     if not (folder / "manifest.json").exists():
         raise UserError(
@@ -122,7 +147,8 @@ def read_runs(folder: Path) -> list[Run]:
     found = [run for entry in entries if (run := _run(folder, entry)) is not None]
     if not found:
         raise UserError(f"{folder}: no finished run in it; run the sweep first")
-    _check_comparable(folder, found)
+    for group in _groups(found):
+        _check_comparable(folder, group)
     return found
 
 
@@ -161,8 +187,9 @@ def _run(folder: Path, entry: Mapping[str, Any]) -> Run | None:
         return None
     if HEADS not in entry["values"]:
         raise UserError(f"{folder}: its grid has no {HEADS}; expected a sweep over heads")
-    heads = int(entry["values"][HEADS])
-    return Run(entry["curve"], heads, entry["seed"], entry["run"], _logits(run_dir))
+    others = dict(entry["values"])
+    heads = int(others.pop(HEADS))
+    return Run(entry["curve"], others, heads, entry["seed"], entry["run"], _logits(run_dir))
 
 
 def _logits(run_dir: Path) -> dict[int, torch.Tensor]:
@@ -227,8 +254,9 @@ def write(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
     """Writes the table as CSV, whole or not at all."""
     from training.files import write_text
 
+    keys = dict.fromkeys(key for row in table for key in row if key not in (*PLACE, *MEASURED))
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, [*PLACE, *keys, *MEASURED], lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
     write_text(path, text.getvalue())

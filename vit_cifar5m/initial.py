@@ -12,11 +12,11 @@ attention: moments over heads of the attention logits A of the last block, over 
 samples, as all places have the same law; and the density of A over heads where the last token of
 the first sample attends to the first, in units of the predicted deviation N^(1/2 - alpha).
 
-Images are the first validation images of the source. Writes initial_kernels.csv (a row per network
-and layer), initial_attention.csv (a row per network) and initial_density.csv (a row per size and
-bin, all networks together) to results/vit_cifar5m/initial_PRESET; `python -m plots.infinite_heads`
-draws them. With --ship they are kept in plots/data. In float32 on the GPU if there is one, sums in
-float64.
+Images are the first that the source holds out of training. Writes initial_kernels.csv (a row per
+network and layer), initial_attention.csv (a row per network) and initial_density.csv (a row per
+size and bin, all networks together) to results/vit_cifar5m/initial_PRESET; `python -m
+plots.infinite_heads` draws them. With --ship they are kept in plots/data. In float32 on the GPU if
+there is one, sums in float64.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from training.config import (
     validate,
 )
 from training.errors import UserError, one_line_errors
-from vit_cifar5m.config import DataConfig, Exponent, ModelConfig
+from vit_cifar5m.config import Exponent, ModelConfig, SourceConfig
 
 if TYPE_CHECKING:
     import torch
@@ -101,10 +101,10 @@ class Settings(Section):
     patch_size: Literal[1, 2, 4, 8, 16, 32] = 4
     """Side of a patch in pixels."""
     samples: PositiveInt = 8
-    """Images, the first of the source's validation images."""
+    """Images, the first that the source holds out of training."""
     seed: Annotated[int, Field(ge=0, lt=2**40)] = 0
     """Seed of the networks."""
-    data: DataConfig = DataConfig()
+    data: SourceConfig = SourceConfig()
 
     @model_validator(mode="after")
     def _sizes_occur_once(self) -> Settings:
@@ -114,11 +114,6 @@ class Settings(Section):
         for key, values in named.items():
             if len(set(values)) < len(values):
                 raise ValueError(f"{key} {values}: a value stands there twice; name each once")
-        if self.samples > self.data.validation_images:
-            raise ValueError(
-                f"samples {self.samples}, but data.validation_images is "
-                f"{self.data.validation_images}; raise it or lower samples"
-            )
         return self
 
 
@@ -198,8 +193,8 @@ def first_images(settings: Settings) -> torch.Tensor:
     """The images [B, 3, 32, 32], normalised."""
     from vit_cifar5m import data
 
-    validation = data.from_config(settings.data, settings.seed).validation
-    return data.collate([validation[index] for index in range(settings.samples)])[0]
+    held_out = data.held_out(settings.data, settings.samples, "samples")
+    return data.collate([held_out[index] for index in range(settings.samples)])[0]
 
 
 # ------------------------------------------------------------------------------------------------

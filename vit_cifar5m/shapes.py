@@ -1,4 +1,4 @@
-"""Drawn images: a stand-in for CIFAR-5M without end, image i a pure function of (seed, i).
+"""Drawn images: a stand-in for CIFAR-5M, image i < 2^63 a pure function of (seed, i).
 
 A blob of random place, size, tilt and colours is filled with stripes, on a ground with stripes of
 its own, under noise. The class is two things at once: which of five directions the blob's stripes

@@ -79,9 +79,11 @@ def build_data(config: Config):
     from training import processes
     from vit_cifar5m import data
 
+    settings = config.training
+    visits = settings.steps * settings.batch_size
     with processes.state().main_process_first():  # what the cache lacks is put there once
-        images = data.from_config(config.data, _data_seed(config))
-    settings, classes = config.training, images.classes
+        images = data.from_config(config.data, _data_seed(config), visits)
+    classes = images.classes
     if classes != config.model.classes:
         raise UserError(
             f"model.classes {config.model.classes}, but the images of data.source "

@@ -1,7 +1,10 @@
 """Configs: what is read, what is refused and in which words."""
 
+from typing import Annotated, Literal
+
 import pytest
 import yaml
+from pydantic import Field
 
 from nanolm_c4.config import Config
 from training import config
@@ -146,6 +149,20 @@ def test_the_saved_config_is_complete_and_reads_back():
         node = data
         for part in key.split(".") if key not in unset else ():
             node = node[part]
+
+
+def test_help_writes_types_in_words_and_indents_what_they_mean():
+    class Kinds(config.Section):
+        rule: Literal["full", "none"] | Literal["global"] | None = None
+        """What aligns,
+        in two lines."""
+        sizes: list[Annotated[int, Field(ge=0, lt=5)]] = [1]
+        """Sizes."""
+
+    assert config.describe(Kinds).splitlines()[-5:] == [
+        "  rule (full, none or global or none, default none)", "      What aligns,",
+        "      in two lines.", "  sizes (list[int], default [1])", "      Sizes.",
+    ]
 
 
 def test_help_lists_every_key_with_a_meaning():

@@ -13,7 +13,7 @@ from training.loading import batches
 from training.sampling import BatchIds
 from vit_cifar5m import data as module
 from vit_cifar5m import shapes
-from vit_cifar5m.config import DataConfig
+from vit_cifar5m.config import DataConfig, SourceConfig
 from vit_cifar5m.data import check_single_visit, collate, from_config
 
 COUNTS = (4, 3, 5, 2, 4, 6)  # images of each part
@@ -340,7 +340,9 @@ def test_the_pickled_version_is_named_and_not_opened(tmp_path):
 
 
 def test_damaged_batches_are_refused(tmp_path):
-    assert "data_batch_1.bin" in refused("cifar10", tmp_path, tmp_path)
+    assert "no test_batch.bin in it" in refused("cifar10", tmp_path, tmp_path)
+    (tmp_path / "test_batch.bin").write_bytes(records(0).tobytes())
+    assert "no data_batch_1.bin in it" in refused("cifar10", tmp_path, tmp_path)
     file = write_batches(tmp_path) / "data_batch_3.bin"
     for content in (records(3).tobytes()[:-1], b""):
         file.write_bytes(content)
@@ -357,7 +359,9 @@ def test_damaged_batches_are_refused(tmp_path):
 
 
 def whole(dataset):
-    return [bytes(image) for image, _ in dataset.__getitems__(range(len(dataset)))]
+    if isinstance(dataset, module.Drawn):
+        return [bytes(image) for image, _ in dataset.__getitems__(range(len(dataset)))]
+    return [bytes(image) for image, _ in (dataset[i] for i in range(len(dataset)))]
 
 
 def test_embedded_images_are_the_drawn_ones():
@@ -380,20 +384,50 @@ def test_validation_images_are_held_out_and_the_same_for_every_seed():
     held_out, also = (whole(images.validation) for images in (first, second))
     assert held_out == also and not set(held_out) & set(whole(first.train))
     # No number of a training image, however many there are, is one of a validation image.
-    assert first.validation.first > module.EMBEDDED_IMAGES
+    assert first.validation.first > module.MOST_EMBEDDED
+
+
+def test_a_run_has_as_many_drawn_images_as_it_visits():
+    """The number decides their order, which stays that of 5,000,000 for all shorter runs."""
+    def trained(visits, **fields):
+        return len(from_config(DataConfig(**fields), seed=0, visits=visits).train)
+
+    assert [trained(visits) for visits in (1, 5_000_000)] == [5_000_000] * 2
+    assert trained(5_002_240) == 5_002_240
+    assert trained(10**10) == module.MOST_EMBEDDED
+    for fields in ({"train_images": 7}, {"train_images": 6_000_000}):
+        assert trained(5_002_240, **fields) == fields["train_images"]
+    stated = DataConfig.model_fields["train_images"].description.replace("\n", " ")
+    for number in (module.MOST_EMBEDDED, module.EMBEDDED_IMAGES):
+        assert f"{number:,}" in stated
+    assert module.MOST_EMBEDDED <= np.iinfo(np.int32).max  # 4 bytes each in training.sampling
 
 
 @pytest.mark.parametrize("source", ["embedded", "cifar5m", "cifar10"])
 def test_more_images_than_there_are_is_refused(tmp_path, source):
     write_parts(tmp_path)
     write_batches(tmp_path)
-    most = {"embedded": 5_000_000, "cifar5m": 18, "cifar10": 20}[source]
+    most = {"embedded": 2_000_000_000, "cifar5m": 18, "cifar10": 20}[source]
     assert len(load(source, tmp_path, tmp_path, train_images=most).train) == most
     message = refused(source, tmp_path, tmp_path, train_images=most + 1)
     assert f"data.train_images: {most + 1}" in message and str(most) in message
     if source != "embedded":
         message = refused(source, tmp_path, tmp_path, validation_images=7)
         assert "data.validation_images: 7" in message and str(tmp_path) in message
+
+
+@pytest.mark.parametrize("source, name", [("cifar5m", "part5.npz"), ("cifar10", "test_batch.bin")])
+def test_held_out_images_need_no_other_file(tmp_path, source, name):
+    folder = tmp_path / "all"
+    write_parts(folder, name="part{}.npz") if source == "cifar5m" else write_batches(folder)
+    expected = whole(load(source, folder, tmp_path, validation_images=3).validation)
+    (tmp_path / "one").mkdir()
+    (folder / name).rename(tmp_path / "one" / name)
+    data = SourceConfig(source=source, path=str(tmp_path / "one"))
+    found = module.held_out(data, 3, "samples")
+    assert whole(found) == expected
+    with pytest.raises(UserError, match="samples: 7 wanted, but .* has [46] images"):
+        module.held_out(data, 7, "samples")
 
 
 # Batches and visits

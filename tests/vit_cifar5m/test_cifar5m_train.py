@@ -10,7 +10,8 @@ import torch
 from training import coordinate_check, loop, signals
 from training.config import leaves, load
 from training.errors import UserError
-from vit_cifar5m import data, train
+from training.sampling import sample_ids
+from vit_cifar5m import data, shapes, train
 from vit_cifar5m.config import Config
 from vit_cifar5m.model import VisionTransformer
 
@@ -106,6 +107,27 @@ def test_a_stopped_and_resumed_run_trains_once_on_every_image(tmp_path, monkeypa
     stopped_and_resumed(config, tmp_path, monkeypatch)
     assert sorted(ids) == list(range(48)) and ids != sorted(ids)
     assert rows == ([3, 3, 2] if overrides else [8]) * 6
+
+
+def test_a_run_that_needs_more_drawn_images_than_cifar_5m_has_gets_them():
+    """The paper's steps on drawn images: 19540 x 256 = 5,002,240 of them."""
+    words = ["data.source=embedded", "data.path=null", "model.head_dim=2", "model.heads=2"]
+    config = load(Config, ROOT / "vit_cifar5m/configs/paper.yaml", words)
+    assert len(train.build_data(config).train) == 5_002_240
+    words = ["data.train_images=6000000", "training.batch_size=64"]
+    config = load(Config, LAPTOP, [*words, "training.steps=93750"])
+    assert len(train.build_data(config).train) == 6_000_000
+    with pytest.raises(UserError, match="6000064 images, but there are 6000000 to be seen once"):
+        train.build_data(load(Config, LAPTOP, [*words, "training.steps=93751"]))
+
+
+def test_runs_on_drawn_images_begin_as_they_always_have():
+    """The order is that of 5,000,000 images for every run that asks for no more."""
+    task = train.build_task(settings("seed=3"))
+    images, labels = next(iter(loop.first_batches(task, 1)))
+    drawn, expected = shapes.draw(sample_ids(5_000_000, 3, 0, 8), 3)
+    assert torch.equal(labels, torch.from_numpy(expected))
+    assert torch.equal(images, data.collate(list(zip(drawn, expected)))[0])
 
 
 def test_a_run_that_would_see_images_twice_is_refused_unless_it_may():
@@ -316,20 +338,48 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(argv, message, capsys, tmp_
     assert not (tmp_path / "run").exists()
 
 
-def test_the_coordinate_check_scans_the_depth(tmp_path, monkeypatch, capsys):
+def scan(folder, key, widths, *words):
+    """What the coordinate check's command writes: slopes by (quantity, name), and the rest."""
+    small = ["model.patch_size=16", "data.validation_images=1", "data.train_images=64",
+             "training.steps=1", "training.log_every=1", "training.eval_every=0"]
+    argv = ["vit_cifar5m", str(LAPTOP), *small, *words, "--scan", key, "--widths",
+            *map(str, widths), "--steps", "1", "--seeds", "5", "--out", str(folder)]
+    coordinate_check.main(argv)  # exits with 1 where a verdict is bad
+    found = json.loads((folder / "coordinate_check.json").read_text())
+    assert found["scan"] == key and found["passed"]
+    return {(slope["quantity"], slope["name"]): slope for slope in found["slopes"]}, found
+
+
+@pytest.fixture
+def no_figure(monkeypatch):
     monkeypatch.setattr(coordinate_check, "_draw", lambda folder: None)
-    small = ["model.patch_size=16", "data.validation_images=1"]
-    argv = ["vit_cifar5m", str(LAPTOP), *small, "--scan", "model.layers", "--widths", "2", "4", "8"]
-    argv += ["--steps", "1", "--seeds", "2", "--out", str(tmp_path)]
-    try:
-        coordinate_check.main(argv)
-    except SystemExit as exit_:  # few seeds: some slopes are unclear
-        assert exit_.code == 1
-    found = json.loads((tmp_path / "coordinate_check.json").read_text())
-    assert found["scan"] == "model.layers"
+
+
+def test_the_coordinate_check_scans_the_depth(tmp_path, no_figure, capsys):
+    slopes, found = scan(tmp_path, "model.layers", (2, 8, 32))
     kept = ("prescription.beta0", "prescription.gamma0", "optimizer.lr")
     assert [found["set_for_the_check"][key] for key in kept] == [1.0, 1.0, 0.25]
-    slopes = {(slope["quantity"], slope["name"]): slope for slope in found["slopes"]}
     assert slopes["update", "blocks.*.mlp.up.weight"]["aim"] == 0  # alpha_depth 1
     assert slopes["update", "readout.weight"]["aim"] == pytest.approx(0.5)  # x L^(-1/2)
-    assert not {"grows", "shrinks"} & {slope["verdict"] for slope in found["slopes"]}
+    assert {slope["verdict"] for slope in slopes.values()} == {"ok"}
+
+
+@pytest.mark.parametrize("key, widths", [("model.head_dim", (16, 32, 64, 128)),
+                                         ("model.heads", (8, 16, 32, 64))])
+def test_the_coordinate_check_scans_both_parts_of_the_width(
+    tmp_path, no_figure, capsys, key, widths
+):
+    """Of SGD, whose first step moves q and k less over N by N^(-1/2), an exception it knows."""
+    slopes, _ = scan(tmp_path, key, widths)
+    exceptions = {name for (_, name), slope in slopes.items()
+                  if slope["verdict"] == "expected exception"}
+    queries_and_keys = {f"blocks.{block}.attention.{name}.weight"
+                        for block in (0, 1) for name in ("query", "key")}
+    assert exceptions == (queries_and_keys if key == "model.head_dim" else set())
+    assert {slope["verdict"] for slope in slopes.values()} - {"expected exception"} == {"ok"}
+    aims = [slopes["update", f"blocks.0.{name}.weight"]["aim"]
+            for name in ("attention.query", "attention.value", "mlp.up")]
+    assert aims == pytest.approx([-0.5] * 3) and slopes["init", "readout"]["aim"] == -0.5
+    assert ("expected exception: in the first steps of SGD" in capsys.readouterr().out) == bool(
+        exceptions
+    )

@@ -1,6 +1,7 @@
 """Figures 3, 4 and 5 of Bordelon et al.: what is measured, on known answers, and what is drawn."""
 
 import csv
+import functools
 import json
 import math
 from fractions import Fraction
@@ -16,7 +17,7 @@ from scipy.integrate import quad
 from plots import exponents, infinite_depth, infinite_heads, style
 from plots.tables import TableError
 from training import loop
-from training.config import load
+from training.config import describe, leaves, load
 from training.sweep_file import load_sweep
 from vit_cifar5m import distances, initial, train
 from vit_cifar5m.config import Config
@@ -97,6 +98,28 @@ TINY = [
 ]
 
 
+SMALLEST = [
+    "kernels.heads=[2,4]", "kernels.layers=2", "kernels.networks=2", "kernels.reference_networks=2",
+    "attention.heads=[4]", "attention.head_dims=[2]", "attention.alphas=[0.5]",
+    "attention.networks=2", "patch_size=16", "samples=2",
+]
+
+
+@functools.cache
+def _base(*words):
+    return initial.compute(initial.read_settings("laptop", words))
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    """A folder with CIFAR-10's held-out batch alone, of random pixels."""
+    folder = tmp_path_factory.mktemp("cifar10")
+    rows = np.random.default_rng(0).integers(0, 256, (4, 3073), dtype=np.uint8)
+    rows[:, 0] %= 10
+    (folder / "test_batch.bin").write_bytes(rows.tobytes())
+    return folder
+
+
 @pytest.fixture(scope="module")
 def measured():
     return initial.compute(initial.read_settings("laptop", TINY))
@@ -162,6 +185,25 @@ def test_the_command_writes_tables_and_ships_them(tmp_path, monkeypatch, capsys)
         assert len(list(csv.DictReader(file))) == (10 + 2) * 2
 
 
+@pytest.mark.parametrize("change", [
+    "kernels.head_dim=2", "kernels.layers=1", "kernels.heads=[2,8]", "kernels.networks=3",
+    "kernels.reference_networks=3", "attention.head_dims=[1]", "attention.heads=[2]",
+    "attention.alphas=[0.75]", "attention.layers=2", "attention.networks=3", "alpha_attention=1",
+    "alpha_depth=0.5", "beta0=1", "patch_size=32", "samples=1", "seed=1", "data.source=cifar10",
+])
+def test_every_key_changes_a_table(change, pictures):
+    words = [*SMALLEST, f"data.path={pictures}"]
+    assert initial.compute(initial.read_settings("laptop", [*words, change])) != _base(*words)
+
+
+def test_every_key_is_covered_above():
+    keys = {key for key, _ in leaves(initial.Settings)}
+    marks = test_every_key_changes_a_table.pytestmark[0].args[1]
+    # The folder and the cache are where files of a source lie, tested in test_cifar5m_data.py.
+    assert keys == {change.partition("=")[0] for change in marks} | {"data.path", "data.cache_dir"}
+    assert "data.seed" not in describe(initial.Settings)
+
+
 def test_both_presets_are_valid_and_the_paper_has_its_sizes():
     paper = initial.read_settings("paper", [])
     assert (paper.kernels.head_dim, paper.kernels.layers) == (4, 8)
@@ -174,7 +216,10 @@ def test_both_presets_are_valid_and_the_paper_has_its_sizes():
     (["kernels.head=4"], "preset laptop: unknown key 'kernels.head'"),
     (["kernels.heads=[4,4]"], "kernels.heads [4, 4]: a value stands there twice"),
     (["attention.alphas=[0.5,0.5]"], "attention.alphas [0.5, 0.5]: a value stands there twice"),
-    (["samples=9000"], "samples 9000, but data.validation_images is 2048; raise it or lower"),
+    (["data.seed=1"], "preset laptop: unknown key 'data.seed'"),
+    (["data.repeat=true"], "preset laptop: unknown key 'data.repeat'"),
+    (["data.train_images=9"], "preset laptop: unknown key 'data.train_images'"),
+    (["data.validation_images=9"], "preset laptop: unknown key 'data.validation_images'"),
     (["kernels.reference_networks=1"], "kernels.reference_networks"),
     (["attention.alphas=[2]"], "attention.alphas"),
     (["data.source=cifar10"], "data.path is missing"),
@@ -268,6 +313,45 @@ def test_what_runs_of_one_seed_share_does_not_count_as_closeness(tmp_path):
     for heads in (4, 8):
         found = [float(rows[heads, seed, 0]["square_distance"]) for seed in range(3)]
         assert np.mean(found) == pytest.approx(1, abs=0.05)
+
+
+ALPHA = "prescription.alpha_attention"
+
+
+def crossed(folder, key, sweeps):
+    """A folder whose grid crosses heads with another key: value -> runs, as for sweep_folder."""
+    entries = []
+    for value, runs in sweeps.items():
+        part = sweep_folder(folder / str(value), runs)
+        for entry in json.loads((part / "manifest.json").read_text()):
+            values = {key: value, **entry["values"]}
+            entries.append({**entry, "run": f"{value}/{entry['run']}", "values": values})
+    (folder / "manifest.json").write_text(json.dumps(entries))
+    return folder
+
+
+def test_each_value_of_another_key_has_its_own_limit(tmp_path):
+    """Logits of the two alphas lie ten apart, and they were observed at other steps."""
+    runs = {(heads, seed): ones(seed - 1 + 4 / heads) for heads in (4, 16) for seed in range(3)}
+    sweeps = {alpha: {at: {step: logits + 10 * step} for at, logits in runs.items()}
+              for alpha, step in ((1, 0), (0.5, 1))}
+    distances.main([str(crossed(tmp_path, ALPHA, sweeps))])
+    table = pd.read_csv(tmp_path / "distances.csv")
+    assert list(table[ALPHA]) == [1.0] * 6 + [0.5] * 6 and set(table["references"]) == {2}
+    # Against seeds 1 and 2, for example: mean 1/2 + 1/4, scatter of the mean 1/4.
+    one = [(s - 1 - m + 0.75 * (h == 4)) ** 2 - v for h in (4, 16)
+           for s, m, v in ((0, 0.5, 0.25), (1, 0, 1), (2, -0.5, 0.25))]
+    for _, rows in table.groupby(ALPHA):
+        assert list(rows["square_distance"]) == pytest.approx(one)
+    assert len(infinite_heads.read(tmp_path / "distances.csv", infinite_heads.DISTANCES)) == 12
+
+
+def test_a_limit_with_too_few_seeds_is_named_with_its_values(tmp_path, capsys):
+    runs = {(8, seed): {0: ones(seed)} for seed in range(3)}
+    with pytest.raises(SystemExit):
+        distances.main([str(crossed(tmp_path, ALPHA, {1: runs, 0.5: PAIR}))])
+    line = "curve 'heads' with prescription.alpha_attention 0.5: 2 seeds of the widest models"
+    assert line in capsys.readouterr().err
 
 
 def test_runs_that_diverged_are_left_out(tmp_path):
@@ -407,11 +491,13 @@ def test_there_is_no_verdict_on_the_spread_of_what_has_not_learnt(tmp_path):
     assert last.measured == "not measured" and last.verdict == "no verdict: at chance"
 
 
-def test_the_sampling_floor_is_the_mean_distance_of_draws():
+@pytest.mark.parametrize("other", [[0.1, 0.2, 0.3, 0.4], [0.12, 0.18, 0.3, 0.4]])
+def test_the_expected_variation_is_the_mean_distance_of_draws(other):
     rng, shares = np.random.default_rng(0), np.array([0.1, 0.2, 0.3, 0.4])
     drawn = rng.multinomial(500, shares, size=4000) / 500
-    expected = np.abs(drawn - shares).sum(axis=1).mean() / 2
-    assert infinite_heads.sampling_floor(shares, 500) == pytest.approx(expected, rel=0.03)
+    expected = np.abs(drawn - other).sum(axis=1).mean() / 2
+    found = infinite_heads.expected_variation(shares, np.array(other), 500)
+    assert found == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize("head_dim", [1, 4, 16])
@@ -431,6 +517,10 @@ def test_the_exact_density_has_its_moments(head_dim, alpha):
 
 def test_tables_of_heads_that_are_wrong_are_one_line(tmp_path, monkeypatch):
     paths = heads_tables(tmp_path)
+    again = pd.concat([pd.read_csv(paths[4])] * 2)
+    again.to_csv(tmp_path / "again.csv", index=False)
+    with pytest.raises(TableError, match="two runs with model.heads 4, seed 0, step 30; expected"):
+        infinite_heads.read_all([*paths[:4], tmp_path / "again.csv"])
     with pytest.raises(TableError, match="1 table given, expected five"):
         infinite_heads.read_all(paths[:1])
     with pytest.raises(TableError, match="no column 'alpha_attention'; is it the initial_att"):
@@ -485,26 +575,40 @@ def test_movement_and_loss_over_depth_are_found(tmp_path, capsys):
     gains = [line for line in lines if line.startswith("5b: final loss, alpha_L = 1/2 minus 1")]
     assert all(gain in line for gain, line in zip(("+0.050", "+0.200", "+0.800"), gains))
     assert "eta_0 = 2 (alpha_L = 1/2), 4 (alpha_L = 1)" in lines[0]
+    assert gains[-1].endswith("agrees") and not any(map(lambda g: g.endswith("agrees"), gains[:-1]))
     growth = next(line for line in lines if line.startswith("5b: that gain at L = 16 minus at"))
-    assert "+0.750 ± 0.000" in growth and growth.endswith("agrees")
+    assert growth.endswith("+0.750 ± 0.000 (n = 3)")
     names = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert names == {"figure_5_depth.png", "figure_5_depth.pdf"}
+    assert names == {"infinite_figure_5_depth.png", "infinite_figure_5_depth.pdf"}
 
 
 def test_an_equal_gain_at_all_depths_is_none(tmp_path):
     _, losses = infinite_depth.read_all(depth_tables(tmp_path, gain=0))
     half = losses[infinite_depth.ALPHA] == 0.5
     apart = losses.assign(eval_loss=losses["eval_loss"] + 0.5 * half)
-    growth = infinite_depth._of_losses(apart)[-1]
-    assert growth.measured.startswith("+0.000") and growth.verdict == "within noise"
+    gain, growth = infinite_depth._of_losses(apart)[-2:]
+    assert gain.measured.startswith("+0.500") and gain.verdict == "agrees"
+    assert growth.measured.lstrip("+-").startswith("0.000") and not growth.verdict
+    assert infinite_depth._of_losses(losses)[-2].verdict == "within noise"
 
 
 def test_there_is_no_verdict_on_curves_above_chance(tmp_path):
     _, losses = infinite_depth.read_all(depth_tables(tmp_path, level=2.4))
-    growth = infinite_depth._of_losses(losses)[-1]
-    assert growth.measured.startswith("+0.750")
-    assert growth.verdict.startswith("no verdict: above chance")
-    assert growth.verdict.endswith("alpha_L = 1/2, L = 1, 4, 16; alpha_L = 1, L = 1")
+    gain, growth = infinite_depth._of_losses(losses)[-2:]
+    assert growth.measured.startswith("+0.750") and not growth.verdict
+    assert gain.verdict.startswith("no verdict: above chance")
+    assert gain.verdict.endswith("alpha_L = 1/2, L = 1, 4, 16; alpha_L = 1, L = 1")
+
+
+def test_depths_are_compared_on_the_seeds_that_have_both(tmp_path):
+    """Losses differ by 1 between seeds: unpaired, a lost run would be a gain."""
+    _, losses = infinite_depth.read_all(depth_tables(tmp_path, gain=0))
+    apart = losses.assign(eval_loss=losses["eval_loss"] + losses["seed"])
+    lost = (apart["seed"] == 2) & (apart["model.layers"] == 16) & (apart[infinite_depth.ALPHA] == 1)
+    gain, growth = infinite_depth._of_losses(apart[~lost])[-2:]
+    for found in (gain, growth):
+        assert float(found.measured.split()[0]) == pytest.approx(0) and "(n = 2)" in found.measured
+    assert gain.verdict == "undecided (n = 2)"
 
 
 def test_compute_is_six_flops_per_parameter_and_token(tmp_path):
@@ -526,7 +630,11 @@ def test_tables_of_depth_that_are_wrong_are_one_line(tmp_path, monkeypatch):
         infinite_depth.read_all(paths[:2])
     with pytest.raises(TableError, match="no column 'block'; is it the observations.csv"):
         infinite_depth.read_all(paths[::-1])
-    pd.read_csv(paths[1]).assign(**{"optimizer.lr": range(18)}).to_csv(paths[1], index=False)
+    results = pd.read_csv(paths[1])
+    pd.concat([results, results.assign(run="again")]).to_csv(paths[1], index=False)
+    with pytest.raises(TableError, match="two runs with model.layers 1, prescription.alpha_depth"):
+        infinite_depth.read_all(paths)
+    results.assign(**{"optimizer.lr": range(18)}).to_csv(paths[1], index=False)
     with pytest.raises(TableError, match="9 values of optimizer.lr with prescription.alpha_depth"):
         infinite_depth.read_all(paths)
     lost = depth_tables(tmp_path, statuses=("diverged",))
