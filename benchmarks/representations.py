@@ -1,6 +1,6 @@
 """What one observation of the representations costs: time beside a training step, and memory.
 
-    python benchmarks/representations.py                         # under a minute on two cores
+    python benchmarks/representations.py                         # about a minute on one core
     python benchmarks/representations.py --heads 8 32 --contexts 64 512 --samples 8
     python benchmarks/representations.py --experiment vit_cifar5m --contexts 16 64
     python benchmarks/representations.py --device cuda --heads 32 128 --contexts 512
@@ -42,7 +42,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--experiment", choices=("nanolm_c4", "vit_cifar5m"), default="nanolm_c4")
     add("--heads", type=int, nargs="+", default=[4, 16], metavar="H")
-    add("--contexts", type=int, nargs="+", default=[64, 256], metavar="T")
+    add("--contexts", type=int, nargs="+", default=[64, 256], metavar="T",
+        help="tokens; of vit_cifar5m 4, 16, 64, 256 or 1024")
     add("--head-dim", type=int, default=16, metavar="N")
     add("--layers", type=int, default=4)
     add("--vocab", type=int, default=1024)
@@ -52,7 +53,12 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--threads", type=int, default=1)
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--case", type=json.loads, help=argparse.SUPPRESS)
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    patches = {(32 // side) ** 2 for side in (1, 2, 4, 8, 16)}
+    if options.experiment == "vit_cifar5m" and not patches.issuperset(options.contexts):
+        parser.error(f"--contexts {options.contexts}: square patches of 32 x 32 pixels make "
+                     f"{', '.join(map(str, sorted(patches)))} tokens; use these")
+    return options
 
 
 # The measuring process: one case, one JSON line

@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.exponents import Estimate, exponent, law
+from plots.exponents import Estimate, complete, exponent, law
 from plots.findings import HEADER, Finding
 from plots.infinite_dynamics import (
     ALPHA,
@@ -161,7 +161,7 @@ def _draw_points(
     ls, face = ("--", "white") if hollow else ("-", look["color"])
     axis.plot(kept[HEAD_DIM], kept[column], ls="", marker=look["marker"], ms=2.5, alpha=0.4,
               color=look["color"])
-    fit = law(rows, HEAD_DIM, column)
+    fit = law(complete(kept, SEED, HEAD_DIM), HEAD_DIM, column)  # as in the findings
     axis.plot(means.index, means, ls="" if fit else ls, ms=5, mfc=face, **look)
     if fit:
         axis.plot(means.index, [fit(n) for n in means.index], ls=ls, lw=1.2, color=look["color"])

@@ -24,7 +24,6 @@ from plots.rate_sweeps import (
     edge_lines,
     exponent,
     lost_lines,
-    noise_line,
     rate_sweeps,
     seed_noise,
 )
@@ -110,11 +109,21 @@ def _transfer(place: str, sweeps: Mapping[int, RateSweep]) -> Finding:
 
 def report(rows: pd.DataFrame) -> str:
     """The findings in words, with what they rest on."""
-    text = [noise_line(rows, "all runs").replace(" D = ", " N = "), HEADER]
+    text = [_noise(rows), HEADER]
     text += [finding.line() for finding in findings(rows)]
     named = {(title,): sweeps for title, sweeps in zip(_titles(rows), fits(rows).values())}
     notes = [*lost_lines(rows, [CURVE]), *edge_lines(named)]
     return "\n".join([*text, *(plain(note).replace(" D = ", " N = ") for note in notes)])
+
+
+def _noise(rows: pd.DataFrame) -> str:
+    """What stands behind the errors: the spread at each N."""
+    found = {int(n): seed_noise(own) for n, own in rows.groupby(HEAD_DIM)}
+    known = [f"{noise:.3f} at N = {n}" for n, (noise, points) in found.items() if points]
+    if not known:
+        return "no point near an optimum has two seeds; spread over seeds unknown"
+    return (f"final loss varies over seeds by {', '.join(known)} nats (standard deviation near "
+            "optima, both alpha_A together; N without one take that of all)")
 
 
 def _titles(rows: pd.DataFrame) -> list[str]:

@@ -130,8 +130,8 @@ class LoopConfig(Section):
     probe_every: Count = 0
     """Steps between probes of every tensor and dense layer, from the first on; 0 for none."""
     probe_samples: PositiveInt = 8
-    """Validation samples that a probe's forward pass sees, from the first on; of text full rows,
-    without pads, as far as there are any."""
+    """Validation samples that a probe's forward pass sees, from the first on; of a decoder's text
+    full rows, without pads, as far as there are any."""
 
 
 class ObservedLoopConfig(LoopConfig):
@@ -140,8 +140,8 @@ class ObservedLoopConfig(LoopConfig):
     observe_every: Count = 0
     """Steps between observations of the representations, from step 0 on; 0 for none."""
     observe_samples: PositiveInt = 8
-    """Validation samples that an observation sees, from the first on; of text full rows, without
-    pads."""
+    """Validation samples that an observation sees, from the first on; of a decoder's text full
+    rows, without pads."""
 
     @model_validator(mode="after")
     def _samples_are_observed(self) -> ObservedLoopConfig:

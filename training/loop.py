@@ -377,7 +377,7 @@ class Loop:
         """The probes of the run, if any, and the batch that they see."""
         if not self.settings.probe_every:
             return None
-        # Full rows without pads, where the task has any: statistics would count the pads.
+        # A decoder's full rows, where there are any: statistics would count pads of others.
         data = observations.observed_data(self.task)
         data = data if len(data) else self.task.eval_data
         size = min(len(data), self.settings.probe_samples)

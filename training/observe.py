@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import runs
-from training.config import ObservedLoopConfig, RunConfig, read_yaml, validate
+from training.config import ObservedLoopConfig, read_yaml, validate
 from training.errors import RunError, UserError, one_line_errors
 from training.files import write_json
 from training.sweep_file import import_experiment
@@ -185,9 +185,10 @@ def load_kept(
 ) -> Kept:
     """A run with the weights of its newest checkpoint, or of `step`, and the samples to observe.
 
-    By default as many as the run observed in training, SAMPLES if it did not. Raises RunError when
-    the run is neither finished nor stopped or has kept no such checkpoint, when that is damaged, or
-    was made by another plan; UserError for an experiment that has no task, and for too few samples.
+    By default as many as the run observed in training; if it did not, SAMPLES or what there are.
+    Raises RunError when the run is neither finished nor stopped or has kept no such checkpoint, or
+    when that is damaged or was made by another plan; UserError for an experiment without a task and
+    for too few samples.
     """
     import torch
 
@@ -199,7 +200,8 @@ def load_kept(
     data = read_yaml(run_dir / "config.yaml")
     path = _checkpoint(run_dir, step)
     task = build_task(validate(kind, data, str(run_dir / "config.yaml")))
-    samples = _observed_samples(task.config) if samples is None else samples
+    if samples is None:
+        samples = _observed_samples(task)
     observations.check_samples(task, samples, f"{run_dir}: --samples")
     try:
         saved = checkpoint.load(path)
@@ -214,11 +216,14 @@ def load_kept(
     return Kept(run_dir, task, saved.step, observations.eval_batch(task, samples, device))
 
 
-def _observed_samples(config: RunConfig) -> int:
-    """Samples that a run observes in training, SAMPLES if none."""
-    settings = config.training
-    observed = isinstance(settings, ObservedLoopConfig) and settings.observe_every
-    return settings.observe_samples if observed else SAMPLES
+def _observed_samples(task: Task) -> int:
+    """Samples that a run observes in training; if none, SAMPLES, as far as there are as many."""
+    from training.observations import observed_data
+
+    settings = task.config.training
+    if isinstance(settings, ObservedLoopConfig) and settings.observe_every:
+        return settings.observe_samples
+    return max(1, min(SAMPLES, len(observed_data(task))))
 
 
 def _check_ended(run_dir: Path) -> None:

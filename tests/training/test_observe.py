@@ -706,6 +706,12 @@ def test_runs_that_cannot_be_observed_are_one_line(toy, capsys, tmp_path):
     assert "--samples: 0 given, expected at least 1" in refusal(capsys, folder, "--samples", 0)
 
 
+def test_by_default_no_more_samples_are_asked_for_than_there_are(toy, monkeypatch):
+    folder = train(toy, "run", training__observe_every=0)
+    monkeypatch.setattr(observe, "SAMPLES", 31)
+    assert observe.observe_run(folder)[0]["samples"] == 30
+
+
 def test_more_samples_than_there_are_is_one_line(toy, capsys):
     folder = train(toy, "run")
     command(folder, "--samples", 30)

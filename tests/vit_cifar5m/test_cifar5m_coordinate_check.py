@@ -221,7 +221,7 @@ def fitted_to_images(rule, seed, cut):
 
 
 @functools.cache
-def powers_of_n(alpha, cut=False, first_seed=0):
+def powers_of_n(alpha, cut=False):
     """The powers of N of the RMS change of A, total and weight-induced, and their errors."""
     size = torch.tensor(HEAD_DIMS).double().log()
     size -= size.mean()
@@ -230,7 +230,7 @@ def powers_of_n(alpha, cut=False, first_seed=0):
         for place, head_dim in enumerate(HEAD_DIMS):
             rule = Bordelon(head_dim=head_dim, heads=1, depth=1, optimizer="sgd", beta0=4.0,
                             gamma0=2.0, alpha_attention=alpha)
-            states = fitted_to_images(rule, first_seed + draw, cut)
+            states = fitted_to_images(rule, draw, cut)
             found = observations.observe(*states, lambda model, images: model(images)).all
             names = ("attention_change", "attention_change_weights")
             changes[draw, place] = torch.tensor([found[name] for name in names])

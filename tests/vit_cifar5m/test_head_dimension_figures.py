@@ -141,7 +141,7 @@ def test_the_exponent_of_the_best_rate_is_found_for_each_alpha(tmp_path, drawn):
     lost = found["alpha_A = 1: cost of the smallest N's rate at the largest N"]
     assert lost.measured.startswith("+0.050")
     text = infinite_rate_transfer.report(rows)
-    assert "N = 8, 16, 32, 64" in text and "D =" not in text and "$" not in text
+    assert "at N = 64 nats" in text and "D =" not in text and "$" not in text
     infinite_rate_transfer.draw(rows, tmp_path)
     axes = drawn["infinite_figure_2a_rate_transfer"].axes
     assert [axis.get_title() for axis in axes] == [r"$\alpha_A$ = 1", r"$\alpha_A$ = 1/2", ""]
@@ -153,6 +153,20 @@ def test_one_best_rate_for_all_costs_nothing_without_an_error_of_nothing(tmp_pat
     found = by_name(infinite_rate_transfer.findings(rows))
     kept = found["alpha_A = 1/2: cost of the smallest N's rate at the largest N"]
     assert kept.measured == "same grid rate" and not kept.verdict
+
+
+def test_errors_rest_on_the_spread_at_the_same_head_dimension(tmp_path):
+    """At N = 8 seeds differ ten times as much as at the others."""
+    rows = rate_rows()
+    for row in rows:
+        if row["model.head_dim"] == 8:
+            row["final_eval_loss"] += 0.09 * row["seed"]
+    read = infinite_rate_transfer.read(written(tmp_path / "t.csv", rows))
+    line = infinite_rate_transfer.report(read).splitlines()[0]
+    assert "by 0.071 at N = 8, 0.007 at N = 16, 0.007 at N = 32" in line
+    sweeps = infinite_rate_transfer.fits(read)[0.5]
+    assert sweeps[8].best.error == pytest.approx(10 * sweeps[16].best.error, rel=1e-3)
+    assert sweeps[8].error == pytest.approx(10 * sweeps[16].error)
 
 
 def test_optima_at_the_edge_are_left_out_and_named_and_lost_ones_too(tmp_path):
