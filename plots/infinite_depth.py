@@ -4,7 +4,7 @@
 
 Tables of a sweep over model.layers such as vit_cifar5m/sweeps/figure_5.yaml; without arguments the
 shipped ones. (a) ||W - W_0|| / ||W_0|| of query and key weights at the last observed step, pooled
-over blocks, against L: L^(alpha_L - 1). (b) evaluation loss against training FLOPs, 6 per
+over blocks, against L: L^(alpha_L - 1), as the change of attention logits that they cause. (b) evaluation loss against training FLOPs, 6 per
 parameter and token. Writes PNG and PDF. Exponents are unweighted fits to means over seeds, their
 errors jackknife ones over seeds.
 """
@@ -31,8 +31,10 @@ LAYERS, ALPHA = "model.layers", "prescription.alpha_depth"
 PATCH, IMAGE, BATCH = "model.patch_size", 32, "training.batch_size"
 RATE = "optimizer.lr"
 MOVED = {"query_weight_relative": r"$W_Q$", "key_weight_relative": r"$W_K$"}
+# What that movement makes of the attention logits, (16); not drawn.
+INDUCED = {"attention_change_weights": "A by W_Q, W_K"}
 COLUMNS = (
-    (LAYERS, ALPHA, "seed", "run", "step", "block", *MOVED),
+    (LAYERS, ALPHA, "seed", "run", "step", "block", *MOVED, *INDUCED),
     (LAYERS, ALPHA, RATE, PATCH, BATCH, "seed", "run", "status", "parameters"),
     ("run", "step", "eval_loss"),
 )
@@ -104,7 +106,7 @@ def findings(movement: pd.DataFrame, losses: pd.DataFrame) -> list[Finding]:
     result = []
     for alpha in alphas(movement):
         rows = movement[movement[ALPHA] == alpha]
-        for column, label in MOVED.items():
+        for column, label in (MOVED | INDUCED).items():
             result += _of_weight(rows, column, alpha, label.strip("$"))
     return [*result, *_of_losses(losses)]
 

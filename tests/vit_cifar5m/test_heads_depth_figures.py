@@ -549,7 +549,8 @@ def depth_tables(folder, statuses=("finished",) * 3, gain=0.05, level=1.0):
                         moved = factor * layers ** (alpha - 1) if block == "all" else 99.0
                         observations.append({**place, "step": step, "block": block,
                                              "query_weight_relative": moved,
-                                             "key_weight_relative": 2 * moved})
+                                             "key_weight_relative": 2 * moved,
+                                             "attention_change_weights": 3 * moved})
                 results.append({**place, "optimizer.lr": 4 * alpha, "model.patch_size": 8,
                                 "training.batch_size": 10, "status": status,
                                 "parameters": 100 * layers})
@@ -567,10 +568,10 @@ def test_movement_and_loss_over_depth_are_found(tmp_path, capsys):
     infinite_depth.main([*map(str, depth_tables(tmp_path)), "--out", str(tmp_path / "figures")])
     lines = capsys.readouterr().out.splitlines()
     moved = [line for line in lines if line.startswith("5a")]
-    assert len(moved) == 8 and all(line.endswith("agrees within 95 %") for line in moved)
+    assert len(moved) == 12 and all(line.endswith("agrees within 95 %") for line in moved)
     powers = [float(line[62:].split()[0]) for line in moved]
     assert "alpha_L = 1/2" in moved[0]
-    assert powers == pytest.approx([-0.5] * 4 + [0] * 4, abs=1e-9)
+    assert powers == pytest.approx([-0.5] * 6 + [0] * 6, abs=1e-9)
     assert moved[1].startswith("5a: the same, W_Q, L = 4 to 16 alone")
     gains = [line for line in lines if line.startswith("5b: final loss, alpha_L = 1/2 minus 1")]
     assert all(gain in line for gain, line in zip(("+0.050", "+0.200", "+0.800"), gains))
