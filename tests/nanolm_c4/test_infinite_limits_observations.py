@@ -131,5 +131,5 @@ def test_too_little_text_to_observe_is_one_line_of_observed_runs_only(texts, tmp
     )
     folder = tmp_path / "results/nanolm_c4/single/run"
     assert train.run(settings(texts, one_document), folder)["status"] == "finished"
-    with pytest.raises(UserError, match=f"{folder}: --samples 8 is more than the 0 full rows of"):
+    with pytest.raises(UserError, match=f"{folder}: --samples 1 is more than the 0 full rows of"):
         observe.observe_run(folder)
