@@ -229,13 +229,14 @@ def irreducible_power_law(
     found, covariance = curve_fit(
         law, sizes / scale, y, start, bounds=(0, high), max_nfev=10_000,
         ftol=1e-14, xtol=1e-14, gtol=1e-14, x_scale=np.maximum(start, 0.1),
+        absolute_sigma=True,  # of residuals of size 1: a fit exact to the last bit has none to scale
     )
     width = np.array([y.min(), max(np.ptp(y), 1e-300), STEEPEST])
     inner = (found > 1e-6 * width) & (high - found > 1e-6 * width)
-    errors = np.sqrt(np.diag(covariance)) if inner.all() else np.full(3, math.nan)
+    per_sigma = np.sqrt(np.diag(covariance)) if inner.all() else np.full(3, math.nan)
     residual = y - law(sizes / scale, *found)
     scatter = math.sqrt(float(residual @ residual) / (len(y) - 3))
-    errors = errors * max(1.0, np.fmax(noise, 0.0) / max(scatter, 1e-300))
+    errors = per_sigma * np.fmax(scatter, noise)
     return IrreduciblePowerLaw(
         *map(float, found), float(errors[0]), float(errors[2]), scale, len(sizes)
     )
