@@ -85,9 +85,9 @@ class Training:
     def __init__(self, case: dict[str, Any]) -> None:
         import torch
 
+        from measure.probes import Probes
         from nanolm_c4 import train
         from training import optimizers
-        from training.probes import Probes
 
         self.case, config = case, _config(case)
         self.model = train.build_model(config, case["vocab"]).to(case["device"])

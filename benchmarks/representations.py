@@ -68,8 +68,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     """Milliseconds of every part, and the peaks of training and of observing."""
     import torch
 
-    from training import observations
-    from training.representations import capture
+    from measure import observations
+    from measure.representations import capture
 
     torch.set_num_threads(case["threads"])
     start_mb = _status_mb("VmRSS")

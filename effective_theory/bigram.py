@@ -35,10 +35,10 @@ import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
+from measure.fits import power_law
 from param_groups.exponents import HALF, ZERO, Layer, Parameterization
 from training.config import Count, PositiveFloat, PositiveInt, Section
 from training.errors import UserError
-from training.fits import power_law
 
 WORD = 0  # the target y; words are exchangeable at initialization, so any would do
 # A vector whose part outside of a span is smaller than this, relatively, counts as inside: it

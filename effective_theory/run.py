@@ -37,8 +37,8 @@ OUT = Path("results/effective_theory")
 BIGRAM = "bigram"
 NAMES = ("vision", "language", BIGRAM)
 FIGURES = {
-    "kernels": ("theory_kernels", "theory_error", "theory_shares"),
-    BIGRAM: ("bigram_exponents",),
+    "kernels": ("theory.kernels", "theory.error", "theory.shares"),
+    BIGRAM: ("theory.bigram",),
 }
 SHIPPED = {"kernels": "effective_theory_kernels", BIGRAM: "effective_theory_bigram"}
 

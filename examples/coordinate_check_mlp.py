@@ -1,6 +1,6 @@
 """A model of your own under the coordinate check: a plain torch MLP that learns random labels.
 
-    python -m training.coordinate_check examples/coordinate_check_mlp.py
+    python -m measure.coordinate_check examples/coordinate_check_mlp.py
 
 A file needs one function, `task(width, seed)`, that builds the model at a width and says how it is
 trained. At width BASE_WIDTH the plan below is plain Adam with one rate; the other widths follow.
@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from measure.coordinate_check import Check
 from param_groups import Everett, Role, Rule, plan
-from training.coordinate_check import Check
 
 BASE_WIDTH, INPUTS, CLASSES, SAMPLES = 64, 32, 10, 32
 

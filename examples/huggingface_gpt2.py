@@ -1,7 +1,7 @@
 """A Hugging Face causal LM under muP: GPT-2 from its config, trained on the bytes of real text.
 
     python examples/huggingface_gpt2.py
-    python -m training.coordinate_check examples/huggingface_gpt2.py
+    python -m measure.coordinate_check examples/huggingface_gpt2.py
 """
 
 import sys
@@ -11,9 +11,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 sys.path.insert(0, ".")  # the repository's root, which is not installed
+from measure.coordinate_check import Check
 from param_groups import Everett, plan
 from param_groups.roles import GPT2_RULES
-from training.coordinate_check import Check
 
 HEAD_DIM, CONTEXT, STEPS = 16, 64, 150
 TEXT = torch.tensor(list("".join(topics.values()).encode())).unfold(0, CONTEXT, CONTEXT)

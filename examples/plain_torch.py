@@ -1,6 +1,6 @@
 """A decoder of plain torch modules under muP, with rules of its own, on the bytes of real text.
 
-    python [-m training.coordinate_check] examples/plain_torch.py
+    python [-m measure.coordinate_check] examples/plain_torch.py
 """
 
 import sys
@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 sys.path.insert(0, ".")  # the repository's root, which is not installed
+from measure.coordinate_check import Check
 from param_groups import Everett, Role, Rule, plan
-from training.coordinate_check import Check
 
 TEXT = torch.tensor(list("".join(topics.values()).encode())).unfold(0, 65, 65)  # passages
 RULES = (

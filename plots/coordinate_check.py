@@ -2,7 +2,7 @@
 
     python -m plots.coordinate_check FOLDER [--out FOLDER]
 
-Reads the coordinate_check.csv and .json that `python -m training.coordinate_check` left in a folder
+Reads the coordinate_check.csv and .json that `python -m measure.coordinate_check` left in a folder
 and nothing else. Writes PNG and PDF.
 """
 

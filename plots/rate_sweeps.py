@@ -9,6 +9,16 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from measure.fits import (
+    WINDOW,
+    IrreduciblePowerLaw,
+    Optimum,
+    PowerLaw,
+    irreducible_power_law,
+    optimum,
+    power_law,
+    stability,
+)
 from plots.findings import number
 from plots.tables import (
     CURVE,
@@ -23,16 +33,6 @@ from plots.tables import (
     WIDTH,
     counts,
     mean_losses,
-)
-from training.fits import (
-    WINDOW,
-    IrreduciblePowerLaw,
-    Optimum,
-    PowerLaw,
-    irreducible_power_law,
-    optimum,
-    power_law,
-    stability,
 )
 
 # Seeds differ most close to divergence; what errors of optima and best losses rest on is the

@@ -70,7 +70,7 @@ def _makers(stem: str, source: str) -> str:
     experiment, sweep, preset = _SWEEPS.get(table, ("nanolm_c4", table, _LAPTOP))
     asked, suffix = (f" --preset {preset}", f"_{preset}") if preset else ("", "")
     folder = f"results/{experiment}/{sweep}{suffix}"
-    commands = [f"python -m training.sweep {experiment}/sweeps/{sweep}.yaml{asked}"]
+    commands = [f"python -m sweeps run {experiment}/sweeps/{sweep}.yaml{asked}"]
     if source == "distances.csv":
         commands.append(f"python -m vit_cifar5m.distances {folder}")
     commands.append(f"python -m plots.ship {folder}/{source} {stem}")

@@ -24,16 +24,16 @@ launch() { # launch ACCELERATE_CONFIG: the launcher on this node
 if [ "${1:-}" = sweeps ]; then
   if [ "$#" -gt 1 ] || [ "${NODES:-1}" -gt 1 ]; then
     echo "error: sweeps takes no further words and runs on one node; for more give the sweep files" \
-      "in bart_span_denoise/sweeps to training.sweep or training.slurm" >&2
+      "in bart_span_denoise/sweeps to sweeps.sweep or sweeps.slurm" >&2
     exit 2
   fi
   sweeps=bart_span_denoise/sweeps
-  python -m training.sweep $sweeps/figure_3_4.yaml --launch "$(launch one_node_8gpu)"
-  python -m training.sweep $sweeps/figure_5.yaml --launch "$(launch one_node_8gpu_fsdp)"
+  python -m sweeps run $sweeps/figure_3_4.yaml --launch "$(launch one_node_8gpu)"
+  python -m sweeps run $sweeps/figure_5.yaml --launch "$(launch one_node_8gpu_fsdp)"
   large=("$results/figure_3_4/results.csv" "$results/figure_3_4/metrics.csv")
   r2c2=("$results/figure_5/results.csv" "$results/figure_5/metrics.csv")
-  python -m plots.bart_rates "${large[@]}" --out "$results"
-  python -m plots.bart_strategies "${large[@]}" "${r2c2[@]}" --out "$results"
+  python -m plots.dinan.bart_rates "${large[@]}" --out "$results"
+  python -m plots.dinan.bart_strategies "${large[@]}" "${r2c2[@]}" --out "$results"
   exit
 fi
 

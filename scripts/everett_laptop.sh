@@ -5,7 +5,7 @@ set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 
 here=(--preset laptop --workers 2 --threads 1)
-sweep() { python -m training.sweep "nanolm_c4/sweeps/$1.yaml" "${here[@]}" "${@:2}"; }
+sweep() { python -m sweeps run "nanolm_c4/sweeps/$1.yaml" "${here[@]}" "${@:2}"; }
 
 python -m nanolm_c4.data nanolm_c4/configs/everett_laptop.yaml >/dev/null
 
@@ -16,7 +16,7 @@ sweep figure_13_adafactor
 sweep figure_3_param_scaling --curves global
 
 # The constants, tuned at the base width.
-python -m training.search nanolm_c4/sweeps/constants.yaml "${here[@]}"
+python -m sweeps search nanolm_c4/sweeps/constants.yaml "${here[@]}"
 
 sweep figure_2_adam
 sweep figure_3_sgd
@@ -32,7 +32,7 @@ mkdir -p "$out"
 draw() { # draw COMMAND TABLE...: one figure's command, its findings also kept in a file
   local tables=()
   for name in "${@:2}"; do tables+=("results/nanolm_c4/${name%:*}_laptop/${name#*:}.csv"); done
-  python -m "plots.$1" "${tables[@]}" --out "$out" | tee "$out/$1.txt"
+  python -m "plots.everett.$1" "${tables[@]}" --out "$out" | tee "$out/$1.txt"
 }
 draw learning_rates figure_11_sgd:results figure_12_adam:results figure_13_adafactor:results
 draw loss_vs_size figure_2_adam:results figure_3_sgd:results figure_3_param_scaling:results

@@ -12,7 +12,7 @@ out=results/infinite_limits_laptop
 mkdir -p "$out"
 
 draw() { # figure, tables ...
-  python -m "plots.$1" "${@:2}" --out "$out" | tee "$out/$1.txt"
+  python -m "plots.bordelon.${1#infinite_}" "${@:2}" --out "$out" | tee "$out/$1.txt"
 }
 
 for table in kernels attention density; do
@@ -22,10 +22,10 @@ for table in kernels attention density; do
   fi
 done
 for figure in 2 11 13 4 5 6; do
-  python -m training.sweep "vit_cifar5m/sweeps/figure_$figure.yaml" --preset laptop --workers 2 --threads 1
+  python -m sweeps run "vit_cifar5m/sweeps/figure_$figure.yaml" --preset laptop --workers 2 --threads 1
 done
 python -m vit_cifar5m.distances "$vit/figure_4_laptop"
-python -m training.sweep nanolm_c4/sweeps/figure_7_12.yaml --preset laptop --workers 2 --threads 1
+python -m sweeps run nanolm_c4/sweeps/figure_7_12.yaml --preset laptop --workers 2 --threads 1
 
 draw infinite_rate_transfer "$vit/figure_2_laptop/results.csv"
 draw infinite_head_dimension "$vit"/figure_{11,13}_laptop/observations.csv

@@ -3,10 +3,8 @@
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 
-for figure in width_sweep loss_vs_size alignment epsilon weight_decay adafactor learning_rates \
-  theory_kernels theory_error theory_shares bigram_exponents \
-  vit_search vit_strategies bart_rates bart_strategies \
-  infinite_rate_transfer infinite_head_dimension infinite_dynamics infinite_heads infinite_depth \
-  infinite_kernels infinite_decoder; do
+for figure in quickstart everett.{loss_vs_size,alignment,epsilon,weight_decay,adafactor,learning_rates} \
+  theory.{kernels,error,shares,bigram} dinan.{vit_search,vit_strategies,bart_rates,bart_strategies} \
+  bordelon.{rate_transfer,head_dimension,dynamics,heads,depth,kernels,decoder}; do
   python -m "plots.$figure"
 done

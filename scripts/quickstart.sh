@@ -6,5 +6,5 @@ set -euo pipefail
 
 results=results/nanolm_c4/quickstart
 python -m nanolm_c4.data nanolm_c4/configs/laptop.yaml >/dev/null
-python -m training.sweep nanolm_c4/sweeps/quickstart.yaml --workers 2 --threads 1
-python -m plots.width_sweep "$results/results.csv" --out "$results"
+python -m sweeps run nanolm_c4/sweeps/quickstart.yaml --workers 2 --threads 1
+python -m plots.quickstart "$results/results.csv" --out "$results"

@@ -9,7 +9,7 @@
 #   NODES=2 NODE=0 FIRST_NODE=10.0.0.1 bash scripts/vit_imagenet.sh
 # The searches and seeds of Figures 1 and 2, one run on all GPUs of this node at a time, then the
 # figures. On SLURM, JOBS nodes with CPUS cores share the work, further arguments as for
-# training.slurm; `search` draws when they are done:
+# sweeps.slurm; `search` draws when they are done:
 #   bash scripts/vit_imagenet.sh search
 #   bash scripts/vit_imagenet.sh slurm --partition gpu
 set -euo pipefail
@@ -22,14 +22,14 @@ launch=(accelerate launch --config_file scripts/accelerate/one_node_8gpu.yaml --
 
 case ${1:-run} in
   search)
-    python -m training.sweep "$sweep" --launch "${launch[*]} --main_process_port 0" "${@:2}"
+    python -m sweeps run "$sweep" --launch "${launch[*]} --main_process_port 0" "${@:2}"
     [ -f "$results/metrics.csv" ] || exit 0 # --dry-run
     for figure in vit_search vit_strategies; do
-      python -m "plots.$figure" "$results/results.csv" "$results/metrics.csv" --out "$results"
+      python -m "plots.dinan.$figure" "$results/results.csv" "$results/metrics.csv" --out "$results"
     done
     ;;
   slurm)
-    python -m training.slurm "$sweep" --jobs "${JOBS:-4}" --gpus-per-node "$gpus" --time 24:00:00 \
+    python -m sweeps submit "$sweep" --jobs "${JOBS:-4}" --gpus-per-node "$gpus" --time 24:00:00 \
       --cpus-per-task "${CPUS:-$((gpus * 15))}" \
       --launch "${launch[*]} --main_process_port 0" "${@:2}"
     ;;

@@ -23,7 +23,7 @@ def run(*words):
 
 
 def check(path, out):
-    return run("-m", "training.coordinate_check", path, "--seeds", 2, "--widths", *WIDTHS,
+    return run("-m", "measure.coordinate_check", path, "--seeds", 2, "--widths", *WIDTHS,
                "--out", out)
 
 

@@ -45,9 +45,9 @@ def parses(words):
         args = cli.parse(cli.parser("nanolm_c4", Config, ""), arguments)
         load(Config, ROOT / args.config, args.overrides)
         return
-    if module == "training.coordinate_check":  # tests/training runs it
+    if module == "measure.coordinate_check":  # tests/training runs it
+        from measure import coordinate_check
         from nanolm_c4.config import Config
-        from training import coordinate_check
         from training.config import load
 
         args = coordinate_check._parser().parse_intermixed_args(arguments)
@@ -66,17 +66,18 @@ def parses(words):
         args = initial._parser().parse_intermixed_args(arguments)
         assert initial.read_settings(args.preset, args.overrides)
         return
-    if module == "training.observe":  # of a run of the reader's
-        from training import observe
+    if module == "measure.observe":  # of a run of the reader's
+        from measure import observe
 
         assert observe._parser().parse_args(arguments).run
         return
-    if module == "training.slurm":  # there is no SLURM here
-        from training import slurm
+    if module == "sweeps" and arguments[0] == "submit":  # there is no SLURM here
+        from sweeps import slurm
 
-        assert slurm.launcher(slurm.parser().parse_args(arguments)).options.load(draft=True).folder
+        parsed = slurm.parser().parse_args(arguments[1:])
+        assert slurm.launcher(parsed).options.load(draft=True).folder
         return
-    if module in ("training.sweep", "training.search") and "--dry-run" not in arguments:
+    if module == "sweeps" and arguments[0] in ("run", "search") and "--dry-run" not in arguments:
         arguments = [*arguments, "--dry-run"]
     result = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT,
                             capture_output=True, text=True)

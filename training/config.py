@@ -135,7 +135,7 @@ class LoopConfig(Section):
 
 
 class ObservedLoopConfig(LoopConfig):
-    """The loop of an experiment whose model `training.representations` can observe."""
+    """The loop of an experiment whose model `measure.representations` can observe."""
 
     observe_every: Count = 0
     """Steps between observations of the representations, from step 0 on; 0 for none."""

@@ -32,12 +32,14 @@ from accelerate.utils import (
 from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
 
+from measure import observations
+from measure.probes import Probes
 from param_groups import Plan
+from sweeps.confirm import lower_is_better
 from training import (
     checkpoint,
     environment,
     loading,
-    observations,
     optimizers,
     processes,
     runs,
@@ -48,11 +50,9 @@ from training import (
 )
 from training.checkpoint import Checkpoint, Damaged
 from training.config import ObservedLoopConfig, RunConfig
-from training.confirm import lower_is_better
 from training.errors import RunError, UserError
 from training.files import write_json, write_text
 from training.metrics import Log
-from training.probes import Probes
 from training.sampling import BatchIds, EpochPlaces, eval_ids, steps_per_epoch
 
 Progress = Callable[[int, int, float], None]

@@ -64,7 +64,7 @@ class Observed:
 
 
 def observation(of: Observed) -> int:
-    """Bytes that training.observations takes at most, on top of weights and optimiser state.
+    """Bytes that measure.observations takes at most, on top of weights and optimiser state.
 
     Gradients are gone by then, the initial values drawn anew. Of both states there are 4 L + 1
     streams (before and after blocks; in each the norm's output, q and k) and the output. To these

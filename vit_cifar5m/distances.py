@@ -118,7 +118,7 @@ def _limit(run: Run) -> str:
 
 def _of_run(run: Run, members: Sequence[Run]) -> list[dict[str, Any]]:
     """Rows of a run: its distance to the widest models of the other seeds, by step."""
-    from training.representations import distance_to_ensemble
+    from measure.representations import distance_to_ensemble
 
     widest, references = members[0].heads, [one for one in members if one.seed != run.seed]
     table = []
@@ -141,7 +141,7 @@ def read_runs(folder: Path) -> list[Run]:
     if not (folder / "manifest.json").exists():
         raise UserError(
             f"{folder}: no manifest.json in it; expected the results folder of a sweep, as "
-            "`python -m training.sweep` leaves it"
+            "`python -m sweeps run` leaves it"
         )
     entries = _entries(folder / "manifest.json")
     found = [run for entry in entries if (run := _run(folder, entry)) is not None]

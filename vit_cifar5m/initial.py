@@ -15,7 +15,7 @@ the first sample attends to the first, in units of the predicted deviation N^(1/
 Images are the first that the source holds out of training. Writes initial_kernels.csv (a row per
 network and layer), initial_attention.csv (a row per network) and initial_density.csv (a row per
 size and bin, all networks together) to results/vit_cifar5m/initial_PRESET; `python -m
-plots.infinite_heads` draws them. With --ship they are kept in plots/data. In float32 on the GPU if
+plots.bordelon.heads` draws them. With --ship they are kept in plots/data. In float32 on the GPU if
 there is one, sums in float64.
 """
 
@@ -49,7 +49,7 @@ from vit_cifar5m.config import Exponent, ModelConfig, SourceConfig
 if TYPE_CHECKING:
     import torch
 
-    from training.representations import Capture
+    from measure.representations import Capture
 
 Sizes = Annotated[list[PositiveInt], Field(min_length=1)]
 TABLES = ("initial_kernels", "initial_attention", "initial_density")
@@ -161,8 +161,8 @@ class Networks:
         self, shape: ModelConfig, alpha: float, networks: int
     ) -> Iterator[Capture]:
         """What passes through each network, one at a time."""
+        from measure.representations import capture
         from param_groups import Bordelon, plan
-        from training.representations import capture
         from vit_cifar5m.model import ROLES, VisionTransformer
 
         settings = self.settings
@@ -216,7 +216,7 @@ def kernel_rows(networks: Networks) -> Rows:
 
 def _kernels(networks: Networks, heads: int, count: int) -> list[list[torch.Tensor]]:
     """Network -> layer -> kernel, (B T, B T) float64 on the CPU; layer 1 is the first block."""
-    from training.representations import token_kernel
+    from measure.representations import token_kernel
 
     asked = networks.settings.kernels
     shape = networks.shape(asked.head_dim, heads, asked.layers)
@@ -225,7 +225,7 @@ def _kernels(networks: Networks, heads: int, count: int) -> list[list[torch.Tens
 
 
 def _of_references(settings: Settings, widest: int, kernels: list[list[torch.Tensor]]) -> Rows:
-    from training.representations import leave_one_out
+    from measure.representations import leave_one_out
 
     rows = []
     for layer, of_layer in enumerate(zip(*kernels, strict=True), start=1):
@@ -244,7 +244,7 @@ def _of_heads(
     widest: int,
     references: list[list[torch.Tensor]],
 ) -> Rows:
-    from training.representations import distance_to_ensemble
+    from measure.representations import distance_to_ensemble
 
     rows, by_layer = [], list(zip(*references, strict=True))
     sizes = [_mean_square(of_layer) for of_layer in by_layer]
@@ -293,7 +293,7 @@ def attention_rows(networks: Networks) -> tuple[Rows, Rows]:
 def _moments(seen: Capture) -> dict[str, float]:
     """Means over heads, places and samples: `variance` about the heads' mean, unbiased, and the
     moments about zero, the mean over networks."""
-    from training.representations import head_variance
+    from measure.representations import head_variance
 
     entries = seen.blocks[-1].entries()
     square = entries.double().square()
@@ -303,7 +303,7 @@ def _moments(seen: Capture) -> dict[str, float]:
 
 def _at_place(seen: Capture) -> torch.Tensor:
     """A of every head where the last token of the first sample attends to the first, (H,)."""
-    from training.representations import attention_entries
+    from measure.representations import attention_entries
 
     return attention_entries(seen.blocks[-1], 0, -1, 0).double().cpu()
 

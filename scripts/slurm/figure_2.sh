@@ -11,7 +11,7 @@ set -euo pipefail
 gpus=${GPUS:-8}
 nodes=(--jobs "${JOBS:-16}" --workers "$gpus" --gpus-per-node "$gpus" --time 12:00:00)
 submit() { # submit FILE [OPTION...]: prints the id of the array
-  python -m training.slurm "nanolm_c4/sweeps/$1.yaml" "${nodes[@]}" "${@:2}" | tee /dev/stderr |
+  python -m sweeps submit "nanolm_c4/sweeps/$1.yaml" "${nodes[@]}" "${@:2}" | tee /dev/stderr |
     awk 'NR == 1 {sub("_.*", "", $2); print $2}'
 }
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from bart_span_denoise import train
+from sweeps.sweep_file import load_sweep
 from training.config import load
-from training.sweep_file import load_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ROOT / "bart_span_denoise/sweeps"
@@ -116,7 +116,7 @@ def test_several_nodes_need_a_rank_and_an_address(launcher):
 def test_the_sweeps_are_launched_and_drawn(launcher):
     lines = launcher("sweeps").stdout.splitlines()
     assert [line.split()[2] for line in lines] == [
-        "training.sweep", "training.sweep", "plots.bart_rates", "plots.bart_strategies"
+        "sweeps.sweep", "sweeps.sweep", "plots.dinan.bart_rates", "plots.dinan.bart_strategies"
     ]
     assert "one_node_8gpu.yaml" in lines[0] and "one_node_8gpu_fsdp.yaml" in lines[1]
     assert "figure_5/metrics.csv" in lines[3]

@@ -14,9 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from measure import observations
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
-from training import losses, memory, observations, optimizers
+from training import losses, memory, optimizers
 from training.config import load
 from training.loop import Task, build_optimizer, initialise
 

@@ -11,14 +11,15 @@ import torch
 import torch.nn.functional as F
 import yaml
 
+from measure import coordinate_check
 from nanolm_c4 import cost, model, train
 from nanolm_c4.config import Config
 from param_groups import PlanError
+from sweeps.sweep_file import load_sweep
 from training import config as configs
-from training import coordinate_check, losses, optimizers, runs
+from training import losses, optimizers, runs
 from training.config import load, validate
 from training.losses import IGNORE
-from training.sweep_file import load_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "nanolm_c4/configs"

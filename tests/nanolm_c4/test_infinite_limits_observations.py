@@ -8,10 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from measure import observations, observe
 from nanolm_c4 import train
 from nanolm_c4.config import Config
 from nanolm_c4.data import from_config
-from training import loop, observations, observe
+from training import loop
 from training.config import load
 from training.errors import UserError
 

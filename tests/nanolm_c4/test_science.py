@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
+from measure.fits import power_law
 from nanolm_c4 import train
 from nanolm_c4.config import Config
 from param_groups import Everett, plan
 from param_groups.roles import DECODER_RULES
 from training import optimizers
 from training.config import load
-from training.fits import power_law
 
 VOCABULARY, CONTEXT = 48, 16
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from nanolm_c4 import train
+from sweeps.sweep_file import load_sweep
 from training.config import set_keys, validate
-from training.sweep_file import load_sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 SWEEPS = ROOT / "nanolm_c4" / "sweeps"

@@ -539,7 +539,7 @@ def test_hostile_files_execute_and_overwrite_nothing(tmp_path, monkeypatch):
 
 def test_no_code_of_ours_can_unpickle():
     """torch.load and pickle are not called where results are read."""
-    folders = ("training", "param_groups", "plots", "nanolm_c4")
+    folders = ("training", "measure", "param_groups", "plots", "nanolm_c4")
     for path in [p for folder in folders for p in (ROOT / folder).glob("*.py")]:
         text = path.read_text()
         assert "torch.load(" not in text and "import pickle" not in text, path

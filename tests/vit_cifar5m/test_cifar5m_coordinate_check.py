@@ -12,11 +12,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from measure import coordinate_check as cc
+from measure import observations
+from measure.coordinate_check import Check
+from measure.representations import weight_movement
 from param_groups import Bordelon, plan
-from training import coordinate_check as cc
-from training import observations, optimizers
-from training.coordinate_check import Check
-from training.representations import weight_movement
+from training import optimizers
 from vit_cifar5m.config import ModelConfig
 from vit_cifar5m.model import ROLES, VisionTransformer
 

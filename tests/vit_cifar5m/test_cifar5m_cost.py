@@ -11,7 +11,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from training import memory, observations, optimizers
+from measure import observations
+from training import memory, optimizers
 from training.config import load
 from vit_cifar5m import cost, train
 from vit_cifar5m.config import Config

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from training import coordinate_check, loop, signals
+from measure import coordinate_check
+from training import loop, signals
 from training.config import leaves, load
 from training.errors import UserError
 from training.sampling import sample_ids

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from training.confirm import around
-from training.sweep_file import load_sweep
+from sweeps.confirm import around
+from sweeps.sweep_file import load_sweep
 from vit_imagenet import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,11 +119,11 @@ def test_the_search_launches_its_runs_by_accelerate_and_draws(launcher, tmp_path
     table.parent.mkdir(parents=True)
     table.touch()
     lines = launcher("search").stdout.splitlines()
-    assert lines[0].startswith("python -m training.sweep vit_imagenet/sweeps/figure_1_2.yaml")
+    assert lines[0].startswith("python -m sweeps run vit_imagenet/sweeps/figure_1_2.yaml")
     assert lines[0].endswith("--num_processes 8 --main_process_port 0")
-    assert [line.split()[2] for line in lines[1:]] == ["plots.vit_search", "plots.vit_strategies"]
+    assert [line.split()[2] for line in lines[1:]] == ["plots.dinan.vit_search", "plots.dinan.vit_strategies"]
     slurm = launcher("slurm", "--partition", "gpu").stdout
-    assert slurm.startswith("python -m training.slurm vit_imagenet/sweeps/figure_1_2.yaml --jobs 4")
+    assert slurm.startswith("python -m sweeps submit vit_imagenet/sweeps/figure_1_2.yaml --jobs 4")
     assert slurm.rstrip().endswith("--main_process_port 0 --partition gpu")
 
 

@@ -1,0 +1,269 @@
+"""What a run records of its representations while it trains, and against which initial state.
+
+    observations.jsonl              one line per observed step, finite numbers or null:
+        {"step", "samples", "blocks": [{"block", ...}, ...], "all": {...}}
+    observations/step_N.safetensors arrays of the same step, see `arrays_of`
+
+The initial state is not stored: the plan draws it again from the seed.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from accelerate.utils import extract_model_from_parallel, send_to_device
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
+
+from measure import representations
+from measure.representations import Block, Capture, Forward, capture, rms
+from training.errors import UserError
+from training.files import sync, writing
+
+if TYPE_CHECKING:
+    from training.loop import Task
+
+FOLDER = "observations"
+_NAME = re.compile(r"step_(\d+)\.safetensors")
+# Over blocks these are averaged; all others are RMS or norms, whose squares are.
+_AVERAGED = ("kernel_alignment", "kernel_change", "head_variance", "excess_kurtosis")
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Numbers of every block and of `all`, None where not finite, and arrays by name."""
+
+    samples: int
+    blocks: list[dict[str, float | None]]
+    all: dict[str, float | None]
+    arrays: dict[str, Tensor]
+    outputs: Tensor
+
+    def line(self, step: int) -> dict[str, Any]:
+        """The line of observations.jsonl."""
+        blocks = [{"block": index, **numbers} for index, numbers in enumerate(self.blocks)]
+        return {"step": step, "samples": self.samples, "blocks": blocks, "all": self.all}
+
+
+def observe(
+    initial_model: nn.Module, model: nn.Module, batch: Any, forward: Forward
+) -> Observation:
+    """Measures `model` on a batch, and how far it is from `initial_model`.
+
+    Per block l: "stream_rms" and "stream_change" of the residual stream after it; alignment and
+    relative square error ("kernel_change") of its pooled kernel with the initial one;
+    "attention_rms", "head_variance" and "excess_kurtosis" of the attention logits; and the
+    movements of `representations.attention_movement` and `weight_movement`. "all" pools these over
+    blocks, squares of RMS and of relative norms, the rest as it is, and adds "embedding_rms" and
+    "embedding_change" of the stream before the first block, and "function_change", RMS of the
+    logits' change. Arrays are those of `model`, see `arrays_of`.
+    """
+    start = capture(initial_model, batch, forward)
+    now = capture(model, batch, forward, start.causal)
+    moved = representations.attention_movement(start, now, model)
+    weights = representations.weight_movement(initial_model, model)
+    blocks = [
+        {**_of_block(start, now, index), **moved[index], **weights[index]}
+        for index in range(len(now.blocks))
+    ]
+    whole = {
+        "embedding_rms": rms(now.stream[0]),
+        "embedding_change": rms(now.stream[0] - start.stream[0]),
+        "function_change": rms(now.outputs - start.outputs),
+    }
+    return Observation(
+        samples=len(now.outputs),
+        blocks=[_finite(numbers) for numbers in blocks],
+        all=_finite({**_pooled(blocks), **whole}),
+        arrays=arrays_of(now),
+        outputs=now.outputs,
+    )
+
+
+def _of_block(start: Capture, now: Capture, index: int) -> dict[str, float]:
+    """Stream and attention of one block: numbers that need no weights."""
+    before, after = start.stream[index + 1], now.stream[index + 1]
+    kernels = [representations.pooled_kernel(h) for h in (before, after)]
+    entries = now.blocks[index].entries()
+    return {
+        "stream_rms": rms(after),
+        "stream_change": rms(after - before),
+        "kernel_alignment": representations.kernel_alignment(kernels[1], kernels[0]),
+        "kernel_change": representations.relative_square_error(kernels[1], kernels[0]),
+        "attention_rms": rms(entries),
+        "head_variance": representations.head_variance(entries),
+        "excess_kurtosis": representations.excess_kurtosis(entries),
+    }
+
+
+def _pooled(blocks: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    pooled = {}
+    for name in blocks[0]:
+        values = [numbers[name] for numbers in blocks]
+        if name in _AVERAGED:
+            pooled[name] = sum(values) / len(values)
+        else:
+            pooled[name] = math.hypot(*values) / math.sqrt(len(values))
+    return pooled
+
+
+def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+
+
+def arrays_of(now: Capture) -> dict[str, Tensor]:
+    """What is stored of a state, on the CPU, for B samples, T tokens, L blocks, H heads, K classes.
+
+    "pooled_kernel" (B, B), "last_token_kernel" (B, B) and "spatial_kernel" (T, T) of sample 0 after
+    the last block; "attention_entries" (L, P, H) of sample 0 at the places (token, attended) in
+    "attention_places" (P, 2); "outputs" (B, K), the logits, those of the last token where every
+    token has its own: of a language model all of them would outweigh a checkpoint.
+    """
+    last = now.stream[-1]
+    places = attention_places(last.shape[1])
+    arrays = {
+        "pooled_kernel": representations.pooled_kernel(last),
+        "last_token_kernel": representations.sample_kernel(last),
+        "spatial_kernel": representations.spatial_kernel(last),
+        "attention_entries": torch.stack([_at_places(block, places) for block in now.blocks]),
+        "attention_places": torch.tensor(places),
+        "outputs": now.outputs if now.outputs.ndim == 2 else now.outputs[:, -1],
+    }
+    return {name: array.cpu().contiguous() for name, array in arrays.items()}
+
+
+def _at_places(block: Block, places: Sequence[tuple[int, int]]) -> Tensor:
+    return torch.stack([representations.attention_entries(block, 0, *place) for place in places])
+
+
+def attention_places(tokens: int) -> list[tuple[int, int]]:
+    """Fixed (token, attended) places, the same for every model of a context; no mask has them."""
+    last, middle = tokens - 1, tokens // 2
+    return list(dict.fromkeys([(last, 0), (last, middle), (middle, 0), (last, last)]))
+
+
+# ------------------------------------------------------------------------------------------------
+# The states of a task's model
+
+
+def observed_data(task: Task) -> Dataset:
+    """The samples that observations see, from the first on."""
+    return task.eval_data if task.observe_data is None else task.observe_data
+
+
+def eval_batch(task: Task, samples: int, device: torch.device) -> Any:
+    """The first samples to observe as one batch; there must be as many, see `check_samples`."""
+    collate, data = task.eval_collate or task.collate or default_collate, observed_data(task)
+    return send_to_device(collate([data[index] for index in range(samples)]), device)
+
+
+def check_samples(task: Task, samples: int, key: str = "training.observe_samples") -> None:
+    """Raises UserError, which names `key`, for more samples than the task has to observe."""
+    data = observed_data(task)
+    if samples > len(data):
+        advice = "lower it or give more validation data" if len(data) else "give more of it"
+        raise UserError(
+            f"{key} {samples} is more than the {len(data)} {getattr(data, 'unit', 'samples')} of "
+            f"the validation data; {advice}"
+        )
+
+
+def forward_of(task: Task) -> Forward:
+    """The task's `forward`; UserError where the task has none, or its model cannot be observed."""
+    representations.attention_blocks(task.model)
+    if task.forward is None:
+        raise UserError(
+            "observations need the logits: the experiment's task has no `forward` that returns "
+            "them; give it one or set training.observe_every to 0"
+        )
+    return task.forward
+
+
+def current_state(task: Task) -> nn.Module:
+    """Modules of their own around the model's parameters: hooks and modes leave training alone.
+
+    Without the autocast that accelerate puts around a model's forward pass.
+    """
+    return _twin(task.model, lambda parameter: parameter)
+
+
+def initial_state(task: Task) -> nn.Module:
+    """A copy of the model with the values that it starts from, which the seed decides."""
+    from training.loop import initialise  # which observes, and so imports this module
+
+    with torch.random.fork_rng(devices=_cuda_devices(task.model)):
+        model = _twin(task.model, lambda p: nn.Parameter(torch.empty_like(p), p.requires_grad))
+        initialise(replace(task, model=model))
+    return model
+
+
+def _twin(model: nn.Module, parameter: Callable[[nn.Parameter], nn.Parameter]) -> nn.Module:
+    """A copy of the modules with each parameter replaced by what `parameter` makes of it."""
+    replaced = {id(own): parameter(own) for own in model.parameters()}
+    twin = copy.deepcopy(model, {**replaced})
+    return extract_model_from_parallel(twin, keep_fp32_wrapper=False)
+
+
+def _cuda_devices(model: nn.Module) -> list[torch.device]:
+    return list({p.device for p in model.parameters() if p.device.type == "cuda"})
+
+
+# ------------------------------------------------------------------------------------------------
+# Files of a run
+
+
+class Observer:
+    """Observes the model of a task in training; the batch is fetched once."""
+
+    def __init__(self, task: Task, samples: int, device: torch.device) -> None:
+        self.task, self.forward = task, forward_of(task)
+        self.batch = eval_batch(task, samples, device)
+
+    def observe(self) -> Observation:
+        """The model as it is now, beside its initial state."""
+        return observe(
+            initial_state(self.task), current_state(self.task), self.batch, self.forward
+        )
+
+
+def save_arrays(run_dir: Path, step: int, arrays: Mapping[str, Tensor]) -> Path:
+    """Writes observations/step_N.safetensors whole or not at all."""
+    path = run_dir / FOLDER / f"step_{step}.safetensors"
+    # Beside the folder, where a resumed run removes what an interrupted one has left.
+    write_arrays(path, arrays, run_dir)
+    return path
+
+
+def write_arrays(path: Path, arrays: Mapping[str, Tensor], by_way_of: Path | None = None) -> None:
+    """Writes a safetensors file atomically, by way of one in its own folder or the one given."""
+    temporary = (by_way_of or path.parent) / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            save_file(dict(arrays), temporary)
+            sync(temporary)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        sync(path.parent)
+
+
+def cut_arrays(run_dir: Path, step: int) -> None:
+    """Removes the arrays of the steps after `step`, all of them for a step below 0."""
+    folder = run_dir / FOLDER
+    if not folder.is_dir():
+        return
+    for path in folder.iterdir():
+        found = _NAME.fullmatch(path.name)
+        if found and int(found[1]) > step:
+            path.unlink()

@@ -1,0 +1,371 @@
+"""Decoders of growing size at two scales of attention (Bordelon et al., Figures 7 and 12).
+
+    python -m plots.bordelon.decoder [results.csv metrics.csv observed_kernels.csv] [--out FOLDER]
+
+The sweep grows one of heads H, head dimension N and depth L at a time from a base model, at
+alpha_A = 1 and 1/2. Writes loss against steps (7a) and against FLOPs (12), and kernels before and
+after training, of the last token (7b) and of the tokens of one sample (7c). FLOPs are 6 per
+parameter and token (the caption of Figure 12 leaves the tokens out). Findings compare final
+evaluation losses of runs of equal seeds, which see the same text. Without arguments, of the
+shipped tables.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from plots import style, tables
+from plots.bordelon import dynamics as infinite_dynamics
+from plots.bordelon import kernels as infinite_kernels
+from plots.bordelon.dynamics import (
+    ALPHA,
+    HEAD_DIM,
+    HEADS,
+    LAYERS,
+    RUN,
+    STEP,
+    SYMBOLS,
+    TRAIN_LOSS,
+    alphas,
+)
+from plots.bordelon.kernels import (
+    EVAL_LOSS,
+    SIZES,
+    Row,
+    SeedPairs,
+    alignment,
+    by_size,
+    scan,
+)
+from plots.findings import HEADER, Finding
+from plots.statistics import Estimate, differences, mean
+from plots.tables import CURVE, LOSS, PARAMETERS, SEED, STATUS, TableError
+
+STEMS = ("infinite_figure_7_12", "infinite_figure_7_12_metrics", "infinite_figure_7_12_kernels")
+STEPS, TARGETS = "steps", "targets"
+FLOPS = "flops"
+FLOPS_PER_PARAMETER = 6  # and token, Fig. 12
+KINDS = {"last_token": "infinite_figure_7_last_token", "spatial": "infinite_figure_7_spatial"}
+RESULTS = (CURVE, SEED, STATUS, *SIZES, ALPHA, LOSS, PARAMETERS, STEPS, TARGETS, RUN)
+# What growing a size gains (section 4); depth, "little to no benefit".
+PUBLISHED = {HEADS: "above 0", HEAD_DIM: "above 0", LAYERS: "little"}
+# The paper's claims of the loss at alpha_A = 1 minus that at 1/2 contradict each other.
+CLAIMS = "7a: > 0, 12: < 0"
+SIDES = {"agrees": "as Fig. 7a, against the caption of Fig. 12",
+         "disagrees": "as the caption of Fig. 12, against Fig. 7a"}
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Finished runs, one row each, and what they logged, with the FLOPs spent until then."""
+
+    results: pd.DataFrame
+    metrics: pd.DataFrame
+
+
+def read(results: Path, metrics: Path) -> Runs:
+    """Both tables of one sweep; TableError for bad ones, or without a finished run."""
+    table = tables.read(results, RESULTS)
+    table = tables.numbers(table, results, [*SIZES, ALPHA, SEED, LOSS, PARAMETERS, STEPS, TARGETS])
+    table = table[table[STATUS] == "finished"]
+    if table.empty:
+        raise TableError(f"{results}: no run in it is finished; run the sweep first")
+    infinite_dynamics.one_run_each(table.drop_duplicates(RUN), results, (*SIZES, ALPHA, SEED),
+                                   "results.csv of figure_7_12.yaml")
+    # Tokens per step from the whole run.
+    cost = FLOPS_PER_PARAMETER * table[PARAMETERS] * table[TARGETS] / table[STEPS]
+    logged = tables.read(metrics, [CURVE, *SIZES, ALPHA, SEED, RUN, STEP, TRAIN_LOSS, EVAL_LOSS],
+                         "metrics.csv")
+    logged = tables.numbers(logged, metrics, [*SIZES, ALPHA, SEED, STEP, TRAIN_LOSS, EVAL_LOSS])
+    logged = logged[logged[RUN].isin(table[RUN])]
+    if logged.empty:
+        raise TableError(f"{metrics}: none of its runs is in {results}; give tables of one sweep")
+    logged = logged.assign(**{FLOPS: logged[RUN].map(dict(zip(table[RUN], cost))) * logged[STEP]})
+    return Runs(table, logged)
+
+
+# Losses
+
+
+def finals(runs: Runs, by: str, alpha: float) -> dict[int, dict[int, float]]:
+    """Size -> seed -> final evaluation loss, of a scan."""
+    found: dict[int, dict[int, float]] = {}
+    for row in scan(runs.results, by, alpha).sort_values(by).to_dict("records"):
+        found.setdefault(int(row[by]), {})[int(row[SEED])] = float(row[LOSS])
+    return found
+
+
+def at_flops(rows: pd.DataFrame, budget: float) -> float:
+    """A run's evaluation loss at some FLOPs, on a line in their logarithm; NaN outside of it."""
+    own = rows[np.isfinite(rows[EVAL_LOSS])].sort_values(FLOPS)
+    spent, losses = own[FLOPS].to_numpy(), own[EVAL_LOSS].to_numpy()
+    # The end of a run is its budget but for rounding.
+    if not len(own) or not spent[0] * (1 - 1e-9) <= budget <= spent[-1] * (1 + 1e-9):
+        return math.nan
+    return float(np.interp(math.log(budget), np.log(spent), losses))
+
+
+def equal_flops(runs: Runs, by: str, alpha: float) -> list[tuple[int, int, Estimate]]:
+    """(low, high, loss of low - loss of high) for consecutive sizes, at the FLOPs of the smaller
+    one's end."""
+    rows, found = scan(runs.metrics, by, alpha), []
+    sizes = sorted({int(size) for size in rows[by]})
+    for low, high in zip(sizes, sizes[1:]):
+        gaps = {}
+        for seed, own in rows[rows[by].isin((low, high))].groupby(SEED):
+            small, large = (own[own[by] == size] for size in (low, high))
+            budget = small[FLOPS].max()
+            gaps[seed] = at_flops(small, budget) - at_flops(large, budget)
+        known = {seed: gap for seed, gap in gaps.items() if math.isfinite(gap)}
+        found.append((low, high, mean(known)))
+    return found
+
+
+# Findings
+
+
+def findings(runs: Runs) -> list[Finding]:
+    """Final losses, what growing gives, at equal FLOPs too, and what alpha_A changes."""
+    result = []
+    for alpha in alphas(runs.results):
+        for by in SIZES:
+            found = finals(runs, by, alpha)
+            result += [_losses(found, by, alpha), _growth(found, by, alpha)]
+            result += [_per_flop(gap, by, alpha) for gap in equal_flops(runs, by, alpha)]
+        result.append(_little(*(finals(runs, by, alpha) for by in (HEADS, LAYERS)), alpha))
+    return result + _of_alpha(runs)
+
+
+def _name(alpha: float) -> str:
+    return infinite_dynamics.plain(infinite_dynamics.alpha_title(alpha))
+
+
+def _losses(found: dict[int, dict[int, float]], by: str, alpha: float) -> Finding:
+    texts = [f"{size}: {mean(own).compact()}" for size, own in found.items()]
+    seeds = sorted({len(own) for own in found.values()})
+    n = "-".join(map(str, seeds))
+    name = f"{_name(alpha)}: final loss by {SYMBOLS[by]}"
+    return Finding(name, f"{', '.join(texts)} (n = {n})" if texts else "not measured")
+
+
+def _growth(found: dict[int, dict[int, float]], by: str, alpha: float) -> Finding:
+    """What growing the base model to the largest of the scan gains."""
+    name = f"{_name(alpha)}: loss of the base minus that of the largest {SYMBOLS[by]}"
+    published = PUBLISHED[by]
+    if len(found) < 2:
+        return Finding(name, "not measured", published)
+    gain = mean(differences(found[min(found)], found[max(found)]))
+    return Finding(name, gain.text(4), published, "" if by == LAYERS else gain.claimed_gain())
+
+
+def _little(
+    heads: dict[int, dict[int, float]], layers: dict[int, dict[int, float]], alpha: float
+) -> Finding:
+    """Whether growing H gains more than growing L does, by the largest factor both scans have."""
+    name = f"{_name(alpha)}: gain of growing H minus that of L"
+    factors = [{size / min(found): own for size, own in found.items()} if found else {}
+               for found in (heads, layers)]
+    factor = max(factors[0].keys() & factors[1].keys(), default=1)
+    # Ours: the paper compares them neither by a number nor at equal cost.
+    if factor == 1:
+        return Finding(name, "not measured", "above 0 (ours)")
+    gain = mean(differences(*(differences(found[1], found[factor]) for found in factors)))
+    name = f"{_name(alpha)}: gain of {factor:g} times H minus that of L"
+    return Finding(name, gain.text(4), "above 0 (ours)", gain.claimed_gain())
+
+
+def _per_flop(gap: tuple[int, int, Estimate], by: str, alpha: float) -> Finding:
+    low, high, gain = gap
+    symbol = SYMBOLS[by]
+    name = f"{_name(alpha)}: the same, {symbol} = {low} minus {high}, at equal FLOPs"
+    # The paper says nothing of when growing pays.
+    better = {"agrees": f"{symbol} = {high} is better", "disagrees": f"{symbol} = {low} is better"}
+    verdict = gain.claimed_gain() if gain.groups else ""
+    return Finding(name, gain.text(4), "", better.get(verdict, verdict))
+
+
+def _of_alpha(runs: Runs) -> list[Finding]:
+    """What alpha_A = 1/2 gains; at equal size, so at equal FLOPs as well."""
+    if set(alphas(runs.results)) != {1.0, 0.5}:
+        return [Finding("loss at alpha_A = 1 minus that at 1/2", "not measured")]
+    result = []
+    for by in SIZES:
+        one, half = (finals(runs, by, alpha) for alpha in (1.0, 0.5))
+        for size in sorted(one.keys() & half.keys()):
+            # The base model is in all scans, and said once.
+            if size == infinite_kernels.base(runs.results)[by]:
+                result += [_between(one[size], half[size], "base", True)] if by == HEADS else []
+            else:
+                place = f"{SYMBOLS[by]} = {size}"
+                result.append(_between(one[size], half[size], place, by != LAYERS))
+        if by == HEAD_DIM:
+            result.append(_more(one, half))
+    return result
+
+
+def _between(one: dict[int, float], half: dict[int, float], place: str, claimed: bool) -> Finding:
+    """A model's loss at alpha_A = 1 minus that at 1/2, beside the paper's claims of it."""
+    gain = mean(differences(one, half))
+    name = f"loss at alpha_A = 1 minus that at 1/2, {place}"
+    if not claimed:
+        return Finding(name, gain.text(4))
+    verdict = gain.claimed_gain()
+    return Finding(name, gain.text(4), CLAIMS, SIDES.get(verdict, verdict))
+
+
+def _more(one: dict[int, dict[int, float]], half: dict[int, dict[int, float]]) -> Finding:
+    """Whether growing N gains more at alpha_A = 1/2, the diversity of heads (section 3.2)."""
+    name = "gain of growing N at alpha_A = 1/2 minus that at 1"
+    both = [found for found in (half, one) if len(found) > 1]
+    if len(both) < 2:
+        return Finding(name, "not measured", "above 0")
+    gain = mean(differences(*(differences(found[min(found)], found[max(found)])
+                              for found in both)))
+    return Finding(name, gain.text(4), "above 0", gain.claimed_gain())
+
+
+def report(runs: Runs) -> str:
+    """The findings in words, with what they rest on."""
+    text = ["losses in nats per token over validation text; ± standard errors over seeds (n), of "
+            "differences between runs of equal seeds; FLOPs: 6 per parameter and token",
+            "alpha_A = 1 against 1/2: Fig. 7a shows lower losses at 1/2 for H and N, the caption "
+            "of Fig. 12 says of the same runs that 1 is better at fixed compute; runs of one size "
+            "cost the same", HEADER]
+    return "\n".join(text + [finding.line() for finding in findings(runs)])
+
+
+# Figures
+
+
+def draw_steps(runs: Runs, folder: Path) -> list[Path]:
+    """Figure 7a: training loss against steps, a row per scan and a column per alpha_A."""
+    figure, axes, shown = _panels(runs)
+    for axis, rows, by in shown:
+        infinite_dynamics.draw_lines(axis, rows[np.isfinite(rows[TRAIN_LOSS])], by)
+    _outer(axes)
+    for row in axes:
+        row[0].set_ylabel("training loss\n(nats/token)")
+    return style.save(figure, folder, "infinite_figure_7_dynamics")
+
+
+def draw_flops(runs: Runs, folder: Path) -> list[Path]:
+    """Figure 12: evaluation loss against FLOPs."""
+    figure, axes, shown = _panels(runs)
+    for axis, rows, by in shown:
+        _draw_flops(axis, rows[np.isfinite(rows[EVAL_LOSS])], by)
+    _outer(axes)
+    for row in axes:
+        row[0].set_ylabel("validation loss\n(nats/token)")
+    return style.save(figure, folder, "infinite_figure_12_flops")
+
+
+def _panels(runs: Runs):
+    """(figure, axes, [(axis, rows of its scan, scanned size)]), a row of panels per scan."""
+    own = alphas(runs.results)
+    figure, axes = style.subplots(len(SIZES), len(own), (3.6, 2.3), sharex=True, sharey=True)
+    shown = []
+    for row, by in zip(axes, SIZES):
+        for axis, alpha in zip(row, own):
+            axis.set_title(infinite_dynamics.alpha_title(alpha))
+            shown.append((axis, scan(runs.metrics, by, alpha), by))
+    return figure, axes, shown
+
+
+def _outer(axes) -> None:
+    """Labels of the common axes at the figure's edges alone."""
+    for axis in axes.flat:
+        axis.label_outer()
+
+
+def _draw_flops(axis, rows: pd.DataFrame, by: str) -> None:
+    sizes = sorted({int(size) for size in rows[by]})
+    for size, color in style.width_colors(sizes).items():
+        own = rows[rows[by] == size].groupby(FLOPS)[EVAL_LOSS].agg(["mean", "sem"])
+        axis.errorbar(own.index, own["mean"], own["sem"].fillna(0), color=color, lw=1.3, marker="o",
+                      ms=2.5, label=f"{SYMBOLS[by]} = {size}")
+    axis.set(xscale="log", xlabel="training FLOPs (6 x parameters x tokens)")
+    axis.legend(fontsize=7, frameon=False)
+
+
+def draw_kernels(kernels: pd.DataFrame, kind: str, folder: Path) -> list[Path]:
+    """Figure 7b, c: the initial kernels of the base and the largest models, then the final ones
+    at every alpha_A."""
+    grid = []
+    for alpha in alphas(kernels):
+        own = kernels[kernels[ALPHA] == alpha]
+        initial, final = infinite_kernels.largest_of_scans(own, kind)
+        # As in the figure, one row of initial kernels: those at the first alpha_A.
+        label = f"initial\n{infinite_dynamics.alpha_title(alpha)}"
+        grid += [] if grid or not initial.panels else [initial._replace(label=label)]
+        label = f"{infinite_kernels.RELATIVE}\n{infinite_dynamics.alpha_title(alpha)}"
+        grid += [Row(label, final.panels)] if final.panels else []
+    return infinite_kernels.draw_rows(grid, infinite_kernels.LABELS[kind], folder, KINDS[kind])
+
+
+def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    """Findings and figures of one sweep."""
+    if len(paths) != 3:
+        raise TableError(
+            f"{len(paths)} tables given, expected 3: results.csv, metrics.csv and "
+            "observed_kernels.csv of one sweep"
+        )
+    runs = read(*paths[:2])
+    kernels = infinite_kernels.read(paths[2], "observed_kernels.csv")
+    for kind in KINDS:
+        infinite_kernels.check(kernels, kind, paths[2])
+    written = draw_steps(runs, folder) + draw_flops(runs, folder)
+    for kind in KINDS:
+        written += draw_kernels(kernels, kind, folder)
+    return "\n".join([report(runs), *kernel_lines(kernels)]), written
+
+
+def kernel_lines(kernels: pd.DataFrame) -> list[str]:
+    """How alike the final kernels are across sizes at each alpha_A, and at both of them."""
+    found = []
+    for kind in KINDS:
+        for by in SIZES:
+            for alpha in alphas(kernels):
+                own = infinite_kernels.pairs(kernels, kind, by, alpha)
+                finding = infinite_kernels.aligned(own, kind, by, 1)
+                name = f"{_name(alpha)}: {finding.name}"
+                found.append(Finding(name, finding.measured, finding.published, finding.verdict))
+            found += _across(kernels, kind, by)
+    return [*infinite_kernels.basis(kernels), *(finding.line() for finding in found)]
+
+
+def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
+    """Alignment of a model's final kernels at alpha_A = 1 and 1/2, of different seeds, and by how
+    much it exceeds that of different seeds at one alpha_A."""
+    name = f"final {kind} kernel: alignment of alpha_A = 1 and 1/2, by {SYMBOLS[by]}"
+    one, half = (infinite_kernels.pairs(kernels, kind, by, alpha) for alpha in (1.0, 0.5))
+    across: dict[int, SeedPairs] = {}
+    excess: dict[int, SeedPairs] = {}
+    both = sorted(one.keys() & half.keys())
+    for (size, seed), (same, other) in itertools.permutations(both, 2):
+        if size == same:
+            value, *within = (
+                alignment(first[size, seed][1], second[size, other][1])
+                for first, second in ((one, half), (one, one), (half, half))
+            )
+            across.setdefault(size, {})[seed, other] = value
+            excess.setdefault(size, {})[seed, other] = value - sum(within) / 2
+    return [
+        Finding(name, by_size(across) or "not measured", "about 1"),
+        Finding(f"{name}, minus within one", by_size(excess) or "not measured"),
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a bad table is one line and exit code 2."""
+    style.command("infinite_decoder", __doc__, STEMS, make, argv)
+
+
+if __name__ == "__main__":
+    main()

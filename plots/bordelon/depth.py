@@ -1,0 +1,269 @@
+"""Depth L for alpha_L = 1/2 and 1 (Bordelon et al., Figure 5): weights that move, loss per FLOP.
+
+    python -m plots.bordelon.depth [OBSERVATIONS RESULTS METRICS] [--out FOLDER]
+
+Tables of a sweep over model.layers such as vit_cifar5m/sweeps/figure_5.yaml; without arguments the
+shipped ones. (a) ||W - W_0|| / ||W_0|| of query and key weights at the last observed step, pooled
+over blocks, against L: L^(alpha_L - 1), as the change of attention logits that they cause. (b) evaluation loss against training FLOPs, 6 per
+parameter and token. Writes PNG and PDF. Exponents are unweighted fits to means over seeds, their
+errors jackknife ones over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from plots import style, tables
+from plots.bordelon.dynamics import alpha_text, label_decades, one_run_each, size_axis
+from plots.bordelon.heads import CHANCE, span
+from plots.bordelon.rate_transfer import ALPHA_LOOKS
+from plots.findings import HEADER, Finding
+from plots.statistics import Estimate, complete, exponent, jackknife
+from plots.tables import TableError
+
+FIGURE = "infinite_figure_5_depth"
+STEMS = ("infinite_figure_5_observations", "infinite_figure_5", "infinite_figure_5_metrics")
+LAYERS, ALPHA = "model.layers", "prescription.alpha_depth"
+PATCH, IMAGE, BATCH = "model.patch_size", 32, "training.batch_size"
+RATE = "optimizer.lr"
+MOVED = {"query_weight_relative": r"$W_Q$", "key_weight_relative": r"$W_K$"}
+# What that movement makes of the attention logits, (16); not drawn.
+INDUCED = {"attention_change_weights": "A by W_Q, W_K"}
+COLUMNS = (
+    (LAYERS, ALPHA, "seed", "run", "step", "block", *MOVED, *INDUCED),
+    (LAYERS, ALPHA, RATE, PATCH, BATCH, "seed", "run", "status", "parameters"),
+    ("run", "step", "eval_loss"),
+)
+SOURCES = ("observations.csv", "results.csv", "metrics.csv")
+LOSS, FLOPS = "eval_loss", "flops"
+STYLES = {0.5: "-", 1.0: "--"}  # as in the paper: alpha_L = 1 is dashed
+
+
+def read_all(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(movement, losses): a row per run at the last observed step, a row per run and evaluation.
+
+    Runs that did not finish are left out. TableError unless there are three tables of one sweep
+    with one rate of each alpha_L.
+    """
+    if len(paths) != len(STEMS):
+        raise TableError(
+            f"{len(paths)} table{'s' * (len(paths) != 1)} given, expected three: "
+            + " ".join(SOURCES)
+        )
+    found = [_read(*item) for item in zip(paths, COLUMNS, SOURCES)]
+    observations, results, metrics = found
+    finished = results[results["status"] == "finished"]
+    if finished.empty:
+        raise TableError(f"{paths[1]}: no finished run in it; finish the sweep first")
+    for alpha, rates in finished.groupby(ALPHA)[RATE].unique().items():
+        if len(rates) > 1:
+            raise TableError(f"{paths[1]}: {len(rates)} values of {RATE} with {ALPHA} {alpha:g}; "
+                             "expected one rate of each: keep the runs of the best one")
+    one_run_each(finished, paths[1], (LAYERS, ALPHA, "seed"), "results.csv of figure_5.yaml")
+    return (_movement(observations, finished, paths[0]), _losses(metrics, finished, paths[2]))
+
+
+def _read(path: Path, columns: Sequence[str], source: str) -> pd.DataFrame:
+    table = tables.read(path, columns, source)
+    words = ("run", "block", "status")
+    return tables.numbers(table, path, [column for column in columns if column not in words])
+
+
+def _movement(observations: pd.DataFrame, finished: pd.DataFrame, path: Path) -> pd.DataFrame:
+    rows = observations[observations["run"].isin(finished["run"])]
+    rows = rows[(rows["block"] == "all") & (rows["step"] == rows["step"].max())]
+    if rows.empty:
+        raise TableError(f"{path}: no row with block all of a finished run; are these tables of "
+                         "one sweep?")
+    return rows
+
+
+def _losses(metrics: pd.DataFrame, finished: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """Evaluations with the run's sizes and the training FLOPs until then."""
+    own = finished.drop(columns=["step", LOSS], errors="ignore")
+    rows = metrics[["run", "step", LOSS]].dropna().merge(own, on="run")
+    if rows.empty:
+        raise TableError(f"{path}: no evaluation of a finished run; are these tables of one sweep?")
+    tokens = (IMAGE // rows[PATCH]) ** 2
+    return rows.assign(flops=6 * rows["parameters"] * tokens * rows[BATCH] * rows["step"])
+
+
+def alphas(rows: pd.DataFrame) -> list[float]:
+    """The depth exponents of a table, rising."""
+    return sorted(rows[ALPHA].unique())
+
+
+# ------------------------------------------------------------------------------------------------
+# Findings
+
+
+def findings(movement: pd.DataFrame, losses: pd.DataFrame) -> list[Finding]:
+    """5a by alpha_L and weight, then 5b by depth."""
+    result = []
+    for alpha in alphas(movement):
+        rows = movement[movement[ALPHA] == alpha]
+        for column, label in (MOVED | INDUCED).items():
+            result += _of_weight(rows, column, alpha, label.strip("$"))
+    return [*result, *_of_losses(losses)]
+
+
+def _of_weight(rows: pd.DataFrame, column: str, alpha: float, label: str) -> list[Finding]:
+    """The power over all depths, and between the two deepest: it is one of large L."""
+    depths = sorted(rows[LAYERS].unique())
+    name = f"5a: L in the movement of {label}, alpha_L = {alpha_text(alpha)}"
+    found = [_power(name, rows, column, alpha)]
+    if len(depths) > 2:
+        name = f"5a: the same, {label}, L = {depths[-2]:.0f} to {depths[-1]:.0f} alone"
+        found.append(_power(name, rows[rows[LAYERS].isin(depths[-2:])], column, alpha))
+    return found
+
+
+def _power(name: str, rows: pd.DataFrame, column: str, alpha: float) -> Finding:
+    return exponent(rows, "seed", LAYERS, column).finding(name, alpha - 1)
+
+
+def final(losses: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the last evaluation."""
+    return losses[losses["step"] == losses["step"].max()]
+
+
+def _of_losses(losses: pd.DataFrame) -> list[Finding]:
+    """What alpha_L = 1 gains at the same steps, so at the same compute, at every depth.
+
+    The caption claims it at large L. As the exponents have rates of their own, and may differ at
+    the least depth already, how the gain grows from there is said, too. There is no verdict while
+    the mean of a curve ends above chance.
+    """
+    last = final(losses)
+    if alphas(last) != [0.5, 1.0]:
+        return [Finding("5b: loss with alpha_L = 1/2 minus alpha_L = 1", "not measured")]
+    depths = sorted(last[LAYERS].unique())
+    result = [_levels(last, alpha) for alpha in alphas(last)]
+    for depth in depths:
+        both = complete(last[last[LAYERS] == depth], "seed", ALPHA)
+        found = jackknife(both, "seed", lambda part, depth=depth: _gain(part, depth))
+        name = f"5b: final loss, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
+        claimed = depth == depths[-1] and len(depths) > 1
+        result.append(Finding(name, found.text(), "above 0", _verdict(found, last)) if claimed else
+                      Finding(name, found.text()))
+    if len(depths) > 1:
+        result.append(_growth(last, depths[0], depths[-1]))
+    return result
+
+
+def _levels(last: pd.DataFrame, alpha: float) -> Finding:
+    means = last[last[ALPHA] == alpha].groupby(LAYERS)[LOSS].mean()
+    values = ", ".join(f"{depth:.0f}: {loss:.3f}" for depth, loss in means.items())
+    return Finding(f"5b: final loss by L, alpha_L = {alpha_text(alpha)} (nats)", values)
+
+
+def _verdict(found: Estimate, last: pd.DataFrame) -> str:
+    """Whether alpha_L = 1 gains, if all curves have learnt something."""
+    means = last.groupby([ALPHA, LAYERS])[LOSS].mean()
+    lost = [(alpha, depth) for (alpha, depth), loss in means.items() if not loss < CHANCE]
+    if not lost:
+        return found.claimed_gain()
+    return "no verdict: above chance, ln 10 = 2.303, " + "; ".join(
+        f"alpha_L = {alpha_text(alpha)}, L = "
+        + ", ".join(f"{depth:.0f}" for own, depth in lost if own == alpha)
+        for alpha in sorted({alpha for alpha, _ in lost})
+    )
+
+
+def _growth(last: pd.DataFrame, low: float, high: float) -> Finding:
+    """By how much the gain at the largest depth exceeds that at the least."""
+    ends = complete(last[last[LAYERS].isin((low, high))], "seed", ALPHA, LAYERS)
+    found = jackknife(ends, "seed", lambda part: _gain(part, high) - _gain(part, low))
+    name = f"5b: that gain at L = {high:.0f} minus at L = {low:.0f} (nats)"
+    return Finding(name, found.text())
+
+
+def _gain(rows: pd.DataFrame, depth: float) -> float:
+    means = rows[rows[LAYERS] == depth].groupby(ALPHA)[LOSS].mean()
+    return means.get(0.5, math.nan) - means.get(1.0, math.nan)
+
+
+def report(movement: pd.DataFrame, losses: pd.DataFrame) -> str:
+    """The findings in words, with what they rest on."""
+    seeds = movement.groupby([ALPHA, LAYERS])["seed"].nunique()
+    depths = ", ".join(f"{depth:.0f}" for depth in sorted(movement[LAYERS].unique()))
+    rates = ", ".join(f"{rate:g} (alpha_L = {alpha_text(alpha)})"
+                      for alpha, rate in losses.groupby(ALPHA)[RATE].first().items())
+    text = [
+        f"L = {depths}; eta_0 = {rates}; {span(seeds)} seeds; movement after "
+        f"{movement['step'].max():.0f} steps, loss after {losses['step'].max():.0f}; ± is "
+        "jackknife over seeds",
+        HEADER,
+    ]
+    return "\n".join(text + [finding.line() for finding in findings(movement, losses)])
+
+
+# ------------------------------------------------------------------------------------------------
+# Figure
+
+
+def draw(movement: pd.DataFrame, losses: pd.DataFrame, folder: Path) -> list[Path]:
+    """Figure 5a and b."""
+    figure, axes = style.subplots(1, 2, (4.6, 3.4))
+    _draw_movement(axes[0][0], movement)
+    _draw_losses(axes[0][1], losses)
+    return style.save(figure, folder, FIGURE)
+
+
+def _draw_movement(axis, movement: pd.DataFrame) -> None:
+    for alpha in alphas(movement):
+        color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
+        rows = movement[movement[ALPHA] == alpha]
+        for (column, label), marker in zip(MOVED.items(), "os"):
+            groups = rows.groupby(LAYERS)[column]
+            means, errors = groups.mean(), groups.sem().fillna(0)
+            axis.errorbar(means.index, means, errors, color=color, marker=marker, ms=4, lw=1,
+                          ls=STYLES.get(alpha, "-"),
+                          label=rf"{label}, $\alpha_L$ = {alpha_text(alpha)}")
+        top = 1.25 * rows.groupby(LAYERS)[list(MOVED)].mean().max(axis=1).iloc[0]
+        depths = sorted(rows[LAYERS].unique())
+        guide = [top * (depth / depths[0]) ** (alpha - 1) for depth in depths]
+        power = "L^{%g}" % (alpha - 1) if alpha != 1 else r"\mathrm{constant}"
+        axis.plot(depths, guide, ":", color=color, lw=1.2, label=f"${power}$")
+    size_axis(axis, movement[LAYERS], "depth $L$ (blocks)")
+    label_decades(axis)
+    axis.set_ylabel(r"$\|W - W_0\| \, / \, \|W_0\|$")
+    axis.set_title(f"(a) query and key weights, step {movement['step'].max():.0f}", fontsize=9)
+    axis.legend(fontsize=6, ncols=2)
+
+
+def _draw_losses(axis, losses: pd.DataFrame) -> None:
+    colors = style.width_colors(sorted(losses[LAYERS].unique()))
+    for (depth, alpha), rows in losses.groupby([LAYERS, ALPHA]):
+        means = rows.groupby(FLOPS)[LOSS].mean()
+        axis.plot(means.index, means, STYLES.get(alpha, "-"), color=colors[depth], lw=1.2)
+    for depth, color in colors.items():
+        axis.plot([], [], color=color, label=f"$L = {depth:.0f}$")
+    for alpha in alphas(losses):
+        label = rf"$\alpha_L$ = {alpha_text(alpha)}"
+        axis.plot([], [], STYLES.get(alpha, "-"), color="gray", label=label)
+    axis.axhline(CHANCE, color="black", ls=":", lw=1, label="chance, ln 10")
+    axis.set_xscale("log")
+    axis.set_xlabel("training compute (FLOPs)")
+    axis.set_ylabel("evaluation loss (nats/image)")
+    axis.set_title("(b) loss against compute, means over seeds", fontsize=9)
+    axis.legend(fontsize=6, ncols=2)
+
+
+def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    """Findings and files of the three tables."""
+    movement, losses = read_all(paths)
+    return report(movement, losses), draw(movement, losses, folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    style.command("infinite_depth", __doc__, STEMS, make, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""Attention against the head dimension N (Bordelon et al., Figures 2b and 13).
+
+    python -m plots.bordelon.head_dimension [observations.csv ...] [--out FOLDER]
+
+Figure 2b, from figure_11.yaml: variance of the attention logits A over heads, before training and
+after. Figure 13, from figure_13.yaml: how far entries of k and A have moved. Its upper row has what
+the movement of W_Q and W_K causes at the initial residual stream, which is what the paper's
+exponents speak of; the lower row has all movement, of which embeddings and other layers cause a
+part. Both are means over blocks and the observed samples. Draws the figures whose tables it is
+given, without arguments the shipped ones; writes PNG and PDF and prints the findings.
+
+Powers are unweighted fits to means over seeds; their errors are jackknife ones over seeds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from plots import style, tables
+from plots.bordelon.dynamics import (
+    ALPHA,
+    DERIVED,
+    HEAD_DIM,
+    RUN,
+    STEP,
+    alpha_title,
+    alphas,
+    label_decades,
+    one_run_each,
+    plain,
+    size_axis,
+)
+from plots.bordelon.rate_transfer import ALPHA_LOOKS
+from plots.findings import HEADER, Finding
+from plots.statistics import Estimate, complete, exponent, law
+from plots.tables import CURVE, OPTIMIZER, SEED, TableError
+
+STEMS = ("infinite_figure_11_observations", "infinite_figure_13_observations")
+FIGURES = ("infinite_figure_2b_head_variance", "infinite_figure_13_movement")
+BLOCK, ALL = "block", "all"
+VARIANCE = "head_variance"
+# Column -> what moves, as axes have it.
+INDUCED = {"key_change_weights": "k", "attention_change_weights": "A"}
+TOTAL = {"key_change": "k", "attention_change": "A"}
+CAPTION_2B = -2  # of alpha_A = 1; the initial variance goes as -1
+POINT = (ALPHA, HEAD_DIM, SEED, STEP)  # a figure has one run here, and per optimiser
+COLUMNS = (CURVE, RUN, *POINT, BLOCK)
+
+
+def read(path: Path) -> pd.DataFrame:
+    """The rows for all blocks together; TableError for a table that lacks what its figure needs,
+    that has two runs where a figure expects one, or, for Figure 13, not both of its steps."""
+    table = tables.read(path, COLUMNS, "observations.csv")
+    measured = [*INDUCED, *TOTAL] if OPTIMIZER in table else [VARIANCE]
+    missing = [column for column in measured if column not in table]
+    if missing:
+        raise TableError(
+            f"{path}: no column {missing[0]!r}; is it the observations.csv of this sweep?"
+        )
+    table = tables.only(table, path, BLOCK, [ALL])
+    table = tables.numbers(table, path, [ALPHA, HEAD_DIM, SEED, STEP, *measured])
+    table = tables.only(table, path, ALPHA, ALPHA_LOOKS)
+    return _checked(table, path)
+
+
+def _checked(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """The rows, if they are of one of the two sweeps."""
+    source = "observations.csv of figure_11.yaml"
+    if OPTIMIZER in rows:
+        source = "observations.csv of figure_13.yaml"
+        one_run_each(rows[rows[STEP] > 0], path, (OPTIMIZER, *POINT), source)
+        return _both_steps(rows, path)
+    one_run_each(rows, path, POINT, source)
+    return rows
+
+
+def _both_steps(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
+    """The rows, if there are some after the first step and after one number more (200)."""
+    steps = sorted(rows.loc[rows[STEP] > 0, STEP].unique())
+    if len(steps) != 2 or steps[0] != 1:
+        found = ", ".join(f"{step:g}" for step in steps) or "0"
+        raise TableError(f"{path}: observed after {found} steps; expected step 1 and one later "
+                         "step; is it the whole observations.csv of figure_13.yaml?")
+    return rows
+
+
+def power(rows: pd.DataFrame, column: str) -> Estimate:
+    """The power of N in the mean over seeds of `column`."""
+    return exponent(rows, SEED, HEAD_DIM, column)
+
+
+def exact(alpha: float) -> Fraction:
+    """alpha_A as the paper has it."""
+    return Fraction(alpha).limit_denominator(64)
+
+
+# Figure 2b
+
+
+def variance_rows(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """Before and after training: each run's first and last observation; the last one of a run that
+    was observed at step 0 alone is not after anything."""
+    first, last = (rows.groupby(RUN)[STEP].transform(end) for end in ("min", "max"))
+    found = {"at initialisation": rows[rows[STEP] == first],
+             "after training": rows[(rows[STEP] == last) & (last > 0)]}
+    return {when: own for when, own in found.items() if len(own)}
+
+
+def variance_findings(rows: pd.DataFrame) -> list[Finding]:
+    """Slope of the variance over heads beside 1 - 2 alpha_A, before and after training."""
+    result = []
+    for alpha in alphas(rows):
+        for when, found in variance_rows(rows[rows[ALPHA] == alpha]).items():
+            predicted = 1 - 2 * exact(alpha)
+            measured = power(found, VARIANCE)
+            caption = when == "after training" and alpha == 1
+            beside = f"{predicted}" + (f" {DERIVED} (caption {CAPTION_2B})" if caption else "")
+            name = f"{plain(alpha_title(alpha))}: variance of A over heads {_when(found, when)}"
+            if when == "after training" and alpha == 0.5:
+                # "Does not decay with N" (Fig. 2b), "non-decreasing diversity" (section 3.2).
+                text, verdict = measured.text(), measured.claimed_no_fall()
+                result.append(Finding(name, text, "not below 0", verdict))
+                continue
+            result.append(measured.finding(name, float(predicted), beside))
+    return result
+
+
+def _when(rows: pd.DataFrame, when: str) -> str:
+    return when if when == "at initialisation" else f"at t = {rows[STEP].max():.0f}"
+
+
+def draw_variance(rows: pd.DataFrame, folder: Path) -> list[Path]:
+    """Figure 2b: one panel, a line per alpha_A, hollow before training."""
+    figure, axes = style.subplots(1, 1, (4.6, 3.4))
+    axis = axes[0][0]
+    for alpha in alphas(rows):
+        for when, found in variance_rows(rows[rows[ALPHA] == alpha]).items():
+            before = when == "at initialisation"
+            label = f"{alpha_title(alpha)}, {_when(found, when)}"
+            _draw_points(axis, found, VARIANCE, label, hollow=before, **ALPHA_LOOKS[alpha])
+    _finish(axis, rows)
+    axis.set_ylabel("variance of A over heads")
+    axis.legend(fontsize=7)
+    return style.save(figure, folder, FIGURES[0])
+
+
+def _draw_points(
+    axis, rows: pd.DataFrame, column: str, label: str, *, hollow: bool, **look
+) -> None:
+    """Means over seeds, every run as a faint point, and the power law."""
+    kept = rows[np.isfinite(rows[column]) & (rows[column] > 0)]
+    if kept.empty:
+        return
+    means = kept.groupby(HEAD_DIM)[column].mean()
+    ls, face = ("--", "white") if hollow else ("-", look["color"])
+    axis.plot(kept[HEAD_DIM], kept[column], ls="", marker=look["marker"], ms=2.5, alpha=0.4,
+              color=look["color"])
+    fit = law(complete(kept, SEED, HEAD_DIM), HEAD_DIM, column)  # as in the findings
+    axis.plot(means.index, means, ls="" if fit else ls, ms=5, mfc=face, **look)
+    if fit:
+        axis.plot(means.index, [fit(n) for n in means.index], ls=ls, lw=1.2, color=look["color"])
+        label += f": $N^{{{fit.exponent:+.2f}}}$"
+    axis.plot([], [], ls=ls, lw=1.2, ms=5, mfc=face, label=label, **look)
+
+
+def _finish(axis, rows: pd.DataFrame) -> None:
+    size_axis(axis, rows[HEAD_DIM], "head dimension N")
+    label_decades(axis)
+
+
+# Figure 13
+
+
+def cells(rows: pd.DataFrame) -> Iterator[tuple[str, float, int, pd.DataFrame]]:
+    """(optimiser, alpha_A, t, its rows), t rising, without the initial state."""
+    for optimizer in _optimizers(rows):
+        own = rows[(rows[OPTIMIZER] == optimizer) & (rows[STEP] > 0)]
+        for alpha in alphas(own):
+            for step, found in own[own[ALPHA] == alpha].groupby(STEP):
+                yield optimizer, alpha, int(step), found
+
+
+def _optimizers(rows: pd.DataFrame) -> list[str]:
+    present = set(rows[OPTIMIZER])
+    return [name for name in style.OPTIMIZERS if name in present]
+
+
+def predicted(column: str, optimizer: str, alpha: float, step: int) -> Fraction | None:
+    """The exponent of N that (15) and (16) give to what W_Q and W_K cause: alpha_A - 1 in k and 0
+    in A, less 1/2 at SGD's first step, when W_O and the gradient are not yet correlated (Figure
+    13). None for all movement, of which they do not speak."""
+    if column not in INDUCED:
+        return None
+    first = Fraction(1, 2) if suppressed(optimizer, step) else 0
+    return (exact(alpha) - 1 if INDUCED[column] == "k" else Fraction(0)) - first
+
+
+def suppressed(optimizer: str, step: int) -> bool:
+    """Whether Figure 13 calls the movement suppressed, without saying by which power of N."""
+    return optimizer == "sgd" and step == 1
+
+
+def movement_findings(rows: pd.DataFrame) -> list[Finding]:
+    """Slopes of what W_Q and W_K cause beside theory, then of all movement."""
+    result = []
+    for columns, kind in ((INDUCED, "by W_Q, W_K"), (TOTAL, "in all")):
+        for optimizer, alpha, step, found in cells(rows):
+            for column, what in columns.items():
+                place = f"{style.OPTIMIZERS[optimizer]}, {plain(alpha_title(alpha))}, t = {step}"
+                result.append(_movement(f"{place}: change of {what} {kind}", power(found, column),
+                                        predicted(column, optimizer, alpha, step),
+                                        suppressed(optimizer, step)))
+    return result
+
+
+def _movement(name: str, measured: Estimate, theory: Fraction | None, derived: bool) -> Finding:
+    if theory is None:
+        return Finding(name, measured.text())
+    beside = f"{theory} {DERIVED}" if derived else str(theory)
+    return measured.finding(name, float(theory), beside)
+
+
+def draw_movement(rows: pd.DataFrame, folder: Path) -> list[Path]:
+    """Figure 13: k and A per optimiser, what W_Q and W_K cause above and all movement below."""
+    optimizers = _optimizers(rows)
+    figure, axes = style.subplots(2, 2 * len(optimizers), (3.0, 3.0), sharex=True)
+    for row, columns, kind in zip(axes, (INDUCED, TOTAL), ("by W_Q, W_K", "in all")):
+        panels = {(optimizer, column): row[2 * i + j] for i, optimizer in enumerate(optimizers)
+                  for j, column in enumerate(columns)}
+        for (optimizer, column), axis in panels.items():
+            _draw_movement(axis, rows, optimizer, column)
+            what = columns[column]
+            cause = kind.replace("W_Q, W_K", "$W_Q$, $W_K$")
+            axis.set_title(f"{style.OPTIMIZERS[optimizer]}: change of {what} {cause}", fontsize=9)
+            axis.set_ylabel(f"RMS change of {what} entries")
+            axis.legend(fontsize=6, ncols=2, frameon=False, loc="upper center",
+                        bbox_to_anchor=(0.5, -0.02 if columns is INDUCED else -0.2))
+    for axis in axes[0]:
+        axis.set_xlabel("")
+    return style.save(figure, folder, FIGURES[1])
+
+
+def _draw_movement(axis, rows: pd.DataFrame, optimizer: str, column: str) -> None:
+    for name, alpha, step, found in cells(rows):
+        if name == optimizer:
+            label = rf"{alpha_title(alpha)}, t = {step}"
+            _draw_points(axis, found, column, label, hollow=step == 1, **ALPHA_LOOKS[alpha])
+    _finish(axis, rows)
+
+
+# Both
+
+
+def _unreached(findings: Sequence[Finding]) -> list[str]:
+    """What SGD's later exponents presuppose, where they disagree; nothing here measures it."""
+    late = [f for f in findings if f.name.startswith("SGD") and ", t = 1:" not in f.name]
+    if not any(f.verdict.startswith("off") for f in late):
+        return []
+    return ["note: SGD does not reach all exponents after its first step; Figure 13 expects them "
+            "once W_O and the gradient correlate, which is not measured here"]
+
+
+def report(found: Sequence[pd.DataFrame]) -> str:
+    """The findings in words, with what they rest on."""
+    text = ["powers of N in means over seeds (n), ± jackknife over seeds", *_spreads(found), HEADER]
+    for rows in found:
+        make = movement_findings if OPTIMIZER in rows else variance_findings
+        findings = make(rows)
+        text += [*(finding.line() for finding in findings), *_unreached(findings)]
+    return "\n".join(text)
+
+
+def _spreads(found: Sequence[pd.DataFrame]) -> list[str]:
+    """A line per figure and optimiser: how much runs that differ in their seeds alone scatter."""
+    lines = []
+    for rows in found:
+        if OPTIMIZER not in rows:
+            lines.append(f"Figure 2b: {_spread(rows, [VARIANCE])}")
+            continue
+        for optimizer in _optimizers(rows):
+            spread = _spread(rows[rows[OPTIMIZER] == optimizer], [*INDUCED, *TOTAL])
+            lines.append(f"Figure 13, {style.OPTIMIZERS[optimizer]}: {spread}")
+    return lines
+
+
+def _spread(rows: pd.DataFrame, columns: Sequence[str]) -> str:
+    variances, free = 0.0, 0
+    for column in columns:
+        keys = [rows[key] for key in (ALPHA, HEAD_DIM, STEP)]
+        logs = np.log(rows[column].where(rows[column] > 0)).groupby(keys)
+        kept = logs.count() > 1
+        variances += float((logs.var() * (logs.count() - 1))[kept].sum())
+        free += int((logs.count() - 1)[kept].sum())
+    if not free:
+        return "one seed, spread unknown"
+    return f"spread over seeds {math.sqrt(variances / free):.1%} of a value"
+
+
+def _figures(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    found = [read(path) for path in paths]
+    if len({OPTIMIZER in rows for rows in found}) != len(found):
+        raise TableError(f"{paths[-1]}: a second table of one figure; expected the observations "
+                         "of figure_11.yaml, of figure_13.yaml or of both")
+    text, written = report(found), []
+    for rows in found:
+        written += (draw_movement if OPTIMIZER in rows else draw_variance)(rows, folder)
+    return text, written
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a bad table is one line and exit code 2."""
+    style.command("infinite_head_dimension", __doc__, STEMS, _figures, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,465 @@
+"""Many heads (Bordelon et al., Figures 3 and 4): at the start, then losses and logits in training.
+
+    python -m plots.bordelon.heads [KERNELS ATTENTION DENSITY DISTANCES METRICS] [--out FOLDER]
+
+The first three tables are those of `python -m vit_cifar5m.initial`, then that of
+`python -m vit_cifar5m.distances` and the metrics.csv of the same sweep over heads; without
+arguments the shipped ones. Writes two figures as PNG and PDF.
+
+Exponents are unweighted fits to means over networks or seeds; their errors are jackknife ones, each
+network or seed left out of all sizes at once. What they are compared with (the widest networks of
+Figure 3a, the ensemble of 4b) keeps the one left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from plots import style, tables
+from plots.bordelon.dynamics import alpha_text, one_run_each, size_axis
+from plots.bordelon.rate_transfer import ALPHA_LOOKS
+from plots.findings import HEADER, Finding
+from plots.statistics import Estimate, complete, exponent, fitted, jackknife, law, power_of
+from plots.tables import TableError
+
+KERNELS, ATTENTION, DENSITY = "initial_kernels", "initial_attention", "initial_density"
+DISTANCES, METRICS = "infinite_figure_4_distances", "infinite_figure_4_metrics"
+STEMS = (KERNELS, ATTENTION, DENSITY, DISTANCES, METRICS)
+FIGURES = ("infinite_figure_3_initial_heads", "infinite_figure_4_many_heads")
+HEADS, LOSS = "model.heads", "eval_loss"
+COLUMNS = {
+    KERNELS: ("head_dim", "layers", "heads", "network", "layer", "square_error",
+              "reference_square"),
+    ATTENTION: ("alpha_attention", "head_dim", "heads", "network", "second_moment",
+                "fourth_moment"),
+    DENSITY: ("alpha_attention", "head_dim", "heads", "networks", "low", "high", "count"),
+    DISTANCES: (HEADS, "seed", "step", "square_distance"),
+    METRICS: (HEADS, "seed", "step", LOSS),
+}
+SOURCES = {DISTANCES: "distances.csv", METRICS: "metrics.csv"}
+STEPS = (0, 25, 100, 250, 500, 1000, 2000)  # Fig. 4b, and the start
+PREDICTED = -1.0  # power of H in square errors, section 3.3
+CHANCE = math.log(10)  # loss in nats of ten equal probabilities
+LEARNT = 0.1  # nats below CHANCE from which a size counts as having learnt; ours
+KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of it
+
+
+# ------------------------------------------------------------------------------------------------
+# Tables
+
+
+def read(path: Path, stem: str) -> pd.DataFrame:
+    """One of the tables as numbers; TableError if it is missing or another one."""
+    table = tables.read(path, COLUMNS[stem], SOURCES.get(stem, f"{stem}.csv"))
+    return tables.numbers(table, path, COLUMNS[stem])
+
+
+def read_all(paths: Sequence[Path]) -> list[pd.DataFrame]:
+    """The tables in the order of STEMS; TableError unless there are five."""
+    if len(paths) != len(STEMS):
+        raise TableError(
+            f"{len(paths)} table{'s' * (len(paths) != 1)} given, expected five: "
+            "initial_kernels.csv initial_attention.csv initial_density.csv distances.csv "
+            "metrics.csv"
+        )
+    found = [read(path, stem) for path, stem in zip(paths, STEMS)]
+    found[-1] = found[-1][np.isfinite(found[-1][LOSS])]
+    if found[-1].empty:
+        raise TableError(f"{paths[-1]}: no evaluation in it; set training.eval_every in the sweep")
+    for table, path, stem in list(zip(found, paths, STEMS))[-2:]:
+        one_run_each(table, path, (HEADS, "seed", "step"), f"{SOURCES[stem]} of figure_4.yaml")
+    return found
+
+
+# ------------------------------------------------------------------------------------------------
+# What exponents are of
+
+
+def relative_errors(kernels: pd.DataFrame) -> pd.DataFrame:
+    """The table with `error`, square error over the mean square of the limit's kernel."""
+    return kernels.assign(error=kernels["square_error"] / kernels["reference_square"])
+
+
+def kurtoses(attention: pd.DataFrame) -> pd.Series:
+    """Head dimension -> excess kurtosis of A, from moments averaged over networks of all H."""
+    moments = attention.groupby("head_dim")[["second_moment", "fourth_moment"]].mean()
+    return moments["fourth_moment"] / moments["second_moment"] ** 2 - 3
+
+
+def kurtosis_exponent(attention: pd.DataFrame) -> Estimate:
+    """The power of N in the excess kurtosis."""
+
+    return jackknife(attention, "network", lambda part: power_of(fitted(kurtoses(part))))
+
+
+def density(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
+    """The exact density of A = N^(-alpha) q.k for Gaussian q, k: it is that of every H."""
+    from scipy.special import gammaln, kve
+
+    order = (head_dim - 1) / 2
+    z = np.maximum(np.abs(a) * head_dim**alpha, 1e-12)
+    logarithm = order * np.log(z / 2) + np.log(kve(order, z)) - z - gammaln(head_dim / 2)
+    return np.exp(logarithm) * head_dim**alpha / math.sqrt(math.pi)
+
+
+def gaussian(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
+    """The Gaussian of the same variance N^(1 - 2 alpha)."""
+    deviation = head_dim ** (0.5 - alpha)
+    return np.exp(-((a / deviation) ** 2) / 2) / (deviation * math.sqrt(2 * math.pi))
+
+
+# ------------------------------------------------------------------------------------------------
+# Findings
+
+
+def findings(all_tables: Sequence[pd.DataFrame]) -> list[Finding]:
+    """Fig. 3a, then 3b and c, then 4a and b."""
+    kernels, attention, bins, distances, metrics = all_tables
+    return [*_of_kernels(kernels), *_of_attention(attention), *_of_density(bins),
+            *_of_losses(metrics), *_of_distances(distances)]
+
+
+def _of_kernels(kernels: pd.DataFrame) -> list[Finding]:
+    rows, result = relative_errors(kernels), []
+    for layer in sorted(rows["layer"].unique()):
+        found = exponent(rows[rows["layer"] == layer], "network", "heads", "error")
+        name = f"3a: H in the kernel's square error, layer {layer:.0f}"
+        result.append(found.finding(name, PREDICTED))
+    found = exponent(rows, "network", "heads", "error")
+    return [*result, found.finding("3a: the same, all layers", PREDICTED)]
+
+
+def _of_attention(attention: pd.DataFrame) -> list[Finding]:
+    result = []
+    for alpha, rows in attention.groupby("alpha_attention"):
+        found = exponent(rows, "network", "head_dim", "second_moment")
+        name = f"3c: N in the variance of A, alpha_A = {alpha_text(alpha)}"
+        result.append(found.finding(name, 1 - 2 * alpha))
+        name = f"3c: N in the excess kurtosis of A, alpha_A = {alpha_text(alpha)}"
+        result.append(kurtosis_exponent(rows).finding(name, -1.0))
+        measured = kurtoses(rows)
+        values = ", ".join(f"{v * n:.2f}" for n, v in measured.items())
+        result.append(Finding(f"3c: N x excess kurtosis, alpha_A = {alpha_text(alpha)}", values,
+                              f"{KURTOSIS:g} (exact)"))
+    return result
+
+
+def _of_density(bins: pd.DataFrame) -> list[Finding]:
+    """How far the pooled densities are from the Gaussian and from the exact ones, beside what is to
+    be expected of as many draws from the exact law and of infinitely many."""
+    result, alpha = [], bins["alpha_attention"].min()
+    rows = bins[bins["alpha_attention"] == alpha]
+    for head_dim in sorted(rows["head_dim"].unique()):
+        own = rows[rows["head_dim"] == head_dim].groupby(["low", "high"])["count"].sum()
+        edges = [own.index.get_level_values(0)[0], *own.index.get_level_values(1)]
+        shares = own.to_numpy() / own.sum()
+        normal = _shares(gaussian, edges, head_dim, alpha)
+        exact = _shares(density, edges, head_dim, alpha)
+        name = f"3b, c: total variation of A, N = {head_dim:.0f}, from"
+        for what, other in (("the Gaussian", normal), ("the exact density", exact)):
+            expected = expected_variation(exact, other, own.sum())
+            result.append(Finding(
+                f"{name} {what}",
+                f"{_variation(shares, other):.3f} (n = {own.sum():.0f}, expected {expected:.3f})",
+                f"{_variation(exact, other):.3f} (exact)",
+            ))
+    return result
+
+
+def _variation(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.abs(one - other).sum() / 2)
+
+
+def expected_variation(shares: np.ndarray, other: np.ndarray, count: float) -> float:
+    """Mean total variation between `count` independent draws from a law of these shares and another
+    law, each count taken as Gaussian: the mean of its absolute value."""
+    from scipy.special import erf
+
+    gap, spread = shares - other, np.sqrt(shares * (1 - shares) / count)
+    z = gap / np.maximum(spread, 1e-300) / math.sqrt(2)
+    absolute = spread * math.sqrt(2 / math.pi) * np.exp(-(z**2)) + gap * erf(z)
+    return float(absolute.sum() / 2)
+
+
+def _shares(law: Callable, edges: Sequence[float], head_dim: float, alpha: float) -> np.ndarray:
+    """What a symmetric density has between edges, the outermost bins with their tails."""
+    fine = [np.linspace(low, high, 201) for low, high in zip(edges, edges[1:])]
+    middles = [(points[1:] + points[:-1]) / 2 for points in fine]
+    inside = np.array([law(m, head_dim, alpha).sum() * (p[1] - p[0])
+                       for m, p in zip(middles, fine)])
+    inside[[0, -1]] += (1 - inside.sum()) / 2
+    return inside
+
+
+def final(metrics: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the last evaluation; runs that did not get there have none."""
+    return metrics[metrics["step"] == metrics["step"].max()]
+
+
+def _of_losses(metrics: pd.DataFrame) -> list[Finding]:
+    """4a: whether the final loss falls with H, and its spread over seeds."""
+    last = final(metrics)
+    sizes = sorted(last[HEADS].unique())
+    if len(sizes) < 2:
+        return [Finding("4a: final loss and its spread over seeds by H", "not measured")]
+    low, high = sizes[0], sizes[-1]
+
+    def fall(part: pd.DataFrame) -> float:
+        means = part.groupby(HEADS)[LOSS].mean()
+        return means.get(low, math.nan) - means.get(high, math.nan)
+
+    both = complete(last[last[HEADS].isin((low, high))], "seed", HEADS)
+    found = jackknife(both, "seed", fall)
+    groups = last.groupby(HEADS)[LOSS]
+    return [
+        Finding("4a: final loss by H (nats)", _by_size(groups.mean())),
+        Finding(f"4a: final loss, H = {low:.0f} minus H = {high:.0f} (nats)",
+                found.text(), "above 0", found.claimed_gain()),
+        Finding("4a: standard deviation over seeds by H (nats)",
+                f"{_by_size(groups.std())} (n = {_count(groups)})"),
+        *_of_spread(last),
+    ]
+
+
+def _of_spread(last: pd.DataFrame) -> list[Finding]:
+    """The power of H in the spread over seeds.
+
+    Runs at chance agree, as they all do nothing, so that there is a verdict only on sizes that have
+    learnt.
+    """
+    means = last.groupby(HEADS)[LOSS].mean()
+    learnt = sorted(means.index[means < CHANCE - LEARNT])
+    every = Finding("4a: H in that deviation, all H", _spread_exponent(last).text(), "below 0")
+    if len(learnt) < 2:
+        return [every, Finding("4a: the same, of H that have learnt", "not measured", "below 0",
+                               "no verdict: at chance")]
+    found = _spread_exponent(last[last[HEADS].isin(learnt)])
+    names = ", ".join(f"{size:.0f}" for size in learnt)
+    name = f"4a: the same, of H that have learnt ({names})"
+    return [every, Finding(name, found.text(), "below 0", found.claimed_fall())]
+
+
+def _spread_exponent(last: pd.DataFrame) -> Estimate:
+    def power(part: pd.DataFrame) -> float:
+        return power_of(fitted(part.groupby(HEADS)[LOSS].std().dropna()))
+
+    return jackknife(complete(last, "seed", HEADS), "seed", power)
+
+
+def _by_size(values: pd.Series) -> str:
+    return ", ".join(f"{size:.0f}: {value:.3f}" for size, value in values.items())
+
+
+def _count(groups) -> str:
+    return span(groups.count())
+
+
+def shown_steps(distances: pd.DataFrame) -> list[int]:
+    """The paper's steps as far as they were observed, and the last one."""
+    steps = sorted(int(step) for step in distances["step"].unique())
+    return sorted({step for step in STEPS if step in steps} | {steps[-1]})
+
+
+def _of_distances(distances: pd.DataFrame) -> list[Finding]:
+    result, steps = [], shown_steps(distances)
+    for step in steps:
+        rows = distances[distances["step"] == step]
+        found = exponent(rows, "seed", HEADS, "square_distance")
+        if step in (0, min(s for s in steps if s or len(steps) == 1)):
+            name = f"4b: H in the logits' square error, step {step}"
+            result.append(found.finding(name, PREDICTED))
+        else:
+            result.append(Finding(f"4b: the same, step {step}", found.text()))
+    return [*result, _weakening(distances, steps)]
+
+
+def _weakening(distances: pd.DataFrame, steps: Sequence[int]) -> Finding:
+    """Whether the last exponent is closer to zero than the earliest of training."""
+    first, last = next((s for s in steps if s), steps[0]), steps[-1]
+
+    def gain(part: pd.DataFrame) -> float:
+        late, early = (power_of(law(part[part["step"] == step], HEADS, "square_distance"))
+                       for step in (last, first))
+        return late - early
+
+    ends = distances[distances["step"].isin((first, last))]
+    found = jackknife(complete(ends, "seed", HEADS, "step"), "seed", gain)
+    return Finding(f"4b: exponent at step {last} minus step {first}", found.text(), "above 0",
+                   found.claimed_gain())
+
+
+def report(all_tables: Sequence[pd.DataFrame]) -> str:
+    """The findings in words, with what they rest on."""
+    kernels, attention, _, distances, metrics = all_tables
+    seeds = distances.groupby(HEADS)["seed"].nunique()
+    text = [
+        f"3a: N = {kernels['head_dim'].iloc[0]:.0f}, L = {kernels['layers'].iloc[0]:.0f}, "
+        f"H = {_sizes(kernels['heads'])}, {kernels['network'].nunique()} networks each; "
+        "square error over the mean square of the limit's kernel",
+        f"3b, c: N = {_sizes(attention['head_dim'])}, H = {_sizes(attention['heads'])}, "
+        f"{attention['network'].nunique()} networks each; ± is jackknife over networks",
+        f"4a: eval loss after {metrics['step'].max():.0f} steps; a size has learnt when its mean "
+        f"ends {LEARNT:g} nats below ln 10 (ours); ± is jackknife over seeds",
+        f"4b: H = {_sizes(distances[HEADS])}, {span(seeds)} seeds; ± is jackknife over seeds",
+        HEADER,
+    ]
+    return "\n".join(text + [finding.line() for finding in findings(all_tables)])
+
+
+def span(counts: pd.Series) -> str:
+    """The range of some counts in words."""
+    low, high = counts.min(), counts.max()
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+def _sizes(column: pd.Series) -> str:
+    return ", ".join(f"{size:g}" for size in sorted(column.unique()))
+
+
+# ------------------------------------------------------------------------------------------------
+# Figures
+
+
+def draw_initial(kernels: pd.DataFrame, attention: pd.DataFrame, bins: pd.DataFrame, folder: Path):
+    """Figure 3, and the variance and kurtosis that its text speaks of."""
+    figure, axes = style.subplots(2, 2, (4.3, 3.2))
+    _draw_kernels(axes[0][0], relative_errors(kernels))
+    _draw_moments(axes[0][1], attention)
+    alpha = bins["alpha_attention"].min()
+    shown = bins[bins["alpha_attention"] == alpha]
+    sizes = sorted(shown["head_dim"].unique())
+    for axis, label, size in zip(axes[1], "bc", (sizes[0], sizes[-1])):
+        _draw_density(axis, shown[shown["head_dim"] == size], size, alpha)
+        title = rf"({label}) $N = {size:.0f}$, $\alpha_A$ = {alpha_text(alpha)}"
+        axis.set_title(title, fontsize=9)
+    return style.save(figure, folder, FIGURES[0])
+
+
+def _draw_kernels(axis, rows: pd.DataFrame) -> None:
+    layers = sorted(rows["layer"].unique())
+    for layer, color in style.width_colors(layers).items():
+        own = rows[rows["layer"] == layer]
+        _line(axis, own, "heads", "error", color, rf"$\ell = {layer:.0f}$")
+    _guide(axis, rows.groupby("heads")["error"].mean(), PREDICTED, r"$H^{-1}$")
+    size_axis(axis, rows["heads"], "heads $H$")
+    axis.set_ylabel(r"$\|\mathbf{H}^\ell-\mathbf{H}^\ell_\infty\|^2"
+                    r"/\|\mathbf{H}^\ell_\infty\|^2$")
+    axis.set_title(rf"(a) initial kernels, $N = {rows['head_dim'].iloc[0]:.0f}$", fontsize=9)
+    axis.legend(fontsize=6, ncols=2)
+
+
+def _line(axis, rows: pd.DataFrame, size: str, value: str, color, label: str, **look) -> None:
+    """Means with standard errors; what is not above zero has no place on a log axis."""
+    groups = rows.groupby(size)[value]
+    means, errors = groups.mean(), groups.sem().fillna(0)
+    means = means[means > 0]
+    low = np.minimum(errors[means.index], 0.99 * means)
+    axis.errorbar(means.index, means, [low, errors[means.index]], color=color, label=label,
+                  marker="o", ms=3, lw=1, elinewidth=0.7, **look)
+
+
+def _guide(axis, means: pd.Series, power: float, label: str, above: float = 1.6) -> None:
+    """A dotted line of the predicted power, above the points."""
+    means = means[means > 0]
+    if len(means) > 1:
+        sizes = means.index.to_numpy(float)
+        line = above * means.iloc[0] * (sizes / sizes[0]) ** power
+        axis.plot(sizes, line, ":", color="black", lw=1.2, label=label)
+
+
+def _draw_moments(axis, attention: pd.DataFrame) -> None:
+    import seaborn as sns
+
+    third = sns.color_palette("colorblind")[2]
+    for alpha, rows in attention.groupby("alpha_attention"):
+        color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
+        label = rf"variance, $\alpha_A$ = {alpha_text(alpha)}"
+        _line(axis, rows, "head_dim", "second_moment", color, label)
+        sizes = np.array(sorted(rows["head_dim"].unique()))
+        axis.plot(sizes, sizes ** (1 - 2 * alpha), ":", color=color, lw=1)
+    rows = attention[attention["alpha_attention"] == attention["alpha_attention"].min()]
+    measured = kurtoses(rows)
+    measured = measured[measured > 0]
+    axis.plot(measured.index, measured, "s", ms=4, color=third, label="excess kurtosis")
+    axis.plot(measured.index, KURTOSIS / measured.index, ":", color=third, lw=1)
+    axis.plot([], [], ":", color="black", lw=1, label=r"$N^{1-2\alpha_A}$ and $6/N$")
+    size_axis(axis, attention["head_dim"], "head dimension $N$")
+    axis.set_ylabel(r"variance, excess kurtosis of $A$")
+    axis.set_title("moments of attention logits", fontsize=9)
+    axis.legend(fontsize=6)
+
+
+def _draw_density(axis, bins: pd.DataFrame, head_dim: float, alpha: float) -> None:
+    top = gaussian(np.zeros(1), head_dim, alpha)[0]
+    for heads, color in style.width_colors(sorted(bins["heads"].unique())).items():
+        own = bins[bins["heads"] == heads].groupby(["low", "high"], as_index=False)["count"].sum()
+        heights = own["count"] / own["count"].sum() / (own["high"] - own["low"])
+        axis.stairs(heights, [own["low"].iloc[0], *own["high"]], color=color, lw=1,
+                    label=f"$H = {heads:.0f}$")
+        top = max(top, heights.max())
+    ends = 4 * head_dim ** (0.5 - alpha)
+    grid = np.linspace(-ends, ends, 400)
+    axis.plot(grid, gaussian(grid, head_dim, alpha), "--", color="black", lw=1.2, label="Gaussian")
+    axis.plot(grid, density(grid, head_dim, alpha), ":", color="#D7301F", lw=1.4, label="exact")
+    axis.set_xlim(-ends, ends)
+    axis.set_ylim(0, 1.25 * top)  # for N = 1 the exact density has a pole at 0
+    axis.set_xlabel(r"$A_h$ at one pair of tokens")
+    axis.set_ylabel("density over heads")
+    axis.legend(fontsize=6)
+
+
+def draw_training(distances: pd.DataFrame, metrics: pd.DataFrame, folder: Path) -> list[Path]:
+    """Figure 4a and b."""
+    figure, axes = style.subplots(1, 2, (4.6, 3.4))
+    _draw_losses(axes[0][0], metrics)
+    _draw_distances(axes[0][1], distances)
+    return style.save(figure, folder, FIGURES[1])
+
+
+def _draw_losses(axis, metrics: pd.DataFrame) -> None:
+    """Loss over steps: means over seeds, with their standard deviation as a band."""
+    for heads, color in style.width_colors(sorted(metrics[HEADS].unique())).items():
+        groups = metrics[metrics[HEADS] == heads].groupby("step")[LOSS]
+        means, deviations = groups.mean(), groups.std().fillna(0)
+        axis.plot(means.index, means, color=color, lw=1.3, label=f"$H = {heads:.0f}$")
+        axis.fill_between(means.index, means - deviations, means + deviations, color=color,
+                          alpha=0.2, lw=0)
+    axis.axhline(CHANCE, color="black", ls=":", lw=1, label="chance, ln 10")
+    axis.set_xlabel("steps")
+    axis.set_ylabel("evaluation loss (nats/image)")
+    axis.set_title("(a) training, ± standard deviation over seeds", fontsize=9)
+    axis.legend(fontsize=7)
+
+
+def _draw_distances(axis, distances: pd.DataFrame) -> None:
+    steps = shown_steps(distances)
+    for step, color in style.width_colors(steps).items():
+        rows = distances[distances["step"] == step]
+        _line(axis, rows, HEADS, "square_distance", color, f"step {step}")
+    first = distances[distances["step"] == next((s for s in steps if s), steps[0])]
+    _guide(axis, first.groupby(HEADS)["square_distance"].mean(), PREDICTED, r"$H^{-1}$")
+    size_axis(axis, distances[HEADS], "heads $H$")
+    axis.set_ylabel("logits: mean square distance to limit")
+    axis.set_title("(b) convergence to many heads", fontsize=9)
+    axis.legend(fontsize=7)
+
+
+def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    """Findings and files of the five tables."""
+    found = read_all(paths)
+    written = draw_initial(*found[:3], folder) + draw_training(*found[3:], folder)
+    return report(found), written
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    style.command("infinite_heads", __doc__, STEMS, make, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Whether the best learning rate depends on the head dimension (Bordelon et al., Figure 2a).
+
+    python -m plots.bordelon.rate_transfer [results.csv] [--out FOLDER]
+
+Evaluation loss against the learning rate eta_0, a line per head dimension N and a panel per
+alpha_A, then the best rate against N. Reads a sweep's table, without arguments the shipped one;
+writes PNG and PDF and prints the findings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from plots import rate_panels, style, tables
+from plots.bordelon.dynamics import ALPHA, HEAD_DIM, alpha_title, alphas, one_run_each, plain
+from plots.findings import HEADER, Finding, distance, number
+from plots.rate_sweeps import (
+    Exponent,
+    RateSweep,
+    edge_lines,
+    exponent,
+    lost_lines,
+    rate_sweeps,
+    seed_noise,
+)
+from plots.tables import CURVE, LOSS, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
+
+STEM, FIGURE = "infinite_figure_2", "infinite_figure_2a_rate_transfer"
+# Blue and orange of seaborn's "colorblind", in every figure of the paper that tells alpha_A apart.
+ALPHA_LOOKS = {1.0: {"color": "#0173B2", "marker": "o"}, 0.5: {"color": "#DE8F05", "marker": "s"}}
+LOSS_LABEL = "evaluation loss (nats/image)"
+
+
+def read(path: Path) -> pd.DataFrame:
+    """The table's runs, N in the column of widths and alpha_A as curves: what rate sweeps read.
+
+    TableError for a table that lacks a column or has two runs at one rate.
+    """
+    table = tables.read(path, [*RESULTS, ALPHA, HEAD_DIM, RATE])
+    table = tables.numbers(table, path, [ALPHA, HEAD_DIM, RATE, LOSS])
+    table = tables.only(table, path, ALPHA, ALPHA_LOOKS)
+    one_run_each(table, path, [ALPHA, HEAD_DIM, RATE, SEED], "results.csv of figure_2.yaml")
+    rows = table.assign(**{WIDTH: table[HEAD_DIM], CURVE: table[ALPHA].map(alpha_title)})
+    if rows[STATUS].eq("failed").all():
+        raise TableError(f"{path}: every run failed; see their log.txt and run the sweep again")
+    return rows
+
+
+def fits(rows: pd.DataFrame) -> dict[float, dict[int, RateSweep]]:
+    """alpha_A, falling -> N -> loss against rate with the optimum; errors rest on the spread over
+    seeds at the same N, as small ones spread most, or of all N where there is none."""
+    pooled, _ = seed_noise(rows)
+    found: dict[float, dict[int, RateSweep]] = {alpha: {} for alpha in alphas(rows)}
+    for (alpha, n), cell in rows.groupby([ALPHA, HEAD_DIM]):
+        noise, points = seed_noise(rows[rows[HEAD_DIM] == n])
+        found[alpha] |= rate_sweeps(cell, noise if points else pooled)
+    return found
+
+
+def penalty(sweeps: Mapping[int, RateSweep]) -> tuple[float, float]:
+    """(loss of the largest N at the best grid rate of the smallest, above its own best; error).
+
+    NaN if that rate was not run there; both 0 if the two are best at the same one.
+    """
+    if len(sweeps) < 2:
+        return math.nan, math.nan
+    small, large = sweeps[min(sweeps)], sweeps[max(sweeps)]
+    loss = large.losses.get(small.best.grid_value, math.nan)
+    error = 0.0 if small.best.grid_value == large.best.grid_value else math.sqrt(2) * large.error
+    return loss - large.loss, error
+
+
+def findings(rows: pd.DataFrame) -> list[Finding]:
+    """Per alpha_A: the best rates, their exponent of N, and what transfer costs."""
+    result = []
+    for alpha, sweeps in fits(rows).items():
+        place = plain(alpha_title(alpha))
+        best = ", ".join(f"{n}: {_optimum(sweep)}" for n, sweep in sweeps.items())
+        fit = exponent(sweeps)
+        verdict = distance(fit.value, fit.error, 0.0, fit.widths, fitted=2)
+        result += [
+            Finding(f"{place}: best rate by N", best or "every run diverged"),
+            Finding(f"{place}: exponent of N in the best rate", fit.text(), "0", verdict),
+            _transfer(place, sweeps),
+        ]
+    return result
+
+
+def _optimum(sweep: RateSweep) -> str:
+    """The rate, with its error as a factor; the best of the grid, as ~, without a parabola."""
+    best = sweep.best
+    if not best.inside:
+        return f"~{best.value:.3g}"
+    return f"{best.value:.3g}" + (f" x/÷ {2**best.error:.2g}" if math.isfinite(best.error) else "")
+
+
+def _transfer(place: str, sweeps: Mapping[int, RateSweep]) -> Finding:
+    name = f"{place}: cost of the smallest N's rate at the largest N"
+    value, error = penalty(sweeps)
+    if error == 0:
+        return Finding(name, "same grid rate", "about 0")
+    note = "nats" if math.isnan(value) else f"nats, of {sweeps[max(sweeps)].loss:.3f}"
+    return Finding(name, f"{number(value, error)} {note}", "about 0")
+
+
+def report(rows: pd.DataFrame) -> str:
+    """The findings in words, with what they rest on."""
+    text = [_noise(rows), HEADER]
+    text += [finding.line() for finding in findings(rows)]
+    named = {(title,): sweeps for title, sweeps in zip(_titles(rows), fits(rows).values())}
+    notes = [*lost_lines(rows, [CURVE]), *edge_lines(named)]
+    return "\n".join([*text, *(plain(note).replace(" D = ", " N = ") for note in notes)])
+
+
+def _noise(rows: pd.DataFrame) -> str:
+    """What stands behind the errors: the spread at each N."""
+    found = {int(n): seed_noise(own) for n, own in rows.groupby(HEAD_DIM)}
+    known = [f"{noise:.3f} at N = {n}" for n, (noise, points) in found.items() if points]
+    if not known:
+        return "no point near an optimum has two seeds; spread over seeds unknown"
+    return (f"final loss varies over seeds by {', '.join(known)} nats (standard deviation near "
+            "optima, both alpha_A together; N without one take that of all)")
+
+
+def _titles(rows: pd.DataFrame) -> list[str]:
+    return [alpha_title(alpha) for alpha in alphas(rows)]
+
+
+def draw(rows: pd.DataFrame, folder: Path) -> list[Path]:
+    """A panel of rates per alpha_A and one of the optima."""
+    fitted = fits(rows)
+    head_dims = sorted({n for sweeps in fitted.values() for n in sweeps})
+    colors = style.width_colors(head_dims)
+    figure, axes = style.subplots(1, len(fitted) + 1, (3.6, 3.2))
+    for axis, (alpha, sweeps) in zip(axes[0], fitted.items()):
+        rate_panels.draw_rates(axis, sweeps, colors)
+        axis.set_title(alpha_title(alpha))
+        axis.set_xlabel(r"learning rate $\eta_0$")
+        axis.set_ylabel(LOSS_LABEL)
+    panels = axes[0][:-1]
+    for axis in panels[1:]:
+        axis.sharex(panels[0])
+    rate_panels.loss_limits(panels, list(fitted.values()))
+    _draw_optima(axes[0][-1], fitted, head_dims)
+    entries = [(f"N = {n}", {"color": c, "marker": "o", "ms": 3}) for n, c in colors.items()]
+    style.legend(figure, [*entries, *style.STAR_ENTRIES])
+    return style.save(figure, folder, FIGURE)
+
+
+def _draw_optima(
+    axis, fitted: Mapping[float, Mapping[int, RateSweep]], head_dims: list[int]
+) -> None:
+    for alpha, sweeps in fitted.items():
+        fit: Exponent = exponent(sweeps)
+        power = f": $N^{{{fit.value:+.2f}}}$" if fit.law else ""
+        label = alpha_title(alpha) + power
+        rate_panels.draw_optima(axis, sweeps, fit, label=label, **ALPHA_LOOKS[alpha])
+    if head_dims:
+        rate_panels.octave_limits(axis, head_dims)
+    axis.set_xlabel("head dimension N")
+    axis.set_ylabel(r"best learning rate $\eta_0$")
+    axis.legend(fontsize=7)
+
+
+def _figure_2a(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    if len(paths) > 1:
+        raise TableError(f"{paths[1]}: expected one table, the results.csv of figure_2.yaml")
+    rows = read(paths[0])
+    return report(rows), draw(rows, folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a bad table is one line and exit code 2."""
+    style.command("infinite_rate_transfer", __doc__, [STEM], _figure_2a, argv)
+
+
+if __name__ == "__main__":
+    main()

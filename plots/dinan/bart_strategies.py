@@ -1,0 +1,243 @@
+"""Standard and neural-tangent scaling on BART-large and R2C2 (Dinan et al., II, Figures 4 and 5).
+
+    python -m plots.dinan.bart_strategies [results.csv metrics.csv [results.csv metrics.csv]]
+        [--out FOLDER]
+
+Figure 4: validation loss against updates of both strategies at their best (lr, wd), a panel per
+width. Figure 5, where the tables of the larger model's sweep are given too: that model beside the
+smaller one (dashed) at its largest width. Writes PNG and PDF.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from plots import style, tables
+from plots.dinan import bart_runs
+from plots.dinan.bart_runs import STRATEGIES, Point, Run, Sweep, bits, model_name
+from plots.dinan.vit_strategies import mean, shades
+from plots.findings import HEADER, Finding, claimed_gain, number
+
+STEMS = ("bart_figure_3_4", "bart_figure_3_4_metrics")
+LARGER_STEMS = ("bart_figure_5", "bart_figure_5_metrics")
+FIGURES = ("figure_4_bart_strategies", "figure_5_bart_r2c2")
+
+
+def optima(sweep: Sweep, width: int) -> dict[str, Point]:
+    """Strategy -> its best point at a width, where not all diverged."""
+    found = {strategy: search.optimum for strategy, search in sweep.at(width).items()}
+    return {strategy: point for strategy, point in found.items() if point is not None}
+
+
+def lowest(run: Run, last: float) -> float:
+    """The lowest loss up to a step; NaN without an evaluation."""
+    inside = run.losses[run.steps <= last]
+    return float(inside.min()) if len(inside) else math.nan
+
+
+def updates_to(run: Run, loss: float) -> float:
+    """Updates until a loss is reached, on straight lines between evaluations; NaN if it is not."""
+    below = np.flatnonzero(run.losses <= loss)
+    if not len(below):
+        return math.nan
+    index = below[0]
+    if index == 0:
+        return float(run.steps[0])
+    (x0, x1), (y0, y1) = run.steps[index - 1 : index + 1], run.losses[index - 1 : index + 1]
+    return float(x0 + (x1 - x0) * (y0 - loss) / (y0 - y1))
+
+
+# Findings
+
+
+def findings(sweep: Sweep, larger: Sweep | None) -> list[Finding]:
+    """Losses at the optima and their difference, then the early stage of the larger model."""
+    result = []
+    for width in sweep.widths:
+        result += _of_width(optima(sweep, width), width)
+        result.append(_difference(optima(sweep, width), width, None))
+    if larger:
+        width, last = larger.widths[-1], end(larger)
+        result += _of_width(optima(larger, width), width)
+        result.append(_difference(optima(larger, width), width, last))
+        result.append(_speed(optima(larger, width), width, last))
+        small = sweep.widths[-1]
+        result.append(_difference(optima(sweep, small), small, last, early=True))
+        result.append(_speed(optima(sweep, small), small, last))
+    return result
+
+
+def end(sweep: Sweep) -> float:
+    """The last evaluation of the best points at the largest width."""
+    points = optima(sweep, sweep.widths[-1]).values()
+    return max((run.steps[-1] for point in points for run in point.runs), default=math.nan)
+
+
+def _of_width(found: Mapping[str, Point], width: int) -> list[Finding]:
+    return [_loss(found.get(strategy), strategy, width) for strategy in STRATEGIES]
+
+
+def _loss(point: Point | None, strategy: str, width: int) -> Finding:
+    name = f"{style.STRATEGIES[strategy]}, {model_name(width)}: lowest loss (nats)"
+    if point is None:
+        return Finding(name, "not measured")
+    value, error = mean([run.loss for run in point.runs])
+    known = f"{error:.4f}" if math.isfinite(error) else "?"
+    measured = (f"{value:.4f} ± {known} (n = {len(point.runs)}), {bits(value):.4f} bits, at "
+                f"{point.pair}")
+    return Finding(name, measured)
+
+
+def _difference(
+    found: Mapping[str, Point], width: int, last: float | None, early: bool = False
+) -> Finding:
+    """Standard minus neural-tangent. The paper has standard marginally better for BART-large, and
+    neural-tangent for R2C2, early in training."""
+    where = f" up to step {last:g}" if last is not None else ""
+    name = f"{model_name(width)}: standard - neural-tangent{where} (nats)"
+    published = "above 0" if last is not None else "below 0, marginally"
+    if not all(strategy in found for strategy in STRATEGIES):
+        return Finding(name, "not measured", "" if early else published, "not measured")
+    until = math.inf if last is None else last
+    pairs = [mean([lowest(run, until) for run in found[s].runs]) for s in STRATEGIES]
+    gap, error = pairs[0][0] - pairs[1][0], math.hypot(pairs[0][1], pairs[1][1])
+    if early:
+        return Finding(name, number(gap, error, 4))
+    verdict = claimed_gain(gap if last is not None else -gap, error)
+    return Finding(name, number(gap, error, 4), published, verdict)
+
+
+def _speed(found: Mapping[str, Point], width: int, last: float) -> Finding:
+    """How many updates neural-tangent takes to the loss that standard has at `last`, by seed."""
+    name = f"{model_name(width)}: updates to standard's loss then, relative"
+    if not all(strategy in found for strategy in STRATEGIES):
+        return Finding(name, "not measured")
+    standard = {run.seed: run for run in found["standard"].runs}
+    pairs = [(standard[run.seed], run) for run in found["neural_tangent"].runs
+             if run.seed in standard]
+    values = [updates_to(run, lowest(own, last)) / updates_to(own, lowest(own, last))
+              for own, run in pairs]
+    reached = [value for value in values if math.isfinite(value)]
+    short = len(values) - len(reached)
+    missing = f", {short} did not reach it" if short else ""
+    if not reached:
+        return Finding(name, f"not reached (n = {len(values)})")
+    value, error = mean(reached)
+    known = f"{error:.3f}" if math.isfinite(error) else "?"
+    return Finding(name, f"{value:.3f} ± {known} (n = {len(reached)}{missing})")
+
+
+def report(sweep: Sweep, larger: Sweep | None) -> str:
+    """The findings in words, with what they rest on."""
+    text = ["a run's loss is the lowest of its evaluations; ± standard errors over n seeds, errors "
+            "of differences add in squares", HEADER]
+    text += [finding.line() for finding in findings(sweep, larger)]
+    if larger is None:
+        text.append("Figure 5 needs the tables of bart_span_denoise/sweeps/figure_5.yaml too")
+    return "\n".join(text)
+
+
+# Figures
+
+
+def draw(sweep: Sweep, folder: Path) -> list[Path]:
+    """Figure 4: both optima, a panel per width."""
+    widths = sweep.widths
+    figure, axes = style.subplots(1, len(widths), (4.9, 3.5))
+    for axis, width in zip(axes[0], widths):
+        found = optima(sweep, width)
+        for strategy, point in found.items():
+            _draw_point(axis, strategy, point)
+        _finish(axis, list(found.values()), math.inf)
+        axis.set_title(model_name(width))
+        _legend(axis, [_entry(s, p.pair, p.text) for s, p in found.items()], "(lr, wd)")
+    axes[0][0].set_ylabel(style.VALIDATION_LABEL)
+    return style.save(figure, folder, FIGURES[0])
+
+
+def draw_larger(sweep: Sweep, larger: Sweep, folder: Path) -> list[Path]:
+    """Figure 5: the larger model, and the smaller one dashed, up to the larger one's end."""
+    figure, axes = style.subplots(1, 1, (5.6, 3.8))
+    axis, last, entries, points = axes[0][0], end(larger), [], []
+    for own, look in ((larger, {}), (sweep, {"ls": "--"})):
+        width = own.widths[-1]
+        for strategy, point in optima(own, width).items():
+            _draw_point(axis, strategy, point, **look)
+            points.append(point)
+            text = _until(point, last)
+            entries.append(_entry(strategy, point.pair, text, model_name(width) + " ", **look))
+    _finish(axis, points, last, 0.25)  # a third of it is warm-up
+    axis.set_ylabel(style.VALIDATION_LABEL)
+    _legend(axis, entries, f"(lr, wd), up to step {last:g}")
+    return style.save(figure, folder, FIGURES[1])
+
+
+def _until(point: Point, last: float) -> str:
+    """The lowest loss up to a step, mean and standard error over seeds."""
+    value, error = mean([lowest(run, last) for run in point.runs])
+    n = len(point.runs)
+    return f"{value:.3f}" if n == 1 else f"{value:.3f} ± {error:.3f}, n = {n}"
+
+
+def _draw_point(axis, strategy: str, point: Point, **look) -> None:
+    """A line per seed, paler with the seed, the first on top."""
+    colors = shades(style.STRATEGY_COLORS[strategy], len(point.runs))
+    for run, color in reversed(list(zip(point.runs, colors))):
+        axis.plot(run.steps, run.losses, color=color, lw=1.3, **look)
+
+
+def _finish(axis, points: Sequence[Point], last: float, first: float = 0.1) -> None:
+    """Limits, by the losses from a share `first` of the way on, and both scales."""
+    lines = [(run.steps, run.losses) for point in points for run in point.runs]
+    longest = max((steps[-1] for steps, _ in lines), default=1.0)
+    last = min(last, longest)
+    low, high = bart_runs.limits(lines, last, first)
+    axis.set_ylim(low - 0.06 * (high - low), high + 0.25 * (high - low))
+    style.update_ticks(axis, 1.02 * last if last == longest else last)
+    axis.set_xlabel("updates")
+    style.bits_axis(axis)
+
+
+def _entry(strategy: str, pair: str, text: str, model: str = "", **look) -> tuple[str, dict]:
+    label = f"{model}{style.STRATEGIES[strategy]} {pair} [{text}]"
+    return label, {"color": style.STRATEGY_COLORS[strategy], "lw": 1.3, **look}
+
+
+def _legend(axis, entries: Sequence[tuple[str, dict]], what: str) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], label=label, **look) for label, look in entries]
+    axis.legend(handles=handles, title=f"{what} [minimum loss, nats]", fontsize=7, title_fontsize=7,
+                loc="upper right")
+
+
+def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    """Findings and figures of one sweep, or of two."""
+    found = bart_runs.read(paths)
+    if len(found) > 2:
+        raise tables.TableError(f"{paths[0]}: expected the tables of one sweep or two, got "
+                                f"{len(paths)}")
+    sweep, larger = found[0], found[1] if len(found) == 2 else None
+    if larger and larger.widths[-1] <= sweep.widths[-1]:
+        raise tables.TableError(f"{larger.path}: width {larger.widths[-1]} as in {sweep.path}; "
+                                "expected a larger model")
+    written = draw(sweep, folder)
+    if larger:
+        written += draw_larger(sweep, larger, folder)
+    failed = [line for own in found for line in own.failed]
+    return "\n".join([report(sweep, larger), *failed]), written
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; the larger model's tables are optional among the shipped ones."""
+    both = tables.shipped(LARGER_STEMS[0]).exists()
+    stems = STEMS + LARGER_STEMS if both else STEMS
+    style.command("bart_strategies", __doc__, stems, make, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,300 @@
+"""Searches for learning rate and weight decay on vit_imagenet (Dinan et al., Part II, Figure 1).
+
+    python -m plots.dinan.vit_search [results.csv metrics.csv] [--out FOLDER]
+
+A panel per scaling strategy: top-1 validation accuracy against epoch for the first seed of every
+point of the search, its optimum in black. A second figure maps the best accuracy of every point
+and marks the six neighbours that confirm the optimum. Writes PNG and PDF.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+from plots import style
+from plots.dinan import spikes
+from plots.dinan.strategy_search import (
+    EPOCH,
+    STEMS,
+    TOP1,
+    Point,
+    Search,
+    confirm,
+    failed_lines,
+    neighbours,
+    pair,
+    percent,
+    read,
+    searches,
+)
+from plots.findings import HEADER, Finding
+
+FIGURES = ("figure_1_vit_search", "figure_1_vit_optima")
+# Dinan et al., Part II, section 1E: (lr*, wd*) from lr* and lr* wd* = 8e-4, as (1.94)
+# has it: decay is not multiplied by lambda_G. Those of
+# the other two strategies stand in a figure only.
+PUBLISHED = {"standard": (1e-3, 0.8), "neural_tangent": (20.0, 4e-5)}
+PUBLISHED_WIDTH = 768
+# Table II1E: lr factor of Q, K, V, U, W and X, as a power of the width.
+BULK_EXPONENTS = {
+    "standard": Fraction(0),
+    "neural_tangent": Fraction(-3, 2),
+    "hybrid": Fraction(-5, 4),
+    "maximal_update": Fraction(-1),
+}
+DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
+SPIKE_NOTE = (
+    f"spikes, after warm-up: top-1 more than {100 * spikes.ACCURACY_DROP:g} points below its best "
+    f"so far; training loss above m + max({spikes.MADS:g} MAD, {100 * spikes.SHARE:g}% of m), m "
+    f"the median of the {spikes.WINDOW} logged lines before"
+)
+# Maps saturate this many points below the best, so that one bad corner does not wash out the rest.
+SPAN = 5.0
+
+
+def bulk_rate(strategy: str, rate: float, width: int) -> float:
+    """Effective learning rate of the matrices in the blocks: lr times their factor."""
+    return rate * width ** float(BULK_EXPONENTS[strategy])
+
+
+def findings(found: Mapping[str, Search]) -> list[Finding]:
+    """Optimum, confirmation, spikes and divergence of every strategy."""
+    result = []
+    for strategy, label in style.STRATEGIES.items():
+        if strategy not in found:
+            result.append(Finding(f"{label}: optimum (lr*, wd*)", "not measured"))
+            continue
+        search = found[strategy]
+        result += [
+            _optimum(strategy, search),
+            _confirmation(strategy, search),
+            *_products(strategy, search),
+            *_spikes(strategy, search),
+            _diverged(strategy, search),
+        ]
+    return result
+
+
+def _optimum(strategy: str, search: Search) -> Finding:
+    optimum, n = search.optimum, len(search.points)
+    measured = f"{optimum.label(optimum.runs[:1])} of {n} point{'s' * (n != 1)}"
+    name = f"{style.STRATEGIES[strategy]}: optimum (lr*, wd*) [best top-1, %]"
+    if strategy not in PUBLISHED:
+        return Finding(name, measured, "in a figure only")
+    there = PUBLISHED[strategy]
+    octaves = [math.log2(ours / theirs)
+               for ours, theirs in zip((optimum.rate, optimum.decay), there)]
+    verdict = "lr x 2^{:+.1f}, wd x 2^{:+.1f}".format(*octaves)
+    return Finding(name, measured, pair(*there), verdict)
+
+
+def _confirmation(strategy: str, search: Search) -> Finding:
+    state = confirm(search)
+    name = f"{style.STRATEGIES[strategy]}: neighbours of the optimum"
+    return Finding(name, state.measured, "all lower", state.verdict)
+
+
+def _products(strategy: str, search: Search) -> list[Finding]:
+    """lr* wd*, and the rate of the blocks where the table says how wide the model is."""
+    label, optimum = style.STRATEGIES[strategy], search.optimum
+    there = PUBLISHED.get(strategy)
+    published = f"{there[0] * there[1]:.3g}" if there else ""
+    result = [Finding(f"{label}: lr* wd*", f"{optimum.rate * optimum.decay:.3g}", published)]
+    if search.width is not None:
+        rate = bulk_rate(strategy, optimum.rate, search.width)
+        theirs = f"{bulk_rate(strategy, there[0], PUBLISHED_WIDTH):.3g}" if there else ""
+        measured = f"{rate:.3g} at n = {search.width}"
+        result.append(Finding(f"{label}: rate of the blocks' matrices", measured, theirs))
+    return result
+
+
+def _spikes(strategy: str, search: Search) -> list[Finding]:
+    """Both kinds of spikes over the first seed of all points."""
+    counts = [search.spikes[run.name] for run in search.firsts]
+    result = []
+    for kind, found in zip(("accuracy", "training loss"), zip(*counts)):
+        hit = sum(map(bool, found))
+        name = f"{style.STRATEGIES[strategy]}: spikes in {kind}"
+        result.append(Finding(name, f"{sum(found)} in {hit} of {len(found)} runs"))
+    return result
+
+
+def _diverged(strategy: str, search: Search) -> Finding:
+    diverged = sum(run.diverged for run in search.firsts)
+    name = f"{style.STRATEGIES[strategy]}: diverged"
+    return Finding(name, f"{diverged} of {len(search.firsts)} runs")
+
+
+def report(found: Mapping[str, Search]) -> str:
+    """The findings in words, with what they rest on."""
+    text = ["one run per point, its first seed; best top-1 over training; equal accuracies are "
+            "decided by the final loss", SPIKE_NOTE, HEADER]
+    return "\n".join(text + [finding.line() for finding in findings(found)])
+
+
+def draw(found: Mapping[str, Search], folder: Path) -> list[Path]:
+    """Figure 1: accuracy against epoch for all points."""
+    figure, axes = style.subplots(2, 2, (5.2, 3.1))
+    for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items()):
+        axis.set_title(label)
+        if strategy in found:
+            _draw_curves(axis, found[strategy])
+        else:
+            _not_run(axis)
+    for axis in axes[-1]:
+        axis.set_xlabel("epoch")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("top-1 validation accuracy (%)")
+    return style.save(figure, folder, FIGURES[0])
+
+
+def _not_run(axis) -> None:
+    axis.text(0.5, 0.5, "not run", ha="center", va="center", transform=axis.transAxes)
+    axis.set(xticks=[], yticks=[])
+
+
+def _draw_curves(axis, search: Search) -> None:
+    """One line per point, the optimum's last and thick; a cross ends one that diverged."""
+    looks, handles = _looks(search), {}
+    for point in sorted(search.points, key=lambda point: point == search.optimum):
+        best = point == search.optimum
+        look = {"color": "black", "lw": 1.8} if best else {"lw": 0.9, **looks[point]}
+        if point.runs[0].diverged:
+            look |= {"marker": "X", "ms": 6, "markevery": [-1]}
+        line = search.accuracy(point.runs[0])
+        label = point.label(point.runs[:1]) + " *" * best
+        handles[point], = axis.plot(line[EPOCH], 100 * line[TOP1], label=label, **look)
+    axis.set_ylim(bottom=0)
+    _legend(axis, [handles[point] for point in search.points])
+
+
+def _looks(search: Search) -> dict[Point, dict]:
+    """Colours rise with the learning rate, dashes tell weight decays apart."""
+    import seaborn as sns
+
+    rates = sorted({point.rate for point in search.points})
+    decays = sorted({point.decay for point in search.points}, reverse=True)
+    colors = dict(zip(rates, sns.color_palette("plasma", len(rates) + 1)))  # without its yellow
+    dashes = {decay: DASHES[index % len(DASHES)] for index, decay in enumerate(decays)}
+    return {
+        point: {"color": colors[point.rate], "ls": dashes[point.decay]}
+        for point in search.points
+    }
+
+
+def _legend(axis, handles: Sequence) -> None:
+    columns = math.ceil(len(handles) / 22)
+    axis.legend(
+        handles=handles, title="(lr, wd) [best top-1, %]", loc="upper left", ncols=columns,
+        bbox_to_anchor=(1.01, 1.03), borderaxespad=0, frameon=False, fontsize=6.5,
+        title_fontsize=6.5, alignment="left", handlelength=2.6, labelspacing=0.3, columnspacing=1.0,
+    )
+
+
+def draw_optima(found: Mapping[str, Search], folder: Path) -> list[Path]:
+    """The best accuracy of every point by rate and decay, the optimum and its neighbours marked."""
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import Normalize
+
+    figure, axes = style.subplots(2, 2, (4.6, 3.4))
+    for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items()):
+        axis.grid(False)
+        if strategy in found:
+            _draw_map(axis, found[strategy])
+            state = confirm(found[strategy])
+            word = "confirmed" if state.confirmed else f"not confirmed ({state.measured})"
+            axis.set_title(f"{label}: {word}", fontsize=9)
+        else:
+            axis.set_title(label, fontsize=9)
+            _not_run(axis)
+    for axis in axes[-1]:
+        axis.set_xlabel("learning rate")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("weight decay")
+    scale = ScalarMappable(Normalize(-SPAN, 0), "viridis")
+    bar = figure.colorbar(scale, ax=axes, extend="min", shrink=0.8, aspect=30)
+    bar.set_label("best top-1 minus the optimum's (points), gray: diverged")
+    style.legend(figure, _MARKS)
+    return style.save(figure, folder, FIGURES[1])
+
+
+_BOX = {"marker": "s", "ms": 11, "ls": "", "mfc": "white"}
+_MARKS = (
+    ("optimum", {**_BOX, "mec": "#D55E00", "mew": 2.5}),
+    ("neighbour", {**_BOX, "mec": "black", "mew": 1.5}),
+    ("neighbour, not run", {"color": "black", "marker": "$?$", "ls": "", "ms": 7}),
+)
+
+
+def _draw_map(axis, search: Search) -> None:
+    """A square per point in octaves, with its accuracy written in it."""
+    optimum, around = search.optimum, neighbours(search.optimum)
+    side = _side(search.points)
+    beside = [search.at(*place) for place in around]
+    # What is drawn last lies on top: edges of neighbours, then that of the optimum.
+    for point in sorted(search.points, key=lambda p: (p == optimum, p in beside)):
+        edge = "#D55E00" if point == optimum else "black" if point in beside else "white"
+        width = 2.5 if point == optimum else 1.5 if point in beside else 0.5
+        _draw_square(axis, search, point, side, {"edgecolor": edge, "linewidth": width})
+    missing = [place for place, point in zip(around, beside) if point is None]
+    for rate, decay in missing:
+        axis.text(math.log2(rate), math.log2(decay), "?", ha="center", va="center", fontsize=9)
+    _map_axes(axis, [(p.rate, p.decay) for p in search.points] + missing, side)
+
+
+def _draw_square(axis, search: Search, point: Point, side: float, edge: Mapping) -> None:
+    import matplotlib
+    from matplotlib.patches import Rectangle
+
+    run, best = point.runs[0], search.optimum.runs[0]
+    x, y = math.log2(point.rate), math.log2(point.decay)
+    share = 0.0
+    if not run.diverged and not best.diverged:
+        share = min(max(1 + 100 * (run.top1 - best.top1) / SPAN, 0.0), 1.0)
+    color = (0.6, 0.6, 0.6) if run.diverged else matplotlib.colormaps["viridis"](share)
+    corner = (x - side / 2, y - side / 2)
+    axis.add_patch(Rectangle(corner, side, side, facecolor=color, **edge))
+    ink = "black" if share > 0.6 or run.diverged else "white"
+    text = "div." if run.diverged else percent(run)
+    axis.text(x, y, text, ha="center", va="center", fontsize=6, color=ink)
+
+
+def _side(points: Sequence[Point]) -> float:
+    """One octave, or the finest distance of two points' rates or decays if that is less."""
+    gaps = [1.0]
+    for values in ({p.rate for p in points}, {p.decay for p in points}):
+        logs = sorted(map(math.log2, values))
+        gaps += [high - low for low, high in zip(logs, logs[1:]) if high - low > 1e-3]
+    return min(gaps)
+
+
+def _map_axes(axis, places: Sequence[tuple[float, float]], side: float) -> None:
+    """Ticks at the values that were run, at most eight, and room around."""
+    for values, along in zip(zip(*places), (axis.xaxis, axis.yaxis)):
+        values = sorted({f"{value:.3g}": value for value in values}.values())
+        shown = values[:: math.ceil(len(values) / 8)]
+        labels = [f"{value:.2g}" for value in shown]
+        along.set_ticks([math.log2(value) for value in shown], labels=labels, fontsize=7)
+        low, high = math.log2(values[0]), math.log2(values[-1])
+        limits = (low - 0.6 * side, high + 0.6 * side)
+        (axis.set_xlim if along is axis.xaxis else axis.set_ylim)(*limits)
+
+
+def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    """Findings and figures of one sweep."""
+    results, metrics = read(paths)
+    found = searches(results, metrics)
+    text = "\n".join([report(found), *failed_lines(results)])
+    return text, draw(found, folder) + draw_optima(found, folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    style.command("vit_search", __doc__, STEMS, make, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Exponents of Stratos' bigram family: predicted beside fitted ones.
+
+    python -m plots.theory.bigram [bigram.csv] [--out FOLDER]
+
+A panel per table, at initialisation, or at the first and the last step of training; squares:
+predicted (a triangle: predicted as an upper bound), points: fitted over widths, with standard
+errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from plots import style, tables
+from plots.tables import TableError
+from plots.theory import tables as theory_tables
+from plots.theory.tables import BIGRAM
+
+FIGURE = "bigram_exponents"
+PANELS = {
+    "Table 1": "RMS",
+    "Table 2": "variance",
+    "Table 3": "RMS",
+    "alignment": "α, ω and u",
+}
+CLAIMS = ("prediction", "bound", "hypothetical")
+# Rows as the legends call them; in Table 2 sigma^2 are the variances of the entries of W_0 and of
+# the readout W_r.
+ROWS = {
+    "sp": "SP",
+    "ntk": "NTK",
+    "mup": "muP",
+    "mf": "mean-field",
+    "1": r"1: $\sigma_0^2 = 1$, $\sigma_r^2 = 1/d$",
+    "2": "2: the same with RMSNorm",
+    "3": r"3: $\sigma_0^2 = 1/d$, $\sigma_r^2 = 1/d$",
+    "4": "4: the same with RMSNorm",
+    "5": r"5: $\sigma_0^2 = 1$, $\sigma_r^2 = 1$",
+    "6": "6: the same with RMSNorm",
+}
+SHARED = (
+    "Counts are not of independent trials: all rows see the same draws of the weights. SP and NTK, "
+    "and muP and\nmean-field, are the same networks up to the shift of 1.2.1; rows 1 and 2 of "
+    "Table 3 are both SP, its last row is muP."
+)
+_VERDICTS = {"True": "met", "False": "missed"}
+_WIDTH = 0.8  # of a column of the figure that its rows' points spread over
+
+
+def read(path: Path) -> pd.DataFrame:
+    """The table with the column `verdict`: met, missed or "", not judged; in the order of PANELS.
+
+    TableError for what is no such table, or has neither initialisation nor the first step.
+    """
+    table = theory_tables.read_bigram(path)
+    table = tables.only(table, path, "table", PANELS)
+    if not (table["step"] <= 1).any():
+        raise TableError(
+            f"{path}: no row of step 0 or 1, the lowest step is {table['step'].min():g}; "
+            "give the whole table"
+        )
+    odd = table.loc[~table["kind"].isin(CLAIMS), "kind"]
+    if not odd.empty:
+        raise TableError(f"{path}: kind {odd.iloc[0]!r}; expected {', '.join(CLAIMS)}")
+    verdict = pd.Series([_verdict(cell) for cell in table["met"]], table.index, object)
+    if verdict.isna().any():
+        value = table.loc[verdict.isna(), "met"].iloc[0]
+        raise TableError(f"{path}: met {value!r}; expected True, False or nothing")
+    order = {name: index for index, name in enumerate(PANELS)}
+    table = table.assign(verdict=verdict)
+    return table.sort_values("table", key=lambda names: names.map(order), kind="stable")
+
+
+def _verdict(cell: object) -> str | None:
+    """None for what is no verdict."""
+    return "" if pd.isna(cell) else _VERDICTS.get(str(cell))
+
+
+def findings(table: pd.DataFrame) -> str:
+    """Per table, how many exponents are as predicted, and those that are not or are not judged."""
+    lines = []
+    for name, rows in table.groupby("table", sort=False):
+        lines.append(f"{name}, {_steps(rows)}: {_counts(rows)}")
+        lines += _moved(rows)
+        told = rows[(rows["verdict"] == "missed") | (rows["kind"] == "hypothetical")]
+        for (row, column, verdict), own in told.groupby(["row", "column", "verdict"], sort=False):
+            lines.append(f"    {verdict or 'hypothetical'}: {row}, {column}, {_span(own)}")
+    return "\n".join([*lines, SHARED])
+
+
+def _moved(rows: pd.DataFrame) -> list[str]:
+    """How far the networks had come in training; nothing at initialisation."""
+    last = rows[rows["step"] == rows["step"].max()].drop_duplicates("row")
+    if not last["step"].max():
+        return []
+    shown = ", ".join(f"{ROWS.get(row, row)} {m:.1%}" for row, m in zip(last["row"], last["moved"]))
+    return [f"    last activations' change before step {last['step'].max():g}: {shown}"]
+
+
+def _counts(rows: pd.DataFrame) -> str:
+    """How many are met, missed and not judged."""
+    verdict, kind = rows["verdict"], rows["kind"]
+    met, bounds = (verdict == "met").sum(), ((verdict == "met") & (kind == "bound")).sum()
+    hypothetical = (kind == "hypothetical").sum()
+    few = ((verdict == "") & (kind != "hypothetical")).sum()
+    why = [f"{hypothetical} hypothetical"] if hypothetical else []
+    why += [f"{few} of too few networks or too small widths"] if few else []
+    reasons = f" ({', '.join(why)})" if why else ""
+    as_bounds = f" ({bounds} as upper bounds)" if bounds else ""
+    missed = (verdict == "missed").sum()
+    return f"{met} met{as_bounds}, {missed} missed, {(verdict == '').sum()} not judged{reasons}"
+
+
+def _steps(rows: pd.DataFrame) -> str:
+    first, last = int(rows["step"].min()), int(rows["step"].max())
+    if last == 0:
+        return "initialisation"
+    return f"step {first}" if first == last else f"steps {first} to {last}"
+
+
+def _span(rows: pd.DataFrame) -> str:
+    """One row's exponents over the steps beside what is predicted."""
+    shown = ", ".join(f"{m:.2f} ± {e:.2f}" for m, e in zip(rows["measured"], rows["error"]))
+    return f"predicted {rows['predicted'].iloc[0]:g}: {shown}  {rows['note'].iloc[0]}".rstrip()
+
+
+def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
+    """PNG and PDF, a panel per table, rows of a table side by side."""
+    names = list(dict.fromkeys(table["table"]))
+    figure, axes = style.subplots(len(names), 1, (11.0, 2.8))
+    for axis, name in zip(axes[:, 0], names):
+        _panel(axis, table[table["table"] == name])
+        axis.set_title(_title(table[table["table"] == name]), fontsize=9)
+    _legend(figure, axes[-1, 0])
+    return style.save(figure, folder, FIGURE)
+
+
+def _title(rows: pd.DataFrame) -> str:
+    name = rows["table"].iloc[0]
+    last = int(rows["step"].max())
+    if last == 0:
+        return f"{name}: {PANELS[name]} at initialisation"
+    steps = "step 1" if last == 1 else f"steps 1 and {last}"
+    when = "" if name == "alignment" else " (h, h' and W' before the step, Δh by it)"
+    return f"{name}: {PANELS[name]} in training, {steps}{when}"
+
+
+def _panel(axis, rows: pd.DataFrame) -> None:
+    """All exponents of one table, at the first and at the last step."""
+    import seaborn as sns
+
+    columns = list(dict.fromkeys(rows["column"]))
+    names = list(dict.fromkeys(rows["row"].astype(str)))
+    last = rows["step"].max()
+    for index, (name, color) in enumerate(zip(names, sns.color_palette("colorblind", len(names)))):
+        own = rows[rows["row"].astype(str) == name]
+        slot = _WIDTH / len(names)
+        shift = slot * (index + 0.5) - _WIDTH / 2
+        own = own.assign(place=[columns.index(column) + shift for column in own["column"]])
+        first, final = own[own["step"] <= 1], own[(own["step"] == last) & (own["step"] > 1)]
+        _predicted(axis, first, color)
+        side = slot / 5 if len(final) else 0.0
+        _fitted(axis, first, -side, color, "o", ROWS.get(name, name))
+        _fitted(axis, final, side, color, "x", None)
+    for edge in range(1, len(columns)):
+        axis.axvline(edge - 0.5, color="0.9", lw=0.6)
+    axis.grid(False, axis="x")
+    axis.margins(y=0.1)
+    axis.set_xlim(-0.5, len(columns) - 0.5)
+    axis.set_xticks(range(len(columns)), [_symbol(column) for column in columns], fontsize=8)
+    axis.set_ylabel("exponent of d")
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _predicted(axis, rows: pd.DataFrame, color) -> None:
+    for (bound, judged), own in rows.groupby([rows["kind"] == "bound", rows["verdict"] != ""]):
+        axis.scatter(
+            own["place"], own["predicted"], marker="v" if bound else "s", s=44, facecolors="none",
+            edgecolors=[color], linestyles="-" if judged else "--", linewidths=0.9,
+        )
+
+
+def _fitted(
+    axis, rows: pd.DataFrame, shift: float, color, marker: str, label: str | None
+) -> None:
+    axis.errorbar(
+        rows["place"] + shift, rows["measured"], rows["error"], color=color, marker=marker, ms=3.2,
+        ls="", elinewidth=0.8, label=label,
+    )
+
+
+def _symbol(column: str) -> str:
+    """A column's name in the paper's symbols: dh_4[y] as the change of the logit of y."""
+    name, _, rest = column.partition("_")
+    number, target, _ = rest.partition("[y]")
+    letters = {"alpha": r"\alpha", "omega": r"\omega", "dh": r"\Delta h"}
+    prime = "'" if name.endswith("'") else ""
+    symbol = letters.get(name, name.removesuffix("'"))
+    return rf"${symbol}{prime}_{{{number}}}{target}$"
+
+
+def _legend(figure, axis) -> None:
+    """What markers mean, below all panels."""
+    from matplotlib.lines import Line2D
+
+    def hollow(marker: str, line: str):
+        options = {"facecolors": "none", "edgecolors": "gray", "linestyles": line}
+        return axis.scatter([], [], s=44, marker=marker, **options)
+
+    entries = {
+        "predicted": hollow("s", "-"),
+        "predicted upper bound": hollow("v", "-"),
+        "predicted, not judged": hollow("s", "--"),
+        "fitted, initialisation or step 1": Line2D([], [], color="gray", marker="o", ms=3.2, ls=""),
+        "fitted, last step": Line2D([], [], color="gray", marker="x", ms=3.2, ls=""),
+    }
+    figure.legend(
+        list(entries.values()), list(entries), loc="outside lower center", ncols=len(entries),
+        fontsize=8, frameon=False,
+    )
+
+
+def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    """Findings and files of the table given."""
+    table = read(paths[0])
+    return findings(table), draw(table, folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    style.command("bigram_exponents", __doc__, [BIGRAM], make, argv)
+
+
+if __name__ == "__main__":
+    main()

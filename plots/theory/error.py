@@ -1,0 +1,166 @@
+"""Distance between networks and theory against width, on log axes (Dinan et al., Part I).
+
+    python -m plots.theory.error [kernels.csv] [--out FOLDER]
+
+Left: the forward kernel of every block. Right: the contribution of every group to the network's
+tangent kernel. Points are |measured / predicted - 1| of mean diagonals with the standard errors of
+the means; a point within two of them from zero is hollow and joined to no other, one below the axis
+an arrow at its end. The dotted line falls as 1 / n. Numbers that are the same in all networks (the
+gradient of the head's bias) are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from plots import style
+from plots.theory import tables as theory_tables
+from plots.theory.tables import GROUPS, KERNELS, STEMS, short, widths
+
+FIGURE = "theory_error"
+MARKERS = "os^DvP*Xhd"
+FLOOR = 3e-4  # below it there is only noise
+
+
+def errors(rows: pd.DataFrame) -> pd.DataFrame:
+    """Relative distance and its standard error, of rows with one width each."""
+    return pd.DataFrame({
+        "width": rows["width"],
+        "signed": rows["measured"] / rows["predicted"] - 1,
+        "distance": (rows["measured"] / rows["predicted"] - 1).abs(),
+        "error": (rows["error"] / rows["predicted"]).abs(),
+    }).sort_values("width")
+
+
+def curves(
+    table: pd.DataFrame, stem: str
+) -> tuple[dict[str, pd.DataFrame], dict[str, pd.DataFrame]]:
+    """Block -> distances of G, group -> distances of its share of the tangent kernel."""
+    rows = table[(table["stem"] == stem) & (table["entry"] == "diagonal")]
+    rows = rows[rows["width"].isin(widths(table)) & (rows["predicted"] != 0)]
+    rows = rows[rows["error"] > 1e-7 * rows["predicted"]]  # the others are the same in all networks
+    forward = {
+        short(block): errors(own) for block, own in rows[rows["quantity"] == "G"].groupby(
+            "block", sort=False)
+    }
+    groups = rows[(rows["quantity"] == "theta") & (rows["block"] == "head")]
+    tangent = {
+        symbol: errors(groups[groups["part"] == group])
+        for group, symbol in GROUPS.items() if (groups["part"] == group).any()
+    }
+    return forward, tangent
+
+
+def findings(table: pd.DataFrame) -> str:
+    """Each distance in per cent by width, and the power of the width with which it falls."""
+    lines = []
+    for stem in theory_tables.stems(table):
+        for kind, found in zip(("G", "tangent"), curves(table, stem)):
+            for name, curve in found.items():
+                lines.append(f"{stem:<9} {kind:<8} {name:<10} {_law(curve)}")
+    return "\n".join(lines)
+
+
+def _law(curve: pd.DataFrame) -> str:
+    shown = ", ".join(
+        f"{100 * d:+.2f} ± {100 * e:.2f}" for d, e in zip(curve["signed"], curve["error"])
+    )
+    law = decay(curve)
+    if law is None:
+        return f"{shown} %; no correction seen"
+    return f"{shown} %; goes as n^(-{law[0]:.2f} ± {law[1]:.2f})"
+
+
+def decay(curve: pd.DataFrame) -> tuple[float, float] | None:
+    """p and its error of the fit signed = b n^(-p), by weighted least squares on all widths.
+
+    The error is where chi squared has risen by 1. None where b is within five of its errors of
+    zero.
+    """
+    if len(curve) < 3:
+        return None
+    n = (curve["width"] / curve["width"].min()).to_numpy()
+    y, weight = curve["signed"].to_numpy(), 1 / curve["error"].to_numpy() ** 2
+    powers = np.linspace(0, 4, 401)
+    shapes = n[None] ** -powers[:, None]
+    strength = (shapes**2 * weight).sum(1)
+    b = (shapes * y * weight).sum(1) / strength
+    chi = ((y - b[:, None] * shapes) ** 2 * weight).sum(1)
+    best = int(chi.argmin())
+    if abs(b[best]) < 5 / math.sqrt(strength[best]):
+        return None
+    inside = powers[chi <= chi[best] + 1]
+    # At an end of the range the interval has one side only.
+    sides = 1 if best in (0, len(powers) - 1) else 2
+    return float(powers[best]), float(inside[-1] - inside[0]) / sides
+
+
+def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
+    """PNG and PDF, a row per stem."""
+    stems = theory_tables.stems(table)
+    figure, axes = style.subplots(len(stems), 2, (4.2, 2.8))
+    for row, stem in zip(axes, stems):
+        titles = ("forward kernel by block", "tangent kernel by group")
+        for axis, found, title in zip(row, curves(table, stem), titles):
+            _panel(axis, found)
+            axis.set_title(f"{STEMS[stem]}: {title}", fontsize=9)
+        row[0].set_ylabel("|measured / theory - 1|")
+    for axis in axes[-1]:
+        axis.set_xlabel("width n")
+    return style.save(figure, folder, FIGURE)
+
+
+def _panel(axis, found: dict[str, pd.DataFrame]) -> None:
+    import seaborn as sns
+
+    colors = sns.color_palette("husl", len(found))
+    for (name, curve), color, marker in zip(found.items(), colors, MARKERS):
+        _line(axis, name, curve, color, marker)
+    axis.set(xscale="log", yscale="log")
+    axis.set_xscale("log", base=2)
+    ticks = sorted({int(width) for curve in found.values() for width in curve["width"]})
+    axis.set_xticks(ticks, [str(width) for width in ticks])
+    axis.minorticks_off()
+    axis.set_ylim(bottom=FLOOR)
+    worst = max((curve["distance"].iloc[0] for curve in found.values() if len(curve)), default=None)
+    if worst and len(ticks) > 1:
+        axis.plot(ticks, [worst * ticks[0] / tick for tick in ticks], color="black", ls=":", lw=1)
+    axis.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
+def _line(axis, name: str, curve: pd.DataFrame, color, marker: str) -> None:
+    seen = curve["distance"] > 2 * curve["error"]
+    # No line through noise: a NaN breaks it.
+    axis.plot(curve["width"], curve["distance"].where(seen), color=color, lw=0.8, alpha=0.6)
+    low = curve[curve["distance"] <= FLOOR]
+    arrow = {"marker": 7, "mfc": "white", "ls": "", "ms": 4}
+    axis.plot(low["width"], [1.1 * FLOOR] * len(low), color=color, **arrow)
+    for _, point in curve[curve["distance"] > FLOOR].iterrows():
+        clear = point["distance"] > 2 * point["error"]
+        low = min(point["error"], 0.99 * point["distance"])  # a log axis has no zero
+        axis.errorbar(
+            point["width"], point["distance"], [[low], [point["error"]]], color=color,
+            marker=marker, ms=4, mfc=color if clear else "white", elinewidth=0.6,
+        )
+    axis.plot([], [], color=color, marker=marker, ms=4, lw=0.8, label=name)
+
+
+def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    """Findings and files of the table given."""
+    table = theory_tables.read_kernels(paths[0])
+    theory_tables.need(table, paths[0], "G", "theta")
+    return findings(table), draw(table, folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    style.command("theory_error", __doc__, [KERNELS], make, argv)
+
+
+if __name__ == "__main__":
+    main()

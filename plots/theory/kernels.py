@@ -1,0 +1,92 @@
+"""Kernels against depth: theory as lines, random networks as points (Dinan et al., Part I).
+
+    python -m plots.theory.kernels [kernels.csv] [--out FOLDER]
+
+Upper row: the mean diagonal of the forward kernel G; lower row: that of the neural tangent kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from plots import style
+from plots.theory import tables as theory_tables
+from plots.theory.tables import KERNELS, STEMS, blocks, short, widths
+
+FIGURE = "theory_kernels"
+ROWS = (
+    ("G", "", r"forward kernel $G^{(\ell)}$"),
+    ("theta", "total", r"tangent kernel $\Theta^{(\ell)}$"),
+)
+
+
+def diagonal(table: pd.DataFrame, stem: str, quantity: str, part: str) -> pd.DataFrame:
+    """The rows of one quantity's mean diagonal, all widths."""
+    found = (table["stem"] == stem) & (table["quantity"] == quantity) & (table["part"] == part)
+    return table[found & (table["entry"] == "diagonal")]
+
+
+def findings(table: pd.DataFrame) -> str:
+    """Per stem and quantity, the largest distance from theory over the blocks, by width."""
+    lines = []
+    for stem in theory_tables.stems(table):
+        for quantity, part, _ in ROWS:
+            rows = diagonal(table, stem, quantity, part)
+            off = (rows["measured"] / rows["predicted"] - 1).abs().groupby(rows["width"]).max()
+            shown = ", ".join(f"n = {width:g}: {100 * value:.2f} %" for width, value in off.items())
+            lines.append(f"{stem:<9} {quantity:<6} largest distance over the blocks: {shown}")
+    return "\n".join(lines)
+
+
+def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
+    """PNG and PDF, a column per stem."""
+    stems = theory_tables.stems(table)
+    figure, axes = style.subplots(len(ROWS), len(stems), (3.6, 2.5))
+    colors = style.width_colors(widths(table))
+    for column, stem in enumerate(stems):
+        for axis, (quantity, part, label) in zip(axes[:, column], ROWS):
+            _panel(axis, diagonal(table, stem, quantity, part), colors)
+            axis.set_ylabel(label)
+        axes[0, column].set_title(STEMS[stem])
+    entries = [("theory, leading order", {"color": "black", "lw": 1})]
+    entries += [
+        (f"n = {width}", {"color": color, "marker": "o", "ms": 4, "ls": ""})
+        for width, color in colors.items()
+    ]
+    style.legend(figure, entries)
+    return style.save(figure, folder, FIGURE)
+
+
+def _panel(axis, rows: pd.DataFrame, colors: dict) -> None:
+    names = blocks(rows)
+    place = {name: index for index, name in enumerate(names)}
+    theory = rows.drop_duplicates("block")
+    axis.plot(theory["block"].map(place), theory["predicted"], color="black", lw=1, zorder=1)
+    for index, (width, color) in enumerate(colors.items()):
+        own = rows[rows["width"] == width]
+        shift = 0.12 * (index - (len(colors) - 1) / 2)  # side by side, so that all can be seen
+        axis.errorbar(
+            own["block"].map(place) + shift, own["measured"], own["error"],
+            color=color, marker="o", ms=4, ls="", zorder=2,
+        )
+    axis.set_xticks(range(len(names)), [short(name) for name in names], fontsize=8)
+    axis.set_ylim(bottom=0)
+
+
+def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    """Findings and files of the table given."""
+    table = theory_tables.read_kernels(paths[0])
+    theory_tables.need(table, paths[0], "G", "theta")
+    return findings(table), draw(table, folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    style.command("theory_kernels", __doc__, [KERNELS], make, argv)
+
+
+if __name__ == "__main__":
+    main()

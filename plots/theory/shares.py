@@ -1,0 +1,91 @@
+"""Each group's share of the network's tangent kernel (Dinan et al., Part I, section 3).
+
+    python -m plots.theory.shares [kernels.csv] [--out FOLDER]
+
+Bars: theory; points: networks of the largest width, with standard errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from plots import style
+from plots.theory import tables as theory_tables
+from plots.theory.tables import GROUPS, KERNELS, STEMS, widths
+
+FIGURE = "theory_shares"
+
+
+def shares(table: pd.DataFrame, stem: str) -> pd.DataFrame:
+    """Group -> predicted and measured share of the trace at the largest width, with errors.
+
+    The error is that of the group alone; the total's is smaller.
+    """
+    rows = table[(table["stem"] == stem) & (table["quantity"] == "theta")]
+    rows = rows[(rows["block"] == "head") & (rows["entry"] == "diagonal")]
+    rows = rows[rows["width"] == widths(rows)[-1]].set_index("part")
+    present = [group for group in GROUPS if group in rows.index]
+    own = rows.loc[present, ["predicted", "measured", "error"]]
+    total = rows.loc["total"]
+    return pd.DataFrame({
+        "predicted": own["predicted"] / total["predicted"],
+        "measured": own["measured"] / total["measured"],
+        "error": own["error"] / total["measured"],
+    })
+
+
+def findings(table: pd.DataFrame) -> str:
+    """Shares in words."""
+    lines = []
+    for stem in theory_tables.stems(table):
+        for group, row in shares(table, stem).iterrows():
+            lines.append(
+                f"{stem:<9} {group:<17} {100 * row['predicted']:6.2f} % predicted, "
+                f"{100 * row['measured']:6.2f} ± {100 * row['error']:.2f} % measured"
+            )
+    return "\n".join(lines)
+
+
+def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
+    """PNG and PDF, a panel per stem."""
+    import seaborn as sns
+
+    stems = theory_tables.stems(table)
+    figure, axes = style.subplots(1, len(stems), (4.4, 2.8))
+    for axis, stem in zip(axes[0], stems):
+        found = shares(table, stem)
+        places = range(len(found))
+        axis.bar(places, found["predicted"], color=sns.color_palette("pastel")[0])
+        axis.errorbar(
+            places, found["measured"], found["error"], color="black", marker="o", ms=3, ls="",
+            capsize=2,
+        )
+        axis.set_xticks(places, [GROUPS[group] for group in found.index], fontsize=8)
+        axis.set_title(f"{STEMS[stem]}, n = {widths(table[table['stem'] == stem])[-1]}")
+        axis.xaxis.grid(False)
+    axes[0, 0].set_ylabel(r"share of tr $\Theta$")
+    entries = [
+        ("theory", {"color": sns.color_palette("pastel")[0], "lw": 6}),
+        ("networks", {"color": "black", "marker": "o", "ms": 3, "ls": ""}),
+    ]
+    style.legend(figure, entries)
+    return style.save(figure, folder, FIGURE)
+
+
+def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
+    """Findings and files of the table given."""
+    table = theory_tables.read_kernels(paths[0])
+    theory_tables.need(table, paths[0], "theta")
+    return findings(table), draw(table, folder)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command."""
+    style.command("theory_shares", __doc__, [KERNELS], make, argv)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,467 @@
+"""Sweep files: what they may say, and the grid of runs that they mean."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from sweeps import tables
+from sweeps.confirm import Confirm
+from training import runs
+from training.config import (
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    apply_preset,
+    read_yaml,
+    set_keys,
+    shifted,
+    validate,
+)
+from training.errors import UserError
+
+
+class Log2Range(Section):
+    """Powers of two from 2^low to 2^high."""
+
+    log2: tuple[float, float]
+    """Lowest and highest exponent, both included."""
+    step: Annotated[float, Field(gt=0)] = 1.0
+    """Distance between exponents; 0.5 is a factor sqrt(2)."""
+
+    @model_validator(mode="after")
+    def _low_comes_first(self) -> Log2Range:
+        if self.log2[0] > self.log2[1]:
+            raise ValueError(f"log2 {list(self.log2)}: the lowest exponent comes first")
+        return self
+
+    def values(self) -> list[float]:
+        """The powers, rising."""
+        low, high = self.log2
+        count = math.floor((high - low) / self.step + 1e-9) + 1
+        return [2.0 ** (low + i * self.step) for i in range(count)]
+
+
+class Multiples(Section):
+    """Multiples of the best value that another sweep found."""
+
+    around: tables.Around
+    """Where that value comes from."""
+    steps: Annotated[list[float], Field(min_length=1)]
+    """Exponents of two to multiply it by; [-1, 0, 1] are half of it, itself and twice it."""
+
+
+Values = Annotated[list[Any], Field(min_length=1)]
+
+
+def _axis_kind(value: Any) -> str:
+    """Which kind of axis a file means, so that what is wrong with it is said of that kind alone."""
+    if isinstance(value, Mapping):
+        return "Multiples" if {"around", "steps"} & value.keys() else "Log2Range"
+    return {Log2Range: "Log2Range", Multiples: "Multiples"}.get(type(value), "list[Any]")
+
+
+Axis = Annotated[
+    Annotated[Values, Tag("list[Any]")]
+    | Annotated[Log2Range, Tag("Log2Range")]
+    | Annotated[Multiples, Tag("Multiples")],
+    Discriminator(_axis_kind),
+]
+
+
+class Horizon(Section):
+    """A length that grows with the model, in place of training.steps."""
+
+    tokens_per_parameter: PositiveFloat
+    """Training tokens per non-embedding parameter; 20 is compute-optimal (Hoffmann et al.)."""
+    warmup_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Warm-up as a share of the steps; by default the config's own number of steps."""
+
+    def describe(self) -> str:
+        """The horizon in words, as results.csv has it."""
+        plural = "s" if self.tokens_per_parameter != 1 else ""
+        return f"{self.tokens_per_parameter:g} token{plural} per parameter"
+
+
+class Curve(Section):
+    """One line of a figure: its own settings and grid."""
+
+    set: dict[str, Any] = {}
+    """Config keys of this curve."""
+    grid: dict[str, Axis] = {}
+    """Keys to cross, added to the sweep's grid or replacing a key of it."""
+    horizon: Horizon | None = None
+    """Length of the runs; by default what the config says."""
+    constants: bool = False
+    """Take the constants that the search named in `constants` found for such a run."""
+    constants_of: dict[str, Any] = {}
+    """Look the constants up as if the run had these values, such as {optimizer.name: adam}."""
+
+
+class MoreSeeds(Section):
+    """Other seeds where the grid has certain values."""
+
+    where: dict[str, Values]
+    """Grid key -> values it applies to."""
+    seeds: Annotated[list[int], Field(min_length=1)]
+    """The seeds there."""
+
+
+class Adjust(Section):
+    """Other settings where the grid has certain values, such as a micro-batch for wide models."""
+
+    where: dict[str, Values]
+    """Grid key -> values it applies to."""
+    set: dict[str, Any]
+    """Config keys there."""
+
+
+class Coverage(Section):
+    """Go on above the optimum until the first unstable value is known (Everett et al., App. C)."""
+
+    excess: PositiveFloat = 0.2
+    """Above the optimum a value is unstable when its loss exceeds the lowest by this share."""
+    gap: PositiveFloat = 0.5
+    """Largest distance between the last stable value and that one, as an exponent of two."""
+
+
+class Extend(Section):
+    """Follow an optimum that lies at the edge of a cell's grid."""
+
+    key: str
+    """Grid key of the quantity to extend, a positive number such as optimizer.lr."""
+    step: PositiveFloat = 1.0
+    """Distance of a new point from the edge, as an exponent of two."""
+    points: PositiveInt = 6
+    """At most this many new points per cell."""
+    coverage: Coverage | None = None
+    """How far past the optimum to go; by default until it is inside."""
+
+
+class Transfer(Section):
+    """Run the best value of one cell in another one, too, so that using it there is measured."""
+
+    source: dict[str, Any]
+    """Grid values of the cell that was tuned, for example {model.width: 64}."""
+    target: dict[str, Any]
+    """Grid values of the cell that shall use its optimum."""
+
+
+class SweepConfig(Section):
+    """A sweep file."""
+
+    experiment: str
+    """Experiment folder: a package with a `train` module."""
+    config: str
+    """Base config, relative to the sweep file."""
+    set: dict[str, Any] = {}
+    """Config keys of all runs."""
+    grid: dict[str, Axis] = {}
+    """Keys to cross in every curve."""
+    constants: str | None = None
+    """Search file, relative to the sweep file, whose constants curves may take."""
+    curves: Annotated[dict[str, Curve], Field(min_length=1)]
+    """Curves by name."""
+    seeds: Annotated[list[int], Field(min_length=1)] = [0]
+    """Seeds of every point."""
+    more_seeds: list[MoreSeeds] = []
+    """Exceptions to `seeds`; the first that applies counts."""
+    adjust: list[Adjust] = []
+    """Exceptions to `set`; every one that applies counts, the last one most."""
+    extend: Extend | None = None
+    """Follow optima past the edge of the grid."""
+    transfer: Transfer | None = None
+    """Run one cell's optimum in another; needs `extend`."""
+    confirm: Confirm | None = None
+    """Walk to an optimum over several keys, and confirm it by its neighbours."""
+    metrics: bool = False
+    """Also write metrics.csv, what every run logged, for figures against steps or epochs."""
+    observations: bool = False
+    """Also write observations.csv, observed_kernels.csv and observed_attention.csv: what finished
+    runs with training.observe_every observed."""
+    retries: Annotated[int, Field(ge=0)] = 1
+    """How often a run that fails for a reason of its own is tried again."""
+
+    @model_validator(mode="after")
+    def _rules_speak_of_the_grid(self) -> SweepConfig:
+        if self.transfer and not self.extend:
+            raise ValueError("transfer needs extend, which says whose optimum is meant")
+        if self.confirm and self.extend:
+            raise ValueError("confirm and extend both follow an optimum; keep one")
+        for name, curve in self.curves.items():
+            grid = {**self.grid, **curve.grid}
+            if curve.constants and self.constants is None:
+                raise ValueError(f"curve {name!r} takes constants; `constants` must name a search")
+            if "seed" in {**grid, **self.set, **curve.set}:
+                raise ValueError("seed goes into seeds, not into set or grid")
+            if self.extend and self.extend.key not in grid:
+                raise ValueError(f"extend.key {self.extend.key!r} is not in the grid of {name!r}")
+            for key in self.confirm.keys if self.confirm else ():
+                if key not in grid:
+                    raise ValueError(f"confirm.keys: {key!r} is not in the grid of {name!r}")
+                _check_positive(key, grid[key])
+        for name, where in self._rules():
+            _check_values(name, where, [{**self.grid, **c.grid} for c in self.curves.values()])
+        return self
+
+    @property
+    def searched(self) -> tuple[str, ...]:
+        """The keys whose values results decide."""
+        if self.confirm:
+            return tuple(self.confirm.keys)
+        return (self.extend.key,) if self.extend else ()
+
+    def _rules(self) -> list[tuple[str, dict[str, list[Any]]]]:
+        """(name, key -> values) of every rule that speaks of grid values."""
+        named = (("more_seeds", self.more_seeds), ("adjust", self.adjust))
+        rules = [(f"{name}.where", rule.where) for name, part in named for rule in part]
+        if self.transfer:
+            for place in ("source", "target"):
+                wanted = getattr(self.transfer, place)
+                rules.append((f"transfer.{place}", {k: [v] for k, v in wanted.items()}))
+        return rules
+
+
+def _check_positive(key: str, axis: Any) -> None:
+    """Raises ValueError for a listed value that cannot be multiplied by a power of two."""
+    for value in axis if isinstance(axis, list) else ():
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+            raise ValueError(f"confirm.keys: {key} {value!r} in a grid: expected numbers above 0")
+
+
+def _check_values(
+    rule: str, wanted: Mapping[str, list[Any]], grids: Sequence[Mapping[str, Any]]
+) -> None:
+    """Raises ValueError for a key or value of a rule that no curve's grid has."""
+    for key, values in wanted.items():
+        axes = [grid[key] for grid in grids if key in grid]
+        if not axes:
+            raise ValueError(f"{rule}: {key!r} is in no curve's grid")
+        if any(isinstance(axis, Multiples) for axis in axes):
+            raise ValueError(f"{rule}: {key!r} has no fixed values; use another key")
+        known = list(dict.fromkeys(value for axis in axes for value in _axis(axis)))
+        for value in values:
+            if value not in known:
+                raise ValueError(f"{rule}: {key} {value} is in no curve's grid: {known}")
+
+
+Cell = tuple[str, tuple[tuple[str, Any], ...]]  # curve, and its grid values but those searched
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep: where it is in the grid and what that makes its config."""
+
+    curve: str
+    values: tuple[tuple[str, Any], ...]
+    seed: int
+    config: Section
+    run: str
+
+    def cell(self, searched: Sequence[str]) -> Cell:
+        """The curve and the values that the searched keys vary within."""
+        return self.curve, tuple(item for item in self.values if item[0] not in searched)
+
+
+@dataclass
+class Sweep:
+    """A sweep file read, with its experiment and every point known so far.
+
+    A draft stands in for what other sweeps and searches have not found yet, and says so in
+    `assumed`; it can be counted, not run.
+    """
+
+    config: SweepConfig
+    path: Path
+    experiment: ModuleType
+    base: dict[str, Any]
+    folder: Path
+    results: Path = runs.RESULTS
+    preset: str | None = None
+    draft: bool = False
+    points: list[Point] = field(default_factory=list)
+    added: dict[Cell, int] = field(default_factory=dict)
+    assumed: list[str] = field(default_factory=list)
+
+    def settings(self, curve: str) -> dict[str, Any]:
+        """The config keys that the sweep and a curve set."""
+        return {**self.config.set, **self.config.curves[curve].set}
+
+    def adjusted(self, curve: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The config keys that the sweep, a curve and its grid values set, as adjusted there."""
+        settings = {**self.settings(curve), **values}
+        for adjust in self.config.adjust:
+            settings |= adjust.set if _applies(adjust, values) else {}
+        return settings
+
+    def point(self, curve: str, values: Mapping[str, Any], seed: int) -> Point:
+        """The point at some grid values; UserError if they make no valid config."""
+        rule = self.config.curves[curve]
+        settings = {**self.adjusted(curve, values), "seed": seed}
+        if rule.constants:
+            settings |= self._constants(curve, settings)
+        if rule.horizon:
+            settings |= self._length(curve, settings, rule.horizon)
+        config = self._validated(curve, settings)
+        return Point(curve, tuple(values.items()), seed, config, runs.run_id(config, curve))
+
+    def _validated(self, curve: str, settings: Mapping[str, Any]) -> Section:
+        where = f"{self.path}, curve {curve!r}"
+        return validate(self.experiment.Config, set_keys(self.base, settings), where)
+
+    def _constants(self, curve: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """What the search found for such a run; nothing in a draft before it has."""
+        rule = self.config.curves[curve]
+        asked = flat(set_keys(self.base, {**settings, **rule.constants_of}))
+        try:
+            return tables.constants(
+                self.config.constants, asked, self.path, self.results, self.preset
+            )
+        except tables.Missing as missing:
+            self._assume(missing, f"curve {curve!r} is counted with the config's own constants")
+            return {}
+
+    def _length(self, curve: str, settings: Mapping[str, Any], horizon: Horizon) -> dict[str, int]:
+        """Steps, and warm-up, of a horizon that depends on the model."""
+        config = self._validated(curve, {**settings, "schedule.warmup_steps": 0})
+        parameters = self.experiment.parameters(config)["non_embedding"]
+        tokens = horizon.tokens_per_parameter * parameters
+        steps = max(1, round(tokens / self.experiment.tokens_per_step(config)))
+        if horizon.warmup_fraction is None:
+            return {"training.steps": steps}
+        warmup = round(horizon.warmup_fraction * steps)
+        return {"training.steps": steps, "schedule.warmup_steps": warmup}
+
+    def _assume(self, missing: tables.Missing, instead: str) -> None:
+        """Notes what a draft does without; raises `missing` otherwise."""
+        if not self.draft:
+            raise missing
+        line = f"{missing}; until then {instead}"
+        self.assumed += [] if line in self.assumed else [line]
+
+    def grid(self, curve: str) -> list[dict[str, Any]]:
+        """Every combination of a curve's grid values, the last key varying fastest."""
+        grid = {**self.config.grid, **self.config.curves[curve].grid}
+        combinations = grid_values({k: v for k, v in grid.items() if not isinstance(v, Multiples)})
+        for key, axis in grid.items():
+            if isinstance(axis, Multiples):
+                combinations = [
+                    {**values, key: value}
+                    for values in combinations
+                    for value in self._multiples(curve, values, key, axis)
+                ]
+        return [{key: values[key] for key in grid} for values in combinations]
+
+    def _multiples(
+        self, curve: str, values: Mapping[str, Any], key: str, axis: Multiples
+    ) -> list[float]:
+        settings = {**self.settings(curve), **values}
+        try:
+            centre = tables.best(
+                axis.around, settings, key, self.path, self.results, self.preset
+            )
+        except tables.Missing as missing:
+            centre = flat(set_keys(self.base, settings)).get(key)
+            self._assume(missing, f"curve {curve!r} is counted around {key} {centre:g}")
+        return [shifted(centre, step) for step in sorted(axis.steps)]
+
+    def in_order(self, curve: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Grid values in the order of the curve's grid."""
+        return {key: values[key] for key in {**self.config.grid, **self.config.curves[curve].grid}}
+
+    def seeds(self, values: Mapping[str, Any]) -> list[int]:
+        """The seeds at some grid values."""
+        for rule in self.config.more_seeds:
+            if _applies(rule, values):
+                return rule.seeds
+        return self.config.seeds
+
+    def expand(
+        self, curve: str, values: Mapping[str, Any], seeds: Sequence[int] | None = None
+    ) -> list[Point]:
+        """One point per seed, by default the grid's own there, without those known already."""
+        known = {point.run for point in self.points}
+        seeds = self.seeds(values) if seeds is None else seeds
+        new = [self.point(curve, values, seed) for seed in dict.fromkeys(seeds)]
+        return [point for point in new if point.run not in known]
+
+    def cell_points(self, cell: Cell) -> list[Point]:
+        """The points of a cell."""
+        return [point for point in self.points if point.cell(self.config.searched) == cell]
+
+
+def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested sections as {dotted key: value}."""
+    leaves = {}
+    for key, value in data.items():
+        inner = isinstance(value, Mapping)
+        leaves |= flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
+    return leaves
+
+
+def _applies(rule: MoreSeeds | Adjust, values: Mapping[str, Any]) -> bool:
+    return all(values.get(key) in wanted for key, wanted in rule.where.items())
+
+
+def import_experiment(path: Path, name: str) -> ModuleType:
+    """The `train` module of the experiment that a file names; UserError if there is none."""
+    try:
+        return importlib.import_module(f"{name}.train")
+    except ModuleNotFoundError as error:
+        if error.name not in (name, f"{name}.train"):
+            raise
+        raise UserError(
+            f"{path}: experiment {name!r} has no train.py here; run from the repository's root and "
+            "give the folder's name"
+        ) from None
+
+
+def load_sweep(
+    path: Path,
+    results: Path = runs.RESULTS,
+    preset: str | None = None,
+    curves: Sequence[str] | None = None,
+    draft: bool = False,
+) -> Sweep:
+    """A sweep file, its experiment and its grid; UserError for anything that cannot run.
+
+    `curves` chooses some of its curves. With `draft`, what other sweeps and searches have not found
+    yet is assumed, so that the sweep can be counted before anything has run.
+    """
+    data = apply_preset(read_yaml(path), preset, str(path))
+    config = validate(SweepConfig, data, str(path))
+    experiment = import_experiment(path, config.experiment)
+    base = read_yaml(path.parent / config.config)
+    folder = tables.folder_of(path, results, preset)
+    sweep = Sweep(config, path, experiment, base, folder, results, preset, draft)
+    for curve in _chosen(path, config, curves):
+        for values in sweep.grid(curve):
+            sweep.points += sweep.expand(curve, values)
+    return sweep
+
+
+def _chosen(path: Path, config: SweepConfig, curves: Sequence[str] | None) -> list[str]:
+    """The curves to run, in the file's order; UserError for one that it does not have."""
+    for name in curves or ():
+        if name not in config.curves:
+            known = ", ".join(config.curves)
+            raise UserError(f"--curves: {path} has no curve {name!r}; it has {known}")
+    return [name for name in config.curves if curves is None or name in curves]
+
+
+def grid_values(grid: Mapping[str, Values | Log2Range]) -> list[dict[str, Any]]:
+    """Every combination of a grid's values, the last key varying fastest."""
+    axes = [_axis(values) for values in grid.values()]
+    return [dict(zip(grid, combination)) for combination in itertools.product(*axes)]
+
+
+def _axis(values: list[Any] | Log2Range) -> list[Any]:
+    return values.values() if isinstance(values, Log2Range) else values

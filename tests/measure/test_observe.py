@@ -1,0 +1,736 @@
+"""Observations during training, after a resume, in a sweep's table, and of runs kept on disk."""
+
+import csv
+import importlib
+import json
+import random
+import shutil
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from measure import observations, observe
+from nanolm_c4.config import Config as DecoderConfig
+from sweeps import results
+from sweeps.scheduler import _take_over
+from sweeps.sweep import run_sweep
+from sweeps.sweep_file import load_sweep
+from training import checkpoint, environment, loop, sharding, signals
+from training import config as configs
+from training.config import leaves, validate
+from training.errors import RunError, UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# A transformer that draws during training, and whose embedding changes after the plan has drawn.
+TOY = '''
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from param_groups import Everett, plan
+from param_groups.roles import DECODER_RULES
+from nanolm_c4.model import Decoder
+from training import runs
+from training.config import ObservedLoopConfig, RunConfig
+from training.loop import Task, train
+
+class Config(RunConfig):
+    width: int = 16
+    data_seed: int = 2
+    vocabulary: int = 20
+    training: ObservedLoopConfig
+
+class Dropping(Decoder):
+    def forward(self, ids, targets=None):
+        if self.training:
+            ids = torch.where(torch.rand(ids.shape) < 0.3, 0, ids)
+        return super().forward(ids, targets)
+
+class Rows(Dataset):
+    def __init__(self, seed):
+        generator = torch.Generator().manual_seed(seed)
+        self.ids = torch.randint(0, 20, (30, 7), generator=generator)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, index):
+        return self.ids[index, :-1], self.ids[index, 1:]
+
+def flops(config):
+    return 1.0
+
+@torch.no_grad()
+def pad(model):
+    model.token_embedding.weight[0] = 0
+
+def build_task(config):
+    width = config.width
+    model = Dropping(vocab_size=config.vocabulary, context=6, layers=2, heads=4,
+                     head_dim=width // 4, mlp_ratio=1, attention_scale=0.5)
+    numbers = plan(model, DECODER_RULES, Everett("mup", width, 8), lr=config.optimizer.lr)
+    return Task(
+        config=config, model=model, plan=numbers, train_data=Rows(1),
+        eval_data=Rows(config.data_seed), loss=lambda model, batch: model(*batch),
+        count=lambda batch: torch.tensor(batch[1].numel()),
+        forward=lambda model, batch: model(batch[0]), after_init=pad,
+    )
+
+def run(config, run_dir, progress=None):
+    task = build_task(config)
+    return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir))
+'''
+SETTINGS = {
+    "optimizer": {"name": "adam", "lr": 0.02},
+    "schedule": {"name": "constant"},
+    "training": {"steps": 5, "batch_size": 4, "observe_every": 2, "observe_samples": 3},
+    "checkpoint": {"every": 2, "minutes": None, "final": True},
+}
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """The train module of an experiment in a package of its own, and its folder of runs."""
+    name = "observed_" + tmp_path.name.replace("-", "_")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    (tmp_path / name / "train.py").write_text(TOY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module(f"{name}.train")
+    module.folder = tmp_path / "results" / name / "single"
+    return module
+
+
+def config(toy, **changes):
+    keys = {key.replace("__", "."): value for key, value in changes.items()}
+    data = configs.set_keys(SETTINGS, keys)
+    if not data["training"]["observe_every"]:
+        del data["training"]["observe_samples"]
+    return validate(toy.Config, data, "toy")
+
+
+def train(toy, name, **changes):
+    """Trains one run in the toy's folder."""
+    summary = toy.run(config(toy, **changes), toy.folder / name)
+    assert summary["status"] == "finished"
+    return toy.folder / name
+
+
+def lines(folder, name="observations.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def left(folder):
+    """All that a run observed, as bytes."""
+    arrays = {path.name: path.read_bytes() for path in (folder / "observations").iterdir()}
+    return (folder / "observations.jsonl").read_bytes(), arrays
+
+
+def values(numbers):
+    return {key: value for key, value in numbers.items() if key != "step"}
+
+
+# ------------------------------------------------------------------------------------------------
+# During training
+
+
+def test_steps_zero_every_few_and_the_last_are_observed(toy):
+    folder = train(toy, "run")
+    found = lines(folder)
+    assert [line["step"] for line in found] == [0, 2, 4, 5]
+    assert {line["samples"] for line in found} == {3}
+    assert set(left(folder)[1]) == {f"step_{step}.safetensors" for step in (0, 2, 4, 5)}
+    start, end = found[0], found[-1]
+    for numbers in (*start["blocks"], start["all"]):
+        assert all(value == 0 for key, value in numbers.items()
+                   if "change" in key or "relative" in key)
+        assert numbers["kernel_alignment"] == pytest.approx(1)
+    assert all(value > 0 for key, value in end["all"].items()
+               if "change" in key or "relative" in key)
+    first, second = (block["key_change"] for block in end["blocks"])
+    assert end["all"]["key_change"] == pytest.approx(((first**2 + second**2) / 2) ** 0.5)
+    first, second = (block["head_variance"] for block in end["blocks"])
+    assert end["all"]["head_variance"] == pytest.approx((first + second) / 2)
+    assert set(found[0]["blocks"][0]) | set(found[0]["all"]) | {"step"} == set(
+        results.OBSERVATION_COLUMNS
+    )
+
+
+def test_arrays_are_of_the_last_block_and_of_fixed_places(toy):
+    folder = train(toy, "run")
+    arrays = load_file(folder / "observations/step_5.safetensors")
+    report, _ = observe.observe_run(folder, samples=3)
+    final = observe.load_kept(folder, 3)
+    from measure import representations
+
+    seen = representations.capture(final.task.model, final.batch, final.task.forward)
+    last = seen.stream[-1]
+    close = {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(
+        arrays["pooled_kernel"], representations.pooled_kernel(last), **close
+    )
+    torch.testing.assert_close(arrays["spatial_kernel"], representations.spatial_kernel(last))
+    torch.testing.assert_close(arrays["last_token_kernel"], representations.sample_kernel(last))
+    assert arrays["attention_places"].tolist() == [[5, 0], [5, 3], [3, 0], [5, 5]]
+    expected = torch.stack(
+        [torch.stack([b.logits()[0, :, t, s] for t, s in arrays["attention_places"].tolist()])
+         for b in seen.blocks]
+    )  # fmt: skip
+    torch.testing.assert_close(arrays["attention_entries"], expected, **close)
+    with torch.no_grad():
+        logits = final.task.model.eval()(final.batch[0])
+    torch.testing.assert_close(arrays["outputs"], logits[:, -1], **close)
+    assert report["step"] == 5
+
+
+def test_logits_of_a_model_without_tokens_are_stored_whole(toy, tmp_path):
+    task = toy.build_task(config(toy))
+    loop.initialise(task)
+
+    def pooled(model, batch):
+        return model(batch[0])[:, :, 3]  # a class for each of the 6 tokens
+
+    batch = observations.eval_batch(task, 4, "cpu")
+    found = observations.observe(task.model, task.model, batch, pooled)
+    observations.save_arrays(tmp_path, 7, found.arrays)
+    with torch.no_grad():
+        expected = task.model.eval()(batch[0])[:, :, 3]
+    stored = load_file(tmp_path / "observations/step_7.safetensors")["outputs"]
+    assert stored.shape == (4, 6)
+    torch.testing.assert_close(stored, expected)
+
+
+def test_observing_changes_no_bit_of_training(toy):
+    folders = [train(toy, f"every-{n}", training__observe_every=n) for n in (0, 1)]
+    states = [load_file(f / "checkpoints/step-00000005/state.safetensors") for f in folders]
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+    assert len({(folder / "metrics.jsonl").read_bytes() for folder in folders}) == 1
+    assert not (folders[0] / "observations").exists()
+
+
+def die_after(monkeypatch, step):
+    original = loop.Loop._update
+
+    def update(self, now):
+        if now == step + 1:
+            raise KeyboardInterrupt
+        original(self, now)
+
+    monkeypatch.setattr(loop.Loop, "_update", update)
+
+
+def interrupted(toy, name, step, monkeypatch, **changes):
+    with monkeypatch.context() as patch:
+        die_after(patch, step)
+        with pytest.raises(KeyboardInterrupt):
+            train(toy, name, **changes)
+
+
+def test_a_compiled_run_observes_what_an_uncompiled_one_does(toy, monkeypatch):
+    graphs, original = [], torch.compile
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    def cheap(model, **settings):
+        return original(model, **{**settings, "backend": backend})
+
+    # Batches of one size, which are traced once.
+    sizes = {"steps": 2, "observe_every": 1, "eval_samples": 4, "eval_batch_size": 4}
+    changes = {f"training__{key}": value for key, value in sizes.items()}
+    plain = train(toy, "plain", **changes)
+    monkeypatch.setattr(torch, "compile", cheap)
+    compiled = train(toy, "compiled", **changes, training__compile=True)
+    assert graphs
+    for one, two in zip(lines(plain), lines(compiled), strict=True):
+        assert two["all"] == pytest.approx(one["all"], rel=1e-5, abs=1e-7)
+        for mine, theirs in zip(one["blocks"], two["blocks"], strict=True):
+            assert theirs == pytest.approx(mine, rel=1e-5, abs=1e-7)
+
+
+def test_observing_is_no_training_time(toy, monkeypatch):
+    """By a clock of its own: a step takes 2 s, an observation 100, of which writing takes 30."""
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now, monotonic=time.monotonic)
+
+    def slow(owner, name, seconds):
+        original = getattr(owner, name)
+
+        def slowed(*args, **kwargs):
+            clock.now += seconds
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, slowed)
+
+    monkeypatch.setattr(loop, "time", clock)
+    slow(loop.Loop, "_update", 2)
+    slow(loop.Loop, "evaluate", 7)
+    slow(observations.Observer, "observe", 70)
+    slow(observations, "save_arrays", 30)
+
+    def check(folder):
+        summary = json.loads((folder / "summary.json").read_text())
+        names = ("wall", "train", "eval", "observe")
+        found = [summary[f"{name}_seconds"] for name in names]
+        assert found == [10 + 7 + 400, 10, 7, 400]
+        assert summary["targets_per_second"] == 5 * 4 * 6 / 10
+        speeds = [line["samples_per_second"] for line in lines(folder, "timing.jsonl")]
+        assert speeds == [2] * 5
+
+    check(train(toy, "whole", training__log_every=1))
+    # Of the steps after the checkpoint the first process leaves nothing, and all are taken again.
+    interrupted(toy, "parts", 3, monkeypatch, training__log_every=1)
+    check(train(toy, "parts", training__log_every=1))
+
+
+@pytest.mark.parametrize("every", [0, 1])
+def test_a_checkpoint_that_knows_nothing_of_observations_is_resumed(toy, monkeypatch, every):
+    changes = {"training__observe_every": every}
+    whole = train(toy, "whole", **changes)
+    interrupted(toy, "parts", 3, monkeypatch, **changes)
+    path = toy.folder / "parts/checkpoints/step-00000002"
+    meta = json.loads((path / "meta.json").read_text())
+    del meta["observe_seconds"]
+    if not every:
+        del meta["logs"]["observations.jsonl"]
+    (path / "meta.json").write_text(json.dumps(meta))
+    sums = {name: checkpoint._checksum(path / name) for name in ("state.safetensors", "meta.json")}
+    (path / "checksums.json").write_text(json.dumps(sums))
+    parts = train(toy, "parts", **changes)
+    assert json.loads((parts / "summary.json").read_text())["resumed_from"] == [2]
+    states = [load_file(f / "checkpoints/step-00000005/state.safetensors") for f in (whole, parts)]
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
+    if every:
+        assert left(parts) == left(whole)
+    else:
+        assert not (parts / "observations.jsonl").exists()
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_resumed_run_has_observed_what_the_whole_one_has(toy, monkeypatch, step):
+    changes = {"training__observe_every": 1}
+    whole = left(train(toy, "whole", **changes))
+    interrupted(toy, "parts", step, monkeypatch, **changes)
+    folder = toy.folder / "parts"
+    assert [line["step"] for line in lines(folder)] == list(range(step + 1))
+    (folder / ".step_9.safetensors.0123abcd.tmp").write_text("half")
+    interrupted(toy, "parts", step - 1, monkeypatch, **changes)  # back to step 0 or 2, no further
+    assert [line["step"] for line in lines(folder)] == list(range(step))
+    assert len(left(folder)[1]) == step
+    assert left(train(toy, "parts", **changes)) == whole
+    assert not list(folder.glob(".*.tmp"))
+
+
+def test_what_is_not_finite_is_null(toy):
+    task = toy.build_task(config(toy))
+    loop.initialise(task)
+    current = observations.current_state(task)
+    with torch.no_grad():
+        task.model.blocks[1].attention.key.weight.fill_(torch.nan)
+    found = observations.observe(
+        observations.initial_state(task), current, observations.eval_batch(task, 2, "cpu"),
+        observations.forward_of(task),
+    )  # fmt: skip
+    line = json.loads(json.dumps(found.line(3), allow_nan=False))
+    assert line["blocks"][1]["key_change"] is None and line["all"]["key_change"] is None
+    assert line["blocks"][0]["key_change"] == 0
+
+
+def test_what_cannot_be_observed_is_refused_before_training(toy, monkeypatch):
+    task = toy.build_task(config(toy))
+    task.forward = None
+    with pytest.raises(UserError, match="no `forward` that returns them; give it one or set"):
+        loop.train(task, toy.folder / "run")
+    task = toy.build_task(config(toy))
+    del task.model.blocks[0].attention.heads
+    with pytest.raises(UserError, match="blocks.0 of Dropping cannot be observed"):
+        loop.train(task, toy.folder / "run")
+    few = config(toy, training__observe_samples=31)
+    with pytest.raises(UserError, match="observe_samples 31 is more than the 30 samples of the va"):
+        loop.train(toy.build_task(few), toy.folder / "run")
+    monkeypatch.setattr(sharding, "requested", lambda: object())
+    with pytest.raises(UserError, match="training.observe_every is not supported with sharding"):
+        loop.train(toy.build_task(config(toy)), toy.folder / "run")
+    assert not (toy.folder / "run").exists()
+
+
+@pytest.mark.parametrize("every", [{}, {"training.observe_every": 0}])
+def test_samples_that_nothing_observes_are_one_line(toy, every):
+    data = json.loads(json.dumps(SETTINGS))
+    del data["training"]["observe_every"]
+    with pytest.raises(UserError, match="training.observe_samples 3 is given, but nothing is obse"):
+        validate(toy.Config, configs.set_keys(data, every), "toy")
+    del data["training"]["observe_samples"]
+    kept = validate(toy.Config, configs.set_keys(data, every), "toy")
+    assert not {"observe_every", "observe_samples"} & kept.model_dump()["training"].keys()
+
+
+SHIPPED = {
+    "nanolm_c4/configs/laptop.yaml": ["schedule.warmup_steps=0", "training.precision=bf16"],
+    "nanolm_c4/configs/infinite_limits_laptop.yaml": ["model.heads=4", "model.layers=2"],
+    "vit_cifar5m/configs/laptop.yaml": [
+        "model.patch_size=16", "training.eval_batch_size=2", "data.validation_images=3"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("file", SHIPPED)
+def test_shipped_configs_are_observed_alike_resumed_and_from_a_checkpoint(
+    tmp_path, monkeypatch, file
+):
+    """In float32, also during a run in bf16: its report differs in the last digits alone."""
+    name = file.split("/")[0]
+    experiment = importlib.import_module(f"{name}.train")
+    words = [*SHIPPED[file], "training.steps=4", "training.batch_size=2",
+             "training.observe_every=1", "training.observe_samples=2",
+             "checkpoint.every=2", "checkpoint.final=true"]  # fmt: skip
+    if name == "nanolm_c4":
+        words += [*texts(tmp_path), "training.eval_samples=2"]
+    cfg = configs.load(experiment.Config, ROOT / file, words)
+    whole, parts = (tmp_path / "results" / name / "single" / run for run in ("whole", "parts"))
+    assert experiment.run(cfg, whole)["status"] == "finished"
+    found = lines(whole)
+    assert [line["step"] for line in found] == [0, 1, 2, 3, 4] and len(found[-1]["blocks"]) == 2
+    report, _ = observe.observe_run(whole)
+    assert report["samples"] == found[-1]["samples"] == 2
+    assert report["all"] == pytest.approx(found[-1]["all"], rel=1e-5)
+    for mine, theirs in zip(report["blocks"], found[-1]["blocks"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+    assert report["all"]["function_change"] > 0
+    with monkeypatch.context() as patch:
+        die_after(patch, 3)  # one step past the checkpoint, which is observed again
+        with pytest.raises(KeyboardInterrupt):
+            experiment.run(cfg, parts)
+    assert experiment.run(cfg, parts)["resumed_from"] == [2]
+    assert left(parts) == left(whole)
+
+
+def texts(folder):
+    """Overrides for a few made documents and a tokeniser for them."""
+    (folder / "texts").mkdir()
+    draw = random.Random(0)
+    for index in range(30):
+        words = ["".join(draw.choices("abdeiklmnoprstu", k=draw.randint(2, 7))) for _ in range(40)]
+        (folder / f"texts/{index:02}.txt").write_text(" ".join(words).capitalize() + ".")
+    return ["data.source=local", f"data.path={folder / 'texts'}",
+            f"data.cache_dir={folder / 'cache'}", "data.tokenizer_vocab_size=64",
+            "data.validation_fraction=0.3"]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------
+# A sweep's table
+
+
+def sweep(toy, **more):
+    package = Path(toy.__file__).parent
+    (package / "base.yaml").write_text(json.dumps(SETTINGS))
+    keys = {"experiment": package.name, "config": "base.yaml", "grid": {"width": [8, 16]}}
+    text = json.dumps({**keys, "curves": {"a": {}}, **more})
+    (package / "s.yaml").write_text(text)
+    return load_sweep(package / "s.yaml", toy.folder.parent.parent)
+
+
+def test_only_finished_runs_are_in_the_tables(observed):
+    """The last step that any other has observed is not after training."""
+    asked, summaries = observed
+    first, second = (point.run for point in asked.points)
+    for write in (results.write_observations, results.write_observed_kernels,
+                  results.write_observed_attention):
+        assert {row["run"] for row in table(write(asked, summaries))} == {first, second}
+        for status in ("diverged", "stopped", "failed"):
+            some = {**summaries, first: {**summaries[first], "status": status}}
+            assert {row["run"] for row in table(write(asked, some))} == {second}
+
+
+def test_a_sweeps_table_has_a_row_per_block_and_one_for_all(toy):
+    asked = sweep(toy, observations=True)
+    summaries = {}
+    for point in asked.points:
+        summaries[point.run] = toy.run(point.config, asked.folder / point.run)
+    assert results.write_observations(sweep(toy), summaries) is None
+    with open(results.write_observations(asked, summaries), newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * 4 * 3  # runs, steps, two blocks and all
+    row = next(r for r in rows if (r["width"], r["step"], r["block"]) == ("16", "5", "1"))
+    line = lines(asked.folder / row["run"])[-1]
+    assert float(row["key_change_weights"]) == line["blocks"][1]["key_change_weights"]
+    assert row["function_change"] == "" and (row["curve"], row["seed"]) == ("a", "0")
+    row = next(r for r in rows if (r["run"], r["step"], r["block"]) == (row["run"], "5", "all"))
+    assert float(row["function_change"]) == line["all"]["function_change"]
+    failed = {run: {"status": "failed"} for run in summaries}
+    assert results.write_observations(asked, failed) is None
+
+
+@pytest.fixture
+def observed(toy):
+    """A sweep that asks for observations, and the summaries of its two runs."""
+    asked = sweep(toy, observations=True, grid={"width": [8, 16]}, set={"training.steps": 3})
+    return asked, {p.run: toy.run(p.config, asked.folder / p.run) for p in asked.points}
+
+
+def table(path):
+    """The rows of a table; what a run is and where it stands in the grid comes first."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    place = ["curve", "training.steps", "width", "horizon", "constants", "seed", "run", "step"]
+    assert list(rows[0])[: len(place)] == place
+    return rows
+
+
+def test_kernels_of_the_first_and_the_last_step_are_in_a_table(observed):
+    asked, summaries = observed
+    rows = table(results.write_observed_kernels(asked, summaries))
+    assert len(rows) == 2 * 2 * (6 + 6 + 21)  # runs, steps, halves of two 3 x 3 and one 6 x 6
+    assert [r["width"] for r in rows] == sorted((r["width"] for r in rows), key=int)
+    for point in asked.points:
+        for step in (0, 3):  # and not the one between
+            arrays = load_file(asked.folder / point.run / f"observations/step_{step}.safetensors")
+            for kind, name in (("pooled", "pooled_kernel"), ("spatial", "spatial_kernel"),
+                               ("last_token", "last_token_kernel")):
+                own = {(int(r["row"]), int(r["column"])): float(r["value"]) for r in rows
+                       if (r["run"], r["step"], r["kind"]) == (point.run, str(step), kind)}
+                for (row, column), value in own.items():
+                    assert value == pytest.approx(arrays[name][row, column].item(), rel=1e-5)
+                side = len(arrays[name])
+                assert set(own) == {(i, j) for i in range(side) for j in range(i, side)}
+
+
+def test_attention_logits_over_heads_are_in_a_table(observed):
+    asked, summaries = observed
+    rows = table(results.write_observed_attention(asked, summaries))
+    assert len(rows) == 2 * 2 * 2 * 4 * 4  # runs, steps, blocks, places, heads
+    for point in asked.points:
+        arrays = load_file(asked.folder / point.run / "observations/step_3.safetensors")
+        own = [r for r in rows if (r["run"], r["step"], r["block"]) == (point.run, "3", "1")]
+        places = arrays["attention_places"].tolist()
+        assert {(int(r["token"]), int(r["attended"])) for r in own} == set(map(tuple, places))
+        for row in own:
+            place = places.index([int(row["token"]), int(row["attended"])])
+            value = arrays["attention_entries"][1, place, int(row["head"])].item()
+            assert float(row["value"]) == pytest.approx(value, rel=1e-5)
+
+
+def test_large_kernels_are_thinned_and_unknown_arrays_left_out(observed):
+    asked, summaries = observed
+    folder = asked.folder / asked.points[0].run / "observations"
+    kernel = torch.arange(130.0 * 130).view(130, 130)
+    kernel[2, 4] = torch.nan
+    arrays = {"spatial_kernel": kernel, "outputs": torch.ones(2, 3)}
+    save_file(arrays, folder / "step_3.safetensors")
+    rows = table(results.write_observed_kernels(asked, summaries))
+    own = [r for r in rows if (r["run"], r["step"]) == (asked.points[0].run, "3")]
+    assert {r["kind"] for r in own} == {"spatial"} and len(own) == 44 * 45 / 2
+    assert {int(r["column"]) for r in own} == set(range(0, 130, 3))
+    assert all(float(r["value"]) == 130 * int(r["row"]) + int(r["column"]) for r in own)
+    rows = table(results.write_observed_attention(asked, summaries))
+    assert (asked.points[0].run, "3") not in {(r["run"], r["step"]) for r in rows}
+    kernel[0, 3] = torch.inf
+    save_file({"spatial_kernel": kernel}, folder / "step_3.safetensors")
+    rows = table(results.write_observed_kernels(asked, summaries))
+    assert [(r["row"], r["column"]) for r in rows if r["value"] == ""] == [("0", "3")]
+
+
+def test_arrays_tables_are_asked_for_and_name_what_cannot_be_read(toy, observed):
+    asked, summaries = observed
+    failed = {run: {"status": "failed"} for run in summaries}
+    for write in (results.write_observed_kernels, results.write_observed_attention):
+        assert write(sweep(toy), summaries) is None and write(asked, failed) is None
+    folder = asked.folder / asked.points[0].run
+    path = folder / "observations/step_3.safetensors"
+    for damage in (lambda: path.write_bytes(path.read_bytes()[:-8]), path.unlink):
+        damage()
+        for write in (results.write_observed_kernels, results.write_observed_attention):
+            with pytest.raises(RunError, match="cannot read the arrays of step 3") as error:
+                write(asked, summaries)
+            assert str(path) in str(error.value) and "to run again" in str(error.value)
+    assert not list(asked.folder.glob("observed_*.csv"))
+
+
+def test_a_sweep_writes_every_table_it_is_asked_for(observed):
+    asked, _ = observed
+    run_sweep(asked, 1, 1)  # all its runs are done
+    written = {path.name for path in asked.folder.glob("*.csv")}
+    assert {"observations.csv", "observed_kernels.csv", "observed_attention.csv"} <= written
+
+
+def test_a_run_taken_from_another_sweep_brings_its_observations(toy, monkeypatch):
+    folder = train(toy, "run")
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["environment"]["commit"] = "abc"
+    (folder / "summary.json").write_text(json.dumps(summary))
+    monkeypatch.setattr(environment, "commit", lambda: "abc")
+    assert _take_over(folder, toy.folder / "copy") == summary
+    assert left(toy.folder / "copy") == left(folder)
+
+
+# ------------------------------------------------------------------------------------------------
+# The command on runs kept on disk
+
+
+def command(*words):
+    """Standard output of the command in this process."""
+    observe.main([str(word) for word in words])
+
+
+def refusal(capsys, *words):
+    """The one line that the command ends with."""
+    with pytest.raises(SystemExit) as end:
+        command(*words)
+    error = capsys.readouterr().err.strip().splitlines()
+    assert end.value.code == 2 and error[-1].startswith("error: ")
+    return error[-1]
+
+
+def test_the_command_prints_what_training_observed_and_writes_it(toy, tmp_path, capsys):
+    folder = train(toy, "run")
+    command(folder, "--samples", "3", "--out", tmp_path / "report.json")
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == f"{folder}: 3 samples, step 5 beside step 0"
+    assert shown[1].split() == ["quantity", "block", "0", "block", "1", "all"]
+    report, observed = json.loads((tmp_path / "report.json").read_text()), lines(folder)[-1]
+    assert report["all"] == pytest.approx(observed["all"], rel=1e-5)
+    row = next(line.split() for line in shown if line.startswith("head_variance"))
+    assert row[1:] == [f"{b['head_variance']:.4g}" for b in (*report["blocks"], report["all"])]
+    command(folder, "--json")  # as many samples as in training
+    assert json.loads(capsys.readouterr().out) == report
+    command(train(toy, "unobserved", training__observe_every=0), "--json")
+    assert json.loads(capsys.readouterr().out)["samples"] == 8
+
+
+def test_the_command_writes_what_training_stored_of_a_step(toy, tmp_path):
+    folder = train(toy, "run")
+    command(folder, "--samples", "3", "--step", "4", "--arrays", tmp_path / "new/arrays",
+            "--out", tmp_path / "report.json")
+    written = load_file(tmp_path / "new/arrays")
+    stored = {f"step_{step}/{name}": array for step in (0, 4) for name, array in
+              load_file(folder / f"observations/step_{step}.safetensors").items()}
+    assert written.keys() == stored.keys() and len(written) == 2 * 6
+    for name, array in written.items():
+        torch.testing.assert_close(array, stored[name], rtol=1e-5, atol=1e-6)
+    assert not torch.equal(written["step_0/outputs"], written["step_4/outputs"])
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["arrays"]
+    report, line = json.loads((tmp_path / "report.json").read_text()), lines(folder)[2]
+    assert (report["step"], line["step"]) == (4, 4)
+    assert report["all"] == pytest.approx(line["all"], rel=1e-5)
+
+
+def test_a_stopped_run_is_read_at_its_newest_step(toy, monkeypatch):
+    original = loop.Loop._update
+
+    def update(self, step):
+        original(self, step)
+        if step == 3:
+            signals.signal.raise_signal(signals.signal.SIGTERM)
+
+    monkeypatch.setattr(loop.Loop, "_update", update)
+    folder = toy.folder / "run"
+    assert toy.run(config(toy, training__observe_every=1), folder)["status"] == "stopped"
+    report, arrays = observe.observe_run(folder, samples=3)
+    assert report["step"] == 3 and "step_3/outputs" in arrays
+    assert report["all"] == pytest.approx(lines(folder)[-1]["all"], rel=1e-5)
+
+
+def test_references_give_the_distance_to_their_mean_with_and_without_the_run(toy, capsys):
+    folders = [train(toy, f"seed-{seed}", seed=seed) for seed in range(3)]
+    finals = [observe.load_kept(folder, 4) for folder in folders]
+    with torch.no_grad():
+        logits = [final.task.model.eval()(final.batch[0]).double() for final in finals]
+    mean, scatter = (logits[1] + logits[2]) / 2, (logits[1] - logits[2]).square().mean() / 4
+    outside = ((logits[0] - mean).square().mean() - scatter).item()
+    found = observe.observe_run(folders[0], folders[1:], 4)[0]["function_distance"]
+    assert found == {
+        "mean_square": pytest.approx(outside, rel=1e-4), "references": 2, "is_one_of_them": False
+    }
+    noise = torch.stack(logits).var(0).mean().item() / 2
+    inside = (logits[0] - mean).square().mean().item() - noise
+    found = observe.observe_run(folders[0], folders, 4)[0]["function_distance"]
+    assert found == {
+        "mean_square": pytest.approx(inside, rel=1e-4), "references": 2, "is_one_of_them": True
+    }
+    command(folders[0], "--reference", *folders, "--samples", "4")
+    assert "mean of the other 2 references, its scatter taken off" in capsys.readouterr().out
+
+
+def test_runs_that_cannot_be_observed_are_one_line(toy, capsys, tmp_path):
+    folder = train(toy, "run")
+
+    def broken(name, change):
+        copy = toy.folder / name
+        shutil.copytree(folder, copy)
+        change(copy)
+        return refusal(capsys, copy)
+
+    def status(word):
+        def change(copy):
+            summary = json.loads((copy / "summary.json").read_text())
+            (copy / "summary.json").write_text(json.dumps({**summary, "status": word, "step": 3}))
+
+        return change
+
+    def tear(copy):
+        path = copy / "checkpoints/step-00000005/state.safetensors"
+        path.write_bytes(path.read_bytes()[:-8])
+
+    def other_config(copy):
+        text = (copy / "config.yaml").read_text()
+        (copy / "config.yaml").write_text(text.replace("lr: 0.02", "lr: 0.01"))
+
+    assert "no such run; expected a folder with config.yaml" in refusal(capsys, tmp_path / "no")
+    assert "it has no summary.json; train it" in broken("a", lambda c: (
+        c / "summary.json").unlink())
+    assert "diverged at step 3; only a run that is finished or stopped" in (
+        broken("c", status("diverged")))
+    assert "no checkpoint in it; run the same config with checkpoint.final=true, which" in (
+        broken("d", lambda c: shutil.rmtree(c / "checkpoints")))
+    assert "no checkpoint of step 3, it has kept 4, 5; checkpoint.every and checkpoint.keep" in (
+        refusal(capsys, folder, "--step", 3))
+    assert "differs from what was written (checksum); the run has to" in broken("e", tear)
+    assert "another config (optimizer.lr 0.02 -> 0.01)" in broken("f", other_config)
+    assert "experiment 'nothing' has no train.py here" in (
+        refusal(capsys, folder, "--experiment", "nothing"))
+    assert "experiment 'training' has no train.py" in (
+        refusal(capsys, folder, "--experiment", "training"))
+    del toy.build_task
+    assert "has no build_task in its train.py" in refusal(capsys, folder)
+    assert "--samples: 0 given, expected at least 1" in refusal(capsys, folder, "--samples", 0)
+
+
+def test_by_default_no_more_samples_are_asked_for_than_there_are(toy, monkeypatch):
+    folder = train(toy, "run", training__observe_every=0)
+    monkeypatch.setattr(observe, "SAMPLES", 31)
+    assert observe.observe_run(folder)[0]["samples"] == 30
+
+
+def test_more_samples_than_there_are_is_one_line(toy, capsys):
+    folder = train(toy, "run")
+    command(folder, "--samples", 30)
+    assert "30 samples, step 5" in capsys.readouterr().out
+    assert refusal(capsys, folder, "--samples", 31) == (
+        f"error: {folder}: --samples 31 is more than the 30 samples of the validation data; lower "
+        "it or give more validation data"
+    )
+
+
+def test_references_on_other_data_or_outputs_are_one_line(toy, capsys):
+    folder = train(toy, "run")
+    data = train(toy, "data", data_seed=3)
+    outputs = train(toy, "outputs", vocabulary=21)
+    short = train(toy, "short", training__steps=1)
+    assert f"{short}: no checkpoint of step 5, it has kept 1" in (
+        refusal(capsys, folder, "--reference", short))
+    assert f"{data}: its first 3 samples are not those of {folder}; compare" in (
+        refusal(capsys, folder, "--reference", data))
+    line = refusal(capsys, folder, "--reference", outputs)
+    assert "its outputs have shape (3, 6, 21), those of" in line and "same outputs" in line
+    assert "leaving one out needs an ensemble of at least two" in (
+        refusal(capsys, folder, "--reference", folder))
+
+
+def test_help_describes_the_keys():
+    found = {key: item.description for key, item in leaves(DecoderConfig)}
+    assert "from step 0 on; 0 for none" in found["training.observe_every"]
+    assert found["training.observe_samples"].startswith("Validation samples")

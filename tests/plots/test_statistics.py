@@ -1,0 +1,87 @@
+"""Powers over seeds and their errors, against closed forms."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import t
+
+from plots.statistics import Estimate, differences, exponent, jackknife, law, mean
+
+
+def test_jackknife_is_the_standard_error_of_a_mean():
+    rows = pd.DataFrame({"seed": [0, 1, 2, 3], "x": [1.0, 2.0, 4.0, 9.0]})
+    found = jackknife(rows, "seed", lambda part: part["x"].mean())
+    assert (found.value, found.error) == pytest.approx((4.0, rows["x"].sem()))
+    assert found.groups == 4 and found.text(1).endswith("(n = 4)")
+    alone = jackknife(rows[:1], "seed", lambda part: part["x"].mean())
+    assert math.isnan(alone.error) and alone.groups == 1
+
+
+def scans(slopes, sizes=(2, 8, 32)):
+    """One seed per slope: size^slope exactly."""
+    return pd.DataFrame([{"seed": seed, "size": n, "x": n**slope}
+                         for seed, slope in enumerate(slopes) for n in sizes])
+
+
+def test_what_seeds_share_at_every_size_is_no_error_of_the_power():
+    """Factors of whole seeds cancel; a fit over runs would count them as scatter."""
+    rows = scans([-0.5] * 3)
+    rows["x"] *= rows["seed"].map({0: 1.0, 1: 1.5, 2: 3.0})
+    found = exponent(rows, "seed", "size", "x")
+    assert (found.value, found.error) == pytest.approx((-0.5, 0), abs=1e-12)
+    assert found.distance(-0.5) == "agrees within 95 %"
+
+
+def test_powers_that_differ_between_seeds_have_their_scatter_as_error():
+    slopes = [0.1, 0.12, 0.14, 0.16]
+    found = exponent(scans(slopes), "seed", "size", "x")
+    assert found.value == pytest.approx(np.mean(slopes), abs=2e-3)
+    assert found.error == pytest.approx(np.std(slopes, ddof=1) / 2, rel=0.05)
+
+
+def test_verdicts_know_how_few_seeds_there_are():
+    reach = t.ppf(0.975, df=2)
+    near, far = (Estimate(1.0 + k * reach * 0.1, 0.1, 3) for k in (0.99, 1.01))
+    assert near.distance(1.0) == "agrees within 95 %" and far.distance(1.0).startswith("off by")
+    assert Estimate(0.3, 0.1, 2).claimed_gain() == "undecided (n = 2)"
+    assert Estimate(0.5, 0.1, 3).claimed_gain() == "agrees"
+    assert Estimate(0.5, 0.1, 3).claimed_fall() == "disagrees"
+
+
+def test_sizes_without_a_number_above_zero_are_left_out():
+    rows = scans([1.0, 1.0], sizes=(2, 4, 8, 16))
+    rows.loc[rows["size"] == 4, "x"] = -1.0
+    rows.loc[rows["size"] == 8, "x"] = math.inf
+    assert law(rows, "size", "x").exponent == pytest.approx(1.0)
+    assert law(rows[rows["size"] < 8], "size", "x") is None
+    found = exponent(rows[rows["size"] < 8], "seed", "size", "x")
+    assert math.isnan(found.value) and found.text() == "not measured"
+
+
+def test_sizes_are_compared_on_the_seeds_that_have_all_of_them():
+    """Seeds differ tenfold: without its largest size a seed would bend the power."""
+    rows = scans([-0.5] * 4)
+    rows["x"] *= 10.0 ** rows["seed"]
+    found = exponent(rows[(rows["seed"] != 3) | (rows["size"] != 32)], "seed", "size", "x")
+    assert found.value == pytest.approx(-0.5) and found.groups == 3
+    rows.loc[(rows["seed"] == 2) & (rows["size"] == 2), "x"] = math.nan
+    assert exponent(rows, "seed", "size", "x").groups == 3
+    lone = exponent(rows[(rows["seed"] == 0) | (rows["size"] != 32)], "seed", "size", "x")
+    assert (lone.groups, lone.distance(-0.5)) == (1, "undecided (n = 1)")
+
+
+def test_what_is_not_below_zero_is_judged_by_one_side():
+    assert Estimate(0.4, 0.01, 5).claimed_no_fall() == "agrees"
+    assert Estimate(-0.02, 0.01, 5).claimed_no_fall() == "agrees"
+    assert Estimate(-0.4, 0.01, 5).claimed_no_fall() == "disagrees"
+    assert Estimate(-0.4, 0.01, 2).claimed_no_fall() == "undecided (n = 2)"
+    assert Estimate(-0.4, math.nan, 5).claimed_no_fall() == "undecided: error unknown"
+
+
+def test_means_and_differences_are_over_common_seeds():
+    found = mean(differences({0: 1.0, 1: 2.0, 2: 9.0}, {1: 1.0, 2: 5.0, 3: 7.0}))
+    assert (found.value, found.error, found.groups) == (2.5, pytest.approx(1.5), 2)
+    assert mean({}).text() == "not measured"
+    assert mean({0: math.inf}).claimed_gain() == "not measured"

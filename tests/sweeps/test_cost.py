@@ -1,0 +1,343 @@
+"""The planner: counts of a sweep and of what is left of it, hours, what fits, what is assumed."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nanolm_c4 import cost
+from sweeps import cost as plan
+from sweeps import sweep
+from training import runs
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = """
+grid: {model.width: [32, 64], optimizer.lr: [0.001, 0.002, 0.004]}
+curves: {a: {}, b: {set: {optimizer.name: sgd}}}
+"""
+LARGE = """
+grid: {model.width: [1024, 8192, 16384]}
+curves: {a: {}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def committed(monkeypatch):
+    """Results of other sweeps count where the code has a commit."""
+    monkeypatch.setattr("training.environment.commit", lambda: "c0ffee")
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a sweep file over one of the repository's configs."""
+
+    def write(text=SMALL, config="laptop", name="s.yaml"):
+        path = tmp_path / name
+        base = ROOT / f"nanolm_c4/configs/{config}.yaml"
+        path.write_text(f"experiment: nanolm_c4\nconfig: {base}\n{text}")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def planned(tmp_path, capsys):
+    """Runs the command with --json; its whole result."""
+
+    def planned(*arguments):
+        plan.main([*map(str, arguments), "--results", str(tmp_path / "results"), "--json"])
+        return json.loads(capsys.readouterr().out)
+
+    return planned
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+    """Runs the command, which must fail in one line; that line."""
+
+    def refused(*arguments):
+        with pytest.raises(SystemExit) as ended:
+            plan.main([*map(str, arguments), "--results", str(tmp_path / "results")])
+        assert ended.value.code == 2
+        return capsys.readouterr().err
+
+    return refused
+
+
+def end(folder, status="finished", **more):
+    """A run folder with a summary."""
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = {"status": status, "final_eval_loss": 1.0, "environment": {"commit": "c0ffee"}}
+    (folder / "summary.json").write_text(json.dumps({**summary, **more}))
+
+
+def files_under(folder):
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
+def test_a_sweep_that_never_ran_is_counted_by_size_and_in_all(write, planned):
+    path = write()
+    (counts,) = planned(path)["files"]
+    points = sweep.load_sweep(path).points
+    assert counts["runs"] == {"all": 12, "done": 0, "started": 0, "to_do": 12}
+    assert counts["all"] == counts["to_do"]
+    assert counts["all"]["tokens"] == 12 * 150 * 16 * 64
+    assert counts["all"]["flops"] == pytest.approx(sum(cost.flops(p.config) for p in points))
+    assert [size["model"] for size in counts["sizes"]] == [{"width": 32}, {"width": 64}]
+    small = counts["sizes"][0]
+    configs = [p.config for p in points if p.config.model.width == 32]
+    assert small["parameters"] == cost.parameters(configs[0])
+    assert small["all"]["flops"] == pytest.approx(sum(map(cost.flops, configs)))
+    assert small["largest_run"]["optimizer"] == "adam"  # two moments, not one
+    assert small["largest_run"]["memory_bytes"] == cost.memory(configs[0])
+
+
+def test_what_is_done_begun_or_unreadable_is_told_apart(write, planned, tmp_path):
+    path = write()
+    grid = sweep.load_sweep(path, tmp_path / "results")
+    wide = [point for point in grid.points if point.config.model.width == 64]
+    end(grid.folder / wide[0].run)
+    end(grid.folder / wide[1].run, "diverged", final_eval_loss=None)
+    end(grid.folder / wide[2].run, "stopped")
+    for point, step in ((wide[2], 50), (wide[3], 0)):
+        (grid.folder / point.run).mkdir(exist_ok=True)
+        (grid.folder / point.run / "metrics.jsonl").write_text("{}\n")
+        if step:
+            (grid.folder / point.run / f"checkpoints/step-{step:08}").mkdir(parents=True)
+    (grid.folder / wide[4].run).mkdir()
+    (grid.folder / wide[4].run / "summary.json").write_text("not JSON")
+    (counts,) = planned(path)["files"]
+    assert counts["runs"] == {"all": 12, "done": 2, "started": 2, "to_do": 10}
+    one = cost.flops(wide[0].config)
+    left = counts["sizes"][1]["to_do"]
+    assert left["runs"] == 4
+    assert left["flops"] == pytest.approx(one * (3 + 100 / 150))
+    assert left["tokens"] == 3 * 150 * 1024 + 100 * 1024
+    assert counts["sizes"][0]["to_do"] == counts["sizes"][0]["all"]
+    (note,) = counts["notes"]
+    assert wide[4].run in note and "not a summary" in note
+
+
+def test_planning_writes_nothing_and_knows_results_of_other_sweeps(write, planned, tmp_path):
+    one, other = write(name="one.yaml"), write(name="other.yaml")
+    first, second = sweep.load_sweep(one, tmp_path / "results").points[:2]
+    folder = tmp_path / "results/nanolm_c4/one"
+    end(folder / first.run)
+    end(folder / second.run, environment={"commit": "of another day"})
+    before = files_under(tmp_path)
+    result = planned(one, other)
+    assert files_under(tmp_path) == before
+    assert [counts["runs"]["done"] for counts in result["files"]] == [2, 1]
+    assert result["together"]["all"]["runs"] == 12
+    assert result["together"]["to_do"]["runs"] == 11  # once more for the other, at this commit
+    assert planned(other, one)["together"] == result["together"]
+    assert result["together"]["all"]["flops"] == pytest.approx(result["files"][0]["all"]["flops"])
+
+
+def test_gpu_hours_are_flops_over_the_peak_of_the_runs_precision(write, planned):
+    path = write(LARGE, "paper")
+    (half,) = planned(path, "--utilisation", 0.5)["files"]
+    hours = half["all"]["gpu_hours"]
+    assert hours["H100"] == hours["H200"]
+    assert hours["A100"] == pytest.approx(half["all"]["flops"] / (0.5 * 312e12) / 3600)
+    assert hours["H100"] == pytest.approx(half["all"]["flops"] / (0.5 * 989e12) / 3600)
+    (fp32,) = planned(write(LARGE + "set: {training.precision: fp32}", "paper"))["files"]
+    assert fp32["all"]["gpu_hours"]["A100"] == pytest.approx(
+        half["all"]["flops"] / (0.4 * 19.5e12) / 3600
+    )
+
+
+def test_the_longest_run_is_shortened_by_its_gpus(write, planned):
+    path = write(LARGE, "paper")
+    (one,), (eight,) = (planned(path, "--gpus-per-run", n)["files"] for n in (1, 8))
+    widest = one["sizes"][-1]["all"]["gpu_hours"]["A100"]
+    assert one["longest_run_hours"]["A100"] == pytest.approx(widest)
+    assert eight["longest_run_hours"]["A100"] == pytest.approx(widest / 8)
+
+
+def test_what_does_not_fit_says_on_how_many_gpus_it_would(write, planned, capsys, tmp_path):
+    path = write(LARGE, "paper")
+    (counts,) = planned(path)["files"]
+    base, wide, widest = counts["sizes"]
+    assert base["fits"] == {"H100": True, "H200": True, "A100": True}
+    assert base["gpus_when_sharded"]["H100"] == 1
+    assert not any(widest["fits"].values())
+    needed = wide["gpus_when_sharded"]["H100"]
+    config = sweep.load_sweep(path).points[1].config
+    assert cost.memory(config, shards=needed)["total"] <= 80e9
+    assert cost.memory(config, shards=needed // 2)["total"] > 80e9
+    plan.main([str(path), "--results", str(tmp_path / "results")])
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    (line,) = [line for line in lines if line.startswith("width 8192 adam bf16")]
+    assert f"DOES NOT FIT ({needed} sharded do)" in line
+    (counts,) = planned(path, "--gpus-per-run", needed, "--sharded")["files"]
+    assert counts["sizes"][1]["fits"]["H100"]
+
+
+def test_a_run_that_no_number_of_gpus_holds_says_so(write, capsys, tmp_path):
+    path = write(LARGE + "set: {training.batch_size: 2, training.micro_batch_size: 2}", "paper")
+    plan.main([str(path), "--results", str(tmp_path / "results")])
+    assert "DOES NOT FIT on any number" in capsys.readouterr().out
+
+
+def test_the_table_has_the_counts_and_what_they_assume(write, capsys, tmp_path):
+    plan.main([str(write()), "--results", str(tmp_path / "results")])
+    text = capsys.readouterr().out
+    assert "s.yaml: 12 runs, 0 done, 0 started, 12 to do" in text
+    words = [line.split() for line in text.splitlines()]
+    (row,) = [row for row in words if row[:2] == ["width", "64"] and len(row) == 10]
+    assert row[2:6] == ["233,792", "6", "6", "9.22e+05"]
+    for said in ("6 per weight", "40 %", "989", "312", "141 GB", "datasheet", "not measured"):
+        assert said in " ".join(text.split())
+
+
+def said(capsys, path, tmp_path, *options):
+    """Lines that the command prints, blanks squeezed."""
+    plan.main([str(path), "--results", str(tmp_path / "results"), *options])
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_a_peak_that_is_an_observations_is_called_one(write, planned, capsys, tmp_path):
+    observed = SMALL + "set: {training.observe_every: 50, training.observe_samples: 64}\n"
+    path = write(observed)
+    narrow, wide = planned(path)["files"][0]["sizes"]
+    assert narrow["largest_run"]["observed"] and wide["largest_run"]["observed"]
+    assert {size["largest_run"]["peak_of"] for size in (narrow, wide)} == {"observation"}
+    parts = wide["largest_run"]["memory_bytes"]
+    assert parts["total"] == parts["weights"] + parts["optimizer"] + parts["observation"]
+    lines = said(capsys, path, tmp_path)
+    assert [line for line in lines if "an observation's, not a training step's" in line] == [
+        "the peak is an observation's, not a training step's, at width 32, width 64: fewer "
+        "training.observe_samples lower it"
+    ]
+    path = write(observed.replace("samples: 64", "samples: 1"))
+    (counts,) = planned(path)["files"]
+    assert [size["largest_run"]["peak_of"] for size in counts["sizes"]] == ["training_step"] * 2
+    lines = said(capsys, path, tmp_path)
+    assert [line for line in lines if line.startswith("model run") and "observation peak" in line]
+    assert not [line for line in lines if "an observation's" in line]
+
+
+def test_runs_that_are_not_observed_have_no_column_for_it(write, planned, capsys, tmp_path):
+    path = write()
+    run = planned(path)["files"][0]["sizes"][0]["largest_run"]
+    assert (run["observed"], run["peak_of"]) == (False, "training_step")
+    assert not [line for line in said(capsys, path, tmp_path) if "observation peak" in line]
+
+
+def test_a_sharded_run_is_planned_without_observations(write, capsys, tmp_path):
+    path = write(LARGE + "set: {training.observe_every: 50}", "paper")
+    (line,) = [line for line in said(capsys, path, tmp_path) if line.startswith("width 8192")
+               and "FIT" in line]
+    assert "sharded do, unobserved)" in line
+    note = "a sharded run cannot be observed: planned without training.observe_every"
+    assert note in said(capsys, path, tmp_path, "--sharded", "--gpus-per-run", "8")
+    unobserved = write(LARGE, "paper")
+    assert note not in said(capsys, unobserved, tmp_path, "--sharded", "--gpus-per-run", "8")
+
+
+def test_extension_is_counted_at_its_most(write, planned, tmp_path):
+    path = write(SMALL + "extend: {key: optimizer.lr, points: 3}\nseeds: [0, 1]\n")
+    (counts,) = planned(path)["files"]
+    assert counts["may_add"]["runs"] == 4 * 3 * 2  # cells, points, seeds
+    grid = sweep.load_sweep(path, tmp_path / "results")
+    cell = [p for p in grid.points if p.curve == "a" and p.config.model.width == 64]
+    for point in cell:  # the optimum is inside: this cell asks for no more
+        best = dict(point.values)["optimizer.lr"] == 0.002
+        end(grid.folder / point.run, final_eval_loss=1.0 if best else 2.0)
+    (counts,) = planned(path)["files"]
+    assert counts["may_add"]["runs"] == 3 * 3 * 2
+    for point in cell:  # at the edge: one more value is known to be needed, two may be
+        end(grid.folder / point.run, final_eval_loss=dict(point.values)["optimizer.lr"])
+    (counts,) = planned(path)["files"]
+    assert counts["runs"]["to_do"] == 24 - 6 + 2
+    assert counts["may_add"]["runs"] == (3 * 3 + 2) * 2
+
+
+def test_curves_and_presets_choose_what_is_counted(write, planned):
+    path = write(SMALL + "presets: {tiny: {grid: {model.width: [16]}}}")
+    assert planned(path, "--curves", "b")["files"][0]["runs"]["all"] == 6
+    (counts,) = planned(path, "--preset", "tiny")["files"]
+    assert (counts["runs"]["all"], counts["preset"]) == (6, "tiny")
+    assert counts["sizes"][0]["parameters"]["embedding"] == 1024 * 16
+
+
+def test_what_other_commands_have_yet_to_find_is_assumed_and_named(write, planned, tmp_path):
+    write("search: {}", name="constants.yaml")
+    text = "constants: constants.yaml\ncurves: {a: {constants: true}}\n"
+    (counts,) = planned(write(text))["files"]
+    assert counts["runs"]["all"] == 1
+    (note,) = counts["notes"]
+    assert "sweeps search" in note and "'a'" in note
+
+
+SEARCH = """
+grid: {optimizer.name: [adam, sgd]}
+search: {prescription.gamma_hidden: [0.01, 100]}
+trials: 12
+rounds: 3
+"""
+
+
+def test_trials_of_a_search_are_counted_like_runs(write, planned, tmp_path):
+    path = write(SEARCH, name="constants.yaml")
+    before = files_under(tmp_path)
+    (counts,) = planned(path)["files"]
+    assert files_under(tmp_path) == before
+    config = sweep.load_sweep(write("curves: {a: {}}")).points[0].config
+    assert counts["runs"] == {"all": 24, "done": 0, "started": 0, "to_do": 24}
+    assert counts["all"]["flops"] == pytest.approx(24 * cost.flops(config))
+    assert counts["may_add"]["runs"] == 2 * 2 * 12  # studies, later rounds, trials
+    assert planned(path, write())["together"]["all"]["runs"] == 24 + 12
+
+
+def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, monkeypatch):
+    path = write(SEARCH, name="constants.yaml")
+    from sweeps import search
+
+    found = search.load_search(path)
+    trial = search.Trial(0, {}, "complete", 1.0)
+    begun = search.Trial(1, {}, "running")
+    adam, sgd = found.studies
+    ranges = dict(found.config.search)
+    rounds = {
+        adam.name: [search.Round(adam, 1, ranges, [trial] * 5 + [begun] * 2, 12)],
+        sgd.name: [search.Round(sgd, 1, ranges, [trial] * 12, 12)],
+    }
+    monkeypatch.setattr(search.Search, "rounds", lambda self, study: rounds[study.name])
+    (counts,) = planned(path)["files"]
+    assert counts["runs"] == {"all": 24, "done": 17, "started": 2, "to_do": 7}
+    assert counts["may_add"]["runs"] == 2 * 12  # the other study's rounds are over
+
+
+def test_mistakes_are_one_line(write, refused):
+    path = write()
+    assert "--utilisation 40.0: expected a share" in refused(path, "--utilisation", 40)
+    assert "--gpus-per-run 0: expected at least 1" in refused(path, "--gpus-per-run", 0)
+    assert "say over how many: --gpus-per-run" in refused(path, "--sharded")
+    assert "batch_size 16 does not divide by 3 GPUs" in refused(path, "--gpus-per-run", 3)
+    assert "no curve 'c'" in refused(path, "--curves", "c")
+    search = write(SEARCH, name="search.yaml")
+    assert "a search has no curves" in refused(search, "--curves", "a")
+
+
+def test_an_experiment_without_closed_forms_is_refused(write, refused, tmp_path, monkeypatch):
+    name = "bare_" + tmp_path.name.replace("-", "_")
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    (tmp_path / name / "train.py").write_text("from nanolm_c4.train import *\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    path = write()
+    path.write_text(path.read_text().replace("experiment: nanolm_c4", f"experiment: {name}"))
+    assert f"{name}/cost.py with flops" in refused(path)
+    (tmp_path / name / "cost.py").write_text("flops = parameters = tokens_per_step = len\n")
+    assert "it lacks memory" in refused(path)
+
+
+def test_runs_are_found_where_training_puts_them(write, planned, tmp_path):
+    """The id and folder of a planned run are those of a run that has trained."""
+    path = write("set: {training.steps: 1, schedule.warmup_steps: 0}\ncurves: {a: {}}\n")
+    (point,) = sweep.load_sweep(path).points
+    folder = tmp_path / "results/nanolm_c4/s" / runs.run_id(point.config, "a")
+    end(folder)
+    assert planned(path)["files"][0]["runs"]["done"] == 1

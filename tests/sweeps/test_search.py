@@ -1,0 +1,550 @@
+"""Searches for constants: the rules, what is tried, what is written, and what is refused."""
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from sweeps import search as searches
+from sweeps.search import Scheduler, dry_run, objective, run_search
+from sweeps.search_file import load_search
+from sweeps.search_rules import (
+    arithmetic_means,
+    best_trial,
+    equally_good,
+    geometric_means,
+    is_near_edge,
+    next_ranges,
+)
+from sweeps.trials import Journal, Trial, suggest
+from training.config import validate
+from training.errors import UserError
+from training.files import locked
+
+ROOT = Path(__file__).resolve().parents[2]
+WIDE = (1e-2, 1e2)
+
+# No training, but launcher and workers are the real ones. The loss is a parabola in log10 of both
+# constants, with its minimum at (minimum_a, 0.3).
+EXPERIMENT = '''
+import math, os
+from training.config import RunConfig, Section
+from training.files import write_json
+
+class Gamma(Section):
+    a: float = 1.0
+    b: float = 1.0
+
+class Config(RunConfig):
+    gamma: Gamma = Gamma()
+    minimum_a: float = 1.0
+    diverge_above: float = 1e9
+    kind: str = "plain"
+
+def flops(config):
+    return 100.0
+
+def loss(config):
+    a, b = math.log10(config.gamma.a / config.minimum_a), math.log10(config.gamma.b / 0.3)
+    return 3 + 0.2 * a ** 2 + 0.1 * b ** 2 + 0.1 * config.optimizer.lr
+
+def run(config, run_dir, progress=None):
+    with open(run_dir.parent / "calls.txt", "a") as file:
+        file.write(run_dir.name + "\\n")
+    if config.gamma.a > float(os.environ.get("BREAK_ABOVE", "inf")):
+        raise RuntimeError("something broke")
+    diverged = config.gamma.a > config.diverge_above
+    summary = {
+        "status": "diverged" if diverged else "finished", "step": 2, "steps": 2,
+        "final_eval_loss": None if diverged else loss(config), "first_train_loss": 4.0,
+    }
+    write_json(run_dir / "summary.json", summary)
+    return summary
+'''
+SEARCH = """
+search: {gamma.a: [1.0e-2, 1.0e+2], gamma.b: [1.0e-2, 1.0e+2]}
+trials: 12
+rounds: 1
+"""
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A folder with the toy experiment in package `toy_<unique>`, ready to import."""
+    name = "toy_" + tmp_path.name.replace("-", "_")
+    package = tmp_path / name
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(EXPERIMENT)
+    (package / "base.yaml").write_text(
+        "optimizer: {lr: 0.01}\nschedule: {}\ntraining: {steps: 2, batch_size: 1}\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    monkeypatch.setattr(searches, "POLL_SECONDS", 0.05)
+    return package
+
+
+def write_search(package, text=SEARCH, name="s.yaml"):
+    path = package / name
+    path.write_text(f"experiment: {package.name}\nconfig: base.yaml\n" + text)
+    return path
+
+
+def load(package, path, **options):
+    return load_search(path, package.parent / "results", **options)
+
+
+def run(package, path, workers=1):
+    """Runs a search; returns its scheduler, its rows and what constants.yaml says."""
+    scheduler = run_search(load(package, path), workers, 1)
+    folder = scheduler.search.folder
+    with open(folder / "trials.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    return scheduler, rows, yaml.safe_load((folder / "constants.yaml").read_text())
+
+
+def calls(package):
+    """Run -> how often it began."""
+    path = package.parent / "results" / package.name / "s" / "calls.txt"
+    return Counter(path.read_text().split())
+
+
+def complete(losses, **values):
+    """Trials with these losses; every value is a list as long."""
+    return [
+        Trial(i, {key: column[i] for key, column in values.items()}, "complete", loss)
+        for i, loss in enumerate(losses)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("exponent", "near"),
+    [(-2, True), (-1.6, True), (-1.59, False), (0, False), (1.59, False), (1.6, True), (2, True)],
+)
+def test_near_an_edge_is_within_a_tenth_of_the_log_range(exponent, near):
+    assert is_near_edge(10.0**exponent, WIDE, 0.1) is near
+    assert is_near_edge(10.0 ** (exponent / 2), (0.1, 10), 0.1) is near  # of that range's width
+
+
+def test_with_no_share_only_the_edge_itself_counts():
+    assert is_near_edge(1e-2, WIDE, 0.0) and is_near_edge(1e2, WIDE, 0.0)
+    assert not is_near_edge(1.01e-2, WIDE, 0.0)
+
+
+def test_only_the_range_whose_best_value_is_near_an_edge_moves():
+    ranges = {"low": WIDE, "inside": WIDE, "high": WIDE}
+    best = {"low": 0.02, "inside": 3.0, "high": 100.0}
+    moved = next_ranges(best, ranges, 0.1, 100)
+    assert moved == {"low": (0.0002, 2.0), "inside": WIDE, "high": (1.0, 10000.0)}
+
+
+def test_constants_are_means_over_all_trials_within_a_thousandth_of_the_best_loss():
+    trials = complete([2.0019, 2.0, 2.0021, 3.0], g=[8.0, 2.0, 100.0, 50.0], h=[1.0, 3.0, 9.0, 9.0])
+    good = equally_good(trials, 0.001)
+    assert [trial.number for trial in good] == [0, 1]
+    assert arithmetic_means(good) == {"g": 5.0, "h": 2.0}
+    assert geometric_means(good) == pytest.approx({"g": 4.0, "h": math.sqrt(3)})
+
+
+def test_the_first_of_equally_low_losses_is_the_best():
+    assert best_trial(complete([3.0, 2.0, 2.0], g=[1.0, 2.0, 3.0])).number == 1
+
+
+def bowl(values):
+    return 3 + 0.3 * math.log10(values["a"] / 5) ** 2 + 0.3 * math.log10(values["b"] / 0.1) ** 2
+
+
+@pytest.mark.parametrize("parallel", [1, 20])
+def test_the_sampler_finds_the_minimum_of_a_parabola_in_the_log(parallel):
+    """With 20 at once, too; 80 random trials come no closer than about 0.2 in the median."""
+    ranges, distances = {"a": WIDE, "b": WIDE}, []
+    for seed in range(3):
+        trials: list[Trial] = []
+        while len(trials) < 80:
+            asked = [*trials]
+            while len(asked) < len(trials) + parallel:
+                values = suggest(asked, ranges, (seed, len(asked)))
+                asked.append(Trial(len(asked), values, "running"))
+            trials = [Trial(t.number, t.values, "complete", bowl(t.values)) for t in asked]
+        best = best_trial(trials).values
+        distances.append(math.hypot(math.log10(best["a"] / 5), math.log10(best["b"] / 0.1)))
+    assert np.median(distances) < 0.15 and max(distances) < 0.4
+
+
+def test_a_suggestion_depends_on_the_seed_and_the_trials_alone():
+    ranges = {"a": WIDE, "b": (1.0, 2.0)}
+    steps = range(15)
+    trials = complete(
+        [3 - 0.1 * i for i in steps],
+        a=[0.02 * 1.5**i for i in steps],
+        b=[1 + i / 20 for i in steps],
+    )
+    first = suggest(trials, ranges, (0, "study", 15))
+    assert suggest(list(trials), ranges, (0, "study", 15)) == first
+    assert suggest(trials, ranges, (1, "study", 15)) != first
+    assert suggest(trials[:14], ranges, (0, "study", 15)) != first
+    running = [*trials, Trial(15, first, "running")]
+    assert suggest(running, ranges, (0, "study", 15)) != first  # it keeps away from it
+    assert 1e-2 <= first["a"] <= 1e2 and 1 <= first["b"] <= 2
+
+
+def test_early_values_are_uniform_in_the_logarithm():
+    drawn = [math.log10(suggest([], {"a": WIDE}, seed)["a"]) for seed in range(200)]
+    counts, _ = np.histogram(drawn, bins=4, range=(-2, 2))
+    assert counts.sum() == 200 and counts.min() > 30
+
+
+def test_what_one_journal_writes_another_one_reads(tmp_path):
+    ranges = {"a": WIDE}
+    ours, theirs = Journal(tmp_path / "s"), Journal(tmp_path / "s")
+    assert theirs.trials("x") == [] and not (tmp_path / "s").exists()
+    ours.add("x", {"a": 0.1 + 0.2}, ranges)
+    ours.add("x", {"a": 1.0}, ranges)
+    theirs.note("x", 0, {"status": "finished"})
+    theirs.tell("x", 0, 2.5)
+    theirs.tell("x", 0, 9.0)  # one that has ended stays as it is
+    theirs.tell("x", 1, None)
+    expected = [Trial(0, {"a": 0.1 + 0.2}, "complete", 2.5), Trial(1, {"a": 1.0}, "failed")]
+    assert ours.trials("x") == Journal(tmp_path / "s").trials("x") == expected
+    assert ours.notes("x") == {0: {"status": "finished"}}
+    assert ours.trials("y") == []
+
+
+def test_half_a_line_that_a_crash_left_is_dropped(tmp_path):
+    journal = Journal(tmp_path)
+    journal.add("x", {"a": 1.0}, {"a": WIDE})
+    with open(journal.path, "a") as file:
+        file.write('{"op_code": 6, "tri')
+    Journal(tmp_path).tell("x", 0, 2.5)
+    expected = [Trial(0, {"a": 1.0}, "complete", 2.5)]
+    assert journal.trials("x") == Journal(tmp_path).trials("x") == expected
+
+
+def test_a_damaged_journal_is_named(tmp_path):
+    journal = Journal(tmp_path)
+    journal.add("x", {"a": 1.0}, {"a": WIDE})
+    journal.path.write_text("nonsense\n" + journal.path.read_text())
+    with pytest.raises(UserError, match=r"journal.jsonl: damaged .*; delete it"):
+        Journal(tmp_path).trials("x")
+
+
+def test_the_penalty_of_divergence_is_the_loss_at_which_a_run_counts_as_diverged(toy):
+    search = load(toy, write_search(toy, "set: {training.divergence_factor: 2.5}\n" + SEARCH))
+    config, _ = search.run(search.studies[0], search.middle)
+    assert objective({"status": "finished", "final_eval_loss": 3.0}, config) == 3.0
+    assert objective({"status": "diverged", "first_train_loss": 4.0}, config) == 10.0
+    assert objective({"status": "diverged", "first_train_loss": None}, config) is None
+
+
+def test_constants_follow_from_the_table_of_trials(toy):
+    path = write_search(toy, "set: {minimum_a: 3.0}\nequal_within: 0.02\n" + SEARCH)
+    scheduler, rows, constants = run(toy, path)
+    assert scheduler.report() == [] and len(rows) == 12
+    assert [int(row["trial"]) for row in rows] == list(range(12))
+    assert {row["status"] for row in rows} == {"finished"}
+    losses = np.array([float(row["loss"]) for row in rows])
+    values = {key: np.array([float(row[key]) for row in rows]) for key in ("gamma.a", "gamma.b")}
+    [found] = constants["constants"]
+    good = losses <= 1.02 * losses.min()
+    assert 1 < good.sum() == found["equally_good"] < 12
+    for key, column in values.items():
+        assert found["set"][key] == pytest.approx(column[good].mean())
+        assert found["geometric_means"][key] == pytest.approx(
+            np.exp(np.log(column[good]).mean())
+        )
+        assert found["best"]["set"][key] == column[losses.argmin()]
+    assert found["best"]["loss"] == losses.min()
+    assert (found["trials"], found["diverged"], found["rounds"]) == (12, 0, 1)
+    assert found["ranges"] == {"gamma.a": [0.01, 100.0], "gamma.b": [0.01, 100.0]}
+    # The first trial is the untuned run, so that what tuning gains is measured.
+    assert values["gamma.a"][0] == values["gamma.b"][0] == 1.0
+    untuned = 3 + 0.2 * math.log10(3) ** 2 + 0.1 * math.log10(0.3) ** 2 + 0.001
+    assert found["loss_with_all_at_1"] == losses[0] == pytest.approx(untuned)
+    assert (found["rate"], found["rate_from"]) == (0.01, "config")
+
+
+def test_an_optimum_outside_the_range_is_followed_and_the_other_range_stays(toy):
+    three = SEARCH.replace("rounds: 1", "rounds: 3")
+    path = write_search(toy, "set: {minimum_a: 1000.0}\n" + three)
+    scheduler, rows, constants = run(toy, path)
+    [found] = constants["constants"]
+    first = [row for row in rows if row["round"] == "1"]
+    edge = min(first, key=lambda row: float(row["loss"]))
+    second = [row for row in rows if row["round"] == "2"]
+    assert len(first) == len(second) == 12
+    edge_a = float(edge["gamma.a"])
+    assert edge_a > 10**1.6
+    if found["rounds"] == 2:
+        assert found["ranges"]["gamma.a"] == [edge_a / 100, edge_a * 100]
+    assert max(float(row["gamma.a"]) for row in second) > 100
+    assert all(edge_a / 100 <= float(row["gamma.a"]) <= edge_a * 100 for row in second)
+    assert all(0.01 <= float(row["gamma.b"]) <= 100 for row in second)
+    # The best of the round before is in the next one, and is not trained again.
+    assert edge["run"] in {row["run"] for row in second}
+    assert set(calls(toy).values()) == {1}
+    assert found["best"]["loss"] <= float(edge["loss"])
+
+
+def test_an_optimum_at_the_edge_after_the_last_round_is_reported(toy):
+    scheduler, rows, constants = run(toy, write_search(toy, "set: {minimum_a: 1000.0}\n" + SEARCH))
+    assert {row["round"] for row in rows} == {"1"}
+    assert "gamma.a" in constants["constants"][0]["near_edge"]
+    assert any("gamma.a" in line and "still near an edge after 1 rounds" in line
+               for line in scheduler.report())  # fmt: skip
+
+
+def test_diverged_trials_have_the_penalty_and_no_say(toy):
+    path = write_search(toy, "set: {diverge_above: 0.9}\nequal_within: 0.9\n" + SEARCH)
+    scheduler, rows, constants = run(toy, path)
+    diverged = [row for row in rows if row["status"] == "diverged"]
+    assert 1 <= len(diverged) < 11 and scheduler.broken == {}
+    assert {float(row["loss"]) for row in diverged} == {12.0}  # divergence_factor 3 x 4
+    [found] = constants["constants"]
+    assert found["diverged"] == len(diverged)
+    rest = [float(row["gamma.a"]) for row in rows if row["status"] == "finished"]
+    assert found["set"]["gamma.a"] == pytest.approx(np.mean(rest))
+    assert found["loss_with_all_at_1"] is None  # it diverged
+
+
+def test_a_study_that_only_diverges_has_no_constants(toy):
+    scheduler, rows, constants = run(toy, write_search(toy, "set: {diverge_above: 0}\n" + SEARCH))
+    assert len(rows) == 12 and constants["constants"] == []
+    assert scheduler.broken == {"all": "all 12 trials diverged; lower optimizer.lr"}
+
+
+GRID = "grid: {kind: [plain, other words], optimizer.lr: [0.1, 0.01]}\n"
+
+
+def test_every_combination_of_the_grid_is_a_study_of_its_own(toy):
+    path = write_search(toy, GRID + SEARCH.replace("trials: 12", "trials: 3"))
+    _, rows, constants = run(toy, path, workers=2)
+    wheres = [entry["where"] for entry in constants["constants"]]
+    assert wheres == [
+        {"kind": kind, "optimizer.lr": lr}
+        for kind in ("plain", "other words") for lr in (0.1, 0.01)
+    ]  # fmt: skip
+    assert Counter(row["study"] for row in rows) == {
+        "plain-0.1": 3, "plain-0.01": 3, "other_words-0.1": 3, "other_words-0.01": 3
+    }
+    tried = {(row["study"], row["gamma.a"]) for row in rows}
+    assert len({a for _, a in tried}) > 3  # not the same values in every study
+
+
+def test_launchers_together_begin_at_most_so_many_trials_and_none_twice(toy):
+    path = write_search(toy, "parallel: 3\n" + SEARCH)
+    first, second = (Scheduler(load(toy, path)) for _ in range(2))
+    tasks = [first.take(), second.take(), first.take()]
+    assert [task.number for task in tasks] == [0, 1, 2]
+    assert first._next() is None and second._next() is None
+    first.put_back(tasks[0])  # a trial given back goes to whoever asks next
+    assert second.take().values == tasks[0].values
+    second.finish(tasks[1], {"status": "finished", "final_eval_loss": 3.0})
+    assert first.take().number == 3
+
+
+def test_a_trial_whose_run_is_still_locked_is_left_alone(toy):
+    """The worker of a killed launcher saves its run before it goes."""
+    scheduler = Scheduler(load(toy, write_search(toy)))
+    task = scheduler.take()
+    scheduler.put_back(task)
+    with locked(scheduler.search.folder / task.run, "run"):
+        assert scheduler._next() is None
+    assert scheduler.take().run == task.run
+
+
+def test_failed_trials_are_tried_again_reported_and_replaced_in_the_next_launch(toy, monkeypatch):
+    path = write_search(toy)
+    monkeypatch.setenv("BREAK_ABOVE", "5")
+    scheduler, rows, constants = run(toy, path)
+    failed = [row for row in rows if row["status"] == "failed"]
+    assert failed and len(rows) == 12 and constants["constants"] == []
+    assert scheduler.broken == {
+        "all": f"{len(failed)} trials failed; the same command replaces them"
+    }
+    assert {calls(toy)[row["run"]] for row in failed} == {2}  # retries: 1
+    assert sum("failed 2 times: RuntimeError: something broke" in line
+               for line in scheduler.report()) == len(failed)  # fmt: skip
+    monkeypatch.delenv("BREAK_ABOVE")
+    scheduler, rows, constants = run(toy, path)
+    assert scheduler.report() == []
+    assert Counter(row["status"] for row in rows) == {"finished": 12, "failed": len(failed)}
+    assert constants["constants"][0]["trials"] == 12
+
+
+def test_more_trials_continue_a_study_and_other_settings_begin_another(toy):
+    _, rows, _ = run(toy, write_search(toy))
+    _, more, constants = run(toy, write_search(toy, SEARCH.replace("12", "15")))
+    assert more[:12] == rows and len(more) == 15 == constants["constants"][0]["trials"]
+    _, fewer, constants = run(toy, write_search(toy))
+    assert constants["constants"][0]["trials"] == 12
+    _, other, _ = run(toy, write_search(toy, "set: {optimizer.lr: 0.02}\n" + SEARCH))
+    assert len(other) == 12 and not {r["run"] for r in other} & {r["run"] for r in more}
+
+
+def test_a_lost_journal_costs_no_training(toy):
+    scheduler, rows, _ = run(toy, write_search(toy))
+    scheduler.journal.path.unlink()
+    _, again, _ = run(toy, write_search(toy))
+    assert again == rows and set(calls(toy).values()) == {1}
+
+
+SWEEP = """
+experiment: {}
+config: base.yaml
+grid: {{optimizer.lr: [0.1, 0.2, 0.4]}}
+curves: {{c: {{}}}}
+"""
+RATES = """
+grid: {kind: [plain, other]}
+rates:
+  - where: {kind: plain}
+    around: {sweep: rates.yaml, match: [kind]}
+  - where: {kind: [other]}
+    around: {sweep: rates.yaml, match: [kind], where: {horizon: fixed}}
+    factor: 0.5
+"""
+
+
+def write_rates(package):
+    """A sweep and its table: the best rates are 0.2 for plain and 0.4 for other."""
+    (package / "rates.yaml").write_text(SWEEP.format(package.name))
+    rows = ["curve,kind,horizon,optimizer.lr,status,final_eval_loss"]
+    for kind, best in (("plain", 0.2), ("other", 0.4)):
+        rows += [f"c,{kind},fixed,{lr},finished,{3 + (lr - best) ** 2}" for lr in (0.1, 0.2, 0.4)]
+    folder = package.parent / "results" / package.name / "rates"
+    folder.mkdir(parents=True)
+    (folder / "results.csv").write_text("\n".join(rows) + "\n")
+
+
+def test_rates_are_the_best_of_another_sweep(toy):
+    write_rates(toy)
+    path = write_search(toy, RATES + SEARCH)
+    search = load(toy, path)
+    assert {study.name: study.rate for study in search.studies} == {"plain": 0.2, "other": 0.2}
+    assert search.run(search.studies[1], search.middle)[0].optimizer.lr == 0.2
+    assert search.studies[1].rate_from == "0.5 x best of rates.yaml"
+
+
+def test_a_study_whose_rate_has_moved_is_named(toy):
+    path = write_search(toy, SEARCH.replace("trials: 12", "trials: 2"))
+    assert searches.restarts(load(toy, path)) == []
+    scheduler, _, _ = run(toy, path)
+    assert searches.restarts(load(toy, path)) == []
+    (toy / "base.yaml").write_text((toy / "base.yaml").read_text().replace("0.01", "0.02"))
+    (line,) = searches.restarts(load(toy, path))
+    name = scheduler.search.studies[0].name
+    assert line.startswith(f"{name}: its rate is 0.02, its constants in ")
+    assert "were found at 0.01; it is searched anew" in line
+
+
+def test_rates_that_are_not_there_name_the_command_and_a_dry_run_assumes_the_configs(toy):
+    (toy / "rates.yaml").write_text(SWEEP.format(toy.name))
+    path = write_search(toy, RATES + SEARCH)
+    with pytest.raises(UserError, match=r"first run python -m sweeps run .*rates.yaml"):
+        load(toy, path)
+    text = dry_run(load(toy, path, draft=True))
+    assert text.count("until then counted with the config's own rate") == 1
+    assert "plain: optimizer.lr=0.01 (config)" in text
+
+
+def test_a_dry_run_counts_what_is_left_and_writes_nothing(toy):
+    path = write_search(toy, GRID + SEARCH.replace("trials: 12", "trials: 3"))
+    text = dry_run(load(toy, path, draft=True))
+    assert text.splitlines()[0] == (
+        "plain-0.1: optimizer.lr=0.1 (config), round 1 of at most 1, 3 of 3 trials to do"
+    )
+    assert text.splitlines()[-1].startswith("4 studies, 12 trials to do")
+    assert text.endswith("about 1.2e+03 FLOPs")
+    assert not (toy.parent / "results").exists()
+    run(toy, path)
+    assert dry_run(load(toy, path)).splitlines()[-1].startswith("4 studies, 0 trials to do")
+
+
+def test_a_preset_has_a_folder_of_its_own(toy):
+    path = write_search(toy, SEARCH + "presets: {small: {trials: 2, set: {minimum_a: 7}}}\n")
+    search = load(toy, path, preset="small")
+    assert (search.config.trials, search.config.set) == (2, {"minimum_a": 7})
+    assert search.folder.name == "s_small" and load(toy, path).folder.name == "s"
+    with pytest.raises(UserError, match="no preset 'big' in it; it has small"):
+        load(toy, path, preset="big")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("trails: 3\n", "unknown key 'trails'; did you mean 'trials'"),
+        ("set: {gamma.c: 1.0}\n", "study 'all': unknown key 'gamma.c'; did you mean"),
+        ("set: {gamma.a: 1.0}\n", "'gamma.a' is searched; take it out of set and grid"),
+        ("set: {optimizer.lr: 1.0}\n" + RATES, "rates give optimizer.lr; take it out"),
+        (RATES.replace("[plain, other]", "[plain]"), "rates.where: kind ['other'] is not in"),
+        (RATES.replace("other]}\nrates", "other, third]}\nrates"), "none fits study 'third'"),
+        (RATES.replace("{kind: plain}", "{}"), "rates: 2 fit study 'other'; exactly one must"),
+        ("grid: {kind: [a b, a_b]}\n", "two studies would be called 'a_b'"),
+        ("edge: 0.5\n", "edge: expected"),
+        ("parallel: 0\n", "parallel: expected"),
+    ],
+)
+def test_a_mistake_in_the_file_is_one_line_with_its_name(toy, change, message):
+    write_rates(toy)
+    with pytest.raises(UserError) as error:
+        load(toy, write_search(toy, change + SEARCH))
+    assert message in str(error.value) and "s.yaml" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_range_has_its_lowest_value_first_and_is_positive(toy):
+    with pytest.raises(UserError, match=r"search.gamma.a: \[100, 0.01\]: the lowest value comes"):
+        load(toy, write_search(toy, SEARCH.replace("[1.0e-2, 1.0e+2], g", "[1.0e+2, 1.0e-2], g")))
+    with pytest.raises(UserError, match="search.gamma.a.0: expected"):
+        load(toy, write_search(toy, SEARCH.replace("[1.0e-2, 1.0e+2], g", "[0.0, 1.0e+2], g")))
+
+
+def test_a_mistake_that_only_a_run_can_find_ends_the_command_in_one_line(toy):
+    source = (toy / "train.py").read_text()
+    refusal = '    raise UserError("no data; fetch it")\n'
+    source = source.replace("    diverged = config", refusal + "    diverged = config")
+    (toy / "train.py").write_text("from training.errors import UserError\n" + source)
+    done = subprocess.run(
+        [sys.executable, "-m", "sweeps.search", str(write_search(toy)), "--results",
+         str(toy.parent / "results")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2 and done.stderr.splitlines()[-1] == "error: no data; fetch it"
+
+
+def test_the_search_of_the_paper(tmp_path):
+    """App. C.2: three constants in [1e-2, 1e2], 800 trials, 100 at once, one repetition."""
+    path = ROOT / "nanolm_c4/sweeps/constants.yaml"
+    search = load_search(path, tmp_path, draft=True)
+    settings = search.config
+    assert (settings.trials, settings.parallel, settings.rounds) == (800, 100, 2)
+    assert (settings.equal_within, settings.extend) == (0.001, 100)
+    assert [key.rpartition("_")[2] for key in settings.search] == ["embedding", "hidden", "readout"]
+    assert set(settings.search.values()) == {WIDE}
+    assert len(search.studies) == 16
+    config, _ = search.run(search.studies[0], search.middle)
+    assert config.model.width == config.prescription.base_width == 1024
+    assert config.training.steps == 50_000
+    small = load_search(path, tmp_path, "laptop", draft=True)
+    config, _ = small.run(small.studies[0], small.middle)
+    assert config.model.width == config.prescription.base_width < 100
+
+
+def test_what_is_saved_is_json_and_yaml_without_surprises(toy):
+    scheduler, _, constants = run(toy, write_search(toy))
+    for line in scheduler.journal.path.read_text().splitlines():
+        json.loads(line)
+    assert "&" not in (scheduler.search.folder / "constants.yaml").read_text()
+    assert constants["search"]["file"] == "s.yaml"
+    validate(scheduler.search.experiment.Gamma, {
+        key.partition(".")[2]: value for key, value in constants["constants"][0]["set"].items()
+    }, "constants.yaml")  # fmt: skip

@@ -1,0 +1,367 @@
+"""Sweeps: what a file expands to, what results add to it, and what is never run twice."""
+
+import csv
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sweeps import sweep as sweeps
+from sweeps.progress import estimate
+from sweeps.scheduler import next_value
+from sweeps.sweep_file import Log2Range, grid_values, load_sweep
+from training.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# An experiment whose loss is a parabola in log2 lr with its optimum at 2^-(4 + log2 width): no
+# training, but the launcher and the workers are the real ones.
+TOY = '''
+import json, math, os, sys, time
+from pathlib import Path
+from training.config import Section, LoopConfig
+from training.files import write_json
+
+class Config(Section):
+    seed: int = 0
+    width: int
+    lr: float
+    diverge_above: float = 1e9
+    fail_below: float = 0.0
+    training: LoopConfig
+
+def flops(config):
+    return float(config.width)
+
+def run(config, run_dir, progress=None):
+    with open(run_dir.parent / "calls.txt", "a") as file:
+        file.write(run_dir.name + "\\n")
+    progress(1, 2, 3.0)
+    print("a line for the log")
+    if config.lr < config.fail_below:
+        if os.environ.get("TOY_CRASH") == "hard":
+            os._exit(7)
+        raise RuntimeError("something broke")
+    loss = 3 + 0.1 * (math.log2(config.lr) + 4 + math.log2(config.width)) ** 2 + 0.01 * config.seed
+    diverged = config.lr > config.diverge_above
+    summary = {
+        "status": "diverged" if diverged else "finished", "step": 2, "steps": 2,
+        "final_eval_loss": None if diverged else loss, "best_eval_loss": loss,
+    }
+    write_json(run_dir / "summary.json", summary)
+    return summary
+'''
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A folder with the toy experiment in package `toy_<unique>`, ready to import."""
+    name = "toy_" + tmp_path.name.replace("-", "_")
+    package = tmp_path / name
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(TOY)
+    (package / "base.yaml").write_text("width: 1\nlr: 1\ntraining: {steps: 2, batch_size: 1}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    return package
+
+
+def write_sweep(package, text, name="s.yaml"):
+    path = package / name
+    path.write_text(f"experiment: {package.name}\nconfig: base.yaml\n" + text)
+    return path
+
+
+def run(package, path, workers=1):
+    """Runs a sweep through the real launcher; returns the rows of its table and its notes."""
+    loaded = load_sweep(path, package.parent / "results")
+    scheduler = sweeps.run_sweep(loaded, workers, 1)
+    with open(loaded.folder / "results.csv", newline="") as file:
+        return list(csv.DictReader(file)), scheduler.report()
+
+
+def calls(package):
+    return [line for file in package.parent.glob("results/*/*/calls.txt")
+            for line in file.read_text().splitlines()]
+
+
+GRID = """
+grid: {width: [2, 1]}
+curves:
+  a: {grid: {lr: {log2: [-6, -4]}}}
+  b: {set: {diverge_above: 0.02}, grid: {lr: [0.5, 0.25]}}
+"""
+
+
+def test_log2_ranges_include_both_ends():
+    assert Log2Range(log2=(-3, -1)).values() == [0.125, 0.25, 0.5]
+    assert Log2Range(log2=(0, 1), step=0.5).values() == [1, 2**0.5, 2]
+
+
+def test_a_grid_is_the_cross_of_its_axes_last_fastest():
+    assert grid_values({"a": [1, 2], "b": ["x", "y"]}) == [
+        {"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"}
+    ]
+
+
+def test_a_sweep_expands_curves_grid_and_seeds(toy):
+    path = write_sweep(toy, GRID + "seeds: [0]\nmore_seeds: [{where: {width: [1]}, seeds: [0, 5]}]")
+    points = load_sweep(path).points
+    assert len(points) == (3 + 2) + 2 * (3 + 2)
+    assert len({point.run for point in points}) == len(points)
+    config = next(p.config for p in points if p.curve == "b" and p.seed == 5)
+    assert (config.width, config.diverge_above, config.seed) == (1, 0.02, 5)
+
+
+def test_run_names_depend_on_the_config_alone(toy):
+    first = [p.run for p in load_sweep(write_sweep(toy, GRID)).points]
+    again = [p.run for p in load_sweep(write_sweep(toy, GRID, "other.yaml")).points]
+    changed = [p.run for p in load_sweep(write_sweep(toy, GRID + "set: {fail_below: 0.1}")).points]
+    assert first == again
+    assert not set(first) & set(changed)
+
+
+@pytest.mark.parametrize(
+    ("losses", "value"),
+    [
+        ({1.0: 3, 2.0: 2, 4.0: 3}, None),
+        ({1.0: 2, 2.0: 3, 4.0: 4}, 0.5),
+        ({1.0: 4, 2.0: 3, 4.0: 2}, 8.0),
+        ({1.0: math.inf, 2.0: math.inf}, 0.5),
+        ({1.0: 3}, 0.5),
+        ({1.0: 2, 2.0: 2, 4.0: 2}, 0.5),  # flat: towards the safe side
+    ],
+)
+def test_the_next_value_follows_the_optimum_past_the_edge(losses, value):
+    assert next_value(losses, 1.0) == value
+
+
+def test_a_sweep_runs_every_point_once_and_writes_one_row_each(toy):
+    path = write_sweep(toy, GRID)
+    rows, notes = run(toy, path, workers=2)
+    assert len(rows) == 10 and not notes
+    assert sorted(calls(toy)) == sorted(row["run"] for row in rows)
+    assert [row["status"] for row in rows if row["curve"] == "b"] == ["diverged"] * 4
+    assert [(r["width"], r["lr"]) for r in rows[:3]] == [
+        ("1", "0.015625"), ("1", "0.03125"), ("1", "0.0625")
+    ]
+    run(toy, path)
+    assert len(calls(toy)) == 10  # nothing ran twice
+
+
+def test_larger_runs_start_first(toy):
+    rows, _ = run(toy, write_sweep(toy, "grid: {width: [1, 8, 2], lr: [1]}\ncurves: {a: {}}"))
+    widths = {row["run"]: row["width"] for row in rows}
+    assert [widths[name] for name in calls(toy)] == ["8", "2", "1"]
+
+
+EXTENDING = """
+grid: {width: [1, 8], lr: {log2: [-3, -1]}}
+curves: {a: {}}
+seeds: [0, 1]
+extend: {key: lr}
+"""
+
+
+def test_a_cell_grows_until_its_optimum_is_inside(toy):
+    rows, notes = run(toy, write_sweep(toy, EXTENDING), workers=2)
+    rates = {w: sorted({float(r["lr"]) for r in rows if r["width"] == w}) for w in "18"}
+    assert rates["1"][0] == 2.0**-5  # optimum 2^-4, then one point below it
+    assert rates["8"][0] == 2.0**-8  # optimum 2^-7
+    assert all(sum(r["lr"] == str(rate) for r in rows if r["width"] == "8") == 2
+               for rate in rates["8"])  # every seed
+    assert not notes
+
+
+def test_an_interrupted_extension_goes_on_and_ends_with_the_same_table(toy):
+    path = write_sweep(toy, EXTENDING)
+    whole, _ = run(toy, path)
+    folder = toy.parent / "results" / toy.name / "s"
+    for name in [row["run"] for row in whole][::2]:
+        (folder / name / "summary.json").unlink()
+    before = len(calls(toy))
+    again, _ = run(toy, path, workers=2)
+    assert again == whole
+    assert len(calls(toy)) == before + len(whole[::2])
+
+
+def test_the_limit_of_an_extension_is_kept_and_said(toy):
+    text = EXTENDING.replace("{key: lr}", "{key: lr, points: 2}")
+    rows, notes = run(toy, write_sweep(toy, text))
+    rates = {float(r["lr"]) for r in rows if r["width"] == "8"}
+    assert min(rates) == 2.0**-5
+    assert notes == ["a width=8: 2 values of lr added, and more are needed"]
+
+
+def test_transfer_runs_the_optimum_of_one_cell_in_another(toy):
+    text = EXTENDING + "transfer: {source: {width: 1}, target: {width: 64}}\n"
+    text = text.replace("width: [1, 8], lr: {log2: [-3, -1]}", "width: [1, 64]").replace(
+        "a: {}", "a: {grid: {lr: {log2: [-12, -9]}}}"
+    )
+    rows, _ = run(toy, write_sweep(toy, text))
+    assert 2.0**-4 in {float(r["lr"]) for r in rows if r["width"] == "64"}
+
+
+@pytest.mark.parametrize("crash", ["soft", "hard"])
+def test_a_failing_run_is_tried_again_then_reported_and_the_rest_goes_on(toy, monkeypatch, crash):
+    monkeypatch.setenv("TOY_CRASH", crash)
+    text = "set: {fail_below: 0.3}\ngrid: {width: [1], lr: [0.25, 0.5, 1]}\ncurves: {a: {}}\n"
+    path = write_sweep(toy, text + "retries: 2")
+    rows, notes = run(toy, path)
+    assert [row["status"] for row in rows] == ["failed", "finished", "finished"]
+    assert calls(toy).count(rows[0]["run"]) == 3
+    assert len(notes) == 1 and "failed 3 times" in notes[0]
+    assert ("something broke" if crash == "soft" else "code 7") in notes[0]
+    assert (crash == "soft") or "a line for the log" in notes[0]
+
+
+def lowest_at(losses):
+    """A toy whose loss at (width, log2 lr) is looked up, for results no parabola gives."""
+    return f"""
+    table = {losses!r}
+    loss = table.get((config.width, round(math.log2(config.lr))), 9.0)
+"""
+
+
+def test_a_second_call_finds_every_run_that_results_had_asked_for(toy):
+    """A transferred point may start an extension of its own: it has to be found again."""
+    losses = {(1, -power): 1.0 + abs(power - 4) for power in range(2, 10)}
+    losses |= {(8, -8): 2.0, (8, -4): 1.5, (8, -3): 1.2, (8, -2): 1.4}
+    source = (toy / "train.py").read_text()
+    marker = "    diverged = config"
+    (toy / "train.py").write_text(source.replace(marker, lowest_at(losses) + marker, 1))
+    text = """
+curves: {a: {grid: {width: [1, 8], lr: {log2: [-9, -7]}}}}
+extend: {key: lr, points: 9}
+transfer: {source: {width: 1}, target: {width: 8}}
+"""
+    path = write_sweep(toy, text)
+    first, _ = run(toy, path)
+    before = len(calls(toy))
+    again, _ = run(toy, path)
+    assert again == first and len(calls(toy)) == before
+    assert {float(r["lr"]) for r in first if r["width"] == "8"} >= {2.0**-3, 2.0**-2}
+
+
+def test_a_failed_extension_is_not_asked_for_again(toy):
+    text = "set: {fail_below: 0.1}\ngrid: {width: [1], lr: [0.125, 0.25]}\ncurves: {a: {}}\n"
+    rows, notes = run(toy, write_sweep(toy, text + "extend: {key: lr}"))
+    assert [row["status"] for row in rows] == ["failed", "finished", "finished"]
+    assert notes[0] == "a width=1: lr 0.0625 failed, and it is needed"
+    assert len(notes) == 2 and "failed 2 times" in notes[1]
+
+
+def test_a_broken_result_is_reported_and_the_rest_goes_on(toy):
+    path = write_sweep(toy, EXTENDING)
+    rows, _ = run(toy, path)
+    folder = toy.parent / "results" / toy.name / "s"
+    extended = next(row["run"] for row in rows if float(row["lr"]) == 2.0**-5)
+    (folder / extended / "summary.json").write_text("{")
+    first = next(row["run"] for row in rows if row["lr"] == "0.125" and row["width"] == "1")
+    (folder / first / "summary.json").unlink()
+    before = len(calls(toy))
+    again, report = run(toy, path, workers=2)
+    assert len(calls(toy)) == before + 1
+    assert [row["status"] for row in again if row["run"] == extended] == ["failed"]
+    assert {row["status"] for row in again if row["run"] != extended} == {"finished"}
+    assert len(report) == 1 and f"{extended}/summary.json: not a summary" in report[0]
+    (folder / extended / "summary.json").unlink()
+    assert run(toy, path) == (rows, [])
+
+
+def test_a_users_mistake_in_a_run_ends_the_sweep_at_once(toy):
+    source = (toy / "train.py").read_text()
+    broken = 'from training.errors import UserError\n' + source.replace(
+        "    progress(1, 2, 3.0)", '    raise UserError("data.path /nope: no such folder")'
+    )
+    (toy / "train.py").write_text(broken)
+    with pytest.raises(UserError, match="data.path /nope"):
+        run(toy, write_sweep(toy, GRID))
+    assert len(calls(toy)) == 1
+
+
+def test_a_terminated_launcher_takes_its_workers_along_and_can_be_started_again(toy):
+    source = (toy / "train.py").read_text()
+    waiting = source.replace("    progress(1, 2, 3.0)", "    progress(1, 2, 3.0); time.sleep(30)")
+    (toy / "train.py").write_text(waiting)
+    path = write_sweep(toy, GRID)
+    command = [sys.executable, "-m", "sweeps.sweep", str(path), "--results",
+               str(toy.parent / "results")]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ)
+    while not calls(toy):
+        time.sleep(0.05)
+    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
+    process.terminate()
+    assert process.wait(timeout=20) == 75
+    assert process.stderr.read().endswith("stopped; the same command goes on from here\n")
+    for child in children.stdout.split():
+        assert not Path(f"/proc/{child}/cmdline").exists()
+    (toy / "train.py").write_text(source)
+    rows, _ = run(toy, path)
+    assert len(rows) == 10
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("grid: {seed: [1, 2]}\ncurves: {a: {}}", "seed goes into seeds"),
+        ("set: {seed: 1}\ncurves: {a: {}}", "seed goes into seeds"),
+        ("curves: {a: {}}\ngrid: {lr: []}", "grid.lr"),
+        ("curves: {a: {}}\ngrid: {lr: {log2: [-1, -3]}}", "the lowest exponent comes first"),
+        ("curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {wdth: [1]}, seeds: [0]}]",
+         "more_seeds.where: 'wdth' is in no curve's grid"),
+        ("curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {lr: [2]}, seeds: [0]}]",
+         "lr 2 is in no curve's grid"),
+        ("curves: {a: {grid: {lr: [1], width: [1]}}}\nextend: {key: lr}\n"
+         "transfer: {source: {width: 1}, target: {width: 2}}", "transfer.target: width 2"),
+        ("curves: {a: {sett: {}}}", "unknown key 'curves.a.sett'; did you mean 'curves.a.set'?"),
+        ("curves: {a: {}}\nextend: {key: lr, stp: 2}", "did you mean 'extend.step'?"),
+        ("curves: {}", "curves"),
+        ("curves: {a: {grid: {lr: [x]}}}", "lr: expected"),
+        ("curves: {a: {set: {wdth: 1}}}", "unknown key 'wdth'"),
+        ("curves: {a: {}}\nextend: {key: lr}", "extend.key 'lr' is not in the grid of 'a'"),
+        ("curves: {a: {}}\ntransfer: {source: {}, target: {}}", "transfer needs extend"),
+        ("curve: {a: {}}", "unknown key 'curve'; did you mean 'curves'"),
+    ],
+)
+def test_bad_sweep_files_are_one_line(toy, text, words):
+    with pytest.raises(UserError) as caught:
+        load_sweep(write_sweep(toy, text))
+    assert words in str(caught.value) and "s.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_experiment_is_one_line(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text("experiment: nanolm\nconfig: x.yaml\ncurves: {a: {}}\n")
+    with pytest.raises(UserError, match="experiment 'nanolm' has no train.py here"):
+        load_sweep(path)
+
+
+def test_the_command_lists_runs_without_running_them(toy):
+    path = write_sweep(toy, GRID)
+    command = [sys.executable, "-m", "sweeps.sweep", str(path), "--dry-run"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=toy.parent, env=os.environ)
+    assert result.returncode == 0, result.stderr
+    assert "10 of 10 runs to do" in result.stdout
+    assert not calls(toy)
+
+
+def test_the_manifest_names_every_run(toy):
+    path = write_sweep(toy, EXTENDING)
+    rows, _ = run(toy, path)
+    folder = toy.parent / "results" / toy.name / "s"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    assert {entry["run"] for entry in manifest} == {row["run"] for row in rows}
+
+
+def test_the_estimate_follows_flops_and_steps():
+    done = [(100.0, 10, 1 * 100 + 2 * 10), (400.0, 10, 1 * 400 + 2 * 10)]
+    assert estimate(done, [(200.0, 10), (50.0, 5)]) == pytest.approx(220 + 60)
+    assert estimate([], [(1.0, 1)]) is None

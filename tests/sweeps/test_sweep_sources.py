@@ -1,0 +1,433 @@
+"""What a sweep takes from elsewhere: presets, other sweeps' optima, constants, horizons, runs."""
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+
+from sweeps import sweep as sweeps
+from sweeps import tables
+from sweeps.results import write_probes
+from sweeps.scheduler import next_value
+from sweeps.sweep_file import Coverage, load_sweep, shifted
+from training.config import apply_preset
+from training.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Loss: a parabola in log2 lr whose optimum falls with width and with 1/gain; no training.
+TOY = f'''
+import math
+from training.config import LoopConfig, ScheduleConfig, Section
+from training.files import write_json
+
+class Inner(Section):
+    kind: str = "plain"
+    gain: float = 1.0
+
+class Config(Section):
+    seed: int = 0
+    width: int
+    lr: float
+    inner: Inner = Inner()
+    schedule: ScheduleConfig = ScheduleConfig()
+    training: LoopConfig
+
+def flops(config):
+    return float(config.width)
+
+def parameters(config):
+    return {{"non_embedding": 10 * config.width**2}}
+
+def tokens_per_step(config):
+    return 8 * config.training.batch_size
+
+def run(config, run_dir, progress=None):
+    with open(run_dir.parent.parent / "calls.txt", "a") as file:
+        file.write(run_dir.name + "\\n")
+    distance = math.log2(config.lr * config.inner.gain) + 4 + math.log2(config.width)
+    summary = {{
+        "status": "finished", "step": 2, "steps": config.training.steps,
+        "final_eval_loss": 3 + 0.1 * distance**2,
+        "environment": {{"commit": 'c0ffee'}},
+    }}
+    write_json(run_dir / "summary.json", summary)
+    return summary
+'''
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """A package with the toy experiment, ready to import here and in workers."""
+    package = tmp_path / ("sources_" + tmp_path.name.replace("-", "_"))
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(TOY)
+    (package / "base.yaml").write_text("width: 1\nlr: 0.5\ntraining: {steps: 9, batch_size: 2}\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    monkeypatch.setattr("training.environment.commit", lambda: "c0ffee")
+    return package
+
+
+def write(package, name, text):
+    path = package / name
+    path.write_text(f"experiment: {package.name}\nconfig: base.yaml\n" + text)
+    return path
+
+
+def load(package, path, **options):
+    return load_sweep(path, package.parent / "results", **options)
+
+
+def run(package, path, **options):
+    """Runs a sweep with one real worker; the rows of its table."""
+    loaded = load(package, path, **options)
+    sweeps.run_sweep(loaded, 1, 1)
+    with open(loaded.folder / "results.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def calls(package):
+    files = package.parent.glob("results/*/calls.txt")
+    return [line for file in files for line in file.read_text().splitlines()]
+
+
+PRESETS = """
+set: {inner.kind: big}
+grid: {width: [64, 32], lr: {log2: [-8, -6]}}
+curves:
+  a: {set: {inner.gain: 1.0}}
+  b: {set: {inner.gain: 2.0}}
+extend: {key: lr}
+presets:
+  small: {grid: {width: [2, 1]}, curves: {b: {set: {inner.gain: 4.0}}}, extend: null}
+"""
+
+
+def test_a_preset_changes_what_it_names_and_keeps_the_rest(toy):
+    path = write(toy, "s.yaml", PRESETS)
+    full, small = load(toy, path), load(toy, path, preset="small")
+    assert {p.config.width for p in full.points} == {64, 32}
+    assert {(p.config.width, p.config.inner.gain) for p in small.points} == {
+        (2, 1.0), (1, 1.0), (2, 4.0), (1, 4.0)
+    }
+    assert {p.config.inner.kind for p in small.points} == {"big"}
+    assert len(small.points) == 12 and small.config.extend is None
+    assert (full.folder.name, small.folder.name) == ("s", "s_small")
+
+
+def test_presets_merge_deeply_and_leave_the_rest_alone():
+    data = {"a": {"b": 1, "c": [1, 2]}, "d": 3, "presets": {"p": {"a": {"c": [9]}, "d": None}}}
+    assert apply_preset(data, "p", "f") == {"a": {"b": 1, "c": [9]}}
+    assert apply_preset(data, None, "f") == {"a": {"b": 1, "c": [1, 2]}, "d": 3}
+    assert data["a"]["c"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "words"),
+    [
+        ({"presets": {"small": {}, "large": {}}}, "tiny", "no preset 'tiny' in it; it has small"),
+        ({}, "tiny", "it has none"),
+        ({"presets": [1]}, "tiny", "presets: expected a mapping"),
+        ({"presets": {"tiny": 3}}, "tiny", "presets.tiny: expected a mapping"),
+    ],
+)
+def test_bad_presets_are_one_line(data, name, words):
+    with pytest.raises(UserError, match="f.yaml: ") as caught:
+        apply_preset(data, name, "f.yaml")
+    assert words in str(caught.value)
+
+
+SOURCE = """
+set: {inner.kind: plain}
+grid: {width: [1, 4], lr: {log2: [-7, -3]}}
+curves: {tuned: {}}
+"""
+USER = """
+set: {inner.kind: plain}
+grid: {width: [1, 4]}
+curves:
+  own: {grid: {lr: {around: {sweep: source.yaml, match: [inner.kind, width]}, steps: [-1, 0]}}}
+  fixed:
+    grid:
+      lr: {around: {sweep: source.yaml, match: [inner.kind], at: {width: 1}}, steps: [0]}
+"""
+
+
+def test_a_grid_can_start_around_what_another_sweep_found(toy):
+    run(toy, write(toy, "source.yaml", SOURCE))
+    points = load(toy, write(toy, "s.yaml", USER)).points
+    found = {(p.curve, p.config.width, p.config.lr) for p in points}
+    assert found == {
+        ("own", 1, 2.0**-5), ("own", 1, 2.0**-4), ("own", 4, 2.0**-7), ("own", 4, 2.0**-6),
+        ("fixed", 1, 2.0**-4), ("fixed", 4, 2.0**-4),
+    }
+
+
+def test_the_optimum_taken_is_the_lowest_mean_over_seeds(tmp_path):
+    (tmp_path / "s.yaml").write_text("experiment: e\n")
+    table = tmp_path / "results" / "e" / "s" / "results.csv"
+    table.parent.mkdir(parents=True)
+    table.write_text(
+        "curve,lr,horizon,status,final_eval_loss\n"
+        "a,0.5,fixed,finished,3.0\na,0.5,fixed,finished,3.4\n"  # mean 3.2
+        "a,0.25,fixed,finished,3.1\na,0.25,fixed,finished,3.2\n"  # mean 3.15
+        "a,1.0,fixed,finished,2.0\na,1.0,fixed,diverged,\n"
+        "a,2.0,fixed,failed,\na,4.0,long,finished,1.0\n"
+    )
+    around = tables.Around(sweep="s.yaml", match=["horizon"])
+    def best(horizon):
+        settings = {"horizon": horizon}
+        where = (tmp_path / "t.yaml", tmp_path / "results", None)
+        return tables.best(around, settings, "lr", *where)
+    assert best("fixed") == 0.25
+    assert best("long") == 4.0
+    with pytest.raises(tables.Missing, match="no run with horizon short that ended well"):
+        best("short")
+
+
+def test_a_sweep_that_is_not_complete_gives_no_optimum(toy):
+    source = load(toy, write(toy, "source.yaml", SOURCE))
+    sweeps.run_sweep(source, 1, 1)
+    manifest = source.folder / "manifest.json"
+    entries = json.loads(manifest.read_text())
+    wide = {"run": "tuned-new", "curve": "tuned", "values": {"width": 4, "lr": 1.0}, "seed": 0}
+    manifest.write_text(json.dumps([*entries, wide]))  # a result has asked for it
+    path = write(toy, "s.yaml", USER)
+    with pytest.raises(UserError, match="not complete, 1 of the runs .* to come .tuned-new.; fini"):
+        load(toy, path)
+    assert load(toy, path, curves=["fixed"]).points  # starts around width 1 alone
+    manifest.write_text(json.dumps([*entries, {**wide, "curve": "another"}]))
+    assert load(toy, path).points
+
+
+def test_a_sweep_that_is_not_there_yet_is_named_with_its_command(toy):
+    write(toy, "source.yaml", SOURCE + "presets: {p: {}}\n")
+    path = write(toy, "s.yaml", USER + "presets: {p: {}}\n")
+    with pytest.raises(UserError) as caught:
+        load(toy, path, preset="p")
+    command = f"first run python -m sweeps run {toy}/source.yaml --preset p"
+    assert command in str(caught.value) and "source_p/results.csv" in str(caught.value)
+
+
+def test_a_draft_counts_runs_before_anything_ran_and_says_what_it_assumes(toy):
+    write(toy, "source.yaml", SOURCE)
+    draft = load(toy, write(toy, "s.yaml", USER), draft=True)
+    assert len(draft.points) == 2 * 2 + 2 * 1
+    assert {p.config.lr for p in draft.points if p.curve == "own"} == {0.25, 0.5}  # base: 0.5
+    assert len(draft.assumed) == 2 and "counted around lr 0.5" in draft.assumed[0]
+    assert draft.assumed[0] in sweeps.dry_run(draft)
+
+
+def test_bad_sources_are_one_line(toy):
+    run(toy, write(toy, "source.yaml", SOURCE))
+    wrong = USER.replace("match: [inner.kind, width]", "match: [inner.kind, colour]")
+    with pytest.raises(UserError, match="'colour' has no value in this sweep"):
+        load(toy, write(toy, "s.yaml", wrong))
+    wrong = USER.replace("at: {width: 1}", "where: {colour: red}")
+    with pytest.raises(UserError, match="has no column 'colour'"):
+        load(toy, write(toy, "s.yaml", wrong))
+
+
+CONSTANTS = """
+grid: {inner.kind: [plain, fancy], lr: [0.5]}
+curves:
+  tuned: {constants: true}
+  borrowed: {constants: true, constants_of: {inner.kind: fancy}}
+  default: {}
+constants: search.yaml
+"""
+
+
+def write_constants(package, entries):
+    write(package, "search.yaml", "")
+    folder = package.parent / "results" / package.name / "search"
+    folder.mkdir(parents=True)
+    (folder / "constants.yaml").write_text(yaml.safe_dump({"constants": entries}))
+
+
+def test_curves_take_the_constants_that_fit_their_runs(toy):
+    write_constants(toy, [
+        {"where": {"inner.kind": "plain"}, "set": {"inner.gain": 3.0}},
+        {"where": {"inner.kind": "fancy"}, "set": {"inner.gain": 5.0}},
+    ])
+    points = load(toy, write(toy, "s.yaml", CONSTANTS)).points
+    found = {(p.curve, p.config.inner.kind): p.config.inner.gain for p in points}
+    assert found == {
+        ("tuned", "plain"): 3.0, ("tuned", "fancy"): 5.0, ("borrowed", "plain"): 5.0,
+        ("borrowed", "fancy"): 5.0, ("default", "plain"): 1.0, ("default", "fancy"): 1.0,
+    }
+
+
+def test_constants_that_are_missing_or_ambiguous_are_one_line(toy):
+    path = write(toy, "s.yaml", CONSTANTS)
+    write(toy, "search.yaml", "")
+    command = f"first run python -m sweeps search {toy}/search.yaml"
+    with pytest.raises(UserError, match=command):
+        load(toy, path)
+    assert len(load(toy, path, draft=True).assumed) == 2
+    entry = {"where": {"inner.kind": "plain"}, "set": {"inner.gain": 3.0}}
+    write_constants(toy, [entry, entry])
+    with pytest.raises(UserError, match="2 entries fit inner.kind plain; keep one"):
+        load(toy, path)
+    folder = toy.parent / "results" / toy.name / "search"
+    (folder / "constants.yaml").write_text(yaml.safe_dump({"constants": [entry]}))
+    with pytest.raises(UserError, match="no constants for inner.kind fancy"):
+        load(toy, path)
+    (folder / "constants.yaml").write_text("constants: [3]\n")
+    with pytest.raises(UserError, match="no list of constants with where and set"):
+        load(toy, path)
+
+
+def test_constants_need_a_search(toy):
+    with pytest.raises(UserError, match="`constants` must name a search"):
+        load(toy, write(toy, "s.yaml", CONSTANTS.replace("constants: search.yaml", "")))
+
+
+HORIZON = """
+grid: {width: [4, 16], lr: [0.5]}
+curves:
+  fixed: {}
+  long: {horizon: {tokens_per_parameter: 20, warmup_fraction: 0.1}}
+"""
+
+
+def test_a_horizon_sets_steps_and_warmup_from_the_model(toy):
+    sweep = load(toy, write(toy, "s.yaml", HORIZON))
+    found = {
+        (p.curve, p.config.width): (p.config.training.steps, p.config.schedule.warmup_steps)
+        for p in sweep.points
+    }
+    # 20 tokens x 10 width^2 parameters / (8 tokens x 2 samples)
+    assert found == {
+        ("fixed", 4): (9, 0), ("fixed", 16): (9, 0),
+        ("long", 4): (200, 20), ("long", 16): (3200, 320),
+    }
+    rows = run(toy, toy / "s.yaml")
+    assert {row["horizon"] for row in rows} == {"fixed", "20 tokens per parameter"}
+
+
+def test_adjusted_settings_apply_where_the_grid_says(toy):
+    text = HORIZON + "adjust:\n- {where: {width: [16]}, set: {training.micro_batch_size: 1}}\n"
+    points = load(toy, write(toy, "s.yaml", text)).points
+    assert {(p.config.width, p.config.training.micro_batch_size) for p in points} == {
+        (4, None), (16, 1)
+    }
+    key = "inner.gain"  # a column of the table, since a curve sets it
+    text = text.replace("training.micro_batch_size: 1", f"{key}: 4.0")
+    rows = run(toy, write(toy, "adjusted.yaml", f"set: {{{key}: 2.0}}\n" + text))
+    assert {(row["width"], row[key]) for row in rows} == {("4", "2.0"), ("16", "4.0")}
+    wrong = text.replace("width: [16]", "width: [5]")
+    with pytest.raises(UserError, match=r"adjust.where: width 5 is in no curve's grid: \[4, 16\]"):
+        load(toy, write(toy, "s.yaml", wrong))
+
+
+@pytest.mark.parametrize(
+    ("losses", "value"),
+    [
+        ({1: 3.0, 2: 2.0, 4: 2.1}, 8.0),  # inside, but no unstable value is known yet
+        ({1: 3.0, 2: 2.0, 4: 2.1, 8: math.inf}, 2**2.5),  # known, but 2^1 apart
+        ({1: 3.0, 2: 2.0, 4: 2.1, 8: 2.5}, 2**2.5),  # 25% above the lowest
+        ({1: 3.0, 2: 2.0, 4: 2.1, 2**2.5: 2.2, 8: math.inf}, None),
+        ({1: 3.0, 2: 2.0, 2**1.5: 2.5, 4: 2.1}, None),  # cut at the first unstable value
+        ({1: 2.0, 2: 3.0}, 0.5),  # the optimum comes first
+    ],
+)
+def test_coverage_goes_on_to_the_first_unstable_value(losses, value):
+    assert next_value(losses, 1.0, Coverage(excess=0.2, gap=0.5)) == value
+
+
+def test_a_sweep_with_coverage_ends_when_the_threshold_is_known(toy):
+    text = (
+        "grid: {width: [1], lr: {log2: [-5, -3]}}\ncurves: {a: {}}\n"
+        "extend: {key: lr, points: 9, coverage: {excess: 0.2, gap: 0.5}}\n"
+    )
+    rates = sorted(float(row["lr"]) for row in run(toy, write(toy, "s.yaml", text)))
+    # 3 + 0.1 d^2 passes 3.6 at d = sqrt(6) = 2.45: 2^(-4+2) is stable, 2^(-4+2.5) is not
+    assert rates == [2.0**e for e in (-5, -4, -3, -2, -1.5, -1)]
+
+
+def test_shifts_stay_on_the_grid_however_they_are_reached():
+    assert shifted(shifted(2.0**-7, 0.5), 0.5) == 2.0**-6
+    assert shifted(2.0**0.25, 0.25) == 2**0.5
+    assert shifted(0.01, 1) == 0.02
+
+
+def test_a_run_of_another_sweep_is_copied_not_trained_again(toy):
+    run(toy, write(toy, "source.yaml", SOURCE))
+    before = calls(toy)
+    text = SOURCE.replace("log2: [-7, -3]", "log2: [-4, -2]").replace("tuned", "again")
+    rows = run(toy, write(toy, "s.yaml", text))
+    new = calls(toy)[len(before):]
+    assert len(rows) == 6 and len(new) == 2  # 2^-4 and 2^-3 were there at both widths
+    for row in rows:
+        folder = toy.parent / "results" / toy.name / "s" / row["run"]
+        assert (folder / "summary.json").exists() and row["commit"] == "c0ffee"
+
+
+@pytest.mark.parametrize("ours", [None, "c0ffee+changes"])
+def test_code_that_has_no_commit_of_its_own_takes_nothing_over(toy, monkeypatch, ours):
+    run(toy, write(toy, "source.yaml", SOURCE.replace("width: [1, 4]", "width: [1]")))
+    before = len(calls(toy))
+    monkeypatch.setattr("training.environment.commit", lambda: ours)
+    run(toy, write(toy, "s.yaml", SOURCE.replace("width: [1, 4]", "width: [1]")))
+    assert len(calls(toy)) == before + 5
+
+
+def test_runs_of_another_commit_are_not_taken_over(toy):
+    source = load(toy, write(toy, "source.yaml", SOURCE))
+    sweeps.run_sweep(source, 1, 1)
+    for path in source.folder.glob("*/summary.json"):
+        changed = {**json.loads(path.read_text()), "environment": {"commit": "another"}}
+        path.write_text(json.dumps(changed))
+    before = len(calls(toy))
+    run(toy, write(toy, "s.yaml", SOURCE))
+    assert len(calls(toy)) == before + 10
+
+
+def test_chosen_curves_run_alone_and_the_table_keeps_the_others(toy):
+    path = write(toy, "s.yaml", HORIZON)
+    assert {row["curve"] for row in run(toy, path, curves=("long",))} == {"long"}
+    assert {row["curve"] for row in run(toy, path, curves=("fixed",))} == {"fixed", "long"}
+    assert [row["curve"] for row in run(toy, path)] == ["fixed"] * 2 + ["long"] * 2
+    manifest = toy.parent / "results" / toy.name / "s" / "manifest.json"
+    run(toy, path, curves=("long",))
+    assert {entry["curve"] for entry in json.loads(manifest.read_text())} == {"fixed", "long"}
+    with pytest.raises(UserError, match="no curve 'lang'; it has fixed, long"):
+        load(toy, path, curves=("lang",))
+
+
+def test_the_table_has_a_column_for_every_key_that_is_set(toy):
+    rows = run(toy, write(toy, "s.yaml", PRESETS), preset="small")
+    assert list(rows[0])[:7] == [
+        "curve", "inner.kind", "inner.gain", "width", "lr", "horizon", "constants"
+    ]
+    assert {(row["curve"], row["inner.gain"], row["inner.kind"]) for row in rows} == {
+        ("a", "1.0", "big"), ("b", "4.0", "big")
+    }
+
+
+def test_probes_become_one_table(toy):
+    text = SOURCE + "presets: {}\n"
+    path = write(toy, "s.yaml", text.replace("plain}", "plain, training.probe_every: 1}", 1))
+    sweep = load(toy, path)
+    summaries = {}
+    for point in sweep.points:
+        folder = sweep.folder / point.run
+        folder.mkdir(parents=True)
+        plan = {"rows": [{"name": "up.weight", "role": "mlp_up", "fan_in": 32}]}
+        (folder / "plan.json").write_text(json.dumps(plan))
+        lines = [{"step": s, "layers": {"up": {"alignment": a}}} for s, a in ((1, 0.5), (2, None))]
+        (folder / "probes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        summaries[point.run] = {"status": "finished"}
+    with open(write_probes(sweep, summaries), newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 2 * len(sweep.points)
+    assert [rows[0][k] for k in ("step", "layer", "role", "fan_in", "alignment")] == [
+        "1", "up", "mlp_up", "32", "0.5"
+    ]
+    assert rows[1]["alignment"] == "" and {row["width"] for row in rows} == {"1", "4"}
