@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from training.errors import UserError
-from training.scratch import reason, write_whole
+from training.errors import UserError, reason
+from training.files import write_bytes
 
 BOS, PAD, EOS, UNK = 0, 1, 2, 3  # fairseq's Dictionary begins with these
 MASK = "<mask>"  # fairseq's denoising task adds it behind the last symbol
@@ -147,7 +147,7 @@ def train(texts: Iterable[str], size: int, folder: Path) -> None:
     symbols = [f"{number} 1" for number in sorted(model["vocab"].values())]
     contents = (json.dumps(model["vocab"]), _lines(lines), _lines(symbols))
     for name, content in zip(FILES, contents, strict=True):
-        write_whole(folder / name, content.encode("utf-8"))
+        write_bytes(folder / name, content.encode("utf-8"))
 
 
 def _lines(lines: list[str]) -> str:

@@ -36,7 +36,7 @@ from bart_span_denoise.bpe import EOS, PAD, Bpe
 from bart_span_denoise.noise import Noise
 from training.documents import SPLITS, Source, open_source, split_sentences
 from training.errors import UserError, one_line_errors
-from training.scratch import cache_problem, publish, scratch_folder, sha256, write_whole
+from training.files import cache_problem, publish, scratch_folder, sha256, write_bytes
 
 # torch takes seconds to import, so it is imported where it is used.
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ def _write_meta(folder: Path, meta: dict[str, Any]) -> None:
         "sha256": {file.name: sha256(file) for file in files},
         "versions": _versions("numpy", "tokenizers", "datasets", "ve-fairseq"),
     }
-    write_whole(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode("utf-8"))
+    write_bytes(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode("utf-8"))
 
 
 def _versions(*packages: str) -> dict[str, str]:

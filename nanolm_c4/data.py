@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from training.documents import SPLITS, Source, open_source, split_sentences
-from training.errors import UserError, one_line_errors
-from training.scratch import cache_problem, publish, reason, scratch_folder, sha256, write_whole
+from training.errors import UserError, one_line_errors, reason
+from training.files import cache_problem, publish, scratch_folder, sha256, write_bytes
 
 # torch, datasets and sentencepiece take seconds to import, so each is imported where it is used.
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, path: str | Path)
         )
     except RuntimeError as error:
         raise _vocabulary_error(error, vocab_size) from error
-    write_whole(Path(path), model.getvalue())
+    write_bytes(Path(path), model.getvalue())
 
 
 def _training_sentences(documents: Iterable[str]) -> list[str]:
@@ -364,7 +364,7 @@ def _write_meta(
         "sha256": {file.name: sha256(file) for file in files},
         "versions": _versions(),
     }
-    write_whole(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode("utf-8"))
+    write_bytes(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode("utf-8"))
 
 
 def _versions() -> dict[str, str]:

@@ -23,8 +23,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from training.errors import UserError
-from training.scratch import reason, sha256
+from training.errors import UserError, reason
+from training.files import sha256
 
 SOURCES = ("embedded", "local", "c4")
 SPLITS = ("validation", "train")  # the small one first: what is wrong shows early

@@ -43,3 +43,11 @@ def is_users(error: Exception) -> bool:
     from param_groups.exponents import ExponentError
 
     return isinstance(error, (PlanError, ExponentError))
+
+
+def reason(error: BaseException) -> str:
+    """An error's kind and first line."""
+    if isinstance(error, StopIteration):
+        return "no records"
+    lines = str(error).splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -1,19 +1,21 @@
-"""Files that are written whole or not at all."""
+"""Files and folders that are written whole or not at all, and locks on folders."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import secrets
+import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from training.errors import UserError
+from training.errors import UserError, reason
 
 LOCK_SECONDS = 2.0  # a launcher that only looks at a lock holds it for a moment
 
@@ -24,10 +26,10 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = "a link" if error.errno == errno.ELOOP else error.strerror or str(error)
+        refusal = "a link" if error.errno == errno.ELOOP else error.strerror or str(error)
         raise UserError(
-            f"{path}: cannot write: {reason}. Mend that and run the same command again: it goes on "
-            "from the last checkpoint"
+            f"{path}: cannot write: {refusal}; fix that and give the same command again (a run "
+            "resumes from its last checkpoint)"
         ) from None
 
 
@@ -41,21 +43,25 @@ def _no_link(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
-def write_text(path: Path, text: str) -> None:
-    """Replaces a file atomically: a reader, or a crash, sees the old text or the new one."""
-    # Unique on every machine that shares the folder, where process numbers are not.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replaces a file atomically: a reader, or a crash, sees the old content or the new one."""
+    temporary = _hidden(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with open(temporary, "w", encoding="utf-8") as file:
-                file.write(text)
+            with open(temporary, "wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
         sync(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replaces a text file atomically, in UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, value: object) -> None:
@@ -70,6 +76,82 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sha256(file: Path) -> str:
+    """The checksum of a file."""
+    with open(file, "rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+def _hidden(path: Path) -> Path:
+    """A name in the same folder for what is not finished, or about to be deleted.
+
+    It is unique on every machine that shares the folder; process numbers are not.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+
+
+@contextmanager
+def scratch_folder(final: Path) -> Iterator[Path]:
+    """A folder beside the final one, gone at the end whatever happens short of a kill."""
+    scratch = _hidden(final)
+    try:
+        scratch.mkdir(parents=True)
+    except OSError as error:
+        raise UserError(
+            f"cache_dir: {final.parent} cannot be written ({reason(error)}); expected a folder "
+            "with write permission"
+        ) from error
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def publish(scratch: Path, final: Path, problem: Callable[[Path], str | None]) -> None:
+    """Gives a finished folder its name; if one without a `problem` got there first, it stays."""
+    while True:
+        try:
+            os.rename(scratch, final)
+            return
+        except OSError:
+            if not os.path.lexists(final):
+                raise
+        if problem(final) is None:
+            return
+        discard(final)
+
+
+def discard(folder: Path) -> None:
+    """Moves an unusable cache out of the way before deleting it: no reader meets half of it."""
+    aside = _hidden(folder)
+    try:
+        os.rename(folder, aside)
+    except FileNotFoundError:
+        return  # another process was faster
+    if aside.is_dir() and not aside.is_symlink():
+        shutil.rmtree(aside, ignore_errors=True)
+    else:
+        aside.unlink()
+
+
+def cache_problem(folder: Path) -> str | None:
+    """Why a cache folder cannot be used, in a few words; None if it can.
+
+    Its meta.json has "sizes", the bytes of every file by name.
+    """
+    try:
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+        sizes = meta["sizes"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return "meta.json is missing or unreadable"
+    for name, size in sizes:
+        file = folder / name
+        found = file.stat().st_size if file.is_file() else None
+        if found != size:
+            return f"{name} has {found or 'no'} bytes where meta.json says {size}"
+    return None
 
 
 class Busy(UserError):

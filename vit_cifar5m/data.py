@@ -28,8 +28,8 @@ import torch
 from numpy.lib import format as npy
 from torch.utils.data import Dataset
 
-from training.errors import UserError
-from training.scratch import cache_problem, publish, reason, scratch_folder, write_whole
+from training.errors import UserError, reason
+from training.files import cache_problem, publish, scratch_folder, write_bytes
 from vit_cifar5m import shapes
 
 if TYPE_CHECKING:
@@ -406,7 +406,7 @@ def _unpacked(archive: zipfile.ZipFile, file: Path, info: zipfile.ZipInfo, cache
         with _member(archive, file, "X") as stream:
             _copy(_chunks(stream, file), scratch / info.filename, info.file_size)
         meta = {"source": file.name, "sizes": {info.filename: info.file_size}}
-        write_whole(scratch / "meta.json", json.dumps(meta).encode())
+        write_bytes(scratch / "meta.json", json.dumps(meta).encode())
         publish(scratch, final, cache_problem)
     return final / info.filename
 

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from nanolm_c4 import data
-from training import documents, scratch
+from training import documents, files
 from training.errors import UserError
 from training.sampling import BatchIds
 
@@ -546,7 +546,7 @@ def test_cache_is_described(corpus):
     assert set(os.listdir(corpus.folder)) == names | {"meta.json"}
     assert set(corpus.meta["sizes"]) == set(corpus.meta["sha256"]) == names
     for name in names:
-        assert scratch.sha256(corpus.folder / name) == corpus.meta["sha256"][name]
+        assert files.sha256(corpus.folder / name) == corpus.meta["sha256"][name]
     train, texts = corpus.meta["train"], of_split(DOCUMENTS, "train")
     assert train["characters"] == train["bytes"] == sum(map(len, texts))
     assert train["tokens"] == len(corpus.tokens("train")) == corpus.offsets("train")[-1]
@@ -667,7 +667,7 @@ def test_a_damaged_cache_in_the_way_is_replaced(tmp_path, folder):
     cache = prepare(tmp_path, path=str(folder)).folder
     copy = shutil.copytree(cache, cache.with_name("scratch"))
     damage_tokens(cache)
-    scratch.publish(copy, cache, data.cache_problem)
+    files.publish(copy, cache, data.cache_problem)
     assert data.cache_problem(cache) is None
     assert os.listdir(cache.parent) == [cache.name]
 
