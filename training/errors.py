@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -43,3 +44,9 @@ def is_users(error: Exception) -> bool:
     from param_groups.exponents import ExponentError
 
     return isinstance(error, (PlanError, ExponentError))
+
+
+def nearest(given: object, valid: Iterable[str]) -> str:
+    """"; did you mean 'x'?" for the valid name that is most like the given one; "" of none."""
+    found = difflib.get_close_matches(str(given), list(valid), n=1, cutoff=0.0)
+    return f"; did you mean {found[0]!r}?" if found else ""
