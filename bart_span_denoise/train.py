@@ -1,23 +1,18 @@
 """Train one BART: `python -m bart_span_denoise.train bart_span_denoise/configs/laptop.yaml`.
 
-Also `accelerate launch -m bart_span_denoise.train ...`, and `run(config, run_dir)` for sweeps.
+Also `accelerate launch -m bart_span_denoise.train ...`.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from bart_span_denoise.config import Config
-from bart_span_denoise.cost import flops, parameters, tokens_per_step  # noqa: F401 - for sweeps
-from training import cli
-from training.config import load
-from training.errors import UserError, one_line_errors
-
-EXPERIMENT = "bart_span_denoise"
+from bart_span_denoise.cost import flops, memory, parameters, tokens_per_step
+from training.errors import UserError
+from training.experiment import Experiment
 
 
 def prescription(config: Config):
@@ -52,11 +47,16 @@ def build_model(config: Config, vocab_size: int):
     )
 
 
-def build_plan(config: Config, model):
-    """Every tensor's numbers."""
+def build_plan(config: Config, model=None):
+    """Every tensor's numbers, by default of a model on the meta device, which needs no data."""
+    import torch
+
     from bart_span_denoise.model import RULES
     from param_groups import plan
 
+    if model is None:
+        with torch.device("meta"):
+            model = build_model(config, planned_vocab_size(config))
     optimizer = config.optimizer
     return plan(
         model,
@@ -67,6 +67,20 @@ def build_plan(config: Config, model):
         weight_decay=optimizer.weight_decay,
         decay_mode=optimizer.decay_mode,
     )
+
+
+def planned_vocab_size(config: Config) -> int:
+    """Rows of the word embedding before there is a corpus: the config's, or its dictionary's."""
+    from bart_span_denoise.bpe import load_dictionary
+
+    data = config.data
+    if config.model.vocab_size:
+        return config.model.vocab_size
+    if data.source == "binarised":
+        return len(load_dictionary(Path(data.path).expanduser() / "dict.txt", "data.path"))
+    if data.bpe_dictionary:
+        return len(load_dictionary(data.bpe_dictionary, "data.bpe_dictionary"))
+    return data.trained_vocab_size
 
 
 def vocab_size(config: Config, own: int) -> int:
@@ -80,23 +94,6 @@ def vocab_size(config: Config, own: int) -> int:
     return wanted
 
 
-def print_plan(config: Config, as_json: bool) -> None:
-    """Prints the plan; a model with a given vocabulary needs neither data nor memory for it."""
-    import torch
-
-    from param_groups.plan import dumps
-
-    rows = config.model.vocab_size
-    if rows is None:
-        from bart_span_denoise.data import from_config
-
-        rows = from_config(config).vocab_size
-    with torch.device("meta"):
-        model = build_model(config, rows)
-    plan = build_plan(config, model)
-    print(dumps(plan) if as_json else plan.table())
-
-
 def open_corpus(config: Config):
     """The config's samples; the first process makes the cache that the others open."""
     from bart_span_denoise import data
@@ -106,7 +103,7 @@ def open_corpus(config: Config):
         return data.from_config(config)
 
 
-def build_task(config: Config, corpus=None):
+def build_task(config: Config):
     """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
     import contextlib
     import functools
@@ -117,7 +114,7 @@ def build_task(config: Config, corpus=None):
     from training import sharding
     from training.loop import Task
 
-    corpus = corpus or open_corpus(config)
+    corpus = open_corpus(config)
     # A model that will be sharded takes no memory before it is.
     sharded = sharding.requested() is not None
     with torch.device("meta") if sharded else contextlib.nullcontext():
@@ -145,55 +142,46 @@ def measure(loss):
     return {"loss": loss, "bits": loss / math.log(2)}
 
 
-def arithmetic(config: Config, samples: int, world: int) -> list[str]:
-    """How the run's numbers come about: noise, batch, epochs, clip and decay."""
+def arithmetic(task, processes: int) -> list[str]:
+    """How the run's numbers come about: samples, noise, batch, epochs, clip and decay."""
+    config, samples = task.config, len(task.train_data)
     settings, optimizer, noise = config.training, config.optimizer, config.data.noise
-    share = settings.batch_size // world
+    share = settings.batch_size // processes
     micro = min(settings.micro_batch_size or share, share)
     per_epoch = max(1, samples // settings.batch_size)
     return [
+        *task.train_data.describe(),
+        *task.eval_data.describe(),
         f"noise {noise.fraction:g} of {noise.unit}s, {noise.fraction_mode}, spans Poisson("
         f"{noise.poisson_lambda:g}), sentences {'permuted' if noise.permute else 'in order'}",
-        f"batch {settings.batch_size} = {world} processes x {-(-share // micro)} micro-batches of "
+        f"batch {settings.batch_size} = {processes} processes x {-(-share // micro)} micro-batches of "
         f"{micro}; {settings.steps:,} steps = {settings.steps / per_epoch:g} epochs",
         f"clip {optimizer.clip_norm} of the mean gradient per target token; decay per step at the "
         f"peak: lr wd = {optimizer.lr * optimizer.weight_decay:g} ({optimizer.decay_mode})",
     ]
 
 
-def run(
-    config: Config, run_dir: Path, progress: Callable[[int, int, float], None] | None = None
-) -> dict[str, Any]:
-    """Trains one config into `run_dir`, unless it is done; returns its summary."""
-    from training import processes, runs
-    from training.loop import train
-
-    corpus = open_corpus(config)
-    task = build_task(config, corpus)
-    state = processes.state()
-    if state.is_main_process:
-        told = arithmetic(config, len(corpus.train), state.num_processes)
-        print("\n".join([*corpus.describe(), *told]), file=sys.stderr)
-    return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir, progress))
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped by a signal."""
-    args = cli.parse(cli.parser(EXPERIMENT, Config, __doc__), argv)
-    with one_line_errors(OSError):
-        config = load(Config, args.config, args.overrides)
-        if args.plan:
-            print_plan(config, args.json)
-            return
-        cli.train(EXPERIMENT, config, run, args.run_dir, _result)
-
-
-def _result(summary: dict[str, Any]) -> str:
+def result(summary: dict[str, Any]) -> str:
+    """A finished run's outcome."""
     if summary["best_eval_loss"] is None:
         return "no evaluation"
     nats, bits = summary["best_eval_loss"], summary["best_eval_bits"]
     return f"lowest eval loss {nats:.4f} nats = {bits:.4f} bits per token"
 
 
+EXPERIMENT = Experiment(
+    name="bart_span_denoise",
+    description=__doc__,
+    config=Config,
+    build_task=build_task,
+    build_plan=build_plan,
+    parameters=parameters,
+    flops=flops,
+    tokens_per_step=tokens_per_step,
+    memory=memory,
+    result=result,
+    arithmetic=arithmetic,
+)
+
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -46,7 +46,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib
 import importlib.util
 import io
 import math
@@ -57,7 +56,6 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -73,6 +71,7 @@ from param_groups.prescriptions import LAYER_TYPE, OPTIMIZER_FAMILY
 from training import environment, loop, optimizers, runs
 from training.config import Section, leaves, parse_overrides, read_yaml, set_keys, validate
 from training.errors import UserError, one_line_errors
+from training.experiment import load_experiment
 from training.files import write_json, write_text
 
 WIDTHS, STEPS, SEEDS, TOLERANCE = (64, 128, 256, 512), 4, 3, 0.25
@@ -889,19 +888,19 @@ def experiment_target(
     as_configured: bool = False,
 ) -> Target:
     """An experiment's config at any width; every width is validated before the first is built."""
-    module = _experiment(experiment)
+    found = load_experiment(experiment)
     data, given = read_yaml(path), parse_overrides(overrides)
-    chosen = {} if as_configured else _check_settings(module.Config, data, given)
+    chosen = {} if as_configured else _check_settings(found.config, data, given)
     where = f"{path} with {' '.join(overrides)}" if overrides else str(path)
     if width_key == "model.width":
         _refuse_width_by_heads(set_keys(data, given).get("model"), where)
 
     def config(width: int, seed: int) -> Section:
         values = {**chosen, **given, width_key: width, "seed": seed}
-        return validate(module.Config, set_keys(data, values), where)
+        return validate(found.config, set_keys(data, values), where)
 
     def build(width: int, seed: int) -> Check:
-        return _from_task(module.build_task(config(width, seed)), steps)
+        return _from_task(found.build_task(config(width, seed)), steps)
 
     configs = [config(width, 0) for width in widths]
     folder = runs.RESULTS / experiment / "coordinate_check" / runs.run_id(configs[0], path.stem)
@@ -917,22 +916,6 @@ def _refuse_width_by_heads(model: object, where: str) -> None:
             f"{where}: gives model.heads and no model.width to scan; scan the heads, to which the "
             "width is in proportion: --scan model.heads --widths 4 8 16 32"
         )
-
-
-def _experiment(name: str) -> ModuleType:
-    """The train module of an experiment folder."""
-    try:
-        module = importlib.import_module(f"{name}.train")
-    except ModuleNotFoundError as error:
-        if error.name not in (name, f"{name}.train"):
-            raise
-        raise UserError(
-            f"experiment {name!r} has no train.py here; run from the repository's root and give "
-            "the folder's name, or a file that ends in .py"
-        ) from None
-    if not hasattr(module, "build_task"):
-        raise UserError(f"{name}/train.py has no build_task(config), which this check needs")
-    return module
 
 
 def _check_settings(

@@ -26,15 +26,15 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeps.sweep_file import import_experiment
 from training import runs
 from training.config import ObservedLoopConfig, read_yaml, validate
 from training.errors import RunError, UserError, one_line_errors
+from training.experiment import load_experiment
 from training.files import write_json
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def load_kept(
 
     By default as many as the run observed in training; if it did not, SAMPLES or what there are.
     Raises RunError when the run is neither finished nor stopped or has kept no such checkpoint, or
-    when that is damaged or was made by another plan; UserError for an experiment without a task and
+    when that is damaged or was made by another plan; UserError for no such experiment and
     for too few samples.
     """
     import torch
@@ -197,10 +197,10 @@ def load_kept(
 
     _check_ended(run_dir)
     name = experiment or run_dir.resolve().parent.parent.name
-    build_task, kind = _experiment(run_dir, name)
+    own = load_experiment(name, run_dir)
     data = read_yaml(run_dir / "config.yaml")
     path = _checkpoint(run_dir, step)
-    task = build_task(validate(kind, data, str(run_dir / "config.yaml")))
+    task = own.build_task(validate(own.config, data, str(run_dir / "config.yaml")))
     if samples is None:
         samples = _observed_samples(task)
     observations.check_samples(task, samples, f"{run_dir}: --samples")
@@ -241,14 +241,6 @@ def _check_ended(run_dir: Path) -> None:
             f"{run_dir}: {summary['status']} at step {summary.get('step')}; only a run that is "
             "finished or stopped can be observed"
         )
-
-
-def _experiment(run_dir: Path, name: str) -> tuple[Callable[[Any], Task], Any]:
-    """build_task and Config of an experiment."""
-    module = import_experiment(run_dir, name)
-    if not hasattr(module, "build_task"):
-        raise UserError(f"{run_dir}: experiment {name!r} has no build_task in its train.py")
-    return module.build_task, module.Config
 
 
 def _checkpoint(run_dir: Path, step: int | None) -> Path:

@@ -1,21 +1,16 @@
 """Train one decoder: `python -m nanolm_c4.train nanolm_c4/configs/laptop.yaml [key=value ...]`.
 
-Also `accelerate launch -m nanolm_c4.train ...`, and `run(config, run_dir)` for sweeps.
+Also `accelerate launch -m nanolm_c4.train ...`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from nanolm_c4.config import BORDELON, Config
-from nanolm_c4.cost import flops, parameters, tokens_per_step  # noqa: F401 - for sweeps
-from training import cli
-from training.config import load
-from training.errors import UserError, one_line_errors
-
-EXPERIMENT = "nanolm_c4"
+from nanolm_c4.cost import flops, memory, parameters, tokens_per_step
+from training.errors import UserError
+from training.experiment import Experiment
 
 
 def prescription(config: Config):
@@ -72,10 +67,15 @@ def rules(config: Config):
     return (*no_scales, Rule("readout.bias", Role.READOUT_BIAS))
 
 
-def build_plan(config: Config, model):
-    """Every tensor's numbers."""
+def build_plan(config: Config, model=None):
+    """Every tensor's numbers, by default of a model on the meta device, which needs no data."""
+    import torch
+
     from param_groups import plan
 
+    if model is None:
+        with torch.device("meta"):
+            model = build_model(config, planned_vocab_size(config))
     optimizer = config.optimizer
     return plan(
         model,
@@ -88,6 +88,17 @@ def build_plan(config: Config, model):
     )
 
 
+def planned_vocab_size(config: Config) -> int:
+    """Rows of the embedding before there is a corpus: the config's, or its tokeniser's ids."""
+    if config.model.vocab_size:
+        return config.model.vocab_size
+    if config.data.tokenizer:
+        from nanolm_c4.data import load_tokenizer
+
+        return load_tokenizer(config.data.tokenizer).vocab_size
+    return config.data.tokenizer_vocab_size
+
+
 def vocab_size(config: Config, corpus) -> int:
     """Rows of the embedding: the config's, which must hold the tokeniser's ids, or as many."""
     wanted = config.model.vocab_size or corpus.vocab_size
@@ -97,20 +108,6 @@ def vocab_size(config: Config, corpus) -> int:
             "raise it or leave it out"
         )
     return wanted
-
-
-def print_plan(config: Config, as_json: bool) -> None:
-    """Prints the plan; a model with a given vocabulary needs neither data nor memory for it."""
-    import torch
-
-    from nanolm_c4.data import from_config
-    from param_groups.plan import dumps
-
-    rows = config.model.vocab_size or vocab_size(config, from_config(config.data))
-    with torch.device("meta"):
-        model = build_model(config, rows)
-    plan = build_plan(config, model)
-    print(dumps(plan) if as_json else plan.table())
 
 
 def build_task(config: Config):
@@ -144,31 +141,23 @@ def build_task(config: Config):
     )
 
 
-def run(
-    config: Config, run_dir: Path, progress: Callable[[int, int, float], None] | None = None
-) -> dict[str, Any]:
-    """Trains one config into `run_dir`, unless it is done; returns its summary."""
-    from training import runs
-    from training.loop import train
-
-    task = build_task(config)
-    return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir, progress))
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped by a signal."""
-    args = cli.parse(cli.parser(EXPERIMENT, Config, __doc__), argv)
-    with one_line_errors(OSError):
-        config = load(Config, args.config, args.overrides)
-        if args.plan:
-            print_plan(config, args.json)
-            return
-        cli.train(EXPERIMENT, config, run, args.run_dir, _result)
-
-
-def _result(summary: dict[str, Any]) -> str:
+def result(summary: dict[str, Any]) -> str:
+    """A finished run's outcome."""
     return f"final eval loss {summary['final_eval_loss']}"
 
 
+EXPERIMENT = Experiment(
+    name="nanolm_c4",
+    description=__doc__,
+    config=Config,
+    build_task=build_task,
+    build_plan=build_plan,
+    parameters=parameters,
+    flops=flops,
+    tokens_per_step=tokens_per_step,
+    memory=memory,
+    result=result,
+)
+
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

@@ -13,13 +13,11 @@ have yet to find is assumed, and named.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from param_groups.plan import align
@@ -28,9 +26,8 @@ from sweeps.sweep_file import Cell, Point, Sweep, load_sweep
 from training import checkpoint, runs
 from training.config import Section, apply_preset, read_yaml
 from training.errors import UserError, one_line_errors
+from training.experiment import Experiment
 from training.memory import is_observation
-
-COST_FUNCTIONS = ("flops", "parameters", "tokens_per_step", "memory")
 
 
 @dataclass(frozen=True)
@@ -89,7 +86,7 @@ class Work:
 
     file: Path
     preset: str | None
-    cost: ModuleType
+    cost: Experiment
     points: list[Any]
     left: dict[str, float]
     started: int
@@ -110,7 +107,7 @@ def read(
             raise UserError(f"{file}: a search has no curves; leave out --curves")
         return _read_search(file, preset, results)
     grid = load_sweep(file, results, preset=preset, curves=curves, draft=True)
-    cost = _cost(file, grid.config.experiment)
+    cost = grid.experiment
     reader = Scheduler(grid, looks=True)
     done = [run for run, s in reader.summaries.items() if s["status"] != "failed"]
     work = _work(file, preset, cost, grid.points, grid.folder, done)
@@ -124,7 +121,7 @@ def _read_search(file: Path, preset: str | None, results: Path) -> Work:
     from sweeps.search_file import load_search  # it imports Optuna, which a sweep does not need
 
     found = load_search(file, results, preset, draft=True)
-    cost = _cost(file, found.config.experiment)
+    cost = found.experiment
     work = Work(file, preset, cost, [], {}, 0, list(found.assumed))
     for study in found.studies:
         config, _ = found.run(study, found.middle)
@@ -142,27 +139,10 @@ def _read_search(file: Path, preset: str | None, results: Path) -> Work:
     return work
 
 
-def _cost(file: Path, experiment: str) -> ModuleType:
-    """The experiment's closed forms."""
-    try:
-        module = importlib.import_module(f"{experiment}.cost")
-    except ModuleNotFoundError as error:
-        if error.name not in (experiment, f"{experiment}.cost"):
-            raise
-        module = None
-    missing = [name for name in COST_FUNCTIONS if not hasattr(module, name)]
-    if missing:
-        raise UserError(
-            f"{file}: planning needs {experiment}/cost.py with {', '.join(COST_FUNCTIONS)}; "
-            f"it lacks {', '.join(missing)}"
-        )
-    return module
-
-
 def _work(
     file: Path,
     preset: str | None,
-    cost: ModuleType,
+    cost: Experiment,
     points: list[Any],
     folder: Path,
     done: Iterable[str],
@@ -185,7 +165,7 @@ def _steps_taken(run_dir: Path) -> int | None:
     return int(saved[-1].name.rpartition("-")[2]) if saved else 0
 
 
-def _may_add(grid: Sweep, done: set[str], cost: ModuleType) -> dict[str, float]:
+def _may_add(grid: Sweep, done: set[str], cost: Experiment) -> dict[str, float]:
     """The most that `extend` or `confirm` can still add, in cells that are not complete."""
     rule = grid.config.extend or grid.config.confirm
     most: dict[str, float] = {"runs": 0, "flops": 0.0}
@@ -295,7 +275,7 @@ def _memory(config: Any, work: Work, setting: Setting) -> tuple[Any, dict[str, i
     return config, work.cost.memory(config, **{how: setting.gpus_per_run})
 
 
-def _gpus_needed(config: Any, cost: ModuleType, gpu: Gpu) -> int | None:
+def _gpus_needed(config: Any, cost: Experiment, gpu: Gpu) -> int | None:
     """The smallest power of two over which a run can be sharded to fit; None if there is none."""
     count, batch = 1, config.training.batch_size
     while batch % count == 0:
@@ -346,7 +326,7 @@ def together(works: Sequence[Work], setting: Setting) -> dict[str, Any]:
     first: dict[tuple[str, str], tuple[Work, Any]] = {}
     for work in works:
         for point in work.points:
-            key = (work.cost.__name__, _identity(point))
+            key = (work.cost.name, _identity(point))
             if key not in first or work.left[point.run] > first[key][0].left[first[key][1].run]:
                 first[key] = work, point
     sums = {"all": [], "to_do": []}

@@ -9,13 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from sweeps import search_rules, tables
-from sweeps.sweep_file import Values, flat, grid_values, import_experiment
+from sweeps.sweep_file import Values, flat, grid_values
 from sweeps.trials import Bounds, Journal, Trial, suggest
 from training import runs
 from training.config import (
@@ -29,6 +28,7 @@ from training.config import (
     validate,
 )
 from training.errors import UserError
+from training.experiment import Experiment, load_experiment
 
 RATE = "optimizer.lr"
 
@@ -164,7 +164,7 @@ class Search:
     config: SearchConfig
     path: Path
     preset: str | None
-    experiment: ModuleType
+    experiment: Experiment
     base: dict[str, Any]
     folder: Path
     results: Path
@@ -221,7 +221,7 @@ class Search:
 
     def _validated(self, name: str, settings: Mapping[str, Any]) -> Section:
         where = f"{self.path}, study {name!r}"
-        return validate(self.experiment.Config, set_keys(self.base, settings), where)
+        return validate(self.experiment.config, set_keys(self.base, settings), where)
 
     def run(self, study: Study, values: Mapping[str, float]) -> tuple[Section, str]:
         """The config of a trial and the name of its run."""
@@ -292,7 +292,7 @@ def load_search(
 ) -> Search:
     """A search file, its experiment and its studies; UserError for anything that cannot run."""
     config = validate(SearchConfig, apply_preset(read_yaml(path), preset, str(path)), str(path))
-    experiment = import_experiment(path, config.experiment)
+    experiment = load_experiment(config.experiment, path)
     base = read_yaml(path.parent / config.config)
     folder = tables.folder_of(path, results, preset)
     return Search(config, path, preset, experiment, base, folder, results, draft)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -27,6 +25,7 @@ from training.config import (
     validate,
 )
 from training.errors import UserError
+from training.experiment import Experiment, load_experiment
 
 
 class Log2Range(Section):
@@ -281,7 +280,7 @@ class Sweep:
 
     config: SweepConfig
     path: Path
-    experiment: ModuleType
+    experiment: Experiment
     base: dict[str, Any]
     folder: Path
     results: Path = runs.RESULTS
@@ -315,7 +314,7 @@ class Sweep:
 
     def _validated(self, curve: str, settings: Mapping[str, Any]) -> Section:
         where = f"{self.path}, curve {curve!r}"
-        return validate(self.experiment.Config, set_keys(self.base, settings), where)
+        return validate(self.experiment.config, set_keys(self.base, settings), where)
 
     def _constants(self, curve: str, settings: Mapping[str, Any]) -> dict[str, Any]:
         """What the search found for such a run; nothing in a draft before it has."""
@@ -411,19 +410,6 @@ def _applies(rule: MoreSeeds | Adjust, values: Mapping[str, Any]) -> bool:
     return all(values.get(key) in wanted for key, wanted in rule.where.items())
 
 
-def import_experiment(path: Path, name: str) -> ModuleType:
-    """The `train` module of the experiment that a file names; UserError if there is none."""
-    try:
-        return importlib.import_module(f"{name}.train")
-    except ModuleNotFoundError as error:
-        if error.name not in (name, f"{name}.train"):
-            raise
-        raise UserError(
-            f"{path}: experiment {name!r} has no train.py here; run from the repository's root and "
-            "give the folder's name"
-        ) from None
-
-
 def load_sweep(
     path: Path,
     results: Path = runs.RESULTS,
@@ -438,7 +424,7 @@ def load_sweep(
     """
     data = apply_preset(read_yaml(path), preset, str(path))
     config = validate(SweepConfig, data, str(path))
-    experiment = import_experiment(path, config.experiment)
+    experiment = load_experiment(config.experiment, path)
     base = read_yaml(path.parent / config.config)
     folder = tables.folder_of(path, results, preset)
     sweep = Sweep(config, path, experiment, base, folder, results, preset, draft)

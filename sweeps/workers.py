@@ -10,7 +10,6 @@ asked to stop and also what happens when the launcher dies.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import itertools
 import json
 import math
@@ -508,9 +507,10 @@ def _told(error: Exception) -> dict[str, str]:
 
 def _train(job: dict[str, Any], run_dir: Path, progress: Progress) -> dict[str, Any]:
     from training.config import validate
+    from training.experiment import load_experiment
 
-    experiment = importlib.import_module(f"{job['experiment']}.train")
-    config = validate(experiment.Config, job["config"], str(run_dir))
+    experiment = load_experiment(job["experiment"])
+    config = validate(experiment.config, job["config"], str(run_dir))
     return experiment.run(config, run_dir, progress)
 
 

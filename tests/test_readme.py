@@ -39,10 +39,10 @@ def parses(words):
     module, arguments = words[2], words[3:]
     if module in ("nanolm_c4.train", "nanolm_c4.data") and "--help" not in arguments:
         from nanolm_c4.config import Config
-        from training import cli
+        from nanolm_c4.train import EXPERIMENT
         from training.config import load
 
-        args = cli.parse(cli.parser("nanolm_c4", Config, ""), arguments)
+        args = EXPERIMENT._parser().parse_intermixed_args(arguments)
         load(Config, ROOT / args.config, args.overrides)
         return
     if module == "measure.coordinate_check":  # tests/training runs it

@@ -7,7 +7,6 @@ and the key, and adds the nearest valid name.
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -28,7 +27,7 @@ from pydantic import (
     model_validator,
 )
 
-from training.errors import UserError
+from training.errors import UserError, nearest
 
 PositiveInt = Annotated[int, Field(gt=0)]
 Count = Annotated[int, Field(ge=0)]
@@ -432,8 +431,7 @@ def _explain(kind: type[Section], problem: Mapping[str, Any]) -> str:
     key = ".".join(parts)
     if problem["type"] == "extra_forbidden":
         valid = _valid_beside(kind, parts)
-        nearest = difflib.get_close_matches(key, valid, n=1, cutoff=0.0)[0]
-        return f"unknown key {key!r}; did you mean {nearest!r}?"
+        return f"unknown key {key!r}{nearest(key, valid)}"
     if problem["type"] == "missing":
         return f"key {key!r} is missing; give it a value"
     if problem["type"] == "value_error":

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -51,3 +52,9 @@ def reason(error: BaseException) -> str:
         return "no records"
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def nearest(given: object, valid: Iterable[str]) -> str:
+    """"; did you mean 'x'?" for the valid name that is most like the given one; "" of none."""
+    found = difflib.get_close_matches(str(given), list(valid), n=1, cutoff=0.0)
+    return f"; did you mean {found[0]!r}?" if found else ""

@@ -23,7 +23,6 @@ tensor (an RMS, Adafactor's means, adam_atan2's largest gradient) is of the whol
 
 from __future__ import annotations
 
-import difflib
 import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ import torch
 from torch import Tensor
 
 from training import sharding
-from training.errors import UserError
+from training.errors import UserError, nearest
 
 OPTIMIZERS = ("sgd", "adam", "adam_param_scaling", "adafactor", "adam_atan2")
 
@@ -84,9 +83,8 @@ def build(
     missing key; a parameter twice; fused=True where there is no fused kernel.
     """
     if name not in OPTIMIZERS:
-        nearest = difflib.get_close_matches(str(name), OPTIMIZERS, n=1, cutoff=0.0)[0]
         raise OptimizerError(
-            f"unknown optimizer {name!r}: did you mean {nearest!r}? Known: {', '.join(OPTIMIZERS)}"
+            f"unknown optimizer {name!r}{nearest(name, OPTIMIZERS)} Known: {', '.join(OPTIMIZERS)}"
         )
     betas = _checked_betas(betas)
     if not 0 <= momentum < 1:

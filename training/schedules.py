@@ -6,11 +6,10 @@ so neither the ratio between two groups' rates nor that between their decays eve
 
 from __future__ import annotations
 
-import difflib
 import math
 from typing import Any, Protocol
 
-from training.errors import UserError
+from training.errors import UserError, nearest
 
 SCHEDULES = ("cosine", "linear", "constant")
 
@@ -59,9 +58,8 @@ def factor(
 def _check(name: str, step: int, warmup_steps: int, total_steps: int, floor: float) -> None:
     """Raises ScheduleError for what `factor` cannot use."""
     if name not in SCHEDULES:
-        nearest = difflib.get_close_matches(str(name), SCHEDULES, n=1, cutoff=0.0)[0]
         raise ScheduleError(
-            f"unknown schedule {name!r}: did you mean {nearest!r}? Known: {', '.join(SCHEDULES)}"
+            f"unknown schedule {name!r}{nearest(name, SCHEDULES)} Known: {', '.join(SCHEDULES)}"
         )
     counts = {"step": step, "warmup_steps": warmup_steps, "total_steps": total_steps}
     for key, count in counts.items():

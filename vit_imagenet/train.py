@@ -1,22 +1,15 @@
 """Train one Vision Transformer: `python -m vit_imagenet.train vit_imagenet/configs/laptop.yaml`.
 
-Also `accelerate launch -m vit_imagenet.train ...`, and `run(config, run_dir)` for sweeps.
+Also `accelerate launch -m vit_imagenet.train ...`.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from training import cli
-from training.config import load
-from training.errors import one_line_errors
+from training.experiment import Experiment
 from vit_imagenet.config import Config
-from vit_imagenet.cost import flops, parameters, tokens_per_step  # noqa: F401 - for sweeps
-
-EXPERIMENT = "vit_imagenet"
+from vit_imagenet.cost import flops, memory, parameters, tokens_per_step
 
 
 def prescription(config: Config):
@@ -38,11 +31,16 @@ def build_model(config: Config):
     return build(config.model, prescription(config).attention_scale(config.model.head_dim))
 
 
-def build_plan(config: Config, model):
-    """Every tensor's numbers."""
+def build_plan(config: Config, model=None):
+    """Every tensor's numbers, by default of a model on the meta device, which needs no data."""
+    import torch
+
     from param_groups import plan
     from vit_imagenet.model import ROLES
 
+    if model is None:
+        with torch.device("meta"):
+            model = build_model(config)
     optimizer = config.optimizer
     return plan(
         model,
@@ -53,18 +51,6 @@ def build_plan(config: Config, model):
         weight_decay=optimizer.weight_decay,
         decay_mode=optimizer.decay_mode,
     )
-
-
-def print_plan(config: Config, as_json: bool) -> None:
-    """Prints the plan, which needs no data and no memory for the model."""
-    import torch
-
-    from param_groups.plan import dumps
-
-    with torch.device("meta"):
-        model = build_model(config)
-    plan = build_plan(config, model)
-    print(dumps(plan) if as_json else plan.table())
 
 
 def build_task(config: Config):
@@ -105,8 +91,9 @@ def build_task(config: Config):
     )
 
 
-def arithmetic(config: Config, images: int, processes: int) -> list[str]:
+def arithmetic(task, processes: int) -> list[str]:
     """How the run's numbers come about: batch, epochs, and the decay that all strategies share."""
+    config, images = task.config, len(task.train_data)
     settings, optimizer = config.training, config.optimizer
     share = settings.batch_size // processes
     micro = min(settings.micro_batch_size or share, share)
@@ -127,37 +114,26 @@ def arithmetic(config: Config, images: int, processes: int) -> list[str]:
     ]
 
 
-def run(
-    config: Config, run_dir: Path, progress: Callable[[int, int, float], None] | None = None
-) -> dict[str, Any]:
-    """Trains one config into `run_dir`, unless it is done; returns its summary."""
-    from training import processes, runs
-    from training.loop import train
-
-    task = build_task(config)
-    state = processes.state()
-    if state.is_main_process:
-        lines = arithmetic(config, len(task.train_data), state.num_processes)
-        print("\n".join(lines), file=sys.stderr)
-    return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir, progress))
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped by a signal."""
-    args = cli.parse(cli.parser(EXPERIMENT, Config, __doc__), argv)
-    with one_line_errors(OSError):
-        config = load(Config, args.config, args.overrides)
-        if args.plan:
-            print_plan(config, args.json)
-            return
-        cli.train(EXPERIMENT, config, run, args.run_dir, _result)
-
-
-def _result(summary: dict[str, Any]) -> str:
+def result(summary: dict[str, Any]) -> str:
+    """A finished run's outcome."""
     top1 = summary["best_eval_top1"] if "best_eval_top1" in summary else None
     best = "no evaluation" if top1 is None else f"best top-1 {top1:.4f}"
     return f"{best}, {summary['targets_per_second']:.1f} images/s"
 
 
+EXPERIMENT = Experiment(
+    name="vit_imagenet",
+    description=__doc__,
+    config=Config,
+    build_task=build_task,
+    build_plan=build_plan,
+    parameters=parameters,
+    flops=flops,
+    tokens_per_step=tokens_per_step,
+    memory=memory,
+    result=result,
+    arithmetic=arithmetic,
+)
+
 if __name__ == "__main__":
-    main()
+    EXPERIMENT.main()

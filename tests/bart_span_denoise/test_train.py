@@ -61,7 +61,7 @@ def metrics(folder):
 
 def test_a_run_leaves_its_config_plan_metrics_and_summary(texts, tmp_path):
     config = settings(texts, "training.eval_every=3")
-    summary = train.run(config, tmp_path)
+    summary = train.EXPERIMENT.run(config, tmp_path)
     assert summary["status"] == "finished"
     assert {file.name for file in tmp_path.iterdir()} - {".lock"} == {
         "config.yaml", "plan.json", "metrics.jsonl", "timing.jsonl", "summary.json"
@@ -75,7 +75,7 @@ def test_a_run_leaves_its_config_plan_metrics_and_summary(texts, tmp_path):
 def test_the_first_loss_is_that_of_a_model_that_knows_nothing(texts, tmp_path):
     config = settings(texts, "prescription.strategy=neural_tangent", "optimizer.lr=0.5")
     task = train.build_task(config)
-    summary = train.run(config, tmp_path)
+    summary = train.EXPERIMENT.run(config, tmp_path)
     # N_rescale makes the logits of order one: a spread adds about half their variance.
     assert summary["first_train_loss"] == pytest.approx(
         math.log(len(task.model.word_embedding.weight)), abs=1.0
@@ -91,7 +91,7 @@ def test_the_paddings_row_stays_zero(texts, tmp_path):
 
 def test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not(texts, tmp_path, monkeypatch):
     words = ["training.eval_every=2", "checkpoint.final=true", "training.data_workers=1"]
-    train.run(settings(texts, *words), tmp_path / "whole")
+    train.EXPERIMENT.run(settings(texts, *words), tmp_path / "whole")
     add = loop.Losses.add
     calls = []
 
@@ -103,8 +103,8 @@ def test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not(texts, tmp_path, 
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Losses, "add", stopping)
-        assert train.run(settings(texts, *words), tmp_path / "parts")["status"] == "stopped"
-    summary = train.run(settings(texts, *words), tmp_path / "parts")
+        assert train.EXPERIMENT.run(settings(texts, *words), tmp_path / "parts")["status"] == "stopped"
+    summary = train.EXPERIMENT.run(settings(texts, *words), tmp_path / "parts")
     assert summary["resumed_from"] == [3]
     states = [
         sorted((tmp_path / name).glob("checkpoints/step-*/state.safetensors"))[-1].read_bytes()
@@ -180,7 +180,7 @@ def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_pat
              f"data.bpe_encoder={binarised / 'encoder.json'}", "training.eval_every=3",
              f"data.bpe_vocab={binarised / 'vocab.bpe'}", f"data.cache_dir={tmp_path / 'cache'}"]
     config = settings(texts, *words)
-    summary = train.run(config, tmp_path / "whole")
+    summary = train.EXPERIMENT.run(config, tmp_path / "whole")
     assert summary["status"] == "finished" and config.data.noise.unit == "word"
     assert summary["final_eval_bits"] == pytest.approx(summary["final_eval_loss"] / math.log(2))
     assert summary["best_eval_bits"] == pytest.approx(summary["best_eval_loss"] / math.log(2))
@@ -194,8 +194,8 @@ def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_pat
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Losses, "add", stopping)
-        train.run(config, tmp_path / "parts")
-    assert train.run(config, tmp_path / "parts")["resumed_from"] == [4]
+        train.EXPERIMENT.run(config, tmp_path / "parts")
+    assert train.EXPERIMENT.run(config, tmp_path / "parts")["resumed_from"] == [4]
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
 
 
@@ -280,7 +280,7 @@ def test_every_field_is_covered_here():
 
 
 def trace(texts, folder, overrides):
-    summary = train.run(settings(texts, *overrides), folder)
+    summary = train.EXPERIMENT.run(settings(texts, *overrides), folder)
     probes = folder / "probes.jsonl"
     probed = probes.read_text() if probes.exists() else None
     return metrics(folder), probed, summary["status"], summary["parameters"]
@@ -303,7 +303,7 @@ def test_every_field_changes_what_a_run_leaves_behind(texts, tmp_path, key):
 
 def test_help_needs_neither_torch_nor_data_nor_fairseq():
     code = "import sys, bart_span_denoise.train as t\n"
-    code += "try: t.main(['--help'])\nexcept SystemExit: pass\n"
+    code += "try: t.EXPERIMENT.main(['--help'])\nexcept SystemExit: pass\n"
     code += "assert not {'torch', 'accelerate', 'datasets', 'fairseq'} & set(sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
@@ -314,7 +314,7 @@ def test_help_needs_neither_torch_nor_data_nor_fairseq():
     ("config", "parameters"), [("bart_large", 404_845_568), ("r2c2", 2_688_739_328)]
 )
 def test_the_paper_s_plans_are_printed_without_data(capsys, config, parameters):
-    train.main([str(ROOT / f"bart_span_denoise/configs/{config}.yaml"), "--plan", "--json"])
+    train.EXPERIMENT.main([str(ROOT / f"bart_span_denoise/configs/{config}.yaml"), "--plan", "--json"])
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert sum(torch.Size(row["shape"]).numel() for row in rows) == parameters
 
@@ -335,7 +335,7 @@ def test_the_paper_s_plans_are_printed_without_data(capsys, config, parameters):
 def test_a_users_mistake_is_one_line(texts, tmp_path, capsys, words, message):
     with pytest.raises(SystemExit) as caught:
         cache = f"data.cache_dir={texts / 'cache'}"
-        train.main([str(LAPTOP), cache, *words, "--run-dir", str(tmp_path / "run")])
+        train.EXPERIMENT.main([str(LAPTOP), cache, *words, "--run-dir", str(tmp_path / "run")])
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert caught.value.code == 2
     assert error.startswith("error: ") and message in error

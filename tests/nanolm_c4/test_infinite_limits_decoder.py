@@ -302,9 +302,9 @@ def test_the_coordinate_checks_command_scans_the_heads(tmp_path, monkeypatch, ca
 @pytest.mark.parametrize("path", [LAPTOP, PAPER])
 def test_shipped_configs_plan_and_read_back(path, capsys):
     words = [] if path == PAPER else ["model.vocab_size=1024"]
-    train.main([str(path), *words, "--plan"])
+    train.EXPERIMENT.main([str(path), *words, "--plan"])
     assert "readout.bias" in (text := capsys.readouterr().out) and "name bordelon" in text
-    train.main([str(path), *words, "--plan", "--json"])
+    train.EXPERIMENT.main([str(path), *words, "--plan", "--json"])
     rows = json.loads(capsys.readouterr().out)["rows"]
     config = load(Config, path, words)
     assert sum(math.prod(row["shape"]) for row in rows) == cost.parameters(config)["total"]
@@ -392,7 +392,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("path", "override", "message"), MISTAKES)
 def test_a_users_mistake_is_one_line(capsys, path, override, message):
     with pytest.raises(SystemExit) as caught:
-        train.main([str(path), override, "--plan"])
+        train.EXPERIMENT.main([str(path), override, "--plan"])
     error = capsys.readouterr().err.strip().splitlines()
     assert caught.value.code == 2 and len(error) == 1
     assert error[0].startswith(f"error: {path} with {override}: ") and message in error[0]
@@ -501,7 +501,7 @@ def test_a_run_learns(tmp_path, optimizer):
         "data.tokenizer_vocab_size=90", f"data.cache_dir={tmp_path / 'cache'}",
         "data.validation_fraction=0.2", optimizer=optimizer,
     )
-    summary = train.run(config, tmp_path / "run")
+    summary = train.EXPERIMENT.run(config, tmp_path / "run")
     assert summary["status"] == "finished"
     assert summary["first_train_loss"] == pytest.approx(math.log(90), abs=1e-4)
     assert summary["final_eval_loss"] < math.log(90) - 0.2

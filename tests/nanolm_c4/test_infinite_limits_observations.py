@@ -66,7 +66,7 @@ def test_observations_are_of_packed_text_and_see_no_pad(
         "training.observe_samples=3", file=file,
     )  # fmt: skip
     folder = tmp_path / "results/nanolm_c4/single/run"
-    train.run(config, folder)
+    train.EXPERIMENT.run(config, folder)
     report, _ = observe.observe_run(folder)
     corpus = from_config(config.data)
     rows, pad = packed_by_hand(corpus, 3), corpus.meta["pad"]
@@ -105,11 +105,11 @@ def test_probes_see_packed_text_and_no_pad(texts, tmp_path, monkeypatch):
     monkeypatch.setattr(loop.Loop, "_make_probes", spying)
     asked = ["training.probe_every=1", "training.probe_samples=3"]
     config = settings(texts, *asked, file="laptop.yaml")
-    train.run(config, tmp_path / "run")
+    train.EXPERIMENT.run(config, tmp_path / "run")
     corpus = from_config(config.data)
     (ids,) = seen
     assert torch.equal(ids, packed_by_hand(corpus, 3)) and not (ids == corpus.meta["pad"]).any()
-    train.run(settings(texts, *asked, "data.max_validation_tokens=1", file="laptop.yaml"),
+    train.EXPERIMENT.run(settings(texts, *asked, "data.max_validation_tokens=1", file="laptop.yaml"),
               tmp_path / "little")  # no full row: what there is
     assert (seen[1] == corpus.meta["pad"]).any()
 
@@ -118,19 +118,19 @@ def test_too_little_text_to_observe_is_one_line_of_observed_runs_only(texts, tmp
     rows = from_config(settings(texts).data).meta["validation"]["tokens"] // T
     observed = ["training.observe_every=2", f"training.observe_samples={rows + 1}"]
     with pytest.raises(UserError) as error:
-        train.run(settings(texts, *observed), tmp_path / "few")
+        train.EXPERIMENT.run(settings(texts, *observed), tmp_path / "few")
     assert str(error.value) == (
         f"training.observe_samples {rows + 1} is more than the {rows} full rows of {T} tokens of "
         "the validation data; lower it or give more validation data"
     )
     one_document = "data.max_validation_tokens=1"
     with pytest.raises(UserError) as error:
-        train.run(settings(texts, "training.observe_every=2", one_document), tmp_path / "none")
+        train.EXPERIMENT.run(settings(texts, "training.observe_every=2", one_document), tmp_path / "none")
     assert str(error.value) == (
         f"training.observe_samples 8 is more than the 0 full rows of {T} tokens of the validation "
         "data; give more of it"
     )
     folder = tmp_path / "results/nanolm_c4/single/run"
-    assert train.run(settings(texts, one_document), folder)["status"] == "finished"
+    assert train.EXPERIMENT.run(settings(texts, one_document), folder)["status"] == "finished"
     with pytest.raises(UserError, match=f"{folder}: --samples 1 is more than the 0 full rows of"):
         observe.observe_run(folder)

@@ -134,7 +134,7 @@ def test_the_first_run_of_a_sweep_takes_two_steps(drafts, cache, tmp_path, name,
     first = next(point for point in points if point.config.model.width == smallest)
     # The paper's narrowest models keep their width, heads, vocabulary and prescription.
     more = {} if preset else {"model.width": 128, "model.layers": 2, "model.context": 64}
-    summary = train.run(two_steps(first.config, cache, **more), tmp_path / "run")
+    summary = train.EXPERIMENT.run(two_steps(first.config, cache, **more), tmp_path / "run")
     assert (summary["status"], summary["step"]) == ("finished", 2)
     if name == "figure_1_5_6_7_alignment":
         assert len((tmp_path / "run" / "probes.jsonl").read_text().splitlines()) == 2

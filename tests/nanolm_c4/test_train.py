@@ -56,7 +56,7 @@ def metrics(folder):
 
 def test_a_run_leaves_its_config_plan_metrics_and_summary(texts, tmp_path):
     config = settings(texts)
-    summary = train.run(config, tmp_path)
+    summary = train.EXPERIMENT.run(config, tmp_path)
     assert summary["status"] == "finished"
     assert {file.name for file in tmp_path.iterdir()} - {".lock"} == {
         "config.yaml", "plan.json", "metrics.jsonl", "timing.jsonl", "summary.json"
@@ -67,15 +67,15 @@ def test_a_run_leaves_its_config_plan_metrics_and_summary(texts, tmp_path):
 
 
 def test_a_done_run_is_not_trained_again(texts, tmp_path, monkeypatch):
-    first = train.run(settings(texts), tmp_path)
+    first = train.EXPERIMENT.run(settings(texts), tmp_path)
     monkeypatch.setattr(loop, "train", lambda *args: pytest.fail("trained again"))
-    assert train.run(settings(texts), tmp_path) == first
+    assert train.EXPERIMENT.run(settings(texts), tmp_path) == first
 
 
 def test_a_folder_with_another_run_is_refused(texts, tmp_path):
-    train.run(settings(texts), tmp_path)
+    train.EXPERIMENT.run(settings(texts), tmp_path)
     with pytest.raises(ValueError, match=r"another config \(optimizer.lr 0.0078125 -> 0.5\)"):
-        train.run(settings(texts, "optimizer.lr=0.5"), tmp_path)
+        train.EXPERIMENT.run(settings(texts, "optimizer.lr=0.5"), tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def words(key, change, texts):
 
 
 def trace(texts, folder, overrides):
-    summary = train.run(settings(texts, *overrides), folder)
+    summary = train.EXPERIMENT.run(settings(texts, *overrides), folder)
     probes, seen = folder / "probes.jsonl", folder / "observations.jsonl"
     probed = [path.read_text() if path.exists() else None for path in (probes, seen)]
     return metrics(folder), probed, summary["status"], summary["parameters"]
@@ -183,7 +183,7 @@ def trace(texts, folder, overrides):
 
 @pytest.mark.parametrize("key", OTHER)
 def test_every_field_changes_what_a_run_leaves_behind(texts, tmp_path, key):
-    train.run(settings(texts), tmp_path / "warm")  # makes the tokeniser that one case uses
+    train.EXPERIMENT.run(settings(texts), tmp_path / "warm")  # makes the tokeniser that one case uses
     base, changed = words(key, OTHER[key], texts)
     if key == "data.tokenizer":
         base = ["data.tokenizer_vocab_size=75"]
@@ -216,7 +216,7 @@ def test_the_other_fields_change_how_it_is_computed(texts, tmp_path, monkeypatch
     monkeypatch.setattr(loop, "DataLoader", counted_loader)
     monkeypatch.setattr(torch, "compile", counted_compile)
     value, seen = HOW[key]
-    train.run(settings(texts, f"{key}={value.format(texts=texts)}"), tmp_path)
+    train.EXPERIMENT.run(settings(texts, f"{key}={value.format(texts=texts)}"), tmp_path)
     assert seen(calls), calls
 
 
@@ -232,7 +232,7 @@ def command(*arguments, timeout=100):
 
 
 def test_help_needs_neither_torch_nor_data():
-    code = "import sys, nanolm_c4.train as t\ntry: t.main(['--help'])\nexcept SystemExit: pass\n"
+    code = "import sys, nanolm_c4.train as t\ntry: t.EXPERIMENT.main(['--help'])\nexcept SystemExit: pass\n"
     code += "assert not {'torch', 'accelerate', 'datasets'} & set(sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
@@ -241,10 +241,10 @@ def test_help_needs_neither_torch_nor_data():
 
 def test_the_plan_is_printed_as_text_and_as_json(capsys):
     arguments = ["nanolm_c4/configs/paper.yaml", "model.width=2048", "--plan"]
-    train.main([str(ROOT / arguments[0]), *arguments[1:]])
+    train.EXPERIMENT.main([str(ROOT / arguments[0]), *arguments[1:]])
     text = capsys.readouterr().out
     assert "blocks.*.mlp.down.weight (8 tensors)" in text and "0.0005" in text
-    train.main([str(ROOT / arguments[0]), *arguments[1:], "--json"])
+    train.EXPERIMENT.main([str(ROOT / arguments[0]), *arguments[1:], "--json"])
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["readout.weight"]["lr"] == pytest.approx(0.001 / 2)
     assert rows["token_embedding.weight"]["lr"] == pytest.approx(0.001)
@@ -263,7 +263,7 @@ def test_the_plan_is_printed_as_text_and_as_json(capsys):
 def test_a_users_mistake_is_one_line(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SystemExit) as caught:
-        train.main([*arguments, f"data.cache_dir={tmp_path}", "--run-dir", str(tmp_path / "run")])
+        train.EXPERIMENT.main([*arguments, f"data.cache_dir={tmp_path}", "--run-dir", str(tmp_path / "run")])
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert caught.value.code == 2
     assert error.startswith("error: ") and message in error
@@ -271,9 +271,9 @@ def test_a_users_mistake_is_one_line(tmp_path, capsys, monkeypatch, arguments, m
 
 
 def test_our_own_mistakes_keep_their_traceback(monkeypatch):
-    monkeypatch.setattr(train, "print_plan", lambda *args: 1 / 0)
+    monkeypatch.setattr("nanolm_c4.train.prescription", lambda config: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        train.main([str(ROOT / "nanolm_c4/configs/paper.yaml"), "--plan"])
+        train.EXPERIMENT.main([str(ROOT / "nanolm_c4/configs/paper.yaml"), "--plan"])
 
 
 def test_the_command_trains(texts, tmp_path):

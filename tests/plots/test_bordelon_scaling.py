@@ -109,7 +109,7 @@ def test_a_real_sweeps_tables_become_its_figures(tmp_path):
     path = tmp_path / "s.yaml"
     path.write_text(SMALL.format(config=ROOT / "vit_cifar5m/configs/laptop.yaml"))
     sweep = load_sweep(path, tmp_path)
-    summaries = {p.run: train.run(p.config, sweep.folder / p.run) for p in sweep.points}
+    summaries = {p.run: train.EXPERIMENT.run(p.config, sweep.folder / p.run) for p in sweep.points}
     paths = [write(sweep, summaries) for write in (
         results.write_observed_kernels, results.write_observed_attention, results.write_metrics)]
     text, written = infinite_kernels.make(paths, tmp_path / "figures")

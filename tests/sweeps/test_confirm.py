@@ -21,6 +21,7 @@ from pathlib import Path
 from pydantic import model_validator
 from training.config import LoopConfig, Section
 from training.files import write_json, write_text
+from training.experiment import Experiment
 
 class Config(Section):
     seed: int = 0
@@ -68,6 +69,14 @@ def run(config, run_dir, progress=None):
     }
     write_json(run_dir / "summary.json", summary)
     return summary
+
+class Toy(Experiment):
+    run = staticmethod(run)
+
+EXPERIMENT = Toy(
+    name="toy", description="", config=Config, flops=flops, result=str,
+    **dict.fromkeys(["build_task", "build_plan", "parameters", "tokens_per_step", "memory"]),
+)
 '''
 SEARCH = """
 grid: {size: [1], lr: [0.001], wd: [0.4]}

@@ -321,19 +321,6 @@ def test_mistakes_are_one_line(write, refused):
     assert "a search has no curves" in refused(search, "--curves", "a")
 
 
-def test_an_experiment_without_closed_forms_is_refused(write, refused, tmp_path, monkeypatch):
-    name = "bare_" + tmp_path.name.replace("-", "_")
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text("")
-    (tmp_path / name / "train.py").write_text("from nanolm_c4.train import *\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    path = write()
-    path.write_text(path.read_text().replace("experiment: nanolm_c4", f"experiment: {name}"))
-    assert f"{name}/cost.py with flops" in refused(path)
-    (tmp_path / name / "cost.py").write_text("flops = parameters = tokens_per_step = len\n")
-    assert "it lacks memory" in refused(path)
-
-
 def test_runs_are_found_where_training_puts_them(write, planned, tmp_path):
     """The id and folder of a planned run are those of a run that has trained."""
     path = write("set: {training.steps: 1, schedule.warmup_steps: 0}\ncurves: {a: {}}\n")

@@ -38,6 +38,7 @@ EXPERIMENT = '''
 import math, os
 from training.config import RunConfig, Section
 from training.files import write_json
+from training.experiment import Experiment
 
 class Gamma(Section):
     a: float = 1.0
@@ -68,6 +69,14 @@ def run(config, run_dir, progress=None):
     }
     write_json(run_dir / "summary.json", summary)
     return summary
+
+class Toy(Experiment):
+    run = staticmethod(run)
+
+EXPERIMENT = Toy(
+    name="toy", description="", config=Config, flops=flops, result=str,
+    **dict.fromkeys(["build_task", "build_plan", "parameters", "tokens_per_step", "memory"]),
+)
 '''
 SEARCH = """
 search: {gamma.a: [1.0e-2, 1.0e+2], gamma.b: [1.0e-2, 1.0e+2]}
@@ -545,6 +554,7 @@ def test_what_is_saved_is_json_and_yaml_without_surprises(toy):
         json.loads(line)
     assert "&" not in (scheduler.search.folder / "constants.yaml").read_text()
     assert constants["search"]["file"] == "s.yaml"
-    validate(scheduler.search.experiment.Gamma, {
+    gamma = scheduler.search.experiment.config.model_fields["gamma"].annotation
+    validate(gamma, {
         key.partition(".")[2]: value for key, value in constants["constants"][0]["set"].items()
     }, "constants.yaml")  # fmt: skip

@@ -21,6 +21,7 @@ import os, time
 import toy_run
 from training import loop, runs
 from training.config import RunConfig as Config
+from training.experiment import Experiment
 
 def flops(config):
     return 1.0
@@ -41,6 +42,14 @@ def run(config, run_dir, progress):
         return loop.train(task, run_dir, progress)
 
     return runs.train_once(run_dir, config, task.plan, train)
+
+class Toy(Experiment):
+    run = staticmethod(run)
+
+EXPERIMENT = Toy(
+    name="toy", description="", config=Config, flops=flops, result=str,
+    **dict.fromkeys(["build_task", "build_plan", "parameters", "tokens_per_step", "memory"]),
+)
 """
 TRIALS = 5
 SEARCH = f"""

@@ -26,6 +26,7 @@ import json, math, os, sys, time
 from pathlib import Path
 from training.config import Section, LoopConfig
 from training.files import write_json
+from training.experiment import Experiment
 
 class Config(Section):
     seed: int = 0
@@ -55,6 +56,14 @@ def run(config, run_dir, progress=None):
     }
     write_json(run_dir / "summary.json", summary)
     return summary
+
+class Toy(Experiment):
+    run = staticmethod(run)
+
+EXPERIMENT = Toy(
+    name="toy", description="", config=Config, flops=flops, result=str,
+    **dict.fromkeys(["build_task", "build_plan", "parameters", "tokens_per_step", "memory"]),
+)
 '''
 
 

@@ -23,6 +23,7 @@ TOY = f'''
 import math
 from training.config import LoopConfig, ScheduleConfig, Section
 from training.files import write_json
+from training.experiment import Experiment
 
 class Inner(Section):
     kind: str = "plain"
@@ -56,6 +57,15 @@ def run(config, run_dir, progress=None):
     }}
     write_json(run_dir / "summary.json", summary)
     return summary
+
+class Toy(Experiment):
+    run = staticmethod(run)
+
+EXPERIMENT = Toy(
+    name="toy", description="", config=Config, parameters=parameters,
+    tokens_per_step=tokens_per_step, flops=flops, result=str,
+    **dict.fromkeys(["build_task", "build_plan", "memory"]),
+)
 '''
 
 

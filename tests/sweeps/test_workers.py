@@ -34,6 +34,7 @@ import toy_run
 from training import loop, processes, runs
 from training.config import RunConfig as Config
 from training.errors import RunError, UserError
+from training.experiment import Experiment
 
 def run(config, run_dir, progress):
     print("what a library prints", flush=True)
@@ -58,6 +59,14 @@ def run(config, run_dir, progress):
 
 def refuse():
     raise UserError("corpus.txt: no such file")
+
+class Toy(Experiment):
+    run = staticmethod(run)
+
+EXPERIMENT = Toy(
+    name="toy", description="", config=Config, flops=len, result=str,
+    **dict.fromkeys(["build_task", "build_plan", "parameters", "tokens_per_step", "memory"]),
+)
 """
 CONFIG = {
     "optimizer": {"lr": 0.05},

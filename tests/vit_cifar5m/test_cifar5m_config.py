@@ -63,7 +63,7 @@ def test_where_files_are_kept_makes_no_other_run():
 @pytest.mark.parametrize("path", [LAPTOP, PAPER])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adam_atan2"])
 def test_plans_print_without_data(path, optimizer, capsys):
-    train.main([str(path), f"optimizer.name={optimizer}", "--plan"])
+    train.EXPERIMENT.main([str(path), f"optimizer.name={optimizer}", "--plan"])
     lines = capsys.readouterr().out.splitlines()
     assert f"optimizer {optimizer}" in lines[0]
     roles = [line.split("tensors)")[-1].split()[0] for line in lines if "query" in line]

@@ -155,7 +155,7 @@ def observed_peaks(config, folder, monkeypatch):
         return observation
 
     monkeypatch.setattr(observations.Observer, "observe", measured)
-    train.run(config, folder)
+    train.EXPERIMENT.run(config, folder)
     return found
 
 

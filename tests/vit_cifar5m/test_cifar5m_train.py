@@ -35,7 +35,7 @@ def metrics(folder):
 
 def test_a_run_leaves_its_config_plan_metrics_and_summary(tmp_path, capsys):
     config = settings()
-    summary = train.run(config, tmp_path)
+    summary = train.EXPERIMENT.run(config, tmp_path)
     assert summary["status"] == "finished"
     assert {file.name for file in tmp_path.iterdir()} - {".lock"} == {
         "config.yaml", "plan.json", "metrics.jsonl", "timing.jsonl", "summary.json"
@@ -59,7 +59,7 @@ def test_training_lowers_the_loss_it_is_given(tmp_path, optimizer):
     words = ["data.train_images=64", "data.repeat=true", "training.steps=60",
              "training.batch_size=64", "model.head_dim=8", "model.heads=4", "model.patch_size=8",
              "training.eval_every=0", *optimizer]
-    summary = train.run(settings(*words), tmp_path)
+    summary = train.EXPERIMENT.run(settings(*words), tmp_path)
     assert summary["final_train_loss"] < 0.6 * summary["first_train_loss"]
 
 
@@ -74,13 +74,13 @@ def stopped_and_resumed(config, folder, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Losses, "add", stopping)
-        assert train.run(config, folder)["status"] == "stopped"
-    assert train.run(config, folder)["resumed_from"] == [3]
+        assert train.EXPERIMENT.run(config, folder)["status"] == "stopped"
+    assert train.EXPERIMENT.run(config, folder)["resumed_from"] == [3]
 
 
 def test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not(tmp_path, monkeypatch):
     config = settings("checkpoint.final=true")
-    train.run(config, tmp_path / "whole")
+    train.EXPERIMENT.run(config, tmp_path / "whole")
     stopped_and_resumed(config, tmp_path / "parts", monkeypatch)
     states = [
         sorted((tmp_path / name).glob("checkpoints/step-*/state.safetensors"))[-1].read_bytes()
@@ -241,7 +241,7 @@ def tiny(files, *overrides):
 
 def trace(config, folder):
     """All of what a run leaves behind that is the same every time."""
-    summary = train.run(config, folder)
+    summary = train.EXPERIMENT.run(config, folder)
     probes, seen = folder / "probes.jsonl", folder / "observations.jsonl"
     found = [path.read_text() if path.exists() else None for path in (probes, seen)]
     return metrics(folder), found, summary["status"], summary["parameters"]
@@ -297,7 +297,7 @@ def test_the_other_fields_change_how_it_is_computed(files, tmp_path, monkeypatch
     monkeypatch.setattr(torch, "compile", counted_compile)
     value, seen = HOW[key]
     base = FILES if key == "data.cache_dir" else ()
-    train.run(tiny(files, *base, f"{key}={value}"), tmp_path)
+    train.EXPERIMENT.run(tiny(files, *base, f"{key}={value}"), tmp_path)
     assert seen(calls), calls
 
 
@@ -332,7 +332,7 @@ def test_the_rule_has_every_number_of_the_config():
 )
 def test_a_users_mistake_is_one_line_and_exit_code_2(argv, message, capsys, tmp_path):
     with pytest.raises(SystemExit) as exit_:
-        train.main([str(LAPTOP), *argv, "--run-dir", str(tmp_path / "run")])
+        train.EXPERIMENT.main([str(LAPTOP), *argv, "--run-dir", str(tmp_path / "run")])
     assert exit_.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line

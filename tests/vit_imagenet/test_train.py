@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,7 +75,7 @@ def FEATURES():
 
 def test_a_run_leaves_its_config_plan_metrics_and_summary(tmp_path):
     config = settings("training.eval_every=3")
-    summary = train.run(config, tmp_path)
+    summary = train.EXPERIMENT.run(config, tmp_path)
     assert summary["status"] == "finished"
     assert {file.name for file in tmp_path.iterdir()} - {".lock"} == {
         "config.yaml", "plan.json", "metrics.jsonl", "timing.jsonl", "summary.json"
@@ -93,13 +94,13 @@ def test_training_learns_and_beats_chance_by_far(tmp_path):
     words = ["training.steps=60", "training.batch_size=64", "training.eval_samples=300",
              "optimizer.lr=0.008", "data.augmentation.mixup=0", "data.augmentation.cutmix=0",
              "data.augmentation.crop_scale=[1.0,1.0]", "schedule.warmup_steps=5"]
-    summary = train.run(settings(*words), tmp_path)
+    summary = train.EXPERIMENT.run(settings(*words), tmp_path)
     assert summary["final_eval_top1"] > 0.5
 
 
 def test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not(tmp_path, monkeypatch):
     words = ["training.eval_every=2", "checkpoint.final=true", "training.data_workers=1"]
-    train.run(settings(*words), tmp_path / "whole")
+    train.EXPERIMENT.run(settings(*words), tmp_path / "whole")
     add = loop.Losses.add
 
     def stopping(self, *args):  # a signal during the third step
@@ -109,8 +110,8 @@ def test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not(tmp_path, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(loop.Losses, "add", stopping)
-        assert train.run(settings(*words), tmp_path / "parts")["status"] == "stopped"
-    summary = train.run(settings(*words), tmp_path / "parts")
+        assert train.EXPERIMENT.run(settings(*words), tmp_path / "parts")["status"] == "stopped"
+    summary = train.EXPERIMENT.run(settings(*words), tmp_path / "parts")
     assert summary["resumed_from"] == [3]
     states = [
         sorted((tmp_path / name).glob("checkpoints/step-*/state.safetensors"))[-1].read_bytes()
@@ -126,8 +127,8 @@ def test_a_run_goes_on_with_other_workers_and_another_limit(tmp_path):
     first, second = settings(), settings(*words)
     assert runs.run_id(first) == runs.run_id(second)
     assert runs.run_id(first) != runs.run_id(settings("training.eval_samples=19"))
-    train.run(first, tmp_path)
-    assert train.run(second, tmp_path)["status"] == "finished"  # the same run, done already
+    train.EXPERIMENT.run(first, tmp_path)
+    assert train.EXPERIMENT.run(second, tmp_path)["status"] == "finished"  # the same run, done already
 
 
 # ------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ def words(key, photos):
 
 
 def trace(folder, overrides):
-    summary = train.run(settings(*overrides), folder)
+    summary = train.EXPERIMENT.run(settings(*overrides), folder)
     probes = folder / "probes.jsonl"
     probed = probes.read_text() if probes.exists() else None
     return metrics(folder), probed, summary["status"], summary["parameters"]
@@ -249,7 +250,7 @@ def test_a_folder_and_its_shards_train_on_the_same_classes(photos, tmp_path):
     base = ["model.classes=2", f"data.cache_dir={tmp_path / 'cache'}"]
     for source in ("folder", "shards"):
         words = [f"data.source={source}", f"data.path={photos / source}"]
-        summary = train.run(settings(*base, *words), tmp_path / source)
+        summary = train.EXPERIMENT.run(settings(*base, *words), tmp_path / source)
         assert summary["status"] == "finished" and summary["targets"] == 48
 
 
@@ -258,7 +259,7 @@ def test_a_folder_and_its_shards_train_on_the_same_classes(photos, tmp_path):
 
 
 def test_help_needs_neither_torch_nor_data():
-    code = "import sys, vit_imagenet.train as t\ntry: t.main(['--help'])\nexcept SystemExit: pass\n"
+    code = "import sys, vit_imagenet.train as t\ntry: t.EXPERIMENT.main(['--help'])\nexcept SystemExit: pass\n"
     code += "assert not {'torch', 'accelerate', 'datasets', 'timm'} & set(sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
@@ -266,7 +267,7 @@ def test_help_needs_neither_torch_nor_data():
 
 
 def test_the_paper_s_plan_is_printed_with_its_numbers(capsys):
-    train.main([str(ROOT / "vit_imagenet/configs/paper.yaml"), "--plan", "--json"])
+    train.EXPERIMENT.main([str(ROOT / "vit_imagenet/configs/paper.yaml"), "--plan", "--json"])
     plan = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in plan["rows"]}
     published = {  # 20 lambda_G
@@ -282,7 +283,8 @@ def test_the_paper_s_plan_is_printed_with_its_numbers(capsys):
 
 def test_the_arithmetic_of_the_paper_s_recipe_is_printed():
     config = load(Config, ROOT / "vit_imagenet/configs/paper.yaml")
-    lines = train.arithmetic(config, 1281167, 8)
+    task = SimpleNamespace(config=config, train_data=range(1281167))
+    lines = train.arithmetic(task, 8)
     assert lines[0] == "batch 4096 = 8 processes x 2 micro-batches of 256"
     assert lines[1] == "epoch 1,281,167 images = 312 steps, 3,215 left out"
     assert "93,600 steps = 300 epochs; warm-up 6,240 steps = 20 epochs" in lines[2]
@@ -315,7 +317,7 @@ def test_the_arithmetic_of_the_paper_s_recipe_is_printed():
 def test_a_users_mistake_is_one_line(tmp_path, capsys, monkeypatch, words, message):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as caught:
-        train.main([str(LAPTOP), *words, "--run-dir", str(tmp_path / "run")])
+        train.EXPERIMENT.main([str(LAPTOP), *words, "--run-dir", str(tmp_path / "run")])
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert caught.value.code == 2
     assert error.startswith("error: ") and message in error

@@ -1,0 +1,159 @@
+"""What an experiment is: all that a folder says so that it can be trained, planned and swept.
+
+A folder NAME has a `train.py` with `EXPERIMENT = Experiment(...)`. Then
+
+    python -m NAME.train CONFIG.yaml [key=value ...] [--run-dir DIR] [--plan [--json]]
+
+trains one config or prints its plan, and sweeps, the coordinate check and the observation of kept
+runs reach the folder through `load_experiment(NAME)`.
+
+Nothing here imports torch before a config is known to be right: `--help` and a mistyped key answer
+at once, and a launcher counts thousands of configs without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.config import RunConfig, describe, load
+from training.errors import UserError, nearest, one_line_errors
+
+if TYPE_CHECKING:
+    from param_groups import Plan
+    from training.loop import Task
+
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """A folder's model, data and costs, by the functions that make them from a config.
+
+    - `config`: the class of its configs.
+    - `build_task(config)`: model, plan, data and loss, for the loop and the coordinate check.
+    - `build_plan(config)`: every tensor's numbers, from a model on the meta device and no data.
+    - `parameters(config)`: {"embedding", "non_embedding", "total"}, numbers of parameters.
+    - `flops(config)`: floating-point operations of the whole training.
+    - `tokens_per_step(config)`: positions that one optimiser step sees, over all processes.
+    - `memory(config, shards=1, replicas=1)`: bytes per GPU by kind, and "total", their peak.
+    - `result(summary)`: a finished run's outcome, a few words.
+    - `arithmetic(task, processes)`: lines, shown before training, on how the run's numbers come
+      about; by default none.
+
+    The four costs are closed forms that import no torch.
+    """
+
+    name: str
+    description: str
+    config: type[RunConfig]
+    build_task: Callable[[Any], Task]
+    build_plan: Callable[[Any], Plan]
+    parameters: Callable[[Any], dict[str, int]]
+    flops: Callable[[Any], float]
+    tokens_per_step: Callable[[Any], int]
+    memory: Callable[..., dict[str, int]]
+    result: Callable[[dict[str, Any]], str]
+    arithmetic: Callable[[Task, int], list[str]] = lambda task, processes: []
+
+    def run(
+        self, config: RunConfig, run_dir: Path, progress: Progress | None = None
+    ) -> dict[str, Any]:
+        """Trains one config into `run_dir`, unless it is done; returns its summary.
+
+        `progress(step, steps, loss)` is called at every logged step.
+        """
+        from training import processes, runs
+        from training.loop import train
+
+        task = self.build_task(config)
+        state = processes.state()
+        if state.is_main_process:
+            for line in self.arithmetic(task, state.num_processes):
+                print(line, file=sys.stderr)
+        return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir, progress))
+
+    def main(self, argv: Sequence[str] | None = None) -> None:
+        """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped by a signal."""
+        parser = self._parser()
+        args = parser.parse_intermixed_args(argv)  # overrides before or after the options
+        if args.json and not args.plan:
+            parser.error("--json goes with --plan")
+        with one_line_errors(OSError):
+            config = load(self.config, args.config, args.overrides)
+            if args.plan:
+                self._print_plan(config, args.json)
+            else:
+                self._train(config, args.run_dir)
+
+    def _parser(self) -> argparse.ArgumentParser:
+        """`CONFIG.yaml [key=value ...] [--run-dir DIR] [--plan [--json]]`, all keys in --help."""
+        parser = argparse.ArgumentParser(
+            prog=f"python -m {self.name}.train",
+            description=self.description,
+            epilog="config keys, to set as key=value:\n" + describe(self.config),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add = parser.add_argument
+        add("config", type=Path, help="YAML file, for example in configs/")
+        add("overrides", nargs="*", metavar="key=value", help="changes to the config")
+        add("--run-dir", type=Path, help="folder of the run "
+            f"(default: results/{self.name}/single/<id of the config>)")  # fmt: skip
+        add("--plan", action="store_true", help="print every tensor's numbers and stop")
+        add("--json", action="store_true", help="with --plan: as JSON")
+        return parser
+
+    def _print_plan(self, config: RunConfig, as_json: bool) -> None:
+        from param_groups.plan import dumps
+
+        plan = self.build_plan(config)
+        print(dumps(plan) if as_json else plan.table())
+
+    def _train(self, config: RunConfig, run_dir: Path | None) -> None:
+        """One run with progress on stderr; exit code 75 if a signal stopped it."""
+        from training import allocator, processes, runs, signals
+
+        allocator.keep_memory()
+        run_dir = run_dir or runs.RESULTS / self.name / "single" / runs.run_id(config)
+        summary = self.run(config, run_dir, _show)
+        if processes.state().is_main_process:
+            outcome = f"{summary['status']}: {self.result(summary)}; {run_dir}/summary.json"
+            print(outcome, file=sys.stderr)
+        if summary["status"] == "stopped":
+            processes.state().wait_for_everyone()  # torchrun ends all once the first one is gone
+            raise SystemExit(signals.STOPPED)
+
+
+def _show(step: int, steps: int, loss: float) -> None:
+    print(f"step {step}/{steps}  train loss {loss:.4f}", file=sys.stderr)
+
+
+def load_experiment(name: str, named_in: Path | str | None = None) -> Experiment:
+    """The experiment of folder `name`, which the file `named_in` asks for.
+
+    This is the only import of an experiment by its name. Raises UserError when the folder has no
+    train.py, or that has no EXPERIMENT.
+    """
+    where = "" if named_in is None else f"{named_in}: "
+    try:
+        module = importlib.import_module(f"{name}.train")
+    except ModuleNotFoundError as error:
+        if error.name not in (name, f"{name}.train"):
+            raise
+        folders = sorted(path.parent.name for path in Path().glob("*/train.py"))
+        raise UserError(
+            f"{where}experiment {name!r} has no train.py here{nearest(name, folders)}; run from "
+            "the repository's root and give the folder's name"
+        ) from None
+    experiment = getattr(module, "EXPERIMENT", None)
+    if not isinstance(experiment, Experiment):
+        raise UserError(
+            f"{where}{module.__file__} has no EXPERIMENT; add one that is a "
+            "training.experiment.Experiment, as in nanolm_c4/train.py"
+        )
+    return experiment
