@@ -53,10 +53,10 @@ from effective_theory.bigram import (
     table_2,
     variance_exponents,
 )
+from effective_theory.stratos import STRATOS_TABLE
 from param_groups.exponents import (
     HALF,
     LAYERS,
-    STRATOS_TABLE,
     TENSOR_PROGRAMS,
     Layer,
     Parameterization,

@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
+from effective_theory.stratos import STRATOS_NAMES, STRATOS_TABLE
 from param_groups import Bordelon, Dinan, Prescription, Role
 from param_groups.exponents import (
     FULL_ALIGNMENT,
     LAYERS,
     PARAMETERIZATION_TABLE,
-    STRATOS_NAMES,
-    STRATOS_TABLE,
     TENSOR_PROGRAMS,
     Layer,
     Parameterization,

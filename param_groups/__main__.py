@@ -8,7 +8,17 @@ import sys
 from collections.abc import Sequence
 
 from param_groups import exponents
-from param_groups.exponents import Alignment, ExponentError, Solution
+from param_groups.exponents import (
+    ALIGNMENTS,
+    LAYERS,
+    LR_TABLE,
+    OPTIMIZERS,
+    PARAMETERIZATION_TABLE,
+    PARAMETERIZATIONS,
+    Alignment,
+    ExponentError,
+    Solution,
+)
 from param_groups.plan import align
 from param_groups.prescriptions import (
     DINAN_STRATEGIES,
@@ -49,8 +59,50 @@ def main(argv: Sequence[str] | None = None) -> None:
 def show_exponents(args: argparse.Namespace) -> str:
     """Everett et al., Table 1."""
     if args.json:
-        return json.dumps(exponents.everett_table(), indent=1)
-    return exponents.format_table().rstrip()
+        return json.dumps(everett_table(), indent=1)
+    return format_table()
+
+
+def everett_table() -> dict[str, dict[str, dict[str, object]]]:
+    """Everett et al.'s Table 1 for JSON, every entry a power of n as a string."""
+    return {
+        name: {layer: _table_row(name, layer) for layer in LAYERS} for name in PARAMETERIZATIONS
+    }
+
+
+def _table_row(name: str, layer: str) -> dict[str, object]:
+    scales = PARAMETERIZATION_TABLE[name][layer]
+    return {
+        "init_variance": str(-2 * scales.b),
+        "multiplier": str(-scales.a),
+        "gradient": str(exponents.gradient_exponents(name)[layer]),
+        "lr": {
+            optimizer: {kind: str(LR_TABLE[name][optimizer][kind][layer]) for kind in ALIGNMENTS}
+            for optimizer in OPTIMIZERS
+        },
+    }
+
+
+def format_table() -> str:
+    """Everett et al.'s Table 1 as text, one line per layer; rates in the paper's order."""
+    lines = [
+        "Powers of the width n (Everett et al., Table 1)",
+        "",
+        _line("", "", "init", "", "", "", "full align", "", "", "no align", ""),
+        _line("", "", "variance", "multiplier", "gradient", *OPTIMIZERS * 2),
+    ]
+    for name, layers in everett_table().items():
+        lines.append("")
+        for layer, row in layers.items():
+            rates = (row["lr"][optimizer][kind] for kind in ALIGNMENTS for optimizer in OPTIMIZERS)
+            scales = row["init_variance"], row["multiplier"], row["gradient"]
+            lines.append(_line(name, layer, *scales, *rates))
+    return "\n".join(lines)
+
+
+def _line(name: str, layer: str, *cells: str) -> str:
+    """Names to the left, numbers to the right."""
+    return (f"{name:<11}{layer:<10}" + "".join(f"{cell:>11}" for cell in cells)).rstrip()
 
 
 def show_solution(args: argparse.Namespace) -> str:

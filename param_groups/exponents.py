@@ -15,9 +15,6 @@ Three places where the paper's text contradicts its own Table 1 are resolved her
   makes the change larger, hence the sign must be -omega_l (as in the appendix, B.12).
 * c_{L+1} >= 0 for Adafactor stands inside the minimum that defines r_{L+1}. It is a separate
   constraint against growth over the steps (B.13), not a term of the change of the logits.
-
-Stratos, "Scale-Invariant Parameterizations", states the Adam case as conditions (6)-(8) and
-(21)-(24); his l = 0, 1..L, L+1 are the embedding, the hidden matrices and the readout.
 """
 
 import difflib
@@ -184,25 +181,6 @@ def _read_lr_table() -> dict[str, dict[str, dict[str, Exponents]]]:
 # LR_TABLE[parameterization][optimizer][alignment][layer]: the largest stable learning rate n^-c,
 # given as the power -c (Everett et al., Table 1).
 LR_TABLE = _read_lr_table()
-
-# Stratos, Table 1 (Adam, full alignment): STRATOS_TABLE[name][symbol][layer]. The values of each
-# symbol are those of l = 0 (embedding), h (hidden) and L+1 (readout).
-_STRATOS_ROWS = {
-    "sp": {"a": "0 0 0", "b": "0 1/2 1/2", "c": "0 1 1"},
-    "ntk": {"a": "0 1/2 1/2", "b": "0 0 0", "c": "0 1/2 1/2"},
-    "mup": {"a": "-1/2 0 1/2", "b": "1/2 1/2 1/2", "c": "1/2 1 1/2"},
-    "mf": {"a": "0 1/2 1", "b": "0 0 0", "c": "0 1/2 0"},
-}
-STRATOS_TABLE: dict[str, dict[str, Exponents]] = {
-    name: {
-        symbol: dict(zip(LAYERS, map(fraction, row.split()), strict=True))
-        for symbol, row in symbols.items()
-    }
-    for name, symbols in _STRATOS_ROWS.items()
-}
-# Stratos' names for the parameterizations above.
-STRATOS_NAMES = {"sp": "standard", "ntk": "ntk", "mup": "mup", "mf": "mean_field"}
-
 
 def _parameterization(value: str | Parameterization) -> Parameterization:
     """Look a name up in Table 1; pass a parameterization through."""
@@ -528,110 +506,3 @@ def shift(layer: Layer, c: Number, theta: Number, optimizer: str) -> tuple[Layer
     factor = _SHIFT_OF_C[_check_name("optimizer", optimizer, OPTIMIZERS)]
     by = fraction(theta)
     return Layer(layer.a + by, layer.b - by), fraction(c) - factor * by
-
-
-_STRATOS_INIT = {"embedding": "(6)", "hidden": "(7)", "readout": "(8)"}
-
-
-def _stratos_failures(conditions: list[tuple[str, Fraction]]) -> list[str]:
-    """Name the conditions whose slack is negative."""
-    return [f"{name} fails by {-slack}" for name, slack in conditions if slack < 0]
-
-
-def stratos_violations(
-    parameterization: str | Parameterization,
-    c: Mapping[str, Number],
-    omega_readout: Number = HALF,
-    *,
-    omega: Number = HALF,
-) -> list[str]:
-    """Name those of Stratos' conditions (6)-(8) and (21)-(24) that fail; empty when all hold.
-
-    They are sufficient for stability under Adam with full alignment: they credit the layers with
-    no residual, so rates that are stable only thanks to r_L > 0 are reported under (24). Raises
-    ExponentError for an unknown name and for layers without c.
-    """
-    table, rates = _parameterization(parameterization), _rates(c)
-    at_init = [f"{_STRATOS_INIT[k]} fails: {text}" for k, text in _init_violations(table).items()]
-    bound = max(HALF, fraction(omega_readout))
-    return at_init + _stratos_failures([
-        ("(21) a + c >= 0 at embedding", table.embedding.a + rates["embedding"]),
-        ("(22) a + c >= 1 at hidden", table.hidden.a + rates["hidden"] - 1),
-        ("(22) a + c >= 1 at readout", table.readout.a + rates["readout"] - 1),
-        ("(23) omega <= 1/2 at hidden", HALF - fraction(omega)),
-        (f"(24) a + b >= {bound} at readout", table.readout.scale - bound),
-    ])
-
-
-def stratos_general_violations(
-    parameterization: str | Parameterization,
-    c: Mapping[str, Number],
-    alignment: str | Alignment,
-    *,
-    hidden_layers: int = 1,
-) -> list[str]:
-    """Name those of Stratos' conditions (14) and (18)-(20) that fail under Adam.
-
-    These hold for any alignment and use each layer's input residual, which is computed from the
-    same rates by the recursion of `residuals`. Together with (6)-(8) they are equivalent to
-    `is_stable` for Adam. Raises as `residuals` does.
-    """
-    table, rates, aligned = _parameterization(parameterization), _rates(c), _alignment(alignment)
-    inputs = residuals(table, "adam", aligned, rates, hidden_layers=hidden_layers)[:-1]
-    conditions = [("(14) a + c >= 0 at embedding", inputs[0])]
-    for index, before in enumerate(inputs):
-        layer = "hidden" if index < hidden_layers else "readout"
-        where = f"hidden layer {index + 1}" if layer == "hidden" else layer
-        alpha, omega, u = aligned.at(layer)
-        update = table[layer].a + rates[layer]
-        conditions += [
-            (f"(18) a + b + r >= omega at {where}", table[layer].scale + before - omega),
-            (f"(19) a + c >= alpha at {where}", update - alpha),
-            (f"(20) a + c + r >= u at {where}", update + before - u),
-        ]
-    return _stratos_failures(conditions)
-
-
-def everett_table() -> dict[str, dict[str, dict[str, object]]]:
-    """Return Everett et al.'s Table 1 for JSON, every entry a power of n as a string."""
-    return {
-        name: {layer: _table_row(name, layer) for layer in LAYERS} for name in PARAMETERIZATIONS
-    }
-
-
-def _table_row(name: str, layer: str) -> dict[str, object]:
-    """Return one row of the table: initialization, multiplier, gradient, learning rates."""
-    exponents = PARAMETERIZATION_TABLE[name][layer]
-    return {
-        "init_variance": str(-2 * exponents.b),
-        "multiplier": str(-exponents.a),
-        "gradient": str(gradient_exponents(name)[layer]),
-        "lr": {
-            optimizer: {kind: str(LR_TABLE[name][optimizer][kind][layer]) for kind in ALIGNMENTS}
-            for optimizer in OPTIMIZERS
-        },
-    }
-
-
-def format_table() -> str:
-    """Return Everett et al.'s Table 1 as plain text, one line per layer, entries powers of n."""
-    lines = [
-        "Powers of the width n (Everett et al., Table 1)",
-        "",
-        _line("", "", "init", "", "", "", "full align", "", "", "no align", ""),
-        _line("", "", "variance", "multiplier", "gradient", *OPTIMIZERS * 2),
-    ]
-    for name, layers in everett_table().items():
-        lines += ["", *(_format_row(name, layer, row) for layer, row in layers.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _format_row(name: str, layer: str, row: dict[str, object]) -> str:
-    """Lay out one row; the order of the rates is that of the paper's columns."""
-    rates = (row["lr"][optimizer][kind] for kind in ALIGNMENTS for optimizer in OPTIMIZERS)
-    return _line(name, layer, row["init_variance"], row["multiplier"], row["gradient"], *rates)
-
-
-def _line(name: str, layer: str, *cells: str) -> str:
-    """Align two names to the left and the numbers to the right."""
-    return (f"{name:<11}{layer:<10}" + "".join(f"{cell:>11}" for cell in cells)).rstrip()

@@ -11,6 +11,7 @@ import torch
 
 from effective_theory import alignment, bigram
 from effective_theory.bigram import BigramConfig, GaussianMatrix, Model, Place, Sum, propagate
+from effective_theory.stratos import STRATOS_TABLE
 from param_groups import exponents as ex
 from training.config import validate
 from training.errors import UserError
@@ -235,7 +236,7 @@ def test_published_tables_agree_with_lemmas_d3_and_d5():
 
 
 @pytest.mark.parametrize("hidden_layers", [1, 3])
-@pytest.mark.parametrize("name", ex.STRATOS_TABLE)
+@pytest.mark.parametrize("name", STRATOS_TABLE)
 def test_gradient_exponents_of_lemma_d5_are_those_of_10(name, hidden_layers):
     item = alignment.member(name).parameterization
     derived = bigram.variance_exponents(item, hidden_layers)
@@ -408,7 +409,7 @@ def test_table_1_and_alignments_in_training():
     for row in alignment.table_1(FITTED):
         assert abs(row.measured - row.predicted) < 0.12, row
     found = {(row.row, row.column, row.step): row for row in alignment.alignment(FITTED)}
-    for name in ex.STRATOS_TABLE:
+    for name in STRATOS_TABLE:
         for l in (1, 2, 3):
             assert found[name, f"alpha_{l}", 1].measured == pytest.approx(1.0, abs=0.01)
             u = found[name, f"u_{l}", 1]
@@ -422,7 +423,7 @@ def test_training_moves_activations_where_logits_stay_put_and_barely_where_they_
     """Measured here with the rates written out."""
     rows = alignment.table_1(SMALL.model_copy(update={"small_learning_rate": 0.002}))
     moved = {(row.row, row.step): row.moved for row in rows}
-    for name in ex.STRATOS_TABLE:
+    for name in STRATOS_TABLE:
         rate = 0.1 if name in ("mup", "mf") else 0.002
         squares = []
         for networks, generator in bigram.batches(9, SMALL):
@@ -462,7 +463,7 @@ def shifted(item, theta, optimizer="adam"):
 
 
 def test_equivalent_parameterizations_train_the_same_functions():
-    first = {name: alignment.member(name) for name in ex.STRATOS_TABLE}
+    first = {name: alignment.member(name) for name in STRATOS_TABLE}
     assert alignment.equivalence_gap(first["sp"], first["ntk"], SMALL) < 1e-9
     assert alignment.equivalence_gap(first["mup"], first["mf"], SMALL) < 1e-9
     assert alignment.equivalence_gap(first["sp"], first["mup"], SMALL) > 0.1
@@ -470,18 +471,6 @@ def test_equivalent_parameterizations_train_the_same_functions():
     assert alignment.equivalence_gap(first["mup"], shifted(first["mup"], theta), SMALL) < 1e-9
     wrong = shifted(first["mup"], theta, "sgd")
     assert alignment.equivalence_gap(first["mup"], wrong, SMALL) > 1e-3
-
-
-def test_table_1_is_that_of_everett_under_other_names():
-    table = ex.everett_table()
-    for name, theirs in ex.STRATOS_NAMES.items():
-        item = alignment.member(name)
-        for layer, c in zip(ex.LAYERS, item.c, strict=True):
-            row = table[theirs][layer]
-            exponents = item.parameterization[layer]
-            assert Fraction(row["init_variance"]) == -2 * exponents.b
-            assert Fraction(row["multiplier"]) == -exponents.a
-            assert Fraction(row["lr"]["adam"]["full"]) == -c
 
 
 def test_rows_are_a_function_of_the_seed_and_plain_json():

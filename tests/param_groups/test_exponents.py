@@ -7,6 +7,7 @@ from fractions import Fraction
 import pytest
 
 from param_groups import exponents as ex
+from param_groups.__main__ import everett_table, format_table
 
 # Everett et al., Table 1, as powers of n, typed from the paper and not from the module.
 # Columns: init variance, multiplier, gradient, then sgd, adam, adafactor at full and at no
@@ -101,7 +102,7 @@ def test_there_are_72_learning_rates():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_everett_table_is_the_typed_table(name):
-    table = json.loads(json.dumps(ex.everett_table()))
+    table = json.loads(json.dumps(everett_table()))
     assert list(table) == list(NAMES)
     for layer in LAYERS:
         row = table[name][layer]
@@ -111,7 +112,7 @@ def test_everett_table_is_the_typed_table(name):
 
 
 def test_format_table_prints_every_row():
-    printed = [line.split() for line in ex.format_table().splitlines()]
+    printed = [line.split() for line in format_table().splitlines()]
     for (name, layer), cells in ROWS.items():
         assert [name, layer, *cells] in printed
 
@@ -327,66 +328,6 @@ def test_solutions_of_shifted_parameterizations_are_shifted(optimizer):
         shifted = ex.solve(ex.Parameterization(*layers), optimizer, alignment)
         assert shifted.c == c
         assert shifted.residuals == solution.residuals
-
-
-# Stratos.
-
-
-@pytest.mark.parametrize("name", ("sp", "ntk", "mup", "mf"))
-def test_stratos_table_is_adam_with_full_alignment(name):
-    everett = ex.STRATOS_NAMES[name]
-    rates = typed_rates(everett, "adam", "full")
-    for layer in LAYERS:
-        a, b, c = (str(ex.STRATOS_TABLE[name][symbol][layer]) for symbol in "abc")
-        variance, multiplier = map(Fraction, ROWS[everett, layer][:2])
-        assert (a, b, c) == (str(-multiplier), str(-variance / 2), str(-Fraction(rates[layer])))
-    assert ex.stratos_violations(everett, ex.STRATOS_TABLE[name]["c"]) == []
-    assert ex.stratos_general_violations(everett, ex.STRATOS_TABLE[name]["c"], "full") == []
-
-
-def numbers(violations):
-    """Keep the equation number of each violation."""
-    return [violation.split()[0] for violation in violations]
-
-
-def test_each_stratos_condition_is_named():
-    c = ex.STRATOS_TABLE["mup"]["c"]
-    quick = {layer: value - EIGHTH for layer, value in c.items()}
-    assert numbers(ex.stratos_violations("mup", quick)) == ["(21)", "(22)", "(22)"]
-    assert numbers(ex.stratos_violations("mup", c, omega="3/4")) == ["(23)"]
-    assert numbers(ex.stratos_violations("mup", c, 1)) == []
-    loud = ex.Parameterization(ex.Layer(0, "-1/2"), ex.Layer(0, 0), ex.Layer(0, 0))
-    slow = dict.fromkeys(LAYERS, 1)
-    assert numbers(ex.stratos_violations(loud, slow)) == ["(6)", "(7)", "(8)", "(24)"]
-
-
-def test_stratos_readout_condition_is_sufficient_but_not_necessary():
-    """With omega = 1 at the readout, standard is stable only through small changes before it."""
-    c = ex.STRATOS_TABLE["sp"]["c"]
-    assert numbers(ex.stratos_violations("standard", c, 1)) == ["(24)"]
-    general = ex.stratos_general_violations("standard", c, ex.TENSOR_PROGRAMS)
-    assert numbers(general) == ["(18)"]
-    careful = ex.solve("standard", "adam", ex.TENSOR_PROGRAMS).c
-    assert numbers(ex.stratos_violations("standard", careful, 1)) == ["(24)"]
-    assert ex.stratos_general_violations("standard", careful, ex.TENSOR_PROGRAMS) == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_stratos_general_conditions_are_stability_under_adam(name):
-    named = set()
-    lattice = itertools.product((0, 0.5, 1.5), repeat=3)
-    for alignment, values in itertools.product(GRID[::4], lattice):
-        c = dict(zip(LAYERS, values, strict=True))
-        violations = ex.stratos_general_violations(name, c, alignment, hidden_layers=2)
-        assert (violations == []) == ex.is_stable(name, "adam", alignment, c, hidden_layers=2)
-        named.update(numbers(violations))
-    assert {"(18)", "(19)", "(20)"} <= named
-
-
-def test_stratos_embedding_condition():
-    c = {"embedding": Fraction(-1, 4), "hidden": 9, "readout": 9}
-    violations = ex.stratos_general_violations("standard", c, "full")
-    assert violations[0] == "(14) a + c >= 0 at embedding fails by 1/4"
 
 
 # Mistakes.
