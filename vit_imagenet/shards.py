@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from training.documents import quiet_datasets
 from training.errors import UserError
+from training.text import quiet_datasets
 from vit_imagenet.images import SPLITS, Record, existing_folder
 
 if TYPE_CHECKING:
