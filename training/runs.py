@@ -21,7 +21,14 @@ from typing import Any
 
 from param_groups.plan import Plan, PlanError, dumps
 from training import checkpoint, processes
-from training.config import RunConfig, Section, default_epsilon, read_yaml, to_yaml
+from training.config import (
+    RunConfig,
+    Section,
+    default_epsilon,
+    read_yaml,
+    to_yaml,
+    with_retired,
+)
 from training.errors import RunError
 from training.files import locked, write_text
 
@@ -35,7 +42,7 @@ def identity(config: Section) -> dict[str, Any]:
 
 def _resolved(data: Mapping[str, Any], kind: type[Section]) -> dict[str, Any]:
     """What decides a run's result: an optimiser's own epsilon is the same, said or unsaid."""
-    kept = _without(data, getattr(kind, "without_effect", ("checkpoint",)))
+    kept = _without(with_retired(kind, data), getattr(kind, "without_effect", ("checkpoint",)))
     optimizer = kept.get("optimizer")
     if isinstance(optimizer, Mapping) and optimizer.get("eps", 0) is None:
         eps = default_epsilon(optimizer.get("name", "adam"))
