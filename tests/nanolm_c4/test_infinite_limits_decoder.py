@@ -274,9 +274,8 @@ def test_a_step_changes_residual_stream_and_logits_alike_at_every_size(alphas, o
     assert all((np.abs(slope) < TOLERANCE).all() for slope in slopes.values()), slopes
 
 
-def test_the_coordinate_checks_command_scans_the_heads(tmp_path, monkeypatch, capsys):
+def test_the_coordinate_checks_command_scans_the_heads(tmp_path, capsys):
     """Two steps: the first moves the readout alone, which starts at zero."""
-    monkeypatch.setattr(coordinate_check, "_draw", lambda folder: None)
     texts = tmp_path / "texts"
     texts.mkdir()
     random = np.random.default_rng(0)
