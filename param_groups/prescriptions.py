@@ -150,7 +150,7 @@ def _check_positive(owner: str, **values: float) -> None:
 
 # Which of the paper's three layer types a role belongs to (App. C.1). The paper's model has no
 # biases; like every tensor of fan-in 1 they scale as the embedding layer (Yang et al. 2022, Table
-# 8: "input weights and all biases").
+# 8: "input weights and all biases"), the readout's apart (see `Everett.numbers`).
 LAYER_TYPE = {
     Role.TOKEN_EMBEDDING: "embedding",
     Role.POSITION_EMBEDDING: "embedding",
@@ -232,6 +232,12 @@ class Everett(Prescription):
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """Table 1 at this width; see the class for the constants."""
         layer_type = LAYER_TYPE[role]
+        if role is Role.READOUT_BIAS:
+            # The logits change by m^2 lr g under SGD, by m lr under Adam and Adafactor. The gradient
+            # g is that of the loss in the logits, of order one at every width in every
+            # parameterisation, because no layer of size n comes after; the embedding's rate, in
+            # contrast, makes up for gradients that shrink with n. So nothing may depend on n.
+            return Numbers(0.0, CONSTANT, lr=self._gamma(layer_type))
         layer = getattr(exponents.PARAMETERIZATION_TABLE[self.parameterization], layer_type)
         multiplier = _power(self.width, -layer.a)
         mean, std = self._init(role, layer_type, fan_in, layer.b, multiplier)
@@ -449,8 +455,8 @@ class Bordelon(Prescription):
     start at order one. Rates: SGD gamma0^2 n L^(2 alpha_depth - 1), Adam n^(-1/2)
     L^(alpha_depth - 1) (Tables 1 and 2 and App. C; the signs and roots lost in print follow the
     listings of App. B; gamma0^2 keeps feature movement at gamma0 and the change of the output at
-    1). First layer: multiplier (L/beta0)^(1/2 - alpha_depth) for SGD, sqrt(n) L^(1 - alpha_depth)
-    for Adam, std its inverse; the readout has the same divided by gamma0 n, and starts at zero
+    1). First layer: multiplier beta0^(1/2) L^(1/2 - alpha_depth) for SGD, sqrt(n)
+    L^(1 - alpha_depth) for Adam, std its inverse; the readout has the same divided by gamma0 n, and starts at zero
     with `zero_readout` (the paper's language model). Norms have no parameters.
     """
 
@@ -485,7 +491,11 @@ class Bordelon(Prescription):
     def first_multiplier(self) -> float:
         """The multiplier of embedding and positions; their std is its inverse."""
         if self.optimizer == "sgd":
-            return (self.depth / self.beta0) ** (0.5 - self.alpha_depth)
+            # The paper prints (L/beta0)^(1/2 - alpha_depth) and lists it at alpha_depth = 1. A single
+            # block's branch is multiplied by beta0 whatever alpha_depth is, so at L = 1 nothing may
+            # depend on it: the power of beta0 is 1/2 throughout.
+            listed = (self.depth / self.beta0) ** (0.5 - self.alpha_depth)
+            return listed * self.beta0 ** (1 - self.alpha_depth)
         return math.sqrt(self.width) * self.depth ** (1 - self.alpha_depth)
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
