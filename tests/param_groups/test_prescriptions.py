@@ -245,6 +245,8 @@ EVERETT_ERRORS = [
     ({"optimizer": "adamw"}, "unknown optimizer 'adamw'.*'adam'"),
     ({"alignment": "ful"}, "unknown alignment 'ful'.*'full'.*global"),
     ({"width": 0}, "width must be positive and finite, got 0"),
+    ({"width": "192"}, "width must be positive and finite, got '192'"),
+    ({"width": 10**400}, "width must be positive and finite"),
     ({"base_width": -128}, "base_width must be positive"),
     ({"gamma_hidden": math.nan}, "gamma_hidden must be positive and finite, got nan"),
     ({"gamma_readout": 0.0}, "gamma_readout must be positive"),
@@ -259,6 +261,12 @@ EVERETT_ERRORS = [
 def test_everett_refuses_what_it_cannot_use(changes, message):
     with pytest.raises(PlanError, match=message):
         Everett(**{"parameterization": "mup", "width": 192, "base_width": 128, **changes})
+
+
+@pytest.mark.parametrize("head_dim", [0, -4, "64"])
+def test_a_head_dimension_that_is_none_is_an_error(head_dim):
+    with pytest.raises(PlanError, match="head_dim must be positive"):
+        Everett("mup", 192, 128).attention_scale(head_dim)
 
 
 # ------------------------------------------------------------------------------------------------
