@@ -136,24 +136,6 @@ def discard(folder: Path) -> None:
         aside.unlink()
 
 
-def cache_problem(folder: Path) -> str | None:
-    """Why a cache folder cannot be used, in a few words; None if it can.
-
-    Its meta.json has "sizes", the bytes of every file by name.
-    """
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        sizes = meta["sizes"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "meta.json is missing or unreadable"
-    for name, size in sizes:
-        file = folder / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            return f"{name} has {found or 'no'} bytes where meta.json says {size}"
-    return None
-
-
 class Busy(UserError):
     """A folder is held by another process."""
 

@@ -7,8 +7,6 @@ the system's cache, and travels as bytes until a batch is made of it. Which imag
 
 from __future__ import annotations
 
-import hashlib
-import json
 import lzma
 import math
 import struct
@@ -28,8 +26,8 @@ import torch
 from numpy.lib import format as npy
 from torch.utils.data import Dataset
 
+from training import token_cache
 from training.errors import UserError, reason
-from training.files import cache_problem, publish, scratch_folder, write_bytes
 from vit_cifar5m import shapes
 
 if TYPE_CHECKING:
@@ -398,17 +396,15 @@ def _unpacked(archive: zipfile.ZipFile, file: Path, info: zipfile.ZipInfo, cache
     compared with the bytes when they are unpacked: to read gigabytes for a name would take longer.
     """
     identity = [info.filename, info.CRC, info.file_size, info.compress_size]
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-    final = cache / f"{file.stem}-{digest}"
-    if cache_problem(final) is None:
-        return final / info.filename
-    with scratch_folder(final) as scratch:
+    folder = cache / f"{file.stem}-{token_cache.digest(identity)}"
+
+    def build(folder: Path) -> dict[str, Any]:
         with _member(archive, file, "X") as stream:
-            _copy(_chunks(stream, file), scratch / info.filename, info.file_size)
-        meta = {"source": file.name, "sizes": {info.filename: info.file_size}}
-        write_bytes(scratch / "meta.json", json.dumps(meta).encode())
-        publish(scratch, final, cache_problem)
-    return final / info.filename
+            _copy(_chunks(stream, file), folder / info.filename, info.file_size)
+        return {"source": file.name}
+
+    token_cache.prepare(folder, build)
+    return folder / info.filename
 
 
 def _chunks(stream: IO[bytes], file: Path) -> Iterator[bytes]:

@@ -385,24 +385,6 @@ def test_describe_says_what_there_is(corpus):
 # Cache
 
 
-def test_the_second_time_only_opens_it(tmp_path, capfd, monkeypatch):
-    first = prepare(tmp_path)
-    assert "training a BPE of 320 symbols" in capfd.readouterr().err
-    monkeypatch.setattr(data, "scratch_folder", None)
-    monkeypatch.setattr(fairseq_library, "load", None)
-    again = prepare(tmp_path)
-    assert again.cache.folder == first.cache.folder
-    assert capfd.readouterr().err == ""
-
-
-def test_the_same_settings_give_the_same_files(tmp_path, corpus):
-    again = prepare(tmp_path, cache_dir=str(tmp_path / "other"))
-    assert again.cache.folder.parent != corpus.cache.folder.parent
-    for name in ("sha256", "train", "validation"):
-        assert again.cache.meta[name] == corpus.cache.meta[name]
-    assert len(again.cache.meta["sha256"]) == 11
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -425,26 +407,6 @@ def test_other_text_is_another_cache(tmp_path):
     (tmp_path / "text.jsonl").unlink()
     as_jsonl(tmp_path / "text.jsonl", write_documents(60, seed=5))
     assert prepare(tmp_path).cache.folder != first.cache.folder
-
-
-DAMAGES = {
-    "cut": lambda folder: os.truncate(folder / "train.bin", 100),
-    "missing": lambda folder: (folder / "validation_samples.npy").unlink(),
-    "no meta": lambda folder: (folder / "meta.json").unlink(),
-    "half a meta": lambda folder: os.truncate(folder / "meta.json", 50),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cache_is_made_anew(tmp_path, capfd, damage):
-    first = prepare(tmp_path)
-    expected = [first.train[Place(0, 0, i)] for i in range(5)]
-    DAMAGES[damage](first.cache.folder)
-    again = prepare(tmp_path)
-    assert "; rebuilding it" in capfd.readouterr().err
-    assert same(expected, [again.train[Place(0, 0, i)] for i in range(5)])
-    assert data.cache_problem(again.cache.folder) is None
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [again.cache.folder.name]
 
 
 # Binarised corpora
@@ -717,34 +679,10 @@ def test_too_short_samples_are_refused(tmp_path):
     assert len(prepare(tmp_path, positions="fairseq", tokens_per_sample=3).train) > 1000
 
 
-def test_an_empty_split_is_refused(tmp_path):
-    few = as_jsonl(tmp_path / "few.jsonl", DOCUMENTS[:1])
-    line = error_line(lambda: prepare(tmp_path, path=str(few)))
-    assert "data.validation_fraction 0.3 leaves no document for" in line
-    assert str(few) in line
-
-
-# Command
-
-
-def run_command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "bart_span_denoise.data", *arguments],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-
-
-def test_command_prepares_and_prints(tmp_path, corpus):
+def test_the_command_says_what_the_samples_are(tmp_path, corpus, capsys):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config(tmp_path).model_dump(mode="json", exclude_unset=True)))
-    done = run_command(str(file), "data.tokens_per_sample=40", "--threads", "2")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["sha256"] == corpus.cache.meta["sha256"]
-    assert done.stderr.splitlines()[-2:] == corpus.describe()
-    again = prepare(tmp_path)
-    assert found["folder"] == str(again.cache.folder)
-    wrong = run_command(str(file), "data.path=nowhere")
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("error: path: ")
-    assert len(wrong.stderr.splitlines()) == 1
+    data.main([str(file), "data.tokens_per_sample=40"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["folder"] == str(prepare(tmp_path).cache.folder)
+    assert err.splitlines()[-2:] == corpus.describe()
