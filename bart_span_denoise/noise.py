@@ -199,22 +199,6 @@ def permute_sentences(
     return content[np.arange(len(content)) + np.repeat(shift, moved)], moved
 
 
-def full_stop_sentence_ends(tokens: np.ndarray, full_stop: int) -> np.ndarray:
-    """Sentence ends [S] by fairseq's rule, for comparison with its permute_sentences.
-
-    A sentence ends with a full stop that follows another token, and with the sample. A last token
-    that follows a full stop belongs to the last sentence here; fairseq leaves it where it is.
-    """
-    tokens = np.asarray(tokens)
-    if len(tokens) <= 2:
-        return np.empty(0, dtype=np.int64)
-    stops = tokens == full_stop
-    stops[-2] = True
-    ends = np.flatnonzero(stops[1:] & ~stops[:-1]) + 2
-    ends[-1] = len(tokens) - 1
-    return ends
-
-
 # Spans
 
 

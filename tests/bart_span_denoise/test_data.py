@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from torch.utils.data import DataLoader
 from bart_span_denoise import bpe, corpora, data, fairseq_library
 from bart_span_denoise.bpe import BOS, EOS, FILES, PAD, Bpe
 from bart_span_denoise.config import Config
-from bart_span_denoise.noise import full_stop_sentence_ends
 from training.errors import UserError
 from training.sampling import Place
 from training.text import in_validation, split_sentences
@@ -522,15 +522,20 @@ def test_documents_in_lines_are_cut_into_sentences(tmp_path, binarised, gpt2):
     assert corpus.cache.meta["train"]["sentences"] == len(sentences)
 
 
-def test_sentences_within_lines_are_fairseqs_at_full_stops(gpt2):
-    """Where all sentences end with full stops, fairseq's permute_sentences cuts alike."""
+def test_sentences_within_lines_are_fairseqs_at_full_stops(gpt2, monkeypatch):
+    """Where all sentences end with full stops, fairseq cuts alike: both reversed give one text."""
     loaded = Bpe(*gpt2.values())
     stops = corpora.Stops(loaded.sentence_stops, loaded.word_starts)
     text = "no mu. the sel ven. to ba pi lor. e dan."
     line = np.append(loaded.encode(text), EOS)
     ids, ends = corpora.sample(line, stops)
-    assert ends.tolist() == full_stop_sentence_ends(ids, loaded.encode(".")[0]).tolist()
     assert len(ends) == 4
+    permute = fairseq_library.load().data.denoising_dataset.DenoisingDataset.permute_sentences
+    orders = iter([torch.arange, lambda n: torch.arange(n - 1, -1, -1)])
+    monkeypatch.setattr(torch, "randperm", lambda n: next(orders)(n))
+    rule = SimpleNamespace(full_stop_index=loaded.encode(".")[0])
+    theirs = permute(rule, torch.from_numpy(ids), 1.0).tolist()
+    assert np.concatenate(np.split(ids[1:-1], ends[:-1] - 1)[::-1]).tolist() == theirs[1:-1]
     numbers = np.append(loaded.encode("no 3.14 mu! is the sel? to"), EOS)
     ids, ends = corpora.sample(numbers, stops)
     found = [loaded.decode(part) for part in np.split(ids[1:-1], ends[:-1] - 1)]
