@@ -150,7 +150,7 @@ def test_slopes_of_the_variance_over_heads_stand_beside_theory_and_caption(tmp_p
     assert (half.published, half.verdict) == ("not below 0", "agrees")
     calm = found["alpha_A = 1/2: variance of A over heads at initialisation"]
     assert (calm.published, calm.verdict) == ("0", "agrees within 95 %")
-    assert "Figure 2b: spread over seeds 2.0% of a value" in text_of(head_dimension.findings([rows]))
+    assert "Figure 2b: spread over seeds 2.0% of a value" in head_dimension.findings([rows])
     (axis,) = dict(head_dimension.draw([rows]))["figure_2b_head_variance"].axes
     labels = [text.get_text() for text in axis.get_legend().get_texts()]
     assert len(labels) == 4 and r"$\alpha_A$ = 1, at t = 500: $N^{-2.00}$" in labels

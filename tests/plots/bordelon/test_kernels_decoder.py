@@ -172,8 +172,10 @@ def test_the_error_over_pairs_of_seeds_is_that_of_independent_seeds():
 def test_tables_with_two_runs_of_one_place_are_refused(tmp_path):
     """Averaging or overwriting them would be a result of neither."""
     kernel_table, attention_table = tmp_path / "k.csv", tmp_path / "a.csv"
-    for table, rows, source in ((kernel_table, kernel_rows(), "observed_kernels.csv"),
-                                (attention_table, attention_rows(heads=3), "observed_attention.csv")):
+    for table, rows, source in (
+        (kernel_table, kernel_rows(), "observed_kernels.csv"),
+        (attention_table, attention_rows(heads=3), "observed_attention.csv"),
+    ):
         again = rows.assign(run=rows["run"].astype(str) + "-again")
         pd.concat([rows, again]).to_csv(table, index=False)
         with pytest.raises(TableError, match="two runs with model.heads .*; expected one; is it"):
