@@ -172,12 +172,9 @@ def test_networks_of_two_sizes_share_no_numbers(measured):
     assert not torch.isclose(small[0, 0, :, None], large[0, 0, None, :], rtol=1e-4, atol=0).any()
 
 
-def test_the_command_writes_tables_and_ships_them(tmp_path, monkeypatch, capsys):
-    from plots import tables
-
-    monkeypatch.setattr(tables, "DATA", tmp_path / "data")
+def test_the_command_writes_tables_and_ships_them(tmp_path, capsys):
     words = [*TINY, "kernels.networks=2", "kernels.heads=[2,4]", "attention.networks=2"]
-    initial.main([*words, "--out", str(tmp_path / "out"), "--ship"])
+    initial.main([*words, "--out", str(tmp_path / "out"), "--ship", str(tmp_path / "data")])
     assert len(capsys.readouterr().out.splitlines()) == 3
     for name in initial.TABLES:
         text = (tmp_path / "out" / f"{name}.csv").read_text()
@@ -529,7 +526,7 @@ def test_tables_of_heads_that_are_wrong_are_one_line(tmp_path, monkeypatch):
     with pytest.raises(TableError, match="no column 'alpha_attention'; is it the initial_att"):
         infinite_heads.read_all([paths[0], paths[0], *paths[2:]])
     monkeypatch.setattr(infinite_heads.tables, "DATA", tmp_path)
-    with pytest.raises(TableError, match="initial --ship` makes it"):
+    with pytest.raises(TableError, match="initial --ship plots/data/bordelon` makes"):
         infinite_heads.read(tmp_path / "initial_kernels.csv", "initial_kernels")
     with pytest.raises(TableError, match="vit_cifar5m.distances results/vit_cifar5m/figure_4_lap"):
         infinite_heads.read(tmp_path / f"{infinite_heads.DISTANCES}.csv", infinite_heads.DISTANCES)
