@@ -89,10 +89,9 @@ def test_networks_of_two_sizes_share_no_numbers(measured):
     assert not torch.isclose(small[0, 0, :, None], large[0, 0, None, :], rtol=1e-4, atol=0).any()
 
 
-def test_the_command_writes_tables_and_ships_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(initial, "SHIPPED", tmp_path / "data")
+def test_the_command_writes_tables_and_ships_them(tmp_path, capsys):
     words = [*TINY, "kernels.networks=2", "kernels.heads=[2,4]", "attention.networks=2"]
-    initial.main([*words, "--out", str(tmp_path / "out"), "--ship"])
+    initial.main([*words, "--out", str(tmp_path / "out"), "--ship", str(tmp_path / "data")])
     assert len(capsys.readouterr().out.splitlines()) == 3
     for name in initial.TABLES:
         text = (tmp_path / "out" / f"{name}.csv").read_text()
