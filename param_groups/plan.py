@@ -14,13 +14,15 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from param_groups import tensors
 from param_groups.prescriptions import CONSTANT, Numbers, Prescription, finite
 from param_groups.roles import Assignment, PlanError, Role, Rule, assign, check_width, choose
-from param_groups.tensors import Store
+
+if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
+    from torch import nn
+
+    from param_groups.tensors import Store
 
 # The three meanings of a weight decay wd, as the decay of one step at the peak of the schedule:
 # independent: wd; global: lr * wd with the global rate (Dinan, Yaida & Zhang (1.94));
@@ -90,6 +92,8 @@ class Plan:
         untouched by tensors added elsewhere. Twice is the same as once. `store(parameter, values)`
         may put them elsewhere. An error leaves the model as it was.
         """
+        from param_groups import tensors
+
         parameters = self._parameters(model)
         kept = tensors.untouched(parameters, self.rows, keep)
         drawn = [row for row in self.rows if row.name not in kept]
@@ -113,6 +117,8 @@ class Plan:
         Dinan's "standard"). Raises PlanError when a layer that applies no multiplier would need
         one, or when the tensors of one layer disagree.
         """
+        from param_groups import tensors
+
         self._parameters(model)
         for layer, multiplier in tensors.layer_multipliers(model, self.rows).items():
             layer.multiplier = multiplier
@@ -125,6 +131,8 @@ class Plan:
         Tensors that do not require gradients are left out. Raises PlanError for a model that this
         plan has neither initialised nor given its multipliers, unless `check` is false.
         """
+        from param_groups import tensors
+
         parameters = self._parameters(model)
         if check:
             tensors.check_given(model, self.rows)
@@ -150,7 +158,7 @@ class Plan:
         return {**asdict(self), "rows": [asdict(row) for row in self.rows]}
 
     @classmethod
-    def from_dict(cls, data: dict) -> Plan:
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
         """The inverse of `to_dict`; PlanError when a field is missing or unknown."""
         try:
             rows = tuple(Row(**_with_tuples(row)) for row in data["rows"])
@@ -222,6 +230,8 @@ def plan(
 
     Raises PlanError for a model, rule, width or number that cannot be given a learning rate.
     """
+    from param_groups import tensors
+
     choose("decay mode", decay_mode, DECAY_MODES)
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
         if not (finite(value) and value >= 0):
@@ -291,7 +301,7 @@ def _torch_decay(wd: float, lr: float, own_lr: float, decay_mode: str) -> float:
     return wd / own_lr if decay_mode == "independent" else wd * (lr / own_lr)
 
 
-def _with_tuples(row: dict) -> dict:
+def _with_tuples(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "shape": tuple(row["shape"]), "tied_to": tuple(row["tied_to"])}
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from param_groups.layers import Multiplied
 from param_groups.prescriptions import CONSTANT, UNIFORM
@@ -44,8 +45,8 @@ def check_tensors(model: nn.Module) -> None:
         if any(True for _ in layer.parameters(recurse=False)):
             if not isinstance(layer, Multiplied) and not (_number(own) and own == 1.0):
                 raise PlanError(
-                    f"layer {path!r} ({type(layer).__name__}) has a multiplier of its own, which no "
-                    "plan knows; derive the layer from param_groups.layers.Multiplied, whose "
+                    f"layer {path!r} ({type(layer).__name__}) has a multiplier of its own, which "
+                    "no plan knows; derive the layer from param_groups.layers.Multiplied, whose "
                     "multiplier the plan sets, or give the attribute another name"
                 )
 
@@ -56,21 +57,20 @@ def _number(value: object) -> bool:
 
 def _problem(parameter: nn.Parameter) -> str | None:
     """Why a plan cannot give this tensor values and a learning rate; None if it can."""
-    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+    if isinstance(parameter, UninitializedParameter):
         return "has no shape yet (a lazy layer); run one batch through the model first"
     if parameter.layout is not torch.strided:
         return f"is sparse ({parameter.layout}); a plan needs dense tensors"
     if parameter.is_quantized or parameter.dtype not in _DTYPES:
         kind = str(parameter.dtype).removeprefix("torch.")
         return (
-            f"is of type {kind}, for which no plan has numbers (only float32, bfloat16, float16 and "
-            "float64); plan the model before it is quantised, or a module without this tensor"
+            f"is of type {kind}, for which no plan has numbers (only float32, bfloat16, float16 "
+            "and float64); plan the model before it is quantised, or a module without this tensor"
         )
     if parameter.is_inference():
         return "was made in torch.inference_mode() and cannot be trained; build the model outside"
-    if any(
-        step == 0 and size > 1 for step, size in zip(parameter.stride(), parameter.shape, strict=True)
-    ):
+    axes = zip(parameter.stride(), parameter.shape, strict=True)
+    if any(step == 0 and size > 1 for step, size in axes):
         return "is expanded: several entries share one place in memory; use .clone()"
     return None
 
@@ -177,9 +177,9 @@ def layer_multipliers(model: nn.Module, rows: Sequence[Row]) -> dict[Multiplied,
             other = first.setdefault(path, row)
             if other.multiplier != row.multiplier:
                 raise PlanError(
-                    f"layer {path!r} has one multiplier, but the plan wants {other.multiplier:g} for "
-                    f"{other.name!r} and {row.multiplier:g} for {row.name!r}; plan with "
-                    "absorb_multipliers=True"
+                    f"layer {path!r} has one multiplier, but the plan wants "
+                    f"{other.multiplier:g} for {other.name!r} and {row.multiplier:g} for "
+                    f"{row.name!r}; plan with absorb_multipliers=True"
                 )
     found: dict[Multiplied, float] = {}
     for path, row in first.items():
@@ -222,11 +222,12 @@ def check_given(model: nn.Module, rows: Sequence[Row]) -> None:
     before = {row.name: row for row in given}
     for new in rows:
         old = before.get(new.name)
-        if old is None or old.multiplier != new.multiplier or (drawn and _start(old) != _start(new)):
+        same = old is not None and old.multiplier == new.multiplier
+        if not same or (drawn and _start(old) != _start(new)):
             raise PlanError(
-                f"this model was prepared with another plan, which gave {new.name!r} other initial "
-                "values or another multiplier; call initialise or apply_multipliers of this plan; "
-                + way_out
+                f"this model was prepared with another plan, which gave {new.name!r} other "
+                "initial values or another multiplier; call initialise or apply_multipliers of "
+                "this plan; " + way_out
             )
     for layer, multiplier in layer_multipliers(model, rows).items():
         if layer.multiplier != multiplier:
@@ -236,5 +237,5 @@ def check_given(model: nn.Module, rows: Sequence[Row]) -> None:
             )
 
 
-def _start(row: Row) -> tuple[float, float, str]:
-    return row.init_mean, row.init_std, row.init_distribution
+def _start(row: Row | None) -> tuple[float, float, str] | None:
+    return None if row is None else (row.init_mean, row.init_std, row.init_distribution)
