@@ -131,7 +131,7 @@ NANOLM = Case(
         "data.validation_fraction": "0.4",
         "data.evaluation": "truncate",
         "data.max_train_tokens": "300",
-        "data.max_validation_tokens": "40",
+        "data.max_validation_tokens": ("40", "training.eval_samples=100"),
     },
     alone={"data.source": ("data.tokenizer={files}/tokenizer.model",)},
     cache=("data.path={files}/one",),
