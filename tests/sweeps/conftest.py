@@ -8,8 +8,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Each run notes its name when it begins to train, with its process and what this may use.
-TRAIN = '''
+# Seeds with which a run does not end well.
+FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range(13, 18)
+
+# Each run notes its name when it begins to train, and its process with what that may use.
+TRAIN = f"FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range({FAILS}, {SECOND_FAILS + 1})" + '''
 import json, os, signal, sys, time
 import toy_run
 from training import loop, processes, runs
@@ -25,19 +28,19 @@ class Toy(Experiment):
         (run_dir / f"at-{rank}").write_text(json.dumps(
             {"pid": os.getpid(), "argv": sys.argv, **{name: os.environ.get(name) for name in names}}
         ))
-        trouble = os.environ.get("TROUBLE")
-        if trouble == "user":
-            processes.on_main(lambda: refuse())
-        if trouble == "folder":
-            raise RunError(f"{run_dir}: holds something else")
-        if trouble == "second" and rank == "1" or config.seed == 13:
+        if config.seed == FAILS or config.seed == SECOND_FAILS and rank == "1":
             raise RuntimeError("no such thing")
-        if config.seed == 14:
+        if config.seed == DIES:
             os.kill(os.getpid(), signal.SIGKILL)
+        if config.seed == REFUSES:
+            processes.on_main(lambda: refuse())
+        if config.seed == WRONG_FOLDER:
+            raise RunError(f"{run_dir}: holds something else")
         task = toy_run.build_task(config)
         count = task.count
 
         def slowly(batch):
+            (run_dir / "training").touch()
             time.sleep(float(os.environ.get("PAUSE", "0")))
             return count(batch)
 
@@ -71,12 +74,39 @@ def toy(tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "train.py").write_text(TRAIN)
+    (package / "place").mkdir()
+    (package / "place" / "__init__.py").write_text("")
+    (package / "place" / "train.py").write_text(PLACE)
     places = [ROOT, tmp_path, ROOT / "tests" / "training"]
     for place in places[1:]:
         monkeypatch.syspath_prepend(place)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return name
+
+
+# Holds its place, without torch, until its folder has a file `go`.
+PLACE = """
+import json, os, pathlib, time
+from training.config import RunConfig
+from training.experiment import Experiment
+
+class Place(Experiment):
+    def run(self, config, run_dir, progress=None):
+        names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+        own = {name: os.environ.get(name) for name in names}
+        (run_dir / "new").write_text(json.dumps({"pid": os.getpid(), **own}))
+        (run_dir / "new").rename(run_dir / "at-0")
+        while not (run_dir / "go").exists():
+            time.sleep(0.02)
+        return {"status": "finished"}
+
+EXPERIMENT = Place(
+    name=__name__.partition(".")[0], description="", config=RunConfig,
+    **dict.fromkeys(("build_task", "build_plan", "parameters", "flops", "tokens_per_step",
+                     "memory", "result"), print)
+)
+"""
 
 
 def wait_until(condition, seconds=100):
