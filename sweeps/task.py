@@ -36,7 +36,13 @@ from training.files import Busy, open_plain, write_json, writing
 FIRST_SECONDS = 5.0  # for the first process of a run to report what all of them have found
 ANSWER = ".outcome.json"  # in a run's folder, from a process that cannot hand its outcome back
 
-_KINDS = {"busy": Busy, "folder": RunError, "user": UserError}
+
+
+class Lost(Exception):
+    """The place where a run was has died, and not the run."""
+
+
+_KINDS = {"busy": Busy, "folder": RunError, "user": UserError, "lost": Lost}
 STOPPED = {"summary": {"status": "stopped"}}
 
 _ACCELERATE = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch")
@@ -87,7 +93,7 @@ def perform(
     except KeyboardInterrupt:  # before the run trained; a run that trains saves and returns
         return STOPPED
     except UserError as error:
-        return _told(error, job.run_dir)
+        return told(error, job.run_dir)
     finally:
         signal.signal(signal.SIGTERM, asked[0])
         signal.signal(signal.SIGINT, asked[1])
@@ -108,12 +114,15 @@ def outcome_of(run: Callable[[], dict[str, Any]], run_dir: Path) -> dict[str, An
     except Exception as error:
         traceback.print_exc()
         sys.stderr.flush()
-        return _told(error, run_dir)
+        return told(error, run_dir)
 
 
-def _told(error: Exception, run_dir: Path) -> dict[str, Any]:
-    for kind in ("busy", "folder", "user"):
-        if isinstance(error, _KINDS[kind]) or (kind == "user" and is_users(error)):
+def told(error: BaseException, run_dir: Path) -> dict[str, Any]:
+    """The outcome of a run that an error has ended."""
+    if isinstance(error, RunFailed):
+        return {"error": "failed", "message": error.args[0], "tail": error.tail}
+    for kind, exception in _KINDS.items():  # Busy and RunError before UserError
+        if isinstance(error, exception) or (kind == "user" and is_users(error)):
             return {"error": kind, "message": str(error)}
     message = f"{type(error).__name__}: {error}; the end of {run_dir / 'log.txt'}:"
     return {"error": "failed", "message": message, "tail": log_tail(run_dir)}
@@ -209,9 +218,9 @@ def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict
 
     A stop, or the end of this process, closes the processes' input.
     """
-    path = job.run_dir / ANSWER
+    answer = job.run_dir / ANSWER
     if answers:
-        path.unlink(missing_ok=True)
+        answer.unlink(missing_ok=True)
     words = json.dumps({**asdict(job), "run_dir": str(job.run_dir)})
     process = subprocess.Popen(
         [*_DEAF, *command, "-m", "sweeps.task", words],
@@ -234,7 +243,7 @@ def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict
         process.wait()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
-    outcome = read_answer(job.run_dir) if answers else None
+    outcome = take_outcome(answer) if answers else None
     if outcome is not None:
         return outcome
     if stopped or (not answers and code == 0):
@@ -243,9 +252,8 @@ def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict
     return {"error": "failed", "message": message, "tail": log_tail(job.run_dir)}
 
 
-def read_answer(run_dir: Path) -> dict[str, Any] | None:
-    """The outcome that a run's process has left in its folder, or None; it is taken away."""
-    path = run_dir / ANSWER
+def take_outcome(path: Path) -> dict[str, Any] | None:
+    """The outcome that another process has left in a file, or None; the file is removed."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
