@@ -13,39 +13,27 @@ have yet to find is assumed, and named.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from param_groups.plan import align
-from sweeps.scheduler import Scheduler
-from sweeps.sweep_file import Cell, Point, Sweep, load_sweep
-from training import checkpoint, runs
-from training.config import Section, apply_preset, read_yaml
+from sweeps.needs import GPUS, Gpu
+from sweeps.progress import columns
+from sweeps.reuse import Store
+from sweeps.sources import read_file
+from sweeps.sweep import SweepWork
+from sweeps.sweep_file import load_sweep
+from training import runs
+from training.config import Section, apply_preset
 from training.errors import UserError, one_line_errors
-from training.experiment import Experiment
 from training.memory import is_observation
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """Dense peaks in FLOP/s by precision of the products, and memory in bytes."""
-
-    name: str
-    bf16: float
-    fp32: float
-    memory: float
-    source: str
-
-
-GPUS = (
-    Gpu("H100", 989e12, 67e12, 80e9, "NVIDIA H100 datasheet, SXM, without sparsity"),
-    Gpu("H200", 989e12, 67e12, 141e9, "NVIDIA H200 datasheet, SXM, without sparsity"),
-    Gpu("A100", 312e12, 19.5e12, 80e9, "NVIDIA A100 80GB datasheet, SXM, without sparsity"),
-)
+COST_FUNCTIONS = ("flops", "parameters", "tokens_per_step", "memory")
 
 
 @dataclass(frozen=True)
@@ -86,7 +74,7 @@ class Work:
 
     file: Path
     preset: str | None
-    cost: Experiment
+    cost: ModuleType
     points: list[Any]
     left: dict[str, float]
     started: int
@@ -102,30 +90,32 @@ def read(
     results: Path = runs.RESULTS,
 ) -> Work:
     """The runs of a sweep or search file, and how far they are; UserError as for running it."""
-    if "search" in apply_preset(read_yaml(file), preset, str(file)):
+    if "search" in apply_preset(read_file(file), preset, str(file)):
         if curves:
             raise UserError(f"{file}: a search has no curves; leave out --curves")
         return _read_search(file, preset, results)
-    grid = load_sweep(file, results, preset=preset, curves=curves, draft=True)
-    cost = grid.experiment
-    reader = Scheduler(grid, looks=True)
-    done = [run for run, s in reader.summaries.items() if s["status"] != "failed"]
-    work = _work(file, preset, cost, grid.points, grid.folder, done)
-    work.notes += [*grid.assumed, *(f"{run}: {why}" for run, why in reader.reasons.items())]
-    work.may_add = _may_add(grid, set(done), cost)
+    sweep = load_sweep(file, results, preset=preset, curves=curves, draft=True)
+    cost = _cost(file, sweep.config.experiment)
+    found = SweepWork(sweep, Store(sweep.folder, looks=True).recall)
+    done = [run for run, summary in found.results.items() if summary["status"] != "failed"]
+    points = list(found.points.values())
+    work = _work(file, preset, cost, points, sweep.folder, done)
+    work.notes += [*sweep.sources.assumed, *(f"{run}: {why}" for run, why in found.reasons.items())]
+    work.may_add = _may_add(found, cost)
     return work
 
 
 def _read_search(file: Path, preset: str | None, results: Path) -> Work:
     """The trials of a search's rounds; those of a study cost the same, whatever they try."""
-    from sweeps.search_file import load_search  # it imports Optuna, which a sweep does not need
+    from sweeps.search_file import load_search
+    from sweeps.storage import Storage
 
     found = load_search(file, results, preset, draft=True)
-    cost = found.experiment
-    work = Work(file, preset, cost, [], {}, 0, list(found.assumed))
+    cost, storage = _cost(file, found.config.experiment), Storage(found.folder)
+    work = Work(file, preset, cost, [], {}, 0, list(found.sources.assumed))
     for study in found.studies:
         config, _ = found.run(study, found.middle)
-        rounds = found.rounds(study)
+        rounds = found.config.rounds_of(study, storage.trials)
         for played in rounds:
             trials = [Trial(f"{played.key} {i}", config) for i in range(played.wanted)]
             work.points += trials
@@ -139,10 +129,27 @@ def _read_search(file: Path, preset: str | None, results: Path) -> Work:
     return work
 
 
+def _cost(file: Path, experiment: str) -> ModuleType:
+    """The experiment's closed forms."""
+    try:
+        module = importlib.import_module(f"{experiment}.cost")
+    except ModuleNotFoundError as error:
+        if error.name not in (experiment, f"{experiment}.cost"):
+            raise
+        module = None
+    missing = [name for name in COST_FUNCTIONS if not hasattr(module, name)]
+    if missing:
+        raise UserError(
+            f"{file}: planning needs {experiment}/cost.py with {', '.join(COST_FUNCTIONS)}; "
+            f"it lacks {', '.join(missing)}"
+        )
+    return module
+
+
 def _work(
     file: Path,
     preset: str | None,
-    cost: Experiment,
+    cost: ModuleType,
     points: list[Any],
     folder: Path,
     done: Iterable[str],
@@ -161,30 +168,29 @@ def _steps_taken(run_dir: Path) -> int | None:
     """Steps that a run would not take again; None if it has never begun."""
     if not (run_dir / "metrics.jsonl").exists():
         return None
+    from training import checkpoint  # it imports torch, which only a sweep under way needs
+
     saved = checkpoint.paths(run_dir / "checkpoints")
     return int(saved[-1].name.rpartition("-")[2]) if saved else 0
 
 
-def _may_add(grid: Sweep, done: set[str], cost: Experiment) -> dict[str, float]:
+def _may_add(found: SweepWork, cost: ModuleType) -> dict[str, float]:
     """The most that `extend` or `confirm` can still add, in cells that are not complete."""
-    rule = grid.config.extend or grid.config.confirm
+    config = found.sweep.config
+    rule = config.extend or config.confirm
     most: dict[str, float] = {"runs": 0, "flops": 0.0}
-    if rule is None:
-        return most
-    cells: dict[Cell, list[Point]] = {}
-    for point in grid.points:
-        cells.setdefault(point.cell(grid.config.searched), []).append(point)
-    for cell, points in cells.items():
-        search = grid.seeds(dict(points[0].values))
-        wanted = grid.config.confirm.seeds if grid.config.confirm else []
-        further = set(wanted) - set(search)
-        if further & {point.seed for point in points}:  # its optimum is confirmed
-            continue
-        if any(point.run not in done for point in points):
-            values = rule.points - grid.added.get(cell, 0)
-            count = values * len(search) + len(further)
+    largest: dict[Any, float] = {}
+    seeds: dict[Any, list[int]] = {}
+    for point in found.points.values():
+        key = point.cell(config.searched)
+        largest[key] = max(largest.get(key, 0.0), cost.flops(point.config))
+        seeds.setdefault(key, found.sweep.seeds(dict(point.values)))
+    for key, cell in found.cells.items() if rule else ():
+        if not cell.settled:
+            further = set(config.confirm.seeds if config.confirm else ()) - set(seeds[key])
+            count = (rule.points - cell.added) * len(seeds[key]) + len(further)
             most["runs"] += count
-            most["flops"] += count * max(cost.flops(point.config) for point in points)
+            most["flops"] += count * largest[key]
     return most
 
 
@@ -275,7 +281,7 @@ def _memory(config: Any, work: Work, setting: Setting) -> tuple[Any, dict[str, i
     return config, work.cost.memory(config, **{how: setting.gpus_per_run})
 
 
-def _gpus_needed(config: Any, cost: Experiment, gpu: Gpu) -> int | None:
+def _gpus_needed(config: Any, cost: ModuleType, gpu: Gpu) -> int | None:
     """The smallest power of two over which a run can be sharded to fit; None if there is none."""
     count, batch = 1, config.training.batch_size
     while batch % count == 0:
@@ -326,7 +332,7 @@ def together(works: Sequence[Work], setting: Setting) -> dict[str, Any]:
     first: dict[tuple[str, str], tuple[Work, Any]] = {}
     for work in works:
         for point in work.points:
-            key = (work.cost.name, _identity(point))
+            key = (work.cost.__name__, _identity(point))
             if key not in first or work.left[point.run] > first[key][0].left[first[key][1].run]:
                 first[key] = work, point
     sums = {"all": [], "to_do": []}
@@ -413,7 +419,7 @@ def _work_table(counts: Mapping[str, Any]) -> str:
         rows.append((_model(size), parameters, *_cells(size["all"], size["to_do"]["runs"])))
     rows.append(("all", "", *_cells(counts["all"], counts["to_do"]["runs"])))
     rows.append(("to do", "", *_cells(counts["to_do"], counts["to_do"]["runs"])))
-    return align(rows)
+    return columns(rows)
 
 
 def _cells(total: Mapping[str, Any], to_do: int) -> tuple[str, ...]:
@@ -466,7 +472,7 @@ def _memory_table(counts: Mapping[str, Any]) -> str:
         sizes = (f"{run['memory_bytes'].get(part, 0) / 1e9:.3g}" for part in shown)
         fits = (_fit(size, name) for name in names)
         rows.append((_model(size), f"{run['optimizer']} {run['precision']}", *sizes, *fits))
-    return align(rows)
+    return columns(rows)
 
 
 def _fit(size: Mapping[str, Any], gpu: str) -> str:
@@ -498,7 +504,7 @@ def _total_text(total: Mapping[str, Any]) -> str:
     left = total["to_do"]["runs"]
     rows = [("all files, each run once", "runs", "to do", "tokens", "FLOPs", *_HOURS)]
     names = {"all": "all", "to_do": "to do"}
-    return align(rows + [(name, *_cells(total[key], left)) for key, name in names.items()])
+    return columns(rows + [(name, *_cells(total[key], left)) for key, name in names.items()])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
