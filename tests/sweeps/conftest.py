@@ -41,7 +41,7 @@ class Toy(Experiment):
 
         def slowly(batch):
             (run_dir / "training").touch()
-            time.sleep(float(os.environ.get("PAUSE", "0")))
+            time.sleep(pause())
             return count(batch)
 
         def train():
@@ -52,6 +52,10 @@ class Toy(Experiment):
 
         task.count = slowly
         return runs.train_once(run_dir, config, task.plan, train)
+
+def pause():
+    file = os.environ.get("PAUSE_FILE")
+    return float(open(file).read() if file else os.environ.get("PAUSE", "0"))
 
 def refuse():
     raise UserError("corpus.txt: no such file")
