@@ -34,9 +34,9 @@ import numpy as np
 from bart_span_denoise import bpe, corpora
 from bart_span_denoise.bpe import EOS, PAD, Bpe
 from bart_span_denoise.noise import Noise
-from training.documents import SPLITS, Source, open_source, split_sentences
 from training.errors import UserError, one_line_errors
 from training.files import cache_problem, publish, scratch_folder, sha256, write_bytes
+from training.text import SPLITS, Source, open_source, split_sentences
 
 # torch takes seconds to import, so it is imported where it is used.
 if TYPE_CHECKING:

@@ -2,12 +2,12 @@
 
     python -m benchmarks.images                               # about a minute on two cores
     python -m benchmarks.images --json benchmarks/results/images.json
-    python -m benchmarks.images --size 1600 1200 --no-model   # where decoder draft is of use
+    python -m benchmarks.images --size 1600 1200 --no-model   # larger images
 
 Makes JPEG files of ImageNet's typical size (500 x 375 pixels, 110 KB) in a temporary folder; what
 decoding takes depends on the number of pixels and bytes, not on what is to be seen. Measures
 decoding alone, the paper's training pipeline (random resized crop to 224, flip, RandAugment, Random
-Erasing) for both decoders, evaluation, Mixup and CutMix of 64 images, a DataLoader of two
+Erasing), evaluation, Mixup and CutMix of 64 images, a DataLoader of two
 processes, and for comparison torchvision's decoder and a training step of ViT-B. One thread each;
 medians over the repeats, with quartiles. Seconds are the processor's, so that other programs
 disturb little; the loader's are the clock's.
@@ -36,7 +36,8 @@ from PIL import Image
 from training import allocator, environment
 from training.sampling import Place
 from vit_imagenet.config import AugmentationConfig, DataConfig, ModelConfig
-from vit_imagenet.data import Collate, Images, decoded, from_config, open_image
+from vit_imagenet.data import Images, from_config
+from vit_imagenet.transforms import Collate, decoded, open_image
 
 GPU = 3800  # images per second at which an H100 trains ViT-B/16, at 40 % of its bf16 peak
 SIZE = (500, 375)
@@ -100,9 +101,9 @@ def write_images(root: Path, count: int, size: tuple[int, int]) -> int:
     return round(statistics.mean(map(len, files)))
 
 
-def open_images(root: Path, decoder: str) -> Images:
+def open_images(root: Path) -> Images:
     """The folder under the paper's augmentation, which is the config's default."""
-    data = DataConfig(source="folder", path=str(root), decoder=decoder)
+    data = DataConfig(source="folder", path=str(root))
     return from_config(data, image_size=224, classes=8, seed=0)
 
 
@@ -112,17 +113,15 @@ def open_images(root: Path, decoder: str) -> Images:
 def cases(root: Path) -> list[Case]:
     """Everything on one core, and the loader."""
     found: list[Case] = []
-    images = {decoder: open_images(root, decoder) for decoder in ("pil", "draft")}
-    size, epochs = images["pil"].train_size, iter(range(10**9))
-    contents = [Path(images["pil"].train.source[i].content).read_bytes() for i in range(size)]
+    images = open_images(root)
+    size, epochs = len(images.train), iter(range(10**9))
+    contents = [Path(images.train.source[i].content).read_bytes() for i in range(size)]
     found.append(("decode", "pil", lambda: _each(lambda i: decoded(open_image(contents[i])), size)))
     found.append(("decode", "torchvision", lambda: _each(_torchvision(contents), size)))
-    for decoder, both in images.items():
-        found.append(("train", decoder, lambda both=both: _train(both, next(epochs))))
-    found.append(("evaluate", "either", lambda: _each(images["pil"].validation.__getitem__, size)))
+    found.append(("train", "pil", lambda: _train(images, next(epochs))))
+    found.append(("evaluate", "pil", lambda: _each(images.validation.__getitem__, size)))
     found.append(("mix", "", _mixing()))
-    for decoder, both in images.items():
-        found.append((LOADER, decoder, lambda both=both: _load(both, next(epochs))))
+    found.append((LOADER, "pil", lambda: _load(images, next(epochs))))
     return found
 
 
@@ -140,13 +139,13 @@ def _torchvision(contents: list[bytes]) -> Callable[[int], torch.Tensor]:
 
 
 def _places(images: Images, epoch: int) -> list[Place]:
-    return [Place(epoch, index, index) for index in range(images.train_size)]
+    return [Place(epoch, index, index) for index in range(len(images.train))]
 
 
 def _train(images: Images, epoch: int) -> int:
     for place in _places(images, epoch):
         images.train[place]
-    return images.train_size
+    return len(images.train)
 
 
 def _mixing() -> Callable[[], int]:
@@ -167,7 +166,7 @@ def _load(images: Images, epoch: int) -> int:
     """Eight epochs of whole batches from two processes, the time they take to start included."""
     from torch.utils.data import DataLoader
 
-    group = images.train_size // 2
+    group = len(images.train) // 2
     collate = Collate(AugmentationConfig(mix_group=group), 8, seed=0)
     batches = [
         part
@@ -250,23 +249,17 @@ def main(argv: list[str] | None = None) -> None:
             measured.append(row)
             print(table(row), flush=True)
     speeds = {(row["stage"], row["decoder"]): row["median"] for row in measured}
-    cores = {d: GPU / _with_mixing(speeds, d) for d in ("pil", "draft")}
-    for decoder, needed in cores.items():
-        print(f"{GPU:,} images/s and GPU take {needed:.1f} such cores with decoder {decoder}")
+    cores = GPU * (1 / speeds["train", "pil"] + 1 / speeds["mix", ""])  # that augment and mix
+    print(f"{GPU:,} images/s and GPU take {cores:.1f} such cores")
     result = {
         "environment": {**environment.describe(torch.device("cpu")), "threads": 1},
         "arguments": {key: vars(options)[key] for key in ("images", "size", "repeats")},
         "file_bytes": mean_bytes,
         "rows": measured,
-        "cores_per_gpu": {"images_per_second": GPU, **cores},
+        "cores_per_gpu": {"images_per_second": GPU, "pil": cores},
     }
     if options.json:
         options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
-
-def _with_mixing(speeds: dict[tuple[str, str], float], decoder: str) -> float:
-    """Images per second of a core that augments and mixes."""
-    return 1 / (1 / speeds["train", decoder] + 1 / speeds["mix", ""])
 
 
 if __name__ == "__main__":

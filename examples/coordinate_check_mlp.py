@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from measure.coordinate_check import Check
+from measure.coordinates import Check
 from param_groups import Everett, Role, Rule, plan
 
 BASE_WIDTH, INPUTS, CLASSES, SAMPLES = 64, 32, 10, 32

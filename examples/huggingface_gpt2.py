@@ -11,7 +11,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 sys.path.insert(0, ".")  # the repository's root, which is not installed
-from measure.coordinate_check import Check
+from measure.coordinates import Check
 from param_groups import Everett, plan
 from param_groups.roles import GPT2_RULES
 

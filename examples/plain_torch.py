@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 sys.path.insert(0, ".")  # the repository's root, which is not installed
-from measure.coordinate_check import Check
+from measure.coordinates import Check
 from param_groups import Everett, Role, Rule, plan
 
 TEXT = torch.tensor(list("".join(topics.values()).encode())).unfold(0, 65, 65)  # passages

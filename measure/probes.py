@@ -102,7 +102,7 @@ class Probes:
     """
 
     def __init__(self, model: nn.Module, plan: Plan, optimizer: torch.optim.Optimizer) -> None:
-        groups = plan.groups(model)
+        groups = plan.groups(model, check=False)
         _refuse_compiled(model)
         trained = {name for group in groups for name in group["param_names"]}
         parameters = dict(model.named_parameters())

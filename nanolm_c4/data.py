@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.documents import SPLITS, Source, open_source, split_sentences
 from training.errors import UserError, one_line_errors, reason
 from training.files import cache_problem, publish, scratch_folder, sha256, write_bytes
+from training.text import SPLITS, Source, open_source, split_sentences
 
 # torch, datasets and sentencepiece take seconds to import, so each is imported where it is used.
 if TYPE_CHECKING:

@@ -12,7 +12,16 @@ import torch.nn.functional as F
 from torch import nn
 
 
-class Linear(nn.Linear):
+class Multiplied(nn.Module):
+    """A layer that multiplies what its tensors do by `multiplier`; derive your own layers from it.
+
+    A plan sets the multiplier of these layers and of no others.
+    """
+
+    multiplier: float = 1.0
+
+
+class Linear(Multiplied, nn.Linear):
     """y = m (W x + b), without a bias by default.
 
     The multiplier scales the weight rather than the activations: at the token counts of a training
@@ -22,7 +31,6 @@ class Linear(nn.Linear):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = False) -> None:
         super().__init__(in_features, out_features, bias=bias)
-        self.multiplier = 1.0
 
     def effective_weight(self) -> torch.Tensor:
         """m W, shape (out_features, in_features)."""
@@ -40,12 +48,8 @@ class Linear(nn.Linear):
             nn.init.constant_(self.bias, math.nan)
 
 
-class Embedding(nn.Embedding):
+class Embedding(Multiplied, nn.Embedding):
     """m W[ids]: one row per id."""
-
-    def __init__(self, num_embeddings: int, embedding_dim: int) -> None:
-        super().__init__(num_embeddings, embedding_dim)
-        self.multiplier = 1.0
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """ids (...) -> (..., embedding_dim)."""
@@ -57,7 +61,7 @@ class Embedding(nn.Embedding):
         nn.init.constant_(self.weight, math.nan)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(Multiplied):
     """Normalisation over the last axis with scale m w and no bias.
 
     `w` is allocated at 1; the plan sets it to 1/m, so the effective scale starts at 1.
@@ -67,7 +71,6 @@ class LayerNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
-        self.multiplier = 1.0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., width) -> (..., width)."""

@@ -10,18 +10,17 @@ work on the rows, so what was trained can be read back from what was saved.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 
-import torch
 from torch import nn
 
-from param_groups.prescriptions import CONSTANT, UNIFORM, Numbers, Prescription, choose
-from param_groups.roles import Assignment, PlanError, Role, Rule, assign, check_width
+from param_groups import tensors
+from param_groups.prescriptions import CONSTANT, Numbers, Prescription, finite
+from param_groups.roles import Assignment, PlanError, Role, Rule, assign, check_width, choose
+from param_groups.tensors import Store
 
 # The three meanings of a weight decay wd, as the decay of one step at the peak of the schedule:
 # independent: wd; global: lr * wd with the global rate (Dinan, Yaida & Zhang (1.94));
@@ -75,52 +74,60 @@ class Plan:
                 return row
         raise KeyError(name)
 
-    @torch.no_grad()
     def initialise(
         self,
         model: nn.Module,
         seed: int,
-        store: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_,
+        store: Store | None = None,
+        *,
+        keep: Iterable[str] = (),
     ) -> None:
-        """Draws every tensor and sets the multipliers of its layer.
+        """Draws the tensors and sets the multipliers of their layers.
 
-        Each tensor's values depend on (seed, name) alone, drawn in float32 on the CPU: the same on
-        every device and in every precision, and untouched by tensors added elsewhere. Twice is the
-        same as once. `store(parameter, values)` puts them where they belong; one of which a process
-        holds only a part keeps that part.
+        Tensors that do not require gradients keep their values, as do those that a pattern of
+        `keep` names ("backbone.*"). The others' values depend on (seed, name) alone, drawn in
+        float32 on the CPU: the same on every device, in every precision, sharded or not, and
+        untouched by tensors added elsewhere. Twice is the same as once. `store(parameter, values)`
+        may put them elsewhere. An error leaves the model as it was.
         """
         parameters = self._parameters(model)
-        for row in self.rows:
-            _fill(parameters[row.name], row, seed, store)
+        kept = tensors.untouched(parameters, self.rows, keep)
+        drawn = [row for row in self.rows if row.name not in kept]
+        for row in drawn:
+            tensors.check_fillable(parameters[row.name], row)
+        tensors.layer_multipliers(model, self.rows)
+        for row in drawn:
+            tensors.fill(parameters[row.name], row, seed, store)
         self.apply_multipliers(model)
+        tensors.note_given(model, self.rows, drawn=not keep)
 
     def apply_multipliers(self, model: nn.Module) -> None:
-        """Sets `multiplier` on the layers that own the tensors.
+        """Prepares a model that keeps its weights: sets the multipliers and draws nothing.
 
-        Raises PlanError when a layer that applies no multiplier would need one, or when the
-        tensors of one layer disagree.
+        For a checkpoint, which holds tensors and no multipliers, and for pretrained weights. Those
+        must come from a model with the same multipliers: for a stock model that is a plan with
+        absorb_multipliers=True, which has none. The rates then are what the prescription gives a
+        model that starts from its own initial values, so they carry over between widths as far as
+        the weights do: fine-tuning checkpoints that were pretrained at several widths under one
+        prescription is such a case; for any other, take one rate (Everett's alignment="global",
+        Dinan's "standard"). Raises PlanError when a layer that applies no multiplier would need
+        one, or when the tensors of one layer disagree.
         """
-        layers: dict[str, Row] = {}
-        for row in self.rows:
-            for name in (row.name, *row.tied_to):
-                path = name.rpartition(".")[0]
-                other = layers.setdefault(path, row)
-                if other.multiplier != row.multiplier:
-                    raise PlanError(
-                        f"layer {path!r} has one multiplier, but the plan wants "
-                        f"{other.multiplier:g} for {other.name!r} and {row.multiplier:g} for "
-                        f"{row.name!r}; plan with absorb_multipliers=True"
-                    )
-        for path, row in layers.items():
-            _set_multiplier(model.get_submodule(path), row)
+        self._parameters(model)
+        for layer, multiplier in tensors.layer_multipliers(model, self.rows).items():
+            layer.multiplier = multiplier
+        tensors.note_given(model, self.rows, drawn=False)
 
-    def groups(self, model: nn.Module) -> list[dict[str, object]]:
+    def groups(self, model: nn.Module, *, check: bool = True) -> list[dict[str, object]]:
         """Torch parameter groups with real `lr`, `eps`, `weight_decay`; equal numbers share one.
 
         Each group also carries `initial_lr` (the schedule's reference), `name` and `param_names`.
-        Tensors that do not require gradients are left out.
+        Tensors that do not require gradients are left out. Raises PlanError for a model that this
+        plan has neither initialised nor given its multipliers, unless `check` is false.
         """
         parameters = self._parameters(model)
+        if check:
+            tensors.check_given(model, self.rows)
         trained = [row for row in self.rows if parameters[row.name].requires_grad]
         groups: dict[tuple[float, float, float], list[Row]] = {}
         for row in trained:
@@ -217,8 +224,11 @@ def plan(
     """
     choose("decay mode", decay_mode, DECAY_MODES)
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-        if not (value >= 0 and math.isfinite(value)):
-            raise PlanError(f"{name} must be finite and not negative, got {value}")
+        if not (finite(value) and value >= 0):
+            raise PlanError(f"{name} must be finite and not negative, got {value!r}")
+    if not isinstance(prescription, Prescription):
+        raise PlanError(f"a prescription is one of Everett, Dinan, Bordelon; got {prescription!r}")
+    tensors.check_tensors(model)
     rows = []
     for assignment in assign(model, rules):
         check_width(assignment, prescription.width)
@@ -279,38 +289,6 @@ def _torch_decay(wd: float, lr: float, own_lr: float, decay_mode: str) -> float:
     if own_lr == 0:
         raise PlanError(f"{decay_mode} weight decay needs a learning rate above 0")
     return wd / own_lr if decay_mode == "independent" else wd * (lr / own_lr)
-
-
-def _fill(
-    parameter: nn.Parameter,
-    row: Row,
-    seed: int,
-    store: Callable[[torch.Tensor, torch.Tensor], object],
-) -> None:
-    if parameter.is_meta:
-        raise PlanError(f"{row.name!r} is on the meta device and has no values to initialise")
-    if row.init_distribution == CONSTANT:
-        parameter.fill_(row.init_mean)
-        return
-    digest = hashlib.blake2b(f"{seed}/{row.name}".encode(), digest_size=7).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest, "little"))
-    draw = torch.empty(parameter.shape, dtype=torch.float32)
-    if row.init_distribution == UNIFORM:
-        draw.uniform_(-math.sqrt(3), math.sqrt(3), generator=generator)
-    else:
-        draw.normal_(generator=generator)
-    # Scaled in the parameter's own precision, so that equivalent plans start from equal models.
-    store(parameter, draw.to(parameter.dtype).mul_(row.init_std).add_(row.init_mean))
-
-
-def _set_multiplier(layer: nn.Module, row: Row) -> None:
-    if hasattr(layer, "multiplier"):
-        layer.multiplier = row.multiplier
-    elif row.multiplier != 1.0:
-        raise PlanError(
-            f"the plan multiplies {row.name!r} by {row.multiplier:g}, which {type(layer).__name__} "
-            "cannot do; use the layers of param_groups.layers, or plan with absorb_multipliers=True"
-        )
 
 
 def _with_tuples(row: dict) -> dict:

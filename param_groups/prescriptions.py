@@ -10,16 +10,14 @@ Learning rate and epsilon are factors on the global values; `plan` multiplies th
 
 from __future__ import annotations
 
-import difflib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 
 from param_groups import exponents
 from param_groups.exponents import Alignment
-from param_groups.roles import FUSED_PARTS, PlanError, Role
+from param_groups.roles import FUSED_PARTS, PlanError, Role, choose
 
 NORMAL, UNIFORM, CONSTANT = "normal", "uniform", "constant"
 
@@ -97,9 +95,14 @@ class Prescription(ABC):
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """The numbers of one unfused role."""
 
-    @abstractmethod
+    def attention_exponent(self) -> float:
+        """The power of the head dimension on query-key products before the softmax."""
+        return -0.5
+
     def attention_scale(self, head_dim: int) -> float:
         """The factor on query-key products before the softmax."""
+        _check_positive(type(self).__name__, head_dim=head_dim)
+        return float(head_dim ** self.attention_exponent())
 
     def residual_multiplier(self) -> float:
         """The factor on every residual branch."""
@@ -128,21 +131,18 @@ def _plain(value: object) -> object:
     return value
 
 
-def choose(kind: str, value: str, valid: Iterable[str]) -> None:
-    """Raises PlanError naming the nearest valid name unless `value` is one of `valid`."""
-    names = list(valid)
-    if value in names:
-        return
-    nearest = difflib.get_close_matches(str(value), names, n=1, cutoff=0.0)[0]
-    raise PlanError(
-        f"unknown {kind} {value!r}; did you mean {nearest!r}? valid: {', '.join(names)}"
-    )
+def finite(value: object) -> bool:
+    """Whether a value is a number that a float can hold."""
+    try:
+        return isinstance(value, (int, float, Fraction)) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _check_positive(owner: str, **values: float) -> None:
     for name, value in values.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise PlanError(f"{owner}: {name} must be positive and finite, got {value}")
+        if not (finite(value) and value > 0):
+            raise PlanError(f"{owner}: {name} must be positive and finite, got {value!r}")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -150,7 +150,7 @@ def _check_positive(owner: str, **values: float) -> None:
 
 # Which of the paper's three layer types a role belongs to (App. C.1). The paper's model has no
 # biases; like every tensor of fan-in 1 they scale as the embedding layer (Yang et al. 2022, Table
-# 8: "input weights and all biases").
+# 8: "input weights and all biases"), the readout's apart (see `Everett.numbers`).
 LAYER_TYPE = {
     Role.TOKEN_EMBEDDING: "embedding",
     Role.POSITION_EMBEDDING: "embedding",
@@ -217,8 +217,8 @@ class Everett(Prescription):
         )
         if self.embedding_std is not None:
             _check_positive("Everett", embedding_std=self.embedding_std)
-        if self.qk_exponent is not None and not math.isfinite(self.qk_exponent):
-            raise PlanError(f"Everett: qk_exponent must be finite, got {self.qk_exponent}")
+        if self.qk_exponent is not None and not finite(self.qk_exponent):
+            raise PlanError(f"Everett: qk_exponent must be finite, got {self.qk_exponent!r}")
 
     def lr_exponent(self, layer: str) -> Fraction:
         """-c_l, the power of n/b in a layer type's learning rate."""
@@ -232,6 +232,12 @@ class Everett(Prescription):
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """Table 1 at this width; see the class for the constants."""
         layer_type = LAYER_TYPE[role]
+        if role is Role.READOUT_BIAS:
+            # The logits change by m^2 lr g under SGD, by m lr under Adam and Adafactor. The gradient
+            # g is that of the loss in the logits, of order one at every width in every
+            # parameterisation, because no layer of size n comes after; the embedding's rate, in
+            # contrast, makes up for gradients that shrink with n. So nothing may depend on n.
+            return Numbers(0.0, CONSTANT, lr=self._gamma(layer_type))
         layer = getattr(exponents.PARAMETERIZATION_TABLE[self.parameterization], layer_type)
         multiplier = _power(self.width, -layer.a)
         mean, std = self._init(role, layer_type, fan_in, layer.b, multiplier)
@@ -244,12 +250,11 @@ class Everett(Prescription):
             eps=_power(self._ratio, self._eps_exponent(layer_type)),
         )
 
-    def attention_scale(self, head_dim: int) -> float:
-        """h^(-1/2) or h^(-1), App. C.1, or the `qk_exponent` given."""
-        exponent = self.qk_exponent
-        if exponent is None:
-            exponent = _ATTENTION_EXPONENT[self.parameterization]
-        return head_dim**exponent
+    def attention_exponent(self) -> float:
+        """-1/2 or -1, App. C.1, or the `qk_exponent` given."""
+        if self.qk_exponent is None:
+            return _ATTENTION_EXPONENT[self.parameterization]
+        return self.qk_exponent
 
     @property
     def _ratio(self) -> float:
@@ -362,8 +367,8 @@ class Dinan(Prescription):
         named = self.strategy != "meta_principled"
         if named and self.s is not None:
             raise PlanError(f"Dinan: strategy {self.strategy!r} fixes s; leave s out")
-        if not named and (self.s is None or not 0 <= self.s <= 1):
-            raise PlanError(f"Dinan: meta_principled needs s in [0, 1], got {self.s}")
+        if not named and not (finite(self.s) and 0 <= self.s <= 1):
+            raise PlanError(f"Dinan: meta_principled needs s in [0, 1], got {self.s!r}")
 
     @property
     def exponent_s(self) -> float | None:
@@ -398,10 +403,6 @@ class Dinan(Prescription):
         if self.optimizer == "sgd":
             return sgd if role in _READOUTS else sgd * n**s
         return sgd * self._gradient(role, fan_out) * (1.0 if role in _READOUTS else n ** (s / 2))
-
-    def attention_scale(self, head_dim: int) -> float:
-        """C^(-1/2), (1.16)."""
-        return head_dim**-0.5
 
     def logit_multiplier(self) -> float:
         """N_rescale = n^(-(1+s)/2), (1.34); 1 in the standard runs."""
@@ -449,8 +450,8 @@ class Bordelon(Prescription):
     start at order one. Rates: SGD gamma0^2 n L^(2 alpha_depth - 1), Adam n^(-1/2)
     L^(alpha_depth - 1) (Tables 1 and 2 and App. C; the signs and roots lost in print follow the
     listings of App. B; gamma0^2 keeps feature movement at gamma0 and the change of the output at
-    1). First layer: multiplier (L/beta0)^(1/2 - alpha_depth) for SGD, sqrt(n) L^(1 - alpha_depth)
-    for Adam, std its inverse; the readout has the same divided by gamma0 n, and starts at zero
+    1). First layer: multiplier beta0^(1/2) L^(1/2 - alpha_depth) for SGD, sqrt(n)
+    L^(1 - alpha_depth) for Adam, std its inverse; the readout has the same divided by gamma0 n, and starts at zero
     with `zero_readout` (the paper's language model). Norms have no parameters.
     """
 
@@ -470,8 +471,9 @@ class Bordelon(Prescription):
         _check_positive("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
         _check_positive("Bordelon", beta0=self.beta0, gamma0=self.gamma0)
         for name in ("alpha_attention", "alpha_depth"):
-            if not 0.5 <= getattr(self, name) <= 1:
-                raise PlanError(f"Bordelon: {name} must lie in [1/2, 1], got {getattr(self, name)}")
+            value = getattr(self, name)
+            if not (finite(value) and 0.5 <= value <= 1):
+                raise PlanError(f"Bordelon: {name} must lie in [1/2, 1], got {value!r}")
         object.__setattr__(self, "width", self.head_dim * self.heads)
 
     @property
@@ -485,7 +487,11 @@ class Bordelon(Prescription):
     def first_multiplier(self) -> float:
         """The multiplier of embedding and positions; their std is its inverse."""
         if self.optimizer == "sgd":
-            return (self.depth / self.beta0) ** (0.5 - self.alpha_depth)
+            # The paper prints (L/beta0)^(1/2 - alpha_depth) and lists it at alpha_depth = 1. A single
+            # block's branch is multiplied by beta0 whatever alpha_depth is, so at L = 1 nothing may
+            # depend on it: the power of beta0 is 1/2 throughout.
+            listed = (self.depth / self.beta0) ** (0.5 - self.alpha_depth)
+            return listed * self.beta0 ** (1 - self.alpha_depth)
         return math.sqrt(self.width) * self.depth ** (1 - self.alpha_depth)
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
@@ -494,9 +500,9 @@ class Bordelon(Prescription):
         distribution = NORMAL if std > 0 else CONSTANT
         return Numbers(std, distribution, multiplier=multiplier, lr=self.lr_factor)
 
-    def attention_scale(self, head_dim: int) -> float:
-        """N^(-alpha_attention), (3)."""
-        return head_dim**-self.alpha_attention
+    def attention_exponent(self) -> float:
+        """-alpha_attention, (3)."""
+        return -self.alpha_attention
 
     def residual_multiplier(self) -> float:
         """beta0 L^(-alpha_depth), section 2.1."""

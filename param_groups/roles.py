@@ -21,6 +21,17 @@ class PlanError(ValueError):
     """A model, a rule or a prescription that cannot give every tensor its numbers."""
 
 
+def choose(kind: str, value: object, valid: Iterable[str]) -> str:
+    """`value` if it is one of `valid`, else PlanError that names the nearest of them."""
+    names = [str(name) for name in valid]
+    if isinstance(value, str) and value in names:
+        return value
+    nearest = difflib.get_close_matches(str(value), names, n=1, cutoff=0.0)[0]
+    raise PlanError(
+        f"unknown {kind} {value!r}; did you mean {nearest!r}? valid: {', '.join(names)}"
+    )
+
+
 class Role(StrEnum):
     """What a tensor does; the vocabulary that rules and prescriptions share."""
 
@@ -78,12 +89,20 @@ class Rule:
     """Gives the tensors whose full name matches a shell pattern (`*`, `?`) one role.
 
     `layout` says how to read the axes; by default embeddings are tables, scales and biases are
-    vectors and everything else is a linear or convolution weight.
+    vectors and everything else is a linear or convolution weight. Raises PlanError for a name
+    that is neither a role nor a layout.
     """
 
     pattern: str
     role: Role
     layout: Layout | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pattern, str):
+            raise PlanError(f"a rule's pattern is a text with * and ?, got {self.pattern!r}")
+        object.__setattr__(self, "role", Role(choose("role", self.role, Role)))
+        if self.layout is not None:
+            object.__setattr__(self, "layout", Layout(choose("layout", self.layout, Layout)))
 
     def matches(self, name: str) -> bool:
         """Whether the whole of a parameter's name matches the pattern."""
@@ -162,8 +181,9 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     Raises PlanError for a wrapped or compiled model, a tensor that no rule names, a tensor that
     two rules give different roles, and a rule that matches nothing.
     """
+    _refuse_wrapped(model)
+    _check_rules(rules)
     aliases = _aliases(model)
-    _refuse_wrapped(aliases)
     _refuse_idle_rules(rules, [name for names in aliases.values() for name in names])
     parameters = dict(model.named_parameters(remove_duplicate=False))
     unnamed = [names[0] for names in aliases.values() if not _matching(rules, names)]
@@ -187,14 +207,30 @@ def _aliases(model: nn.Module) -> dict[int, tuple[str, ...]]:
     return {key: tuple(value) for key, value in names.items()}
 
 
-def _refuse_wrapped(aliases: dict[int, tuple[str, ...]]) -> None:
-    names = [name for group in aliases.values() for name in group]
-    for prefix, wrapper in (("module.", "a DDP wrapper"), ("_orig_mod.", "torch.compile")):
-        if all(name.startswith(prefix) for name in names):
+# By class name, so that neither torch.compile nor another library is imported to look.
+_WRAPPERS = {
+    "DistributedDataParallel": "a DDP wrapper",
+    "DataParallel": "a DataParallel wrapper",
+    "FullyShardedDataParallel": "an FSDP version 1 wrapper (fully_shard, version 2, is fine)",
+    "OptimizedModule": "torch.compile",
+    "DeepSpeedEngine": "DeepSpeed's engine",
+}
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise PlanError(f"a model is an nn.Module, got {type(model).__name__}")
+    for kind in type(model).__mro__:
+        if wrapper := _WRAPPERS.get(kind.__name__):
             raise PlanError(
-                f"tensor {names[0]!r} belongs to a model inside {wrapper}; plan the unwrapped, "
-                "uncompiled model before wrapping it"
+                f"the model is inside {wrapper}; plan the unwrapped, uncompiled model before "
+                "wrapping it"
             )
+
+
+def _check_rules(rules: Sequence[Rule]) -> None:
+    if isinstance(rules, (str, Rule)) or not all(isinstance(rule, Rule) for rule in rules):
+        raise PlanError(f"rules are a list of Rule(pattern, role), got {rules!r}")
 
 
 def _refuse_idle_rules(rules: Sequence[Rule], names: Sequence[str]) -> None:

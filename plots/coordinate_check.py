@@ -1,24 +1,27 @@
 """The coordinate check's figure: RMS against width for every module, with the expected slopes.
 
-    python -m plots.coordinate_check FOLDER [--out FOLDER]
+    python -m plots coordinate_check TABLE
 
-Reads the coordinate_check.csv and .json that `python -m measure.coordinate_check` left in a folder
-and nothing else. Writes PNG and PDF.
+TABLE is the coordinate_check.csv that `python -m measure.coordinate_check` wrote, or its folder;
+slopes and verdicts are read from the coordinate_check.json next to it.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import re
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from plots import style, tables
+from plots.findings import Finding, Line, number
+from plots.tables import TableError
+
+TABLES = ()  # a check is the user's own
 NAME = "coordinate_check"
 COLUMNS = ("quantity", "name", "part", "step", "width", "seed", "rms")
 COLUMNS_ACROSS = 5
@@ -34,28 +37,38 @@ VERDICTS = {
 }
 
 
-class TableError(ValueError):
-    """Files that this figure cannot be drawn from."""
-
-
-def read(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """A check's points and slopes; TableError if a file is missing or is another one's."""
-    path = folder / f"{NAME}.csv"
+def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """A check's points, and its slopes and settings; TableError if a file is missing or another."""
+    tables.expect(paths, f"{NAME}.csv")
+    path = paths[0] / f"{NAME}.csv" if paths[0].is_dir() else paths[0]
+    table = tables.read(path, COLUMNS, f"{NAME}.csv", "the check")
+    notes = path.with_suffix(".json")
     try:
-        table = pd.read_csv(path)
-        path = folder / f"{NAME}.json"
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TableError(f"{path}: cannot read the file: {error}") from None
-    missing = [column for column in COLUMNS if column not in table]
-    if missing or "slopes" not in result:
-        raise TableError(f"{folder}: no {missing[0] if missing else 'slopes'} in its {NAME} files")
-    if table.empty:
-        raise TableError(f"{folder}: no points in {NAME}.csv; run the check again")
+        result = json.loads(notes.read_text(encoding="utf-8"))
+        words = {slope["verdict"] for slope in result["slopes"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TableError(f"{notes}: no slopes of a check ({error!r}); run it again") from None
+    if not words <= {*VERDICTS}:
+        odd = sorted(words - {*VERDICTS})[0]
+        raise TableError(f"{notes}: verdict {odd!r}; expected one of {', '.join(VERDICTS)}")
     return table, result
 
 
-def panels(table: pd.DataFrame, result: Mapping[str, Any]) -> dict[str, str]:
+def findings(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> list[Line]:
+    """A line per panel: the first slope that has the verdict of its title."""
+    result = data[1]
+    text: list[Line] = [str(Finding("module", "slope of its RMS", "predicted", "verdict"))]
+    for name, word in panels(result).items():
+        slope = next(s for s in result["slopes"] if s["name"] == name and s["verdict"] == word
+                     and s["quantity"] != "update")
+        what = "initial RMS" if slope["quantity"] == "init" else f"change, step {slope['step']}"
+        measured = [math.nan if slope[key] is None else slope[key] for key in ("slope", "error")]
+        predicted = "" if slope["predicted"] is None else f"{slope['predicted']:+.2f}"
+        text.append(Finding(f"{name}: {what}", number(*measured, 2), predicted, word))
+    return text
+
+
+def panels(result: Mapping[str, Any]) -> dict[str, str]:
     """Module -> verdict of what is drawn: of repeated blocks the one with the worst verdict."""
     rank = list(VERDICTS)
     words: dict[str, str] = {}
@@ -82,21 +95,15 @@ def means(table: pd.DataFrame, name: str) -> dict[tuple[str, int], pd.Series]:
     }
 
 
-def draw(table: pd.DataFrame, result: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draws the figure into `folder` as coordinate_check.png and .pdf and returns their paths."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+def draw(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> Iterator[tuple[str, object]]:
+    """RMS against width, a panel per module and a line per step; dashed: the predicted slope."""
     import seaborn as sns
 
-    sns.set_theme(style="whitegrid", context="paper")
-    chosen = panels(table, result)
+    table, result = data
+    chosen = panels(result)
     across = min(COLUMNS_ACROSS, len(chosen))
     down = math.ceil(len(chosen) / across)
-    figure, axes = plt.subplots(
-        down, across, figsize=(2.5 * across, 2.3 * down), squeeze=False, constrained_layout=True
-    )
+    figure, axes = style.subplots(down, across, (2.5, 2.3))
     steps = int(table.step.max())
     colors = {("change", t): c for t, c in enumerate(sns.color_palette("viridis", steps), start=1)}
     colors["init", 0] = "black"
@@ -108,17 +115,9 @@ def draw(table: pd.DataFrame, result: Mapping[str, Any], folder: Path) -> list[P
         axis.set_visible(False)
     for row in axes:
         row[0].set_ylabel("RMS")
-    handles, labels = _legend(colors)
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=7)
+    style.legend(figure, _entries(colors), fontsize=7, frameon=True)
     figure.suptitle(_title(result), fontsize=9)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{NAME}.{kind}" for kind in ("png", "pdf")]
-    for path in paths:
-        # Without a date in the file, the same table gives the same bytes.
-        metadata = {"CreationDate": None} if path.suffix == ".pdf" else {}
-        figure.savefig(path, dpi=160, metadata=metadata)
-    plt.close(figure)
-    return paths
+    yield NAME, figure
 
 
 def _expected(result: Mapping[str, Any], name: str) -> dict[tuple[str, int], float]:
@@ -147,15 +146,14 @@ def _draw_panel(
     axis.set_xlabel("width", fontsize=7)
 
 
-def _legend(colors: Mapping[tuple[str, int], Any]) -> tuple[list, list[str]]:
-    from matplotlib.lines import Line2D
-
-    order = sorted(colors, key=lambda key: key[1])
+def _entries(colors: Mapping[tuple[str, int], Any]) -> list[tuple[str, dict]]:
     names = {0: "at initialisation", 1: "change after step 1"}
-    handles = [Line2D([], [], color=colors[key], marker="o", ms=3) for key in order]
-    handles.append(Line2D([], [], color="black", ls="--", lw=0.9))
-    labels = [names.get(step, f"step {step}") for _, step in order]
-    return handles, [*labels, "slope predicted for the first steps"]
+    steps = sorted((step, color) for (_, step), color in colors.items())
+    return [
+        *((names.get(step, f"step {step}"), {"color": color, "marker": "o", "ms": 3})
+          for step, color in steps),
+        ("slope predicted for the first steps", {"color": "black", "ls": "--", "lw": 0.9}),
+    ]
 
 
 def _title(result: Mapping[str, Any]) -> str:
@@ -163,22 +161,3 @@ def _title(result: Mapping[str, Any]) -> str:
     keys = ("name", "parameterization", "strategy", "optimizer", "alignment")
     words = [str(rule[key]) for key in keys if isinstance(rule.get(key), str)]
     return f"coordinate check: {', '.join(words) or 'own plan'}"
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command; a bad folder is one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m plots.coordinate_check", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("folder", type=Path, help="results folder of a check")
-    parser.add_argument("--out", type=Path, help="folder to write to (default: the same)")
-    args = parser.parse_args(argv)
-    try:
-        paths = draw(*read(args.folder), args.out or args.folder)
-    except (TableError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    print("figure: " + ", ".join(map(str, paths)))
-
-
-if __name__ == "__main__":
-    main()

@@ -15,12 +15,13 @@ class Finding:
     published: str = ""
     verdict: str = ""
 
-    def line(self) -> str:
+    def __str__(self) -> str:
         """The finding in one line."""
         return f"{self.name:<62} {self.measured:<42} {self.published:<18} {self.verdict}".rstrip()
 
 
-HEADER = Finding("finding", "measured", "published", "verdict").line()
+Line = Finding | str  # of what a figure prints: a finding, or what findings rest on
+HEADER = str(Finding("finding", "measured", "published", "verdict"))
 
 
 def number(value: float, error: float, digits: int = 3) -> str:

@@ -1,8 +1,10 @@
-"""Keeps a sweep's table with the figures it draws: `python -m plots.ship results.csv NAME`.
+"""Keeps a sweep's table with the figures it draws.
 
-Copies the table to plots/data/NAME.csv and writes NAME.json beside it: commit, versions, device
-and number of runs, read from the runs' summaries. Tables above 1.5 MB, such as those of kernels,
-are kept compressed, as NAME.csv.gz.
+    python -m plots ship results.csv PAPER/NAME
+
+Copies the table to plots/data/PAPER/NAME.csv and writes NAME.json: commit, versions, device and
+number of runs, read from the runs' summaries. Tables above 1.5 MB, such as those of kernels, are
+kept compressed, as NAME.csv.gz.
 """
 
 from __future__ import annotations
@@ -15,35 +17,33 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-DATA = Path(__file__).resolve().parent / "data"
+from plots.tables import DATA, TableError
+
+PAPERS = ("everett", "dinan", "bordelon", "theory")
 LARGE = 1_500_000  # bytes
 
 
-class ShipError(ValueError):
-    """A table without the runs it came from, or from more than one environment."""
-
-
 def provenance(table: Path) -> dict[str, object]:
-    """The environment all runs of a table share; ShipError when they differ or are missing."""
+    """The environment all runs of a table share; TableError when they differ or are missing."""
     try:
         with open(table, newline="", encoding="utf-8") as file:
             # A table of probes has many rows per run.
             names = list(dict.fromkeys(row["run"] for row in csv.DictReader(file)))
     except (KeyError, UnicodeDecodeError, csv.Error) as error:
-        raise ShipError(f"{table}: no result table: {error!r}; expected a CSV file with a column "
+        raise TableError(f"{table}: no result table: {error!r}; expected a CSV file with a column "
                         "run") from None
     if not names:
-        raise ShipError(f"{table}: no runs in it; run the sweep first")
+        raise TableError(f"{table}: no runs in it; run the sweep first")
     environments = []
     for name in names:
         path = table.parent / name / "summary.json"
         try:
             environments.append(json.loads(path.read_text(encoding="utf-8"))["environment"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ShipError(f"{path}: no summary with an environment ({error})") from None
+            raise TableError(f"{path}: no summary with an environment ({error})") from None
     odd = [name for name, other in zip(names, environments) if other != environments[0]]
     if odd:
-        raise ShipError(f"{table}: run {odd[0]} was made elsewhere than {names[0]}; run all anew")
+        raise TableError(f"{table}: run {odd[0]} was made elsewhere than {names[0]}; run all again")
     return {"runs": len(names), "environment": environments[0]}
 
 
@@ -61,20 +61,25 @@ def keep(table: Path, path: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; a table that cannot be shipped is one line and exit code 2."""
-    parser = argparse.ArgumentParser(prog="python -m plots.ship", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m plots ship", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("table", type=Path, help="results.csv of a finished sweep")
-    parser.add_argument("name", help="name of the figure, for example width_sweep")
+    parser.add_argument("name", help="paper and name, for example everett/quickstart")
     parser.add_argument("--data", type=Path, default=DATA, help="folder to write to")
     args = parser.parse_args(argv)
     try:
+        paper, _, name = args.name.partition("/")
+        if paper not in PAPERS or not name or "/" in name:
+            raise TableError(f"{args.name}: expected PAPER/NAME, PAPER one of {', '.join(PAPERS)}")
         origin = provenance(args.table)
-    except (OSError, ShipError) as error:
+    except (OSError, TableError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    args.data.mkdir(parents=True, exist_ok=True)
-    keep(args.table, args.data / f"{args.name}.csv")
+    folder = args.data / paper
+    folder.mkdir(parents=True, exist_ok=True)
+    keep(args.table, folder / f"{name}.csv")
     text = json.dumps(origin, indent=1) + "\n"
-    (args.data / f"{args.name}.json").write_text(text, encoding="utf-8")
+    (folder / f"{name}.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

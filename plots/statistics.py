@@ -8,7 +8,7 @@ size counts at none: sizes are compared on the same seeds.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -108,6 +108,14 @@ def exponent(rows: pd.DataFrame, group: str, size: str, value: str) -> Estimate:
     a finite value at every size."""
     rows = complete(rows[np.isfinite(rows[value])], group, size)
     return jackknife(rows, group, lambda part: power_of(law(part, size, value)))
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard error; NaN for what too few values leave open."""
+    if not len(values):
+        return math.nan, math.nan
+    spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return float(np.mean(values)), spread / math.sqrt(len(values))
 
 
 def mean(values: Mapping[int, float]) -> Estimate:

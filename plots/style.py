@@ -1,14 +1,12 @@
-"""The look all figures share, how they are saved, and the command around each."""
+"""The look all figures share, and how they are saved."""
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from plots.tables import TableError, shipped
+import pandas as pd
 
 FIGURES = Path(__file__).resolve().parent / "figures"
 DPI = 160
@@ -42,6 +40,8 @@ STRATEGY_COLORS = {
     "standard": "#000000", "neural_tangent": "#0072B2", "hybrid": "#A65CC9",
     "maximal_update": "#D7301F",
 }
+# The palest seed of a strategy, as the share of white in its colour.
+PALEST = 0.65
 STRATEGY_MARKERS = {"standard": "o", "neural_tangent": "s", "hybrid": "D", "maximal_update": "^"}
 
 
@@ -57,6 +57,14 @@ def width_colors(widths: Sequence[int]) -> dict[int, tuple[float, float, float]]
     import seaborn as sns
 
     return dict(zip(sorted(widths), sns.color_palette("viridis", len(widths))))
+
+
+def shades(color: str, n: int) -> list[tuple[float, float, float]]:
+    """`n` shades from a colour to a paler one, for seeds."""
+    from matplotlib.colors import to_rgb
+
+    whites = [PALEST * index / (n - 1) for index in range(n)] if n > 1 else [0.0]
+    return [tuple(part + (1 - part) * white for part in to_rgb(color)) for white in whites]
 
 
 def subplots(down: int, across: int, panel: tuple[float, float], **options):
@@ -112,42 +120,18 @@ def width_entries(colors: Mapping[int, tuple]) -> list[tuple[str, dict]]:
     return [(f"D = {w}", {"color": c, "marker": "o", "ms": 3}) for w, c in colors.items()]
 
 
-def save(figure, folder: Path, name: str) -> list[Path]:
-    """Writes PNG and PDF; the same table gives the same bytes."""
+def save(item, folder: Path, name: str) -> list[Path]:
+    """Writes a figure as PNG and PDF, or a table as CSV; the same data give the same bytes."""
     import matplotlib.pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(item, pd.DataFrame):
+        item.to_csv(folder / f"{name}.csv", index=False, na_rep="nan")
+        return [folder / f"{name}.csv"]
     paths = [folder / f"{name}.{kind}" for kind in ("png", "pdf")]
     for path in paths:
         metadata = {"CreationDate": None} if path.suffix == ".pdf" else {}
-        figure.savefig(path, dpi=DPI, metadata=metadata)
-        figure.set_layout_engine("none")  # what the first file laid out holds for the second
-    plt.close(figure)
+        item.savefig(path, dpi=DPI, metadata=metadata)
+        item.set_layout_engine("none")  # what the first file laid out holds for the second
+    plt.close(item)
     return paths
-
-
-def command(
-    name: str,
-    description: str | None,
-    stems: Sequence[str],
-    make: Callable[[list[Path], Path], tuple[str, list[Path]]],
-    argv: Sequence[str] | None,
-) -> None:
-    """`python -m plots.NAME [TABLE ...] [--out FOLDER]`: prints findings, writes figures.
-
-    `make` gets the tables and the folder and returns the findings and the files it wrote. Without
-    arguments the tables are the shipped ones of the sweeps `stems`; a bad one is one line and
-    exit code 2.
-    """
-    parser = argparse.ArgumentParser(prog=f"python -m plots.{name}", description=description)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("tables", type=Path, nargs="*", help="tables of sweeps")
-    parser.add_argument("--out", type=Path, default=FIGURES, help="folder to write to")
-    args = parser.parse_args(argv)
-    try:
-        text, paths = make(args.tables or [shipped(stem) for stem in stems], args.out)
-    except (TableError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    print(text)
-    print("written: " + ", ".join(map(str, paths)))

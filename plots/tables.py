@@ -1,4 +1,4 @@
-"""What every figure asks of a result table: its columns, its curves, means over seeds."""
+"""Result tables: where they are shipped, what every figure asks of one, means over seeds."""
 
 from __future__ import annotations
 
@@ -10,28 +10,20 @@ from pathlib import Path
 
 import pandas as pd
 
-DATA = Path(__file__).resolve().parent / "data"
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT / "plots" / "data"
 CURVE, SEED, STATUS = "curve", "seed", "status"
 LOSS, PARAMETERS = "final_eval_loss", "parameters"
 PARAMETERIZATION, OPTIMIZER = "prescription.parameterization", "optimizer.name"
 WIDTH, RATE, EPS = "model.width", "optimizer.lr", "optimizer.eps"
 DECAY = "optimizer.weight_decay"
-HORIZON = "horizon"
+RUN, STEP, HORIZON = "run", "step", "horizon"
 RESULTS = (CURVE, SEED, STATUS, LOSS)
-# Experiment, sweep file and preset behind tables' names; all others are nanolm_c4's sweep of that
-# name.
-_LAPTOP = "laptop"
-_SWEEPS = {
-    "figure_1_2": ("vit_imagenet", "figure_1_2", _LAPTOP),
-    "bart_figure_3_4": ("bart_span_denoise", "figure_3_4", _LAPTOP),
-    "bart_figure_5": ("bart_span_denoise", "figure_5", None),  # R2C2 has no small form
-    "infinite_figure_2": ("vit_cifar5m", "figure_2", _LAPTOP),
-    "infinite_figure_4": ("vit_cifar5m", "figure_4", _LAPTOP),
-    "infinite_figure_5": ("vit_cifar5m", "figure_5", _LAPTOP),
-    "infinite_figure_11": ("vit_cifar5m", "figure_11", _LAPTOP),
-    "infinite_figure_13": ("vit_cifar5m", "figure_13", _LAPTOP),
-    "infinite_figure_6": ("vit_cifar5m", "figure_6", _LAPTOP),
-    "infinite_figure_7_12": ("nanolm_c4", "figure_7_12", _LAPTOP),
+# The experiments whose sweeps reproduce a paper; a shipped table has its sweep's name.
+EXPERIMENTS = {
+    "everett": ("nanolm_c4",),
+    "dinan": ("vit_imagenet", "bart_span_denoise"),
+    "bordelon": ("vit_cifar5m", "nanolm_c4"),
 }
 
 
@@ -39,16 +31,28 @@ class TableError(ValueError):
     """A table that a figure cannot be drawn from."""
 
 
-def shipped(stem: str) -> Path:
-    """Where the table of sweep `stem` is kept with the figures; large ones are compressed."""
-    packed = DATA / f"{stem}.csv.gz"
-    return packed if packed.exists() else DATA / f"{stem}.csv"
+def shipped(name: str) -> Path:
+    """Where the table PAPER/NAME is kept with the figures; large ones are compressed."""
+    packed = DATA / f"{name}.csv.gz"
+    return packed if packed.exists() else DATA / f"{name}.csv"
 
 
-def read(path: Path, columns: Sequence[str], source: str = "results.csv") -> pd.DataFrame:
-    """A table with `columns`; TableError if it is missing, lacks one or is empty."""
-    if path.parent == DATA and not path.exists():
-        raise TableError(f"{path}: no such table; {_makers(path.stem, source)}")
+def expect(paths: Sequence[Path], *sources: str) -> None:
+    """TableError unless there is one table for each of `sources`."""
+    if len(paths) != len(sources):
+        raise TableError(
+            f"{len(paths)} table{'s' * (len(paths) != 1)} given, expected {len(sources)}: "
+            + " ".join(sources)
+        )
+
+
+def read(
+    path: Path, columns: Sequence[str], source: str = "results.csv", maker: str = "the sweep"
+) -> pd.DataFrame:
+    """A table with `columns`; TableError if it is missing, lacks one or is empty. `source` and
+    `maker` are the file's usual name and what writes it, for messages."""
+    if path.is_relative_to(DATA) and not path.exists():
+        raise TableError(f"{path}: no such table; {_makers(path, source)}")
     try:
         table = pd.read_csv(path)
     except (OSError, EOFError, zlib.error, pd.errors.ParserError, pd.errors.EmptyDataError,
@@ -56,24 +60,31 @@ def read(path: Path, columns: Sequence[str], source: str = "results.csv") -> pd.
         raise TableError(f"{path}: cannot read the table: {error}") from None
     missing = [column for column in columns if column not in table]
     if missing:
-        raise TableError(f"{path}: no column {missing[0]!r}; is it the {source} of this sweep?")
+        raise TableError(f"{path}: no column {missing[0]!r}; is it the {source} of {maker}?")
     if table.empty:
-        raise TableError(f"{path}: no runs in it; run the sweep first")
+        raise TableError(f"{path}: no runs in it; run {maker} first")
     return table
 
 
-def _makers(stem: str, source: str) -> str:
-    """The commands that make the shipped table `stem`, in words."""
+def _makers(path: Path, source: str) -> str:
+    """The commands that make a shipped table."""
+    paper, stem = path.parent.name, path.name.partition(".")[0]
+    if paper == "theory":
+        return "`python -m effective_theory.run --ship` makes it"
     if stem.startswith("initial_"):
         return "`python -m vit_cifar5m.initial --ship` makes it"
-    table = re.sub(r"_(metrics|observations|kernels|attention|distances)$", "", stem)
-    experiment, sweep, preset = _SWEEPS.get(table, ("nanolm_c4", table, _LAPTOP))
-    asked, suffix = (f" --preset {preset}", f"_{preset}") if preset else ("", "")
-    folder = f"results/{experiment}/{sweep}{suffix}"
-    commands = [f"python -m sweeps run {experiment}/sweeps/{sweep}.yaml{asked}"]
+    sweep = re.sub(r"_(metrics|observations|kernels|attention|distances)$", "", stem)
+    files = [f"{experiment}/sweeps/{sweep}.yaml" for experiment in EXPERIMENTS.get(paper, ())]
+    file = next((file for file in files if (ROOT / file).exists()), None)
+    if file is None:
+        return f"no sweep {' or '.join(files) or sweep} makes it"
+    text = (ROOT / file).read_text(encoding="utf-8")
+    small = re.search("^  laptop:", text, re.MULTILINE) is not None  # has that preset
+    folder = f"results/{file.partition('/')[0]}/{sweep}{'_laptop' * small}"
+    commands = [f"python -m sweeps run {file}{' --preset laptop' * small}"]
     if source == "distances.csv":
         commands.append(f"python -m vit_cifar5m.distances {folder}")
-    commands.append(f"python -m plots.ship {folder}/{source} {stem}")
+    commands.append(f"python -m plots ship {folder}/{source} {paper}/{stem}")
     return ", ".join(f"`{c}`" for c in commands[:-1]) + f" and `{commands[-1]}` make it"
 
 
@@ -99,9 +110,23 @@ def only(table: pd.DataFrame, path: Path, column: str, known: Iterable[str]) -> 
     return rows
 
 
+def one_run_each(rows: pd.DataFrame, path: Path, keys: Sequence[str], expected: str) -> None:
+    """TableError if two rows have the same `keys`: the table is not that of the `expected` sweep,
+    and its runs differ in something that the figure does not show."""
+    again = rows[rows.duplicated(list(keys))]
+    if again.empty:
+        return
+    point = ", ".join(f"{key} {_plainly(again.iloc[0][key])}" for key in keys)
+    raise TableError(f"{path}: two runs with {point}; expected one; is it the {expected}?")
+
+
+def _plainly(value: object) -> str:
+    return value if isinstance(value, str) else f"{value:g}"
+
+
 def name(path: Path) -> str:
     """The figure's file name: the table's, or its folder's for a sweep's results.csv."""
-    return path.resolve().parent.name if path.stem in ("results", "probes") else path.stem
+    return path.resolve().parent.name if path.stem == "results" else path.stem
 
 
 def losses(rows: pd.DataFrame) -> pd.Series:

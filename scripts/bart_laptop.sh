@@ -11,7 +11,7 @@ python -m sweeps run bart_span_denoise/sweeps/figure_3_4.yaml --preset laptop \
   --workers 2 --threads 1
 
 for figure in bart_rates bart_strategies; do
-  python -m "plots.dinan.$figure" "$results/results.csv" "$results/metrics.csv" --out "$results" |
+  python -m plots "dinan/$figure" "$results/results.csv" "$results/metrics.csv" --out "$results" |
     tee "$results/$figure.txt"
 done
 echo "figures and findings: $results"

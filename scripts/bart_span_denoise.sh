@@ -32,8 +32,8 @@ if [ "${1:-}" = sweeps ]; then
   python -m sweeps run $sweeps/figure_5.yaml --launch "$(launch one_node_8gpu_fsdp)"
   large=("$results/figure_3_4/results.csv" "$results/figure_3_4/metrics.csv")
   r2c2=("$results/figure_5/results.csv" "$results/figure_5/metrics.csv")
-  python -m plots.dinan.bart_rates "${large[@]}" --out "$results"
-  python -m plots.dinan.bart_strategies "${large[@]}" "${r2c2[@]}" --out "$results"
+  python -m plots dinan/bart_rates "${large[@]}" --out "$results"
+  python -m plots dinan/bart_strategies "${large[@]}" "${r2c2[@]}" --out "$results"
   exit
 fi
 

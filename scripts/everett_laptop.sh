@@ -32,7 +32,7 @@ mkdir -p "$out"
 draw() { # draw COMMAND TABLE...: one figure's command, its findings also kept in a file
   local tables=()
   for name in "${@:2}"; do tables+=("results/nanolm_c4/${name%:*}_laptop/${name#*:}.csv"); done
-  python -m "plots.everett.$1" "${tables[@]}" --out "$out" | tee "$out/$1.txt"
+  python -m plots "everett/$1" "${tables[@]}" --out "$out" | tee "$out/$1.txt"
 }
 draw learning_rates figure_11_sgd:results figure_12_adam:results figure_13_adafactor:results
 draw loss_vs_size figure_2_adam:results figure_3_sgd:results figure_3_param_scaling:results

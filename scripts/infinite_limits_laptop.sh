@@ -12,7 +12,7 @@ out=results/infinite_limits_laptop
 mkdir -p "$out"
 
 draw() { # figure, tables ...
-  python -m "plots.bordelon.${1#infinite_}" "${@:2}" --out "$out" | tee "$out/$1.txt"
+  python -m plots "bordelon/$1" "${@:2}" --out "$out" | tee "$out/$1.txt"
 }
 
 for table in kernels attention density; do
@@ -27,11 +27,11 @@ done
 python -m vit_cifar5m.distances "$vit/figure_4_laptop"
 python -m sweeps run nanolm_c4/sweeps/figure_7_12.yaml --preset laptop --workers 2 --threads 1
 
-draw infinite_rate_transfer "$vit/figure_2_laptop/results.csv"
-draw infinite_head_dimension "$vit"/figure_{11,13}_laptop/observations.csv
-draw infinite_dynamics "$vit/figure_11_laptop/metrics.csv"
-draw infinite_heads "$out"/initial_{kernels,attention,density}.csv "$vit"/figure_4_laptop/{distances,metrics}.csv
-draw infinite_depth "$vit"/figure_5_laptop/{observations,results,metrics}.csv
-draw infinite_kernels "$vit"/figure_6_laptop/{observed_kernels,observed_attention,metrics}.csv
-draw infinite_decoder "$decoder"/{results,metrics,observed_kernels}.csv
+draw rate_transfer "$vit/figure_2_laptop/results.csv"
+draw head_dimension "$vit"/figure_{11,13}_laptop/observations.csv
+draw dynamics "$vit/figure_11_laptop/metrics.csv"
+draw heads "$out"/initial_{kernels,attention,density}.csv "$vit"/figure_4_laptop/{distances,metrics}.csv
+draw depth "$vit"/figure_5_laptop/{observations,results,metrics}.csv
+draw kernels "$vit"/figure_6_laptop/{observed_kernels,observed_attention,metrics}.csv
+draw decoder "$decoder"/{results,metrics,observed_kernels}.csv
 echo "figures and findings: $out"

@@ -7,4 +7,4 @@ set -euo pipefail
 results=results/nanolm_c4/quickstart
 python -m nanolm_c4.data nanolm_c4/configs/laptop.yaml >/dev/null
 python -m sweeps run nanolm_c4/sweeps/quickstart.yaml --workers 2 --threads 1
-python -m plots.quickstart "$results/results.csv" --out "$results"
+python -m plots quickstart "$results/results.csv" --out "$results"

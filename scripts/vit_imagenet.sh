@@ -25,7 +25,7 @@ case ${1:-run} in
     python -m sweeps run "$sweep" --launch "${launch[*]} --main_process_port 0" "${@:2}"
     [ -f "$results/metrics.csv" ] || exit 0 # --dry-run
     for figure in vit_search vit_strategies; do
-      python -m "plots.dinan.$figure" "$results/results.csv" "$results/metrics.csv" --out "$results"
+      python -m plots "dinan/$figure" "$results/results.csv" "$results/metrics.csv" --out "$results"
     done
     ;;
   slurm)

@@ -9,7 +9,7 @@ results=results/vit_imagenet/figure_1_2_laptop
 python -m sweeps run vit_imagenet/sweeps/figure_1_2.yaml --preset laptop --workers 2 --threads 1
 
 for figure in vit_search vit_strategies; do
-  python -m "plots.dinan.$figure" "$results/results.csv" "$results/metrics.csv" --out "$results" |
+  python -m plots "dinan/$figure" "$results/results.csv" "$results/metrics.csv" --out "$results" |
     tee "$results/$figure.txt"
 done
 echo "figures and findings: $results"

@@ -15,10 +15,18 @@ from pydantic import model_validator
 from sweeps.pool import Needs
 from sweeps.sources import Around, Missing, Sources, folder_of, read_file
 from sweeps.study import RATE, Study, Tuning
+<<<<<<< HEAD
 from sweeps.sweep_file import Values, flat, grid_values, import_experiment
 from training import runs
 from training.config import Count, PositiveFloat, Section, apply_preset, set_keys, validate
 from training.errors import UserError
+=======
+from sweeps.sweep_file import Values, flat, grid_values
+from training import runs
+from training.config import Count, PositiveFloat, Section, apply_preset, set_keys, validate
+from training.errors import UserError
+from training.experiment import Experiment, load_experiment
+>>>>>>> h-rules
 
 
 class Rate(Section):
@@ -152,7 +160,11 @@ def load_search(
 ) -> Search:
     """A search file, its experiment and its studies; UserError for anything that cannot run."""
     config = validate(SearchConfig, apply_preset(read_file(path), preset, str(path)), str(path))
+<<<<<<< HEAD
     experiment = import_experiment(path, config.experiment)
+=======
+    experiment = load_experiment(config.experiment, path)
+>>>>>>> h-rules
     base = read_file(path.parent / config.config)
     folder = folder_of(path, results, preset)
     sources = Sources(path, results, preset, draft)

@@ -315,7 +315,11 @@ class Sweep:
 
     def _validated(self, curve: str, settings: Mapping[str, Any]) -> Section:
         where = f"{self.path}, curve {curve!r}"
+<<<<<<< HEAD
         return validate(self.experiment.Config, set_keys(self.base, settings), where)
+=======
+        return validate(self.experiment.config, set_keys(self.base, settings), where)
+>>>>>>> h-rules
 
     def grid(self, curve: str) -> list[dict[str, Any]]:
         """Every combination of a curve's grid values, the last key varying fastest."""
@@ -403,7 +407,11 @@ def load_sweep(
     """
     data = apply_preset(read_file(path), preset, str(path))
     config = validate(SweepConfig, data, str(path))
+<<<<<<< HEAD
     experiment = import_experiment(path, config.experiment)
+=======
+    experiment = load_experiment(config.experiment, path)
+>>>>>>> h-rules
     base = read_file(path.parent / config.config)
     folder = folder_of(path, results, preset)
     sweep = Sweep(config, path, experiment, base, folder, Sources(path, results, preset, draft))

@@ -49,7 +49,7 @@ def test_examples_pass_the_coordinate_check(name, tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     assert re.search(r"^passed: \d+ ok$", result.stdout, re.M)
     assert "never called" not in result.stdout
-    assert (tmp_path / "coordinate_check.png").exists()
+    assert (tmp_path / "coordinate_check.csv").exists()
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -87,8 +87,7 @@ class Task:
     alone: runs of several seeds differ in these and in nothing else.
 
     With `by_epoch` samples are asked for by `Place`, and an epoch ends with its last whole batch;
-    otherwise by number, and epochs follow each other without a gap. Data that can only be read in
-    order has `batches(...)` in place of items, see `vit_imagenet.streaming`.
+    otherwise by number, and epochs follow each other without a gap.
     """
 
     config: RunConfig
@@ -553,11 +552,6 @@ class Loop:
             "first_step": first_step,
             "last_step": settings.steps,
         }
-        if hasattr(data, "batches"):  # its order depends on the micro-batch, so none is assumed
-            place["micro_batch"] = settings.micro_batch_size
-            collate = self.task.collate or default_collate
-            stream = data.batches(**place, workers=settings.data_workers, collate=collate)
-            return self._loader(stream, None, batch_size=None)
         order = EpochPlaces if self.task.by_epoch else BatchIds
         ids = order(len(data), self.task.order_seed, **place)
         return self._loader(data, self.task.collate, batch_sampler=ids)
@@ -826,8 +820,6 @@ def initialise(
 def first_batches(task: Task, steps: int) -> Iterator[Any]:
     """The first batches of a run, whole, as one process would see them."""
     size, data = task.config.training.batch_size, task.train_data
-    if hasattr(data, "batches"):
-        raise UserError("a stream has no samples by number; turn data.streaming off")
     order = EpochPlaces if task.by_epoch else BatchIds
     places = order(len(data), task.order_seed, size, size, 0, 1, 0, steps)
     collate = task.collate or default_collate

@@ -19,7 +19,14 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.config import RunConfig, Section, default_epsilon, read_yaml, to_yaml
+from training.config import (
+    RunConfig,
+    Section,
+    default_epsilon,
+    read_yaml,
+    to_yaml,
+    with_retired,
+)
 from training.errors import RunError
 from training.files import locked, write_text
 
@@ -37,7 +44,7 @@ def identity(config: Section) -> dict[str, Any]:
 
 def _resolved(data: Mapping[str, Any], kind: type[Section]) -> dict[str, Any]:
     """What decides a run's result: an optimiser's own epsilon is the same, said or unsaid."""
-    kept = _without(data, getattr(kind, "without_effect", ("checkpoint",)))
+    kept = _without(with_retired(kind, data), getattr(kind, "without_effect", ("checkpoint",)))
     optimizer = kept.get("optimizer")
     if isinstance(optimizer, Mapping) and optimizer.get("eps", 0) is None:
         eps = default_epsilon(optimizer.get("name", "adam"))

@@ -88,15 +88,8 @@ class DataConfig(Section):
     path: str | None = None
     """Folder of the images (folder) or of the shards, train*.tar and val*.tar or *.parquet, also
     in its data/ or after a prefix."""
-    streaming: bool = False
-    """Read training shards in order rather than making an Arrow copy of them first."""
-    lanes: PositiveInt = 32
-    """Parts that a stream's shards are dealt to, read side by side (streaming)."""
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of each class held out (embedded)."""
-    decoder: Literal["pil", "draft"] = "pil"
-    """pil decodes whole images; draft lets libjpeg reduce those whose crop is at least twice
-    image_size, not to the same pixels: 1.4 times as fast at 1600 x 1200, no gain at 500 x 375."""
     eval_resize: PositiveInt = 256
     """Evaluation images are resized to this shorter side before the centre crop."""
     max_unreadable: Count = 10
@@ -110,8 +103,6 @@ class DataConfig(Section):
     def _source_has_what_it_needs(self) -> DataConfig:
         if self.source != "embedded" and self.path is None:
             raise ValueError(f"data.path is missing: the folder of the {self.source} source")
-        if self.streaming and self.source != "shards":
-            raise ValueError(f"data.streaming reads shards, but data.source is {self.source}")
         return self
 
 
@@ -123,6 +114,14 @@ class Config(RunConfig):
         "data.cache_dir",
         "data.max_unreadable",
     )
+    retired: ClassVar = {
+        "data.streaming": (
+            False,
+            "leave the key out: shards are copied once into an Arrow file in data.cache_dir",
+        ),
+        "data.lanes": (32, "leave the key out: it belonged to data.streaming"),
+        "data.decoder": ("pil", "leave the key out: images are always decoded whole"),
+    }
 
     model: ModelConfig
     prescription: PrescriptionConfig

@@ -61,7 +61,7 @@ def build_task(config: Config):
 
     from training import processes, sharding
     from training.loop import Task
-    from vit_imagenet import data, losses
+    from vit_imagenet import data, losses, transforms
 
     with processes.state().main_process_first():  # an Arrow copy of shards is made once
         images = data.from_config(
@@ -82,10 +82,10 @@ def build_task(config: Config):
         eval_data=images.validation,
         loss=lambda model, batch: losses.soft_cross_entropy(model(batch[0]), batch[1]),
         count=lambda batch: torch.tensor(len(batch[0])),
-        collate=data.Collate(config.data.augmentation, config.model.classes, config.seed),
+        collate=transforms.Collate(config.data.augmentation, config.model.classes, config.seed),
         forward=lambda model, batch: model(batch[0]),
         by_epoch=True,
-        eval_collate=data.eval_collate,
+        eval_collate=transforms.eval_collate,
         eval_count=lambda batch: (batch[1] != losses.IGNORE).sum(),
         measure=lambda model, batch: losses.measure(model(batch[0]), batch[1]),
     )

@@ -1,0 +1,6 @@
+"""Bordelon et al., Infinite Limits of Multi-head Transformer Dynamics (2024)."""
+
+PAPER = "Bordelon et al."
+FIGURES = (
+    "rate_transfer", "head_dimension", "dynamics", "heads", "depth", "kernels", "decoder",
+)

@@ -1,84 +1,89 @@
 """Decoders of growing size at two scales of attention (Bordelon et al., Figures 7 and 12).
 
-    python -m plots.bordelon.decoder [results.csv metrics.csv observed_kernels.csv] [--out FOLDER]
+    python -m plots bordelon/decoder [results.csv metrics.csv observed_kernels.csv]
 
 The sweep grows one of heads H, head dimension N and depth L at a time from a base model, at
-alpha_A = 1 and 1/2. Writes loss against steps (7a) and against FLOPs (12), and kernels before and
+alpha_A = 1 and 1/2. Draws loss against steps (7a) and against FLOPs (12), and kernels before and
 after training, of the last token (7b) and of the tokens of one sample (7c). FLOPs are 6 per
 parameter and token (the caption of Figure 12 leaves the tokens out). Findings compare final
-evaluation losses of runs of equal seeds, which see the same text. Without arguments, of the
-shipped tables.
+evaluation losses of runs of equal seeds, which see the same text.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.bordelon import dynamics as infinite_dynamics
-from plots.bordelon import kernels as infinite_kernels
-from plots.bordelon.dynamics import (
+from plots.bordelon.observed import (
+    LABELS,
+    RELATIVE,
+    SeedPairs,
+    Strip,
+    aligned,
+    alignment,
+    basis,
+    by_size,
+    check,
+    draw_strips,
+    largest_of_scans,
+    pairs,
+    read_observed,
+)
+from plots.bordelon.published import ALPHA_CLAIMS, ALPHA_SIDES, FLOPS_PER_PARAMETER, GROWTH
+from plots.bordelon.scans import (
     ALPHA,
+    EVAL_LOSS,
     HEAD_DIM,
     HEADS,
     LAYERS,
-    RUN,
-    STEP,
+    SIZES,
     SYMBOLS,
     TRAIN_LOSS,
+    alpha_title,
     alphas,
-)
-from plots.bordelon.kernels import (
-    EVAL_LOSS,
-    SIZES,
-    Row,
-    SeedPairs,
-    alignment,
-    by_size,
+    base,
+    draw_lines,
+    plain,
     scan,
 )
-from plots.findings import HEADER, Finding
+from plots.findings import HEADER, Finding, Line
 from plots.statistics import Estimate, differences, mean
-from plots.tables import CURVE, LOSS, PARAMETERS, SEED, STATUS, TableError
+from plots.tables import CURVE, LOSS, PARAMETERS, RUN, SEED, STATUS, STEP, TableError
 
-STEMS = ("infinite_figure_7_12", "infinite_figure_7_12_metrics", "infinite_figure_7_12_kernels")
+TABLES = ("bordelon/figure_7_12", "bordelon/figure_7_12_metrics", "bordelon/figure_7_12_kernels")
 STEPS, TARGETS = "steps", "targets"
 FLOPS = "flops"
-FLOPS_PER_PARAMETER = 6  # and token, Fig. 12
-KINDS = {"last_token": "infinite_figure_7_last_token", "spatial": "infinite_figure_7_spatial"}
+KINDS = ("last_token", "spatial")
 RESULTS = (CURVE, SEED, STATUS, *SIZES, ALPHA, LOSS, PARAMETERS, STEPS, TARGETS, RUN)
-# What growing a size gains (section 4); depth, "little to no benefit".
-PUBLISHED = {HEADS: "above 0", HEAD_DIM: "above 0", LAYERS: "little"}
-# The paper's claims of the loss at alpha_A = 1 minus that at 1/2 contradict each other.
-CLAIMS = "7a: > 0, 12: < 0"
-SIDES = {"agrees": "as Fig. 7a, against the caption of Fig. 12",
-         "disagrees": "as the caption of Fig. 12, against Fig. 7a"}
-
 
 @dataclass(frozen=True)
 class Runs:
-    """Finished runs, one row each, and what they logged, with the FLOPs spent until then."""
+    """Finished runs, one row each, what they logged, with the FLOPs spent until then, and their
+    kernels."""
 
     results: pd.DataFrame
     metrics: pd.DataFrame
+    kernels: pd.DataFrame
 
 
-def read(results: Path, metrics: Path) -> Runs:
-    """Both tables of one sweep; TableError for bad ones, or without a finished run."""
+def read(paths: Sequence[Path]) -> Runs:
+    """The tables of one sweep; TableError for bad ones, or without a finished run."""
+    tables.expect(paths, "results.csv", "metrics.csv", "observed_kernels.csv")
+    results, metrics, observed = paths
     table = tables.read(results, RESULTS)
     table = tables.numbers(table, results, [*SIZES, ALPHA, SEED, LOSS, PARAMETERS, STEPS, TARGETS])
     table = table[table[STATUS] == "finished"]
     if table.empty:
         raise TableError(f"{results}: no run in it is finished; run the sweep first")
-    infinite_dynamics.one_run_each(table.drop_duplicates(RUN), results, (*SIZES, ALPHA, SEED),
-                                   "results.csv of figure_7_12.yaml")
+    tables.one_run_each(table.drop_duplicates(RUN), results, (*SIZES, ALPHA, SEED),
+                 "results.csv of figure_7_12.yaml")
     # Tokens per step from the whole run.
     cost = FLOPS_PER_PARAMETER * table[PARAMETERS] * table[TARGETS] / table[STEPS]
     logged = tables.read(metrics, [CURVE, *SIZES, ALPHA, SEED, RUN, STEP, TRAIN_LOSS, EVAL_LOSS],
@@ -88,7 +93,10 @@ def read(results: Path, metrics: Path) -> Runs:
     if logged.empty:
         raise TableError(f"{metrics}: none of its runs is in {results}; give tables of one sweep")
     logged = logged.assign(**{FLOPS: logged[RUN].map(dict(zip(table[RUN], cost))) * logged[STEP]})
-    return Runs(table, logged)
+    kernels = read_observed(observed, "observed_kernels.csv")
+    for kind in KINDS:
+        check(kernels, kind, observed)
+    return Runs(table, logged, kernels)
 
 
 # Losses
@@ -131,20 +139,27 @@ def equal_flops(runs: Runs, by: str, alpha: float) -> list[tuple[int, int, Estim
 # Findings
 
 
-def findings(runs: Runs) -> list[Finding]:
-    """Final losses, what growing gives, at equal FLOPs too, and what alpha_A changes."""
-    result = []
+def findings(runs: Runs) -> list[Line]:
+    """Final losses, what growing gives, at equal FLOPs too, what alpha_A changes, then kernels."""
+    result: list[Line] = [
+        "losses in nats per token over validation text; ± standard errors over seeds (n), of "
+        "differences between runs of equal seeds; FLOPs: 6 per parameter and token",
+        "alpha_A = 1 against 1/2: Fig. 7a shows lower losses at 1/2 for H and N, the caption "
+        "of Fig. 12 says of the same runs that 1 is better at fixed compute; runs of one size "
+        "cost the same",
+        HEADER,
+    ]
     for alpha in alphas(runs.results):
         for by in SIZES:
             found = finals(runs, by, alpha)
             result += [_losses(found, by, alpha), _growth(found, by, alpha)]
             result += [_per_flop(gap, by, alpha) for gap in equal_flops(runs, by, alpha)]
         result.append(_little(*(finals(runs, by, alpha) for by in (HEADS, LAYERS)), alpha))
-    return result + _of_alpha(runs)
+    return [*result, *_of_alpha(runs), *_of_kernels(runs.kernels)]
 
 
 def _name(alpha: float) -> str:
-    return infinite_dynamics.plain(infinite_dynamics.alpha_title(alpha))
+    return plain(alpha_title(alpha))
 
 
 def _losses(found: dict[int, dict[int, float]], by: str, alpha: float) -> Finding:
@@ -158,7 +173,7 @@ def _losses(found: dict[int, dict[int, float]], by: str, alpha: float) -> Findin
 def _growth(found: dict[int, dict[int, float]], by: str, alpha: float) -> Finding:
     """What growing the base model to the largest of the scan gains."""
     name = f"{_name(alpha)}: loss of the base minus that of the largest {SYMBOLS[by]}"
-    published = PUBLISHED[by]
+    published = GROWTH[by]
     if len(found) < 2:
         return Finding(name, "not measured", published)
     gain = mean(differences(found[min(found)], found[max(found)]))
@@ -200,7 +215,7 @@ def _of_alpha(runs: Runs) -> list[Finding]:
         one, half = (finals(runs, by, alpha) for alpha in (1.0, 0.5))
         for size in sorted(one.keys() & half.keys()):
             # The base model is in all scans, and said once.
-            if size == infinite_kernels.base(runs.results)[by]:
+            if size == base(runs.results)[by]:
                 result += [_between(one[size], half[size], "base", True)] if by == HEADS else []
             else:
                 place = f"{SYMBOLS[by]} = {size}"
@@ -217,7 +232,7 @@ def _between(one: dict[int, float], half: dict[int, float], place: str, claimed:
     if not claimed:
         return Finding(name, gain.text(4))
     verdict = gain.claimed_gain()
-    return Finding(name, gain.text(4), CLAIMS, SIDES.get(verdict, verdict))
+    return Finding(name, gain.text(4), ALPHA_CLAIMS, ALPHA_SIDES.get(verdict, verdict))
 
 
 def _more(one: dict[int, dict[int, float]], half: dict[int, dict[int, float]]) -> Finding:
@@ -231,31 +246,64 @@ def _more(one: dict[int, dict[int, float]], half: dict[int, dict[int, float]]) -
     return Finding(name, gain.text(4), "above 0", gain.claimed_gain())
 
 
-def report(runs: Runs) -> str:
-    """The findings in words, with what they rest on."""
-    text = ["losses in nats per token over validation text; ± standard errors over seeds (n), of "
-            "differences between runs of equal seeds; FLOPs: 6 per parameter and token",
-            "alpha_A = 1 against 1/2: Fig. 7a shows lower losses at 1/2 for H and N, the caption "
-            "of Fig. 12 says of the same runs that 1 is better at fixed compute; runs of one size "
-            "cost the same", HEADER]
-    return "\n".join(text + [finding.line() for finding in findings(runs)])
+def _of_kernels(kernels: pd.DataFrame) -> list[Line]:
+    """How alike the final kernels are across sizes at each alpha_A, and at both of them."""
+    found: list[Line] = [*basis(kernels)]
+    for kind in KINDS:
+        for by in SIZES:
+            for alpha in alphas(kernels):
+                own = pairs(kernels, kind, by, alpha)
+                finding = aligned(own, kind, by, 1)
+                found.append(replace(finding, name=f"{_name(alpha)}: {finding.name}"))
+            found += _across(kernels, kind, by)
+    return found
+
+
+def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
+    """Alignment of a model's final kernels at alpha_A = 1 and 1/2, of different seeds, and by how
+    much it exceeds that of different seeds at one alpha_A."""
+    name = f"final {kind} kernel: alignment of alpha_A = 1 and 1/2, by {SYMBOLS[by]}"
+    one, half = (pairs(kernels, kind, by, alpha) for alpha in (1.0, 0.5))
+    across: dict[int, SeedPairs] = {}
+    excess: dict[int, SeedPairs] = {}
+    both = sorted(one.keys() & half.keys())
+    for (size, seed), (same, other) in itertools.permutations(both, 2):
+        if size == same:
+            value, *within = (
+                alignment(first[size, seed][1], second[size, other][1])
+                for first, second in ((one, half), (one, one), (half, half))
+            )
+            across.setdefault(size, {})[seed, other] = value
+            excess.setdefault(size, {})[seed, other] = value - sum(within) / 2
+    return [
+        Finding(name, by_size(across) or "not measured", "about 1"),
+        Finding(f"{name}, minus within one", by_size(excess) or "not measured"),
+    ]
 
 
 # Figures
 
 
-def draw_steps(runs: Runs, folder: Path) -> list[Path]:
+def draw(runs: Runs) -> Iterator[tuple[str, object]]:
+    """Figures 7 and 12."""
+    yield "figure_7_dynamics", _steps(runs)
+    yield "figure_12_flops", _flops(runs)
+    for kind in KINDS:
+        yield f"figure_7_{kind}", _kernels(runs.kernels, kind)
+
+
+def _steps(runs: Runs):
     """Figure 7a: training loss against steps, a row per scan and a column per alpha_A."""
     figure, axes, shown = _panels(runs)
     for axis, rows, by in shown:
-        infinite_dynamics.draw_lines(axis, rows[np.isfinite(rows[TRAIN_LOSS])], by)
+        draw_lines(axis, rows[np.isfinite(rows[TRAIN_LOSS])], by)
     _outer(axes)
     for row in axes:
         row[0].set_ylabel("training loss\n(nats/token)")
-    return style.save(figure, folder, "infinite_figure_7_dynamics")
+    return figure
 
 
-def draw_flops(runs: Runs, folder: Path) -> list[Path]:
+def _flops(runs: Runs):
     """Figure 12: evaluation loss against FLOPs."""
     figure, axes, shown = _panels(runs)
     for axis, rows, by in shown:
@@ -263,7 +311,7 @@ def draw_flops(runs: Runs, folder: Path) -> list[Path]:
     _outer(axes)
     for row in axes:
         row[0].set_ylabel("validation loss\n(nats/token)")
-    return style.save(figure, folder, "infinite_figure_12_flops")
+    return figure
 
 
 def _panels(runs: Runs):
@@ -273,7 +321,7 @@ def _panels(runs: Runs):
     shown = []
     for row, by in zip(axes, SIZES):
         for axis, alpha in zip(row, own):
-            axis.set_title(infinite_dynamics.alpha_title(alpha))
+            axis.set_title(alpha_title(alpha))
             shown.append((axis, scan(runs.metrics, by, alpha), by))
     return figure, axes, shown
 
@@ -294,78 +342,16 @@ def _draw_flops(axis, rows: pd.DataFrame, by: str) -> None:
     axis.legend(fontsize=7, frameon=False)
 
 
-def draw_kernels(kernels: pd.DataFrame, kind: str, folder: Path) -> list[Path]:
+def _kernels(kernels: pd.DataFrame, kind: str):
     """Figure 7b, c: the initial kernels of the base and the largest models, then the final ones
     at every alpha_A."""
     grid = []
     for alpha in alphas(kernels):
         own = kernels[kernels[ALPHA] == alpha]
-        initial, final = infinite_kernels.largest_of_scans(own, kind)
+        initial, final = largest_of_scans(own, kind)
         # As in the figure, one row of initial kernels: those at the first alpha_A.
-        label = f"initial\n{infinite_dynamics.alpha_title(alpha)}"
+        label = f"initial\n{alpha_title(alpha)}"
         grid += [] if grid or not initial.panels else [initial._replace(label=label)]
-        label = f"{infinite_kernels.RELATIVE}\n{infinite_dynamics.alpha_title(alpha)}"
-        grid += [Row(label, final.panels)] if final.panels else []
-    return infinite_kernels.draw_rows(grid, infinite_kernels.LABELS[kind], folder, KINDS[kind])
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and figures of one sweep."""
-    if len(paths) != 3:
-        raise TableError(
-            f"{len(paths)} tables given, expected 3: results.csv, metrics.csv and "
-            "observed_kernels.csv of one sweep"
-        )
-    runs = read(*paths[:2])
-    kernels = infinite_kernels.read(paths[2], "observed_kernels.csv")
-    for kind in KINDS:
-        infinite_kernels.check(kernels, kind, paths[2])
-    written = draw_steps(runs, folder) + draw_flops(runs, folder)
-    for kind in KINDS:
-        written += draw_kernels(kernels, kind, folder)
-    return "\n".join([report(runs), *kernel_lines(kernels)]), written
-
-
-def kernel_lines(kernels: pd.DataFrame) -> list[str]:
-    """How alike the final kernels are across sizes at each alpha_A, and at both of them."""
-    found = []
-    for kind in KINDS:
-        for by in SIZES:
-            for alpha in alphas(kernels):
-                own = infinite_kernels.pairs(kernels, kind, by, alpha)
-                finding = infinite_kernels.aligned(own, kind, by, 1)
-                name = f"{_name(alpha)}: {finding.name}"
-                found.append(Finding(name, finding.measured, finding.published, finding.verdict))
-            found += _across(kernels, kind, by)
-    return [*infinite_kernels.basis(kernels), *(finding.line() for finding in found)]
-
-
-def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
-    """Alignment of a model's final kernels at alpha_A = 1 and 1/2, of different seeds, and by how
-    much it exceeds that of different seeds at one alpha_A."""
-    name = f"final {kind} kernel: alignment of alpha_A = 1 and 1/2, by {SYMBOLS[by]}"
-    one, half = (infinite_kernels.pairs(kernels, kind, by, alpha) for alpha in (1.0, 0.5))
-    across: dict[int, SeedPairs] = {}
-    excess: dict[int, SeedPairs] = {}
-    both = sorted(one.keys() & half.keys())
-    for (size, seed), (same, other) in itertools.permutations(both, 2):
-        if size == same:
-            value, *within = (
-                alignment(first[size, seed][1], second[size, other][1])
-                for first, second in ((one, half), (one, one), (half, half))
-            )
-            across.setdefault(size, {})[seed, other] = value
-            excess.setdefault(size, {})[seed, other] = value - sum(within) / 2
-    return [
-        Finding(name, by_size(across) or "not measured", "about 1"),
-        Finding(f"{name}, minus within one", by_size(excess) or "not measured"),
-    ]
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command; a bad table is one line and exit code 2."""
-    style.command("infinite_decoder", __doc__, STEMS, make, argv)
-
-
-if __name__ == "__main__":
-    main()
+        label = f"{RELATIVE}\n{alpha_title(alpha)}"
+        grid += [Strip(label, final.panels)] if final.panels else []
+    return draw_strips(grid, LABELS[kind])

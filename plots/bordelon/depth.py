@@ -1,70 +1,74 @@
 """Depth L for alpha_L = 1/2 and 1 (Bordelon et al., Figure 5): weights that move, loss per FLOP.
 
-    python -m plots.bordelon.depth [OBSERVATIONS RESULTS METRICS] [--out FOLDER]
+    python -m plots bordelon/depth [OBSERVATIONS RESULTS METRICS]
 
-Tables of a sweep over model.layers such as vit_cifar5m/sweeps/figure_5.yaml; without arguments the
-shipped ones. (a) ||W - W_0|| / ||W_0|| of query and key weights at the last observed step, pooled
-over blocks, against L: L^(alpha_L - 1), as the change of attention logits that they cause. (b) evaluation loss against training FLOPs, 6 per
-parameter and token. Writes PNG and PDF. Exponents are unweighted fits to means over seeds, their
-errors jackknife ones over seeds.
+Tables of a sweep over model.layers such as vit_cifar5m/sweeps/figure_5.yaml. (a) ||W - W_0|| /
+||W_0|| of query and key weights at the last observed step, pooled over blocks, against L, expected
+to go as L^(alpha_L - 1), like the change of attention logits that they cause. (b) evaluation loss
+against training FLOPs, 6 per parameter and token. Exponents are unweighted fits to means over
+seeds, their errors jackknife ones over seeds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from plots import style, tables
-from plots.bordelon.dynamics import alpha_text, label_decades, one_run_each, size_axis
-from plots.bordelon.heads import CHANCE, span
-from plots.bordelon.rate_transfer import ALPHA_LOOKS
-from plots.findings import HEADER, Finding
+from plots.bordelon.published import FLOPS_PER_PARAMETER
+from plots.bordelon.scans import (
+    ALPHA_LOOKS,
+    CHANCE,
+    LAYERS,
+    alpha_text,
+    final,
+    label_decades,
+    size_axis,
+    span,
+)
+from plots.bordelon.scans import EVAL_LOSS as LOSS
+from plots.findings import HEADER, Finding, Line
 from plots.statistics import Estimate, complete, exponent, jackknife
-from plots.tables import TableError
+from plots.tables import RATE, TableError
 
-FIGURE = "infinite_figure_5_depth"
-STEMS = ("infinite_figure_5_observations", "infinite_figure_5", "infinite_figure_5_metrics")
-LAYERS, ALPHA = "model.layers", "prescription.alpha_depth"
+TABLES = ("bordelon/figure_5_observations", "bordelon/figure_5", "bordelon/figure_5_metrics")
+ALPHA_L = "prescription.alpha_depth"
 PATCH, IMAGE, BATCH = "model.patch_size", 32, "training.batch_size"
-RATE = "optimizer.lr"
 MOVED = {"query_weight_relative": r"$W_Q$", "key_weight_relative": r"$W_K$"}
 # What that movement makes of the attention logits, (16); not drawn.
 INDUCED = {"attention_change_weights": "A by W_Q, W_K"}
 COLUMNS = (
-    (LAYERS, ALPHA, "seed", "run", "step", "block", *MOVED, *INDUCED),
-    (LAYERS, ALPHA, RATE, PATCH, BATCH, "seed", "run", "status", "parameters"),
+    (LAYERS, ALPHA_L, "seed", "run", "step", "block", *MOVED, *INDUCED),
+    (LAYERS, ALPHA_L, RATE, PATCH, BATCH, "seed", "run", "status", "parameters"),
     ("run", "step", "eval_loss"),
 )
 SOURCES = ("observations.csv", "results.csv", "metrics.csv")
-LOSS, FLOPS = "eval_loss", "flops"
+FLOPS = "flops"
 STYLES = {0.5: "-", 1.0: "--"}  # as in the paper: alpha_L = 1 is dashed
 
 
-def read_all(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(movement, losses): a row per run at the last observed step, a row per run and evaluation.
 
     Runs that did not finish are left out. TableError unless there are three tables of one sweep
     with one rate of each alpha_L.
     """
-    if len(paths) != len(STEMS):
-        raise TableError(
-            f"{len(paths)} table{'s' * (len(paths) != 1)} given, expected three: "
-            + " ".join(SOURCES)
-        )
+    tables.expect(paths, *SOURCES)
     found = [_read(*item) for item in zip(paths, COLUMNS, SOURCES)]
     observations, results, metrics = found
     finished = results[results["status"] == "finished"]
     if finished.empty:
         raise TableError(f"{paths[1]}: no finished run in it; finish the sweep first")
-    for alpha, rates in finished.groupby(ALPHA)[RATE].unique().items():
+    for alpha, rates in finished.groupby(ALPHA_L)[RATE].unique().items():
         if len(rates) > 1:
-            raise TableError(f"{paths[1]}: {len(rates)} values of {RATE} with {ALPHA} {alpha:g}; "
+            raise TableError(f"{paths[1]}: {len(rates)} values of {RATE} with {ALPHA_L} {alpha:g}; "
                              "expected one rate of each: keep the runs of the best one")
-    one_run_each(finished, paths[1], (LAYERS, ALPHA, "seed"), "results.csv of figure_5.yaml")
-    return (_movement(observations, finished, paths[0]), _losses(metrics, finished, paths[2]))
+    keys = (LAYERS, ALPHA_L, "seed")
+    tables.one_run_each(finished, paths[1], keys, "results.csv of figure_5.yaml")
+    return _movement(observations, finished, paths[0]), _losses(metrics, finished, paths[2])
 
 
 def _read(path: Path, columns: Sequence[str], source: str) -> pd.DataFrame:
@@ -89,23 +93,25 @@ def _losses(metrics: pd.DataFrame, finished: pd.DataFrame, path: Path) -> pd.Dat
     if rows.empty:
         raise TableError(f"{path}: no evaluation of a finished run; are these tables of one sweep?")
     tokens = (IMAGE // rows[PATCH]) ** 2
-    return rows.assign(flops=6 * rows["parameters"] * tokens * rows[BATCH] * rows["step"])
+    cost = FLOPS_PER_PARAMETER * rows["parameters"] * tokens * rows[BATCH]
+    return rows.assign(flops=cost * rows["step"])
 
 
 def alphas(rows: pd.DataFrame) -> list[float]:
     """The depth exponents of a table, rising."""
-    return sorted(rows[ALPHA].unique())
+    return sorted(rows[ALPHA_L].unique())
 
 
 # ------------------------------------------------------------------------------------------------
 # Findings
 
 
-def findings(movement: pd.DataFrame, losses: pd.DataFrame) -> list[Finding]:
+def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Line]:
     """5a by alpha_L and weight, then 5b by depth."""
-    result = []
+    movement, losses = data
+    result = [_basis(movement, losses), HEADER]
     for alpha in alphas(movement):
-        rows = movement[movement[ALPHA] == alpha]
+        rows = movement[movement[ALPHA_L] == alpha]
         for column, label in (MOVED | INDUCED).items():
             result += _of_weight(rows, column, alpha, label.strip("$"))
     return [*result, *_of_losses(losses)]
@@ -126,11 +132,6 @@ def _power(name: str, rows: pd.DataFrame, column: str, alpha: float) -> Finding:
     return exponent(rows, "seed", LAYERS, column).finding(name, alpha - 1)
 
 
-def final(losses: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the last evaluation."""
-    return losses[losses["step"] == losses["step"].max()]
-
-
 def _of_losses(losses: pd.DataFrame) -> list[Finding]:
     """What alpha_L = 1 gains at the same steps, so at the same compute, at every depth.
 
@@ -144,7 +145,7 @@ def _of_losses(losses: pd.DataFrame) -> list[Finding]:
     depths = sorted(last[LAYERS].unique())
     result = [_levels(last, alpha) for alpha in alphas(last)]
     for depth in depths:
-        both = complete(last[last[LAYERS] == depth], "seed", ALPHA)
+        both = complete(last[last[LAYERS] == depth], "seed", ALPHA_L)
         found = jackknife(both, "seed", lambda part, depth=depth: _gain(part, depth))
         name = f"5b: final loss, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
         claimed = depth == depths[-1] and len(depths) > 1
@@ -156,14 +157,14 @@ def _of_losses(losses: pd.DataFrame) -> list[Finding]:
 
 
 def _levels(last: pd.DataFrame, alpha: float) -> Finding:
-    means = last[last[ALPHA] == alpha].groupby(LAYERS)[LOSS].mean()
+    means = last[last[ALPHA_L] == alpha].groupby(LAYERS)[LOSS].mean()
     values = ", ".join(f"{depth:.0f}: {loss:.3f}" for depth, loss in means.items())
     return Finding(f"5b: final loss by L, alpha_L = {alpha_text(alpha)} (nats)", values)
 
 
 def _verdict(found: Estimate, last: pd.DataFrame) -> str:
     """Whether alpha_L = 1 gains, if all curves have learnt something."""
-    means = last.groupby([ALPHA, LAYERS])[LOSS].mean()
+    means = last.groupby([ALPHA_L, LAYERS])[LOSS].mean()
     lost = [(alpha, depth) for (alpha, depth), loss in means.items() if not loss < CHANCE]
     if not lost:
         return found.claimed_gain()
@@ -176,48 +177,47 @@ def _verdict(found: Estimate, last: pd.DataFrame) -> str:
 
 def _growth(last: pd.DataFrame, low: float, high: float) -> Finding:
     """By how much the gain at the largest depth exceeds that at the least."""
-    ends = complete(last[last[LAYERS].isin((low, high))], "seed", ALPHA, LAYERS)
+    ends = complete(last[last[LAYERS].isin((low, high))], "seed", ALPHA_L, LAYERS)
     found = jackknife(ends, "seed", lambda part: _gain(part, high) - _gain(part, low))
     name = f"5b: that gain at L = {high:.0f} minus at L = {low:.0f} (nats)"
     return Finding(name, found.text())
 
 
 def _gain(rows: pd.DataFrame, depth: float) -> float:
-    means = rows[rows[LAYERS] == depth].groupby(ALPHA)[LOSS].mean()
+    means = rows[rows[LAYERS] == depth].groupby(ALPHA_L)[LOSS].mean()
     return means.get(0.5, math.nan) - means.get(1.0, math.nan)
 
 
-def report(movement: pd.DataFrame, losses: pd.DataFrame) -> str:
-    """The findings in words, with what they rest on."""
-    seeds = movement.groupby([ALPHA, LAYERS])["seed"].nunique()
+def _basis(movement: pd.DataFrame, losses: pd.DataFrame) -> str:
+    """What the findings rest on."""
+    seeds = movement.groupby([ALPHA_L, LAYERS])["seed"].nunique()
     depths = ", ".join(f"{depth:.0f}" for depth in sorted(movement[LAYERS].unique()))
     rates = ", ".join(f"{rate:g} (alpha_L = {alpha_text(alpha)})"
-                      for alpha, rate in losses.groupby(ALPHA)[RATE].first().items())
-    text = [
+                      for alpha, rate in losses.groupby(ALPHA_L)[RATE].first().items())
+    return (
         f"L = {depths}; eta_0 = {rates}; {span(seeds)} seeds; movement after "
         f"{movement['step'].max():.0f} steps, loss after {losses['step'].max():.0f}; ± is "
-        "jackknife over seeds",
-        HEADER,
-    ]
-    return "\n".join(text + [finding.line() for finding in findings(movement, losses)])
+        "jackknife over seeds"
+    )
 
 
 # ------------------------------------------------------------------------------------------------
 # Figure
 
 
-def draw(movement: pd.DataFrame, losses: pd.DataFrame, folder: Path) -> list[Path]:
+def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple[str, object]]:
     """Figure 5a and b."""
+    movement, losses = data
     figure, axes = style.subplots(1, 2, (4.6, 3.4))
     _draw_movement(axes[0][0], movement)
     _draw_losses(axes[0][1], losses)
-    return style.save(figure, folder, FIGURE)
+    yield "figure_5_depth", figure
 
 
 def _draw_movement(axis, movement: pd.DataFrame) -> None:
     for alpha in alphas(movement):
         color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
-        rows = movement[movement[ALPHA] == alpha]
+        rows = movement[movement[ALPHA_L] == alpha]
         for (column, label), marker in zip(MOVED.items(), "os"):
             groups = rows.groupby(LAYERS)[column]
             means, errors = groups.mean(), groups.sem().fillna(0)
@@ -238,7 +238,7 @@ def _draw_movement(axis, movement: pd.DataFrame) -> None:
 
 def _draw_losses(axis, losses: pd.DataFrame) -> None:
     colors = style.width_colors(sorted(losses[LAYERS].unique()))
-    for (depth, alpha), rows in losses.groupby([LAYERS, ALPHA]):
+    for (depth, alpha), rows in losses.groupby([LAYERS, ALPHA_L]):
         means = rows.groupby(FLOPS)[LOSS].mean()
         axis.plot(means.index, means, STYLES.get(alpha, "-"), color=colors[depth], lw=1.2)
     for depth, color in colors.items():
@@ -252,18 +252,3 @@ def _draw_losses(axis, losses: pd.DataFrame) -> None:
     axis.set_ylabel("evaluation loss (nats/image)")
     axis.set_title("(b) loss against compute, means over seeds", fontsize=9)
     axis.legend(fontsize=6, ncols=2)
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and files of the three tables."""
-    movement, losses = read_all(paths)
-    return report(movement, losses), draw(movement, losses, folder)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("infinite_depth", __doc__, STEMS, make, argv)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,13 @@
 """Attention against the head dimension N (Bordelon et al., Figures 2b and 13).
 
-    python -m plots.bordelon.head_dimension [observations.csv ...] [--out FOLDER]
+    python -m plots bordelon/head_dimension [observations.csv ...]
 
 Figure 2b, from figure_11.yaml: variance of the attention logits A over heads, before training and
 after. Figure 13, from figure_13.yaml: how far entries of k and A have moved. Its upper row has what
 the movement of W_Q and W_K causes at the initial residual stream, which is what the paper's
 exponents speak of; the lower row has all movement, of which embeddings and other layers cause a
 part. Both are means over blocks and the observed samples. Draws the figures whose tables it is
-given, without arguments the shipped ones; writes PNG and PDF and prints the findings.
+given.
 
 Powers are unweighted fits to means over seeds; their errors are jackknife ones over seeds.
 """
@@ -23,37 +23,41 @@ import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.bordelon.dynamics import (
+from plots.bordelon.published import CAPTION_2B, DERIVED
+from plots.bordelon.scans import (
     ALPHA,
-    DERIVED,
+    ALPHA_LOOKS,
     HEAD_DIM,
-    RUN,
-    STEP,
     alpha_title,
     alphas,
     label_decades,
-    one_run_each,
     plain,
     size_axis,
 )
-from plots.bordelon.rate_transfer import ALPHA_LOOKS
-from plots.findings import HEADER, Finding
+from plots.findings import HEADER, Finding, Line
 from plots.statistics import Estimate, complete, exponent, law
-from plots.tables import CURVE, OPTIMIZER, SEED, TableError
+from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP, TableError
 
-STEMS = ("infinite_figure_11_observations", "infinite_figure_13_observations")
-FIGURES = ("infinite_figure_2b_head_variance", "infinite_figure_13_movement")
+TABLES = ("bordelon/figure_11_observations", "bordelon/figure_13_observations")
 BLOCK, ALL = "block", "all"
 VARIANCE = "head_variance"
 # Column -> what moves, as axes have it.
 INDUCED = {"key_change_weights": "k", "attention_change_weights": "A"}
 TOTAL = {"key_change": "k", "attention_change": "A"}
-CAPTION_2B = -2  # of alpha_A = 1; the initial variance goes as -1
 POINT = (ALPHA, HEAD_DIM, SEED, STEP)  # a figure has one run here, and per optimiser
 COLUMNS = (CURVE, RUN, *POINT, BLOCK)
 
 
-def read(path: Path) -> pd.DataFrame:
+def read(paths: Sequence[Path]) -> list[pd.DataFrame]:
+    """The rows of one figure or of both; TableError for two tables of one."""
+    found = [_read(path) for path in paths]
+    if len({OPTIMIZER in rows for rows in found}) != len(found):
+        raise TableError(f"{paths[-1]}: a second table of one figure; expected the observations "
+                         "of figure_11.yaml, of figure_13.yaml or of both")
+    return found
+
+
+def _read(path: Path) -> pd.DataFrame:
     """The rows for all blocks together; TableError for a table that lacks what its figure needs,
     that has two runs where a figure expects one, or, for Figure 13, not both of its steps."""
     table = tables.read(path, COLUMNS, "observations.csv")
@@ -74,9 +78,9 @@ def _checked(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
     source = "observations.csv of figure_11.yaml"
     if OPTIMIZER in rows:
         source = "observations.csv of figure_13.yaml"
-        one_run_each(rows[rows[STEP] > 0], path, (OPTIMIZER, *POINT), source)
+        tables.one_run_each(rows[rows[STEP] > 0], path, (OPTIMIZER, *POINT), source)
         return _both_steps(rows, path)
-    one_run_each(rows, path, POINT, source)
+    tables.one_run_each(rows, path, POINT, source)
     return rows
 
 
@@ -135,7 +139,7 @@ def _when(rows: pd.DataFrame, when: str) -> str:
     return when if when == "at initialisation" else f"at t = {rows[STEP].max():.0f}"
 
 
-def draw_variance(rows: pd.DataFrame, folder: Path) -> list[Path]:
+def _figure_2b(rows: pd.DataFrame):
     """Figure 2b: one panel, a line per alpha_A, hollow before training."""
     figure, axes = style.subplots(1, 1, (4.6, 3.4))
     axis = axes[0][0]
@@ -147,7 +151,7 @@ def draw_variance(rows: pd.DataFrame, folder: Path) -> list[Path]:
     _finish(axis, rows)
     axis.set_ylabel("variance of A over heads")
     axis.legend(fontsize=7)
-    return style.save(figure, folder, FIGURES[0])
+    return figure
 
 
 def _draw_points(
@@ -226,7 +230,7 @@ def _movement(name: str, measured: Estimate, theory: Fraction | None, derived: b
     return measured.finding(name, float(theory), beside)
 
 
-def draw_movement(rows: pd.DataFrame, folder: Path) -> list[Path]:
+def _figure_13(rows: pd.DataFrame):
     """Figure 13: k and A per optimiser, what W_Q and W_K cause above and all movement below."""
     optimizers = _optimizers(rows)
     figure, axes = style.subplots(2, 2 * len(optimizers), (3.0, 3.0), sharex=True)
@@ -243,7 +247,7 @@ def draw_movement(rows: pd.DataFrame, folder: Path) -> list[Path]:
                         bbox_to_anchor=(0.5, -0.02 if columns is INDUCED else -0.2))
     for axis in axes[0]:
         axis.set_xlabel("")
-    return style.save(figure, folder, FIGURES[1])
+    return figure
 
 
 def _draw_movement(axis, rows: pd.DataFrame, optimizer: str, column: str) -> None:
@@ -266,14 +270,22 @@ def _unreached(findings: Sequence[Finding]) -> list[str]:
             "once W_O and the gradient correlate, which is not measured here"]
 
 
-def report(found: Sequence[pd.DataFrame]) -> str:
-    """The findings in words, with what they rest on."""
+def findings(found: Sequence[pd.DataFrame]) -> list[Line]:
+    """The powers of the figures whose tables there are, with what they rest on."""
     text = ["powers of N in means over seeds (n), ± jackknife over seeds", *_spreads(found), HEADER]
     for rows in found:
-        make = movement_findings if OPTIMIZER in rows else variance_findings
-        findings = make(rows)
-        text += [*(finding.line() for finding in findings), *_unreached(findings)]
-    return "\n".join(text)
+        own = (movement_findings if OPTIMIZER in rows else variance_findings)(rows)
+        text += [*own, *_unreached(own)]
+    return text
+
+
+def draw(found: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
+    """Figure 2b, Figure 13 or both."""
+    for rows in found:
+        if OPTIMIZER in rows:
+            yield "figure_13_movement", _figure_13(rows)
+        else:
+            yield "figure_2b_head_variance", _figure_2b(rows)
 
 
 def _spreads(found: Sequence[pd.DataFrame]) -> list[str]:
@@ -300,23 +312,3 @@ def _spread(rows: pd.DataFrame, columns: Sequence[str]) -> str:
     if not free:
         return "one seed, spread unknown"
     return f"spread over seeds {math.sqrt(variances / free):.1%} of a value"
-
-
-def _figures(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    found = [read(path) for path in paths]
-    if len({OPTIMIZER in rows for rows in found}) != len(found):
-        raise TableError(f"{paths[-1]}: a second table of one figure; expected the observations "
-                         "of figure_11.yaml, of figure_13.yaml or of both")
-    text, written = report(found), []
-    for rows in found:
-        written += (draw_movement if OPTIMIZER in rows else draw_variance)(rows, folder)
-    return text, written
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command; a bad table is one line and exit code 2."""
-    style.command("infinite_head_dimension", __doc__, STEMS, _figures, argv)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,9 @@
 """Many heads (Bordelon et al., Figures 3 and 4): at the start, then losses and logits in training.
 
-    python -m plots.bordelon.heads [KERNELS ATTENTION DENSITY DISTANCES METRICS] [--out FOLDER]
+    python -m plots bordelon/heads [KERNELS ATTENTION DENSITY DISTANCES METRICS]
 
 The first three tables are those of `python -m vit_cifar5m.initial`, then that of
-`python -m vit_cifar5m.distances` and the metrics.csv of the same sweep over heads; without
-arguments the shipped ones. Writes two figures as PNG and PDF.
+`python -m vit_cifar5m.distances` and the metrics.csv of the same sweep over heads.
 
 Exponents are unweighted fits to means over networks or seeds; their errors are jackknife ones, each
 network or seed left out of all sizes at once. What they are compared with (the widest networks of
@@ -14,37 +13,46 @@ Figure 3a, the ensemble of 4b) keeps the one left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.bordelon.dynamics import alpha_text, one_run_each, size_axis
-from plots.bordelon.rate_transfer import ALPHA_LOOKS
-from plots.findings import HEADER, Finding
+from plots.bordelon.published import FIGURE_4B_STEPS, SQUARE_ERROR
+from plots.bordelon.scans import (
+    ALPHA_LOOKS,
+    CHANCE,
+    HEADS,
+    alpha_text,
+    final,
+    size_axis,
+    span,
+)
+from plots.bordelon.scans import EVAL_LOSS as LOSS
+from plots.findings import HEADER, Finding, Line
 from plots.statistics import Estimate, complete, exponent, fitted, jackknife, law, power_of
 from plots.tables import TableError
 
-KERNELS, ATTENTION, DENSITY = "initial_kernels", "initial_attention", "initial_density"
-DISTANCES, METRICS = "infinite_figure_4_distances", "infinite_figure_4_metrics"
-STEMS = (KERNELS, ATTENTION, DENSITY, DISTANCES, METRICS)
-FIGURES = ("infinite_figure_3_initial_heads", "infinite_figure_4_many_heads")
-HEADS, LOSS = "model.heads", "eval_loss"
+TABLES = (
+    "bordelon/initial_kernels", "bordelon/initial_attention", "bordelon/initial_density",
+    "bordelon/figure_4_distances", "bordelon/figure_4_metrics",
+)
+# The columns of each, by its file's usual name.
 COLUMNS = {
-    KERNELS: ("head_dim", "layers", "heads", "network", "layer", "square_error",
-              "reference_square"),
-    ATTENTION: ("alpha_attention", "head_dim", "heads", "network", "second_moment",
-                "fourth_moment"),
-    DENSITY: ("alpha_attention", "head_dim", "heads", "networks", "low", "high", "count"),
-    DISTANCES: (HEADS, "seed", "step", "square_distance"),
-    METRICS: (HEADS, "seed", "step", LOSS),
+    "initial_kernels.csv": (
+        "head_dim", "layers", "heads", "network", "layer", "square_error", "reference_square",
+    ),
+    "initial_attention.csv": (
+        "alpha_attention", "head_dim", "heads", "network", "second_moment", "fourth_moment",
+    ),
+    "initial_density.csv": (
+        "alpha_attention", "head_dim", "heads", "networks", "low", "high", "count",
+    ),
+    "distances.csv": (HEADS, "seed", "step", "square_distance"),
+    "metrics.csv": (HEADS, "seed", "step", LOSS),
 }
-SOURCES = {DISTANCES: "distances.csv", METRICS: "metrics.csv"}
-STEPS = (0, 25, 100, 250, 500, 1000, 2000)  # Fig. 4b, and the start
-PREDICTED = -1.0  # power of H in square errors, section 3.3
-CHANCE = math.log(10)  # loss in nats of ten equal probabilities
 LEARNT = 0.1  # nats below CHANCE from which a size counts as having learnt; ours
 KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of it
 
@@ -53,26 +61,18 @@ KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of 
 # Tables
 
 
-def read(path: Path, stem: str) -> pd.DataFrame:
-    """One of the tables as numbers; TableError if it is missing or another one."""
-    table = tables.read(path, COLUMNS[stem], SOURCES.get(stem, f"{stem}.csv"))
-    return tables.numbers(table, path, COLUMNS[stem])
-
-
-def read_all(paths: Sequence[Path]) -> list[pd.DataFrame]:
-    """The tables in the order of STEMS; TableError unless there are five."""
-    if len(paths) != len(STEMS):
-        raise TableError(
-            f"{len(paths)} table{'s' * (len(paths) != 1)} given, expected five: "
-            "initial_kernels.csv initial_attention.csv initial_density.csv distances.csv "
-            "metrics.csv"
-        )
-    found = [read(path, stem) for path, stem in zip(paths, STEMS)]
+def read(paths: Sequence[Path]) -> list[pd.DataFrame]:
+    """The tables as numbers, in the order of COLUMNS; TableError for one that is missing or another
+    one, or without an evaluation."""
+    tables.expect(paths, *COLUMNS)
+    found = []
+    for path, (source, columns) in zip(paths, COLUMNS.items()):
+        found.append(tables.numbers(tables.read(path, columns, source), path, columns))
     found[-1] = found[-1][np.isfinite(found[-1][LOSS])]
     if found[-1].empty:
         raise TableError(f"{paths[-1]}: no evaluation in it; set training.eval_every in the sweep")
-    for table, path, stem in list(zip(found, paths, STEMS))[-2:]:
-        one_run_each(table, path, (HEADS, "seed", "step"), f"{SOURCES[stem]} of figure_4.yaml")
+    for table, path, source in list(zip(found, paths, COLUMNS))[-2:]:
+        tables.one_run_each(table, path, (HEADS, "seed", "step"), f"{source} of figure_4.yaml")
     return found
 
 
@@ -93,7 +93,6 @@ def kurtoses(attention: pd.DataFrame) -> pd.Series:
 
 def kurtosis_exponent(attention: pd.DataFrame) -> Estimate:
     """The power of N in the excess kurtosis."""
-
     return jackknife(attention, "network", lambda part: power_of(fitted(kurtoses(part))))
 
 
@@ -117,10 +116,11 @@ def gaussian(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
 # Findings
 
 
-def findings(all_tables: Sequence[pd.DataFrame]) -> list[Finding]:
+def findings(all_tables: Sequence[pd.DataFrame]) -> list[Line]:
     """Fig. 3a, then 3b and c, then 4a and b."""
     kernels, attention, bins, distances, metrics = all_tables
-    return [*_of_kernels(kernels), *_of_attention(attention), *_of_density(bins),
+    return [*_basis(kernels, attention, distances, metrics), HEADER,
+            *_of_kernels(kernels), *_of_attention(attention), *_of_density(bins),
             *_of_losses(metrics), *_of_distances(distances)]
 
 
@@ -129,9 +129,9 @@ def _of_kernels(kernels: pd.DataFrame) -> list[Finding]:
     for layer in sorted(rows["layer"].unique()):
         found = exponent(rows[rows["layer"] == layer], "network", "heads", "error")
         name = f"3a: H in the kernel's square error, layer {layer:.0f}"
-        result.append(found.finding(name, PREDICTED))
+        result.append(found.finding(name, SQUARE_ERROR))
     found = exponent(rows, "network", "heads", "error")
-    return [*result, found.finding("3a: the same, all layers", PREDICTED)]
+    return [*result, found.finding("3a: the same, all layers", SQUARE_ERROR)]
 
 
 def _of_attention(attention: pd.DataFrame) -> list[Finding]:
@@ -196,11 +196,6 @@ def _shares(law: Callable, edges: Sequence[float], head_dim: float, alpha: float
     return inside
 
 
-def final(metrics: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the last evaluation; runs that did not get there have none."""
-    return metrics[metrics["step"] == metrics["step"].max()]
-
-
 def _of_losses(metrics: pd.DataFrame) -> list[Finding]:
     """4a: whether the final loss falls with H, and its spread over seeds."""
     last = final(metrics)
@@ -262,7 +257,7 @@ def _count(groups) -> str:
 def shown_steps(distances: pd.DataFrame) -> list[int]:
     """The paper's steps as far as they were observed, and the last one."""
     steps = sorted(int(step) for step in distances["step"].unique())
-    return sorted({step for step in STEPS if step in steps} | {steps[-1]})
+    return sorted({step for step in FIGURE_4B_STEPS if step in steps} | {steps[-1]})
 
 
 def _of_distances(distances: pd.DataFrame) -> list[Finding]:
@@ -272,7 +267,7 @@ def _of_distances(distances: pd.DataFrame) -> list[Finding]:
         found = exponent(rows, "seed", HEADS, "square_distance")
         if step in (0, min(s for s in steps if s or len(steps) == 1)):
             name = f"4b: H in the logits' square error, step {step}"
-            result.append(found.finding(name, PREDICTED))
+            result.append(found.finding(name, SQUARE_ERROR))
         else:
             result.append(Finding(f"4b: the same, step {step}", found.text()))
     return [*result, _weakening(distances, steps)]
@@ -293,11 +288,12 @@ def _weakening(distances: pd.DataFrame, steps: Sequence[int]) -> Finding:
                    found.claimed_gain())
 
 
-def report(all_tables: Sequence[pd.DataFrame]) -> str:
-    """The findings in words, with what they rest on."""
-    kernels, attention, _, distances, metrics = all_tables
+def _basis(
+    kernels: pd.DataFrame, attention: pd.DataFrame, distances: pd.DataFrame, metrics: pd.DataFrame
+) -> list[str]:
+    """What the findings rest on."""
     seeds = distances.groupby(HEADS)["seed"].nunique()
-    text = [
+    return [
         f"3a: N = {kernels['head_dim'].iloc[0]:.0f}, L = {kernels['layers'].iloc[0]:.0f}, "
         f"H = {_sizes(kernels['heads'])}, {kernels['network'].nunique()} networks each; "
         "square error over the mean square of the limit's kernel",
@@ -306,15 +302,7 @@ def report(all_tables: Sequence[pd.DataFrame]) -> str:
         f"4a: eval loss after {metrics['step'].max():.0f} steps; a size has learnt when its mean "
         f"ends {LEARNT:g} nats below ln 10 (ours); ± is jackknife over seeds",
         f"4b: H = {_sizes(distances[HEADS])}, {span(seeds)} seeds; ± is jackknife over seeds",
-        HEADER,
     ]
-    return "\n".join(text + [finding.line() for finding in findings(all_tables)])
-
-
-def span(counts: pd.Series) -> str:
-    """The range of some counts in words."""
-    low, high = counts.min(), counts.max()
-    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _sizes(column: pd.Series) -> str:
@@ -325,7 +313,13 @@ def _sizes(column: pd.Series) -> str:
 # Figures
 
 
-def draw_initial(kernels: pd.DataFrame, attention: pd.DataFrame, bins: pd.DataFrame, folder: Path):
+def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
+    """Figures 3 and 4."""
+    yield "figure_3_initial_heads", _figure_3(*all_tables[:3])
+    yield "figure_4_many_heads", _figure_4(*all_tables[3:])
+
+
+def _figure_3(kernels: pd.DataFrame, attention: pd.DataFrame, bins: pd.DataFrame):
     """Figure 3, and the variance and kurtosis that its text speaks of."""
     figure, axes = style.subplots(2, 2, (4.3, 3.2))
     _draw_kernels(axes[0][0], relative_errors(kernels))
@@ -337,7 +331,7 @@ def draw_initial(kernels: pd.DataFrame, attention: pd.DataFrame, bins: pd.DataFr
         _draw_density(axis, shown[shown["head_dim"] == size], size, alpha)
         title = rf"({label}) $N = {size:.0f}$, $\alpha_A$ = {alpha_text(alpha)}"
         axis.set_title(title, fontsize=9)
-    return style.save(figure, folder, FIGURES[0])
+    return figure
 
 
 def _draw_kernels(axis, rows: pd.DataFrame) -> None:
@@ -345,7 +339,7 @@ def _draw_kernels(axis, rows: pd.DataFrame) -> None:
     for layer, color in style.width_colors(layers).items():
         own = rows[rows["layer"] == layer]
         _line(axis, own, "heads", "error", color, rf"$\ell = {layer:.0f}$")
-    _guide(axis, rows.groupby("heads")["error"].mean(), PREDICTED, r"$H^{-1}$")
+    _guide(axis, rows.groupby("heads")["error"].mean(), SQUARE_ERROR, r"$H^{-1}$")
     size_axis(axis, rows["heads"], "heads $H$")
     axis.set_ylabel(r"$\|\mathbf{H}^\ell-\mathbf{H}^\ell_\infty\|^2"
                     r"/\|\mathbf{H}^\ell_\infty\|^2$")
@@ -413,12 +407,12 @@ def _draw_density(axis, bins: pd.DataFrame, head_dim: float, alpha: float) -> No
     axis.legend(fontsize=6)
 
 
-def draw_training(distances: pd.DataFrame, metrics: pd.DataFrame, folder: Path) -> list[Path]:
+def _figure_4(distances: pd.DataFrame, metrics: pd.DataFrame):
     """Figure 4a and b."""
     figure, axes = style.subplots(1, 2, (4.6, 3.4))
     _draw_losses(axes[0][0], metrics)
     _draw_distances(axes[0][1], distances)
-    return style.save(figure, folder, FIGURES[1])
+    return figure
 
 
 def _draw_losses(axis, metrics: pd.DataFrame) -> None:
@@ -442,24 +436,8 @@ def _draw_distances(axis, distances: pd.DataFrame) -> None:
         rows = distances[distances["step"] == step]
         _line(axis, rows, HEADS, "square_distance", color, f"step {step}")
     first = distances[distances["step"] == next((s for s in steps if s), steps[0])]
-    _guide(axis, first.groupby(HEADS)["square_distance"].mean(), PREDICTED, r"$H^{-1}$")
+    _guide(axis, first.groupby(HEADS)["square_distance"].mean(), SQUARE_ERROR, r"$H^{-1}$")
     size_axis(axis, distances[HEADS], "heads $H$")
     axis.set_ylabel("logits: mean square distance to limit")
     axis.set_title("(b) convergence to many heads", fontsize=9)
     axis.legend(fontsize=7)
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and files of the five tables."""
-    found = read_all(paths)
-    written = draw_initial(*found[:3], folder) + draw_training(*found[3:], folder)
-    return report(found), written
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("infinite_heads", __doc__, STEMS, make, argv)
-
-
-if __name__ == "__main__":
-    main()

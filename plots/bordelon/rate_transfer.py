@@ -1,24 +1,30 @@
 """Whether the best learning rate depends on the head dimension (Bordelon et al., Figure 2a).
 
-    python -m plots.bordelon.rate_transfer [results.csv] [--out FOLDER]
+    python -m plots bordelon/rate_transfer [results.csv]
 
 Evaluation loss against the learning rate eta_0, a line per head dimension N and a panel per
-alpha_A, then the best rate against N. Reads a sweep's table, without arguments the shipped one;
-writes PNG and PDF and prints the findings.
+alpha_A, then the best rate against N.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from plots import rate_panels, style, tables
-from plots.bordelon.dynamics import ALPHA, HEAD_DIM, alpha_title, alphas, one_run_each, plain
-from plots.findings import HEADER, Finding, distance, number
-from plots.rate_sweeps import (
+from plots import rates, style, tables
+from plots.bordelon.scans import (
+    ALPHA,
+    ALPHA_LOOKS,
+    HEAD_DIM,
+    alpha_title,
+    alphas,
+    plain,
+)
+from plots.findings import HEADER, Finding, Line, distance, number
+from plots.rates import (
     Exponent,
     RateSweep,
     edge_lines,
@@ -29,21 +35,21 @@ from plots.rate_sweeps import (
 )
 from plots.tables import CURVE, LOSS, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
 
-STEM, FIGURE = "infinite_figure_2", "infinite_figure_2a_rate_transfer"
-# Blue and orange of seaborn's "colorblind", in every figure of the paper that tells alpha_A apart.
-ALPHA_LOOKS = {1.0: {"color": "#0173B2", "marker": "o"}, 0.5: {"color": "#DE8F05", "marker": "s"}}
+TABLES = ("bordelon/figure_2",)
 LOSS_LABEL = "evaluation loss (nats/image)"
 
 
-def read(path: Path) -> pd.DataFrame:
+def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The table's runs, N in the column of widths and alpha_A as curves: what rate sweeps read.
 
     TableError for a table that lacks a column or has two runs at one rate.
     """
+    tables.expect(paths, "results.csv")
+    path = paths[0]
     table = tables.read(path, [*RESULTS, ALPHA, HEAD_DIM, RATE])
     table = tables.numbers(table, path, [ALPHA, HEAD_DIM, RATE, LOSS])
     table = tables.only(table, path, ALPHA, ALPHA_LOOKS)
-    one_run_each(table, path, [ALPHA, HEAD_DIM, RATE, SEED], "results.csv of figure_2.yaml")
+    tables.one_run_each(table, path, [ALPHA, HEAD_DIM, RATE, SEED], "results.csv of figure_2.yaml")
     rows = table.assign(**{WIDTH: table[HEAD_DIM], CURVE: table[ALPHA].map(alpha_title)})
     if rows[STATUS].eq("failed").all():
         raise TableError(f"{path}: every run failed; see their log.txt and run the sweep again")
@@ -74,10 +80,11 @@ def penalty(sweeps: Mapping[int, RateSweep]) -> tuple[float, float]:
     return loss - large.loss, error
 
 
-def findings(rows: pd.DataFrame) -> list[Finding]:
+def findings(rows: pd.DataFrame) -> list[Line]:
     """Per alpha_A: the best rates, their exponent of N, and what transfer costs."""
-    result = []
-    for alpha, sweeps in fits(rows).items():
+    fitted = fits(rows)
+    result = [_noise(rows), HEADER]
+    for alpha, sweeps in fitted.items():
         place = plain(alpha_title(alpha))
         best = ", ".join(f"{n}: {_optimum(sweep)}" for n, sweep in sweeps.items())
         fit = exponent(sweeps)
@@ -87,7 +94,9 @@ def findings(rows: pd.DataFrame) -> list[Finding]:
             Finding(f"{place}: exponent of N in the best rate", fit.text(), "0", verdict),
             _transfer(place, sweeps),
         ]
-    return result
+    named = {(alpha_title(alpha),): sweeps for alpha, sweeps in fitted.items()}
+    notes = [*lost_lines(rows, [CURVE]), *edge_lines(named)]
+    return [*result, *(plain(note).replace(" D = ", " N = ") for note in notes)]
 
 
 def _optimum(sweep: RateSweep) -> str:
@@ -107,15 +116,6 @@ def _transfer(place: str, sweeps: Mapping[int, RateSweep]) -> Finding:
     return Finding(name, f"{number(value, error)} {note}", "about 0")
 
 
-def report(rows: pd.DataFrame) -> str:
-    """The findings in words, with what they rest on."""
-    text = [_noise(rows), HEADER]
-    text += [finding.line() for finding in findings(rows)]
-    named = {(title,): sweeps for title, sweeps in zip(_titles(rows), fits(rows).values())}
-    notes = [*lost_lines(rows, [CURVE]), *edge_lines(named)]
-    return "\n".join([*text, *(plain(note).replace(" D = ", " N = ") for note in notes)])
-
-
 def _noise(rows: pd.DataFrame) -> str:
     """What stands behind the errors: the spread at each N."""
     found = {int(n): seed_noise(own) for n, own in rows.groupby(HEAD_DIM)}
@@ -126,29 +126,25 @@ def _noise(rows: pd.DataFrame) -> str:
             "optima, both alpha_A together; N without one take that of all)")
 
 
-def _titles(rows: pd.DataFrame) -> list[str]:
-    return [alpha_title(alpha) for alpha in alphas(rows)]
-
-
-def draw(rows: pd.DataFrame, folder: Path) -> list[Path]:
+def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     """A panel of rates per alpha_A and one of the optima."""
     fitted = fits(rows)
     head_dims = sorted({n for sweeps in fitted.values() for n in sweeps})
     colors = style.width_colors(head_dims)
     figure, axes = style.subplots(1, len(fitted) + 1, (3.6, 3.2))
     for axis, (alpha, sweeps) in zip(axes[0], fitted.items()):
-        rate_panels.draw_rates(axis, sweeps, colors)
+        rates.draw_rates(axis, sweeps, colors)
         axis.set_title(alpha_title(alpha))
         axis.set_xlabel(r"learning rate $\eta_0$")
         axis.set_ylabel(LOSS_LABEL)
     panels = axes[0][:-1]
     for axis in panels[1:]:
         axis.sharex(panels[0])
-    rate_panels.loss_limits(panels, list(fitted.values()))
+    rates.loss_limits(panels, list(fitted.values()))
     _draw_optima(axes[0][-1], fitted, head_dims)
     entries = [(f"N = {n}", {"color": c, "marker": "o", "ms": 3}) for n, c in colors.items()]
     style.legend(figure, [*entries, *style.STAR_ENTRIES])
-    return style.save(figure, folder, FIGURE)
+    yield "figure_2a_rate_transfer", figure
 
 
 def _draw_optima(
@@ -158,25 +154,9 @@ def _draw_optima(
         fit: Exponent = exponent(sweeps)
         power = f": $N^{{{fit.value:+.2f}}}$" if fit.law else ""
         label = alpha_title(alpha) + power
-        rate_panels.draw_optima(axis, sweeps, fit, label=label, **ALPHA_LOOKS[alpha])
+        rates.draw_optima(axis, sweeps, fit, label=label, **ALPHA_LOOKS[alpha])
     if head_dims:
-        rate_panels.octave_limits(axis, head_dims)
+        rates.octave_limits(axis, head_dims)
     axis.set_xlabel("head dimension N")
     axis.set_ylabel(r"best learning rate $\eta_0$")
     axis.legend(fontsize=7)
-
-
-def _figure_2a(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    if len(paths) > 1:
-        raise TableError(f"{paths[1]}: expected one table, the results.csv of figure_2.yaml")
-    rows = read(paths[0])
-    return report(rows), draw(rows, folder)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command; a bad table is one line and exit code 2."""
-    style.command("infinite_rate_transfer", __doc__, [STEM], _figure_2a, argv)
-
-
-if __name__ == "__main__":
-    main()

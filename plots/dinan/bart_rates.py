@@ -1,44 +1,47 @@
 """Searches for the learning rate on bart_span_denoise (Dinan et al., Part II, Figure 3).
 
-    python -m plots.dinan.bart_rates [results.csv metrics.csv] [--out FOLDER]
+    python -m plots dinan/bart_rates [results.csv metrics.csv]
 
 Validation loss against updates for every learning rate, standard on the left and neural-tangent on
 the right, a row per width; steps that were skipped because the gradient overflowed are marked. A
-second figure has the lowest loss against the mapped rate, and the optimal one against width. Writes
-PNG and PDF.
+second figure has the lowest loss against the mapped rate, and the optimal one against width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from plots import rate_panels, style, tables
-from plots.dinan import bart_runs
-from plots.dinan.bart_runs import (
-    RATE_EXPONENTS,
-    STRATEGIES,
+from plots import rates, style, tables
+from plots.dinan.published import BART_RATES, BART_WIDTH, RATE_EXPONENTS
+from plots.dinan.searches import (
     Point,
     Search,
     Sweep,
     bits,
+    by_loss,
+    limits,
     mapped_rate,
+    model_name,
 )
-from plots.dinan.vit_strategies import mean
-from plots.findings import HEADER, Finding, claimed_equal, claimed_gain, distance, number
-from plots.rate_sweeps import Exponent, RateSweep, exponent, rate_sweeps, seed_noise
+from plots.findings import HEADER, Finding, Line, claimed_equal, claimed_gain, distance, number
+from plots.rates import Exponent, RateSweep, exponent, rate_sweeps, seed_noise
+from plots.statistics import mean_and_error
 
-STEMS = ("bart_figure_3_4", "bart_figure_3_4_metrics")
-FIGURES = ("figure_3_bart_rates", "figure_3_bart_optima")
-# Dinan et al., Part II, section 2E: the optimal learning rates of BART-large, n = 1024.
-PUBLISHED = {"standard": 1e-3, "neural_tangent": 32.768}
-PUBLISHED_WIDTH = 1024
+TABLES = ("dinan/figure_3_4", "dinan/figure_3_4_metrics")
+STRATEGIES = tuple(RATE_EXPONENTS)
 # How far the rate is lowered to see what that costs: two steps of the paper's grid.
 LOWERED = 4
 GRID_STEP = 1.0  # octaves
 RED, BLACK, BLUE = (0.84, 0.15, 0.12), (0.0, 0.0, 0.0), (0.25, 0.60, 1.0)
 LOST = {"marker": "X", "ms": 6, "ls": "", "zorder": 4}
+
+
+def read(paths: Sequence[Path]) -> Sweep:
+    """Both tables of one sweep, in any order."""
+    tables.expect(paths, "results.csv", "metrics.csv")
+    return by_loss(paths)[0]
 
 
 def fits(sweep: Sweep) -> dict[str, dict[int, RateSweep]]:
@@ -63,9 +66,18 @@ def degradation(search: Search | None, fit: RateSweep | None) -> list[float]:
 # Findings
 
 
-def findings(sweep: Sweep) -> list[Finding]:
+def findings(sweep: Sweep) -> list[Line]:
     """Optima and what surrounds them at every width, then what connects the widths."""
-    fitted, result = fits(sweep), []
+    spread, n = seed_noise(sweep.rows)
+    noise = f"{spread:.4f} nats over seeds (standard deviation, {n} points)" if n else "not known"
+    fitted = fits(sweep)
+    result: list[Line] = [
+        "a run's loss is the lowest of its evaluations, points are means over seeds, ± standard "
+        f"errors; one run near optima varies by: {noise}",
+        "mapped: lr for standard, n^(-3/2) lr for neural-tangent; lr* is the best of the grid, "
+        "or the lowest point of the parabola around it",
+        HEADER,
+    ]
     for width in sweep.widths:
         found = sweep.at(width)
         for strategy in STRATEGIES:
@@ -77,7 +89,7 @@ def findings(sweep: Sweep) -> list[Finding]:
         result += [_match(fitted, width), _robustness(found, fitted, width)]
     laws = {strategy: exponent(fitted[strategy]) for strategy in STRATEGIES}
     result += [_exponent(strategy, law) for strategy, law in laws.items()]
-    return [*result, _own_exponent(laws["neural_tangent"])]
+    return [*result, _own_exponent(laws["neural_tangent"]), *sweep.failed]
 
 
 def _of_search(search: Search, fit: RateSweep | None) -> list[Finding]:
@@ -93,9 +105,9 @@ def _optimum(search: Search) -> Finding:
     edge = "" if best not in (search.points[0], search.points[-1]) else ", at the edge"
     measured = f"{best.rate:.3g}, mapped {best.mapped:.3g} (of {n} rate{'s' * (n != 1)}{edge})"
     name = f"{search.name}: lr* of the grid"
-    if search.width != PUBLISHED_WIDTH:
+    if search.width != BART_WIDTH:
         return Finding(name, measured)
-    theirs = PUBLISHED[search.strategy]
+    theirs = BART_RATES[search.strategy]
     octaves = math.log2(best.rate / theirs)
     return Finding(name, measured, f"{theirs:g}", f"lr x 2^{octaves:+.1f}")
 
@@ -108,16 +120,16 @@ def _vertex(search: Search, fit: RateSweep) -> Finding:
         return Finding(name, f"no parabola: {why}")
     error = f"{best.error:.2f}" if math.isfinite(best.error) else "?"
     measured = f"{best.value:.3g}, ± {error} octaves ({best.n} rates)"
-    if search.width != PUBLISHED_WIDTH:
+    if search.width != BART_WIDTH:
         return Finding(name, measured)
-    theirs = mapped_rate(search.strategy, PUBLISHED[search.strategy], PUBLISHED_WIDTH)
+    theirs = mapped_rate(search.strategy, BART_RATES[search.strategy], BART_WIDTH)
     octaves = math.log2(best.value / theirs)
     return Finding(name, measured, f"{theirs:.3g} (grid)", f"lr x 2^{octaves:+.2f}")
 
 
 def _minimum(search: Search) -> Finding:
     best = search.optimum
-    value, error = mean([run.loss for run in best.runs])
+    value, error = mean_and_error([run.best for run in best.runs])
     known = [f"{part:.4f}" if math.isfinite(part) else "?" for part in (error, bits(error))]
     measured = (f"{value:.4f} ± {known[0]} nats, {bits(value):.4f} ± {known[1]} bits "
                 f"(n = {len(best.runs)})")
@@ -126,7 +138,7 @@ def _minimum(search: Search) -> Finding:
 
 def _lowered(search: Search, fit: RateSweep) -> Finding:
     values = degradation(search, fit)
-    measured = number(*mean(values), 4)
+    measured = number(*mean_and_error(values), 4)
     return Finding(f"{search.name}: loss at lr* / {LOWERED} minus lowest (nats)",
                    f"{measured} (n = {len(values)})" if values else measured)
 
@@ -157,7 +169,7 @@ def _at_higher_rates(search: Search, skipped: Mapping[Point, float]) -> str:
     others = [value for p, value in skipped.items() if p.rate <= search.optimum.rate]
     if not higher or not others:
         return "not measured"
-    return "agrees" if mean(higher)[0] > mean(others)[0] else "disagrees"
+    return "agrees" if mean_and_error(higher)[0] > mean_and_error(others)[0] else "disagrees"
 
 
 def _match(fitted: Mapping[str, Mapping[int, RateSweep]], width: int) -> Finding:
@@ -179,7 +191,7 @@ def _robustness(
     """Whether lowering the rate costs the standard strategy more."""
     name = f"n = {width}: cost of lr* / {LOWERED}, standard - neural-tangent"
     values = [degradation(found.get(s), fitted[s].get(width)) for s in STRATEGIES]
-    (first, first_error), (second, second_error) = map(mean, values)
+    (first, first_error), (second, second_error) = map(mean_and_error, values)
     gap, error = first - second, math.hypot(first_error, second_error)
     return Finding(name, number(gap, error, 4), "above 0", claimed_gain(gap, error))
 
@@ -202,20 +214,6 @@ def _own_exponent(fit: Exponent) -> Finding:
     return Finding(name, number(own, fit.error, 2), "0", distance(own, fit.error, 0.0))
 
 
-def report(sweep: Sweep) -> str:
-    """The findings in words, with what they rest on."""
-    spread, n = seed_noise(sweep.rows)
-    noise = f"{spread:.4f} nats over seeds (standard deviation, {n} points)" if n else "not known"
-    text = [
-        "a run's loss is the lowest of its evaluations, points are means over seeds, ± standard "
-        f"errors; one run near optima varies by: {noise}",
-        "mapped: lr for standard, n^(-3/2) lr for neural-tangent; lr* is the best of the grid, "
-        "or the lowest point of the parabola around it",
-        HEADER,
-    ]
-    return "\n".join(text + [finding.line() for finding in findings(sweep)])
-
-
 # Figure 3
 
 
@@ -231,7 +229,13 @@ def rate_colors(points: Sequence[Point]) -> dict[Point, tuple[float, float, floa
     return {highest: RED, **dict(zip(reversed(lower), mixed))}
 
 
-def draw(sweep: Sweep, folder: Path) -> list[Path]:
+def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
+    """Figure 3, and its optima."""
+    yield "figure_3_bart_rates", _curves(sweep)
+    yield "figure_3_bart_optima", _optima(sweep)
+
+
+def _curves(sweep: Sweep):
     """Figure 3: a row of panels per width."""
     widths = sweep.widths
     figure, axes = style.subplots(len(widths), 2, (6.3, 3.1), sharey="row")
@@ -239,12 +243,12 @@ def draw(sweep: Sweep, folder: Path) -> list[Path]:
         found = sweep.at(width)
         lines = [point.line for search in found.values() for point in search.points]
         last = max((steps[-1] for steps, _ in lines if len(steps)), default=1.0)
-        low, high = bart_runs.limits(
+        low, high = limits(
             [point.line for search in found.values() for point in search.points
              if math.isfinite(point.loss)], last
         )
         for axis, strategy in zip(row, STRATEGIES):
-            axis.set_title(f"{style.STRATEGIES[strategy]}, {bart_runs.model_name(width)}")
+            axis.set_title(f"{style.STRATEGIES[strategy]}, {model_name(width)}")
             if strategy in found:
                 _draw_search(axis, found[strategy], high)
             style.update_ticks(axis, 1.02 * last)
@@ -254,7 +258,7 @@ def draw(sweep: Sweep, folder: Path) -> list[Path]:
     for axis in axes[-1]:
         axis.set_xlabel("updates")
     style.legend(figure, _entries(sweep))
-    return style.save(figure, folder, FIGURES[0])
+    return figure
 
 
 def _draw_search(axis, search: Search, top: float) -> None:
@@ -306,13 +310,13 @@ def _entries(sweep: Sweep) -> list[tuple[str, dict]]:
 # Optima
 
 
-def draw_optima(sweep: Sweep, folder: Path) -> list[Path]:
+def _optima(sweep: Sweep):
     """Lowest loss against the mapped rate for each strategy, then optima against width."""
     fitted, colors = fits(sweep), style.width_colors(sweep.widths)
     figure, axes = style.subplots(1, 3, (3.7, 3.2))
     for axis, strategy in zip(axes[0], STRATEGIES):
         axis.set_title(style.STRATEGIES[strategy])
-        rate_panels.draw_rates(axis, fitted[strategy], colors)
+        rates.draw_rates(axis, fitted[strategy], colors)
         axis.set_xlabel("lr" if strategy == "standard" else r"$n^{-3/2}$ lr")
     _join(axes[0][0], axes[0][1])
     axes[0][0].set_ylabel("minimum " + style.VALIDATION_LABEL)
@@ -320,7 +324,7 @@ def draw_optima(sweep: Sweep, folder: Path) -> list[Path]:
     entries = [(f"n = {width}", {"color": color, "marker": "o", "ms": 3})
                for width, color in colors.items()]
     style.legend(figure, [*entries, *style.STAR_ENTRIES])
-    return style.save(figure, folder, FIGURES[1])
+    return figure
 
 
 def _join(first, second) -> None:
@@ -342,28 +346,10 @@ def _draw_widths(axis, fitted: Mapping[str, Mapping[int, RateSweep]], widths: li
         look = {"color": style.STRATEGY_COLORS[strategy], "label": label,
                 "marker": style.STRATEGY_MARKERS[strategy]}
         if fit:
-            rate_panels.draw_optima(axis, fit, law, **look)
-    rate_panels.octave_limits(axis, widths)
+            rates.draw_optima(axis, fit, law, **look)
+    rates.octave_limits(axis, widths)
     axis.set_title("optimum")
     axis.set_xlabel("width n")
     axis.set_ylabel("optimal lr, mapped")
     if any(fitted.values()):
         axis.legend(fontsize=6.5, loc="upper center")
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and figures of one sweep."""
-    sweep, *more = bart_runs.read(paths)
-    if more:
-        raise tables.TableError(f"{paths[0]}: expected the tables of one sweep, got {len(paths)}")
-    text = "\n".join([report(sweep), *sweep.failed])
-    return text, draw(sweep, folder) + draw_optima(sweep, folder)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("bart_rates", __doc__, STEMS, make, argv)
-
-
-if __name__ == "__main__":
-    main()

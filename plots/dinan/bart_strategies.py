@@ -1,30 +1,45 @@
 """Standard and neural-tangent scaling on BART-large and R2C2 (Dinan et al., II, Figures 4 and 5).
 
-    python -m plots.dinan.bart_strategies [results.csv metrics.csv [results.csv metrics.csv]]
-        [--out FOLDER]
+    python -m plots dinan/bart_strategies [results.csv metrics.csv [results.csv metrics.csv]]
 
 Figure 4: validation loss against updates of both strategies at their best (lr, wd), a panel per
 width. Figure 5, where the tables of the larger model's sweep are given too: that model beside the
-smaller one (dashed) at its largest width. Writes PNG and PDF.
+smaller one (dashed) at its largest width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from plots import style, tables
-from plots.dinan import bart_runs
-from plots.dinan.bart_runs import STRATEGIES, Point, Run, Sweep, bits, model_name
-from plots.dinan.vit_strategies import mean, shades
-from plots.findings import HEADER, Finding, claimed_gain, number
+from plots.dinan.published import RATE_EXPONENTS
+from plots.dinan.searches import Point, Run, Sweep, bits, by_loss, limits, loss_text, model_name
+from plots.findings import HEADER, Finding, Line, claimed_gain, number
+from plots.statistics import mean_and_error
 
-STEMS = ("bart_figure_3_4", "bart_figure_3_4_metrics")
-LARGER_STEMS = ("bart_figure_5", "bart_figure_5_metrics")
-FIGURES = ("figure_4_bart_strategies", "figure_5_bart_r2c2")
+# Figure 5's tables, of the larger model, are optional.
+SMALLER = ("dinan/figure_3_4", "dinan/figure_3_4_metrics")
+LARGER = ("dinan/figure_5", "dinan/figure_5_metrics")
+TABLES = SMALLER + LARGER if tables.shipped(LARGER[0]).exists() else SMALLER
+STRATEGIES = tuple(RATE_EXPONENTS)
+Data = tuple[Sweep, Sweep | None]
+
+
+def read(paths: Sequence[Path]) -> Data:
+    """One sweep, or two by rising width; TableError if the second has no larger model."""
+    found = by_loss(paths)
+    if len(found) > 2:
+        raise tables.TableError(f"{paths[0]}: expected the tables of one sweep or two, got "
+                                f"{len(paths)}")
+    sweep, larger = found[0], found[1] if len(found) == 2 else None
+    if larger and larger.widths[-1] <= sweep.widths[-1]:
+        raise tables.TableError(f"{larger.path}: width {larger.widths[-1]} as in {sweep.path}; "
+                                "expected a larger model")
+    return sweep, larger
 
 
 def optima(sweep: Sweep, width: int) -> dict[str, Point]:
@@ -54,9 +69,14 @@ def updates_to(run: Run, loss: float) -> float:
 # Findings
 
 
-def findings(sweep: Sweep, larger: Sweep | None) -> list[Finding]:
+def findings(data: Data) -> list[Line]:
     """Losses at the optima and their difference, then the early stage of the larger model."""
-    result = []
+    sweep, larger = data
+    result: list[Line] = [
+        "a run's loss is the lowest of its evaluations; ± standard errors over n seeds, errors "
+        "of differences add in squares",
+        HEADER,
+    ]
     for width in sweep.widths:
         result += _of_width(optima(sweep, width), width)
         result.append(_difference(optima(sweep, width), width, None))
@@ -68,7 +88,9 @@ def findings(sweep: Sweep, larger: Sweep | None) -> list[Finding]:
         small = sweep.widths[-1]
         result.append(_difference(optima(sweep, small), small, last, early=True))
         result.append(_speed(optima(sweep, small), small, last))
-    return result
+    else:
+        result.append("Figure 5 needs the tables of bart_span_denoise/sweeps/figure_5.yaml too")
+    return [*result, *(line for own in data if own for line in own.failed)]
 
 
 def end(sweep: Sweep) -> float:
@@ -85,7 +107,7 @@ def _loss(point: Point | None, strategy: str, width: int) -> Finding:
     name = f"{style.STRATEGIES[strategy]}, {model_name(width)}: lowest loss (nats)"
     if point is None:
         return Finding(name, "not measured")
-    value, error = mean([run.loss for run in point.runs])
+    value, error = mean_and_error([run.best for run in point.runs])
     known = f"{error:.4f}" if math.isfinite(error) else "?"
     measured = (f"{value:.4f} ± {known} (n = {len(point.runs)}), {bits(value):.4f} bits, at "
                 f"{point.pair}")
@@ -103,7 +125,7 @@ def _difference(
     if not all(strategy in found for strategy in STRATEGIES):
         return Finding(name, "not measured", "" if early else published, "not measured")
     until = math.inf if last is None else last
-    pairs = [mean([lowest(run, until) for run in found[s].runs]) for s in STRATEGIES]
+    pairs = [mean_and_error([lowest(run, until) for run in found[s].runs]) for s in STRATEGIES]
     gap, error = pairs[0][0] - pairs[1][0], math.hypot(pairs[0][1], pairs[1][1])
     if early:
         return Finding(name, number(gap, error, 4))
@@ -126,25 +148,23 @@ def _speed(found: Mapping[str, Point], width: int, last: float) -> Finding:
     missing = f", {short} did not reach it" if short else ""
     if not reached:
         return Finding(name, f"not reached (n = {len(values)})")
-    value, error = mean(reached)
+    value, error = mean_and_error(reached)
     known = f"{error:.3f}" if math.isfinite(error) else "?"
     return Finding(name, f"{value:.3f} ± {known} (n = {len(reached)}{missing})")
-
-
-def report(sweep: Sweep, larger: Sweep | None) -> str:
-    """The findings in words, with what they rest on."""
-    text = ["a run's loss is the lowest of its evaluations; ± standard errors over n seeds, errors "
-            "of differences add in squares", HEADER]
-    text += [finding.line() for finding in findings(sweep, larger)]
-    if larger is None:
-        text.append("Figure 5 needs the tables of bart_span_denoise/sweeps/figure_5.yaml too")
-    return "\n".join(text)
 
 
 # Figures
 
 
-def draw(sweep: Sweep, folder: Path) -> list[Path]:
+def draw(data: Data) -> Iterator[tuple[str, object]]:
+    """Figure 4, and Figure 5 where there is a larger model."""
+    sweep, larger = data
+    yield "figure_4_bart_strategies", _figure_4(sweep)
+    if larger:
+        yield "figure_5_bart_r2c2", _figure_5(sweep, larger)
+
+
+def _figure_4(sweep: Sweep):
     """Figure 4: both optima, a panel per width."""
     widths = sweep.widths
     figure, axes = style.subplots(1, len(widths), (4.9, 3.5))
@@ -156,10 +176,10 @@ def draw(sweep: Sweep, folder: Path) -> list[Path]:
         axis.set_title(model_name(width))
         _legend(axis, [_entry(s, p.pair, p.text) for s, p in found.items()], "(lr, wd)")
     axes[0][0].set_ylabel(style.VALIDATION_LABEL)
-    return style.save(figure, folder, FIGURES[0])
+    return figure
 
 
-def draw_larger(sweep: Sweep, larger: Sweep, folder: Path) -> list[Path]:
+def _figure_5(sweep: Sweep, larger: Sweep):
     """Figure 5: the larger model, and the smaller one dashed, up to the larger one's end."""
     figure, axes = style.subplots(1, 1, (5.6, 3.8))
     axis, last, entries, points = axes[0][0], end(larger), [], []
@@ -168,24 +188,17 @@ def draw_larger(sweep: Sweep, larger: Sweep, folder: Path) -> list[Path]:
         for strategy, point in optima(own, width).items():
             _draw_point(axis, strategy, point, **look)
             points.append(point)
-            text = _until(point, last)
+            text = loss_text([lowest(run, last) for run in point.runs])
             entries.append(_entry(strategy, point.pair, text, model_name(width) + " ", **look))
     _finish(axis, points, last, 0.25)  # a third of it is warm-up
     axis.set_ylabel(style.VALIDATION_LABEL)
     _legend(axis, entries, f"(lr, wd), up to step {last:g}")
-    return style.save(figure, folder, FIGURES[1])
-
-
-def _until(point: Point, last: float) -> str:
-    """The lowest loss up to a step, mean and standard error over seeds."""
-    value, error = mean([lowest(run, last) for run in point.runs])
-    n = len(point.runs)
-    return f"{value:.3f}" if n == 1 else f"{value:.3f} ± {error:.3f}, n = {n}"
+    return figure
 
 
 def _draw_point(axis, strategy: str, point: Point, **look) -> None:
     """A line per seed, paler with the seed, the first on top."""
-    colors = shades(style.STRATEGY_COLORS[strategy], len(point.runs))
+    colors = style.shades(style.STRATEGY_COLORS[strategy], len(point.runs))
     for run, color in reversed(list(zip(point.runs, colors))):
         axis.plot(run.steps, run.losses, color=color, lw=1.3, **look)
 
@@ -195,7 +208,7 @@ def _finish(axis, points: Sequence[Point], last: float, first: float = 0.1) -> N
     lines = [(run.steps, run.losses) for point in points for run in point.runs]
     longest = max((steps[-1] for steps, _ in lines), default=1.0)
     last = min(last, longest)
-    low, high = bart_runs.limits(lines, last, first)
+    low, high = limits(lines, last, first)
     axis.set_ylim(low - 0.06 * (high - low), high + 0.25 * (high - low))
     style.update_ticks(axis, 1.02 * last if last == longest else last)
     axis.set_xlabel("updates")
@@ -213,31 +226,3 @@ def _legend(axis, entries: Sequence[tuple[str, dict]], what: str) -> None:
     handles = [Line2D([], [], label=label, **look) for label, look in entries]
     axis.legend(handles=handles, title=f"{what} [minimum loss, nats]", fontsize=7, title_fontsize=7,
                 loc="upper right")
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and figures of one sweep, or of two."""
-    found = bart_runs.read(paths)
-    if len(found) > 2:
-        raise tables.TableError(f"{paths[0]}: expected the tables of one sweep or two, got "
-                                f"{len(paths)}")
-    sweep, larger = found[0], found[1] if len(found) == 2 else None
-    if larger and larger.widths[-1] <= sweep.widths[-1]:
-        raise tables.TableError(f"{larger.path}: width {larger.widths[-1]} as in {sweep.path}; "
-                                "expected a larger model")
-    written = draw(sweep, folder)
-    if larger:
-        written += draw_larger(sweep, larger, folder)
-    failed = [line for own in found for line in own.failed]
-    return "\n".join([report(sweep, larger), *failed]), written
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command; the larger model's tables are optional among the shipped ones."""
-    both = tables.shipped(LARGER_STEMS[0]).exists()
-    stems = STEMS + LARGER_STEMS if both else STEMS
-    style.command("bart_strategies", __doc__, stems, make, argv)
-
-
-if __name__ == "__main__":
-    main()

@@ -27,6 +27,11 @@ ACCURACY_DROP = 0.05
 WINDOW, FEWEST = 50, 20
 MADS, SHARE = 6.0, 0.05
 STEP, TRAIN_LOSS, LR_FACTOR, TOP1 = "step", "train_loss", "lr_factor", "eval_top1"
+NOTE = (
+    f"spikes, after warm-up: top-1 more than {100 * ACCURACY_DROP:g} points below its best "
+    f"so far; training loss above m + max({MADS:g} MAD, {100 * SHARE:g}% of m), m "
+    f"the median of the {WINDOW} logged lines before"
+)
 # A drop of exactly the threshold, as the difference of two binary fractions, is none.
 _ROUNDING = 1e-9
 

@@ -1,58 +1,91 @@
 """Searches for learning rate and weight decay on vit_imagenet (Dinan et al., Part II, Figure 1).
 
-    python -m plots.dinan.vit_search [results.csv metrics.csv] [--out FOLDER]
+    python -m plots dinan/vit_search [results.csv metrics.csv]
 
 A panel per scaling strategy: top-1 validation accuracy against epoch for the first seed of every
 point of the search, its optimum in black. A second figure maps the best accuracy of every point
-and marks the six neighbours that confirm the optimum. Writes PNG and PDF.
+and marks the six neighbours that confirm the optimum.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from fractions import Fraction
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from plots import style
 from plots.dinan import spikes
-from plots.dinan.strategy_search import (
-    EPOCH,
-    STEMS,
-    TOP1,
-    Point,
-    Search,
-    confirm,
-    failed_lines,
-    neighbours,
-    pair,
-    percent,
-    read,
-    searches,
-)
-from plots.findings import HEADER, Finding
+from plots.dinan.published import BULK_EXPONENTS, VIT_OPTIMA, VIT_WIDTH
+from plots.dinan.searches import EPOCH, Point, Search, Sweep, by_accuracy, pair, percent
+from plots.dinan.spikes import TOP1
+from plots.findings import HEADER, Finding, Line
 
-FIGURES = ("figure_1_vit_search", "figure_1_vit_optima")
-# Dinan et al., Part II, section 1E: (lr*, wd*) from lr* and lr* wd* = 8e-4, as (1.94)
-# has it: decay is not multiplied by lambda_G. Those of
-# the other two strategies stand in a figure only.
-PUBLISHED = {"standard": (1e-3, 0.8), "neural_tangent": (20.0, 4e-5)}
-PUBLISHED_WIDTH = 768
-# Table II1E: lr factor of Q, K, V, U, W and X, as a power of the width.
-BULK_EXPONENTS = {
-    "standard": Fraction(0),
-    "neural_tangent": Fraction(-3, 2),
-    "hybrid": Fraction(-5, 4),
-    "maximal_update": Fraction(-1),
-}
+TABLES = ("dinan/figure_1_2", "dinan/figure_1_2_metrics")
+# Exponents of two in (lr, wd); twice both and half both are left out (footnote 42).
+NEIGHBOURS = ((1, 0), (0, 1), (1, -1), (-1, 1), (0, -1), (-1, 0))
 DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
-SPIKE_NOTE = (
-    f"spikes, after warm-up: top-1 more than {100 * spikes.ACCURACY_DROP:g} points below its best "
-    f"so far; training loss above m + max({spikes.MADS:g} MAD, {100 * spikes.SHARE:g}% of m), m "
-    f"the median of the {spikes.WINDOW} logged lines before"
-)
 # Maps saturate this many points below the best, so that one bad corner does not wash out the rest.
 SPAN = 5.0
+
+
+def read(paths: Sequence[Path]) -> Sweep:
+    """Both tables of one sweep, in any order."""
+    return by_accuracy(paths)
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """Whether the six neighbours of an optimum were run and none is better."""
+
+    missing: tuple[tuple[float, float], ...]
+    better: tuple[Point, ...]
+    tied: int  # neighbours with the same accuracy and no lower loss
+    elsewhere: tuple[Point, ...]  # better points that are no neighbours
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the optimum stands."""
+        return not self.missing and not self.better
+
+    @property
+    def measured(self) -> str:
+        """How many neighbours there are and how many of them are better."""
+        run = len(NEIGHBOURS) - len(self.missing)
+        ties = f", {self.tied} tied and decided by the loss" if self.tied else ""
+        return f"{run} of {len(NEIGHBOURS)} run, {len(self.better) or 'none'} better{ties}"
+
+    @property
+    def verdict(self) -> str:
+        """Confirmed, or what stands against it."""
+        against = [
+            *([f"not run: {', '.join(pair(*place) for place in self.missing)}"]
+              if self.missing else []),
+            *([f"better: {', '.join(point.pair for point in self.better)}"]
+              if self.better else []),
+        ]
+        word = f"not confirmed, {'; '.join(against)}" if against else "confirmed"
+        far = ", ".join(point.pair for point in self.elsewhere)
+        return f"{word}; better elsewhere: {far}" if far else word
+
+
+def neighbours(point: Point) -> list[tuple[float, float]]:
+    """The six places around a point, twice or half its rate and decay."""
+    return [(point.rate * 2.0**rate, point.decay * 2.0**decay) for rate, decay in NEIGHBOURS]
+
+
+def confirm(search: Search) -> Confirmation:
+    """The optimum against its neighbours and against all others, by their first seeds."""
+    optimum = search.optimum
+    around = {place: search.at(*place) for place in neighbours(optimum)}
+    there = [point for point in around.values() if point is not None]
+    better = [point for point in search.points if point.score > optimum.score]
+    return Confirmation(
+        missing=tuple(place for place, point in around.items() if point is None),
+        better=tuple(point for point in better if point in there),
+        tied=sum(p.score[0] == optimum.score[0] and p not in better for p in there),
+        elsewhere=tuple(point for point in better if point not in there),
+    )
 
 
 def bulk_rate(strategy: str, rate: float, width: int) -> float:
@@ -60,9 +93,11 @@ def bulk_rate(strategy: str, rate: float, width: int) -> float:
     return rate * width ** float(BULK_EXPONENTS[strategy])
 
 
-def findings(found: Mapping[str, Search]) -> list[Finding]:
+def findings(sweep: Sweep) -> list[Line]:
     """Optimum, confirmation, spikes and divergence of every strategy."""
-    result = []
+    found = sweep.by_strategy
+    result = ["one run per point, its first seed; best top-1 over training; equal accuracies are "
+              "decided by the final loss", spikes.NOTE, HEADER]
     for strategy, label in style.STRATEGIES.items():
         if strategy not in found:
             result.append(Finding(f"{label}: optimum (lr*, wd*)", "not measured"))
@@ -75,16 +110,16 @@ def findings(found: Mapping[str, Search]) -> list[Finding]:
             *_spikes(strategy, search),
             _diverged(strategy, search),
         ]
-    return result
+    return [*result, *sweep.failed]
 
 
 def _optimum(strategy: str, search: Search) -> Finding:
     optimum, n = search.optimum, len(search.points)
     measured = f"{optimum.label(optimum.runs[:1])} of {n} point{'s' * (n != 1)}"
     name = f"{style.STRATEGIES[strategy]}: optimum (lr*, wd*) [best top-1, %]"
-    if strategy not in PUBLISHED:
+    if strategy not in VIT_OPTIMA:
         return Finding(name, measured, "in a figure only")
-    there = PUBLISHED[strategy]
+    there = VIT_OPTIMA[strategy]
     octaves = [math.log2(ours / theirs)
                for ours, theirs in zip((optimum.rate, optimum.decay), there)]
     verdict = "lr x 2^{:+.1f}, wd x 2^{:+.1f}".format(*octaves)
@@ -100,12 +135,12 @@ def _confirmation(strategy: str, search: Search) -> Finding:
 def _products(strategy: str, search: Search) -> list[Finding]:
     """lr* wd*, and the rate of the blocks where the table says how wide the model is."""
     label, optimum = style.STRATEGIES[strategy], search.optimum
-    there = PUBLISHED.get(strategy)
+    there = VIT_OPTIMA.get(strategy)
     published = f"{there[0] * there[1]:.3g}" if there else ""
     result = [Finding(f"{label}: lr* wd*", f"{optimum.rate * optimum.decay:.3g}", published)]
     if search.width is not None:
         rate = bulk_rate(strategy, optimum.rate, search.width)
-        theirs = f"{bulk_rate(strategy, there[0], PUBLISHED_WIDTH):.3g}" if there else ""
+        theirs = f"{bulk_rate(strategy, there[0], VIT_WIDTH):.3g}" if there else ""
         measured = f"{rate:.3g} at n = {search.width}"
         result.append(Finding(f"{label}: rate of the blocks' matrices", measured, theirs))
     return result
@@ -113,7 +148,7 @@ def _products(strategy: str, search: Search) -> list[Finding]:
 
 def _spikes(strategy: str, search: Search) -> list[Finding]:
     """Both kinds of spikes over the first seed of all points."""
-    counts = [search.spikes[run.name] for run in search.firsts]
+    counts = [run.spikes for run in search.firsts]
     result = []
     for kind, found in zip(("accuracy", "training loss"), zip(*counts)):
         hit = sum(map(bool, found))
@@ -128,14 +163,13 @@ def _diverged(strategy: str, search: Search) -> Finding:
     return Finding(name, f"{diverged} of {len(search.firsts)} runs")
 
 
-def report(found: Mapping[str, Search]) -> str:
-    """The findings in words, with what they rest on."""
-    text = ["one run per point, its first seed; best top-1 over training; equal accuracies are "
-            "decided by the final loss", SPIKE_NOTE, HEADER]
-    return "\n".join(text + [finding.line() for finding in findings(found)])
+def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
+    """Figure 1, and the map of its optima."""
+    yield "figure_1_vit_search", _curves(sweep.by_strategy)
+    yield "figure_1_vit_optima", _map(sweep.by_strategy)
 
 
-def draw(found: Mapping[str, Search], folder: Path) -> list[Path]:
+def _curves(found: Mapping[str, Search]):
     """Figure 1: accuracy against epoch for all points."""
     figure, axes = style.subplots(2, 2, (5.2, 3.1))
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items()):
@@ -148,7 +182,7 @@ def draw(found: Mapping[str, Search], folder: Path) -> list[Path]:
         axis.set_xlabel("epoch")
     for axis in axes[:, 0]:
         axis.set_ylabel("top-1 validation accuracy (%)")
-    return style.save(figure, folder, FIGURES[0])
+    return figure
 
 
 def _not_run(axis) -> None:
@@ -164,7 +198,7 @@ def _draw_curves(axis, search: Search) -> None:
         look = {"color": "black", "lw": 1.8} if best else {"lw": 0.9, **looks[point]}
         if point.runs[0].diverged:
             look |= {"marker": "X", "ms": 6, "markevery": [-1]}
-        line = search.accuracy(point.runs[0])
+        line = point.runs[0].accuracy
         label = point.label(point.runs[:1]) + " *" * best
         handles[point], = axis.plot(line[EPOCH], 100 * line[TOP1], label=label, **look)
     axis.set_ylim(bottom=0)
@@ -194,7 +228,7 @@ def _legend(axis, handles: Sequence) -> None:
     )
 
 
-def draw_optima(found: Mapping[str, Search], folder: Path) -> list[Path]:
+def _map(found: Mapping[str, Search]):
     """The best accuracy of every point by rate and decay, the optimum and its neighbours marked."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
@@ -218,7 +252,7 @@ def draw_optima(found: Mapping[str, Search], folder: Path) -> list[Path]:
     bar = figure.colorbar(scale, ax=axes, extend="min", shrink=0.8, aspect=30)
     bar.set_label("best top-1 minus the optimum's (points), gray: diverged")
     style.legend(figure, _MARKS)
-    return style.save(figure, folder, FIGURES[1])
+    return figure
 
 
 _BOX = {"marker": "s", "ms": 11, "ls": "", "mfc": "white"}
@@ -253,7 +287,7 @@ def _draw_square(axis, search: Search, point: Point, side: float, edge: Mapping)
     x, y = math.log2(point.rate), math.log2(point.decay)
     share = 0.0
     if not run.diverged and not best.diverged:
-        share = min(max(1 + 100 * (run.top1 - best.top1) / SPAN, 0.0), 1.0)
+        share = min(max(1 + 100 * (run.best - best.best) / SPAN, 0.0), 1.0)
     color = (0.6, 0.6, 0.6) if run.diverged else matplotlib.colormaps["viridis"](share)
     corner = (x - side / 2, y - side / 2)
     axis.add_patch(Rectangle(corner, side, side, facecolor=color, **edge))
@@ -281,20 +315,3 @@ def _map_axes(axis, places: Sequence[tuple[float, float]], side: float) -> None:
         low, high = math.log2(values[0]), math.log2(values[-1])
         limits = (low - 0.6 * side, high + 0.6 * side)
         (axis.set_xlim if along is axis.xaxis else axis.set_ylim)(*limits)
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and figures of one sweep."""
-    results, metrics = read(paths)
-    found = searches(results, metrics)
-    text = "\n".join([report(found), *failed_lines(results)])
-    return text, draw(found, folder) + draw_optima(found, folder)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("vit_search", __doc__, STEMS, make, argv)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,72 +1,53 @@
 """Four scaling strategies at their optima on vit_imagenet (Dinan et al., Part II, Figure 2).
 
-    python -m plots.dinan.vit_strategies [results.csv metrics.csv] [--out FOLDER]
+    python -m plots dinan/vit_strategies [results.csv metrics.csv]
 
 Top-1 validation accuracy against epoch at each strategy's (lr*, wd*), a line per seed; the mean
-best accuracy with its standard error; and mid-training spikes per run. Writes PNG and PDF.
+best accuracy with its standard error; and mid-training spikes per run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
-
 from plots import style
-from plots.dinan.strategy_search import (
-    EPOCH,
-    STEMS,
-    TOP1,
-    Run,
-    Search,
-    failed_lines,
-    read,
-    searches,
-)
-from plots.dinan.vit_search import PUBLISHED, SPIKE_NOTE
-from plots.findings import HEADER, Finding, claimed_gain
+from plots.dinan import spikes
+from plots.dinan.published import VIT_CLAIMS, VIT_OPTIMA
+from plots.dinan.searches import EPOCH, Run, Search, Sweep, by_accuracy
+from plots.dinan.spikes import TOP1
+from plots.findings import HEADER, Finding, Line, claimed_gain
+from plots.statistics import mean_and_error
 
-FIGURE = "figure_2_vit_strategies"
-# Dinan et al., Part II, section 1E and footnote 43: (better, worse). The hybrid is the best of the
-# four and maximal-update the worst, neural-tangent improves on standard.
-CLAIMS = (
-    ("neural_tangent", "standard"),
-    ("hybrid", "neural_tangent"),
-    ("hybrid", "standard"),
-    ("hybrid", "maximal_update"),
-    ("neural_tangent", "maximal_update"),
-    ("standard", "maximal_update"),
-)
+TABLES = ("dinan/figure_1_2", "dinan/figure_1_2_metrics")
 KINDS = ("accuracy", "training loss")
-# The palest seed of a strategy, as the share of white in its colour.
-PALEST = 0.65
 
 
-def mean(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and standard error; NaN for what too few values leave open."""
-    if not len(values):
-        return math.nan, math.nan
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-    return float(np.mean(values)), spread / math.sqrt(len(values))
+def read(paths: Sequence[Path]) -> Sweep:
+    """Both tables of one sweep, in any order."""
+    return by_accuracy(paths)
 
 
 def best_accuracies(search: Search) -> list[float]:
     """Best top-1 in percent at the optimum, of every seed that did not diverge."""
-    return [100 * run.top1 for run in search.optimum.runs if not run.diverged]
+    return [100 * run.best for run in search.optimum.runs if not run.diverged]
 
 
-def spike_counts(search: Search, runs: Sequence[Run], kind: str) -> list[int]:
-    """Spikes of one kind per run."""
-    return [search.spikes[run.name][KINDS.index(kind)] for run in runs]
+def _spike_counts(runs: Sequence[Run], kind: str) -> list[int]:
+    return [run.spikes[KINDS.index(kind)] for run in runs]
 
 
-def findings(found: Mapping[str, Search]) -> list[Finding]:
+def findings(sweep: Sweep) -> list[Line]:
     """Accuracies, the paper's comparisons of them, spikes, and the product of rate and decay."""
+    found = sweep.by_strategy
     return [
+        "± is the standard error over n runs, without that of a finite validation set; errors "
+        "of differences add in squares",
+        spikes.NOTE,
+        HEADER,
         *(_accuracy(found, strategy) for strategy in style.STRATEGIES),
-        *(_difference(found, *claim) for claim in CLAIMS),
+        *(_difference(found, *claim) for claim in VIT_CLAIMS),
         *(
             _spikes(found, strategy, kind, where)
             for kind in KINDS
@@ -74,6 +55,7 @@ def findings(found: Mapping[str, Search]) -> list[Finding]:
             for strategy in style.STRATEGIES
         ),
         _product(found),
+        *sweep.failed,
     ]
 
 
@@ -84,7 +66,7 @@ def _accuracy(found: Mapping[str, Search], strategy: str) -> Finding:
     values, point = best_accuracies(found[strategy]), found[strategy].optimum
     lost = len(point.runs) - len(values)
     note = f", {lost} diverged" if lost else ""
-    measured = f"{_number(*mean(values))} (n = {len(values)}{note}) at {point.pair}"
+    measured = f"{_number(*mean_and_error(values))} (n = {len(values)}{note}) at {point.pair}"
     return Finding(name, measured, "in a figure only")
 
 
@@ -96,7 +78,8 @@ def _number(value: float, error: float) -> str:
 
 def _difference(found: Mapping[str, Search], better: str, worse: str) -> Finding:
     name = f"{style.STRATEGIES[better]} - {style.STRATEGIES[worse]}: best top-1 (points)"
-    pairs = [mean(best_accuracies(found[s]) if s in found else []) for s in (better, worse)]
+    values = [best_accuracies(found[s]) if s in found else [] for s in (better, worse)]
+    pairs = list(map(mean_and_error, values))
     gain, error = pairs[0][0] - pairs[1][0], math.hypot(pairs[0][1], pairs[1][1])
     text = "not measured" if math.isnan(gain) else f"{gain:+.2f} ± " + (
         f"{error:.2f}" if math.isfinite(error) else "?"
@@ -116,10 +99,10 @@ def _spikes(found: Mapping[str, Search], strategy: str, kind: str, where: str) -
     name = f"{style.STRATEGIES[strategy]}: spikes in {kind} per run, {where}"
     if strategy not in found:
         return Finding(name, "not measured")
-    counts = {s: spike_counts(found[s], _runs(found[s], where), kind)
+    counts = {s: _spike_counts(_runs(found[s], where), kind)
               for s in (strategy, "standard") if s in found}
     own = counts[strategy]
-    measured = f"{_number(*mean(own))} (n = {len(own)})"
+    measured = f"{_number(*mean_and_error(own))} (n = {len(own)})"
     if strategy == "standard":
         return Finding(name, measured)
     return Finding(name, measured, "fewer", _fewer(own, counts.get("standard", [])))
@@ -132,7 +115,7 @@ def _runs(search: Search, where: str) -> Sequence[Run]:
 def _fewer(own: Sequence[int], standard: Sequence[int]) -> str:
     if standard and not any(own) and not any(standard):
         return "none in either"
-    (value, error), (start, start_error) = mean(own), mean(standard)
+    (value, error), (start, start_error) = mean_and_error(own), mean_and_error(standard)
     return _verdict(start - value, math.hypot(error, start_error))
 
 
@@ -143,7 +126,7 @@ def _product(found: Mapping[str, Search]) -> Finding:
     if not all(strategy in found for strategy in both):
         return Finding(name, "not measured", "1", "not measured")
     products = [found[s].optimum.rate * found[s].optimum.decay for s in both]
-    theirs = PUBLISHED["standard"][0] * PUBLISHED["standard"][1]
+    theirs = VIT_OPTIMA["standard"][0] * VIT_OPTIMA["standard"][1]
     octaves = math.log2(products[1] / products[0])
     measured = f"{products[1]:.3g} / {products[0]:.3g} = 2^{octaves:+.1f}"
     return Finding(name, measured, f"both {theirs:.3g}", _equal_products(octaves))
@@ -156,15 +139,9 @@ def _equal_products(octaves: float) -> str:
     return "within one step of the search" if abs(octaves) < 1.01 else "disagrees"
 
 
-def report(found: Mapping[str, Search]) -> str:
-    """The findings in words, with what they rest on."""
-    text = ["± is the standard error over n runs, without that of a finite validation set; errors "
-            "of differences add in squares", SPIKE_NOTE, HEADER]
-    return "\n".join(text + [finding.line() for finding in findings(found)])
-
-
-def draw(found: Mapping[str, Search], folder: Path) -> list[Path]:
+def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
     """Figure 2: curves on the left, accuracies and spikes on the right."""
+    found = sweep.by_strategy
     figure, axes = style.subplots(
         2, 2, (5.0, 2.4), gridspec_kw={"width_ratios": [1.7, 1]}
     )
@@ -180,7 +157,7 @@ def draw(found: Mapping[str, Search], folder: Path) -> list[Path]:
         axis.grid(False, axis="x")
     title = "strategy (lr*, wd*) [best top-1 of each seed, %; paler with the seed]"
     style.legend(figure, _entries(found), ncols=2, title=title, title_fontsize=8)
-    return style.save(figure, folder, FIGURE)
+    yield "figure_2_vit_strategies", figure
 
 
 _TICKS = [label.replace("-", "-\n") for label in style.STRATEGIES.values()]
@@ -189,9 +166,9 @@ _TICKS = [label.replace("-", "-\n") for label in style.STRATEGIES.values()]
 def _draw_curves(axis, found: Mapping[str, Search]) -> None:
     for strategy, search in found.items():
         runs, marker = search.optimum.runs, style.STRATEGY_MARKERS[strategy]
-        colors = shades(style.STRATEGY_COLORS[strategy], len(runs))
+        colors = style.shades(style.STRATEGY_COLORS[strategy], len(runs))
         for run, color in reversed(list(zip(runs, colors))):  # the first seed on top
-            line = search.accuracy(run)
+            line = run.accuracy
             axis.plot(line[EPOCH], 100 * line[TOP1], color=color, lw=1.2, marker=marker, ms=4,
                       markevery=(0.05 * (1 + list(found).index(strategy)), 0.2))
     axis.set_ylim(bottom=0)
@@ -208,21 +185,13 @@ def _entries(found: Mapping[str, Search]) -> list[tuple[str, dict]]:
     ]
 
 
-def shades(color: str, n: int) -> list[tuple[float, float, float]]:
-    """`n` shades from a colour to a paler one, for seeds."""
-    from matplotlib.colors import to_rgb
-
-    whites = np.linspace(0, PALEST, n) if n > 1 else [0.0]
-    return [tuple(part + (1 - part) * white for part in to_rgb(color)) for white in whites]
-
-
 def _draw_accuracies(axis, found: Mapping[str, Search]) -> None:
     """Every seed beside the mean and its standard error."""
     for place, strategy in enumerate(style.STRATEGIES):
         values = best_accuracies(found[strategy]) if strategy in found else []
         if values:
             color, marker = style.STRATEGY_COLORS[strategy], style.STRATEGY_MARKERS[strategy]
-            value, error = mean(values)
+            value, error = mean_and_error(values)
             beside = [place - 0.3 + 0.3 * index / len(values) for index in range(len(values))]
             axis.plot(beside, values, color=color, marker=marker, ms=4, ls="", alpha=0.5, mew=0)
             axis.errorbar(place + 0.15, value, error if math.isfinite(error) else None,
@@ -242,8 +211,8 @@ def _draw_spikes(axis, found: Mapping[str, Search]) -> None:
     for place, strategy in enumerate(style.STRATEGIES):
         for index, (kind, where) in enumerate(places):
             if strategy in found:
-                counts = spike_counts(found[strategy], _runs(found[strategy], where), kind)
-                value, error = mean(counts)
+                counts = _spike_counts(_runs(found[strategy], where), kind)
+                value, error = mean_and_error(counts)
                 look = {**_LOOKS[kind, where], "color": style.STRATEGY_COLORS[strategy]}
                 axis.errorbar(place + 0.17 * (index - 1.5), value,
                               error if math.isfinite(error) else None, capsize=2, lw=1, **look)
@@ -266,19 +235,3 @@ def _spike_entries() -> list:
 
     return [Line2D([], [], color="black", label=f"{kind}, {where}", **look)
             for (kind, where), look in _LOOKS.items()]
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and figure of one sweep."""
-    results, metrics = read(paths)
-    found = searches(results, metrics)
-    return "\n".join([report(found), *failed_lines(results)]), draw(found, folder)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("vit_strategies", __doc__, STEMS, make, argv)
-
-
-if __name__ == "__main__":
-    main()

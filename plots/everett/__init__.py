@@ -1,0 +1,7 @@
+"""Everett et al., Scaling Exponents Across Parameterizations and Optimizers (2024)."""
+
+PAPER = "Everett et al."
+FIGURES = (
+    "quickstart", "loss_vs_size", "alignment", "epsilon", "weight_decay", "adafactor",
+    "learning_rates",
+)

@@ -1,34 +1,33 @@
 """Adafactor beside Adam with parameter scaling (Everett et al., Appendix G, Figure 10).
 
-    python -m plots.everett.adafactor [results.csv] [--out FOLDER]
+    python -m plots everett/adafactor [results.csv]
 
 Loss of the best rate against size: one global learning rate; full alignment with tuned constants.
-Writes PNG and PDF.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import HEADER, Finding, claimed_equal, number
-from plots.rate_panels import draw_best
-from plots.rate_sweeps import (
+from plots.findings import HEADER, Finding, Line, claimed_equal, number
+from plots.rates import (
     RateSweep,
+    curve_sweeps,
+    draw_best,
     edge_lines,
     gain,
     lost_lines,
-    noise_line,
-    rate_sweeps,
-    seed_noise,
+    noise_lines,
 )
-from plots.tables import CURVE, PARAMETERIZATION, TableError
+from plots.tables import CURVE, PARAMETERIZATION
 
-STEMS = ("figure_10_adafactor",)
+TABLES = ("everett/figure_10_adafactor",)
+FIGURE = "figure_10_adafactor"
 FAMILIES = {"adafactor": "Adafactor", "param_scaling": "Adam + parameter scaling"}
 SETTINGS = {"global": "one global rate", "full_constants": "full alignment + constants"}
 LOOKS = {"adafactor": {"ls": "-"}, "param_scaling": {"ls": "--", "mfc": "white"}}
@@ -38,8 +37,10 @@ COLUMNS = (
 Lines = dict[tuple[str, str, str], dict[int, RateSweep]]
 
 
-def read(path: Path) -> pd.DataFrame:
+def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The table of Figure 10."""
+    tables.expect(paths, "results.csv")
+    path = paths[0]
     known = [f"{family}_{setting}" for family in FAMILIES for setting in SETTINGS]
     table = tables.only(tables.read(path, COLUMNS), path, CURVE, known)
     return tables.only(table, path, PARAMETERIZATION, style.LABELS)
@@ -47,21 +48,28 @@ def read(path: Path) -> pd.DataFrame:
 
 def lines(table: pd.DataFrame) -> Lines:
     """(family, setting, parameterisation) -> sweeps by width, of what has a finished run."""
-    found = {}
-    for rule in style.LABELS:
-        rows = table[table[PARAMETERIZATION] == rule]
-        noise, _ = seed_noise(rows)
-        for family in FAMILIES:
-            for setting in SETTINGS:
-                sweeps = rate_sweeps(rows[rows[CURVE] == f"{family}_{setting}"], noise)
-                if sweeps:
-                    found[family, setting, rule] = sweeps
-    return found
+    keys = {f"{family}_{setting}": (family, setting) for family in FAMILIES for setting in SETTINGS}
+    return {
+        (*keys[curve], rule): sweeps
+        for rule in style.LABELS
+        for curve, sweeps in curve_sweeps(table[table[PARAMETERIZATION] == rule], keys).items()
+    }
 
 
-def findings(table: pd.DataFrame) -> list[Finding]:
+def findings(table: pd.DataFrame) -> list[Line]:
     """What Adafactor loses against Adam + parameter scaling, and whether that grows with size."""
-    found, result = lines(table), []
+    return [
+        "difference in nats ± its error from seeds, at the largest width",
+        HEADER,
+        *_differences(lines(table)),
+        *edge_lines(lines(table)),
+        *lost_lines(table, [CURVE, PARAMETERIZATION]),
+        *noise_lines(table),
+    ]
+
+
+def _differences(found: Lines) -> list[Finding]:
+    result = []
     for setting in SETTINGS:
         for rule in style.LABELS:
             pair = [found.get((family, setting, rule), {}) for family in FAMILIES]
@@ -94,21 +102,8 @@ def _span(found: Lines, setting: str, width: int) -> float:
     return max(losses) - min(losses) if len(set(losses)) > 1 else math.nan
 
 
-def report(table: pd.DataFrame) -> str:
-    """The findings in words, with what they rest on."""
-    text = ["difference in nats ± its error from seeds, at the largest width", HEADER]
-    text += [finding.line() for finding in findings(table)]
-    text += edge_lines(lines(table))
-    text += lost_lines(table, [CURVE, PARAMETERIZATION])
-    text += [
-        noise_line(table[table[PARAMETERIZATION] == rule], label)
-        for rule, label in style.LABELS.items()
-    ]
-    return "\n".join(text)
-
-
-def draw(table: pd.DataFrame, folder: Path, name: str) -> list[Path]:
-    """Draws the figure and returns the paths of PNG and PDF."""
+def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
+    """Figure 10: a panel per setting."""
     found = lines(table)
     figure, axes = style.subplots(1, len(SETTINGS), (4.0, 3.0), sharey=True)
     for axis, (setting, title) in zip(axes[0], SETTINGS.items()):
@@ -121,21 +116,4 @@ def draw(table: pd.DataFrame, folder: Path, name: str) -> list[Path]:
     axes[0, 0].set_ylabel(style.LOSS_LABEL)
     entries = [(label, {"color": "black", **LOOKS[family]}) for family, label in FAMILIES.items()]
     style.legend(figure, [*style.parameterization_entries(), *entries], ncols=3)
-    return style.save(figure, folder, name)
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and figure of one table."""
-    if len(paths) != 1:
-        raise TableError(f"{paths[1]}: expected one table")
-    table = read(paths[0])
-    return report(table), draw(table, folder, tables.name(paths[0]))
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("adafactor", __doc__, STEMS, make, argv)
-
-
-if __name__ == "__main__":
-    main()
+    yield FIGURE, figure

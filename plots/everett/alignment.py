@@ -1,16 +1,16 @@
 """Log alignment ratio over training (Everett et al., Figure 1 and, per optimiser, 5 to 7).
 
-    python -m plots.everett.alignment [probes.csv] [--out FOLDER]
+    python -m plots everett/alignment [probes.csv]
 
 Reads the probes of a sweep: one figure per optimiser, a row per kind of dense layer and a column
 per parameterisation, lines are means over blocks and seeds, shades span the blocks; and Figure 1,
-Adam's readout and MLP layers at the largest width. Writes PNG and PDF.
+Adam's readout and MLP layers at the largest width.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +18,10 @@ import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import ALIGNMENT_START, MLP_PEAK, READOUT_PEAK, SGD_ALIGNMENT
-from plots.findings import HEADER, Finding
-from plots.tables import CURVE, PARAMETERIZATION, SEED, WIDTH, TableError
+from plots.findings import HEADER, Finding, Line
+from plots.tables import CURVE, PARAMETERIZATION, SEED, STEP, WIDTH, TableError
 
-STEMS = ("figure_1_5_6_7_alignment",)
+TABLES = ("everett/figure_1_5_6_7_alignment",)
 FIGURES = {
     "sgd": "figure_5_alignment_sgd",
     "adam": "figure_6_alignment_adam",
@@ -37,12 +37,14 @@ KINDS = {
     "output": "attention output",
 }
 FIRST, MLP = "figure_1_alignment", ("up", "down")
-STEP, LAYER, ALIGNMENT, KIND = "step", "layer", "alignment", "kind"
+LAYER, ALIGNMENT, KIND = "layer", "alignment", "kind"
 COLUMNS = (CURVE, PARAMETERIZATION, WIDTH, SEED, STEP, LAYER, ALIGNMENT)
 
 
-def read(path: Path) -> pd.DataFrame:
+def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The probes of Figures 1 and 5 to 7 with a column `kind`; what is not finite is left out."""
+    tables.expect(paths, "probes.csv")
+    path = paths[0]
     table = tables.only(tables.read(path, COLUMNS, "probes.csv"), path, CURVE, FIGURES)
     table = tables.only(table, path, PARAMETERIZATION, style.LABELS)
     table = table.assign(**{KIND: table[LAYER].str.rpartition(".")[2]})
@@ -96,19 +98,25 @@ def of(
     return rows[rows[WIDTH] == (rows[WIDTH].max() if width is None else width)]
 
 
-def findings(table: pd.DataFrame) -> list[Finding]:
+def findings(table: pd.DataFrame) -> list[Line]:
     """Start, and peaks of readout and MLP layers, at the largest width of every line."""
-    result = []
-    for curve in FIGURES:
-        if (table[CURVE] == curve).any():
-            for rule in style.LABELS:
-                result += [
-                    _start(table, curve, rule),
-                    _readout(table, curve, rule),
-                    _mlp(table, curve, rule),
-                    *([] if curve == "sgd" else [_highest(table, curve, rule)]),
-                ]
+    widths = sorted(map(int, table[WIDTH].unique()))
+    seeds = table[SEED].nunique()
+    result = [f"log alignment ratio; widths {', '.join(map(str, widths))}, {seeds} "
+              f"seed{'s' * (seeds != 1)}; ± is the standard deviation over seeds", HEADER]
+    for curve in _curves(table):
+        for rule in style.LABELS:
+            result += [
+                _start(table, curve, rule),
+                _readout(table, curve, rule),
+                _mlp(table, curve, rule),
+                *([] if curve == "sgd" else [_highest(table, curve, rule)]),
+            ]
     return result
+
+
+def _curves(table: pd.DataFrame) -> list[str]:
+    return [curve for curve in FIGURES if (table[CURVE] == curve).any()]
 
 
 def _start(table: pd.DataFrame, curve: str, rule: str) -> Finding:
@@ -162,17 +170,16 @@ def _highest(table: pd.DataFrame, curve: str, rule: str) -> Finding:
     return Finding(name, f"{KINDS[best]} {peaks[best]:.3f}", "readout", word)
 
 
-def report(table: pd.DataFrame) -> str:
-    """The findings in words, with what they rest on."""
-    widths = sorted(map(int, table[WIDTH].unique()))
-    seeds = table[SEED].nunique()
-    text = [f"log alignment ratio; widths {', '.join(map(str, widths))}, {seeds} "
-            f"seed{'s' * (seeds != 1)}; ± is the standard deviation over seeds", HEADER]
-    return "\n".join(text + [finding.line() for finding in findings(table)])
+def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
+    """Figure 1, of Adam, then a figure per optimiser."""
+    curves = _curves(table)
+    if "adam" in curves:
+        yield FIRST, _figure_1(table)
+    for curve in curves:
+        yield FIGURES[curve], _of_optimizer(table, curve)
 
 
-def draw(table: pd.DataFrame, curve: str, folder: Path) -> list[Path]:
-    """Draws one optimiser's figure and returns the paths of PNG and PDF."""
+def _of_optimizer(table: pd.DataFrame, curve: str):
     figure, axes = style.subplots(
         len(KINDS), len(style.LABELS), (2.4, 1.35), sharex=True, sharey=True
     )
@@ -188,10 +195,10 @@ def draw(table: pd.DataFrame, curve: str, folder: Path) -> list[Path]:
     style.legend(figure, [*entries, _HALF_ENTRY])
     figure.suptitle(f"{style.OPTIMIZERS[curve]}: log alignment ratio (shade: span of blocks)",
                     fontsize=10)
-    return style.save(figure, folder, FIGURES[curve])
+    return figure
 
 
-def draw_figure_1(table: pd.DataFrame, folder: Path) -> list[Path]:
+def _figure_1(table: pd.DataFrame):
     """Readout and MLP layers under Adam at the largest width."""
     import seaborn as sns
 
@@ -207,7 +214,7 @@ def draw_figure_1(table: pd.DataFrame, folder: Path) -> list[Path]:
     style.legend(figure, [*entries, _HALF_ENTRY])
     width = table[table[CURVE] == "adam"][WIDTH].max()
     figure.suptitle(f"Adam, D = {width}", fontsize=10)
-    return style.save(figure, folder, FIRST)
+    return figure
 
 
 _HALF = {"color": "black", "ls": ":", "lw": 0.9}
@@ -230,22 +237,3 @@ def _titles(axes) -> None:
         axis.set_title(label)
     for axis in axes[-1]:
         axis.set_xlabel("step")
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and figures of one sweep's probes."""
-    if len(paths) != 1:
-        raise TableError(f"{paths[1]}: expected one table")
-    table = read(paths[0])
-    curves = [curve for curve in FIGURES if (table[CURVE] == curve).any()]
-    files = draw_figure_1(table, folder) if "adam" in curves else []
-    return report(table), files + [file for curve in curves for file in draw(table, curve, folder)]
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("alignment", __doc__, STEMS, make, argv)
-
-
-if __name__ == "__main__":
-    main()

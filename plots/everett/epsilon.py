@@ -1,38 +1,37 @@
 """Adam's epsilon: heat maps of the loss, and three mitigations (Everett et al., Figures 4 and 8).
 
-    python -m plots.everett.epsilon [figure_4_epsilon.csv] [figure_8_mitigations.csv] [--out FOLDER]
+    python -m plots everett/epsilon [figure_4_epsilon.csv] [figure_8_mitigations.csv]
 
 Figure 4: (a, b) loss above the best epsilon of the same width, for a constant and a per-layer
 epsilon; (c, d) mitigations against size, from the table of Figure 8, which also draws Figure 8, a
 panel per parameterisation. Where the table of Figure 8 has a curve `enlarged`, epsilon is larger
 than the usual 1e-9: it stands in for the widths at which gradients sink to the usual one, and the
-figures say so. Writes PNG and PDF.
+figures say so.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import EPSILON_GAIN
-from plots.findings import HEADER, Finding, claimed_equal, claimed_gain, number
-from plots.rate_panels import draw_best
-from plots.rate_sweeps import (
+from plots.findings import HEADER, Finding, Line, claimed_equal, claimed_gain, number
+from plots.rates import (
     RateSweep,
+    curve_sweeps,
+    draw_best,
     edge_lines,
     gain,
     lost_lines,
-    noise_line,
-    rate_sweeps,
-    seed_noise,
+    noise_lines,
 )
 from plots.tables import CURVE, EPS, PARAMETERIZATION, WIDTH, TableError
 
-STEMS = ("figure_4_epsilon", "figure_8_mitigations")
+TABLES = ("everett/figure_4_epsilon", "everett/figure_8_mitigations")
 SCALINGS = {"constant": "(a) constant ε", "per_layer": "(b) per-layer ε"}
 BASELINES = ("enlarged", "default")
 MITIGATIONS = {"small": "small ε", "per_layer": "per-layer ε", "atan2": "Adam-atan2"}
@@ -45,9 +44,10 @@ EQUIVALENT = (("standard", "ntk"), ("mup", "mean_field"))
 MOST = 0.5
 COLUMNS = (*tables.RESULTS, PARAMETERIZATION, WIDTH)
 Lines = dict[tuple[str, str], dict[int, RateSweep]]
+Data = tuple[pd.DataFrame | None, pd.DataFrame | None]  # heat maps, mitigations
 
 
-def read(paths: Sequence[Path]) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
+def read(paths: Sequence[Path]) -> Data:
     """(heat maps, mitigations), told apart by their curves; None for one that is not given."""
     heat = mitigations = None
     for path in paths:
@@ -118,15 +118,12 @@ def _best(line: pd.Series) -> str:
 
 def lines(table: pd.DataFrame) -> Lines:
     """(curve, parameterisation) -> sweeps by width, of what has a finished run."""
-    found = {}
-    for rule in style.LABELS:
-        rows = table[table[PARAMETERIZATION] == rule]
-        noise, _ = seed_noise(rows)
-        for curve in (*BASELINES, *MITIGATIONS):
-            sweeps = rate_sweeps(rows[rows[CURVE] == curve], noise)
-            if sweeps:
-                found[curve, rule] = sweeps
-    return found
+    curves = (*BASELINES, *MITIGATIONS)
+    return {
+        (curve, rule): sweeps
+        for rule in style.LABELS
+        for curve, sweeps in curve_sweeps(table[table[PARAMETERIZATION] == rule], curves).items()
+    }
 
 
 def baseline(table: pd.DataFrame) -> str:
@@ -174,35 +171,40 @@ def caption(table: pd.DataFrame) -> str:
     return f"baseline: ε enlarged to {rows[EPS].iloc[0]:g}, in place of widths out of reach"
 
 
-def report(heat: pd.DataFrame | None, mitigations: pd.DataFrame | None) -> str:
-    """The findings in words, with what they rest on."""
+def findings(data: Data) -> list[Line]:
+    """Both kinds, as far as their tables are there."""
+    heat, mitigations = data
     text = []
     if heat is not None:
-        text += ["loss above the best ε of the same width, in nats", HEADER]
-        text += [finding.line() for finding in heat_findings(heat)]
+        text += ["loss above the best ε of the same width, in nats", HEADER, *heat_findings(heat)]
     if mitigations is not None:
-        text += [f"loss before minus after in nats ± its error from seeds; {caption(mitigations)}"]
-        text += [HEADER, *(finding.line() for finding in mitigation_findings(mitigations))]
-        text += edge_lines(lines(mitigations))
-        text += lost_lines(mitigations, [CURVE, PARAMETERIZATION])
         text += [
-            noise_line(mitigations[mitigations[PARAMETERIZATION] == rule], label)
-            for rule, label in style.LABELS.items()
+            f"loss before minus after in nats ± its error from seeds; {caption(mitigations)}",
+            HEADER,
+            *mitigation_findings(mitigations),
+            *edge_lines(lines(mitigations)),
+            *lost_lines(mitigations, [CURVE, PARAMETERIZATION]),
+            *noise_lines(mitigations),
         ]
-    return "\n".join(text)
+    return text
 
 
-def draw_figure_4(
-    heat: pd.DataFrame | None, mitigations: pd.DataFrame | None, folder: Path
-) -> list[Path]:
-    """Figure 4 from what is there: heat maps, and mitigations of mean-field and of all."""
+def draw(data: Data) -> Iterator[tuple[str, object]]:
+    """Figure 4 from what is there, and Figure 8 from the table of mitigations."""
+    yield "figure_4_epsilon", _figure_4(*data)
+    if data[1] is not None:
+        yield "figure_8_mitigations", _figure_8(data[1])
+
+
+def _figure_4(heat: pd.DataFrame | None, mitigations: pd.DataFrame | None):
+    """Heat maps, and mitigations of mean-field and of all."""
     down = 2 * (heat is not None) + (mitigations is not None)
     figure, axes = style.subplots(down, len(style.LABELS), (2.5, 2.2))
     if heat is not None:
         _draw_heat(figure, axes[:2], heat)
     if mitigations is not None:
         _draw_mitigations(figure, axes[-1], mitigations)
-    return style.save(figure, folder, STEMS[0])
+    return figure
 
 
 def _draw_heat(figure, axes, table: pd.DataFrame) -> None:
@@ -304,8 +306,8 @@ def _draw_curves(axis, found: Lines, rule: str) -> None:
             draw_best(axis, found[curve, rule], **_look(curve))
 
 
-def draw_figure_8(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """Figure 8: every mitigation, a panel per parameterisation."""
+def _figure_8(table: pd.DataFrame):
+    """Every mitigation, a panel per parameterisation."""
     figure, axes = style.subplots(1, len(style.LABELS), (2.5, 2.6), sharey=True)
     found = lines(table)
     for axis, (rule, label) in zip(axes[0], style.LABELS.items()):
@@ -315,22 +317,4 @@ def draw_figure_8(table: pd.DataFrame, folder: Path) -> list[Path]:
     axes[0, 0].set_ylabel(style.LOSS_LABEL)
     figure.suptitle(caption(table), fontsize=10)
     style.legend(figure, _entries(table))
-    return style.save(figure, folder, STEMS[1])
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and figures of the tables given."""
-    heat, mitigations = read(paths)
-    files = draw_figure_4(heat, mitigations, folder)
-    if mitigations is not None:
-        files += draw_figure_8(mitigations, folder)
-    return report(heat, mitigations), files
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("epsilon", __doc__, STEMS, make, argv)
-
-
-if __name__ == "__main__":
-    main()
+    return figure

@@ -1,19 +1,17 @@
 """Learning-rate sweeps for two horizons and the exponent of the optimum in the width (Everett et
 al., Figures 11 to 13 and Table 4).
 
-    python -m plots.everett.learning_rates [results.csv ...] [--out FOLDER]
+    python -m plots everett/learning_rates [results.csv ...]
 
 One figure per table, that is per optimiser: a column per parameterisation; loss against rate for
 a fixed number of steps and for a compute-optimal one, stable rates only; optimum against width.
-Writes PNG, PDF and table_4.csv, measured exponents beside the published ones.
+Also writes table_4.csv, measured exponents beside the published ones.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -21,48 +19,47 @@ from statistics import median
 import pandas as pd
 
 from plots import style, tables
+from plots.everett.horizons import (
+    COLUMNS,
+    EXPONENT_NOTE,
+    HORIZON_STYLES,
+    HORIZONS,
+    Lines,
+    curves,
+    horizon_labels,
+    lines,
+)
 from plots.everett.published import TABLE_4
-from plots.findings import HEADER, Finding, distance, number
-from plots.rate_panels import draw_optima, draw_rates, loss_limits, octave_limits, pair_rows
-from plots.rate_sweeps import (
+from plots.findings import HEADER, Finding, Line, distance, number
+from plots.rates import (
     Exponent,
-    RateSweep,
+    draw_optima,
+    draw_rates,
     exponent,
+    loss_limits,
     lost_lines,
     noise_line,
-    rate_sweeps,
-    seed_noise,
+    octave_limits,
+    pair_rows,
 )
-from plots.tables import CURVE, HORIZON, OPTIMIZER, WIDTH, TableError
+from plots.tables import CURVE, OPTIMIZER, WIDTH, TableError
 
-STEMS = ("figure_11_sgd", "figure_12_adam", "figure_13_adafactor")
-EXPONENT_NOTE = (
-    "exponent of the optimal rate in the width ± the larger of two standard errors: from the "
-    "scatter of widths about the line, and from the errors of the optima"
-)
-HORIZONS = ("fixed", "compute_optimal")
-COMPUTE_OPTIMAL = "20 tokens per parameter"  # Everett et al., App. H, after Hoffmann et al.
-HORIZON_STYLES = {"fixed": ("o", "-"), "compute_optimal": ("s", "--")}
-COLUMNS = (*tables.RESULTS, WIDTH, tables.RATE)
-Lines = dict[tuple[str, str], dict[int, RateSweep]]
+TABLES = ("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
+FIGURES = {
+    "sgd": "figure_11_sgd", "adam": "figure_12_adam", "adafactor": "figure_13_adafactor",
+}
+Data = dict[str, pd.DataFrame]  # by optimiser
 
 
-def curves() -> list[str]:
-    """Names of the curves of one optimiser's table."""
-    return [f"{rule}_{horizon}" for rule in style.LABELS for horizon in HORIZONS]
+def read(paths: Sequence[Path]) -> Data:
+    """Optimiser -> table of Figure 11, 12 or 13, in the order given."""
+    data = dict(map(_read, paths))
+    if len(data) < len(paths):
+        raise TableError(f"{paths[-1]}: two tables of one optimiser")
+    return data
 
 
-def horizon_labels(table: pd.DataFrame) -> dict[str, str]:
-    """Horizon -> what it is in this table: a short preset's is not the compute-optimal one."""
-    rows = table[table[CURVE].str.endswith("compute_optimal")]
-    found = list(rows[HORIZON].dropna().unique()) if HORIZON in rows else []
-    optimal = not found or found == [COMPUTE_OPTIMAL]
-    label = "compute-optimal" if optimal else ", ".join(map(str, found))
-    return {"fixed": "fixed steps", "compute_optimal": label}
-
-
-def read(path: Path) -> tuple[str, pd.DataFrame]:
-    """(optimiser, table) of Figure 11, 12 or 13."""
+def _read(path: Path) -> tuple[str, pd.DataFrame]:
     table = tables.only(tables.read(path, COLUMNS), path, CURVE, curves())
     named = sorted(set(table[OPTIMIZER].dropna())) if OPTIMIZER in table else []
     stem = tables.name(path)
@@ -75,22 +72,8 @@ def read(path: Path) -> tuple[str, pd.DataFrame]:
     return known[0], table
 
 
-def lines(table: pd.DataFrame) -> Lines:
-    """(parameterisation, horizon) -> sweeps by width, of what has a finished run."""
-    found = {}
-    for rule in style.LABELS:
-        both = table[table[CURVE].isin([f"{rule}_{horizon}" for horizon in HORIZONS])]
-        noise, _ = seed_noise(both)
-        for horizon in HORIZONS:
-            rows = both[both[CURVE] == f"{rule}_{horizon}"]
-            sweeps = rate_sweeps(rows, noise)
-            if sweeps:
-                found[rule, horizon] = sweeps
-    return found
-
-
 @dataclass(frozen=True)
-class Row:
+class Entry:
     """One entry of Table 4: measured and published exponent."""
 
     optimizer: str
@@ -132,19 +115,19 @@ class Row:
         }
 
 
-def rows(data: Sequence[tuple[str, pd.DataFrame]]) -> list[Row]:
+def entries(data: Data) -> list[Entry]:
     """Table 4, as far as there are tables: what has no run at all is left out."""
     return [
-        Row(optimizer, rule, horizon, labels[horizon], exponent(sweeps))
-        for optimizer, table in data
+        Entry(optimizer, rule, horizon, labels[horizon], exponent(sweeps))
+        for optimizer, table in data.items()
         for labels in [horizon_labels(table)]
         for (rule, horizon), sweeps in lines(table).items()
     ]
 
 
-def differences(entries: Sequence[Row]) -> dict[tuple[str, str], tuple[float, float]]:
+def differences(table_4: Sequence[Entry]) -> dict[tuple[str, str], tuple[float, float]]:
     """(optimiser, parameterisation) -> compute-optimal minus fixed exponent and its error."""
-    fits = {(row.optimizer, row.rule, row.horizon): row.fit for row in entries}
+    fits = {(entry.optimizer, entry.rule, entry.horizon): entry.fit for entry in table_4}
     found = {}
     for optimizer, rule, _ in fits:
         pair = [fits.get((optimizer, rule, horizon)) for horizon in HORIZONS]
@@ -155,17 +138,17 @@ def differences(entries: Sequence[Row]) -> dict[tuple[str, str], tuple[float, fl
     return found
 
 
-def horizon_lines(entries: Sequence[Row]) -> list[str]:
+def horizon_lines(table_4: Sequence[Entry]) -> list[Line]:
     """The claim of App. H: compute-optimal exponents are the smaller ones."""
-    found = differences(entries)
-    grown = ", ".join(dict.fromkeys(e.label for e in entries if e.horizon == "compute_optimal"))
+    found = differences(table_4)
+    grown = ", ".join(dict.fromkeys(e.label for e in table_4 if e.horizon == "compute_optimal"))
     text = []
     for (optimizer, rule), (change, error) in found.items():
-        table = [TABLE_4[horizon][optimizer][rule] for horizon in HORIZONS]
+        fixed, optimal = (TABLE_4[horizon][optimizer][rule] for horizon in HORIZONS)
         name = f"{optimizer}, {style.LABELS[rule]}: {grown} minus fixed"
-        published = table[1] - table[0]
+        published = optimal - fixed
         word = distance(change, error, published)
-        text.append(Finding(name, number(change, error, 2), f"{published:+.2f}", word).line())
+        text.append(Finding(name, number(change, error, 2), f"{published:+.2f}", word))
     if not found:
         return ["growing minus fixed horizon's exponent: not measured"]
     drops = [-change for change, _ in found.values()]
@@ -179,30 +162,35 @@ def horizon_lines(entries: Sequence[Row]) -> list[str]:
     return text
 
 
-def report(data: Sequence[tuple[str, pd.DataFrame]]) -> str:
-    """Table 4 and the findings in words, with what they rest on."""
-    entries = rows(data)
-    text = [EXPONENT_NOTE, HEADER]
-    text += [row.finding().line() for row in entries]
-    for row in entries:
-        weighted = row.fit.weighted
+def findings(data: Data) -> list[Line]:
+    """Table 4 and what the horizon changes."""
+    table_4 = entries(data)
+    text = [EXPONENT_NOTE, HEADER, *(entry.finding() for entry in table_4)]
+    for entry in table_4:
+        weighted = entry.fit.weighted
         if weighted:
             text.append(
-                f"{row.optimizer}, {style.LABELS[row.rule]}, {row.label}: weighted by "
+                f"{entry.optimizer}, {style.LABELS[entry.rule]}, {entry.label}: weighted by "
                 f"the optima's own errors {number(weighted.exponent, weighted.error, 2)} "
                 f"(n = {weighted.n})"
             )
-    text += horizon_lines(entries)
-    for optimizer, table in data:
+    text += horizon_lines(table_4)
+    for optimizer, table in data.items():
         text += [f"{optimizer}, {line}" for line in lost_lines(table, [CURVE])]
         for rule, label in style.LABELS.items():
             own = table[table[CURVE].isin([f"{rule}_{horizon}" for horizon in HORIZONS])]
             text.append(noise_line(own, f"{optimizer}, {label}"))
-    return "\n".join(text)
+    return text
 
 
-def draw(optimizer: str, table: pd.DataFrame, folder: Path, name: str) -> list[Path]:
-    """Draws one optimiser's figure and returns the paths of PNG and PDF."""
+def draw(data: Data) -> Iterator[tuple[str, object]]:
+    """A figure per optimiser, and Table 4: a row per optimiser, parameterisation and horizon."""
+    for optimizer, table in data.items():
+        yield FIGURES[optimizer], _figure(optimizer, table)
+    yield "table_4", pd.DataFrame([entry.record() for entry in entries(data)])
+
+
+def _figure(optimizer: str, table: pd.DataFrame):
     found, labels = lines(table), horizon_labels(table)
     figure, axes = style.subplots(3, len(style.LABELS), (2.5, 2.3))
     pair_rows(axes, style.LABELS.values())
@@ -219,10 +207,10 @@ def draw(optimizer: str, table: pd.DataFrame, folder: Path, name: str) -> list[P
         _draw_exponents(axis, found, rule, labels)
         octave_limits(axis, sorted(colors))
     axes[2, 0].set_ylabel("optimal learning rate")
-    entries = [*style.width_entries(colors), *style.STAR_ENTRIES]
-    style.legend(figure, entries, ncols=min(len(entries), 8))
+    handles = [*style.width_entries(colors), *style.STAR_ENTRIES]
+    style.legend(figure, handles, ncols=min(len(handles), 8))
     figure.suptitle(f"{style.OPTIMIZERS[optimizer]}, one global learning rate", fontsize=11)
-    return style.save(figure, folder, name)
+    return figure
 
 
 def _draw_exponents(axis, found: Lines, rule: str, labels: Mapping[str, str]) -> None:
@@ -238,38 +226,3 @@ def _draw_exponents(axis, found: Lines, rule: str, labels: Mapping[str, str]) ->
     handles, _ = axis.get_legend_handles_labels()
     if handles:
         axis.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-
-
-def write_table(entries: Sequence[Row], folder: Path) -> Path:
-    """table_4.csv: a row per optimiser, parameterisation and horizon."""
-    text = io.StringIO()
-    if entries:
-        writer = csv.DictWriter(text, list(entries[0].record()), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(row.record() for row in entries)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "table_4.csv"
-    path.write_text(text.getvalue(), encoding="utf-8")
-    return path
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and figures of all tables, and Table 4."""
-    data = [read(path) for path in paths]
-    if len({optimizer for optimizer, _ in data}) < len(data):
-        raise TableError(f"{paths[-1]}: two tables of one optimiser")
-    files = [
-        file
-        for path, (optimizer, table) in zip(paths, data)
-        for file in draw(optimizer, table, folder, tables.name(path))
-    ]
-    return report(data), [*files, write_table(rows(data), folder)]
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("learning_rates", __doc__, STEMS, make, argv)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,37 +1,36 @@
 """Eval loss against size under four interventions (Everett et al., Figures 2 and 3).
 
-    python -m plots.everett.loss_vs_size [results.csv ...] [--out FOLDER]
+    python -m plots everett/loss_vs_size [results.csv ...]
 
 One row per optimiser of a table: one global learning rate; per-layer exponents under full
 alignment; these with tuned constants; exponents under no alignment with tuned constants. Every
-point is the lowest loss of a learning-rate sweep. Writes PNG and PDF, one figure per table.
+point is the lowest loss of a learning-rate sweep. One figure per table, which has its name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import BEST, INTERVENTIONS
-from plots.findings import HEADER, Finding, claimed_gain, number
-from plots.rate_panels import draw_best
-from plots.rate_sweeps import (
+from plots.findings import HEADER, Finding, Line, claimed_gain, number
+from plots.rates import (
     RateSweep,
+    curve_sweeps,
+    draw_best,
     edge_lines,
     gain,
     law_text,
     loss_law,
     lost_lines,
-    noise_line,
-    rate_sweeps,
-    seed_noise,
+    noise_lines,
 )
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, TableError
 
-STEMS = ("figure_2_adam", "figure_3_sgd", "figure_3_param_scaling")
+TABLES = ("everett/figure_2_adam", "everett/figure_3_sgd", "everett/figure_3_param_scaling")
 CURVES = {
     "global": "one global rate",
     "full": "full alignment",
@@ -45,8 +44,15 @@ COLUMNS = (
 Lines = dict[tuple[str, str, str], dict[int, RateSweep]]
 
 
-def read(path: Path) -> pd.DataFrame:
-    """A table of Figure 2 or 3."""
+def read(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
+    """File name -> table of Figure 2 or 3."""
+    data = {tables.name(path): _read(path) for path in paths}
+    if len(data) < len(paths):
+        raise TableError(f"{paths[-1]}: two tables would be drawn to one file name")
+    return data
+
+
+def _read(path: Path) -> pd.DataFrame:
     table = tables.only(tables.read(path, COLUMNS), path, CURVE, CURVES)
     table = tables.only(table, path, PARAMETERIZATION, style.LABELS)
     return tables.only(table, path, OPTIMIZER, style.OPTIMIZERS)
@@ -54,17 +60,14 @@ def read(path: Path) -> pd.DataFrame:
 
 def lines(table: pd.DataFrame) -> Lines:
     """(optimiser, parameterisation, curve) -> sweeps by width, of what has a finished run."""
-    found = {}
-    for optimizer in optimizers(table):
-        own = table[table[OPTIMIZER] == optimizer]
-        for rule in style.LABELS:
-            rows = own[own[PARAMETERIZATION] == rule]
-            noise, _ = seed_noise(rows)
-            for curve in CURVES:
-                sweeps = rate_sweeps(rows[rows[CURVE] == curve], noise)
-                if sweeps:
-                    found[optimizer, rule, curve] = sweeps
-    return found
+    return {
+        (optimizer, rule, curve): sweeps
+        for optimizer in optimizers(table)
+        for rule in style.LABELS
+        for curve, sweeps in curve_sweeps(
+            table[(table[OPTIMIZER] == optimizer) & (table[PARAMETERIZATION] == rule)], CURVES
+        ).items()
+    }
 
 
 def optimizers(table: pd.DataFrame) -> list[str]:
@@ -72,14 +75,31 @@ def optimizers(table: pd.DataFrame) -> list[str]:
     return [name for name in style.OPTIMIZERS if (table[OPTIMIZER] == name).any()]
 
 
-def findings(table: pd.DataFrame) -> list[Finding]:
+def findings(data: Mapping[str, pd.DataFrame]) -> list[Line]:
+    """What every intervention changes, table by table, then the lowest loss of all."""
+    result = [line for name, table in data.items() for line in (name, *_of_table(table))]
+    return [*result, best(list(data.values()))]
+
+
+def _of_table(table: pd.DataFrame) -> list[Line]:
     """What every intervention changes at the largest width, beside what the paper says."""
     found = lines(table)
-    return [
+    steps = [
         _step(found, optimizer, rule, before, after)
         for optimizer in optimizers(table)
         for before, after in STEPS
         for rule in style.LABELS
+    ]
+    laws = {key: loss_law(sweeps) for key, sweeps in found.items()}
+    return [
+        "loss before minus after in nats ± its error from seeds, at the largest width",
+        HEADER,
+        *steps,
+        *(f"{optimizer}, {style.LABELS[rule]}, {curve}: {law_text(law)}"
+          for (optimizer, rule, curve), law in laws.items() if law),
+        *edge_lines(found),
+        *lost_lines(table, [OPTIMIZER, PARAMETERIZATION, CURVE]),
+        *noise_lines(table),
     ]
 
 
@@ -112,23 +132,13 @@ def best(tables_: Sequence[pd.DataFrame]) -> str:
             f"best, {', '.join(BEST)}, {note}")
 
 
-def report(table: pd.DataFrame) -> str:
-    """The findings of one table in words, with what they rest on."""
-    text = ["loss before minus after in nats ± its error from seeds, at the largest width", HEADER]
-    text += [finding.line() for finding in findings(table)]
-    for (optimizer, rule, curve), sweeps in lines(table).items():
-        law = loss_law(sweeps)
-        if law:
-            text.append(f"{optimizer}, {style.LABELS[rule]}, {curve}: {law_text(law)}")
-    text += edge_lines(lines(table))
-    text += lost_lines(table, [OPTIMIZER, PARAMETERIZATION, CURVE])
-    for rule in style.LABELS:
-        text.append(noise_line(table[table[PARAMETERIZATION] == rule], style.LABELS[rule]))
-    return "\n".join(text)
+def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, object]]:
+    """One figure per table."""
+    for name, table in data.items():
+        yield name, _figure(table)
 
 
-def draw(table: pd.DataFrame, folder: Path, name: str) -> list[Path]:
-    """Draws one table's figure and returns the paths of PNG and PDF."""
+def _figure(table: pd.DataFrame):
     found, names = lines(table), optimizers(table)
     figure, axes = style.subplots(len(names), len(CURVES), (2.5, 2.5), sharex=True, sharey="row")
     for row, optimizer in zip(axes, names):
@@ -143,24 +153,4 @@ def draw(table: pd.DataFrame, folder: Path, name: str) -> list[Path]:
     for axis in axes[-1]:
         axis.set_xlabel("parameters")
     style.legend(figure, style.parameterization_entries())
-    return style.save(figure, folder, name)
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and figures of all tables."""
-    data = {path: read(path) for path in paths}
-    if len({tables.name(path) for path in data}) < len(data):
-        raise TableError(f"{paths[-1]}: two tables would be drawn to one file name")
-    text = [f"{tables.name(path)}\n{report(table)}" for path, table in data.items()]
-    text.append(best(list(data.values())))
-    files = [draw(table, folder, tables.name(path)) for path, table in data.items()]
-    return "\n".join(text), [file for pair in files for file in pair]
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("loss_vs_size", __doc__, STEMS, make, argv)
-
-
-if __name__ == "__main__":
-    main()
+    return figure

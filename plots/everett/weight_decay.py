@@ -1,43 +1,40 @@
 """Independent weight decay beside none (Everett et al., Appendix F, Figure 9).
 
-    python -m plots.everett.weight_decay [with_decay.csv without_decay.csv] [--out FOLDER]
+    python -m plots everett/weight_decay [with_decay.csv without_decay.csv]
 
 Reads the table of Figure 9 and, for the runs without decay, that of Figure 12. A column per
 parameterisation; loss against rate with decay for both horizons; best loss against size with and
-without. Writes PNG and PDF.
+without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.everett import learning_rates
-from plots.everett.learning_rates import (
-    EXPONENT_NOTE,
-    HORIZON_STYLES,
-    HORIZONS,
-    Lines,
-    horizon_labels,
-)
-from plots.findings import HEADER, Finding, claimed_equal, claimed_gain, number
-from plots.rate_panels import draw_best, draw_rates, loss_limits, pair_rows
-from plots.rate_sweeps import (
+from plots.everett import horizons
+from plots.everett.horizons import EXPONENT_NOTE, HORIZON_STYLES, HORIZONS, Lines, horizon_labels
+from plots.findings import HEADER, Finding, Line, claimed_equal, claimed_gain, number
+from plots.rates import (
+    curve_sweeps,
+    draw_best,
+    draw_rates,
     edge_lines,
     exponent,
     gain,
+    loss_limits,
     lost_lines,
     noise_line,
-    rate_sweeps,
-    seed_noise,
+    pair_rows,
 )
-from plots.tables import CURVE, DECAY, PARAMETERIZATION, WIDTH, TableError
+from plots.tables import CURVE, DECAY, PARAMETERIZATION, WIDTH
 
-STEMS = ("figure_9_weight_decay", "figure_12_adam")
+TABLES = ("everett/figure_9_weight_decay", "everett/figure_12_adam")
+FIGURE = "figure_9_weight_decay"
 CURVES = {f"decay_{horizon}": horizon for horizon in HORIZONS}
 COLUMNS = (
     *tables.RESULTS, tables.PARAMETERS, PARAMETERIZATION, WIDTH, tables.RATE
@@ -46,40 +43,45 @@ COLUMNS = (
 
 def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(with decay, without decay), told apart by their curves."""
-    if len(paths) != 2:
-        raise TableError(f"{paths[0]}: expected two tables, with decay and without")
-    first, second = (tables.read(path, [CURVE]) for path in paths)
-    if first[CURVE].isin(learning_rates.curves()).any():
+    tables.expect(paths, "results.csv (with decay)", "results.csv (without)")
+    if tables.read(paths[0], [CURVE])[CURVE].isin(horizons.curves()).any():
         paths = paths[::-1]
     decayed = tables.read(paths[0], COLUMNS)
-    plain = tables.read(paths[1], [*learning_rates.COLUMNS, tables.PARAMETERS])
+    plain = tables.read(paths[1], [*horizons.COLUMNS, tables.PARAMETERS])
     decayed = tables.only(decayed, paths[0], CURVE, CURVES)
     decayed = tables.only(decayed, paths[0], PARAMETERIZATION, style.LABELS)
-    return decayed, tables.only(plain, paths[1], CURVE, learning_rates.curves())
+    return decayed, tables.only(plain, paths[1], CURVE, horizons.curves())
 
 
 def lines(table: pd.DataFrame) -> Lines:
     """(parameterisation, horizon) -> sweeps by width of the runs with decay."""
-    found = {}
-    for rule in style.LABELS:
-        rows = table[table[PARAMETERIZATION] == rule]
-        noise, _ = seed_noise(rows)
-        for curve, horizon in CURVES.items():
-            sweeps = rate_sweeps(rows[rows[CURVE] == curve], noise)
-            if sweeps:
-                found[rule, horizon] = sweeps
-    return found
+    return {
+        (rule, CURVES[curve]): sweeps
+        for rule in style.LABELS
+        for curve, sweeps in curve_sweeps(table[table[PARAMETERIZATION] == rule], CURVES).items()
+    }
 
 
-def findings(decayed: pd.DataFrame, plain: pd.DataFrame) -> list[Finding]:
+def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Line]:
     """The exponents with and without decay, and what decay changes at the largest width."""
-    with_decay, without = lines(decayed), learning_rates.lines(plain)
+    decayed, plain = data
+    with_decay, without = lines(decayed), horizons.lines(plain)
     labels = horizon_labels(decayed)
     keys = [(rule, horizon, labels[horizon]) for horizon in HORIZONS for rule in style.LABELS]
-    return [
+    text = [
+        EXPONENT_NOTE,
+        HEADER,
         *(_exponents(with_decay, without, *key) for key in keys),
         *(_gain(with_decay, without, *key) for key in keys),
+        *edge_lines(with_decay),
+        *("without decay, " + line for line in edge_lines(without)),
+        *lost_lines(decayed, [CURVE, PARAMETERIZATION]),
     ]
+    for rule, label in style.LABELS.items():
+        own = plain[plain[CURVE].isin([f"{rule}_{horizon}" for horizon in HORIZONS])]
+        text.append(noise_line(decayed[decayed[PARAMETERIZATION] == rule], f"{label}, with decay"))
+        text.append(noise_line(own, f"{label}, without decay"))
+    return text
 
 
 def _exponents(
@@ -101,22 +103,10 @@ def _gain(with_decay: Lines, without: Lines, rule: str, horizon: str, label: str
     return Finding(name, number(change, error) + at, "slight gain", claimed_gain(change, error))
 
 
-def report(decayed: pd.DataFrame, plain: pd.DataFrame) -> str:
-    """The findings in words, with what they rest on."""
-    text = [EXPONENT_NOTE, HEADER, *(f.line() for f in findings(decayed, plain))]
-    for what, found in (("", lines(decayed)), ("without decay, ", learning_rates.lines(plain))):
-        text += [what + line for line in edge_lines(found)]
-    text += lost_lines(decayed, [CURVE, PARAMETERIZATION])
-    for rule, label in style.LABELS.items():
-        own = plain[plain[CURVE].isin([f"{rule}_{horizon}" for horizon in HORIZONS])]
-        text.append(noise_line(decayed[decayed[PARAMETERIZATION] == rule], f"{label}, with decay"))
-        text.append(noise_line(own, f"{label}, without decay"))
-    return "\n".join(text)
-
-
-def draw(decayed: pd.DataFrame, plain: pd.DataFrame, folder: Path, name: str) -> list[Path]:
-    """Draws the figure and returns the paths of PNG and PDF."""
-    with_decay, without = lines(decayed), learning_rates.lines(plain)
+def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple[str, object]]:
+    """Figure 9."""
+    decayed, plain = data
+    with_decay, without = lines(decayed), horizons.lines(plain)
     labels = horizon_labels(decayed)
     figure, axes = style.subplots(3, len(style.LABELS), (2.5, 2.3))
     pair_rows(axes, style.LABELS.values())
@@ -137,7 +127,7 @@ def draw(decayed: pd.DataFrame, plain: pd.DataFrame, folder: Path, name: str) ->
     _legend(figure, colors, labels)
     title = "Adam, one global learning rate, independent weight decay"
     figure.suptitle(title + _decay(decayed), fontsize=11)
-    return style.save(figure, folder, name)
+    yield FIGURE, figure
 
 
 def _draw_best(axis, with_decay: Lines, without: Lines, rule: str) -> None:
@@ -163,18 +153,3 @@ def _legend(figure, colors: Mapping[int, tuple], labels: Mapping[str, str]) -> N
     entries.append(("without decay", {"color": "gray", "marker": "o", "mfc": "white", "ms": 4}))
     entries += style.STAR_ENTRIES
     style.legend(figure, entries, ncols=min(len(entries), 5))
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and figure of the two tables."""
-    decayed, plain = read(paths)
-    return report(decayed, plain), draw(decayed, plain, folder, STEMS[0])
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("weight_decay", __doc__, STEMS, make, argv)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Exponents of Stratos' bigram family: predicted beside fitted ones.
 
-    python -m plots.theory.bigram [bigram.csv] [--out FOLDER]
+    python -m plots theory/bigram [bigram.csv]
 
 A panel per table, at initialisation, or at the first and the last step of training; squares:
 predicted (a triangle: predicted as an upper bound), points: fitted over widths, with standard
@@ -9,17 +9,19 @@ errors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from plots import style, tables
+from plots.findings import Line
 from plots.tables import TableError
 from plots.theory import tables as theory_tables
 from plots.theory.tables import BIGRAM
 
-FIGURE = "bigram_exponents"
+PAPER = "Stratos"
+TABLES = (BIGRAM,)
 PANELS = {
     "Table 1": "RMS",
     "Table 2": "variance",
@@ -50,12 +52,12 @@ _VERDICTS = {"True": "met", "False": "missed"}
 _WIDTH = 0.8  # of a column of the figure that its rows' points spread over
 
 
-def read(path: Path) -> pd.DataFrame:
+def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The table with the column `verdict`: met, missed or "", not judged; in the order of PANELS.
 
     TableError for what is no such table, or has neither initialisation nor the first step.
     """
-    table = theory_tables.read_bigram(path)
+    table, path = theory_tables.read_bigram(paths), paths[0]
     table = tables.only(table, path, "table", PANELS)
     if not (table["step"] <= 1).any():
         raise TableError(
@@ -79,7 +81,7 @@ def _verdict(cell: object) -> str | None:
     return "" if pd.isna(cell) else _VERDICTS.get(str(cell))
 
 
-def findings(table: pd.DataFrame) -> str:
+def findings(table: pd.DataFrame) -> list[Line]:
     """Per table, how many exponents are as predicted, and those that are not or are not judged."""
     lines = []
     for name, rows in table.groupby("table", sort=False):
@@ -88,7 +90,7 @@ def findings(table: pd.DataFrame) -> str:
         told = rows[(rows["verdict"] == "missed") | (rows["kind"] == "hypothetical")]
         for (row, column, verdict), own in told.groupby(["row", "column", "verdict"], sort=False):
             lines.append(f"    {verdict or 'hypothetical'}: {row}, {column}, {_span(own)}")
-    return "\n".join([*lines, SHARED])
+    return [*lines, SHARED]
 
 
 def _moved(rows: pd.DataFrame) -> list[str]:
@@ -127,15 +129,15 @@ def _span(rows: pd.DataFrame) -> str:
     return f"predicted {rows['predicted'].iloc[0]:g}: {shown}  {rows['note'].iloc[0]}".rstrip()
 
 
-def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """PNG and PDF, a panel per table, rows of a table side by side."""
+def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
+    """A panel per table, rows of a table side by side."""
     names = list(dict.fromkeys(table["table"]))
     figure, axes = style.subplots(len(names), 1, (11.0, 2.8))
     for axis, name in zip(axes[:, 0], names):
         _panel(axis, table[table["table"] == name])
         axis.set_title(_title(table[table["table"] == name]), fontsize=9)
     _legend(figure, axes[-1, 0])
-    return style.save(figure, folder, FIGURE)
+    yield "bigram", figure
 
 
 def _title(rows: pd.DataFrame) -> str:
@@ -221,18 +223,3 @@ def _legend(figure, axis) -> None:
         list(entries.values()), list(entries), loc="outside lower center", ncols=len(entries),
         fontsize=8, frameon=False,
     )
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and files of the table given."""
-    table = read(paths[0])
-    return findings(table), draw(table, folder)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("bigram_exponents", __doc__, [BIGRAM], make, argv)
-
-
-if __name__ == "__main__":
-    main()

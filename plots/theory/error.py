@@ -1,6 +1,6 @@
 """Distance between networks and theory against width, on log axes (Dinan et al., Part I).
 
-    python -m plots.theory.error [kernels.csv] [--out FOLDER]
+    python -m plots theory/error [kernels.csv]
 
 Left: the forward kernel of every block. Right: the contribution of every group to the network's
 tangent kernel. Points are |measured / predicted - 1| of mean diagonals with the standard errors of
@@ -12,19 +12,25 @@ gradient of the head's bias) are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from plots import style
+from plots.findings import Line
 from plots.theory import tables as theory_tables
 from plots.theory.tables import GROUPS, KERNELS, STEMS, short, widths
 
-FIGURE = "theory_error"
+TABLES = (KERNELS,)
 MARKERS = "os^DvP*Xhd"
 FLOOR = 3e-4  # below it there is only noise
+
+
+def read(paths: Sequence[Path]) -> pd.DataFrame:
+    """The table of kernels, if it has what the figure needs."""
+    return theory_tables.read_kernels(paths, "G", "theta")
 
 
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
@@ -56,14 +62,14 @@ def curves(
     return forward, tangent
 
 
-def findings(table: pd.DataFrame) -> str:
+def findings(table: pd.DataFrame) -> list[Line]:
     """Each distance in per cent by width, and the power of the width with which it falls."""
     lines = []
     for stem in theory_tables.stems(table):
         for kind, found in zip(("G", "tangent"), curves(table, stem)):
             for name, curve in found.items():
                 lines.append(f"{stem:<9} {kind:<8} {name:<10} {_law(curve)}")
-    return "\n".join(lines)
+    return lines
 
 
 def _law(curve: pd.DataFrame) -> str:
@@ -100,8 +106,8 @@ def decay(curve: pd.DataFrame) -> tuple[float, float] | None:
     return float(powers[best]), float(inside[-1] - inside[0]) / sides
 
 
-def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """PNG and PDF, a row per stem."""
+def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
+    """A row per stem."""
     stems = theory_tables.stems(table)
     figure, axes = style.subplots(len(stems), 2, (4.2, 2.8))
     for row, stem in zip(axes, stems):
@@ -112,7 +118,7 @@ def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
         row[0].set_ylabel("|measured / theory - 1|")
     for axis in axes[-1]:
         axis.set_xlabel("width n")
-    return style.save(figure, folder, FIGURE)
+    yield "error", figure
 
 
 def _panel(axis, found: dict[str, pd.DataFrame]) -> None:
@@ -148,19 +154,3 @@ def _line(axis, name: str, curve: pd.DataFrame, color, marker: str) -> None:
             marker=marker, ms=4, mfc=color if clear else "white", elinewidth=0.6,
         )
     axis.plot([], [], color=color, marker=marker, ms=4, lw=0.8, label=name)
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and files of the table given."""
-    table = theory_tables.read_kernels(paths[0])
-    theory_tables.need(table, paths[0], "G", "theta")
-    return findings(table), draw(table, folder)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("theory_error", __doc__, [KERNELS], make, argv)
-
-
-if __name__ == "__main__":
-    main()

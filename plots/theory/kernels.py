@@ -1,26 +1,32 @@
 """Kernels against depth: theory as lines, random networks as points (Dinan et al., Part I).
 
-    python -m plots.theory.kernels [kernels.csv] [--out FOLDER]
+    python -m plots theory/kernels [kernels.csv]
 
 Upper row: the mean diagonal of the forward kernel G; lower row: that of the neural tangent kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from plots import style
+from plots.findings import Line
 from plots.theory import tables as theory_tables
 from plots.theory.tables import KERNELS, STEMS, blocks, short, widths
 
-FIGURE = "theory_kernels"
+TABLES = (KERNELS,)
 ROWS = (
     ("G", "", r"forward kernel $G^{(\ell)}$"),
     ("theta", "total", r"tangent kernel $\Theta^{(\ell)}$"),
 )
+
+
+def read(paths: Sequence[Path]) -> pd.DataFrame:
+    """The table of kernels, if it has what the figure needs."""
+    return theory_tables.read_kernels(paths, "G", "theta")
 
 
 def diagonal(table: pd.DataFrame, stem: str, quantity: str, part: str) -> pd.DataFrame:
@@ -29,7 +35,7 @@ def diagonal(table: pd.DataFrame, stem: str, quantity: str, part: str) -> pd.Dat
     return table[found & (table["entry"] == "diagonal")]
 
 
-def findings(table: pd.DataFrame) -> str:
+def findings(table: pd.DataFrame) -> list[Line]:
     """Per stem and quantity, the largest distance from theory over the blocks, by width."""
     lines = []
     for stem in theory_tables.stems(table):
@@ -38,11 +44,11 @@ def findings(table: pd.DataFrame) -> str:
             off = (rows["measured"] / rows["predicted"] - 1).abs().groupby(rows["width"]).max()
             shown = ", ".join(f"n = {width:g}: {100 * value:.2f} %" for width, value in off.items())
             lines.append(f"{stem:<9} {quantity:<6} largest distance over the blocks: {shown}")
-    return "\n".join(lines)
+    return lines
 
 
-def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """PNG and PDF, a column per stem."""
+def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
+    """A column per stem."""
     stems = theory_tables.stems(table)
     figure, axes = style.subplots(len(ROWS), len(stems), (3.6, 2.5))
     colors = style.width_colors(widths(table))
@@ -57,7 +63,7 @@ def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
         for width, color in colors.items()
     ]
     style.legend(figure, entries)
-    return style.save(figure, folder, FIGURE)
+    yield "kernels", figure
 
 
 def _panel(axis, rows: pd.DataFrame, colors: dict) -> None:
@@ -74,19 +80,3 @@ def _panel(axis, rows: pd.DataFrame, colors: dict) -> None:
         )
     axis.set_xticks(range(len(names)), [short(name) for name in names], fontsize=8)
     axis.set_ylim(bottom=0)
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and files of the table given."""
-    table = theory_tables.read_kernels(paths[0])
-    theory_tables.need(table, paths[0], "G", "theta")
-    return findings(table), draw(table, folder)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("theory_kernels", __doc__, [KERNELS], make, argv)
-
-
-if __name__ == "__main__":
-    main()

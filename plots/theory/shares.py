@@ -1,22 +1,28 @@
 """Each group's share of the network's tangent kernel (Dinan et al., Part I, section 3).
 
-    python -m plots.theory.shares [kernels.csv] [--out FOLDER]
+    python -m plots theory/shares [kernels.csv]
 
 Bars: theory; points: networks of the largest width, with standard errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from plots import style
+from plots.findings import Line
 from plots.theory import tables as theory_tables
 from plots.theory.tables import GROUPS, KERNELS, STEMS, widths
 
-FIGURE = "theory_shares"
+TABLES = (KERNELS,)
+
+
+def read(paths: Sequence[Path]) -> pd.DataFrame:
+    """The table of kernels, if it has what the figure needs."""
+    return theory_tables.read_kernels(paths, "theta")
 
 
 def shares(table: pd.DataFrame, stem: str) -> pd.DataFrame:
@@ -37,7 +43,7 @@ def shares(table: pd.DataFrame, stem: str) -> pd.DataFrame:
     })
 
 
-def findings(table: pd.DataFrame) -> str:
+def findings(table: pd.DataFrame) -> list[Line]:
     """Shares in words."""
     lines = []
     for stem in theory_tables.stems(table):
@@ -46,11 +52,11 @@ def findings(table: pd.DataFrame) -> str:
                 f"{stem:<9} {group:<17} {100 * row['predicted']:6.2f} % predicted, "
                 f"{100 * row['measured']:6.2f} ± {100 * row['error']:.2f} % measured"
             )
-    return "\n".join(lines)
+    return lines
 
 
-def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
-    """PNG and PDF, a panel per stem."""
+def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
+    """A panel per stem."""
     import seaborn as sns
 
     stems = theory_tables.stems(table)
@@ -72,20 +78,4 @@ def draw(table: pd.DataFrame, folder: Path) -> list[Path]:
         ("networks", {"color": "black", "marker": "o", "ms": 3, "ls": ""}),
     ]
     style.legend(figure, entries)
-    return style.save(figure, folder, FIGURE)
-
-
-def make(paths: list[Path], folder: Path) -> tuple[str, list[Path]]:
-    """Findings and files of the table given."""
-    table = theory_tables.read_kernels(paths[0])
-    theory_tables.need(table, paths[0], "theta")
-    return findings(table), draw(table, folder)
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command."""
-    style.command("theory_shares", __doc__, [KERNELS], make, argv)
-
-
-if __name__ == "__main__":
-    main()
+    yield "shares", figure

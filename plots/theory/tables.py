@@ -7,6 +7,7 @@ extrapolation to infinite width. bigram: one row per fitted exponent.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,8 @@ import pandas as pd
 from plots import tables
 from plots.tables import TableError
 
-KERNELS, BIGRAM = "effective_theory_kernels", "effective_theory_bigram"
+KERNELS, BIGRAM = "theory/kernels", "theory/bigram"
+MAKER = "effective_theory.run"
 KERNEL_COLUMNS = (
     "stem", "width", "heads", "networks", "quantity", "block", "part", "entry",
     "predicted", "predicted_error", "measured", "error",
@@ -40,20 +42,26 @@ GROUPS = {
 STEMS = {"vision": "vision", "language": "language, tied head"}
 
 
-def read_kernels(path: Path) -> pd.DataFrame:
-    """The table of kernels; TableError if it is missing, lacks a column or has a bad number."""
-    table = _texts(_read(path, KERNEL_COLUMNS), "part", "block")
-    return tables.only(tables.numbers(table, path, _NUMBERS), path, "stem", STEMS)
+def read_kernels(paths: Sequence[Path], *quantities: str) -> pd.DataFrame:
+    """The table of kernels; TableError if it is missing, lacks a column or has a bad number, or
+    has not these quantities of every stem, up to the head, at a finite width."""
+    tables.expect(paths, "kernels.csv")
+    path = paths[0]
+    table = _texts(tables.read(path, KERNEL_COLUMNS, "kernels.csv", MAKER), "part", "block")
+    table = tables.only(tables.numbers(table, path, _NUMBERS), path, "stem", STEMS)
+    _need(table, path, quantities)
+    return table
 
 
-def read_bigram(path: Path) -> pd.DataFrame:
+def read_bigram(paths: Sequence[Path]) -> pd.DataFrame:
     """The table of exponents; TableError as above."""
-    table = _texts(_read(path, BIGRAM_COLUMNS), "note")
+    tables.expect(paths, "bigram.csv")
+    path = paths[0]
+    table = _texts(tables.read(path, BIGRAM_COLUMNS, "bigram.csv", MAKER), "note")
     return tables.numbers(table, path, ("step", "predicted", "measured", "error", "moved"))
 
 
-def need(table: pd.DataFrame, path: Path, *quantities: str) -> None:
-    """TableError unless every stem has these quantities, up to the head, at a finite width."""
+def _need(table: pd.DataFrame, path: Path, quantities: Sequence[str]) -> None:
     finite = table[table["width"].map(math.isfinite) & (table["block"] == "head")]
     for stem in stems(table):
         for quantity in quantities:
@@ -97,13 +105,3 @@ def short(block: str) -> str:
 def _texts(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
     """Empty cells of these columns as empty words."""
     return table.assign(**{key: table[key].astype(object).fillna("") for key in columns})
-
-
-def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
-    if path.parent == tables.DATA and not path.exists():
-        raise TableError(f"{path}: no such table; `python -m effective_theory.run --ship` makes it")
-    try:
-        # "none" and "" are values here, not missing numbers
-        return tables.read(path, columns)
-    except TableError as error:
-        raise TableError(str(error).replace("run the sweep", "run effective_theory.run")) from None

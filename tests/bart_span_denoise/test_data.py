@@ -20,9 +20,9 @@ from bart_span_denoise import bpe, corpora, data, fairseq_library
 from bart_span_denoise.bpe import BOS, EOS, FILES, PAD, Bpe
 from bart_span_denoise.config import Config
 from bart_span_denoise.noise import full_stop_sentence_ends
-from training import documents
 from training.errors import UserError
 from training.sampling import Place
+from training.text import in_validation, split_sentences
 
 ROOT = Path(data.__file__).parents[1]
 SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
@@ -42,7 +42,7 @@ DOCUMENTS = write_documents(60)
 
 
 def of_split(split, texts=DOCUMENTS):
-    return [t for t in texts if documents.in_validation(t, 0.3) == (split == "validation")]
+    return [t for t in texts if in_validation(t, 0.3) == (split == "validation")]
 
 
 def config(tmp_path, positions="paper", seed=0, noise=None, **settings):
@@ -178,7 +178,7 @@ def test_sentences_tokenise_as_running_text(corpus):
     document = lines[: next(i for i, line in enumerate(lines) if len(line) == 1)]
     ids = [line[:-1] for line in document]
     assert np.concatenate(ids).tolist() == corpus.bpe.encode(text).tolist()
-    assert [corpus.bpe.decode(line).strip() for line in ids] == [*documents.split_sentences(text)]
+    assert [corpus.bpe.decode(line).strip() for line in ids] == [*split_sentences(text)]
     assert len(ids) > 1
 
 
@@ -490,7 +490,7 @@ def binarised(tmp_path_factory, gpt2):
     root = tmp_path_factory.mktemp("binarised")
     for name in ("sentences", "documents"):
         (root / name).mkdir()
-    write_encoded(root / "sentences", gpt2, documents.split_sentences)
+    write_encoded(root / "sentences", gpt2, split_sentences)
     write_encoded(root / "documents", gpt2, lambda document: [document])
     runs = []
     for name, more in {
@@ -541,7 +541,7 @@ def test_binarised_corpora_are_packed_like_text(tmp_path, binarised, gpt2):
     assert corpus.train.noise.word_starts.tolist() == loaded.word_starts.tolist()
     assert corpus.bpe.mask == SIZE - 1
     text = corpus.bpe.decode(np.concatenate([t[1:-1] for t, _ in clean(corpus, "train")]))
-    assert text == "".join("".join(documents.split_sentences(d)) for d in of_split("train"))
+    assert text == "".join("".join(split_sentences(d)) for d in of_split("train"))
 
 
 def test_documents_in_lines_are_cut_into_sentences(tmp_path, binarised, gpt2):
@@ -551,7 +551,7 @@ def test_documents_in_lines_are_cut_into_sentences(tmp_path, binarised, gpt2):
     starts, found = corpus.train.noise.word_starts, []
     for tokens, ends in clean(corpus, "train"):
         found += [corpus.bpe.decode(s).strip() for s in np.split(tokens[1:-1], ends[:-1] - 1)]
-    sentences = [s for d in of_split("train") for s in documents.split_sentences(d)]
+    sentences = [s for d in of_split("train") for s in split_sentences(d)]
     assert "".join(found).replace(" ", "") == "".join(sentences).replace(" ", "")
     short = [s for s in sentences if len(corpus.bpe.encode(f" {s}")) <= LIMIT - 1]
     missing = Counter(short) - Counter(found)

@@ -115,8 +115,8 @@ def test_several_nodes_need_a_rank_and_an_address(launcher):
 
 def test_the_sweeps_are_launched_and_drawn(launcher):
     lines = launcher("sweeps").stdout.splitlines()
-    assert [line.split()[2] for line in lines] == [
-        "sweeps.sweep", "sweeps.sweep", "plots.dinan.bart_rates", "plots.dinan.bart_strategies"
+    assert [" ".join(line.split()[2:4]) for line in lines] == [
+        "sweeps run", "sweeps run", "plots dinan/bart_rates", "plots dinan/bart_strategies"
     ]
     assert "one_node_8gpu.yaml" in lines[0] and "one_node_8gpu_fsdp.yaml" in lines[1]
     assert "figure_5/metrics.csv" in lines[3]

@@ -19,9 +19,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from nanolm_c4 import data
-from training import documents, files
+from training import files
 from training.errors import UserError
 from training.sampling import BatchIds
+from training.text import embedded_file, in_validation, read_embedded, split_sentences
 
 ROOT = Path(data.__file__).parents[1]
 SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
@@ -113,7 +114,7 @@ def stored_documents(corpus, split):
 
 def of_split(texts, split, fraction=0.3):
     wanted = split == "validation"
-    return [text for text in texts if documents.in_validation(text, fraction) == wanted]
+    return [text for text in texts if in_validation(text, fraction) == wanted]
 
 
 def error_line(action):
@@ -143,7 +144,7 @@ def embedded(tmp_path_factory):
 
 
 def chapters():
-    return documents.read_embedded(documents.embedded_file())
+    return read_embedded(embedded_file())
 
 
 def test_embedded_corpus_has_every_chapter_in_order():
@@ -197,8 +198,8 @@ def test_foreign_package_content_is_refused(tmp_path):
     file = tmp_path / "plain_text_readers_bible.py"
     for content in ("bible = 3\n", "bible = (\n", "bible = Bible(1, text, {}, {})\n"):
         file.write_text(content)
-        documents.read_embedded.cache_clear()
-        assert str(file) in error_line(lambda: documents.read_embedded(file))
+        read_embedded.cache_clear()
+        assert str(file) in error_line(lambda: read_embedded(file))
 
 
 def test_embedded_takes_no_path(tmp_path):
@@ -217,13 +218,13 @@ def test_split_is_by_document_and_complete(corpus):
 
 def test_split_is_frozen():
     """A document must never change sides: results on the validation split are compared."""
-    chosen = [i for i in range(40) if documents.in_validation(f"document {i}", 0.2)]
+    chosen = [i for i in range(40) if in_validation(f"document {i}", 0.2)]
     assert chosen == FROZEN_VALIDATION
 
 
 def test_split_share_and_nesting():
-    small = {i for i in range(4000) if documents.in_validation(str(i), 0.05)}
-    large = {i for i in range(4000) if documents.in_validation(str(i), 0.2)}
+    small = {i for i in range(4000) if in_validation(str(i), 0.05)}
+    large = {i for i in range(4000) if in_validation(str(i), 0.2)}
     assert 150 < len(small) < 250
     assert small < large
 
@@ -437,7 +438,7 @@ def test_c4_folder_without_its_files(tmp_path, t5):
 
 def test_sentences_lose_nothing_but_spaces():
     text = 'One. Two! "Three?" he said.\nFour\n\n' + "long " * 900 + "x" * 2500 + " end"
-    sentences = list(documents.split_sentences(text, data.SENTENCE_CHARACTERS))
+    sentences = list(split_sentences(text, data.SENTENCE_CHARACTERS))
     assert "".join("".join(sentences).split()) == "".join(text.split())
     assert sentences[:5] == ["One.", "Two!", '"Three?"', "he said.", "Four"]
     assert max(map(len, sentences)) <= data.SENTENCE_CHARACTERS

@@ -65,12 +65,13 @@ def tokens(rows=3, seed=2, words=V, length=T):
 def listing(weights, ids, *, N, H, L, alphas, beta0, gamma0, adam):
     """App. B's language model in numpy, with the multipliers of section 2.1 and Table 2.
 
-    Signs and roots as in the listing, which is for alpha_depth = 1. Flax's Dense is x @ W, torch
+    Signs and roots as in the listing, which is for alpha_depth = 1; beta0 keeps its power there, so
+    that alpha_depth changes nothing at L = 1. Flax's Dense is x @ W, torch
     keeps W transposed.
     """
     alpha_attention, alpha_depth = alphas
     n, c = N * H, 1.5 - alpha_attention
-    first = np.sqrt(n) * L ** (1 - alpha_depth) if adam else (L / beta0) ** (0.5 - alpha_depth)
+    first = np.sqrt(n) * L ** (1 - alpha_depth) if adam else beta0**0.5 * L ** (0.5 - alpha_depth)
 
     def norm(x):
         centred = x - x.mean(-1, keepdims=True)
@@ -199,7 +200,7 @@ def test_the_plan_has_the_papers_numbers(N, H, L, alphas, optimizer):
     )
     plan = train.build_plan(config, train.build_model(config, V))
     if optimizer == "sgd":
-        rate, first = n * L ** (2 * alpha_depth - 1) / 16, (L / 4) ** (0.5 - alpha_depth)
+        rate, first = n * L ** (2 * alpha_depth - 1) / 16, 2 * L ** (0.5 - alpha_depth)
     else:
         rate, first = L ** (alpha_depth - 1) / n**0.5, n**0.5 * L ** (1 - alpha_depth)
     last, dense = (0.0, 4 * first / n), (1.0, n**-0.5)
@@ -274,9 +275,8 @@ def test_a_step_changes_residual_stream_and_logits_alike_at_every_size(alphas, o
     assert all((np.abs(slope) < TOLERANCE).all() for slope in slopes.values()), slopes
 
 
-def test_the_coordinate_checks_command_scans_the_heads(tmp_path, monkeypatch, capsys):
+def test_the_coordinate_checks_command_scans_the_heads(tmp_path, capsys):
     """Two steps: the first moves the readout alone, which starts at zero."""
-    monkeypatch.setattr(coordinate_check, "_draw", lambda folder: None)
     texts = tmp_path / "texts"
     texts.mkdir()
     random = np.random.default_rng(0)

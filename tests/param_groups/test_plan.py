@@ -170,6 +170,9 @@ def test_a_row_is_found_by_any_name_of_its_tensor():
 
 
 BAD_NUMBERS = [
+    ({"lr": "1e-3"}, "lr must be finite and not negative, got '1e-3'"),
+    ({"lr": 10**400}, "lr must be finite"),
+    ({"prescription": "mup"}, "one of Everett, Dinan, Bordelon; got 'mup'"),
     ({"lr": -0.1}, "lr must be finite and not negative, got -0.1"),
     ({"lr": math.nan}, "lr must be finite and not negative, got nan"),
     ({"lr": math.inf}, "lr must be finite"),
@@ -200,7 +203,7 @@ def test_a_learning_rate_of_zero_is_allowed():
 def test_groups_carry_real_numbers_and_the_names_of_their_tensors():
     model = Decoder()
     result = decoder_plan(mup(eps_per_layer=True), model, weight_decay=0.01)
-    groups = result.groups(model)
+    groups = result.groups(model, check=False)
     assert [(group["name"], len(group["params"])) for group in groups] == [
         ("token_embedding+position_embedding+norm_scale+readout", 5),
         ("query+mlp_in+mlp_out", 6),
@@ -225,7 +228,7 @@ def test_at_the_base_width_the_model_is_one_group(name, optimizer, mode):
     prescription = Everett(name, WIDTH, WIDTH, optimizer=optimizer, eps_per_layer=True)
     model = Decoder()
     settings = {"lr": 0.3, "eps": 1e-9, "weight_decay": 0.1, "decay_mode": mode}
-    (group,) = decoder_plan(prescription, model, **settings).groups(model)
+    (group,) = decoder_plan(prescription, model, **settings).groups(model, check=False)
     assert (group["lr"], group["eps"]) == (0.3, 1e-9)
     assert sorted(group["param_names"]) == sorted(names_of(model))
 
@@ -233,7 +236,7 @@ def test_at_the_base_width_the_model_is_one_group(name, optimizer, mode):
 @pytest.mark.parametrize("base", [4, 6, 8, 16])
 def test_every_trainable_tensor_is_in_exactly_one_group(base):
     model = Decoder()
-    groups = decoder_plan(mup(base=base, eps_per_layer=True), model).groups(model)
+    groups = decoder_plan(mup(base=base, eps_per_layer=True), model).groups(model, check=False)
     given = [id(p) for group in groups for p in group["params"]]
     assert sorted(given) == sorted(id(p) for p in model.parameters())
 
@@ -242,14 +245,14 @@ def test_frozen_tensors_are_planned_but_not_trained():
     model = Decoder()
     result = decoder_plan(model=model)
     model.blocks[0].query.weight.requires_grad_(False)
-    given = [name for group in result.groups(model) for name in group["param_names"]]
+    given = [name for group in result.groups(model, check=False) for name in group["param_names"]]
     assert sorted(given) == sorted(set(names_of(model)) - {"blocks.0.query.weight"})
 
 
 def test_a_tied_tensor_is_trained_once():
     model = Decoder()
     model.readout.weight = model.tokens.weight
-    (group,) = plan(model, RULES[:-1], Fixed(), lr=0.1).groups(model)
+    (group,) = plan(model, RULES[:-1], Fixed(), lr=0.1).groups(model, check=False)
     assert group["param_names"] == names_of(model)
     assert len(group["params"]) == len({id(p) for p in group["params"]})
 
@@ -257,7 +260,7 @@ def test_a_tied_tensor_is_trained_once():
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Adam])
 def test_torch_takes_the_groups_as_they_are(optimizer):
     model = Decoder()
-    built = optimizer(decoder_plan(model=model).groups(model))
+    built = optimizer(decoder_plan(model=model).groups(model, check=False))
     assert [group["lr"] for group in built.param_groups] == pytest.approx([0.1 / ROOT, 0.05])
 
 
@@ -339,7 +342,7 @@ def test_adamw_shrinks_the_tensors_by_exactly_that(mode):
     model = Head().double()
     result = head_plan(mode, model)
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
-    optimizer = torch.optim.AdamW(result.groups(model))
+    optimizer = torch.optim.AdamW(result.groups(model, check=False))
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     for _ in range(10):

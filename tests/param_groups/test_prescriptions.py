@@ -33,6 +33,7 @@ TABLE = {
     tuple(line.split()[:2]): [float(Fraction(cell)) for cell in line.split()[2:]]
     for line in PAPER.strip().splitlines()
 }
+TABLE |= {(name, "readout bias"): [0.0] * 9 for name in NAMES}  # no layer of size n follows it
 COLUMN = {
     (family, kind): 3 + 3 * ("full", "none").index(kind) + index
     for kind in ("full", "none")
@@ -56,9 +57,10 @@ BLOCK = (
     Role.MLP_OUT,
 )
 TYPES = {
-    **dict.fromkeys((*EMBEDDINGS, Role.PATCH_EMBEDDING, *VECTORS), "embedding"),
+    **dict.fromkeys((*EMBEDDINGS, Role.PATCH_EMBEDDING, *VECTORS[:3]), "embedding"),
     **dict.fromkeys(BLOCK, "hidden"),
     Role.READOUT: "readout",
+    Role.READOUT_BIAS: "readout bias",
 }
 WIDTHS = [(256, 128), (192, 128), (64, 128), (128, 128)]  # n/b = 2, 1.5, 0.5, 1
 PATCH, VOCABULARY, CLASSES = 48, 1000, 1000
@@ -188,7 +190,7 @@ def test_everett_gammas_multiply_the_rates_of_their_layer_type():
     tuned = everything(
         Everett("mup", 192, 128, gamma_embedding=3.0, gamma_hidden=0.5, gamma_readout=7.0)
     )
-    gamma = {"embedding": 3.0, "hidden": 0.5, "readout": 7.0}
+    gamma = {"embedding": 3.0, "hidden": 0.5, "readout": 7.0, "readout bias": 3.0}
     for role, layer in TYPES.items():
         assert tuned[role].lr == pytest.approx(gamma[layer] * plain[role].lr, rel=1e-14)
         assert tuned[role].init_std == plain[role].init_std
@@ -228,6 +230,7 @@ def test_everett_takes_any_alignment(name):
     alignment = Alignment(alpha=1, omega="1/2", u=1, omega_readout=1)
     got = everything(Everett(name, 192, 128, alignment=alignment))
     powers = dict(zip(("embedding", "hidden", "readout"), TENSOR_PROGRAMS_ADAM[name], strict=True))
+    powers["readout bias"] = "0"
     for role, layer in TYPES.items():
         assert got[role].lr == pytest.approx(1.5 ** float(Fraction(powers[layer])), rel=1e-14)
 
@@ -242,6 +245,8 @@ EVERETT_ERRORS = [
     ({"optimizer": "adamw"}, "unknown optimizer 'adamw'.*'adam'"),
     ({"alignment": "ful"}, "unknown alignment 'ful'.*'full'.*global"),
     ({"width": 0}, "width must be positive and finite, got 0"),
+    ({"width": "192"}, "width must be positive and finite, got '192'"),
+    ({"width": 10**400}, "width must be positive and finite"),
     ({"base_width": -128}, "base_width must be positive"),
     ({"gamma_hidden": math.nan}, "gamma_hidden must be positive and finite, got nan"),
     ({"gamma_readout": 0.0}, "gamma_readout must be positive"),
@@ -256,6 +261,12 @@ EVERETT_ERRORS = [
 def test_everett_refuses_what_it_cannot_use(changes, message):
     with pytest.raises(PlanError, match=message):
         Everett(**{"parameterization": "mup", "width": 192, "base_width": 128, **changes})
+
+
+@pytest.mark.parametrize("head_dim", [0, -4, "64"])
+def test_a_head_dimension_that_is_none_is_an_error(head_dim):
+    with pytest.raises(PlanError, match="head_dim must be positive"):
+        Everett("mup", 192, 128).attention_scale(head_dim)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -486,13 +497,13 @@ def test_bordelon_has_one_rate_for_all_tensors(N, H, L, optimizer, alpha_depth):
 @pytest.mark.parametrize("alpha_depth", ALPHAS)
 @pytest.mark.parametrize(("N", "H", "L"), SIZES)
 def test_bordelon_first_layer_and_readout(N, H, L, alpha_depth, optimizer):
-    """Multiplier (L/beta)^(1/2 - alpha) or sqrt(n) L^(1 - alpha); its product with the std is 1."""
+    """Multiplier beta^(1/2) L^(1/2 - alpha) or sqrt(n) L^(1 - alpha); times the std it is 1."""
     beta, gamma, n = 4.0, 0.25, N * H
     prescription = Bordelon(
         N, H, L, optimizer=optimizer, alpha_depth=alpha_depth, beta0=beta, gamma0=gamma
     )
     first = {
-        "sgd": (L / beta) ** (0.5 - alpha_depth),
+        "sgd": beta**0.5 * L ** (0.5 - alpha_depth),
         "adam": math.sqrt(n) * L ** (1 - alpha_depth),
     }[optimizer]
     got = bordelon(prescription)
@@ -514,6 +525,23 @@ def test_bordelon_first_layer_is_that_of_the_papers_listing(optimizer, expected)
     """At alpha = 1, depth 8 and n = 256: (L/beta)^(-1/2) for SGD, sqrt(n) for Adam."""
     prescription = Bordelon(16, 16, 8, optimizer=optimizer, beta0=4.0)
     assert prescription(Role.TOKEN_EMBEDDING, 1, 256).multiplier == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_bordelon_exponent_of_the_depth_changes_nothing_at_depth_one(optimizer):
+    """A single branch is multiplied by beta0, whatever its exponent; so are all other numbers."""
+    first, *others = (
+        {
+            role: (row.init_std, row.multiplier, row.lr)
+            for role, row in bordelon(
+                Bordelon(8, 4, 1, optimizer=optimizer, alpha_depth=alpha, beta0=4.0, gamma0=0.3)
+            ).items()
+        }
+        for alpha in ALPHAS
+    )
+    for other in others:
+        for role, numbers in first.items():
+            assert other[role] == pytest.approx(numbers, rel=1e-14), role
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)

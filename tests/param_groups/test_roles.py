@@ -98,16 +98,19 @@ ERRORS = {
         ["'up' -> mlp_in", "no tensor"],
     ),
     "the case of a name": (Mlp, (*MLP_RULES, Rule("UP.weight", Role.MLP_IN)), ["'UP.weight'"]),
-    "a DDP wrapper": (
-        lambda: nn.ModuleDict({"module": Mlp()}),
+    "a wrapper": (
+        lambda: nn.DataParallel(Mlp()),
         (Rule("*", Role.MLP_IN),),
-        ["'module.up.weight'", "DDP", "unwrapped"],
+        ["DataParallel", "unwrapped"],
     ),
     "torch.compile": (
         lambda: torch.compile(Mlp()),
         (Rule("*", Role.MLP_IN),),
-        ["'_orig_mod.up.weight'", "torch.compile", "uncompiled"],
+        ["torch.compile", "uncompiled"],
     ),
+    "no model": (lambda: "gpt2", MLP_RULES, ["nn.Module, got str"]),
+    "rules that are a text": (Mlp, "up.weight", ["list of Rule", "'up.weight'"]),
+    "a pair in place of a rule": (Mlp, [("up.weight", "mlp_in")], ["list of Rule"]),
     "no tensors": (lambda: nn.LayerNorm(4, elementwise_affine=False), (), ["no parameters"]),
     "a tied tensor named twice": (
         Tied,
@@ -139,14 +142,28 @@ def test_two_rules_that_agree_are_no_conflict():
 
 
 def test_a_submodule_called_module_is_no_wrapper():
-    """Only a model whose every tensor lies under the prefix is taken for a wrapped one."""
-    model = nn.ModuleDict({"module": Mlp(), "readout": nn.Linear(4, 3, bias=False)})
-    rules = (
-        Rule("module.up.weight", Role.MLP_IN),
-        Rule("module.down.weight", Role.MLP_OUT),
-        Rule("readout.weight", Role.READOUT),
-    )
-    assert len(assign(model, rules)) == 3
+    rules = [Rule(f"module.{rule.pattern}", rule.role) for rule in MLP_RULES]
+    assert len(assign(nn.ModuleDict({"module": Mlp()}), rules)) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("up.weight", "mlp"), "unknown role 'mlp'; did you mean 'mlp_in'"),
+        (("up.weight", "token_embeding"), "did you mean 'token_embedding'"),
+        (("up.weight", None), "unknown role None"),
+        (("up.weight", Role.MLP_IN, "transposd"), "unknown layout 'transposd'.*'transposed'"),
+        ((7, Role.MLP_IN), "pattern is a text.*got 7"),
+    ],
+)
+def test_a_misspelt_rule_is_an_error_at_once(arguments, message):
+    with pytest.raises(PlanError, match=message):
+        Rule(*arguments)
+
+
+def test_a_role_and_a_layout_may_be_given_as_text():
+    rule = Rule("up.weight", "mlp_in", "transposed")
+    assert (rule.role, rule.layout) == (Role.MLP_IN, Layout.TRANSPOSED)
 
 
 @pytest.mark.parametrize("name", ["tokens.weight", "readout.weight"])

@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import Dataset
 
 from param_groups import Everett, Role, Rule, plan
-from param_groups.layers import Embedding, LayerNorm, Linear
+from param_groups.layers import Embedding, LayerNorm, Linear, Multiplied
 from training import loop, optimizers, processes, runs, sharding, signals, state
 from training.config import RunConfig, parse_overrides, set_keys, validate
 from training.errors import UserError, one_line_errors
@@ -57,14 +57,14 @@ RUNS = {
 }
 
 
-class Block(nn.Module):
+class Block(Multiplied):
     """Two dense layers, a norm, and one number that scales what they add."""
 
     def __init__(self):
         super().__init__()
         self.norm = LayerNorm(WIDTH)
         self.up, self.down = Linear(WIDTH, 1), Linear(1, WIDTH)
-        self.gain, self.multiplier = nn.Parameter(torch.empty(1)), 1.0
+        self.gain = nn.Parameter(torch.empty(1))
 
     def forward(self, x):
         return x + self.down(torch.tanh(self.up(self.norm(x)))) * (1 + self.gain * self.multiplier)

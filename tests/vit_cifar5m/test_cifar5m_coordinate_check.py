@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from measure import coordinate_check as cc
 from measure import observations
-from measure.coordinate_check import Check
+from measure.coordinates import Check, measure
 from measure.representations import weight_movement
+from measure.slopes import EXCEPTION, GROWS, NOT_FINITE, OK, SHRINKS, fit
 from param_groups import Bordelon, plan
 from training import optimizers
 from vit_cifar5m.config import ModelConfig
@@ -289,8 +289,8 @@ def builder(key, name, **fields):
 
 
 def fitted(key, values, optimizer, **fields):
-    result = cc.measure(builder(key, optimizer, **fields), values, steps=1, seeds=range(4))
-    return {(slope.quantity, slope.name): slope for slope in cc.fit(result)}
+    result = measure(builder(key, optimizer, **fields), values, steps=1, seeds=range(4))
+    return {(slope.quantity, slope.name): slope for slope in fit(result)}
 
 
 KEY = "blocks.0.attention.key"
@@ -313,9 +313,9 @@ def test_the_check_knows_the_updates_of_queries_and_keys(key, optimizer, alpha, 
     update = found["update", f"{KEY}.weight"]
     assert (update.aim, update.predicted) == (pytest.approx(aim), pytest.approx(slope))
     assert update.slope == pytest.approx(slope, abs=TOLERANCE)
-    assert update.verdict == (cc.OK if aim == slope else cc.EXCEPTION)
+    assert update.verdict == (OK if aim == slope else EXCEPTION)
     assert bool(update.note) == (aim != slope)
-    assert not [s for s in found.values() if s.verdict in (cc.GROWS, cc.SHRINKS, cc.NOT_FINITE)]
+    assert not [s for s in found.values() if s.verdict in (GROWS, SHRINKS, NOT_FINITE)]
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
@@ -326,14 +326,14 @@ def test_depths_are_compared_by_the_rms_over_blocks(optimizer, alpha):
         update = found["update", f"blocks.*.{name}.weight"]
         assert update.aim == pytest.approx(alpha - 1)
         assert update.slope == pytest.approx(alpha - 1, abs=TOLERANCE)
-    assert found["change", "blocks.*"].verdict == cc.OK
-    assert not [s for s in found.values() if s.verdict in (cc.GROWS, cc.SHRINKS, cc.NOT_FINITE)]
+    assert found["change", "blocks.*"].verdict == OK
+    assert not [s for s in found.values() if s.verdict in (GROWS, SHRINKS, NOT_FINITE)]
 
 
 def test_points_over_blocks_are_root_mean_squares():
     build = builder("depth", "adam")
     models = {depth: network(Bordelon(**{**SIZES, "depth": depth}))[0] for depth in (1, 2, 3)}
-    points = cc.measure(build, (1, 2, 3), steps=1, seeds=(0,)).points
+    points = measure(build, (1, 2, 3), steps=1, seeds=(0,)).points
     for depth, model in models.items():
         _, seen = forward(model, sample(0)[0])
         (point,) = [p for p in points if (p.quantity, p.name, p.width) ==
@@ -350,7 +350,7 @@ def test_a_depth_whose_rate_is_wrong_is_caught():
             group["lr"] *= depth**0.5 / 2
         return check
 
-    found = cc.fit(cc.measure(build, DEPTHS, steps=1, seeds=range(4)))
-    assert {s.name for s in found if s.verdict == cc.GROWS} >= {"blocks.*"}
+    found = fit(measure(build, DEPTHS, steps=1, seeds=range(4)))
+    assert {s.name for s in found if s.verdict == GROWS} >= {"blocks.*"}
     update = [s for s in found if s.name == "blocks.*.mlp.up.weight"][0]
-    assert (update.verdict, update.aim) == (cc.GROWS, -0.5)
+    assert (update.verdict, update.aim) == (GROWS, -0.5)

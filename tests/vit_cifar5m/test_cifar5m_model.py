@@ -58,12 +58,12 @@ def softmax(x):
 def listing(weights, x, *, adam, dim, heads, depth, scale_exp, alpha_depth, beta, gamma, patch=8):
     """The ViT of App. B with weights as drawn; x channels first; alpha_depth 1 is what it shows.
 
-    Its (L/beta)^(-1/2) and (beta/L) are, for any alpha_depth, (L/beta)^(1/2 - alpha_depth) and
+    Its (L/beta)^(-1/2) and (beta/L) are, for any alpha_depth, beta^(1/2) L^(1/2 - alpha_depth) and
     beta L^(-alpha_depth); Adam's first layers have L^(1 - alpha_depth), and gamma divides the
     output (Table 1 and eq. 5).
     """
     n, grid = heads * dim, 32 // patch
-    first = math.sqrt(n) * depth ** (1 - alpha_depth) if adam else (depth / beta) ** (
+    first = math.sqrt(n) * depth ** (1 - alpha_depth) if adam else beta**0.5 * depth ** (
         0.5 - alpha_depth
     )
 
@@ -138,10 +138,11 @@ def test_every_tensor_has_the_role_it_plays_and_its_papers_numbers():
     }
     rows = plan(model, ROLES, rule, lr=1.0)
     n = 24
-    # Table 1 for SGD at alpha_depth 1/2: first and last layers need no factor of the depth.
-    assert rows["patch_embedding.weight"].multiplier == pytest.approx(192**-0.5)
-    assert rows["position_embedding.weight"].multiplier == 1
-    assert rows["readout.weight"].multiplier == pytest.approx(1 / (0.25 * n))
+    # Table 1 for SGD at alpha_depth 1/2: the first and last layers' factor is beta^(1/2).
+    first = 2.0**0.5
+    assert rows["patch_embedding.weight"].multiplier == pytest.approx(first * 192**-0.5)
+    assert rows["position_embedding.weight"].multiplier == pytest.approx(first)
+    assert rows["readout.weight"].multiplier == pytest.approx(first / (0.25 * n))
     assert rows["blocks.1.attention.key.weight"].init_std == pytest.approx(6**0.5)
     assert rows["blocks.1.attention.key.weight"].multiplier == pytest.approx(4**-0.5 / 6)
     assert rows["blocks.1.mlp.up.weight"].multiplier == pytest.approx(n**-0.5)

@@ -351,12 +351,7 @@ def scan(folder, key, widths, *words):
     return {(slope["quantity"], slope["name"]): slope for slope in found["slopes"]}, found
 
 
-@pytest.fixture
-def no_figure(monkeypatch):
-    monkeypatch.setattr(coordinate_check, "_draw", lambda folder: None)
-
-
-def test_the_coordinate_check_scans_the_depth(tmp_path, no_figure, capsys):
+def test_the_coordinate_check_scans_the_depth(tmp_path, capsys):
     slopes, found = scan(tmp_path, "model.layers", (2, 8, 32))
     kept = ("prescription.beta0", "prescription.gamma0", "optimizer.lr")
     assert [found["set_for_the_check"][key] for key in kept] == [1.0, 1.0, 0.25]
@@ -367,9 +362,7 @@ def test_the_coordinate_check_scans_the_depth(tmp_path, no_figure, capsys):
 
 @pytest.mark.parametrize("key, widths", [("model.head_dim", (16, 32, 64, 128)),
                                          ("model.heads", (8, 16, 32, 64))])
-def test_the_coordinate_check_scans_both_parts_of_the_width(
-    tmp_path, no_figure, capsys, key, widths
-):
+def test_the_coordinate_check_scans_both_parts_of_the_width(tmp_path, capsys, key, widths):
     """Of SGD, whose first step moves q and k less over N by N^(-1/2), an exception it knows."""
     slopes, _ = scan(tmp_path, key, widths)
     exceptions = {name for (_, name), slope in slopes.items()

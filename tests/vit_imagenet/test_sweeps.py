@@ -121,7 +121,8 @@ def test_the_search_launches_its_runs_by_accelerate_and_draws(launcher, tmp_path
     lines = launcher("search").stdout.splitlines()
     assert lines[0].startswith("python -m sweeps run vit_imagenet/sweeps/figure_1_2.yaml")
     assert lines[0].endswith("--num_processes 8 --main_process_port 0")
-    assert [line.split()[2] for line in lines[1:]] == ["plots.dinan.vit_search", "plots.dinan.vit_strategies"]
+    drawn = [line.split()[1:4] for line in lines[1:]]
+    assert drawn == [["-m", "plots", f"dinan/{name}"] for name in ("vit_search", "vit_strategies")]
     slurm = launcher("slurm", "--partition", "gpu").stdout
     assert slurm.startswith("python -m sweeps submit vit_imagenet/sweeps/figure_1_2.yaml --jobs 4")
     assert slurm.rstrip().endswith("--main_process_port 0 --partition gpu")

@@ -279,7 +279,7 @@ def _read_records(file: Path, text_key: str) -> Iterator[str]:
 
     One file at a time keeps the order plain and lets an error name the file.
     """
-    with _quiet_datasets() as datasets, tempfile.TemporaryDirectory() as scratch:
+    with quiet_datasets() as datasets, tempfile.TemporaryDirectory() as scratch:
         records = _guarded(
             lambda: datasets.load_dataset(
                 _format(file),
@@ -295,7 +295,7 @@ def _read_records(file: Path, text_key: str) -> Iterator[str]:
 
 
 @contextmanager
-def _quiet_datasets() -> Iterator[Any]:
+def quiet_datasets() -> Iterator[Any]:
     """The `datasets` module with its log off: what goes wrong becomes one line of ours."""
     import datasets
 

@@ -1,0 +1,372 @@
+"""What the coordinate check measures: how large outputs, their changes and updates are.
+
+A model is trained for a few steps at several widths and seeds. Taken is the RMS of
+
+* init: every module's output at initialisation, on the batch of the first step;
+* change: what the steps add up to, output after t steps minus output at first. The logits have a
+  second row, their change along the gradient of the loss: a softmax over V tokens pushes about one
+  logit of V in a common direction, so the RMS over all of them shows the growth of that one only at
+  widths far beyond V;
+* update: every tensor's change.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from accelerate.utils import send_to_device
+from torch import Tensor, nn
+
+from param_groups import Plan, Role, Row
+from training import optimizers
+from training.errors import UserError
+
+WIDTHS, STEPS, SEEDS = (64, 128, 256, 512), 4, 3
+ALONG = " along the loss gradient"
+
+
+@dataclass
+class Check:
+    """A model at one width, ready to train; what `task(width, seed)` of your own file returns.
+
+    `model` is unwrapped and uncompiled, `plan` its plan, which the check initialises it with.
+    `loss(model, batch)` is the mean loss of a batch. Step t trains on batches[t], again from the
+    first when they run out, and all outputs are compared on batches[0]. `optimizer` holds the
+    model's tensors; by default it is the prescription's, over the plan's groups. `clip_norm` is
+    the largest gradient norm, none by default. `after_init(model)` may change what the plan drew.
+    """
+
+    model: nn.Module
+    plan: Plan
+    batches: Sequence[Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+    optimizer: torch.optim.Optimizer | None = None
+    clip_norm: float | None = None
+    after_init: Callable[[nn.Module], None] | None = None
+
+
+Build = Callable[[int, int], Check]  # (width, seed) -> Check
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """One measured RMS.
+
+    `quantity` is "init", "change" or "update"; `name` is a tensor's for updates, else a module's.
+    `part` is what the module's output is: "embedding", "hidden" or "logits"; "tensor" for updates.
+    """
+
+    quantity: str
+    name: str
+    part: str
+    step: int
+    width: int
+    seed: int
+    rms: float
+
+
+@dataclass
+class Measurement:
+    """All that a check measured, and the plan at every width."""
+
+    points: list[Coordinate] = field(default_factory=list)
+    plans: dict[int, Plan] = field(default_factory=dict)
+    silent: tuple[str, ...] = ()
+    """Modules that own planned tensors and were never called."""
+
+
+def measure(
+    build: Build,
+    widths: Sequence[int] = WIDTHS,
+    *,
+    steps: int = STEPS,
+    seeds: Sequence[int] = tuple(range(SEEDS)),
+    device: torch.device | str = "cpu",
+    progress: Callable[[str], None] | None = None,
+) -> Measurement:
+    """Trains every width and seed; UserError for too few widths and for what cannot be compared.
+
+    `build` returns the Check of a (width, seed). Modules are measured by forward hooks, without
+    dropout: those that own a planned tensor, and the blocks of a ModuleList or Sequential.
+    `progress` is told each run that is done.
+
+    `widths` may be of any size that `build` understands. If it is the depth of a prescription that
+    has one, and nothing else, points are of all blocks together.
+    """
+    check_numbers(widths, steps, seeds)
+    result = Measurement()
+    modules: dict[int, set[str]] = {}
+    for width in sorted(widths):
+        for seed in seeds:
+            check = _checked(build(width, seed))
+            result.plans[width] = check.plan
+            with torch.random.fork_rng():  # dropout, too, is a function of the seed
+                torch.manual_seed(seed)
+                points, result.silent = _measure_one(
+                    check, width, seed, steps, torch.device(device)
+                )
+            result.points += points
+            modules[width] = {point.name for point in points if point.quantity == "init"}
+            if progress is not None:
+                progress(f"width {width} seed {seed}")
+    if scanned(result.plans) == "depth":
+        result.points = _over_blocks(result.points)
+        modules = {depth: set(map(pooled, names)) for depth, names in modules.items()}
+    _refuse_unlike(modules, result.plans)
+    return result
+
+
+def scanned(plans: Mapping[int, Plan]) -> str:
+    """The size in which the plans differ: depth or head_dim where it is that alone, else width."""
+    rules = [plan.prescription for plan in plans.values()]
+    sizes = [key for key in ("head_dim", "heads", "depth") if len({r.get(key) for r in rules}) > 1]
+    return sizes[0] if sizes in (["depth"], ["head_dim"]) else "width"
+
+
+def pooled(name: str) -> str:
+    """A name without its block numbers: blocks.0.mlp.up -> blocks.*.mlp.up."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$|\s)", "*", name)
+
+
+def check_numbers(widths: Sequence[int], steps: int, seeds: Sequence[int]) -> None:
+    """UserError for numbers that no slope can be fitted to."""
+    if len(set(widths)) < 3 or len(set(widths)) < len(widths) or min(widths) < 1:
+        raise UserError(
+            f"widths {' '.join(map(str, widths))}: expected at least 3 different positive ones, "
+            "for example 64 128 256 512"
+        )
+    if steps < 1 or len(seeds) < 1:
+        raise UserError(f"{steps} steps, {len(seeds)} seeds: expected at least 1 of each")
+
+
+def _checked(check: object) -> Check:
+    if not isinstance(check, Check):
+        raise UserError(
+            f"task(width, seed) returned {type(check).__name__}; expected a "
+            "measure.coordinates.Check"
+        )
+    if not len(check.batches):
+        raise UserError("the check has no batches; give Check(batches=[...]) at least one")
+    return check
+
+
+def _over_blocks(points: Sequence[Coordinate]) -> list[Coordinate]:
+    """The RMS over all blocks of what each of them has, so that depths can be compared."""
+    groups: dict[Coordinate, list[float]] = {}
+    for point in points:
+        group = replace(point, name=pooled(point.name), rms=0.0)
+        groups.setdefault(group, []).append(point.rms)
+    return [
+        replace(group, rms=math.sqrt(sum(rms * rms for rms in values) / len(values)))
+        for group, values in groups.items()
+    ]
+
+
+def _refuse_unlike(modules: Mapping[int, set[str]], plans: Mapping[int, Plan]) -> None:
+    """UserError for models that do not differ, or differ in more than their width."""
+    first, *rest = sorted(modules)
+    for width in rest:
+        if odd := sorted(modules[first] ^ modules[width]):
+            raise UserError(
+                f"module {odd[0]!r} is in the model of width {first} or {width} only; widths can "
+                "be compared only between models that are otherwise the same"
+            )
+        if [row.shape for row in plans[first].rows] == [row.shape for row in plans[width].rows]:
+            raise UserError(
+                f"widths {first} and {width} gave models of the same shapes; the width that is "
+                "asked for must be the model's"
+            )
+
+
+# ------------------------------------------------------------------------------------------------
+# One width and seed
+
+
+def _measure_one(
+    check: Check, width: int, seed: int, steps: int, device: torch.device
+) -> tuple[list[Coordinate], tuple[str, ...]]:
+    """The points of one width and seed, and the modules that were never called."""
+    model = check.model.to(device)
+    check.plan.initialise(model, seed)
+    if check.after_init is not None:
+        check.after_init(model)
+    optimizer = check.optimizer or _optimizer(check)
+    batches = [send_to_device(batch, device) for batch in check.batches]
+    parts = watched(model, check.plan)
+    first, gradient = _first_outputs(check, parts, batches[0])
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    points: list[Coordinate] = []
+
+    def keep(quantity: str, name: str, part: str, step: int, rms: float) -> None:
+        points.append(Coordinate(quantity, name, part, step, width, seed, rms))
+
+    for name, output in first.items():
+        keep("init", name, parts[name], 0, _rms(output))
+    for step in range(1, steps + 1):
+        _train_step(check, optimizer, batches[(step - 1) % len(batches)])
+        now = _outputs(check, first, batches[0])
+        for name in first:
+            keep("change", name, parts[name], step, _rms(now[name] - first[name]))
+        for name, direction in gradient.items():
+            along = rms_along(now[name] - first[name], direction)
+            keep("change", name + ALONG, "logits", step, along)
+        for name, parameter in model.named_parameters():
+            keep("update", name, "tensor", step, _rms(parameter.detach() - start[name]))
+    return points, tuple(name for name in parts if name not in first)
+
+
+def _optimizer(check: Check) -> torch.optim.Optimizer:
+    """The update rule of the plan's prescription, Adam where it names none."""
+    name = str(check.plan.prescription.get("optimizer", "adam"))
+    return optimizers.build(name, check.plan.groups(check.model))
+
+
+def _train_step(check: Check, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+    check.model.train()
+    optimizer.zero_grad()
+    check.loss(check.model, batch).backward()
+    if check.clip_norm is not None:
+        nn.utils.clip_grad_norm_(check.model.parameters(), check.clip_norm)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
+    """Module name -> part ("embedding", "hidden", "logits") of all that is measured.
+
+    A word embedding that is also the readout counts as logits under its second name.
+    """
+    parts: dict[str, str] = {}
+    for row in plan.rows:
+        for name in (row.name, *row.tied_to):
+            module = name.rpartition(".")[0]
+            # Not the whole model, whose output is the loss or the logits again. Of a layer's
+            # tensors a bias says less than the matrix.
+            if module and parts.get(module) not in ("logits", "embedding"):
+                parts[module] = _part(row, name)
+    for name, module in model.named_modules():
+        parent = model.get_submodule(name.rpartition(".")[0])
+        block = isinstance(parent, (nn.ModuleList, nn.Sequential)) and module is not model
+        if block and name not in parts and any(True for _ in module.parameters()):
+            parts[name] = "hidden"
+    return {name: parts[name] for name, _ in model.named_modules() if name in parts}
+
+
+def _part(row: Row, name: str) -> str:
+    """What a module's output is, judged by one of its tensors."""
+    role = Role(row.role)
+    if role is Role.READOUT or (role is Role.TOKEN_EMBEDDING and name != row.name):
+        return "logits"
+    tables = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
+    return "embedding" if role in tables else "hidden"
+
+
+# ------------------------------------------------------------------------------------------------
+# Outputs
+
+
+@contextmanager
+def recording(
+    model: nn.Module, names: Sequence[str], keep: Callable[[Tensor], Tensor]
+) -> Iterator[dict[str, list[Tensor]]]:
+    """Collects the outputs of the named modules while it is open, one entry per call."""
+    outputs: dict[str, list[Tensor]] = {}
+
+    def hook(name: str) -> Callable[..., None]:
+        def record(module: nn.Module, args: Any, output: Any) -> None:
+            tensor = _first_tensor(output)
+            if tensor is not None:
+                outputs.setdefault(name, []).append(keep(tensor))
+
+        return record
+
+    handles = [model.get_submodule(name).register_forward_hook(hook(name)) for name in names]
+    try:
+        yield outputs
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _first_tensor(output: Any) -> Tensor | None:
+    """The first tensor of real numbers in a module's output, which may be nested."""
+    if isinstance(output, Tensor):
+        return output if output.is_floating_point() else None
+    values = output.values() if isinstance(output, Mapping) else output
+    if not isinstance(output, (Mapping, list, tuple)):
+        return None
+    return next((t for t in map(_first_tensor, values) if t is not None), None)
+
+
+def _first_outputs(
+    check: Check, parts: Mapping[str, str], batch: Any
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Outputs at initialisation, and the loss gradient at the logits, by module name."""
+    logits = [name for name, part in parts.items() if part == "logits"]
+    check.model.eval()  # no dropout: outputs are compared between steps
+    with (
+        recording(check.model, list(parts), lambda t: t.detach().clone()) as outputs,
+        recording(check.model, logits, _keep_gradient) as live,
+    ):
+        check.loss(check.model, batch).backward()
+    if not outputs:
+        raise UserError("no planned module was called; does loss(model, batch) call the model?")
+    if len(logits) == 1 and logits[0] not in outputs:
+        raise UserError(
+            f"module {logits[0]!r} was never called, so the logits cannot be measured; give a "
+            "loss(model, batch) that calls it, not one that fuses readout and cross-entropy"
+        )
+    gradient = {
+        name: _rows([tensor.grad for tensor in tensors])
+        for name, tensors in live.items()
+        if all(tensor.grad is not None for tensor in tensors)
+    }
+    check.model.zero_grad()
+    return {name: _rows(outputs[name]) for name in parts if name in outputs}, gradient
+
+
+def _keep_gradient(tensor: Tensor) -> Tensor:
+    if tensor.requires_grad:
+        tensor.retain_grad()
+    return tensor
+
+
+@torch.no_grad()
+def _outputs(check: Check, first: Mapping[str, Tensor], batch: Any) -> dict[str, Tensor]:
+    """The outputs now, which must be those of the same calls as at first."""
+    check.model.eval()
+    with recording(check.model, list(first), lambda t: t.clone()) as outputs:
+        check.loss(check.model, batch)
+    now = {name: _rows(tensors) for name, tensors in outputs.items()}
+    for name, before in first.items():
+        if name not in now or now[name].shape != before.shape:
+            raise UserError(
+                f"module {name!r} was called otherwise than at first on the same batch; the check "
+                "needs a forward pass that does not depend on the step"
+            )
+    return now
+
+
+def _rows(tensors: Sequence[Tensor]) -> Tensor:
+    """All calls of a module as rows of one float32 matrix, features last."""
+    return torch.cat([t.detach().float().reshape(-1, t.shape[-1]) for t in tensors])
+
+
+def _rms(x: Tensor) -> float:
+    return x.float().square().mean().sqrt().item()
+
+
+def rms_along(change: Tensor, gradient: Tensor) -> float:
+    """RMS over positions of the change's component along the gradient; both (positions, V).
+
+    Positions without a gradient are left out.
+    """
+    norm = gradient.norm(dim=-1)
+    along = (change * gradient).sum(-1)[norm > 0] / norm[norm > 0]
+    return along.square().mean().sqrt().item()

@@ -1,0 +1,118 @@
+"""Draws figures from result tables and prints their findings.
+
+    python -m plots NAME [TABLE ...] [--out FOLDER]   one figure, of the shipped tables or of yours
+    python -m plots --all [--out FOLDER]              every figure of the shipped tables
+    python -m plots --list                            all names; NAME --help tells more of one
+    python -m plots ship TABLE PAPER/NAME             keeps a table with the figures
+
+NAME is PAPER/FIGURE, such as everett/learning_rates, or FIGURE alone where one paper has it.
+Figures are written as PNG and PDF: those of shipped tables to plots/figures/PAPER, others next to
+the first table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+from plots import ship, style
+from plots.tables import TableError, shipped
+
+CHECK = "coordinate_check"  # of no paper: draws a user's own check
+
+
+def names() -> list[str]:
+    """The figures that have shipped tables, by paper."""
+    packages = {paper: importlib.import_module(f"plots.{paper}") for paper in ship.PAPERS}
+    return [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
+
+
+def find(word: str) -> str:
+    """The full name of a figure; TableError, with the nearest name, for what is none."""
+    known = [*names(), CHECK]
+    found = [name for name in known if word in (name, name.partition("/")[2])]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise TableError(f"{word!r} is a figure of {len(found)} papers: {', '.join(found)}")
+    lasts = {name.rpartition("/")[2]: name for name in known}
+    near = difflib.get_close_matches(word, [*known, *lasts], 1, 0.5)
+    hint = f"did you mean {lasts.get(near[0], near[0])}? " if near else ""
+    raise TableError(f"no figure {word!r}; {hint}`python -m plots --list` has all names")
+
+
+def load(name: str) -> ModuleType:
+    """The module of a figure: TABLES, read(paths), findings(data) and draw(data)."""
+    return importlib.import_module("plots." + name.replace("/", "."))
+
+
+def make(name: str, given: Sequence[Path], out: Path | None) -> tuple[str, list[Path]]:
+    """(findings, files written) of one figure, from the tables given or the shipped ones."""
+    module = load(name)
+    paths = list(given) or [shipped(table) for table in module.TABLES]
+    if not paths:
+        raise TableError(f"{name} has no shipped table; give the path of one")
+    folder = out or (paths[0].parent if given else style.FIGURES / name.partition("/")[0])
+    data = module.read(paths)
+    text = "\n".join(map(str, module.findings(data)))
+    drawn = [path for stem, item in module.draw(data) for path in style.save(item, folder, stem)]
+    return text, drawn
+
+
+def _run(args: argparse.Namespace) -> None:
+    if args.list:
+        for name in (*names(), CHECK):
+            print(f"{name:<28}{(load(name).__doc__ or '').partition('.')[0]}".replace("\n", " "))
+        return
+    chosen = names() if args.all else [find(args.name)]
+    for name in chosen:
+        if args.all:
+            print(f"== {name}")
+        paper = name.partition("/")[0]
+        out = args.out / paper if args.all and args.out else args.out
+        text, written = make(name, args.tables, out)
+        print(f"{text}\nwritten: {', '.join(map(str, written))}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m plots", description=__doc__, add_help=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?", help="figure, such as everett/learning_rates")
+    parser.add_argument("tables", type=Path, nargs="*", help="its tables (default: shipped ones)")
+    parser.add_argument("--out", type=Path, help="folder to write to")
+    parser.add_argument("--all", action="store_true", help="every figure of shipped tables")
+    parser.add_argument("--list", action="store_true", help="names of all figures")
+    parser.add_argument("-h", "--help", action="store_true", help="of the command or of a figure")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The command; a user's mistake is one line and exit code 2."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["ship"]:
+        return ship.main(argv[1:])
+    parser = _parser()
+    args = parser.parse_intermixed_args(argv)
+    if not (args.name or args.all or args.list or args.help):
+        parser.error("give a figure's NAME, --all or --list")
+    if args.name and (args.all or args.list):
+        parser.error(f"{args.name!r} with --{'all' if args.all else 'list'}: give one of them")
+    try:
+        if args.help:
+            print(load(find(args.name)).__doc__ if args.name else parser.format_help())
+        else:
+            _run(args)
+    except (TableError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,239 @@
+"""Sizes and losses of Bordelon et al.'s sweeps: scans over heads H, head dimension N and depth L.
+
+A scan holds the runs in which one size grows from a base model. Loss against steps is that of a
+run in one pass, so the training loss is that of images or tokens it has not seen. Lines are means
+over seeds, and over the logged steps of a quarter octave (scale="log", the default) or a fortieth
+of the run (scale="linear"); bands are standard errors over seeds. Runs that ended before the others
+of their table are left out, and named in the findings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from plots import style, tables
+from plots.statistics import Estimate, jackknife
+from plots.tables import CURVE, LOSS, RUN, SEED, STEP, TableError
+
+HEAD_DIM, HEADS, LAYERS = "model.head_dim", "model.heads", "model.layers"
+SIZES = (HEADS, HEAD_DIM, LAYERS)
+SYMBOLS = {HEAD_DIM: "N", HEADS: "H", LAYERS: "L"}
+ALPHA = "prescription.alpha_attention"
+# Blue and orange of seaborn's "colorblind", in every figure of the paper that tells alpha_A apart.
+ALPHA_LOOKS = {1.0: {"color": "#0173B2", "marker": "o"}, 0.5: {"color": "#DE8F05", "marker": "s"}}
+TRAIN_LOSS, EVAL_LOSS = "train_loss", "eval_loss"
+CHANCE = math.log(10)  # loss in nats of ten equal probabilities
+LOSS_LABEL = "training loss (nats/image)"
+PER_OCTAVE, PER_RUN = 4, 40
+# Ratios of a logarithmic axis' ends: two of 1, 2 and 5 are within the first; up to the second all
+# of them have room.
+LEAST_SPAN, FEW_DECADES = 5.0, 1e4
+
+
+# Tables
+
+
+class Losses(NamedTuple):
+    """Rows of metrics tables that have a loss, and the runs that are left out because they ended
+    before the others of their table."""
+
+    rows: pd.DataFrame
+    cut: list[str]
+
+
+def read_losses(paths: Sequence[Path], by: str, loss: str = TRAIN_LOSS) -> Losses:
+    """The losses of some metrics tables, of runs as long as the longest of their table; TableError
+    for bad ones."""
+    whole, cut = [], []
+    for path in paths:
+        table = _losses(path, by, loss)
+        kept = _whole(table)
+        whole.append(kept)
+        cut += sorted({*table[RUN]} - {*kept[RUN]})
+    return Losses(pd.concat(whole, ignore_index=True), cut)
+
+
+def _losses(path: Path, by: str, loss: str) -> pd.DataFrame:
+    table = tables.read(path, [CURVE, by, SEED, RUN, STEP, loss], "metrics.csv")
+    columns = [by, SEED, STEP, loss, *([ALPHA] if ALPHA in table else [])]
+    table = tables.numbers(table, path, columns)
+    table = table[np.isfinite(table[loss])]
+    if table.empty:
+        raise TableError(f"{path}: no run has logged a {loss}")
+    return table
+
+
+def _whole(table: pd.DataFrame) -> pd.DataFrame:
+    return table[table.groupby(RUN)[STEP].transform("max") == table[STEP].max()]
+
+
+# Scans and their losses
+
+
+def base(rows: pd.DataFrame) -> dict[str, int]:
+    """The model that all scans grow from: the smallest in every size."""
+    return {size: int(rows[size].min()) for size in SIZES}
+
+
+def scan(rows: pd.DataFrame, by: str, alpha: float | None = None) -> pd.DataFrame:
+    """The rows where only `by` differs from the base model, which is one of them."""
+    start = base(rows)
+    same = np.logical_and.reduce([rows[size] == start[size] for size in SIZES if size != by])
+    return rows[same if alpha is None else same & (rows[ALPHA] == alpha)]
+
+
+def final(metrics: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the last evaluation; runs that did not get there have none."""
+    return metrics[metrics["step"] == metrics["step"].max()]
+
+
+def span(counts: pd.Series) -> str:
+    """The range of some counts in words."""
+    low, high = counts.min(), counts.max()
+    return f"{low}" if low == high else f"{low} to {high}"
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """Loss against steps of one size: mean over `seeds` seeds and its standard error (NaN for
+    one), at the steps that all of them logged."""
+
+    steps: np.ndarray
+    losses: np.ndarray
+    errors: np.ndarray
+    seeds: int
+
+
+def _line(rows: pd.DataFrame, by: str, loss: str, scale: str, last: float) -> LossCurve:
+    losses = _by_seed(rows, by, loss)
+    at = losses.index.to_numpy(float)
+    places = PER_OCTAVE * np.log2(at.clip(1)) if scale == "log" else PER_RUN * at / last
+    bins = np.ceil(places).astype(int)
+    steps = losses.index.to_series().groupby(bins).mean().to_numpy(float)
+    binned = losses.groupby(bins).mean()
+    n = binned.shape[1]
+    errors = binned.std(axis=1, ddof=1) / math.sqrt(n) if n > 1 else binned.mean(axis=1) * math.nan
+    return LossCurve(steps, binned.mean(axis=1).to_numpy(), errors.to_numpy(), n)
+
+
+def lines(
+    rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS, scale: str = "log"
+) -> dict[int, LossCurve]:
+    """Size -> line, by rising size; TableError where a size has two runs of one seed."""
+    last = rows[STEP].max()
+    return {int(size): _line(own, by, loss, scale, last) for size, own in rows.groupby(by)}
+
+
+def _by_seed(rows: pd.DataFrame, by: str, loss: str) -> pd.DataFrame:
+    """Losses of one size: a row per step that all seeds have, a column per seed."""
+    again = rows[rows.duplicated([SEED, STEP])]
+    if not again.empty:
+        row = again.iloc[0]
+        raise TableError(
+            f"two runs with {by} {row[by]:g} and seed {row[SEED]:g} are in one panel, "
+            f"{row[RUN]} and another; expected one"
+        )
+    return rows.pivot(index=STEP, columns=SEED, values=loss).dropna().sort_index()
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Loss of size `low` minus that of `high`, the next one: mean over logged steps of the runs
+    with equal seeds, which see the same samples in the same order, by seed."""
+
+    low: int
+    high: int
+    by_seed: pd.Series
+
+    @property
+    def estimate(self) -> Estimate:
+        """The mean over seeds, with its standard error."""
+        rows = self.by_seed.rename(LOSS).rename_axis(SEED).reset_index()
+        return jackknife(rows, SEED, lambda part: float(part[LOSS].mean()))
+
+
+def gaps(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> list[Gap]:
+    """What each size gains over the one before it, over common seeds and steps."""
+    losses = {int(size): _by_seed(own, by, loss) for size, own in rows.groupby(by)}
+    sizes = list(losses)
+    found = []
+    for low, high in zip(sizes, sizes[1:]):
+        values = (losses[low] - losses[high]).dropna(axis=1, how="all").mean()
+        if len(values):
+            found.append(Gap(low, high, values))
+    return found
+
+
+# Words and axes
+
+
+def alphas(rows: pd.DataFrame) -> list[float]:
+    """The values of alpha_A, falling."""
+    return sorted(rows[ALPHA].unique(), reverse=True)
+
+
+def alpha_text(alpha: float) -> str:
+    """An exponent as figures and findings write it."""
+    return "1/2" if alpha == 0.5 else f"{alpha:g}"
+
+
+def alpha_title(alpha: float) -> str:
+    """alpha_A as figures write it."""
+    return rf"$\alpha_A$ = {alpha_text(alpha)}"
+
+
+def plain(title: str) -> str:
+    """A title as terminals can show it."""
+    return title.replace(r"$\alpha_A$", "alpha_A")
+
+
+def cut_lines(runs: Sequence[str]) -> list[str]:
+    """The line that names runs that ended early."""
+    return [f"left out, as they ended before the others: {', '.join(runs)}"] if runs else []
+
+
+def size_axis(axis, sizes: pd.Series, label: str) -> None:
+    """Makes a panel's axes logarithmic, with a tick at each size (heads, head dimension, depth)."""
+    ticks = sorted(sizes.unique())
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.xaxis.minorticks_off()
+    axis.set_xlabel(label)
+
+
+def label_decades(axis) -> None:
+    """Labels a panel's logarithmic values at 1, 2 and 5 of each decade, or only at 1 over many;
+    to call after drawing, as it widens what spans too little for two labels."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    low, high = axis.get_ylim()
+    room = math.sqrt(max(1.0, LEAST_SPAN * low / high))
+    axis.set_ylim(low / room, high * room)
+    subs = (1.0, 2.0, 5.0) if high / low < FEW_DECADES else (1.0,)
+    axis.yaxis.set_major_locator(LogLocator(subs=subs, numticks=20))
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_locator(NullLocator())
+
+
+def draw_lines(
+    axis, rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS, scale: str = "log"
+) -> None:
+    """Fills a panel: loss against steps, a line per size."""
+    found = lines(rows, by, loss, scale)
+    for (size, line), color in zip(found.items(), style.width_colors(list(found)).values()):
+        axis.plot(line.steps, line.losses, lw=1.3, color=color,
+                  label=f"{SYMBOLS.get(by, by)} = {size}")
+        if line.seeds > 1:
+            axis.fill_between(line.steps, line.losses - line.errors, line.losses + line.errors,
+                              color=color, alpha=0.2, lw=0)
+    axis.set_xscale(scale)
+    axis.set_xlabel("steps")
+    axis.legend(fontsize=7, frameon=False)

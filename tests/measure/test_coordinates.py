@@ -1,0 +1,159 @@
+"""What the coordinate check measures is what a loop by hand sees; what is no check is refused."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from measure.coordinates import ALONG, Check, measure, rms_along
+from measure.slopes import UNKNOWN, fit
+from param_groups import Everett, Role, Rule, plan
+from training.errors import UserError
+
+ALONG = "readout" + ALONG
+
+
+class Mlp(nn.Module):
+    """One hidden matrix, dropout, and a module that is never called."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.first = nn.Linear(8, width, bias=False)
+        self.hidden = nn.Linear(width, width, bias=False)
+        self.idle = nn.Linear(width, width, bias=False)
+        self.dropout = nn.Dropout(0.5)
+        self.readout = nn.Linear(width, 4, bias=False)
+
+    def forward(self, x):
+        return self.readout(torch.relu(self.dropout(self.hidden(torch.relu(self.first(x))))))
+
+
+RULES = (Rule("first.weight", Role.PATCH_EMBEDDING), Rule("hidden.weight", Role.MLP_IN),
+         Rule("idle.weight", Role.MLP_OUT), Rule("readout.weight", Role.READOUT))
+
+
+def _mlp_plan(width, model=None):
+    rule = Everett("standard", width, 32)
+    return plan(model or Mlp(width), RULES, rule, lr=1e-3)
+
+
+def own(width, seed=0, **changes):
+    model = Mlp(width)
+    batch = (torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)), torch.arange(4))
+    fields = {"model": model, "plan": _mlp_plan(width, model), "batches": [batch],
+              "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])}
+    return Check(**{**fields, **changes})
+
+
+def test_what_is_measured_is_what_a_loop_by_hand_sees():
+    """Outputs without dropout on the first batch, two steps with it under torch's own Adam."""
+    measured = measure(own, (16, 32, 64), steps=2, seeds=(3,))
+    rms = {(p.quantity, p.name, p.width, p.step): p.rms for p in measured.points}
+    task = own(16, 3)
+    model, (x, y) = task.model, task.batches[0]
+    task.plan.initialise(model, 3)
+    start = model.eval()(x).detach()
+    hidden = model.hidden.weight.detach().clone()
+    optimizer = torch.optim.Adam(task.plan.groups(model), betas=(0.9, 0.98))
+    torch.manual_seed(3)
+    for _ in range(2):
+        optimizer.zero_grad()
+        F.cross_entropy(model.train()(x), y).backward()
+        optimizer.step()
+    change = model.eval()(x).detach() - start
+    gradient = torch.softmax(start, 1) - F.one_hot(y, 4)
+    along = (change * F.normalize(gradient)).sum(1)
+    expected = {
+        ("init", "readout", 16, 0): start, ("change", "readout", 16, 2): change,
+        ("change", ALONG, 16, 2): along,
+        ("update", "hidden.weight", 16, 2): model.hidden.weight.detach() - hidden,
+    }
+    for key, value in expected.items():
+        assert rms[key] == pytest.approx(value.square().mean().sqrt().item(), rel=1e-4), key
+    assert measured.silent == ("idle",)
+    assert rms["update", "idle.weight", 16, 2] == 0
+
+
+def test_outputs_are_compared_on_the_first_batch_with_later_steps_on_later_ones():
+    seen = []
+
+    def loss(model, batch):
+        seen.append((model.training, int(batch[1][0])))
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    batches = [(torch.randn(4, 8), torch.full((4,), i)) for i in range(2)]
+    build = lambda w, s: own(w, s, batches=batches, loss=loss)  # noqa: E731
+    measure(build, (16, 32, 64), steps=3, seeds=(0,))
+    one = [(False, 0), (True, 0), (False, 0), (True, 1), (False, 0), (True, 0), (False, 0)]
+    assert seen == 3 * one
+
+
+def test_a_tensor_that_is_never_used_gets_no_verdict():
+    slopes = fit(measure(own, (16, 32, 64), steps=1, seeds=(0, 1)))
+    (idle,) = [found for found in slopes if found.name == "idle.weight"]
+    assert (idle.verdict, idle.note) == (UNKNOWN, "zero")
+
+
+def test_a_check_depends_on_its_seeds_alone():
+    """Dropout included, whatever the caller's generator has drawn before."""
+    runs = []
+    for before in (1, 2):
+        torch.manual_seed(before)
+        runs.append(measure(own, (16, 32, 64), steps=1, seeds=(0,)).points)
+    assert runs[0] == runs[1]
+    assert measure(own, (16, 32, 64), steps=1, seeds=(1,)).points != runs[0]
+
+
+def test_the_component_along_the_gradient():
+    """Positions without a gradient do not count; the sizes of gradients do not matter."""
+    change = torch.tensor([[3.0, 4.0], [1.0, 0.0], [9.0, 9.0]])
+    gradient = torch.tensor([[0.0, 2.0], [-5.0, 0.0], [0.0, 0.0]])
+    assert rms_along(change, gradient) == pytest.approx(math.sqrt((16 + 1) / 2))
+
+
+def forgets_the_readout(model, batch):
+    return model.hidden(model.first(batch[0])).square().mean()
+
+
+@pytest.mark.parametrize("build, message", [
+    (lambda w, s: own(w, s, batches=[]), "no batches"),
+    (lambda w, s: own(32, s), "widths 16 and 32 gave models of the same shapes"),
+    (lambda w, s: own(w, s, loss=forgets_the_readout), "module 'readout' was never called"),
+    (lambda w, s: own(w, s, loss=lambda m, b: m.first.weight.sum()), "no planned module was"),
+])
+def test_what_cannot_be_compared_is_refused(build, message):
+    with pytest.raises(UserError, match=message):
+        measure(build, (16, 32, 64), steps=1, seeds=(0,))
+
+
+def test_a_forward_pass_that_depends_on_the_step_is_refused():
+    def build(width, seed):
+        calls = []
+
+        def loss(model, batch):
+            calls.append(model.training)
+            if len(calls) == 3:  # the outputs after the first step
+                model.first(batch[0])
+            return F.cross_entropy(model(batch[0]), batch[1])
+
+        return own(width, seed, loss=loss)
+
+    with pytest.raises(UserError, match="'first' was called otherwise than at first"):
+        measure(build, (16, 32, 64), steps=1, seeds=(0,))
+
+
+def test_models_that_differ_in_more_than_width_are_refused():
+    class Deep(Mlp):
+        def forward(self, x):
+            return self.readout(self.idle(self.first(x)))
+
+    def build(width, seed):
+        task = own(width, seed)
+        if width == 64:
+            task.model.__class__ = Deep
+        return task
+
+    with pytest.raises(UserError, match="module 'hidden' is in the model of width 16 or 64 only"):
+        measure(build, (16, 32, 64), steps=1, seeds=(0,))

@@ -1,0 +1,82 @@
+"""Slopes with their errors against closed forms, and the verdicts."""
+
+import math
+
+import pytest
+
+from measure import slopes
+from measure.coordinate_check import table
+from measure.coordinates import Coordinate, Measurement
+from measure.slopes import (
+    EXCEPTION,
+    GROWS,
+    NOT_FINITE,
+    OK,
+    SHRINKS,
+    UNCLEAR,
+    UNKNOWN,
+    fit,
+    slope_of,
+    verdict,
+)
+from param_groups import Plan
+
+
+def power_points(law, widths=(64, 128, 256, 512), seeds=3):
+    """Points of law(width, seed)."""
+    return [Coordinate("change", "x", "hidden", 1, w, s, law(w, s))
+            for w in widths for s in range(seeds)]
+
+
+def test_a_power_law_is_fitted_exactly():
+    slope_, error = slope_of(power_points(lambda w, s: 3 * w**-0.75))
+    assert slope_ == pytest.approx(-0.75, abs=1e-12)
+    assert error == pytest.approx(0, abs=1e-12)
+
+
+def test_the_error_holds_the_spread_of_the_seeds():
+    """Three seeds at +-d in log2, means on the line: the closed form of least squares."""
+    d, n = 0.3, 12
+    _, error = slope_of(power_points(lambda w, s: w**0.5 * 2 ** (d * (s - 1))))
+    centred = 3 * (1.5**2 + 0.5**2) * 2
+    assert error == pytest.approx(math.sqrt(4 * 2 * d**2 / (n - 2) / centred), rel=1e-9)
+
+
+def test_the_error_holds_a_curvature_that_all_seeds_share():
+    """More equal seeds do not make a bent line a straight one."""
+    bent = lambda w, s: 2 ** (0.1 * (math.log2(w) - 7.5) ** 2)  # noqa: E731
+    _, one = slope_of(power_points(bent, seeds=1))
+    _, many = slope_of(power_points(bent, seeds=10))
+    assert many == pytest.approx(one) and one > 0.05
+
+
+@pytest.mark.parametrize("slope_, error, aim, predicted, word", [
+    (0.05, 0.02, 0, 0, OK), (0.4, 0.02, 0, 0, GROWS), (-0.4, 0.02, 0, 0, SHRINKS),
+    (0.45, 0.02, 0, 0.5, EXCEPTION), (0.1, 0.02, 0, 0.5, OK), (1.0, 0.02, 0, 0.5, GROWS),
+    (-0.5, 0.02, 0, 0.5, SHRINKS), (-0.5, 0.02, -0.5, -0.5, OK),
+    (0.05, 0.2, 0, 0, UNCLEAR), (0.3, 0.1, 0, 0, UNCLEAR), (0.9, 0.2, 0, 0, GROWS),
+])
+def test_verdicts(slope_, error, aim, predicted, word):
+    assert verdict(slope_, error, aim, predicted) == word
+
+
+def test_the_plain_size_of_logits_is_judged_from_above_only():
+    assert verdict(-0.4, 0.02, 0, 0, one_sided=True) == UNKNOWN
+    assert verdict(0.4, 0.02, 0, 0, one_sided=True) == GROWS
+
+
+def test_values_without_a_logarithm_get_a_word_instead_of_a_slope():
+    plans = {width: Plan((), {"name": "mine"}, 0.1, 1e-8, 0.0, "global") for width in (64, 128)}
+    for value, word in ((0.0, UNKNOWN), (math.nan, NOT_FINITE), (math.inf, NOT_FINITE)):
+        measured = Measurement(power_points(lambda w, s: value if s else 1.0), plans)
+        (found,) = fit(measured)
+        assert (found.slope, found.verdict) == (None, word)
+        table([found])
+
+
+def test_without_known_exponents_there_is_no_verdict():
+    assert verdict(3.0, 0.01, None, None) == UNKNOWN
+
+
+def test_the_most_severe_verdict_stands_for_several():
+    assert slopes.worst([OK, UNCLEAR, GROWS, UNKNOWN]) == GROWS

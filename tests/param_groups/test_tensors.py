@@ -1,0 +1,276 @@
+"""Models that people have: frozen, pretrained, sharded, odd; nothing is lost or half written."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from param_groups import Everett, PlanError, Role, Rule, plan
+from param_groups.layers import Linear, Multiplied
+
+WIDTH = 8
+RULES = (Rule("first.*", Role.QUERY), Rule("last.*", Role.READOUT))
+
+
+class Pair(nn.Module):
+    """Two layers of one kind, 8 -> 8 -> 3."""
+
+    def __init__(self, linear=Linear):
+        super().__init__()
+        self.first, self.last = linear(WIDTH, WIDTH, bias=False), linear(WIDTH, 3, bias=False)
+
+    def forward(self, x):
+        return self.last(self.first(x))
+
+
+def made(model, rules=RULES, parameterization="mup", **settings):
+    return plan(model, rules, Everett(parameterization, WIDTH, 4), lr=0.1, **settings)
+
+
+def values(model):
+    return {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+
+
+# ------------------------------------------------------------------------------------------------
+# What keeps its values
+
+
+def test_a_frozen_tensor_keeps_its_values():
+    model = Pair(nn.Linear)
+    before = values(model)
+    model.first.weight.requires_grad_(False)
+    made(model, absorb_multipliers=True).initialise(model, seed=0)
+    after = values(model)
+    assert torch.equal(after["first.weight"], before["first.weight"])
+    assert not torch.equal(after["last.weight"], before["last.weight"])
+
+
+def test_tensors_named_by_keep_keep_their_values_and_are_trained():
+    model = Pair(nn.Linear)
+    before = values(model)
+    numbers = made(model, absorb_multipliers=True)
+    numbers.initialise(model, seed=0, keep=["first.*"])
+    after = values(model)
+    assert torch.equal(after["first.weight"], before["first.weight"])
+    assert not torch.equal(after["last.weight"], before["last.weight"])
+    trained = {name for group in numbers.groups(model) for name in group["param_names"]}
+    assert trained == {"first.weight", "last.weight"}
+
+
+def test_the_other_tensors_are_drawn_as_without_keep():
+    whole, part = Pair(), Pair()
+    made(whole).initialise(whole, seed=0)
+    made(part).initialise(part, seed=0, keep=["first.*"])
+    assert torch.equal(whole.last.weight, part.last.weight)
+
+
+def test_a_name_to_keep_that_no_tensor_has_is_an_error_and_nothing_is_drawn():
+    model = Pair()
+    with pytest.raises(PlanError, match="keep='frist.*' names no tensor"):
+        made(model).initialise(model, seed=0, keep=["last.*", "frist.*"])
+    assert model.first.weight.isnan().all()
+
+
+def test_pretrained_weights_stay_while_groups_and_multipliers_are_set():
+    model = Pair()
+    nn.init.ones_(model.first.weight), nn.init.ones_(model.last.weight)
+    numbers = made(model)
+    numbers.apply_multipliers(model)
+    assert all((value == 1).all() for value in values(model).values())
+    assert model.last.multiplier == pytest.approx(WIDTH**-0.5)
+    assert len(numbers.groups(model)) == 2
+
+
+# ------------------------------------------------------------------------------------------------
+# Groups of a model that the plan has not prepared
+
+
+def test_groups_without_initialise_are_an_error_that_says_what_to_call():
+    model = Pair(nn.Linear)
+    with pytest.raises(PlanError, match=r"plan.initialise\(model, seed\).*apply_multipliers"):
+        made(model, absorb_multipliers=True).groups(model)
+
+
+def test_the_check_can_be_skipped():
+    model = Pair(nn.Linear)
+    assert made(model, absorb_multipliers=True).groups(model, check=False)
+
+
+def test_another_plan_than_the_one_that_initialised_is_an_error():
+    model = Pair(nn.Linear)
+    made(model, parameterization="standard").initialise(model, seed=0)
+    with pytest.raises(PlanError, match="another plan, which gave 'last.weight'"):
+        made(model, absorb_multipliers=True).groups(model)
+
+
+def test_a_multiplier_that_was_changed_is_an_error():
+    model = Pair()
+    numbers = made(model)
+    numbers.initialise(model, seed=0)
+    model.last.multiplier = 1.0
+    with pytest.raises(PlanError, match="multiplies by 1, the plan wants 0.353"):
+        numbers.groups(model)
+    numbers.apply_multipliers(model)
+    assert numbers.groups(model)
+
+
+def test_equal_plans_are_one_plan():
+    """As when a script makes the plan once to initialise and once more for the optimiser."""
+    model = Pair()
+    made(model).initialise(model, seed=0)
+    assert made(model, eps=1e-6).groups(model)
+
+
+# ------------------------------------------------------------------------------------------------
+# Hostile models: an error in plan(), before anything is written
+
+
+class OwnMultiplier(nn.Linear):
+    """A layer whose attribute `multiplier` has a meaning of its own."""
+
+    multiplier = 8.0
+
+    def forward(self, x):
+        return super().forward(x) * self.multiplier
+
+
+def with_tensor(tensor):
+    def build():
+        model = Pair(nn.Linear)
+        model.first.weight = nn.Parameter(tensor(), requires_grad=False)
+        return model
+
+    return build
+
+
+def inference():
+    with torch.inference_mode():
+        return Pair(nn.Linear)
+
+
+def shared():
+    model = Pair(nn.Linear)
+    model.last.weight = nn.Parameter(model.first.weight.data)
+    return model
+
+
+def lazy():
+    return Pair(lambda n_in, n_out, bias: nn.LazyLinear(n_out, bias=bias))
+
+
+EYE = torch.eye(WIDTH)
+HOSTILE = {
+    "complex": (with_tensor(lambda: torch.eye(WIDTH) * 1j), "'first.weight' is of type complex64"),
+    "int8": (with_tensor(lambda: EYE.to(torch.int8)), "is of type int8.*quantised"),
+    "bool": (with_tensor(lambda: EYE.to(torch.bool)), "is of type bool"),
+    "float8": (with_tensor(lambda: EYE.to(torch.float8_e4m3fn)), "is of type float8_e4m3fn"),
+    "quantised": (
+        with_tensor(lambda: torch.quantize_per_tensor(EYE, 0.1, 0, torch.qint8)),
+        "is of type qint8",
+    ),
+    "sparse": (with_tensor(lambda: EYE.to_sparse()), "is sparse.*dense"),
+    "expanded": (with_tensor(lambda: torch.ones(1, WIDTH).expand(WIDTH, WIDTH)), "is expanded"),
+    "inference": (inference, "inference_mode"),
+    "lazy": (lazy, "has no shape yet.*run one batch"),
+    "shared memory": (shared, "'last.weight' and 'first.weight' are two parameters over the same"),
+    "a multiplier of its own": (
+        lambda: Pair(OwnMultiplier),
+        r"layer 'first' \(OwnMultiplier\) has a multiplier of its own.*Multiplied",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of quantised tensors
+@pytest.mark.parametrize("absorb", [False, True])
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_tensor_that_no_plan_fits_is_an_error_in_plan(case, absorb):
+    build, message = HOSTILE[case]
+    with pytest.raises(PlanError, match=message) as error:
+        made(build(), absorb_multipliers=absorb)
+    assert "\n" not in str(error.value)
+
+
+def test_an_error_leaves_the_model_as_it_was():
+    """The second layer cannot apply its multiplier; the first is not drawn either."""
+    model = Pair(nn.Linear)
+    before = values(model)
+    with pytest.raises(PlanError, match="'last.weight' by 0.353"):
+        made(model).initialise(model, seed=0)
+    assert all(torch.equal(value, before[name]) for name, value in values(model).items())
+
+
+def test_a_layer_derived_from_multiplied_gets_the_plans_multiplier():
+    class Doubled(Multiplied, nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * self.multiplier
+
+    model = Pair(Doubled)
+    made(model).initialise(model, seed=0)
+    assert model.last.multiplier == pytest.approx(WIDTH**-0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_precisions_that_are_trained_in_are_planned(dtype):
+    model = Pair().to(dtype)
+    made(model).initialise(model, seed=0)
+    assert model.first.weight.isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------------
+# Sharded models
+
+SHARDED = """
+import sys
+import torch
+from torch import distributed, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+sys.path.insert(0, ".")
+from tests.param_groups.test_tensors import Pair, made
+distributed.init_process_group("gloo")
+mesh = init_device_mesh("cpu", (2,))
+whole = Pair()
+made(whole).initialise(whole, seed=3)
+
+before = Pair()
+made(before).initialise(before, seed=3)
+fully_shard(before, mesh=mesh)
+after = Pair()
+fully_shard(after, mesh=mesh)
+made(after).initialise(after, seed=3)
+with torch.device("meta"):
+    empty = Pair()
+fully_shard(empty, mesh=mesh)
+empty.to_empty(device="cpu")
+numbers = made(empty)
+numbers.initialise(empty, seed=3)
+for model in (before, after, empty):
+    for name, parameter in model.named_parameters():
+        assert isinstance(parameter, DTensor)
+        assert torch.equal(parameter.full_tensor(), whole.get_parameter(name)), name
+    assert model.last.multiplier == whole.last.multiplier
+optimizer = torch.optim.AdamW(numbers.groups(empty))
+empty(torch.ones(2, 8)).sum().backward()
+optimizer.step()
+distributed.destroy_process_group()
+print("equal")
+"""
+
+
+def test_initialising_before_or_after_sharding_gives_the_same_model(tmp_path):
+    """Two processes with gloo; 3 rows over 2 processes are cut unevenly."""
+    script = tmp_path / "sharded.py"
+    script.write_text(SHARDED)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+    done = subprocess.run(
+        [*command, "--standalone", str(script)],
+        cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("equal") == 2

@@ -1,0 +1,164 @@
+"""Images that need no copy: handwritten digits in memory, ImageNet's folders of files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from PIL import Image
+from torchvision.datasets import folder as torchvision_folder
+
+from training.errors import UserError
+from vit_imagenet.transforms import Content
+
+SPLITS = ("train", "val")
+SPLIT_KEY = 0x5EED  # the embedded images are split alike for every run, whatever its seed
+
+
+class Record(NamedTuple):
+    """One image of a source, as stored."""
+
+    content: Content
+    label: int
+    name: str
+    """File, or shard and key."""
+
+
+class Source(Protocol):
+    """Images of one split by number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Record: ...
+
+
+# Embedded: handwritten digits
+
+
+@dataclass
+class Pixels:
+    """Images in memory, uint8 [N, S, S, 3]."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Record:
+        return Record(self.pixels[index], int(self.labels[index]), f"embedded image {index}")
+
+
+def embedded(image_size: int, validation_fraction: float) -> tuple[Pixels, Pixels, list[str]]:
+    """1,797 digits of 8 x 8 pixels, scaled up (bicubic): training, validation and classes.
+
+    The same share of each class is held out, at least one image and at most all but one.
+    """
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    grey = np.round(digits.images * (255 / 16)).astype(np.uint8)
+    size = (image_size, image_size)
+    scaled = [Image.fromarray(image).resize(size, Image.Resampling.BICUBIC) for image in grey]
+    pixels = np.stack([np.asarray(image.convert("RGB")) for image in scaled])
+    held_out = _stratified(digits.target, validation_fraction)
+    parts = [Pixels(pixels[ids], digits.target[ids]) for ids in (~held_out, held_out)]
+    return *parts, [str(name) for name in digits.target_names]
+
+
+def _stratified(labels: np.ndarray, fraction: float) -> np.ndarray:
+    """Which images are held out (bool): a fixed draw from each class."""
+    held_out = np.zeros(len(labels), dtype=bool)
+    generator = np.random.Generator(np.random.Philox(key=SPLIT_KEY))
+    for label in np.unique(labels):
+        ids = generator.permutation(np.flatnonzero(labels == label))
+        held_out[ids[: min(max(round(fraction * len(ids)), 1), len(ids) - 1)]] = True
+    return held_out
+
+
+# Folders of image files
+
+
+class Files:
+    """Image files by number; names lie end to end in one string, as 1.3 million objects are much
+    memory, which every worker would copy."""
+
+    def __init__(self, root: Path, classes: list[str]) -> None:
+        names, ends, counts = [], [np.zeros(1, dtype=np.int64)], []
+        for name in classes:
+            files = _class_files(root, name)
+            names.append(b"".join(files))
+            ends.append(np.cumsum([len(file) for file in files]) + ends[-1][-1])
+            counts.append(len(files))
+        self.root, self.names, self.ends = str(root), b"".join(names), np.concatenate(ends)
+        self.labels = np.repeat(np.arange(len(classes), dtype=np.int32), counts)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> Record:
+        name = self.names[self.ends[index] : self.ends[index + 1]]
+        path = f"{self.root}/{os.fsdecode(name)}"
+        return Record(path, int(self.labels[index]), path)
+
+
+def _class_files(root: Path, name: str) -> list[bytes]:
+    """Files of one class in sorted order, relative to the root."""
+    extensions = torchvision_folder.IMG_EXTENSIONS
+    try:
+        found = torchvision_folder.make_dataset(str(root), {name: 0}, extensions)
+    except FileNotFoundError:
+        raise UserError(
+            f"{root / name}: no image in this class's folder; expected files that end in "
+            f"{', '.join(extensions)}, or remove the folder"
+        ) from None
+    start = len(str(root)) + 1
+    return [os.fsencode(path[start:]) for path, _ in found]
+
+
+def image_folder(path: str) -> tuple[Files, Files, list[str]]:
+    """PATH/train/CLASS/*.JPEG and PATH/val/CLASS/*.JPEG: training, validation and classes."""
+    root = existing_folder(path, "train/ and val/ in it")
+    found = {split: _classes(root, split) for split in SPLITS}
+    for here, there in (SPLITS, SPLITS[::-1]):
+        extra = sorted(set(found[here]) - set(found[there]))
+        if extra:
+            raise UserError(
+                f"{root}: class {extra[0]} is in {here}/ but not in {there}/"
+                + (f", as are {len(extra) - 1} others" if extra[1:] else "")
+                + "; both need the same class folders"
+            )
+    train, validation = (Files(root / split, found["train"]) for split in SPLITS)
+    return train, validation, found["train"]
+
+
+def existing_folder(path: str, content: str) -> Path:
+    """The folder that data.path names."""
+    root = Path(path).expanduser()
+    if not root.exists():
+        raise UserError(f"data.path: {root} does not exist; expected a folder with {content}")
+    if not root.is_dir():
+        raise UserError(f"data.path: {root} is a file; expected a folder with {content}")
+    return root
+
+
+def _classes(root: Path, split: str) -> list[str]:
+    """Names of a split's class folders, sorted."""
+    folder = root / split
+    if not folder.is_dir():
+        raise UserError(f"data.path: {root} has no folder {split}/; expected {split}/CLASS/*.JPEG")
+    try:
+        return torchvision_folder.find_classes(str(folder))[0]
+    except FileNotFoundError:
+        advice = ""
+        if split == "val" and any(map(torchvision_folder.is_image_file, os.listdir(folder))):
+            advice = (
+                ": sort its images into the class folders of train/ (the 1,000 of ImageNet, whose "
+                "validation tar has none: many scripts called valprep.sh do it)"
+            )
+        raise UserError(
+            f"{folder}: no class folder in it; expected {split}/CLASS/*.JPEG{advice}"
+        ) from None
