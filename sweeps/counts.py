@@ -2,18 +2,10 @@
 
 from __future__ import annotations
 
-<<<<<<< HEAD
-import importlib
-=======
->>>>>>> h-rules
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-<<<<<<< HEAD
-from types import ModuleType
-=======
->>>>>>> h-rules
 from typing import Any
 
 from sweeps.needs import GPUS, Gpu
@@ -24,16 +16,9 @@ from sweeps.sweep_file import load_sweep
 from training import runs
 from training.config import Section, apply_preset
 from training.errors import UserError
-<<<<<<< HEAD
-from training.memory import is_observation
-
-COST_FUNCTIONS = ("flops", "parameters", "tokens_per_step", "memory")
-
-=======
 from training.experiment import Experiment
 from training.memory import is_observation
 
->>>>>>> h-rules
 
 @dataclass(frozen=True)
 class Setting:
@@ -73,11 +58,7 @@ class Work:
 
     file: Path
     preset: str | None
-<<<<<<< HEAD
-    cost: ModuleType
-=======
     cost: Experiment
->>>>>>> h-rules
     points: list[Any]
     left: dict[str, float]
     started: int
@@ -106,11 +87,7 @@ def read(
             raise UserError(f"{file}: a search has no curves; leave out --curves")
         return _read_search(file, preset, results)
     sweep = load_sweep(file, results, preset=preset, curves=curves, draft=True)
-<<<<<<< HEAD
-    cost = _cost(file, sweep.config.experiment)
-=======
     cost = sweep.experiment
->>>>>>> h-rules
     found = SweepWork(sweep, Store(sweep.folder, looks=True).recall)
     done = [run for run, summary in found.results.items() if summary["status"] != "failed"]
     points = list(found.points.values())
@@ -126,11 +103,7 @@ def _read_search(file: Path, preset: str | None, results: Path) -> Work:
     from sweeps.storage import Storage
 
     found = load_search(file, results, preset, draft=True)
-<<<<<<< HEAD
-    cost, storage = _cost(file, found.config.experiment), Storage(found.folder)
-=======
     cost, storage = found.experiment, Storage(found.folder)
->>>>>>> h-rules
     work = Work(file, preset, cost, [], {}, 0, list(found.sources.assumed))
     for study in found.studies:
         config, _ = found.run(study, found.middle)
@@ -148,34 +121,10 @@ def _read_search(file: Path, preset: str | None, results: Path) -> Work:
     return work
 
 
-<<<<<<< HEAD
-def _cost(file: Path, experiment: str) -> ModuleType:
-    """The experiment's closed forms."""
-    try:
-        module = importlib.import_module(f"{experiment}.cost")
-    except ModuleNotFoundError as error:
-        if error.name not in (experiment, f"{experiment}.cost"):
-            raise
-        module = None
-    missing = [name for name in COST_FUNCTIONS if not hasattr(module, name)]
-    if missing:
-        raise UserError(
-            f"{file}: planning needs {experiment}/cost.py with {', '.join(COST_FUNCTIONS)}; "
-            f"it lacks {', '.join(missing)}"
-        )
-    return module
-
-
-def _work(
-    file: Path,
-    preset: str | None,
-    cost: ModuleType,
-=======
 def _work(
     file: Path,
     preset: str | None,
     cost: Experiment,
->>>>>>> h-rules
     points: list[Any],
     folder: Path,
     done: Iterable[str],
@@ -200,11 +149,7 @@ def _steps_taken(run_dir: Path) -> int | None:
     return int(saved[-1].name.rpartition("-")[2]) if saved else 0
 
 
-<<<<<<< HEAD
-def _may_add(found: SweepWork, cost: ModuleType) -> dict[str, float]:
-=======
 def _may_add(found: SweepWork, cost: Experiment) -> dict[str, float]:
->>>>>>> h-rules
     """The most that `extend` or `confirm` can still add, in cells that are not complete."""
     config = found.sweep.config
     rule = config.extend or config.confirm
@@ -315,11 +260,7 @@ def _memory(config: Any, work: Work, setting: Setting) -> tuple[Any, dict[str, i
     return config, work.cost.memory(config, **{how: setting.gpus_per_run})
 
 
-<<<<<<< HEAD
-def _gpus_needed(config: Any, cost: ModuleType, gpu: Gpu) -> int | None:
-=======
 def _gpus_needed(config: Any, cost: Experiment, gpu: Gpu) -> int | None:
->>>>>>> h-rules
     """The smallest power of two over which a run can be sharded to fit; None if there is none."""
     count, batch = 1, config.training.batch_size
     while batch % count == 0:
@@ -374,11 +315,7 @@ def together(works: Sequence[Work], setting: Setting) -> dict[str, Any]:
     most: dict[tuple[str, str], Part] = {}
     for work in works:
         for point in work.points:
-<<<<<<< HEAD
-            key, left = (work.cost.__name__, _identity(point)), work.left[point.run]
-=======
             key, left = (work.cost.name, _identity(point)), work.left[point.run]
->>>>>>> h-rules
             if key not in most or left > most[key][2]:
                 most[key] = work, point, left
     whole = [(work, point, 1.0) for work, point, _ in most.values()]

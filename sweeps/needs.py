@@ -9,10 +9,7 @@ from typing import Any
 from sweeps.pool import Needs, gpu_memory
 from training.config import validate
 from training.errors import UserError
-<<<<<<< HEAD
-=======
 from training.experiment import Experiment
->>>>>>> h-rules
 
 
 @dataclass(frozen=True)
@@ -44,23 +41,14 @@ def memory_of(name: str | None) -> float | None:
 
 
 def needs_of(
-<<<<<<< HEAD
-    experiment: Any, config: Any, said: Mapping[str, Any], gpu: float | None
-=======
     experiment: Experiment, config: Any, said: Mapping[str, Any], gpu: float | None
->>>>>>> h-rules
 ) -> Needs:
     """What a run needs on GPUs of `gpu` bytes; what the sweep file has `said` counts most.
 
     A run that one GPU does not hold is sharded over as many as do. Raises UserError if no number
     does.
     """
-<<<<<<< HEAD
-    memory = getattr(experiment, "memory", None)
-    found = {} if gpu is None or memory is None or "gpus" in said else _fitting(memory, config, gpu)
-=======
     found = {} if gpu is None or "gpus" in said else _fitting(experiment.memory, config, gpu)
->>>>>>> h-rules
     return validate(Needs, {**found, **said}, "needs")
 
 

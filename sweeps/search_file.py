@@ -15,18 +15,11 @@ from pydantic import model_validator
 from sweeps.pool import Needs
 from sweeps.sources import Around, Missing, Sources, folder_of, read_file
 from sweeps.study import RATE, Study, Tuning
-<<<<<<< HEAD
-from sweeps.sweep_file import Values, flat, grid_values, import_experiment
-from training import runs
-from training.config import Count, PositiveFloat, Section, apply_preset, set_keys, validate
-from training.errors import UserError
-=======
 from sweeps.sweep_file import Values, flat, grid_values
 from training import runs
 from training.config import Count, PositiveFloat, Section, apply_preset, set_keys, validate
 from training.errors import UserError
 from training.experiment import Experiment, load_experiment
->>>>>>> h-rules
 
 
 class Rate(Section):
@@ -91,7 +84,7 @@ class Search:
     config: SearchConfig
     path: Path
     preset: str | None
-    experiment: Any
+    experiment: Experiment
     base: dict[str, Any]
     folder: Path
     sources: Sources
@@ -141,7 +134,7 @@ class Search:
 
     def _validated(self, name: str, settings: Mapping[str, Any]) -> Section:
         where = f"{self.path}, study {name!r}"
-        return validate(self.experiment.Config, set_keys(self.base, settings), where)
+        return validate(self.experiment.config, set_keys(self.base, settings), where)
 
     def run(self, study: Study, values: Mapping[str, float]) -> tuple[Section, str]:
         """The config of a trial and the name of its run."""
@@ -160,11 +153,7 @@ def load_search(
 ) -> Search:
     """A search file, its experiment and its studies; UserError for anything that cannot run."""
     config = validate(SearchConfig, apply_preset(read_file(path), preset, str(path)), str(path))
-<<<<<<< HEAD
-    experiment = import_experiment(path, config.experiment)
-=======
     experiment = load_experiment(config.experiment, path)
->>>>>>> h-rules
     base = read_file(path.parent / config.config)
     folder = folder_of(path, results, preset)
     sources = Sources(path, results, preset, draft)

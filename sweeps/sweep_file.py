@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -27,6 +25,7 @@ from training.config import (
     validate,
 )
 from training.errors import UserError
+from training.experiment import Experiment, load_experiment
 
 
 class Log2Range(Section):
@@ -252,7 +251,7 @@ class Sweep:
 
     config: SweepConfig
     path: Path
-    experiment: Any
+    experiment: Experiment
     base: dict[str, Any]
     folder: Path
     sources: Sources
@@ -315,11 +314,7 @@ class Sweep:
 
     def _validated(self, curve: str, settings: Mapping[str, Any]) -> Section:
         where = f"{self.path}, curve {curve!r}"
-<<<<<<< HEAD
-        return validate(self.experiment.Config, set_keys(self.base, settings), where)
-=======
         return validate(self.experiment.config, set_keys(self.base, settings), where)
->>>>>>> h-rules
 
     def grid(self, curve: str) -> list[dict[str, Any]]:
         """Every combination of a curve's grid values, the last key varying fastest."""
@@ -380,19 +375,6 @@ def _applies(rule: MoreSeeds | Adjust, values: Mapping[str, Any]) -> bool:
     return all(values.get(key) in wanted for key, wanted in rule.where.items())
 
 
-def import_experiment(path: Path, name: str) -> ModuleType:
-    """The `train` module of the experiment that a file names; UserError if there is none."""
-    try:
-        return importlib.import_module(f"{name}.train")
-    except ModuleNotFoundError as error:
-        if error.name not in (name, f"{name}.train"):
-            raise
-        raise UserError(
-            f"{path}: experiment {name!r} has no train.py here; run from the repository's root and "
-            "give the folder's name"
-        ) from None
-
-
 def load_sweep(
     path: Path,
     results: Path = runs.RESULTS,
@@ -407,11 +389,7 @@ def load_sweep(
     """
     data = apply_preset(read_file(path), preset, str(path))
     config = validate(SweepConfig, data, str(path))
-<<<<<<< HEAD
-    experiment = import_experiment(path, config.experiment)
-=======
     experiment = load_experiment(config.experiment, path)
->>>>>>> h-rules
     base = read_file(path.parent / config.config)
     folder = folder_of(path, results, preset)
     sweep = Sweep(config, path, experiment, base, folder, Sources(path, results, preset, draft))

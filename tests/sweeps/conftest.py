@@ -113,7 +113,7 @@ EXPERIMENT = Place(
 """
 
 
-def wait_until(condition, seconds=100):
+def wait_until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened"
