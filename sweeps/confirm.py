@@ -15,8 +15,8 @@ from pydantic import Field, model_validator
 
 from sweeps.rules import DONE, WAIT, Cell, Next, Place, names
 from training.config import PositiveInt, Section, shifted
-from training.log import lower_is_better
 from training.errors import UserError
+from training.log import lower_is_better
 
 # Dinan et al., footnote 42: twice both and half both are left out.
 SIX_NEIGHBOURS = [[1, 0], [0, 1], [1, -1], [-1, 1], [0, -1], [-1, 0]]
