@@ -136,17 +136,17 @@ def test_a_run_goes_on_with_other_workers_and_another_limit(tmp_path):
 def test_runs_keep_their_names_though_keys_went(tmp_path):
     """Shipped tables name runs by hashes of configs that still had these three keys."""
     assert runs.run_id(load(Config, LAPTOP)) == "run-9cb9a7c901"
-    train.run(settings(), tmp_path)
+    train.EXPERIMENT.run(settings(), tmp_path)
     old = {"streaming": False, "lanes": 32, "decoder": "pil"}
     saved = yaml.safe_load((tmp_path / "config.yaml").read_text())
     saved["data"] |= old
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
     assert load(Config, tmp_path / "config.yaml") == settings()
-    assert train.run(settings(), tmp_path)["status"] == "finished"  # the same run, done already
+    assert train.EXPERIMENT.run(settings(), tmp_path)["status"] == "finished"  # it is done already
     saved["data"]["lanes"] = 16
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(saved))
     with pytest.raises(UserError, match="data.lanes 16 -> 32"):
-        train.run(settings(), tmp_path)
+        train.EXPERIMENT.run(settings(), tmp_path)
 
 
 # ------------------------------------------------------------------------------------------------
