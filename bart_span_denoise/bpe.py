@@ -293,7 +293,7 @@ def _makeable(merges: list[tuple[str, str]]) -> set[str]:
 def _tokens(
     symbols: list[str], numbers: dict[str, int], where: str, encoder: str | Path
 ) -> list[str | None]:
-    """GPT-2's token of each symbol, None for what is no number."""
+    """GPT-2's token of each symbol, None for one that is not a number."""
     by_number = {str(number): token for token, number in numbers.items()}
     tokens = [by_number.get(symbol) for symbol in symbols]
     odd = [s for s, token in zip(symbols, tokens) if token is None and s.isdecimal()]

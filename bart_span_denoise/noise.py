@@ -52,7 +52,7 @@ class Noise:
     sample's first word start is never masked.
 
     fraction_mode "exact": fraction * tokens tokens, rounded half up, are corrupted, by spans that
-    neither overlap nor touch; spans of length zero are masks of their own between two words, so
+    neither overlap nor touch; spans of length zero are separate masks between two words, so
     two masks are never adjacent. With unit "word" spans are taken in random order, and the one that
     reaches the budget is cut where words end nearest to it (at random if two ends are as near), so
     the number of corrupted tokens is off by at most half the longest word, and is right on average.

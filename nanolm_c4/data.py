@@ -98,7 +98,7 @@ def _coverage(sentences: Iterable[str], vocab_size: int) -> float:
 
 
 def _vocabulary_error(error: RuntimeError, vocab_size: int) -> UserError:
-    """SentencePiece's refusal in words of this configuration."""
+    """SentencePiece's refusal as a message about `vocab_size`."""
     limit = re.search(r"value <= (\d+)", str(error))
     if limit:
         return UserError(
@@ -423,7 +423,7 @@ class PackedRows(Rows):
 class ValidationRows(Rows):
     """Validation documents, padded to the context; pads carry no loss.
 
-    A document longer than the context is cut off (NanoDO's convention) or, with `split`, goes on
+    A document longer than the context is cut off (NanoDO's convention) or, with `split`, continues
     in further rows, so that all of it is scored. Inputs are padded with the pad id, targets with
     IGNORE; the last token of a row has no target.
     """

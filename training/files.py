@@ -94,7 +94,7 @@ def _hidden(path: Path) -> Path:
 
 @contextmanager
 def scratch_folder(final: Path) -> Iterator[Path]:
-    """A folder beside the final one, gone at the end whatever happens short of a kill."""
+    """A hidden folder next to the final one; deleted at the end, unless the process is killed."""
     scratch = _hidden(final)
     try:
         scratch.mkdir(parents=True)
@@ -110,7 +110,7 @@ def scratch_folder(final: Path) -> Iterator[Path]:
 
 
 def publish(scratch: Path, final: Path, problem: Callable[[Path], str | None]) -> None:
-    """Gives a finished folder its name; if one without a `problem` got there first, it stays."""
+    """Gives a finished folder its name, unless one without a `problem` has it already."""
     while True:
         try:
             os.rename(scratch, final)

@@ -320,8 +320,8 @@ def quiet_datasets() -> Iterator[Any]:
 def _guarded(open_records: Callable[[], Any], problem: str, remedy: str) -> Iterator[dict]:
     """The records, with whatever the reading library raises turned into one UserError.
 
-    It wraps many libraries (Arrow, gzip, HTTP), each with errors of its own; the consumer's own
-    errors pass untouched.
+    It wraps many libraries (Arrow, gzip, HTTP), each with its own errors; those of the consumer
+    pass untouched.
     """
     try:
         records = iter(open_records())

@@ -83,7 +83,7 @@ def prepare(
 
 
 def _describe(folder: Path, meta: dict[str, Any], packages: tuple[str, ...]) -> None:
-    """Writes meta.json over the finished files; a folder without it is no cache."""
+    """Writes meta.json over the finished files; a folder without it is not a cache."""
     files = sorted(folder.iterdir())
     versions = {name: importlib.metadata.version(name) for name in packages}
     meta = {name: value for name, value in meta.items() if name != "files"} | {

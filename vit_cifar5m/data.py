@@ -212,7 +212,7 @@ class Mapped:
         return self._array
 
     def image(self, index: int) -> np.ndarray:
-        """An image of its own, uint8 [3, 32, 32], whether stored so or channels last."""
+        """A copy of an image, uint8 [3, 32, 32], whether stored so or channels last."""
         if self.dtype == RECORD:
             return np.array(self.array[index]["image"])
         return np.ascontiguousarray(self.array[index].transpose(2, 0, 1))
@@ -241,7 +241,7 @@ def _check_labels(labels: np.ndarray, where: str) -> None:
     if wrong.size:
         raise UserError(
             f"{where}: label {labels[wrong[0]]} of image {wrong[0]} is out of range 0 .. 9; "
-            "get the file anew"
+            "download the file again"
         )
 
 
@@ -291,7 +291,7 @@ def _reading(file: Path, key: str) -> Iterator[None]:
     except DAMAGE as error:
         raise UserError(
             f"{file}: {key} cannot be read ({reason(error)}); expected an npz file of CIFAR-5M, "
-            f"whole. Get it anew from {PUBLISHED}"
+            f"whole. Download it again from {PUBLISHED}"
         ) from error
 
 
@@ -376,8 +376,8 @@ def _unexpected(
 
 def _cut_off(file: Path, key: str, found: int, expected: int) -> UserError:
     return UserError(
-        f"{file}: {key} has {found} bytes, expected {expected} for its shape; get it anew from "
-        f"{PUBLISHED}"
+        f"{file}: {key} has {found} bytes, expected {expected} for its shape; download it again "
+        f"from {PUBLISHED}"
     )
 
 
@@ -456,7 +456,7 @@ def open_batch(folder: Path, name: str) -> tuple[Mapped, np.ndarray]:
     if rest or not count:
         raise UserError(
             f"{file}: {file.stat().st_size} bytes; expected a multiple of {RECORD.itemsize}, the "
-            "bytes of an image and its label. Get it anew"
+            "bytes of an image and its label. Download it again"
         )
     mapped = Mapped(file, 0, (count,), RECORD)
     labels = np.array(mapped.array["label"])

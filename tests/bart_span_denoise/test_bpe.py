@@ -273,7 +273,7 @@ WRONG = {
     "words only": ("dict.txt", lambda text: "the 3\nof 2\n", "is it over another BPE?"),
     "other numbers": ("dict.txt", lambda text: text + "9999 1\n", "has 9999, expected numbers of"),
     "no count": ("dict.txt", lambda text: text + "x\n", "(line 396 has no symbol and count: 'x'"),
-    "repeated": ("dict.txt", lambda text: text + "7 1\n", "has a symbol for the second time: '7 1'"),
+    "repeated": ("dict.txt", lambda text: text + "7 1\n", "a symbol for the second time: '7 1'"),
     "lacking": ("dict.txt", lambda text: text.replace("\n17 1\n", "\n"), "tokens, the first 17;"),
 }
 

@@ -604,12 +604,12 @@ def overwrite(file, value, where=0):
 
 
 BROKEN = {
-    "no folder": (shutil.rmtree, "is no folder; expected one made by fairseq-preprocess"),
+    "no folder": (shutil.rmtree, "is not a folder; expected one made by fairseq-preprocess"),
     "no valid.bin": (lambda f: (f / "valid.bin").unlink(), "valid.bin does not exist; expected"),
     "no train.idx": (lambda f: (f / "train.idx").unlink(), "train.idx does not exist; expected"),
     "no dictionary": (lambda f: (f / "dict.txt").unlink(), "dict.txt does not exist; expected"),
     "cut tokens": (lambda f: os.truncate(f / "train.bin", 100), "train.bin has 100 bytes where"),
-    "cut index": (lambda f: os.truncate(f / "train.idx", 99), "lines as it says; make it anew"),
+    "cut index": (lambda f: os.truncate(f / "train.idx", 99), "lines as it says; make it again"),
     "no index": (lambda f: os.truncate(f / "train.idx", 9), "is not fairseq's mmap index"),
     "no line end": (overwrite("train.bin", 5, -1), "train.bin: line "),
     "large id": (overwrite("train.bin", 9999), "holds token id 9999, but the dictionary has"),
@@ -660,7 +660,7 @@ def test_which_files_go_together(tmp_path, gpt2, binarised):
     dictionary = {"bpe_dictionary": gpt2["bpe_dictionary"]}
     assert "given without data.bpe_encoder and data.bpe_vocab" in text(**dictionary)
     line = error_line(lambda: prepare_binarised(tmp_path, binarised["sentences"], **gpt2))
-    assert "a binarised folder has a dict.txt of its own" in line
+    assert "a binarised folder has its own dict.txt" in line
 
 
 @pytest.mark.parametrize("key", data.BPE_KEYS)
