@@ -57,7 +57,8 @@ def make(name: str, given: Sequence[Path], out: Path | None) -> tuple[str, list[
     paths = list(given) or [shipped(table) for table in module.TABLES]
     if not paths:
         raise TableError(f"{name} has no shipped table; give the path of one")
-    folder = out or (paths[0].parent if given else style.FIGURES / name.partition("/")[0])
+    own = paths[0] if paths[0].is_dir() else paths[0].parent
+    folder = out or (own if given else style.FIGURES / name.partition("/")[0])
     data = module.read(paths)
     text = "\n".join(map(str, module.findings(data)))
     drawn = [path for stem, item in module.draw(data) for path in style.save(item, folder, stem)]

@@ -144,7 +144,7 @@ def test_help_is_that_of_the_figure(capsys):
         "plots ship results/nanolm_c4/figure_7_12_laptop/observed_kernels.csv "
         "bordelon/figure_7_12_kernels"]),
     ("bordelon/initial_density", "initial_density.csv", ["vit_cifar5m.initial --ship"]),
-    ("theory/bigram", "bigram.csv", ["effective_theory.run --ship"]),
+    ("theory/bigram", "bigram.csv", ["effective_theory.run --ship plots/data/theory"]),
 ])
 def test_a_shipped_table_that_is_missing_names_the_commands_that_make_it(
     table, source, commands, tmp_path, monkeypatch
