@@ -64,8 +64,8 @@ def test_the_files_that_a_check_writes_are_drawn(tmp_path):
     measured = Measurement(points, dict.fromkeys(WIDTHS, plan))
     coordinate_check.write(tmp_path, measured, fit(measured), {"widths": WIDTHS})
     text, files = make("coordinate_check", [tmp_path], None)
-    assert f"blocks.1.mlp.down: change, step 1  " in text and GROWS in text and OK not in text
-    assert [path.parent for path in files] == [tmp_path.parent] * 2
+    assert "blocks.1.mlp.down: change, step 1  " in text and GROWS in text and OK not in text
+    assert [path.parent for path in files] == [tmp_path] * 2
 
 
 def test_lines_are_geometric_means_over_seeds(check):

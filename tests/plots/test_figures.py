@@ -47,6 +47,21 @@ def test_the_same_tables_give_the_same_bytes(name, tmp_path):
         assert one.read_bytes() == other.read_bytes()
 
 
+@pytest.mark.parametrize(("name", "titles"), [
+    ("everett/adafactor", ["Everett et al., Figure 10"]),
+    ("everett/weight_decay", ["Everett et al., Figure 9: Adam, one global learning rate, indep"]),
+    ("theory/shares", ["Dinan et al., Part I"]),
+    ("theory/bigram", ["Stratos"]),
+    ("dinan/vit_strategies", ["Dinan et al., Part II, Figure 2"]),
+    ("bordelon/rate_transfer", ["Bordelon et al., Figure 2a"]),
+])
+def test_a_figure_says_which_of_which_paper_it_is(name, titles, tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(style, "save", lambda figure, *_: found.append(figure.get_suptitle()) or [])
+    make(name, shipped(name), tmp_path)
+    assert len(found) == len(titles) and all(map(str.startswith, found, titles))
+
+
 @pytest.mark.parametrize(("name", "index"), TABLES)
 def test_a_table_that_is_none_is_one_line(name, index, tmp_path, refused):
     paths = shipped(name)
@@ -144,7 +159,7 @@ def test_help_is_that_of_the_figure(capsys):
         "plots ship results/nanolm_c4/figure_7_12_laptop/observed_kernels.csv "
         "bordelon/figure_7_12_kernels"]),
     ("bordelon/initial_density", "initial_density.csv", ["vit_cifar5m.initial --ship"]),
-    ("theory/bigram", "bigram.csv", ["effective_theory.run --ship"]),
+    ("theory/bigram", "bigram.csv", ["effective_theory.run --ship plots/data/theory"]),
 ])
 def test_a_shipped_table_that_is_missing_names_the_commands_that_make_it(
     table, source, commands, tmp_path, monkeypatch
