@@ -8,6 +8,7 @@ wait until all is on the disk of `--folder`. Prints JSON.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import tempfile
 import time
@@ -54,13 +55,18 @@ def measure(width: int, repeats: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """The command."""
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = harness.parser(__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[256, 512], metavar="D")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
-    args = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """The command."""
+    args = parse()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         rows = [measure(width, args.repeats, Path(folder) / str(width)) for width in args.widths]
     harness.show(args, "cpu", rows)
