@@ -501,8 +501,8 @@ class Bordelon(Prescription):
     L^(alpha_depth - 1) (Tables 1 and 2 and App. C; the signs and roots lost in print follow the
     listings of App. B; gamma0^2 keeps feature movement at gamma0 and the change of the output at
     1). First layer: multiplier beta0^(1/2) L^(1/2 - alpha_depth) for SGD, sqrt(n)
-    L^(1 - alpha_depth) for Adam, std its inverse; the readout has the same divided by gamma0 n, and starts at zero
-    with `zero_readout` (the paper's language model). Norms have no parameters.
+    L^(1 - alpha_depth) for Adam, std its inverse; the readout has the same divided by gamma0 n,
+    and starts at zero with `zero_readout` (the paper's language model). Norms have no parameters.
     """
 
     head_dim: int

@@ -10,19 +10,19 @@ import fnmatch
 import hashlib
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from param_groups.layers import Multiplied
+from param_groups.layers import Multiplied, Scaled
 from param_groups.prescriptions import CONSTANT, UNIFORM
 from param_groups.roles import PlanError
 
 if TYPE_CHECKING:
-    from param_groups.plan import Row
+    from param_groups.plan import Factor, Row
 
 Store = Callable[[torch.Tensor, torch.Tensor], object]
 
@@ -196,6 +196,41 @@ def layer_multipliers(model: nn.Module, rows: Sequence[Row]) -> dict[Multiplied,
 
 
 # ------------------------------------------------------------------------------------------------
+# Factors of the forward pass
+
+
+def applied_factors(model: nn.Module) -> list[tuple[str, int | None]]:
+    """The factors that a model's modules apply, each once: (name, head dimension of an attention).
+
+    Raises PlanError for a factor with an unknown name, and for an attention without head dimension.
+    """
+    found: dict[tuple[str, int | None], None] = {}
+    for path, module in model.named_modules():
+        for name in module.factors if isinstance(module, Scaled) else ():
+            found[name, _head_dim(path, module) if name == "attention_scale" else None] = None
+    return list(found)
+
+
+def _head_dim(path: str, module: Scaled) -> int:
+    head_dim = getattr(module, "head_dim", None)
+    if not isinstance(head_dim, int):
+        raise PlanError(f"module {path!r} applies attention_scale; it needs head_dim, its size")
+    return head_dim
+
+
+def factor_places(
+    model: nn.Module, forward: Sequence[Factor] | None
+) -> Iterator[tuple[Scaled, str, float]]:
+    """(module, attribute, value) wherever the model applies a factor of the plan."""
+    values = {(factor.name, factor.head_dim): factor.value for factor in forward or ()}
+    for path, module in model.named_modules():
+        for name in module.factors if isinstance(module, Scaled) else ():
+            key = (name, _head_dim(path, module) if name == "attention_scale" else None)
+            if key in values:
+                yield module, name, values[key]
+
+
+# ------------------------------------------------------------------------------------------------
 # What a model was given
 
 # The rows by which a model was initialised, and whether values were drawn; a model that is gone
@@ -209,7 +244,9 @@ def note_given(model: nn.Module, rows: Sequence[Row], drawn: bool) -> None:
     _GIVEN[model] = (rows, drawn)
 
 
-def check_given(model: nn.Module, rows: Sequence[Row]) -> None:
+def check_given(
+    model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor] | None
+) -> None:
     """Raises PlanError for a model that has not what the rates of these rows go with."""
     way_out = "groups(model, check=False) skips this check"
     if model not in _GIVEN:
@@ -229,11 +266,13 @@ def check_given(model: nn.Module, rows: Sequence[Row]) -> None:
                 "initial values or another multiplier; call initialise or apply_multipliers of "
                 "this plan; " + way_out
             )
-    for layer, multiplier in layer_multipliers(model, rows).items():
-        if layer.multiplier != multiplier:
+    layers = layer_multipliers(model, rows).items()
+    places: list[tuple[nn.Module, str, float]] = [(one, "multiplier", m) for one, m in layers]
+    for module, name, value in [*places, *factor_places(model, forward)]:
+        if getattr(module, name) != value:
             raise PlanError(
-                f"a {type(layer).__name__} multiplies by {layer.multiplier:g}, the plan wants "
-                f"{multiplier:g}; call plan.apply_multipliers(model); " + way_out
+                f"a {type(module).__name__} has {name} {getattr(module, name):g}, the plan wants "
+                f"{value:g}; call plan.apply_multipliers(model); " + way_out
             )
 
 
