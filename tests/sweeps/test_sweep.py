@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 import os
 import subprocess
 import sys
@@ -10,7 +9,6 @@ import sys
 import pytest
 
 from sweeps.progress import Estimate, duration
-from sweeps.rules import next_value
 from sweeps.sweep_file import Log2Range, grid_values, load_sweep
 from tests.sweeps.toys import FakePool, drive, make_toy, work_of, write_file
 from training.errors import UserError
@@ -105,21 +103,6 @@ def test_run_names_depend_on_the_config_alone(toy):
     changed = [p.run for p in load_sweep(write_file(toy, GRID + "set: {fail_below: 0.1}")).points]
     assert first == again
     assert not set(first) & set(changed)
-
-
-@pytest.mark.parametrize(
-    ("losses", "value"),
-    [
-        ({1.0: 3, 2.0: 2, 4.0: 3}, None),
-        ({1.0: 2, 2.0: 3, 4.0: 4}, 0.5),
-        ({1.0: 4, 2.0: 3, 4.0: 2}, 8.0),
-        ({1.0: math.inf, 2.0: math.inf}, 0.5),
-        ({1.0: 3}, 0.5),
-        ({1.0: 2, 2.0: 2, 4.0: 2}, 0.5),  # flat: towards the safe side
-    ],
-)
-def test_the_next_value_follows_the_optimum_past_the_edge(losses, value):
-    assert next_value(losses, 1.0) == value
 
 
 def test_a_sweep_runs_every_point_once_and_writes_one_row_each(toy):

@@ -2,12 +2,10 @@
 
 import csv
 import json
-import math
 
 import pytest
 import yaml
 
-from sweeps.rules import Coverage, next_value
 from sweeps.sources import Around, Missing, Sources
 from sweeps.sweep_file import load_sweep, shifted
 from sweeps.tables import write as write_tables
@@ -313,21 +311,6 @@ def test_adjusted_settings_apply_where_the_grid_says(toy):
     wrong = text.replace("width: [16]", "width: [5]")
     with pytest.raises(UserError, match=r"adjust.where: width 5 is in no curve's grid: \[4, 16\]"):
         load(toy, write(toy, "s.yaml", wrong))
-
-
-@pytest.mark.parametrize(
-    ("losses", "value"),
-    [
-        ({1: 3.0, 2: 2.0, 4: 2.1}, 8.0),  # inside, but no unstable value is known yet
-        ({1: 3.0, 2: 2.0, 4: 2.1, 8: math.inf}, 2**2.5),  # known, but 2^1 apart
-        ({1: 3.0, 2: 2.0, 4: 2.1, 8: 2.5}, 2**2.5),  # 25% above the lowest
-        ({1: 3.0, 2: 2.0, 4: 2.1, 2**2.5: 2.2, 8: math.inf}, None),
-        ({1: 3.0, 2: 2.0, 2**1.5: 2.5, 4: 2.1}, None),  # cut at the first unstable value
-        ({1: 2.0, 2: 3.0}, 0.5),  # the optimum comes first
-    ],
-)
-def test_coverage_goes_on_to_the_first_unstable_value(losses, value):
-    assert next_value(losses, 1.0, Coverage(excess=0.2, gap=0.5)) == value
 
 
 def test_a_sweep_with_coverage_ends_when_the_threshold_is_known(toy):
