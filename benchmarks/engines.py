@@ -43,7 +43,8 @@ def job(folder: Path, seed: int, steps: int = STEPS) -> Job:
     from nanolm_c4.config import Config
 
     changes = ["model.width=32", f"seed={seed}", f"training.steps={steps}", "training.log_every=1",
-               "schedule.warmup_steps=0", "checkpoint.every=10", "checkpoint.minutes=null"]  # fmt: skip
+               "schedule.warmup_steps=0", "checkpoint.every=10",
+               "checkpoint.minutes=null"]  # fmt: skip
     config = load(Config, ROOT / "nanolm_c4" / "configs" / "laptop.yaml", changes)
     name = f"seed-{seed}"
     return Job(name, "nanolm_c4", config.model_dump(mode="json"), folder / name, threads=1)

@@ -69,7 +69,8 @@ class RayPool:
             self.ray.init(**own, log_to_driver=False, logging_level="error")
         except (ConnectionError, RuntimeError, ValueError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(f"--engine ray: no Ray at {address or 'this machine'}: {line}") from None
+            where = address or "this machine"
+            raise UserError(f"--engine ray: no Ray at {where}: {line}") from None
 
     @property
     def slots(self) -> int:

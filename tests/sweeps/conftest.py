@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range(13, 18)
 
 # Each run notes its name when it begins to train, and its process with what that may use.
-TRAIN = f"FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range({FAILS}, {SECOND_FAILS + 1})" + '''
+TRAIN = f"FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range({FAILS}, {FAILS + 5})" + '''
 import json, os, signal, sys, time
 import toy_run
 from training import loop, processes, runs
