@@ -182,7 +182,13 @@ class SlurmPool:
                 (folder / slurm_job.STOP).unlink(missing_ok=True)
                 size = self._pack(runs[0].needs)
                 packs = [runs[first : first + size] for first in range(0, len(runs), size)]
-                for pack, job_id in zip(packs, self._submit(folder, packs)):
+                try:
+                    ids = self._submit(folder, packs)
+                except UserError as error:
+                    for run in runs:
+                        run.future.set_exception(error)
+                    continue
+                for pack, job_id in zip(packs, ids):
                     for run in pack:
                         run.id = job_id
                         self.runs[run.job.name] = run

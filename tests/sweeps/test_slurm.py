@@ -221,7 +221,6 @@ def file(toy, tmp_path, monkeypatch):
         "grid: {optimizer.lr: [0.01, 0.02]}\n"
     )
     monkeypatch.chdir(ROOT)
-    monkeypatch.setenv("PAUSE_FILE", str(tmp_path / "pause"))
     (tmp_path / "pause").write_text("0.3")
     return package / "s.yaml"
 

@@ -65,7 +65,6 @@ def ray_cluster():
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "tests" / "training")]))
         cluster = Ray()
         yield cluster
         cluster.cluster.shutdown()
@@ -140,7 +139,6 @@ def engine(request, toy, tmp_path, monkeypatch):
     (package / "base.yaml").write_text(BASE)
     (package / "s.yaml").write_text(f"experiment: {toy}\n" + SWEEP)
     (package / "c.yaml").write_text(f"experiment: {toy}\n" + SEARCH)
-    monkeypatch.setenv("PAUSE_FILE", str(tmp_path / "pause"))
     return Engine(request.param, toy, tmp_path, request, monkeypatch)
 
 
