@@ -101,7 +101,7 @@ def _vit(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
     """A Vision Transformer's task on drawn images, and its training step."""
     import torch
 
-    from training import loop
+    from training import task as tasks
     from training.config import load
     from vit_cifar5m import train
     from vit_cifar5m.config import Config
@@ -112,8 +112,8 @@ def _vit(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
     config = load(Config, ROOT / "vit_cifar5m/configs/laptop.yaml", words)
     task = train.build_task(config)
     task.model.to(case["device"])
-    loop.initialise(task)
-    optimizer = loop.build_optimizer(task)
+    tasks.initialise(task)
+    optimizer = tasks.build_optimizer(task)
     images = [task.train_data[i] for i in range(case["batch"])]
     batch = [tensor.to(torch.device(case["device"])) for tensor in task.collate(images)]
 
@@ -130,13 +130,13 @@ def _decoder(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
     import torch
 
     from nanolm_c4 import train
-    from training import loop
+    from training import task as tasks
 
     config = _config(case)
     model = train.build_model(config, case["vocab"]).to(case["device"])
     generator = torch.Generator().manual_seed(0)
     rows = torch.randint(case["vocab"], (64, case["context"] + 1), generator=generator)
-    task = loop.Task(
+    task = tasks.Task(
         config=config,
         model=model,
         plan=train.build_plan(config, model),
@@ -146,8 +146,8 @@ def _decoder(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
         count=lambda batch: torch.tensor(batch[1].numel()),
         forward=lambda model, batch: model(batch[0]),
     )
-    loop.initialise(task)
-    optimizer = loop.build_optimizer(task)
+    tasks.initialise(task)
+    optimizer = tasks.build_optimizer(task)
     rows = rows[: case["batch"]].to(case["device"])
 
     def step() -> None:

@@ -199,6 +199,7 @@ def measure_nanolm(case: dict[str, Any]) -> dict[str, Any]:
     from nanolm_c4 import train
     from nanolm_c4.data import collate
     from training import loop
+    from training import task as tasks
 
     torch.set_num_threads(case["threads"])
     config = _config(case)
@@ -210,7 +211,7 @@ def measure_nanolm(case: dict[str, Any]) -> dict[str, Any]:
         return torch.tensor(batch[1].numel())
 
     model = train.build_model(config, case["vocab"])
-    task = loop.Task(
+    task = tasks.Task(
         config=config,
         model=model,
         plan=train.build_plan(config, model),

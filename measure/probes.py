@@ -33,6 +33,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from param_groups import Plan, Role
@@ -41,6 +42,8 @@ from param_groups.plan import Row
 from param_groups.roles import Layout, default_layout
 from training import optimizers
 from training.errors import UserError
+from training.log import Log
+from training.task import LiveRun
 
 # Optimisers that divide by sqrt(v_hat) + eps, with v in "exp_avg_sq"; and the others.
 _WITH_EPS = (torch.optim.AdamW, optimizers.AdamParamScaling)
@@ -285,6 +288,51 @@ class Probes:
                     f"but {expected[name]} times in the first; probe one fixed batch"
                 )
         self._calls_per_layer = calls
+
+
+class ProbeRecorder:
+    """Probes a run every `training.probe_every` steps, and at its first and last one; 0 for never.
+
+    Every process probes, as all take part in the forward pass; the main one writes probes.jsonl.
+    """
+
+    def start(self, run: LiveRun) -> Sequence[Log]:
+        """See `training.task.Recorder`; UserError for a sharded run and for what Probes refuses."""
+        self.run, self.settings = run, run.task.config.training
+        if not self.settings.probe_every:
+            return ()
+        if run.is_sharded:
+            raise UserError(
+                "training.probe_every is not supported with sharding, where no process holds a "
+                "whole tensor: set it to 0, or launch without FSDP"
+            )
+        task = run.task
+        # Rows without padding where there are any: statistics would count pads, too.
+        data = task.observed_data if len(task.observed_data) else task.eval_data
+        size = min(len(data), self.settings.probe_samples)
+        samples = [data[index] for index in range(size)]
+        self.batch = send_to_device(task.eval_batch(samples), run.device)
+        self.forward = task.forward or task.measure or task.loss
+        self.probes = Probes(task.model, task.plan, run.optimizer)
+        self.log = Log(run.folder / "probes.jsonl")
+        return (self.log,)
+
+    @contextlib.contextmanager
+    def around(self, step: int) -> Iterator[None]:
+        """Probes the optimiser's step if it is time to."""
+        every, steps = self.settings.probe_every, self.settings.steps
+        if not every or not (step in (1, steps) or step % every == 0):
+            yield
+            return
+        self.probes.before_step()
+        yield
+        self.probes.after_step()
+        line = self.probes.read(lambda: self.forward(self.run.task.model, self.batch))
+        if self.run.is_main:
+            self.log.append({"step": step, **line})
+
+    def after(self, step: int) -> None:
+        """Nothing: the probe has been read with the gradients in place."""
 
 
 def dense_layers(model: nn.Module, plan: Plan) -> list[DenseLayer]:

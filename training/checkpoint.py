@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from training.errors import UserError
+from training.errors import Damaged, UserError
 from training.files import sync
 
 FORMAT = 1
@@ -36,10 +36,6 @@ _NAME = re.compile(r"step-(\d{8,})")
 _TEMPORARY = ".writing-"
 _REMOVED = ".removing-"
 _ASIDE = "damaged-"
-
-
-class Damaged(Exception):
-    """A checkpoint is not what was written; the message names it and says what is wrong."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from training.errors import UserError, nearest, one_line_errors
 
 if TYPE_CHECKING:
     from param_groups import Plan
-    from training.loop import Task
+    from training.task import Task
 
 Progress = Callable[[int, int, float], None]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from training import optimizers, sharding
-from training.checkpoint import Damaged
+from training.errors import Damaged
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -13,6 +13,7 @@ import torch
 from bart_span_denoise import train
 from bart_span_denoise.config import Config
 from training import loop, signals
+from training import task as tasks
 from training.config import leaves, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,7 +93,7 @@ def test_the_paddings_row_stays_zero(texts, tmp_path):
 def test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not(texts, tmp_path, monkeypatch):
     words = ["training.eval_every=2", "checkpoint.final=true", "training.data_workers=1"]
     train.EXPERIMENT.run(settings(texts, *words), tmp_path / "whole")
-    add = loop.Losses.add
+    add = tasks.Losses.add
     calls = []
 
     def stopping(self, *args):  # a signal during the third step
@@ -102,7 +103,7 @@ def test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not(texts, tmp_path, 
             signals.signal.raise_signal(signals.signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Losses, "add", stopping)
+        patch.setattr(tasks.Losses, "add", stopping)
         assert train.EXPERIMENT.run(settings(texts, *words), tmp_path / "parts")["status"] == "stopped"
     summary = train.EXPERIMENT.run(settings(texts, *words), tmp_path / "parts")
     assert summary["resumed_from"] == [3]
@@ -131,10 +132,10 @@ def test_lr_and_decay_of_neural_tangent_are_the_standard_run_s_at_every_block(te
 def test_under_compile_all_batches_have_the_one_shape_that_the_positions_hold(texts, positions):
     words = [f"model.positions={positions}", "training.compile=true"]
     task = train.build_task(settings(texts, *words))
-    batches = list(loop.first_batches(task, 3))
+    batches = list(tasks.first_batches(task, 3))
     assert {part.shape for batch in batches for part in batch} == {(4, task.model.longest)}
     plain = train.build_task(settings(texts, words[0]))
-    for padded, batch in zip(batches, loop.first_batches(plain, 3)):
+    for padded, batch in zip(batches, tasks.first_batches(plain, 3)):
         length = batch[0].shape[1]
         assert (padded[0][:, :length] == batch[0]).all()
         assert task.count(padded) == plain.count(batch)
@@ -184,7 +185,7 @@ def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_pat
     assert summary["status"] == "finished" and config.data.noise.unit == "word"
     assert summary["final_eval_bits"] == pytest.approx(summary["final_eval_loss"] / math.log(2))
     assert summary["best_eval_bits"] == pytest.approx(summary["best_eval_loss"] / math.log(2))
-    add, calls = loop.Losses.add, []
+    add, calls = tasks.Losses.add, []
 
     def stopping(self, *args):
         add(self, *args)
@@ -193,7 +194,7 @@ def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_pat
             signals.signal.raise_signal(signals.signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Losses, "add", stopping)
+        patch.setattr(tasks.Losses, "add", stopping)
         train.EXPERIMENT.run(config, tmp_path / "parts")
     assert train.EXPERIMENT.run(config, tmp_path / "parts")["resumed_from"] == [4]
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")

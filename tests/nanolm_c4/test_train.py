@@ -11,7 +11,7 @@ import torch
 
 from nanolm_c4 import train
 from nanolm_c4.config import Config
-from training import loop
+from training import loading, loop
 from training.config import leaves, load
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -197,7 +197,7 @@ def test_the_other_fields_change_how_it_is_computed(texts, tmp_path, monkeypatch
 
     calls = {"rows": [], "eval_rows": [], "compiled": False, "workers": set(),
              "texts": texts}
-    forward, loader = models.Decoder.forward, loop.DataLoader
+    forward, loader = models.Decoder.forward, loading.DataLoader
     compiler = torch.compile
 
     def counted_forward(self, ids, targets=None):
@@ -213,7 +213,7 @@ def test_the_other_fields_change_how_it_is_computed(texts, tmp_path, monkeypatch
         return compiler(model, backend="eager")
 
     monkeypatch.setattr(models.Decoder, "forward", counted_forward)
-    monkeypatch.setattr(loop, "DataLoader", counted_loader)
+    monkeypatch.setattr(loading, "DataLoader", counted_loader)
     monkeypatch.setattr(torch, "compile", counted_compile)
     value, seen = HOW[key]
     train.EXPERIMENT.run(settings(texts, f"{key}={value.format(texts=texts)}"), tmp_path)

@@ -14,7 +14,8 @@ from param_groups import Everett, Role, Rule, plan
 from training import schedules
 from training.config import RunConfig, validate
 from training.errors import UserError
-from training.loop import Task, train
+from training.loop import train
+from training.task import Task
 
 IGNORE = -100
 

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from measure import coordinate_check
-from training import loop, signals
+from training import loading, signals
+from training import task as tasks
 from training.config import leaves, load
 from training.errors import UserError
 from training.sampling import sample_ids
@@ -65,7 +66,7 @@ def test_training_lowers_the_loss_it_is_given(tmp_path, optimizer):
 
 def stopped_and_resumed(config, folder, monkeypatch):
     """Runs a config with a signal during the third step of 8, then to its end."""
-    add = loop.Losses.add
+    add = tasks.Losses.add
 
     def stopping(self, *args):
         add(self, *args)
@@ -73,7 +74,7 @@ def stopped_and_resumed(config, folder, monkeypatch):
             signals.signal.raise_signal(signals.signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Losses, "add", stopping)
+        patch.setattr(tasks.Losses, "add", stopping)
         assert train.EXPERIMENT.run(config, folder)["status"] == "stopped"
     assert train.EXPERIMENT.run(config, folder)["resumed_from"] == [3]
 
@@ -125,7 +126,7 @@ def test_a_run_that_needs_more_drawn_images_than_cifar_5m_has_gets_them():
 def test_runs_on_drawn_images_begin_as_they_always_have():
     """The order is that of 5,000,000 images for every run that asks for no more."""
     task = train.build_task(settings("seed=3"))
-    images, labels = next(iter(loop.first_batches(task, 1)))
+    images, labels = next(iter(tasks.first_batches(task, 1)))
     drawn, expected = shapes.draw(sample_ids(5_000_000, 3, 0, 8), 3)
     assert torch.equal(labels, torch.from_numpy(expected))
     assert torch.equal(images, data.collate(list(zip(drawn, expected)))[0])
@@ -278,7 +279,7 @@ def test_every_field_changes_what_a_run_leaves_behind(files, base_trace, tmp_pat
 @pytest.mark.parametrize("key", HOW)
 def test_the_other_fields_change_how_it_is_computed(files, tmp_path, monkeypatch, key):
     calls = {"rows": [], "eval_rows": [], "compiled": False, "workers": set(), "files": files}
-    forward, loader = VisionTransformer.forward, loop.DataLoader
+    forward, loader = VisionTransformer.forward, loading.DataLoader
 
     def counted_forward(self, images):
         calls["rows" if self.training else "eval_rows"].append(len(images))
@@ -293,7 +294,7 @@ def test_the_other_fields_change_how_it_is_computed(files, tmp_path, monkeypatch
         return model
 
     monkeypatch.setattr(VisionTransformer, "forward", counted_forward)
-    monkeypatch.setattr(loop, "DataLoader", counted_loader)
+    monkeypatch.setattr(loading, "DataLoader", counted_loader)
     monkeypatch.setattr(torch, "compile", counted_compile)
     value, seen = HOW[key]
     base = FILES if key == "data.cache_dir" else ()

@@ -11,7 +11,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from training import loop, runs, signals
+from training import runs, signals
+from training import task as tasks
 from training.config import leaves, load
 from training.errors import UserError
 from vit_imagenet import train
@@ -103,7 +104,7 @@ def test_training_learns_and_beats_chance_by_far(tmp_path):
 def test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not(tmp_path, monkeypatch):
     words = ["training.eval_every=2", "checkpoint.final=true", "training.data_workers=1"]
     train.EXPERIMENT.run(settings(*words), tmp_path / "whole")
-    add = loop.Losses.add
+    add = tasks.Losses.add
 
     def stopping(self, *args):  # a signal during the third step
         add(self, *args)
@@ -111,7 +112,7 @@ def test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not(tmp_path, monkeyp
             signals.signal.raise_signal(signals.signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Losses, "add", stopping)
+        patch.setattr(tasks.Losses, "add", stopping)
         assert train.EXPERIMENT.run(settings(*words), tmp_path / "parts")["status"] == "stopped"
     summary = train.EXPERIMENT.run(settings(*words), tmp_path / "parts")
     assert summary["resumed_from"] == [3]
