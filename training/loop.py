@@ -145,7 +145,7 @@ class Loop:
         return summary
 
     def _train(self, taken: int) -> None:
-        """Every step after the first `taken`; an evaluation that a checkpoint misses comes first."""
+        """Every step after the first `taken`; an evaluation the checkpoint misses comes first."""
         settings, evals = self.settings, self.history.evals
         batches = loading.batches(loading.train_loader(self.task, self.accelerator, taken))
         if taken and self._evaluates(taken) and (not evals or evals[-1][0] < taken):

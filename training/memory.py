@@ -106,7 +106,7 @@ def communication(total: int, outside: int, block: int, shards: int, replicas: i
 
 
 def linear_cross_entropy(tokens: int, width: int, words: int, low: bool) -> int:
-    """Bytes of training.linear_cross_entropy.linear_cross_entropy while it has a chunk of logits, or after.
+    """Bytes of training.linear_cross_entropy while it has a chunk of logits, or after.
 
     Its input, masked and not, and the gradient; the output's weight rounded (where the precision
     is `low`, bf16), its gradient and one chunk's part of that; logits and their softmax. After:

@@ -21,16 +21,10 @@ from typing import Any
 
 from param_groups.plan import Plan, PlanError, dumps
 from training import checkpoint, processes
-from training.config import (
-    RunConfig,
-    Section,
-    default_epsilon,
-    read_yaml,
-    to_yaml,
-    with_retired,
-)
+from training.config import Section, read_yaml, to_yaml, with_retired
 from training.errors import RunError
 from training.files import locked, write_text
+from training.settings import RunConfig, default_epsilon
 
 RESULTS = Path("results")
 

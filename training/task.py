@@ -16,9 +16,9 @@ from torch.utils.data import Dataset, default_collate
 
 from param_groups import Plan
 from training import optimizers
-from training.config import RunConfig
 from training.log import Log, finite
 from training.sampling import BatchIds, EpochPlaces
+from training.settings import RunConfig
 
 Progress = Callable[[int, int, float], None]
 

@@ -40,7 +40,7 @@ from param_groups.roles import DECODER_RULES
 from measure.observations import ObservationRecorder
 from measure.probes import ProbeRecorder
 from nanolm_c4.model import Decoder
-from training.config import ObservedLoopConfig, RunConfig
+from training.settings import ObservedLoopConfig, RunConfig
 from training.experiment import Experiment
 from training.task import Task
 

@@ -17,8 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from measure import observations
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
+from training import adafactor, memory, optimizers
 from training import linear_cross_entropy as losses
-from training import memory, optimizers
 from training.config import load
 from training.task import LiveRun, Task, build_optimizer, initialise
 
@@ -291,7 +291,7 @@ def test_sharded_runs_have_the_copies_of_one_block():
 
 
 def test_what_the_closed_forms_assume_of_other_modules_holds():
-    assert cost._FACTORED_FROM == optimizers.ADAFACTOR_MIN_DIM
+    assert cost._FACTORED_FROM == adafactor.ADAFACTOR_MIN_DIM
     assert (memory.LOGITS_PER_CHUNK, memory.LINE) == (losses._CHUNK_ELSEWHERE, losses._LINE)
     for rule in ("standard", "mup", "ntk", "mean_field"):
         _, plan = build(small(SHAPES[0], f"prescription.parameterization={rule}"), "meta")

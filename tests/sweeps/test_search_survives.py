@@ -20,7 +20,7 @@ EXPERIMENT = """
 import os, time
 import toy_run
 from training import loop, runs
-from training.config import RunConfig as Config
+from training.settings import RunConfig as Config
 from training.experiment import Experiment
 
 def flops(config):

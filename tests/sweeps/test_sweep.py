@@ -24,7 +24,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TOY = '''
 import json, math, os, sys, time
 from pathlib import Path
-from training.config import Section, LoopConfig
+from training.config import Section
+from training.settings import LoopConfig
 from training.files import write_json
 from training.experiment import Experiment
 

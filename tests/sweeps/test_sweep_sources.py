@@ -21,7 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 # Loss: a parabola in log2 lr whose optimum falls with width and with 1/gain; no training.
 TOY = f'''
 import math
-from training.config import LoopConfig, ScheduleConfig, Section
+from training.config import Section
+from training.settings import LoopConfig, ScheduleConfig
 from training.files import write_json
 from training.experiment import Experiment
 

@@ -32,7 +32,7 @@ EXPERIMENT = """
 import os, time
 import toy_run
 from training import loop, processes, runs
-from training.config import RunConfig as Config
+from training.settings import RunConfig as Config
 from training.errors import RunError, UserError
 from training.experiment import Experiment
 

@@ -24,9 +24,10 @@ from measure.probes import ProbeRecorder
 from param_groups import Everett, Role, Rule, plan
 from param_groups.layers import Embedding, LayerNorm, Linear, Multiplied
 from training import loop, optimizers, processes, runs, sharding, signals, state
-from training.config import RunConfig, parse_overrides, set_keys, validate
+from training.config import parse_overrides, set_keys, validate
 from training.errors import UserError, one_line_errors
 from training.linear_cross_entropy import linear_cross_entropy
+from training.settings import RunConfig
 from training.task import Task
 
 WIDTH, VOCAB, LENGTH = 130, 131, 5

@@ -22,8 +22,9 @@ from torch.utils.data import Dataset
 from measure.probes import ProbeRecorder
 from param_groups import Everett, Role, Rule, plan
 from training import checkpoint, log, loop, runs, signals
-from training.config import RunConfig, parse_overrides, set_keys, validate
+from training.config import parse_overrides, set_keys, validate
 from training.errors import one_line_errors
+from training.settings import RunConfig
 from training.task import Task
 
 RULES = (Rule("embedding.weight", Role.TOKEN_EMBEDDING), Rule("readout.weight", Role.READOUT))
