@@ -131,7 +131,7 @@ NANOLM = Case(
         "data.validation_fraction": "0.4",
         "data.evaluation": "truncate",
         "data.max_train_tokens": "300",
-        "data.max_validation_tokens": "40",
+        "data.max_validation_tokens": ("40", "training.eval_samples=100"),
     },
     alone={"data.source": ("data.tokenizer={files}/tokenizer.model",)},
     cache=("data.path={files}/one",),
@@ -181,7 +181,7 @@ BART = Case(
 )  # fmt: skip
 
 FOLDER = ("data.source=folder", "data.path={files}/folder", "model.classes=2")
-SHARDS = ("data.source=shards", "data.path={files}/shards", "model.classes=2", "data.lanes=2")
+SHARDS = ("data.source=shards", "data.path={files}/shards", "model.classes=2")
 IMAGENET = Case(
     "vit_imagenet",
     [*LOOP, "model.width=16", "model.head_dim=8", "model.layers=1", "model.image_size=8",
@@ -197,10 +197,7 @@ IMAGENET = Case(
         "model.classes": ("2", *FOLDER[:2]),
         "data.source": ("folder", *FOLDER[1:]),
         "data.path": ("{files}/folder", FOLDER[0], FOLDER[2]),
-        "data.streaming": ("true", *SHARDS, "training.micro_batch_size=4"),
-        "data.lanes": ("1", *SHARDS, "training.micro_batch_size=4", "data.streaming=true"),
         "data.validation_fraction": "0.5",
-        "data.decoder": ("draft", *FOLDER, "data.augmentation.crop_scale=[1.0,1.0]"),
         "data.eval_resize": "12",
         "data.augmentation.crop_scale": "[0.3,0.4]",
         "data.augmentation.crop_ratio": "[2.0,3.0]",

@@ -72,10 +72,11 @@ def is_allowed(importer, imported):
         return theirs not in (*EDGE, "plots")
     if theirs in EDGE:
         return False
-    names = STANDS_ON[ours]
     # `from measure import fits` imports the package `measure`, too, which is empty.
-    return any(imported == name or imported.startswith(f"{name}.") or name.startswith(f"{imported}.")
-               for name in names)  # fmt: skip
+    return any(
+        imported == name or imported.startswith(f"{name}.") or name.startswith(f"{imported}.")
+        for name in STANDS_ON[ours]
+    )
 
 
 def circles():
