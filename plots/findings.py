@@ -20,16 +20,16 @@ class Finding:
         return f"{self.name:<62} {self.measured:<42} {self.published:<18} {self.verdict}".rstrip()
 
 
-Line = Finding | str  # of what a figure prints: a finding, or what findings rest on
+Printed = Finding | str  # of what a figure prints: a finding, or what findings rest on
 HEADER = str(Finding("finding", "measured", "published", "verdict"))
 
 
-def number(value: float, error: float, digits: int = 3) -> str:
-    """value ± error, with ? for an error that is unknown."""
+def number(value: float, error: float, digits: int = 3, sign: str = "+") -> str:
+    """value ± error, with ? for an error that is unknown; `sign` "" leaves a plus out."""
     if math.isnan(value):
         return "not measured"
     known = f"± {error:.{digits}f}" if math.isfinite(error) else "± ?"
-    return f"{value:+.{digits}f} {known}"
+    return f"{value:{sign}.{digits}f} {known}"
 
 
 def compact(value: float, error: float) -> str:

@@ -34,7 +34,7 @@ from plots.bordelon.scans import (
     plain,
     size_axis,
 )
-from plots.findings import HEADER, Finding, Line
+from plots.findings import HEADER, Finding, Printed
 from plots.statistics import Estimate, complete, exponent, law
 from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP, TableError
 
@@ -270,7 +270,7 @@ def _unreached(findings: Sequence[Finding]) -> list[str]:
             "once W_O and the gradient correlate, which is not measured here"]
 
 
-def findings(found: Sequence[pd.DataFrame]) -> list[Line]:
+def findings(found: Sequence[pd.DataFrame]) -> list[Printed]:
     """The powers of the figures whose tables there are, with what they rest on."""
     text = ["powers of N in means over seeds (n), ± jackknife over seeds", *_spreads(found), HEADER]
     for rows in found:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import HEADER, Finding, Line, claimed_equal, number
+from plots.findings import HEADER, Finding, Printed, claimed_equal, number
 from plots.rates import (
     RateSweep,
     curve_sweeps,
@@ -56,7 +56,7 @@ def lines(table: pd.DataFrame) -> Lines:
     }
 
 
-def findings(table: pd.DataFrame) -> list[Line]:
+def findings(table: pd.DataFrame) -> list[Printed]:
     """What Adafactor loses against Adam + parameter scaling, and whether that grows with size."""
     return [
         "difference in nats ± its error from seeds, at the largest width",

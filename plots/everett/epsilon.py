@@ -19,7 +19,7 @@ import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import EPSILON_GAIN
-from plots.findings import HEADER, Finding, Line, claimed_equal, claimed_gain, number
+from plots.findings import HEADER, Finding, Printed, claimed_equal, claimed_gain, number
 from plots.rates import (
     RateSweep,
     curve_sweeps,
@@ -171,7 +171,7 @@ def caption(table: pd.DataFrame) -> str:
     return f"baseline: ε enlarged to {rows[EPS].iloc[0]:g}, in place of widths out of reach"
 
 
-def findings(data: Data) -> list[Line]:
+def findings(data: Data) -> list[Printed]:
     """Both kinds, as far as their tables are there."""
     heat, mitigations = data
     text = []

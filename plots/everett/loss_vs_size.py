@@ -16,7 +16,7 @@ import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import BEST, INTERVENTIONS
-from plots.findings import HEADER, Finding, Line, claimed_gain, number
+from plots.findings import HEADER, Finding, Printed, claimed_gain, number
 from plots.rates import (
     RateSweep,
     curve_sweeps,
@@ -75,13 +75,13 @@ def optimizers(table: pd.DataFrame) -> list[str]:
     return [name for name in style.OPTIMIZERS if (table[OPTIMIZER] == name).any()]
 
 
-def findings(data: Mapping[str, pd.DataFrame]) -> list[Line]:
+def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
     """What every intervention changes, table by table, then the lowest loss of all."""
     result = [line for name, table in data.items() for line in (name, *_of_table(table))]
     return [*result, best(list(data.values()))]
 
 
-def _of_table(table: pd.DataFrame) -> list[Line]:
+def _of_table(table: pd.DataFrame) -> list[Printed]:
     """What every intervention changes at the largest width, beside what the paper says."""
     found = lines(table)
     steps = [

@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import Line
+from plots.findings import Printed
 from plots.tables import TableError
 from plots.theory import tables as theory_tables
 from plots.theory.tables import BIGRAM
@@ -81,7 +81,7 @@ def _verdict(cell: object) -> str | None:
     return "" if pd.isna(cell) else _VERDICTS.get(str(cell))
 
 
-def findings(table: pd.DataFrame) -> list[Line]:
+def findings(table: pd.DataFrame) -> list[Printed]:
     """Per table, how many exponents are as predicted, and those that are not or are not judged."""
     lines = []
     for name, rows in table.groupby("table", sort=False):
