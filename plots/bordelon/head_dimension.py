@@ -65,7 +65,7 @@ def _read(path: Path) -> pd.DataFrame:
     missing = [column for column in measured if column not in table]
     if missing:
         raise TableError(
-            f"{path}: no column {missing[0]!r}; is it the observations.csv of this sweep?"
+            f"{path}: no column {missing[0]!r}; is it the observations.csv of the sweep?"
         )
     table = tables.only(table, path, BLOCK, [ALL])
     table = tables.numbers(table, path, [ALPHA, HEAD_DIM, SEED, STEP, *measured])
