@@ -1,4 +1,4 @@
-"""Findings in words: what was measured, on how much, and what the paper says."""
+"""Findings: what was measured, on how much, and what the paper says."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def seed_noise(rows: pd.DataFrame) -> tuple[float, int]:
 
 
 def noise_line(rows: pd.DataFrame, what: str) -> str:
-    """What stands behind the errors of a figure, in words."""
+    """What the errors of a figure rest on."""
     noise, n = seed_noise(rows)
     if n == 0:
         return f"{what}: no point near an optimum has two seeds; spread over seeds unknown"

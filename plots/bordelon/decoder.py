@@ -226,7 +226,7 @@ def _of_alpha(runs: Runs) -> list[Finding]:
 
 
 def _between(one: dict[int, float], half: dict[int, float], place: str, claimed: bool) -> Finding:
-    """A model's loss at alpha_A = 1 minus that at 1/2, beside the paper's claims of it."""
+    """A model's loss at alpha_A = 1 minus that at 1/2, and the paper's claims of it."""
     gain = mean(differences(one, half))
     name = f"loss at alpha_A = 1 minus that at 1/2, {place}"
     if not claimed:

@@ -49,7 +49,7 @@ def panels(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def findings(losses: Losses) -> list[Printed]:
-    """What each doubling changes, beside what the first one changes."""
+    """What each doubling changes, compared with the first one."""
     result: list[Printed] = [
         f"{TRAIN_LOSS}, mean over all logged steps; runs of one seed see the same samples; ± "
         "standard error over seeds (n)",

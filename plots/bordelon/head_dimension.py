@@ -117,7 +117,7 @@ def variance_rows(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def variance_findings(rows: pd.DataFrame) -> list[Finding]:
-    """Slope of the variance over heads beside 1 - 2 alpha_A, before and after training."""
+    """Slope of the variance over heads against 1 - 2 alpha_A, before and after training."""
     result = []
     for alpha in alphas(rows):
         for when, found in variance_rows(rows[rows[ALPHA] == alpha]).items():
@@ -211,7 +211,7 @@ def suppressed(optimizer: str, step: int) -> bool:
 
 
 def movement_findings(rows: pd.DataFrame) -> list[Finding]:
-    """Slopes of what W_Q and W_K cause beside theory, then of all movement."""
+    """Slopes of what W_Q and W_K cause, compared with theory, then of all movement."""
     result = []
     for columns, kind in ((INDUCED, "by W_Q, W_K"), (TOTAL, "in all")):
         for optimizer, alpha, step, found in cells(rows):

@@ -150,7 +150,7 @@ def _of_attention(attention: pd.DataFrame) -> list[Finding]:
 
 
 def _of_density(bins: pd.DataFrame) -> list[Finding]:
-    """How far the pooled densities are from the Gaussian and from the exact ones, beside what is to
+    """How far the pooled densities are from the Gaussian and from the exact ones, and what is to
     be expected of as many draws from the exact law and of infinitely many."""
     result, alpha = [], bins["alpha_attention"].min()
     rows = bins[bins["alpha_attention"] == alpha]

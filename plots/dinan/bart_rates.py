@@ -54,7 +54,7 @@ def fits(sweep: Sweep) -> dict[str, dict[int, RateSweep]]:
 
 
 def degradation(search: Search | None, fit: RateSweep | None) -> list[float]:
-    """What a quarter of the optimal rate (the parabola's, where there is one) costs in nats beside
+    """What a quarter of the optimal rate (the parabola's, where there is one) costs in nats against
     the best point, by seed; empty where it was not run."""
     if search is None or fit is None:
         return []

@@ -3,7 +3,7 @@
     python -m plots dinan/bart_strategies [results.csv metrics.csv [results.csv metrics.csv]]
 
 Figure 4: validation loss against updates of both strategies at their best (lr, wd), a panel per
-width. Figure 5, where the tables of the larger model's sweep are given too: that model beside the
+width. Figure 5, where the tables of the larger model's sweep are given too: that model and the
 smaller one (dashed) at its largest width.
 """
 

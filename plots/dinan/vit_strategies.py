@@ -177,7 +177,7 @@ def _entries(found: Mapping[str, Search]) -> list[tuple[str, dict]]:
 
 
 def _draw_accuracies(axis, found: Mapping[str, Search]) -> None:
-    """Every seed beside the mean and its standard error."""
+    """Every seed, the mean and its standard error."""
     for place, strategy in enumerate(style.STRATEGIES):
         values = best_accuracies(found[strategy]) if strategy in found else []
         if values:

@@ -1,4 +1,4 @@
-"""Adafactor beside Adam with parameter scaling (Everett et al., Appendix G, Figure 10).
+"""Adafactor against Adam with parameter scaling (Everett et al., Appendix G, Figure 10).
 
     python -m plots everett/adafactor [results.csv]
 

@@ -5,7 +5,7 @@ al., Figures 11 to 13 and Table 4).
 
 One figure per table, that is per optimiser: a column per parameterisation; loss against rate for
 a fixed number of steps and for a compute-optimal one, stable rates only; optimum against width.
-Also writes table_4.csv, measured exponents beside the published ones.
+Also writes table_4.csv, measured exponents next to the published ones.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Entry:
         return TABLE_4[self.horizon][self.optimizer][self.rule]
 
     def finding(self) -> Finding:
-        """The entry in words."""
+        """The entry as a finding."""
         name = f"{self.optimizer}, {style.LABELS[self.rule]}, {self.label}"
         word = distance(self.fit.value, self.fit.error, self.published)
         return Finding(name, self.fit.text(), f"{self.published:+.2f}", word)

@@ -82,7 +82,7 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
 
 
 def _of_table(table: pd.DataFrame) -> list[Printed]:
-    """What every intervention changes at the largest width, beside what the paper says."""
+    """What every intervention changes at the largest width, and what the paper says."""
     found = lines(table)
     steps = [
         _step(found, optimizer, rule, before, after)
@@ -119,7 +119,7 @@ def _step(found: Lines, optimizer: str, rule: str, before: str, after: str) -> F
 
 
 def best(tables_: Sequence[pd.DataFrame]) -> str:
-    """The lowest loss at the largest width of all tables beside the paper's best."""
+    """The lowest loss at the largest width of all tables, and the paper's best."""
     entries = [(key, sweeps) for table in tables_ for key, sweeps in lines(table).items()]
     if not entries:
         return "lowest loss of all: not measured, every run diverged"

@@ -106,7 +106,7 @@ def findings(table: pd.DataFrame) -> list[Printed]:
 
 
 def _expected(name: str, value: float, low: float, high: float, note: str = "") -> Finding:
-    """A measured number beside the band it was expected in."""
+    """A measured number and the band it was expected in."""
     band = f"[{low:g}, {high:g}]"
     if math.isinf(high):
         band = f"> {low:g}"

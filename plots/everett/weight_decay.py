@@ -1,4 +1,4 @@
-"""Independent weight decay beside none (Everett et al., Appendix F, Figure 9).
+"""Runs with and without independent weight decay (Everett et al., Appendix F, Figure 9).
 
     python -m plots everett/weight_decay [with_decay.csv without_decay.csv]
 
