@@ -69,26 +69,23 @@ def claimed_gain(gain: float, error: float, n: int | None = None) -> str:
     return "within noise" if abs(gain) <= reach(n) * error else word
 
 
-def claimed_no_fall(value: float, error: float, n: int | None = None) -> str:
-    """Whether a number the paper says is not below zero may be so: its interval's upper end."""
+def _unknown(value: float, error: float, n: int | None) -> str:
+    """Why there is no verdict, or ""."""
     if not math.isfinite(value):
         return "not measured"
-    if few(n):
-        return few(n)
-    if not math.isfinite(error):
-        return "undecided: error unknown"
-    return "agrees" if value + reach(n) * error >= 0 else "disagrees"
+    return few(n) or ("" if math.isfinite(error) else "undecided: error unknown")
+
+
+def claimed_no_fall(value: float, error: float, n: int | None = None) -> str:
+    """Whether a number the paper says is not below zero may be so: its interval's upper end."""
+    known = "agrees" if value + reach(n) * error >= 0 else "disagrees"
+    return _unknown(value, error, n) or known
 
 
 def claimed_equal(difference: float, error: float, n: int | None = None) -> str:
     """Whether a difference the paper finds none in lies within the interval of `reach`."""
-    if not math.isfinite(difference):
-        return "not measured"
-    if few(n):
-        return few(n)
-    if not math.isfinite(error):
-        return "undecided: error unknown"
-    return "agrees" if abs(difference) <= reach(n) * error else "disagrees"
+    known = "agrees" if abs(difference) <= reach(n) * error else "disagrees"
+    return _unknown(difference, error, n) or known
 
 
 def distance(

@@ -245,6 +245,14 @@ def gain(
     return width, first.loss - second.loss, math.hypot(first.error, second.error)
 
 
+def gain_text(before: Mapping[int, RateSweep], after: Mapping[int, RateSweep]) -> str:
+    """The gain at the largest common width, and the smallest one's if that is another."""
+    width, change, error = gain(before, after)
+    small, earlier, _ = gain(before, after, last=False)
+    note = f" ({earlier:+.3f} at {small})" if small != width else ""
+    return f"{number(change, error)} at D = {width}{note}"
+
+
 # Panels that several figures share: loss against rate, optimum and best loss against size.
 
 

@@ -16,13 +16,14 @@ import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import BEST, INTERVENTIONS
-from plots.findings import HEADER, Finding, Printed, claimed_gain, number
+from plots.findings import HEADER, Finding, Printed, claimed_gain
 from plots.rates import (
     RateSweep,
     curve_sweeps,
     draw_best,
     edge_lines,
     gain,
+    gain_text,
     law_text,
     loss_law,
     lost_lines,
@@ -106,16 +107,15 @@ def _of_table(table: pd.DataFrame) -> list[Printed]:
 def _step(found: Lines, optimizer: str, rule: str, before: str, after: str) -> Finding:
     first, second = (found.get((optimizer, rule, curve), {}) for curve in (before, after))
     width, change, error = gain(first, second)
-    small, earlier, _ = gain(first, second, last=False)
     name = f"{optimizer}, {style.LABELS[rule]}: {before} -> {after}"
     claim = INTERVENTIONS.get(optimizer, {}).get((before, after), {}).get(rule)
     if width is None:
         return Finding(name, "not measured")
-    at = f"at D = {width}" + (f" ({earlier:+.3f} at {small})" if small != width else "")
+    measured = gain_text(first, second)
     if claim is None:
-        return Finding(name, f"{number(change, error)} {at}", "no claim")
+        return Finding(name, measured, "no claim")
     word = claimed_gain(change if claim else -change, error)
-    return Finding(name, f"{number(change, error)} {at}", "gains" if claim else "loses", word)
+    return Finding(name, measured, "gains" if claim else "loses", word)
 
 
 def best(tables_: Sequence[pd.DataFrame]) -> str:
