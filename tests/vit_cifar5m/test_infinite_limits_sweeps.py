@@ -7,7 +7,7 @@ import torch
 
 from sweeps import results
 from sweeps.sweep_file import load_sweep
-from training import loop
+from training import task as tasks
 from training.config import load
 from vit_cifar5m import train
 from vit_cifar5m.config import Config
@@ -103,8 +103,8 @@ def test_runs_of_one_data_seed_differ_in_their_initial_weights_alone():
         config = load(Config, ROOT / "vit_cifar5m/configs/laptop.yaml",
                       [*words, f"seed={seed}", *more])
         task = train.build_task(config)
-        loop.initialise(task)
-        return task.model.readout.weight, next(iter(loop.first_batches(task, 1)))[0]
+        tasks.initialise(task)
+        return task.model.readout.weight, next(iter(tasks.first_batches(task, 1)))[0]
 
     (one, images), (two, same) = begin(3, "data.seed=0"), begin(4, "data.seed=0")
     assert torch.equal(images, same) and not torch.equal(one, two)
