@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from measure.representations import evaluating
 from param_groups import Plan, Role
 from param_groups.layers import Linear
 from param_groups.plan import Row
@@ -184,7 +185,7 @@ class Probes:
         zero = torch.zeros((), dtype=torch.float64, device=self.layers[0].module.weight.device)
         uses = {layer.name: _Use(zero, zero) for layer in self.layers}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_evaluating(self._model))
+            stack.enter_context(evaluating(self._model))
             for layer in self.layers:
                 hook = functools.partial(_record, uses[layer.name])
                 handle = layer.module.register_forward_hook(hook, with_kwargs=True)
@@ -404,20 +405,6 @@ def _refuse_compiled(model: nn.Module) -> None:
                 f"module {name or 'model'!r} was compiled in place, so its layers cannot be "
                 "observed; use torch.compile(model) and give the probes the model itself"
             )
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; restores each module's mode and the random states."""
-    modes = {module: module.training for module in model.modules()}
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, training in modes.items():
-                module.training = training
 
 
 def _record(use: _Use, module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> None:

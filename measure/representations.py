@@ -168,7 +168,7 @@ def capture(
     blocks = attention_blocks(model)
     seen: dict[tuple[str, int], list[Tensor]] = {}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_evaluating(model))
+        stack.enter_context(evaluating(model))
         for index, block in enumerate(blocks):
             for handle in _hooks(seen, index, block):
                 stack.callback(handle.remove)
@@ -176,7 +176,7 @@ def capture(
     _check_calls(seen, len(blocks), outputs)
     taken = {key: found[0] for key, found in seen.items()}
     if causal is None:
-        with _evaluating(model):
+        with evaluating(model):
             causal = is_causal(blocks[0].attention, taken["attention", 0])
     stream = (taken["entering", 0], *(taken["leaving", index] for index in range(len(blocks))))
     return Capture(
@@ -272,7 +272,7 @@ def is_causal(attention: nn.Module, entering: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; restores each module's mode and the random states."""
     modes = {module: module.training for module in model.modules()}
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
