@@ -185,7 +185,7 @@ def forward_of(task: Task) -> Forward:
 
 
 def current_state(task: Task) -> nn.Module:
-    """Modules of their own around the model's parameters: hooks and modes leave training alone.
+    """Separate modules around the model's parameters: hooks and modes leave training alone.
 
     Without the autocast that accelerate puts around a model's forward pass.
     """
@@ -233,7 +233,7 @@ class ObservationLog(Log):
 class ObservationRecorder:
     """Observes a run every `training.observe_every` steps, from step 0 on, and after the last one.
 
-    The main process does it alone: it fetches the samples once and measures the model beside its
+    The main process does it alone: it fetches the samples once and compares the model with its
     initial state, which is drawn again each time. 0 switches it off.
     """
 
@@ -272,7 +272,7 @@ class ObservationRecorder:
             self.log.append(found.line(step))
 
     def observe(self) -> Observation:
-        """The model as it is now, beside its initial state."""
+        """The model as it is now, compared with its initial state."""
         task = self.run.task
         return observe(initial_state(task), current_state(task), self.batch, self.forward)
 

@@ -14,7 +14,7 @@ transformer dynamics".
 Sizes: B samples, T tokens (or patches), n = N H width, H heads, N head dimension, L blocks.
 
 Cost. Time of a capture: one evaluation forward and, unless told `causal`, the first block's
-attention twice more; of an observation (`measure.observations`): the initial values drawn anew,
+attention twice more; of an observation (`measure.observations`): the initial values drawn again,
 two captures, and the logits of every block four times. On one CPU core, training on 16 samples and
 observing 8, a capture took 0.2 to 0.3 of a training step of decoders (4 blocks, width 64 and 256,
 64 and 256 tokens) and 0.3 to 1.2 of small Vision Transformers (2 blocks, width 16 and 256, 16 and
@@ -66,7 +66,7 @@ class Block:
     def logits(self) -> Tensor:
         """A (B, H, T, T) before the softmax, scale * q_t . k_t'; NaN at t' > t if causal (eq. 7).
 
-        Formed anew at every call, as they are the largest tensor of all.
+        Formed again at every call, as they are the largest tensor of all.
         """
         logits = self.scale * self.queries @ self.keys.transpose(-1, -2)
         if self.causal:

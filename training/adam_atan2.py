@@ -47,7 +47,7 @@ class AdamAtan2(Decoupled):
 
     def __init__(self, groups: list[Group], betas: tuple[float, float], lam: float) -> None:
         super().__init__(groups, {"betas": betas, "atan2_lambda": lam})
-        # The scales as numbers beside the tensors they were read from: no transfer per step.
+        # The scales as numbers, next to the tensors they were read from: no transfer per step.
         self._known_scales: dict[Tensor, tuple[Tensor, float]] = {}
         self._kept = torch.empty(2, 0)
 

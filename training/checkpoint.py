@@ -191,7 +191,7 @@ def _not_written(path: Path, error: Exception) -> str:
     good = paths(path.parent)
     kept = "none was there yet"
     if good:
-        kept = f"{good[-1].name} is intact, and the run goes on from it"
+        kept = f"{good[-1].name} is intact, and the run resumes from it"
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return (
         f"{path}: cannot write the checkpoint: {reason}; {kept}. "

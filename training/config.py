@@ -236,7 +236,7 @@ def _shown(value: Any) -> str:
 
 
 def _type_name(annotation: Any) -> str:
-    """A field's type in words, without its bounds."""
+    """A field's type as users know it, without its bounds."""
     origin, parts = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         return _type_name(parts[0])
@@ -271,7 +271,7 @@ def _section_in(annotation: Any) -> type[Section] | None:
 
 
 def _explain(kind: type[Section], problem: Mapping[str, Any]) -> str:
-    """One pydantic finding in words."""
+    """One pydantic finding as a sentence."""
     # pydantic names the alternatives of a union as parts of the location; users did not write them
     sections = {section.__name__ for section in Section.__subclasses__()}
     parts = [p for p in map(str, problem["loc"]) if p not in sections and "[" not in p]

@@ -43,7 +43,7 @@ class Decoupled(torch.optim.Optimizer):
     """What the rules below share: the loop over groups, decay, per-parameter state and steps.
 
     Parameters without a gradient are left alone, decay and step count included. The state of a
-    parameter is "step" (a float tensor on the CPU, as torch keeps it) beside the rule's tensors.
+    parameter is "step" (a float tensor on the CPU, as torch keeps it) and the rule's tensors.
     """
 
     @torch.no_grad()

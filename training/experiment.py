@@ -80,7 +80,7 @@ class Experiment:
         return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir, progress))
 
     def main(self, argv: Sequence[str] | None = None) -> None:
-        """The command: exit code 0, 2 for a user's mistake (one line), 75 if stopped by a signal."""
+        """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped."""
         parser = self._parser()
         args = parser.parse_intermixed_args(argv)  # overrides before or after the options
         if args.json and not args.plan:

@@ -5,7 +5,7 @@ training step. Here they exist for one chunk of tokens at a time: the gradient o
 as soon as its softmax is, so the forward pass computes the gradients of input and weight too, and
 the backward pass only scales them (as Liger Kernel's fused linear cross-entropy does on a GPU).
 
-torch has one of its own from 2.14 on. It was up to ten times slower on a CPU, 112 ms against 11 ms
+torch has such a function from 2.14 on. It was up to ten times slower on a CPU, 112 ms against 11 ms
 on two cores, so the loss stays here until that has changed.
 """
 

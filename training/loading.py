@@ -33,7 +33,7 @@ def loader(
         num_workers=task.config.training.data_workers,
         pin_memory=accelerator.device.type == "cuda",
         worker_init_fn=signals.follow_parent,
-        # Without one of its own, making a loader would draw from the run's generator.
+        # Without its own generator, making a loader would draw from the run's generator.
         generator=torch.Generator().manual_seed(task.config.seed % 2**63),
         **batching,
     )
@@ -59,10 +59,10 @@ def train_loader(task: Task, accelerator: Accelerator, first_step: int) -> DataL
 def batches(loader: Iterable[Batch]) -> Iterator[Batch]:
     """The batches of a DataLoader; a UserError in one of its processes keeps its own words.
 
-    torch raises it anew with the process's traceback for a message.
+    torch raises another one, with the process's traceback for a message.
     """
     iterator = iter(loader)
-    # Registered anew, so that it comes before torch's own, which waits for each of them.
+    # Registered again, so that it comes before torch's own, which waits for each of them.
     atexit.unregister(_kill_children)
     atexit.register(_kill_children)
     try:

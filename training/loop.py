@@ -317,7 +317,7 @@ class Loop:
             self.progress(step, self.settings.steps, loss)
 
     def _log_timing(self, step: int) -> None:
-        """Speed since the last line: in a log of its own, as it differs from run to run."""
+        """Speed since the last line: in a separate log, as it differs from run to run."""
         before, then, waited = self.timed
         now = self.history.train_seconds()
         self.timed = (step, now, self.wait_seconds)

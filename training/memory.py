@@ -66,7 +66,7 @@ class Observed:
 def observation(of: Observed) -> int:
     """Bytes that measure.observations takes at most, on top of weights and optimiser state.
 
-    Gradients are gone by then, the initial values drawn anew. Of both states there are 4 L + 1
+    Gradients are gone by then, the initial values drawn again. Of both states there are 4 L + 1
     streams (before and after blocks; in each the norm's output, q and k) and the output. To these
     comes the largest of: a block's MLP, or a weight times its multiplier, before the second output
     is there; after it, what `_attention` counts, or a difference of outputs or of weights. All of

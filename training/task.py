@@ -43,8 +43,8 @@ class Task:
 
     `recorders` look at the run while it trains. They see the first samples of `observe_data`, by
     default of `eval_data`, in batches as for evaluation. Text has its own where evaluation pads it:
-    what a model makes of padding is no representation. Its `unit`, if any, says in messages what
-    its samples are.
+    what a model makes of padding tells nothing about text. Its `unit`, if any, is the word for
+    its samples in messages.
 
     `data_seed` orders the data in place of the config's seed, which then decides the initial values
     alone: runs of several seeds differ in these and in nothing else.
