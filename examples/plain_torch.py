@@ -1,4 +1,4 @@
-"""A decoder of plain torch modules under muP, with rules of its own, on the bytes of real text.
+"""A decoder of plain torch modules under muP, with its own rules, on the bytes of real text.
 
     python [-m measure.coordinate_check] examples/plain_torch.py
 """

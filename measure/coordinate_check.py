@@ -98,7 +98,7 @@ LR_FACTOR = 1 / 8
 
 
 def table(slopes: Sequence[Slope]) -> str:
-    """Modules, then tensors: slopes at the first and the last step beside the expected ones.
+    """Modules, then tensors: slopes at the first and the last step, with the expected ones.
 
     Repeated blocks are one line, with the slope that is farthest from its aim; the verdict is the
     worst over blocks and all steps.
