@@ -9,7 +9,7 @@
 #   NODES=2 NODE=0 FIRST_NODE=10.0.0.1 bash scripts/vit_imagenet.sh
 # The searches and seeds of Figures 1 and 2, one run on all GPUs of this node at a time, then the
 # figures. On SLURM, JOBS nodes with CPUS cores share the work, further arguments as for
-# sweeps.slurm; `search` draws when they are done:
+# `python -m sweeps submit`; `search` draws when they are done:
 #   bash scripts/vit_imagenet.sh search
 #   bash scripts/vit_imagenet.sh slurm --partition gpu
 set -euo pipefail
