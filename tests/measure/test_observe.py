@@ -158,7 +158,7 @@ def test_steps_zero_every_few_and_the_last_are_observed(toy):
     first, second = (block["head_variance"] for block in end["blocks"])
     assert end["all"]["head_variance"] == pytest.approx((first + second) / 2)
     assert set(found[0]["blocks"][0]) | set(found[0]["all"]) | {"step"} == set(
-        results.OBSERVATION_COLUMNS
+        tables.OBSERVATIONS.columns
     )
 
 
