@@ -36,6 +36,28 @@ class _Run:
     group: Any
 
 
+@dataclass(frozen=True)
+class _Place:
+    """What a worker takes over from the driver, whose environment Ray's nodes do not have."""
+
+    folder: str
+    path: tuple[str, ...]
+    environment: dict[str, str]
+    threads: int
+
+    def enter(self) -> None:
+        """Makes this process, a worker of Ray's, look at files and modules as the driver does."""
+        os.chdir(self.folder)
+        sys.path[:] = dict.fromkeys([*self.path, *sys.path])
+        os.environ.update(self.environment, OMP_NUM_THREADS=str(self.threads))
+        if "torch" in sys.modules:  # an earlier run of this worker has read the variable
+            sys.modules["torch"].set_num_threads(self.threads)
+
+
+def _environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k.startswith("TRAINING_") or k == "PYTHONPATH"}
+
+
 class RayPool:
     """Ray places every run on the cores and GPUs, or the share of one, that it needs."""
 
@@ -69,7 +91,8 @@ class RayPool:
             self.ray.init(**own, log_to_driver=False, logging_level="error")
         except (ConnectionError, RuntimeError, ValueError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            raise UserError(f"--engine ray: no Ray at {address or 'this machine'}: {line}") from None
+            where = address or "this machine"
+            raise UserError(f"--engine ray: no Ray at {where}: {line}") from None
 
     @property
     def slots(self) -> int:
@@ -96,7 +119,8 @@ class RayPool:
             group = self.ray.util.placement_group([one] * needs.nodes, strategy="STRICT_SPREAD")
             asked["scheduling_strategy"] = _part(group, 0)
         threads = job.threads or self.options.threads or one["CPU"]
-        words = job, needs, self.options.launch, os.getcwd(), threads
+        place = _Place(os.getcwd(), tuple(sys.path), _environment(), threads)
+        words = job, needs, self.options.launch, place
         ref = self.ray.remote(_lead).options(**asked).remote(*words, asked, group)
         run = _Run(needs, Future(), ref, group)
         with self.lock:
@@ -162,12 +186,11 @@ def _part(group: Any, index: int) -> Any:
 
 
 def _lead(
-    job: Job, needs: Needs, launch: Sequence[str], folder: str, threads: int,
-    asked: dict[str, Any], group: Any,
-) -> dict[str, Any]:  # fmt: skip
+    job: Job, needs: Needs, launch: Sequence[str], place: _Place, asked: dict[str, Any], group: Any
+) -> dict[str, Any]:
     """A run, on its first node; has the other ones start their processes."""
     if needs.nodes == 1:
-        return _follow(job, needs, launch, folder, threads, task.Node())
+        return _follow(job, needs, launch, place, task.Node())
     import ray
 
     address = ray.util.get_node_ip_address()
@@ -177,20 +200,17 @@ def _lead(
     others = [
         ray.remote(_follow)
         .options(**{**asked, "scheduling_strategy": _part(group, rank)})
-        .remote(job, needs, launch, folder, threads, task.Node(rank, address, port))
+        .remote(job, needs, launch, place, task.Node(rank, address, port))
         for rank in range(1, needs.nodes)
     ]
-    outcome = _follow(job, needs, launch, folder, threads, task.Node(0, address, port))
+    outcome = _follow(job, needs, launch, place, task.Node(0, address, port))
     ray.wait(others, num_returns=len(others), timeout=stop_seconds())
     return outcome
 
 
 def _follow(
-    job: Job, needs: Needs, launch: Sequence[str], folder: str, threads: int, node: task.Node
+    job: Job, needs: Needs, launch: Sequence[str], place: _Place, node: task.Node
 ) -> dict[str, Any]:
     """A run, or one node's part of it, in a worker of Ray's."""
-    os.chdir(folder)
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    if "torch" in sys.modules:  # an earlier run of this worker has read the variable
-        sys.modules["torch"].set_num_threads(threads)
+    place.enter()
     return task.perform(job, needs, launch, node)

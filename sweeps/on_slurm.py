@@ -23,179 +23,45 @@ from __future__ import annotations
 import argparse
 import getpass
 import json
-import os
 import re
+import shlex
 import shutil
-import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, wait
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from sweeps import task
-from sweeps.local import LocalPool
-from sweeps.pool import Job, Needs, PoolOptions, add_arguments, cores, options, stop_seconds
+from sweeps import slurm_job, task
+from sweeps.pool import (
+    Job,
+    Needs,
+    PoolOptions,
+    add_arguments,
+    add_job_arguments,
+    options,
+    stop_seconds,
+)
+from sweeps.slurm_job import outcome_file
 from training.config import parse_yaml, read_yaml
 from training.errors import UserError, one_line_errors
 from training.files import write_json
-from training.signals import STOPPED
 
 _SEVERAL_NODES = (
     "bash", "scripts/slurm/several_nodes.sh", "scripts/accelerate/several_nodes_fsdp.yaml"
 )  # fmt: skip
-
-# submitit parameters that sbatch does not accept.
-_NUMBERS = ("signal_delay_s", "array_parallelism")
-_LISTS = ("setup", "teardown", "srun_args")
-# Options of sbatch that these commands set themselves, and how.
+_TOOLS = ("sbatch", "srun", "squeue", "scancel")
+# Options of sbatch that have options here, and other ways to say them.
+_NAMED = ("account", "cpus_per_task", "gpus_per_node", "mem", "partition", "time")
 _OWN = {
-    "account": "--account",
+    **{key: f"--{key.replace('_', '-')}" for key in _NAMED},
+    **dict.fromkeys(("nodes", "ntasks", "ntasks_per_node"), "`needs` in the sweep file, or --pack"),
     "array": "--jobs",
-    "cpus_per_task": "--cpus-per-task",
-    "gpus_per_node": "--gpus-per-node",
-    "mem": "--mem",
-    "nodes": "`needs` in the sweep file",
-    "ntasks": "--pack",
-    "ntasks_per_node": "--pack",
-    "partition": "--partition",
     "signal": "--slurm signal_delay_s=SECONDS",
-    "time": "--time",
 }
-
-
-# Inside a job.
-
-
-class _Signals:
-    """Which signals a job has got: SIGTERM or SLURM's warning.
-
-    submitit would answer its warning by requeueing the job at once; that comes after saving.
-    """
-
-    def __init__(self) -> None:
-        from submitit import JobEnvironment
-
-        self.warning = getattr(signal, f"SIG{JobEnvironment.USR_SIG}")
-        self.requeue = signal.getsignal(self.warning)
-        self.received: list[int] = []
-        for number in (signal.SIGTERM, self.warning):
-            signal.signal(number, self._receive)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received.append(number)
-
-    def answer(self) -> None:
-        """Requeues the job, which ends this process, once it is warned.
-
-        After a SIGTERM alone SLURM ends the job itself, and starts it again if it was preempted: a
-        job that ended by its own will would not come back.
-        """
-        if self.warning not in self.received:
-            print("saved; SLURM ends this job, and starts it again if it was preempted", flush=True)
-        while self.warning not in self.received:
-            time.sleep(0.5)
-        if callable(self.requeue):
-            self.requeue(self.warning, None)
-
-
-@dataclass
-class Work:
-    """What a job runs: its runs, by the engine of one machine. submitit calls and requeues it."""
-
-    jobs: tuple[Job, ...]
-    needs: Needs
-    launch: tuple[str, ...]
-    folder: Path
-
-    def __call__(self) -> None:
-        """Runs to the end, or until it is stopped; outcomes are files."""
-        signals = _Signals()
-        at_once = None if os.environ.get("CUDA_VISIBLE_DEVICES") else self._side_by_side()
-        pool = LocalPool(PoolOptions(workers=at_once, launch=self.launch))
-        futures = {pool.submit(job, self.needs): job for job in self.jobs}
-        left = set(futures)
-        stopping = False
-        while left:
-            done, left = wait(left, timeout=0.5, return_when="FIRST_COMPLETED")
-            for future in done:
-                self._tell(future, futures[future])
-            if not stopping and (signals.received or self._stop_file.exists()):
-                stopping = True
-                pool.stop()
-        pool.shutdown()
-        if self.jobs and not self._stop_file.exists():
-            signals.answer()
-
-    def checkpoint(self) -> Any:
-        """What submitit starts when the job comes back: the runs that are left."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
-
-    @property
-    def _stop_file(self) -> Path:
-        return self.folder / "stop"
-
-    def _side_by_side(self) -> int:
-        """Runs at a time on a node without GPUs."""
-        return max(1, min(len(self.jobs), cores() // self.needs.cpus))
-
-    def _tell(self, future: Future[dict[str, Any]], job: Job) -> None:
-        """Leaves a run's outcome to the driver, unless this job goes on with it later."""
-        try:
-            outcome = {"summary": future.result()}
-        except BrokenProcessPool as error:
-            outcome = {"error": "lost", "message": str(error)}
-        except Exception as error:
-            outcome = task.told(error, job.run_dir)
-        stopped = outcome.get("summary", {}).get("status") == "stopped"
-        if not stopped or self._stop_file.exists():
-            self.jobs = tuple(other for other in self.jobs if other != job)
-            write_json(_outcome_file(self.folder, job), outcome)
-
-
-@dataclass(frozen=True)
-class Drive:
-    """What the job of `python -m sweeps submit` runs: a driver, in a process of its own."""
-
-    words: tuple[str, ...]
-    detached: bool
-    """The runs are in other jobs, which go on without it."""
-
-    def __call__(self) -> None:
-        """Runs to the end; otherwise exits: 1 a run failed, 2 a user's mistake, 75 stopped."""
-        signals = _Signals()
-        driver = subprocess.Popen([sys.executable, "-m", "sweeps", *self.words])
-        asked = False
-        while (code := driver.poll()) is None:
-            if signals.received and not asked:
-                asked = True
-                (driver.kill if self.detached else driver.terminate)()
-            time.sleep(0.2)
-        if asked and code in (STOPPED, -signal.SIGKILL):
-            signals.answer()
-        if code:
-            raise SystemExit(code)
-
-    def checkpoint(self) -> Any:
-        """What submitit starts when the job comes back: the same, as the results are the state."""
-        from submitit.helpers import DelayedSubmission
-
-        return DelayedSubmission(self)
-
-
-def _outcome_file(folder: Path, job: Job) -> Path:
-    return folder / f"{job.name}.outcome.json"
-
-
-# The driver's side.
 
 
 @dataclass(eq=False)
@@ -240,7 +106,7 @@ class SlurmPool:
         with self.lock:
             self.packed = self._pack(needs)
             if run.id is None:
-                _outcome_file(folder, job).unlink(missing_ok=True)
+                outcome_file(folder, job.name).unlink(missing_ok=True)
                 self.new.append(run)
             else:
                 self.runs[job.name] = run
@@ -256,7 +122,7 @@ class SlurmPool:
             self.new.clear()
             ids = sorted({run.id for run in self.runs.values()})
             for folder in {_folder(run.job) for run in self.runs.values()}:
-                (folder / "stop").touch()
+                (folder / slurm_job.STOP).touch()
             if not ids:
                 return
             if self.stops == 1:
@@ -313,10 +179,16 @@ class SlurmPool:
                 key = (_folder(run.job), run.needs.model_dump_json())
                 kinds.setdefault(key, []).append(run)
             for (folder, _), runs in kinds.items():
-                (folder / "stop").unlink(missing_ok=True)
+                (folder / slurm_job.STOP).unlink(missing_ok=True)
                 size = self._pack(runs[0].needs)
                 packs = [runs[first : first + size] for first in range(0, len(runs), size)]
-                for pack, job_id in zip(packs, self._submit(folder, packs)):
+                try:
+                    ids = self._submit(folder, packs)
+                except UserError as error:
+                    for run in runs:
+                        run.future.set_exception(error)
+                    continue
+                for pack, job_id in zip(packs, ids):
                     for run in pack:
                         run.id = job_id
                         self.runs[run.job.name] = run
@@ -339,8 +211,10 @@ class SlurmPool:
             needs = needs.model_copy(update=part)
         threads = self.options.threads
         work = [
-            Work(tuple(replace(run.job, threads=run.job.threads or threads) for run in pack),
-                 needs, launch, folder)
+            slurm_job.Runs(
+                tuple(replace(run.job, threads=run.job.threads or threads) for run in pack),
+                needs, launch, folder,
+            )
             for pack in packs
         ]  # fmt: skip
         return submit(work, folder, self.options.requeues, {**self.parameters, **asked})
@@ -351,7 +225,7 @@ class SlurmPool:
             runs = list(self.runs.values())
         found = 0
         for run in runs:
-            outcome = task.take_outcome(_outcome_file(_folder(run.job), run.job))
+            outcome = task.take_outcome(outcome_file(_folder(run.job), run.job.name))
             if outcome is not None:
                 found += 1
                 self._finish(run, outcome)
@@ -441,54 +315,39 @@ def _srun(asked: dict[str, Any]) -> list[str]:
 
 def parameters(options: PoolOptions) -> dict[str, Any]:
     """submitit's parameters for the options of every job; UserError where they contradict."""
-    for tool in ("sbatch", "srun", "squeue", "scancel"):
+    for tool in _TOOLS:
         if shutil.which(tool) is None:
             raise UserError(
-                f"no {tool} on PATH: --engine slurm runs on a node of the cluster; --engine local "
+                f"no {tool} on PATH: --engine slurm needs a node of the cluster; --engine local "
                 "trains on this machine"
             )
     limit = minutes(options.time or "4:00:00")
-    more = _more(options.slurm)
-    asked = {name: more.pop(name) for name in (*_NUMBERS, *_LISTS) if name in more}
-    delay = asked.setdefault("signal_delay_s", int(stop_seconds()) + 60)
-    if delay >= 60 * limit:
-        raise UserError(
-            f"--time: {limit} minutes leave no time before the warning, {delay} seconds before "
-            "the end; raise it or set --slurm signal_delay_s=SECONDS"
-        )
-    flags = {"requeue": True, **more}
-    flags = {key: value for key, value in flags.items() if value is not False}
-    names = ("partition", "account", "mem")
-    given = {name: getattr(options, name) for name in names}
-    return {**asked, **given, "time": limit, "additional_parameters": flags}
-
-
-def _more(words: Iterable[str]) -> dict[str, Any]:
-    """The values of --slurm key=value, by key; UserError for one that has an option of its own."""
-    values = {}
-    for word in words:
+    more: dict[str, Any] = {"signal_delay_s": str(int(stop_seconds()) + 60), "requeue": "true"}
+    for word in options.slurm:
         key, equals, text = word.partition("=")
         key = key.replace("-", "_")
         if not key or not equals:
             raise UserError(f"--slurm: expected KEY=VALUE, got {word!r}")
         if key in _OWN:
             raise UserError(f"--slurm {key}: use {_OWN[key]}")
-        values[key] = _value(key, text)
-    return values
-
-
-def _value(key: str, text: str) -> Any:
-    """A number or a list where submitit wants one; otherwise a flag or sbatch's own word."""
-    if key in _NUMBERS:
-        if not text.isdigit():
-            raise UserError(f"--slurm {key}: expected a number, got {text!r}")
-        return int(text)
-    if key in _LISTS:
-        value = parse_yaml(text, f"--slurm {key}")
-        if not isinstance(value, list) or not all(isinstance(line, str) for line in value):
-            raise UserError(f"--slurm {key}: expected a list, such as '{key}=[\"module load x\"]'")
-        return value
-    return {"true": True, "false": False}.get(text, text)
+        more[key] = text
+    delay, setup = more.pop("signal_delay_s"), more.pop("setup", "[]")
+    if not delay.isdigit():
+        raise UserError(f"--slurm signal_delay_s: expected a number, got {delay!r}")
+    if int(delay) >= 60 * limit:
+        raise UserError(
+            f"--time: {limit} minutes leave no time before the warning, {delay} seconds before "
+            "the end; raise it or set --slurm signal_delay_s=SECONDS"
+        )
+    commands = parse_yaml(setup, "--slurm setup")
+    if not isinstance(commands, list) or not all(isinstance(line, str) for line in commands):
+        raise UserError("--slurm setup: expected a list, such as 'setup=[\"module load x\"]'")
+    flags = {key: True if text == "true" else text for key, text in more.items() if text != "false"}
+    given = {name: getattr(options, name) for name in ("partition", "account", "mem")}
+    return {
+        **given, "time": limit, "signal_delay_s": int(delay), "setup": commands or None,
+        "additional_parameters": flags,
+    }  # fmt: skip
 
 
 def minutes(text: str) -> int:
@@ -497,27 +356,33 @@ def minutes(text: str) -> int:
     if match is None:
         raise UserError(f"--time: {text!r} is no time such as 90, 12:00:00 or 2-00:00:00")
     numbers = [int(word) for word in match[2].split(":")]
-    if match[1] is not None:
-        hours, mins, seconds = [*numbers, 0, 0][:3]
-    elif len(numbers) == 3:
-        hours, mins, seconds = numbers
-    else:
-        hours, mins, seconds = 0, *[*numbers, 0][:2]
-    total = 60 * (60 * (24 * int(match[1] or 0) + hours) + mins) + seconds
-    return max(1, total // 60)
+    if match[1] is None and len(numbers) < 3:
+        numbers = [0, *numbers]
+    hours, mins, _ = [*numbers, 0, 0][:3]
+    return max(1, 60 * (24 * int(match[1] or 0) + hours) + mins)
 
 
-# `python -m sweeps submit`
+def _words(given: PoolOptions, engine: str) -> list[str]:
+    """The words for the driver in a job: without sbatch's where the job itself has got them."""
+    parser = argparse.ArgumentParser()
+    add_job_arguments(parser.add_argument)
+    jobs = vars(parser.parse_args([])) if engine == "local" else {}
+    words = [f"--slurm={word}" for word in given.slurm if "slurm" not in jobs]
+    for field in fields(given):
+        value = getattr(given, field.name)
+        if field.name not in ("slurm", "launch", *jobs) and value != field.default:
+            words += [f"--{field.name.replace('_', '-')}", str(value)]
+    return [*words, "--launch", shlex.join(given.launch)] if given.launch else words
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """The command: exit code 0 once the driver's job is submitted, 2 for a user's mistake."""
+    """`python -m sweeps submit`: exit code 0 once the driver's job is submitted."""
     parser = argparse.ArgumentParser(
         prog="python -m sweeps submit",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("sweep", type=Path, help="YAML file of a sweep or a search")
+    parser.add_argument("file", type=Path, help="YAML file of a sweep or a search")
     parser.add_argument("--results", type=Path, default=Path("results"), help="seen by all nodes")
     parser.add_argument("--after", metavar="ID:ID", help="start once these jobs have ended")
     add_arguments(parser)
@@ -525,54 +390,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     with one_line_errors(OSError):
         engine, given = options(args)
         if engine == "ray":
-            raise UserError("--engine ray: bash scripts/slurm/ray.sh starts a cluster and driver")
-        print(_submit_driver(args, engine, given, rest))
-
-
-def _submit_driver(
-    args: argparse.Namespace, engine: str, given: PoolOptions, rest: Sequence[str]
-) -> str:
-    """Submits the driver of a sweep or search; what a user wants to know of its job."""
-    asked = parameters(given)
-    words = [str(args.sweep), "--results", str(args.results), *rest]
-    words += _again(given, engine)
-    content = read_yaml(args.sweep)
-    command = "search" if "search" in content else "run"
-    folder = args.results.absolute() / content.get("experiment", "") / args.sweep.stem / "slurm"
-    if args.after:
-        asked["additional_parameters"]["dependency"] = f"afterany:{args.after}"
-    if engine == "local":
-        asked |= {"gpus_per_node": given.gpus_per_node, "cpus_per_task": given.cpus_per_task}
-    else:
-        asked |= {"mem": None, "cpus_per_task": 1}
-    (job,) = submit([Drive((command, *words), engine == "slurm")], folder, given.requeues, asked)
-    return "\n".join(
-        [
-            f"submitted {job}",
-            f"logs     {folder}",
-            f"watch    squeue --jobs {job}; tail -f {folder}/{job}_0_log.err",
-            f"cancel   scancel {job}",
-            f"results  {folder.parent}",
-        ]
+            raise UserError("--engine ray: scripts/slurm/ray.sh starts a cluster and the driver")
+        asked = parameters(given)
+        if args.after:
+            asked["additional_parameters"]["dependency"] = f"afterany:{args.after}"
+        rest = ["--engine", engine, "--results", str(args.results), *rest]
+        if engine == "slurm":
+            asked |= {"cpus_per_task": 1, "mem": None}
+        else:
+            asked |= {"cpus_per_task": given.cpus_per_task, "gpus_per_node": given.gpus_per_node}
+        words = (str(args.file), *rest, *_words(given, engine))
+        experiment = str(read_yaml(args.file).get("experiment", ""))
+        folder = args.results.absolute() / experiment / args.file.stem / "slurm"
+        driver = slurm_job.Driver(words, detached=engine == "slurm")
+        (job,) = submit([driver], folder, given.requeues, asked)
+    print(
+        f"submitted {job}\nlogs     {folder}\n"
+        f"watch    squeue --jobs {job}; tail -f {folder}/{job}_0_log.err\n"
+        f"cancel   scancel {job}\nresults  {folder.parent}"
     )
-
-
-def _again(given: PoolOptions, engine: str) -> list[str]:
-    """The words for the driver: those of its engine."""
-    words = ["--engine", engine]
-    names = ["workers", "threads"]
-    if engine == "slurm":
-        names += ["jobs", "pack", "time", "partition", "account", "gpus_per_node",
-                  "cpus_per_task", "mem", "requeues"]  # fmt: skip
-        words += [f"--slurm={word}" for word in given.slurm]
-    for name in names:
-        if getattr(given, name) is not None:
-            words += [f"--{name.replace('_', '-')}", str(getattr(given, name))]
-    return words + (["--launch", " ".join(given.launch)] if given.launch else [])
-
-
-if __name__ == "__main__":
-    # submitit names what it stores by its module, and `__main__` is another one in a job.
-    from sweeps import on_slurm
-
-    on_slurm.main()

@@ -52,7 +52,7 @@ class Needs(Section):
     def _divides(self) -> Needs:
         if self.gpus > 1 and self.gpus != int(self.gpus):
             raise ValueError(f"gpus {self.gpus:g}: above 1 it must be a whole number")
-        if self.processes % self.nodes or self.gpus % self.nodes:
+        if self.nodes > 1 and (self.processes % self.nodes or self.gpus % self.nodes):
             raise ValueError(f"nodes {self.nodes}: must divide gpus and processes")
         return self
 

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,8 +20,9 @@ from sweeps import tables
 from sweeps.reuse import Store, take_over
 from sweeps.sweep import SweepWork
 from sweeps.sweep_file import load_sweep
-from training import checkpoint, environment, loop, sharding, signals
+from training import checkpoint, environment, log, loop, signals
 from training import config as configs
+from training import task as tasks
 from training.config import leaves, validate
 from training.errors import RunError, UserError
 from training.experiment import load_experiment
@@ -35,10 +37,12 @@ from torch.utils.data import Dataset
 
 from param_groups import Everett, plan
 from param_groups.roles import DECODER_RULES
+from measure.observations import ObservationRecorder
+from measure.probes import ProbeRecorder
 from nanolm_c4.model import Decoder
-from training.config import ObservedLoopConfig, RunConfig
+from training.settings import ObservedLoopConfig, RunConfig
 from training.experiment import Experiment
-from training.loop import Task
+from training.task import Task
 
 class Config(RunConfig):
     width: int = 16
@@ -77,6 +81,7 @@ def build_task(config):
         eval_data=Rows(config.data_seed), loss=lambda model, batch: model(*batch),
         count=lambda batch: torch.tensor(batch[1].numel()),
         forward=lambda model, batch: model(batch[0]), after_init=pad,
+        recorders=[ObservationRecorder(), ProbeRecorder()],
     )
 
 EXPERIMENT = Experiment(
@@ -191,7 +196,7 @@ def test_arrays_are_of_the_last_block_and_of_fixed_places(toy):
 
 def test_logits_of_a_model_without_tokens_are_stored_whole(toy, tmp_path):
     task = toy.build_task(config(toy))
-    loop.initialise(task)
+    tasks.initialise(task)
 
     def pooled(model, batch):
         return model(batch[0])[:, :, 3]  # a class for each of the 6 tokens
@@ -269,9 +274,10 @@ def test_observing_is_no_training_time(toy, monkeypatch):
         monkeypatch.setattr(owner, name, slowed)
 
     monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(log, "time", clock)
     slow(loop.Loop, "_update", 2)
-    slow(loop.Loop, "evaluate", 7)
-    slow(observations.Observer, "observe", 70)
+    slow(loop, "evaluate", 7)
+    slow(observations.ObservationRecorder, "observe", 70)
     slow(observations, "save_arrays", 30)
 
     def check(folder):
@@ -297,8 +303,6 @@ def test_a_checkpoint_that_knows_nothing_of_observations_is_resumed(toy, monkeyp
     path = toy.folder / "parts/checkpoints/step-00000002"
     meta = json.loads((path / "meta.json").read_text())
     del meta["observe_seconds"]
-    if not every:
-        del meta["logs"]["observations.jsonl"]
     (path / "meta.json").write_text(json.dumps(meta))
     sums = {name: checkpoint._checksum(path / name) for name in ("state.safetensors", "meta.json")}
     (path / "checksums.json").write_text(json.dumps(sums))
@@ -329,7 +333,7 @@ def test_a_resumed_run_has_observed_what_the_whole_one_has(toy, monkeypatch, ste
 
 def test_what_is_not_finite_is_null(toy):
     task = toy.build_task(config(toy))
-    loop.initialise(task)
+    tasks.initialise(task)
     current = observations.current_state(task)
     with torch.no_grad():
         task.model.blocks[1].attention.key.weight.fill_(torch.nan)
@@ -342,7 +346,7 @@ def test_what_is_not_finite_is_null(toy):
     assert line["blocks"][0]["key_change"] == 0
 
 
-def test_what_cannot_be_observed_is_refused_before_training(toy, monkeypatch):
+def test_what_cannot_be_observed_is_refused_before_training(toy):
     task = toy.build_task(config(toy))
     task.forward = None
     with pytest.raises(UserError, match="no `forward` that returns them; give it one or set"):
@@ -354,9 +358,10 @@ def test_what_cannot_be_observed_is_refused_before_training(toy, monkeypatch):
     few = config(toy, training__observe_samples=31)
     with pytest.raises(UserError, match="observe_samples 31 is more than the 30 samples of the va"):
         loop.train(toy.build_task(few), toy.folder / "run")
-    monkeypatch.setattr(sharding, "requested", lambda: object())
+    task = toy.build_task(config(toy))
+    sharded = tasks.LiveRun(task, toy.folder / "run", None, "cpu", True, True, nullcontext)
     with pytest.raises(UserError, match="training.observe_every is not supported with sharding"):
-        loop.train(toy.build_task(config(toy)), toy.folder / "run")
+        task.recorders[0].start(sharded)
     assert not (toy.folder / "run").exists()
 
 

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range(13, 18)
 
 # Each run notes its name when it begins to train, and its process with what that may use.
-TRAIN = f"FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range({FAILS}, {SECOND_FAILS + 1})" + '''
+TRAIN = f"FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range({FAILS}, {FAILS + 5})" + '''
 import json, os, signal, sys, time
 import toy_run
 from training import loop, processes, runs
@@ -41,7 +41,7 @@ class Toy(Experiment):
 
         def slowly(batch):
             (run_dir / "training").touch()
-            time.sleep(pause())
+            time.sleep(pause(run_dir))
             return count(batch)
 
         def train():
@@ -53,9 +53,10 @@ class Toy(Experiment):
         task.count = slowly
         return runs.train_once(run_dir, config, task.plan, train)
 
-def pause():
-    file = os.environ.get("PAUSE_FILE")
-    return float(open(file).read() if file else os.environ.get("PAUSE", "0"))
+def pause(run_dir):
+    """Seconds per batch: a file two folders above the sweep's, for places that stand already."""
+    file = run_dir.parents[3] / "pause"
+    return float(file.read_text() if file.exists() else os.environ.get("PAUSE", "0"))
 
 def refuse():
     raise UserError("corpus.txt: no such file")

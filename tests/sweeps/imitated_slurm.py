@@ -78,7 +78,8 @@ def srun(*words):
 
 
 def squeue(*words):
-    print("\n".join(path.name for path in STATE.iterdir() if re.fullmatch(r"\d+(_\d+)?", path.name)))
+    names = (path.name for path in STATE.iterdir())
+    print("\n".join(name for name in names if re.fullmatch(r"\d+(_\d+)?", name)))
 
 
 def scancel(*words):
