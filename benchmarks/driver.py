@@ -1,9 +1,9 @@
 """What the driver costs per run, when runs cost nothing: `python benchmarks/driver.py [RUNS ...]`.
 
-Runs end at once, in a pool that hands their summaries straight back; every cell is extended, so that
-the rules have work, too. The time is processor time, and the driver's alone: choosing, submitting,
-taking up results, applying the rules, and writing the tables as often as a real sweep does. It is to
-stay below 5 ms per run however many runs a sweep has.
+Runs end at once, in a pool that hands their summaries straight back; every cell is extended, so
+that the rules have work, too. The time is processor time, and the driver's alone: choosing,
+submitting, taking up results, applying the rules, and writing the tables as often as a real sweep
+does. It is to stay below 5 ms per run however many runs a sweep has.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Instant:
 
 
 def measure(runs: int, folder: Path) -> dict[str, float]:
-    """Processor seconds of loading and of driving about `runs` runs, the latter per run in milliseconds."""
+    """Processor seconds of loading and driving about `runs` runs, and milliseconds per run."""
     path = folder / "sweep.yaml"
     config = ROOT / "nanolm_c4/configs/laptop.yaml"
     seeds = max(1, runs // (2 * 25 * 8))  # two curves, widths, rates with those that are added

@@ -72,11 +72,9 @@ def parses(words):
         assert observe._parser().parse_args(arguments).run
         return
     if module == "sweeps" and arguments[0] == "submit":  # there is no SLURM here
-        from sweeps import slurm
+        from sweeps import on_slurm
 
-        parsed = slurm.parser().parse_args(arguments[1:])
-        assert slurm.launcher(parsed).options.load(draft=True).folder
-        return
+        arguments = ["run", *on_slurm.read(arguments[1:])[2]]
     if module == "sweeps" and arguments[0] in ("run", "search") and "--dry-run" not in arguments:
         arguments = [*arguments, "--dry-run"]
     result = subprocess.run([sys.executable, "-m", module, *arguments], cwd=ROOT,
