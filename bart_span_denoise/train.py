@@ -31,14 +31,12 @@ def build_model(config: Config, vocab_size: int):
     """The encoder-decoder, allocated but not initialised: the plan does that."""
     from bart_span_denoise.model import Bart
 
-    shape, rule = config.model, prescription(config)
+    shape = config.model
     return Bart(
         vocab_size=vocab_size,
         width=shape.width,
         heads=shape.width // shape.head_dim,
         layers=shape.layers,
-        attention_scale=rule.attention_scale(shape.head_dim),
-        logit_multiplier=rule.logit_multiplier(),
         mlp_ratio=shape.mlp_ratio,
         position_rows=config.data.tokens_per_sample + 2,
         positions=shape.positions,
@@ -111,8 +109,9 @@ def build_task(config: Config):
     import torch
 
     from bart_span_denoise import data
+    from measure.probes import ProbeRecorder
     from training import sharding
-    from training.loop import Task
+    from training.task import Task
 
     corpus = open_corpus(config)
     # A model that will be sharded takes no memory before it is.
@@ -134,6 +133,7 @@ def build_task(config: Config):
         measure=lambda model, batch: measure(model(*batch)),
         by_epoch=True,
         after_init=lambda model: model.zero_padding(),
+        recorders=[ProbeRecorder()],
     )
 
 

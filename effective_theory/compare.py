@@ -132,8 +132,8 @@ class _Case:
     config: Config
     width: float
     networks: int
-    mean: measure.Kernels
-    se: measure.Kernels
+    mean: measure.KernelMeans
+    se: measure.KernelMeans
 
     def row(self, quantity: str, block: str, part: str, entry: str, *numbers: float) -> Comparison:
         model = self.config.model

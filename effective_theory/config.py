@@ -43,6 +43,12 @@ class ModelConfig(Section):
     """Meta-principled strategy of footnotes 8 and 26: 0 neural-tangent, 1 maximal-update."""
 
 
+def block_names(depth: int) -> tuple[str, ...]:
+    """Names of the paper's blocks 1 to L = 2 depth + 2: stem, attention.0, mlp.0, ..., head."""
+    middle = [f"{kind}.{index}" for index in range(depth) for kind in ("attention", "mlp")]
+    return ("stem", *middle, "head")
+
+
 class InitConfig(Section):
     """C_G, (1.25)-(1.33): variance of every group's entries, times its power of the width."""
 

@@ -51,10 +51,10 @@ class Powers:
 
 
 def power(small: float, large: float, ratio: float) -> Fraction | None:
-    """p in large / small = ratio^p, exact for denominators up to 1000; None if one is zero."""
+    """p in large / small = ratio^p, exact for any but odd fractions; None if a number is zero."""
     if not (small > 0 and large > 0):
         return None
-    return Fraction(math.log(large / small) / math.log(ratio)).limit_denominator(1000)
+    return Fraction(math.log(large / small) / math.log(ratio)).limit_denominator(10**6)
 
 
 def powers(small: Numbers | Row, large: Numbers | Row, ratio: float) -> Powers:

@@ -41,7 +41,7 @@ def build_model(config: Config, vocab_size: int):
     """The decoder, allocated but not initialised: the plan does that."""
     from nanolm_c4.model import Decoder
 
-    shape, rule = config.model, prescription(config)
+    shape = config.model
     everett = config.prescription.parameterization != BORDELON
     return Decoder(
         vocab_size=vocab_size,
@@ -50,8 +50,6 @@ def build_model(config: Config, vocab_size: int):
         heads=shape.heads,
         head_dim=shape.head_dim,
         mlp_ratio=shape.mlp_ratio,
-        attention_scale=rule.attention_scale(shape.head_dim),
-        residual_multiplier=rule.residual_multiplier(),
         norm_scale=everett,
         readout_bias=not everett,
     )
@@ -116,10 +114,12 @@ def build_task(config: Config):
 
     import torch
 
+    from measure.observations import ObservationRecorder
+    from measure.probes import ProbeRecorder
     from nanolm_c4.data import collate, from_config
     from training import processes, sharding
-    from training.loop import Task
-    from training.losses import IGNORE
+    from training.linear_cross_entropy import IGNORE
+    from training.task import Task
 
     with processes.state().main_process_first():
         corpus = from_config(config.data)
@@ -138,6 +138,7 @@ def build_task(config: Config):
         count=lambda batch: (batch[1] != IGNORE).sum(),
         collate=collate,
         forward=lambda model, batch: model(batch[0]),
+        recorders=[ProbeRecorder(), ObservationRecorder()],
     )
 
 

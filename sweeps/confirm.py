@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from sweeps.rules import DONE, WAIT, Cell, Next, Place, names
 from training.config import PositiveInt, Section, shifted
 from training.errors import UserError
+from training.log import lower_is_better
 
 # Dinan et al., footnote 42: twice both and half both are left out.
 SIX_NEIGHBOURS = [[1, 0], [0, 1], [1, -1], [-1, 1], [0, -1], [-1, 0]]
@@ -119,11 +120,6 @@ def score(summary: Mapping[str, Any], metric: str) -> Score | None:
     value = summary[metric]
     lower = lower_is_better(metric.partition("_eval_")[2])
     return (-value if lower else value), -summary["final_eval_loss"]
-
-
-def lower_is_better(measure: str) -> bool:
-    """Whether a measure of an evaluation is better low: the loss, in nats or bits, is."""
-    return measure in ("loss", "bits")
 
 
 def mean_score(scores: Sequence[Score]) -> Score:

@@ -94,7 +94,7 @@ def _hidden(path: Path) -> Path:
 
 @contextmanager
 def scratch_folder(final: Path) -> Iterator[Path]:
-    """A folder beside the final one, gone at the end whatever happens short of a kill."""
+    """A hidden folder next to the final one; deleted at the end, unless the process is killed."""
     scratch = _hidden(final)
     try:
         scratch.mkdir(parents=True)
@@ -110,7 +110,7 @@ def scratch_folder(final: Path) -> Iterator[Path]:
 
 
 def publish(scratch: Path, final: Path, problem: Callable[[Path], str | None]) -> None:
-    """Gives a finished folder its name; if one without a `problem` got there first, it stays."""
+    """Gives a finished folder its name, unless one without a `problem` has it already."""
     while True:
         try:
             os.rename(scratch, final)
@@ -134,24 +134,6 @@ def discard(folder: Path) -> None:
         shutil.rmtree(aside, ignore_errors=True)
     else:
         aside.unlink()
-
-
-def cache_problem(folder: Path) -> str | None:
-    """Why a cache folder cannot be used, in a few words; None if it can.
-
-    Its meta.json has "sizes", the bytes of every file by name.
-    """
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        sizes = meta["sizes"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "meta.json is missing or unreadable"
-    for name, size in sizes:
-        file = folder / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            return f"{name} has {found or 'no'} bytes where meta.json says {size}"
-    return None
 
 
 class Busy(UserError):

@@ -19,16 +19,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.config import (
-    RunConfig,
-    Section,
-    default_epsilon,
-    read_yaml,
-    to_yaml,
-    with_retired,
-)
+from training.config import Section, read_yaml, to_yaml, with_retired
 from training.errors import RunError
 from training.files import locked, write_text
+from training.settings import RunConfig, default_epsilon
 
 # Sweeps only ask for names and summaries; they start without torch.
 if TYPE_CHECKING:

@@ -31,12 +31,7 @@ def build_model(config: Config):
     """The paper's Vision Transformer, allocated but not initialised: the plan does that."""
     from vit_cifar5m.model import VisionTransformer
 
-    rule = prescription(config)
-    return VisionTransformer(
-        config.model,
-        attention_scale=rule.attention_scale(config.model.head_dim),
-        residual_multiplier=rule.residual_multiplier(),
-    )
+    return VisionTransformer(config.model)
 
 
 def build_plan(config: Config, model=None):
@@ -90,8 +85,10 @@ def build_task(config: Config):
 
     import torch
 
+    from measure.observations import ObservationRecorder
+    from measure.probes import ProbeRecorder
     from training import sharding
-    from training.loop import Task
+    from training.task import Task
     from vit_cifar5m import data
     from vit_cifar5m.model import cross_entropy, measure
 
@@ -112,6 +109,7 @@ def build_task(config: Config):
         forward=lambda model, batch: model(batch[0]),
         measure=lambda model, batch: measure(model(batch[0]), batch[1]),
         data_seed=config.data.seed,
+        recorders=[ProbeRecorder(), ObservationRecorder()],
     )
 
 

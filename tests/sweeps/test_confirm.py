@@ -17,7 +17,8 @@ TOY = '''
 import json, math
 from pathlib import Path
 from pydantic import model_validator
-from training.config import LoopConfig, Section
+from training.config import Section
+from training.settings import LoopConfig
 from training.files import write_json, write_text
 
 class Config(Section):

@@ -38,7 +38,8 @@ WIDE = (1e-2, 1e2)
 # constants, with its minimum at (minimum_a, 0.3).
 EXPERIMENT = '''
 import math, os
-from training.config import RunConfig, Section
+from training.config import Section
+from training.settings import RunConfig
 from training.files import write_json
 
 class Gamma(Section):

@@ -18,7 +18,8 @@ from training.errors import UserError
 TOY = '''
 import math
 from pathlib import Path
-from training.config import Section, LoopConfig
+from training.config import Section
+from training.settings import LoopConfig
 from training.files import write_json
 
 class Config(Section):

@@ -16,7 +16,8 @@ from training.errors import UserError
 # Loss: a parabola in log2 lr whose optimum falls with width and with 1/gain; no training.
 TOY = '''
 import math
-from training.config import LoopConfig, ScheduleConfig, Section
+from training.config import Section
+from training.settings import LoopConfig, ScheduleConfig
 from training.files import write_json
 
 class Inner(Section):

@@ -8,88 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from plots import findings, style
-from plots.bordelon import decoder as infinite_decoder
-from plots.bordelon import kernels as infinite_kernels
-from plots.bordelon.dynamics import ALPHA, HEAD_DIM, HEADS, LAYERS
+from plots import findings
+from plots.__main__ import make
+from plots.bordelon import decoder, kernels, observed
+from plots.bordelon.scans import ALPHA, HEAD_DIM, HEADS, LAYERS, Losses
 from plots.tables import TableError
 from sweeps import results
 from sweeps.sweep_file import load_sweep
 from vit_cifar5m import train
 
-ROOT = Path(__file__).resolve().parents[2]
-VIT = ROOT / "vit_cifar5m/sweeps/figure_6.yaml"
-DECODER = ROOT / "nanolm_c4/sweeps/figure_7_12.yaml"
-SIZES = (HEADS, HEAD_DIM, LAYERS)
-
-
-@pytest.fixture(autouse=True)
-def coarse(monkeypatch):
-    """One file of few pixels, not laid out, for each figure: what is drawn is the same."""
-
-    def save(figure, folder, name):
-        import matplotlib.pyplot as plt
-
-        folder.mkdir(parents=True, exist_ok=True)
-        figure.set_layout_engine("none")
-        figure.savefig(folder / f"{name}.png", dpi=20)
-        plt.close(figure)
-        return [folder / f"{name}.png"]
-
-    monkeypatch.setattr(style, "save", save)
-
-
-# Sweeps
-
-
-def models(sweep):
-    """(alpha_A, H, N, L) of every point."""
-    return [(p.config.prescription.alpha_attention, p.config.model.heads, p.config.model.head_dim,
-             p.config.model.layers) for p in sweep.points if p.seed == sweep.config.seeds[0]]
-
-
-def test_figure_6_is_the_papers_scans_from_one_base(tmp_path):
-    sweep = load_sweep(VIT, tmp_path)
-    ones = {(16, 16, 4), *((h, 16, 4) for h in (32, 64, 128)),
-            *((16, n, 4) for n in (32, 64, 128)), *((16, 16, d) for d in (8, 16, 32, 64))}
-    halves = {(16, n, 4) for n in (16, 32, 64, 128)}
-    assert sorted(models(sweep)) == sorted([*((1, *m) for m in ones), *((0.5, *m) for m in halves)])
-    for config in (point.config for point in sweep.points):
-        rule, loop = config.prescription, config.training
-        assert (rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 4, 0.1)
-        assert config.optimizer.name == "sgd" and config.optimizer.momentum > 0
-        assert 4_990_000 < loop.steps * loop.batch_size <= 5_002_240 and not config.data.repeat
-
-
-def test_figure_7_12_is_the_papers_scans_at_both_alphas(tmp_path):
-    sweep = load_sweep(DECODER, tmp_path)
-    own = {(8, 8, 4), *((h, 8, 4) for h in (16, 32, 64, 128)),
-           *((8, n, 4) for n in (16, 32, 64, 128)), *((8, 8, d) for d in (8, 16, 32, 64))}
-    assert sorted(models(sweep)) == sorted((a, *m) for a in (0.5, 1) for m in own)
-    for config in (point.config for point in sweep.points):
-        rule = config.prescription
-        assert (rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 4, 0.25)
-        assert (config.optimizer.name, config.training.steps) == ("adam", 10_000)
-
-
-@pytest.mark.parametrize("path", [VIT, DECODER])
-@pytest.mark.parametrize("preset", [None, "laptop"])
-def test_scans_share_one_base_and_record_what_the_figures_need(path, preset, tmp_path):
-    sweep = load_sweep(path, tmp_path, preset)
-    assert len(set(models(sweep))) == len(models(sweep))
-    base = min(models(sweep))[1:]
-    for _, *sizes in models(sweep):
-        assert sum(size != own for size, own in zip(sizes, base)) <= 1
-    for config in (point.config for point in sweep.points):
-        # Two observations, before and after: nothing between.
-        assert config.training.observe_every == config.training.steps
-        # A curve of test loss, Fig. 6a.
-        assert config.training.eval_every * 10 <= config.training.steps
-    assert sweep.config.metrics and sweep.config.observations
-    assert {*SIZES, ALPHA} <= set(results.columns(sweep))
-    assert len(sweep.config.seeds) > 1
-    if preset:
-        assert sum(sweep.experiment.flops(point.config) for point in sweep.points) < 3e13
+ROOT = Path(__file__).resolve().parents[3]
 
 
 SMALL = """
@@ -112,9 +40,9 @@ def test_a_real_sweeps_tables_become_its_figures(tmp_path):
     summaries = {p.run: train.EXPERIMENT.run(p.config, sweep.folder / p.run) for p in sweep.points}
     paths = [write(sweep, summaries) for write in (
         results.write_observed_kernels, results.write_observed_attention, results.write_metrics)]
-    text, written = infinite_kernels.make(paths, tmp_path / "figures")
+    text, written = make("bordelon/kernels", paths, tmp_path / "figures")
     assert {p.stem for p in written} == {
-        f"infinite_figure_{name}" for name in (
+        f"figure_{name}" for name in (
             "6_attention", "6_pooled", "6_spatial", "6_dynamics", "8_dynamics", "9_kernels",
             "10_kernels")}
     assert "base H = 2, N = 2, L = 1" in text
@@ -145,7 +73,7 @@ def symmetric(seed, side=6):
 SCANS = [{}, *({key: size} for key in ("heads", "head_dim", "layers") for size in (4, 8, 16))]
 
 
-def kernels(alphas=(1.0,), seeds=(0, 1), add=lambda size: 1 / size):
+def kernel_rows(alphas=(1.0,), seeds=(0, 1), add=lambda size: 1 / size):
     """Initial kernels with diagonals 1 + 2/L, final ones that approach one kernel as 1/size."""
     rows = []
     for sizes, alpha, seed in itertools.product(SCANS, alphas, seeds):
@@ -160,7 +88,7 @@ def kernels(alphas=(1.0,), seeds=(0, 1), add=lambda size: 1 / size):
     return pd.DataFrame(rows)
 
 
-def attention(alphas=(1.0, 0.5), heads=400, seeds=(0,)):
+def attention_rows(alphas=(1.0, 0.5), heads=400, seeds=(0,)):
     """A with variance N^(1 - 2 alpha) at both steps, moved by 3 between."""
     rows = []
     for alpha, n, seed in itertools.product(alphas, (2, 4, 8, 16), seeds):
@@ -171,35 +99,41 @@ def attention(alphas=(1.0, 0.5), heads=400, seeds=(0,)):
     return pd.DataFrame(rows)
 
 
-def by_name(findings):
-    return {finding.name: finding for finding in findings}
+def by_name(lines):
+    return {line.name: line for line in lines if isinstance(line, findings.Finding)}
+
+
+def data(kernel_table, attention_table):
+    """Both without losses."""
+    none = Losses(pd.DataFrame(), [])
+    return kernels.Data(kernel_table, attention_table, none, none)
 
 
 def test_alignment_knows_neither_scale_nor_a_constant():
     first, second = symmetric(1), symmetric(2)
-    assert infinite_kernels.alignment(first, 3 * first + 7) == pytest.approx(1)
+    assert observed.alignment(first, 3 * first + 7) == pytest.approx(1)
     centring = np.eye(6) - 1 / 6
     a, b = (centring @ k @ centring for k in (first, second))
     expected = np.trace(a @ b) / math.sqrt(np.trace(a @ a) * np.trace(b @ b))
-    assert infinite_kernels.alignment(first, second) == pytest.approx(expected)
-    assert math.isnan(infinite_kernels.alignment(np.ones((6, 6)), first))
+    assert observed.alignment(first, second) == pytest.approx(expected)
+    assert math.isnan(observed.alignment(np.ones((6, 6)), first))
 
 
 def test_kernels_are_symmetric_again_and_each_scan_has_the_base_and_its_own_sizes():
-    rows = kernels()
+    rows = kernel_rows()
     shuffled = rows.sample(frac=1, random_state=3)
-    found = infinite_kernels.pairs(shuffled, "pooled", HEADS, 1.0)
+    found = observed.pairs(shuffled, "pooled", HEADS, 1.0)
     assert sorted(found) == [(size, seed) for size in (2, 4, 8, 16) for seed in (0, 1)]
     expected = symmetric(1) + symmetric(100 + 40 + 1) / 4
     np.testing.assert_allclose(found[4, 1][1], expected)
-    np.testing.assert_allclose(infinite_kernels.pairs(rows, "pooled", LAYERS, 1.0)[8, 0][0],
+    np.testing.assert_allclose(observed.pairs(rows, "pooled", LAYERS, 1.0)[8, 0][0],
                                np.eye(6) * 1.25)
 
 
 def test_final_kernels_that_approach_one_are_found_to_and_others_are_not():
     def verdict(seeds=(0, 1, 2, 3), **options):
-        found = infinite_kernels.pairs(kernels(seeds=seeds, **options), "pooled", HEADS, 1.0)
-        return infinite_kernels.aligned(found, "pooled", HEADS, 1)
+        found = observed.pairs(kernel_rows(seeds=seeds, **options), "pooled", HEADS, 1.0)
+        return observed.aligned(found, "pooled", HEADS, 1)
 
     finding = verdict()
     assert finding.verdict == "agrees" and "alignment with H = 16" in finding.name
@@ -211,16 +145,16 @@ def test_final_kernels_that_approach_one_are_found_to_and_others_are_not():
 
 
 def test_kernels_are_aligned_with_those_of_other_seeds_alone():
-    found = infinite_kernels.pairs(kernels(seeds=(0, 1, 2)), "pooled", HEADS, 1.0)
-    values = infinite_kernels.to_largest(found, 1)
-    own = {(s, t): infinite_kernels.alignment(symmetric(1) + symmetric(120 + s) / 2,
+    found = observed.pairs(kernel_rows(seeds=(0, 1, 2)), "pooled", HEADS, 1.0)
+    values = observed.to_largest(found, 1)
+    own = {(s, t): observed.alignment(symmetric(1) + symmetric(120 + s) / 2,
                                               symmetric(1) + symmetric(260 + t) / 16)
            for s, t in itertools.permutations(range(3), 2)}
     assert set(values) == {2, 4, 8} and values[2] == pytest.approx(own)
-    lines = infinite_kernels.basis(kernels(seeds=(0, 1, 2)))
+    lines = observed.basis(kernel_rows(seeds=(0, 1, 2)))
     assert "runs of different seeds" in lines[0] and "over 6 pairs of 3 seeds" in lines[0]
     assert "the H and N scans start from the same networks" in lines[1]
-    assert len(infinite_kernels.basis(kernels(alphas=(0.5,)))) == 1
+    assert len(observed.basis(kernel_rows(alphas=(0.5,)))) == 1
 
 
 def test_the_error_over_pairs_of_seeds_is_that_of_independent_seeds():
@@ -228,28 +162,30 @@ def test_the_error_over_pairs_of_seeds_is_that_of_independent_seeds():
     own = np.random.default_rng(0).normal(size=5)
     pairs = {(s, t): own[s] + own[t] for s, t in itertools.permutations(range(5), 2)}
     expected = 2 * own.mean(), 2 * own.std(ddof=1) / math.sqrt(5), 5
-    found = infinite_kernels.over_seeds(pairs)
+    found = observed.over_seeds(pairs)
     assert (found.value, found.error, found.groups) == pytest.approx(expected)
-    two = infinite_kernels.over_seeds({(0, 1): 1.0, (1, 0): 2.0})
+    two = observed.over_seeds({(0, 1): 1.0, (1, 0): 2.0})
     assert (two.value, two.groups) == (1.5, 2) and math.isnan(two.error)
-    assert math.isnan(infinite_kernels.over_seeds({}).value)
+    assert math.isnan(observed.over_seeds({}).value)
 
 
 def test_tables_with_two_runs_of_one_place_are_refused(tmp_path):
     """Averaging or overwriting them would be a result of neither."""
     kernel_table, attention_table = tmp_path / "k.csv", tmp_path / "a.csv"
-    for table, rows, source in ((kernel_table, kernels(), "observed_kernels.csv"),
-                                (attention_table, attention(heads=3), "observed_attention.csv")):
+    for table, rows, source in (
+        (kernel_table, kernel_rows(), "observed_kernels.csv"),
+        (attention_table, attention_rows(heads=3), "observed_attention.csv"),
+    ):
         again = rows.assign(run=rows["run"].astype(str) + "-again")
         pd.concat([rows, again]).to_csv(table, index=False)
         with pytest.raises(TableError, match="two runs with model.heads .*; expected one; is it"):
-            infinite_kernels.read(table, source)
+            observed.read_observed(table, source)
     results, metrics = runs(tmp_path, losses=gains)
     rows = pd.read_csv(results)
     again = rows.assign(run=rows["run"].astype(str) + "-again", final_eval_loss=9.0)
     pd.concat([rows, again]).to_csv(results, index=False)
     with pytest.raises(TableError, match="two runs with model.heads"):
-        infinite_decoder.read(results, metrics)
+        decoder.read([results, metrics, kernel_table])
 
 
 def test_verdicts_on_few_seeds_are_wrong_as_rarely_as_they_say():
@@ -277,7 +213,7 @@ def test_verdicts_on_few_seeds_are_wrong_as_rarely_as_they_say():
 
 
 def test_the_scale_of_initial_kernels_falls_as_the_branches_do():
-    found = by_name(infinite_kernels.findings(kernels(seeds=(0, 1, 2)), attention()))
+    found = by_name(kernels.findings(data(kernel_rows(seeds=(0, 1, 2)), attention_rows())))
     finding = found["initial pooled kernel: mean of the diagonal, by L"]
     assert finding.verdict == "agrees" and "2: 2.000±0.000, 4: 1.500±0.000" in finding.measured
     finding = found["initial pooled kernel: exponent of L in what branches add"]
@@ -285,7 +221,7 @@ def test_the_scale_of_initial_kernels_falls_as_the_branches_do():
 
 
 def test_the_spread_over_heads_and_the_change_are_measured_against_n():
-    found = by_name(infinite_kernels.findings(kernels(), attention(seeds=(0, 1, 2))))
+    found = by_name(kernels.findings(data(kernel_rows(), attention_rows(seeds=(0, 1, 2)))))
     for alpha, slope in (("1", "-1.00"), ("1/2", "+0.00")):
         for state in ("initial", "final"):
             name = f"alpha_A = {alpha}: {state} variance of A over heads, exponent of N"
@@ -301,41 +237,30 @@ def test_the_spread_over_heads_and_the_change_are_measured_against_n():
 
 def test_spread_is_the_unbiased_variance_within_places():
     values = np.array([[1.0, 2.0, 6.0], [10.0, 10.0, 10.0]])
-    assert infinite_kernels.spread(values) == pytest.approx(7 / 2)
+    assert kernels.spread(values) == pytest.approx(7 / 2)
 
 
-def panels(monkeypatch):
-    """Figure name -> its axes, of all figures saved from now on."""
-    drawn = {}
-
-    def save(figure, folder, name):
-        drawn[name] = figure.axes
-        return [folder / f"{name}.png"]
-
-    monkeypatch.setattr(style, "save", save)
-    return drawn
-
-
-def test_figure_6a_is_the_test_loss_and_figure_8_the_training_loss(tmp_path, monkeypatch):
-    drawn, tables = panels(monkeypatch), [tmp_path / "k.csv", tmp_path / "a.csv"]
-    kernels().to_csv(tables[0], index=False)
-    attention(heads=5).to_csv(tables[1], index=False)
+def test_figure_6a_is_the_test_loss_and_figure_8_the_training_loss(tmp_path):
+    tables = [tmp_path / "k.csv", tmp_path / "a.csv"]
+    kernel_rows().to_csv(tables[0], index=False)
+    attention_rows(heads=5).to_csv(tables[1], index=False)
     _, metrics = runs(tmp_path, losses=gains)
     logged = pd.read_csv(metrics)
     logged["eval_loss"] += 1
     logged.to_csv(metrics, index=False)
-    infinite_kernels.make([*tables, metrics], tmp_path)
-    for name, label, last in (("infinite_figure_6_dynamics", "test loss (nats/image)", 6.0),
-                              ("infinite_figure_8_dynamics", "training loss (nats/image)", 5.0)):
+    figures = kernels.draw(kernels.read([*tables, metrics]))
+    drawn = {name: figure.axes for name, figure in figures}
+    for name, label, last in (("figure_6_dynamics", "test loss (nats/image)", 6.0),
+                              ("figure_8_dynamics", "training loss (nats/image)", 5.0)):
         axes = drawn[name]
         assert axes[0].get_ylabel() == label
         assert [axis.get_title() for axis in axes] == [
                 rf"{symbol} grows, $\alpha_A$ = 1" for symbol in "HNL"]
         # The base model's mean of its seeds, in the last bin of steps.
         assert axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(last, abs=0.1)
-    (first, *_) = drawn["infinite_figure_6_dynamics"]
+    (first, *_) = drawn["figure_6_dynamics"]
     assert all(line.get_marker() == "o" for line in first.get_lines())
-    initial = [axis for axis in drawn["infinite_figure_9_kernels"]
+    initial = [axis for axis in drawn["figure_9_kernels"]
                if "mean diag." in axis.get_title()]
     # Diagonals 1 + 2/L, each on a colour scale of its own.
     assert [axis.get_title() for axis in initial] == [
@@ -345,6 +270,13 @@ def test_figure_6a_is_the_test_loss_and_figure_8_the_training_loss(tmp_path, mon
 
 
 # The decoder
+
+
+def read(folder, *args, **options):
+    """The decoder's tables, with kernels of one seed."""
+    table = folder / "kernels.csv"
+    kernel_rows(seeds=(0,)).to_csv(table, index=False)
+    return decoder.read([*runs(folder, *args, **options), table])
 
 
 def runs(tmp_path, seeds=(0, 1), losses=lambda alpha, key, size, seed: 3.0, statuses="finished"):
@@ -374,8 +306,8 @@ def gains(alpha, key, size, seed):
 
 
 def test_the_decoders_losses_gains_and_flops(tmp_path):
-    own = infinite_decoder.read(*runs(tmp_path, (0, 1, 2), gains))
-    found = by_name(infinite_decoder.findings(own))
+    own = read(tmp_path, (0, 1, 2), gains)
+    found = by_name(decoder.findings(own))
     assert found["alpha_A = 1: final loss by H"].measured.startswith("2: 5.000±0.006, 4: 4.900±0")
     base = "loss of the base minus that of the largest"
     assert found[f"alpha_A = 1: {base} H"].verdict == "agrees"
@@ -393,7 +325,7 @@ def test_the_decoders_losses_gains_and_flops(tmp_path):
 
 def test_both_claims_of_alpha_stand_beside_what_is_measured_and_the_base_once(tmp_path):
     def between(losses, seeds=(0, 1, 2)):
-        text = infinite_decoder.report(infinite_decoder.read(*runs(tmp_path, seeds, losses)))
+        text = "\n".join(map(str, decoder.findings(read(tmp_path, seeds, losses))))
         assert "Fig. 7a shows lower losses at 1/2" in text
         assert "Fig. 12 says of the same runs that 1 is better at fixed compute" in text
         start = "loss at alpha_A = 1 minus that at 1/2, "
@@ -412,17 +344,17 @@ def test_both_claims_of_alpha_stand_beside_what_is_measured_and_the_base_once(tm
 
 
 def test_flops_are_six_per_parameter_and_token(tmp_path):
-    own = infinite_decoder.read(*runs(tmp_path)).metrics
+    own = read(tmp_path).metrics
     row = own[(own[HEADS] == 4) & (own["step"] == 30)].iloc[0]
     assert row["flops"] == 6 * 4000 * 7 * 30
 
 
 def test_losses_at_flops_are_on_a_line_in_their_logarithm_and_nowhere_else(tmp_path):
     rows = pd.DataFrame({"flops": [10.0, 100.0, 1000.0], "eval_loss": [5.0, math.nan, 3.0]})
-    assert infinite_decoder.at_flops(rows, 100.0) == pytest.approx(4)
-    assert infinite_decoder.at_flops(rows, 1000.0) == 3
-    assert math.isnan(infinite_decoder.at_flops(rows, 9.0))
-    assert math.isnan(infinite_decoder.at_flops(rows, 1001.0))
+    assert decoder.at_flops(rows, 100.0) == pytest.approx(4)
+    assert decoder.at_flops(rows, 1000.0) == 3
+    assert math.isnan(decoder.at_flops(rows, 9.0))
+    assert math.isnan(decoder.at_flops(rows, 1001.0))
 
 
 def test_runs_that_diverged_have_no_final_loss(tmp_path):
@@ -431,25 +363,26 @@ def test_runs_that_diverged_have_no_final_loss(tmp_path):
     lost = (table[HEADS] == 16) & (table["seed"] == 1)
     table.loc[lost, "status"] = "diverged"
     table.to_csv(paths[0], index=False)
-    found = infinite_decoder.finals(infinite_decoder.read(*paths), HEADS, 1.0)
+    table = tmp_path / "kernels.csv"
+    kernel_rows(seeds=(0,)).to_csv(table, index=False)
+    found = decoder.finals(decoder.read([*paths, table]), HEADS, 1.0)
     assert set(found[16]) == {0} and set(found[8]) == {0, 1}
 
 
-def test_the_decoders_figures_are_drawn(tmp_path, capsys, monkeypatch):
+def test_the_decoders_figures_are_drawn(tmp_path, monkeypatch):
     monkeypatch.setitem(globals(), "SCANS", [sizes for sizes in SCANS if 8 not in sizes.values()])
     table = tmp_path / "kernels.csv"
-    kernels(alphas=(1.0, 0.5), seeds=(0, 1, 2)).to_csv(table, index=False)
+    kernel_rows(alphas=(1.0, 0.5), seeds=(0, 1, 2)).to_csv(table, index=False)
     paths = [*runs(tmp_path, losses=gains), table]
-    infinite_decoder.main([*map(str, paths), "--out", str(tmp_path / "out")])
+    shown, _ = make("bordelon/decoder", paths, tmp_path / "out")
     assert {path.stem for path in (tmp_path / "out").iterdir()} == {
-        f"infinite_figure_{name}"
+        f"figure_{name}"
         for name in ("7_dynamics", "12_flops", "7_last_token", "7_spatial")}
-    shown = capsys.readouterr().out
     assert "alpha_A = 1/2: final spatial kernel: alignment with L = 16" in shown
     assert "mean over 6 pairs of 3 seeds" in shown
     name = "final last_token kernel: alignment of alpha_A = 1 and 1/2, by N"
     line, excess = (line.removeprefix(name) for line in shown.splitlines() if line.startswith(name))
-    value = np.mean([infinite_kernels.alignment(*(symmetric(1) + symmetric(120 + s) / 2
+    value = np.mean([observed.alignment(*(symmetric(1) + symmetric(120 + s) / 2
                                                   for s in pair))
                      for pair in ((0, 1), (0, 2), (1, 2))])
     assert line.strip().startswith(f"2: {value:.3f}±")
@@ -460,53 +393,42 @@ def test_the_decoders_figures_are_drawn(tmp_path, capsys, monkeypatch):
 # Bad tables
 
 
-def refusal(capsys, module, *paths):
-    """The one line that a plot ends with."""
-    with pytest.raises(SystemExit) as end:
-        module.main([*map(str, paths), "--out", "/nonexistent/never"])
-    assert end.value.code == 2
-    lines = capsys.readouterr().err.strip().splitlines()
-    assert len(lines) == 1
-    return lines[0]
-
-
-def test_bad_tables_are_one_line(tmp_path, capsys):
+def test_bad_tables_are_one_line(tmp_path, refused):
     made = [tmp_path / f"{name}.csv" for name in ("kernels", "attention")]
-    kernels(seeds=(0,)).to_csv(made[0], index=False)
-    attention(heads=5).to_csv(made[1], index=False)
-    decoder = runs(tmp_path, seeds=(0,))
-    line = refusal(capsys, infinite_kernels, made[0])
-    assert "1 tables given, expected 3: observed_kernels.csv, observed_attention.csv" in line
-    line = refusal(capsys, infinite_decoder, *decoder)
-    assert "2 tables given, expected 3: results.csv, metrics.csv and observed_kernels.csv" in line
-    line = refusal(capsys, infinite_kernels, made[1], made[0], decoder[1])
-    assert f"{made[1]}: no column 'row'; is it the observed_kernels.csv" in line
-    line = refusal(capsys, infinite_kernels, made[0], made[0], decoder[1])
-    assert f"{made[0]}: no column 'block'; is it the observed_attention.csv" in line
-    line = refusal(capsys, infinite_kernels, *made, decoder[0])
-    assert f"{decoder[0]}: no column 'eval_loss'; is it the metrics.csv" in line
-    line = refusal(capsys, infinite_decoder, decoder[1], decoder[1], made[0])
-    assert f"{decoder[1]}: no column 'status'; is it the results.csv" in line
-    bad = tmp_path / "bad.csv"
-    pd.read_csv(made[0]).assign(value="x").to_csv(bad, index=False)
-    assert "column 'value' has no number" in refusal(capsys, infinite_kernels, bad, *made[1:],
-                                                     decoder[1])
-    once = pd.read_csv(made[0])
-    once[once["step"] == 0].to_csv(bad, index=False)
-    line = refusal(capsys, infinite_kernels, bad, made[1], decoder[1])
-    assert "no pooled kernels before and after training of any run; set training.observe_" in line
+    kernel_rows(seeds=(0,)).to_csv(made[0], index=False)
+    attention_rows(heads=5).to_csv(made[1], index=False)
+    results, metrics = runs(tmp_path, seeds=(0,))
+    bad, once = tmp_path / "bad.csv", tmp_path / "once.csv"
+    table = pd.read_csv(made[0])
+    table.assign(value="x").to_csv(bad, index=False)
+    table[table["step"] == 0].to_csv(once, index=False)
+    for name, paths, message in (
+        ("kernels", made[:1], "1 table given, expected 3: observed_kernels.csv observed_attention"),
+        ("decoder", [results, metrics], "2 tables given, expected 3: results.csv metrics.csv obs"),
+        ("kernels", [made[1], made[0], metrics],
+         f"{made[1]}: no column 'row'; is it the observed_kernels.csv"),
+        ("kernels", [made[0], made[0], metrics],
+         f"{made[0]}: no column 'block'; is it the observed_attention.csv"),
+        ("kernels", [*made, results], f"{results}: no column 'eval_loss'; is it the metrics.csv"),
+        ("decoder", [metrics, metrics, made[0]],
+         f"{metrics}: no column 'status'; is it the results.csv"),
+        ("kernels", [bad, made[1], metrics], "column 'value' has no number"),
+        ("kernels", [once, made[1], metrics],
+         "no pooled kernels before and after training of any run; set training.observe_"),
+    ):
+        assert message in refused(f"bordelon/{name}", *paths)
 
 
 def test_results_without_finished_runs_or_of_other_runs_are_refused(tmp_path):
     paths = runs(tmp_path, seeds=(0,), statuses="stopped")
     with pytest.raises(TableError, match="no run in it is finished; run the sweep first"):
-        infinite_decoder.read(*paths)
+        decoder.read([*paths, tmp_path / "kernels.csv"])
     paths = runs(tmp_path, seeds=(0,))
     pd.read_csv(paths[1]).assign(run="other").to_csv(paths[1], index=False)
     with pytest.raises(TableError, match="none of its runs is in .*; give tables of one sweep"):
-        infinite_decoder.read(*paths)
+        decoder.read([*paths, tmp_path / "kernels.csv"])
 
 
 def test_kernels_of_different_samples_are_not_compared():
     with pytest.raises(TableError, match="kernels of 6 and 5 rows cannot be compared"):
-        infinite_kernels.alignment(symmetric(1), symmetric(1, 5))
+        observed.alignment(symmetric(1), symmetric(1, 5))

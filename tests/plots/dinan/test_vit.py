@@ -1,19 +1,20 @@
 """Dinan et al.'s Figures 1 and 2: spikes, optima and findings right on constructed tables."""
 
 import math
-import subprocess
-import sys
+import tempfile
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from plots import style, tables
-from plots.dinan import spikes, strategy_search, vit_search, vit_strategies
-from plots.dinan.strategy_search import NEIGHBOURS, confirm, read, searches
+from plots.__main__ import make
+from plots.dinan import searches, spikes, vit_search, vit_strategies
+from plots.dinan.vit_search import NEIGHBOURS, confirm, read
+from plots.findings import Finding
 from plots.tables import TableError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OPTIMA = {
     "standard": (1e-3, 0.8),
     "neural_tangent": (20.0, 4e-5),
@@ -28,12 +29,6 @@ SEEDS = {
     "maximal_update": (0.80, 0.80, 0.80),
 }
 STEPS, WARM_UP = 30, 5
-
-
-@pytest.fixture(autouse=True)
-def coarse(monkeypatch):
-    """Few pixels: what is drawn is the same."""
-    monkeypatch.setattr(style, "DPI", 40)
 
 
 def point(strategy, rate, decay, best, *, seed=0, status="finished", loss=None, dips=()):
@@ -79,7 +74,13 @@ def complete(**options):
 
 
 def found(points, strategy="standard"):
-    return searches(*frames(points))[strategy]
+    return swept(*frames(points)).by_strategy[strategy]
+
+
+def swept(results, metrics):
+    """What is read of these tables, in files."""
+    with tempfile.TemporaryDirectory() as folder:
+        return read(written(Path(folder), results, metrics))
 
 
 def written(folder, results, metrics):
@@ -91,7 +92,7 @@ def written(folder, results, metrics):
 
 
 def lines(findings):
-    return {finding.name: finding for finding in findings}
+    return {line.name: line for line in findings if isinstance(line, Finding)}
 
 
 # Spikes
@@ -213,7 +214,7 @@ def test_failed_runs_and_points_without_the_first_seed_are_left_out():
     points.append(point("standard", 2 * rate, decay, 0.9, seed=1))
     own = found(points)
     assert len(own.points) == 6 and own.at(2 * rate, decay) is None
-    assert strategy_search.failed_lines(frames(points)[0]) == ["standard: 1 failed run left out"]
+    assert swept(*frames(points)).failed == ["standard: 1 failed run left out"]
 
 
 def test_an_optimum_with_six_lower_neighbours_is_confirmed():
@@ -225,7 +226,7 @@ def test_an_optimum_with_six_lower_neighbours_is_confirmed():
 @pytest.mark.parametrize("index", range(6))
 def test_a_missing_or_better_neighbour_is_named(index):
     up, wider = NEIGHBOURS[index]
-    place = strategy_search.pair(1e-3 * 2.0**up, 0.8 * 2.0**wider)
+    place = searches.pair(1e-3 * 2.0**up, 0.8 * 2.0**wider)
     missing = confirm(found(search("standard", without=(index,))))
     assert not missing.confirmed and missing.measured == "5 of 6 run, none better"
     assert missing.verdict == f"not confirmed, not run: {place}"
@@ -262,7 +263,7 @@ def test_a_diverged_neighbour_is_run_and_worse():
 
 
 def test_optima_stand_beside_the_published_ones():
-    findings = lines(vit_search.findings(searches(*complete())))
+    findings = lines(vit_search.findings(swept(*complete())))
     best = findings["standard: optimum (lr*, wd*) [best top-1, %]"]
     assert best.measured == "(0.001, 0.8) [80.00] of 7 points"
     assert (best.published, best.verdict) == ("(0.001, 0.8)", "lr x 2^+0.0, wd x 2^+0.0")
@@ -288,7 +289,7 @@ def test_without_one_width_there_is_no_rate_of_the_blocks(widths):
     results = results.drop(columns="model.width")
     if widths:
         results["model.width"] = [widths[index % 2] for index in range(len(results))]
-    names = lines(vit_search.findings(searches(results, metrics)))
+    names = lines(vit_search.findings(swept(results, metrics)))
     assert not any("blocks" in name for name in names)
 
 
@@ -296,7 +297,7 @@ def test_spikes_and_divergence_are_counted_over_the_first_seed_of_all_points():
     rate, decay = OPTIMA["standard"]
     points = search("standard", dips=(10, 25), without=(0,))  # seeds 1 and 2 do not count here
     points.append(point("standard", 2 * rate, decay, 0.9, status="diverged", dips=(27,)))
-    findings = lines(vit_search.findings(searches(*frames(points))))
+    findings = lines(vit_search.findings(swept(*frames(points))))
     assert findings["standard: spikes in accuracy"].measured == "3 in 2 of 7 runs"
     assert findings["standard: spikes in training loss"].measured == "2 in 2 of 7 runs"
     assert findings["standard: diverged"].measured == "1 of 7 runs"
@@ -307,7 +308,7 @@ def test_spikes_and_divergence_are_counted_over_the_first_seed_of_all_points():
 
 
 def test_accuracies_are_means_with_their_standard_errors():
-    findings = lines(vit_strategies.findings(searches(*complete())))
+    findings = lines(vit_strategies.findings(swept(*complete())))
     # Standard deviation of one point, three seeds.
     measured = "81.00 ± 0.58 (n = 3) at (0.001, 0.8)"
     assert findings["standard: best top-1 (%)"].measured == measured
@@ -323,7 +324,7 @@ def test_claims_that_the_table_contradicts_are_said_to_be():
     results, metrics = complete()
     hybrid = results.curve == "hybrid"
     results.loc[hybrid, "best_eval_top1"] -= 0.4
-    findings = lines(vit_strategies.findings(searches(results, metrics)))
+    findings = lines(vit_strategies.findings(swept(results, metrics)))
     assert findings["hybrid - standard: best top-1 (points)"].verdict == "disagrees"
     assert findings["hybrid - maximal-update: best top-1 (points)"].verdict == (
         "disagrees in sign, seeds tie"
@@ -332,7 +333,7 @@ def test_claims_that_the_table_contradicts_are_said_to_be():
 
 def test_one_seed_and_a_missing_strategy_leave_things_open():
     points = [p for s in ("standard", "neural_tangent") for p in search(s, seeds=1)]
-    findings = lines(vit_strategies.findings(searches(*frames(points))))
+    findings = lines(vit_strategies.findings(swept(*frames(points))))
     gain = findings["neural-tangent - standard: best top-1 (points)"]
     assert gain.measured == "+5.00 ± ?" and gain.verdict == "agrees in sign, one seed"
     gone = findings["hybrid - standard: best top-1 (points)"]
@@ -343,7 +344,7 @@ def test_one_seed_and_a_missing_strategy_leave_things_open():
 def test_a_diverged_seed_is_no_part_of_the_mean_and_is_counted():
     points = search("standard", seeds=2)
     points.append(point("standard", *OPTIMA["standard"], 0.9, seed=2, status="diverged"))
-    findings = lines(vit_strategies.findings(searches(*frames(points))))
+    findings = lines(vit_strategies.findings(swept(*frames(points))))
     assert findings["standard: best top-1 (%)"].measured == (
         "80.50 ± 0.50 (n = 2, 1 diverged) at (0.001, 0.8)"
     )
@@ -352,7 +353,7 @@ def test_a_diverged_seed_is_no_part_of_the_mean_and_is_counted():
 def test_spikes_per_run_are_compared_with_the_standard_strategy():
     points = [*search("standard", dips=(10, 25)), *search("neural_tangent")]
     points += search("hybrid", dips=(10, 15, 25))
-    findings = lines(vit_strategies.findings(searches(*frames(points))))
+    findings = lines(vit_strategies.findings(swept(*frames(points))))
     # Three of nine runs have two; the standard error over runs is 1 / 3.
     name = "spikes in accuracy per run"
     assert findings[f"standard: {name}, all runs"].measured == "0.67 ± 0.33 (n = 9)"
@@ -369,7 +370,7 @@ def test_spikes_per_run_are_compared_with_the_standard_strategy():
 
 
 def test_no_spikes_at_all_are_no_fewer():
-    findings = lines(vit_strategies.findings(searches(*complete())))
+    findings = lines(vit_strategies.findings(swept(*complete())))
     assert findings["hybrid: spikes in accuracy per run, all runs"].verdict == "none in either"
 
 
@@ -381,45 +382,36 @@ def test_products_of_rate_and_decay_are_compared_in_steps_of_the_search(octaves,
     results, metrics = complete()
     moved = results.curve == "neural_tangent"
     results.loc[moved, "optimizer.lr"] *= 2.0**octaves
-    finding = vit_strategies.findings(searches(results, metrics))[-1]
+    finding = lines(vit_strategies.findings(swept(results, metrics)))[
+        "lr* wd*: neural-tangent / standard"]
     assert finding.verdict == verdict and finding.published == "both 0.0008"
     assert finding.measured.endswith(f"/ 0.0008 = 2^{octaves:+.1f}")
 
 
 # Commands and files
 
-MODULES = {
-    vit_search: {"figure_1_vit_search", "figure_1_vit_optima"},
-    vit_strategies: {"figure_2_vit_strategies"},
-}
-each_command = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+each_figure = pytest.mark.parametrize("name", ["dinan/vit_search", "dinan/vit_strategies"])
 
 
-@each_command
-def test_a_command_prints_findings_and_writes_the_same_files_twice(tmp_path, capsys, module):
+@each_figure
+def test_neither_the_order_of_tables_nor_that_of_rows_matters(tmp_path, name):
     results, metrics = complete(dips=(25,))
     first = written(tmp_path / "first", results, metrics)
-    # Neither the order of the tables nor that of their rows matters.
     second = written(tmp_path / "second", results.iloc[::-1], metrics.iloc[::-1])[::-1]
-    texts = []
-    for paths, folder in ((first, "a"), (second, "b")):
-        module.main([*map(str, paths), "--out", str(tmp_path / folder)])
-        texts.append(capsys.readouterr().out.partition("written: ")[0])
-    assert texts[0] == texts[1] and "finding  " in texts[0] and "median of the 50" in texts[0]
-    files = sorted((tmp_path / "a").iterdir())
-    assert {path.stem for path in files} == MODULES[module]
-    assert {path.suffix for path in files} == {".png", ".pdf"}
-    assert all(path.read_bytes() == (tmp_path / "b" / path.name).read_bytes() for path in files)
+    (text, files), (again, others) = (
+        make(name, paths, tmp_path / out) for paths, out in ((first, "a"), (second, "b")))
+    assert text == again and "median of the 50" in text
+    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(files, others))
 
 
-@each_command
-def test_a_search_with_holes_is_drawn_all_the_same(tmp_path, module):
+@each_figure
+def test_a_search_with_holes_is_drawn_all_the_same(tmp_path, name):
     """One strategy has one point, one only divergence without a line, two were not run."""
     one = point("standard", 1e-3, 0.8, 0.8)
     gone, _ = point("hybrid", 4.0, 2e-4, 0.8, status="diverged")
     failed, _ = point("hybrid", 8.0, 2e-4, 0.8, status="failed")
     paths = written(tmp_path, *frames([one, (gone, []), (failed, [])]))
-    text, files = module.make(paths, tmp_path / "out")
+    text, files = make(name, paths, tmp_path / "out")
     assert all(file.stat().st_size for file in files)
     assert "not measured" in text and text.endswith("hybrid: 1 failed run left out")
 
@@ -427,43 +419,24 @@ def test_a_search_with_holes_is_drawn_all_the_same(tmp_path, module):
 def test_a_large_search_is_drawn(tmp_path):
     points = [point("standard", 1e-3 * 2.0**i, 2.0**j, 0.8 - 0.01 * abs(i + j))
               for i in range(6) for j in range(8)]
-    found = searches(*frames(points))
-    assert vit_search.draw(found, tmp_path) and vit_search.draw_optima(found, tmp_path)
-    assert len(found["standard"].points) == 48
+    text, files = make("dinan/vit_search", written(tmp_path, *frames(points)), tmp_path / "out")
+    assert "of 48 points" in text and len(files) == 4
 
 
 def test_seeds_are_shades_from_the_strategys_colour_to_a_paler_one():
-    assert vit_strategies.shades("#000000", 1) == [(0, 0, 0)]
-    first, second, third = vit_strategies.shades("#000000", 3)
+    assert style.shades("#000000", 1) == [(0, 0, 0)]
+    first, second, third = style.shades("#000000", 3)
     assert first == (0, 0, 0) and third == pytest.approx((0.65, 0.65, 0.65))
     assert second == pytest.approx((0.325, 0.325, 0.325))
 
 
-@each_command
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "cannot read the table"),
-        ("", "cannot read the table"),
-        ("a,b\n1,2\n", "no column 'curve'"),
-        ("HEADER\n", "no runs in it; run the sweep first"),
-        ("HEADER\nROW\n", "no row with curve standard, neural_tangent, hybrid, maximal_update"),
-    ],
-)
+@each_figure
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_bad_table_is_one_line(tmp_path, capsys, module, bad, text, message):
+def test_a_table_of_another_figure_is_one_line(tmp_path, name, bad, refused):
     paths = written(tmp_path, *complete())
-    columns = list(pd.read_csv(paths[bad]).columns)
-    paths[bad].unlink()
-    if text is not None:
-        row = ",".join(["unheard_of"] + ["1"] * (len(columns) - 1))
-        paths[bad].write_text(text.replace("HEADER", ",".join(columns)).replace("ROW", row))
-    with pytest.raises(SystemExit) as caught:
-        module.main([*map(str, paths), "--out", str(tmp_path)])
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {paths[bad]}: ") and message in error
-    assert error.count("\n") == 1
+    pd.read_csv(paths[bad]).assign(curve="unheard_of").to_csv(paths[bad], index=False)
+    message = "no row with curve standard, neural_tangent, hybrid, maximal_update"
+    assert refused(name, *paths).startswith(f"error: {paths[bad]}: {message}")
 
 
 def without(column):
@@ -483,12 +456,12 @@ def changed(column, value):
     ("change", "message"),
     [
         (without("best_eval_top1"), "results.csv: no column 'best_eval_top1'"),
-        (without("status"), "expected results.csv and metrics.csv of a sweep; the results are the "
-                            "table with a column 'status'"),
+        (without("status"), "expected results.csv and metrics.csv of every sweep; the results are "
+                            "the tables with a column 'status'"),
         (lambda r, m: (r, m.drop(columns="lr_factor")),
-         "metrics.csv: no column 'lr_factor'; is it the metrics.csv of this sweep"),
+         "metrics.csv: no column 'lr_factor'; is it the metrics.csv of the sweep"),
         (lambda r, m: (r, m[m.run != r.run[3]]),
-         "metrics.csv: no eval_top1 of run standard-0.002-0.8-0; is it the metrics.csv of the "
+         "metrics.csv: no eval_top1 of run standard-0.002-0.8-0; are results and metrics of the "
          "same sweep"),
         (changed("optimizer.lr", "fast"), "column 'optimizer.lr' has no number: .*fast"),
         (changed("optimizer.lr", math.nan), "run standard-0.002-0.8-0 has no optimizer.lr above 0"),
@@ -496,7 +469,8 @@ def changed(column, value):
         (changed("best_eval_top1", math.nan), "is finished but has no best_eval_top1"),
         (changed("final_eval_loss", math.nan), "is finished but has no final_eval_loss"),
         (changed("optimizer.lr", 1e-3),
-         r"two runs of standard at \(0.001, 0.8\), seed 0; expected one search per strategy"),
+         "two runs with curve standard, optimizer.lr 0.001, optimizer.weight_decay 0.8, seed 0; "
+         "expected one; is it the results.csv of one search per strategy"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said(tmp_path, change, message):
@@ -508,42 +482,19 @@ def test_what_is_wrong_with_a_table_is_said(tmp_path, change, message):
 
 def test_one_table_or_two_of_a_kind_are_refused(tmp_path):
     paths = written(tmp_path, *complete())
-    for given in (paths[:1], [*paths, paths[0]], [paths[0]] * 2, [paths[1]] * 2):
-        with pytest.raises(TableError, match="expected results.csv and metrics.csv of a sweep"):
+    for given in (paths[:1], [*paths, paths[0]]):
+        with pytest.raises(TableError, match="given, expected 2: results.csv metrics.csv"):
+            read(given)
+    for given in ([paths[0]] * 2, [paths[1]] * 2):
+        with pytest.raises(TableError, match="expected results.csv and metrics.csv of every sweep"):
             read(given)
 
 
-@pytest.mark.parametrize("have", [(), ("figure_1_2",)])
-def test_shipped_tables_that_are_missing_name_the_commands_that_make_them(
-    tmp_path, monkeypatch, have
-):
-    monkeypatch.setattr(tables, "DATA", tmp_path)
-    for stem in have:
-        complete()[0].to_csv(tmp_path / f"{stem}.csv", index=False)
-    paths = [tables.shipped(stem) for stem in strategy_search.STEMS]
-    stem, table = ("figure_1_2_metrics", "metrics") if have else ("figure_1_2", "results")
-    with pytest.raises(TableError) as caught:
-        read(paths)
-    assert str(caught.value) == (
-        f"{tmp_path}/{stem}.csv: no such table; "
-        "`python -m sweeps run vit_imagenet/sweeps/figure_1_2.yaml --preset laptop` and "
-        f"`python -m plots.ship results/vit_imagenet/figure_1_2_laptop/{table}.csv {stem}` make it"
-    )
-
-
-def test_the_figures_import_no_torch():
-    names = "plots.dinan.vit_search, plots.dinan.vit_strategies"
-    code = f"import {names}, sys; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-
-
-def test_the_shipped_tables_redraw_and_the_readme_quotes_them(tmp_path):
-    paths = [tables.shipped(stem) for stem in strategy_search.STEMS]
-    text, drawn = vit_strategies.make(paths, tmp_path)
-    search, more = vit_search.make(paths, tmp_path)
-    for path in (*drawn, *more):
-        assert path.exists() and (ROOT / "plots/figures" / path.name).exists()
+def test_the_readme_quotes_the_shipped_tables():
+    sweep = read([tables.shipped(table) for table in vit_search.TABLES])
+    search = "\n".join(map(str, vit_search.findings(sweep)))
     assert search.count("6 of 6 run, none better") == 4 and search.count("confirmed") == 4
+    text = "\n".join(map(str, vit_strategies.findings(sweep)))
     readme = (ROOT / "vit_imagenet/README.md").read_text()
     for line in text.splitlines():
         if line.split(":")[1:] and line.split(":")[1].startswith(" best top-1 (%)"):

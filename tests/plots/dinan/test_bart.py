@@ -1,30 +1,24 @@
 """Dinan et al.'s Figures 3 to 5: losses, optima and findings right on constructed tables."""
 
+import importlib
 import math
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from plots import style, tables
-from plots.dinan import bart_rates, bart_runs, bart_strategies
-from plots.dinan.bart_runs import STRATEGIES, read
+from plots import tables
+from plots.__main__ import make
+from plots.dinan import bart_rates, bart_strategies, searches
+from plots.dinan.bart_rates import STRATEGIES
+from plots.dinan.searches import by_loss
+from plots.findings import Finding
 from plots.tables import TableError
-from training.config import apply_preset, read_yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-SWEEPS = ROOT / "bart_span_denoise" / "sweeps"
+ROOT = Path(__file__).resolve().parents[3]
 RATES = tuple(1e-3 * 2.0**octave for octave in (-3, -2, -1, 0, 1, 2))  # mapped
 STEPS = 100
-
-
-@pytest.fixture(autouse=True)
-def coarse(monkeypatch):
-    """Few pixels: what is drawn is the same."""
-    monkeypatch.setattr(style, "DPI", 40)
 
 
 def run(strategy, mapped, loss, *, width=1024, seed=0, status="finished", skips=None, steps=STEPS):
@@ -73,7 +67,7 @@ def written(folder, results, metrics):
 
 
 def swept(folder, runs):
-    (sweep,) = read(written(folder, *frames(runs)))
+    (sweep,) = by_loss(written(folder, *frames(runs)))
     return sweep
 
 
@@ -90,17 +84,17 @@ def r2c2(**options):
 
 
 def lines(findings):
-    names = [finding.name for finding in findings]
-    assert len(names) == len(set(names))
-    return {finding.name: finding for finding in findings}
+    found = [line for line in findings if isinstance(line, Finding)]
+    assert len(found) == len({finding.name for finding in found})
+    return {finding.name: finding for finding in found}
 
 
 # What the tables say
 
 
 def test_neural_tangents_rates_are_mapped_by_the_width(tmp_path):
-    assert bart_runs.mapped_rate("neural_tangent", 32.768, 1024) == pytest.approx(1e-3)
-    assert bart_runs.mapped_rate("standard", 1e-3, 1024) == 1e-3
+    assert searches.mapped_rate("neural_tangent", 32.768, 1024) == pytest.approx(1e-3)
+    assert searches.mapped_rate("standard", 1e-3, 1024) == 1e-3
     sweep = swept(tmp_path, both() + both(width=64))
     assert sweep.widths == [64, 1024]
     for search in sweep.searches.values():
@@ -123,7 +117,7 @@ def test_lines_of_seeds_are_averaged_where_all_were_evaluated(tmp_path):
     results, metrics = frames(both(seeds=(0, 1)))
     name = "standard-1024-0.001-1"
     metrics.loc[(metrics.run == name) & (metrics.step == 50), "eval_loss"] = math.nan
-    (sweep,) = read(written(tmp_path, results, metrics))
+    (sweep,) = by_loss(written(tmp_path, results, metrics))
     steps, losses = sweep.searches[1024, "standard"].optimum.line
     assert steps.tolist() == [10, 20, 30, 40, 60, 70, 80, 90, 100]
     assert losses == pytest.approx(2.005 * (2 - steps / 100))
@@ -148,7 +142,7 @@ def test_overflows_are_where_the_count_of_skipped_steps_rises(tmp_path):
 
 def test_without_a_column_of_skipped_steps_overflows_are_not_recorded(tmp_path):
     results, metrics = frames(both())
-    (sweep,) = read(written(tmp_path, results, metrics.drop(columns="skipped_steps")))
+    (sweep,) = by_loss(written(tmp_path, results, metrics.drop(columns="skipped_steps")))
     assert sweep.searches[1024, "standard"].optimum.runs[0].overflows is None
     found = lines(bart_rates.findings(sweep))
     finding = found["standard, n = 1024: overflowing steps per run, by lr"]
@@ -166,11 +160,11 @@ def test_losses_between_rates_lie_on_a_line_in_the_logarithm(tmp_path):
 def test_the_limits_follow_the_best_line_and_what_can_be_shown_of_the_others():
     steps = np.arange(1, 101)
     best, other, far = (steps, 4 - steps / 100), (steps, 5 - steps / 100), (steps, 50.0 + 0 * steps)
-    assert bart_runs.limits([best], 100) == pytest.approx((3.0, 3.9))
-    assert bart_runs.limits([best, other], 100) == pytest.approx((3.0, 4.9))
-    assert bart_runs.limits([best, far], 100) == pytest.approx((3.0, 3.0 + 6 * 0.9))
-    assert bart_runs.limits([best], 50, first=0.5) == pytest.approx((3.5, 3.75))
-    assert bart_runs.limits([], 100) == (0.0, 1.0)
+    assert searches.limits([best], 100) == pytest.approx((3.0, 3.9))
+    assert searches.limits([best, other], 100) == pytest.approx((3.0, 4.9))
+    assert searches.limits([best, far], 100) == pytest.approx((3.0, 3.0 + 6 * 0.9))
+    assert searches.limits([best], 50, first=0.5) == pytest.approx((3.5, 3.75))
+    assert searches.limits([], 100) == (0.0, 1.0)
 
 
 # Findings of the search
@@ -307,7 +301,7 @@ def test_a_strategy_that_was_not_run_or_diverged_is_said_to_be(tmp_path):
 
 def test_minimum_losses_are_compared_with_the_papers_words(tmp_path):
     sweep = swept(tmp_path, both(seeds=(0, 1, 2)))
-    found = lines(bart_strategies.findings(sweep, None))
+    found = lines(bart_strategies.findings((sweep, None)))
     loss = found["standard, BART-large: lowest loss (nats)"]
     assert loss.measured == "2.0100 ± 0.0058 (n = 3), 2.8998 bits, at (0.001, 0.01)"
     gap = found["BART-large: standard - neural-tangent (nats)"]
@@ -322,13 +316,13 @@ def test_a_better_neural_tangent_disagrees_with_the_paper(tmp_path, lowest, verd
     runs = parabola("standard", seeds=(0, 1, 2)) + parabola(
         "neural_tangent", lowest=lowest, seeds=(0, 1, 2)
     )
-    found = lines(bart_strategies.findings(swept(tmp_path, runs), None))
+    found = lines(bart_strategies.findings((swept(tmp_path, runs), None)))
     assert found["BART-large: standard - neural-tangent (nats)"].verdict == verdict
 
 
 def test_the_early_stage_of_the_larger_model(tmp_path):
     sweep, larger = swept(tmp_path / "a", both()), swept(tmp_path / "b", r2c2())
-    found = lines(bart_strategies.findings(sweep, larger))
+    found = lines(bart_strategies.findings((sweep, larger)))
     gap = found["R2C2: standard - neural-tangent up to step 50 (nats)"]
     assert (gap.measured, gap.published) == ("+0.6000 ± ?", "above 0")
     assert gap.verdict == "agrees in sign, one seed"
@@ -344,7 +338,7 @@ def test_the_early_stage_of_the_larger_model(tmp_path):
 def test_a_loss_that_is_never_reached_is_said_to_be(tmp_path):
     points = (("standard", 2.4), ("neural_tangent", 3.0))
     larger = swept(tmp_path, [run(s, 7e-4, x, width=2048, steps=50) for s, x in points])
-    found = lines(bart_strategies.findings(swept(tmp_path / "a", both()), larger))
+    found = lines(bart_strategies.findings((swept(tmp_path / "a", both()), larger)))
     slow = found["R2C2: updates to standard's loss then, relative"]
     assert slow.measured == "not reached (n = 1)"
     verdict = found["R2C2: standard - neural-tangent up to step 50 (nats)"].verdict
@@ -364,18 +358,9 @@ def test_colours_go_from_red_over_black_to_blue_as_the_rate_falls(tmp_path):
     assert list(bart_rates.rate_colors(points[:1]).values()) == [bart_rates.RED]
 
 
-def drawn(monkeypatch, draw):
-    """The figures that `draw` would save."""
-    figures = []
-    monkeypatch.setattr(style, "save", lambda figure, *_: figures.append(figure) or [])
-    draw()
-    return figures
-
-
-def test_figure_3_has_a_line_per_rate_with_its_legend_and_overflows(tmp_path, monkeypatch):
+def test_figure_3_has_a_line_per_rate_with_its_legend_and_overflows(tmp_path):
     runs = both() + both(width=64, skips=(20, 60))
-    sweep = swept(tmp_path, runs)
-    (figure,) = drawn(monkeypatch, lambda: bart_rates.draw(sweep, tmp_path))
+    figure = dict(bart_rates.draw(swept(tmp_path, runs)))["figure_3_bart_rates"]
     panels = [axis for axis in figure.axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == [
         "standard, n = 64", "neural-tangent, n = 64", "standard, BART-large",
@@ -395,11 +380,9 @@ def test_figure_3_has_a_line_per_rate_with_its_legend_and_overflows(tmp_path, mo
     assert bits.get_ylim() == pytest.approx([x / math.log(2) for x in panels[1].get_ylim()])
 
 
-def test_figure_5_ends_with_the_larger_model_and_dashes_the_smaller(tmp_path, monkeypatch):
+def test_figure_5_ends_with_the_larger_model_and_dashes_the_smaller(tmp_path):
     sweep, larger = swept(tmp_path / "a", both()), swept(tmp_path / "b", r2c2())
-    (figure,) = drawn(
-        monkeypatch, lambda: bart_strategies.draw_larger(sweep, larger, tmp_path)
-    )
+    figure = dict(bart_strategies.draw((sweep, larger)))["figure_5_bart_r2c2"]
     axis = figure.axes[0]
     assert axis.get_xlim() == (0, 50)
     assert [line.get_linestyle() for line in axis.lines] == ["-", "-", "--", "--"]
@@ -414,85 +397,63 @@ def test_figure_5_ends_with_the_larger_model_and_dashes_the_smaller(tmp_path, mo
 
 # Commands and files
 
-MODULES = {
-    bart_rates: {"figure_3_bart_rates", "figure_3_bart_optima"},
-    bart_strategies: {"figure_4_bart_strategies", "figure_5_bart_r2c2"},
-}
-each_command = pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
+each_figure = pytest.mark.parametrize("name", ["dinan/bart_rates", "dinan/bart_strategies"])
 
 
-@each_command
-def test_a_command_prints_findings_and_writes_the_same_files_twice(tmp_path, capsys, module):
+@each_figure
+def test_neither_the_order_of_tables_nor_that_of_rows_matters(tmp_path, name):
     sweeps = [frames(both(width=64, seeds=(0, 1), skips=(20,)) + both(width=128, seeds=(0, 1)))]
-    if module is bart_strategies:
-        sweeps.append(frames(r2c2()))
-    texts = []
-    for order, name in ((1, "a"), (-1, "b")):  # no order of tables or rows matters
+    sweeps += [frames(r2c2())] * (name == "dinan/bart_strategies")
+    made = []
+    for order in (1, -1):
         paths = [
             path
             for index, (results, metrics) in enumerate(sweeps)
-            for path in written(tmp_path / f"{name}{index}", results[::order], metrics[::order])
+            for path in written(tmp_path / f"{order}{index}", results[::order], metrics[::order])
         ]
-        module.main([*map(str, paths[::order]), "--out", str(tmp_path / name)])
-        texts.append(capsys.readouterr().out.partition("written: ")[0])
-    assert texts[0] == texts[1] and "finding  " in texts[0] and "standard errors" in texts[0]
-    files = sorted((tmp_path / "a").iterdir())
-    assert {path.stem for path in files} == MODULES[module]
-    assert {path.suffix for path in files} == {".png", ".pdf"}
-    assert all(path.read_bytes() == (tmp_path / "b" / path.name).read_bytes() for path in files)
+        made.append(make(name, paths[::order], tmp_path / f"out{order}"))
+    (text, files), (again, others) = made
+    assert text == again and "standard errors" in text
+    figures = {"dinan/bart_rates": {"figure_3_bart_rates", "figure_3_bart_optima"},
+               "dinan/bart_strategies": {"figure_4_bart_strategies", "figure_5_bart_r2c2"}}
+    assert {file.stem for file in files} == figures[name]
+    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(files, others))
 
 
-@each_command
-def test_a_search_with_holes_is_drawn_all_the_same(tmp_path, module):
+@each_figure
+def test_a_search_with_holes_is_drawn_all_the_same(tmp_path, name):
     """A strategy with one run, one that diverged without a line, and one that failed."""
     gone, _ = run("neural_tangent", 1e-3, math.nan, status="diverged")
     failed, _ = run("neural_tangent", 2e-3, math.nan, status="failed")
     runs = [run("standard", 1e-3, 2.0), (gone, []), (failed, [])]
-    text, files = module.make(written(tmp_path, *frames(runs)), tmp_path / "out")
+    text, files = make(name, written(tmp_path, *frames(runs)), tmp_path / "out")
     assert all(file.stat().st_size for file in files)
     assert text.endswith("neural-tangent: 1 failed run left out")
 
 
-@each_command
-def test_diverged_runs_alone_are_drawn(tmp_path, module):
+@each_figure
+def test_diverged_runs_alone_are_drawn(tmp_path, name):
     runs = [run(s, rate, 9.0, status="diverged") for s in STRATEGIES for rate in RATES[:2]]
-    text, files = module.make(written(tmp_path, *frames(runs)), tmp_path / "out")
+    text, files = make(name, written(tmp_path, *frames(runs)), tmp_path / "out")
     assert files and ("every run diverged" in text or "not measured" in text)
 
 
 def test_without_the_larger_models_tables_figure_5_is_said_to_be_missing(tmp_path):
-    text, files = bart_strategies.make(written(tmp_path, *frames(both())), tmp_path / "out")
+    paths = written(tmp_path, *frames(both()))
+    text, files = make("dinan/bart_strategies", paths, tmp_path / "out")
     assert {file.stem for file in files} == {"figure_4_bart_strategies"}
     assert text.endswith(
         "Figure 5 needs the tables of bart_span_denoise/sweeps/figure_5.yaml too"
     )
 
 
-@each_command
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (None, "cannot read the table"),
-        ("", "cannot read the table"),
-        ("a,b\n1,2\n", "no column 'curve'"),
-        ("HEADER\n", "no runs in it; run the sweep first"),
-        ("HEADER\nROW\n", "no row with curve standard, neural_tangent"),
-    ],
-)
+@each_figure
 @pytest.mark.parametrize("bad", [0, 1])
-def test_a_bad_table_is_one_line(tmp_path, capsys, module, bad, text, message):
+def test_a_table_of_another_figure_is_one_line(tmp_path, name, bad, refused):
     paths = written(tmp_path, *frames(both()))
-    columns = list(pd.read_csv(paths[bad]).columns)
-    paths[bad].unlink()
-    if text is not None:
-        row = ",".join(["unheard_of"] + ["1"] * (len(columns) - 1))
-        paths[bad].write_text(text.replace("HEADER", ",".join(columns)).replace("ROW", row))
-    with pytest.raises(SystemExit) as caught:
-        module.main([*map(str, paths), "--out", str(tmp_path)])
-    assert caught.value.code == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {paths[bad]}: ") and message in error
-    assert error.count("\n") == 1
+    pd.read_csv(paths[bad]).assign(curve="unheard_of").to_csv(paths[bad], index=False)
+    message = "no row with curve standard, neural_tangent"
+    assert refused(name, *paths).startswith(f"error: {paths[bad]}: {message}")
 
 
 def changed(column, value):
@@ -508,12 +469,12 @@ def changed(column, value):
     ("change", "message"),
     [
         (lambda r, m: (r.drop(columns="best_eval_loss"), m),
-         "results.csv: no column 'best_eval_loss'; is it the results.csv of this sweep"),
+         "results.csv: no column 'best_eval_loss'; is it the results.csv of the sweep"),
         (lambda r, m: (r.drop(columns="model.width"), m), "results.csv: no column 'model.width'"),
         (lambda r, m: (r.drop(columns="status"), m),
          "the results are the tables with a column 'status'"),
         (lambda r, m: (r, m.drop(columns="eval_loss")),
-         "metrics.csv: no column 'eval_loss'; is it the metrics.csv of this sweep"),
+         "metrics.csv: no column 'eval_loss'; is it the metrics.csv of the sweep"),
         (lambda r, m: (r, m[m.run != r.run[3]]),
          "metrics.csv: no eval_loss of run standard-1024-0.001-0; are results and metrics of the "
          "same sweep"),
@@ -525,14 +486,15 @@ def changed(column, value):
         (changed("model.width", math.nan), "has no model.width above 0"),
         (changed("best_eval_loss", math.nan), "is finished but has no best_eval_loss"),
         (changed("optimizer.lr", 5e-4),
-         "two runs of standard at width 1024, lr 0.0005, seed 0; expected one weight decay per"),
+         "two runs with curve standard, model.width 1024, optimizer.lr 0.0005, seed 0; expected "
+         "one; is it the results.csv of a sweep with one weight decay per rate"),
         (lambda r, m: (r.assign(status="failed"), m), "every run failed"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_said(tmp_path, change, message):
     paths = written(tmp_path, *change(*frames(both())))
     with pytest.raises(TableError, match=message) as caught:
-        read(paths)
+        by_loss(paths)
     assert str(caught.value).startswith(str(tmp_path)) and "\n" not in str(caught.value)
 
 
@@ -541,68 +503,33 @@ def test_tables_that_make_no_sweeps_are_refused(tmp_path):
     more = written(tmp_path / "b", *frames(r2c2()))
     for given in (paths[:1], [*paths, more[0]], [paths[0]] * 2, [paths[0], more[0]]):
         with pytest.raises(TableError, match="expected results.csv and metrics.csv of every sweep"):
-            read(given)
-    with pytest.raises(TableError, match="expected the tables of one sweep, got 4"):
-        bart_rates.make([*paths, *more], tmp_path)
+            by_loss(given)
+    with pytest.raises(TableError, match="4 tables given, expected 2: results.csv metrics.csv"):
+        bart_rates.read([*paths, *more])
     again = written(tmp_path / "c", *frames(both()))
     with pytest.raises(TableError, match="width 1024 as in .*; expected a larger model"):
-        bart_strategies.make([*paths, *again], tmp_path)
+        bart_strategies.read([*paths, *again])
     last = written(tmp_path / "d", *frames(both(width=64)))
     with pytest.raises(TableError, match="expected the tables of one sweep or two, got 6"):
-        bart_strategies.make([*paths, *more, *last], tmp_path)
+        bart_strategies.read([*paths, *more, *last])
 
 
-@pytest.mark.parametrize(
-    ("stem", "file", "preset", "folder"),
-    [
-        ("bart_figure_3_4", "figure_3_4", "laptop", "figure_3_4_laptop"),
-        ("bart_figure_5", "figure_5", None, "figure_5"),
-    ],
-)
-@pytest.mark.parametrize("table", ["results", "metrics"])
-def test_shipped_tables_that_are_missing_name_the_commands_that_make_them(
-    tmp_path, monkeypatch, stem, file, preset, folder, table
-):
-    monkeypatch.setattr(tables, "DATA", tmp_path)
-    metrics = f"{stem}_metrics"
-    if table == "metrics":
-        frames(both())[0].to_csv(tmp_path / f"{stem}.csv", index=False)
-    with pytest.raises(TableError) as caught:
-        read([tables.shipped(stem), tables.shipped(metrics)])
-    asked = f" --preset {preset}" if preset else ""
-    name = stem if table == "results" else metrics
-    assert str(caught.value) == (
-        f"{tmp_path}/{name}.csv: no such table; "
-        f"`python -m sweeps run bart_span_denoise/sweeps/{file}.yaml{asked}` and "
-        f"`python -m plots.ship results/bart_span_denoise/{folder}/{table}.csv {name}` make it"
-    )
-    apply_preset(read_yaml(SWEEPS / f"{file}.yaml"), preset, file)  # the sweep has that preset
+def test_the_larger_models_tables_are_drawn_where_they_are_shipped(tmp_path, monkeypatch):
+    assert bart_strategies.TABLES == bart_strategies.SMALLER
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "DATA", tmp_path)
+        (tmp_path / "dinan").mkdir()
+        (tmp_path / "dinan/figure_5.csv").touch()
+        both_sweeps = importlib.reload(bart_strategies).TABLES
+    assert both_sweeps == bart_strategies.SMALLER + bart_strategies.LARGER
+    importlib.reload(bart_strategies)
 
 
-def test_the_larger_models_tables_are_drawn_where_they_are_shipped(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tables, "DATA", tmp_path)
-    for stem, runs in zip(("bart_figure_3_4", "bart_figure_5"), (both(), r2c2())):
-        for suffix, table in zip(("", "_metrics"), frames(runs)):
-            table.to_csv(tmp_path / f"{stem}{suffix}.csv", index=False)
-        bart_strategies.main(["--out", str(tmp_path / "out")])
-        drawn = "figure_5_bart_r2c2.png" in capsys.readouterr().out
-        assert drawn is (stem == "bart_figure_5")
-
-
-def test_the_figures_import_no_torch():
-    names = "plots.dinan.bart_rates, plots.dinan.bart_strategies"
-    code = f"import {names}, sys; assert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
-
-
-def test_the_shipped_tables_redraw_and_the_readme_quotes_them(tmp_path):
-    paths = [tables.shipped(stem) for stem in ("bart_figure_3_4", "bart_figure_3_4_metrics")]
-    text, drawn = bart_rates.make(paths, tmp_path)
-    _, more = bart_strategies.make(paths, tmp_path)
-    for path in (*drawn, *more):
-        assert path.exists() and (ROOT / "plots/figures" / path.name).exists()
+def test_the_readme_quotes_the_shipped_tables():
+    sweep = bart_rates.read([tables.shipped(table) for table in bart_rates.TABLES])
     readme = (ROOT / "bart_span_denoise/README.md").read_text().replace("−", "-")
-    for line in text.splitlines():
-        if "exponent of the width" in line:
-            measured = line.partition("lr*")[2].removeprefix(" itself").split("(n =")[0].split()
-            assert f"n^({measured[0]} ± {measured[2]})" in readme, line
+    found = [f for f in lines(bart_rates.findings(sweep)).values() if "exponent of" in f.name]
+    assert len(found) == 3
+    for finding in found:
+        value, _, error, *_ = finding.measured.split()
+        assert f"n^({value} ± {error})" in readme, finding.name

@@ -15,7 +15,7 @@ What these networks do, beside what the paper says:
   the activations take up the changes, from C sqrt(d) of about 1 on. Stability needs only u <= 1.
 
 Hence two values of C: a large one where logits stay put, so that activations move by a sizeable
-part of themselves (`Row.moved`), and a small one where they grow.
+part of themselves (`FittedExponent.moved`), and a small one where they grow.
 """
 
 from __future__ import annotations
@@ -31,17 +31,10 @@ import torch
 from effective_theory.bigram import (
     WORD,
     BigramConfig,
-    Claim,
     Model,
     Pass,
-    Place,
     RankOne,
-    Row,
     Sizes,
-    batches,
-    chosen,
-    columns,
-    fit,
     kind,
     layers,
     mean_square,
@@ -50,6 +43,14 @@ from effective_theory.bigram import (
     propagate,
     sample,
     sizes,
+)
+from effective_theory.bigram_exponents import (
+    Claim,
+    FittedExponent,
+    Place,
+    chosen,
+    columns,
+    fit,
     table_2,
     variance_exponents,
 )
@@ -211,7 +212,7 @@ def _rows(
     predictions: Mapping[str, Fraction],
     about: Callable[[str, int], Cell],
     config: BigramConfig,
-) -> list[Row]:
+) -> list[FittedExponent]:
     """A fit for every predicted column and every step, all of them of an RMS."""
     squares = _trained(item, config)
     found = []
@@ -224,7 +225,7 @@ def _rows(
     return found
 
 
-def table_1(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Row]:
+def table_1(config: BigramConfig, rows: Iterable[str] | None = None) -> list[FittedExponent]:
     """RMS in training of the four parameterizations of Table 1: rows sp, ntk, mup and mf.
 
     Predicted by (9), (10) and (13)-(20) with full alignment and omega_{L+1} = 1, (31). UserError
@@ -273,7 +274,7 @@ def _member_of_table_3(name: str) -> Member:
 _VIOLATED = Cell("the model violates Condition A.2 from its first step", "hypothetical")
 
 
-def table_3(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Row]:
+def table_3(config: BigramConfig, rows: Iterable[str] | None = None) -> list[FittedExponent]:
     """RMS in training, Table 3: its rows are the keys of TABLE_3.
 
     Row 1 is hypothetical: it is measured on the network of row 2, which does not obey Condition
@@ -311,7 +312,7 @@ def _about_logits(
     return about
 
 
-def alignment(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Row]:
+def alignment(config: BigramConfig, rows: Iterable[str] | None = None) -> list[FittedExponent]:
     """alpha_l, omega_l and u_l of (15)-(17), l = 1..L+1, for the rows of Table 1.
 
     Predicted is full alignment, alpha = 1 and u <= 1, with omega = 1/2 at hidden layers and 1 at
@@ -343,32 +344,6 @@ _OF_U = Cell(
 )
 
 
-def equivalence_gap(first: Member, second: Member, config: BigramConfig) -> float:
-    """How far the logits of two members differ in training, relative to their RMS.
-
-    The largest difference over widths, networks, logits and steps, from the same draws of the
-    weights: rounding, about 1e-12, for members of one equivalence class (1.2.1).
-    """
-    gap = 0.0
-    for width in config.widths:
-        found = [_logits(item, width, config) for item in (first, second)]
-        difference = (found[0] - found[1]).abs().amax(dim=(1, 2))
-        scale = found[0].square().mean(dim=(1, 2)).sqrt()
-        gap = max(gap, float((difference / scale).max()))
-    return gap
-
-
-def _logits(item: Member, width: int, config: BigramConfig) -> torch.Tensor:
-    """(steps + 1, networks, V): before, and after every step."""
-    found = []
-    for networks, generator in batches(width, config):
-        model = sample(item.parameterization, width, networks, config, generator)
-        steps = list(sign_steps(model, item.rates(width, config), config.steps, networks))
-        passes = [steps[0].before, *(step.after for step in steps)]
-        found.append(torch.stack([item.h[-1] for item in passes]))
-    return torch.cat(found, dim=1)
-
-
-def tables(config: BigramConfig) -> list[Row]:
+def tables(config: BigramConfig) -> list[FittedExponent]:
     """Tables 2, 1 and 3 and the alignments, every row of them."""
     return [*table_2(config), *table_1(config), *table_3(config), *alignment(config)]

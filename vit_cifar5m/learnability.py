@@ -1,7 +1,7 @@
 """How hard vit_cifar5m's drawn images are: what a linear classifier and a small ViT learn of them.
 
-    python -m benchmarks.learnability                           # three seeds; minutes on two cores
-    python -m benchmarks.learnability --json learnability.json  # also to a file
+    python -m vit_cifar5m.learnability                           # three seeds; minutes on two cores
+    python -m vit_cifar5m.learnability --json learnability.json  # also to a file
 
 Logistic regression of the pixels makes one pass over the first images of a seed; more of them fit
 those and lose on others. The Vision Transformer is plain torch (width 64, two blocks of four heads

@@ -8,43 +8,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from plots import style
-from plots.bordelon import (
-    dynamics as infinite_dynamics,
-)
-from plots.bordelon import (
-    head_dimension as infinite_head_dimension,
-)
-from plots.bordelon import (
-    rate_transfer as infinite_rate_transfer,
-)
-from plots.bordelon.dynamics import HEAD_DIM, HEADS
-from plots.tables import TableError
-from sweeps.sweep_file import load_sweep
+from plots.bordelon import dynamics, head_dimension, rate_transfer, scans
+from plots.bordelon.scans import HEAD_DIM, HEADS
+from plots.findings import Finding
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SWEEPS = ROOT / "vit_cifar5m" / "sweeps"
 N = (8, 16, 32, 64)
 NAMES = ("figure_2", "figure_11", "figure_13")
-
-
-@pytest.fixture(autouse=True)
-def coarse(monkeypatch):
-    """Few pixels: what is drawn is the same."""
-    monkeypatch.setattr(style, "DPI", 40)
-
-
-@pytest.fixture
-def drawn(monkeypatch):
-    """The figures drawn, by name, in place of their files."""
-    figures = {}
-    monkeypatch.setattr(
-        style, "save", lambda figure, folder, name: figures.setdefault(name, figure) and []
-    )
-    yield figures
-    import matplotlib.pyplot as plt
-
-    plt.close("all")
 
 
 def written(path, rows):
@@ -54,67 +25,13 @@ def written(path, rows):
 
 
 def by_name(findings):
-    names = [finding.name for finding in findings]
-    assert len(names) == len(set(names))
-    return {finding.name: finding for finding in findings}
+    found = [line for line in findings if isinstance(line, Finding)]
+    assert len(found) == len({finding.name for finding in found})
+    return {finding.name: finding for finding in found}
 
 
-# Sweeps
-
-
-def expanded(name, preset, tmp_path):
-    points = load_sweep(SWEEPS / f"{name}.yaml", tmp_path, preset).points
-    assert len({point.run for point in points}) == len(points)
-    return [point.config for point in points]
-
-
-def values(configs, section, key):
-    return sorted({getattr(getattr(config, section), key) for config in configs})
-
-
-@pytest.mark.parametrize(
-    ("name", "preset", "runs", "head_dims", "steps"),
-    [
-        ("figure_2", None, 2 * 5 * 8 * 2, [4, 8, 16, 32, 64], [2500]),
-        ("figure_2", "laptop", 2 * 3 * 7 * 2, [8, 16, 32], [500]),
-        ("figure_11", None, 2 * 7 * 3, [8, 16, 32, 64, 128, 256, 512], [2500]),
-        ("figure_11", "laptop", 2 * 4 * 3, [8, 16, 32, 64], [500]),
-        ("figure_13", None, 2 * 2 * 7 * 2 * 3, [2**k for k in range(7, 14)], [1, 200]),
-        ("figure_13", "laptop", 2 * 2 * 4 * 2 * 3, [128, 256, 512, 1024], [1, 200]),
-    ],
-)
-def test_every_sweep_crosses_head_dimensions_and_both_alphas(
-    name, preset, runs, head_dims, steps, tmp_path
-):
-    configs = expanded(name, preset, tmp_path)
-    assert len(configs) == runs
-    assert values(configs, "model", "head_dim") == head_dims
-    assert values(configs, "prescription", "alpha_attention") == [0.5, 1.0]
-    assert values(configs, "training", "steps") == steps
-    for config in configs:
-        rule = config.prescription
-        rich = (name, config.optimizer.name) == ("figure_13", "sgd")
-        assert (rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 4, 2.0 if rich else 0.1)
-        assert config.data.source == ("cifar5m" if preset is None else "embedded")
-
-
-def test_the_paper_s_heads_and_optimisers_stand_in_every_run(tmp_path):
-    heads = {"figure_2": [16], "figure_11": [4], "figure_13": [1]}
-    for name in NAMES:
-        configs = expanded(name, None, tmp_path)
-        assert values(configs, "model", "heads") == heads[name]
-        optimizers = ["adam", "sgd"] if name == "figure_13" else ["sgd"]
-        assert values(configs, "optimizer", "name") == optimizers
-
-
-@pytest.mark.parametrize("preset", [None, "laptop"])
-def test_what_is_measured_is_observed_before_training_and_at_its_end(preset, tmp_path):
-    for name in ("figure_11", "figure_13"):
-        sweep = load_sweep(SWEEPS / f"{name}.yaml", tmp_path, preset)
-        assert sweep.config.observations and sweep.config.metrics == (name == "figure_11")
-        for point in sweep.points:
-            settings = point.config.training
-            assert settings.observe_every >= settings.steps
+def text_of(findings):
+    return "\n".join(map(str, findings))
 
 
 # Figure 2a
@@ -138,9 +55,9 @@ def rate_rows(power=None, seeds=(0, 1)):
     ]
 
 
-def test_the_exponent_of_the_best_rate_is_found_for_each_alpha(tmp_path, drawn):
-    rows = infinite_rate_transfer.read(written(tmp_path / "t.csv", rate_rows()))
-    found = by_name(infinite_rate_transfer.findings(rows))
+def test_the_exponent_of_the_best_rate_is_found_for_each_alpha(tmp_path):
+    rows = rate_transfer.read([written(tmp_path / "t.csv", rate_rows())])
+    found = by_name(rate_transfer.findings(rows))
     moved = found["alpha_A = 1: exponent of N in the best rate"]
     assert moved.measured.startswith("+0.25 ±") and "n = 4 widths" in moved.measured
     kept = found["alpha_A = 1/2: exponent of N in the best rate"]
@@ -149,17 +66,16 @@ def test_the_exponent_of_the_best_rate_is_found_for_each_alpha(tmp_path, drawn):
     # N = 64 is best at 2 x 8^(1/4) = 3.36: the grid has 4, and 2 costs (0.75^2 - 0.25^2) / 10.
     lost = found["alpha_A = 1: cost of the smallest N's rate at the largest N"]
     assert lost.measured.startswith("+0.050")
-    text = infinite_rate_transfer.report(rows)
+    text = text_of(rate_transfer.findings(rows))
     assert "at N = 64 nats" in text and "D =" not in text and "$" not in text
-    infinite_rate_transfer.draw(rows, tmp_path)
-    axes = drawn["infinite_figure_2a_rate_transfer"].axes
+    axes = dict(rate_transfer.draw(rows))["figure_2a_rate_transfer"].axes
     assert [axis.get_title() for axis in axes] == [r"$\alpha_A$ = 1", r"$\alpha_A$ = 1/2", ""]
     assert axes[0].get_ylim()[1] < 2 and axes[2].get_xscale() == "log"
 
 
 def test_one_best_rate_for_all_costs_nothing_without_an_error_of_nothing(tmp_path):
-    rows = infinite_rate_transfer.read(written(tmp_path / "t.csv", rate_rows()))
-    found = by_name(infinite_rate_transfer.findings(rows))
+    rows = rate_transfer.read([written(tmp_path / "t.csv", rate_rows())])
+    found = by_name(rate_transfer.findings(rows))
     kept = found["alpha_A = 1/2: cost of the smallest N's rate at the largest N"]
     assert kept.measured == "same grid rate" and not kept.verdict
 
@@ -170,10 +86,10 @@ def test_errors_rest_on_the_spread_at_the_same_head_dimension(tmp_path):
     for row in rows:
         if row["model.head_dim"] == 8:
             row["final_eval_loss"] += 0.09 * row["seed"]
-    read = infinite_rate_transfer.read(written(tmp_path / "t.csv", rows))
-    line = infinite_rate_transfer.report(read).splitlines()[0]
+    read = rate_transfer.read([written(tmp_path / "t.csv", rows)])
+    line = rate_transfer.findings(read)[0]
     assert "by 0.071 at N = 8, 0.007 at N = 16, 0.007 at N = 32" in line
-    sweeps = infinite_rate_transfer.fits(read)[0.5]
+    sweeps = rate_transfer.fits(read)[0.5]
     assert sweeps[8].best.error == pytest.approx(10 * sweeps[16].best.error, rel=1e-3)
     assert sweeps[8].error == pytest.approx(10 * sweeps[16].error)
 
@@ -184,7 +100,7 @@ def test_optima_at_the_edge_are_left_out_and_named_and_lost_ones_too(tmp_path):
     for row in rows:
         if (row["model.head_dim"], row["prescription.alpha_attention"]) == (8, 1.0):
             row |= {"status": "diverged", "final_eval_loss": math.nan}
-    text = infinite_rate_transfer.report(infinite_rate_transfer.read(written(tmp_path / "t", rows)))
+    text = text_of(rate_transfer.findings(rate_transfer.read([written(tmp_path / "t", rows)])))
     assert "alpha_A = 1: every run diverged at N = 8" in text
     assert "alpha_A = 1/2: best rate at the edge of its sweep at N = 64" in text
     assert "64: ~1" in text and "spread over seeds unknown" in text
@@ -221,9 +137,9 @@ def variance_rows():
     ]
 
 
-def test_slopes_of_the_variance_over_heads_stand_beside_theory_and_caption(tmp_path, drawn):
-    rows = infinite_head_dimension.read(written(tmp_path / "t.csv", variance_rows()))
-    found = by_name(infinite_head_dimension.variance_findings(rows))
+def test_slopes_of_the_variance_over_heads_stand_beside_theory_and_caption(tmp_path):
+    rows = head_dimension.read([written(tmp_path / "t.csv", variance_rows())])[0]
+    found = by_name(head_dimension.variance_findings(rows))
     start = found["alpha_A = 1: variance of A over heads at initialisation"]
     assert start.measured.startswith("-1.000 ± 0.000 (n = 3)")
     assert (start.published, start.verdict) == ("-1", "agrees within 95 %")
@@ -234,9 +150,8 @@ def test_slopes_of_the_variance_over_heads_stand_beside_theory_and_caption(tmp_p
     assert (half.published, half.verdict) == ("not below 0", "agrees")
     calm = found["alpha_A = 1/2: variance of A over heads at initialisation"]
     assert (calm.published, calm.verdict) == ("0", "agrees within 95 %")
-    assert "Figure 2b: spread over seeds 2.0% of a value" in infinite_head_dimension.report([rows])
-    infinite_head_dimension.draw_variance(rows, tmp_path)
-    (axis,) = drawn["infinite_figure_2b_head_variance"].axes
+    assert "Figure 2b: spread over seeds 2.0% of a value" in head_dimension.findings([rows])
+    (axis,) = dict(head_dimension.draw([rows]))["figure_2b_head_variance"].axes
     labels = [text.get_text() for text in axis.get_legend().get_texts()]
     assert len(labels) == 4 and r"$\alpha_A$ = 1, at t = 500: $N^{-2.00}$" in labels
 
@@ -258,9 +173,9 @@ def movement_rows():
     return found
 
 
-def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path, drawn):
-    rows = infinite_head_dimension.read(written(tmp_path / "t.csv", movement_rows()))
-    found = by_name(infinite_head_dimension.movement_findings(rows))
+def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path):
+    rows = head_dimension.read([written(tmp_path / "t.csv", movement_rows())])[0]
+    found = by_name(head_dimension.movement_findings(rows))
     assert len(found) == 2 * 2 * 2 * 4
     expected = {
         "SGD, alpha_A = 1, t = 1": ("-1/2 derived", "-1/2 derived"),
@@ -276,8 +191,8 @@ def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path, drawn):
             assert "(n = 3)" in finding.measured
     whole = found["Adam, alpha_A = 1/2, t = 200: change of A in all"]
     assert whole.measured.startswith("+0.300") and not whole.published and not whole.verdict
-    infinite_head_dimension.draw_movement(rows, tmp_path)
-    titles = [axis.get_title() for axis in drawn["infinite_figure_13_movement"].axes]
+    figure = dict(head_dimension.draw([rows]))["figure_13_movement"]
+    titles = [axis.get_title() for axis in figure.axes]
     assert len(titles) == 8
     assert titles[:2] == ["SGD: change of k by $W_Q$, $W_K$", "SGD: change of A by $W_Q$, $W_K$"]
     assert titles[-1] == "Adam: change of A in all"
@@ -285,12 +200,11 @@ def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path, drawn):
 
 def test_sgd_that_misses_the_exponents_of_later_steps_is_noted(tmp_path):
     path = tmp_path / "t.csv"
-    kept = infinite_head_dimension.report([infinite_head_dimension.read(
-        written(path, movement_rows()))])
+    kept = text_of(head_dimension.findings(head_dimension.read([written(path, movement_rows())])))
     frozen = [{**row, **{key: row[key] / row["model.head_dim"] ** 0.3 for key in MOVED}}
               if (row["optimizer.name"], row["step"]) == ("sgd", 200) else row
               for row in movement_rows()]
-    missed = infinite_head_dimension.report([infinite_head_dimension.read(written(path, frozen))])
+    missed = text_of(head_dimension.findings(head_dimension.read([written(path, frozen)])))
     assert "note:" not in kept and missed.count("note: SGD does not reach all exponents") == 1
 
 
@@ -299,19 +213,18 @@ def test_the_spread_over_seeds_is_that_of_each_figure_and_optimiser(tmp_path):
     wild = [{**row, **{key: row[key] * 2 ** row["seed"] for key in MOVED}}
             for row in movement_rows() if row["optimizer.name"] == "sgd"]
     paths = [written(tmp_path / "a.csv", variance_rows()), written(tmp_path / "b.csv", calm + wild)]
-    lines = infinite_head_dimension.report(list(map(infinite_head_dimension.read, paths)))
+    lines = head_dimension.findings(head_dimension.read(paths))
     sgd = np.std(np.log([0.98, 2, 4 * 1.02]), ddof=1)
-    assert lines.splitlines()[1:4] == [
+    assert lines[1:4] == [
         "Figure 2b: spread over seeds 2.0% of a value",
         f"Figure 13, SGD: spread over seeds {sgd:.1%} of a value",
         "Figure 13, Adam: spread over seeds 2.0% of a value",
     ]
 
 
-def test_log_axes_have_labels_where_data_span_less_than_a_decade(tmp_path, drawn):
-    rows = infinite_head_dimension.read(written(tmp_path / "t.csv", movement_rows()))
-    infinite_head_dimension.draw_movement(rows, tmp_path)
-    figure = drawn["infinite_figure_13_movement"]
+def test_log_axes_have_labels_where_data_span_less_than_a_decade(tmp_path):
+    rows = head_dimension.read([written(tmp_path / "t.csv", movement_rows())])[0]
+    figure = dict(head_dimension.draw([rows]))["figure_13_movement"]
     figure.canvas.draw()
     for axis in figure.axes:
         low, high = axis.get_ylim()
@@ -322,15 +235,13 @@ def test_log_axes_have_labels_where_data_span_less_than_a_decade(tmp_path, drawn
 
 def test_one_head_dimension_has_no_slope(tmp_path):
     rows = [row for row in movement_rows() if row["model.head_dim"] == 8]
-    read = infinite_head_dimension.read(written(tmp_path / "t.csv", rows))
-    assert {f.measured for f in infinite_head_dimension.movement_findings(read)} == {"not measured"}
+    read = head_dimension.read([written(tmp_path / "t.csv", rows)])[0]
+    assert {f.measured for f in head_dimension.movement_findings(read)} == {"not measured"}
 
 
-def test_two_tables_of_one_figure_are_refused(tmp_path, capsys):
+def test_two_tables_of_one_figure_are_refused(tmp_path, refused):
     paths = [written(tmp_path / name, variance_rows()) for name in ("a.csv", "b.csv")]
-    with pytest.raises(SystemExit, match="2"):
-        infinite_head_dimension.main([*map(str, paths), "--out", str(tmp_path)])
-    assert "a second table of one figure" in capsys.readouterr().err
+    assert "a second table of one figure" in refused("bordelon/head_dimension", *paths)
 
 
 def changed(rows, key, value):
@@ -339,27 +250,27 @@ def changed(rows, key, value):
 
 REFUSED = {
     "another figure's observations as 2b": (
-        infinite_head_dimension, variance_rows() + changed(variance_rows(), "model.heads", 16),
+        "head_dimension", variance_rows() + changed(variance_rows(), "model.heads", 16),
         "two runs with prescription.alpha_attention 1, model.head_dim 8, seed 0, step 0; expected "
         "one; is it the observations.csv of figure_11.yaml?",
     ),
     "another figure's observations as 13": (
-        infinite_head_dimension, movement_rows() + changed(movement_rows(), "model.layers", 4),
+        "head_dimension", movement_rows() + changed(movement_rows(), "model.layers", 4),
         "two runs with optimizer.name sgd, prescription.alpha_attention 1, model.head_dim 8, "
         "seed 0, step 1; expected one; is it the observations.csv of figure_13.yaml?",
     ),
     "one length": (
-        infinite_head_dimension, [row for row in movement_rows() if row["step"] != 1],
+        "head_dimension", [row for row in movement_rows() if row["step"] != 1],
         "observed after 200 steps; expected step 1 and one later step; is it the whole "
         "observations.csv of figure_13.yaml?",
     ),
     "three lengths": (
-        infinite_head_dimension, movement_rows() + [
+        "head_dimension", movement_rows() + [
             {**row, "step": 50} for row in movement_rows() if row["step"] == 200],
         "observed after 1, 50, 200 steps; expected step 1 and one later step",
     ),
     "another figure's results as 2a": (
-        infinite_rate_transfer, rate_rows() + changed(rate_rows(), "training.steps", 1),
+        "rate_transfer", rate_rows() + changed(rate_rows(), "training.steps", 1),
         "two runs with prescription.alpha_attention 1, model.head_dim 8, optimizer.lr 0.25, "
         "seed 0; expected one; is it the results.csv of figure_2.yaml?",
     ),
@@ -367,14 +278,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_tables_of_other_figures_are_one_line(what, tmp_path, capsys):
-    module, rows, message = REFUSED[what]
+def test_tables_of_other_figures_are_one_line(what, tmp_path, refused):
+    name, rows, message = REFUSED[what]
     path = written(tmp_path / "t.csv", rows)
-    with pytest.raises(SystemExit, match="2"):
-        module.main([str(path), "--out", str(tmp_path / "out")])
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: {path}: {message}") and error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
+    assert refused(f"bordelon/{name}", path).startswith(f"error: {path}: {message}")
 
 
 # Figure 11
@@ -402,92 +309,78 @@ def dynamics_rows(alphas=(1.0, 0.5), by=HEAD_DIM, seeds=(0, 1, 2)):
 
 
 def test_sizes_are_compared_on_the_same_samples(tmp_path):
-    rows = infinite_dynamics.read(written(tmp_path / "m.csv", dynamics_rows()), by=HEAD_DIM)
-    found = infinite_dynamics.findings(rows, HEAD_DIM)
+    losses = dynamics.read([written(tmp_path / "m.csv", dynamics_rows())])
+    found = list(by_name(dynamics.findings(losses)).values())
     assert len(found) == 6
     # 1/8 - 1/16, and a thousandth more for every further seed
     assert found[0].name == "alpha_A = 1: loss of N = 8 minus that of 16"
     assert found[0].measured == "+0.0626 ± 0.0000 (n = 3)" and found[0].verdict == ""
     assert found[2].measured.startswith("+0.0156") and found[2].verdict == "agrees"
-    lines = infinite_dynamics.lines(rows[rows["prescription.alpha_attention"] == 1.0], HEAD_DIM)
+    rows = losses.rows[losses.rows["prescription.alpha_attention"] == 1.0]
+    lines = scans.lines(rows, HEAD_DIM)
     assert list(lines) == list(N) and lines[8].seeds == 3
     assert lines[8].steps[0] == 2 and 90 < lines[8].steps[-1] <= 100
-    even = infinite_dynamics.lines(rows[rows["prescription.alpha_attention"] == 1.0], HEAD_DIM,
-                                   scale="linear")
+    even = scans.lines(rows, HEAD_DIM, scale="linear")
     assert set(even[8].steps[1:] - even[8].steps[:-1]) == {2, 3} and even[8].steps[-1] >= 99
     assert lines[8].losses[0] == pytest.approx(2 + 1 / 8 + 1 + 0.5, abs=1e-3)
     assert lines[8].errors[0] == pytest.approx(1 / math.sqrt(3), abs=1e-3)
 
 
-def test_a_run_that_ended_early_counts_nowhere_and_is_named(tmp_path, capsys):
+def test_a_run_that_ended_early_counts_nowhere_and_is_named(tmp_path):
     """Its first steps against whole runs would be a gap of their own."""
     rows = [row for row in dynamics_rows()
             if row["step"] <= 20 or (row["seed"], row[HEAD_DIM]) != (1, 16)]
-    path = written(tmp_path / "m.csv", rows)
-    read = infinite_dynamics.read(path, by=HEAD_DIM)
-    found = infinite_dynamics.findings(read, HEAD_DIM)
+    losses = dynamics.read([written(tmp_path / "m.csv", rows)])
+    lines = dynamics.findings(losses)
+    found = list(by_name(lines).values())
     assert found[0].measured.startswith("+0.0626") and found[0].measured.endswith("(n = 2)")
     assert found[2].measured.endswith("(n = 3)") and found[2].verdict == "undecided (n = 2)"
-    assert infinite_dynamics.lines(read[read["prescription.alpha_attention"] == 1], HEAD_DIM)[
-        16].steps[-1] > 90
-    infinite_dynamics.main([str(path), "--out", str(tmp_path)])
-    (line,) = [text for text in capsys.readouterr().out.splitlines() if text.startswith("left out")]
-    assert line.count("-16-1") == 2 and "before the others" in line
+    one = losses.rows[losses.rows["prescription.alpha_attention"] == 1]
+    assert scans.lines(one, HEAD_DIM)[16].steps[-1] > 90
+    assert lines[-1].startswith("left out, as they ended before the others: ")
+    assert lines[-1].count("-16-1") == 2
 
 
 def test_growing_gaps_disagree(tmp_path):
     rows = [row for n in N for s in (0, 1, 2)
             for row in logged(n, s, 2 - n**2 / 5000 + 1e-4 * s * n)]
-    read = infinite_dynamics.read(written(tmp_path / "m.csv", rows), by=HEAD_DIM)
-    assert infinite_dynamics.findings(read, HEAD_DIM)[-1].verdict == "disagrees"
+    losses = dynamics.read([written(tmp_path / "m.csv", rows)])
+    assert dynamics.findings(losses)[-1].verdict == "disagrees"
 
 
-def test_a_figure_has_a_panel_per_alpha_and_a_line_per_size(tmp_path, drawn):
-    path = written(tmp_path / "m.csv", dynamics_rows(by=HEADS))
-    infinite_dynamics.draw(path, by=HEADS, folder=tmp_path, name="figure_4a")
-    axes = drawn["figure_4a"].axes
+def test_a_figure_has_a_panel_per_alpha_and_a_line_per_size(tmp_path):
+    losses = dynamics.read([written(tmp_path / "m.csv", dynamics_rows())])
+    axes = dict(dynamics.draw(losses))["figure_11_dynamics"].axes
     assert [axis.get_title() for axis in axes] == [r"$\alpha_A$ = 1", r"$\alpha_A$ = 1/2"]
     for axis in axes:
         labels = [text.get_text() for text in axis.get_legend().get_texts()]
-        assert labels == [f"H = {size}" for size in N] and axis.get_xscale() == "log"
+        assert labels == [f"N = {size}" for size in N] and axis.get_xscale() == "linear"
     one = [{k: v for k, v in row.items() if "alpha" not in k} for row in dynamics_rows((1.0,))]
-    infinite_dynamics.draw(written(tmp_path / "o.csv", one), by=HEAD_DIM, folder=tmp_path, name="x")
-    assert len(drawn["x"].axes) == 1
+    losses = dynamics.read([written(tmp_path / "o.csv", one)])
+    assert len(dict(dynamics.draw(losses))["figure_11_dynamics"].axes) == 1
 
 
-def test_two_runs_of_one_size_and_seed_are_refused(tmp_path):
+def test_any_size_can_be_scanned(tmp_path):
+    losses = scans.read_losses([written(tmp_path / "m.csv", dynamics_rows((1.0,), HEADS))], HEADS)
+    assert list(scans.lines(losses.rows, HEADS)) == list(N)
+
+
+def test_two_runs_of_one_size_and_seed_are_refused(tmp_path, refused):
     again = [{**row, "run": "second"} for row in dynamics_rows((1.0,))]
     path = written(tmp_path / "m.csv", dynamics_rows((1.0,)) + again)
-    with pytest.raises(TableError, match="two runs with model.head_dim 8 and seed 0"):
-        infinite_dynamics.draw(path, by=HEAD_DIM, folder=tmp_path, name="x")
+    assert "two runs with model.head_dim 8 and seed 0" in refused("bordelon/dynamics", path)
 
 
-# Commands
-
-COMMANDS = {
-    "infinite_figure_2a_rate_transfer": (infinite_rate_transfer, rate_rows, "final_eval_loss"),
-    "infinite_figure_11_dynamics": (infinite_dynamics, dynamics_rows, "train_loss"),
-    "infinite_figure_2b_head_variance": (infinite_head_dimension, variance_rows, "head_variance"),
-    "infinite_figure_13_movement": (
-        infinite_head_dimension, movement_rows, "attention_change_weights"),
+COLUMNS = {
+    "rate_transfer": (rate_rows, "final_eval_loss"),
+    "dynamics": (dynamics_rows, "train_loss"),
+    "head_dimension": (variance_rows, "head_variance"),
+    "head_dimension, 13": (movement_rows, "attention_change_weights"),
 }
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_table_that_lacks_a_column_is_one_line(name, tmp_path, capsys):
-    module, rows, column = COMMANDS[name]
-    path = written(tmp_path / "t.csv", [{**row} for row in rows()])
-    pd.read_csv(path).drop(columns=column).to_csv(path, index=False)
-    with pytest.raises(SystemExit, match="2"):
-        module.main([str(path), "--out", str(tmp_path / "out")])
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and f"no column '{column}'" in error and str(path) in error
-    assert not (tmp_path / "out").exists()
-
-
-def test_commands_print_findings_and_write_both_files(tmp_path, capsys):
-    path = written(tmp_path / "t.csv", variance_rows())
-    infinite_head_dimension.main([str(path), "--out", str(tmp_path)])
-    assert "-1 derived (caption -2)" in capsys.readouterr().out
-    for kind in ("png", "pdf"):
-        assert (tmp_path / f"infinite_figure_2b_head_variance.{kind}").stat().st_size > 5000
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_table_that_lacks_a_column_is_one_line(name, tmp_path, refused):
+    rows, column = COLUMNS[name]
+    path = written(tmp_path / "t.csv", pd.DataFrame(rows()).drop(columns=column))
+    assert f"{path}: no column '{column}'" in refused(f"bordelon/{name.partition(',')[0]}", path)

@@ -4,6 +4,9 @@ At a language model's vocabulary the logits and their gradient are by far the la
 training step. Here they exist for one chunk of tokens at a time: the gradient of a chunk is known
 as soon as its softmax is, so the forward pass computes the gradients of input and weight too, and
 the backward pass only scales them (as Liger Kernel's fused linear cross-entropy does on a GPU).
+
+torch has such a function from 2.14 on. It was up to ten times slower on a CPU, 112 ms against 11 ms
+on two cores, so the loss stays here until that has changed.
 """
 
 from __future__ import annotations
