@@ -27,6 +27,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -71,7 +72,7 @@ class _Run:
     job: Job
     needs: Needs
     future: Future[dict[str, Any]]
-    id: str | None = None
+    id: str = ""
     missed: int = 0
     """How often in a row SLURM did not know the job."""
 
@@ -102,10 +103,10 @@ class SlurmPool:
     def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
         """The run's summary to come; a job that an earlier driver has submitted is taken over."""
         folder = _folder(job)
-        run = _Run(job, needs, Future(), _known(folder).get(job.name))
+        run = _Run(job, needs, Future(), _known(folder).get(job.name, ""))
         with self.lock:
             self.packed = self._pack(needs)
-            if run.id is None:
+            if not run.id:
                 outcome_file(folder, job.name).unlink(missing_ok=True)
                 self.new.append(run)
             else:
@@ -362,47 +363,60 @@ def minutes(text: str) -> int:
     return max(1, 60 * (24 * int(match[1] or 0) + hours) + mins)
 
 
-def _words(given: PoolOptions, engine: str) -> list[str]:
-    """The words for the driver in a job: without sbatch's where the job itself has got them."""
-    parser = argparse.ArgumentParser()
-    add_job_arguments(parser.add_argument)
-    jobs = vars(parser.parse_args([])) if engine == "local" else {}
-    words = [f"--slurm={word}" for word in given.slurm if "slurm" not in jobs]
-    for field in fields(given):
-        value = getattr(given, field.name)
-        if field.name not in ("slurm", "launch", *jobs) and value != field.default:
-            words += [f"--{field.name.replace('_', '-')}", str(value)]
-    return [*words, "--launch", shlex.join(given.launch)] if given.launch else words
+def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, PoolOptions, tuple[str, ...]]:
+    """The options of `submit`, those of the engine, and the words for the driver in its job.
 
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """`python -m sweeps submit`: exit code 0 once the driver's job is submitted."""
+    Where the driver trains the runs itself, what sbatch is asked is not said to it again.
+    """
     parser = argparse.ArgumentParser(
         prog="python -m sweeps submit",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("file", type=Path, help="YAML file of a sweep or a search")
     parser.add_argument("--results", type=Path, default=Path("results"), help="seen by all nodes")
     parser.add_argument("--after", metavar="ID:ID", help="start once these jobs have ended")
     add_arguments(parser)
     args, rest = parser.parse_known_args(argv)
+    given = options(args)[1]
+    jobs = argparse.ArgumentParser()
+    add_job_arguments(jobs.add_argument)
+    unsaid = {"slurm", "launch", *vars(jobs.parse_args([]))}
+    if args.engine == "slurm":
+        unsaid = {"slurm", "launch"}
+        rest += [f"--slurm={word}" for word in given.slurm]
+    for field in fields(given):
+        value = getattr(given, field.name)
+        if field.name not in unsaid and value != field.default:
+            rest += [f"--{field.name.replace('_', '-')}", str(value)]
+    if given.launch:
+        rest += ["--launch", shlex.join(given.launch)]
+    words = (str(args.file), "--results", str(args.results), "--engine", args.engine, *rest)
+    return args, given, words
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """`python -m sweeps submit`: exit code 0 once the driver's job is submitted."""
+    args, given, words = read(argv)
     with one_line_errors(OSError):
-        engine, given = options(args)
-        if engine == "ray":
+        if args.engine == "ray":
             raise UserError("--engine ray: scripts/slurm/ray.sh starts a cluster and the driver")
         asked = parameters(given)
+        # A mistake in the file is one line here rather than a failed job.
+        command = [sys.executable, "-m", "sweeps", "run", *words, "--dry-run"]
+        checked = subprocess.run(command, capture_output=True, text=True)
+        if checked.returncode:
+            raise UserError(checked.stderr.strip().removeprefix("error: "))
         if args.after:
             asked["additional_parameters"]["dependency"] = f"afterany:{args.after}"
-        rest = ["--engine", engine, "--results", str(args.results), *rest]
-        if engine == "slurm":
+        if args.engine == "slurm":
             asked |= {"cpus_per_task": 1, "mem": None}
         else:
             asked |= {"cpus_per_task": given.cpus_per_task, "gpus_per_node": given.gpus_per_node}
-        words = (str(args.file), *rest, *_words(given, engine))
         experiment = str(read_yaml(args.file).get("experiment", ""))
         folder = args.results.absolute() / experiment / args.file.stem / "slurm"
-        driver = slurm_job.Driver(words, detached=engine == "slurm")
+        driver = slurm_job.Driver(words, detached=args.engine == "slurm")
         (job,) = submit([driver], folder, given.requeues, asked)
     print(
         f"submitted {job}\nlogs     {folder}\n"

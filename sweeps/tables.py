@@ -52,27 +52,29 @@ class Table:
 def write(
     sweep: Sweep, points: Sequence[Point], results: Mapping[str, Summary], final: bool
 ) -> None:
-    """results.csv, and at the end also what the runs logged; a table without rows is not written.
+    """results.csv, and at the end also what the runs logged."""
+    for table in TABLES if final else TABLES[:1]:
+        write_table(sweep, table, points, results)
+
+
+def write_table(
+    sweep: Sweep, table: Table, points: Sequence[Point], results: Mapping[str, Summary]
+) -> Path | None:
+    """Writes one table, its rows by curve and rising grid values; None if the sweep does not ask
+    for it, or if nothing was probed or observed.
 
     Raises RunError for a run's arrays that are missing or damaged.
     """
-    ordered = sorted(points, key=_grid_order(sweep))
-    for table in TABLES if final else TABLES[:1]:
-        if table.wanted(sweep.config):
-            _write(sweep, table, ordered, results)
-
-
-def _write(
-    sweep: Sweep, table: Table, points: Sequence[Point], results: Mapping[str, Summary]
-) -> None:
+    if not table.wanted(sweep.config):
+        return None
     path, keys, rows = sweep.folder / table.name, columns(sweep), []
-    for point in points:
+    for point in sorted(points, key=_grid_order(sweep)):
         summary = results.get(point.run)
         if summary is not None and table.counts(point, summary):
             which = _place(sweep, point, keys)
             rows += [{**row, **which} for row in table.rows(sweep.folder / point.run, summary)]
-    if not rows and table.name not in (RESULTS.name, METRICS.name):
-        return
+    if not rows and table not in (RESULTS, METRICS):
+        return None
     try:
         old = read_table(path)
     except (OSError, ValueError):
@@ -81,10 +83,8 @@ def _write(
     others = sweep.config.curves.keys() - ours
     kept = [row for row in old if row.get("curve") in others]
     measured = itertools.chain(*(row.keys() for row in (*rows, *old[:1])))
-    further = table.order(
-        key for key in measured
-        if key and key.startswith(table.measures) and key not in _NOT_EXTRA
-    ) if table.measures else ()  # fmt: skip
+    extra = (k for k in measured if k and k.startswith(table.measures) and k not in _NOT_EXTRA)
+    further = table.order(extra) if table.measures else ()
     which = ["curve", *keys, "horizon", "constants", "seed", *(["run"] if table.named else [])]
     header = [*which, *table.columns, *further, *table.last]
     order = list(sweep.config.curves)
@@ -95,6 +95,7 @@ def _write(
     for row in sorted([*kept, *rows], key=lambda row: order.index(row["curve"])):
         writer.writerow([row.get(column) for column in header])
     write_text(path, text.getvalue())
+    return path
 
 
 def columns(sweep: Sweep) -> list[str]:
