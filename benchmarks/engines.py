@@ -146,7 +146,7 @@ def killed_run(pool: Pool, one: Job, draw: random.Random) -> tuple[dict[str, Any
         time.sleep(0.002)
 
 
-def kill_series(engine: str, kills: int) -> dict[str, Any]:
+def kill_series(engine: str, kills: int, minutes: float) -> dict[str, Any]:
     """Runs until `kills` kills have hit a step; what differed and what was done twice."""
     draw = random.Random(0)
     pool = open_pool(engine, PoolOptions(workers=1, threads=1))
@@ -155,7 +155,7 @@ def kill_series(engine: str, kills: int) -> dict[str, Any]:
     differ: list[int] = []
     seed, begun = 0, time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        while len(steps) < kills:
+        while len(steps) < kills and time.perf_counter() - begun < 60 * minutes:
             whole, hurt = job(Path(folder) / "whole", seed), job(Path(folder) / "hurt", seed)
             expected = pool.submit(whole, Needs()).result()
             summary, at = killed_run(pool, hurt, draw)
@@ -201,12 +201,13 @@ def main() -> None:
     parser.add_argument("--engine", default="local")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--minutes", type=float, default=60.0, help="begin no further run after")
     args = parser.parse_args()
     if args.what == "once":
         print(json.dumps(started(args.engine)))
         return
     rows: Any = starts(args.engines, args.repeats) if args.what == "start" else None
-    rows = rows or kill_series(args.engine, args.kills)
+    rows = rows or kill_series(args.engine, args.kills, args.minutes)
     import torch
 
     described = environment.describe(torch.device("cpu"))

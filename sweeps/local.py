@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
@@ -38,6 +38,11 @@ class _Worker:
     threads: int
     executor: ProcessPoolExecutor
     process: Any
+
+    def perform(
+        self, job: Job, needs: Needs, launch: Sequence[str]
+    ) -> Future[dict[str, Any]]:
+        return self.executor.submit(task.perform, job, needs, launch)
 
 
 @dataclass(eq=False)
@@ -196,12 +201,11 @@ class LocalPool:
         try:
             threads = run.job.threads or self.threads
             worker = self._worker(run.devices, threads)
-            words = task.perform, run.job, run.needs, self.launch
             try:
-                done = worker.executor.submit(*words)
+                done = worker.perform(run.job, run.needs, self.launch)
             except BrokenProcessPool:  # it died while it had nothing to do
                 worker = self._spawn(run.devices, threads)
-                done = worker.executor.submit(*words)
+                done = worker.perform(run.job, run.needs, self.launch)
         except BaseException as error:
             self._finish(run, error=error)
             return
@@ -209,7 +213,7 @@ class LocalPool:
             run.worker = worker
             if self.stops:
                 self._end_process(worker)
-        done.add_done_callback(lambda ended: self.desk.submit(self._end, run, ended))
+        done.add_done_callback(lambda ended: self.desk.submit(self._end, run, worker, ended))
 
     def _worker(self, devices: tuple[str, ...], threads: int) -> _Worker:
         """An idle worker of these GPUs and threads, or a new one in place of those on its GPUs."""
@@ -237,23 +241,23 @@ class LocalPool:
         (process,) = set(multiprocessing.active_children()) - others
         return _Worker(devices, threads, executor, process)
 
-    def _end(self, run: _Run, done: Future[dict[str, Any]]) -> None:
+    def _end(self, run: _Run, worker: _Worker, done: Future[dict[str, Any]]) -> None:
         error = done.exception()
         if error is not None:
-            run.worker.executor.shutdown(wait=False)
+            worker.executor.shutdown(wait=False)
             if isinstance(error, BrokenProcessPool):
-                run.worker.process.join(1.0)
+                worker.process.join(1.0)
                 error = BrokenProcessPool(
-                    f"the worker process ended with code {run.worker.process.exitcode}; the end of "
+                    f"the worker process ended with code {worker.process.exitcode}; the end of "
                     f"{run.job.run_dir / 'log.txt'}:\n{task.log_tail(run.job.run_dir)}"
                 )
             self._finish(run, error=error)
             return
         with self.lock:
             if self.closed:
-                run.worker.executor.shutdown(wait=False)
+                worker.executor.shutdown(wait=False)
             else:
-                self.idle.append(run.worker)
+                self.idle.append(worker)
         self._finish(run, done.result())
 
     def _finish(

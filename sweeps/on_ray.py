@@ -109,16 +109,17 @@ class RayPool:
 
     def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
         """The run's summary to come; it waits while no node has room for it."""
-        one = {"CPU": -(-self._cpus(needs) // needs.nodes)}
+        cpus = -(-self._cpus(needs) // needs.nodes)
+        one: dict[str, float] = {"CPU": cpus}
         if self.ray.cluster_resources().get("GPU"):
             one["GPU"] = needs.gpus / needs.nodes
         self._warn(job, one)
-        asked = {"num_cpus": one["CPU"], "num_gpus": one.get("GPU", 0), "max_retries": 0}
+        asked = {"num_cpus": cpus, "num_gpus": one.get("GPU", 0), "max_retries": 0}
         group = None
         if needs.nodes > 1:
             group = self.ray.util.placement_group([one] * needs.nodes, strategy="STRICT_SPREAD")
             asked["scheduling_strategy"] = _part(group, 0)
-        threads = job.threads or self.options.threads or one["CPU"]
+        threads = job.threads or self.options.threads or cpus
         place = _Place(os.getcwd(), tuple(sys.path), _environment(), threads)
         words = job, needs, self.options.launch, place
         ref = self.ray.remote(_lead).options(**asked).remote(*words, asked, group)

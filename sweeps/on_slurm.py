@@ -72,7 +72,7 @@ class _Run:
     job: Job
     needs: Needs
     future: Future[dict[str, Any]]
-    id: str | None = None
+    id: str = ""
     missed: int = 0
     """How often in a row SLURM did not know the job."""
 
@@ -103,10 +103,10 @@ class SlurmPool:
     def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
         """The run's summary to come; a job that an earlier driver has submitted is taken over."""
         folder = _folder(job)
-        run = _Run(job, needs, Future(), _known(folder).get(job.name))
+        run = _Run(job, needs, Future(), _known(folder).get(job.name, ""))
         with self.lock:
             self.packed = self._pack(needs)
-            if run.id is None:
+            if not run.id:
                 outcome_file(folder, job.name).unlink(missing_ok=True)
                 self.new.append(run)
             else:

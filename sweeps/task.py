@@ -117,7 +117,7 @@ def outcome_of(run: Callable[[], dict[str, Any]], run_dir: Path) -> dict[str, An
         return told(error, run_dir)
 
 
-def told(error: BaseException, run_dir: Path) -> dict[str, Any]:
+def told(error: Exception, run_dir: Path) -> dict[str, Any]:
     """The outcome of a run that an error has ended."""
     if isinstance(error, RunFailed):
         return {"error": "failed", "message": error.args[0], "tail": error.tail}
@@ -227,22 +227,20 @@ def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict
         stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
         env={**_TORCHRUN, **os.environ}, start_new_session=True,
     )  # fmt: skip
+    assert process.stdin is not None
     stopped = False
-    try:
+    with process.stdin:
         try:
-            code = process.wait()
+            process.wait()
         except KeyboardInterrupt:
             stopped = True
             process.stdin.close()
-            code = process.wait(stop_seconds())
-    except subprocess.TimeoutExpired:
-        code = "none, it had to be killed"
-    finally:
-        with contextlib.suppress(ProcessLookupError):  # every process of the run
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(stop_seconds())
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # every process of the run
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
     outcome = take_outcome(answer) if answers else None
     if outcome is not None:
         return outcome
