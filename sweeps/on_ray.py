@@ -25,6 +25,8 @@ from sweeps import task
 from sweeps.pool import Job, Needs, PoolOptions, stop_seconds, visible_gpus
 from training.errors import UserError
 
+CONNECT_SECONDS = 10.0
+
 
 @dataclass(eq=False)
 class _Run:
@@ -88,8 +90,11 @@ class RayPool:
         address = self.options.address or os.environ.get("RAY_ADDRESS")
         own = {"address": address} if address else {"num_gpus": len(visible_gpus())}
         try:
+            host, colon, port = (address or "").rpartition(":")
+            if colon and port.isdigit() and "/" not in host:  # Ray itself would try for minutes
+                socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
             self.ray.init(**own, log_to_driver=False, logging_level="error")
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             where = address or "this machine"
             raise UserError(f"--engine ray: no Ray at {where}: {line}") from None

@@ -1,6 +1,7 @@
 """A toy experiment for tests of sweeps: real runs of the loop, as slow and as faulty as asked."""
 
 import os
+import secrets
 import time
 from pathlib import Path
 
@@ -69,6 +70,16 @@ EXPERIMENT = Toy(
     memory=lambda config, shards=1, replicas=1: {"total": 1000}, result=str,
 )
 '''
+
+
+@pytest.fixture(scope="session")
+def ray_settings():
+    """A token for all clusters of this process: Ray reads it once, when it is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        yield
 
 
 @pytest.fixture

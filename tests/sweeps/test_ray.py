@@ -1,8 +1,8 @@
 """Ray on a cluster of two nodes on this machine, with pretended GPUs."""
 
+import importlib.util
 import json
 import os
-import secrets
 import sys
 
 import pytest
@@ -11,7 +11,8 @@ from sweeps.pool import Job, Needs, PoolOptions, RunFailed, open_pool
 from tests.sweeps.conftest import DIES, FAILS, REFUSES, wait_until
 from training.errors import UserError
 
-ray = pytest.importorskip("ray")
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is an extra", allow_module_level=True)
 
 CONFIG = {
     "optimizer": {"lr": 0.05},
@@ -25,14 +26,11 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "
 
 
 @pytest.fixture(scope="module")
-def address():
+def address(ray_settings):
     from ray.cluster_utils import Cluster
 
     node = {"num_cpus": 8, "num_gpus": 8}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         cluster = Cluster(
             initialize_head=True, head_node_args={**node, "include_dashboard": False}
@@ -128,8 +126,7 @@ def test_a_stopped_run_saves_and_a_waiting_one_does_not_start(opened, job, monke
     assert not waiting.run_dir.exists()
 
 
-def test_a_cluster_that_is_not_there_is_one_line(monkeypatch):
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)
+def test_a_cluster_that_is_not_there_is_one_line(ray_settings):
     with pytest.raises(UserError, match="--engine ray: no Ray at 127.0.0.1:1: "):
         open_pool("ray", PoolOptions(address="127.0.0.1:1"))
 

@@ -7,7 +7,6 @@ import csv
 import importlib.util
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -60,14 +59,10 @@ class Ray:
 
 
 @pytest.fixture(scope="module")
-def ray_cluster():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        cluster = Ray()
-        yield cluster
-        cluster.cluster.shutdown()
+def ray_cluster(ray_settings):
+    cluster = Ray()
+    yield cluster
+    cluster.cluster.shutdown()
 
 
 class Engine:
