@@ -167,9 +167,9 @@ def _check_factors(model: Bart) -> None:
     for name, module in model.named_modules():
         if isinstance(module, Attention):
             standard = (module.query.out_features // module.heads) ** -0.5
-            if not math.isclose(module.scale, standard, rel_tol=1e-12):
+            if not math.isclose(module.attention_scale, standard, rel_tol=1e-12):
                 raise UserError(
-                    f"{name!r} scales its logits by {module.scale:g}; fairseq's scale is "
+                    f"{name!r} scales its logits by {module.attention_scale:g}; fairseq's scale is "
                     f"{standard:g}"
                 )
         if getattr(module, "multiplier", 1.0) != 1.0:

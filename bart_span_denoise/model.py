@@ -11,6 +11,7 @@ dimension.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -18,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from param_groups import Role, Rule
-from param_groups.layers import Embedding, Linear
+from param_groups.layers import Embedding, Linear, Scaled
 from training import sharding
 from training.errors import UserError
 from training.losses import linear_cross_entropy
@@ -103,13 +104,16 @@ class WordEmbedding(Embedding):
         weight.masked_fill_((part == 0).to(weight.device), 0.0)
 
 
-class Attention(nn.Module):
-    """Multi-head attention; logits are q.k times `scale`. Dropout acts on the probabilities."""
+class Attention(Scaled):
+    """Multi-head attention; logits are q.k times `attention_scale`; dropout on probabilities."""
 
-    def __init__(self, width: int, heads: int, scale: float, dropout: float) -> None:
+    factors = ("attention_scale",)
+
+    def __init__(self, width: int, heads: int, attention_scale: float, dropout: float) -> None:
         super().__init__()
         self.heads = heads
-        self.scale = scale
+        self.head_dim = width // heads
+        self.attention_scale = attention_scale
         self.dropout = dropout
         self.query = Linear(width, width)
         self.key = Linear(width, width)
@@ -134,7 +138,7 @@ class Attention(nn.Module):
             attn_mask=mask_Bx1x1xS,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=causal,
-            scale=self.scale,
+            scale=self.attention_scale,
         )
         return self.output(y_BxHxTxK.transpose(1, 2).flatten(2))
 
@@ -192,10 +196,10 @@ class DecoderBlock(nn.Module):
         return x_BxTxD + self.dropout(self.mlp(self.mlp_norm(x_BxTxD)))
 
 
-class Bart(nn.Module):
+class Bart(Scaled):
     """The encoder-decoder: V D + 2 R D + (12 + 16) L D^2 parameters at mlp_ratio 4, R positions.
 
-    `attention_scale` and `logit_multiplier` (N_rescale) come from the prescription. `positions`
+    The plan sets `attention_scale` and `logit_multiplier` (N_rescale). `positions`
     "paper": token t uses row t, so R = 514 rows hold 512 tokens of content, a start and an end;
     "fairseq": token t uses row t + padding + 1, and 514 rows hold 512 tokens, those two included.
     `dropout` acts where fairseq's BART has it, on both stems and on every residual branch, and
@@ -208,6 +212,8 @@ class Bart(nn.Module):
     After the plan has initialised it, call `zero_padding`.
     """
 
+    factors = ("logit_multiplier",)
+
     def __init__(
         self,
         *,
@@ -215,8 +221,8 @@ class Bart(nn.Module):
         width: int,
         heads: int,
         layers: int,
-        attention_scale: float,
-        logit_multiplier: float,
+        attention_scale: float = math.nan,
+        logit_multiplier: float = math.nan,
         mlp_ratio: int = 4,
         position_rows: int = POSITION_ROWS,
         positions: Positions = "paper",
@@ -231,7 +237,9 @@ class Bart(nn.Module):
         self.positions = positions
         self.first_position = 0 if positions == "paper" else padding + 1
         self.word_embedding = WordEmbedding(vocab_size, width, padding)
-        attention = {"heads": heads, "scale": attention_scale, "dropout": attention_dropout}
+        attention = {
+            "heads": heads, "attention_scale": attention_scale, "dropout": attention_dropout
+        }  # fmt: skip
         shape = (width, mlp_ratio * width, attention, dropout)
         self.encoder_positions = Embedding(position_rows, width)
         self.encoder_stem_norm = norm(width)

@@ -31,14 +31,12 @@ def build_model(config: Config, vocab_size: int):
     """The encoder-decoder, allocated but not initialised: the plan does that."""
     from bart_span_denoise.model import Bart
 
-    shape, rule = config.model, prescription(config)
+    shape = config.model
     return Bart(
         vocab_size=vocab_size,
         width=shape.width,
         heads=shape.width // shape.head_dim,
         layers=shape.layers,
-        attention_scale=rule.attention_scale(shape.head_dim),
-        logit_multiplier=rule.logit_multiplier(),
         mlp_ratio=shape.mlp_ratio,
         position_rows=config.data.tokens_per_sample + 2,
         positions=shape.positions,

@@ -10,11 +10,13 @@ Sizes: B batch, T context, V vocabulary, D width, H heads, K head dimension, F M
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups.layers import Embedding, LayerNorm, Linear
+from param_groups.layers import Embedding, LayerNorm, Linear, Scaled
 from training.losses import linear_cross_entropy
 
 
@@ -23,12 +25,15 @@ def at_least_float32(x: torch.Tensor) -> torch.Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
-class Attention(nn.Module):
+class Attention(Scaled):
     """Causal self-attention; logits are q.k times `attention_scale`."""
+
+    factors = ("attention_scale",)
 
     def __init__(self, width: int, heads: int, attention_scale: float) -> None:
         super().__init__()
         self.heads = heads
+        self.head_dim = width // heads
         self.attention_scale = attention_scale
         self.query = Linear(width, width)
         self.key = Linear(width, width)
@@ -65,8 +70,10 @@ def layer_norm(width: int, scale: bool) -> nn.Module:
     return LayerNorm(width) if scale else nn.LayerNorm(width, 1e-6, elementwise_affine=False)
 
 
-class Block(nn.Module):
-    """One pre-LayerNorm block: attention, then MLP, on residual branches times `multiplier`."""
+class Block(Scaled):
+    """One pre-LayerNorm block: attention and MLP, on branches times `residual_multiplier`."""
+
+    factors = ("residual_multiplier",)
 
     def __init__(
         self,
@@ -74,11 +81,11 @@ class Block(nn.Module):
         heads: int,
         hidden: int,
         attention_scale: float,
-        multiplier: float,
+        residual_multiplier: float,
         norm_scale: bool,
     ) -> None:
         super().__init__()
-        self.multiplier = multiplier
+        self.residual_multiplier = residual_multiplier
         self.attention_norm = layer_norm(width, norm_scale)
         self.attention = Attention(width, heads, attention_scale)
         self.mlp_norm = layer_norm(width, norm_scale)
@@ -88,9 +95,9 @@ class Block(nn.Module):
         """(B, T, D) -> (B, T, D)."""
         # x + alpha * branch in one pass, which at alpha = 1 is x + branch to the last bit.
         branch_BxTxD = self.attention(self.attention_norm(x_BxTxD))
-        x_BxTxD = torch.add(x_BxTxD, branch_BxTxD, alpha=self.multiplier)
+        x_BxTxD = torch.add(x_BxTxD, branch_BxTxD, alpha=self.residual_multiplier)
         branch_BxTxD = self.mlp(self.mlp_norm(x_BxTxD))
-        return torch.add(x_BxTxD, branch_BxTxD, alpha=self.multiplier)
+        return torch.add(x_BxTxD, branch_BxTxD, alpha=self.residual_multiplier)
 
 
 # One for the bias; the others are zeros, so that rows stay a multiple of 16 bytes in bf16: matrix
@@ -114,7 +121,7 @@ class Decoder(nn.Module):
     """A decoder-only language model of `layers` blocks.
 
     Has L (4 D^2 + 2 D F) + 2 V D + T D parameters, (2L + 1) D more with `norm_scale` and V more
-    with `readout_bias`. `attention_scale` and `residual_multiplier` come from the prescription.
+    with `readout_bias`. The plan sets `attention_scale` and `residual_multiplier`.
     The loss never holds all logits at once.
     """
 
@@ -127,8 +134,8 @@ class Decoder(nn.Module):
         heads: int,
         head_dim: int,
         mlp_ratio: int,
-        attention_scale: float,
-        residual_multiplier: float = 1.0,
+        attention_scale: float = math.nan,
+        residual_multiplier: float = math.nan,
         norm_scale: bool = True,
         readout_bias: bool = False,
     ) -> None:

@@ -41,7 +41,7 @@ def build_model(config: Config, vocab_size: int):
     """The decoder, allocated but not initialised: the plan does that."""
     from nanolm_c4.model import Decoder
 
-    shape, rule = config.model, prescription(config)
+    shape = config.model
     everett = config.prescription.parameterization != BORDELON
     return Decoder(
         vocab_size=vocab_size,
@@ -50,8 +50,6 @@ def build_model(config: Config, vocab_size: int):
         heads=shape.heads,
         head_dim=shape.head_dim,
         mlp_ratio=shape.mlp_ratio,
-        attention_scale=rule.attention_scale(shape.head_dim),
-        residual_multiplier=rule.residual_multiplier(),
         norm_scale=everett,
         readout_bias=not everett,
     )

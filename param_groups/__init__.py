@@ -4,7 +4,7 @@
 result. Nothing here knows an experiment.
 """
 
-from param_groups.plan import Plan, Row, plan
+from param_groups.plan import Factor, Plan, Row, plan
 from param_groups.prescriptions import Bordelon, Dinan, Everett, Numbers, Prescription
 from param_groups.roles import Layout, PlanError, Role, Rule, assign, present
 
@@ -12,6 +12,7 @@ __all__ = [
     "Bordelon",
     "Dinan",
     "Everett",
+    "Factor",
     "Layout",
     "Numbers",
     "Plan",

@@ -6,20 +6,10 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from param_groups import exponents
-from param_groups.exponents import (
-    ALIGNMENTS,
-    LAYERS,
-    LR_TABLE,
-    OPTIMIZERS,
-    PARAMETERIZATION_TABLE,
-    PARAMETERIZATIONS,
-    Alignment,
-    ExponentError,
-    Solution,
-)
-from param_groups.plan import align
+from param_groups import exponents, tables
+from param_groups.exponents import Alignment, ExponentError
 from param_groups.prescriptions import (
     DINAN_STRATEGIES,
     OPTIMIZER_FAMILY,
@@ -28,8 +18,12 @@ from param_groups.prescriptions import (
     Everett,
     Numbers,
     Prescription,
+    exponent_optimizer,
 )
 from param_groups.roles import PlanError, Role
+
+if TYPE_CHECKING:  # a generic class for type checkers alone
+    _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 # The roles of each paper's models, in the order of a forward pass.
 _BLOCK = (
@@ -57,63 +51,28 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def show_exponents(args: argparse.Namespace) -> str:
-    """Everett et al., Table 1."""
+    """Everett et al., Table 1, as the solver derives it."""
     if args.json:
-        return json.dumps(everett_table(), indent=1)
-    return format_table()
-
-
-def everett_table() -> dict[str, dict[str, dict[str, object]]]:
-    """Everett et al.'s Table 1 for JSON, every entry a power of n as a string."""
-    return {
-        name: {layer: _table_row(name, layer) for layer in LAYERS} for name in PARAMETERIZATIONS
-    }
-
-
-def _table_row(name: str, layer: str) -> dict[str, object]:
-    scales = PARAMETERIZATION_TABLE[name][layer]
-    return {
-        "init_variance": str(-2 * scales.b),
-        "multiplier": str(-scales.a),
-        "gradient": str(exponents.gradient_exponents(name)[layer]),
-        "lr": {
-            optimizer: {kind: str(LR_TABLE[name][optimizer][kind][layer]) for kind in ALIGNMENTS}
-            for optimizer in OPTIMIZERS
-        },
-    }
-
-
-def format_table() -> str:
-    """Everett et al.'s Table 1 as text, one line per layer; rates in the paper's order."""
-    lines = [
-        "Powers of the width n (Everett et al., Table 1)",
-        "",
-        _line("", "", "init", "", "", "", "full align", "", "", "no align", ""),
-        _line("", "", "variance", "multiplier", "gradient", *OPTIMIZERS * 2),
-    ]
-    for name, layers in everett_table().items():
-        lines.append("")
-        for layer, row in layers.items():
-            rates = (row["lr"][optimizer][kind] for kind in ALIGNMENTS for optimizer in OPTIMIZERS)
-            scales = row["init_variance"], row["multiplier"], row["gradient"]
-            lines.append(_line(name, layer, *scales, *rates))
-    return "\n".join(lines)
-
-
-def _line(name: str, layer: str, *cells: str) -> str:
-    """Names to the left, numbers to the right."""
-    return (f"{name:<11}{layer:<10}" + "".join(f"{cell:>11}" for cell in cells)).rstrip()
+        return json.dumps(tables.everett_table(), indent=1)
+    text = tables.render(tables.everett_rows(), args.style)
+    return text if args.style else f"Powers of the width n (Everett et al., Table 1)\n\n{text}"
 
 
 def show_solution(args: argparse.Namespace) -> str:
     """The largest stable learning rates under the alignment given."""
     alignment = Alignment(args.alpha, args.omega, args.u, omega_readout=args.omega_readout)
-    solution = exponents.solve(args.parameterization, args.optimizer, alignment)
-    return json.dumps(solution.to_dict(), indent=1) if args.json else _solution_text(solution)
+    optimizer = exponent_optimizer(args.optimizer)
+    solution = exponents.solve(args.parameterization, optimizer, alignment)
+    if args.json:
+        return json.dumps(solution.to_dict(), indent=1)
+    text = tables.render(tables.solution_rows(solution), args.style)
+    return text if args.style else f"{text}\n{tables.properties(solution)}"
 
 
 def show_table(args: argparse.Namespace) -> str:
     """What a prescription gives every role at one width."""
+    if args.prescription == "stratos":
+        return _stratos(args)
     _fill(args)
     sizes = [name for name in ("head_dim", "mlp_ratio", "patch_inputs", "outputs") if name in args]
     _check_sizes(args, *sizes)
@@ -122,18 +81,36 @@ def show_table(args: argparse.Namespace) -> str:
         str(role): prescription(role, *_fans(role, prescription.width, args))
         for role in _roles(args)
     }
-    scalars = {
-        "attention_scale": prescription.attention_scale(args.head_dim or 64),
-        "residual_multiplier": prescription.residual_multiplier(),
-        "logit_multiplier": prescription.logit_multiplier(),
-    }
+    forward = prescription.forward(args.head_dim)
     if args.json:
         roles = {role: _as_dict(value) for role, value in numbers.items()}
         return json.dumps(
-            {"prescription": prescription.describe(), "roles": roles, "forward": scalars}, indent=1
+            {"prescription": prescription.describe(), "roles": roles, "forward": forward}, indent=1
         )
-    forward = ", ".join(f"{name} {value:.6g}" for name, value in scalars.items())
-    return f"{_numbers_text(numbers)}\n{forward}"
+    text = tables.render(_rows(numbers), args.style)
+    return text if args.style else f"{text}\n{_forward_text(forward, prescription)}"
+
+
+def _stratos(args: argparse.Namespace) -> str:
+    """His Table 1 has no width: exponents alone, Adam with full alignment."""
+    given = [name for name in (*_EVERYWHERE, "head_dim") if vars(args).get(name) is not None]
+    if given or args.optimizer != "adam":
+        name = given[0].replace("_", "-") if given else "optimizer"
+        raise PlanError(f"--prescription stratos prints exponents of Adam; leave out --{name}")
+    if args.json:
+        return json.dumps(tables.stratos_table(), indent=1)
+    text = tables.render(tables.stratos_rows(), args.style)
+    title = "Stratos, Table 1: multiplier n^-a, std n^-b, rate n^-c"
+    return text if args.style else f"{title}\n\n{text}"
+
+
+def _forward_text(forward: dict[str, float], prescription: Prescription) -> str:
+    """The factors of the forward pass; without a head dimension, the attention's power of it."""
+    parts = [f"{name} {value:.6g}" for name, value in forward.items()]
+    if "attention_scale" not in forward:
+        power = prescription.attention_exponent()
+        parts.insert(0, f"attention_scale head_dim^({power:g}), a number with --head-dim")
+    return ", ".join(parts)
 
 
 def _everett(args: argparse.Namespace) -> Prescription:
@@ -181,6 +158,7 @@ def _bordelon(args: argparse.Namespace) -> Prescription:
 
 
 _PRESCRIPTIONS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon}
+PRESCRIPTIONS = (*_PRESCRIPTIONS, "stratos")
 
 
 # The options each prescription reads, with their defaults.
@@ -210,10 +188,13 @@ _OPTIONS: dict[str, dict[str, object]] = {
 }
 
 
+_EVERYWHERE = tuple(dict.fromkeys(name for options in _OPTIONS.values() for name in options))
+
+
 def _fill(args: argparse.Namespace) -> None:
     """Sets the prescription's defaults; PlanError for an option it would ignore."""
     own = _OPTIONS[args.prescription]
-    for name in dict.fromkeys(name for options in _OPTIONS.values() for name in options):
+    for name in _EVERYWHERE:
         if name in args and name not in own:
             readers = " and ".join(key for key, options in _OPTIONS.items() if name in options)
             raise PlanError(
@@ -271,22 +252,17 @@ def _as_dict(numbers: Numbers) -> dict[str, object]:
     }
 
 
-def _numbers_text(numbers: dict[str, Numbers]) -> str:
-    lines = [("role", "init", "std", "multiplier", "relative lr", "eps factor")]
+def _rows(numbers: dict[str, Numbers]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [
+        ("role", "init", "std", "multiplier", "relative lr", "eps factor")
+    ]
     for role, value in numbers.items():
         init = f"{value.init_distribution} {value.init_mean:.4g}" if value.init_std == 0 else (
             value.init_distribution
         )
         scales = (value.init_std, value.multiplier, value.lr, value.eps)
-        lines.append((role, init, *(f"{scale:.6g}" for scale in scales)))
-    return align(lines)
-
-
-def _solution_text(solution: Solution) -> str:
-    data = solution.to_dict()
-    lines = [f"{layer}: learning rate n^({power})" for layer, power in data["lr"].items()]
-    flags = ("stable", "nontrivial", "feature_learning")
-    return "\n".join([*lines, *(f"{flag.replace('_', ' ')}: {data[flag]}" for flag in flags)])
+        rows.append((role, init, *(f"{scale:.6g}" for scale in scales)))
+    return rows
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -298,14 +274,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_exponents(commands: argparse._SubParsersAction) -> None:
+def _add_exponents(commands: _Commands) -> None:
     parser = commands.add_parser("exponents", help="Everett et al., Table 1")
-    parser.add_argument("--json", action="store_true")
+    _add_styles(parser)
     parser.set_defaults(command=show_exponents)
 
 
-def _add_solve(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("solve", help="largest stable learning rates for any alignment")
+def _add_solve(commands: _Commands) -> None:
+    parser = commands.add_parser(
+        "solve", help="largest stable learning rates for any alignment", epilog=tables.SYMBOLS
+    )
     parser.add_argument("--parameterization", required=True, help="standard, ntk, mup, mean_field")
     parser.add_argument("--optimizer", required=True, help="sgd, adam, adafactor")
     for name, meaning in (
@@ -315,23 +293,21 @@ def _add_solve(commands: argparse._SubParsersAction) -> None:
     ):
         parser.add_argument(f"--{name}", required=True, help=meaning + ", in [0, 1]")
     parser.add_argument("--omega-readout", help="omega of the readout, if different")
-    parser.add_argument("--json", action="store_true")
+    _add_styles(parser)
     parser.set_defaults(command=show_solution)
 
 
-def _add_table(commands: argparse._SubParsersAction) -> None:
+def _add_table(commands: _Commands) -> None:
     parser = commands.add_parser("table", help="what a prescription gives every role")
-    parser.add_argument("--prescription", required=True, choices=_PRESCRIPTIONS)
+    parser.add_argument("--prescription", required=True, choices=PRESCRIPTIONS)
     parser.add_argument("--optimizer", default="adam", help=", ".join(OPTIMIZER_FAMILY))
     parser.add_argument("--model", choices=_STEMS, default="language", help="stem and head")
     parser.add_argument("--head-dim", type=int, help="head dimension, N in bordelon")
     parser.add_argument("--patch-inputs", type=int, default=768, help="inputs of a patch (vision)")
     parser.add_argument("--outputs", type=int, default=1000, help="classes or vocabulary")
-    parser.add_argument("--json", action="store_true")
-    width = {"type": int, "help": "n"}
-    ratio = {"type": int, "help": "MLP width over n, M in dinan (default 4)"}
-    _own(parser, "width", **width)
-    _own(parser, "mlp-ratio", **ratio)
+    _add_styles(parser)
+    _own(parser, "width", type=int, help="n")
+    _own(parser, "mlp-ratio", type=int, help="MLP width over n, M in dinan (default 4)")
     everett = parser.add_argument_group("everett")
     _own(everett, "parameterization", help=", ".join(exponents.PARAMETERIZATIONS))
     _own(everett, "alignment", help="full, none or global")
@@ -353,7 +329,15 @@ def _add_table(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(command=show_table)
 
 
-def _own(parser: argparse._ActionsContainer, name: str, **options: object) -> None:
+def _add_styles(parser: argparse.ArgumentParser) -> None:
+    styles = parser.add_mutually_exclusive_group()
+    styles.add_argument("--json", action="store_true", help="every number, for programs")
+    styles.add_argument("--latex", dest="style", action="store_const", const="latex",
+        help="a tabular")  # fmt: skip
+    styles.add_argument("--csv", dest="style", action="store_const", const="csv")
+
+
+def _own(parser: argparse._ActionsContainer, name: str, **options: Any) -> None:
     """An option of some prescriptions only: absent unless given, so that `_fill` can tell."""
     parser.add_argument(f"--{name}", default=argparse.SUPPRESS, **options)
 

@@ -67,9 +67,9 @@ class Layer:
     a: Fraction
     b: Fraction
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "a", fraction(self.a))
-        object.__setattr__(self, "b", fraction(self.b))
+    def __init__(self, a: Number, b: Number) -> None:
+        object.__setattr__(self, "a", fraction(a))
+        object.__setattr__(self, "b", fraction(b))
 
     @property
     def scale(self) -> Fraction:
@@ -86,7 +86,9 @@ class Parameterization:
     readout: Layer
 
     def __getitem__(self, layer: str) -> Layer:
-        return getattr(self, _check_name("layer", layer, LAYERS))
+        found = getattr(self, _check_name("layer", layer, LAYERS))
+        assert isinstance(found, Layer)
+        return found
 
 
 @dataclass(frozen=True)
@@ -103,15 +105,25 @@ class Alignment:
     alpha: Fraction
     omega: Fraction
     u: Fraction
-    omega_readout: Fraction | None = None
-    alpha_readout: Fraction | None = None
-    u_readout: Fraction | None = None
+    omega_readout: Fraction
+    alpha_readout: Fraction
+    u_readout: Fraction
 
-    def __post_init__(self) -> None:
-        for name in ("alpha", "omega", "u"):
-            self._set(name, getattr(self, name))
-            own = getattr(self, f"{name}_readout")
-            self._set(f"{name}_readout", getattr(self, name) if own is None else own)
+    def __init__(
+        self,
+        alpha: Number,
+        omega: Number,
+        u: Number,
+        omega_readout: Number | None = None,
+        alpha_readout: Number | None = None,
+        u_readout: Number | None = None,
+    ) -> None:
+        given = {"alpha": alpha, "omega": omega, "u": u}
+        readout = {"alpha": alpha_readout, "omega": omega_readout, "u": u_readout}
+        for name, value in given.items():
+            self._set(name, value)
+            own = readout[name]
+            self._set(f"{name}_readout", value if own is None else own)
 
     def _set(self, name: str, value: Number) -> None:
         """Store one exponent exactly, or say which one lies outside [0, 1]."""
@@ -146,41 +158,6 @@ PARAMETERIZATION_TABLE: dict[str, Parameterization] = {
     "mup": Parameterization(Layer(-HALF, HALF), Layer(0, HALF), Layer(HALF, HALF)),
     "mean_field": Parameterization(Layer(0, 0), Layer(HALF, 0), Layer(1, 0)),
 }
-
-# Everett et al., Table 1, learning rates as powers of n. The columns are
-# sgd, adam, adafactor with full alignment, then sgd, adam, adafactor with no alignment.
-_LR_ROWS: dict[tuple[str, str], str] = {
-    ("standard", "embedding"): "  1/2    0    0    1/2    0    0",
-    ("standard", "hidden"): "    -1/2   -1 -1/2      0 -1/2    0",
-    ("standard", "readout"): "     -1   -1 -1/2   -1/2 -1/2    0",
-    ("ntk", "embedding"): "       1/2    0    0    1/2    0    0",
-    ("ntk", "hidden"): "          1/2 -1/2 -1/2      1    0    0",
-    ("ntk", "readout"): "           0 -1/2 -1/2    1/2    0    0",
-    ("mup", "embedding"): "         0 -1/2    0      0 -1/2    0",
-    ("mup", "hidden"): "            0   -1 -1/2    1/2 -1/2    0",
-    ("mup", "readout"): "           0 -1/2    0      0    0    0",
-    ("mean_field", "embedding"): "  1    0    0      1    0    0",
-    ("mean_field", "hidden"): "     1 -1/2 -1/2    3/2    0    0",
-    ("mean_field", "readout"): "    1    0    0      1  1/2    0",
-}
-
-
-def _read_lr_table() -> dict[str, dict[str, dict[str, Exponents]]]:
-    """Index the printed rows by parameterization, optimizer, alignment and layer."""
-    columns = [(optimizer, alignment) for alignment in ALIGNMENTS for optimizer in OPTIMIZERS]
-    table = {
-        name: {optimizer: {alignment: {} for alignment in ALIGNMENTS} for optimizer in OPTIMIZERS}
-        for name in PARAMETERIZATIONS
-    }
-    for (name, layer), row in _LR_ROWS.items():
-        for (optimizer, alignment), cell in zip(columns, row.split(), strict=True):
-            table[name][optimizer][alignment][layer] = fraction(cell)
-    return table
-
-
-# LR_TABLE[parameterization][optimizer][alignment][layer]: the largest stable learning rate n^-c,
-# given as the power -c (Everett et al., Table 1).
-LR_TABLE = _read_lr_table()
 
 def _parameterization(value: str | Parameterization) -> Parameterization:
     """Look a name up in Table 1; pass a parameterization through."""

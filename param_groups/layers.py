@@ -6,6 +6,7 @@ The plan sets `multiplier`; 1 leaves torch's layers as they are.
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +20,17 @@ class Multiplied(nn.Module):
     """
 
     multiplier: float = 1.0
+
+
+class Scaled(nn.Module):
+    """A module whose forward pass applies factors of the prescription; derive your own from it.
+
+    `factors` names the attributes that hold them: "attention_scale", on query-key products, in a
+    module that also says its `head_dim`; "residual_multiplier", on every residual branch;
+    "logit_multiplier", on logits from a tied word embedding. The plan sets them.
+    """
+
+    factors: ClassVar[tuple[str, ...]] = ()
 
 
 class Linear(Multiplied, nn.Linear):

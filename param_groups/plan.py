@@ -11,16 +11,19 @@ work on the rows, so what was trained can be read back from what was saved.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
-
-from param_groups import tensors
 from param_groups.prescriptions import CONSTANT, Numbers, Prescription, finite
 from param_groups.roles import Assignment, PlanError, Role, Rule, assign, check_width, choose
-from param_groups.tensors import Store
+
+if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
+    from torch import nn
+
+    from param_groups.tensors import Store
 
 # The three meanings of a weight decay wd, as the decay of one step at the peak of the schedule:
 # independent: wd; global: lr * wd with the global rate (Dinan, Yaida & Zhang (1.94));
@@ -57,8 +60,28 @@ class Row:
 
 
 @dataclass(frozen=True)
+class Factor:
+    """A factor of the forward pass: `attention_scale`, `residual_multiplier`, `logit_multiplier`.
+
+    An attention's has its head dimension.
+    """
+
+    name: str
+    value: float
+    head_dim: int | None = None
+
+    def __str__(self) -> str:
+        head = "" if self.head_dim is None else f" (head dimension {self.head_dim})"
+        return f"{self.name} {self.value:.6g}{head}"
+
+
+@dataclass(frozen=True)
 class Plan:
-    """A prescription applied to one model: its rows, in the model's order, and their origin."""
+    """A prescription applied to one model: its rows, in the model's order, and their origin.
+
+    `forward` holds the factors that the prescription gives the forward pass; None in a plan that
+    was saved before plans had them.
+    """
 
     rows: tuple[Row, ...]
     prescription: dict[str, object]
@@ -66,6 +89,7 @@ class Plan:
     eps: float
     weight_decay: float
     decay_mode: str
+    forward: tuple[Factor, ...] | None = None
 
     def __getitem__(self, name: str) -> Row:
         """The row of a tensor, by any of its names; KeyError if there is none."""
@@ -82,7 +106,7 @@ class Plan:
         *,
         keep: Iterable[str] = (),
     ) -> None:
-        """Draws the tensors and sets the multipliers of their layers.
+        """Draws the tensors, sets the multipliers of their layers and the forward factors.
 
         Tensors that do not require gradients keep their values, as do those that a pattern of
         `keep` names ("backbone.*"). The others' values depend on (seed, name) alone, drawn in
@@ -90,6 +114,8 @@ class Plan:
         untouched by tensors added elsewhere. Twice is the same as once. `store(parameter, values)`
         may put them elsewhere. An error leaves the model as it was.
         """
+        from param_groups import tensors
+
         parameters = self._parameters(model)
         kept = tensors.untouched(parameters, self.rows, keep)
         drawn = [row for row in self.rows if row.name not in kept]
@@ -102,7 +128,7 @@ class Plan:
         tensors.note_given(model, self.rows, drawn=not keep)
 
     def apply_multipliers(self, model: nn.Module) -> None:
-        """Prepares a model that keeps its weights: sets the multipliers and draws nothing.
+        """Sets multipliers and forward factors of a model that keeps its weights; draws nothing.
 
         For a checkpoint, which holds tensors and no multipliers, and for pretrained weights. Those
         must come from a model with the same multipliers: for a stock model that is a plan with
@@ -113,9 +139,13 @@ class Plan:
         Dinan's "standard"). Raises PlanError when a layer that applies no multiplier would need
         one, or when the tensors of one layer disagree.
         """
+        from param_groups import tensors
+
         self._parameters(model)
         for layer, multiplier in tensors.layer_multipliers(model, self.rows).items():
             layer.multiplier = multiplier
+        for module, name, value in tensors.factor_places(model, self.forward):
+            setattr(module, name, value)
         tensors.note_given(model, self.rows, drawn=False)
 
     def groups(self, model: nn.Module, *, check: bool = True) -> list[dict[str, object]]:
@@ -125,9 +155,11 @@ class Plan:
         Tensors that do not require gradients are left out. Raises PlanError for a model that this
         plan has neither initialised nor given its multipliers, unless `check` is false.
         """
+        from param_groups import tensors
+
         parameters = self._parameters(model)
         if check:
-            tensors.check_given(model, self.rows)
+            tensors.check_given(model, self.rows, self.forward)
         trained = [row for row in self.rows if parameters[row.name].requires_grad]
         groups: dict[tuple[float, float, float], list[Row]] = {}
         for row in trained:
@@ -150,25 +182,28 @@ class Plan:
         return {**asdict(self), "rows": [asdict(row) for row in self.rows]}
 
     @classmethod
-    def from_dict(cls, data: dict) -> Plan:
+    def from_dict(cls, data: dict[str, Any]) -> Plan:
         """The inverse of `to_dict`; PlanError when a field is missing or unknown."""
         try:
             rows = tuple(Row(**_with_tuples(row)) for row in data["rows"])
-            return cls(**{**data, "rows": rows})
-        except (KeyError, TypeError) as error:
+            forward = data.get("forward")
+            factors = None if forward is None else tuple(Factor(**factor) for factor in forward)
+            return cls(**{**data, "rows": rows, "forward": factors})
+        except (AttributeError, KeyError, TypeError) as error:
             raise PlanError(f"not a saved plan: {error}") from None
 
     def differences(self, other: Plan) -> list[str]:
         """What another plan has changed, one line each ("name: lr 0.1 -> 0.2"); empty if equal.
 
-        Rows are compared, not where they came from: another road to the same numbers is equal.
+        Rows and forward factors are compared, not where they came from: another road to the same
+        numbers is equal. A plan that was saved before plans had forward factors has equal ones.
         """
         mine, theirs = ({row.name: row for row in plan.rows} for plan in (self, other))
         lines = [f"{name}: only in the first plan" for name in mine if name not in theirs]
         lines += [f"{name}: only in the second plan" for name in theirs if name not in mine]
         for name in mine.keys() & theirs.keys():
             lines += _row_differences(mine[name], theirs[name])
-        return sorted(lines)
+        return sorted([*lines, *_factor_differences(self.forward, other.forward)])
 
     def table(self) -> str:
         """The plan for people: rows that differ only in their block number are one line."""
@@ -182,6 +217,8 @@ class Plan:
             f"lr {self.lr:g}, eps {self.eps:g}, weight decay {self.weight_decay:g} "
             f"({self.decay_mode}); {_one_line(self.prescription)}"
         )
+        if self.forward:
+            title += "\nforward pass: " + ", ".join(map(str, self.forward))
         return title + "\n" + align([(*header, "decay/step"), *body])
 
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
@@ -211,6 +248,7 @@ def plan(
     weight_decay: float = 0.0,
     decay_mode: str = "independent",
     absorb_multipliers: bool = False,
+    applied: Mapping[str, float] | None = None,
 ) -> Plan:
     """The plan of an unwrapped, uncompiled model; the model is only read.
 
@@ -220,8 +258,15 @@ def plan(
     a parameterisation that has them; every tensor decays as it would have with its multiplier.
     Only clipping by the gradient's norm sees a difference, since the norm changes.
 
-    Raises PlanError for a model, rule, width or number that cannot be given a learning rate.
+    Factors of the forward pass are the model's to apply: its modules that derive from
+    `layers.Scaled` are given them; of a stock model, `applied` says which values you have set
+    ({"attention_scale": 1 / 16}).
+
+    Raises PlanError for a model, rule, width or number that cannot be given a learning rate, and
+    for a forward factor that the model does not apply.
     """
+    from param_groups import tensors
+
     choose("decay mode", decay_mode, DECAY_MODES)
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
         if not (finite(value) and value >= 0):
@@ -241,7 +286,69 @@ def plan(
                 wd *= numbers.lr / absorbed.lr
             numbers = absorbed
         rows.append(_row(assignment, numbers, lr, eps, wd, decay_mode))
-    return Plan(tuple(rows), prescription.describe(), lr, eps, weight_decay, decay_mode)
+    forward = _forward(model, {row.role for row in rows}, prescription, applied or {})
+    origin = prescription.describe()
+    return Plan(tuple(rows), origin, lr, eps, weight_decay, decay_mode, forward)
+
+
+# The factors of a stock model: attention logits over the root of the head dimension, no others.
+_STOCK_EXPONENT = -0.5
+_FACTORS = ("attention_scale", "residual_multiplier", "logit_multiplier")
+
+
+def _forward(
+    model: nn.Module, roles: set[str], prescription: Prescription, applied: Mapping[str, float]
+) -> tuple[Factor, ...]:
+    """The factors that the model applies; PlanError if it lacks one that the prescription has."""
+    from param_groups import tensors
+
+    factors = []
+    for name, head_dim in tensors.applied_factors(model):
+        choose("forward factor", name, _FACTORS)
+        factors.append(Factor(name, _factor(prescription, name, head_dim), head_dim))
+    for name, value in applied.items():
+        choose("forward factor", name, _FACTORS)
+        factors.append(_given_factor(prescription, name, value))
+    there = {factor.name for factor in factors}
+    attends = Role.QKV in roles or {Role.QUERY, Role.KEY} <= roles
+    power = prescription.attention_exponent()
+    if attends and "attention_scale" not in there and power != _STOCK_EXPONENT:
+        raise PlanError(
+            f"{type(prescription).__name__} multiplies query-key products by head_dim^({power:g}),"
+            " which this model does not apply (libraries have head_dim^(-0.5)): set that in its"
+            " attention and plan with applied={'attention_scale': value}, derive your attention from"
+            " param_groups.layers.Scaled, or take a prescription with the library's power (Everett's "
+            "qk_exponent=-0.5)"
+        )
+    for name, value in prescription.forward().items():
+        if name not in there:
+            raise PlanError(
+                f"{type(prescription).__name__} has {name} {value:g} in the forward pass, which "
+                f"this model does not apply: derive the module from param_groups.layers.Scaled, or "
+                f"apply it and plan with applied={{{name!r}: {value:g}}}"
+            )
+    return tuple(factors)
+
+
+def _factor(prescription: Prescription, name: str, head_dim: int | None) -> float:
+    if head_dim is not None:
+        return prescription.attention_scale(head_dim)
+    return prescription.forward().get(name, 1.0)
+
+
+def _given_factor(prescription: Prescription, name: str, value: float) -> Factor:
+    """A factor that the user has set; an attention's must be the power of some head dimension."""
+    if not (finite(value) and value > 0):
+        raise PlanError(f"applied: {name} must be positive and finite, got {value!r}")
+    power = prescription.attention_exponent()
+    head_dim = round(value ** (1 / power)) if name == "attention_scale" and power else None
+    wanted = _factor(prescription, name, head_dim) if head_dim != 0 else 1.0
+    if not math.isclose(wanted, value, rel_tol=1e-6):
+        kind = type(prescription).__name__
+        power_of = f"a power {power:g} of a head dimension"
+        expected = f"{wanted:g}" if head_dim is None else power_of
+        raise PlanError(f"applied: {name} is {value:g}, but {kind} has {expected}")
+    return Factor(name, value, head_dim)
 
 
 def _check_tie(assignment: Assignment, numbers: Numbers, prescription: Prescription) -> None:
@@ -291,7 +398,7 @@ def _torch_decay(wd: float, lr: float, own_lr: float, decay_mode: str) -> float:
     return wd / own_lr if decay_mode == "independent" else wd * (lr / own_lr)
 
 
-def _with_tuples(row: dict) -> dict:
+def _with_tuples(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "shape": tuple(row["shape"]), "tied_to": tuple(row["tied_to"])}
 
 
@@ -300,6 +407,19 @@ def _row_differences(mine: Row, theirs: Row) -> list[str]:
         f"{mine.name}: {item.name} {getattr(mine, item.name)} -> {getattr(theirs, item.name)}"
         for item in fields(Row)
         if getattr(mine, item.name) != getattr(theirs, item.name)
+    ]
+
+
+def _factor_differences(
+    mine: tuple[Factor, ...] | None, theirs: tuple[Factor, ...] | None
+) -> list[str]:
+    if mine is None or theirs is None:
+        return []
+    one, other = ({(f.name, f.head_dim): f.value for f in factors} for factors in (mine, theirs))
+    return [
+        f"forward pass: {name} {one.get((name, head_dim))} -> {other.get((name, head_dim))}"
+        for name, head_dim in dict.fromkeys((*one, *other))
+        if one.get((name, head_dim)) != other.get((name, head_dim))
     ]
 
 

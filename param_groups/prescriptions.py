@@ -10,10 +10,13 @@ Learning rate and epsilon are factors on the global values; `plan` multiplies th
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
+from typing import TypeGuard
 
 from param_groups import exponents
 from param_groups.exponents import Alignment
@@ -30,6 +33,33 @@ OPTIMIZER_FAMILY = {
     "adafactor": "adafactor",
     "adam_param_scaling": "adafactor",
 }
+
+
+# AdamW is Adam with decoupled weight decay, which is how every plan decays.
+_ALIASES = {"adamw": "adam"}
+# Optimisers that are no member of a family, with the reason.
+_REFUSED = {
+    "muon": "its updates are orthogonalised matrices, whose size goes with both fans",
+    "lamb": "its updates are scaled by each layer's norm and the trust ratio",
+    "lars": "its updates are scaled by each layer's norm and the trust ratio",
+    "lion": "its rate and decay are a sign update's, which no paper here derives",
+    "adagrad": "its updates shrink with the sum of all gradients so far",
+    "adadelta": "its updates are scaled by those before them",
+    "lbfgs": "its step is a line search's",
+    "shampoo": "its updates are preconditioned matrices, whose size goes with both fans",
+    "soap": "its updates are preconditioned matrices, whose size goes with both fans",
+    "rprop": "its steps are set by signs alone",
+}
+
+
+def exponent_optimizer(name: str) -> str:
+    """The name under which an optimiser has exponents; PlanError for one known to have none."""
+    if reason := _REFUSED.get(str(name).lower()):
+        raise PlanError(
+            f"there are no exponents for {name!r}: {reason}; supported: "
+            f"{', '.join((*OPTIMIZER_FAMILY, *_ALIASES))}"
+        )
+    return _ALIASES.get(name, name)
 
 
 @dataclass(frozen=True)
@@ -104,6 +134,11 @@ class Prescription(ABC):
         _check_positive(type(self).__name__, head_dim=head_dim)
         return float(head_dim ** self.attention_exponent())
 
+    def _settle_optimizer(self, valid: Iterable[str]) -> None:
+        """Replaces an alias ("adamw") by its name; PlanError unless that is one of `valid`."""
+        object.__setattr__(self, "optimizer", exponent_optimizer(self.optimizer))
+        choose("optimizer", self.optimizer, valid)
+
     def residual_multiplier(self) -> float:
         """The factor on every residual branch."""
         return 1.0
@@ -111,6 +146,18 @@ class Prescription(ABC):
     def logit_multiplier(self) -> float:
         """The factor on logits computed from a tied word embedding (N_rescale in Dinan et al.)."""
         return 1.0
+
+    def forward(self, head_dim: int | None = None) -> dict[str, float]:
+        """The factors of the forward pass by name: those that are not 1, and the attention's.
+
+        The attention's only where the head dimension is given.
+        """
+        scale = {} if head_dim is None else {"attention_scale": self.attention_scale(head_dim)}
+        others = {
+            "residual_multiplier": self.residual_multiplier(),
+            "logit_multiplier": self.logit_multiplier(),
+        }
+        return scale | {name: value for name, value in others.items() if value != 1.0}
 
     def ties_readout(self) -> bool:
         """Whether the numbers of a word embedding are meant for a readout tied to it, too."""
@@ -131,7 +178,7 @@ def _plain(value: object) -> object:
     return value
 
 
-def finite(value: object) -> bool:
+def finite(value: object) -> TypeGuard[float]:
     """Whether a value is a number that a float can hold."""
     try:
         return isinstance(value, (int, float, Fraction)) and math.isfinite(value)
@@ -205,7 +252,7 @@ class Everett(Prescription):
 
     def __post_init__(self) -> None:
         choose("parameterization", self.parameterization, exponents.PARAMETERIZATIONS)
-        choose("optimizer", self.optimizer, OPTIMIZER_FAMILY)
+        self._settle_optimizer(OPTIMIZER_FAMILY)
         if not isinstance(self.alignment, Alignment):
             choose("alignment", self.alignment, (*exponents.ALIGNMENTS, "global"))
         _check_positive("Everett", width=self.width, base_width=self.base_width)
@@ -222,21 +269,19 @@ class Everett(Prescription):
 
     def lr_exponent(self, layer: str) -> Fraction:
         """-c_l, the power of n/b in a layer type's learning rate."""
-        family = OPTIMIZER_FAMILY[self.optimizer]
-        if isinstance(self.alignment, Alignment):
-            return exponents.solve(self.parameterization, family, self.alignment).lr[layer]
         if self.alignment == "global":
             return Fraction(0)
-        return exponents.LR_TABLE[self.parameterization][family][self.alignment][layer]
+        family = OPTIMIZER_FAMILY[self.optimizer]
+        return _solved(self.parameterization, family, self.alignment)[layer]
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """Table 1 at this width; see the class for the constants."""
         layer_type = LAYER_TYPE[role]
         if role is Role.READOUT_BIAS:
-            # The logits change by m^2 lr g under SGD, by m lr under Adam and Adafactor. The gradient
-            # g is that of the loss in the logits, of order one at every width in every
-            # parameterisation, because no layer of size n comes after; the embedding's rate, in
-            # contrast, makes up for gradients that shrink with n. So nothing may depend on n.
+            # The logits change by m^2 lr g under SGD, by m lr under Adam and Adafactor. g is the
+            # loss's gradient in the logits, of order one at every width in every parameterisation,
+            # because no layer of size n comes after; the embedding's rate, in contrast, makes up
+            # for gradients that shrink with n. So nothing may depend on n.
             return Numbers(0.0, CONSTANT, lr=self._gamma(layer_type))
         layer = getattr(exponents.PARAMETERIZATION_TABLE[self.parameterization], layer_type)
         multiplier = _power(self.width, -layer.a)
@@ -284,6 +329,11 @@ class Everett(Prescription):
             default = _EMBEDDING_STD[self.parameterization]
             return 0.0, power * (default if self.embedding_std is None else self.embedding_std)
         return 0.0, power * math.sqrt(self.width / fan_in)
+
+
+@functools.cache  # a plan asks once per tensor
+def _solved(name: str, family: str, alignment: str | Alignment) -> exponents.Exponents:
+    return exponents.solve(name, family, alignment).lr
 
 
 def _power(base: float, exponent: Fraction) -> float:
@@ -360,7 +410,7 @@ class Dinan(Prescription):
 
     def __post_init__(self) -> None:
         choose("strategy", self.strategy, (*DINAN_STRATEGIES, "meta_principled"))
-        choose("optimizer", self.optimizer, ("adam", "sgd"))
+        self._settle_optimizer(("adam", "sgd"))
         choose("mlp_factor", self.mlp_factor, ("keep", "drop"))
         choose("init", self.init, DINAN_INIT)
         _check_positive("Dinan", width=self.width)
@@ -405,9 +455,9 @@ class Dinan(Prescription):
         return sgd * self._gradient(role, fan_out) * (1.0 if role in _READOUTS else n ** (s / 2))
 
     def logit_multiplier(self) -> float:
-        """N_rescale = n^(-(1+s)/2), (1.34); 1 in the standard runs."""
+        """N_rescale = n^(-(1+s)/2), (1.34); 1 in the standard runs, and where nothing is tied."""
         s = self.exponent_s
-        return 1.0 if s is None else self.width ** (-(1 + s) / 2)
+        return 1.0 if s is None or not self.ties_readout() else float(self.width ** (-(1 + s) / 2))
 
     def ties_readout(self) -> bool:
         """True for BART, whose word embedding serves encoder, decoder and output."""
@@ -416,9 +466,9 @@ class Dinan(Prescription):
     def _gradient(self, role: Role, fan_out: int) -> float:
         """Per-parameter gradient magnitude at s = 0, the factor between (1.99) and (1.108)."""
         if role in _READOUTS:
-            return fan_out**-0.5
+            return float(fan_out**-0.5)
         wide = role is Role.MLP_IN and self.mlp_factor == "keep"
-        return fan_out**-0.5 if wide else self.width**-0.5
+        return float((fan_out if wide else self.width) ** -0.5)
 
     def _init(self, role: Role, fan_in: int) -> tuple[str, float]:
         s = self.exponent_s
@@ -451,8 +501,8 @@ class Bordelon(Prescription):
     L^(alpha_depth - 1) (Tables 1 and 2 and App. C; the signs and roots lost in print follow the
     listings of App. B; gamma0^2 keeps feature movement at gamma0 and the change of the output at
     1). First layer: multiplier beta0^(1/2) L^(1/2 - alpha_depth) for SGD, sqrt(n)
-    L^(1 - alpha_depth) for Adam, std its inverse; the readout has the same divided by gamma0 n, and starts at zero
-    with `zero_readout` (the paper's language model). Norms have no parameters.
+    L^(1 - alpha_depth) for Adam, std its inverse; the readout has the same divided by gamma0 n,
+    and starts at zero with `zero_readout` (the paper's language model). Norms have no parameters.
     """
 
     head_dim: int
@@ -467,7 +517,7 @@ class Bordelon(Prescription):
     width: int = field(init=False)
 
     def __post_init__(self) -> None:
-        choose("optimizer", self.optimizer, ("adam", "adam_atan2", "sgd"))
+        self._settle_optimizer(("adam", "adam_atan2", "sgd"))
         _check_positive("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
         _check_positive("Bordelon", beta0=self.beta0, gamma0=self.gamma0)
         for name in ("alpha_attention", "alpha_depth"):
@@ -480,19 +530,21 @@ class Bordelon(Prescription):
     def lr_factor(self) -> float:
         """The factor on eta_0, the same for every tensor."""
         if self.optimizer == "sgd":
-            return self.gamma0**2 * self.width * self.depth ** (2 * self.alpha_depth - 1)
-        return self.width**-0.5 * self.depth ** (self.alpha_depth - 1)
+            return float(
+                self.gamma0**2 * self.width * self.depth ** (2 * self.alpha_depth - 1)
+            )
+        return float(self.width**-0.5 * self.depth ** (self.alpha_depth - 1))
 
     @property
     def first_multiplier(self) -> float:
         """The multiplier of embedding and positions; their std is its inverse."""
         if self.optimizer == "sgd":
-            # The paper prints (L/beta0)^(1/2 - alpha_depth) and lists it at alpha_depth = 1. A single
+            # The paper lists (L/beta0)^(1/2 - alpha_depth), at alpha_depth = 1 alone. A single
             # block's branch is multiplied by beta0 whatever alpha_depth is, so at L = 1 nothing may
             # depend on it: the power of beta0 is 1/2 throughout.
             listed = (self.depth / self.beta0) ** (0.5 - self.alpha_depth)
-            return listed * self.beta0 ** (1 - self.alpha_depth)
-        return math.sqrt(self.width) * self.depth ** (1 - self.alpha_depth)
+            return float(listed * self.beta0 ** (1 - self.alpha_depth))
+        return float(math.sqrt(self.width) * self.depth ** (1 - self.alpha_depth))
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """std and multiplier per role; PlanError for roles the paper's models lack."""
@@ -506,7 +558,7 @@ class Bordelon(Prescription):
 
     def residual_multiplier(self) -> float:
         """beta0 L^(-alpha_depth), section 2.1."""
-        return self.beta0 * self.depth**-self.alpha_depth
+        return float(self.beta0 * self.depth**-self.alpha_depth)
 
     def _scales(self, role: Role, fan_in: int) -> tuple[float, float]:
         """(std, multiplier)."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class PlanError(ValueError):
@@ -218,6 +219,8 @@ _WRAPPERS = {
 
 
 def _refuse_wrapped(model: nn.Module) -> None:
+    from torch import nn
+
     if not isinstance(model, nn.Module):
         raise PlanError(f"a model is an nn.Module, got {type(model).__name__}")
     for kind in type(model).__mro__:
@@ -255,7 +258,7 @@ def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     raise PlanError(f"tensor {names[0]!r}{tied} is named by two rules: {claims}")
 
 
-def _unnamed_message(unnamed: Sequence[str], parameters: dict[str, torch.Tensor]) -> str:
+def _unnamed_message(unnamed: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> str:
     shown = ", ".join(f"{name!r} {tuple(parameters[name].shape)}" for name in unnamed[:3])
     more = f" and {len(unnamed) - 3} more" if len(unnamed) > 3 else ""
     return f"no rule names {shown}{more}; add Rule(pattern, role) for it"

@@ -10,18 +10,19 @@ import fnmatch
 import hashlib
 import math
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
-from param_groups.layers import Multiplied
+from param_groups.layers import Multiplied, Scaled
 from param_groups.prescriptions import CONSTANT, UNIFORM
 from param_groups.roles import PlanError
 
 if TYPE_CHECKING:
-    from param_groups.plan import Row
+    from param_groups.plan import Factor, Row
 
 Store = Callable[[torch.Tensor, torch.Tensor], object]
 
@@ -44,8 +45,8 @@ def check_tensors(model: nn.Module) -> None:
         if any(True for _ in layer.parameters(recurse=False)):
             if not isinstance(layer, Multiplied) and not (_number(own) and own == 1.0):
                 raise PlanError(
-                    f"layer {path!r} ({type(layer).__name__}) has a multiplier of its own, which no "
-                    "plan knows; derive the layer from param_groups.layers.Multiplied, whose "
+                    f"layer {path!r} ({type(layer).__name__}) has a multiplier of its own, which "
+                    "no plan knows; derive the layer from param_groups.layers.Multiplied, whose "
                     "multiplier the plan sets, or give the attribute another name"
                 )
 
@@ -56,21 +57,20 @@ def _number(value: object) -> bool:
 
 def _problem(parameter: nn.Parameter) -> str | None:
     """Why a plan cannot give this tensor values and a learning rate; None if it can."""
-    if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+    if isinstance(parameter, UninitializedParameter):
         return "has no shape yet (a lazy layer); run one batch through the model first"
     if parameter.layout is not torch.strided:
         return f"is sparse ({parameter.layout}); a plan needs dense tensors"
     if parameter.is_quantized or parameter.dtype not in _DTYPES:
         kind = str(parameter.dtype).removeprefix("torch.")
         return (
-            f"is of type {kind}, for which no plan has numbers (only float32, bfloat16, float16 and "
-            "float64); plan the model before it is quantised, or a module without this tensor"
+            f"is of type {kind}, for which no plan has numbers (only float32, bfloat16, float16 "
+            "and float64); plan the model before it is quantised, or a module without this tensor"
         )
     if parameter.is_inference():
         return "was made in torch.inference_mode() and cannot be trained; build the model outside"
-    if any(
-        step == 0 and size > 1 for step, size in zip(parameter.stride(), parameter.shape, strict=True)
-    ):
+    axes = zip(parameter.stride(), parameter.shape, strict=True)
+    if any(step == 0 and size > 1 for step, size in axes):
         return "is expanded: several entries share one place in memory; use .clone()"
     return None
 
@@ -177,9 +177,9 @@ def layer_multipliers(model: nn.Module, rows: Sequence[Row]) -> dict[Multiplied,
             other = first.setdefault(path, row)
             if other.multiplier != row.multiplier:
                 raise PlanError(
-                    f"layer {path!r} has one multiplier, but the plan wants {other.multiplier:g} for "
-                    f"{other.name!r} and {row.multiplier:g} for {row.name!r}; plan with "
-                    "absorb_multipliers=True"
+                    f"layer {path!r} has one multiplier, but the plan wants "
+                    f"{other.multiplier:g} for {other.name!r} and {row.multiplier:g} for "
+                    f"{row.name!r}; plan with absorb_multipliers=True"
                 )
     found: dict[Multiplied, float] = {}
     for path, row in first.items():
@@ -196,6 +196,41 @@ def layer_multipliers(model: nn.Module, rows: Sequence[Row]) -> dict[Multiplied,
 
 
 # ------------------------------------------------------------------------------------------------
+# Factors of the forward pass
+
+
+def applied_factors(model: nn.Module) -> list[tuple[str, int | None]]:
+    """The factors that a model's modules apply, each once: (name, head dimension of an attention).
+
+    Raises PlanError for a factor with an unknown name, and for an attention without head dimension.
+    """
+    found: dict[tuple[str, int | None], None] = {}
+    for path, module in model.named_modules():
+        for name in module.factors if isinstance(module, Scaled) else ():
+            found[name, _head_dim(path, module) if name == "attention_scale" else None] = None
+    return list(found)
+
+
+def _head_dim(path: str, module: Scaled) -> int:
+    head_dim = getattr(module, "head_dim", None)
+    if not isinstance(head_dim, int):
+        raise PlanError(f"module {path!r} applies attention_scale; it needs head_dim, its size")
+    return head_dim
+
+
+def factor_places(
+    model: nn.Module, forward: Sequence[Factor] | None
+) -> Iterator[tuple[Scaled, str, float]]:
+    """(module, attribute, value) wherever the model applies a factor of the plan."""
+    values = {(factor.name, factor.head_dim): factor.value for factor in forward or ()}
+    for path, module in model.named_modules():
+        for name in module.factors if isinstance(module, Scaled) else ():
+            key = (name, _head_dim(path, module) if name == "attention_scale" else None)
+            if key in values:
+                yield module, name, values[key]
+
+
+# ------------------------------------------------------------------------------------------------
 # What a model was given
 
 # The rows by which a model was initialised, and whether values were drawn; a model that is gone
@@ -209,7 +244,9 @@ def note_given(model: nn.Module, rows: Sequence[Row], drawn: bool) -> None:
     _GIVEN[model] = (rows, drawn)
 
 
-def check_given(model: nn.Module, rows: Sequence[Row]) -> None:
+def check_given(
+    model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor] | None
+) -> None:
     """Raises PlanError for a model that has not what the rates of these rows go with."""
     way_out = "groups(model, check=False) skips this check"
     if model not in _GIVEN:
@@ -222,19 +259,22 @@ def check_given(model: nn.Module, rows: Sequence[Row]) -> None:
     before = {row.name: row for row in given}
     for new in rows:
         old = before.get(new.name)
-        if old is None or old.multiplier != new.multiplier or (drawn and _start(old) != _start(new)):
+        same = old is not None and old.multiplier == new.multiplier
+        if not same or (drawn and _start(old) != _start(new)):
             raise PlanError(
-                f"this model was prepared with another plan, which gave {new.name!r} other initial "
-                "values or another multiplier; call initialise or apply_multipliers of this plan; "
-                + way_out
+                f"this model was prepared with another plan, which gave {new.name!r} other "
+                "initial values or another multiplier; call initialise or apply_multipliers of "
+                "this plan; " + way_out
             )
-    for layer, multiplier in layer_multipliers(model, rows).items():
-        if layer.multiplier != multiplier:
+    layers = layer_multipliers(model, rows).items()
+    places: list[tuple[nn.Module, str, float]] = [(one, "multiplier", m) for one, m in layers]
+    for module, name, value in [*places, *factor_places(model, forward)]:
+        if getattr(module, name) != value:
             raise PlanError(
-                f"a {type(layer).__name__} multiplies by {layer.multiplier:g}, the plan wants "
-                f"{multiplier:g}; call plan.apply_multipliers(model); " + way_out
+                f"a {type(module).__name__} has {name} {getattr(module, name):g}, the plan wants "
+                f"{value:g}; call plan.apply_multipliers(model); " + way_out
             )
 
 
-def _start(row: Row) -> tuple[float, float, str]:
-    return row.init_mean, row.init_std, row.init_distribution
+def _start(row: Row | None) -> tuple[float, float, str] | None:
+    return None if row is None else (row.init_mean, row.init_std, row.init_distribution)

@@ -10,11 +10,13 @@ Sizes: B batch, T tokens (patches), N head dimension, H heads, D = N H width, L 
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups.layers import Embedding, Linear
+from param_groups.layers import Embedding, Linear, Scaled
 from param_groups.roles import Role, Rule
 from vit_cifar5m.config import ModelConfig
 
@@ -38,12 +40,15 @@ def _norm(width: int) -> nn.LayerNorm:
     return nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
 
 
-class Attention(nn.Module):
+class Attention(Scaled):
     """Self-attention among all tokens; the logits are q.k times `attention_scale`, (3)."""
+
+    factors = ("attention_scale",)
 
     def __init__(self, width: int, heads: int, attention_scale: float) -> None:
         super().__init__()
         self.heads = heads
+        self.head_dim = width // heads
         self.attention_scale = attention_scale
         self.query = Linear(width, width)
         self.key = Linear(width, width)
@@ -75,8 +80,10 @@ class MLP(nn.Module):
         return self.down(F.gelu(self.up(x_BxTxD), approximate="tanh"))
 
 
-class Block(nn.Module):
+class Block(Scaled):
     """Attention, then MLP, each on a residual branch times `residual_multiplier`, (1)."""
+
+    factors = ("residual_multiplier",)
 
     def __init__(
         self, width: int, heads: int, attention_scale: float, residual_multiplier: float
@@ -99,11 +106,15 @@ class VisionTransformer(nn.Module):
     """Images (B, 3, size, size) -> logits (B, classes), allocated but not initialised.
 
     Has 6 L D^2 + (3 P^2 + T + classes) D parameters; the plan gives them their values.
-    `attention_scale` and `residual_multiplier` are the prescription's.
+    The plan sets `attention_scale` and `residual_multiplier` as well.
     """
 
     def __init__(
-        self, shape: ModelConfig, *, attention_scale: float, residual_multiplier: float
+        self,
+        shape: ModelConfig,
+        *,
+        attention_scale: float = math.nan,
+        residual_multiplier: float = math.nan,
     ) -> None:
         super().__init__()
         width, self.patch_size = shape.width, shape.patch_size

@@ -31,12 +31,7 @@ def build_model(config: Config):
     """The paper's Vision Transformer, allocated but not initialised: the plan does that."""
     from vit_cifar5m.model import VisionTransformer
 
-    rule = prescription(config)
-    return VisionTransformer(
-        config.model,
-        attention_scale=rule.attention_scale(config.model.head_dim),
-        residual_multiplier=rule.residual_multiplier(),
-    )
+    return VisionTransformer(config.model)
 
 
 def build_plan(config: Config, model=None):

@@ -55,7 +55,7 @@ def test_initial_values_are_those_of_the_table(shape, strategy):
     width = SHAPES[shape][0]
     rescale = {"standard": 1.0, "neural_tangent": width**-0.5}[strategy]
     assert model.logit_multiplier == pytest.approx(rescale, rel=1e-15)
-    assert model.encoder_blocks[0].attention.scale == pytest.approx(64**-0.5, rel=1e-15)
+    assert model.encoder_blocks[0].attention.attention_scale == pytest.approx(64**-0.5, rel=1e-15)
 
 
 # shape, strategy, lr, wd -> lr of the blocks' matrices, lr of words and positions, lr * wd

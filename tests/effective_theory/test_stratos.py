@@ -12,6 +12,7 @@ from effective_theory.stratos import (
     violations,
 )
 from param_groups import exponents as ex
+from param_groups.tables import stratos_table
 
 TABLES = ex.PARAMETERIZATION_TABLE
 GRID = [ex.Alignment(*values) for values in itertools.product((0.5, 0.75, 1), repeat=3)]
@@ -23,7 +24,9 @@ def test_table_1_is_everetts_adam_with_full_alignment(name):
     row = STRATOS_TABLE[name]
     for layer in ex.LAYERS:
         assert ex.Layer(row["a"][layer], row["b"][layer]) == TABLES[everett][layer]
-        assert row["c"][layer] == -ex.LR_TABLE[everett]["adam"]["full"][layer]
+        assert row["c"][layer] == ex.solve(everett, "adam", "full").c[layer]
+        printed = stratos_table()[name][layer]  # which `param_groups table` derives
+        assert printed == {symbol: str(row[symbol][layer]) for symbol in "abc"}
     assert violations(TABLES[everett], row["c"]) == []
     assert general_violations(TABLES[everett], row["c"], ex.FULL_ALIGNMENT) == []
 

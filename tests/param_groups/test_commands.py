@@ -1,5 +1,6 @@
 """`python -m param_groups`: what it prints, and that a mistake is one line and exit code 2."""
 
+import csv
 import json
 import re
 import subprocess
@@ -116,14 +117,50 @@ def test_solve_as_text_names_layers_and_properties(extra, features, capsys):
     """With its readout aligned, NTK moves its logits only while its features stand still."""
     text = output(SOLVE.format("ntk", "sgd", "1", "1/2", "1") + extra, capsys)
     power = "1/2" if features else "0"
-    assert text.splitlines() == [
-        f"embedding: learning rate n^({power})",
-        f"hidden: learning rate n^({power})",
-        "readout: learning rate n^(0)",
-        "stable: True",
-        "nontrivial: True",
-        f"feature learning: {features}",
+    table = [line.split() for line in text.splitlines()[:4]]
+    assert table[1:] == [
+        ["embedding", power, "0" if features else "1/2"],
+        ["hidden", power, "0" if features else "1/2"],
+        ["readout", "0", "0"],
     ]
+    assert text.splitlines()[4:7] == [
+        "stable: True", "nontrivial: True", f"feature learning: {features}"
+    ]
+    for symbol in ("alpha for", "omega for", "u for", "n^-residual"):
+        assert symbol in " ".join(text.split())  # what the symbols mean
+
+
+def test_adamw_is_adam(capsys):
+    case = SOLVE.format("mup", "{}", "1", "1/2", "1")
+    assert parsed(case.format("adamw"), capsys) == parsed(case.format("adam"), capsys)
+
+
+# ------------------------------------------------------------------------------------------------
+# CSV and LaTeX
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "exponents",
+        SOLVE.format("mup", "adam", "1", "1/2", "1"),
+        "table --prescription dinan --width 64",
+        "table --prescription stratos",
+    ],
+)
+def test_tables_as_csv_have_the_cells_of_the_text(command, capsys):
+    rows = list(csv.reader(output(command + " --csv", capsys).splitlines()))
+    assert len({len(row) for row in rows}) == 1
+    text = [line.split() for line in output(command, capsys).splitlines()]
+    for row in rows:
+        assert " ".join(row).split() in text
+
+
+def test_latex_sets_fractions_and_escapes(capsys):
+    lines = output("exponents --latex", capsys).splitlines()
+    assert lines[0] == r"\begin{tabular}{lllllllllll}" and lines[-1] == r"\end{tabular}"
+    (row,) = [line for line in lines if line.startswith(r"mean\_field & hidden")]
+    assert row.endswith(r"$\frac{3}{2}$ & $0$ & $0$ \\") and r"$-\frac{3}{2}$" in row
 
 
 # ------------------------------------------------------------------------------------------------
@@ -141,7 +178,7 @@ TABLES = {
             ("mlp_out", "init_std"): (4 * 192) ** -0.5,
             ("norm_scale", "init_mean"): 192**-0.5,
         },
-        {"attention_scale": 1 / 64, "residual_multiplier": 1.0, "logit_multiplier": 1.0},
+        {},
     ),
     "everett with options": (
         "table --prescription everett --parameterization ntk --width 192 --base-width 128 "
@@ -155,7 +192,7 @@ TABLES = {
             ("mlp_out", "init_std"): 2**-0.5,
             ("patch_embedding", "init_std"): 48**-0.5,
         },
-        {"attention_scale": 0.25, "residual_multiplier": 1.0, "logit_multiplier": 1.0},
+        {"attention_scale": 0.25},
     ),
     "dinan, vision": (
         "table --prescription dinan --model vision --width 768",
@@ -167,7 +204,7 @@ TABLES = {
             ("readout_bias", "lr"): 1000**-0.5,
             ("readout_bias", "decays"): False,
         },
-        {"attention_scale": 1 / 8, "residual_multiplier": 1.0, "logit_multiplier": 768**-0.5},
+        {},  # a ViT has no tied logits
     ),
     "dinan, any s, with M": (
         "table --prescription dinan --model vision --width 192 --strategy meta_principled "
@@ -178,13 +215,13 @@ TABLES = {
             ("mlp_out", "lr"): 192**0.125 / (4 * 192 * 192**0.5),
             ("readout_bias", "lr"): 10**-0.5,
         },
-        {"attention_scale": 1 / 8, "residual_multiplier": 1, "logit_multiplier": 192**-0.625},
+        {},
     ),
     "dinan, language": (
         "table --prescription dinan --width 1024 --strategy maximal_update",
         ["token_embedding", "position_embedding", *BLOCK],
         {("token_embedding", "lr"): 1.0, ("token_embedding", "init_std"): 1.0},
-        {"attention_scale": 1 / 8, "residual_multiplier": 1.0, "logit_multiplier": 1 / 1024},
+        {"logit_multiplier": 1 / 1024},
     ),
     "bordelon, language": (
         "table --prescription bordelon --head-dim 16 --heads 9 --depth 4 --beta0 4 "
@@ -199,7 +236,7 @@ TABLES = {
             ("readout", "multiplier"): 24 / (0.25 * 144),
             ("readout", "init_std"): 0.0,
         },
-        {"attention_scale": 1 / 4, "residual_multiplier": 2.0, "logit_multiplier": 1.0},
+        {"attention_scale": 1 / 4, "residual_multiplier": 2.0},
     ),
     "bordelon, vision": (
         "table --prescription bordelon --head-dim 16 --heads 16 --depth 4 --model vision "
@@ -210,7 +247,7 @@ TABLES = {
             ("patch_embedding", "multiplier"): 0.5 / 48**0.5,
             ("readout", "init_std"): 2.0,
         },
-        {"attention_scale": 1 / 16, "residual_multiplier": 1 / 4, "logit_multiplier": 1.0},
+        {"attention_scale": 1 / 16, "residual_multiplier": 1 / 4},
     ),
 }
 
@@ -234,7 +271,11 @@ def test_tables_as_text_have_a_line_per_role(case, capsys):
     header, *body, last = output(command, capsys).splitlines()
     assert header.startswith("role") and "relative lr" in header
     assert [line.split()[0] for line in body] == roles
-    assert all(name in last for name in forward)
+    printed = [part.split()[0] for part in last.split(", ")]
+    if "attention_scale" not in forward:  # without --head-dim, the power of it
+        assert last.startswith("attention_scale head_dim^(-")
+        printed = [name for name in printed[1:] if name != "a"]
+    assert printed == list(forward)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -245,7 +286,10 @@ BORDELON = "table --prescription bordelon --head-dim 8 --heads 4 --depth 3"
 # A mistake in a value: one line that names it and what would be valid.
 ONE_LINE = [
     (SOLVE.format("standrd", "adam", "1", "1", "1"), "'standrd'.*did you mean 'standard'"),
-    (SOLVE.format("mup", "adamw", "1", "1", "1"), "'adamw'.*did you mean 'adam'"),
+    (SOLVE.format("mup", "adm", "1", "1", "1"), "'adm'.*did you mean 'adam'"),
+    (SOLVE.format("mup", "muon", "1", "1", "1"), "no exponents for 'muon'"),
+    ("table --prescription stratos --width 64", "exponents of Adam; leave out --width"),
+    ("table --prescription stratos --optimizer sgd", "leave out --optimizer"),
     (SOLVE.format("mup", "adam", "one", "1", "1"), "'one' is not an exact number"),
     (SOLVE.format("mup", "adam", "1/0", "1", "1"), "'1/0' is not an exact number"),
     (SOLVE.format("mup", "adam", "3/2", "1", "1"), r"alpha must lie in \[0, 1\], got 3/2"),

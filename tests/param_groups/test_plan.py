@@ -488,7 +488,8 @@ def test_an_embedding_is_also_the_readout_only_where_one_row_can_serve_both(
     model.tokens, model.readout = Embedding(11, WIDTH), Linear(WIDTH, 11)
     model.readout.weight = model.tokens.weight
     rules = (Rule("tokens.weight", Role.TOKEN_EMBEDDING),)
-    make = lambda: plan(model, rules, prescription, lr=0.1, absorb_multipliers=absorb)  # noqa: E731
+    settings = {"lr": 0.1, "absorb_multipliers": absorb, "applied": prescription.forward()}
+    make = lambda: plan(model, rules, prescription, **settings)
     if fits:
         assert len(make().rows) == 1
     else:
@@ -719,7 +720,8 @@ def test_absorbed_multipliers_train_the_same(name, optimizer, mode):
 
 def test_absorbing_lets_bordelons_rules_run_on_plain_layers():
     model = Head()
-    result = plan(model, HEAD_RULES, Bordelon(4, 2, 3), lr=1.0, absorb_multipliers=True)
+    result = plan(model, HEAD_RULES, Bordelon(4, 2, 3), lr=1.0, absorb_multipliers=True,
+                  applied={"residual_multiplier": 1 / 3})
     result.initialise(model, seed=0)
     # Adam, n = 8, L = 3: rate n^(-1/2) times the multiplier, sqrt(n) for positions.
     assert result["positions.weight"].lr == pytest.approx(1.0)

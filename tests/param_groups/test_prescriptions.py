@@ -242,7 +242,9 @@ def test_everett_gives_a_fused_matrix_what_its_parts_get():
 
 EVERETT_ERRORS = [
     ({"parameterization": "standrd"}, "unknown parameterization 'standrd'.*'standard'"),
-    ({"optimizer": "adamw"}, "unknown optimizer 'adamw'.*'adam'"),
+    ({"optimizer": "adm"}, "unknown optimizer 'adm'.*'adam'"),
+    ({"optimizer": "muon"}, "no exponents for 'muon': its updates are orthogonalised.*adamw"),
+    ({"optimizer": "Lion"}, "no exponents for 'Lion'"),
     ({"alignment": "ful"}, "unknown alignment 'ful'.*'full'.*global"),
     ({"width": 0}, "width must be positive and finite, got 0"),
     ({"width": "192"}, "width must be positive and finite, got '192'"),

@@ -1,5 +1,6 @@
 """Models that people have: frozen, pretrained, sharded, odd; nothing is lost or half written."""
 
+import json
 import os
 import subprocess
 import sys
@@ -9,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from param_groups import Everett, PlanError, Role, Rule, plan
-from param_groups.layers import Linear, Multiplied
+from param_groups import Bordelon, Dinan, Everett, Factor, Plan, PlanError, Role, Rule, plan
+from param_groups.layers import Linear, Multiplied, Scaled
+from param_groups.plan import dumps
 
 WIDTH = 8
 RULES = (Rule("first.*", Role.QUERY), Rule("last.*", Role.READOUT))
@@ -112,7 +114,7 @@ def test_a_multiplier_that_was_changed_is_an_error():
     numbers = made(model)
     numbers.initialise(model, seed=0)
     model.last.multiplier = 1.0
-    with pytest.raises(PlanError, match="multiplies by 1, the plan wants 0.353"):
+    with pytest.raises(PlanError, match="has multiplier 1, the plan wants 0.353"):
         numbers.groups(model)
     numbers.apply_multipliers(model)
     assert numbers.groups(model)
@@ -123,6 +125,100 @@ def test_equal_plans_are_one_plan():
     model = Pair()
     made(model).initialise(model, seed=0)
     assert made(model, eps=1e-6).groups(model)
+
+
+# ------------------------------------------------------------------------------------------------
+# Factors of the forward pass
+
+
+class Attention(Scaled):
+    """Query and key of 8 inputs; what is looked at here is its scale."""
+
+    factors = ("attention_scale",)
+
+    def __init__(self, head_dim=4):
+        super().__init__()
+        self.query, self.key = Linear(WIDTH, WIDTH), Linear(WIDTH, WIDTH)
+        self.head_dim, self.attention_scale = head_dim, float("nan")
+
+
+ATTENTION = (Rule("query.weight", Role.QUERY), Rule("key.weight", Role.KEY))
+
+
+class Stock(nn.Module):
+    """The same of torch's layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.query, self.key = nn.Linear(WIDTH, WIDTH, False), nn.Linear(WIDTH, WIDTH, False)
+
+
+def test_the_plan_has_the_models_factors_and_sets_them():
+    model = Attention()
+    numbers = made(model, ATTENTION)
+    assert numbers.forward == (Factor("attention_scale", 0.25, 4),)
+    assert "forward pass: attention_scale 0.25 (head dimension 4)" in numbers.table()
+    numbers.initialise(model, seed=0)
+    assert model.attention_scale == 0.25
+    assert Plan.from_dict(json.loads(dumps(numbers))) == numbers
+
+
+@pytest.mark.parametrize("call", ["initialise", "apply_multipliers"])
+def test_a_factor_that_was_changed_is_an_error(call):
+    model = Attention()
+    numbers = made(model, ATTENTION)
+    getattr(numbers, call)(model, *([0] if call == "initialise" else []))
+    model.attention_scale = 0.5
+    with pytest.raises(PlanError, match="Attention has attention_scale 0.5, the plan wants 0.25"):
+        numbers.groups(model)
+
+
+def test_attentions_of_two_head_dimensions_each_get_their_own():
+    model = nn.ModuleDict({"one": Attention(4), "other": Attention(16)})
+    rules = [Rule(f"*.{rule.pattern}", rule.role) for rule in ATTENTION]
+    made(model, rules).initialise(model, seed=0)
+    assert (model["one"].attention_scale, model["other"].attention_scale) == (1 / 4, 1 / 16)
+
+
+def test_an_attention_scale_that_a_stock_model_lacks_is_an_error_with_three_ways_out():
+    with pytest.raises(PlanError, match=r"head_dim\^\(-1\).*applied=.*Scaled.*qk_exponent=-0.5"):
+        made(Stock(), ATTENTION, absorb_multipliers=True)
+    assert made(Stock(), ATTENTION, "standard").forward == ()
+
+
+def test_what_the_user_applies_is_in_the_plan_and_checked():
+    numbers = made(
+        Stock(), ATTENTION, absorb_multipliers=True, applied={"attention_scale": 1 / 16}
+    )
+    assert numbers.forward == (Factor("attention_scale", 1 / 16, 16),)
+    with pytest.raises(PlanError, match="is 0.3, but Everett has a power -1 of a head dimension"):
+        made(Stock(), ATTENTION, applied={"attention_scale": 0.3})
+    with pytest.raises(PlanError, match="logit_multiplier is 0.5, but Everett has 1"):
+        made(Stock(), ATTENTION, "standard", applied={"logit_multiplier": 0.5})
+    with pytest.raises(PlanError, match="unknown forward factor 'scale'"):
+        made(Stock(), ATTENTION, "standard", applied={"scale": 0.5})
+
+
+@pytest.mark.parametrize(
+    ("rule", "factor"),
+    [
+        (Bordelon(4, 2, 3), "residual_multiplier 0.333"),
+        (Dinan(WIDTH, init="bart"), "logit_multiplier 0.353"),
+    ],
+)
+def test_a_factor_that_no_module_applies_is_an_error(rule, factor):
+    applied = {"attention_scale": 0.25} if isinstance(rule, Bordelon) else None
+    with pytest.raises(PlanError, match=f"{factor}.* which this model does not apply"):
+        plan(Stock(), ATTENTION, rule, lr=0.1, absorb_multipliers=True, applied=applied)
+
+
+def test_plans_with_other_factors_differ_and_plans_from_before_them_do_not():
+    one, other = (made(Attention(size), ATTENTION) for size in (4, 16))
+    assert one.differences(other) == [
+        "forward pass: attention_scale 0.25 -> None", "forward pass: attention_scale None -> 0.0625"
+    ]
+    old = {key: value for key, value in one.to_dict().items() if key != "forward"}
+    assert Plan.from_dict(old).differences(other) == []
 
 
 # ------------------------------------------------------------------------------------------------

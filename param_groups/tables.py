@@ -1,0 +1,137 @@
+"""Exponents as tables: Everett et al.'s and Stratos' Table 1, solutions; as text, CSV or LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import textwrap
+from collections.abc import Sequence
+
+from param_groups.exponents import (
+    ALIGNMENTS,
+    LAYERS,
+    OPTIMIZERS,
+    PARAMETERIZATION_TABLE,
+    Solution,
+    gradient_exponents,
+    solve,
+)
+from param_groups.plan import align
+
+Rows = list[tuple[str, ...]]
+
+SYMBOLS = """n is the width. A layer multiplies its input z by n^-a W, W starts with entries of size
+n^-b and learns with rate n^-c. alpha, omega and u say how the terms of the change of its output add
+up over the n inputs, 1/2 as independent numbers do and 1 as equal ones: alpha for (change of W) z,
+omega for W (change of z), u for (change of W)(change of z). The change of a layer's output is
+n^-residual: 0 changes by a constant, above 0 ever less at larger widths. stable: no change grows
+with width; nontrivial: training moves the logits; feature learning: it moves the last layer's
+input."""
+
+
+def everett_table() -> dict[str, dict[str, dict[str, object]]]:
+    """Everett et al.'s Table 1, every entry a power of n as a string; rates from the solver."""
+    return {
+        name: {
+            layer: {
+                "init_variance": str(-2 * scales[layer].b),
+                "multiplier": str(-scales[layer].a),
+                "gradient": str(gradient_exponents(name)[layer]),
+                "lr": {
+                    optimizer: {
+                        kind: str(solve(name, optimizer, kind).lr[layer]) for kind in ALIGNMENTS
+                    }
+                    for optimizer in OPTIMIZERS
+                },
+            }
+            for layer in LAYERS
+        }
+        for name, scales in PARAMETERIZATION_TABLE.items()
+    }
+
+
+def everett_rows() -> Rows:
+    """The same with a line per layer; rates in the paper's order, full alignment first."""
+    rates = [f"{optimizer} {kind}" for kind in ALIGNMENTS for optimizer in OPTIMIZERS]
+    rows: Rows = [("parameterization", "layer", "init variance", "multiplier", "gradient", *rates)]
+    for name, scales in PARAMETERIZATION_TABLE.items():
+        gradient = gradient_exponents(name)
+        for layer in LAYERS:
+            own = -2 * scales[layer].b, -scales[layer].a, gradient[layer]
+            solved = (
+                solve(name, optimizer, kind).lr[layer]
+                for kind in ALIGNMENTS
+                for optimizer in OPTIMIZERS
+            )
+            rows.append((name, layer, *map(str, (*own, *solved))))
+    return rows
+
+
+_STRATOS = {"sp": "standard", "ntk": "ntk", "mup": "mup", "mf": "mean_field"}
+
+
+def stratos_table() -> dict[str, dict[str, dict[str, str]]]:
+    """Stratos' Table 1 under his names: a, b and c by layer, for Adam with full alignment."""
+    return {
+        name: {
+            layer: {
+                "a": str(PARAMETERIZATION_TABLE[known][layer].a),
+                "b": str(PARAMETERIZATION_TABLE[known][layer].b),
+                "c": str(solve(known, "adam", "full").c[layer]),
+            }
+            for layer in LAYERS
+        }
+        for name, known in _STRATOS.items()
+    }
+
+
+def stratos_rows() -> Rows:
+    """The same with a line per layer."""
+    return [
+        ("parameterization", "layer", "a", "b", "c"),
+        *(
+            (name, layer, *entry.values())
+            for name, layers in stratos_table().items()
+            for layer, entry in layers.items()
+        ),
+    ]
+
+
+def solution_rows(solution: Solution) -> Rows:
+    """A line per layer: the power of n in its rate, and the residual of its output's change."""
+    embedding, hidden, *_ = solution.residuals
+    changes = dict(zip(LAYERS, (embedding, hidden, solution.residuals[-1]), strict=True))
+    return [
+        ("layer", "learning rate n^", "residual"),
+        *((layer, str(power), str(changes[layer])) for layer, power in solution.lr.items()),
+    ]
+
+
+def properties(solution: Solution) -> str:
+    """What the rates do, and what the symbols mean."""
+    flags = ("stable", "nontrivial", "feature_learning")
+    lines = [f"{flag.replace('_', ' ')}: {getattr(solution, flag)}" for flag in flags]
+    return "\n".join([*lines, "", *textwrap.wrap(SYMBOLS, 98)])
+
+
+def render(rows: Sequence[tuple[str, ...]], style: str | None) -> str:
+    """Rows, the first a header, as aligned text, or in the style "csv" or "latex"."""
+    if style is None:
+        return align(rows)
+    if style == "csv":
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(rows)
+        return text.getvalue().rstrip("\n")
+    columns = "l" * len(rows[0])
+    header, *body = (" & ".join(map(_latex, row)) + r" \\" for row in rows)
+    begin, end = rf"\begin{{tabular}}{{{columns}}}", r"\end{tabular}"
+    return "\n".join([begin, r"\hline", header, r"\hline", *body, r"\hline", end])
+
+
+def _latex(cell: str) -> str:
+    """A cell's text; fractions such as -1/2 are set as mathematics."""
+    sign, digits = ("-", cell[1:]) if cell.startswith("-") else ("", cell)
+    if digits.replace("/", "", 1).isdigit():
+        top, _, bottom = digits.partition("/")
+        return f"${sign}\\frac{{{top}}}{{{bottom}}}$" if bottom else f"${sign}{top}$"
+    return cell.replace("_", r"\_").replace("^", r"\^{}")

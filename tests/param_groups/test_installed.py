@@ -1,0 +1,84 @@
+"""The package as users install it: a wheel in a fresh environment, away from the repository."""
+
+import json
+import shutil
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+USE = """
+import sys, param_groups
+assert "torch" not in sys.modules, "importing the package imports torch"
+import torch
+from param_groups import Everett, Role, Rule, plan
+assert "site-packages" in param_groups.__file__, param_groups.__file__
+model = torch.nn.Sequential(torch.nn.Linear(8, 16, bias=False), torch.nn.Linear(16, 3, bias=False))
+rules = [Rule("0.weight", Role.PATCH_EMBEDDING), Rule("1.weight", Role.READOUT)]
+numbers = plan(model, rules, Everett("mup", 16, 8), lr=0.1, absorb_multipliers=True)
+numbers.initialise(model, seed=0)
+print(len(torch.optim.AdamW(numbers.groups(model)).param_groups))
+"""
+
+
+def run(*command, cwd):
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """(wheel, folder of the new environment's programs); torch is this environment's."""
+    pytest.importorskip("setuptools", minversion="77")
+    folder = tmp_path_factory.mktemp("installed")
+    source = folder / "source"  # building writes into its folder
+    source.mkdir()
+    shutil.copytree(ROOT / "param_groups", source / "param_groups")
+    for name in ("pyproject.toml", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    run(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), ".",
+        cwd=source)  # fmt: skip
+    (wheel,) = folder.glob("*.whl")
+    venv.create(folder / "venv", symlinks=True)
+    (packages,) = folder.glob("venv/lib/python*/site-packages")
+    run(*pip, "--python", str(folder / "venv" / "bin" / "python"), "install", "-q", "--no-deps",
+        "--no-index", str(wheel), cwd=folder)  # fmt: skip
+    (packages / "torch_of_the_tests.pth").write_text("\n".join(site.getsitepackages()))
+    return wheel, folder / "venv" / "bin"
+
+
+def test_the_wheel_holds_the_package_alone_and_is_typed(installed):
+    names = zipfile.ZipFile(installed[0]).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"param_groups"}
+    assert "param_groups/py.typed" in names and any(name.endswith("LICENSE") for name in names)
+    assert installed[0].stat().st_size < 100_000
+
+
+def test_a_plan_is_made_outside_the_repository(installed, tmp_path):
+    assert run(str(installed[1] / "python"), "-c", USE, cwd=tmp_path) == "2\n"
+
+
+def test_the_command_of_the_wheel_needs_no_torch(installed, tmp_path):
+    (packages,) = installed[1].parent.glob("lib/python*/site-packages")
+    elsewhere = packages / "torch_of_the_tests.pth"
+    hidden = elsewhere.rename(tmp_path / "hidden")
+    try:
+        table = json.loads(run(str(installed[1] / "param-groups"), "exponents", "--json",
+            cwd=tmp_path))  # fmt: skip
+    finally:
+        hidden.rename(elsewhere)
+    assert table["mup"]["hidden"]["lr"]["adam"]["full"] == "-1"
+
+
+def test_types_are_complete():
+    """mypy in strict mode, as pyproject.toml configures it."""
+    pytest.importorskip("mypy")
+    run(sys.executable, "-m", "mypy", cwd=ROOT)
