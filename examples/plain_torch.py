@@ -39,9 +39,12 @@ class Block(nn.Module):
 def task(width, seed):
     """What the coordinate check trains; few tokens show how updates align, thousands hide it."""
     rule = Everett("mup", width=width, base_width=64)  # at width 64: plain Adam with one rate
-    blocks = [Block(width, rule.attention_scale(16)) for _ in range(2)] + [nn.RMSNorm(width)]
+    scale = rule.attention_scale(16)
+    blocks = [Block(width, scale) for _ in range(2)] + [nn.RMSNorm(width)]
     model = nn.Sequential(nn.Embedding(256, width), *blocks, nn.Linear(width, 256, False))
-    numbers = plan(model, RULES, rule, lr=2**-8, absorb_multipliers=True)
+    numbers = plan(
+        model, RULES, rule, lr=2**-8, absorb_multipliers=True, applied={"attention_scale": scale}
+    )
     loss = lambda model, ids: nn.functional.cross_entropy(model(ids[:, :-1]).mT, ids[:, 1:])
     return Check(model, numbers, [TEXT[:1]], loss)
 

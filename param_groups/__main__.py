@@ -78,7 +78,7 @@ def show_table(args: argparse.Namespace) -> str:
     _check_sizes(args, *sizes)
     prescription = _PRESCRIPTIONS[args.prescription](args)
     numbers = {
-        str(role): prescription(role, *_fans(role, prescription.width, args))
+        str(role): prescription(role, *_fans(role, round(prescription.width), args))
         for role in _roles(args)
     }
     forward = prescription.forward(args.head_dim)
