@@ -166,6 +166,8 @@ class Numbered:
     def __init__(self, plans: Mapping[int, Plan]) -> None:
         self.plans = plans[min(plans)], plans[max(plans)]
         self.rules = tuple(map(prescription_of, self.plans))
+        if self.rules[0] == self.rules[1]:  # planned with a base model: the fans decide, not a width
+            self.rules = None, None
         self.ratio = max(plans) / min(plans)
 
     def rows(self, name: str) -> tuple[Row, Row]:
