@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-READMES = {path: path.read_text() for path in [ROOT / "README.md", *sorted(ROOT.glob("*/README.md"))]}
+READMES = {
+    path: path.read_text()
+    for path in [ROOT / "README.md", *sorted(ROOT.glob("[a-z]*/README.md"))]
+}
 README = READMES[ROOT / "README.md"]
 LINE = r"\[[\w/.]+\.py:\d+\]\(([\w/.]+\.py)#L(\d+)\) `([^`]+)`"
 FORMULAS = [
@@ -105,7 +108,7 @@ def test_the_example_for_ones_own_model_runs():
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)
 def test_linked_files_exist(path):
-    for target in re.findall(r"\]\(([^)#:]+)[^)]*\)", READMES[path]):
+    for target in re.findall(r"\]\(([^)#:]+)[)#]", READMES[path]):
         assert (path.parent / target).exists(), target
 
 
