@@ -43,7 +43,8 @@ TORCH_DECODER_RULES = (
 # the model's own default is: set `scale` of the "*.gamma" rule to 1e-6 for deit3, 1e-5 for dinov2.
 TIMM_VIT_RULES = (
     Rule("patch_embed.proj.weight", Role.PATCH_EMBEDDING),
-    *_each(Role.POSITION_EMBEDDING, "cls_token", "reg_token", "pos_embed", "attn_pool.latent"),
+    *_each(Role.POSITION_EMBEDDING, "cls_token", "dist_token", "reg_token", "pos_embed"),
+    *_each(Role.POSITION_EMBEDDING, "attn_pool.latent"),
     *_each(Role.QKV, "blocks.*.attn.qkv.weight"),
     *_each(Role.QUERY, "blocks.*.attn.q_proj.weight", "attn_pool.q.weight"),
     *_each(Role.KEY, "blocks.*.attn.k_proj.weight"),
@@ -58,8 +59,8 @@ TIMM_VIT_RULES = (
     *_each(Role.HIDDEN_BIAS, "attn_pool.q.bias", "attn_pool.kv.bias", "attn_pool.proj.bias"),
     *_each(Role.NORM_SCALE, "*norm*.weight"),
     *_each(Role.NORM_BIAS, "*norm*.bias"),
-    Rule("head.weight", Role.READOUT),
-    Rule("head.bias", Role.READOUT_BIAS),
+    *_each(Role.READOUT, "head.weight", "head_dist.weight"),
+    *_each(Role.READOUT_BIAS, "head.bias", "head_dist.bias"),
 )
 
 # timm's ConvNeXt and ConvNeXt-V2: a width per stage, so plan with `base`.
@@ -108,9 +109,7 @@ GPT2_RULES = (
     Rule("lm_head.weight", Role.READOUT),
 )
 
-# Hugging Face's Llama and its likes: Mistral, Qwen2 (biases), Qwen3 (norms of queries and keys),
-# Gemma 2, and Mixtral with its router and experts.
-LLAMA_RULES = (
+_LLAMA_MATRICES = (
     Rule("model.embed_tokens.weight", Role.TOKEN_EMBEDDING),
     Rule("*.self_attn.q_proj.weight", Role.QUERY),
     Rule("*.self_attn.k_proj.weight", Role.KEY),
@@ -122,9 +121,16 @@ LLAMA_RULES = (
     Rule("*.mlp.experts.gate_up_proj", Role.MLP_IN, Layout.EXPERTS),
     Rule("*.mlp.experts.down_proj", Role.MLP_OUT, Layout.EXPERTS),
     Rule("*_proj.bias", Role.HIDDEN_BIAS),
-    Rule("*norm.weight", Role.NORM_SCALE),
     Rule("lm_head.weight", Role.READOUT),
 )
+
+# Hugging Face's Llama and its likes: Mistral, Qwen2 (biases), Qwen3 (norms of queries and keys),
+# Mixtral with its router and experts.
+LLAMA_RULES = (*_LLAMA_MATRICES, Rule("*norm.weight", Role.NORM_SCALE))
+
+# Gemma 1 to 3. Their norms multiply by 1 + weight, so the weight starts at 0, as a bias does; and
+# they multiply word embeddings by the root of the width: set `embed_scale` of embed_tokens to 1.
+GEMMA_RULES = (*_LLAMA_MATRICES, Rule("*norm.weight", Role.NORM_BIAS))
 
 GPT_NEOX_RULES = (
     Rule("gpt_neox.embed_in.weight", Role.TOKEN_EMBEDDING),
@@ -160,9 +166,9 @@ BERT_RULES = (
 )
 
 # T5 multiplies no attention logits by a power of the head dimension: its initial queries do that.
-# Its lm_head stays tied whatever the config says: give it a Parameter of its own.
+# Its config ties whatever it is told: set config.tie_word_embeddings = False after making it.
 T5_RULES = (
-    Rule("shared.weight", Role.TOKEN_EMBEDDING),
+    *_each(Role.TOKEN_EMBEDDING, "shared.weight", "*coder.embed_tokens.weight"),
     Rule("*Attention.q.weight", Role.QUERY),
     Rule("*Attention.k.weight", Role.KEY),
     Rule("*Attention.v.weight", Role.VALUE),
@@ -242,8 +248,15 @@ def fitting(model: nn.Module) -> dict[str, list[Rule]]:
     return found
 
 
+# Families whose tensors have the names of another's, by the module that a class is written in.
+_BY_CLASS = {f"transformers.models.gemma{n}.": GEMMA_RULES for n in ("", "2", "3")}
+
+
 def rules_for(model: nn.Module) -> list[Rule]:
     """The shipped rules of a model; PlanError if no list, or more than one, fits it."""
+    for module, rules in _BY_CLASS.items():
+        if type(model).__module__.startswith(module):
+            return present(rules, model)
     found = fitting(model)
     if len(found) == 1:
         return next(iter(found.values()))
@@ -252,3 +265,44 @@ def rules_for(model: nn.Module) -> list[Rule]:
         f"of the shipped rules {fit} fit {type(model).__name__}; print(suggest(model)) has rules "
         "to look over, and a tied word embedding needs tie_word_embeddings=False"
     )
+
+
+def stock(name: str, **sizes: object) -> nn.Module:
+    """A stock model from its config, untied, with values of its own; nothing is downloaded.
+
+    "hf:gpt2" is the model type of a Hugging Face config, whose keys `sizes` sets; "timm:vit_tiny_
+    patch16_224" a name of timm's, with arguments of `timm.create_model`. Under
+    `torch.device("meta")` it takes no memory. Raises PlanError for an unknown name or key.
+    """
+    library, _, kind = name.partition(":")
+    build = {"hf": _hugging_face, "timm": _timm}.get(library)
+    if build is None or not kind:
+        raise PlanError(f"unknown model {name!r}; write hf:gpt2 or timm:vit_tiny_patch16_224")
+    try:
+        return build(kind, sizes)
+    except ImportError as error:
+        raise PlanError(f"{name}: {error.name} is not installed") from None
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PlanError(f"{name}: cannot build it from its config: {reason[:150]}") from None
+
+
+def _hugging_face(kind: str, sizes: dict[str, object]) -> nn.Module:
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind, **{"tie_word_embeddings": False, **sizes})
+    # T5's config answers with True to whatever it was given.
+    config.tie_word_embeddings = sizes.get("tie_word_embeddings", False)
+    for task in ("Seq2SeqLM", "SpeechSeq2Seq", "MaskedLM", "CausalLM", "ImageClassification"):
+        try:
+            return getattr(transformers, f"AutoModelFor{task}").from_config(config)
+        except ValueError as error:
+            if "Unrecognized configuration class" not in str(error):
+                raise
+    raise ValueError("is neither a language model nor an image or speech model")
+
+
+def _timm(kind: str, sizes: dict[str, object]) -> nn.Module:
+    import timm
+
+    return timm.create_model(kind, pretrained=False, **sizes)
