@@ -17,7 +17,7 @@ TRAIN = f"FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range({FAILS}, {FAI
 import json, os, signal, sys, time
 import toy_run
 from training import loop, processes, runs
-from training.config import RunConfig
+from training.settings import RunConfig
 from training.errors import RunError, UserError
 from training.experiment import Experiment
 
@@ -104,7 +104,7 @@ def toy(tmp_path, monkeypatch):
 # Holds its place, without torch, until its folder has a file `go`.
 PLACE = """
 import json, os, pathlib, time
-from training.config import RunConfig
+from training.settings import RunConfig
 from training.experiment import Experiment
 
 class Place(Experiment):
