@@ -8,7 +8,6 @@ or `train` writes ones of the same form, which fairseq loads as well.
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
@@ -23,6 +22,7 @@ from training.errors import UserError, reason
 from training.files import write_bytes
 
 BOS, PAD, EOS, UNK = 0, 1, 2, 3  # fairseq's Dictionary begins with these
+SPECIAL_SYMBOLS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK = "<mask>"  # fairseq's denoising task adds it behind the last symbol
 SPECIAL = 5
 HEADER = "#version: 0.2"  # first line of vocab.bpe, which fairseq skips unread
@@ -55,8 +55,7 @@ class Bpe:
         numbers = _read_encoder(encoder)
         merges = _read_merges(vocab, encoder, numbers)
         known = load_dictionary(dictionary, dictionary_key)
-        self.mask, self.vocab_size = known.index(MASK), len(known)
-        self.symbols: list[str] = list(known.symbols)
+        self.symbols, self.mask, self.vocab_size = known, known.index(MASK), len(known)
         where = f"{dictionary_key}: {dictionary}"
         self._tokens = _tokens(self.symbols, numbers, f"{where} has", encoder)
         self._ids = np.full(max(numbers.values()) + 1, UNK, dtype=np.int64)
@@ -78,7 +77,7 @@ class Bpe:
         return [self._ids[one.ids] for one in encoded]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids; start, end and pad vanish, bytes that are no UTF-8 become U+FFFD.
+        """Text of the ids; start, end and pad vanish, bytes that are not UTF-8 become U+FFFD.
 
         <unk>, <mask> and made-up symbols are spelt out.
         """
@@ -92,7 +91,8 @@ class Bpe:
     def word_starts(self) -> np.ndarray:
         """Bool [vocab_size]: which tokens begin a word, by fairseq's rule.
 
-        They are those that begin with a space, and whatever is no token of the BPE but <mask>.
+        They are the tokens that begin with a space and the symbols that are not tokens, but for
+        <mask>.
         """
         starts = [token is None or token.startswith(SPACE) for token in self._tokens]
         starts[self.mask] = False
@@ -105,17 +105,23 @@ class Bpe:
         return np.array([token is not None and bool(stop.search(token)) for token in self._tokens])
 
 
-def load_dictionary(path: str | Path, key: str) -> Any:
-    """fairseq's Dictionary of a dict.txt, with <mask>; UserError naming the config key."""
-    text = _text(path, key)
-    from bart_span_denoise import fairseq_library
+def load_dictionary(path: str | Path, key: str) -> list[str]:
+    """The symbols of fairseq's dict.txt, each at its id, and <mask>.
 
-    try:
-        dictionary = fairseq_library.load().data.Dictionary.load(io.StringIO(text))
-    except (ValueError, RuntimeError) as error:
-        raise UserError(f"{key}: {path} is not fairseq's dict.txt ({reason(error)})") from error
-    dictionary.add_symbol(MASK)
-    return dictionary
+    Read here rather than by fairseq's Dictionary, which takes seconds to import in every run. A
+    line is a symbol and its count. UserError names the config key.
+    """
+    *lines, rest = _text(path, key).split("\n")
+    symbols = dict.fromkeys(SPECIAL_SYMBOLS)
+    for number, line in enumerate([*lines, rest] if rest else lines, start=1):
+        symbol, _, count = line.rstrip().rpartition(" ")
+        if not symbol or not count.isdecimal() or symbol in symbols:
+            problem = "a symbol for the second time" if symbol in symbols else "no symbol and count"
+            raise UserError(
+                f"{key}: {path} is not fairseq's dict.txt (line {number} has {problem}: {line!r})"
+            )
+        symbols[symbol] = None
+    return [*(symbols | {MASK: None})]
 
 
 def train(texts: Iterable[str], size: int, folder: Path) -> None:
@@ -207,7 +213,7 @@ def _text(path: str | Path, key: str) -> str:
         return _bytes(path, key).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UserError(
-            f"{key}: {path} is no UTF-8 text ({reason(error)}); expected {_expected(key)}"
+            f"{key}: {path} is not UTF-8 text ({reason(error)}); expected {_expected(key)}"
         ) from error
 
 
@@ -287,7 +293,7 @@ def _makeable(merges: list[tuple[str, str]]) -> set[str]:
 def _tokens(
     symbols: list[str], numbers: dict[str, int], where: str, encoder: str | Path
 ) -> list[str | None]:
-    """GPT-2's token of each symbol, None for what is no number."""
+    """GPT-2's token of each symbol, None for one that is not a number."""
     by_number = {str(number): token for token, number in numbers.items()}
     tokens = [by_number.get(symbol) for symbol in symbols]
     odd = [s for s, token in zip(symbols, tokens) if token is None and s.isdecimal()]

@@ -70,7 +70,7 @@ def read(prefix: Path) -> np.ndarray:
     if found != expected or found == 0:
         raise UserError(
             f"data.path: {tokens} has {found} bytes where {index.name} says {expected}; make both "
-            "anew"
+            "again"
         )
     return np.memmap(tokens, dtype, mode="r")
 
@@ -86,7 +86,7 @@ def _read_index(path: Path) -> tuple[np.ndarray, np.dtype]:
             "--dataset-impl mmap"
         )
     if path.stat().st_size != HEADER.size + 12 * count:
-        raise UserError(f"data.path: {path} does not hold {count} lines as it says; make it anew")
+        raise UserError(f"data.path: {path} does not hold {count} lines as it says; make it again")
     if count == 0:
         return np.empty(0, np.int32), np.dtype(TYPES[code])
     return np.memmap(path, "<i4", "r", HEADER.size, shape=(count,)), np.dtype(TYPES[code])
@@ -175,7 +175,7 @@ class Packed(NamedTuple):
 def pack(tokens: np.ndarray, limit: int, stops: Stops | None = None) -> Packed:
     """Whole sentences in order, as many as fit into `limit` tokens of content, over and over.
 
-    As fairseq's break mode "complete": a sample goes on into the next document. A sentence of more
+    As fairseq's break mode "complete": a sample continues in the next document. A sentence of more
     tokens begins a sample and is split after every `limit` tokens; what is left of it is followed
     by the next sentence. Every token is in exactly one sample, and every sample has content.
     """
@@ -208,7 +208,7 @@ class _Packing:
         self.within = False  # whether the last bound is within a sentence
 
     def add(self, content: np.ndarray, ends: np.ndarray, is_last: bool) -> None:
-        """Goes on from the last bound; content [length] counts the content up to each token.
+        """Continues from the last bound; content [length] counts the content up to each token.
 
         `ends` are the places behind the sentences' ends. Without is_last the tokens are followed
         by others, and nothing is done that those could change.

@@ -13,15 +13,8 @@ every line is one sentence.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import importlib.metadata
-import json
-import os
-import platform
 import shutil
-import sys
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -34,9 +27,10 @@ import numpy as np
 from bart_span_denoise import bpe, corpora
 from bart_span_denoise.bpe import EOS, PAD, Bpe
 from bart_span_denoise.noise import Noise
-from training.errors import UserError, one_line_errors
-from training.files import cache_problem, publish, scratch_folder, sha256, write_bytes
-from training.text import SPLITS, Source, open_source, split_sentences
+from training import token_cache
+from training.errors import UserError
+from training.text import SPLITS, open_source, split_sentences
+from training.token_cache import Progress, TokenCache
 
 # torch takes seconds to import, so it is imported where it is used.
 if TYPE_CHECKING:
@@ -49,7 +43,6 @@ IGNORE = -100  # target without a loss: torch's default ignore_index
 CODE_VERSION = 1  # raise it when the same text would give other files; old caches are then unused
 TRAINING_CHARACTERS = 10_000_000  # text a BPE is trained on, at most
 ENCODE_DOCUMENTS = 256  # documents tokenised together
-REPORT_SECONDS = 10.0
 # The corruption of validation samples, the same for every run and evaluation: no run's seed enters,
 # and no run's training reaches this epoch.
 VALIDATION_SEED, VALIDATION_EPOCH = 0, 2**64 - 1
@@ -99,8 +92,8 @@ class Samples:
     """Map-style dataset of (source ids, target ids), int64 tensors, of one split.
 
     A source is the target under noise. Where inserted masks make it longer than the model's
-    positions, the last masks are left out, and never text: what a source holds beside masks is in
-    the target, which fits. Of samples of 8 tokens 1 % need that, of 32 tokens 0.02 %; of samples of
+    positions, the last masks are left out, and never text: all else of a source is in the
+    target, which fits. Of samples of 8 tokens 1 % need that, of 32 tokens 0.02 %; of samples of
     64 or 128 tokens none of 6,000 did.
     """
 
@@ -112,7 +105,7 @@ class Samples:
         return self.cache.meta[self.split]["samples"]
 
     def describe(self) -> list[str]:
-        """What there is to know of the split, in one line."""
+        """The split's numbers, as one line."""
         found, limit, samples = self.cache.meta[self.split], self.cache.meta["limit"], len(self)
         line = (
             f"{self.split}: {samples:,} samples of {found['tokens'] / samples:.1f} tokens and "
@@ -184,7 +177,7 @@ class Corpus:
         return self.cache.bpe
 
     def describe(self) -> list[str]:
-        """What there is to know of the samples, a line for each split."""
+        """The samples' numbers, a line for each split."""
         return [*self.train.describe(), *self.validation.describe()]
 
 
@@ -227,8 +220,8 @@ def _check_bpe_keys(data: DataConfig) -> None:
     if data.source == "binarised":
         if data.bpe_dictionary is not None:
             raise UserError(
-                f"data.bpe_dictionary: {data.bpe_dictionary} given, but a binarised folder has a "
-                "dict.txt of its own; leave the key out"
+                f"data.bpe_dictionary: {data.bpe_dictionary} given, but a binarised folder has its "
+                "own dict.txt; leave the key out"
             )
         if data.noise.unit == "word" and not given:
             raise UserError(
@@ -250,37 +243,29 @@ def _check_bpe_keys(data: DataConfig) -> None:
 # Cache
 
 
-class Cache:
-    """A prepared folder: files are opened when first used, and anew in a DataLoader's workers."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.meta: dict[str, Any] = json.loads((folder / "meta.json").read_text("utf-8"))
-        self._opened: dict[str, Any] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": {}}
+class Cache(TokenCache):
+    """A prepared folder of samples; a binarised corpus itself stays where it is."""
 
     def tokens(self, split: str) -> np.ndarray:
         """All stored tokens of a split, </s> of lines included (a memmap)."""
         prefix = Path(self.meta["corpus"] or self.folder) / STEMS[split]
-        return self._open(split, lambda: corpora.read(prefix))
+        return self.opened(split, lambda: corpora.read(prefix))
 
     def bounds(self, split: str) -> np.ndarray:
         """Sample i is tokens[bounds[i] : bounds[i + 1]]."""
-        return self._array(f"{split}_samples")
+        return self.array(f"{split}_samples")
 
     @property
     def word_starts(self) -> np.ndarray | None:
         """Bool [vocab_size]; None without a BPE."""
-        return self._array("word_starts") if self.meta["has_bpe"] else None
+        return self.array("word_starts") if self.meta["has_bpe"] else None
 
     @property
     def stops(self) -> corpora.Stops | None:
         """How sentences end within lines; None where only lines do."""
         if not self.meta["stops"]:
             return None
-        return corpora.Stops(self._array("sentence_stops"), self._array("word_starts"))
+        return corpora.Stops(self.array("sentence_stops"), self.array("word_starts"))
 
     @property
     def bpe(self) -> Bpe | None:
@@ -288,40 +273,25 @@ class Cache:
         if not self.meta["has_bpe"]:
             return None
         files = (self.folder / name for name in bpe.FILES)
-        return self._open("bpe", lambda: Bpe(*files, whole=not self.meta["corpus"]))
-
-    def _array(self, name: str) -> np.ndarray:
-        file = self.folder / f"{name}.npy"
-        return self._open(name, lambda: np.load(file, mmap_mode="r"))
-
-    def _open(self, name: str, opener: Any) -> Any:
-        if name not in self._opened:
-            self._opened[name] = opener()
-        return self._opened[name]
+        return self.opened("bpe", lambda: Bpe(*files, whole=not self.meta["corpus"]))
 
 
 def _prepare(recipe: _Text | _Binarised, limit: int, cache_dir: Path) -> Cache:
-    """The cache of a recipe, made if there is none that is whole."""
+    """The cache of a recipe, made if there is none without damage."""
     identity = {**recipe.identity(), "limit": limit, "code_version": CODE_VERSION}
-    text = json.dumps(identity, sort_keys=True)
-    digest = hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
-    folder = cache_dir / f"bart-{recipe.data.source}-{digest}"
-    if os.path.lexists(folder):
-        problem = cache_problem(folder)
-        if problem is None:
-            return Cache(folder)
-        _report(f"{folder}: {problem}; rebuilding it")
-    with scratch_folder(folder) as scratch:
-        meta = {**identity, **recipe.build(scratch)}
-        _pack(scratch, meta, limit)
-        _write_meta(scratch, meta)
-        publish(scratch, folder, cache_problem)
+    folder = cache_dir / f"bart-{recipe.data.source}-{token_cache.digest(identity)}"
+
+    def build(folder: Path) -> dict[str, Any]:
+        meta = identity | recipe.build(folder)
+        return meta | _pack(folder, meta, limit)
+
+    token_cache.prepare(folder, build, ("numpy", "tokenizers", "datasets"))
     return Cache(folder)
 
 
-def _pack(folder: Path, meta: dict[str, Any], limit: int) -> None:
-    """Writes each split's samples and counts them into `meta`."""
-    stops = None
+def _pack(folder: Path, meta: dict[str, Any], limit: int) -> dict[str, dict[str, int]]:
+    """Writes each split's samples; returns their counts with those that `meta` has."""
+    stops, counts = None, {}
     if meta["stops"]:
         arrays = (folder / f"{name}.npy" for name in ("sentence_stops", "word_starts"))
         stops = corpora.Stops(*map(np.load, arrays))
@@ -331,30 +301,14 @@ def _pack(folder: Path, meta: dict[str, Any], limit: int) -> None:
         if packed.tokens == 0:
             raise UserError(f"data.path: {prefix}.bin has only empty lines; expected text")
         np.save(folder / f"{split}_samples.npy", packed.bounds)
-        meta[split] = {
+        counts[split] = {
             **meta[split],
             "samples": len(packed.bounds) - 1,
             "tokens": packed.tokens,
             "sentences": packed.sentences,
             "over_long": packed.over_long,
         }
-
-
-def _write_meta(folder: Path, meta: dict[str, Any]) -> None:
-    """Describes the finished files; a cache without this file does not count as one."""
-    files = sorted(folder.iterdir())
-    meta = {
-        **{name: value for name, value in meta.items() if name != "files"},
-        "sizes": {file.name: file.stat().st_size for file in files},
-        "sha256": {file.name: sha256(file) for file in files},
-        "versions": _versions("numpy", "tokenizers", "datasets", "ve-fairseq"),
-    }
-    write_bytes(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode("utf-8"))
-
-
-def _versions(*packages: str) -> dict[str, str]:
-    found = {name: importlib.metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), **found}
+    return counts
 
 
 def _write_bpe(folder: Path, loaded: Bpe) -> dict[str, Any]:
@@ -362,10 +316,6 @@ def _write_bpe(folder: Path, loaded: Bpe) -> dict[str, Any]:
     np.save(folder / "word_starts.npy", loaded.word_starts)
     np.save(folder / "sentence_stops.npy", loaded.sentence_stops)
     return {"vocab_size": loaded.vocab_size, "mask": loaded.mask, "has_bpe": True}
-
-
-def _report(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 # Sources
@@ -391,7 +341,7 @@ class _Binarised:
         self.root = Path(data.path).expanduser().resolve()
         if not self.root.is_dir():
             raise UserError(
-                f"data.path: {self.root} is no folder; expected one made by fairseq-preprocess"
+                f"data.path: {self.root} is not a folder; expected one made by fairseq-preprocess"
             )
         for stem in STEMS.values():
             corpora.read(self.root / stem)
@@ -461,9 +411,9 @@ class _Text:
             _copy(files, folder)
             return loaded
         size = self.data.trained_vocab_size
-        _some(self.source, "validation")  # an empty one is refused before the training
-        _report(f"training a BPE of {size} symbols on {self.source.label}")
-        bpe.train(_training_texts(_some(self.source, "train")), size, folder)
+        self.source.documents("validation")  # an empty one is refused before the training
+        token_cache.print_line(f"training a BPE of {size} symbols on {self.source.label}")
+        bpe.train(_training_texts(self.source.documents("train")), size, folder)
         return Bpe(*(folder / name for name in bpe.FILES))
 
     def _write_split(self, folder: Path, split: str, loaded: Bpe) -> dict[str, int]:
@@ -475,8 +425,9 @@ class _Text:
 
     def _lines(self, split: str, loaded: Bpe, counts: Counter) -> Iterator[np.ndarray]:
         """The ids of each sentence, and of an empty line behind each document, with </s>."""
-        tokens, next_report = 0, time.monotonic() + REPORT_SECONDS
-        documents, limit = _some(self.source, split), self.limits[split]
+        tokens, limit = 0, self.limits[split]
+        documents = self.source.documents(split)
+        progress = Progress(split, token_cache.print_line)
         while batch := list(islice(documents, ENCODE_DOCUMENTS)):
             for document, ids in zip(batch, _encoded(batch, loaded, self.num_threads)):
                 yield from (np.append(line, EOS) for line in ids)
@@ -486,9 +437,7 @@ class _Text:
                 tokens += sum(map(len, ids))
                 if limit is not None and tokens >= limit:
                     return
-            if time.monotonic() >= next_report:
-                _report(f"{split}: {counts['documents']:,} documents, {tokens:,} tokens")
-                next_report = time.monotonic() + REPORT_SECONDS
+            progress(counts["documents"], tokens)
 
 
 def _sentences(document: str) -> list[str]:
@@ -514,46 +463,20 @@ def _training_texts(documents: Iterator[str]) -> Iterator[str]:
         characters += len(document)
 
 
-def _some(source: Source, split: str) -> Iterator[str]:
-    """The documents of one split; raises UserError when there is none."""
-    documents = source.documents(split)
-    first = next(documents, None)
-    if first is not None:
-        return chain([first], documents)
-    raise UserError(
-        f"{source.label}: data.validation_fraction "
-        f"{source.fingerprint['validation_fraction']} leaves no document for {split}; expected at "
-        "least one in each split; give more documents or another fraction"
-    )
-
-
 # Command
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m bart_span_denoise.data",
-        description="Tokenises and packs a config's corpus ahead of training, and prints what it "
-        "holds.",
-    )
-    parser.add_argument("config", type=Path, help="config of the runs that will use it")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
-    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="threads of the BPE")
-    return parser
-
-
 def main(arguments: list[str] | None = None) -> None:
-    """Prepares a corpus and prints its folder and meta.json; mistakes end with exit code 2."""
-    options = _parser().parse_intermixed_args(arguments)
-    with one_line_errors(OSError):  # a full disk, a folder without permission
-        from bart_span_denoise.config import Config
-        from training.config import load
+    """Prepares a config's corpus, describes it and prints its folder and meta.json."""
+    from bart_span_denoise.config import Config
 
-        config = load(Config, options.config, options.overrides)
-        corpus = from_config(config, options.threads)
-    for line in corpus.describe():
-        _report(line)
-    print(json.dumps({"folder": str(corpus.cache.folder), **corpus.cache.meta}, indent=2))
+    def prepare(config: Config, num_threads: int) -> Cache:
+        corpus = from_config(config, num_threads)
+        for line in corpus.describe():
+            token_cache.print_line(line)
+        return corpus.cache
+
+    token_cache.command("bart_span_denoise.data", Config, prepare, arguments)
 
 
 if __name__ == "__main__":

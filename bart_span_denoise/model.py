@@ -22,7 +22,7 @@ from param_groups import Role, Rule
 from param_groups.layers import Embedding, Linear, Scaled
 from training import sharding
 from training.errors import UserError
-from training.losses import linear_cross_entropy
+from training.linear_cross_entropy import linear_cross_entropy
 
 PADDING = 1  # fairseq's index of [pad]
 POSITION_ROWS = 514  # 512 tokens of content, a start and an end

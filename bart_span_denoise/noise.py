@@ -52,7 +52,7 @@ class Noise:
     sample's first word start is never masked.
 
     fraction_mode "exact": fraction * tokens tokens, rounded half up, are corrupted, by spans that
-    neither overlap nor touch; spans of length zero are masks of their own between two words, so
+    neither overlap nor touch; spans of length zero are separate masks between two words, so
     two masks are never adjacent. With unit "word" spans are taken in random order, and the one that
     reaches the budget is cut where words end nearest to it (at random if two ends are as near), so
     the number of corrupted tokens is off by at most half the longest word, and is right on average.
@@ -197,22 +197,6 @@ def permute_sentences(
     moved = lengths[order]
     shift = begin[order] - (np.cumsum(moved) - moved)
     return content[np.arange(len(content)) + np.repeat(shift, moved)], moved
-
-
-def full_stop_sentence_ends(tokens: np.ndarray, full_stop: int) -> np.ndarray:
-    """Sentence ends [S] by fairseq's rule, for comparison with its permute_sentences.
-
-    A sentence ends with a full stop that follows another token, and with the sample. A last token
-    that follows a full stop belongs to the last sentence here; fairseq leaves it where it is.
-    """
-    tokens = np.asarray(tokens)
-    if len(tokens) <= 2:
-        return np.empty(0, dtype=np.int64)
-    stops = tokens == full_stop
-    stops[-2] = True
-    ends = np.flatnonzero(stops[1:] & ~stops[:-1]) + 2
-    ends[-1] = len(tokens) - 1
-    return ends
 
 
 # Spans

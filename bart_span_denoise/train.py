@@ -109,8 +109,9 @@ def build_task(config: Config):
     import torch
 
     from bart_span_denoise import data
+    from measure.probes import ProbeRecorder
     from training import sharding
-    from training.loop import Task
+    from training.task import Task
 
     corpus = open_corpus(config)
     # A model that will be sharded takes no memory before it is.
@@ -132,6 +133,7 @@ def build_task(config: Config):
         measure=lambda model, batch: measure(model(*batch)),
         by_epoch=True,
         after_init=lambda model: model.zero_padding(),
+        recorders=[ProbeRecorder()],
     )
 
 

@@ -1,6 +1,6 @@
 """Seconds to save and to read back a checkpoint of the decoder with Adam's state.
 
-    python benchmarks/checkpoint.py [--widths 256 512] [--repeats 5] [--folder DIR]
+    python -m benchmarks.checkpoint [--widths 256 512] [--repeats 5] [--folder DIR]
 
 The time of a save is that of training.checkpoint.save: the tensors' file, its checksum, and the
 wait until all is on the disk of `--folder`. Prints JSON.
@@ -9,15 +9,13 @@ wait until all is on the disk of `--folder`. Prints JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from benchmarks import harness
 
 
 def measure(width: int, repeats: int, folder: Path) -> dict[str, Any]:
@@ -57,24 +55,21 @@ def measure(width: int, repeats: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = harness.parser(__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[256, 512], metavar="D")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
-    args = parser.parse_args()
+    return parser.parse_args(argv)
 
-    import torch
 
-    from training import environment
-
+def main() -> None:
+    """The command."""
+    args = parse()
     with tempfile.TemporaryDirectory(dir=args.folder) as folder:
         rows = [measure(width, args.repeats, Path(folder) / str(width)) for width in args.widths]
-    document = {"environment": environment.describe(torch.device("cpu")), "rows": rows}
-    print(json.dumps(document, indent=1))
+    harness.show(args, "cpu", rows)
 
 
 if __name__ == "__main__":

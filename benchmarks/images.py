@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from bisect import bisect
@@ -33,7 +33,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from training import allocator, environment
+from benchmarks import harness
+from training import allocator
 from training.sampling import Place
 from vit_imagenet.config import AugmentationConfig, DataConfig, ModelConfig
 from vit_imagenet.data import Images, from_config
@@ -49,15 +50,12 @@ Case = tuple[str, str, Callable[[], int]]  # stage, decoder, what returns how ma
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     add = parser.add_argument
     add("--images", type=int, default=64, help="files per repeat, a multiple of 8")
     add("--size", type=int, nargs=2, default=SIZE, metavar=("WIDTH", "HEIGHT"))
     add("--repeats", type=int, default=7)
     add("--no-model", dest="model", action="store_false", help="leave ViT-B out")
-    add("--json", type=Path, metavar="FILE", help="write the result there, too")
     return parser.parse_args(argv)
 
 
@@ -201,27 +199,14 @@ def model_step() -> Callable[[], int]:
 # Measuring
 
 
-def measure(
-    function: Callable[[], int], repeats: int, clock: Callable[[], float] = time.process_time
-) -> dict[str, Any]:
-    """Images per second over some repeats, after one that does not count."""
-    function()
-    speeds = []
-    for _ in range(repeats):
-        started = clock()
-        count = function()
-        speeds.append(count / (clock() - started))
-    low, median, high = statistics.quantiles(speeds, n=4)
-    return {"n": repeats, "images": count, "median": median, "quartiles": [low, high]}
-
-
 def rows(options: argparse.Namespace, root: Path) -> Iterator[dict[str, Any]]:
     """One measured case after the other."""
     for stage, decoder, function in cases(root):
         clock = time.perf_counter if stage == LOADER else time.process_time
-        yield {"stage": stage, "decoder": decoder, **measure(function, options.repeats, clock)}
+        found = harness.speed(function, options.repeats, clock)
+        yield {"stage": stage, "decoder": decoder, **found}
     if options.model:
-        yield {"stage": "ViT-B step", "decoder": "", **measure(model_step(), 3)}
+        yield {"stage": "ViT-B step", "decoder": "", **harness.speed(model_step(), 3)}
 
 
 def table(row: dict[str, Any]) -> str:
@@ -234,6 +219,11 @@ def table(row: dict[str, Any]) -> str:
     )
 
 
+def report(line: str) -> None:
+    """A line for people; standard output is the JSON document's."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def main(argv: list[str] | None = None) -> None:
     """Measures all cases, prints them and what they mean for a GPU."""
     options = parse(argv)
@@ -242,24 +232,17 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         mean_bytes = write_images(Path(folder), options.images, tuple(options.size))
         size = "{} x {}".format(*options.size)
-        print(f"{options.images} files of {size} pixels, {mean_bytes / 1e3:.0f} KB")
-        print(f"{'stage':12} {'decoder':12} images/s [quartiles], time per image")
+        report(f"{options.images} files of {size} pixels, {mean_bytes / 1e3:.0f} KB")
+        report(f"{'stage':12} {'decoder':12} images/s [quartiles], time per image")
         measured = []
         for row in rows(options, Path(folder)):
             measured.append(row)
-            print(table(row), flush=True)
+            report(table(row))
     speeds = {(row["stage"], row["decoder"]): row["median"] for row in measured}
     cores = GPU * (1 / speeds["train", "pil"] + 1 / speeds["mix", ""])  # that augment and mix
-    print(f"{GPU:,} images/s and GPU take {cores:.1f} such cores")
-    result = {
-        "environment": {**environment.describe(torch.device("cpu")), "threads": 1},
-        "arguments": {key: vars(options)[key] for key in ("images", "size", "repeats")},
-        "file_bytes": mean_bytes,
-        "rows": measured,
-        "cores_per_gpu": {"images_per_second": GPU, "pil": cores},
-    }
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report(f"{GPU:,} images/s and GPU take {cores:.1f} such cores")
+    machine = {"images_per_second": GPU, "pil": cores}
+    harness.show(options, "cpu", measured, file_bytes=mean_bytes, cores_per_gpu=machine)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Samples per CPU-second: BART's corruption here beside fairseq's DenoisingDataset.
+"""Samples per CPU-second: BART's corruption here and fairseq's DenoisingDataset.
 
     python -m benchmarks.noise                       # half a minute on one core
     python -m benchmarks.noise --repeats 50 --json benchmarks/results/noise.json
@@ -14,23 +14,18 @@ only its own. All take turns, in an order that rotates; a turn is the processor 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from bart_span_denoise import fairseq_library  # noqa: E402
-from bart_span_denoise.noise import Noise  # noqa: E402
-from training import environment  # noqa: E402
+from bart_span_denoise import fairseq_library
+from bart_span_denoise.noise import Noise
+from benchmarks import harness
 
 START, END, FIRST_SYMBOL, FULL_STOP, VOCABULARY = 0, 2, 4, 17, 50265
 MASK = VOCABULARY - 1
@@ -48,13 +43,10 @@ CASES = {
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     add = parser.add_argument
     add("--repeats", type=int, default=20, help="timed turns of each row")
     add("--samples", type=int, default=200, help="samples per turn")
-    add("--json", type=Path, metavar="OUT", help="also write the document to this file")
     return parser.parse_args(argv)
 
 
@@ -112,39 +104,29 @@ def our_corruption(text: Text, unit: str, mode: str) -> Callable[[int], torch.Te
     return corrupt
 
 
-def turn(corrupt: Callable[[int], torch.Tensor], count: int) -> float:
+def turn(corrupt: Callable[[int], torch.Tensor], count: int) -> Callable[[], float]:
     """Samples per second of processor time."""
-    started = time.process_time()
-    for index in range(count):
-        corrupt(index)
-    return count / (time.process_time() - started)
 
+    def run() -> int:
+        for index in range(count):
+            corrupt(index)
+        return count
 
-def measure(corruptions: dict[str, Callable], repeats: int, count: int) -> dict[str, list[float]]:
-    """The speed of every row in every turn, after one that is not counted."""
-    speeds: dict[str, list[float]] = {name: [] for name in corruptions}
-    names = list(corruptions)
-    for repeat in range(repeats + 1):
-        for name in names[repeat % len(names) :] + names[: repeat % len(names)]:
-            speed = turn(corruptions[name], count)
-            if repeat:
-                speeds[name].append(speed)
-    return speeds
+    return lambda: harness.per_second(run, time.process_time)
 
 
 def summarise(speeds: dict[str, list[float]], shares: dict[str, float]) -> list[dict[str, Any]]:
     """Rows: medians with quartiles, and the ratio to fairseq in the same unit."""
     rows = []
     for name, (unit, mode) in CASES.items():
-        reference = speeds[f"{unit}, fairseq's own"]
         row = {
             "row": name,
             "corrupted": shares[name],
-            "samples_per_cpu_second": _spread(speeds[name]),
+            "samples_per_cpu_second": harness.spread(speeds[name]),
         }
         if mode:
-            ratios = [ours / theirs for ours, theirs in zip(speeds[name], reference)]
-            row["ratio_to_fairseq"] = _spread(ratios)
+            reference = f"{unit}, fairseq's own"
+            row["ratio_to_fairseq"] = harness.ratios(speeds, name, reference)
         rows.append(row)
     return rows
 
@@ -153,11 +135,6 @@ def corrupted_share(corrupt: Callable[[int], torch.Tensor], count: int) -> float
     """Mean share of the 512 tokens that are gone: what shows that rows do the same work."""
     left = [int((corrupt(index) != MASK).sum()) - 2 for index in range(count)]
     return 1 - statistics.mean(left) / TOKENS
-
-
-def _spread(values: list[float]) -> dict[str, Any]:
-    low, median, high = statistics.quantiles(values, n=4)
-    return {"n": len(values), "median": median, "quartiles": [low, high], "min": min(values)}
 
 
 def main() -> None:
@@ -171,17 +148,10 @@ def main() -> None:
         for name, (unit, mode) in CASES.items()
     }
     shares = {name: corrupted_share(run, args.samples) for name, run in corruptions.items()}
-    speeds = measure(corruptions, args.repeats, args.samples)
-    document = {
-        "environment": environment.describe(torch.device("cpu")),
-        "fairseq": metadata.version("ve-fairseq"),
-        "arguments": {"repeats": args.repeats, "samples": args.samples},
-        "rows": summarise(speeds, shares),
-    }
-    shown = json.dumps(document, indent=1)
-    if args.json:
-        args.json.write_text(shown + "\n")
-    print(shown)
+    actions = {name: turn(run, args.samples) for name, run in corruptions.items()}
+    speeds = harness.take_turns(actions, args.repeats, warmup=1)
+    rows = summarise(speeds, shares)
+    harness.show(args, "cpu", rows, fairseq=metadata.version("ve-fairseq"))
 
 
 if __name__ == "__main__":

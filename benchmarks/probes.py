@@ -1,8 +1,8 @@
-"""What one probe costs: time beside a training step, and peak memory above it.
+"""What one probe costs: time against a training step, and peak memory above it.
 
-    python benchmarks/probes.py                                  # about two minutes on two cores
-    python benchmarks/probes.py --widths 1024 --contexts 512 --vocab 32101 --layers 8 --batch 4
-    python benchmarks/probes.py --device cuda --widths 1024 4096 --batch 32
+    python -m benchmarks.probes                                  # about two minutes on two cores
+    python -m benchmarks.probes --widths 1024 --contexts 512 --vocab 32101 --layers 8 --batch 4
+    python -m benchmarks.probes --device cuda --widths 1024 4096 --batch 32
 
 Trains nanolm_c4's decoder (muP, Adam, float32) on random rows, in a process without and one with
 a probe at every step, in turn. The probe's forward pass runs on a batch of the training step's
@@ -15,18 +15,11 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks import harness
 
 # What a probed step consists of, in its order.
 PARTS = ("training_step", "before_step", "after_step", "read")
@@ -34,9 +27,7 @@ PARTS = ("training_step", "before_step", "after_step", "read")
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     add = parser.add_argument
     add("--widths", type=int, nargs="+", default=[128, 256], metavar="D")
     add("--contexts", type=int, nargs="+", default=[64, 512], metavar="T")
@@ -49,31 +40,24 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--batch", type=int, default=16, help="rows per step")
     add("--threads", type=int, default=2)
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--case", type=json.loads, help=argparse.SUPPRESS)
+    harness.add_case(parser)
     return parser.parse_args(argv)
 
 
-# The measuring process: one case, one JSON line
-
-
-def measure(case: dict[str, Any]) -> dict[str, Any]:
+def measure(case: harness.Case) -> dict[str, Any]:
     """Trains for warm-up and timed steps: milliseconds of every part of each, and memory."""
-    import torch
-
-    torch.set_num_threads(case["threads"])
-    start_mb = _status_mb("VmRSS")
+    device = case["device"]
+    start_mb = 0.0 if device == "cuda" else harness.resident_mb()
     training = Training(case)
     steps = []
     for step in range(case["warmup"] + case["steps"]):
         if step == case["warmup"]:
-            _reset_peak(case["device"])
+            harness.reset_peak(device)
         steps.append(training.step())
-    on_gpu = case["device"] == "cuda"
-    peak = torch.cuda.max_memory_allocated() / 2**20 if on_gpu else _status_mb("VmHWM") - start_mb
-    forward = [training.timed(training.forward) for _ in range(case["steps"])]
+    peak = harness.peak_mb(device) - start_mb
     return {
         "ms": steps[case["warmup"] :],
-        "forward_ms": forward,
+        "forward_ms": [training.timed(training.forward) for _ in range(case["steps"])],
         "peak_mb": peak,
         "parameters": sum(p.numel() for p in training.model.parameters()),
     }
@@ -82,22 +66,18 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 class Training:
     """A decoder that trains on one batch, with a probe at every step or none."""
 
-    def __init__(self, case: dict[str, Any]) -> None:
-        import torch
-
+    def __init__(self, case: harness.Case) -> None:
         from measure.probes import Probes
         from nanolm_c4 import train
         from training import optimizers
 
-        self.case, config = case, _config(case)
+        self.case, config = case, harness.decoder_config(case)
         self.model = train.build_model(config, case["vocab"]).to(case["device"])
         plan = train.build_plan(config, self.model)
         plan.initialise(self.model, seed=0)
         self.optimizer = optimizers.build("adam", plan.groups(self.model))
         self.probes = Probes(self.model, plan, self.optimizer) if case["probed"] else None
-        generator = torch.Generator().manual_seed(0)
-        shape = (case["batch"], case["context"] + 1)
-        rows = torch.randint(case["vocab"], shape, generator=generator).to(case["device"])
+        rows = harness.random_rows(case, case["batch"]).to(case["device"])
         self.batch = rows[:, :-1], rows[:, 1:]
 
     def forward(self) -> None:
@@ -126,60 +106,7 @@ class Training:
         return parts
 
     def timed(self, function: Callable[[], object]) -> float:
-        """Milliseconds of a call, on a GPU until its work is done."""
-        import torch
-
-        started = time.perf_counter()
-        function()
-        if self.case["device"] == "cuda":
-            torch.cuda.synchronize()
-        return 1e3 * (time.perf_counter() - started)
-
-
-def _config(case: dict[str, Any]) -> Any:
-    from nanolm_c4.config import Config
-    from training.config import validate
-
-    shape = {key: case[key] for key in ("width", "layers", "head_dim", "context")}
-    fields = {
-        "model": {**shape, "vocab_size": case["vocab"]},
-        "prescription": {"parameterization": "mup", "alignment": "full", "base_width": 64},
-        "optimizer": {"name": "adam", "lr": 2**-9},
-        "schedule": {"name": "constant"},
-        "training": {"steps": 1, "batch_size": case["batch"]},
-        "data": {},
-    }
-    return validate(Config, fields, "benchmark")
-
-
-def _status_mb(key: str) -> float:
-    """A size of this process from /proc in MB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status has no {key}")
-
-
-def _reset_peak(device: str) -> None:
-    if device == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-# The launching process
-
-
-def launch(case: dict[str, Any]) -> dict[str, Any]:
-    """Measures one case in a fresh process."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--case", json.dumps(case)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(case["threads"])}
-    done = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"error: the process of {case} ended with {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+        return harness.milliseconds(function, self.case["device"])
 
 
 def summarise(shape: dict[str, int], plain: list[dict], probed: list[dict]) -> dict[str, Any]:
@@ -194,10 +121,10 @@ def summarise(shape: dict[str, int], plain: list[dict], probed: list[dict]) -> d
         **shape,
         "parameters": parameters,
         "parameters_mb": 4 * parameters / 2**20,
-        "step_ms": _spread(without),
-        "evaluation_forward_ms": _spread(forward),
-        "probe_ms": _spread(probe),
-        "probe_parts_ms": {part: _spread(parts[part]) for part in PARTS[1:]},
+        "step_ms": harness.spread(without),
+        "evaluation_forward_ms": harness.spread(forward),
+        "probe_ms": harness.spread(probe),
+        "probe_parts_ms": {part: harness.spread(parts[part]) for part in PARTS[1:]},
         "probe_over_step": statistics.median(probe) / statistics.median(without),
         "probe_over_forward": statistics.median(probe) / statistics.median(forward),
         "peak_mb": {"plain": peaks[0], "probed": peaks[1]},
@@ -205,17 +132,11 @@ def summarise(shape: dict[str, int], plain: list[dict], probed: list[dict]) -> d
     }
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    low, median, high = statistics.quantiles(values, n=4)
-    return {"n": len(values), "median": median, "quartiles": [low, high], "min": min(values)}
-
-
 def main() -> None:
     """Measures all cases in turn and prints the result as JSON."""
     args = parse()
     if args.case:
-        print(json.dumps(measure(args.case)))
-        return
+        return harness.answer(args.case, measure)
     keys = ("steps", "warmup", "layers", "vocab", "head_dim", "batch", "threads", "device")
     shared = {key: getattr(args, key) for key in keys}
     grid = [{"width": w, "context": t} for w, t in itertools.product(args.widths, args.contexts)]
@@ -223,18 +144,8 @@ def main() -> None:
     for _ in range(args.repeats):
         for shape, plain, probed in measured:
             for probing, results in ((False, plain), (True, probed)):
-                results.append(launch({**shared, **shape, "probed": probing}))
-    import torch
-
-    from training import environment
-
-    described = environment.describe(torch.device(args.device))
-    result = {
-        "environment": {**described, "threads": args.threads},
-        "arguments": {key: value for key, value in vars(args).items() if key != "case"},
-        "rows": [summarise(*row) for row in measured],
-    }
-    print(json.dumps(result, indent=1))
+                results.append(harness.fresh("probes", {**shared, **shape, "probed": probing}))
+    harness.show(args, args.device, [summarise(*row) for row in measured])
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""What one observation of the representations costs: time beside a training step, and memory.
+"""What one observation of the representations costs: time against a training step, and memory.
 
-    python benchmarks/representations.py                         # about a minute on one core
-    python benchmarks/representations.py --heads 8 32 --contexts 64 512 --samples 8
-    python benchmarks/representations.py --experiment vit_cifar5m --contexts 16 64
-    python benchmarks/representations.py --device cuda --heads 32 128 --contexts 512
+    python -m benchmarks.representations                         # about a minute on one core
+    python -m benchmarks.representations --heads 8 32 --contexts 64 512 --samples 8
+    python -m benchmarks.representations --experiment vit_cifar5m --contexts 16 64
+    python -m benchmarks.representations --device cuda --heads 32 128 --contexts 512
 
 Trains nanolm_c4's decoder (muP, Adam, float32) on random rows, or vit_cifar5m's Vision Transformer
 (laptop.yaml, SGD) on drawn images of T = 16, 64 or 256 tokens; a run that observes every k steps
-pays 1/k of an observation. Parts: the initial state drawn anew, a capture of one state, and the
-whole observation with its arrays. Every case is a process of its own. Peak memory is that of the
+pays 1/k of an observation. Parts: drawing the initial state again, a capture of one state, and the
+whole observation with its arrays. Every case has its own process. Peak memory is that of the
 timed steps and observations: the process's resident set above what it had before the model was
 built; on a GPU the allocator's own peak. Prints JSON.
 """
@@ -17,28 +17,19 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
-import os
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
+from benchmarks import harness
 
 PARTS = ("training_step", "forward", "initial_state", "capture", "observation")
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     add = parser.add_argument
     add("--experiment", choices=("nanolm_c4", "vit_cifar5m"), default="nanolm_c4")
     add("--heads", type=int, nargs="+", default=[4, 16], metavar="H")
@@ -52,16 +43,13 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--repeats", type=int, default=5, help="timings of every part")
     add("--threads", type=int, default=1)
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--case", type=json.loads, help=argparse.SUPPRESS)
+    harness.add_case(parser)
     options = parser.parse_args(argv)
     patches = {(32 // side) ** 2 for side in (1, 2, 4, 8, 16)}
     if options.experiment == "vit_cifar5m" and not patches.issuperset(options.contexts):
         parser.error(f"--contexts {options.contexts}: square patches of 32 x 32 pixels make "
                      f"{', '.join(map(str, sorted(patches)))} tokens; use these")
     return options
-
-
-# The measuring process: one case, one JSON line
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
@@ -71,10 +59,10 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     from measure import observations
     from measure.representations import capture
 
-    torch.set_num_threads(case["threads"])
-    start_mb = _status_mb("VmRSS")
+    device = case["device"]
+    start_mb = 0.0 if device == "cuda" else harness.resident_mb()
     task, step = (_decoder if case["experiment"] == "nanolm_c4" else _vit)(case)
-    batch = observations.eval_batch(task, case["samples"], torch.device(case["device"]))
+    batch = observations.eval_batch(task, case["samples"], torch.device(device))
     parts: dict[str, Callable[[], object]] = {
         "training_step": step,
         "forward": lambda: _forward(task, batch),
@@ -90,9 +78,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     ms, peaks = {}, {}
     for part, function in parts.items():
         function()
-        _reset_peak(case["device"])
-        ms[part] = [_timed(function, case["device"]) for _ in range(case["repeats"])]
-        peaks[part] = _peak_mb(case["device"], start_mb)
+        harness.reset_peak(device)
+        ms[part] = [harness.milliseconds(function, device) for _ in range(case["repeats"])]
+        peaks[part] = harness.peak_mb(device) - start_mb
     parameters = sum(p.numel() for p in task.model.parameters())
     return {"ms": ms, "peak_mb": peaks, "parameters": parameters}
 
@@ -101,7 +89,7 @@ def _vit(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
     """A Vision Transformer's task on drawn images, and its training step."""
     import torch
 
-    from training import loop
+    from training import task as tasks
     from training.config import load
     from vit_cifar5m import train
     from vit_cifar5m.config import Config
@@ -109,11 +97,11 @@ def _vit(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
     words = [f"model.patch_size={32 // math.isqrt(case['context'])}", "data.validation_images=256",
              f"training.batch_size={case['batch']}", "prescription.alpha_attention=0.5",
              *(f"model.{key}={case[key]}" for key in ("heads", "head_dim", "layers"))]
-    config = load(Config, ROOT / "vit_cifar5m/configs/laptop.yaml", words)
+    config = load(Config, harness.ROOT / "vit_cifar5m/configs/laptop.yaml", words)
     task = train.build_task(config)
     task.model.to(case["device"])
-    loop.initialise(task)
-    optimizer = loop.build_optimizer(task)
+    tasks.initialise(task)
+    optimizer = tasks.build_optimizer(task)
     images = [task.train_data[i] for i in range(case["batch"])]
     batch = [tensor.to(torch.device(case["device"])) for tensor in task.collate(images)]
 
@@ -130,13 +118,12 @@ def _decoder(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
     import torch
 
     from nanolm_c4 import train
-    from training import loop
+    from training import task as tasks
 
-    config = _config(case)
+    config = harness.decoder_config(case | {"width": case["heads"] * case["head_dim"]})
     model = train.build_model(config, case["vocab"]).to(case["device"])
-    generator = torch.Generator().manual_seed(0)
-    rows = torch.randint(case["vocab"], (64, case["context"] + 1), generator=generator)
-    task = loop.Task(
+    rows = harness.random_rows(case, 64)
+    task = tasks.Task(
         config=config,
         model=model,
         plan=train.build_plan(config, model),
@@ -146,8 +133,8 @@ def _decoder(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
         count=lambda batch: torch.tensor(batch[1].numel()),
         forward=lambda model, batch: model(batch[0]),
     )
-    loop.initialise(task)
-    optimizer = loop.build_optimizer(task)
+    tasks.initialise(task)
+    optimizer = tasks.build_optimizer(task)
     rows = rows[: case["batch"]].to(case["device"])
 
     def step() -> None:
@@ -165,80 +152,14 @@ def _forward(task: Any, batch: Any) -> None:
         task.forward(task.model, batch)
 
 
-def _config(case: dict[str, Any]) -> Any:
-    from nanolm_c4.config import Config
-    from training.config import validate
-
-    shape = {key: case[key] for key in ("layers", "head_dim", "context")}
-    width = case["heads"] * case["head_dim"]
-    fields = {
-        "model": {**shape, "width": width, "vocab_size": case["vocab"]},
-        "prescription": {"parameterization": "mup", "alignment": "full", "base_width": 64},
-        "optimizer": {"name": "adam", "lr": 2**-9},
-        "schedule": {"name": "constant"},
-        "training": {"steps": 1, "batch_size": case["batch"]},
-        "data": {},
-    }
-    return validate(Config, fields, "benchmark")
-
-
-def _timed(function: Callable[[], object], device: str) -> float:
-    """Milliseconds of a call, on a GPU until its work is done."""
-    import torch
-
-    started = time.perf_counter()
-    function()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return 1e3 * (time.perf_counter() - started)
-
-
-def _status_mb(key: str) -> float:
-    """A size of this process from /proc in MB."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status has no {key}")
-
-
-def _reset_peak(device: str) -> None:
-    if device == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_mb(device: str, start_mb: float) -> float:
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated() / 2**20
-    return _status_mb("VmHWM") - start_mb
-
-
-# The launching process
-
-
-def launch(case: dict[str, Any]) -> dict[str, Any]:
-    """Measures one case in a fresh process."""
-    command = [sys.executable, str(Path(__file__).resolve()), "--case", json.dumps(case)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(case["threads"])}
-    done = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"error: the process of {case} ended with {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
 def summarise(shape: dict[str, int], result: dict[str, Any]) -> dict[str, Any]:
-    """One row: every part's time, and what observing takes beside a training step."""
+    """One row: every part's time, and what observing takes against a training step."""
     medians = {part: statistics.median(result["ms"][part]) for part in PARTS}
     step, peaks = medians["training_step"], result["peak_mb"]
     return {
         **shape,
         "parameters": result["parameters"],
-        "ms": {part: _spread(result["ms"][part]) for part in PARTS},
+        "ms": {part: harness.spread(result["ms"][part]) for part in PARTS},
         "capture_over_step": medians["capture"] / step,
         "capture_over_forward": medians["capture"] / medians["forward"],
         "observation_over_step": medians["observation"] / step,
@@ -247,33 +168,19 @@ def summarise(shape: dict[str, int], result: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _spread(values: list[float]) -> dict[str, float]:
-    return {"n": len(values), "median": statistics.median(values), "min": min(values),
-            "max": max(values)}  # fmt: skip
-
-
 def main() -> None:
     """Measures all cases in turn and prints the result as JSON."""
     args = parse()
     if args.case:
-        print(json.dumps(measure(args.case)))
-        return
+        return harness.answer(args.case, measure)
     keys = ("experiment", "head_dim", "layers", "vocab", "batch", "samples", "repeats", "threads",
             "device")
     shared = {key: getattr(args, key) for key in keys}
     shapes = [{"heads": h, "context": t} for h, t in itertools.product(args.heads, args.contexts)]
-    rows = [summarise(shape, launch({**shared, **shape})) for shape in shapes]
-    import torch
-
-    from training import environment
-
-    described = environment.describe(torch.device(args.device))
-    result = {
-        "environment": {**described, "threads": args.threads},
-        "arguments": {key: value for key, value in vars(args).items() if key != "case"},
-        "rows": rows,
-    }
-    print(json.dumps(result, indent=1))
+    rows = [
+        summarise(shape, harness.fresh("representations", {**shared, **shape})) for shape in shapes
+    ]
+    harness.show(args, args.device, rows)
 
 
 if __name__ == "__main__":

@@ -12,14 +12,11 @@ the processor's, so that other programs disturb little; the loader's are the clo
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -27,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from training import environment
+from benchmarks import harness
 from training.sampling import BatchIds
 from vit_cifar5m import shapes
 from vit_cifar5m.data import Drawn, Stored, collate, open_part
@@ -37,14 +34,11 @@ LOADER = "drawn, loader of 2"
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     add = parser.add_argument
     add("--batch", type=int, default=128, help="images of a batch")
     add("--batches", type=int, default=40, help="batches per repeat")
     add("--repeats", type=int, default=7)
-    add("--json", type=Path, metavar="FILE", help="write the result there, too")
     return parser.parse_args(argv)
 
 
@@ -76,20 +70,6 @@ def written(folder: Path, drawn: Drawn) -> Stored:
     return Stored([pixels], labels, len(labels))
 
 
-def measure(
-    function: Callable[[], int], repeats: int, clock: Callable[[], float]
-) -> dict[str, Any]:
-    """Images per second over some repeats, after one that does not count."""
-    function()
-    speeds = []
-    for _ in range(repeats):
-        started = clock()
-        count = function()
-        speeds.append(count / (clock() - started))
-    low, median, high = statistics.quantiles(speeds, n=4)
-    return {"n": repeats, "images": count, "median": median, "quartiles": [low, high]}
-
-
 def main(argv: list[str] | None = None) -> None:
     """Measures all cases and prints them."""
     options = parse(argv)
@@ -98,17 +78,8 @@ def main(argv: list[str] | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name, function in cases(Path(folder), options.batch, options.batches):
             clock = time.perf_counter if name == LOADER else time.process_time
-            rows.append({"case": name, **measure(function, options.repeats, clock)})
-    document = {
-        "environment": {**environment.describe(torch.device("cpu")), "threads": 1},
-        "arguments": {key: vars(options)[key] for key in ("batch", "batches", "repeats")},
-        "unit": "images per second",
-        "rows": rows,
-    }
-    shown = json.dumps(document, indent=1)
-    if options.json:
-        options.json.write_text(shown + "\n", encoding="utf-8")
-    print(shown)
+            rows.append({"case": name, **harness.speed(function, options.repeats, clock)})
+    harness.show(options, "cpu", rows, unit="images per second")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Tokens per second, time per step, peak memory and FLOP utilisation of training a decoder.
 
-    python benchmarks/throughput.py                       # everything; hours on two cores
-    python benchmarks/throughput.py --widths 256 --modes fp32 --repeats 2
-    python benchmarks/throughput.py --device cuda --widths 1024 4096 --batch 32
+    python -m benchmarks.throughput                       # everything; hours on two cores
+    python -m benchmarks.throughput --widths 256 --modes fp32 --repeats 2
+    python -m benchmarks.throughput --device cuda --widths 1024 4096 --batch 32
 
 Compares a real run of nanolm_c4 (plan, loop, optimiser, logging every ten steps) with the plain
 GPT in plain_gpt.py, in four modes and three settings of the C allocator:
@@ -12,7 +12,7 @@ GPT in plain_gpt.py, in four modes and three settings of the C allocator:
     default  what one gets without setting anything: training.allocator for nanolm_c4, and the
              same call for the plain GPT, which its author would have to know of
 
-Every case is a process of its own, and all cases are repeated in turn, so that a drift of the
+Every case has its own process, and all cases are repeated in turn, so that a drift of the
 machine meets them alike. The ceiling is the matmul rate of a process of the same run, in float32
 for fp32 and in bfloat16 for bf16. FLOPs are nanolm_c4.train.flops: 6 per matrix weight and token,
 6 per query-key pair and width, pairs counted causally. Two sizes of memory: `tensors_mb`, the
@@ -28,9 +28,7 @@ import argparse
 import gc
 import itertools
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -38,9 +36,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
-sys.path.insert(0, str(ROOT))
+from benchmarks import harness
 
 MODES = {
     "fp32": {"precision": "fp32", "compile": False},
@@ -63,9 +59,7 @@ ALLOCATORS = {
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = harness.parser(__doc__)
     add = parser.add_argument
     add("--widths", type=int, nargs="+", default=[128, 256, 512], metavar="D")
     add("--modes", nargs="+", choices=MODES, default=["fp32", "fp32_compile", "bf16_compile"])
@@ -81,15 +75,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add("--batch", type=int, default=4, help="rows per step")
     add("--threads", type=int, default=2)
     add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--name", default="throughput", help="writes benchmarks/results/NAME.json")
-    add("--case", type=json.loads, help=argparse.SUPPRESS)
+    harness.add_case(parser)
     return parser.parse_args(argv)
 
 
 # The measuring process: one case, one JSON line
 
 
-def measure(case: dict[str, Any]) -> dict[str, Any]:
+def measure(case: harness.Case) -> dict[str, Any]:
     """Runs one case in this process."""
     if case["what"] != "train":
         return {"matmul": measure_matmul, "pipeline": measure_pipeline}[case["what"]](case)
@@ -104,9 +97,9 @@ class Stopwatch:
     class Done(Exception):
         """Enough steps were timed."""
 
-    def __init__(self, case: dict[str, Any]) -> None:
+    def __init__(self, case: harness.Case) -> None:
         self.case, self.times = case, []
-        self.start_mb = _status_mb("VmRSS")
+        self.start_mb = harness.resident_mb()
 
     def tick(self) -> None:
         """Marks the beginning of a step and the end of the one before."""
@@ -116,9 +109,9 @@ class Stopwatch:
             torch.cuda.synchronize()
         self.times.append(time.perf_counter())
         if len(self.times) == self.case["warmup"] + 1:
-            _reset_peak(self.case["device"])
+            harness.reset_peak(self.case["device"])
         if len(self.times) == self.case["warmup"] + self.case["steps"] + 1:
-            self.peak_mb = _peak_mb(self.case["device"])
+            self.peak_mb = harness.peak_mb(self.case["device"])
             self.tensors = _TensorPeak()
         if len(self.times) == self.case["warmup"] + self.case["steps"] + 2:
             self.tensors_mb = self.tensors.stop()
@@ -166,32 +159,7 @@ class _TensorPeak:
         return (self.live + max(0, *sizes)) / 2**20
 
 
-def _status_mb(key: str) -> float:
-    """A size of this process from /proc in MB; ru_maxrss would include the parent's."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(key + ":"):
-            return int(line.split()[1]) / 1024
-    raise RuntimeError(f"/proc/self/status has no {key}")
-
-
-def _reset_peak(device: str) -> None:
-    if device == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")
-
-
-def _peak_mb(device: str) -> float:
-    if device == "cuda":
-        import torch
-
-        return torch.cuda.max_memory_allocated() / 2**20
-    return _status_mb("VmHWM")
-
-
-def measure_nanolm(case: dict[str, Any]) -> dict[str, Any]:
+def measure_nanolm(case: harness.Case) -> dict[str, Any]:
     """A run of nanolm_c4 on random rows, timed where the loop asks for the number of targets."""
     _keep_memory()
     import torch
@@ -199,8 +167,8 @@ def measure_nanolm(case: dict[str, Any]) -> dict[str, Any]:
     from nanolm_c4 import train
     from nanolm_c4.data import collate
     from training import loop
+    from training import task as tasks
 
-    torch.set_num_threads(case["threads"])
     config = _config(case)
     rows = _random_rows(case)
     watch = Stopwatch(case)
@@ -210,7 +178,7 @@ def measure_nanolm(case: dict[str, Any]) -> dict[str, Any]:
         return torch.tensor(batch[1].numel())
 
     model = train.build_model(config, case["vocab"])
-    task = loop.Task(
+    task = tasks.Task(
         config=config,
         model=model,
         plan=train.build_plan(config, model),
@@ -235,44 +203,27 @@ def _keep_memory() -> None:
     allocator.keep_memory()
 
 
-def _config(case: dict[str, Any]) -> Any:
-    from nanolm_c4.config import Config
-    from training.config import validate
-
-    shape = {key: case[key] for key in ("width", "layers", "head_dim", "context")}
-    steps = case["warmup"] + case["steps"] + 2
-    fields = {
-        "model": {**shape, "vocab_size": case["vocab"]},
-        "prescription": {"parameterization": "mup", "alignment": "full", "base_width": 64},
-        "optimizer": {"name": "adam", "lr": 2**-9},
-        "schedule": {"name": "cosine"},
-        # A diverging loss would end the run; random tokens have nothing to learn.
-        "training": {
-            "steps": steps, "batch_size": case["batch"], "divergence_factor": 1e9,
-            **MODES[case["mode"]],
-        },
-        "data": {},
-    }  # fmt: skip
-    return validate(Config, fields, "benchmark")
+def _config(case: harness.Case) -> Any:
+    return harness.decoder_config(
+        case,
+        steps=case["warmup"] + case["steps"] + 2,
+        divergence_factor=1e9,  # random tokens have nothing to learn, and a diverging run would end
+        **MODES[case["mode"]],
+    )
 
 
-def _random_rows(case: dict[str, Any]) -> list[Any]:
-    import torch
-
-    generator = torch.Generator().manual_seed(0)
-    shape = (8 * case["batch"], case["context"] + 1)
-    rows = torch.randint(case["vocab"], shape, generator=generator)
-    return [(row[:-1], row[1:]) for row in rows]
+def _random_rows(case: harness.Case) -> list[Any]:
+    return [(row[:-1], row[1:]) for row in harness.random_rows(case, 8 * case["batch"])]
 
 
-def measure_plain(case: dict[str, Any]) -> dict[str, Any]:
+def measure_plain(case: harness.Case) -> dict[str, Any]:
     """The plain GPT on the same rows."""
     if case["allocator"] == "default":
         _keep_memory()
     import torch
-    from plain_gpt import PlainGPT, train
 
-    torch.set_num_threads(case["threads"])
+    from benchmarks.plain_gpt import PlainGPT, train
+
     rows = _random_rows(case)
     watch = Stopwatch(case)
 
@@ -295,11 +246,10 @@ def measure_plain(case: dict[str, Any]) -> dict[str, Any]:
     raise RuntimeError("unreachable: the batches never end")
 
 
-def measure_matmul(case: dict[str, Any]) -> dict[str, Any]:
+def measure_matmul(case: harness.Case) -> dict[str, Any]:
     """FLOP/s of square matrix products: the best of three sizes, each the median of its runs."""
     import torch
 
-    torch.set_num_threads(case["threads"])
     sizes = (4096, 8192, 16384) if case["device"] == "cuda" else (1024, 2048, 3072)
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
     return {
@@ -322,15 +272,13 @@ def _matmul_rate(size: int, dtype: Any, device: str) -> float:
     return 2 * size**3 / statistics.median(times[2:])
 
 
-def measure_pipeline(case: dict[str, Any]) -> dict[str, Any]:
+def measure_pipeline(case: harness.Case) -> dict[str, Any]:
     """Tokens/s of the loop's own batches from a token file on disk, without any training."""
-    import torch
     from torch.utils.data import DataLoader
 
     from nanolm_c4.data import Corpus, collate
     from training.sampling import BatchIds
 
-    torch.set_num_threads(case["threads"])
     with tempfile.TemporaryDirectory() as folder:
         rows = Corpus(_write_corpus(Path(folder), case["vocab"])).train_rows(case["context"])
         ids = BatchIds(
@@ -361,7 +309,7 @@ def _write_corpus(folder: Path, vocab: int, tokens: int = 20_000_000) -> Path:
 # The launching process
 
 
-def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
+def cases(args: argparse.Namespace) -> list[harness.Case]:
     """Every case of one repetition: the ceiling, the pipeline, and all that train."""
     keys = ("steps", "warmup", "layers", "context", "vocab", "head_dim", "batch", "threads")
     shared = {**{key: getattr(args, key) for key in keys}, "device": args.device}
@@ -371,28 +319,23 @@ def cases(args: argparse.Namespace) -> list[dict[str, Any]]:
     return [{**shared, **case} for case in ({"what": "matmul"}, {"what": "pipeline"}, *training)]
 
 
-def launch(case: dict[str, Any]) -> dict[str, Any]:
-    """Measures one case in a fresh process."""
-    environment = {k: v for k, v in os.environ.items() if k not in TUNED}
-    environment |= ALLOCATORS[case.get("allocator", "default")]
-    environment["OMP_NUM_THREADS"] = str(case["threads"])
+def launch(case: harness.Case) -> dict[str, Any]:
+    """Measures one case in a fresh process, under its allocator's variables alone."""
+    variables: dict[str, str | None] = dict.fromkeys(TUNED)
+    variables |= ALLOCATORS[case.get("allocator", "default")]
     if case["device"] == "cpu":
-        environment["CUDA_VISIBLE_DEVICES"] = ""
-    command = [sys.executable, str(Path(__file__).resolve()), "--case", json.dumps(case)]
-    done = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise SystemExit(f"error: the process of {label(case)} ended with {done.returncode}")
-    return json.loads(done.stdout.splitlines()[-1])
+        variables["CUDA_VISIBLE_DEVICES"] = ""
+    return harness.fresh("throughput", case, variables)
 
 
-def label(case: dict[str, Any]) -> str:
+def label(case: harness.Case) -> str:
     """A case in a few words."""
     keys = ("width", "mode", "allocator", "implementation")
     return " ".join([case["what"], *(str(case[key]) for key in keys if key in case)])
 
 
 def summarise(
-    case: dict[str, Any], results: list[dict[str, Any]], ceiling: dict[str, Any]
+    case: harness.Case, results: list[dict[str, Any]], ceiling: dict[str, Any]
 ) -> dict[str, Any]:
     """One row of the table: statistics over all timed steps of all processes of a case."""
     steps = [ms for result in results for ms in result["ms"]]
@@ -419,7 +362,7 @@ def summarise(
     }
 
 
-def _flops(case: dict[str, Any]) -> float:
+def _flops(case: harness.Case) -> float:
     from nanolm_c4.train import flops
 
     config = _config(case)
@@ -453,39 +396,11 @@ def comparisons(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return result
 
 
-def report(args: argparse.Namespace, measured: list[tuple[dict, list[dict]]]) -> dict[str, Any]:
-    """The benchmark's result."""
-    import torch
-
-    from training import environment
-
-    by_kind = {case["what"]: results for case, results in measured if case["what"] != "train"}
-    ceiling = {
-        kind: statistics.median(result[kind] for result in by_kind["matmul"])
-        for kind in ("fp32", "bf16")
-    }
-    pipeline = [result["tokens_per_second"] for result in by_kind["pipeline"]]
-    rows = [
-        summarise(case, results, ceiling) for case, results in measured if case["what"] == "train"
-    ]
-    return {
-        "environment": {
-            **environment.describe(torch.device(args.device)), "threads": args.threads
-        },
-        "arguments": {key: value for key, value in vars(args).items() if key != "case"},
-        "matmul_flops_per_second": ceiling,
-        "pipeline_tokens_per_second": statistics.median(pipeline),
-        "comparisons": comparisons(rows),
-        "rows": rows,
-    }  # fmt: skip
-
-
 def main() -> None:
-    """Measures all cases in turn, prints the result as JSON and keeps it."""
+    """Measures all cases in turn and prints the result as JSON."""
     args = parse()
     if args.case:
-        print(json.dumps(measure(args.case)))
-        return
+        return harness.answer(args.case, measure)
     measured = [(case, []) for case in cases(args)]
     for repeat in range(args.repeats):
         for case, results in measured:
@@ -493,11 +408,17 @@ def main() -> None:
             ms = results[-1].get("ms")
             shown = f"{statistics.median(ms):.1f} ms, {results[-1]['peak_mb']:.0f} MB" if ms else ""
             print(f"{repeat + 1}/{args.repeats} {label(case)} {shown}", file=sys.stderr)
-    from training.files import write_json
-
-    result = report(args, measured)
-    write_json(RESULTS / f"{args.name}.json", result)
-    print(json.dumps(result, indent=1))
+    (_, matmul), (_, pipeline), *training = measured
+    ceiling = {
+        kind: statistics.median(result[kind] for result in matmul) for kind in ("fp32", "bf16")
+    }
+    rows = [summarise(case, results, ceiling) for case, results in training]
+    harness.show(
+        args, args.device, rows,
+        matmul_flops_per_second=ceiling,
+        pipeline_tokens_per_second=statistics.median(r["tokens_per_second"] for r in pipeline),
+        comparisons=comparisons(rows),
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

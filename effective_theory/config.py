@@ -1,6 +1,6 @@
 """What the theory is evaluated for and measured on; the docstring under a field is its help text.
 
-Symbols of Dinan, Yaida & Zhang (2023), Part I, stand beside the names.
+Docstrings give the symbols of Dinan, Yaida & Zhang (2023), Part I.
 """
 
 from __future__ import annotations
@@ -41,6 +41,12 @@ class ModelConfig(Section):
     """n_out: classes for vision, the vocabulary for language."""
     s: Strategy = 0.0
     """Meta-principled strategy of footnotes 8 and 26: 0 neural-tangent, 1 maximal-update."""
+
+
+def block_names(depth: int) -> tuple[str, ...]:
+    """Names of the paper's blocks 1 to L = 2 depth + 2: stem, attention.0, mlp.0, ..., head."""
+    middle = [f"{kind}.{index}" for index in range(depth) for kind in ("attention", "mlp")]
+    return ("stem", *middle, "head")
 
 
 class InitConfig(Section):

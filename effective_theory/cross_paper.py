@@ -9,12 +9,12 @@ a + theta, b - theta, c - theta (SGD: 2 theta) changes none of what is trained.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
 from effective_theory.stratos import STRATOS_NAMES, STRATOS_TABLE
+from measure.theory import powers
 from param_groups import Bordelon, Dinan, Prescription, Role
 from param_groups.exponents import (
     FULL_ALIGNMENT,
@@ -36,7 +36,6 @@ _ROLES = {
 }
 _WIDTHS = (2**10, 2**20)
 _FIXED = 32  # n_patch and n_out, which do not grow with the width
-_GRAIN = 1680  # exponents are rounded to this denominator, and checked
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,18 @@ class Fact:
 def scaling(rule: Callable[[int], Prescription], role: Role) -> Scaling:
     """The exponents of one role, from the numbers a prescription gives at two widths.
 
-    Exact as long as they are multiples of 1/1680. Initial values of zero are not allowed.
+    Initial values of zero are not allowed.
     """
-    small, large = (_numbers(rule, role, width) for width in _WIDTHS)
-    return Scaling(*(_exponent(before, after) for before, after in zip(small, large)))
+    given = [
+        rule(width)(
+            role,
+            _FIXED if role is Role.PATCH_EMBEDDING else width,
+            _FIXED if role is Role.READOUT else width,
+        )
+        for width in _WIDTHS
+    ]
+    found = powers(*given, _WIDTHS[1] / _WIDTHS[0])
+    return Scaling(found.a, found.b, found.c)
 
 
 def dinan(s: Fraction, optimizer: str) -> dict[str, Scaling]:
@@ -180,23 +187,6 @@ def bordelon_is_mean_field() -> Fact:
     return Fact(statement, holds, tuple(lines))
 
 
-def _numbers(rule: Callable[[int], Prescription], role: Role, width: int) -> tuple[float, ...]:
-    """(multiplier, std, rate) of one role's matrix."""
-    fan_in = _FIXED if role is Role.PATCH_EMBEDDING else width
-    fan_out = _FIXED if role is Role.READOUT else width
-    numbers = rule(width)(role, fan_in, fan_out)
-    return numbers.multiplier, numbers.init_std, numbers.lr
-
-
-def _exponent(small: float, large: float) -> Fraction:
-    ratio = math.log(_WIDTHS[1] / _WIDTHS[0])
-    value = -math.log(large / small) / ratio
-    exact = Fraction(round(value * _GRAIN), _GRAIN)
-    if abs(value - exact) > 1e-9:
-        raise AssertionError(f"{value} is no multiple of 1/{_GRAIN}")
-    return exact
-
-
 def _by_layer(rule: Callable[[int], Prescription]) -> dict[str, Scaling]:
     return {layer: scaling(rule, _ROLES[layer]) for layer in LAYERS}
 
@@ -208,7 +198,7 @@ def _compare(mine: Scalings, theirs: Scalings, optimizer: str) -> tuple[bool, li
     }
     lines = [
         f"{optimizer:<5}{layer:<10} {str(mine[layer]):<18} shifted {str(moved[layer]):<18} "
-        f"beside {theirs[layer]}"
+        f"theirs {theirs[layer]}"
         for layer in LAYERS
     ]
     return moved == dict(theirs), lines

@@ -1,8 +1,7 @@
-"""What the theory predicts, measured on random networks: kernels and neural tangent kernels.
+"""What the theory predicts, measured on random networks: means over networks, and their errors.
 
-An observation is one network's values; a Measured holds mean and standard error over networks at
-one width; `limit` extrapolates several widths to infinite width. Kernels are (P, P) over pairs of
-(sample, token), P = D T, samples first; those of a pooled head are (D, D).
+A Measured holds mean and standard error over the networks of one width (`observation` has the
+values of a single one); `limit` extrapolates several widths to infinite width.
 """
 
 from __future__ import annotations
@@ -18,28 +17,24 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from effective_theory.config import ALPHABET, Config
+from effective_theory.config import Config
 from effective_theory.inputs import inputs
-from effective_theory.network import Encoder, Trace, Use, block_names, group
-from param_groups import Dinan
+from effective_theory.network import Encoder
+from effective_theory.observation import Directions, Key, Values, observe
 from training.errors import UserError
 
 CHUNK = 25  # networks per job and partial sum; fixed, so that sums do not depend on processes
 
-Key = tuple[str, ...]  # ("theta", "head", "stem") and the like
-Values = dict[Key, Tensor]
-
 
 @dataclass
-class Kernels:
-    """Named values, or their standard errors, float64."""
+class KernelMeans:
+    """Means over networks by name, or their standard errors, float64."""
 
     G: dict[str, Tensor] = field(default_factory=dict)
     """Preactivations of a block, (1.35): mean of z z over components."""
@@ -84,26 +79,26 @@ class Measured:
         return len(self.seeds)
 
     @property
-    def mean(self) -> Kernels:
+    def mean(self) -> KernelMeans:
         """Means over networks."""
-        return _kernels(_rooted(self.averages))
+        return _named(_rooted(self.averages))
 
     @property
-    def se(self) -> Kernels:
+    def se(self) -> KernelMeans:
         """Standard errors of the means; NaN for a single network."""
         errors = _standard_errors(self)
         for key in errors:
             if key[0] == "magnitudes":
                 root = self.averages[key].sqrt()
                 errors[key] = torch.where(root > 0, errors[key] / (2 * root), errors[key])
-        return _kernels(errors)
+        return _named(errors)
 
 
 class Limit(NamedTuple):
     """Values at infinite width with standard errors, see `limit`."""
 
-    mean: Kernels
-    se: Kernels
+    mean: KernelMeans
+    se: KernelMeans
 
 
 class Extrapolated(NamedTuple):
@@ -124,9 +119,6 @@ def network(config: Config, width: int, seed: int, encoder: Encoder | None = Non
     return encoder.initialise(generator)
 
 
-Directions = dict[Key, Tensor]  # per kernel, what its off-diagonal entries are projected on
-
-
 def measure(
     config: Config,
     width: int,
@@ -136,8 +128,8 @@ def measure(
 ) -> Measured:
     """Observes the networks of these seeds one by one, on inputs x of `inputs`.
 
-    `directions` are matrices with zero diagonal, by the keys of `Kernels.diagonals`; the sums of
-    products with them are `Kernels.rests`, with the error of the networks' own sums.
+    `directions` are matrices with zero diagonal, by the keys of `KernelMeans.diagonals`; the sums
+    of products with them are `KernelMeans.rests`, with the error of the networks' own sums.
     """
     seeds = tuple(seeds)
     _check_components(config, width)
@@ -232,7 +224,7 @@ def limit(measured: Sequence[Measured], s: float = 0.0, order: int = 1) -> Limit
         if _has_limit(key, s):
             values = [part.averages[key] for part in measured]
             means[key], ses[key] = extrapolate(widths, values, [se[key] for se in errors], order)
-    return Limit(_kernels(means), _kernels(ses))
+    return Limit(_named(means), _named(ses))
 
 
 def _has_limit(key: Key, s: float) -> bool:
@@ -243,196 +235,6 @@ def _has_limit(key: Key, s: float) -> bool:
     head = names[0] == "head"
     tangents = kind in ("theta", "groups", "off_diagonal")
     return kind != "magnitudes" and (s == 0 or tangents == head or kind == "F")
-
-
-def observe(encoder: Encoder, x: Tensor, directions: Directions | None = None) -> Values:
-    """One network's values: keys are a field of Kernels, a block and, for theta, a tensor.
-
-    Under "magnitudes" stand squares, whose mean over networks is then rooted.
-    """
-    trace: Trace = {}
-    with torch.enable_grad():
-        z = encoder(x, trace)
-    values: Values = {}
-    for block, preactivations in z.items():
-        values["G", block] = _gram(_free_outputs(encoder, block, preactivations.detach()))
-        if block != "head":
-            values["F", block] = _gram(encoder.norm(preactivations.detach()))
-        kernels = tangent_kernels(encoder, z, trace, block)
-        values |= _theta(encoder, block, kernels)
-        if block == "head":
-            values |= _magnitudes(encoder, kernels)
-    return values | _numbers(values, directions or {})
-
-
-def tangent_kernels(
-    encoder: Encoder, z: dict[str, Tensor], trace: Trace, block: str
-) -> dict[str, Tensor]:
-    """Sum over each tensor's parameters of dz_{a;i} dz_{b;j}: (K, K, P, P) over components i, j.
-
-    Without lambda_G. From inputs and cotangents of every product with a tensor, since a token adds
-    (cotangent)(input)^T to the gradient: no gradient of a tensor's size is formed.
-    """
-    uses = _uses_before(trace, block)
-    cotangents = torch.autograd.grad(
-        z[block],
-        [use.output for use in uses.values()],
-        _selections(encoder, z[block], block),
-        is_grads_batched=True,
-        retain_graph=True,
-    )
-    count = len(_components(encoder, block))
-    kernels = {}
-    for (name, use), cotangent in zip(uses.items(), cotangents, strict=True):
-        kernels[name] = _product_kernel(use, cotangent).unflatten(0, (count, -1))
-        kernels[name] = _by_pairs(kernels[name], count)
-    return kernels
-
-
-def jacobian_kernels(encoder: Encoder, x: Tensor, block: str) -> dict[str, Tensor]:
-    """What `tangent_kernels` computes, by its definition: Gram matrices of per-sample Jacobians.
-
-    Needs P times the memory of the network; for checks at small widths.
-    """
-    components = _components(encoder, block)
-    parameters = dict(encoder.named_parameters(remove_duplicate=False))
-    kept = {use: parameters[use] for use in _tensors_before(encoder, block)}
-
-    def outputs(kept: dict[str, Tensor], sample: Tensor) -> Tensor:
-        z = torch.func.functional_call(
-            encoder, parameters | kept, (sample[None],), tie_weights=False
-        )
-        return z[block][0].movedim(-1, 0)[components]  # (K, T), or (K,) of a pooled head
-
-    jacobians = torch.vmap(torch.func.jacrev(outputs), (None, 0), out_dims=1)(kept, x)
-    kernels = {}
-    for name, jacobian in jacobians.items():  # (K, D, [T,] *shape)
-        rows = jacobian.reshape(len(components), -1, kept[name].numel()).double()
-        kernels[name] = torch.einsum("iap,jbp->ijab", rows, rows)
-    return kernels
-
-
-def rate(encoder: Encoder, name: str) -> float:
-    """lambda_G of a tensor for SGD: (1.99)-(1.107) and, for s > 0, footnote 26."""
-    model, rates = encoder.config.model, encoder.config.rates
-    prescription = Dinan(
-        width=encoder.width,
-        strategy="meta_principled",
-        s=model.s,
-        optimizer="sgd",
-        mlp_factor="keep",
-    )
-    factor = getattr(rates, "stem" if encoder.tied and name == "readout" else group(name))
-    return factor * prescription.lr_factor(encoder.role(name), *encoder.fans(name))
-
-
-def _theta(encoder: Encoder, block: str, kernels: dict[str, Tensor]) -> Values:
-    values: Values = {}
-    scaled = {name: rate(encoder, name) * kernel for name, kernel in kernels.items()}
-    for name, kernel in (scaled | {"total": sum(scaled.values())}).items():
-        values["theta", block, name] = kernel.diagonal().mean(-1)
-    for name in scaled:
-        key = "groups", block, group(name)
-        values[key] = values.get(key, 0) + values["theta", block, name]
-    pairs = list(permutations(range(len(kernel)), 2))
-    if pairs:
-        values["off_diagonal", block] = torch.stack([kernel[pair] for pair in pairs]).mean(0)
-    return values
-
-
-def _numbers(values: Values, directions: Directions) -> Values:
-    """What is compared with the theory as one number: diagonals, and rests along a direction."""
-    found: Values = {}
-    for (kind, *names), value in values.items():
-        if kind in ("G", "F", "groups") or (kind, names[-1]) == ("theta", "total"):
-            key = ("theta" if kind == "groups" else kind, *names)
-            found["diagonals", *key] = value.diagonal().mean()
-            if key in directions:
-                found["rests", *key] = (directions[key] * value).sum()
-    return found
-
-
-def _magnitudes(encoder: Encoder, kernels: dict[str, Tensor]) -> Values:
-    """Mean squares of the gradient's entries."""
-    values: Values = {}
-    for name, kernel in kernels.items():
-        words = encoder.tied and name in ("stem", "readout")
-        entries = encoder.width if words else encoder.get_parameter(name).numel()
-        squares = kernel.diagonal().mean(-1).diagonal()
-        values["magnitudes", name] = squares.mean() / entries
-    return values
-
-
-def _gram(vectors: Tensor) -> Tensor:
-    """(..., n) -> mean over n of products of all pairs, (P, P), float64."""
-    rows = vectors.flatten(0, -2).double()
-    return rows @ rows.T / rows.shape[1]
-
-
-def _free_outputs(encoder: Encoder, block: str, z: Tensor) -> Tensor:
-    """Without the outputs of a tied head that inputs may have, whose contact terms (footnote 19)
-    the leading order leaves out."""
-    return z[..., ALPHABET:] if encoder.tied and block == "head" else z
-
-
-def _components(encoder: Encoder, block: str) -> list[int]:
-    """The components whose gradients are taken."""
-    first = ALPHABET if encoder.tied and block == "head" else 0
-    return list(range(first, first + encoder.config.measure.outputs))
-
-
-def _tensors_before(encoder: Encoder, block: str) -> list[str]:
-    """Uses of tensors that a block's z depends on, in the order of the forward pass."""
-    blocks = block_names(encoder.config.model.depth)
-    before = blocks[1 : blocks.index(block) + 1]
-    names = [name for name, _ in encoder.named_parameters(remove_duplicate=False)]
-    inner = [name for part in before for name in names if name.startswith(f"{part}.")]
-    head = [name for name in names if name.startswith("readout") and block == "head"]
-    return ["stem", "position", *inner, *head]
-
-
-def _uses_before(trace: Trace, block: str) -> dict[str, Use]:
-    """The part of a trace that comes before the end of a block."""
-    names = list(trace)
-    last = max(
-        place
-        for place, name in enumerate(names)
-        if block == "head" or name.startswith(f"{block}.") or (block, name) == ("stem", "position")
-    )
-    return {name: trace[name] for name in names[: last + 1]}
-
-
-def _selections(encoder: Encoder, z: Tensor, block: str) -> Tensor:
-    """One-hot cotangents (K T, *z.shape), for every component and token; all samples at once."""
-    components = _components(encoder, block)
-    tokens = z.shape[1] if z.dim() == 3 else 1
-    selections = torch.zeros(len(components), tokens, len(z), tokens, z.shape[-1], dtype=z.dtype)
-    for place, component in enumerate(components):
-        for token in range(tokens):
-            selections[place, token, :, token, component] = 1
-    return selections.view(-1, *z.shape)
-
-
-def _product_kernel(use: Use, cotangent: Tensor) -> Tensor:
-    """Kernel (R, D, R, D) of one tensor from cotangents (R, D, T, fan_out), R = K T.
-
-    Sums (g_{ra;t} . g_{sb;u}) (x_{a;t} . x_{b;u}) over tokens t, u. The inputs' products are put
-    into one of the cotangents, which keeps memory linear in R.
-    """
-    rows, samples = cotangent.shape[:2]
-    products = torch.einsum("atj,buj->abtu", use.inputs, use.inputs)
-    columns = []
-    for sample in range(samples):
-        mixed = products[:, sample].mT @ cotangent  # (R, D, T, fan_out)
-        right = cotangent[:, sample].reshape(rows, -1)
-        columns.append(mixed.reshape(rows * samples, -1) @ right.T)
-    return torch.stack(columns, -1).view(rows, samples, rows, samples).detach().double()
-
-
-def _by_pairs(kernel: Tensor, count: int) -> Tensor:
-    """(K, T, D, K T, D) -> (K, K, D T, D T)."""
-    kernel = kernel.unflatten(3, (count, -1))
-    return kernel.permute(0, 3, 2, 1, 5, 4).flatten(4, 5).flatten(2, 3)
 
 
 def _statistics(width: int, seeds: tuple[int, ...], observed: list[Values]) -> Measured:
@@ -468,8 +270,8 @@ def _rooted(values: Values) -> Values:
     return {key: value.sqrt() if key[0] == "magnitudes" else value for key, value in values.items()}
 
 
-def _kernels(values: Values) -> Kernels:
-    kernels = Kernels()
+def _named(values: Values) -> KernelMeans:
+    kernels = KernelMeans()
     for (kind, *names), value in values.items():
         target = getattr(kernels, kind)
         if kind in ("diagonals", "rests"):

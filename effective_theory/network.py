@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from effective_theory.config import Config
+from effective_theory.config import Config, block_names
 from param_groups.roles import Role, default_layout, fans
 from training.errors import UserError
 
@@ -39,12 +39,6 @@ class Use(NamedTuple):
 
 
 Trace = dict[str, Use]
-
-
-def block_names(depth: int) -> list[str]:
-    """The blocks l = 1 to L = 2 depth + 2 in order: "stem", "attention.0", "mlp.0", ..., "head"."""
-    pairs = [f"{kind}.{index}" for index in range(depth) for kind in ("attention", "mlp")]
-    return ["stem", *pairs, "head"]
 
 
 class Attention(nn.Module):

@@ -1,12 +1,12 @@
-"""Everything at once: the papers' theory beside what networks do, as tables, figures and JSON.
+"""The papers' theory compared with what networks do: everything at once, as tables and JSON.
 
     python -m effective_theory.run [vision language bigram] [--workers 2] [key=value ...]
 
 Names are those of configs/ (or paths of YAML files); by default all three. Keys of the theory and
 its networks go to every config named, those of the bigram model are written bigram.key=value.
 Results go to results/effective_theory/ (--out): NAME.json with every entry, kernels.csv and
-bigram.csv, and the figures drawn from them. With --ship the tables are kept in plots/data, where
-`bash scripts/plots.sh` finds them.
+bigram.csv; the commands that draw figures from them are printed. `--ship plots/data/theory` keeps
+the tables there, too, with what they were made of, for `bash scripts/plots.sh`.
 
 Exit code 1 if a number misses its tolerance, 2 for a mistake in the command or a config. Judged are
 mean diagonals at n >= 512 with >= 300 networks (G 1 %, tangent kernel per group 2 %, queries and
@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import importlib
 import io
 import math
 import shutil
@@ -36,11 +35,7 @@ CONFIGS = Path(__file__).resolve().parent / "configs"
 OUT = Path("results/effective_theory")
 BIGRAM = "bigram"
 NAMES = ("vision", "language", BIGRAM)
-FIGURES = {
-    "kernels": ("theory.kernels", "theory.error", "theory.shares"),
-    BIGRAM: ("theory.bigram",),
-}
-SHIPPED = {"kernels": "effective_theory_kernels", BIGRAM: "effective_theory_bigram"}
+FIGURES = {"kernels": ("kernels", "error", "shares"), BIGRAM: ("bigram",)}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -48,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     with one_line_errors(OSError):
         args = _parser().parse_intermixed_args(argv)
         job = _job(args)
-        _prepare(job.out)
+        _prepare("--out", job.out)
+        if job.ship:
+            _prepare("--ship", job.ship)
         missed = run(job)
     for line in missed:
         print(line, file=sys.stderr)
@@ -65,11 +62,12 @@ class Job:
     """The bigram model's config."""
     out: Path
     workers: int
-    ship: bool
+    ship: Path | None
+    """Folder of tables that are kept with the figures."""
 
 
 def run(job: Job) -> list[str]:
-    """Computes, writes and draws; returns a line per number that misses its tolerance.
+    """Computes and writes; returns a line per number that misses its tolerance.
 
     Every table is written as soon as its last row is there.
     """
@@ -89,14 +87,13 @@ def run(job: Job) -> list[str]:
 
 
 def _keep(job: Job, name: str, rows: Sequence[Mapping[str, Any]], start: float) -> None:
-    """Writes a table, draws its figures and, when asked, ships it."""
+    """Writes a table, ships it when asked, and says how to draw it."""
     table = job.out / f"{name}.csv"
     write_table(table, rows)
-    for figure in FIGURES[name]:
-        text, _ = importlib.import_module(f"plots.{figure}").make([table], job.out)
-        print(text, flush=True)
     if job.ship:
         _ship(job, name, time.perf_counter() - start)
+    for figure in FIGURES[name]:
+        print(f"figure: python -m plots theory/{figure} {table}", flush=True)
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -127,10 +124,10 @@ def _encoder(job: Job, name: str, config: Any) -> list[Any]:
 
 def _bigram(job: Job) -> list[Any]:
     """The bigram model's exponents, written with the sizes behind them."""
-    from effective_theory import alignment
+    from effective_theory import bigram_training
 
     start = time.perf_counter()
-    rows = alignment.tables(job.bigram)
+    rows = bigram_training.tables(job.bigram)
     seconds = time.perf_counter() - start
     print(f"{BIGRAM}: {seconds:.0f} s", flush=True)
     value = {"config": job.bigram.model_dump(mode="json"), "seconds": seconds}
@@ -165,10 +162,9 @@ def _cell(value: Any) -> Any:
 
 
 def _ship(job: Job, name: str, seconds: float) -> None:
-    """Keeps a table with the figures; beside it what it was made of, and where."""
+    """Copies a table to the folder that ships it, with what it was made of, and where."""
     import torch
 
-    from plots.tables import DATA
     from training.environment import describe
     from training.files import write_json
 
@@ -179,19 +175,19 @@ def _ship(job: Job, name: str, seconds: float) -> None:
         "workers": job.workers,
         "configs": {key: config.model_dump(mode="json") for key, config in configs.items()},
     }
-    shutil.copyfile(job.out / f"{name}.csv", DATA / f"{SHIPPED[name]}.csv")
-    write_json(DATA / f"{SHIPPED[name]}.json", origin)
+    shutil.copyfile(job.out / f"{name}.csv", job.ship / f"{name}.csv")
+    write_json(job.ship / f"{name}.json", origin)
 
 
-def _prepare(out: Path) -> None:
+def _prepare(option: str, folder: Path) -> None:
     """Finds out before minutes of work whether results can be written."""
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise UserError(
-            f"--out {out}: cannot write results there ({error.strerror}); name another folder"
+            f"{option} {folder}: cannot write results there ({error.strerror}); name another folder"
         ) from None
 
 
@@ -255,7 +251,7 @@ def _encoders(files: Mapping[str, Path], overrides: Iterable[str]) -> dict[str, 
         if stem in stems:
             raise UserError(
                 f"{path}: {stems[stem]} has stem {stem} too, and a figure shows one of each; "
-                "compare them in two calls with an --out of their own"
+                "compare them in two calls, each with another --out"
             )
         stems[stem] = path
     return configs
@@ -307,7 +303,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("words", nargs="*", metavar="NAME | key=value", help="see above")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the results")
     parser.add_argument("--workers", type=int, default=2, help="processes of one thread each")
-    parser.add_argument("--ship", action="store_true", help="keep the tables in plots/data")
+    parser.add_argument("--ship", type=Path, metavar="FOLDER", help="also keep the tables there")
     return parser
 
 

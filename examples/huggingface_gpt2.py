@@ -27,13 +27,10 @@ def planned(width):
         bos_token_id=0, eos_token_id=0,
     ))
     rule = Everett("mup", width=width, base_width=64)  # at width 64: plain Adam with one rate
-    scale = rule.attention_scale(HEAD_DIM)  # 1/h; the library's is 1/sqrt(h)
     for block in model.transformer.h:
-        block.attn.scaling = scale
-    applied = {"attention_scale": scale}
-    return model, plan(
-        model, GPT2_RULES, rule, lr=2**-8, absorb_multipliers=True, applied=applied
-    )
+        block.attn.scaling = rule.attention_scale(HEAD_DIM)  # 1/h; the library's is 1/sqrt(h)
+    applied = {"attention_scale": block.attn.scaling}
+    return model, plan(model, GPT2_RULES, rule, lr=2**-8, absorb_multipliers=True, applied=applied)
 
 
 def loss_of(model, ids):

@@ -67,11 +67,12 @@ from measure.coordinates import (
 )
 from measure.slopes import EXCEPTION, SEVERITY, TOLERANCE, UNKNOWN, Slope, failed, fit, worst
 from param_groups.plan import align
-from training import environment, loop, runs
+from training import environment, runs
 from training.config import Section, leaves, parse_overrides, read_yaml, set_keys, validate
 from training.errors import UserError, one_line_errors
 from training.experiment import load_experiment
 from training.files import write_json, write_text
+from training.task import Task, build_optimizer, first_batches, initialise
 
 # Keys an experiment is checked with, where its config has them. None changes an exponent; all
 # bring the widths of a laptop into the range where the exponents show.
@@ -103,7 +104,7 @@ LR_FACTOR = 1 / 8
 
 
 def table(slopes: Sequence[Slope]) -> str:
-    """Modules, then tensors: slopes at the first and the last step beside the expected ones.
+    """Modules, then tensors: slopes at the first and the last step, with the expected ones.
 
     Repeated blocks are one line, with the slope that is farthest from its aim; the verdict is the
     worst over blocks and all steps.
@@ -260,24 +261,24 @@ def _check_settings(
     return chosen
 
 
-def _from_task(task: loop.Task, steps: int) -> Check:
+def _from_task(task: Task, steps: int) -> Check:
     """The first steps of a run, at constant rates."""
     config = task.config
-    batches = list(loop.first_batches(task, steps))
-    loop.initialise(task)
+    batches = list(first_batches(task, steps))
+    initialise(task)
     return Check(
         model=task.model,
         plan=task.plan,
         batches=batches,
         loss=_loss_through_logits(task, batches[0]),
-        optimizer=loop.build_optimizer(task),
+        optimizer=build_optimizer(task),
         clip_norm=config.optimizer.clip_norm,
         after_init=task.after_init,
     )
 
 
 def _loss_through_logits(
-    task: loop.Task, batch: Any
+    task: Task, batch: Any
 ) -> Callable[[nn.Module, Any], torch.Tensor]:
     """The task's mean loss, computed so that the readout is called.
 

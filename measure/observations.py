@@ -9,7 +9,9 @@ The initial state is not stored: the plan draws it again from the seed.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import json
 import math
 import os
 import re
@@ -17,21 +19,19 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from accelerate.utils import extract_model_from_parallel, send_to_device
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
 
 from measure import representations
 from measure.representations import Block, Capture, Forward, capture, rms
 from training.errors import UserError
 from training.files import sync, writing
-
-if TYPE_CHECKING:
-    from training.loop import Task
+from training.log import Log, finite
+from training.task import LiveRun, Task, initialise
 
 FOLDER = "observations"
 _NAME = re.compile(r"step_(\d+)\.safetensors")
@@ -118,7 +118,7 @@ def _pooled(blocks: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    return {name: finite(value) for name, value in numbers.items()}
 
 
 def arrays_of(now: Capture) -> dict[str, Tensor]:
@@ -156,20 +156,15 @@ def attention_places(tokens: int) -> list[tuple[int, int]]:
 # The states of a task's model
 
 
-def observed_data(task: Task) -> Dataset:
-    """The samples that observations see, from the first on."""
-    return task.eval_data if task.observe_data is None else task.observe_data
-
-
 def eval_batch(task: Task, samples: int, device: torch.device) -> Any:
     """The first samples to observe as one batch; there must be as many, see `check_samples`."""
-    collate, data = task.eval_collate or task.collate or default_collate, observed_data(task)
-    return send_to_device(collate([data[index] for index in range(samples)]), device)
+    data = task.observed_data
+    return send_to_device(task.eval_batch([data[index] for index in range(samples)]), device)
 
 
 def check_samples(task: Task, samples: int, key: str = "training.observe_samples") -> None:
     """Raises UserError, which names `key`, for more samples than the task has to observe."""
-    data = observed_data(task)
+    data = task.observed_data
     if samples > len(data):
         advice = "lower it or give more validation data" if len(data) else "give more of it"
         raise UserError(
@@ -190,7 +185,7 @@ def forward_of(task: Task) -> Forward:
 
 
 def current_state(task: Task) -> nn.Module:
-    """Modules of their own around the model's parameters: hooks and modes leave training alone.
+    """Separate modules around the model's parameters: hooks and modes leave training alone.
 
     Without the autocast that accelerate puts around a model's forward pass.
     """
@@ -199,8 +194,6 @@ def current_state(task: Task) -> nn.Module:
 
 def initial_state(task: Task) -> nn.Module:
     """A copy of the model with the values that it starts from, which the seed decides."""
-    from training.loop import initialise  # which observes, and so imports this module
-
     with torch.random.fork_rng(devices=_cuda_devices(task.model)):
         model = _twin(task.model, lambda p: nn.Parameter(torch.empty_like(p), p.requires_grad))
         initialise(replace(task, model=model))
@@ -222,18 +215,66 @@ def _cuda_devices(model: nn.Module) -> list[torch.device]:
 # Files of a run
 
 
-class Observer:
-    """Observes the model of a task in training; the batch is fetched once."""
+class ObservationLog(Log):
+    """observations.jsonl; without its line the arrays of a step are removed, too."""
 
-    def __init__(self, task: Task, samples: int, device: torch.device) -> None:
-        self.task, self.forward = task, forward_of(task)
-        self.batch = eval_batch(task, samples, device)
+    def cut(self, length: int) -> None:
+        """Drops what was written after the first `length` bytes, and the arrays of those steps."""
+        super().cut(length)
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        kept = {json.loads(line)["step"] for line in lines}
+        folder = self.path.with_name(FOLDER)
+        for path in folder.iterdir() if folder.is_dir() else ():
+            found = _NAME.fullmatch(path.name)
+            if found and int(found[1]) not in kept:
+                path.unlink()
+
+
+class ObservationRecorder:
+    """Observes a run every `training.observe_every` steps, from step 0 on, and after the last one.
+
+    The main process does it alone: it fetches the samples once and compares the model with its
+    initial state, which is drawn again each time. 0 switches it off.
+    """
+
+    def start(self, run: LiveRun) -> Sequence[Log]:
+        """See `training.task.Recorder`; UserError for a sharded run, for a model whose attention
+        or logits cannot be reached, and for too few samples."""
+        self.run, self.settings = run, run.task.config.training
+        if not self.settings.observe_every:
+            return ()
+        if run.is_sharded:
+            raise UserError(
+                "training.observe_every is not supported with sharding, where no process holds a "
+                "whole tensor: set it to 0, or launch without FSDP"
+            )
+        self.forward = forward_of(run.task)
+        check_samples(run.task, self.settings.observe_samples)
+        self.log = ObservationLog(run.folder / f"{FOLDER}.jsonl")
+        if run.is_main:
+            self.batch = eval_batch(run.task, self.settings.observe_samples, run.device)
+        return (self.log,)
+
+    def around(self, step: int) -> contextlib.AbstractContextManager:
+        """Nothing: an observation needs the state after the step alone."""
+        return contextlib.nullcontext()
+
+    def after(self, step: int) -> None:
+        """Observes if it is time to; the arrays are on the disk before the line."""
+        every = self.settings.observe_every
+        if not every or not self.run.is_main:
+            return
+        if step != self.settings.steps and step % every:
+            return
+        with self.run.aside():
+            found = self.observe()
+            save_arrays(self.run.folder, step, found.arrays)
+            self.log.append(found.line(step))
 
     def observe(self) -> Observation:
-        """The model as it is now, beside its initial state."""
-        return observe(
-            initial_state(self.task), current_state(self.task), self.batch, self.forward
-        )
+        """The model as it is now, compared with its initial state."""
+        task = self.run.task
+        return observe(initial_state(task), current_state(task), self.batch, self.forward)
 
 
 def save_arrays(run_dir: Path, step: int, arrays: Mapping[str, Tensor]) -> Path:
@@ -256,14 +297,3 @@ def write_arrays(path: Path, arrays: Mapping[str, Tensor], by_way_of: Path | Non
         finally:
             temporary.unlink(missing_ok=True)
         sync(path.parent)
-
-
-def cut_arrays(run_dir: Path, step: int) -> None:
-    """Removes the arrays of the steps after `step`, all of them for a step below 0."""
-    folder = run_dir / FOLDER
-    if not folder.is_dir():
-        return
-    for path in folder.iterdir():
-        found = _NAME.fullmatch(path.name)
-        if found and int(found[1]) > step:
-            path.unlink()

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from training import runs
-from training.config import ObservedLoopConfig, read_yaml, validate
-from training.errors import RunError, UserError, one_line_errors
+from training.config import read_yaml, validate
+from training.errors import Damaged, RunError, UserError, one_line_errors
 from training.experiment import load_experiment
 from training.files import write_json
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
 
     from measure.observations import Observation
-    from training.loop import Task
+    from training.task import Task
 
 SAMPLES = 8  # of a run that has observed nothing
 
@@ -208,7 +208,7 @@ def load_kept(
         saved = checkpoint.load(path)
         _refuse_others(path, saved, task)
         state.check_model(task.model, saved.part("model"))
-    except checkpoint.Damaged as damage:
+    except Damaged as damage:
         raise RunError(f"{damage}; the run has to be trained again") from None
     task.plan.initialise(task.model, task.config.seed)  # which also sets the multipliers
     state.load_model(task.model, saved.part("model"))
@@ -219,12 +219,10 @@ def load_kept(
 
 def _observed_samples(task: Task) -> int:
     """Samples that a run observes in training; if none, SAMPLES, as far as there are as many."""
-    from measure.observations import observed_data
-
     settings = task.config.training
-    if isinstance(settings, ObservedLoopConfig) and settings.observe_every:
+    if getattr(settings, "observe_every", 0):
         return settings.observe_samples
-    return max(1, min(SAMPLES, len(observed_data(task))))
+    return max(1, min(SAMPLES, len(task.observed_data)))
 
 
 def _check_ended(run_dir: Path) -> None:
@@ -265,7 +263,6 @@ def _checkpoint(run_dir: Path, step: int | None) -> Path:
 def _refuse_others(path: Path, saved: Any, task: Task) -> None:
     """Raises RunError unless the checkpoint was made by this config and plan."""
     from param_groups import Plan
-    from training.checkpoint import Damaged
 
     try:
         plan = Plan.from_dict(saved.meta["plan"])

@@ -33,14 +33,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
+from measure.representations import evaluating
 from param_groups import Plan, Role
 from param_groups.layers import Linear
 from param_groups.plan import Row
 from param_groups.roles import Layout, default_layout
 from training import optimizers
 from training.errors import UserError
+from training.log import Log
+from training.task import LiveRun
 
 # Optimisers that divide by sqrt(v_hat) + eps, with v in "exp_avg_sq"; and the others.
 _WITH_EPS = (torch.optim.AdamW, optimizers.AdamParamScaling)
@@ -181,7 +185,7 @@ class Probes:
         zero = torch.zeros((), dtype=torch.float64, device=self.layers[0].module.weight.device)
         uses = {layer.name: _Use(zero, zero) for layer in self.layers}
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_evaluating(self._model))
+            stack.enter_context(evaluating(self._model))
             for layer in self.layers:
                 hook = functools.partial(_record, uses[layer.name])
                 handle = layer.module.register_forward_hook(hook, with_kwargs=True)
@@ -287,6 +291,51 @@ class Probes:
         self._calls_per_layer = calls
 
 
+class ProbeRecorder:
+    """Probes a run every `training.probe_every` steps, and at its first and last one; 0 for never.
+
+    Every process probes, as all take part in the forward pass; the main one writes probes.jsonl.
+    """
+
+    def start(self, run: LiveRun) -> Sequence[Log]:
+        """See `training.task.Recorder`; UserError for a sharded run and for what Probes refuses."""
+        self.run, self.settings = run, run.task.config.training
+        if not self.settings.probe_every:
+            return ()
+        if run.is_sharded:
+            raise UserError(
+                "training.probe_every is not supported with sharding, where no process holds a "
+                "whole tensor: set it to 0, or launch without FSDP"
+            )
+        task = run.task
+        # Rows without padding where there are any: statistics would count pads, too.
+        data = task.observed_data if len(task.observed_data) else task.eval_data
+        size = min(len(data), self.settings.probe_samples)
+        samples = [data[index] for index in range(size)]
+        self.batch = send_to_device(task.eval_batch(samples), run.device)
+        self.forward = task.forward or task.measure or task.loss
+        self.probes = Probes(task.model, task.plan, run.optimizer)
+        self.log = Log(run.folder / "probes.jsonl")
+        return (self.log,)
+
+    @contextlib.contextmanager
+    def around(self, step: int) -> Iterator[None]:
+        """Probes the optimiser's step if it is time to."""
+        every, steps = self.settings.probe_every, self.settings.steps
+        if not every or not (step in (1, steps) or step % every == 0):
+            yield
+            return
+        self.probes.before_step()
+        yield
+        self.probes.after_step()
+        line = self.probes.read(lambda: self.forward(self.run.task.model, self.batch))
+        if self.run.is_main:
+            self.log.append({"step": step, **line})
+
+    def after(self, step: int) -> None:
+        """Nothing: the probe has been read with the gradients in place."""
+
+
 def dense_layers(model: nn.Module, plan: Plan) -> list[DenseLayer]:
     """The dense layers of a plan's model, in the plan's order; each module once.
 
@@ -356,20 +405,6 @@ def _refuse_compiled(model: nn.Module) -> None:
                 f"module {name or 'model'!r} was compiled in place, so its layers cannot be "
                 "observed; use torch.compile(model) and give the probes the model itself"
             )
-
-
-@contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients; restores each module's mode and the random states."""
-    modes = {module: module.training for module in model.modules()}
-    devices = {p.device for p in model.parameters() if p.device.type == "cuda"}
-    with torch.no_grad(), torch.random.fork_rng(devices=list(devices)):
-        model.eval()
-        try:
-            yield
-        finally:
-            for module, training in modes.items():
-                module.training = training
 
 
 def _record(use: _Use, module: nn.Module, args: tuple, kwargs: dict, output: Tensor) -> None:

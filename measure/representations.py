@@ -14,7 +14,7 @@ transformer dynamics".
 Sizes: B samples, T tokens (or patches), n = N H width, H heads, N head dimension, L blocks.
 
 Cost. Time of a capture: one evaluation forward and, unless told `causal`, the first block's
-attention twice more; of an observation (`measure.observations`): the initial values drawn anew,
+attention twice more; of an observation (`measure.observations`): the initial values drawn again,
 two captures, and the logits of every block four times. On one CPU core, training on 16 samples and
 observing 8, a capture took 0.2 to 0.3 of a training step of decoders (4 blocks, width 64 and 256,
 64 and 256 tokens) and 0.3 to 1.2 of small Vision Transformers (2 blocks, width 16 and 256, 16 and
@@ -66,7 +66,7 @@ class Block:
     def logits(self) -> Tensor:
         """A (B, H, T, T) before the softmax, scale * q_t . k_t'; NaN at t' > t if causal (eq. 7).
 
-        Formed anew at every call, as they are the largest tensor of all.
+        Formed again at every call, as they are the largest tensor of all.
         """
         logits = self.scale * self.queries @ self.keys.transpose(-1, -2)
         if self.causal:
@@ -168,7 +168,7 @@ def capture(
     blocks = attention_blocks(model)
     seen: dict[tuple[str, int], list[Tensor]] = {}
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_evaluating(model))
+        stack.enter_context(evaluating(model))
         for index, block in enumerate(blocks):
             for handle in _hooks(seen, index, block):
                 stack.callback(handle.remove)
@@ -176,7 +176,7 @@ def capture(
     _check_calls(seen, len(blocks), outputs)
     taken = {key: found[0] for key, found in seen.items()}
     if causal is None:
-        with _evaluating(model):
+        with evaluating(model):
             causal = is_causal(blocks[0].attention, taken["attention", 0])
     stream = (taken["entering", 0], *(taken["leaving", index] for index in range(len(blocks))))
     return Capture(
@@ -272,7 +272,7 @@ def is_causal(attention: nn.Module, entering: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; restores each module's mode and the random states."""
     modes = {module: module.training for module in model.modules()}
     devices = {p.device for p in model.parameters() if p.device.type == "cuda"}

@@ -6,7 +6,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from training.config import ObservedLoopConfig, PositiveFloat, PositiveInt, RunConfig, Section
+from training.config import PositiveFloat, PositiveInt, Section
+from training.settings import ObservedLoopConfig, RunConfig
 
 Alpha = Annotated[float, Field(ge=0.5, le=1)]
 

@@ -7,30 +7,24 @@ of time, for clusters whose compute nodes have no network.
 
 from __future__ import annotations
 
-import argparse
-import hashlib
 import importlib.metadata
-import importlib.util
 import io
-import json
-import os
-import platform
 import re
 import shutil
-import sys
-import time
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from training.errors import UserError, one_line_errors, reason
-from training.files import cache_problem, publish, scratch_folder, sha256, write_bytes
+from training import token_cache
+from training.errors import UserError, reason
+from training.files import sha256, write_bytes
 from training.text import SPLITS, Source, open_source, split_sentences
+from training.token_cache import Progress, Report, TokenCache
 
 # torch, datasets and sentencepiece take seconds to import, so each is imported where it is used.
 if TYPE_CHECKING:
@@ -43,9 +37,6 @@ CODE_VERSION = 1  # raise it when the same text would give other files; old cach
 TOKENIZER_CHARACTERS = 10_000_000  # text a tokeniser is trained on, at most
 SENTENCE_CHARACTERS = 1_000  # SentencePiece drops lines over 4,192 bytes; UTF-8 needs at most 4
 ENCODE_DOCUMENTS = 256  # documents tokenised together
-REPORT_SECONDS = 10.0
-
-Report = Callable[[str], None]
 
 
 # Tokeniser
@@ -107,7 +98,7 @@ def _coverage(sentences: Iterable[str], vocab_size: int) -> float:
 
 
 def _vocabulary_error(error: RuntimeError, vocab_size: int) -> UserError:
-    """SentencePiece's refusal in words of this configuration."""
+    """SentencePiece's refusal as a message about `vocab_size`."""
     limit = re.search(r"value <= (\d+)", str(error))
     if limit:
         return UserError(
@@ -201,7 +192,7 @@ def prepare(
     its name only when complete, so an interrupted or a concurrent preparation does no harm.
     Raises UserError for every mistake in these arguments or in the files they name.
     """
-    report = progress or _to_stderr
+    report = progress or token_cache.print_line
     _check_positive(
         vocab_size=vocab_size,
         num_threads=num_threads,
@@ -216,15 +207,15 @@ def prepare(
         "limits": limits,
         "code_version": CODE_VERSION,
     }
-    folder = Path(cache_dir).expanduser().resolve() / f"{source}-{_digest(identity)}"
-    if os.path.lexists(folder):
-        problem = cache_problem(folder)
-        if problem is None:
-            return Corpus(folder)
-        report(f"{folder}: {problem}; rebuilding it")
-    with scratch_folder(folder) as scratch:
-        _build(scratch, documents, identity, tokenizer, vocab_size, limits, num_threads, report)
-        publish(scratch, folder, cache_problem)
+    folder = Path(cache_dir).expanduser().resolve() / f"{source}-{token_cache.digest(identity)}"
+
+    def build(folder: Path) -> dict[str, Any]:
+        model = folder / "tokenizer.model"
+        _put_tokenizer(model, documents, tokenizer, vocab_size, report)
+        loaded = load_tokenizer(model, num_threads)
+        return identity | _write_tokens(folder, documents, loaded, limits, report)
+
+    token_cache.prepare(folder, build, ("numpy", "sentencepiece", "datasets"), report)
     return Corpus(folder)
 
 
@@ -254,51 +245,41 @@ def _tokenizer_identity(source: str, tokenizer: str | None, vocab_size: int) -> 
     return {"vocab_size": vocab_size, "sentencepiece": version}
 
 
-def _digest(identity: dict[str, Any]) -> str:
-    """A short name for all that decides a cache's content."""
-    text = json.dumps(identity, sort_keys=True)
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
+def _put_tokenizer(
+    model: Path, source: Source, given: str | None, vocab_size: int, report: Report
+) -> None:
+    """Copies the given tokeniser, or trains one on the training documents."""
+    if given is not None:
+        shutil.copyfile(Path(given).expanduser(), model)
+        return
+    source.documents("validation")  # an empty one is refused before the training, not after
+    report(f"training a tokeniser of {vocab_size} pieces on {source.label}")
+    train_tokenizer(source.documents("train"), vocab_size, model)
 
 
-def _build(
+def _write_tokens(
     folder: Path,
     source: Source,
-    identity: dict[str, Any],
-    tokenizer_path: str | None,
-    vocab_size: int,
+    tokenizer: Tokenizer,
     limits: dict[str, int | None],
-    num_threads: int,
     report: Report,
-) -> None:
-    """Writes every file of a cache into the folder, meta.json last."""
-    model = folder / "tokenizer.model"
-    if tokenizer_path is None:
-        _some(source, "validation")  # an empty one is refused before the training, not after
-        report(f"training a tokeniser of {vocab_size} pieces on {source.label}")
-        train_tokenizer(_some(source, "train"), vocab_size, model)
-    else:
-        shutil.copyfile(Path(tokenizer_path).expanduser(), model)
-    tokenizer = load_tokenizer(model, num_threads)
+) -> dict[str, Any]:
+    """Writes the token files of both splits; returns what meta.json says of them."""
+    dtype = _token_dtype(tokenizer.vocab_size)
     counts = {
-        split: _write_split(folder, split, source, tokenizer, limits[split], report)
+        split: _write_split(folder, split, source, tokenizer, dtype, limits[split], report)
         for split in SPLITS
     }
-    _write_meta(folder, identity, tokenizer, counts)
-
-
-def _some(source: Source, split: str) -> Iterator[str]:
-    """The documents of one split; raises UserError when there is none."""
-    documents = source.documents(split)
-    first = next(documents, None)
-    if first is not None:
-        return chain([first], documents)
-    fraction = source.fingerprint.get("validation_fraction")
-    if fraction is None:
-        raise UserError(f"{source.label}: no document in split {split}; expected at least one")
-    raise UserError(
-        f"{source.label}: validation_fraction {fraction} leaves no document for {split}; expected "
-        "at least one in each split; give more documents or another fraction"
-    )
+    return {
+        "vocab_size": tokenizer.vocab_size,
+        "bos": tokenizer.bos,
+        "eos": tokenizer.eos,
+        "pad": tokenizer.pad,
+        "dtype": dtype,
+        **counts,
+        # UTF-8 bytes of text for each stored token, BOS and EOS among them
+        "bytes_per_token": {s: round(c["bytes"] / c["tokens"], 4) for s, c in counts.items()},
+    }
 
 
 def _write_split(
@@ -306,6 +287,7 @@ def _write_split(
     split: str,
     source: Source,
     tokenizer: Tokenizer,
+    dtype: str,
     limit: int | None,
     report: Report,
 ) -> dict[str, int]:
@@ -313,11 +295,10 @@ def _write_split(
 
     Only the document starts, 8 bytes each, are kept in memory.
     """
-    dtype = np.dtype(_token_dtype(tokenizer.vocab_size))
     starts, counts = array("q", [0]), Counter(documents=0, characters=0, bytes=0, unknown=0)
-    next_report = time.monotonic() + REPORT_SECONDS
+    progress = Progress(split, report)
     with open(folder / f"{split}.bin", "wb") as file:
-        for text, ids in _encoded(_some(source, split), tokenizer):
+        for text, ids in _encoded(source.documents(split), tokenizer):
             file.write(ids.astype(dtype).tobytes())
             starts.append(starts[-1] + len(ids))
             counts["documents"] += 1
@@ -326,9 +307,7 @@ def _write_split(
             counts["unknown"] += int(np.count_nonzero(ids == tokenizer.unk))
             if limit is not None and starts[-1] >= limit:
                 break
-            if time.monotonic() >= next_report:
-                report(f"{split}: {counts['documents']:,} documents, {starts[-1]:,} tokens")
-                next_report = time.monotonic() + REPORT_SECONDS
+            progress(counts["documents"], starts[-1])
     np.save(folder / f"{split}_offsets.npy", np.frombuffer(starts, dtype=np.int64))
     return {**counts, "tokens": starts[-1]}
 
@@ -345,57 +324,11 @@ def _token_dtype(vocab_size: int) -> str:
     return "<u2" if vocab_size <= 2**16 else "<u4"
 
 
-def _write_meta(
-    folder: Path, identity: dict[str, Any], tokenizer: Tokenizer, counts: dict[str, dict[str, int]]
-) -> None:
-    """Describes the finished files; a cache without this file does not count as one."""
-    files = sorted(folder.iterdir())
-    meta = {
-        **{name: value for name, value in identity.items() if name != "files"},
-        "vocab_size": tokenizer.vocab_size,
-        "bos": tokenizer.bos,
-        "eos": tokenizer.eos,
-        "pad": tokenizer.pad,
-        "dtype": _token_dtype(tokenizer.vocab_size),
-        **counts,
-        # UTF-8 bytes of text for each stored token, BOS and EOS among them
-        "bytes_per_token": {s: round(c["bytes"] / c["tokens"], 4) for s, c in counts.items()},
-        "sizes": {file.name: file.stat().st_size for file in files},
-        "sha256": {file.name: sha256(file) for file in files},
-        "versions": _versions(),
-    }
-    write_bytes(folder / "meta.json", (json.dumps(meta, indent=2) + "\n").encode("utf-8"))
-
-
-def _versions() -> dict[str, str]:
-    packages = ("numpy", "sentencepiece", "datasets")
-    found = {name: importlib.metadata.version(name) for name in packages}
-    return {"python": platform.python_version(), **found}
-
-
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 # Rows
 
 
-class Corpus:
-    """A prepared cache folder: token files, tokeniser and numbers, all opened when first used.
-
-    Only the folder's name travels when it is pickled, so DataLoader workers open files anew.
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder)
-        problem = cache_problem(self.folder)
-        if problem:
-            raise UserError(f"{self.folder}: {problem}; prepare the corpus again")
-        self.meta: dict[str, Any] = json.loads((self.folder / "meta.json").read_text("utf-8"))
-        self._opened: dict[str, Any] = {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_opened": {}}
+class Corpus(TokenCache):
+    """A prepared cache folder: token files, tokeniser and numbers."""
 
     @property
     def vocab_size(self) -> int:
@@ -404,17 +337,16 @@ class Corpus:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        return self._open("tokenizer", lambda: load_tokenizer(self.folder / "tokenizer.model"))
+        return self.opened("tokenizer", lambda: load_tokenizer(self.folder / "tokenizer.model"))
 
     def tokens(self, split: str) -> np.ndarray:
         """All tokens of a split, documents end to end, each with its BOS and EOS (a memmap)."""
         file = self.folder / f"{split}.bin"
-        return self._open(file.name, lambda: np.memmap(file, self.meta["dtype"], mode="r"))
+        return self.opened(split, lambda: np.memmap(file, self.meta["dtype"], mode="r"))
 
     def offsets(self, split: str) -> np.ndarray:
         """Document d is tokens[offsets[d] : offsets[d + 1]]; one entry more than documents."""
-        file = self.folder / f"{split}_offsets.npy"
-        return self._open(file.name, lambda: np.load(file, mmap_mode="r"))
+        return self.array(f"{split}_offsets")
 
     def train_rows(self, context: int) -> PackedRows:
         """The training documents end to end, in rows of `context` tokens; UserError for none."""
@@ -433,11 +365,6 @@ class Corpus:
     def packed_validation_rows(self, context: int) -> PackedRows:
         """The validation documents end to end, as in training; there may be no full row."""
         return PackedRows(self, context, "validation")
-
-    def _open(self, name: str, opener: Callable[[], Any]) -> Any:
-        if name not in self._opened:
-            self._opened[name] = opener()
-        return self._opened[name]
 
 
 class Rows:
@@ -496,7 +423,7 @@ class PackedRows(Rows):
 class ValidationRows(Rows):
     """Validation documents, padded to the context; pads carry no loss.
 
-    A document longer than the context is cut off (NanoDO's convention) or, with `split`, goes on
+    A document longer than the context is cut off (NanoDO's convention) or, with `split`, continues
     in further rows, so that all of it is scored. Inputs are padded with the pad id, targets with
     IGNORE; the last token of a row has no target.
     """
@@ -536,29 +463,12 @@ def collate(rows: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor
 # Command
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m nanolm_c4.data",
-        description="Tokenise a config's corpus ahead of training and print what it holds.",
-    )
-    parser.add_argument("config", type=Path, help="config of the runs that will use it")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the config")
-    parser.add_argument(
-        "--threads", type=int, default=os.cpu_count(), help="threads of the tokeniser"
-    )
-    return parser
-
-
 def main(arguments: list[str] | None = None) -> None:
-    """Prepares a corpus and prints its folder and meta.json; mistakes end with exit code 2."""
-    options = _parser().parse_intermixed_args(arguments)
-    with one_line_errors(OSError):  # a full disk, a folder without permission
-        from nanolm_c4.config import Config
-        from training.config import load
+    """Prepares a config's corpus and prints its folder and meta.json."""
+    from nanolm_c4.config import Config
 
-        data = load(Config, options.config, options.overrides).data
-        corpus = from_config(data, options.threads)
-    print(json.dumps({"folder": str(corpus.folder), **corpus.meta}, indent=2))
+    prepare = lambda config, threads: from_config(config.data, threads)  # noqa: E731
+    token_cache.command("nanolm_c4.data", Config, prepare, arguments)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from param_groups.layers import Embedding, LayerNorm, Linear, Scaled
-from training.losses import linear_cross_entropy
+from training.linear_cross_entropy import linear_cross_entropy
 
 
 def at_least_float32(x: torch.Tensor) -> torch.Tensor:

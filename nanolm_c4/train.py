@@ -114,10 +114,12 @@ def build_task(config: Config):
 
     import torch
 
+    from measure.observations import ObservationRecorder
+    from measure.probes import ProbeRecorder
     from nanolm_c4.data import collate, from_config
     from training import processes, sharding
-    from training.loop import Task
-    from training.losses import IGNORE
+    from training.linear_cross_entropy import IGNORE
+    from training.task import Task
 
     with processes.state().main_process_first():
         corpus = from_config(config.data)
@@ -136,6 +138,7 @@ def build_task(config: Config):
         count=lambda batch: (batch[1] != IGNORE).sum(),
         collate=collate,
         forward=lambda model, batch: model(batch[0]),
+        recorders=[ProbeRecorder(), ObservationRecorder()],
     )
 
 

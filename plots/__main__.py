@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
+import pandas as pd
+
 from plots import ship, style
 from plots.tables import TableError, shipped
 
@@ -53,21 +55,34 @@ def load(name: str) -> ModuleType:
 
 def make(name: str, given: Sequence[Path], out: Path | None) -> tuple[str, list[Path]]:
     """(findings, files written) of one figure, from the tables given or the shipped ones."""
-    module = load(name)
+    module, paper = load(name), _paper(name)
     paths = list(given) or [shipped(table) for table in module.TABLES]
     if not paths:
         raise TableError(f"{name} has no shipped table; give the path of one")
-    folder = out or (paths[0].parent if given else style.FIGURES / name.partition("/")[0])
+    own = paths[0] if paths[0].is_dir() else paths[0].parent
+    folder = out or (own if given else style.FIGURES / name.partition("/")[0])
     data = module.read(paths)
     text = "\n".join(map(str, module.findings(data)))
-    drawn = [path for stem, item in module.draw(data) for path in style.save(item, folder, stem)]
-    return text, drawn
+    written = []
+    for stem, item in module.draw(data):
+        if paper and not isinstance(item, pd.DataFrame):
+            style.credit(item, paper, stem)
+        written += style.save(item, folder, stem)
+    return text, written
+
+
+def _paper(name: str) -> str | None:
+    """The paper that a figure is of; None for a user's own check."""
+    folder = name.rpartition("/")[0]
+    package = importlib.import_module(f"plots.{folder}") if folder else None
+    return getattr(load(name), "PAPER", getattr(package, "PAPER", None))
 
 
 def _run(args: argparse.Namespace) -> None:
     if args.list:
         for name in (*names(), CHECK):
-            print(f"{name:<28}{(load(name).__doc__ or '').partition('.')[0]}".replace("\n", " "))
+            title = (load(name).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+            print(f"{name:<26}{title}")
         return
     chosen = names() if args.all else [find(args.name)]
     for name in chosen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pandas as pd
 
 FIGURES = Path(__file__).resolve().parent / "figures"
 DPI = 160
+CREDIT = 0.2  # inches
 LABELS = {"standard": "standard", "ntk": "NTK", "mup": "muP", "mean_field": "mean-field"}
 # Positions in seaborn's "deep" palette, and a marker that tells them apart without colour.
 _COLORS = {"standard": 0, "ntk": 1, "mup": 2, "mean_field": 3}
@@ -118,6 +120,16 @@ def parameterization_entries() -> list[tuple[str, dict]]:
 def width_entries(colors: Mapping[int, tuple]) -> list[tuple[str, dict]]:
     """Legend entries of widths."""
     return [(f"D = {w}", {"color": c, "marker": "o", "ms": 3}) for w, c in colors.items()]
+
+
+def credit(figure, paper: str, name: str) -> None:
+    """Says above all panels which figure of which paper this is, by its file name."""
+    number = re.match(r"figure_(\d+[a-z]?)(_|$)", name)
+    source = f"{paper}, Figure {number[1]}" if number else paper
+    own = figure.get_suptitle()
+    if not own:
+        figure.set_figheight(figure.get_figheight() + CREDIT)  # room that panels do not lose
+    figure.suptitle(f"{source}: {own}" if own else source, fontsize=10)
 
 
 def save(item, folder: Path, name: str) -> list[Path]:

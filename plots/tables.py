@@ -70,9 +70,9 @@ def _makers(path: Path, source: str) -> str:
     """The commands that make a shipped table."""
     paper, stem = path.parent.name, path.name.partition(".")[0]
     if paper == "theory":
-        return "`python -m effective_theory.run --ship` makes it"
+        return "`python -m effective_theory.run --ship plots/data/theory` makes it"
     if stem.startswith("initial_"):
-        return "`python -m vit_cifar5m.initial --ship` makes it"
+        return "`python -m vit_cifar5m.initial --ship plots/data/bordelon` makes it"
     sweep = re.sub(r"_(metrics|observations|kernels|attention|distances)$", "", stem)
     files = [f"{experiment}/sweeps/{sweep}.yaml" for experiment in EXPERIMENTS.get(paper, ())]
     file = next((file for file in files if (ROOT / file).exists()), None)

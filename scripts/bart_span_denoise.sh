@@ -24,7 +24,7 @@ launch() { # launch ACCELERATE_CONFIG: the launcher on this node
 if [ "${1:-}" = sweeps ]; then
   if [ "$#" -gt 1 ] || [ "${NODES:-1}" -gt 1 ]; then
     echo "error: sweeps takes no further words and runs on one node; for more give the sweep files" \
-      "in bart_span_denoise/sweeps to sweeps.sweep or sweeps.slurm" >&2
+      "in bart_span_denoise/sweeps to python -m sweeps run or submit" >&2
     exit 2
   fi
   sweeps=bart_span_denoise/sweeps

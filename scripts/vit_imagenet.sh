@@ -8,8 +8,8 @@
 # on NODES nodes, called on every one of them with its rank and the first one's address:
 #   NODES=2 NODE=0 FIRST_NODE=10.0.0.1 bash scripts/vit_imagenet.sh
 # The searches and seeds of Figures 1 and 2, one run on all GPUs of this node at a time, then the
-# figures. On SLURM, JOBS nodes with CPUS cores share the work, further arguments as for
-# sweeps.slurm; `search` draws when they are done:
+# figures. On SLURM, a run is a job on a node with CPUS cores, JOBS of them at a time, further
+# arguments as for `python -m sweeps submit`; `search` draws when they are done:
 #   bash scripts/vit_imagenet.sh search
 #   bash scripts/vit_imagenet.sh slurm --partition gpu
 set -euo pipefail
@@ -29,8 +29,8 @@ case ${1:-run} in
     done
     ;;
   slurm)
-    python -m sweeps submit "$sweep" --jobs "${JOBS:-4}" --gpus-per-node "$gpus" --time 24:00:00 \
-      --cpus-per-task "${CPUS:-$((gpus * 15))}" \
+    python -m sweeps submit "$sweep" --engine slurm --jobs "${JOBS:-4}" --time 24:00:00 \
+      --gpus-per-node "$gpus" --cpus-per-task "${CPUS:-$((gpus * 15))}" \
       --launch "${launch[*]} --main_process_port 0" "${@:2}"
     ;;
   *)

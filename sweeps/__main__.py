@@ -1,32 +1,139 @@
-"""Many runs: `python -m sweeps run|search|cost|submit FILE [options]`; each has its own --help."""
+"""Many runs: grids with their extensions, confirmed searches, and studies of constants.
+
+    python -m sweeps run nanolm_c4/sweeps/quickstart.yaml --workers 2
+    python -m sweeps run FILE --dry-run         what it would run
+    python -m sweeps status FILE                where it stands, from any machine
+    python -m sweeps cost FILE [FILE ...]       FLOPs, GPU-hours and memory, before anything runs
+    python -m sweeps submit FILE [options]      the same command as a job of a SLURM cluster
+
+`search` is another word for `run`. Runs that are done are not run again; what was stopped or killed
+resumes from its newest checkpoint. A run that another sweep of the experiment has finished, at the
+same commit, is copied from there. See sweeps/README.md.
+"""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-COMMANDS = {"run": "sweep", "search": "search", "cost": "cost", "submit": "slurm"}
-USAGE = """usage: python -m sweeps COMMAND FILE [options]
+from sweeps import needs, pool
+from training import runs
+from training.config import apply_preset
+from training.errors import UserError, one_line_errors
+from training.signals import STOPPED
 
-  run     train what a sweep file asks for, on this machine
-  search  the study of a search file: constants by Bayesian optimisation
-  cost    runs, FLOPs, GPU-hours and memory of sweep files, before anything is trained
-  submit  the same work as jobs of a SLURM cluster
-
-`python -m sweeps COMMAND --help` lists a command's options."""
+# Commands whose options stand in files of their own.
+_ELSEWHERE = {"cost": "sweeps.cost", "submit": "sweeps.on_slurm"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Hands the rest of the command line to the named command."""
-    command, *rest = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    if command in ("-h", "--help"):
-        print(USAGE)
-    elif command in COMMANDS:
-        importlib.import_module(f"sweeps.{COMMANDS[command]}").main(rest)
-    else:
-        print(f"error: no command {command!r}; one of {', '.join(COMMANDS)}", file=sys.stderr)
-        raise SystemExit(2)
+    """The command: exit code 0, 1 if a run failed, 2 for a user's mistake, 75 when stopped."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in _ELSEWHERE:
+        importlib.import_module(_ELSEWHERE[words[0]]).main(words[1:])
+        return
+    args = _parser().parse_args(words)
+    with one_line_errors(OSError):
+        code = args.command(args)
+    if code:
+        raise SystemExit(code)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m sweeps",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    add = commands.add_parser
+    for word in ("run", "search"):
+        command = add(word, help="train what a sweep or search file asks for")
+        pool.add_arguments(_file(command, _run))
+        command.add_argument("--gpu", choices=[gpu.name for gpu in needs.GPUS],
+                             help="GPUs of the place where runs run (default: this machine's)")
+        command.add_argument("--dry-run", action="store_true", help="list what is to do and stop")
+    _file(add("status", help="where a sweep or search stands"), _status)
+    for word, line in (
+        ("cost", "runs, FLOPs, GPU-hours and memory of sweep files"),
+        ("submit", "`run` as a job of a SLURM cluster"),
+    ):
+        add(word, help=line)
+    return parser
+
+
+def _file(
+    parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], int]
+) -> argparse.ArgumentParser:
+    """The options that say which sweep is meant."""
+    parser.set_defaults(command=command)
+    parser.add_argument("file", type=Path, help="YAML file, for example in nanolm_c4/sweeps/")
+    parser.add_argument("--preset", help="another size of the sweep that its file holds")
+    parser.add_argument("--curves", nargs="+", metavar="NAME", help="only these curves")
+    parser.add_argument("--results", type=Path, default=runs.RESULTS, help="results folder")
+    parser.add_argument("--storage", metavar="URL", help="a search's trials in this database "
+                        "(default: journal.jsonl in its results folder)")  # fmt: skip
+    return parser
+
+
+def load(args: argparse.Namespace, looks: bool):
+    """The work that a file asks for; with `looks` nothing is written or refused as missing."""
+    from sweeps.reuse import Store
+    from sweeps.sources import read_file
+
+    data = apply_preset(read_file(args.file), args.preset, str(args.file))
+    if "search" not in data:
+        from sweeps.sweep import SweepWork
+        from sweeps.sweep_file import load_sweep
+
+        if args.storage:
+            raise UserError(f"--storage: {args.file} is a sweep, which has no trials to store")
+        sweep = load_sweep(args.file, args.results, args.preset, args.curves, draft=looks)
+        return SweepWork(sweep, Store(sweep.folder, looks).recall)
+    from sweeps.search import SearchWork
+    from sweeps.search_file import load_search
+    from sweeps.storage import Storage
+
+    if args.curves:
+        raise UserError(f"--curves: {args.file} is a search, which has no curves")
+    search = load_search(args.file, args.results, args.preset, draft=looks)
+    storage = Storage(search.folder, args.storage)
+    return SearchWork(search, storage, Store(search.folder, looks).recall)
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Runs what is left of a sweep or search."""
+    if args.dry_run:
+        print(load(args, looks=True).dry_run())
+        return 0
+    from sweeps.driver import Driver
+
+    work = load(args, looks=False)
+    for line in work.before():
+        print(line, file=sys.stderr)
+    gpu = needs.memory_of(args.gpu)
+    engine = pool.open_pool(*pool.options(args))
+    driver = Driver(
+        work, engine, lambda point: needs.needs_of(work.experiment, point.config,
+                                                   work.needs(point), gpu)
+    )
+    if not driver.run():
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return STOPPED
+    for line in work.report():
+        print(line, file=sys.stderr)
+    print(work.table())
+    return int(work.failed)
+
+
+def _status(args: argparse.Namespace) -> int:
+    from sweeps.status import status
+
+    print(status(load(args, looks=True)))
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The search of Dinan et al. (Part II, section 1E): walk a log2 grid to a confirmed optimum.
+"""Hill climbing to a confirmed optimum on a log2 grid (Dinan et al., Part II, section 1E).
 
 A candidate is confirmed when every neighbour has been run and none is better. A better neighbour
 becomes the candidate, and its own neighbours are run next.
@@ -13,17 +13,19 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
+from sweeps.rules import DONE, WAIT, Cell, Next, Place, names
 from training.config import PositiveInt, Section, shifted
+from training.errors import UserError
+from training.log import lower_is_better
 
 # Dinan et al., footnote 42: twice both and half both are left out.
 SIX_NEIGHBOURS = [[1, 0], [0, 1], [1, -1], [-1, 1], [0, -1], [-1, 0]]
 
-Place = tuple[float, ...]  # a point of the grid, by the values of the searched keys
 Score = tuple[float, float]  # higher is better: the metric, then minus the final loss
 
 
 class Confirm(Section):
-    """Walk from the grid's points to an optimum whose neighbours are all known to be worse."""
+    """Climb from the grid's points to an optimum whose neighbours are all known to be worse."""
 
     keys: Annotated[list[str], Field(min_length=1)]
     """Grid keys to search over, positive numbers such as optimizer.lr."""
@@ -48,10 +50,6 @@ class Confirm(Section):
             )
         return self
 
-    def at(self, place: Place) -> str:
-        """A place in words."""
-        return " ".join(f"{key}={value:g}" for key, value in zip(self.keys, place))
-
     @model_validator(mode="after")
     def _neighbours_have_a_step_per_key(self) -> Confirm:
         for step in self.neighbours:
@@ -64,24 +62,64 @@ class Confirm(Section):
             raise ValueError("confirm.neighbours: name each neighbour once")
         return self
 
+    def next(self, cell: Cell) -> Next:
+        """The neighbours of a complete cell's best place, or its further seeds once confirmed.
+
+        Raises UserError for a metric that the runs do not measure.
+        """
+        if not cell.is_complete():
+            return WAIT
+        scores = self._scores(cell)
+        if not scores:
+            return DONE
+        best = candidate(scores)
+        neighbours = around(best, self.neighbours, cell.results)
+        new = [place for place in neighbours if place not in cell.results.keys() | cell.refused]
+        if cell.added + len(new) > self.points:
+            return Next(done=True, note=f"{cell.name}: {self._unfinished(best, scores[best])}")
+        if new:
+            return Next(tuple(new))
+        if all(place in scores for place in neighbours):
+            return Next((best,), seeds=tuple(self.seeds), done=True)
+        refused = [cell.refused[place] for place in neighbours if place in cell.refused]
+        reason = refused[0] if refused else "a neighbour failed"
+        note = f"{names(self.keys, best)} is not confirmed: {reason}"
+        return Next(done=True, note=f"{cell.name}: {note}")
+
+    def _scores(self, cell: Cell) -> dict[Place, Score]:
+        """Place -> mean score over seeds; places where a seed failed are left out."""
+        scores = {}
+        for place in cell.results:
+            found = [score(summary, self.metric) for summary in cell.seeds(place).values()]
+            if found and None not in found:
+                scores[place] = mean_score(found)
+        return scores
+
+    def _unfinished(self, best: Place, score: Score) -> str:
+        """Why the limit on points has ended the climb."""
+        if math.isinf(score[0]):
+            return f"every run diverged, also after {self.points} more points"
+        where = names(self.keys, best)
+        return f"{self.points} points are not enough to confirm {where}; raise confirm.points"
+
 
 def score(summary: Mapping[str, Any], metric: str) -> Score | None:
     """How good a run is; None for one that failed. A run that diverged is worse than any other.
 
-    Raises KeyError for a metric that the summary of a finished run does not have.
+    Raises UserError for a metric that the summary of a finished run does not have.
     """
     if summary["status"] == "failed":
         return None
     if summary["status"] == "diverged":
         return -math.inf, -math.inf
+    if metric not in summary:
+        known = [key for key in summary if key.startswith(("final_eval_", "best_eval_"))]
+        raise UserError(
+            f"confirm.metric: runs measure no {metric!r}; they have {', '.join(known)}"
+        )
     value = summary[metric]
     lower = lower_is_better(metric.partition("_eval_")[2])
     return (-value if lower else value), -summary["final_eval_loss"]
-
-
-def lower_is_better(measure: str) -> bool:
-    """Whether a measure of an evaluation is better low: the loss, in nats or bits, is."""
-    return measure in ("loss", "bits")
 
 
 def mean_score(scores: Sequence[Score]) -> Score:

@@ -15,339 +15,29 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from param_groups.plan import align
-from sweeps.scheduler import Scheduler
-from sweeps.sweep_file import Cell, Point, Sweep, load_sweep
-from training import checkpoint, runs
-from training.config import Section, apply_preset, read_yaml
-from training.errors import UserError, one_line_errors
-from training.experiment import Experiment
-from training.memory import is_observation
+from sweeps.counts import Setting, read, report, together
+from sweeps.needs import GPUS
+from sweeps.progress import columns
+from training import runs
+from training.errors import one_line_errors
 
-
-@dataclass(frozen=True)
-class Gpu:
-    """Dense peaks in FLOP/s by precision of the products, and memory in bytes."""
-
-    name: str
-    bf16: float
-    fp32: float
-    memory: float
-    source: str
-
-
-GPUS = (
-    Gpu("H100", 989e12, 67e12, 80e9, "NVIDIA H100 datasheet, SXM, without sparsity"),
-    Gpu("H200", 989e12, 67e12, 141e9, "NVIDIA H200 datasheet, SXM, without sparsity"),
-    Gpu("A100", 312e12, 19.5e12, 80e9, "NVIDIA A100 80GB datasheet, SXM, without sparsity"),
-)
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How runs use GPUs: how many each, sharded or repeated, at which share of the peak."""
-
-    gpus_per_run: int = 1
-    sharded: bool = False
-    utilisation: float = 0.4
-
-    def check(self) -> None:
-        """Raises UserError for a number that means nothing."""
-        if self.gpus_per_run < 1:
-            raise UserError(f"--gpus-per-run {self.gpus_per_run}: expected at least 1")
-        if not 0 < self.utilisation <= 1:
-            raise UserError(
-                f"--utilisation {self.utilisation}: expected a share of the peak, such as 0.4"
-            )
-        if self.sharded and self.gpus_per_run == 1:
-            raise UserError("--sharded divides a run over GPUs; say over how many: --gpus-per-run")
-
-    def hours(self, flops: float, precision: str, gpu: Gpu) -> float:
-        """GPU-hours of some FLOPs; twice the GPUs take half the time."""
-        return flops / (getattr(gpu, precision) * self.utilisation) / 3600
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A run of a search, with values in the middle of their ranges."""
-
-    run: str
-    config: Any
-
-
-@dataclass
-class Work:
-    """The runs of one file: `left` maps a run to the share of its steps still to be taken."""
-
-    file: Path
-    preset: str | None
-    cost: Experiment
-    points: list[Any]
-    left: dict[str, float]
-    started: int
-    notes: list[str] = field(default_factory=list)
-    may_add: dict[str, float] = field(default_factory=lambda: {"runs": 0, "flops": 0.0})
-
-
-def read(
-    file: Path,
-    *,
-    preset: str | None = None,
-    curves: Sequence[str] | None = None,
-    results: Path = runs.RESULTS,
-) -> Work:
-    """The runs of a sweep or search file, and how far they are; UserError as for running it."""
-    if "search" in apply_preset(read_yaml(file), preset, str(file)):
-        if curves:
-            raise UserError(f"{file}: a search has no curves; leave out --curves")
-        return _read_search(file, preset, results)
-    grid = load_sweep(file, results, preset=preset, curves=curves, draft=True)
-    cost = grid.experiment
-    reader = Scheduler(grid, looks=True)
-    done = [run for run, s in reader.summaries.items() if s["status"] != "failed"]
-    work = _work(file, preset, cost, grid.points, grid.folder, done)
-    work.notes += [*grid.assumed, *(f"{run}: {why}" for run, why in reader.reasons.items())]
-    work.may_add = _may_add(grid, set(done), cost)
-    return work
-
-
-def _read_search(file: Path, preset: str | None, results: Path) -> Work:
-    """The trials of a search's rounds; those of a study cost the same, whatever they try."""
-    from sweeps.search_file import load_search  # it imports Optuna, which a sweep does not need
-
-    found = load_search(file, results, preset, draft=True)
-    cost = found.experiment
-    work = Work(file, preset, cost, [], {}, 0, list(found.assumed))
-    for study in found.studies:
-        config, _ = found.run(study, found.middle)
-        rounds = found.rounds(study)
-        for played in rounds:
-            trials = [Trial(f"{played.key} {i}", config) for i in range(played.wanted)]
-            work.points += trials
-            done = len(played.counted)
-            work.left |= {trial.run: float(i >= done) for i, trial in enumerate(trials)}
-            work.started += len(played.running)
-        if not rounds[-1].is_complete:
-            later = (found.config.rounds - len(rounds)) * found.config.trials
-            work.may_add["runs"] += later
-            work.may_add["flops"] += later * cost.flops(config)
-    return work
-
-
-def _work(
-    file: Path,
-    preset: str | None,
-    cost: Experiment,
-    points: list[Any],
-    folder: Path,
-    done: Iterable[str],
-) -> Work:
-    left = {point.run: 1.0 for point in points} | dict.fromkeys(done, 0.0)
-    started = 0
-    for point in points:
-        if left[point.run]:
-            taken = _steps_taken(folder / point.run)
-            started += taken is not None
-            left[point.run] = 1 - (taken or 0) / point.config.training.steps
-    return Work(file, preset, cost, points, left, started)
-
-
-def _steps_taken(run_dir: Path) -> int | None:
-    """Steps that a run would not take again; None if it has never begun."""
-    if not (run_dir / "metrics.jsonl").exists():
-        return None
-    saved = checkpoint.paths(run_dir / "checkpoints")
-    return int(saved[-1].name.rpartition("-")[2]) if saved else 0
-
-
-def _may_add(grid: Sweep, done: set[str], cost: Experiment) -> dict[str, float]:
-    """The most that `extend` or `confirm` can still add, in cells that are not complete."""
-    rule = grid.config.extend or grid.config.confirm
-    most: dict[str, float] = {"runs": 0, "flops": 0.0}
-    if rule is None:
-        return most
-    cells: dict[Cell, list[Point]] = {}
-    for point in grid.points:
-        cells.setdefault(point.cell(grid.config.searched), []).append(point)
-    for cell, points in cells.items():
-        search = grid.seeds(dict(points[0].values))
-        wanted = grid.config.confirm.seeds if grid.config.confirm else []
-        further = set(wanted) - set(search)
-        if further & {point.seed for point in points}:  # its optimum is confirmed
-            continue
-        if any(point.run not in done for point in points):
-            values = rule.points - grid.added.get(cell, 0)
-            count = values * len(search) + len(further)
-            most["runs"] += count
-            most["flops"] += count * max(cost.flops(point.config) for point in points)
-    return most
-
-
-# ------------------------------------------------------------------------------------------------
-# Counting
-
-
-def report(work: Work, setting: Setting) -> dict[str, Any]:
-    """The counts of one file as JSON types, by model size from the smallest on, and in all."""
-    groups: dict[str, list[Any]] = {}
-    for point in work.points:
-        key = json.dumps(point.config.model.model_dump(mode="json"), sort_keys=True)
-        groups.setdefault(key, []).append(point)
-    varying = _varying([point.config.model for point in work.points])
-    sizes = [_size(points, varying, work, setting) for points in groups.values()]
-    to_do = [point for point in work.points if work.left[point.run]]
-    return {
-        "file": str(work.file),
-        "preset": work.preset,
-        "notes": work.notes,
-        "runs": {
-            "all": len(work.points),
-            "done": len(work.points) - len(to_do),
-            "started": work.started,
-            "to_do": len(to_do),
-        },
-        "sizes": sorted(sizes, key=lambda size: size["parameters"]["total"]),
-        "all": _sum(work, work.points, setting, lambda point: 1.0),
-        "to_do": _sum(work, to_do, setting, lambda point: work.left[point.run]),
-        "may_add": work.may_add,
-        "longest_run_hours": _longest(work, to_do, setting),
-    }
-
-
-def _varying(models: Sequence[Section]) -> list[str]:
-    """The keys in which models differ; the first one if they are all the same."""
-    dumps = [model.model_dump() for model in models]
-    keys = [key for key in dumps[0] if len({str(dump[key]) for dump in dumps}) > 1]
-    return keys or list(dumps[0])[:1]
-
-
-def _size(
-    points: Sequence[Any], varying: Sequence[str], work: Work, setting: Setting
-) -> dict[str, Any]:
-    """One model size: its counts, and the memory of its largest run."""
-    model = points[0].config.model
-    to_do = [point for point in points if work.left[point.run]]
-    needs = [_memory(point.config, work, setting) for point in _unlike(points)]
-    config, memory = max(needs, key=lambda need: need[1]["total"])
-    return {
-        "model": {key: getattr(model, key) for key in varying},
-        "parameters": work.cost.parameters(config),
-        "all": _sum(work, points, setting, lambda point: 1.0),
-        "to_do": _sum(work, to_do, setting, lambda point: work.left[point.run]),
-        "largest_run": {
-            "optimizer": config.optimizer.name,
-            "precision": config.training.precision,
-            "observed": bool(getattr(config.training, "observe_every", 0)),
-            "peak_of": "observation" if is_observation(memory) else "training_step",
-            "memory_bytes": memory,
-        },
-        "fits": {gpu.name: memory["total"] <= gpu.memory for gpu in GPUS},
-        "gpus_when_sharded": {gpu.name: _gpus_needed(config, work.cost, gpu) for gpu in GPUS},
-    }
-
-
-def _unlike(points: Sequence[Any]) -> list[Any]:
-    """One point for each set of what memory can depend on: not the rates, the seed, the length."""
-
-    def key(point: Any) -> str:
-        config = point.config.model_dump(mode="json")
-        config["optimizer"] = config["optimizer"]["name"]
-        config["training"]["steps"] = config["schedule"] = config["seed"] = None
-        return json.dumps(config, sort_keys=True)
-
-    return list({key(point): point for point in points}.values())
-
-
-def _memory(config: Any, work: Work, setting: Setting) -> tuple[Any, dict[str, int]]:
-    """A config and the bytes it needs on each of its GPUs."""
-    batch = config.training.batch_size
-    if batch % setting.gpus_per_run:
-        raise UserError(
-            f"{work.file}: training.batch_size {batch} does not divide by "
-            f"{setting.gpus_per_run} GPUs; change --gpus-per-run"
-        )
-    how = "shards" if setting.sharded else "replicas"
-    return config, work.cost.memory(config, **{how: setting.gpus_per_run})
-
-
-def _gpus_needed(config: Any, cost: Experiment, gpu: Gpu) -> int | None:
-    """The smallest power of two over which a run can be sharded to fit; None if there is none."""
-    count, batch = 1, config.training.batch_size
-    while batch % count == 0:
-        if cost.memory(config, shards=count)["total"] <= gpu.memory:
-            return count
-        count *= 2
-    return None
-
-
-def _sum(
-    work: Work, points: Iterable[Any], setting: Setting, share: Callable[[Any], float]
-) -> dict[str, Any]:
-    """Runs, tokens, FLOPs and GPU-hours of some points, of each only its `share`."""
-    total: dict[str, Any] = {"runs": 0, "tokens": 0, "flops": 0.0}
-    hours = dict.fromkeys((gpu.name for gpu in GPUS), 0.0)
-    for point in points:
-        config, part = point.config, share(point)
-        total["runs"] += 1
-        total["tokens"] += round(part * config.training.steps * work.cost.tokens_per_step(config))
-        flops = part * work.cost.flops(config)
-        total["flops"] += flops
-        for gpu in GPUS:
-            hours[gpu.name] += setting.hours(flops, config.training.precision, gpu)
-    return {**total, "gpu_hours": hours}
-
-
-def _longest(work: Work, points: Sequence[Any], setting: Setting) -> dict[str, float]:
-    """Hours that the longest run to do takes on its GPUs; nothing ends before."""
-    return {
-        gpu.name: max(
-            (
-                work.left[point.run]
-                * setting.hours(work.cost.flops(point.config), point.config.training.precision, gpu)
-                / setting.gpus_per_run
-                for point in points
-            ),
-            default=0.0,
-        )
-        for gpu in GPUS
-    }
-
-
-def together(works: Sequence[Work], setting: Setting) -> dict[str, Any]:
-    """All files at once; a run that several have is trained once, as sweeps share their results.
-
-    One that is done in one sweep only was made at another commit, and is still to do.
-    """
-    first: dict[tuple[str, str], tuple[Work, Any]] = {}
-    for work in works:
-        for point in work.points:
-            key = (work.cost.name, _identity(point))
-            if key not in first or work.left[point.run] > first[key][0].left[first[key][1].run]:
-                first[key] = work, point
-    sums = {"all": [], "to_do": []}
-    for work, point in first.values():
-        sums["all"].append(_sum(work, [point], setting, lambda p: 1.0))
-        if part := work.left[point.run]:
-            sums["to_do"].append(_sum(work, [point], setting, lambda p, part=part: part))
-    return {name: _added(parts) for name, parts in sums.items()}
-
-
-def _identity(point: Any) -> str:
-    """Equal for points whose runs are the same."""
-    if isinstance(point, Trial):
-        return point.run
-    return json.dumps(runs.identity(point.config), sort_keys=True)
-
-
-def _added(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    hours = {gpu.name: sum(part["gpu_hours"][gpu.name] for part in parts) for gpu in GPUS}
-    total = {key: sum(part[key] for part in parts) for key in ("runs", "tokens", "flops")}
-    return {**total, "gpu_hours": hours}
+_HOURS = tuple(f"{gpu.name} h" for gpu in GPUS)
+_PARTS = {
+    "weights": "weights",
+    "gradients": "gradients",
+    "optimizer": "state",
+    "weight_copies": "copies",
+    "activations": "activations",
+    "loss": "loss",
+    "communication": "communication",
+    "update": "update",
+    "observation": "observation",
+    "total": "peak",
+}
 
 
 def assumptions(setting: Setting) -> list[str]:
@@ -367,24 +57,6 @@ def assumptions(setting: Setting) -> list[str]:
         "work, which FLOPs and GPU-hours leave out: give a lower utilisation for it.",
         f"GPUs: {peaks}.",
     ]
-
-
-# ------------------------------------------------------------------------------------------------
-# Printing
-
-_HOURS = tuple(f"{gpu.name} h" for gpu in GPUS)
-_PARTS = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "state",
-    "weight_copies": "copies",
-    "activations": "activations",
-    "loss": "loss",
-    "communication": "communication",
-    "update": "update",
-    "observation": "observation",
-    "total": "peak",
-}
 
 
 def text(counts: Mapping[str, Any], setting: Setting) -> str:
@@ -413,7 +85,7 @@ def _work_table(counts: Mapping[str, Any]) -> str:
         rows.append((_model(size), parameters, *_cells(size["all"], size["to_do"]["runs"])))
     rows.append(("all", "", *_cells(counts["all"], counts["to_do"]["runs"])))
     rows.append(("to do", "", *_cells(counts["to_do"], counts["to_do"]["runs"])))
-    return align(rows)
+    return columns(rows)
 
 
 def _cells(total: Mapping[str, Any], to_do: int) -> tuple[str, ...]:
@@ -466,7 +138,7 @@ def _memory_table(counts: Mapping[str, Any]) -> str:
         sizes = (f"{run['memory_bytes'].get(part, 0) / 1e9:.3g}" for part in shown)
         fits = (_fit(size, name) for name in names)
         rows.append((_model(size), f"{run['optimizer']} {run['precision']}", *sizes, *fits))
-    return align(rows)
+    return columns(rows)
 
 
 def _fit(size: Mapping[str, Any], gpu: str) -> str:
@@ -498,7 +170,7 @@ def _total_text(total: Mapping[str, Any]) -> str:
     left = total["to_do"]["runs"]
     rows = [("all files, each run once", "runs", "to do", "tokens", "FLOPs", *_HOURS)]
     names = {"all": "all", "to_do": "to do"}
-    return align(rows + [(name, *_cells(total[key], left)) for key, name in names.items()])
+    return columns(rows + [(name, *_cells(total[key], left)) for key, name in names.items()])
 
 
 def main(argv: Sequence[str] | None = None) -> None:

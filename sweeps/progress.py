@@ -1,125 +1,135 @@
-"""What a sweep shows while it runs: one line per worker and an estimate of what is left."""
+"""What a sweep shows while it runs: a line per run at work, and an estimate of what is left."""
 
 from __future__ import annotations
 
-import shutil
+import json
+import os
 import sys
-import threading
-import time
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+LINES = 20  # runs at work that are shown; a cluster may have thousands
+TAIL = 4096  # bytes at the end of metrics.jsonl, which hold its last line
+
 
 class Board:
-    """Redraws its lines in place on a terminal; elsewhere prints one line per finished run."""
+    """Lines redrawn in place on a terminal; elsewhere one line per run that has ended."""
 
-    def __init__(self, scheduler: Any, flops: Callable[[Any], float]) -> None:
-        self.scheduler, self.flops = scheduler, flops
-        self.lines: dict[int, str] = {}
-        self.started: dict[int, float] = {}
-        self.costs: list[tuple[float, int, float]] = []  # FLOPs, steps, seconds of finished runs
-        self.drawn = 0
-        self.lock = threading.Lock()
-        self.terminal = sys.stderr.isatty()
+    def __init__(self, work: Any) -> None:
+        self.work, self.estimate = work, Estimate()
+        self.live: Any = None
+        if sys.stderr.isatty():
+            from rich.console import Console
+            from rich.live import Live
 
-    def start(self, worker: int, point: Any) -> None:
-        """A worker has taken a run."""
-        with self.lock:
-            self.started[worker] = time.monotonic()
-            self.lines[worker] = f"worker {worker}: {describe(point)}  starting"
-            self._draw()
+            console = Console(stderr=True, highlight=False, markup=False)
+            self.live = Live(console=console, auto_refresh=False, transient=True)
+            self.live.start()
 
-    def step(self, worker: int, step: int, steps: int, loss: float) -> None:
-        """A run reports a step."""
-        with self.lock:
-            head = self.lines[worker].partition("  ")[0]
-            self.lines[worker] = f"{head}  step {step}/{steps}  train loss {loss:.3f}"
-            self._draw()
+    def say(self, text: str) -> None:
+        """A line, or several, that stay."""
+        if self.live is None:
+            print(text, file=sys.stderr, flush=True)
+        else:
+            self.live.console.print(text, soft_wrap=True)
 
-    def done(self, worker: int, point: Any, scheduler: Any) -> None:
-        """A run has ended, with a result or without."""
-        with self.lock:
-            summary = scheduler.summaries.get(point.run)
-            seconds = time.monotonic() - self.started[worker]
-            if summary is not None and summary["status"] != "failed":
-                self.costs.append((self.flops(point.config), point.config.training.steps, seconds))
-            self.lines.pop(worker, None)
-            text = f"{self._count()}  {describe(point)}  {outcome(summary)}  {seconds:.0f} s"
-            self._draw(finished=text)
+    def ended(self, point: Any, seconds: float, trained: bool, at_work: int) -> None:
+        """A run has ended; `trained` in this command from its start to its end."""
+        if trained:
+            self.estimate.add(self.work.flops(point), point.config.training.steps, seconds)
+        left = "" if self.live else self._left(at_work)
+        self.say(f"{self.count()}  {self.work.outcome(point)}  {seconds:.0f} s{left}")
 
-    def note(self, text: str) -> None:
-        """Something worth knowing now, in lines of its own."""
-        with self.lock:
-            self._draw(finished=text, estimate=False)
+    def show(self, runs: Iterable[Any]) -> None:
+        """Redraws the runs at work, each with the step and the loss that it has logged last."""
+        if self.live is None:
+            return
+        from rich.text import Text
+
+        runs = list(runs)
+        shown = [f"{point.run}  {_at(self.work.folder / point.run, point)}" for point in runs]
+        more = [f"and {len(runs) - LINES} more runs at work"] if len(runs) > LINES else []
+        count = f"{self.count()} runs done{self._left(len(runs))}"
+        text = Text("\n".join([*shown[:LINES], *more, count]), no_wrap=True, overflow="ellipsis")
+        self.live.update(text, refresh=True)
 
     def close(self) -> None:
-        """Removes the workers' lines."""
-        with self.lock:
-            self.lines.clear()
-            self._draw(last=True)
+        """Removes the lines of runs at work."""
+        if self.live is not None:
+            self.live.stop()
 
-    def _count(self) -> str:
-        total = len(self.scheduler.sweep.points)
-        return f"[{len(self.scheduler.summaries)}/{total}]"
+    def count(self) -> str:
+        """Runs that are done, of those that are known."""
+        return f"[{self.work.done}/{self.work.total}]"
 
-    def _draw(
-        self, finished: str | None = None, last: bool = False, estimate: bool = True
-    ) -> None:
-        if not self.terminal:
-            if finished:
-                left = self._left() if estimate else ""
-                print(f"{finished}{left}", file=sys.stderr, flush=True)
-            return
-        out = f"\x1b[{self.drawn}F\x1b[J" if self.drawn else ""
-        out += f"{finished}\n" if finished else ""
-        status = [] if last else [self.lines[key] for key in sorted(self.lines)]
-        if not last:
-            status.append(f"{self._count()} runs done{self._left()}")
-        self.drawn = len(status)
-        columns = shutil.get_terminal_size().columns - 1  # a wrapped line would not be redrawn
-        sys.stderr.write(out + "".join(f"{line[:columns]}\n" for line in status))
-        sys.stderr.flush()
-
-    def _left(self) -> str:
-        waiting = [point.config for point in self.scheduler.waiting()]
-        work = [(self.flops(config), config.training.steps) for config in waiting]
-        seconds = estimate(self.costs, work)
-        if seconds is None or not work:
-            return ""
-        # Runs under way are left out, and cells may still ask for more points.
-        return f"  about {max(1, round(seconds / max(1, len(self.started)) / 60))} min left"
+    def _left(self, at_work: int) -> str:
+        """Rules may still ask for more runs, which nobody can count."""
+        seconds = self.estimate.seconds(*self.work.todo)
+        return "" if not seconds else f"  about {duration(seconds / max(1, at_work))} left"
 
 
-def estimate(
-    done: list[tuple[float, int, float]], work: list[tuple[float, int]]
-) -> float | None:
-    """Seconds that `work` (FLOPs, steps) takes on one worker, by what finished runs cost.
+class Estimate:
+    """Seconds of a run by its FLOPs and steps, from the runs that have ended.
 
-    Least squares of seconds on FLOPs and steps (a step has a cost of its own, which rules small
-    models); None before the first run has finished.
+    Least squares of seconds on FLOPs and steps (a step costs time even in a small model), kept as
+    sums, so that a result costs the same after a thousand others.
     """
-    if not done:
-        return None
-    table = np.array(done, dtype=float)
-    scale = table[:, :2].max(axis=0)
-    weights, *_ = np.linalg.lstsq(table[:, :2] / scale, table[:, 2], rcond=None)
-    weights = np.maximum(weights, 0)
-    return float(sum((np.array(item) / scale) @ weights for item in work))
+
+    def __init__(self) -> None:
+        self._products, self._seconds = np.zeros((2, 2)), np.zeros(2)
+
+    def add(self, flops: float, steps: int, seconds: float) -> None:
+        """A run that has ended."""
+        row = np.array([flops, steps], dtype=float)
+        self._products += np.outer(row, row)
+        self._seconds += row * seconds
+
+    def seconds(self, flops: float, steps: float) -> float | None:
+        """What work would take on one worker; None before the first run has ended."""
+        scale = np.sqrt(np.diag(self._products))
+        if not scale.all():
+            return None
+        scaled = self._products / np.outer(scale, scale)
+        weights = np.linalg.lstsq(scaled, self._seconds / scale, rcond=1e-12)[0]
+        return float(np.maximum(weights, 0) @ (np.array([flops, steps]) / scale))
 
 
-def describe(point: Any) -> str:
-    """A run in words: its curve and where it is in the grid."""
-    values = " ".join(f"{key.rpartition('.')[2]}={value:.4g}" if isinstance(value, float)
-                      else f"{key.rpartition('.')[2]}={value}" for key, value in point.values)
-    return f"{point.curve} {values} seed={point.seed}"
+def duration(seconds: float) -> str:
+    """Minutes, hours or days, whichever says it best."""
+    for size, unit in ((86400, "days"), (3600, "h")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{max(1, round(seconds / 60))} min"
 
 
-def outcome(summary: dict[str, Any] | None) -> str:
-    """A run's result in words."""
-    if summary is None:
-        return "not done, will be tried again"
-    if summary["status"] == "finished":
-        return f"eval loss {summary['final_eval_loss']:.4f}"
-    return f"{summary['status']} at step {summary['step']}" if "step" in summary else "failed"
+def columns(lines: Sequence[tuple[str, ...]]) -> str:
+    """Rows of cells as text in columns."""
+    widths = [max(map(len, cells)) for cells in zip(*lines)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
+    )
+
+
+def last_line(run_dir: Path) -> dict[str, Any]:
+    """The last whole line of a run's metrics.jsonl; empty before there is one."""
+    try:
+        with open(run_dir / "metrics.jsonl", "rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            lines = file.read().split(b"\n")[:-1]
+        return json.loads(lines[-1])
+    except (OSError, ValueError, IndexError):
+        return {}
+
+
+def _at(run_dir: Path, point: Any) -> str:
+    """How far a run is, in its own words."""
+    line = last_line(run_dir)
+    if "step" not in line:
+        return "starting"
+    loss = line.get("train_loss", line.get("eval_loss"))
+    return f"step {line['step']}/{point.config.training.steps}" + (
+        f"  loss {loss:.3f}" if loss is not None else ""
+    )

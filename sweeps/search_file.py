@@ -1,38 +1,25 @@
-"""Search files: what they may say, the studies that they mean, and how far their trials are."""
+"""Search files: what they may say, and the studies that they mean."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
-from sweeps import search_rules, tables
+from sweeps.pool import Needs
+from sweeps.sources import Around, Missing, Sources, folder_of, read_file
+from sweeps.study import RATE, Study, Tuning
 from sweeps.sweep_file import Values, flat, grid_values
-from sweeps.trials import Bounds, Journal, Trial, suggest
 from training import runs
-from training.config import (
-    Count,
-    PositiveFloat,
-    PositiveInt,
-    Section,
-    apply_preset,
-    read_yaml,
-    set_keys,
-    validate,
-)
+from training.config import Count, PositiveFloat, Section, apply_preset, set_keys, validate
 from training.errors import UserError
 from training.experiment import Experiment, load_experiment
-
-RATE = "optimizer.lr"
-
-Range = tuple[PositiveFloat, PositiveFloat]
 
 
 class Rate(Section):
@@ -40,7 +27,7 @@ class Rate(Section):
 
     where: dict[str, Any] = {}
     """Grid key -> value, or list of values, of the studies it is for."""
-    around: tables.Around
+    around: Around
     """The sweep whose best rate it is."""
     factor: PositiveFloat = 1.0
     """Multiple of that rate."""
@@ -54,7 +41,7 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-class SearchConfig(Section):
+class SearchConfig(Tuning):
     """A search file."""
 
     experiment: str
@@ -67,24 +54,10 @@ class SearchConfig(Section):
     """Keys to cross; every combination is a study of its own."""
     rates: list[Rate] = []
     """Where each study's optimizer.lr comes from; by default it is the config's own."""
-    search: Annotated[dict[str, Range], Field(min_length=1)]
-    """Config key -> lowest and highest value of the first round, searched log-uniformly."""
-    trials: PositiveInt
-    """Trials of a study, in every round."""
-    parallel: PositiveInt = 1
-    """At most so many trials of a study in progress, over all launchers."""
-    equal_within: Annotated[float, Field(ge=0, lt=1)] = 0.001
-    """Trials whose loss exceeds the best by at most this share count as equally good."""
-    edge: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
-    """Share of a range's logarithm, at either end, that counts as near its edge."""
-    extend: Annotated[float, Field(gt=1)] = 100.0
-    """A range whose edge is best becomes 1/extend to extend times the best value."""
-    rounds: PositiveInt = 2
-    """At most so many rounds of a study, the first one included."""
-    sampler_seed: Count = 0
-    """Seed of the values that trials get."""
     retries: Count = 1
     """How often a run that fails for a reason of its own is tried again."""
+    needs: Needs = Needs()
+    """What every run needs; by default what the model's memory and the GPU's size ask for."""
 
     @model_validator(mode="after")
     def _keys_have_one_source(self) -> SearchConfig:
@@ -104,62 +77,9 @@ class SearchConfig(Section):
         return self
 
 
-@dataclass(frozen=True)
-class Study:
-    """One combination of the grid: what is fixed in all its runs."""
-
-    name: str
-    where: dict[str, Any]
-    settings: dict[str, Any]
-    identity: str
-    rate: float | None  # None where it is searched itself
-    rate_from: str
-
-
-@dataclass(frozen=True)
-class Round:
-    """One pass of a study over given ranges, and its trials so far."""
-
-    study: Study
-    number: int
-    ranges: dict[str, Bounds]
-    trials: list[Trial]
-    wanted: int
-
-    @property
-    def key(self) -> str:
-        """The name of its trials in the journal; other settings or ranges have another one."""
-        return _round_key(self.study, self.number, self.ranges)
-
-    @property
-    def counted(self) -> list[Trial]:
-        """The complete trials, by number, up to the number wanted."""
-        return [trial for trial in self.trials if trial.state == "complete"][: self.wanted]
-
-    @property
-    def running(self) -> list[Trial]:
-        """Trials begun and not ended."""
-        return [trial for trial in self.trials if trial.state == "running"]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all trials wanted are complete."""
-        return len(self.counted) == self.wanted
-
-
-def _round_key(study: Study, number: int, ranges: Mapping[str, Bounds]) -> str:
-    text = json.dumps([study.identity, {key: list(bounds) for key, bounds in ranges.items()}])
-    digest = hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
-    return f"{study.name} round {number} {digest}"
-
-
 @dataclass
 class Search:
-    """A search file read, with its experiment, its studies and its journal.
-
-    A draft stands in for rates that sweeps have not found yet, and says so in `assumed`; it can be
-    counted, not run.
-    """
+    """A search file read, with its experiment and its studies."""
 
     config: SearchConfig
     path: Path
@@ -167,15 +87,11 @@ class Search:
     experiment: Experiment
     base: dict[str, Any]
     folder: Path
-    results: Path
-    draft: bool = False
+    sources: Sources
     studies: list[Study] = field(default_factory=list)
-    assumed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.journal = Journal(self.folder)
         self.studies = [self._study(values) for values in grid_values(self.config.grid)]
-
         names = [study.name for study in self.studies]
         for name in names:
             if names.count(name) > 1:
@@ -210,12 +126,9 @@ class Search:
         rate = fitting[0]
         asked = flat(set_keys(self.base, settings))
         try:
-            best = tables.best(rate.around, asked, RATE, self.path, self.results, self.preset)
-        except tables.Missing as missing:
-            if not self.draft:
-                raise
-            line = f"{missing}; until then counted with the config's own rate"
-            self.assumed += [] if line in self.assumed else [line]
+            best = self.sources.best(rate.around, asked, RATE)
+        except Missing as missing:
+            self.sources.assume(missing, "counted with the config's own rate")
             return None, "config"
         return best * rate.factor, f"{rate.factor:g} x best of {rate.around.sweep}"
 
@@ -228,58 +141,6 @@ class Search:
         config = self._validated(study.name, {**study.settings, **values})
         return config, runs.run_id(config, study.name)
 
-    def rounds(self, study: Study) -> list[Round]:
-        """The rounds of a study that have begun, or whose turn it is."""
-        found: list[Round] = []
-        ranges: dict[str, Bounds] = dict(self.config.search)
-        for number in range(1, self.config.rounds + 1):
-            trials = self.journal.trials(_round_key(study, number, ranges))
-            found.append(Round(study, number, ranges, trials, self.config.trials))
-            following = self._ranges_after(found[-1])
-            if following == ranges:
-                break
-            ranges = following
-        return found
-
-    def _ranges_after(self, played: Round) -> dict[str, Bounds]:
-        """The ranges of the round after one; the same where it is the last for now."""
-        if not played.is_complete or not self.finished(played):
-            return played.ranges
-        best = search_rules.best_trial(self.finished(played)).values
-        return search_rules.next_ranges(
-            best, played.ranges, self.config.edge, self.config.extend
-        )
-
-    def finished(self, played: Round) -> list[Trial]:
-        """The counted trials that have not diverged."""
-        notes = self.journal.notes(played.key)
-        return [t for t in played.counted if notes[t.number]["status"] == "finished"]
-
-    def first_values(self, rounds: Sequence[Round]) -> list[dict[str, float]]:
-        """What the last round tries before it asks the sampler, where its ranges allow it.
-
-        All constants at 1; after a round, its best, so that no later one ends worse: that run is
-        done, and costs nothing.
-        """
-        values = [{key: 1.0 for key in self.config.search}]
-        for earlier in rounds[:-1]:
-            values.append(search_rules.best_trial(self.finished(earlier)).values)
-        inside = rounds[-1].ranges.items()
-        distinct = [v for i, v in enumerate(values) if v not in values[:i]]
-        return [v for v in distinct if all(low <= v[key] <= high for key, (low, high) in inside)]
-
-    def next_values(self, rounds: Sequence[Round], fresh: Sequence[Trial]) -> dict[str, float]:
-        """The values of the last round's next trial, from its number and the trials so far.
-
-        `fresh` are the trials without those that failed in an earlier launch.
-        """
-        last, tried = rounds[-1], [trial.values for trial in fresh]
-        for values in self.first_values(rounds):
-            if values not in tried:
-                return values
-        seed = (self.config.sampler_seed, last.study.name, last.number, len(last.trials))
-        return suggest(last.trials, last.ranges, seed)
-
 
 def _label(values: Sequence[Any]) -> str:
     """Grid values as one word that can be a folder's name."""
@@ -291,8 +152,9 @@ def load_search(
     path: Path, results: Path = runs.RESULTS, preset: str | None = None, draft: bool = False
 ) -> Search:
     """A search file, its experiment and its studies; UserError for anything that cannot run."""
-    config = validate(SearchConfig, apply_preset(read_yaml(path), preset, str(path)), str(path))
+    config = validate(SearchConfig, apply_preset(read_file(path), preset, str(path)), str(path))
     experiment = load_experiment(config.experiment, path)
-    base = read_yaml(path.parent / config.config)
-    folder = tables.folder_of(path, results, preset)
-    return Search(config, path, preset, experiment, base, folder, results, draft)
+    base = read_file(path.parent / config.config)
+    folder = folder_of(path, results, preset)
+    sources = Sources(path, results, preset, draft)
+    return Search(config, path, preset, experiment, base, folder, sources)

@@ -1,184 +1,244 @@
-"""Sweeps: a grid of configs becomes runs, runs become one table.
-
-    python -m sweeps run nanolm_c4/sweeps/quickstart.yaml --workers 2 [--dry-run]
-
-Runs that are done are not run again; runs that were stopped or killed go on from their newest
-checkpoint. Several launchers, on one machine or on several that share the results folder, can work
-on one sweep: a run that another one holds is left to it. A run that another sweep of the experiment
-has finished, at the same commit, is copied from there.
-
-With `extend`, a cell of the grid (one curve at one width, say) whose best learning rate lies at an
-edge gets the next rate, until the optimum is inside or the limit is reached; with `coverage`, rates
-above it follow until the first unstable one is known. With `confirm`, a cell is searched over
-several keys: the neighbours of its best point are run until none of them is better. A sweep file
-may hold `presets`, other sizes of the same sweep. `results.csv` has one row per run, by curve and
-rising grid values; `probes.csv` the alignment of every dense layer where runs were probed;
-`metrics.csv` and `observations.csv`, where the file asks for them, what runs logged and observed;
-`observed_kernels.csv` and `observed_attention.csv` the kernels and attention logits of the first
-and last observed step.
-"""
+"""A sweep under way: its runs, their results, and the runs that its rules ask for next."""
 
 from __future__ import annotations
 
-import argparse
-import functools
-import shlex
-import signal
-import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import heapq
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from sweeps import workers
-from sweeps.progress import Board
-from sweeps.results import (
-    write_manifest,
-    write_metrics,
-    write_observations,
-    write_observed_attention,
-    write_observed_kernels,
-    write_probes,
-    write_results,
-)
-from sweeps.scheduler import Scheduler, cell_name
-from sweeps.sweep_file import Sweep, load_sweep
-from training import runs
-from training.errors import one_line_errors
-from training.signals import STOPPED
+from sweeps import tables
+from sweeps.rules import FAILED, Cell, Place, Summary
+from sweeps.sources import read_table
+from sweeps.sweep_file import Point, Sweep
+from training.errors import RunError, UserError
+
+CellKey = tuple[str, tuple[tuple[str, Any], ...]]
+Recall = Callable[[str], dict[str, Any] | None]
 
 
-def run_sweep(
-    sweep: Sweep, count: int, threads: int, launch: Sequence[str] = ()
-) -> Scheduler:
-    """Runs what is not done in `count` workers; returns the scheduler with every summary.
+class SweepWork:
+    """What is left of a sweep, largest runs first; results open the runs that they ask for.
 
-    Raises KeyboardInterrupt when interrupted, after every run at work here has saved a checkpoint
-    (at once when interrupted again), and whatever ended a worker's thread.
+    `recall` gives the summary of a run that is done already. Every step costs as much as the cell
+    that it concerns, however large the sweep is.
     """
-    scheduler = Scheduler(sweep)
-    write_manifest(sweep)
-    board = Board(scheduler, sweep.experiment.flops)
 
-    def serve(index: int, worker: workers.Worker) -> None:
-        """One thread: a worker process and the points it runs."""
-        while (point := scheduler.take()) is not None:
-            board.start(index, point)
-            progress = functools.partial(board.step, index)
-            workers.attempt(worker, scheduler, point, sweep, progress, board.note)
-            with scheduler.condition:
-                write_manifest(sweep)
-                write_results(sweep, scheduler.summaries)
-            board.done(index, point, scheduler)
+    def __init__(self, sweep: Sweep, recall: Recall = lambda run: None) -> None:
+        self.sweep, self.recall = sweep, recall
+        self.folder, self.experiment = sweep.folder, sweep.experiment
+        self.name, self.retries = sweep.config.experiment, sweep.config.retries
+        self.points: dict[str, Point] = {}
+        self.results: dict[str, Summary] = {}
+        self.reasons: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
+        self.cells: dict[CellKey, Cell] = {}
+        self.todo = [0.0, 0]  # FLOPs and steps of the runs without a result
+        self._waiting: list[tuple[float, int, str]] = []
+        self._targets: dict[CellKey, list[CellKey]] = {}
+        self._read_grid()
+        for key in self.cells:
+            self._advance(key)
 
-    crew = workers.crew(count, threads, launch) if scheduler.waiting() else []
-    try:
-        workers.run_all(crew, scheduler, serve)
-    finally:
-        board.close()
-    write_manifest(sweep)
-    write_results(sweep, scheduler.summaries)
-    write_probes(sweep, scheduler.summaries)
-    write_metrics(sweep, scheduler.summaries)
-    write_observations(sweep, scheduler.summaries)
-    write_observed_kernels(sweep, scheduler.summaries)
-    write_observed_attention(sweep, scheduler.summaries)
-    return scheduler
+    def next(self) -> Point | None:
+        """The largest run that nobody is at work on; None while there is none."""
+        while self._waiting:
+            run = heapq.heappop(self._waiting)[2]
+            if run not in self.results:
+                return self.points[run]
+        return None
 
+    def put_back(self, point: Point) -> None:
+        """A run that was begun and did not end: it is handed out again."""
+        heapq.heappush(self._waiting, (-self.flops(point), 0, point.run))
 
-def dry_run(sweep: Sweep) -> str:
-    """What a sweep would run, one line per run that is not done."""
-    scheduler = Scheduler(sweep, looks=True)
-    lines = [
-        f"{cell_name((point.curve, point.values))} seed={point.seed}  {point.run}"
-        for point in scheduler.waiting()
-    ]
-    flops = sum(sweep.experiment.flops(point.config) for point in scheduler.waiting())
-    total = f"{len(lines)} of {len(sweep.points)} runs to do, about {flops:.3g} FLOPs"
-    return "\n".join([*sweep.assumed, *lines, total])
+    def record(self, point: Point, summary: Summary) -> None:
+        """Takes a result, and adds the points that it asks for."""
+        self._take(point, summary)
+        self._advance(point.cell(self.sweep.config.searched))
 
+    def fail(self, point: Point, reason: str) -> None:
+        """Gives a run up; the rest goes on."""
+        self.reasons[point.run] = reason
+        self.record(point, FAILED)
 
-@dataclass(frozen=True)
-class Options:
-    """One launcher: what the command line, or a job on a cluster, asks for."""
+    def flops(self, point: Point) -> float:
+        """What a run costs."""
+        return self.experiment.flops(point.config)
 
-    sweep: Path
-    preset: str | None = None
-    curves: tuple[str, ...] | None = None
-    workers: int = 1
-    threads: int | None = None
-    results: Path = runs.RESULTS
-    launch: tuple[str, ...] = ()
+    def needs(self, point: Point) -> dict[str, Any]:
+        """What the sweep file says that a run needs."""
+        return self.sweep.needs(dict(point.values))
 
-    def load(self, draft: bool = False) -> Sweep:
-        """The sweep with the chosen preset and curves."""
-        return load_sweep(self.sweep, self.results, self.preset, self.curves, draft)
+    @property
+    def done(self) -> int:
+        """Runs with a result."""
+        return len(self.results)
 
+    @property
+    def total(self) -> int:
+        """Runs that are known."""
+        return len(self.points)
 
-def run(options: Options) -> int:
-    """Runs a sweep; the exit code: 0, 1 if a run failed, 75 when stopped. Or a UserError."""
-    threads = workers.threads_each(options.workers, options.threads)
-    sweep = options.load()
-    try:
-        scheduler = run_sweep(sweep, options.workers, threads, options.launch)
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return STOPPED
-    for line in scheduler.report():
-        print(line, file=sys.stderr)
-    print(sweep.folder / "results.csv")
-    failed = any(summary["status"] == "failed" for summary in scheduler.summaries.values())
-    return int(failed)
+    @property
+    def left(self) -> list[Point]:
+        """The points without a result."""
+        return [point for run, point in self.points.items() if run not in self.results]
 
+    def ended(self) -> list[tuple[Point, Summary]]:
+        """The points with a result, and the result."""
+        return [(self.points[run], summary) for run, summary in self.results.items()]
 
-def parser(prog: str, description: str | None) -> argparse.ArgumentParser:
-    """Options of every command that runs a sweep."""
-    parser = argparse.ArgumentParser(prog=prog, description=description)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("sweep", type=Path, help="YAML file, for example in nanolm_c4/sweeps/")
-    parser.add_argument("--preset", help="another size of the sweep that its file holds")
-    parser.add_argument("--curves", nargs="+", metavar="NAME", help="only these curves")
-    parser.add_argument("--workers", type=int, default=1, help="worker processes (default 1)")
-    parser.add_argument("--threads", type=int, help="threads per worker (default: cores / workers)")
-    parser.add_argument("--results", type=Path, default=runs.RESULTS, help="results folder")
-    parser.add_argument(
-        "--launch",
-        type=shlex.split,
-        default=[],
-        metavar="COMMAND",
-        help="start each run by this command, such as 'accelerate launch --config_file FILE'",
-    )
-    return parser
+    def failed_before(self) -> set[str]:
+        """Runs that an earlier command, or one at work now, has given up."""
+        try:
+            rows = read_table(self.folder / "results.csv")
+        except (OSError, ValueError):
+            return set()
+        failed = {row["run"] for row in rows if row["status"] == "failed"}
+        return failed & {point.run for point in self.left}
 
+    @property
+    def failed(self) -> bool:
+        """Whether a run was given up."""
+        return bool(self.reasons)
 
-def options_from(args: argparse.Namespace) -> Options:
-    """The options of a parsed command line."""
-    curves = None if args.curves is None else tuple(args.curves)
-    return Options(
-        args.sweep,
-        args.preset,
-        curves,
-        args.workers,
-        args.threads,
-        args.results,
-        tuple(args.launch),
-    )
+    def report(self) -> list[str]:
+        """What a user should know at the end: optima at an edge, and runs that failed."""
+        return [*self.notes.values(), *(f"{run} {why}" for run, why in self.reasons.items())]
 
+    def write(self, final: bool) -> None:
+        """The manifest and results.csv, and at the end the tables of what runs logged."""
+        points = list(self.points.values())
+        tables.write_manifest(self.sweep, points)
+        tables.write(self.sweep, points, self.results, final)
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: exit code 0, 1 if a run failed, 2 for a user's mistake, 75 when stopped."""
-    commands = parser("python -m sweeps run", __doc__)
-    commands.add_argument("--dry-run", action="store_true", help="list the runs to do and stop")
-    args = commands.parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: workers go, too
-    with one_line_errors(OSError):
-        options = options_from(args)
-        if args.dry_run:
-            print(dry_run(options.load(draft=True)))
+    def outcome(self, point: Point) -> str:
+        """A run with its result, as a line for people."""
+        return f"{describe(point)}  {ending(self.results.get(point.run))}"
+
+    def before(self) -> list[str]:
+        """What a user should know before anything runs."""
+        return []
+
+    def dry_run(self) -> str:
+        """What is to do, one line per run."""
+        left = self.left
+        lines = [
+            f"{cell_name((point.curve, point.values))} seed={point.seed}  {point.run}"
+            for point in left
+        ]
+        total = f"{len(left)} of {self.total} runs to do, about {self.todo[0]:.3g} FLOPs"
+        return "\n".join([*self.sweep.sources.assumed, *lines, total])
+
+    def table(self) -> str:
+        """The file that holds what a user wants to know."""
+        return str(self.folder / "results.csv")
+
+    def _read_grid(self) -> None:
+        """The cells that the file names, with what is known of their runs."""
+        searched = self.sweep.config.searched
+        for point in self.sweep.points:
+            key = point.cell(searched)
+            cell = self.cells.setdefault(key, Cell(cell_name(key)))
+            cell.given.add(point.place(searched))
+            self._add(point)
+        for target, source in self._sources().items():
+            self.cells[target].source = self.cells[source]
+            self._targets.setdefault(source, []).append(target)
+
+    def _sources(self) -> dict[CellKey, CellKey]:
+        """Target -> source of every transfer between two cells that exist."""
+        rule, pairs = self.sweep.config.transfer, {}
+        for curve, values in self.cells if rule else ():
+            if rule.source.items() <= dict(values).items():
+                target = (curve, tuple({**dict(values), **rule.target}.items()))
+                if target in self.cells and target != (curve, values):
+                    pairs[target] = (curve, values)
+        return pairs
+
+    def _add(self, point: Point) -> None:
+        """Takes up a point, and its result if there is one."""
+        if point.run in self.points:
             return
-        code = run(options)
-    if code:
-        raise SystemExit(code)
+        self.points[point.run] = point
+        self._cell(point).setdefault(point.seed, None)
+        self._count(point, 1)
+        try:
+            summary = self.recall(point.run)
+        except RunError as error:  # one that cannot be read is reported, and the rest goes on
+            self.reasons[point.run], summary = str(error), FAILED
+        if summary is None:
+            item = (-self.flops(point), len(self.points), point.run)
+            heapq.heappush(self._waiting, item)
+        else:
+            self._take(point, summary)
+
+    def _count(self, point: Point, sign: int) -> None:
+        self.todo[0] += sign * self.flops(point)
+        self.todo[1] += sign * point.config.training.steps
+
+    def _take(self, point: Point, summary: Summary) -> None:
+        self._count(point, -1)
+        self.results[point.run] = summary
+        self._cell(point)[point.seed] = summary
+
+    def _cell(self, point: Point) -> dict[int, Summary | None]:
+        """Seed -> summary at the point's place."""
+        searched = self.sweep.config.searched
+        cell = self.cells[point.cell(searched)]
+        return cell.results.setdefault(point.place(searched), {})
+
+    def _advance(self, key: CellKey) -> None:
+        """Adds what a cell's rule asks for until it waits: results may be there already."""
+        cell = self.cells[key]
+        while not cell.settled:
+            answer = self.sweep.rule.next(cell)
+            cell.settled = answer.done
+            if answer.note:
+                self.notes[cell.name] = answer.note
+            for place in answer.places:
+                self._ask(key, cell, place, answer.seeds)
+            if not answer.places and not answer.done:
+                return
+        for target in self._targets.get(key, ()):
+            self._advance(target)
+
+    def _ask(
+        self, key: CellKey, cell: Cell, place: Place, seeds: Sequence[int] | None
+    ) -> None:
+        """Adds a cell's points at one place, or notes why its values make no config."""
+        try:
+            points = self.sweep.at(key, place, seeds)
+        except UserError as error:
+            cell.refused[place] = str(error)
+            return
+        if seeds is not None:
+            own = self.sweep.seeds(dict(points[0].values)) if points else ()
+            cell.further[place] = tuple(seed for seed in seeds if seed not in own)
+        cell.results.setdefault(place, {})
+        for point in points:
+            self._add(point)
 
 
-if __name__ == "__main__":
-    main()
+def cell_name(key: CellKey) -> str:
+    """A cell by its curve and its grid values."""
+    return " ".join([key[0], *(f"{name}={value}" for name, value in key[1])])
+
+
+def describe(point: Point) -> str:
+    """A run by its curve and where it is in the grid."""
+    words = [
+        f"{key.rpartition('.')[2]}={value:.4g}" if isinstance(value, float)
+        else f"{key.rpartition('.')[2]}={value}"
+        for key, value in point.values
+    ]  # fmt: skip
+    return " ".join([point.curve, *words, f"seed={point.seed}"])
+
+
+def ending(summary: Mapping[str, Any] | None) -> str:
+    """How a run ended."""
+    if summary is None:
+        return "not done, will be tried again"
+    if summary["status"] == "finished":
+        return f"eval loss {summary['final_eval_loss']:.4f}"
+    return f"{summary['status']} at step {summary['step']}" if "step" in summary else "failed"

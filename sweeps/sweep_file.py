@@ -11,15 +11,15 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from sweeps import tables
 from sweeps.confirm import Confirm
+from sweeps.pool import Needs
+from sweeps.rules import Extend, Grid, Place, Rule, Transfer
+from sweeps.sources import Around, Missing, Sources, folder_of, read_file
 from training import runs
 from training.config import (
     PositiveFloat,
-    PositiveInt,
     Section,
     apply_preset,
-    read_yaml,
     set_keys,
     shifted,
     validate,
@@ -52,7 +52,7 @@ class Log2Range(Section):
 class Multiples(Section):
     """Multiples of the best value that another sweep found."""
 
-    around: tables.Around
+    around: Around
     """Where that value comes from."""
     steps: Annotated[list[float], Field(min_length=1)]
     """Exponents of two to multiply it by; [-1, 0, 1] are half of it, itself and twice it."""
@@ -119,39 +119,10 @@ class Adjust(Section):
 
     where: dict[str, Values]
     """Grid key -> values it applies to."""
-    set: dict[str, Any]
+    set: dict[str, Any] = {}
     """Config keys there."""
-
-
-class Coverage(Section):
-    """Go on above the optimum until the first unstable value is known (Everett et al., App. C)."""
-
-    excess: PositiveFloat = 0.2
-    """Above the optimum a value is unstable when its loss exceeds the lowest by this share."""
-    gap: PositiveFloat = 0.5
-    """Largest distance between the last stable value and that one, as an exponent of two."""
-
-
-class Extend(Section):
-    """Follow an optimum that lies at the edge of a cell's grid."""
-
-    key: str
-    """Grid key of the quantity to extend, a positive number such as optimizer.lr."""
-    step: PositiveFloat = 1.0
-    """Distance of a new point from the edge, as an exponent of two."""
-    points: PositiveInt = 6
-    """At most this many new points per cell."""
-    coverage: Coverage | None = None
-    """How far past the optimum to go; by default until it is inside."""
-
-
-class Transfer(Section):
-    """Run the best value of one cell in another one, too, so that using it there is measured."""
-
-    source: dict[str, Any]
-    """Grid values of the cell that was tuned, for example {model.width: 64}."""
-    target: dict[str, Any]
-    """Grid values of the cell that shall use its optimum."""
+    needs: Needs = Needs()
+    """What those runs need."""
 
 
 class SweepConfig(Section):
@@ -180,7 +151,9 @@ class SweepConfig(Section):
     transfer: Transfer | None = None
     """Run one cell's optimum in another; needs `extend`."""
     confirm: Confirm | None = None
-    """Walk to an optimum over several keys, and confirm it by its neighbours."""
+    """Climb to an optimum over several keys, and confirm it by its neighbours."""
+    needs: Needs = Needs()
+    """What every run needs; by default what the model's memory and the GPU's size ask for."""
     metrics: bool = False
     """Also write metrics.csv, what every run logged, for figures against steps or epochs."""
     observations: bool = False
@@ -252,9 +225,6 @@ def _check_values(
                 raise ValueError(f"{rule}: {key} {value} is in no curve's grid: {known}")
 
 
-Cell = tuple[str, tuple[tuple[str, Any], ...]]  # curve, and its grid values but those searched
-
-
 @dataclass(frozen=True)
 class Point:
     """One run of a sweep: where it is in the grid and what that makes its config."""
@@ -265,68 +235,67 @@ class Point:
     config: Section
     run: str
 
-    def cell(self, searched: Sequence[str]) -> Cell:
+    def cell(self, searched: Sequence[str]) -> tuple[str, tuple[tuple[str, Any], ...]]:
         """The curve and the values that the searched keys vary within."""
         return self.curve, tuple(item for item in self.values if item[0] not in searched)
+
+    def place(self, searched: Sequence[str]) -> Place:
+        """The values of the searched keys."""
+        values = dict(self.values)
+        return tuple(values[key] for key in searched)
 
 
 @dataclass
 class Sweep:
-    """A sweep file read, with its experiment and every point known so far.
-
-    A draft stands in for what other sweeps and searches have not found yet, and says so in
-    `assumed`; it can be counted, not run.
-    """
+    """A sweep file read, with its experiment and the points of its grid."""
 
     config: SweepConfig
     path: Path
     experiment: Experiment
     base: dict[str, Any]
     folder: Path
-    results: Path = runs.RESULTS
-    preset: str | None = None
-    draft: bool = False
+    sources: Sources
     points: list[Point] = field(default_factory=list)
-    added: dict[Cell, int] = field(default_factory=dict)
-    assumed: list[str] = field(default_factory=list)
 
-    def settings(self, curve: str) -> dict[str, Any]:
-        """The config keys that the sweep and a curve set."""
-        return {**self.config.set, **self.config.curves[curve].set}
+    @property
+    def rule(self) -> Rule:
+        """How its cells are searched."""
+        return self.config.confirm or self.config.extend or Grid()
 
     def adjusted(self, curve: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The config keys that the sweep, a curve and its grid values set, as adjusted there."""
-        settings = {**self.settings(curve), **values}
+        settings = {**self._settings(curve), **values}
         for adjust in self.config.adjust:
             settings |= adjust.set if _applies(adjust, values) else {}
         return settings
 
+    def needs(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What the file says that a run at some grid values needs."""
+        adjusted = (rule.needs for rule in self.config.adjust if _applies(rule, values))
+        said: dict[str, Any] = {}
+        for needs in (self.config.needs, *adjusted):
+            said |= needs.model_dump(exclude_unset=True)
+        return said
+
     def point(self, curve: str, values: Mapping[str, Any], seed: int) -> Point:
         """The point at some grid values; UserError if they make no valid config."""
-        rule = self.config.curves[curve]
-        settings = {**self.adjusted(curve, values), "seed": seed}
-        if rule.constants:
-            settings |= self._constants(curve, settings)
-        if rule.horizon:
-            settings |= self._length(curve, settings, rule.horizon)
+        settings = self._resolved(curve, {**self.adjusted(curve, values), "seed": seed})
         config = self._validated(curve, settings)
         return Point(curve, tuple(values.items()), seed, config, runs.run_id(config, curve))
 
-    def _validated(self, curve: str, settings: Mapping[str, Any]) -> Section:
-        where = f"{self.path}, curve {curve!r}"
-        return validate(self.experiment.config, set_keys(self.base, settings), where)
-
-    def _constants(self, curve: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """What the search found for such a run; nothing in a draft before it has."""
+    def _resolved(self, curve: str, settings: dict[str, Any]) -> dict[str, Any]:
+        """A run's settings with all that a search or the model's size decides."""
         rule = self.config.curves[curve]
-        asked = flat(set_keys(self.base, {**settings, **rule.constants_of}))
-        try:
-            return tables.constants(
-                self.config.constants, asked, self.path, self.results, self.preset
-            )
-        except tables.Missing as missing:
-            self._assume(missing, f"curve {curve!r} is counted with the config's own constants")
-            return {}
+        if rule.constants:
+            asked = flat(set_keys(self.base, {**settings, **rule.constants_of}))
+            try:
+                settings |= self.sources.constants(str(self.config.constants), asked)
+            except Missing as missing:
+                without = f"curve {curve!r} is counted with the config's own constants"
+                self.sources.assume(missing, without)
+        if rule.horizon:
+            settings |= self._length(curve, settings, rule.horizon)
+        return settings
 
     def _length(self, curve: str, settings: Mapping[str, Any], horizon: Horizon) -> dict[str, int]:
         """Steps, and warm-up, of a horizon that depends on the model."""
@@ -339,12 +308,13 @@ class Sweep:
         warmup = round(horizon.warmup_fraction * steps)
         return {"training.steps": steps, "schedule.warmup_steps": warmup}
 
-    def _assume(self, missing: tables.Missing, instead: str) -> None:
-        """Notes what a draft does without; raises `missing` otherwise."""
-        if not self.draft:
-            raise missing
-        line = f"{missing}; until then {instead}"
-        self.assumed += [] if line in self.assumed else [line]
+    def _settings(self, curve: str) -> dict[str, Any]:
+        """The config keys that the sweep and a curve set."""
+        return {**self.config.set, **self.config.curves[curve].set}
+
+    def _validated(self, curve: str, settings: Mapping[str, Any]) -> Section:
+        where = f"{self.path}, curve {curve!r}"
+        return validate(self.experiment.config, set_keys(self.base, settings), where)
 
     def grid(self, curve: str) -> list[dict[str, Any]]:
         """Every combination of a curve's grid values, the last key varying fastest."""
@@ -362,39 +332,34 @@ class Sweep:
     def _multiples(
         self, curve: str, values: Mapping[str, Any], key: str, axis: Multiples
     ) -> list[float]:
-        settings = {**self.settings(curve), **values}
+        settings = {**self._settings(curve), **values}
         try:
-            centre = tables.best(
-                axis.around, settings, key, self.path, self.results, self.preset
-            )
-        except tables.Missing as missing:
+            centre = self.sources.best(axis.around, settings, key)
+        except Missing as missing:
             centre = flat(set_keys(self.base, settings)).get(key)
-            self._assume(missing, f"curve {curve!r} is counted around {key} {centre:g}")
+            self.sources.assume(missing, f"curve {curve!r} is counted around {key} {centre:g}")
         return [shifted(centre, step) for step in sorted(axis.steps)]
-
-    def in_order(self, curve: str, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Grid values in the order of the curve's grid."""
-        return {key: values[key] for key in {**self.config.grid, **self.config.curves[curve].grid}}
 
     def seeds(self, values: Mapping[str, Any]) -> list[int]:
         """The seeds at some grid values."""
         for rule in self.config.more_seeds:
             if _applies(rule, values):
-                return rule.seeds
-        return self.config.seeds
+                return list(dict.fromkeys(rule.seeds))
+        return list(dict.fromkeys(self.config.seeds))
 
-    def expand(
-        self, curve: str, values: Mapping[str, Any], seeds: Sequence[int] | None = None
+    def at(
+        self,
+        cell: tuple[str, tuple[tuple[str, Any], ...]],
+        place: Place,
+        seeds: Sequence[int] | None = None,
     ) -> list[Point]:
-        """One point per seed, by default the grid's own there, without those known already."""
-        known = {point.run for point in self.points}
-        seeds = self.seeds(values) if seeds is None else seeds
-        new = [self.point(curve, values, seed) for seed in dict.fromkeys(seeds)]
-        return [point for point in new if point.run not in known]
-
-    def cell_points(self, cell: Cell) -> list[Point]:
-        """The points of a cell."""
-        return [point for point in self.points if point.cell(self.config.searched) == cell]
+        """One point per seed at a place of a cell, by default the grid's own seeds there."""
+        curve, fixed = cell
+        found = {**dict(fixed), **dict(zip(self.config.searched, place))}
+        grid = {**self.config.grid, **self.config.curves[curve].grid}
+        values = {key: found[key] for key in grid}
+        chosen = self.seeds(values) if seeds is None else dict.fromkeys(seeds)
+        return [self.point(curve, values, seed) for seed in chosen]
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -422,15 +387,19 @@ def load_sweep(
     `curves` chooses some of its curves. With `draft`, what other sweeps and searches have not found
     yet is assumed, so that the sweep can be counted before anything has run.
     """
-    data = apply_preset(read_yaml(path), preset, str(path))
+    data = apply_preset(read_file(path), preset, str(path))
     config = validate(SweepConfig, data, str(path))
     experiment = load_experiment(config.experiment, path)
-    base = read_yaml(path.parent / config.config)
-    folder = tables.folder_of(path, results, preset)
-    sweep = Sweep(config, path, experiment, base, folder, results, preset, draft)
+    base = read_file(path.parent / config.config)
+    folder = folder_of(path, results, preset)
+    sweep = Sweep(config, path, experiment, base, folder, Sources(path, results, preset, draft))
+    points: dict[str, Point] = {}
     for curve in _chosen(path, config, curves):
         for values in sweep.grid(curve):
-            sweep.points += sweep.expand(curve, values)
+            for seed in sweep.seeds(values):
+                point = sweep.point(curve, values, seed)
+                points.setdefault(point.run, point)
+    sweep.points = list(points.values())
     return sweep
 
 

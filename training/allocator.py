@@ -26,7 +26,7 @@ _USERS_OWN = (
 def keep_memory() -> bool:
     """Keeps freed memory in this process; whether that was done. Call it before training.
 
-    By default glibc maps every large block anew and returns it when freed, so a step on the CPU
+    By default glibc maps every large block afresh and returns it when freed, so a step on the CPU
     meets a page fault, and the kernel's clearing of a page, for every 4 KB it uses. Here large
     blocks come from the heap and the heap never shrinks; the process then stays as large as its
     largest step. Does nothing without glibc, when the environment says TRAINING_KEEP_MEMORY=0,

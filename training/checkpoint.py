@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from training.errors import UserError
+from training.errors import Damaged, UserError
 from training.files import sync
 
 FORMAT = 1
@@ -36,10 +36,6 @@ _NAME = re.compile(r"step-(\d{8,})")
 _TEMPORARY = ".writing-"
 _REMOVED = ".removing-"
 _ASIDE = "damaged-"
-
-
-class Damaged(Exception):
-    """A checkpoint is not what was written; the message names it and says what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +191,7 @@ def _not_written(path: Path, error: Exception) -> str:
     good = paths(path.parent)
     kept = "none was there yet"
     if good:
-        kept = f"{good[-1].name} is intact, and the run goes on from it"
+        kept = f"{good[-1].name} is intact, and the run resumes from it"
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return (
         f"{path}: cannot write the checkpoint: {reason}; {kept}. "

@@ -12,6 +12,10 @@ class UserError(ValueError):
     """A mistake of the user's: names the file and key, what was expected and what to do."""
 
 
+class Damaged(Exception):
+    """A checkpoint is not what was written; the message names it and says what is wrong."""
+
+
 class RunError(UserError):
     """What is wrong with one run's folder; other runs of a sweep go on."""
 

@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.config import RunConfig, describe, load
+from training.config import describe, load
 from training.errors import UserError, nearest, one_line_errors
+from training.settings import RunConfig
 
 if TYPE_CHECKING:
     from param_groups import Plan
-    from training.loop import Task
+    from training.task import Task
 
 Progress = Callable[[int, int, float], None]
 
@@ -79,7 +80,7 @@ class Experiment:
         return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir, progress))
 
     def main(self, argv: Sequence[str] | None = None) -> None:
-        """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped by a signal."""
+        """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped."""
         parser = self._parser()
         args = parser.parse_intermixed_args(argv)  # overrides before or after the options
         if args.json and not args.plan:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from training.errors import UserError, reason
 
@@ -33,7 +33,7 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def open_plain(path: Path, mode: str) -> IO:
+def open_plain(path: Path, mode: str) -> IO[Any]:
     """Opens a file of a results folder, but follows no link out of it (OSError, ELOOP)."""
     encoding = None if "b" in mode else "utf-8"
     return open(path, mode, encoding=encoding, opener=_no_link)
@@ -94,7 +94,7 @@ def _hidden(path: Path) -> Path:
 
 @contextmanager
 def scratch_folder(final: Path) -> Iterator[Path]:
-    """A folder beside the final one, gone at the end whatever happens short of a kill."""
+    """A hidden folder next to the final one; deleted at the end, unless the process is killed."""
     scratch = _hidden(final)
     try:
         scratch.mkdir(parents=True)
@@ -110,7 +110,7 @@ def scratch_folder(final: Path) -> Iterator[Path]:
 
 
 def publish(scratch: Path, final: Path, problem: Callable[[Path], str | None]) -> None:
-    """Gives a finished folder its name; if one without a `problem` got there first, it stays."""
+    """Gives a finished folder its name, unless one without a `problem` has it already."""
     while True:
         try:
             os.rename(scratch, final)
@@ -136,29 +136,11 @@ def discard(folder: Path) -> None:
         aside.unlink()
 
 
-def cache_problem(folder: Path) -> str | None:
-    """Why a cache folder cannot be used, in a few words; None if it can.
-
-    Its meta.json has "sizes", the bytes of every file by name.
-    """
-    try:
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-        sizes = meta["sizes"].items()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return "meta.json is missing or unreadable"
-    for name, size in sizes:
-        file = folder / name
-        found = file.stat().st_size if file.is_file() else None
-        if found != size:
-            return f"{name} has {found or 'no'} bytes where meta.json says {size}"
-    return None
-
-
 class Busy(UserError):
     """A folder is held by another process."""
 
 
-_held: list[IO] = []
+_held: list[IO[Any]] = []
 
 
 def _forget_locks() -> None:
@@ -192,7 +174,7 @@ def locked(folder: Path, what: str, patience: float = LOCK_SECONDS) -> Iterator[
         file.close()
 
 
-def _lock(file: IO, folder: Path, what: str, patience: float) -> None:
+def _lock(file: IO[Any], folder: Path, what: str, patience: float) -> None:
     end = time.monotonic() + patience
     while True:
         try:

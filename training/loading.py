@@ -1,25 +1,68 @@
-"""Batches from data-loading processes, which end with the run that they load for."""
+"""Batches of a run, from data-loading processes that end with it."""
 
 from __future__ import annotations
 
 import atexit
 import multiprocessing
 import signal
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
+import torch
+from accelerate import Accelerator
+from torch.utils.data import DataLoader, Dataset
+
+from training import signals
 from training.errors import UserError
+from training.sampling import BatchIds, EpochPlaces
+from training.task import Task
 
 Batch = TypeVar("Batch")
+
+def loader(
+    task: Task,
+    accelerator: Accelerator,
+    data: Dataset,
+    collate: Callable[[Any], Any] | None,
+    **batching: Any,
+) -> DataLoader:
+    """A DataLoader as the config asks for it; `batching` says how samples make batches."""
+    return DataLoader(
+        data,
+        collate_fn=collate,
+        num_workers=task.config.training.data_workers,
+        pin_memory=accelerator.device.type == "cuda",
+        worker_init_fn=signals.follow_parent,
+        # Without its own generator, making a loader would draw from the run's generator.
+        generator=torch.Generator().manual_seed(task.config.seed % 2**63),
+        **batching,
+    )
+
+
+def train_loader(task: Task, accelerator: Accelerator, first_step: int) -> DataLoader:
+    """This process's micro-batches of every step after the first `first_step`."""
+    settings, data = task.config.training, task.train_data
+    share = settings.batch_size // accelerator.num_processes
+    place = {
+        "global_batch": settings.batch_size,
+        "micro_batch": settings.micro_batch_size or max(share, 1),
+        "rank": accelerator.process_index,
+        "world_size": accelerator.num_processes,
+        "first_step": first_step,
+        "last_step": settings.steps,
+    }
+    order = EpochPlaces if task.by_epoch else BatchIds
+    ids = order(len(data), task.order_seed, **place)
+    return loader(task, accelerator, data, task.collate, batch_sampler=ids)
 
 
 def batches(loader: Iterable[Batch]) -> Iterator[Batch]:
     """The batches of a DataLoader; a UserError in one of its processes keeps its own words.
 
-    torch raises it anew with the process's traceback for a message.
+    torch raises another one, with the process's traceback for a message.
     """
     iterator = iter(loader)
-    # Registered anew, so that it comes before torch's own, which waits for each of them.
+    # Registered again, so that it comes before torch's own, which waits for each of them.
     atexit.unregister(_kill_children)
     atexit.register(_kill_children)
     try:

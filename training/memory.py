@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 FP32, BF16 = 4, 2  # bytes of a number
-LOGITS_PER_CHUNK = 1 << 27  # training.losses, on a GPU
-LINE = 64  # bytes to which training.losses pads a row of logits
+LOGITS_PER_CHUNK = 1 << 27  # training.linear_cross_entropy, on a GPU
+LINE = 64  # bytes to which training.linear_cross_entropy pads a row of logits
 
 
 def ceil(number: int, parts: int) -> int:
@@ -66,7 +66,7 @@ class Observed:
 def observation(of: Observed) -> int:
     """Bytes that measure.observations takes at most, on top of weights and optimiser state.
 
-    Gradients are gone by then, the initial values drawn anew. Of both states there are 4 L + 1
+    Gradients are gone by then, the initial values drawn again. Of both states there are 4 L + 1
     streams (before and after blocks; in each the norm's output, q and k) and the output. To these
     comes the largest of: a block's MLP, or a weight times its multiplier, before the second output
     is there; after it, what `_attention` counts, or a difference of outputs or of weights. All of
@@ -106,7 +106,7 @@ def communication(total: int, outside: int, block: int, shards: int, replicas: i
 
 
 def linear_cross_entropy(tokens: int, width: int, words: int, low: bool) -> int:
-    """Bytes of training.losses.linear_cross_entropy while it has a chunk of logits, or after.
+    """Bytes of training.linear_cross_entropy while it has a chunk of logits, or after.
 
     Its input, masked and not, and the gradient; the output's weight rounded (where the precision
     is `low`, bf16), its gradient and one chunk's part of that; logits and their softmax. After:

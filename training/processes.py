@@ -28,7 +28,7 @@ def state() -> PartialState:
     if launched != process.num_processes:
         raise UserError(
             f"{launched} processes were launched, but accelerate sees {process.num_processes}; "
-            "each would train a run of its own. Launch with torchrun or accelerate launch"
+            "each would train a separate run. Launch with torchrun or accelerate launch"
         )
     return process
 
@@ -36,7 +36,7 @@ def state() -> PartialState:
 def on_main(function: Callable[[], Any]) -> Any:
     """The function's value in every process; only the main one calls it.
 
-    If it raises a UserError there, the other processes end without a word of their own.
+    If it raises a UserError there, the other processes end silently.
     """
     process = state()
     answer: tuple[Any, UserError | None] = (None, None)

@@ -17,20 +17,16 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from param_groups.plan import Plan, PlanError, dumps
-from training import checkpoint, processes
-from training.config import (
-    RunConfig,
-    Section,
-    default_epsilon,
-    read_yaml,
-    to_yaml,
-    with_retired,
-)
+from training.config import Section, read_yaml, to_yaml, with_retired
 from training.errors import RunError
 from training.files import locked, write_text
+from training.settings import RunConfig, default_epsilon
+
+# Sweeps only ask for names and summaries; they start without torch.
+if TYPE_CHECKING:
+    from param_groups.plan import Plan
 
 RESULTS = Path("results")
 
@@ -118,6 +114,8 @@ def refuse_differences(
 
 
 def _saved_plan(path: Path) -> Plan | None:
+    from param_groups.plan import Plan, PlanError
+
     try:
         return Plan.from_dict(json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
@@ -155,6 +153,8 @@ def train_once(
     Prints the plan and writes it, with the config, before the first step. The main process reads
     and writes the folder and holds it while it trains; Busy if another one does.
     """
+    from training import processes
+
     with ExitStack() as held:
         value = processes.on_main(lambda: _enter(run_dir, config, plan, held))
         return train() if value is None else value
@@ -162,6 +162,9 @@ def train_once(
 
 def _enter(run_dir: Path, config: RunConfig, plan: Plan, held: ExitStack) -> dict[str, Any] | None:
     """The summary of a run that is done, or None with the folder held and ready for training."""
+    from param_groups.plan import dumps
+    from training import checkpoint
+
     refuse_other(run_dir, config, plan)
     value = done(run_dir)
     if value is not None and (config.checkpoint.final or not (run_dir / "checkpoints").exists()):

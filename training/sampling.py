@@ -50,9 +50,9 @@ class Place(NamedTuple):
     """Where a sample stands in training: what its augmentation and noise are a function of."""
 
     epoch: int
-    """Counted from 0; in a stream, the passes of the sample's own lane."""
+    """Counted from 0."""
     position: int
-    """Place in the epoch's order, which decides who shares a batch; in a stream, in the run's."""
+    """Place in the epoch's order, which decides who shares a batch."""
     index: int
     """Which sample it is."""
 

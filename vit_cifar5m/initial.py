@@ -1,6 +1,7 @@
 """Many heads at initialisation, no training (Bordelon et al., Figure 3): three tables.
 
-    python -m vit_cifar5m.initial [--preset laptop|paper] [key=value ...] [--out FOLDER] [--ship]
+    python -m vit_cifar5m.initial [--preset laptop|paper] [key=value ...] [--out FOLDER]
+        [--ship FOLDER]
 
 kernels: networks of H = kernels.heads heads, the square distance of their residual-stream kernels
 (eq. 6, between all tokens of all samples) to the limit H -> infinity, after every layer. The mean
@@ -15,8 +16,8 @@ the first sample attends to the first, in units of the predicted deviation N^(1/
 Images are the first that the source holds out of training. Writes initial_kernels.csv (a row per
 network and layer), initial_attention.csv (a row per network) and initial_density.csv (a row per
 size and bin, all networks together) to results/vit_cifar5m/initial_PRESET; `python -m
-plots bordelon/heads` draws them. With --ship they are kept in plots/data/bordelon. In float32 on the GPU if
-there is one, sums in float64.
+plots bordelon/heads` draws them. With `--ship plots/data/bordelon` they are kept there, too. In
+float32 on the GPU if there is one, sums in float64.
 """
 
 from __future__ import annotations
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from measure.representations import Capture
 
 Sizes = Annotated[list[PositiveInt], Field(min_length=1)]
-SHIPPED = Path(__file__).resolve().parents[1] / "plots" / "data" / "bordelon"
 TABLES = ("initial_kernels", "initial_attention", "initial_density")
 # Of A in units of its predicted deviation; what lies beyond counts as the outermost bins'.
 EDGES = [k / 4 for k in range(-20, 21)]
@@ -349,7 +349,7 @@ def write_tables(folder: Path, tables: Mapping[str, Rows]) -> list[Path]:
 
 
 def ship(settings: Settings, paths: Sequence[Path], seconds: float, folder: Path) -> None:
-    """Keeps the tables with the figures, and beside each where and from what it was made."""
+    """Copies the tables to the folder that ships them, with where and from what they were made."""
     import torch
 
     from training.environment import describe as environment
@@ -380,7 +380,7 @@ def _parser() -> argparse.ArgumentParser:
     add("overrides", nargs="*", metavar="key=value", help="changes to the preset")
     add("--preset", choices=PRESETS, default="laptop", help="sizes (default laptop)")
     add("--out", type=Path, help="folder (default: results/vit_cifar5m/initial_PRESET)")
-    add("--ship", action="store_true", help="also keep the tables in plots/data/bordelon")
+    add("--ship", type=Path, metavar="FOLDER", help="also keep the tables there")
     return parser
 
 
@@ -396,7 +396,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         paths = write_tables(folder, compute(settings))
         seconds = time.perf_counter() - start
         if args.ship:
-            ship(settings, paths, seconds, SHIPPED)
+            ship(settings, paths, seconds, args.ship)
     print(f"{seconds:.0f} s", file=sys.stderr)
     print("\n".join(map(str, paths)))
 

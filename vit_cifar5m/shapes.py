@@ -1,7 +1,7 @@
 """Drawn images: a stand-in for CIFAR-5M, image i < 2^63 a pure function of (seed, i).
 
-A blob of random place, size, tilt and colours is filled with stripes, on a ground with stripes of
-its own, under noise. The class is two things at once: which of five directions the blob's stripes
+A blob of random place, size, tilt and colours is filled with stripes, on a striped ground,
+under noise. The class is two things at once: which of five directions the blob's stripes
 take, and whether they are coarser (classes 0 to 4) or finer (5 to 9) than the ground's. Colours,
 contrasts, phases, places and the ground's direction say nothing of it.
 
@@ -27,7 +27,7 @@ DIRECTIONS = 5
 CHUNK = 32  # images drawn together: their fields stay in the processor's cache
 
 GOLDEN, MIX_1, MIX_2 = map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-PARAMETERS = 27  # random numbers of an image, beside a byte of noise for every value
+PARAMETERS = 27  # random numbers of an image, besides a byte of noise for every value
 WORDS = PARAMETERS + 3 * SIZE * SIZE // 8
 STEPS = np.arange(1, WORDS + 1, dtype=np.uint64) * GOLDEN
 

@@ -85,8 +85,10 @@ def build_task(config: Config):
 
     import torch
 
+    from measure.observations import ObservationRecorder
+    from measure.probes import ProbeRecorder
     from training import sharding
-    from training.loop import Task
+    from training.task import Task
     from vit_cifar5m import data
     from vit_cifar5m.model import cross_entropy, measure
 
@@ -107,6 +109,7 @@ def build_task(config: Config):
         forward=lambda model, batch: model(batch[0]),
         measure=lambda model, batch: measure(model(batch[0]), batch[1]),
         data_seed=config.data.seed,
+        recorders=[ProbeRecorder(), ObservationRecorder()],
     )
 
 

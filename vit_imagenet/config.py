@@ -6,7 +6,8 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from training.config import Count, NonNegativeFloat, PositiveInt, RunConfig, Section
+from training.config import Count, NonNegativeFloat, PositiveInt, Section
+from training.settings import RunConfig
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 

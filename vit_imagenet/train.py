@@ -59,8 +59,9 @@ def build_task(config: Config):
 
     import torch
 
+    from measure.probes import ProbeRecorder
     from training import processes, sharding
-    from training.loop import Task
+    from training.task import Task
     from vit_imagenet import data, losses, transforms
 
     with processes.state().main_process_first():  # an Arrow copy of shards is made once
@@ -88,6 +89,7 @@ def build_task(config: Config):
         eval_collate=transforms.eval_collate,
         eval_count=lambda batch: (batch[1] != losses.IGNORE).sum(),
         measure=lambda model, batch: losses.measure(model(batch[0]), batch[1]),
+        recorders=[ProbeRecorder()],
     )
 
 

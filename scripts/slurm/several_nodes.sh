@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# One run on every GPU of a SLURM job of several nodes: an `accelerate launch` per node. Example:
-#   python -m sweeps submit SWEEP.yaml --jobs 1 --nodes 2 --gpus-per-node 8 --time 24:00:00 \
-#     --launch "bash scripts/slurm/several_nodes.sh scripts/accelerate/several_nodes_fsdp.yaml"
-# The launcher of the job adds what to run; this script hands its input and output on.
+# One run on every GPU of a SLURM job of several nodes: an `accelerate launch` per node. Runs whose
+# `needs` in the sweep file have nodes above 1 are started by it; with another configuration:
+#   python -m sweeps run SWEEP.yaml --engine slurm --time 24:00:00 \
+#     --launch "bash scripts/slurm/several_nodes.sh scripts/accelerate/several_nodes.yaml"
+# The job adds what to run; this script hands its input and output on.
 set -euo pipefail
 
 config=$1

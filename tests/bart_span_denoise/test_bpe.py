@@ -1,4 +1,4 @@
-"""GPT-2's byte-level BPE over fairseq's dictionary, beside fairseq's own."""
+"""GPT-2's byte-level BPE over fairseq's dictionary, compared with fairseq's own."""
 
 import hashlib
 import json
@@ -145,7 +145,7 @@ def test_special_tokens(ours, theirs):
     special = (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())
     assert (ours.bos, ours.pad, ours.eos, ours.unk) == special == (0, 1, 2, 3)
     assert ours.mask == dictionary.index("<mask>") == SIZE - 1
-    assert ours.vocab_size == len(dictionary) == SIZE
+    assert ours.vocab_size == len(dictionary) == SIZE and ours.symbols == dictionary.symbols
     ids = [ours.bos, *ours.encode("a b"), ours.mask, ours.unk, ours.eos, ours.pad]
     assert ours.decode(ids) == "a b<mask><unk>"
 
@@ -255,7 +255,7 @@ def test_binary_files_are_named(tmp_path, folder, name):
     files = changed(tmp_path, folder, name, lambda text: text)
     (tmp_path / name).write_bytes(b"\xff\xfe\x00")
     line = error_line(lambda: Bpe(*files))
-    assert line.startswith(f"{KEYS[name]}: {tmp_path / name} is no UTF-8 text")
+    assert line.startswith(f"{KEYS[name]}: {tmp_path / name} is not UTF-8 text")
 
 
 WRONG = {
@@ -272,8 +272,8 @@ WRONG = {
     "empty": ("dict.txt", lambda text: "", "dict.txt has no number, expected numbers of data.bpe"),
     "words only": ("dict.txt", lambda text: "the 3\nof 2\n", "is it over another BPE?"),
     "other numbers": ("dict.txt", lambda text: text + "9999 1\n", "has 9999, expected numbers of"),
-    "no count": ("dict.txt", lambda text: text + "x\n", "is not fairseq's dict.txt (ValueError"),
-    "repeated": ("dict.txt", lambda text: text + "7 1\n", "is not fairseq's dict.txt (RuntimeE"),
+    "no count": ("dict.txt", lambda text: text + "x\n", "(line 396 has no symbol and count: 'x'"),
+    "repeated": ("dict.txt", lambda text: text + "7 1\n", "a symbol for the second time: '7 1'"),
     "lacking": ("dict.txt", lambda text: text.replace("\n17 1\n", "\n"), "tokens, the first 17;"),
 }
 

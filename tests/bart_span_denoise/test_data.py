@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from torch.utils.data import DataLoader
 from bart_span_denoise import bpe, corpora, data, fairseq_library
 from bart_span_denoise.bpe import BOS, EOS, FILES, PAD, Bpe
 from bart_span_denoise.config import Config
-from bart_span_denoise.noise import full_stop_sentence_ends
 from training.errors import UserError
 from training.sampling import Place
 from training.text import in_validation, split_sentences
@@ -385,24 +385,6 @@ def test_describe_says_what_there_is(corpus):
 # Cache
 
 
-def test_the_second_time_only_opens_it(tmp_path, capfd, monkeypatch):
-    first = prepare(tmp_path)
-    assert "training a BPE of 320 symbols" in capfd.readouterr().err
-    monkeypatch.setattr(data, "scratch_folder", None)
-    monkeypatch.setattr(fairseq_library, "load", None)
-    again = prepare(tmp_path)
-    assert again.cache.folder == first.cache.folder
-    assert capfd.readouterr().err == ""
-
-
-def test_the_same_settings_give_the_same_files(tmp_path, corpus):
-    again = prepare(tmp_path, cache_dir=str(tmp_path / "other"))
-    assert again.cache.folder.parent != corpus.cache.folder.parent
-    for name in ("sha256", "train", "validation"):
-        assert again.cache.meta[name] == corpus.cache.meta[name]
-    assert len(again.cache.meta["sha256"]) == 11
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -425,26 +407,6 @@ def test_other_text_is_another_cache(tmp_path):
     (tmp_path / "text.jsonl").unlink()
     as_jsonl(tmp_path / "text.jsonl", write_documents(60, seed=5))
     assert prepare(tmp_path).cache.folder != first.cache.folder
-
-
-DAMAGES = {
-    "cut": lambda folder: os.truncate(folder / "train.bin", 100),
-    "missing": lambda folder: (folder / "validation_samples.npy").unlink(),
-    "no meta": lambda folder: (folder / "meta.json").unlink(),
-    "half a meta": lambda folder: os.truncate(folder / "meta.json", 50),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_cache_is_made_anew(tmp_path, capfd, damage):
-    first = prepare(tmp_path)
-    expected = [first.train[Place(0, 0, i)] for i in range(5)]
-    DAMAGES[damage](first.cache.folder)
-    again = prepare(tmp_path)
-    assert "; rebuilding it" in capfd.readouterr().err
-    assert same(expected, [again.train[Place(0, 0, i)] for i in range(5)])
-    assert data.cache_problem(again.cache.folder) is None
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [again.cache.folder.name]
 
 
 # Binarised corpora
@@ -560,15 +522,20 @@ def test_documents_in_lines_are_cut_into_sentences(tmp_path, binarised, gpt2):
     assert corpus.cache.meta["train"]["sentences"] == len(sentences)
 
 
-def test_sentences_within_lines_are_fairseqs_at_full_stops(gpt2):
-    """Where all sentences end with full stops, fairseq's permute_sentences cuts alike."""
+def test_sentences_within_lines_are_fairseqs_at_full_stops(gpt2, monkeypatch):
+    """Where all sentences end with full stops, fairseq cuts alike: both reversed give one text."""
     loaded = Bpe(*gpt2.values())
     stops = corpora.Stops(loaded.sentence_stops, loaded.word_starts)
     text = "no mu. the sel ven. to ba pi lor. e dan."
     line = np.append(loaded.encode(text), EOS)
     ids, ends = corpora.sample(line, stops)
-    assert ends.tolist() == full_stop_sentence_ends(ids, loaded.encode(".")[0]).tolist()
     assert len(ends) == 4
+    permute = fairseq_library.load().data.denoising_dataset.DenoisingDataset.permute_sentences
+    orders = iter([torch.arange, lambda n: torch.arange(n - 1, -1, -1)])
+    monkeypatch.setattr(torch, "randperm", lambda n: next(orders)(n))
+    rule = SimpleNamespace(full_stop_index=loaded.encode(".")[0])
+    theirs = permute(rule, torch.from_numpy(ids), 1.0).tolist()
+    assert np.concatenate(np.split(ids[1:-1], ends[:-1] - 1)[::-1]).tolist() == theirs[1:-1]
     numbers = np.append(loaded.encode("no 3.14 mu! is the sel? to"), EOS)
     ids, ends = corpora.sample(numbers, stops)
     found = [loaded.decode(part) for part in np.split(ids[1:-1], ends[:-1] - 1)]
@@ -637,12 +604,12 @@ def overwrite(file, value, where=0):
 
 
 BROKEN = {
-    "no folder": (shutil.rmtree, "is no folder; expected one made by fairseq-preprocess"),
+    "no folder": (shutil.rmtree, "is not a folder; expected one made by fairseq-preprocess"),
     "no valid.bin": (lambda f: (f / "valid.bin").unlink(), "valid.bin does not exist; expected"),
     "no train.idx": (lambda f: (f / "train.idx").unlink(), "train.idx does not exist; expected"),
     "no dictionary": (lambda f: (f / "dict.txt").unlink(), "dict.txt does not exist; expected"),
     "cut tokens": (lambda f: os.truncate(f / "train.bin", 100), "train.bin has 100 bytes where"),
-    "cut index": (lambda f: os.truncate(f / "train.idx", 99), "lines as it says; make it anew"),
+    "cut index": (lambda f: os.truncate(f / "train.idx", 99), "lines as it says; make it again"),
     "no index": (lambda f: os.truncate(f / "train.idx", 9), "is not fairseq's mmap index"),
     "no line end": (overwrite("train.bin", 5, -1), "train.bin: line "),
     "large id": (overwrite("train.bin", 9999), "holds token id 9999, but the dictionary has"),
@@ -693,7 +660,7 @@ def test_which_files_go_together(tmp_path, gpt2, binarised):
     dictionary = {"bpe_dictionary": gpt2["bpe_dictionary"]}
     assert "given without data.bpe_encoder and data.bpe_vocab" in text(**dictionary)
     line = error_line(lambda: prepare_binarised(tmp_path, binarised["sentences"], **gpt2))
-    assert "a binarised folder has a dict.txt of its own" in line
+    assert "a binarised folder has its own dict.txt" in line
 
 
 @pytest.mark.parametrize("key", data.BPE_KEYS)
@@ -717,34 +684,10 @@ def test_too_short_samples_are_refused(tmp_path):
     assert len(prepare(tmp_path, positions="fairseq", tokens_per_sample=3).train) > 1000
 
 
-def test_an_empty_split_is_refused(tmp_path):
-    few = as_jsonl(tmp_path / "few.jsonl", DOCUMENTS[:1])
-    line = error_line(lambda: prepare(tmp_path, path=str(few)))
-    assert "data.validation_fraction 0.3 leaves no document for" in line
-    assert str(few) in line
-
-
-# Command
-
-
-def run_command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-m", "bart_span_denoise.data", *arguments],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
-
-
-def test_command_prepares_and_prints(tmp_path, corpus):
+def test_the_command_says_what_the_samples_are(tmp_path, corpus, capsys):
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config(tmp_path).model_dump(mode="json", exclude_unset=True)))
-    done = run_command(str(file), "data.tokens_per_sample=40", "--threads", "2")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["sha256"] == corpus.cache.meta["sha256"]
-    assert done.stderr.splitlines()[-2:] == corpus.describe()
-    again = prepare(tmp_path)
-    assert found["folder"] == str(again.cache.folder)
-    wrong = run_command(str(file), "data.path=nowhere")
-    assert wrong.returncode == 2
-    assert wrong.stderr.startswith("error: path: ")
-    assert len(wrong.stderr.splitlines()) == 1
+    data.main([str(file), "data.tokens_per_sample=40"])
+    out, err = capsys.readouterr()
+    assert json.loads(out)["folder"] == str(prepare(tmp_path).cache.folder)
+    assert err.splitlines()[-2:] == corpus.describe()

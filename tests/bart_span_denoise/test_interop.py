@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from bart_span_denoise import fairseq_interop, fairseq_library
 from bart_span_denoise.model import PADDING, Bart
 from training.errors import UserError
-from training.losses import IGNORE
+from training.linear_cross_entropy import IGNORE
 
 WIDTH, VOCABULARY, ROWS = 32, 40, 14
 

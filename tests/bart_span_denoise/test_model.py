@@ -9,7 +9,7 @@ from bart_span_denoise.model import PADDING, RULES, Bart
 from param_groups import Dinan, plan
 from training import sharding
 from training.errors import UserError
-from training.losses import IGNORE
+from training.linear_cross_entropy import IGNORE
 
 WIDTH, HEADS, LAYERS, VOCABULARY, ROWS = 16, 2, 2, 40, 14
 SMALL = {

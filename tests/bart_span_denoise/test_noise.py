@@ -17,12 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from bart_span_denoise import fairseq_library
-from bart_span_denoise.noise import (
-    Noise,
-    full_stop_sentence_ends,
-    generator,
-    permute_sentences,
-)
+from bart_span_denoise.noise import Noise, generator, permute_sentences
 from training.errors import UserError
 
 START, END, FULL_STOP = 0, 2, 17
@@ -211,30 +206,6 @@ def test_sentences_stay_whole():
 def test_without_permutation_the_order_stays():
     sample = text(3)
     assert np.array_equal(permuted(noise(permute=False), sample), sample[0])
-
-
-def test_full_stops_end_sentences_as_in_fairseq(fairseq, monkeypatch):
-    """Every sentence of both, put in reverse order, gives the same text."""
-    reference = fairseq(text=[], unit="token")
-    rng = np.random.default_rng(0)
-    for _ in range(300):
-        tokens = rng.choice([20, 21, FULL_STOP], size=rng.integers(1, 20))
-        tokens[-2:-1] = 20  # a full stop here is settled otherwise, tested below
-        tokens = np.concatenate(([START], tokens, [END]))
-        orders = iter([torch.arange, lambda n: torch.arange(n - 1, -1, -1)])
-        with monkeypatch.context() as patch:
-            patch.setattr(torch, "randperm", lambda n, orders=orders: next(orders)(n))
-            theirs = reference.permute_sentences(torch.from_numpy(tokens), 1.0).numpy()
-        ends = full_stop_sentence_ends(tokens, FULL_STOP)
-        ours = np.concatenate(np.split(tokens[1:-1], ends[:-1] - 1)[::-1])
-        assert np.array_equal(ours, theirs[1:-1]), tokens
-
-
-def test_a_token_after_the_last_full_stop_belongs_to_the_last_sentence():
-    for last in (FULL_STOP, 24):
-        tokens = [START, 20, FULL_STOP, 22, FULL_STOP, last, END]
-        assert full_stop_sentence_ends(tokens, FULL_STOP).tolist() == [3, 6]
-    assert full_stop_sentence_ends([START, END], FULL_STOP).tolist() == []
 
 
 # The statistics of fairseq

@@ -46,23 +46,6 @@ def flat(line):
     return {**line, **{f"group {name}": value for name, value in groups.items()}}
 
 
-def test_two_processes_with_accumulation_train_the_run_that_one_does(tmp_path):
-    words = {1: ["training.eval_batch_size=50"],
-             2: ["training.micro_batch_size=3", "training.data_workers=1"]}
-    for processes in (1, 2):
-        folder = tmp_path / str(processes)
-        result = launch(processes, folder, tmp_path / "cache", *words[processes])
-        assert result.returncode == 0, result.stderr
-        assert result.stderr.count("step 6/6") == 1  # one process speaks
-    one, two = (list(map(flat, lines(tmp_path / name))) for name in ("1", "2"))
-    assert [line["step"] for line in one] == [line["step"] for line in two]
-    for first, second in zip(one, two):
-        assert second == pytest.approx(first, rel=1e-4)
-    targets = [json.loads((tmp_path / n / "summary.json").read_text())["targets"] for n in "12"]
-    assert targets[0] == targets[1]
-    assert targets[0] % (6 * 8) != 0  # samples do differ in length
-
-
 def test_sharded_with_recomputed_blocks_it_is_the_same_run(tmp_path):
     """FSDP2 over two processes, as R2C2 is launched; clip and the roles' numbers included."""
     for processes, env in ((1, None), (2, FSDP)):

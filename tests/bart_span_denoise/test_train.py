@@ -1,4 +1,4 @@
-"""The experiment as a user meets it: commands, resume, strategies, and fields that act."""
+"""What is special to a run of BART: strategies, padding, compiled shapes, fairseq's corpora."""
 
 import json
 import math
@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
 from bart_span_denoise import train
 from bart_span_denoise.config import Config
+from tests.experiment_cases import write_texts
 from training import loop, signals
-from training.config import leaves, load
+from training import task as tasks
+from training.config import load
 
 ROOT = Path(__file__).resolve().parents[2]
 LAPTOP = ROOT / "bart_span_denoise/configs/laptop.yaml"
@@ -29,24 +29,7 @@ SMALL = [
 def texts(tmp_path_factory):
     """Two folders of little documents, and a file with two columns of text."""
     root = tmp_path_factory.mktemp("texts")
-    random = np.random.default_rng(0)
-    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
-    words = ["".join(random.choice(syllables, random.integers(1, 4))) for _ in range(200)]
-
-    def document():
-        sentences = [" ".join(random.choice(words, random.integers(3, 8))) for _ in range(6)]
-        return " ".join(f"{sentence.capitalize()}." for sentence in sentences)
-
-    for folder in ("one", "two"):
-        (root / folder).mkdir()
-        for index in range(40):
-            (root / folder / f"{index:02}.txt").write_text(document())
-    rows = [
-        {"body": (root / "one" / f"{i:02}.txt").read_text(),
-         "text": (root / "two" / f"{i:02}.txt").read_text()}
-        for i in range(40)
-    ]
-    (root / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    write_texts(root)
     return root
 
 
@@ -59,14 +42,8 @@ def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_run_leaves_its_config_plan_metrics_and_summary(texts, tmp_path):
-    config = settings(texts, "training.eval_every=3")
-    summary = train.EXPERIMENT.run(config, tmp_path)
-    assert summary["status"] == "finished"
-    assert {file.name for file in tmp_path.iterdir()} - {".lock"} == {
-        "config.yaml", "plan.json", "metrics.jsonl", "timing.jsonl", "summary.json"
-    }
-    assert load(Config, tmp_path / "config.yaml") == config
+def test_gradients_are_compared_with_epsilon_role_by_role(texts, tmp_path):
+    train.EXPERIMENT.run(settings(texts), tmp_path)
     first = metrics(tmp_path)[0]
     assert {"token_embedding", "query", "mlp_out"} <= first["gradient_to_epsilon"].keys()
     assert first["skipped_steps"] == 0
@@ -89,31 +66,6 @@ def test_the_paddings_row_stays_zero(texts, tmp_path):
     assert (weight[1] == 0).all() and (weight[2] != 0).any()
 
 
-def test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not(texts, tmp_path, monkeypatch):
-    words = ["training.eval_every=2", "checkpoint.final=true", "training.data_workers=1"]
-    train.EXPERIMENT.run(settings(texts, *words), tmp_path / "whole")
-    add = loop.Losses.add
-    calls = []
-
-    def stopping(self, *args):  # a signal during the third step
-        add(self, *args)
-        calls.append(1)
-        if len(calls) == 3:
-            signals.signal.raise_signal(signals.signal.SIGTERM)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(loop.Losses, "add", stopping)
-        assert train.EXPERIMENT.run(settings(texts, *words), tmp_path / "parts")["status"] == "stopped"
-    summary = train.EXPERIMENT.run(settings(texts, *words), tmp_path / "parts")
-    assert summary["resumed_from"] == [3]
-    states = [
-        sorted((tmp_path / name).glob("checkpoints/step-*/state.safetensors"))[-1].read_bytes()
-        for name in ("whole", "parts")
-    ]
-    assert states[0] == states[1]  # dropout and noise included
-    assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
-
-
 def test_lr_and_decay_of_neural_tangent_are_the_standard_run_s_at_every_block(texts):
     """(n^(3/2) lr, n^(-3/2) wd) gives the blocks the standard rates and all tensors its decay."""
     n = 16
@@ -131,10 +83,10 @@ def test_lr_and_decay_of_neural_tangent_are_the_standard_run_s_at_every_block(te
 def test_under_compile_all_batches_have_the_one_shape_that_the_positions_hold(texts, positions):
     words = [f"model.positions={positions}", "training.compile=true"]
     task = train.build_task(settings(texts, *words))
-    batches = list(loop.first_batches(task, 3))
+    batches = list(tasks.first_batches(task, 3))
     assert {part.shape for batch in batches for part in batch} == {(4, task.model.longest)}
     plain = train.build_task(settings(texts, words[0]))
-    for padded, batch in zip(batches, loop.first_batches(plain, 3)):
+    for padded, batch in zip(batches, tasks.first_batches(plain, 3)):
         length = batch[0].shape[1]
         assert (padded[0][:, :length] == batch[0]).all()
         assert task.count(padded) == plain.count(batch)
@@ -184,7 +136,7 @@ def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_pat
     assert summary["status"] == "finished" and config.data.noise.unit == "word"
     assert summary["final_eval_bits"] == pytest.approx(summary["final_eval_loss"] / math.log(2))
     assert summary["best_eval_bits"] == pytest.approx(summary["best_eval_loss"] / math.log(2))
-    add, calls = loop.Losses.add, []
+    add, calls = tasks.Losses.add, []
 
     def stopping(self, *args):
         add(self, *args)
@@ -193,136 +145,19 @@ def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_pat
             signals.signal.raise_signal(signals.signal.SIGTERM)
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop.Losses, "add", stopping)
+        patch.setattr(tasks.Losses, "add", stopping)
         train.EXPERIMENT.run(config, tmp_path / "parts")
     assert train.EXPERIMENT.run(config, tmp_path / "parts")["resumed_from"] == [4]
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "parts")
 
 
 # ------------------------------------------------------------------------------------------------
-# Every field has an effect: another value of it changes what a short run leaves behind.
-
-OTHER = {
-    "seed": "7",
-    "optimizer.name": "sgd",
-    "optimizer.lr": "0.02",
-    "optimizer.beta1": "0.5",
-    "optimizer.beta2": "0.5",
-    "optimizer.eps": "0.1",
-    "optimizer.momentum": ("0.5", "optimizer.name=sgd"),
-    "optimizer.weight_decay": "0.5",
-    "optimizer.decay_mode": ("per_group", "prescription.strategy=neural_tangent",
-                             "optimizer.weight_decay=0.5"),
-    "optimizer.clip_norm": "1e-5",
-    "schedule.name": "constant",
-    "schedule.warmup_steps": "1",
-    "schedule.steps": "9",
-    "schedule.floor": "0.5",
-    "schedule.min_lr": "0.001",
-    "training.steps": "5",
-    "training.batch_size": "6",
-    "training.log_every": "3",
-    "training.eval_every": "2",
-    "training.eval_samples": "5",
-    "training.precision": "bf16",
-    "training.gradient_scale": "false",
-    "training.skip_overflow": "false",
-    "training.divergence_factor": (
-        "1.0001", "optimizer.lr=3.0", "training.divergence_factor=1000.0"
-    ),
-    "training.probe_every": "2",
-    "training.probe_samples": ("1", "training.probe_every=2"),
-    "model.width": "32",
-    "model.layers": "2",
-    "model.head_dim": "4",
-    "model.mlp_ratio": "2",
-    "model.vocab_size": "400",
-    "model.positions": "fairseq",
-    "model.dropout": "0.5",
-    "model.attention_dropout": "0.5",
-    "prescription.strategy": "hybrid",
-    "prescription.s": (
-        "0.25", "prescription.strategy=meta_principled", "prescription.s=0.75"
-    ),
-    "prescription.mlp_factor": ("keep", "prescription.strategy=neural_tangent"),
-    "data.source": ("embedded", "data.path=null"),
-    "data.path": "{texts}/two",
-    "data.text_key": ("body", "data.path={texts}/rows.jsonl"),
-    "data.trained_vocab_size": "320",
-    "data.tokens_per_sample": "16",
-    "data.validation_fraction": "0.4",
-    "data.max_train_tokens": "600",
-    "data.max_validation_tokens": "100",
-    "data.noise.unit": "token",
-    "data.noise.fraction": "0.5",
-    "data.noise.fraction_mode": "exact",
-    "data.noise.poisson_lambda": "1.5",
-    "data.noise.permute": "false",
-}  # fmt: skip
-# These change how a run is computed, or act elsewhere: where each is tested.
-ELSEWHERE = {
-    "training.micro_batch_size": "test_processes",
-    "training.eval_batch_size": "test_processes",
-    "training.compile": "tests/nanolm_c4/test_train.py, the loop's own",
-    "training.data_workers": "test_a_run_stopped_on_the_way_ends_as_the_one_that_was_not",
-    "optimizer.atan2_lambda": "of an optimiser that the paper has no rates for",
-    "data.cache_dir": "test_data",
-    "data.bpe_encoder": "test_data",
-    "data.bpe_vocab": "test_data",
-    "data.bpe_dictionary": "test_data",
-}
-
-
-def test_every_field_is_covered_here():
-    keys = {key for key, _ in leaves(Config) if not key.startswith("checkpoint.")}
-    assert set(OTHER) | set(ELSEWHERE) == keys
-    assert not set(OTHER) & set(ELSEWHERE)
-
-
-def trace(texts, folder, overrides):
-    summary = train.EXPERIMENT.run(settings(texts, *overrides), folder)
-    probes = folder / "probes.jsonl"
-    probed = probes.read_text() if probes.exists() else None
-    return metrics(folder), probed, summary["status"], summary["parameters"]
-
-
-@pytest.mark.parametrize("key", OTHER)
-def test_every_field_changes_what_a_run_leaves_behind(texts, tmp_path, key):
-    change = OTHER[key]
-    value, *others = change if isinstance(change, tuple) else (change,)
-    base = [word.format(texts=texts) for word in others]
-    changed = [*base, f"{key}={value}".format(texts=texts)]
-    if key == "data.source":  # the embedded corpus takes no path
-        base = []
-    assert trace(texts, tmp_path / "a", base) != trace(texts, tmp_path / "b", changed)
-
-
-# ------------------------------------------------------------------------------------------------
 # Commands
-
-
-def test_help_needs_neither_torch_nor_data_nor_fairseq():
-    code = "import sys, bart_span_denoise.train as t\n"
-    code += "try: t.EXPERIMENT.main(['--help'])\nexcept SystemExit: pass\n"
-    code += "assert not {'torch', 'accelerate', 'datasets', 'fairseq'} & set(sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
-    assert result.returncode == 0, result.stderr
-    assert "data.noise.fraction (float, default 0.3)" in result.stdout
-
-
-@pytest.mark.parametrize(
-    ("config", "parameters"), [("bart_large", 404_845_568), ("r2c2", 2_688_739_328)]
-)
-def test_the_paper_s_plans_are_printed_without_data(capsys, config, parameters):
-    train.EXPERIMENT.main([str(ROOT / f"bart_span_denoise/configs/{config}.yaml"), "--plan", "--json"])
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert sum(torch.Size(row["shape"]).numel() for row in rows) == parameters
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["model.wdth=3"], "unknown key 'model.wdth'; did you mean 'model.width'?"),
         (["model.width=20"], "model.width 20 is not a multiple of model.head_dim 16"),
         (["model.vocab_size=50"], "model.vocab_size 50 is smaller than the dictionary's"),
         (["prescription.s=0.5"], "prescription.s goes with strategy meta_principled"),

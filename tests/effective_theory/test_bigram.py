@@ -2,15 +2,14 @@
 
 import itertools
 import json
-from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 
-from effective_theory import alignment, bigram
-from effective_theory.bigram import BigramConfig, GaussianMatrix, Model, Place, Sum, propagate
+from effective_theory import bigram, bigram_exponents, bigram_training
+from effective_theory.bigram import BigramConfig, GaussianMatrix, Model, Sum, propagate
 from effective_theory.stratos import STRATOS_TABLE
 from param_groups import exponents as ex
 from training.config import validate
@@ -210,41 +209,6 @@ def test_with_rms_norm_initial_scales_reach_only_their_own_gradients():
         torch.testing.assert_close(ours, theirs / factor**2)
 
 
-def test_published_tables_agree_with_lemmas_d3_and_d5():
-    for row, (norm, first, last, *_) in bigram.TABLE_2_ROWS.items():
-        first, last = Fraction(first), Fraction(last)
-        printed = bigram.columns(map(Fraction, bigram.TABLE_2_ROWS[row][3:]), 2, "h_4")
-        del printed["h'_4"]
-        if norm == "no":
-            layers = ex.Layer(0, -first / 2), ex.Layer(0, ex.HALF), ex.Layer(0, -last / 2)
-            assert printed == bigram.variance_exponents(ex.Parameterization(*layers), 2)
-        else:
-            gradients = {name: last for name in ("h'_3", "h'_2", "h'_1", "W'_2", "W'_1")}
-            forward = {"h_1": 0, "h_2": 0, "h_3": 0, "h_4": 1 + last, "W'_3": 0}
-            assert printed == {**forward, **gradients, "W'_0": last - first}
-    for name, line in alignment.TABLE_3.items():
-        item = alignment._member_of_table_3(name)
-        printed = bigram.columns(map(Fraction, line.split()), 2, "dh_4")
-        changed, error = printed.pop("dh_4"), printed.pop("h'_4")
-        derived = bigram.variance_exponents(item.parameterization, 2)
-        assert printed == {key: value / 2 for key, value in derived.items() if key != "h_4"}
-        chain = ex.residuals(
-            item.parameterization, "adam", ex.TENSOR_PROGRAMS,
-            dict(zip(ex.LAYERS, item.c)), hidden_layers=2,
-        )
-        assert error == 0 and changed == (0 if "A.2" in name else -chain[-1])
-
-
-@pytest.mark.parametrize("hidden_layers", [1, 3])
-@pytest.mark.parametrize("name", STRATOS_TABLE)
-def test_gradient_exponents_of_lemma_d5_are_those_of_10(name, hidden_layers):
-    item = alignment.member(name).parameterization
-    derived = bigram.variance_exponents(item, hidden_layers)
-    for l in range(hidden_layers + 2):
-        power = ex.gradient_exponents(item)[bigram.kind(l, hidden_layers)]
-        assert derived[f"W'_{l}"] == 2 * power
-
-
 def dense_sign_training(weights, multipliers, rates, steps):
     """Plain sign descent by autograd; yields (weights, activations, weights after, after)."""
     for _ in range(steps):
@@ -262,14 +226,14 @@ def test_sign_steps_and_alignments_are_those_of_dense_training():
     weights, multipliers = dense_weights(9, 4), [1.0, 0.8, 1.2, 0.9]
     rates = [0.05, 0.03, 0.04, 0.06]
     variances = [0.9, 0.7, 0.5, 0.3]
-    steps = alignment.sign_steps(model_of(weights, multipliers), rates, 3, 4)
+    steps = bigram_training.sign_steps(model_of(weights, multipliers), rates, 3, 4)
     expected = dense_sign_training(weights, multipliers, rates, 3)
     rms = lambda t: t.square().flatten(1).mean(1)  # noqa: E731
     for step, (old, before, new, after) in zip(steps, expected, strict=True):
-        found = alignment.alignment_sizes(step, variances)
+        found = bigram_training.alignment_sizes(step, variances)
         for l in range(1, 5):
             torch.testing.assert_close(step.after.h[l], after[l - 1])
-            sizes = alignment.step_sizes(step)
+            sizes = bigram_training.step_sizes(step)
             torch.testing.assert_close(sizes[f"dh_{l}"], rms(after[l - 1] - before[l - 1]))
         torch.testing.assert_close(sizes["dh_4[y]"], (after[3] - before[3])[:, 0].square())
         for l in (1, 2, 3):
@@ -297,102 +261,8 @@ def test_initial_variances_and_multipliers_are_powers_of_the_width():
         assert found == pytest.approx(variance, rel=0.1)
 
 
-def place(**changes):
-    return replace(Place("Table 2", "1", "h_1", Fraction(0)), **changes)
-
-
-def row(measured, seeds=300, width=512, **changes):
-    """A row of two widths with this exponent, and error 0.02."""
-    widths = (width // 8, width)
-    squares = np.array([[d ** float(measured)] * seeds for d in widths])
-    return replace(bigram.fit(place(**changes), squares, widths), error=0.02)
-
-
-@pytest.mark.parametrize(("measured", "changes", "met"), [
-    (0.0, {}, True),
-    (0.06, {}, True),
-    (-0.06, {}, True),
-    (0.08, {}, False),
-    (-0.08, {}, False),
-    (-0.9, {"predicted": Fraction(-1)}, False),
-    (0.08, {"note": "see there"}, False),
-    (0.08, {"seeds": 299}, None),
-    (0.0, {"seeds": 299}, None),
-    (0.08, {"width": 504}, None),
-    (-0.8, {"kind": "bound"}, True),
-    (0.06, {"kind": "bound"}, True),
-    (0.08, {"kind": "bound"}, False),
-    (-0.8, {"kind": "bound", "seeds": 299}, None),
-    (0.0, {"kind": "hypothetical"}, None),
-    (0.5, {"kind": "hypothetical"}, None),
-])
-def test_what_is_judged_and_what_is_met(measured, changes, met):
-    found = row(measured, **changes)
-    assert found.met is met
-    written = found.to_dict()
-    assert written["met"] is met
-    if met is None:
-        assert written["z"] is None
-    else:
-        distance = measured - float(found.predicted)
-        assert written["z"] == pytest.approx(distance / 0.02, abs=1e-6)
-
-
-def test_sizes_that_all_networks_share_have_no_z():
-    assert replace(row(0.0), error=0.0).z is None
-    assert replace(row(0.5), error=0.0).met is False
-
-
-def test_fitted_exponents_of_constructed_data():
-    widths = (64, 128, 256, 512)
-    exact = np.array([[3.0 * d**-1.5] * 4 for d in widths])
-    row = bigram.fit(place(), exact, widths)
-    assert row.measured == pytest.approx(-1.5) and row.local == pytest.approx(-1.5)
-    assert row.error < 1e-12 and row.seeds == 4
-    root = bigram.fit(place(), exact, widths, root=True)
-    assert root.measured == pytest.approx(-0.75)
-    assert root.values == pytest.approx([(3.0 * d**-1.5) ** 0.5 for d in widths])
-    bent = exact * np.array([1.0, 1.0, 1.0, 2.0])[:, None]
-    bent_row = bigram.fit(place(), bent, widths)
-    assert bent_row.local == pytest.approx(-0.5) and bent_row.error > 0.05
-
-
-def test_stated_errors_are_the_spread_of_the_fits():
-    generator = np.random.default_rng(0)
-    rows = []
-    for _ in range(400):
-        noise = generator.exponential(size=(2, 50)) * np.array([[1.0], [4.0]])
-        rows.append(bigram.fit(place(), noise, (10, 40)))
-    spread = np.std([row.measured for row in rows])
-    assert np.mean([row.error for row in rows]) == pytest.approx(spread, rel=0.12)
-    assert np.mean([row.measured for row in rows]) == pytest.approx(1.0, abs=4 * spread / 20)
-    assert rows[0].local_error == pytest.approx(rows[0].error)
-    root = bigram.fit(place(), noise, (10, 40), root=True)
-    assert root.error == pytest.approx(rows[-1].error / 2)
-
-
-def test_table_2_at_small_widths():
-    rows = bigram.table_2(FITTED)
-    assert len(rows) == 6 * 12
-    for row in rows:
-        assert abs(row.measured - row.predicted) < 0.12, row
-        assert row.error < 0.08
-    slow = [row for row in rows if row.note]
-    gradients = {row.column for row in rows if "'" in row.column}
-    assert {(row.row, row.column) for row in slow} == set(itertools.product("56", gradients))
-    for row in slow:
-        if row.column == "h'_4":  # the asymptote is approached from below
-            assert row.measured > 0.03 and 0.7 < row.values[-1] * 16**2 / 15 < 1
-
-
-def test_second_moment_and_variance_of_the_logit_gradient_differ():
-    """Row 3: the variance falls as 1/d, the second moment that enters W'_3 does not."""
-    found = {row.column: row for row in bigram.table_2(FITTED, ["3"])}
-    assert found["h'_4"].values[-1] < 1e-3 * found["W'_3"].values[-1] / found["h_3"].values[-1]
-
-
 def test_table_3_in_training_and_its_hypothetical_row():
-    rows = alignment.table_3(FITTED)
+    rows = bigram_training.table_3(FITTED)
     assert {row.step for row in rows} == {1, 2}
     logits = ("dh_4", "dh_4[y]")
     for row in rows:
@@ -406,9 +276,9 @@ def test_table_3_in_training_and_its_hypothetical_row():
 
 
 def test_table_1_and_alignments_in_training():
-    for row in alignment.table_1(FITTED):
+    for row in bigram_training.table_1(FITTED):
         assert abs(row.measured - row.predicted) < 0.12, row
-    found = {(row.row, row.column, row.step): row for row in alignment.alignment(FITTED)}
+    found = {(row.row, row.column, row.step): row for row in bigram_training.alignment(FITTED)}
     for name in STRATOS_TABLE:
         for l in (1, 2, 3):
             assert found[name, f"alpha_{l}", 1].measured == pytest.approx(1.0, abs=0.01)
@@ -421,34 +291,35 @@ def test_table_1_and_alignments_in_training():
 
 def test_training_moves_activations_where_logits_stay_put_and_barely_where_they_grow():
     """Measured here with the rates written out."""
-    rows = alignment.table_1(SMALL.model_copy(update={"small_learning_rate": 0.002}))
+    rows = bigram_training.table_1(SMALL.model_copy(update={"small_learning_rate": 0.002}))
     moved = {(row.row, row.step): row.moved for row in rows}
     for name in STRATOS_TABLE:
         rate = 0.1 if name in ("mup", "mf") else 0.002
         squares = []
         for networks, generator in bigram.batches(9, SMALL):
-            item = alignment.member(name)
+            item = bigram_training.member(name)
             model = bigram.sample(item.parameterization, 9, networks, SMALL, generator)
             c = dict(zip(ex.LAYERS, item.c))
             rates = [rate * 9.0 ** -float(c[bigram.kind(l, 2)]) for l in range(4)]
-            first, second, third = alignment.sign_steps(model, rates, 3, networks)
+            first, second, third = bigram_training.sign_steps(model, rates, 3, networks)
             change = third.before.h[3] - first.before.h[3]
             squares.append(change.square().sum(1) / first.before.h[3].square().sum(1))
         expected = float(torch.cat(squares).mean().sqrt())
         assert moved[name, 3] == pytest.approx(expected) and moved[name, 1] == 0
         assert (expected > 0.1) == (rate == 0.1)
-    assert all(row.moved == 0 for row in bigram.table_2(SMALL, ["1"]))
+    assert all(row.moved == 0 for row in bigram_exponents.table_2(SMALL, ["1"]))
 
 
 def test_gradients_of_standard_vanish_when_its_logits_have_grown():
     rates = {"learning_rate": 0.2, "small_learning_rate": 0.2}
     large = FITTED.model_copy(update={**rates, "seeds": 16})
-    rows = {(row.row, row.column, row.step): row for row in alignment.table_1(large, ["sp", "mup"])}
+    found = bigram_training.table_1(large, ["sp", "mup"])
+    rows = {(row.row, row.column, row.step): row for row in found}
     assert rows["sp", "h'_3", 2].measured < -1
     assert "saturate" in rows["sp", "h'_3", 2].note
     assert rows["mup", "h'_3", 2].measured == pytest.approx(-1, abs=0.1)
     # u grows to its full alignment once activations have taken up the changes
-    aligned = {(row.column, row.step): row for row in alignment.alignment(large, ["mup"])}
+    aligned = {(row.column, row.step): row for row in bigram_training.alignment(large, ["mup"])}
     assert aligned["u_2", 2].measured == pytest.approx(1.0, abs=0.1)
 
 
@@ -459,24 +330,51 @@ def shifted(item, theta, optimizer="adam"):
         for layer, c, by in zip(ex.LAYERS, item.c, theta, strict=True)
     ]
     layers, rates = zip(*moved)
-    return alignment.Member(ex.Parameterization(*layers), tuple(rates))
+    return bigram_training.Member(ex.Parameterization(*layers), tuple(rates))
+
+
+def equivalence_gap(first, second, config):
+    """How far the logits of two members differ in training, relative to their RMS.
+
+    The largest difference over widths, networks, logits and steps, from the same draws of the
+    weights: rounding, about 1e-12, for members of one equivalence class (1.2.1).
+    """
+    gap = 0.0
+    for width in config.widths:
+        found = [_logits(item, width, config) for item in (first, second)]
+        difference = (found[0] - found[1]).abs().amax(dim=(1, 2))
+        scale = found[0].square().mean(dim=(1, 2)).sqrt()
+        gap = max(gap, float((difference / scale).max()))
+    return gap
+
+
+def _logits(item, width, config):
+    """(steps + 1, networks, V): before, and after every step."""
+    found = []
+    for networks, generator in bigram.batches(width, config):
+        model = bigram.sample(item.parameterization, width, networks, config, generator)
+        rates = item.rates(width, config)
+        steps = list(bigram_training.sign_steps(model, rates, config.steps, networks))
+        passes = [steps[0].before, *(step.after for step in steps)]
+        found.append(torch.stack([item.h[-1] for item in passes]))
+    return torch.cat(found, dim=1)
 
 
 def test_equivalent_parameterizations_train_the_same_functions():
-    first = {name: alignment.member(name) for name in STRATOS_TABLE}
-    assert alignment.equivalence_gap(first["sp"], first["ntk"], SMALL) < 1e-9
-    assert alignment.equivalence_gap(first["mup"], first["mf"], SMALL) < 1e-9
-    assert alignment.equivalence_gap(first["sp"], first["mup"], SMALL) > 0.1
+    first = {name: bigram_training.member(name) for name in STRATOS_TABLE}
+    assert equivalence_gap(first["sp"], first["ntk"], SMALL) < 1e-9
+    assert equivalence_gap(first["mup"], first["mf"], SMALL) < 1e-9
+    assert equivalence_gap(first["sp"], first["mup"], SMALL) > 0.1
     theta = (Fraction(1, 3), Fraction(-2, 5), Fraction(3, 4))
-    assert alignment.equivalence_gap(first["mup"], shifted(first["mup"], theta), SMALL) < 1e-9
+    assert equivalence_gap(first["mup"], shifted(first["mup"], theta), SMALL) < 1e-9
     wrong = shifted(first["mup"], theta, "sgd")
-    assert alignment.equivalence_gap(first["mup"], wrong, SMALL) > 1e-3
+    assert equivalence_gap(first["mup"], wrong, SMALL) > 1e-3
 
 
 def test_rows_are_a_function_of_the_seed_and_plain_json():
-    first, again = bigram.table_2(SMALL, ["2"]), bigram.table_2(SMALL, ["2"])
+    first, again = bigram_exponents.table_2(SMALL, ["2"]), bigram_exponents.table_2(SMALL, ["2"])
     assert first == again
-    other = bigram.table_2(SMALL.model_copy(update={"seed": 1}), ["2"])
+    other = bigram_exponents.table_2(SMALL.model_copy(update={"seed": 1}), ["2"])
     assert other[5].values != first[5].values
     plain = first[5].to_dict()
     assert json.loads(json.dumps(plain)) == plain
@@ -491,16 +389,16 @@ def test_widths_have_independent_weights():
 
 def test_many_networks_are_drawn_in_batches(monkeypatch):
     monkeypatch.setattr(bigram, "_NUMBERS_AT_ONCE", 18)
-    many = bigram.table_2(SMALL.model_copy(update={"seeds": 7}), ["1"])
+    many = bigram_exponents.table_2(SMALL.model_copy(update={"seeds": 7}), ["1"])
     assert [networks for networks, _ in bigram.batches(9, SMALL)] == [2, 1]
     assert many[0].seeds == 7 and len(set(many[0].values)) == 2
 
 
 @pytest.mark.parametrize(("table", "known"), [
-    (bigram.table_2, "it has 1, 2, 3, 4, 5, 6"),
-    (alignment.table_1, "it has sp, ntk, mup, mf"),
-    (alignment.table_3, "it has SP (Condition A.2), SP (31)"),
-    (alignment.alignment, "it has sp, ntk, mup, mf"),
+    (bigram_exponents.table_2, "it has 1, 2, 3, 4, 5, 6"),
+    (bigram_training.table_1, "it has sp, ntk, mup, mf"),
+    (bigram_training.table_3, "it has SP (Condition A.2), SP (31)"),
+    (bigram_training.alignment, "it has sp, ntk, mup, mf"),
 ])
 def test_unknown_rows_are_named(table, known):
     with pytest.raises(UserError, match="no row 'seven'") as caught:
@@ -532,7 +430,7 @@ def test_impossible_settings_are_one_clear_line(key, value, message):
 
 
 def test_a_width_that_is_no_size_is_refused():
-    parameterization = alignment.member("sp").parameterization
+    parameterization = bigram_training.member("sp").parameterization
     with pytest.raises(UserError, match="width -4: expected a positive number"):
         bigram.sample(parameterization, -4, 2, SMALL, torch.Generator())
 
@@ -540,5 +438,5 @@ def test_a_width_that_is_no_size_is_refused():
 def test_sizes_without_an_exponent_are_refused():
     dead = SMALL.model_copy(update={"small_learning_rate": 1e120})
     with pytest.raises(UserError, match="Table 1, sp, .*: a size is zero or not finite") as caught:
-        alignment.table_1(dead, ["sp"])
+        bigram_training.table_1(dead, ["sp"])
     assert "lower learning_rate" in str(caught.value)

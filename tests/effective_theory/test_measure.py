@@ -6,22 +6,19 @@ import numpy as np
 import pytest
 import torch
 
-from effective_theory.config import ALPHABET, Config
+from effective_theory.config import ALPHABET, Config, block_names
 from effective_theory.inputs import inputs, one_hot
 from effective_theory.measure import (
     Measured,
     combine,
     extrapolate,
-    jacobian_kernels,
     limit,
     measure,
     measure_widths,
     network,
-    observe,
-    rate,
-    tangent_kernels,
 )
-from effective_theory.network import Encoder, block_names
+from effective_theory.network import Encoder
+from effective_theory.observation import components, observe, rate, tangent_kernels
 from training.errors import UserError
 
 STEMS = ["vision", "language"]
@@ -81,6 +78,36 @@ def test_tangent_kernels_are_products_of_gradients(stem, pooling):
             if kernel.any():
                 torch.testing.assert_close(kernels.pop(name), kernel, rtol=1e-10, atol=1e-12)
         assert not kernels
+
+
+def tensors_before(encoder, block):
+    """Uses of tensors that a block's z depends on, in the order of the forward pass."""
+    blocks = block_names(encoder.config.model.depth)
+    before = blocks[1 : blocks.index(block) + 1]
+    names = [name for name, _ in encoder.named_parameters(remove_duplicate=False)]
+    inner = [name for part in before for name in names if name.startswith(f"{part}.")]
+    head = [name for name in names if name.startswith("readout") and block == "head"]
+    return ["stem", "position", *inner, *head]
+
+
+def jacobian_kernels(encoder, x, block):
+    """`tangent_kernels` by its definition: Gram matrices of per-sample Jacobians."""
+    chosen = components(encoder, block)
+    parameters = dict(encoder.named_parameters(remove_duplicate=False))
+    kept = {use: parameters[use] for use in tensors_before(encoder, block)}
+
+    def outputs(kept, sample):
+        z = torch.func.functional_call(
+            encoder, parameters | kept, (sample[None],), tie_weights=False
+        )
+        return z[block][0].movedim(-1, 0)[chosen]  # (K, T), or (K,) of a pooled head
+
+    jacobians = torch.vmap(torch.func.jacrev(outputs), (None, 0), out_dims=1)(kept, x)
+    kernels = {}
+    for name, jacobian in jacobians.items():  # (K, D, [T,] *shape)
+        rows = jacobian.reshape(len(chosen), -1, kept[name].numel()).double()
+        kernels[name] = torch.einsum("iap,jbp->ijab", rows, rows)
+    return kernels
 
 
 @pytest.mark.parametrize("stem", STEMS)

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from effective_theory.config import Activation, Config
+from effective_theory.config import Activation, Config, block_names
 from effective_theory.inputs import inputs
-from effective_theory.network import ACTIVATIONS, Encoder, block_names
+from effective_theory.network import ACTIVATIONS, Encoder
 from training.errors import UserError
 
 BLOCK_TENSORS = [
@@ -40,8 +40,8 @@ def test_every_group_is_one_tensor_and_a_tied_head_has_none():
     language = [name for name, _ in Encoder(config("language"), 8).named_parameters()]
     assert sorted(vision) == sorted(["stem", "position", *BLOCK_TENSORS, "readout", "readout_bias"])
     assert sorted(language) == sorted(["stem", "position", *BLOCK_TENSORS])
-    assert block_names(2) == ["stem", "attention.0", "mlp.0", "attention.1", "mlp.1", "head"]
-    assert block_names(0) == ["stem", "head"]
+    assert block_names(2) == ("stem", "attention.0", "mlp.0", "attention.1", "mlp.1", "head")
+    assert block_names(0) == ("stem", "head")
 
 
 @pytest.mark.parametrize("stem", ["vision", "language"])
@@ -143,7 +143,7 @@ def test_every_block_is_the_papers(stem):
     else:
         outputs = torch.einsum("ij,atj->ati", network.stem, normalised(third, 0.3)) / 8**0.75
     torch.testing.assert_close(network(x)["head"], outputs)
-    assert list(z) == block_names(1)
+    assert tuple(z) == block_names(1)
 
 
 def test_pooling_averages_the_outputs_of_all_tokens():

@@ -1,4 +1,4 @@
-"""The command that compares everything: its files, its figures, its exit codes, its errors."""
+"""The command that compares everything: its files, its exit codes, its errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def out(tmp_path_factory):
     return folder
 
 
-def test_writes_tables_json_and_figures(out):
+def test_writes_tables_and_json(out):
     with open(out / "kernels.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["stem"] for row in rows} == {"vision", "language"}
@@ -38,9 +38,6 @@ def test_writes_tables_json_and_figures(out):
     for name in ("vision", "language", "bigram"):
         value = json.loads((out / f"{name}.json").read_text())
         assert value["rows"] and value["config"] and value["environment"]["packages"]["torch"]
-    for figure in ("theory_kernels", "theory_error", "theory_shares", "bigram_exponents"):
-        assert (out / f"{figure}.png").stat().st_size > 5_000
-        assert (out / f"{figure}.pdf").exists()
 
 
 def test_every_prediction_of_the_table_is_in_the_json(out):
@@ -50,14 +47,12 @@ def test_every_prediction_of_the_table_is_in_the_json(out):
     assert len(value["rows"]) == count
 
 
-def test_ships_tables_with_where_they_were_made(tmp_path, monkeypatch):
-    from plots import tables
-
-    monkeypatch.setattr(tables, "DATA", tmp_path / "data")
-    (tmp_path / "data").mkdir()
-    call("bigram", "--ship", "--out", str(tmp_path / "out"), *SMALL[-3:])
-    shipped = tmp_path / "data" / "effective_theory_bigram.csv"
-    assert shipped.read_text() == (tmp_path / "out" / "bigram.csv").read_text()
+def test_ships_tables_with_where_they_were_made(tmp_path, capsys):
+    table = tmp_path / "out/bigram.csv"
+    call("bigram", "--ship", str(tmp_path / "data"), "--out", str(table.parent), *SMALL[-3:])
+    assert f"figure: python -m plots theory/bigram {table}\n" in capsys.readouterr().out
+    shipped = tmp_path / "data/bigram.csv"
+    assert shipped.read_text() == table.read_text()
     origin = json.loads(shipped.with_suffix(".json").read_text())
     assert origin["environment"]["python"]
     assert origin["configs"]["bigram"]["seeds"] == 8 and origin["seconds"] >= 0
@@ -90,10 +85,14 @@ def test_a_users_mistake_is_one_line(words, message, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_cannot_be_written_is_found_before_anything_is_computed(tmp_path, capsys):
+@pytest.mark.parametrize("option", ["--out", "--ship"])
+def test_a_folder_that_cannot_be_written_is_found_before_anything_is_computed(
+    option, tmp_path, capsys
+):
     (tmp_path / "file").write_text("")
-    assert call("bigram", "--out", str(tmp_path / "file")) == 2
-    assert f"--out {tmp_path / 'file'}: cannot write results there" in capsys.readouterr().err
+    folders = {"--out": tmp_path / "out", option: tmp_path / "file"}
+    assert call("bigram", *[str(word) for pair in folders.items() for word in pair]) == 2
+    assert f"{option} {tmp_path / 'file'}: cannot write results there" in capsys.readouterr().err
 
 
 def test_kernels_that_miss_their_tolerance_are_exit_code_1(monkeypatch, tmp_path, capsys):
@@ -103,7 +102,6 @@ def test_kernels_that_miss_their_tolerance_are_exit_code_1(monkeypatch, tmp_path
     monkeypatch.setattr(compare, "TOLERANCE_NETWORKS", 2)
     monkeypatch.setattr(compare, "TOLERANCES", {"theta": 10.0})
     monkeypatch.setattr(compare, "QUERY_KEY_TOLERANCE", 1e-9)
-    monkeypatch.setattr(run, "FIGURES", {"kernels": ()})
     words = ["vision", "--out", str(tmp_path), "--workers", "1", *SMALL[:6]]
     assert call(*words, "measure.widths=[16]", "measure.seeds=[2]", "model.outputs=4") == 1
     error = capsys.readouterr().err
@@ -111,9 +109,8 @@ def test_kernels_that_miss_their_tolerance_are_exit_code_1(monkeypatch, tmp_path
 
 
 def test_a_missed_tolerance_is_exit_code_1(monkeypatch, tmp_path, capsys):
-    from effective_theory.bigram import Row
+    from effective_theory.bigram_exponents import FittedExponent
 
-    monkeypatch.setattr(Row, "met", property(lambda row: row.column != "h_1"))
-    monkeypatch.setattr(run, "FIGURES", {"bigram": ()})
+    monkeypatch.setattr(FittedExponent, "met", property(lambda row: row.column != "h_1"))
     assert call("bigram", "--out", str(tmp_path), *SMALL[-3:]) == 1
     assert "missed: " in capsys.readouterr().err

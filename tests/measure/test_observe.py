@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,12 +16,13 @@ from safetensors.torch import load_file, save_file
 
 from measure import observations, observe
 from nanolm_c4.config import Config as DecoderConfig
-from sweeps import results
-from sweeps.scheduler import _take_over
-from sweeps.sweep import run_sweep
+from sweeps import tables
+from sweeps.reuse import Store, take_over
+from sweeps.sweep import SweepWork
 from sweeps.sweep_file import load_sweep
-from training import checkpoint, environment, loop, sharding, signals
+from training import checkpoint, environment, log, loop, signals
 from training import config as configs
+from training import task as tasks
 from training.config import leaves, validate
 from training.errors import RunError, UserError
 from training.experiment import load_experiment
@@ -35,10 +37,12 @@ from torch.utils.data import Dataset
 
 from param_groups import Everett, plan
 from param_groups.roles import DECODER_RULES
+from measure.observations import ObservationRecorder
+from measure.probes import ProbeRecorder
 from nanolm_c4.model import Decoder
-from training.config import ObservedLoopConfig, RunConfig
+from training.settings import ObservedLoopConfig, RunConfig
 from training.experiment import Experiment
-from training.loop import Task
+from training.task import Task
 
 class Config(RunConfig):
     width: int = 16
@@ -77,6 +81,7 @@ def build_task(config):
         eval_data=Rows(config.data_seed), loss=lambda model, batch: model(*batch),
         count=lambda batch: torch.tensor(batch[1].numel()),
         forward=lambda model, batch: model(batch[0]), after_init=pad,
+        recorders=[ObservationRecorder(), ProbeRecorder()],
     )
 
 EXPERIMENT = Experiment(
@@ -158,7 +163,7 @@ def test_steps_zero_every_few_and_the_last_are_observed(toy):
     first, second = (block["head_variance"] for block in end["blocks"])
     assert end["all"]["head_variance"] == pytest.approx((first + second) / 2)
     assert set(found[0]["blocks"][0]) | set(found[0]["all"]) | {"step"} == set(
-        results.OBSERVATION_COLUMNS
+        tables.OBSERVATIONS.columns
     )
 
 
@@ -191,7 +196,7 @@ def test_arrays_are_of_the_last_block_and_of_fixed_places(toy):
 
 def test_logits_of_a_model_without_tokens_are_stored_whole(toy, tmp_path):
     task = toy.build_task(config(toy))
-    loop.initialise(task)
+    tasks.initialise(task)
 
     def pooled(model, batch):
         return model(batch[0])[:, :, 3]  # a class for each of the 6 tokens
@@ -269,9 +274,10 @@ def test_observing_is_no_training_time(toy, monkeypatch):
         monkeypatch.setattr(owner, name, slowed)
 
     monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(log, "time", clock)
     slow(loop.Loop, "_update", 2)
-    slow(loop.Loop, "evaluate", 7)
-    slow(observations.Observer, "observe", 70)
+    slow(loop, "evaluate", 7)
+    slow(observations.ObservationRecorder, "observe", 70)
     slow(observations, "save_arrays", 30)
 
     def check(folder):
@@ -297,8 +303,6 @@ def test_a_checkpoint_that_knows_nothing_of_observations_is_resumed(toy, monkeyp
     path = toy.folder / "parts/checkpoints/step-00000002"
     meta = json.loads((path / "meta.json").read_text())
     del meta["observe_seconds"]
-    if not every:
-        del meta["logs"]["observations.jsonl"]
     (path / "meta.json").write_text(json.dumps(meta))
     sums = {name: checkpoint._checksum(path / name) for name in ("state.safetensors", "meta.json")}
     (path / "checksums.json").write_text(json.dumps(sums))
@@ -329,7 +333,7 @@ def test_a_resumed_run_has_observed_what_the_whole_one_has(toy, monkeypatch, ste
 
 def test_what_is_not_finite_is_null(toy):
     task = toy.build_task(config(toy))
-    loop.initialise(task)
+    tasks.initialise(task)
     current = observations.current_state(task)
     with torch.no_grad():
         task.model.blocks[1].attention.key.weight.fill_(torch.nan)
@@ -342,7 +346,7 @@ def test_what_is_not_finite_is_null(toy):
     assert line["blocks"][0]["key_change"] == 0
 
 
-def test_what_cannot_be_observed_is_refused_before_training(toy, monkeypatch):
+def test_what_cannot_be_observed_is_refused_before_training(toy):
     task = toy.build_task(config(toy))
     task.forward = None
     with pytest.raises(UserError, match="no `forward` that returns them; give it one or set"):
@@ -354,9 +358,10 @@ def test_what_cannot_be_observed_is_refused_before_training(toy, monkeypatch):
     few = config(toy, training__observe_samples=31)
     with pytest.raises(UserError, match="observe_samples 31 is more than the 30 samples of the va"):
         loop.train(toy.build_task(few), toy.folder / "run")
-    monkeypatch.setattr(sharding, "requested", lambda: object())
+    task = toy.build_task(config(toy))
+    sharded = tasks.LiveRun(task, toy.folder / "run", None, "cpu", True, True, nullcontext)
     with pytest.raises(UserError, match="training.observe_every is not supported with sharding"):
-        loop.train(toy.build_task(config(toy)), toy.folder / "run")
+        task.recorders[0].start(sharded)
     assert not (toy.folder / "run").exists()
 
 
@@ -426,6 +431,15 @@ def texts(folder):
 # A sweep's table
 
 
+def writer(kind):
+    return lambda asked, summaries: tables.write_table(asked, kind, asked.points, summaries)
+
+
+write_observations = writer(tables.OBSERVATIONS)
+write_observed_kernels = writer(tables.OBSERVED_KERNELS)
+write_observed_attention = writer(tables.OBSERVED_ATTENTION)
+
+
 def sweep(toy, **more):
     package = Path(toy.__file__).parent
     (package / "base.yaml").write_text(json.dumps(SETTINGS))
@@ -439,8 +453,7 @@ def test_only_finished_runs_are_in_the_tables(observed):
     """The last step that any other has observed is not after training."""
     asked, summaries = observed
     first, second = (point.run for point in asked.points)
-    for write in (results.write_observations, results.write_observed_kernels,
-                  results.write_observed_attention):
+    for write in (write_observations, write_observed_kernels, write_observed_attention):
         assert {row["run"] for row in table(write(asked, summaries))} == {first, second}
         for status in ("diverged", "stopped", "failed"):
             some = {**summaries, first: {**summaries[first], "status": status}}
@@ -452,8 +465,8 @@ def test_a_sweeps_table_has_a_row_per_block_and_one_for_all(toy):
     summaries = {}
     for point in asked.points:
         summaries[point.run] = toy.run(point.config, asked.folder / point.run)
-    assert results.write_observations(sweep(toy), summaries) is None
-    with open(results.write_observations(asked, summaries), newline="") as file:
+    assert write_observations(sweep(toy), summaries) is None
+    with open(write_observations(asked, summaries), newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * 4 * 3  # runs, steps, two blocks and all
     row = next(r for r in rows if (r["width"], r["step"], r["block"]) == ("16", "5", "1"))
@@ -463,7 +476,7 @@ def test_a_sweeps_table_has_a_row_per_block_and_one_for_all(toy):
     row = next(r for r in rows if (r["run"], r["step"], r["block"]) == (row["run"], "5", "all"))
     assert float(row["function_change"]) == line["all"]["function_change"]
     failed = {run: {"status": "failed"} for run in summaries}
-    assert results.write_observations(asked, failed) is None
+    assert write_observations(asked, failed) is None
 
 
 @pytest.fixture
@@ -484,7 +497,7 @@ def table(path):
 
 def test_kernels_of_the_first_and_the_last_step_are_in_a_table(observed):
     asked, summaries = observed
-    rows = table(results.write_observed_kernels(asked, summaries))
+    rows = table(write_observed_kernels(asked, summaries))
     assert len(rows) == 2 * 2 * (6 + 6 + 21)  # runs, steps, halves of two 3 x 3 and one 6 x 6
     assert [r["width"] for r in rows] == sorted((r["width"] for r in rows), key=int)
     for point in asked.points:
@@ -502,7 +515,7 @@ def test_kernels_of_the_first_and_the_last_step_are_in_a_table(observed):
 
 def test_attention_logits_over_heads_are_in_a_table(observed):
     asked, summaries = observed
-    rows = table(results.write_observed_attention(asked, summaries))
+    rows = table(write_observed_attention(asked, summaries))
     assert len(rows) == 2 * 2 * 2 * 4 * 4  # runs, steps, blocks, places, heads
     for point in asked.points:
         arrays = load_file(asked.folder / point.run / "observations/step_3.safetensors")
@@ -522,29 +535,29 @@ def test_large_kernels_are_thinned_and_unknown_arrays_left_out(observed):
     kernel[2, 4] = torch.nan
     arrays = {"spatial_kernel": kernel, "outputs": torch.ones(2, 3)}
     save_file(arrays, folder / "step_3.safetensors")
-    rows = table(results.write_observed_kernels(asked, summaries))
+    rows = table(write_observed_kernels(asked, summaries))
     own = [r for r in rows if (r["run"], r["step"]) == (asked.points[0].run, "3")]
     assert {r["kind"] for r in own} == {"spatial"} and len(own) == 44 * 45 / 2
     assert {int(r["column"]) for r in own} == set(range(0, 130, 3))
     assert all(float(r["value"]) == 130 * int(r["row"]) + int(r["column"]) for r in own)
-    rows = table(results.write_observed_attention(asked, summaries))
+    rows = table(write_observed_attention(asked, summaries))
     assert (asked.points[0].run, "3") not in {(r["run"], r["step"]) for r in rows}
     kernel[0, 3] = torch.inf
     save_file({"spatial_kernel": kernel}, folder / "step_3.safetensors")
-    rows = table(results.write_observed_kernels(asked, summaries))
+    rows = table(write_observed_kernels(asked, summaries))
     assert [(r["row"], r["column"]) for r in rows if r["value"] == ""] == [("0", "3")]
 
 
 def test_arrays_tables_are_asked_for_and_name_what_cannot_be_read(toy, observed):
     asked, summaries = observed
     failed = {run: {"status": "failed"} for run in summaries}
-    for write in (results.write_observed_kernels, results.write_observed_attention):
+    for write in (write_observed_kernels, write_observed_attention):
         assert write(sweep(toy), summaries) is None and write(asked, failed) is None
     folder = asked.folder / asked.points[0].run
     path = folder / "observations/step_3.safetensors"
     for damage in (lambda: path.write_bytes(path.read_bytes()[:-8]), path.unlink):
         damage()
-        for write in (results.write_observed_kernels, results.write_observed_attention):
+        for write in (write_observed_kernels, write_observed_attention):
             with pytest.raises(RunError, match="cannot read the arrays of step 3") as error:
                 write(asked, summaries)
             assert str(path) in str(error.value) and "to run again" in str(error.value)
@@ -553,7 +566,7 @@ def test_arrays_tables_are_asked_for_and_name_what_cannot_be_read(toy, observed)
 
 def test_a_sweep_writes_every_table_it_is_asked_for(observed):
     asked, _ = observed
-    run_sweep(asked, 1, 1)  # all its runs are done
+    SweepWork(asked, Store(asked.folder).recall).write(final=True)  # all its runs are done
     written = {path.name for path in asked.folder.glob("*.csv")}
     assert {"observations.csv", "observed_kernels.csv", "observed_attention.csv"} <= written
 
@@ -564,7 +577,7 @@ def test_a_run_taken_from_another_sweep_brings_its_observations(toy, monkeypatch
     summary["environment"]["commit"] = "abc"
     (folder / "summary.json").write_text(json.dumps(summary))
     monkeypatch.setattr(environment, "commit", lambda: "abc")
-    assert _take_over(folder, toy.folder / "copy") == summary
+    assert take_over(folder, toy.folder / "copy") == summary
     assert left(toy.folder / "copy") == left(folder)
 
 

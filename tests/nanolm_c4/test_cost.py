@@ -17,9 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from measure import observations
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
-from training import losses, memory, optimizers
+from training import adafactor, memory, optimizers
+from training import linear_cross_entropy as losses
 from training.config import load
-from training.loop import Task, build_optimizer, initialise
+from training.task import LiveRun, Task, build_optimizer, initialise
 
 ROOT = Path(__file__).resolve().parents[2]
 # Everett et al., Table 3: heads -> (embedding, non-embedding, total) parameters.
@@ -227,7 +228,7 @@ def test_the_total_is_the_peak_of_a_step(settings):
         ("laptop", (256, 2, 32, 4, 32, 64, 16)),  # the MLP is
     ],
 )
-def test_an_observation_takes_what_its_closed_form_says(name, shape):
+def test_an_observation_takes_what_its_closed_form_says(tmp_path, name, shape):
     width, layers, head_dim, ratio, context, words, rows = shape
     bordelon = name != "laptop"
     config = load(Config, ROOT / f"nanolm_c4/configs/{name}.yaml", [
@@ -243,7 +244,10 @@ def test_an_observation_takes_what_its_closed_form_says(name, shape):
         forward=lambda model, batch: model(batch[0]),
     )
     initialise(task)
-    observer = observations.Observer(task, rows, torch.device("cpu"))
+    observer = observations.ObservationRecorder()
+    observer.start(
+        LiveRun(task, tmp_path, None, torch.device("cpu"), True, False, contextlib.nullcontext)
+    )
     expected = cost.memory(config)["observation"]
     found = most_allocated(observer.observe)
     assert expected == pytest.approx(found, rel=0.05)  # 2 MB are float64 pieces of an RMS
@@ -287,7 +291,7 @@ def test_sharded_runs_have_the_copies_of_one_block():
 
 
 def test_what_the_closed_forms_assume_of_other_modules_holds():
-    assert cost._FACTORED_FROM == optimizers.ADAFACTOR_MIN_DIM
+    assert cost._FACTORED_FROM == adafactor.ADAFACTOR_MIN_DIM
     assert (memory.LOGITS_PER_CHUNK, memory.LINE) == (losses._CHUNK_ELSEWHERE, losses._LINE)
     for rule in ("standard", "mup", "ntk", "mean_field"):
         _, plan = build(small(SHAPES[0], f"prescription.parameterization={rule}"), "meta")

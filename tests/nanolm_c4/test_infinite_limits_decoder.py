@@ -17,9 +17,10 @@ from nanolm_c4.config import Config
 from param_groups import PlanError
 from sweeps.sweep_file import load_sweep
 from training import config as configs
-from training import losses, optimizers, runs
+from training import linear_cross_entropy as losses
+from training import optimizers, runs
 from training.config import load, validate
-from training.losses import IGNORE
+from training.linear_cross_entropy import IGNORE
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "nanolm_c4/configs"

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import load_file
 
 from measure import observations, observe
+from measure.probes import ProbeRecorder
 from nanolm_c4 import train
 from nanolm_c4.config import Config
 from nanolm_c4.data import from_config
-from training import loop
 from training.config import load
 from training.errors import UserError
 
@@ -95,14 +95,14 @@ def test_observations_are_of_packed_text_and_see_no_pad(
 
 
 def test_probes_see_packed_text_and_no_pad(texts, tmp_path, monkeypatch):
-    seen, original = [], loop.Loop._make_probes
+    seen, original = [], ProbeRecorder.start
 
-    def spying(self):
-        found = original(self)
-        seen.append(self.probe_batch[0].clone())
-        return found
+    def spying(self, run):
+        logs = original(self, run)
+        seen.append(self.batch[0].clone())
+        return logs
 
-    monkeypatch.setattr(loop.Loop, "_make_probes", spying)
+    monkeypatch.setattr(ProbeRecorder, "start", spying)
     asked = ["training.probe_every=1", "training.probe_samples=3"]
     config = settings(texts, *asked, file="laptop.yaml")
     train.EXPERIMENT.run(config, tmp_path / "run")

@@ -9,7 +9,7 @@ from nanolm_c4 import train
 from nanolm_c4.config import Config
 from nanolm_c4.model import Decoder
 from training.config import load
-from training.losses import IGNORE
+from training.linear_cross_entropy import IGNORE
 
 # Everett et al., Table 3: model dimension -> (embedding, non-embedding, total) parameters.
 TABLE_3 = {

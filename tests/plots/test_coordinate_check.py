@@ -1,73 +1,106 @@
-"""The coordinate check's figure, from the files that the check writes."""
+"""The coordinate check's figure, from constructed points and slopes."""
 
+import json
 import math
 
+import pandas as pd
 import pytest
 
-from measure import coordinate_check as cc
-from measure.coordinates import ALONG, Coordinate, Measurement
+from measure import coordinate_check
+from measure.coordinates import Coordinate, Measurement
 from measure.slopes import GROWS, OK, fit
 from param_groups import Plan
 from plots import coordinate_check as figure
+from plots.__main__ import make
 
-WIDTHS = (64, 128, 256, 512)
-ALONG = "readout" + ALONG
-CHANGES = {  # name -> (part, power of the width)
-    "blocks.0.attention_norm": ("hidden", 0), "blocks.1.attention_norm": ("hidden", 0),
-    "blocks.0.mlp.down": ("hidden", 0), "blocks.1.mlp.down": ("hidden", 1),
-    "readout": ("logits", 0), ALONG: ("logits", 0),
+WIDTHS = (64, 128, 256)
+# Module -> power of the width in its change, and verdict.
+MODULES = {
+    "blocks.0.mlp.down": (0.0, "ok"), "blocks.1.mlp.down": (1.0, "grows"),
+    "blocks.0.norm": (0.0, "ok"), "blocks.1.norm": (0.0, "-"), "readout": (-0.5, "shrinks"),
+    "readout along features": (0.0, "expected exception"),
 }
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    """The files of a check whose second block alone grows."""
-    folder = tmp_path_factory.mktemp("results")
-    points = [
-        Coordinate("change", name, part, step, width, seed, (1 + seed / 9) * width**power)
-        for name, (part, power) in CHANGES.items()
-        for step in (1, 2) for width in WIDTHS for seed in (0, 1)
+@pytest.fixture
+def check(tmp_path):
+    """The folder of a check of two steps and two seeds, which differ by a factor of four."""
+    points, slopes = [], []
+    for name, (power, verdict) in MODULES.items():
+        for quantity, step in (("init", 0), ("change", 1), ("change", 2), ("update", 1)):
+            for width in WIDTHS:
+                points += [{"quantity": quantity, "name": name, "part": "", "step": step,
+                            "width": width, "seed": seed, "rms": 4.0**seed * width**power}
+                           for seed in (0, 1)]
+            judged = verdict if quantity == "change" else "ok"
+            slopes.append({"quantity": quantity, "name": name, "part": "", "step": step,
+                           "slope": power, "error": 0.01, "aim": 0.0, "verdict": judged,
+                           "predicted": 0.0 if step == 1 else None, "note": ""})
+    pd.DataFrame(points).to_csv(tmp_path / "coordinate_check.csv", index=False)
+    result = {"slopes": slopes, "prescription": {"name": "everett", "optimizer": "adam"}}
+    (tmp_path / "coordinate_check.json").write_text(json.dumps(result))
+    return tmp_path
+
+
+def test_of_repeated_blocks_the_worst_is_drawn_and_said(check):
+    data = figure.read([check / "coordinate_check.csv"])
+    chosen = figure.panels(data[1])
+    assert chosen["blocks.1.mlp.down"] == "grows" and "blocks.0.mlp.down" not in chosen
+    assert chosen["blocks.0.norm"] == "ok" and len(chosen) == 4
+    _, *found = figure.findings(data)
+    assert [line.name for line in found] == [
+        "blocks.1.mlp.down: change, step 1", "blocks.0.norm: initial RMS",
+        "readout: change, step 1", "readout along features: change, step 1",
     ]
+    assert (found[0].measured, found[0].published) == ("+1.00 ± 0.01", "+0.00")
+    assert [line.verdict for line in found] == ["grows", "ok", "shrinks", "expected exception"]
+
+
+def test_the_files_that_a_check_writes_are_drawn(tmp_path):
+    points = [Coordinate("change", f"blocks.{block}.mlp.down", "hidden", step, width, seed,
+                         (1 + seed / 9) * width**block)
+              for block in (0, 1) for step in (1, 2) for width in WIDTHS for seed in (0, 1)]
     plan = Plan((), {"name": "mine"}, 0.1, 1e-8, 0.0, "global")
     measured = Measurement(points, dict.fromkeys(WIDTHS, plan))
-    cc.write(folder, measured, fit(measured), {"widths": WIDTHS})
-    return folder
+    coordinate_check.write(tmp_path, measured, fit(measured), {"widths": WIDTHS})
+    text, files = make("coordinate_check", [tmp_path], None)
+    assert "blocks.1.mlp.down: change, step 1  " in text and GROWS in text and OK not in text
+    assert [path.parent for path in files] == [tmp_path] * 2
 
 
-def test_of_repeated_blocks_the_worst_is_drawn(results):
-    chosen = figure.panels(*figure.read(results))
-    assert chosen["blocks.1.mlp.down"] == GROWS and "blocks.0.mlp.down" not in chosen
-    assert chosen["blocks.0.attention_norm"] == OK
-    assert list(chosen)[-1] == ALONG
-
-
-def test_lines_are_geometric_means_over_seeds(results):
-    table, _ = figure.read(results)
-    rows = table[(table.name == "readout") & (table.quantity == "change") & (table.step == 2)]
-    one, two = rows[rows.width == 64].rms
+def test_lines_are_geometric_means_over_seeds(check):
+    table, _ = figure.read([check])
     line = figure.means(table, "readout")["change", 2]
-    assert line[64] == pytest.approx(math.sqrt(one * two))
-    assert list(line.index) == list(WIDTHS)
+    assert line[64] == pytest.approx(math.sqrt(4) / 8) and list(line.index) == list(WIDTHS)
 
 
-def test_figures_of_the_same_files_are_the_same(results, tmp_path):
-    files = [figure.draw(*figure.read(results), tmp_path / name) for name in ("one", "two")]
-    for one, two in zip(*files):
-        assert one.read_bytes() == two.read_bytes()
+def test_a_panel_says_its_verdict_and_dashes_what_is_predicted(check):
+    (name, drawn), = figure.draw(figure.read([check]))
+    assert name == "coordinate_check" and drawn.get_suptitle() == "coordinate check: everett, adam"
+    titles = [axis.get_title() for axis in drawn.axes]
+    assert titles[0] == "blocks.1.mlp.down\ngrows" and titles[-1].startswith("readout\nalong")
+    dashed = [line for line in drawn.axes[0].lines if line.get_linestyle() == "--"]
+    assert len(drawn.axes[0].lines) == 4 and len(dashed) == 1
+
+
+def test_the_figure_lies_next_to_its_table_and_is_the_same_twice(check, tmp_path):
+    _, first = make("coordinate_check", [check / "coordinate_check.csv"], None)
+    assert [path.parent for path in first] == [check] * 2
+    _, second = make("coordinate_check", [check / "coordinate_check.csv"], tmp_path / "again")
+    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(first, second))
 
 
 @pytest.mark.parametrize("file, text, message", [
-    ("coordinate_check.csv", None, "cannot read the file"),
-    ("coordinate_check.csv", "a,b\n1,2\n", "no quantity in its"),
-    ("coordinate_check.csv", ",".join(figure.COLUMNS) + "\n", "no points"),
-    ("coordinate_check.json", "{", "cannot read the file"),
-    ("coordinate_check.json", "{}", "no slopes in its"),
+    ("csv", None, "cannot read the table"),
+    ("csv", "a,b\n1,2\n", "no column 'quantity'; is it the coordinate_check.csv of the check?"),
+    ("csv", ",".join(figure.COLUMNS) + "\n", "no runs in it; run the check first"),
+    ("json", "{", "no slopes of a check"),
+    ("json", "{}", "no slopes of a check (KeyError('slopes')); run it again"),
+    ("json", '{"slopes": [{"verdict": "odd"}]}', "verdict 'odd'; expected one of not finite,"),
+    ("json", None, "no slopes of a check"),
 ])
-def test_a_folder_that_is_no_checks_is_one_line(results, tmp_path, file, text, message, capsys):
-    for source in results.iterdir():
-        (tmp_path / source.name).write_bytes(source.read_bytes())
-    (tmp_path / file).unlink() if text is None else (tmp_path / file).write_text(text)
-    with pytest.raises(SystemExit) as ended:
-        figure.main([str(tmp_path)])
-    error = capsys.readouterr().err
-    assert ended.value.code == 2 and message in error and error.count("\n") == 1
+def test_a_folder_that_is_no_checks_is_one_line(check, file, text, message, refused):
+    path = check / f"coordinate_check.{file}"
+    path.unlink() if text is None else path.write_text(text)
+    error = refused("coordinate_check", check / "coordinate_check.csv")
+    assert error.startswith(f"error: {path}: ") and message in error

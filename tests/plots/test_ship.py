@@ -6,6 +6,7 @@ import json
 import pytest
 
 from plots import ship, tables
+from plots.__main__ import main
 
 
 def sweep(folder, environments):
@@ -23,9 +24,9 @@ def sweep(folder, environments):
 
 def test_a_table_is_copied_with_its_environment(tmp_path):
     table = sweep(tmp_path / "sweep", [{"commit": "abc"}] * 3)
-    ship.main([str(table), "figure", "--data", str(tmp_path / "data")])
-    assert (tmp_path / "data" / "figure.csv").read_bytes() == table.read_bytes()
-    origin = json.loads((tmp_path / "data" / "figure.json").read_text())
+    main(["ship", str(table), "dinan/figure", "--data", str(tmp_path / "data")])
+    assert (tmp_path / "data/dinan/figure.csv").read_bytes() == table.read_bytes()
+    origin = json.loads((tmp_path / "data/dinan/figure.json").read_text())
     assert origin == {"runs": 3, "environment": {"commit": "abc"}}
 
 
@@ -33,24 +34,24 @@ def test_a_large_table_is_kept_compressed_and_read_as_any_other(tmp_path, monkey
     table = sweep(tmp_path / "sweep", [{"commit": "abc"}] * 3)
     data = tmp_path / "data"
     monkeypatch.setattr(tables, "DATA", data)
-    words = [str(table), "figure", "--data", str(data)]
-    ship.main(words)
-    assert tables.shipped("figure") == data / "figure.csv"
+    words = [str(table), "dinan/figure", "--data", str(data)]
+    main(["ship", *words])
+    assert tables.shipped("dinan/figure") == data / "dinan/figure.csv"
     monkeypatch.setattr(ship, "LARGE", 20)
-    ship.main(words)
-    packed = data / "figure.csv.gz"
-    assert tables.shipped("figure") == packed and not (data / "figure.csv").exists()
+    main(["ship", *words])
+    packed = data / "dinan/figure.csv.gz"
+    assert tables.shipped("dinan/figure") == packed and not (data / "dinan/figure.csv").exists()
     assert gzip.decompress(packed.read_bytes()) == table.read_bytes()
     assert tables.read(packed, ["curve", "run"])["run"].tolist() == ["run-0", "run-1", "run-2"]
     first = packed.read_bytes()
-    ship.main(words)
+    main(["ship", *words])
     assert packed.read_bytes() == first
     packed.write_bytes(first[:-12])
     with pytest.raises(tables.TableError, match="figure.csv.gz: cannot read the table"):
         tables.read(packed, ["curve"])
     monkeypatch.setattr(ship, "LARGE", 10**6)
-    ship.main(words)
-    assert tables.shipped("figure") == data / "figure.csv" and not packed.exists()
+    main(["ship", *words])
+    assert tables.shipped("dinan/figure") == data / "dinan/figure.csv" and not packed.exists()
 
 
 def missing_summary(folder):
@@ -86,7 +87,16 @@ def listed(folder):
 def test_a_table_of_unknown_origin_is_refused(tmp_path, capsys, make, message):
     table = make(tmp_path / "sweep")
     with pytest.raises(SystemExit) as caught:
-        ship.main([str(table), "figure", "--data", str(tmp_path / "data")])
+        main(["ship", str(table), "dinan/figure", "--data", str(tmp_path / "data")])
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("name", ["figure", "vaswani/figure", "dinan/", "dinan/a/b"])
+def test_a_name_without_a_known_paper_is_refused(tmp_path, capsys, name):
+    table = sweep(tmp_path / "sweep", [{"commit": "abc"}])
+    with pytest.raises(SystemExit, match="2"):
+        main(["ship", str(table), name, "--data", str(tmp_path / "data")])
+    assert f"error: {name}: expected PAPER/NAME, PAPER one of everett" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()

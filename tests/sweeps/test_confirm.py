@@ -1,17 +1,15 @@
-"""The walk to a confirmed optimum, and metrics.csv, through the real launcher."""
+"""The climb to a confirmed optimum, and metrics.csv, through the driver."""
 
 import csv
 import math
-from pathlib import Path
+import shutil
 
 import pytest
 
-from sweeps import sweep as sweeps
 from sweeps.confirm import SIX_NEIGHBOURS, around, candidate, mean_score, score
-from sweeps.sweep_file import load_sweep
+from sweeps.counts import _may_add
+from tests.sweeps.toys import FakePool, drive, make_toy, work_of, write_file
 from training.errors import UserError
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # Accuracy: 1 at lr 2^-3, wd 2^-5, falling with the distance; a tilted valley, so that the walk has
 # to turn. The loss breaks ties: accuracy is rounded to `round`.
@@ -19,9 +17,9 @@ TOY = '''
 import json, math
 from pathlib import Path
 from pydantic import model_validator
-from training.config import LoopConfig, Section
+from training.config import Section
+from training.settings import LoopConfig
 from training.files import write_json, write_text
-from training.experiment import Experiment
 
 class Config(Section):
     seed: int = 0
@@ -69,14 +67,6 @@ def run(config, run_dir, progress=None):
     }
     write_json(run_dir / "summary.json", summary)
     return summary
-
-class Toy(Experiment):
-    run = staticmethod(run)
-
-EXPERIMENT = Toy(
-    name="toy", description="", config=Config, flops=flops, result=str,
-    **dict.fromkeys(["build_task", "build_plan", "parameters", "tokens_per_step", "memory"]),
-)
 '''
 SEARCH = """
 grid: {size: [1], lr: [0.001], wd: [0.4]}
@@ -90,23 +80,14 @@ CONFIRM = "confirm: {keys: [lr, wd], metric: best_eval_top1, seeds: [0, 1, 2]%s}
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """A folder with the toy experiment in package `toy_<unique>`, ready to import."""
-    package = tmp_path / ("toy_" + tmp_path.name.replace("-", "_"))
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "train.py").write_text(TOY)
-    (package / "base.yaml").write_text("lr: 1\nwd: 1\ntraining: {steps: 2, batch_size: 1}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
-    return package
+    base = "lr: 1\nwd: 1\ntraining: {steps: 2, batch_size: 1}\n"
+    return make_toy(tmp_path, monkeypatch, TOY, base)
 
 
-def run(package, text, workers=1):
-    """(rows of the table, notes, folder) of a sweep run by the real launcher."""
-    path = package / "s.yaml"
-    path.write_text(f"experiment: {package.name}\nconfig: base.yaml\n" + text)
-    loaded = load_sweep(path, package.parent / "results")
-    scheduler = sweeps.run_sweep(loaded, workers, 1)
-    return table(loaded.folder / "results.csv"), scheduler.report(), loaded.folder
+def run(package, text, workers=1, **options):
+    """(rows of the table, notes, folder) of a sweep run by the driver."""
+    work = drive(work_of(package, write_file(package, text), **options), FakePool(workers))
+    return table(work.table()), work.report(), work.folder
 
 
 def table(path):
@@ -313,8 +294,6 @@ def test_cells_are_searched_each_for_itself_whatever_the_number_of_workers(toy):
     first, _, folder = run(toy, text, workers=2)
     again, _, _ = run(toy, text.replace("retries: 0", "retries: 1\n"), workers=1)
     assert [row["run"] for row in first] == [row["run"] for row in again]
-    import shutil
-
     shutil.rmtree(folder)
     alone, _, _ = run(toy, text, workers=1)
     assert [row["run"] for row in first] == [row["run"] for row in alone]
@@ -323,12 +302,9 @@ def test_cells_are_searched_each_for_itself_whatever_the_number_of_workers(toy):
 
 def test_a_launch_of_one_curve_keeps_what_the_others_measured(toy):
     text = SEARCH.replace("{a: {}}", "{a: {}, b: {set: {fail_at: 0.001}}}")
-    path = toy / "s.yaml"
-    path.write_text(f"experiment: {toy.name}\nconfig: base.yaml\n" + text)
     for curve in "ab":
-        loaded = load_sweep(path, toy.parent / "results", curves=[curve])
-        sweeps.run_sweep(loaded, 1, 1)
-    rows, lines = (table(loaded.folder / name) for name in ("results.csv", "metrics.csv"))
+        rows, _, folder = run(toy, text, curves=[curve])
+    lines = table(folder / "metrics.csv")
     assert [(row["curve"], row["status"]) for row in rows] == [("a", "finished"), ("b", "failed")]
     assert float(rows[0]["best_eval_top1"]) == pytest.approx(accuracy((0.001, 0.4)))
     assert {line["curve"] for line in lines} == {"a"} and lines[1]["eval_top1"]
@@ -342,13 +318,6 @@ def test_rows_rise_with_the_values_also_those_the_walk_adds(toy):
 
 
 def test_the_planner_counts_what_a_search_may_still_add(toy):
-    from sweeps.cost import _may_add
-
-    toy_cost = type("Cost", (), {"flops": staticmethod(lambda config: 1.0)})
-    path = toy / "s.yaml"
-    path.write_text(f"experiment: {toy.name}\nconfig: base.yaml\n" + SEARCH
-                    + CONFIRM % ", points: 50")
-    loaded = load_sweep(path, toy.parent / "results")
-    assert _may_add(loaded, set(), toy_cost) == {"runs": 52, "flops": 52.0}
-    sweeps.run_sweep(loaded, 1, 1)
-    assert _may_add(loaded, set(), toy_cost) == {"runs": 0, "flops": 0.0}
+    work = work_of(toy, write_file(toy, SEARCH + CONFIRM % ", points: 50"))
+    assert _may_add(work, work.experiment) == {"runs": 52, "flops": 52.0}
+    assert _may_add(drive(work), work.experiment) == {"runs": 0, "flops": 0.0}

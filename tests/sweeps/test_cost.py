@@ -7,7 +7,9 @@ import pytest
 
 from nanolm_c4 import cost
 from sweeps import cost as plan
-from sweeps import sweep
+from sweeps.search_file import load_search
+from sweeps.study import Round, Trial, Tuning
+from sweeps.sweep_file import load_sweep
 from training import runs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,7 +80,7 @@ def files_under(folder):
 def test_a_sweep_that_never_ran_is_counted_by_size_and_in_all(write, planned):
     path = write()
     (counts,) = planned(path)["files"]
-    points = sweep.load_sweep(path).points
+    points = load_sweep(path).points
     assert counts["runs"] == {"all": 12, "done": 0, "started": 0, "to_do": 12}
     assert counts["all"] == counts["to_do"]
     assert counts["all"]["tokens"] == 12 * 150 * 16 * 64
@@ -94,7 +96,7 @@ def test_a_sweep_that_never_ran_is_counted_by_size_and_in_all(write, planned):
 
 def test_what_is_done_begun_or_unreadable_is_told_apart(write, planned, tmp_path):
     path = write()
-    grid = sweep.load_sweep(path, tmp_path / "results")
+    grid = load_sweep(path, tmp_path / "results")
     wide = [point for point in grid.points if point.config.model.width == 64]
     end(grid.folder / wide[0].run)
     end(grid.folder / wide[1].run, "diverged", final_eval_loss=None)
@@ -120,7 +122,7 @@ def test_what_is_done_begun_or_unreadable_is_told_apart(write, planned, tmp_path
 
 def test_planning_writes_nothing_and_knows_results_of_other_sweeps(write, planned, tmp_path):
     one, other = write(name="one.yaml"), write(name="other.yaml")
-    first, second = sweep.load_sweep(one, tmp_path / "results").points[:2]
+    first, second = load_sweep(one, tmp_path / "results").points[:2]
     folder = tmp_path / "results/nanolm_c4/one"
     end(folder / first.run)
     end(folder / second.run, environment={"commit": "of another day"})
@@ -163,7 +165,7 @@ def test_what_does_not_fit_says_on_how_many_gpus_it_would(write, planned, capsys
     assert base["gpus_when_sharded"]["H100"] == 1
     assert not any(widest["fits"].values())
     needed = wide["gpus_when_sharded"]["H100"]
-    config = sweep.load_sweep(path).points[1].config
+    config = load_sweep(path).points[1].config
     assert cost.memory(config, shards=needed)["total"] <= 80e9
     assert cost.memory(config, shards=needed // 2)["total"] > 80e9
     plan.main([str(path), "--results", str(tmp_path / "results")])
@@ -240,7 +242,7 @@ def test_extension_is_counted_at_its_most(write, planned, tmp_path):
     path = write(SMALL + "extend: {key: optimizer.lr, points: 3}\nseeds: [0, 1]\n")
     (counts,) = planned(path)["files"]
     assert counts["may_add"]["runs"] == 4 * 3 * 2  # cells, points, seeds
-    grid = sweep.load_sweep(path, tmp_path / "results")
+    grid = load_sweep(path, tmp_path / "results")
     cell = [p for p in grid.points if p.curve == "a" and p.config.model.width == 64]
     for point in cell:  # the optimum is inside: this cell asks for no more
         best = dict(point.values)["optimizer.lr"] == 0.002
@@ -284,7 +286,7 @@ def test_trials_of_a_search_are_counted_like_runs(write, planned, tmp_path):
     before = files_under(tmp_path)
     (counts,) = planned(path)["files"]
     assert files_under(tmp_path) == before
-    config = sweep.load_sweep(write("curves: {a: {}}")).points[0].config
+    config = load_sweep(write("curves: {a: {}}")).points[0].config
     assert counts["runs"] == {"all": 24, "done": 0, "started": 0, "to_do": 24}
     assert counts["all"]["flops"] == pytest.approx(24 * cost.flops(config))
     assert counts["may_add"]["runs"] == 2 * 2 * 12  # studies, later rounds, trials
@@ -293,18 +295,16 @@ def test_trials_of_a_search_are_counted_like_runs(write, planned, tmp_path):
 
 def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, monkeypatch):
     path = write(SEARCH, name="constants.yaml")
-    from sweeps import search
-
-    found = search.load_search(path)
-    trial = search.Trial(0, {}, "complete", 1.0)
-    begun = search.Trial(1, {}, "running")
+    found = load_search(path)
+    trial = Trial(0, {}, "complete", 1.0, {"status": "finished"})
+    begun = Trial(1, {}, "running")
     adam, sgd = found.studies
     ranges = dict(found.config.search)
     rounds = {
-        adam.name: [search.Round(adam, 1, ranges, [trial] * 5 + [begun] * 2, 12)],
-        sgd.name: [search.Round(sgd, 1, ranges, [trial] * 12, 12)],
+        adam.name: [Round(adam, 1, ranges, [trial] * 5 + [begun] * 2, 12)],
+        sgd.name: [Round(sgd, 1, ranges, [trial] * 12, 12)],
     }
-    monkeypatch.setattr(search.Search, "rounds", lambda self, study: rounds[study.name])
+    monkeypatch.setattr(Tuning, "rounds_of", lambda self, study, trials: rounds[study.name])
     (counts,) = planned(path)["files"]
     assert counts["runs"] == {"all": 24, "done": 17, "started": 2, "to_do": 7}
     assert counts["may_add"]["runs"] == 2 * 12  # the other study's rounds are over
@@ -324,7 +324,7 @@ def test_mistakes_are_one_line(write, refused):
 def test_runs_are_found_where_training_puts_them(write, planned, tmp_path):
     """The id and folder of a planned run are those of a run that has trained."""
     path = write("set: {training.steps: 1, schedule.warmup_steps: 0}\ncurves: {a: {}}\n")
-    (point,) = sweep.load_sweep(path).points
+    (point,) = load_sweep(path).points
     folder = tmp_path / "results/nanolm_c4/s" / runs.run_id(point.config, "a")
     end(folder)
     assert planned(path)["files"][0]["runs"]["done"] == 1

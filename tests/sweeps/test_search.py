@@ -10,24 +10,26 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 import yaml
 
-from sweeps import search as searches
-from sweeps.search import Scheduler, dry_run, objective, run_search
+from sweeps.search import objective
 from sweeps.search_file import load_search
-from sweeps.search_rules import (
+from sweeps.storage import Storage
+from sweeps.study import (
+    Trial,
     arithmetic_means,
     best_trial,
     equally_good,
     geometric_means,
     is_near_edge,
     next_ranges,
+    suggest,
 )
-from sweeps.trials import Journal, Trial, suggest
+from tests.sweeps.toys import FakePool, drive, make_toy, work_of, write_file
 from training.config import validate
 from training.errors import UserError
-from training.files import locked
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDE = (1e-2, 1e2)
@@ -36,9 +38,9 @@ WIDE = (1e-2, 1e2)
 # constants, with its minimum at (minimum_a, 0.3).
 EXPERIMENT = '''
 import math, os
-from training.config import RunConfig, Section
+from training.config import Section
+from training.settings import RunConfig
 from training.files import write_json
-from training.experiment import Experiment
 
 class Gamma(Section):
     a: float = 1.0
@@ -69,14 +71,6 @@ def run(config, run_dir, progress=None):
     }
     write_json(run_dir / "summary.json", summary)
     return summary
-
-class Toy(Experiment):
-    run = staticmethod(run)
-
-EXPERIMENT = Toy(
-    name="toy", description="", config=Config, flops=flops, result=str,
-    **dict.fromkeys(["build_task", "build_plan", "parameters", "tokens_per_step", "memory"]),
-)
 '''
 SEARCH = """
 search: {gamma.a: [1.0e-2, 1.0e+2], gamma.b: [1.0e-2, 1.0e+2]}
@@ -88,37 +82,29 @@ rounds: 1
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
     """A folder with the toy experiment in package `toy_<unique>`, ready to import."""
-    name = "toy_" + tmp_path.name.replace("-", "_")
-    package = tmp_path / name
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "train.py").write_text(EXPERIMENT)
-    (package / "base.yaml").write_text(
-        "optimizer: {lr: 0.01}\nschedule: {}\ntraining: {steps: 2, batch_size: 1}\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
-    monkeypatch.setattr(searches, "POLL_SECONDS", 0.05)
-    return package
+    base = "optimizer: {lr: 0.01}\nschedule: {}\ntraining: {steps: 2, batch_size: 1}\n"
+    return make_toy(tmp_path, monkeypatch, EXPERIMENT, base)
 
 
-def write_search(package, text=SEARCH, name="s.yaml"):
-    path = package / name
-    path.write_text(f"experiment: {package.name}\nconfig: base.yaml\n" + text)
-    return path
+def write_search(package, text=SEARCH):
+    return write_file(package, text)
 
 
 def load(package, path, **options):
     return load_search(path, package.parent / "results", **options)
 
 
-def run(package, path, workers=1):
-    """Runs a search; returns its scheduler, its rows and what constants.yaml says."""
-    scheduler = run_search(load(package, path), workers, 1)
-    folder = scheduler.search.folder
-    with open(folder / "trials.csv", newline="") as file:
+def run(package, path, workers=1, seed=0):
+    """Runs a search; its work, its rows and what constants.yaml says."""
+    work = drive(work_of(package, path), FakePool(workers, seed))
+    with open(work.folder / "trials.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    return scheduler, rows, yaml.safe_load((folder / "constants.yaml").read_text())
+    return work, rows, yaml.safe_load((work.folder / "constants.yaml").read_text())
+
+
+def looked(package, path):
+    """What a dry run says."""
+    return work_of(package, path, draft=True).dry_run()
 
 
 def calls(package):
@@ -212,38 +198,56 @@ def test_early_values_are_uniform_in_the_logarithm():
     assert counts.sum() == 200 and counts.min() > 30
 
 
-def test_what_one_journal_writes_another_one_reads(tmp_path):
-    ranges = {"a": WIDE}
-    ours, theirs = Journal(tmp_path / "s"), Journal(tmp_path / "s")
-    assert theirs.trials("x") == [] and not (tmp_path / "s").exists()
-    ours.add("x", {"a": 0.1 + 0.2}, ranges)
-    ours.add("x", {"a": 1.0}, ranges)
-    theirs.note("x", 0, {"status": "finished"})
-    theirs.tell("x", 0, 2.5)
-    theirs.tell("x", 0, 9.0)  # one that has ended stays as it is
-    theirs.tell("x", 1, None)
-    expected = [Trial(0, {"a": 0.1 + 0.2}, "complete", 2.5), Trial(1, {"a": 1.0}, "failed")]
-    assert ours.trials("x") == Journal(tmp_path / "s").trials("x") == expected
-    assert ours.notes("x") == {0: {"status": "finished"}}
-    assert ours.trials("y") == []
+def test_what_one_storage_writes_another_one_reads(tmp_path):
+    ranges, folder = {"a": WIDE}, tmp_path / "s"
+    ours = Storage(folder)
+    assert ours.trials("x") == [] and not folder.exists()
+    first = ours.add("x", 0, {"a": 0.1 + 0.2}, ranges, "x-0")
+    second = ours.add("x", 1, {"a": 1.0}, ranges, "x-1")
+    assert Storage(folder).trials("x") == [first, second]
+    ended = ours.end("x", first, {"status": "finished"}, 2.5)
+    failed = ours.end("x", second, {"status": "failed"}, None)
+    assert ended == Trial(0, {"a": 0.1 + 0.2}, "complete", 2.5, {"status": "finished"})
+    assert failed == Trial(1, {"a": 1.0}, "failed", None, {"status": "failed"})
+    assert Storage(folder).trials("x") == [ended, failed] and ours.trials("y") == []
+
+
+def test_trials_can_live_in_any_database_that_optuna_knows(tmp_path):
+    url = f"sqlite:///{tmp_path}/trials.db"
+    ours = Storage(tmp_path / "s", url)
+    trial = ours.end("x", ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0"), {"status": "d"}, 2.5)
+    assert Storage(tmp_path / "s", url).trials("x") == [trial]
+    assert not (tmp_path / "s/journal.jsonl").exists()
+    with pytest.raises(UserError, match="--storage nonsense: cannot open it"):
+        Storage(tmp_path, "nonsense").trials("x")
+
+
+def test_the_journal_is_one_that_optuna_opens_itself(tmp_path):
+    ours = Storage(tmp_path)
+    ours.end("x", ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0"), {"status": "finished"}, 2.5)
+    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.jsonl"))
+    study = optuna.load_study(study_name="x", storage=optuna.storages.JournalStorage(backend))
+    assert (study.best_value, study.best_params) == (2.5, {"a": 1.0})
+    assert study.best_trial.user_attrs == {"run": "x-0"}
 
 
 def test_half_a_line_that_a_crash_left_is_dropped(tmp_path):
-    journal = Journal(tmp_path)
-    journal.add("x", {"a": 1.0}, {"a": WIDE})
-    with open(journal.path, "a") as file:
+    ours = Storage(tmp_path)
+    trial = ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0")
+    with open(ours.path, "a") as file:
         file.write('{"op_code": 6, "tri')
-    Journal(tmp_path).tell("x", 0, 2.5)
-    expected = [Trial(0, {"a": 1.0}, "complete", 2.5)]
-    assert journal.trials("x") == Journal(tmp_path).trials("x") == expected
+    again = Storage(tmp_path)
+    assert again.trials("x") == [trial]
+    ended = again.end("x", trial, {"status": "finished"}, 2.5)
+    assert Storage(tmp_path).trials("x") == [ended]
 
 
 def test_a_damaged_journal_is_named(tmp_path):
-    journal = Journal(tmp_path)
-    journal.add("x", {"a": 1.0}, {"a": WIDE})
-    journal.path.write_text("nonsense\n" + journal.path.read_text())
+    ours = Storage(tmp_path)
+    ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0")
+    ours.path.write_text("nonsense\n" + ours.path.read_text())
     with pytest.raises(UserError, match=r"journal.jsonl: damaged .*; delete it"):
-        Journal(tmp_path).trials("x")
+        Storage(tmp_path).trials("x")
 
 
 def test_the_penalty_of_divergence_is_the_loss_at_which_a_run_counts_as_diverged(toy):
@@ -256,8 +260,8 @@ def test_the_penalty_of_divergence_is_the_loss_at_which_a_run_counts_as_diverged
 
 def test_constants_follow_from_the_table_of_trials(toy):
     path = write_search(toy, "set: {minimum_a: 3.0}\nequal_within: 0.02\n" + SEARCH)
-    scheduler, rows, constants = run(toy, path)
-    assert scheduler.report() == [] and len(rows) == 12
+    work, rows, constants = run(toy, path)
+    assert work.report() == [] and len(rows) == 12
     assert [int(row["trial"]) for row in rows] == list(range(12))
     assert {row["status"] for row in rows} == {"finished"}
     losses = np.array([float(row["loss"]) for row in rows])
@@ -284,7 +288,7 @@ def test_constants_follow_from_the_table_of_trials(toy):
 def test_an_optimum_outside_the_range_is_followed_and_the_other_range_stays(toy):
     three = SEARCH.replace("rounds: 1", "rounds: 3")
     path = write_search(toy, "set: {minimum_a: 1000.0}\n" + three)
-    scheduler, rows, constants = run(toy, path)
+    work, rows, constants = run(toy, path)
     [found] = constants["constants"]
     first = [row for row in rows if row["round"] == "1"]
     edge = min(first, key=lambda row: float(row["loss"]))
@@ -304,18 +308,18 @@ def test_an_optimum_outside_the_range_is_followed_and_the_other_range_stays(toy)
 
 
 def test_an_optimum_at_the_edge_after_the_last_round_is_reported(toy):
-    scheduler, rows, constants = run(toy, write_search(toy, "set: {minimum_a: 1000.0}\n" + SEARCH))
+    work, rows, constants = run(toy, write_search(toy, "set: {minimum_a: 1000.0}\n" + SEARCH))
     assert {row["round"] for row in rows} == {"1"}
     assert "gamma.a" in constants["constants"][0]["near_edge"]
     assert any("gamma.a" in line and "still near an edge after 1 rounds" in line
-               for line in scheduler.report())  # fmt: skip
+               for line in work.report())  # fmt: skip
 
 
 def test_diverged_trials_have_the_penalty_and_no_say(toy):
     path = write_search(toy, "set: {diverge_above: 0.9}\nequal_within: 0.9\n" + SEARCH)
-    scheduler, rows, constants = run(toy, path)
+    work, rows, constants = run(toy, path)
     diverged = [row for row in rows if row["status"] == "diverged"]
-    assert 1 <= len(diverged) < 11 and scheduler.broken == {}
+    assert 1 <= len(diverged) < 11 and work.broken == {}
     assert {float(row["loss"]) for row in diverged} == {12.0}  # divergence_factor 3 x 4
     [found] = constants["constants"]
     assert found["diverged"] == len(diverged)
@@ -325,9 +329,9 @@ def test_diverged_trials_have_the_penalty_and_no_say(toy):
 
 
 def test_a_study_that_only_diverges_has_no_constants(toy):
-    scheduler, rows, constants = run(toy, write_search(toy, "set: {diverge_above: 0}\n" + SEARCH))
+    work, rows, constants = run(toy, write_search(toy, "set: {diverge_above: 0}\n" + SEARCH))
     assert len(rows) == 12 and constants["constants"] == []
-    assert scheduler.broken == {"all": "all 12 trials diverged; lower optimizer.lr"}
+    assert work.broken == {"all": "all 12 trials diverged; lower optimizer.lr"}
 
 
 GRID = "grid: {kind: [plain, other words], optimizer.lr: [0.1, 0.01]}\n"
@@ -348,43 +352,50 @@ def test_every_combination_of_the_grid_is_a_study_of_its_own(toy):
     assert len({a for _, a in tried}) > 3  # not the same values in every study
 
 
-def test_launchers_together_begin_at_most_so_many_trials_and_none_twice(toy):
+@pytest.mark.parametrize("seed", range(3))
+def test_a_study_has_exactly_its_trials_and_so_many_in_progress(toy, seed):
+    work, rows, constants = run(toy, write_search(toy, "parallel: 3\n" + SEARCH), 8, seed)
+    assert sorted(int(row["trial"]) for row in rows) == list(range(12))
+    assert constants["constants"][0]["trials"] == 12 and set(calls(toy).values()) == {1}
+
+
+def test_at_most_parallel_trials_are_in_progress_and_one_given_back_comes_first(toy):
+    work = work_of(toy, write_search(toy, "parallel: 3\n" + SEARCH))
+    tasks = [work.next() for _ in range(3)]
+    assert [task.trial.number for task in tasks] == [0, 1, 2] and work.next() is None
+    work.put_back(tasks[0])
+    assert work.next() == tasks[0]
+    work.record(tasks[1], {"status": "finished", "final_eval_loss": 3.0})
+    assert work.next().trial.number == 3
+
+
+def test_trials_that_were_begun_are_handed_out_again_before_new_ones(toy):
+    """A driver that is killed leaves them running in the journal."""
     path = write_search(toy, "parallel: 3\n" + SEARCH)
-    first, second = (Scheduler(load(toy, path)) for _ in range(2))
-    tasks = [first.take(), second.take(), first.take()]
-    assert [task.number for task in tasks] == [0, 1, 2]
-    assert first._next() is None and second._next() is None
-    first.put_back(tasks[0])  # a trial given back goes to whoever asks next
-    assert second.take().values == tasks[0].values
-    second.finish(tasks[1], {"status": "finished", "final_eval_loss": 3.0})
-    assert first.take().number == 3
-
-
-def test_a_trial_whose_run_is_still_locked_is_left_alone(toy):
-    """The worker of a killed launcher saves its run before it goes."""
-    scheduler = Scheduler(load(toy, write_search(toy)))
-    task = scheduler.take()
-    scheduler.put_back(task)
-    with locked(scheduler.search.folder / task.run, "run"):
-        assert scheduler._next() is None
-    assert scheduler.take().run == task.run
+    before = work_of(toy, path)
+    begun = [before.next().run for _ in range(2)]
+    work = work_of(toy, path)
+    assert [work.next().run for _ in range(2)] == begun
+    assert work.next().trial.number == 2 and work.next() is None
+    rows = run(toy, path)[1]
+    assert [int(row["trial"]) for row in rows] == list(range(12))
 
 
 def test_failed_trials_are_tried_again_reported_and_replaced_in_the_next_launch(toy, monkeypatch):
     path = write_search(toy)
     monkeypatch.setenv("BREAK_ABOVE", "5")
-    scheduler, rows, constants = run(toy, path)
+    work, rows, constants = run(toy, path)
     failed = [row for row in rows if row["status"] == "failed"]
     assert failed and len(rows) == 12 and constants["constants"] == []
-    assert scheduler.broken == {
+    assert work.broken == {
         "all": f"{len(failed)} trials failed; the same command replaces them"
     }
     assert {calls(toy)[row["run"]] for row in failed} == {2}  # retries: 1
     assert sum("failed 2 times: RuntimeError: something broke" in line
-               for line in scheduler.report()) == len(failed)  # fmt: skip
+               for line in work.report()) == len(failed)  # fmt: skip
     monkeypatch.delenv("BREAK_ABOVE")
-    scheduler, rows, constants = run(toy, path)
-    assert scheduler.report() == []
+    work, rows, constants = run(toy, path)
+    assert work.report() == []
     assert Counter(row["status"] for row in rows) == {"finished": 12, "failed": len(failed)}
     assert constants["constants"][0]["trials"] == 12
 
@@ -400,8 +411,8 @@ def test_more_trials_continue_a_study_and_other_settings_begin_another(toy):
 
 
 def test_a_lost_journal_costs_no_training(toy):
-    scheduler, rows, _ = run(toy, write_search(toy))
-    scheduler.journal.path.unlink()
+    work, rows, _ = run(toy, write_search(toy))
+    work.storage.path.unlink()
     _, again, _ = run(toy, write_search(toy))
     assert again == rows and set(calls(toy).values()) == {1}
 
@@ -445,14 +456,14 @@ def test_rates_are_the_best_of_another_sweep(toy):
 
 def test_a_study_whose_rate_has_moved_is_named(toy):
     path = write_search(toy, SEARCH.replace("trials: 12", "trials: 2"))
-    assert searches.restarts(load(toy, path)) == []
-    scheduler, _, _ = run(toy, path)
-    assert searches.restarts(load(toy, path)) == []
+    assert work_of(toy, path).before() == []
+    work, _, _ = run(toy, path)
+    assert work_of(toy, path).before() == []
     (toy / "base.yaml").write_text((toy / "base.yaml").read_text().replace("0.01", "0.02"))
-    (line,) = searches.restarts(load(toy, path))
-    name = scheduler.search.studies[0].name
+    (line,) = work_of(toy, path).before()
+    name = work.search.studies[0].name
     assert line.startswith(f"{name}: its rate is 0.02, its constants in ")
-    assert "were found at 0.01; it is searched anew" in line
+    assert "were found at 0.01; it is searched again" in line
 
 
 def test_rates_that_are_not_there_name_the_command_and_a_dry_run_assumes_the_configs(toy):
@@ -460,14 +471,14 @@ def test_rates_that_are_not_there_name_the_command_and_a_dry_run_assumes_the_con
     path = write_search(toy, RATES + SEARCH)
     with pytest.raises(UserError, match=r"first run python -m sweeps run .*rates.yaml"):
         load(toy, path)
-    text = dry_run(load(toy, path, draft=True))
+    text = looked(toy, path)
     assert text.count("until then counted with the config's own rate") == 1
     assert "plain: optimizer.lr=0.01 (config)" in text
 
 
 def test_a_dry_run_counts_what_is_left_and_writes_nothing(toy):
     path = write_search(toy, GRID + SEARCH.replace("trials: 12", "trials: 3"))
-    text = dry_run(load(toy, path, draft=True))
+    text = looked(toy, path)
     assert text.splitlines()[0] == (
         "plain-0.1: optimizer.lr=0.1 (config), round 1 of at most 1, 3 of 3 trials to do"
     )
@@ -475,7 +486,7 @@ def test_a_dry_run_counts_what_is_left_and_writes_nothing(toy):
     assert text.endswith("about 1.2e+03 FLOPs")
     assert not (toy.parent / "results").exists()
     run(toy, path)
-    assert dry_run(load(toy, path)).splitlines()[-1].startswith("4 studies, 0 trials to do")
+    assert looked(toy, path).splitlines()[-1].startswith("4 studies, 0 trials to do")
 
 
 def test_a_preset_has_a_folder_of_its_own(toy):
@@ -523,7 +534,7 @@ def test_a_mistake_that_only_a_run_can_find_ends_the_command_in_one_line(toy):
     source = source.replace("    diverged = config", refusal + "    diverged = config")
     (toy / "train.py").write_text("from training.errors import UserError\n" + source)
     done = subprocess.run(
-        [sys.executable, "-m", "sweeps.search", str(write_search(toy)), "--results",
+        [sys.executable, "-m", "sweeps", "search", str(write_search(toy)), "--results",
          str(toy.parent / "results")],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
     )  # fmt: skip
@@ -549,12 +560,12 @@ def test_the_search_of_the_paper(tmp_path):
 
 
 def test_what_is_saved_is_json_and_yaml_without_surprises(toy):
-    scheduler, _, constants = run(toy, write_search(toy))
-    for line in scheduler.journal.path.read_text().splitlines():
+    work, _, constants = run(toy, write_search(toy))
+    for line in work.storage.path.read_text().splitlines():
         json.loads(line)
-    assert "&" not in (scheduler.search.folder / "constants.yaml").read_text()
+    assert "&" not in (work.folder / "constants.yaml").read_text()
     assert constants["search"]["file"] == "s.yaml"
-    gamma = scheduler.search.experiment.config.model_fields["gamma"].annotation
+    gamma = work.search.experiment.config.model_fields["gamma"].annotation
     validate(gamma, {
         key.partition(".")[2]: value for key, value in constants["constants"][0]["set"].items()
     }, "constants.yaml")  # fmt: skip

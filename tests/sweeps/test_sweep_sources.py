@@ -2,28 +2,23 @@
 
 import csv
 import json
-import math
-from pathlib import Path
 
 import pytest
 import yaml
 
-from sweeps import sweep as sweeps
-from sweeps import tables
-from sweeps.results import write_probes
-from sweeps.scheduler import next_value
-from sweeps.sweep_file import Coverage, load_sweep, shifted
+from sweeps.sources import Around, Missing, Sources
+from sweeps.sweep_file import load_sweep, shifted
+from sweeps.tables import write as write_tables
+from tests.sweeps.toys import drive, make_toy, work_of, write_file
 from training.config import apply_preset
 from training.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[2]
-
 # Loss: a parabola in log2 lr whose optimum falls with width and with 1/gain; no training.
-TOY = f'''
+TOY = '''
 import math
-from training.config import LoopConfig, ScheduleConfig, Section
+from training.config import Section
+from training.settings import LoopConfig, ScheduleConfig
 from training.files import write_json
-from training.experiment import Experiment
 
 class Inner(Section):
     kind: str = "plain"
@@ -41,7 +36,7 @@ def flops(config):
     return float(config.width)
 
 def parameters(config):
-    return {{"non_embedding": 10 * config.width**2}}
+    return {"non_embedding": 10 * config.width**2}
 
 def tokens_per_step(config):
     return 8 * config.training.batch_size
@@ -50,43 +45,26 @@ def run(config, run_dir, progress=None):
     with open(run_dir.parent.parent / "calls.txt", "a") as file:
         file.write(run_dir.name + "\\n")
     distance = math.log2(config.lr * config.inner.gain) + 4 + math.log2(config.width)
-    summary = {{
+    summary = {
         "status": "finished", "step": 2, "steps": config.training.steps,
         "final_eval_loss": 3 + 0.1 * distance**2,
-        "environment": {{"commit": 'c0ffee'}},
-    }}
+        "environment": {"commit": 'c0ffee'},
+    }
     write_json(run_dir / "summary.json", summary)
     return summary
-
-class Toy(Experiment):
-    run = staticmethod(run)
-
-EXPERIMENT = Toy(
-    name="toy", description="", config=Config, parameters=parameters,
-    tokens_per_step=tokens_per_step, flops=flops, result=str,
-    **dict.fromkeys(["build_task", "build_plan", "memory"]),
-)
 '''
 
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """A package with the toy experiment, ready to import here and in workers."""
-    package = tmp_path / ("sources_" + tmp_path.name.replace("-", "_"))
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "train.py").write_text(TOY)
-    (package / "base.yaml").write_text("width: 1\nlr: 0.5\ntraining: {steps: 9, batch_size: 2}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{tmp_path}")
+    """A package with the toy experiment, at a commit."""
     monkeypatch.setattr("training.environment.commit", lambda: "c0ffee")
-    return package
+    base = "width: 1\nlr: 0.5\ntraining: {steps: 9, batch_size: 2}\n"
+    return make_toy(tmp_path, monkeypatch, TOY, base)
 
 
 def write(package, name, text):
-    path = package / name
-    path.write_text(f"experiment: {package.name}\nconfig: base.yaml\n" + text)
-    return path
+    return write_file(package, text, name)
 
 
 def load(package, path, **options):
@@ -94,10 +72,9 @@ def load(package, path, **options):
 
 
 def run(package, path, **options):
-    """Runs a sweep with one real worker; the rows of its table."""
-    loaded = load(package, path, **options)
-    sweeps.run_sweep(loaded, 1, 1)
-    with open(loaded.folder / "results.csv", newline="") as file:
+    """Runs a sweep; the rows of its table."""
+    work = drive(work_of(package, path, **options))
+    with open(work.table(), newline="") as file:
         return list(csv.DictReader(file))
 
 
@@ -189,20 +166,20 @@ def test_the_optimum_taken_is_the_lowest_mean_over_seeds(tmp_path):
         "a,1.0,fixed,finished,2.0\na,1.0,fixed,diverged,\n"
         "a,2.0,fixed,failed,\na,4.0,long,finished,1.0\n"
     )
-    around = tables.Around(sweep="s.yaml", match=["horizon"])
+    around = Around(sweep="s.yaml", match=["horizon"])
+    sources = Sources(tmp_path / "t.yaml", tmp_path / "results", None)
+
     def best(horizon):
-        settings = {"horizon": horizon}
-        where = (tmp_path / "t.yaml", tmp_path / "results", None)
-        return tables.best(around, settings, "lr", *where)
+        return sources.best(around, {"horizon": horizon}, "lr")
+
     assert best("fixed") == 0.25
     assert best("long") == 4.0
-    with pytest.raises(tables.Missing, match="no run with horizon short that ended well"):
+    with pytest.raises(Missing, match="no run with horizon short that ended well"):
         best("short")
 
 
 def test_a_sweep_that_is_not_complete_gives_no_optimum(toy):
-    source = load(toy, write(toy, "source.yaml", SOURCE))
-    sweeps.run_sweep(source, 1, 1)
+    source = drive(work_of(toy, write(toy, "source.yaml", SOURCE)))
     manifest = source.folder / "manifest.json"
     entries = json.loads(manifest.read_text())
     wide = {"run": "tuned-new", "curve": "tuned", "values": {"width": 4, "lr": 1.0}, "seed": 0}
@@ -229,8 +206,9 @@ def test_a_draft_counts_runs_before_anything_ran_and_says_what_it_assumes(toy):
     draft = load(toy, write(toy, "s.yaml", USER), draft=True)
     assert len(draft.points) == 2 * 2 + 2 * 1
     assert {p.config.lr for p in draft.points if p.curve == "own"} == {0.25, 0.5}  # base: 0.5
-    assert len(draft.assumed) == 2 and "counted around lr 0.5" in draft.assumed[0]
-    assert draft.assumed[0] in sweeps.dry_run(draft)
+    assumed = draft.sources.assumed
+    assert len(assumed) == 2 and "counted around lr 0.5" in assumed[0]
+    assert assumed[0] in work_of(toy, toy / "s.yaml", draft=True).dry_run()
 
 
 def test_bad_sources_are_one_line(toy):
@@ -279,7 +257,7 @@ def test_constants_that_are_missing_or_ambiguous_are_one_line(toy):
     command = f"first run python -m sweeps search {toy}/search.yaml"
     with pytest.raises(UserError, match=command):
         load(toy, path)
-    assert len(load(toy, path, draft=True).assumed) == 2
+    assert len(load(toy, path, draft=True).sources.assumed) == 2
     entry = {"where": {"inner.kind": "plain"}, "set": {"inner.gain": 3.0}}
     write_constants(toy, [entry, entry])
     with pytest.raises(UserError, match="2 entries fit inner.kind plain; keep one"):
@@ -336,21 +314,6 @@ def test_adjusted_settings_apply_where_the_grid_says(toy):
         load(toy, write(toy, "s.yaml", wrong))
 
 
-@pytest.mark.parametrize(
-    ("losses", "value"),
-    [
-        ({1: 3.0, 2: 2.0, 4: 2.1}, 8.0),  # inside, but no unstable value is known yet
-        ({1: 3.0, 2: 2.0, 4: 2.1, 8: math.inf}, 2**2.5),  # known, but 2^1 apart
-        ({1: 3.0, 2: 2.0, 4: 2.1, 8: 2.5}, 2**2.5),  # 25% above the lowest
-        ({1: 3.0, 2: 2.0, 4: 2.1, 2**2.5: 2.2, 8: math.inf}, None),
-        ({1: 3.0, 2: 2.0, 2**1.5: 2.5, 4: 2.1}, None),  # cut at the first unstable value
-        ({1: 2.0, 2: 3.0}, 0.5),  # the optimum comes first
-    ],
-)
-def test_coverage_goes_on_to_the_first_unstable_value(losses, value):
-    assert next_value(losses, 1.0, Coverage(excess=0.2, gap=0.5)) == value
-
-
 def test_a_sweep_with_coverage_ends_when_the_threshold_is_known(toy):
     text = (
         "grid: {width: [1], lr: {log2: [-5, -3]}}\ncurves: {a: {}}\n"
@@ -389,8 +352,7 @@ def test_code_that_has_no_commit_of_its_own_takes_nothing_over(toy, monkeypatch,
 
 
 def test_runs_of_another_commit_are_not_taken_over(toy):
-    source = load(toy, write(toy, "source.yaml", SOURCE))
-    sweeps.run_sweep(source, 1, 1)
+    source = drive(work_of(toy, write(toy, "source.yaml", SOURCE)))
     for path in source.folder.glob("*/summary.json"):
         changed = {**json.loads(path.read_text()), "environment": {"commit": "another"}}
         path.write_text(json.dumps(changed))
@@ -434,7 +396,8 @@ def test_probes_become_one_table(toy):
         lines = [{"step": s, "layers": {"up": {"alignment": a}}} for s, a in ((1, 0.5), (2, None))]
         (folder / "probes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         summaries[point.run] = {"status": "finished"}
-    with open(write_probes(sweep, summaries), newline="") as file:
+    write_tables(sweep, sweep.points, summaries, final=True)
+    with open(sweep.folder / "probes.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * len(sweep.points)
     assert [rows[0][k] for k in ("step", "layer", "role", "fan_in", "alignment")] == [

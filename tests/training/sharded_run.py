@@ -20,13 +20,15 @@ from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import Dataset
 
+from measure.probes import ProbeRecorder
 from param_groups import Everett, Role, Rule, plan
 from param_groups.layers import Embedding, LayerNorm, Linear, Multiplied
 from training import loop, optimizers, processes, runs, sharding, signals, state
-from training.config import RunConfig, parse_overrides, set_keys, validate
+from training.config import parse_overrides, set_keys, validate
 from training.errors import UserError, one_line_errors
-from training.loop import Task
-from training.losses import linear_cross_entropy
+from training.linear_cross_entropy import linear_cross_entropy
+from training.settings import RunConfig
+from training.task import Task
 
 WIDTH, VOCAB, LENGTH = 130, 131, 5
 RULES = (
@@ -126,6 +128,7 @@ def build_task(overrides, meta=False, scale=1.0, pause=0.0):
         loss=lambda model, batch: model(batch),
         # Rows count differently, so that a mean of the processes' means would show.
         count=lambda batch: (batch[:, 0] % 3 + 1).sum(),
+        recorders=[ProbeRecorder()],
     )  # fmt: skip
 
 

@@ -8,8 +8,9 @@ from pydantic import Field
 
 from nanolm_c4.config import Config
 from training import config
-from training.config import OptimizerConfig, load, parse_overrides, parse_yaml, set_keys, validate
+from training.config import load, parse_overrides, parse_yaml, set_keys, validate
 from training.errors import UserError
+from training.settings import OptimizerConfig
 
 LAPTOP = "nanolm_c4/configs/laptop.yaml"
 

@@ -12,9 +12,11 @@ from torch.utils.data import Dataset
 
 from param_groups import Everett, Role, Rule, plan
 from training import schedules
-from training.config import RunConfig, validate
+from training.config import validate
 from training.errors import UserError
-from training.loop import Task, train
+from training.loop import train
+from training.settings import RunConfig
+from training.task import Task
 
 IGNORE = -100
 

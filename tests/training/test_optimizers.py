@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from training import optimizers
-from training.optimizers import OPTIMIZERS, OptimizerError, build, factored_axes
+from training import adam_atan2, decoupled, optimizers
+from training.adafactor import factored_axes
+from training.decoupled import OptimizerError
+from training.optimizers import OPTIMIZERS, build
 
 # None of these is build's default.
 BETAS, MOMENTUM, LAMBDA = (0.8, 0.95), 0.7, 3.0
@@ -164,32 +166,33 @@ def test_adafactor_follows_its_formula_factored_or_not():
 
 @pytest.mark.parametrize("name", ["sgd", "adam_atan2"])
 def test_cutting_tensors_into_pieces_changes_nothing(name, monkeypatch):
-    monkeypatch.setattr(optimizers, "_BLOCK", 4)
+    monkeypatch.setattr(decoupled, "BLOCK", 4)
     check_against_reference(name, None, SMALL)
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam_atan2"])
 def test_whole_lists_give_the_same_as_pieces(name, monkeypatch):
     """What runs on an accelerator: all tensors of a group in one call."""
-    monkeypatch.setattr(optimizers, "_blocks", lambda *parts: iter([parts]))
+    for module in (adam_atan2, optimizers):
+        monkeypatch.setattr(module, "blocks", lambda *parts: iter([parts]))
     foreach = staticmethod(optimizers.AdamAtan2._foreach_update)
     monkeypatch.setattr(optimizers.AdamAtan2, "_fused_update", foreach)
     check_against_reference(name, None, SMALL)
 
 
 def test_only_cpu_tensors_are_cut():
-    cut = list(optimizers._blocks([1.0, 2.0], [torch.ones(3), torch.ones(optimizers._BLOCK + 1)]))
+    cut = list(decoupled.blocks([1.0, 2.0], [torch.ones(3), torch.ones(decoupled.BLOCK + 1)]))
     assert [(numbers, [tensor.numel() for tensor in part]) for numbers, part in cut] == [
-        ([1.0], [3]), ([2.0], [optimizers._BLOCK]), ([2.0], [1])
+        ([1.0], [3]), ([2.0], [decoupled.BLOCK]), ([2.0], [1])
     ]  # fmt: skip
-    elsewhere = [torch.empty(3, device="meta"), torch.empty(optimizers._BLOCK + 1, device="meta")]
-    assert list(optimizers._blocks([1.0, 2.0], elsewhere)) == [([1.0, 2.0], elsewhere)]
+    elsewhere = [torch.empty(3, device="meta"), torch.empty(decoupled.BLOCK + 1, device="meta")]
+    assert list(decoupled.blocks([1.0, 2.0], elsewhere)) == [([1.0, 2.0], elsewhere)]
 
 
 def test_small_tensors_share_a_block_and_scattered_ones_stay_alone(monkeypatch):
-    monkeypatch.setattr(optimizers, "_BLOCK", 10)
+    monkeypatch.setattr(decoupled, "BLOCK", 10)
     tensors = [torch.ones(4), torch.ones(3, 4).t(), torch.ones(2, 3), torch.ones(13)]
-    blocks = list(optimizers._blocks([0, 1, 2, 3], tensors, tensors))
+    blocks = list(decoupled.blocks([0, 1, 2, 3], tensors, tensors))
     assert [(numbers, [t.numel() for t in part]) for numbers, part, _ in blocks] == [
         ([1], [12]), ([0, 2], [4, 6]), ([3], [10]), ([3], [3])
     ]  # fmt: skip
@@ -429,13 +432,13 @@ def test_the_largest_quotient_is_reached_and_never_passed(betas):
             if v > 1e-300:
                 quotient = abs(m) / (1 - beta1**step) / math.sqrt(v / (1 - beta2**step))
                 attained = max(attained, quotient)
-    bound = optimizers.largest_quotient(beta1, beta2)
+    bound = adam_atan2.largest_quotient(beta1, beta2)
     assert 0.97 * bound < attained <= bound * (1 + 1e-9)
 
 
 def test_the_largest_quotient_is_unbounded_where_the_second_moment_forgets_faster():
-    assert optimizers.largest_quotient(0.9, 0.81) == math.inf
-    assert optimizers.largest_quotient(0.9, 0.0) == math.inf
+    assert adam_atan2.largest_quotient(0.9, 0.81) == math.inf
+    assert adam_atan2.largest_quotient(0.9, 0.0) == math.inf
 
 
 def sines(shape, k):
@@ -565,13 +568,13 @@ def test_the_parameter_scale_of_a_large_tensor_keeps_its_digits():
     values = torch.full((1 << 22,), 0.02)
     values[::3] = 0.03
     exact = values.double().square().mean().sqrt().item()
-    assert optimizers._rms([values], [values])[0].item() == pytest.approx(exact, rel=5e-6)
+    assert decoupled.rms([values], [values])[0].item() == pytest.approx(exact, rel=5e-6)
     scattered = values.view(1 << 11, -1).t()
-    assert optimizers._rms([scattered], [scattered])[0].item() == pytest.approx(exact, rel=5e-6)
+    assert decoupled.rms([scattered], [scattered])[0].item() == pytest.approx(exact, rel=5e-6)
     halves = values.bfloat16()
     exact = halves.double().square().mean().sqrt().item()
-    assert optimizers._rms([halves], [halves])[0].item() == pytest.approx(exact, rel=1e-2)
-    assert optimizers._rms([torch.zeros(0)], [torch.zeros(0)])[0].item() == 0.0
+    assert decoupled.rms([halves], [halves])[0].item() == pytest.approx(exact, rel=1e-2)
+    assert decoupled.rms([torch.zeros(0)], [torch.zeros(0)])[0].item() == 0.0
 
 
 @pytest.mark.parametrize("name, fused", CASES)

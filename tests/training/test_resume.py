@@ -18,9 +18,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from training import checkpoint, files, loop, runs, state
-from training.errors import UserError
+from training.errors import Damaged, UserError
 from training.files import write_json
-from training.metrics import Log
+from training.log import Log
 from training.sampling import sample_ids
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -333,11 +333,11 @@ def test_a_log_that_lost_lines_is_not_gone_on_with(tmp_path, monkeypatch, damage
 def test_a_checkpoint_of_another_step_or_format_is_damaged(tmp_path):
     path = checkpoint.save(tmp_path, 3, {"x": torch.ones(2)}, {}, keep=1)
     renamed = path.rename(path.with_name("step-00000009"))
-    with pytest.raises(checkpoint.Damaged, match="of step 3"):
+    with pytest.raises(Damaged, match="of step 3"):
         checkpoint.load(renamed)
     meta = renamed / "meta.json"
     meta.write_text(meta.read_text().replace('"format": 1', '"format": 9'))
-    with pytest.raises(checkpoint.Damaged, match="not of format 1"):
+    with pytest.raises(Damaged, match="not of format 1"):
         checkpoint.load(renamed, verify=False)
 
 

@@ -157,7 +157,7 @@ def refusal(name="cosine", step=0, warmup_steps=1, total_steps=10, floor=0.0):
 
 def test_unknown_names_get_the_nearest_and_all():
     message = refusal("cosin")
-    assert "'cosin': did you mean 'cosine'?" in message
+    assert "'cosin'; did you mean 'cosine'?" in message
     assert all(name in message for name in SCHEDULES)
 
 

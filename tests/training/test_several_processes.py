@@ -146,13 +146,13 @@ def test_one_process_observes_or_evaluates_and_none_waits_for_ever(tmp_path):
     script = tmp_path / "both.py"
     script.write_text(
         "import toy_run\nfrom vit_cifar5m import train\n"
-        f"toy_run.main()\ntrain.main({observing})\n"
+        f"toy_run.main()\ntrain.EXPERIMENT.main({observing})\n"
     )
     launch(
         2, tmp_path / "run", "training.eval_samples=1", "training.eval_every=1", script=script,
         PYTHONPATH=f"{ROOT}{os.pathsep}{SCRIPT.parent}",
     )  # fmt: skip
-    vit.run(load(vit.Config, file, words), tmp_path / "run1")
+    vit.EXPERIMENT.run(load(vit.Config, file, words), tmp_path / "run1")
     one, two = (lines(tmp_path / run, "observations.jsonl") for run in ("run1", "run2"))
     assert [line["step"] for line in two] == [0, 2, 3]
     assert flat(two) == pytest.approx(flat(one), rel=1e-4, abs=1e-6)
@@ -162,6 +162,13 @@ def test_one_process_observes_or_evaluates_and_none_waits_for_ever(tmp_path):
         assert first.keys() == second.keys()
         for name, array in first.items():
             torch.testing.assert_close(second[name], array, rtol=1e-4, atol=1e-6)
+
+
+def test_a_batch_that_does_not_divide_is_refused(tmp_path):
+    process = start(2, tmp_path / "run", "training.batch_size=7")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "training.batch_size 7 does not divide by 2 processes" in errors
 
 
 def test_a_refusal_is_one_line_of_one_process(tmp_path):

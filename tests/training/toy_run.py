@@ -19,11 +19,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import Dataset
 
+from measure.probes import ProbeRecorder
 from param_groups import Everett, Role, Rule, plan
-from training import checkpoint, loop, metrics, runs, signals
-from training.config import RunConfig, parse_overrides, set_keys, validate
+from training import checkpoint, log, loop, runs, signals
+from training.config import parse_overrides, set_keys, validate
 from training.errors import one_line_errors
-from training.loop import Task
+from training.settings import RunConfig
+from training.task import Task
 
 RULES = (Rule("embedding.weight", Role.TOKEN_EMBEDDING), Rule("readout.weight", Role.READOUT))
 SETTINGS = {
@@ -97,6 +99,7 @@ def build_task(config, dropout=0.2):
         eval_data=Rows(2),
         loss=lambda model, batch: model(batch),
         count=lambda batch: torch.tensor(batch[:, 1:].numel()),
+        recorders=[ProbeRecorder()],
     )  # fmt: skip
 
 
@@ -133,7 +136,7 @@ class Killer:
         ):  # fmt: skip
             setattr(module, name, self.around(getattr(module, name)))
         self.torn(checkpoint, "save_file", self.half_a_file)
-        self.torn(metrics.Log, "append", self.half_a_line)
+        self.torn(log.Log, "append", self.half_a_line)
 
     def event(self, before=lambda: None):
         self.count += 1

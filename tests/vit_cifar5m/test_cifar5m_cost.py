@@ -142,11 +142,11 @@ def test_shards_divide_the_state_and_replicas_repeat_it():
 
 def observed_peaks(config, folder, monkeypatch):
     """The most bytes each observation of a run allocates and has not yet freed."""
-    found, observe = [], observations.Observer.observe
+    found, observe = [], observations.ObservationRecorder.observe
     activities = [torch.profiler.ProfilerActivity.CPU]
 
     def measured(self):
-        assert all(parameter.grad is None for parameter in self.task.model.parameters())
+        assert all(parameter.grad is None for parameter in self.run.task.model.parameters())
         with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
             observation = observe(self)
         events = profiler.profiler.kineto_results.events()
@@ -154,7 +154,7 @@ def observed_peaks(config, folder, monkeypatch):
         found.append(max(itertools.accumulate(event.nbytes() for event in records)))
         return observation
 
-    monkeypatch.setattr(observations.Observer, "observe", measured)
+    monkeypatch.setattr(observations.ObservationRecorder, "observe", measured)
     train.EXPERIMENT.run(config, folder)
     return found
 

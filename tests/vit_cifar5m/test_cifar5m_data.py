@@ -115,7 +115,7 @@ def test_a_member_behind_a_longer_local_header_is_found(tmp_path):
     assert_items([train[i] for i in range(4)], part(0)["X"].transpose(0, 3, 1, 2), part(0)["Y"])
 
 
-def test_compressed_parts_are_unpacked_once_and_anew_when_damaged(tmp_path, monkeypatch):
+def test_compressed_parts_are_unpacked_once_and_again_when_damaged(tmp_path, monkeypatch):
     folder = write_parts(tmp_path / "c5m", "deflated")
     file = load("cifar5m", folder, tmp_path).train.parts[0].file
     assert file.is_relative_to(tmp_path / "cache") and file.parent.name.startswith("cifar5m_part0-")
@@ -185,7 +185,7 @@ def test_a_part_with_other_arrays_is_refused(tmp_path, kind, case):
     message = refused("cifar5m", folder, tmp_path)
     for word in (str(folder / "cifar5m_part0.npz"), *words):
         assert word in message
-    assert module.PUBLISHED in message or "get the file anew" in message
+    assert module.PUBLISHED in message or "download the file again" in message
 
 
 def test_a_damaged_part_is_refused_and_leaves_nothing(tmp_path):
@@ -199,7 +199,7 @@ def test_a_damaged_part_is_refused_and_leaves_nothing(tmp_path):
     for content in (whole[:-30], b"", b"<html>not found</html>", bytes(flipped)):
         file.write_bytes(content)
         message = refused("cifar5m", folder, tmp_path)
-        assert str(file) in message and "cannot be read" in message and "anew" in message
+        assert str(file) in message and "cannot be read" in message and "again" in message
     cache = tmp_path / "cache" / "cifar5m"
     assert not cache.exists() or not list(cache.iterdir())
 
@@ -240,7 +240,7 @@ def test_a_garbled_header_is_one_line(tmp_path, case):
     folder = write_parts(tmp_path / "c5m", numbers=(0, 1, 2, 3, 4))
     write_part(folder / "part5.npz", GARBLED[case])
     message = refused("cifar5m", folder, tmp_path)
-    assert f"{folder / 'part5.npz'}: X cannot be read" in message and "anew" in message
+    assert f"{folder / 'part5.npz'}: X cannot be read" in message and "again" in message
 
 
 @pytest.mark.parametrize("compression", ["DEFLATED", "BZIP2", "LZMA"])
@@ -259,7 +259,7 @@ def test_damaged_compressed_pixels_are_the_files_fault(tmp_path, compression):
             damaged[place : place + length] = (b ^ 0xFF for b in whole[place : place + length])
             file.write_bytes(damaged)
             message = refused("cifar5m", folder, tmp_path, train_images=4)
-            assert f"{file}: X cannot be read" in message and "anew" in message
+            assert f"{file}: X cannot be read" in message and "again" in message
     cache = tmp_path / "cache" / "cifar5m"
     assert not cache.exists() or not list(cache.iterdir())
 
@@ -298,7 +298,7 @@ def test_an_array_shorter_than_its_header_says_is_refused(tmp_path):
                     np.lib.format.write_array_header_1_0(member, header)
                     member.write(values.tobytes()[: -5 if name == key else None])
         message = refused("cifar5m", folder, tmp_path)
-        assert f"{key} has {words}" in message and "anew" in message
+        assert f"{key} has {words}" in message and "again" in message
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):

@@ -1,4 +1,4 @@
-"""Several processes: the same run as one, up to rounding, with every image evaluated once."""
+"""Several processes on a folder of images: each is evaluated once, and a mistake ends all."""
 
 import json
 import os
@@ -32,28 +32,6 @@ def launch(processes, folder, *overrides):
 
 def lines(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_two_processes_train_and_judge_as_one_does(tmp_path):
-    """An odd number of images; other micro-batches and evaluation batches, and data workers."""
-    words = {1: ["training.eval_batch_size=50"],
-             2: ["training.micro_batch_size=4", "training.data_workers=1"]}
-    for processes in (1, 2):
-        result = launch(processes, tmp_path / str(processes), "training.eval_samples=37",
-                        *words[processes])
-        assert result.returncode == 0, result.stderr
-        assert result.stderr.count("step 6/6") == 1  # one process speaks
-        share = 16 // processes
-        assert f"batch 16 = {processes} processes x {share // (4 if processes == 2 else 16)}" in (
-            result.stderr
-        )
-    one, two = lines(tmp_path / "1"), lines(tmp_path / "2")
-    assert [line["step"] for line in one] == [line["step"] for line in two]
-    for first, second in zip(one, two):
-        assert second == pytest.approx(first, rel=2e-5)
-    for line in one:
-        if "eval_top1" in line:
-            assert line["eval_top1"] * 37 == pytest.approx(round(line["eval_top1"] * 37))
 
 
 def write_images(root):

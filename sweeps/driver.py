@@ -1,0 +1,191 @@
+"""One driver for every sweep and search: ask what to run next, submit it, wait, write the tables.
+
+A run's folder is its state. A run whose place died is submitted again and resumes from its newest
+checkpoint; a run that fails by itself is tried again as often as the file says, and then reported
+with the end of its log, while the rest goes on. Failures are counted in this process: the same
+command, started again, tries such runs again.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from sweeps.pool import Job, Needs, Pool, RunFailed
+from sweeps.progress import Board, last_line
+from sweeps.search import SearchWork
+from sweeps.sweep import SweepWork
+from training.errors import RunError, UserError
+from training.files import Busy
+from training.signals import StopRequest
+
+TABLE_SECONDS = 5.0  # between two writings of the tables
+TABLE_SHARE = 0.05  # of the driver's time at most: the tables of large sweeps take a second
+LOOK_SECONDS = 0.5  # between looks at signals and at the runs at work
+BUSY_SECONDS = 2.0  # until a run that another process holds is tried again
+LOST = 5  # times that a run may take its place down without having come any further
+
+Work = SweepWork | SearchWork
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A run at work."""
+
+    point: Any
+    begun: float
+    from_step: int
+
+
+class Driver:
+    """Drives work through a pool; `needs` says what a run asks of the place where it is trained."""
+
+    def __init__(self, work: Work, pool: Pool, needs: Callable[[Any], Needs]) -> None:
+        self.work, self.pool, self.needs = work, pool, needs
+        self.board = Board(work)
+        self.flights: dict[Future[dict[str, Any]], _Flight] = {}
+        self.ended: queue.SimpleQueue[Future[dict[str, Any]]] = queue.SimpleQueue()
+        self.held: list[tuple[float, Any]] = []
+        self.tries: Counter[str] = Counter()
+        self.losses: Counter[str] = Counter()
+        self.busy: set[str] = set()
+        self.changed, self.written, self.writing = False, time.monotonic(), 0.0
+
+    def run(self) -> bool:
+        """Runs what is left; whether it came to its end, and was not stopped.
+
+        The first SIGTERM or Ctrl-C has every run save and end, the second Ctrl-C ends them at once
+        (KeyboardInterrupt). Raises UserError for a mistake that a run has found, after the other
+        runs have saved.
+        """
+        try:
+            with StopRequest() as stop:
+                self._drive(stop)
+        except BaseException as error:
+            self.board.close()
+            self.pool.stop()
+            if isinstance(error, Exception):
+                while self.flights:
+                    del self.flights[self.ended.get()]
+            self.pool.shutdown(wait=isinstance(error, Exception))
+            raise
+        self.board.close()
+        self.pool.shutdown()
+        self.work.write(final=True)
+        return not stop.requested
+
+    def _drive(self, stop: StopRequest) -> None:
+        """The loop; returns when all is done, or was stopped and has saved."""
+        self.work.write(final=False)
+        stopping = False
+        while True:
+            if stop.requested and not stopping:
+                stopping = True
+                self.board.say("stopping: runs save a checkpoint; interrupt again to end them now")
+                self.pool.stop()
+            waits = stopping or self._submit()
+            if not self.flights and (stopping or not (waits or self.held)):
+                return
+            self._take()
+            self._write_if_due()
+            self.board.show(flight.point for flight in self.flights.values())
+
+    def _submit(self) -> bool:
+        """Hands out what there is room for; whether more could be handed out with more room."""
+        now = time.monotonic()
+        for due, point in [item for item in self.held if item[0] <= now]:
+            self.held.remove((due, point))
+            self.work.put_back(point)
+        while len(self.flights) < self.pool.slots:
+            point = self.work.next()
+            if point is None:
+                return False
+            folder = self.work.folder / point.run
+            config = point.config.model_dump(mode="json")
+            job = Job(point.run, self.work.name, config, folder)
+            try:
+                future = self.pool.submit(job, self.needs(point))
+            except UserError as error:  # no place is large enough for it
+                self._give_up(point, str(error))
+                continue
+            step = last_line(folder).get("step", 0)
+            self.flights[future] = _Flight(point, time.monotonic(), step)
+            future.add_done_callback(self.ended.put)
+        return True
+
+    def _take(self) -> None:
+        """Waits for a run to end, and takes up all that have."""
+        timeout = LOOK_SECONDS
+        while True:
+            try:
+                future = self.ended.get(timeout=timeout)
+            except queue.Empty:
+                return
+            timeout = 0.0
+            flight = self.flights.pop(future)
+            self._end(flight, future)
+
+    def _end(self, flight: _Flight, future: Future[dict[str, Any]]) -> None:
+        """Takes up one run that has ended, well or not."""
+        point = flight.point
+        try:
+            summary = future.result()
+        except self.pool.lost as error:
+            self._lost(flight, str(error) or type(error).__name__)
+        except Busy as error:
+            if point.run not in self.busy:
+                self.busy.add(point.run)
+                self.board.say(f"{error}; it will be tried again")
+            self.held.append((time.monotonic() + BUSY_SECONDS, point))
+        except RunError as error:
+            self._give_up(point, str(error))
+        except RunFailed as error:
+            self.board.say(f"{point.run}: {error}")
+            self.tries[point.run] += 1
+            count = self.tries[point.run]
+            if count <= self.work.retries:
+                self.work.put_back(point)
+            else:
+                self._give_up(point, f"failed {count} times: {error}")
+        else:
+            if summary["status"] == "stopped":
+                self.work.put_back(point)
+                return
+            self.work.record(point, summary)
+            self.changed = True
+            seconds = time.monotonic() - flight.begun
+            trained = not flight.from_step and not summary.get("resumed_from")
+            self.board.ended(point, seconds, trained, len(self.flights) + 1)
+
+    def _lost(self, flight: _Flight, reason: str) -> None:
+        """Puts a run back whose place died, unless it takes down one place after another."""
+        point = flight.point
+        if last_line(self.work.folder / point.run).get("step", 0) > flight.from_step:
+            self.losses[point.run] = 0
+        self.losses[point.run] += 1
+        if self.losses[point.run] < LOST:
+            self.board.say(f"{point.run}: {reason}; it will be resumed")
+            self.work.put_back(point)
+        else:
+            self._give_up(point, f"lost its place {LOST} times without a step forward: {reason}")
+
+    def _give_up(self, point: Any, reason: str) -> None:
+        self.work.fail(point, reason)
+        self.changed = True
+        self.board.say(f"{self.board.count()}  {self.work.outcome(point)}")
+
+    def _write_if_due(self) -> None:
+        """Writes the tables now and then, less often where that takes long."""
+        begun = time.monotonic()
+        if not self.changed or begun - self.written < max(
+            TABLE_SECONDS, self.writing / TABLE_SHARE
+        ):
+            return
+        self.work.write(final=False)
+        self.changed, self.written = False, time.monotonic()
+        self.writing = self.written - begun

@@ -1,0 +1,82 @@
+"""Results that are there already: a run's own, or those of the same run in another sweep."""
+
+from __future__ import annotations
+
+import functools
+import secrets
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from training import environment, runs
+from training.errors import RunError
+
+# A finished run's own files; nothing else in its folder is a result.
+_FILES = (
+    *("config.yaml", "plan.json", "metrics.jsonl", "timing.jsonl"),
+    *("probes.jsonl", "observations.jsonl", "summary.json"),
+)
+_FOLDER = "observations"  # the arrays of observations.jsonl
+
+
+class Store:
+    """The runs in a sweep's folder; what another sweep has finished is copied, unless it looks."""
+
+    def __init__(self, folder: Path, looks: bool = False) -> None:
+        self.folder, self.looks = folder, looks
+
+    def recall(self, run: str) -> dict[str, Any] | None:
+        """The summary of a run that is done, or None; RunError for one that cannot be read."""
+        summary = runs.done(self.folder / run)
+        if summary is not None:
+            return summary
+        for source in self._elsewhere.get(_hash(run), ()):
+            with suppress(RunError, OSError, ValueError):
+                summary = take_over(source, None if self.looks else self.folder / run)
+                if summary is not None:
+                    return summary
+        return None
+
+    @functools.cached_property
+    def _elsewhere(self) -> dict[str, list[Path]]:
+        """Hash -> run folders in the other sweeps of the experiment."""
+        found: dict[str, list[Path]] = {}
+        for other in sorted(self.folder.parent.glob("*/*-*/summary.json")):
+            if other.parent.parent != self.folder:
+                found.setdefault(_hash(other.parent.name), []).append(other.parent)
+        return found
+
+
+def _hash(run: str) -> str:
+    """The part of a run's name that its config alone decides."""
+    return run.rpartition("-")[2]
+
+
+def take_over(source: Path, target: Path | None) -> dict[str, Any] | None:
+    """The summary of a finished run of this commit, copied to `target` whole or not at all.
+
+    None if it is not done, was made at another commit, or if `target` has begun to train. What has
+    no commit, or changes since it, may be other code.
+    """
+    summary, ours = runs.done(source), environment.commit()
+    if summary is None or ours is None or ours.endswith("+changes"):
+        return None
+    if summary.get("environment", {}).get("commit") != ours:
+        return None
+    if target is None:
+        return summary
+    if target.exists() and any(target.iterdir()):
+        return None
+    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
+    aside.mkdir(parents=True)
+    try:
+        for name in _FILES:
+            if (source / name).exists():
+                shutil.copyfile(source / name, aside / name)
+        if (source / _FOLDER).is_dir():
+            shutil.copytree(source / _FOLDER, aside / _FOLDER, symlinks=True)
+        aside.rename(target)  # over an empty folder at most; otherwise OSError
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return summary

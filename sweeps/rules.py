@@ -1,0 +1,192 @@
+"""What a sweep runs next, cell by cell: pure functions from the results so far to the next places.
+
+A cell is one curve at one set of grid values; a place is where in it the searched keys stand. A
+rule looks at a cell and answers with a `Next`: places to run, WAIT for results, or nothing more. It
+decides only on complete results, so the places of a cell do not depend on the order in which runs
+end. There is no clock, file or thread here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from measure.fits import stability
+from training.config import PositiveFloat, PositiveInt, Section, shifted
+
+Place = tuple[float, ...]  # a point of a cell, by the values of the searched keys
+Summary = Mapping[str, Any]
+FAILED = {"status": "failed"}  # the result of a run that will not be tried again
+
+
+@dataclass(frozen=True)
+class Next:
+    """A rule's answer: what to run next in a cell."""
+
+    places: tuple[Place, ...] = ()
+    """New places."""
+    seeds: tuple[int, ...] | None = None
+    """Seeds of those places; by default the cell's own."""
+    done: bool = False
+    """Nothing will be asked for any more."""
+    note: str = ""
+    """What a user should know at the end."""
+
+
+WAIT = Next()
+DONE = Next(done=True)
+
+
+@dataclass
+class Cell:
+    """The places of one cell, and what has come out there."""
+
+    name: str
+    results: dict[Place, dict[int, Summary | None]] = field(default_factory=dict)
+    """Place -> seed -> summary; None while the run is not done."""
+    given: set[Place] = field(default_factory=set)
+    """Places that the sweep file names."""
+    further: dict[Place, tuple[int, ...]] = field(default_factory=dict)
+    """Seeds beyond the cell's own, which repeat an optimum and have no say in where it is."""
+    refused: dict[Place, str] = field(default_factory=dict)
+    """Places whose values make no config, and why."""
+    source: Cell | None = None
+    """The cell whose optimum is to be run here, too."""
+    settled: bool = False
+    """Its rule asks for nothing more."""
+
+    @property
+    def added(self) -> int:
+        """Places that its rule has asked for."""
+        asked = self.results.keys() | self.refused.keys()
+        return len(asked - self.given - {self.source and optimum(self.source)})
+
+    def seeds(self, place: Place) -> dict[int, Summary | None]:
+        """Seed -> summary at a place, without further seeds."""
+        extra = self.further.get(place, ())
+        return {seed: found for seed, found in self.results[place].items() if seed not in extra}
+
+    def is_complete(self) -> bool:
+        """Whether every run of the cell's own seeds is done."""
+        return all(None not in self.seeds(place).values() for place in self.results)
+
+
+class Rule(Protocol):
+    """How a cell is searched."""
+
+    def next(self, cell: Cell) -> Next:
+        """What to run next in a cell; the same for the same results, whatever their order."""
+
+
+class Grid:
+    """Runs what the file names."""
+
+    def next(self, cell: Cell) -> Next:
+        """Nothing more."""
+        return DONE
+
+
+class Coverage(Section):
+    """Go on above the optimum until the first unstable value is known (Everett et al., App. C)."""
+
+    excess: PositiveFloat = 0.2
+    """Above the optimum a value is unstable when its loss exceeds the lowest by this share."""
+    gap: PositiveFloat = 0.5
+    """Largest distance between the last stable value and that one, as an exponent of two."""
+
+
+class Extend(Section):
+    """Grid extension: follow an optimum that lies at the edge of a cell's grid."""
+
+    key: str
+    """Grid key of the quantity to extend, a positive number such as optimizer.lr."""
+    step: PositiveFloat = 1.0
+    """Distance of a new point from the edge, as an exponent of two."""
+    points: PositiveInt = 6
+    """At most this many new points per cell."""
+    coverage: Coverage | None = None
+    """How far past the optimum to go; by default until it is inside."""
+
+    def next(self, cell: Cell) -> Next:
+        """The next value past the edge, after the optimum of the cell's source has come."""
+        if cell.source is not None:
+            if not cell.source.settled:
+                return WAIT
+            best = optimum(cell.source)
+            if best is not None and best not in cell.results.keys() | cell.refused:
+                return Next((best,))
+        if not cell.is_complete():
+            return WAIT
+        losses = mean_losses(cell)
+        value = next_value(losses, self.step, self.coverage) if losses else None
+        if value is None:
+            return DONE
+        if cell.added >= self.points:
+            note = f"{self.points} values of {self.key} added, and more are needed"
+            return Next(done=True, note=f"{cell.name}: {note}")
+        if (value,) in cell.results.keys() | cell.refused:
+            why = f" ({cell.refused[value,]})" if (value,) in cell.refused else ""
+            note = f"{self.key} {value:g} failed, and it is needed{why}"
+            return Next(done=True, note=f"{cell.name}: {note}")
+        return Next(((value,),))
+
+
+class Transfer(Section):
+    """Run the best value of one cell in another one, too, so that using it there is measured."""
+
+    source: dict[str, Any]
+    """Grid values of the cell that was tuned, for example {model.width: 64}."""
+    target: dict[str, Any]
+    """Grid values of the cell that shall use its optimum."""
+
+
+def mean_losses(cell: Cell) -> dict[float, float]:
+    """Searched value -> final evaluation loss over seeds, infinite where a run diverged.
+
+    Runs that failed are left out.
+    """
+    losses: dict[float, float] = {}
+    for place, seeds in cell.results.items():
+        found = [s["final_eval_loss"] for s in seeds.values() if s and s["status"] != "failed"]
+        if found:
+            whole = [math.inf if loss is None else loss for loss in found]
+            losses[place[0]] = sum(whole) / len(whole)
+    return losses
+
+
+def optimum(cell: Cell) -> Place | None:
+    """The place with the lowest mean loss, the lowest of equals; None if every run failed."""
+    losses = mean_losses(cell)
+    best = min(losses, key=lambda value: (losses[value], value), default=None)
+    return None if best is None else (best,)
+
+
+def next_value(
+    losses: Mapping[float, float], step: float, coverage: Coverage | None = None
+) -> float | None:
+    """The value to try next, or None when the optimum, and what `coverage` asks for, is known.
+
+    `losses` maps positive values to mean losses, infinite where a run diverged. First the lowest
+    loss must lie inside; if all diverged the next value is below the lowest. Then the smallest
+    unstable value above it must be known, and the last stable one be near enough.
+    """
+    values = sorted(losses)
+    best = min(values, key=lambda value: (losses[value], value))
+    if best == values[0] or math.isinf(losses[best]):
+        return shifted(values[0], -step)
+    if best == values[-1]:
+        return shifted(best, step)
+    if coverage is None:
+        return None
+    stable, unstable = stability(losses, coverage.excess)
+    if unstable is None:
+        return shifted(values[-1], step)
+    distance = math.log2(unstable / stable)
+    return shifted(stable, distance / 2) if distance > coverage.gap + 1e-9 else None
+
+
+def names(keys: Sequence[str], place: Place) -> str:
+    """A place as `key=value` words."""
+    return " ".join(f"{key}={value:g}" for key, value in zip(keys, place))

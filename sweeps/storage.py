@@ -1,0 +1,157 @@
+"""The trials of a search in Optuna's own storage, which optuna-dashboard opens.
+
+By default a journal of JSON lines in the search's folder, without a server or a pickle; or any
+database that Optuna knows, by its URL. One driver writes it. Deleting the journal loses no
+training: the next command finds the runs of the same trials.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sweeps.study import Bounds, State, Trial, frozen
+from training.errors import UserError
+from training.files import writing
+
+if TYPE_CHECKING:
+    import optuna
+
+
+class Storage:
+    """The studies of one search: named lists of trials with notes on them."""
+
+    def __init__(self, folder: Path, url: str | None = None) -> None:
+        self.path, self.url = folder / "journal.jsonl", url
+        self._studies: dict[str, optuna.Study] = {}
+        self._storage: Any = None
+        self._is_whole = url is not None
+
+    def trials(self, key: str) -> list[Trial]:
+        """All trials of a study by number; none, and no file made, if it is not there."""
+        if self.url is None and not self.path.exists():
+            return []
+        try:
+            study = self._study(key)
+        except KeyError:
+            return []
+        notes, found = study.user_attrs, study.get_trials(deepcopy=False)
+        return [
+            Trial(t.number, dict(t.params), _state(t), t.value, notes.get(str(t.number), {}))
+            for t in found
+        ]
+
+    def add(
+        self, key: str, number: int, values: Mapping[str, float], ranges: Mapping[str, Bounds],
+        run: str,
+    ) -> Trial:  # fmt: skip
+        """A new running trial, whole or not at all."""
+        import optuna
+
+        if key not in self._studies:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self._writing():
+                self._studies[key] = optuna.create_study(
+                    study_name=key, storage=self._opened(), load_if_exists=True
+                )
+        trial = Trial(number, dict(values), "running")
+        with self._writing():
+            self._studies[key].add_trial(frozen(trial, ranges, {"run": run}))
+        return trial
+
+    def end(
+        self, key: str, trial: Trial, note: Mapping[str, Any], loss: float | None
+    ) -> Trial:
+        """Ends a running trial, as failed without a loss.
+
+        The note comes first: a crash in between leaves the trial to be ended again.
+        """
+        from optuna.trial import TrialState
+
+        study = self._study(key)
+        state = TrialState.FAIL if loss is None else TrialState.COMPLETE
+        with self._writing():
+            study.set_user_attr(str(trial.number), dict(note))
+            study.tell(trial.number, loss, state=state)
+        return replace(trial, state=_STATES[state.name], loss=loss, note=dict(note))
+
+    def _study(self, key: str) -> optuna.Study:
+        """A study that is there; KeyError otherwise."""
+        import optuna
+
+        if key not in self._studies:
+            self._studies[key] = optuna.load_study(study_name=key, storage=self._opened())
+        return self._studies[key]
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with writing(self.path):
+            if not self._is_whole and self.path.exists():
+                _cut_torn_line(self.path)
+            self._is_whole = True
+            yield
+
+    def _opened(self) -> Any:
+        if self._storage is None:
+            self._storage = _journal(self.path) if self.url is None else _database(self.url)
+        return self._storage
+
+
+_STATES: dict[str, State] = {"RUNNING": "running", "COMPLETE": "complete", "FAIL": "failed"}
+
+
+def _state(trial: optuna.trial.FrozenTrial) -> State:
+    return _STATES[trial.state.name]
+
+
+def _database(url: str) -> Any:
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    try:
+        return optuna.storages.get_storage(url)
+    except Exception as error:  # sqlalchemy's own, or a driver's that is not installed
+        raise UserError(f"--storage {url}: cannot open it: {str(error).splitlines()[0]}") from None
+
+
+def _journal(path: Path) -> Any:
+    """The journal; UserError if it is damaged."""
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with writing(path):
+        backend = JournalFileBackend(str(path), _Alone())
+    try:
+        return JournalStorage(backend)
+    except ValueError as error:
+        raise UserError(
+            f"{path}: damaged ({error}); delete it: runs that are done are not trained again"
+        ) from None
+
+
+class _Alone:
+    """No lock: Optuna's own outlive a killed process by half a minute, and there is one driver."""
+
+    def acquire(self) -> bool:
+        """Held at once."""
+        return True
+
+    def release(self) -> None:
+        """Nothing to release."""
+
+
+def _cut_torn_line(path: Path) -> None:
+    """Removes half a line that a crash left, which the next one would be written behind."""
+    with open(path, "r+b") as file:
+        if not file.seek(0, os.SEEK_END):
+            return
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)

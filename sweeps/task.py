@@ -1,0 +1,302 @@
+"""What a place runs: one job, in the process that got it or in several that a command starts.
+
+The outcome is JSON, `{"summary": ...}` or `{"error": kind, "message": ..., "tail": ...}`, so that
+it crosses processes, files and machines alike. Whatever a run prints goes to `log.txt` in its
+folder. SIGTERM and SIGINT have the run save and end; its summary then says `stopped`.
+
+A run of several processes is started by a launch command such as `accelerate launch`, which gets
+`-m sweeps.task JOB` as its last words and must hand its standard input on to the processes it
+starts, as torchrun, accelerate and srun do. The processes save and end when that input does, which
+is how they are asked to stop and also what happens when the process that started them dies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from sweeps.pool import Job, Needs, RunFailed, stop_seconds
+from training import allocator, signals
+from training.errors import RunError, UserError, is_users
+from training.files import Busy, open_plain, write_json, writing
+
+FIRST_SECONDS = 5.0  # for the first process of a run to report what all of them have found
+ANSWER = ".outcome.json"  # in a run's folder, from a process that cannot hand its outcome back
+
+
+
+class Lost(Exception):
+    """The place where a run was has died, and not the run."""
+
+
+_KINDS = {"busy": Busy, "folder": RunError, "user": UserError, "lost": Lost}
+STOPPED = {"summary": {"status": "stopped"}}
+
+_ACCELERATE = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch")
+_SHARDED = (*_ACCELERATE, "--config_file", "scripts/accelerate/one_node_8gpu_fsdp.yaml",
+            "--num_processes", "{processes}", "--main_process_port", "0")  # fmt: skip
+_SHARDED_NODES = (*_ACCELERATE, "--config_file", "scripts/accelerate/several_nodes_fsdp.yaml",
+                  "--num_machines", "{nodes}", "--machine_rank", "{rank}",
+                  "--num_processes", "{processes}", "--main_process_ip", "{address}",
+                  "--main_process_port", "{port}")  # fmt: skip
+
+# A scheduler may signal every process of a job. What starts a run's processes must outlive that:
+# accelerate would leave its process behind, torchrun kill what has not saved after 30 seconds; it
+# listens to SIGTERM again unless its own variable says otherwise.
+_DEAF = ("sh", "-c", "trap '' TERM USR2; exec \"$@\"", "sh")
+_TORCHRUN = {"TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGINT"}
+
+
+@dataclass(frozen=True)
+class Node:
+    """Which of a run's machines this is, and where the first one listens."""
+
+    rank: int = 0
+    address: str = ""
+    port: int = 0
+
+
+def resolve(future: Future[dict[str, Any]], outcome: dict[str, Any]) -> None:
+    """Gives a future the summary of an outcome, or the exception that it tells of."""
+    if "summary" in outcome:
+        future.set_result(outcome["summary"])
+    elif outcome["error"] in _KINDS:
+        future.set_exception(_KINDS[outcome["error"]](outcome["message"]))
+    else:
+        future.set_exception(RunFailed(outcome["message"], outcome["tail"]))
+
+
+def perform(
+    job: Job, needs: Needs, launch: Sequence[str] = (), node: Node = Node()
+) -> dict[str, Any]:
+    """Runs a job to its end in this process's main thread, or in processes that it starts."""
+    asked = signal.signal(signal.SIGTERM, _interrupt), signal.signal(signal.SIGINT, _interrupt)
+    try:
+        command = launch_command(needs, launch, node)
+        with _log(job.run_dir) as log:
+            if command:
+                return _launched(command, job, log, answers=node.rank == 0)
+            return outcome_of(lambda: train(job), job.run_dir)
+    except KeyboardInterrupt:  # before the run trained; a run that trains saves and returns
+        return STOPPED
+    except UserError as error:
+        return told(error, job.run_dir)
+    finally:
+        signal.signal(signal.SIGTERM, asked[0])
+        signal.signal(signal.SIGINT, asked[1])
+        if _parent is not None and os.getppid() != _parent:
+            os._exit(0)  # the driver is gone; the executor would wait for its next job for ever
+
+
+def _interrupt(*_: object) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def outcome_of(run: Callable[[], dict[str, Any]], run_dir: Path) -> dict[str, Any]:
+    """What became of a run; an error's traceback goes to the log."""
+    try:
+        return {"summary": run()}
+    except Exception as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        return told(error, run_dir)
+
+
+def told(error: Exception, run_dir: Path) -> dict[str, Any]:
+    """The outcome of a run that an error has ended."""
+    if isinstance(error, RunFailed):
+        return {"error": "failed", "message": error.args[0], "tail": error.tail}
+    for kind, exception in _KINDS.items():  # Busy and RunError before UserError
+        if isinstance(error, exception) or (kind == "user" and is_users(error)):
+            return {"error": kind, "message": str(error)}
+    message = f"{type(error).__name__}: {error}; the end of {run_dir / 'log.txt'}:"
+    return {"error": "failed", "message": message, "tail": log_tail(run_dir)}
+
+
+def log_tail(run_dir: Path, lines: int = 5) -> str:
+    """The last lines of a run's log."""
+    try:
+        text = (run_dir / "log.txt").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(text.splitlines()[-lines:])
+
+
+@contextlib.contextmanager
+def _log(run_dir: Path) -> Iterator[IO[str]]:
+    """Sends standard output and error, also those of libraries in C, to the run's log."""
+    path = run_dir / "log.txt"
+    with writing(path):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        log = open_plain(path, "a")
+    before = [os.dup(number) for number in (1, 2)]
+    with log:
+        try:
+            for number in (1, 2):
+                os.dup2(log.fileno(), number)
+            yield log
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, copy in zip((1, 2), before):
+                os.dup2(copy, number)
+                os.close(copy)
+
+
+def train(job: Job) -> dict[str, Any]:
+    """The summary of a job, trained in this process unless it is done."""
+    from training.config import validate
+    from training.experiment import load_experiment
+
+    experiment = load_experiment(job.experiment)
+    config = validate(experiment.config, job.config, str(job.run_dir))
+    return experiment.run(config, job.run_dir)
+
+
+_parent: int | None = None
+
+
+def begin(parent: int) -> None:
+    """Makes this process a worker of the driver on this machine: it saves and ends with it."""
+    global _parent
+    os.setsid()  # Ctrl-C is the driver's, which stops its runs
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a scheduler's word to the driver
+    signals.when_parent_ends(signal.SIGTERM)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
+    if os.getppid() != parent:
+        os._exit(0)
+    _parent = parent
+    allocator.keep_memory()
+
+
+def only_several(launch: Sequence[str]) -> bool:
+    """Whether a launch command is for runs of several processes; others start every run."""
+    return any("{processes}" in word for word in launch)
+
+
+def launch_command(needs: Needs, launch: Sequence[str], node: Node) -> list[str]:
+    """The command that starts a run's processes; empty where this process trains.
+
+    A launch command with {processes} in it starts runs of several processes; one without starts
+    every run. UserError if there is no such command on PATH.
+    """
+    several = needs.processes > 1
+    words = list(launch)
+    if launch and not several and only_several(launch):
+        return []
+    if not launch and several:
+        words = list(_SHARDED_NODES if needs.nodes > 1 else _SHARDED)
+    if several and Path(words[0]).name == "accelerate" and words[1:2] == ["launch"]:
+        if not {"--num_processes", "--num-processes"} & set(words):
+            words[2:2] = ["--num_processes", "{processes}"]
+    values = {"processes": needs.processes, "nodes": needs.nodes, **asdict(node)}
+    for name, value in values.items():
+        words = [word.replace(f"{{{name}}}", str(value)) for word in words]
+    if words and shutil.which(words[0]) is None:
+        raise UserError(f"--launch: no command {words[0]!r} on PATH")
+    return words
+
+
+def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict[str, Any]:
+    """The outcome of a run whose processes a command starts, or of one machine's part of it.
+
+    A stop, or the end of this process, closes the processes' input.
+    """
+    answer = job.run_dir / ANSWER
+    if answers:
+        answer.unlink(missing_ok=True)
+    words = json.dumps({**asdict(job), "run_dir": str(job.run_dir)})
+    process = subprocess.Popen(
+        [*_DEAF, *command, "-m", "sweeps.task", words],
+        stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
+        env={**_TORCHRUN, **os.environ}, start_new_session=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    stopped = False
+    with process.stdin:
+        try:
+            process.wait()
+        except KeyboardInterrupt:
+            stopped = True
+            process.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(stop_seconds())
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # every process of the run
+                os.killpg(process.pid, signal.SIGKILL)
+            code = process.wait()
+    outcome = take_outcome(answer) if answers else None
+    if outcome is not None:
+        return outcome
+    if stopped or (not answers and code == 0):
+        return STOPPED
+    message = f"{command[0]} ended with code {code} and no word of the run"
+    return {"error": "failed", "message": message, "tail": log_tail(job.run_dir)}
+
+
+def take_outcome(path: Path) -> dict[str, Any] | None:
+    """The outcome that another process has left in a file, or None; the file is removed."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+    path.unlink(missing_ok=True)
+    return value if isinstance(value, dict) and value.keys() & {"summary", "error"} else None
+
+
+def _rank(job: Job) -> None:
+    """One process of a run that a launch command has started; the first one answers for all.
+
+    A process that ends with an error has the command end the others, so one that merely follows the
+    first one's decision to end does not, and one that fails leaves the first the time to report.
+    """
+    signals.follow_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the run trains, and then saves on it
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    allocator.keep_memory()
+    threading.Thread(target=_stop_with_input, daemon=True).start()
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        outcome = outcome_of(lambda: train(job), job.run_dir)
+    except SystemExit:  # the first process has found what is wrong, see processes.on_main
+        return
+    if first:
+        write_json(job.run_dir / ANSWER, outcome)
+    if "error" in outcome:
+        time.sleep(0 if first else FIRST_SECONDS)
+        raise SystemExit(1)
+
+
+def _stop_with_input() -> None:
+    """Ends this process when its standard input does: with a checkpoint if it trains."""
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(stop_seconds())
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    """Runs as `python -m sweeps.task JOB` in every process that a launch command starts."""
+    job = json.loads(sys.argv[1])
+    _rank(Job(**{**job, "run_dir": Path(job["run_dir"])}))
+
+
+if __name__ == "__main__":
+    main()

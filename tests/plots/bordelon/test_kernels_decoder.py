@@ -1,0 +1,434 @@
+"""Figures 6 to 10 and 12 of Bordelon et al.: their sweeps, and findings from constructed tables."""
+
+import itertools
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from plots import findings
+from plots.__main__ import make
+from plots.bordelon import decoder, kernels, observed
+from plots.bordelon.scans import ALPHA, HEAD_DIM, HEADS, LAYERS, Losses
+from plots.tables import TableError
+from sweeps import results
+from sweeps.sweep_file import load_sweep
+from vit_cifar5m import train
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+SMALL = """
+experiment: vit_cifar5m
+config: {config}
+set: {{model.head_dim: 2, model.heads: 2, model.layers: 1, model.patch_size: 16,
+  prescription.alpha_attention: 1.0,
+  training.steps: 4, training.batch_size: 4, training.log_every: 1, training.eval_every: 4,
+  training.observe_every: 2, training.observe_samples: 5, data.validation_images: 8}}
+curves: {{base: {{}}, heads: {{grid: {{model.heads: [4]}}}}}}
+metrics: true
+observations: true
+"""
+
+
+def test_a_real_sweeps_tables_become_its_figures(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(SMALL.format(config=ROOT / "vit_cifar5m/configs/laptop.yaml"))
+    sweep = load_sweep(path, tmp_path)
+    summaries = {p.run: train.EXPERIMENT.run(p.config, sweep.folder / p.run) for p in sweep.points}
+    paths = [write(sweep, summaries) for write in (
+        results.write_observed_kernels, results.write_observed_attention, results.write_metrics)]
+    text, written = make("bordelon/kernels", paths, tmp_path / "figures")
+    assert {p.stem for p in written} == {
+        f"figure_{name}" for name in (
+            "6_attention", "6_pooled", "6_spatial", "6_dynamics", "8_dynamics", "9_kernels",
+            "10_kernels")}
+    assert "base H = 2, N = 2, L = 1" in text
+
+
+# Kernels and attention, from constructed tables
+
+
+def place(seed=0, alpha=1.0, step=0, **sizes):
+    """The columns before what was measured, of base (H, N, L) = (2, 2, 2)."""
+    own = {HEADS: 2, HEAD_DIM: 2, LAYERS: 2, **{f"model.{k}": v for k, v in sizes.items()}}
+    return {"curve": "c", **own, ALPHA: alpha, "seed": seed, "step": step,
+            "run": f"{own}-{alpha}-{seed}"}
+
+
+def kernel(kind, matrix, **where):
+    """The rows of one kernel."""
+    return [{**place(**where), "kind": kind, "row": i, "column": j, "value": matrix[i, j]}
+            for i, j in itertools.combinations_with_replacement(range(len(matrix)), 2)]
+
+
+def symmetric(seed, side=6):
+    """A random kernel."""
+    features = np.random.default_rng(seed).normal(size=(side, 2 * side))
+    return features @ features.T / side
+
+
+SCANS = [{}, *({key: size} for key in ("heads", "head_dim", "layers") for size in (4, 8, 16))]
+
+
+def kernel_rows(alphas=(1.0,), seeds=(0, 1), add=lambda size: 1 / size):
+    """Initial kernels with diagonals 1 + 2/L, final ones that approach one kernel as 1/size."""
+    rows = []
+    for sizes, alpha, seed in itertools.product(SCANS, alphas, seeds):
+        size = max(sizes.values(), default=2)
+        for kind in ("pooled", "spatial", "last_token"):
+            diagonal = (1 + 2 / sizes.get("layers", 2)) * (1 + 1e-4 * seed)
+            initial = np.diag(np.full(6, diagonal))
+            noise = add(size) * symmetric(100 + 10 * size + seed)
+            where = {"seed": seed, "alpha": alpha, **sizes}
+            rows += kernel(kind, initial, **where)
+            rows += kernel(kind, symmetric(1) + noise, step=9, **where)
+    return pd.DataFrame(rows)
+
+
+def attention_rows(alphas=(1.0, 0.5), heads=400, seeds=(0,)):
+    """A with variance N^(1 - 2 alpha) at both steps, moved by 3 between."""
+    rows = []
+    for alpha, n, seed in itertools.product(alphas, (2, 4, 8, 16), seeds):
+        values = np.random.default_rng(n + 100 * seed).normal(size=heads) * n ** (0.5 - alpha)
+        rows += [{**place(alpha=alpha, head_dim=n, step=step, seed=seed), "block": 0, "token": 5,
+                  "attended": other, "head": head, "value": value + step / 3}
+                 for step in (0, 9) for other in (0, 3) for head, value in enumerate(values)]
+    return pd.DataFrame(rows)
+
+
+def by_name(lines):
+    return {line.name: line for line in lines if isinstance(line, findings.Finding)}
+
+
+def data(kernel_table, attention_table):
+    """Both without losses."""
+    none = Losses(pd.DataFrame(), [])
+    return kernels.Data(kernel_table, attention_table, none, none)
+
+
+def test_alignment_knows_neither_scale_nor_a_constant():
+    first, second = symmetric(1), symmetric(2)
+    assert observed.alignment(first, 3 * first + 7) == pytest.approx(1)
+    centring = np.eye(6) - 1 / 6
+    a, b = (centring @ k @ centring for k in (first, second))
+    expected = np.trace(a @ b) / math.sqrt(np.trace(a @ a) * np.trace(b @ b))
+    assert observed.alignment(first, second) == pytest.approx(expected)
+    assert math.isnan(observed.alignment(np.ones((6, 6)), first))
+
+
+def test_kernels_are_symmetric_again_and_each_scan_has_the_base_and_its_own_sizes():
+    rows = kernel_rows()
+    shuffled = rows.sample(frac=1, random_state=3)
+    found = observed.pairs(shuffled, "pooled", HEADS, 1.0)
+    assert sorted(found) == [(size, seed) for size in (2, 4, 8, 16) for seed in (0, 1)]
+    expected = symmetric(1) + symmetric(100 + 40 + 1) / 4
+    np.testing.assert_allclose(found[4, 1][1], expected)
+    np.testing.assert_allclose(observed.pairs(rows, "pooled", LAYERS, 1.0)[8, 0][0],
+                               np.eye(6) * 1.25)
+
+
+def test_final_kernels_that_approach_one_are_found_to_and_others_are_not():
+    def verdict(seeds=(0, 1, 2, 3), **options):
+        found = observed.pairs(kernel_rows(seeds=seeds, **options), "pooled", HEADS, 1.0)
+        return observed.aligned(found, "pooled", HEADS, 1)
+
+    finding = verdict()
+    assert finding.verdict == "agrees" and "alignment with H = 16" in finding.name
+    assert "(n = 4)" in finding.measured
+    rising = verdict(add=lambda size: 0 if size in (2, 16) else 9)
+    assert rising.verdict == "disagrees"
+    assert verdict(seeds=(0, 1)).verdict == "undecided (n = 2)"
+    assert verdict(seeds=(0,)).measured == "not measured"
+
+
+def test_kernels_are_aligned_with_those_of_other_seeds_alone():
+    found = observed.pairs(kernel_rows(seeds=(0, 1, 2)), "pooled", HEADS, 1.0)
+    values = observed.to_largest(found, 1)
+    own = {(s, t): observed.alignment(symmetric(1) + symmetric(120 + s) / 2,
+                                              symmetric(1) + symmetric(260 + t) / 16)
+           for s, t in itertools.permutations(range(3), 2)}
+    assert set(values) == {2, 4, 8} and values[2] == pytest.approx(own)
+    lines = observed.basis(kernel_rows(seeds=(0, 1, 2)))
+    assert "runs of different seeds" in lines[0] and "over 6 pairs of 3 seeds" in lines[0]
+    assert "the H and N scans start from the same networks" in lines[1]
+    assert len(observed.basis(kernel_rows(alphas=(0.5,)))) == 1
+
+
+def test_the_error_over_pairs_of_seeds_is_that_of_independent_seeds():
+    # Where a pair's value is the sum of its seeds' own, the mean is twice that of the seeds.
+    own = np.random.default_rng(0).normal(size=5)
+    pairs = {(s, t): own[s] + own[t] for s, t in itertools.permutations(range(5), 2)}
+    expected = 2 * own.mean(), 2 * own.std(ddof=1) / math.sqrt(5), 5
+    found = observed.over_seeds(pairs)
+    assert (found.value, found.error, found.groups) == pytest.approx(expected)
+    two = observed.over_seeds({(0, 1): 1.0, (1, 0): 2.0})
+    assert (two.value, two.groups) == (1.5, 2) and math.isnan(two.error)
+    assert math.isnan(observed.over_seeds({}).value)
+
+
+def test_tables_with_two_runs_of_one_place_are_refused(tmp_path):
+    """Averaging or overwriting them would be a result of neither."""
+    kernel_table, attention_table = tmp_path / "k.csv", tmp_path / "a.csv"
+    for table, rows, source in (
+        (kernel_table, kernel_rows(), "observed_kernels.csv"),
+        (attention_table, attention_rows(heads=3), "observed_attention.csv"),
+    ):
+        again = rows.assign(run=rows["run"].astype(str) + "-again")
+        pd.concat([rows, again]).to_csv(table, index=False)
+        with pytest.raises(TableError, match="two runs with model.heads .*; expected one; is it"):
+            observed.read_observed(table, source)
+    results, metrics = runs(tmp_path, losses=gains)
+    rows = pd.read_csv(results)
+    again = rows.assign(run=rows["run"].astype(str) + "-again", final_eval_loss=9.0)
+    pd.concat([rows, again]).to_csv(results, index=False)
+    with pytest.raises(TableError, match="two runs with model.heads"):
+        decoder.read([results, metrics, kernel_table])
+
+
+def test_verdicts_on_few_seeds_are_wrong_as_rarely_as_they_say():
+    # 97.5 % quantiles of Student's t with 2 and 9 degrees of freedom.
+    for n, quantile in ((3, 4.3027), (10, 2.2622), (None, 2.0)):
+        inside, outside = (1 - 1e-4) * quantile, (1 + 1e-4) * quantile
+        assert findings.claimed_gain(inside, 1.0, n) == "within noise"
+        assert findings.claimed_gain(outside, 1.0, n) == "agrees"
+        assert findings.claimed_gain(-outside, 1.0, n) == "disagrees"
+        assert findings.claimed_equal(inside, 1.0, n) == "agrees"
+        assert findings.claimed_equal(-outside, 1.0, n) == "disagrees"
+        fitted = {} if n is None else {"n": n + 1, "fitted": 2}
+        close = "agrees within " + ("2 SE" if n is None else "95 %")
+        assert findings.distance(5 + inside, 1.0, 5.0, **fitted) == close
+        assert findings.distance(5 + outside, 1.0, 5.0, **fitted).startswith("off by")
+    for n in (1, 2):
+        undecided = f"undecided (n = {n})"
+        assert findings.claimed_gain(9.0, 0.1, n) == undecided
+        assert findings.claimed_equal(9.0, 0.1, n) == undecided
+        assert findings.distance(9.0, 0.1, 1.0, n) == undecided
+    assert findings.distance(9.0, 0.1, 1.0, 3, fitted=2) == "undecided (n = 3)"
+    assert findings.claimed_gain(math.nan, math.nan, 0) == "not measured"
+    assert findings.claimed_gain(1.0, math.nan, 3) == "agrees in sign, error unknown"
+    assert findings.claimed_gain(1.0, math.nan) == "agrees in sign, one seed"
+
+
+def test_the_scale_of_initial_kernels_falls_as_the_branches_do():
+    found = by_name(kernels.findings(data(kernel_rows(seeds=(0, 1, 2)), attention_rows())))
+    finding = found["initial pooled kernel: mean of the diagonal, by L"]
+    assert finding.verdict == "agrees" and "2: 2.000±0.000, 4: 1.500±0.000" in finding.measured
+    finding = found["initial pooled kernel: exponent of L in what branches add"]
+    assert finding.measured.startswith("-1.000 ±") and finding.published == "-1 derived"
+
+
+def test_the_spread_over_heads_and_the_change_are_measured_against_n():
+    found = by_name(kernels.findings(data(kernel_rows(), attention_rows(seeds=(0, 1, 2)))))
+    for alpha, slope in (("1", "-1.00"), ("1/2", "+0.00")):
+        for state in ("initial", "final"):
+            name = f"alpha_A = {alpha}: {state} variance of A over heads, exponent of N"
+            measured = float(found[name].measured.split()[0])
+            assert measured == pytest.approx(float(slope), abs=0.1)
+        change = found[f"alpha_A = {alpha}: RMS change of A, exponent of N"]
+        assert change.measured.startswith("+0.000 ±") and change.published == "0"
+        variance = found[f"alpha_A = {alpha}: final variance of A over heads, exponent of N"]
+        # What the caption of Fig. 2b says is beside it, and not what it is judged by.
+        assert variance.published == ("-1 derived (2b: -2)" if alpha == "1" else "0")
+        assert variance.verdict == "agrees within 95 %"
+
+
+def test_spread_is_the_unbiased_variance_within_places():
+    values = np.array([[1.0, 2.0, 6.0], [10.0, 10.0, 10.0]])
+    assert kernels.spread(values) == pytest.approx(7 / 2)
+
+
+def test_figure_6a_is_the_test_loss_and_figure_8_the_training_loss(tmp_path):
+    tables = [tmp_path / "k.csv", tmp_path / "a.csv"]
+    kernel_rows().to_csv(tables[0], index=False)
+    attention_rows(heads=5).to_csv(tables[1], index=False)
+    _, metrics = runs(tmp_path, losses=gains)
+    logged = pd.read_csv(metrics)
+    logged["eval_loss"] += 1
+    logged.to_csv(metrics, index=False)
+    figures = kernels.draw(kernels.read([*tables, metrics]))
+    drawn = {name: figure.axes for name, figure in figures}
+    for name, label, last in (("figure_6_dynamics", "test loss (nats/image)", 6.0),
+                              ("figure_8_dynamics", "training loss (nats/image)", 5.0)):
+        axes = drawn[name]
+        assert axes[0].get_ylabel() == label
+        assert [axis.get_title() for axis in axes] == [
+                rf"{symbol} grows, $\alpha_A$ = 1" for symbol in "HNL"]
+        # The base model's mean of its seeds, in the last bin of steps.
+        assert axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(last, abs=0.1)
+    (first, *_) = drawn["figure_6_dynamics"]
+    assert all(line.get_marker() == "o" for line in first.get_lines())
+    initial = [axis for axis in drawn["figure_9_kernels"]
+               if "mean diag." in axis.get_title()]
+    # Diagonals 1 + 2/L, each on a colour scale of its own.
+    assert [axis.get_title() for axis in initial] == [
+        f"L = {n}\nmean diag. {1 + 2 / n:.2f}" for n in (2, 4, 8, 16)]
+    tops = [axis.get_images()[0].get_clim()[1] for axis in initial]
+    assert tops == pytest.approx([1 + 2 / n for n in (2, 4, 8, 16)])
+
+
+# The decoder
+
+
+def read(folder, *args, **options):
+    """The decoder's tables, with kernels of one seed."""
+    table = folder / "kernels.csv"
+    kernel_rows(seeds=(0,)).to_csv(table, index=False)
+    return decoder.read([*runs(folder, *args, **options), table])
+
+
+def runs(tmp_path, seeds=(0, 1), losses=lambda alpha, key, size, seed: 3.0, statuses="finished"):
+    """results.csv and metrics.csv of scans whose final loss is as said; falls by 1 per e-fold."""
+    table, logged = [], []
+    for sizes, alpha, seed in itertools.product(SCANS, (1.0, 0.5), seeds):
+        key, size = next(iter(sizes.items()), ("base", 2))
+        final = losses(alpha, key, size, seed)
+        own = place(alpha=alpha, seed=seed, **sizes)
+        table.append({**own, "status": statuses, "final_eval_loss": final, "steps": 100,
+                      "parameters": 1000 * size, "targets": 100 * 7})
+        for step in range(1, 101):
+            loss = final + math.log(100 / step)
+            evaluated = loss if step % 10 == 0 else math.nan
+            logged.append({**own, "step": step, "train_loss": loss, "eval_loss": evaluated})
+    paths = [tmp_path / "results.csv", tmp_path / "metrics.csv"]
+    for path, rows in zip(paths, (table, logged)):
+        pd.DataFrame(rows).to_csv(path, index=False)
+    return paths
+
+
+def gains(alpha, key, size, seed):
+    """H gains 0.1 per doubling, N 0.1 at alpha 1 and 0.3 at 1/2, L nothing."""
+    per = {"base": 0, "heads": 0.1, "head_dim": 0.1 if alpha == 1 else 0.3, "layers": 0}[key]
+    noise = {0: 0.01, 1: -0.01, 2: 0}[seed] * (1 if size < 16 else -1)
+    return 5 - per * math.log2(size / 2) + noise
+
+
+def test_the_decoders_losses_gains_and_flops(tmp_path):
+    own = read(tmp_path, (0, 1, 2), gains)
+    found = by_name(decoder.findings(own))
+    assert found["alpha_A = 1: final loss by H"].measured.startswith("2: 5.000±0.006, 4: 4.900±0")
+    base = "loss of the base minus that of the largest"
+    assert found[f"alpha_A = 1: {base} H"].verdict == "agrees"
+    assert found[f"alpha_A = 1/2: {base} N"].measured.startswith("+0.9000 ± 0.0115 (n = 3)")
+    flat = found[f"alpha_A = 1: {base} L"]
+    assert (flat.published, flat.verdict) == ("little", "") and flat.measured.startswith("+0.0000")
+    more = found["alpha_A = 1: gain of 8 times H minus that of L"]
+    assert more.measured.startswith("+0.3000 ± 0.0000 (n = 3)") and more.verdict == "agrees"
+    assert found["gain of growing N at alpha_A = 1/2 minus that at 1"].measured.startswith("+0.6")
+    # 6 x 2000 parameters x 7 tokens x 100 steps is what 50 steps of twice the size cost.
+    step = found["alpha_A = 1: the same, H = 2 minus 4, at equal FLOPs"]
+    assert float(step.measured.split()[0]) == pytest.approx(0.1 - math.log(2), abs=1e-3)
+    assert step.verdict == "H = 2 is better"
+
+
+def test_both_claims_of_alpha_stand_beside_what_is_measured_and_the_base_once(tmp_path):
+    def between(losses, seeds=(0, 1, 2)):
+        text = "\n".join(map(str, decoder.findings(read(tmp_path, seeds, losses))))
+        assert "Fig. 7a shows lower losses at 1/2" in text
+        assert "Fig. 12 says of the same runs that 1 is better at fixed compute" in text
+        start = "loss at alpha_A = 1 minus that at 1/2, "
+        assert text.count(start) == 10
+        return {line.removeprefix(start).split("  ")[0]: line for line in text.splitlines()
+                if line.startswith(start)}
+
+    found = between(gains)
+    sizes = {f"{symbol} = {size}" for symbol in "HNL" for size in (4, 8, 16)}
+    assert set(found) == {"base"} | sizes and "+0.2000 ± 0.0000" in found["N = 4"]
+    assert "7a: > 0, 12: < 0" in found["N = 4"] and "12:" not in found["L = 4"]
+    assert found["N = 4"].endswith("as Fig. 7a, against the caption of Fig. 12")
+    reverse = between(lambda alpha, key, size, seed: 5 - 0.1 * alpha + gains(1, "base", 2, seed))
+    assert reverse["base"].endswith("as the caption of Fig. 12, against Fig. 7a")
+    assert between(gains, (0, 1))["N = 4"].endswith("undecided (n = 2)")
+
+
+def test_flops_are_six_per_parameter_and_token(tmp_path):
+    own = read(tmp_path).metrics
+    row = own[(own[HEADS] == 4) & (own["step"] == 30)].iloc[0]
+    assert row["flops"] == 6 * 4000 * 7 * 30
+
+
+def test_losses_at_flops_are_on_a_line_in_their_logarithm_and_nowhere_else(tmp_path):
+    rows = pd.DataFrame({"flops": [10.0, 100.0, 1000.0], "eval_loss": [5.0, math.nan, 3.0]})
+    assert decoder.at_flops(rows, 100.0) == pytest.approx(4)
+    assert decoder.at_flops(rows, 1000.0) == 3
+    assert math.isnan(decoder.at_flops(rows, 9.0))
+    assert math.isnan(decoder.at_flops(rows, 1001.0))
+
+
+def test_runs_that_diverged_have_no_final_loss(tmp_path):
+    paths = runs(tmp_path, losses=gains)
+    table = pd.read_csv(paths[0])
+    lost = (table[HEADS] == 16) & (table["seed"] == 1)
+    table.loc[lost, "status"] = "diverged"
+    table.to_csv(paths[0], index=False)
+    table = tmp_path / "kernels.csv"
+    kernel_rows(seeds=(0,)).to_csv(table, index=False)
+    found = decoder.finals(decoder.read([*paths, table]), HEADS, 1.0)
+    assert set(found[16]) == {0} and set(found[8]) == {0, 1}
+
+
+def test_the_decoders_figures_are_drawn(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "SCANS", [sizes for sizes in SCANS if 8 not in sizes.values()])
+    table = tmp_path / "kernels.csv"
+    kernel_rows(alphas=(1.0, 0.5), seeds=(0, 1, 2)).to_csv(table, index=False)
+    paths = [*runs(tmp_path, losses=gains), table]
+    shown, _ = make("bordelon/decoder", paths, tmp_path / "out")
+    assert {path.stem for path in (tmp_path / "out").iterdir()} == {
+        f"figure_{name}"
+        for name in ("7_dynamics", "12_flops", "7_last_token", "7_spatial")}
+    assert "alpha_A = 1/2: final spatial kernel: alignment with L = 16" in shown
+    assert "mean over 6 pairs of 3 seeds" in shown
+    name = "final last_token kernel: alignment of alpha_A = 1 and 1/2, by N"
+    line, excess = (line.removeprefix(name) for line in shown.splitlines() if line.startswith(name))
+    value = np.mean([observed.alignment(*(symmetric(1) + symmetric(120 + s) / 2
+                                                  for s in pair))
+                     for pair in ((0, 1), (0, 2), (1, 2))])
+    assert line.strip().startswith(f"2: {value:.3f}±")
+    # The constructed kernels are the same at both: what differs is the seed's.
+    assert excess.strip().startswith(", minus within one 2: 0.000±0.000, 4: ")
+
+
+# Bad tables
+
+
+def test_bad_tables_are_one_line(tmp_path, refused):
+    made = [tmp_path / f"{name}.csv" for name in ("kernels", "attention")]
+    kernel_rows(seeds=(0,)).to_csv(made[0], index=False)
+    attention_rows(heads=5).to_csv(made[1], index=False)
+    results, metrics = runs(tmp_path, seeds=(0,))
+    bad, once = tmp_path / "bad.csv", tmp_path / "once.csv"
+    table = pd.read_csv(made[0])
+    table.assign(value="x").to_csv(bad, index=False)
+    table[table["step"] == 0].to_csv(once, index=False)
+    for name, paths, message in (
+        ("kernels", made[:1], "1 table given, expected 3: observed_kernels.csv observed_attention"),
+        ("decoder", [results, metrics], "2 tables given, expected 3: results.csv metrics.csv obs"),
+        ("kernels", [made[1], made[0], metrics],
+         f"{made[1]}: no column 'row'; is it the observed_kernels.csv"),
+        ("kernels", [made[0], made[0], metrics],
+         f"{made[0]}: no column 'block'; is it the observed_attention.csv"),
+        ("kernels", [*made, results], f"{results}: no column 'eval_loss'; is it the metrics.csv"),
+        ("decoder", [metrics, metrics, made[0]],
+         f"{metrics}: no column 'status'; is it the results.csv"),
+        ("kernels", [bad, made[1], metrics], "column 'value' has no number"),
+        ("kernels", [once, made[1], metrics],
+         "no pooled kernels before and after training of any run; set training.observe_"),
+    ):
+        assert message in refused(f"bordelon/{name}", *paths)
+
+
+def test_results_without_finished_runs_or_of_other_runs_are_refused(tmp_path):
+    paths = runs(tmp_path, seeds=(0,), statuses="stopped")
+    with pytest.raises(TableError, match="no run in it is finished; run the sweep first"):
+        decoder.read([*paths, tmp_path / "kernels.csv"])
+    paths = runs(tmp_path, seeds=(0,))
+    pd.read_csv(paths[1]).assign(run="other").to_csv(paths[1], index=False)
+    with pytest.raises(TableError, match="none of its runs is in .*; give tables of one sweep"):
+        decoder.read([*paths, tmp_path / "kernels.csv"])
+
+
+def test_kernels_of_different_samples_are_not_compared():
+    with pytest.raises(TableError, match="kernels of 6 and 5 rows cannot be compared"):
+        observed.alignment(symmetric(1), symmetric(1, 5))

@@ -1,0 +1,84 @@
+"""The shipped tables of Bordelon et al.: what is read off them stands in the README."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from plots import tables
+from plots.__main__ import load
+from plots.bordelon.dynamics import panels
+from plots.bordelon.scans import HEAD_DIM, gaps
+from plots.findings import Finding, number
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def read(figure):
+    module = load(f"bordelon/{figure}")
+    return module, module.read([tables.shipped(table) for table in module.TABLES])
+
+
+def quoted(figure):
+    module, data = read(figure)
+    return [line for line in module.findings(data) if isinstance(line, Finding)]
+
+
+def of_head_dimension(f):
+    return ("variance of A" in f.name or "by W_Q, W_K" in f.name
+            or "t = 200: change of A in all" in f.name)
+
+
+def of_heads(f):
+    return f.name.startswith(("3a: the same, all layers", "3c: N in the variance", "4b: H in",
+                              "4b: the same, step 500", "4a: final loss, H = 4 minus"))
+
+
+def of_depth(f):
+    return f.name.startswith(("5a", "5b: final loss, alpha_L = 1/2 minus 1, L = 16"))
+
+
+def of_kernels(f):
+    return f.name.endswith("RMS change of A, exponent of N")
+
+
+def of_decoder(f):
+    return "loss of the base minus that of the largest" in f.name
+
+
+def of_rate_transfer(f):
+    return "exponent of N" in f.name
+
+
+@pytest.mark.parametrize("kept, count", [
+    (of_head_dimension, 4 + 16 + 4), (of_heads, 1 + 2 + 2 + 1 + 1), (of_depth, 13), (of_kernels, 2),
+    (of_decoder, 6), (of_rate_transfer, 2), (None, 2),
+])
+def test_the_readme_quotes_the_shipped_tables(kept, count):
+    readme = (ROOT / "vit_cifar5m/README.md").read_text(encoding="utf-8").replace("−", "-")
+    found = of_dynamics() if kept is None else list(
+        filter(kept, quoted(kept.__name__.removeprefix("of_"))))
+    assert len(found) == count
+    for finding in found:
+        measured = re.escape(finding.measured.split(" (n")[0].lstrip("+"))
+        assert re.search(rf"(?<![-\d.]){measured}", readme), str(finding)
+
+
+def of_dynamics():
+    _, losses = read("dynamics")
+    found = [gap for panel in panels(losses.rows).values()
+             for gap in gaps(panel, HEAD_DIM) if gap.low == 32]
+    one, half = (gap.estimate for gap in found)
+    # The README speaks of losses that rise and fall, without signs.
+    assert one.value < 0 < half.value
+    return [Finding("11", number(abs(found.value), found.error)) for found in (one, half)]
+
+
+def test_the_readme_names_the_commit_of_its_tables():
+    readme = (ROOT / "vit_cifar5m/README.md").read_text(encoding="utf-8")
+    made = list((tables.DATA / "bordelon").glob("*.json"))
+    assert len(made) == 18
+    for path in made:
+        environment = json.loads(path.read_text(encoding="utf-8"))["environment"]
+        assert environment["commit"][:7] in readme and "+" not in environment["commit"], path.name

@@ -1,0 +1,535 @@
+"""Dinan et al.'s Figures 3 to 5: losses, optima and findings right on constructed tables."""
+
+import importlib
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from plots import tables
+from plots.__main__ import make
+from plots.dinan import bart_rates, bart_strategies, searches
+from plots.dinan.bart_rates import STRATEGIES
+from plots.dinan.searches import by_loss
+from plots.findings import Finding
+from plots.tables import TableError
+
+ROOT = Path(__file__).resolve().parents[3]
+RATES = tuple(1e-3 * 2.0**octave for octave in (-3, -2, -1, 0, 1, 2))  # mapped
+STEPS = 100
+
+
+def run(strategy, mapped, loss, *, width=1024, seed=0, status="finished", skips=None, steps=STEPS):
+    """(row of results, rows of metrics): the loss falls on a line from twice `loss` to it.
+
+    The final loss in the results falls with the rate: it is not what counts. `skips` are the steps,
+    of those logged, at which one more step had been skipped.
+    """
+    power = 1 if strategy == "standard" else width**1.5
+    name = f"{strategy}-{width}-{mapped:.4g}-{seed}"
+    key = {"curve": strategy, "prescription.strategy": strategy, "optimizer.lr": mapped * power,
+           "optimizer.weight_decay": 0.01 / power, "model.width": width, "seed": seed, "run": name}
+    lost = status != "finished"
+    result = {**key, "status": status, "best_eval_loss": loss,
+              "final_eval_loss": math.nan if lost else 9 - math.log2(mapped), "parameters": 7.0}
+    lines = [
+        {**key, "step": step, "train_loss": 1.0,
+         "eval_loss": math.nan if step % 10 else loss * (2 - step / steps),
+         "skipped_steps": sum(skip <= step for skip in skips or ())}
+        for step in range(5, steps + 1, 5)
+    ]
+    return result, lines
+
+
+def parabola(strategy, *, best=1e-3, lowest=2.0, curvature=0.04, width=1024, seeds=(0,), **options):
+    """Losses on the grid around a mapped optimum; the seed shifts all by 0.01."""
+    return [
+        run(strategy, rate, lowest + curvature * math.log2(rate / best) ** 2 + 0.01 * seed,
+            width=width, seed=seed, **options)
+        for rate in RATES
+        for seed in seeds
+    ]
+
+
+def frames(runs):
+    results, metrics = zip(*runs)
+    return pd.DataFrame(results), pd.DataFrame([line for lines in metrics for line in lines])
+
+
+def written(folder, results, metrics):
+    folder.mkdir(exist_ok=True, parents=True)
+    paths = [folder / "results.csv", folder / "metrics.csv"]
+    results.to_csv(paths[0], index=False)
+    metrics.to_csv(paths[1], index=False)
+    return paths
+
+
+def swept(folder, runs):
+    (sweep,) = by_loss(written(folder, *frames(runs)))
+    return sweep
+
+
+def both(**options):
+    """Neural-tangent is flatter by half and 0.05 higher."""
+    return parabola("standard", **options) + parabola(
+        "neural_tangent", lowest=2.05, curvature=0.02, **options
+    )
+
+
+def r2c2(**options):
+    points = (("standard", 3.0), ("neural_tangent", 2.4))
+    return [run(s, 7e-4, loss, width=2048, steps=50, **options) for s, loss in points]
+
+
+def lines(findings):
+    found = [line for line in findings if isinstance(line, Finding)]
+    assert len(found) == len({finding.name for finding in found})
+    return {finding.name: finding for finding in found}
+
+
+# What the tables say
+
+
+def test_neural_tangents_rates_are_mapped_by_the_width(tmp_path):
+    assert searches.mapped_rate("neural_tangent", 32.768, 1024) == pytest.approx(1e-3)
+    assert searches.mapped_rate("standard", 1e-3, 1024) == 1e-3
+    sweep = swept(tmp_path, both() + both(width=64))
+    assert sweep.widths == [64, 1024]
+    for search in sweep.searches.values():
+        assert [point.mapped for point in search.points] == pytest.approx(RATES)
+        assert search.optimum.mapped == pytest.approx(1e-3)
+    assert sweep.searches[64, "neural_tangent"].optimum.rate == pytest.approx(0.512)
+    assert sweep.searches[1024, "neural_tangent"].optimum.pair == "(32.8, 3.05e-07)"
+
+
+def test_a_points_loss_is_the_mean_over_seeds_of_the_lowest_losses(tmp_path):
+    search = swept(tmp_path, both(seeds=(0, 1, 2))).searches[1024, "standard"]
+    assert search.optimum.loss == pytest.approx(2.01)  # best_eval_loss, not the final one
+    assert search.optimum.text == "2.010 ± 0.006, n = 3"
+    steps, losses = search.optimum.line
+    assert steps.tolist() == list(range(10, 101, 10))
+    assert losses == pytest.approx(2.01 * (2 - steps / 100))
+
+
+def test_lines_of_seeds_are_averaged_where_all_were_evaluated(tmp_path):
+    results, metrics = frames(both(seeds=(0, 1)))
+    name = "standard-1024-0.001-1"
+    metrics.loc[(metrics.run == name) & (metrics.step == 50), "eval_loss"] = math.nan
+    (sweep,) = by_loss(written(tmp_path, results, metrics))
+    steps, losses = sweep.searches[1024, "standard"].optimum.line
+    assert steps.tolist() == [10, 20, 30, 40, 60, 70, 80, 90, 100]
+    assert losses == pytest.approx(2.005 * (2 - steps / 100))
+
+
+def test_a_point_with_a_diverged_seed_is_no_optimum_and_shows_that_seed(tmp_path):
+    runs = both(seeds=(0,))
+    runs += [run("standard", 1e-3, 9.0, seed=1, status="diverged")]
+    search = swept(tmp_path, runs).searches[1024, "standard"]
+    point = next(p for p in search.points if p.rate == pytest.approx(1e-3))
+    assert point.loss == math.inf and point.text == "1 of 2 diverged"
+    assert point.line[1][-1] == 9.0
+    assert search.optimum.rate == pytest.approx(5e-4)
+
+
+def test_overflows_are_where_the_count_of_skipped_steps_rises(tmp_path):
+    (result, metrics) = run("standard", 1e-3, 2.0, skips=(5, 12, 13, 40))
+    sweep = swept(tmp_path, [(result, metrics)])
+    (only,) = sweep.searches[1024, "standard"].optimum.runs
+    assert only.overflows == (5, 15, 40) and only.skipped == 4
+
+
+def test_without_a_column_of_skipped_steps_overflows_are_not_recorded(tmp_path):
+    results, metrics = frames(both())
+    (sweep,) = by_loss(written(tmp_path, results, metrics.drop(columns="skipped_steps")))
+    assert sweep.searches[1024, "standard"].optimum.runs[0].overflows is None
+    found = lines(bart_rates.findings(sweep))
+    finding = found["standard, n = 1024: overflowing steps per run, by lr"]
+    assert (finding.measured, finding.verdict) == ("not recorded", "")
+
+
+def test_losses_between_rates_lie_on_a_line_in_the_logarithm(tmp_path):
+    search = swept(tmp_path, both(seeds=(0, 1))).searches[1024, "standard"]
+    assert search.losses_at(1e-3) == pytest.approx({0: 2.0, 1: 2.01})
+    # Halfway in octaves between 2.0 and 2.04.
+    assert search.losses_at(1e-3 * 2**0.5) == pytest.approx({0: 2.02, 1: 2.03})
+    assert search.losses_at(1e-5) == {} == search.losses_at(1.0)
+
+
+def test_the_limits_follow_the_best_line_and_what_can_be_shown_of_the_others():
+    steps = np.arange(1, 101)
+    best, other, far = (steps, 4 - steps / 100), (steps, 5 - steps / 100), (steps, 50.0 + 0 * steps)
+    assert searches.limits([best], 100) == pytest.approx((3.0, 3.9))
+    assert searches.limits([best, other], 100) == pytest.approx((3.0, 4.9))
+    assert searches.limits([best, far], 100) == pytest.approx((3.0, 3.0 + 6 * 0.9))
+    assert searches.limits([best], 50, first=0.5) == pytest.approx((3.5, 3.75))
+    assert searches.limits([], 100) == (0.0, 1.0)
+
+
+# Findings of the search
+
+
+def test_optima_stand_beside_the_published_ones(tmp_path):
+    runs = parabola("standard", best=1.1e-3) + parabola("neural_tangent", best=6e-4)
+    found = lines(bart_rates.findings(swept(tmp_path, runs)))
+    best = found["standard, n = 1024: lr* of the grid"]
+    assert best.measured == "0.001, mapped 0.001 (of 6 rates)"
+    assert (best.published, best.verdict) == ("0.001", "lr x 2^+0.0")
+    vertex = found["standard, n = 1024: lr* by a parabola, mapped"]
+    # Losses are an exact parabola, so the vertex is too, without residuals.
+    assert vertex.measured == "0.0011, ± 0.00 octaves (5 rates)"
+    assert (vertex.published, vertex.verdict) == ("0.001 (grid)", "lr x 2^+0.14")
+    best = found["neural-tangent, n = 1024: lr* of the grid"]
+    assert best.measured == "16.4, mapped 0.0005 (of 6 rates)"
+    assert (best.published, best.verdict) == ("32.768", "lr x 2^-1.0")
+    match = found["n = 1024: mapped lr*, neural-tangent / standard (octaves)"]
+    assert match.measured == "-0.87 ± 0.00" and match.verdict == "disagrees"
+    loss = found["standard, n = 1024: lowest loss"].measured
+    lowest = 2 + 0.04 * math.log2(1.1) ** 2
+    assert loss == f"{lowest:.4f} ± ? nats, {lowest / math.log(2):.4f} ± ? bits (n = 1)"
+
+
+def test_optima_less_than_half_a_step_of_the_grid_apart_agree(tmp_path):
+    runs = parabola("standard") + parabola("neural_tangent", best=1.3e-3)
+    found = lines(bart_rates.findings(swept(tmp_path, runs)))
+    match = found["n = 1024: mapped lr*, neural-tangent / standard (octaves)"]
+    assert match.measured == "+0.38 ± 0.00"
+    assert match.verdict == "agrees within the paper's grid"
+
+
+def test_other_widths_have_no_published_rate(tmp_path):
+    found = lines(bart_rates.findings(swept(tmp_path, both(width=64))))
+    best = found["neural-tangent, n = 64: lr* of the grid"]
+    assert best.measured == "0.512, mapped 0.001 (of 6 rates)" and best.published == ""
+
+
+def test_an_optimum_at_the_edge_has_no_parabola(tmp_path):
+    runs = parabola("standard", best=1.0) + parabola("neural_tangent")
+    found = lines(bart_rates.findings(swept(tmp_path, runs)))
+    assert found["standard, n = 1024: lr* of the grid"].measured.endswith("at the edge)")
+    vertex = found["standard, n = 1024: lr* by a parabola, mapped"].measured
+    assert vertex == "no parabola: the best rate is at the edge"
+
+
+def test_lowering_the_rate_costs_what_the_parabola_says(tmp_path):
+    found = lines(bart_rates.findings(swept(tmp_path, both(seeds=(0, 1, 2)))))
+    # Two octaves: 4 times the curvature, the same for each seed.
+    standard = found["standard, n = 1024: loss at lr* / 4 minus lowest (nats)"]
+    assert standard.measured == "+0.1600 ± 0.0000 (n = 3)"
+    tangent = found["neural-tangent, n = 1024: loss at lr* / 4 minus lowest (nats)"]
+    assert tangent.measured == "+0.0800 ± 0.0000 (n = 3)"
+    gap = found["n = 1024: cost of lr* / 4, standard - neural-tangent"]
+    assert (gap.measured, gap.verdict) == ("+0.0800 ± 0.0000", "agrees")
+
+
+@pytest.mark.parametrize(("curvature", "verdict"), [(0.06, "disagrees"), (0.02, "agrees")])
+def test_robustness_is_judged_by_its_sign(tmp_path, curvature, verdict):
+    runs = parabola("standard", seeds=(0, 1)) + parabola(
+        "neural_tangent", curvature=curvature, seeds=(0, 1)
+    )
+    gap = lines(bart_rates.findings(swept(tmp_path, runs)))[
+        "n = 1024: cost of lr* / 4, standard - neural-tangent"
+    ]
+    assert gap.verdict == verdict
+
+
+def test_a_quarter_of_the_optimum_that_was_not_run_is_not_measured(tmp_path):
+    runs = [r for r in both() if r[0]["run"] not in
+            ("standard-1024-0.000125-0", "standard-1024-0.00025-0")]
+    found = lines(bart_rates.findings(swept(tmp_path, runs)))
+    cost = found["standard, n = 1024: loss at lr* / 4 minus lowest (nats)"]
+    assert cost.measured == "not measured"
+    gap = found["n = 1024: cost of lr* / 4, standard - neural-tangent"]
+    assert gap.measured == gap.verdict == "not measured"
+
+
+@pytest.mark.parametrize(
+    ("skips", "measured", "verdict"),
+    [
+        ({4e-3: 3, 2e-3: 1}, "0.004: 3, 0.002: 1, others none", "agrees"),
+        ({2.5e-4: 2}, "0.00025: 2, others none", "disagrees"),
+        ({}, "none", "none here"),
+    ],
+)
+def test_overflowing_steps_are_counted_by_rate(tmp_path, skips, measured, verdict):
+    runs = [
+        run("standard", rate, 2 + 0.04 * math.log2(rate / 1e-3) ** 2,
+            skips=range(20, 20 + skips.get(rate, 0)))
+        for rate in RATES
+    ]
+    found = lines(bart_rates.findings(swept(tmp_path, runs)))
+    finding = found["standard, n = 1024: overflowing steps per run, by lr"]
+    assert (finding.measured, finding.published) == (measured, "at the higher lr")
+    assert finding.verdict == verdict
+
+
+def test_overflowing_steps_are_means_over_seeds(tmp_path):
+    runs = [run("standard", 1e-3, 2.0, seed=seed, skips=range(seed + 1)) for seed in (0, 1)]
+    found = lines(bart_rates.findings(swept(tmp_path, runs)))
+    finding = found["standard, n = 1024: overflowing steps per run, by lr"]
+    assert (finding.measured, finding.verdict) == ("0.001: 1.5", "not measured")
+
+
+def test_the_exponent_of_the_mapped_optimum_is_that_between_widths(tmp_path):
+    moved = parabola("neural_tangent", best=1e-3, width=64) + parabola(
+        "neural_tangent", best=1e-3 / 2**0.5, width=128
+    )
+    runs = moved + parabola("standard", width=64) + parabola("standard", width=128)
+    found = lines(bart_rates.findings(swept(tmp_path, runs)))
+    tangent = found["neural-tangent: exponent of the width in mapped lr*"]
+    assert tangent.measured.startswith("-0.50 ± ") and tangent.published == "-3/2 (lambda)"
+    assert tangent.verdict.startswith("off by +1.00")
+    own = found["neural-tangent: exponent of the width in lr* itself"]
+    assert own.measured.startswith("+1.00 ± ") and own.published == "0"
+    assert own.verdict.startswith("off by +1.00")
+    assert found["standard: exponent of the width in mapped lr*"].measured.startswith("+0.00 ± ")
+    one = lines(bart_rates.findings(swept(tmp_path, both())))
+    name = "standard: exponent of the width in mapped lr*"
+    assert one[name].measured == "no fit: 1 width"
+
+
+def test_a_strategy_that_was_not_run_or_diverged_is_said_to_be(tmp_path):
+    runs = [run("standard", rate, 3.0, status="diverged") for rate in RATES]
+    found = lines(bart_rates.findings(swept(tmp_path, runs)))
+    assert found["standard, n = 1024: lr*"].measured == "every run diverged"
+    assert found["neural-tangent, n = 1024: lr*"].measured == "not measured"
+
+
+# Findings of the comparison
+
+
+def test_minimum_losses_are_compared_with_the_papers_words(tmp_path):
+    sweep = swept(tmp_path, both(seeds=(0, 1, 2)))
+    found = lines(bart_strategies.findings((sweep, None)))
+    loss = found["standard, BART-large: lowest loss (nats)"]
+    assert loss.measured == "2.0100 ± 0.0058 (n = 3), 2.8998 bits, at (0.001, 0.01)"
+    gap = found["BART-large: standard - neural-tangent (nats)"]
+    assert gap.measured == "-0.0500 ± 0.0082"
+    assert (gap.published, gap.verdict) == ("below 0, marginally", "agrees")
+
+
+@pytest.mark.parametrize(
+    ("lowest", "verdict"), [(1.95, "disagrees"), (2.005, "within noise"), (2.05, "agrees")]
+)
+def test_a_better_neural_tangent_disagrees_with_the_paper(tmp_path, lowest, verdict):
+    runs = parabola("standard", seeds=(0, 1, 2)) + parabola(
+        "neural_tangent", lowest=lowest, seeds=(0, 1, 2)
+    )
+    found = lines(bart_strategies.findings((swept(tmp_path, runs), None)))
+    assert found["BART-large: standard - neural-tangent (nats)"].verdict == verdict
+
+
+def test_the_early_stage_of_the_larger_model(tmp_path):
+    sweep, larger = swept(tmp_path / "a", both()), swept(tmp_path / "b", r2c2())
+    found = lines(bart_strategies.findings((sweep, larger)))
+    gap = found["R2C2: standard - neural-tangent up to step 50 (nats)"]
+    assert (gap.measured, gap.published) == ("+0.6000 ± ?", "above 0")
+    assert gap.verdict == "agrees in sign, one seed"
+    # 2.4 (2 - t / 50) reaches 3.0 at t = 37.5 of standard's 50.
+    assert found["R2C2: updates to standard's loss then, relative"].measured == "0.750 ± ? (n = 1)"
+    # The smaller model's losses up to the larger one's end: 1.5 times the last.
+    early = found["BART-large: standard - neural-tangent up to step 50 (nats)"]
+    assert early.measured == "-0.0750 ± ?" and not early.published
+    reached = found["BART-large: updates to standard's loss then, relative"].measured
+    assert reached == f"{100 * (2 - 3 / 2.05) / 50:.3f} ± ? (n = 1)"
+
+
+def test_a_loss_that_is_never_reached_is_said_to_be(tmp_path):
+    points = (("standard", 2.4), ("neural_tangent", 3.0))
+    larger = swept(tmp_path, [run(s, 7e-4, x, width=2048, steps=50) for s, x in points])
+    found = lines(bart_strategies.findings((swept(tmp_path / "a", both()), larger)))
+    slow = found["R2C2: updates to standard's loss then, relative"]
+    assert slow.measured == "not reached (n = 1)"
+    verdict = found["R2C2: standard - neural-tangent up to step 50 (nats)"].verdict
+    assert verdict == "disagrees in sign, one seed"
+
+
+# Figures
+
+
+def test_colours_go_from_red_over_black_to_blue_as_the_rate_falls(tmp_path):
+    points = swept(tmp_path, both()).searches[1024, "standard"].points
+    colors = bart_rates.rate_colors(points)
+    falling = [colors[point] for point in reversed(points)]
+    assert falling[:2] == [bart_rates.RED, bart_rates.BLACK] and falling[-1] == bart_rates.BLUE
+    blues = [color[2] for color in falling[1:]]
+    assert blues == sorted(blues) and len(set(blues)) == len(blues)
+    assert list(bart_rates.rate_colors(points[:1]).values()) == [bart_rates.RED]
+
+
+def test_figure_3_has_a_line_per_rate_with_its_legend_and_overflows(tmp_path):
+    runs = both() + both(width=64, skips=(20, 60))
+    figure = dict(bart_rates.draw(swept(tmp_path, runs)))["figure_3_bart_rates"]
+    panels = [axis for axis in figure.axes if axis.get_title()]
+    assert [axis.get_title() for axis in panels] == [
+        "standard, n = 64", "neural-tangent, n = 64", "standard, BART-large",
+        "neural-tangent, BART-large",
+    ]
+    texts = [text.get_text() for text in panels[3].get_legend().get_texts()]
+    assert texts[2] == "32.8 (0.001) [2.050] *"
+    rates = [text.partition(" ")[0] for text in texts]
+    assert rates == ["131", "65.5", "32.8", "16.4", "8.19", "4.1"]
+    rugs = [line for line in panels[0].lines if line.get_marker() == "|"]
+    assert len(rugs) == 6 and list(rugs[0].get_xdata()) == [20, 60]
+    assert not [line for line in panels[2].lines if line.get_marker() == "|"]
+    assert panels[0].get_ylabel() == "validation loss (nats/token)"
+    (bits,) = panels[1].child_axes
+    assert bits.get_ylabel() == "validation loss (bits/token)"
+    figure.canvas.draw()
+    assert bits.get_ylim() == pytest.approx([x / math.log(2) for x in panels[1].get_ylim()])
+
+
+def test_figure_5_ends_with_the_larger_model_and_dashes_the_smaller(tmp_path):
+    sweep, larger = swept(tmp_path / "a", both()), swept(tmp_path / "b", r2c2())
+    figure = dict(bart_strategies.draw((sweep, larger)))["figure_5_bart_r2c2"]
+    axis = figure.axes[0]
+    assert axis.get_xlim() == (0, 50)
+    assert [line.get_linestyle() for line in axis.lines] == ["-", "-", "--", "--"]
+    texts = [text.get_text() for text in axis.get_legend().get_texts()]
+    assert texts == [
+        "R2C2 standard (0.0007, 0.01) [3.000]",
+        "R2C2 neural-tangent (64.9, 1.08e-07) [2.400]",
+        "BART-large standard (0.001, 0.01) [3.000]",  # up to there, not its 2.000
+        "BART-large neural-tangent (32.8, 3.05e-07) [3.075]",
+    ]
+
+
+# Commands and files
+
+each_figure = pytest.mark.parametrize("name", ["dinan/bart_rates", "dinan/bart_strategies"])
+
+
+@each_figure
+def test_neither_the_order_of_tables_nor_that_of_rows_matters(tmp_path, name):
+    sweeps = [frames(both(width=64, seeds=(0, 1), skips=(20,)) + both(width=128, seeds=(0, 1)))]
+    sweeps += [frames(r2c2())] * (name == "dinan/bart_strategies")
+    made = []
+    for order in (1, -1):
+        paths = [
+            path
+            for index, (results, metrics) in enumerate(sweeps)
+            for path in written(tmp_path / f"{order}{index}", results[::order], metrics[::order])
+        ]
+        made.append(make(name, paths[::order], tmp_path / f"out{order}"))
+    (text, files), (again, others) = made
+    assert text == again and "standard errors" in text
+    figures = {"dinan/bart_rates": {"figure_3_bart_rates", "figure_3_bart_optima"},
+               "dinan/bart_strategies": {"figure_4_bart_strategies", "figure_5_bart_r2c2"}}
+    assert {file.stem for file in files} == figures[name]
+    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(files, others))
+
+
+@each_figure
+def test_a_search_with_holes_is_drawn_all_the_same(tmp_path, name):
+    """A strategy with one run, one that diverged without a line, and one that failed."""
+    gone, _ = run("neural_tangent", 1e-3, math.nan, status="diverged")
+    failed, _ = run("neural_tangent", 2e-3, math.nan, status="failed")
+    runs = [run("standard", 1e-3, 2.0), (gone, []), (failed, [])]
+    text, files = make(name, written(tmp_path, *frames(runs)), tmp_path / "out")
+    assert all(file.stat().st_size for file in files)
+    assert text.endswith("neural-tangent: 1 failed run left out")
+
+
+@each_figure
+def test_diverged_runs_alone_are_drawn(tmp_path, name):
+    runs = [run(s, rate, 9.0, status="diverged") for s in STRATEGIES for rate in RATES[:2]]
+    text, files = make(name, written(tmp_path, *frames(runs)), tmp_path / "out")
+    assert files and ("every run diverged" in text or "not measured" in text)
+
+
+def test_without_the_larger_models_tables_figure_5_is_said_to_be_missing(tmp_path):
+    paths = written(tmp_path, *frames(both()))
+    text, files = make("dinan/bart_strategies", paths, tmp_path / "out")
+    assert {file.stem for file in files} == {"figure_4_bart_strategies"}
+    assert text.endswith(
+        "Figure 5 needs the tables of bart_span_denoise/sweeps/figure_5.yaml too"
+    )
+
+
+@each_figure
+@pytest.mark.parametrize("bad", [0, 1])
+def test_a_table_of_another_figure_is_one_line(tmp_path, name, bad, refused):
+    paths = written(tmp_path, *frames(both()))
+    pd.read_csv(paths[bad]).assign(curve="unheard_of").to_csv(paths[bad], index=False)
+    message = "no row with curve standard, neural_tangent"
+    assert refused(name, *paths).startswith(f"error: {paths[bad]}: {message}")
+
+
+def changed(column, value):
+    def change(results, metrics):
+        results = results.astype({column: object})
+        results.loc[3, column] = value
+        return results, metrics
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda r, m: (r.drop(columns="best_eval_loss"), m),
+         "results.csv: no column 'best_eval_loss'; is it the results.csv of the sweep"),
+        (lambda r, m: (r.drop(columns="model.width"), m), "results.csv: no column 'model.width'"),
+        (lambda r, m: (r.drop(columns="status"), m),
+         "the results are the tables with a column 'status'"),
+        (lambda r, m: (r, m.drop(columns="eval_loss")),
+         "metrics.csv: no column 'eval_loss'; is it the metrics.csv of the sweep"),
+        (lambda r, m: (r, m[m.run != r.run[3]]),
+         "metrics.csv: no eval_loss of run standard-1024-0.001-0; are results and metrics of the "
+         "same sweep"),
+        (lambda r, m: (r, m.assign(skipped_steps="many")),
+         "metrics.csv: column 'skipped_steps' has no number: .*many"),
+        (changed("optimizer.lr", "fast"), "column 'optimizer.lr' has no number: .*fast"),
+        (changed("optimizer.lr", 0), "run standard-1024-0.001-0 has no optimizer.lr above 0"),
+        (changed("optimizer.weight_decay", -1), "has no optimizer.weight_decay of 0 or more"),
+        (changed("model.width", math.nan), "has no model.width above 0"),
+        (changed("best_eval_loss", math.nan), "is finished but has no best_eval_loss"),
+        (changed("optimizer.lr", 5e-4),
+         "two runs with curve standard, model.width 1024, optimizer.lr 0.0005, seed 0; expected "
+         "one; is it the results.csv of a sweep with one weight decay per rate"),
+        (lambda r, m: (r.assign(status="failed"), m), "every run failed"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_said(tmp_path, change, message):
+    paths = written(tmp_path, *change(*frames(both())))
+    with pytest.raises(TableError, match=message) as caught:
+        by_loss(paths)
+    assert str(caught.value).startswith(str(tmp_path)) and "\n" not in str(caught.value)
+
+
+def test_tables_that_make_no_sweeps_are_refused(tmp_path):
+    paths = written(tmp_path / "a", *frames(both()))
+    more = written(tmp_path / "b", *frames(r2c2()))
+    for given in (paths[:1], [*paths, more[0]], [paths[0]] * 2, [paths[0], more[0]]):
+        with pytest.raises(TableError, match="expected results.csv and metrics.csv of every sweep"):
+            by_loss(given)
+    with pytest.raises(TableError, match="4 tables given, expected 2: results.csv metrics.csv"):
+        bart_rates.read([*paths, *more])
+    again = written(tmp_path / "c", *frames(both()))
+    with pytest.raises(TableError, match="width 1024 as in .*; expected a larger model"):
+        bart_strategies.read([*paths, *again])
+    last = written(tmp_path / "d", *frames(both(width=64)))
+    with pytest.raises(TableError, match="expected the tables of one sweep or two, got 6"):
+        bart_strategies.read([*paths, *more, *last])
+
+
+def test_the_larger_models_tables_are_drawn_where_they_are_shipped(tmp_path, monkeypatch):
+    assert bart_strategies.TABLES == bart_strategies.SMALLER
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "DATA", tmp_path)
+        (tmp_path / "dinan").mkdir()
+        (tmp_path / "dinan/figure_5.csv").touch()
+        both_sweeps = importlib.reload(bart_strategies).TABLES
+    assert both_sweeps == bart_strategies.SMALLER + bart_strategies.LARGER
+    importlib.reload(bart_strategies)
+
+
+def test_the_readme_quotes_the_shipped_tables():
+    sweep = bart_rates.read([tables.shipped(table) for table in bart_rates.TABLES])
+    readme = (ROOT / "bart_span_denoise/README.md").read_text().replace("−", "-")
+    found = [f for f in lines(bart_rates.findings(sweep)).values() if "exponent of" in f.name]
+    assert len(found) == 3
+    for finding in found:
+        value, _, error, *_ = finding.measured.split()
+        assert f"n^({value} ± {error})" in readme, finding.name

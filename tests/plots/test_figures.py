@@ -1,0 +1,191 @@
+"""What holds for every figure: its shipped tables draw it, and a bad table is one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from plots import style, tables
+from plots.__main__ import load, main, make, names
+from training.config import read_yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = names()
+TABLES = [(name, index) for name in NAMES for index in range(len(load(name).TABLES))]
+
+
+def shipped(name):
+    return [tables.shipped(table) for table in load(name).TABLES]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_shipped_tables_draw_the_shipped_figure(name, tmp_path):
+    text, files = make(name, shipped(name), tmp_path)
+    assert "± " in text or "%" in text or "met" in text
+    home = style.FIGURES / name.partition("/")[0]
+    for file in files:
+        assert file.stat().st_size > 3_000 and (home / file.name).stat().st_size > 3_000
+    assert {file.suffix for file in files} >= {".png", ".pdf"}
+
+
+def test_every_shipped_file_is_drawn_or_read_by_a_figure(tmp_path):
+    """No picture or table is left over from a figure that has another name now."""
+    read = {path for name in NAMES for path in shipped(name)}
+    kept = {*tables.DATA.glob("*/*.csv"), *tables.DATA.glob("*/*.csv.gz")}
+    assert kept == read
+    assert not [path for path in (*tables.DATA.iterdir(), *style.FIGURES.iterdir())
+                if path.is_file()]
+
+
+@pytest.mark.parametrize("name", ["everett/adafactor", "theory/shares", "bordelon/dynamics"])
+def test_the_same_tables_give_the_same_bytes(name, tmp_path):
+    texts, files = zip(*(make(name, shipped(name), tmp_path / out) for out in "ab"))
+    assert texts[0] == texts[1]
+    for one, other in zip(*files):
+        assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize(("name", "titles"), [
+    ("everett/adafactor", ["Everett et al., Figure 10"]),
+    ("everett/weight_decay", ["Everett et al., Figure 9: Adam, one global learning rate, indep"]),
+    ("theory/shares", ["Dinan et al., Part I"]),
+    ("theory/bigram", ["Stratos"]),
+    ("dinan/vit_strategies", ["Dinan et al., Part II, Figure 2"]),
+    ("bordelon/rate_transfer", ["Bordelon et al., Figure 2a"]),
+])
+def test_a_figure_says_which_of_which_paper_it_is(name, titles, tmp_path, monkeypatch):
+    found = []
+    monkeypatch.setattr(style, "save", lambda figure, *_: found.append(figure.get_suptitle()) or [])
+    make(name, shipped(name), tmp_path)
+    assert len(found) == len(titles) and all(map(str.startswith, found, titles))
+
+
+@pytest.mark.parametrize(("name", "index"), TABLES)
+def test_a_table_that_is_none_is_one_line(name, index, tmp_path, refused):
+    paths = shipped(name)
+    columns = ",".join(pd.read_csv(paths[index], nrows=1).columns)
+    paths[index] = bad = tmp_path / f"{paths[index].name.partition('.')[0]}.csv"
+    for text, message in (
+        (None, "cannot read the table"),
+        ("", "cannot read the table"),
+        ("a,b\n1,2\n", "no column '"),
+        (columns + "\n", "no runs in it; run "),
+    ):
+        if text is not None:
+            bad.write_text(text)
+        error = refused(name, *paths)
+        assert error.startswith(f"error: {bad}: ") and message in error
+
+
+@pytest.mark.parametrize("name", [
+    name for name in NAMES if name not in ("everett/loss_vs_size", "everett/learning_rates",
+                                           "bordelon/dynamics")])
+def test_too_many_tables_are_refused(name, refused):
+    assert "expected" in refused(name, *shipped(name), *shipped(name)[:1])
+
+
+def test_a_figure_of_your_own_table_lies_next_to_it(tmp_path, capsys):
+    table = tmp_path / "results.csv"
+    table.write_bytes(tables.shipped("everett/quickstart").read_bytes())
+    main(["quickstart", str(table)])
+    assert f"written: {tmp_path}/quickstart.png" in capsys.readouterr().out
+    assert {path.suffix for path in tmp_path.iterdir()} == {".csv", ".png", ".pdf"}
+
+
+def test_all_draws_every_figure_into_its_papers_folder(tmp_path, capsys, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("plots.__main__.make",
+                        lambda name, given, out: drawn.append((name, given, out)) or ("", []))
+    main(["--all", "--out", str(tmp_path)])
+    assert drawn == [(name, [], tmp_path / name.partition("/")[0]) for name in NAMES]
+    main(["--list"])
+    listed = capsys.readouterr().out.splitlines()[-len(NAMES) - 1:]
+    assert [line.split()[0] for line in listed] == [*NAMES, "coordinate_check"]
+    assert all(len(line.split()) > 3 for line in listed)
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["everett/learning_rate"], "did you mean everett/learning_rates? `python -m plots --list`"),
+    (["dept"], "no figure 'dept'; did you mean bordelon/depth?"),
+    (["zzz"], "no figure 'zzz'; `python -m plots --list` has all names"),
+    (["kernels"], "'kernels' is a figure of 2 papers: bordelon/kernels, theory/kernels"),
+    (["coordinate_check"], "coordinate_check has no shipped table; give the path of one"),
+])
+def test_a_name_that_is_no_figure_gets_the_nearest(words, message, refused):
+    assert message in refused(*words)
+
+
+@pytest.mark.parametrize("words", [[], ["--all", "quickstart"]])
+def test_a_call_without_a_name_or_with_too_much_says_what_to_give(words, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert "give" in capsys.readouterr().err
+
+
+def test_help_is_that_of_the_figure(capsys):
+    main(["depth", "--help"])
+    usage = "python -m plots bordelon/depth [OBSERVATIONS RESULTS METRICS]"
+    assert usage in capsys.readouterr().out
+    main(["--help"])
+    assert "python -m plots ship TABLE PAPER/NAME" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("table", "source", "commands"), [
+    ("everett/figure_1_5_6_7_alignment", "probes.csv", [
+        "sweeps run nanolm_c4/sweeps/figure_1_5_6_7_alignment.yaml --preset laptop",
+        "plots ship results/nanolm_c4/figure_1_5_6_7_alignment_laptop/probes.csv "
+        "everett/figure_1_5_6_7_alignment"]),
+    ("everett/quickstart", "results.csv", [
+        "sweeps run nanolm_c4/sweeps/quickstart.yaml",
+        "plots ship results/nanolm_c4/quickstart/results.csv everett/quickstart"]),
+    ("dinan/figure_1_2_metrics", "metrics.csv", [
+        "sweeps run vit_imagenet/sweeps/figure_1_2.yaml --preset laptop",
+        "plots ship results/vit_imagenet/figure_1_2_laptop/metrics.csv dinan/figure_1_2_metrics"]),
+    ("dinan/figure_3_4", "results.csv", [
+        "sweeps run bart_span_denoise/sweeps/figure_3_4.yaml --preset laptop",
+        "plots ship results/bart_span_denoise/figure_3_4_laptop/results.csv dinan/figure_3_4"]),
+    ("dinan/figure_5", "results.csv", [  # R2C2 has no small form
+        "sweeps run bart_span_denoise/sweeps/figure_5.yaml",
+        "plots ship results/bart_span_denoise/figure_5/results.csv dinan/figure_5"]),
+    ("bordelon/figure_4_distances", "distances.csv", [
+        "sweeps run vit_cifar5m/sweeps/figure_4.yaml --preset laptop",
+        "vit_cifar5m.distances results/vit_cifar5m/figure_4_laptop",
+        "plots ship results/vit_cifar5m/figure_4_laptop/distances.csv "
+        "bordelon/figure_4_distances"]),
+    ("bordelon/figure_7_12_kernels", "observed_kernels.csv", [
+        "sweeps run nanolm_c4/sweeps/figure_7_12.yaml --preset laptop",
+        "plots ship results/nanolm_c4/figure_7_12_laptop/observed_kernels.csv "
+        "bordelon/figure_7_12_kernels"]),
+    ("bordelon/initial_density", "initial_density.csv", ["vit_cifar5m.initial --ship"]),
+    ("theory/bigram", "bigram.csv", ["effective_theory.run --ship plots/data/theory"]),
+])
+def test_a_shipped_table_that_is_missing_names_the_commands_that_make_it(
+    table, source, commands, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(tables, "DATA", tmp_path)
+    with pytest.raises(tables.TableError) as caught:
+        tables.read(tables.shipped(table), ["curve"], source)
+    *first, last = (f"`python -m {command}`" for command in commands)
+    listed = f"{', '.join(first)} and {last} make it" if first else f"{last} makes it"
+    assert str(caught.value) == f"{tmp_path}/{table}.csv: no such table; {listed}"
+    sweep = commands[0].split()[2] if commands[0].startswith("sweeps") else ""
+    presets = read_yaml(ROOT / sweep).get("presets", {}) if sweep else {}
+    assert ("--preset laptop" in commands[0]) == ("laptop" in presets)
+
+
+def test_the_figures_import_no_torch():
+    modules = ", ".join(f"plots.{name.replace('/', '.')}" for name in (*NAMES, "coordinate_check"))
+    code = f"import plots.__main__, {modules}, sys; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+def test_no_figure_is_another_figures_library():
+    figures = {f"plots.{name.replace('/', '.')}" for name in NAMES}
+    for path in (ROOT / "plots").rglob("*.py"):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            words = line.split()
+            if words[:1] == ["from"]:
+                found = {words[1], *(f"{words[1]}.{word.strip(',')}" for word in words[3:])}
+                assert not found & figures, f"{path}: {line}"

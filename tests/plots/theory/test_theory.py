@@ -1,0 +1,163 @@
+"""The figures of effective_theory, from constructed tables."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+from matplotlib.collections import PathCollection
+
+from plots.__main__ import make
+from plots.tables import TableError
+from plots.theory import bigram as exponents
+from plots.theory import error, kernels, shares
+from plots.theory import tables as theory_tables
+
+WIDTHS = (64, 128, 256, 512)
+FIGURES = ("kernels", "error", "shares")
+
+
+def entries(correction: float = 2.0, power: float = 1.0, error: float = 1e-4) -> pd.DataFrame:
+    """G of two blocks and a tangent kernel of three groups, off theory by correction / n^power."""
+    rows = []
+    for width in (*WIDTHS, math.inf):
+        off = 1 + (correction * width**-power if math.isfinite(width) else 0.0)
+        cells = [("G", "stem", "", 2.0), ("G", "head", "", 0.5), ("theta", "stem", "total", 2.0)]
+        cells += [
+            ("theta", "head", part, value)
+            for part, value in (("total", 4.0), ("stem", 1.0), ("query", 2.0), ("readout", 1.0))
+        ]
+        for quantity, block, part, value in cells:
+            rows.append({
+                "stem": "vision", "width": width, "heads": 2, "networks": 100,
+                "quantity": quantity, "block": block, "part": part, "entry": "diagonal",
+                "predicted": value, "predicted_error": math.nan, "measured": value * off,
+                "error": value * error,
+            })
+    return pd.DataFrame(rows)
+
+
+def fitted(**changes) -> pd.DataFrame:
+    cells = [
+        ("Table 2", "1", "h_1", 0, "prediction", 0.0, 0.01, True, ""),
+        ("Table 2", "2", "h_1", 0, "prediction", 0.0, 0.09, None, ""),
+        ("alignment", "sp", "u_1", 1, "bound", 1.0, 0.5, True, "1/2 at first"),
+        ("Table 1", "sp", "h_1", 1, "prediction", 0.0, 0.02, True, ""),
+        ("Table 1", "sp", "h_1", 2, "prediction", 0.0, 0.03, False, "judged elsewhere"),
+        ("Table 1", "sp", "h_1", 3, "prediction", 0.0, 0.30, True, ""),
+        ("Table 3", "SP (Condition A.2)", "dh_4[y]", 1, "hypothetical", 0.0, 0.5, None, "violated"),
+    ]
+    columns = ["table", "row", "column", "step", "kind", "predicted", "measured", "met", "note"]
+    return pd.DataFrame(cells, columns=columns).assign(error=0.01, z=None, moved=0.25, **changes)
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(frame: pd.DataFrame):
+        frame.to_csv(tmp_path / "table.csv", index=False)
+        return tmp_path / "table.csv"
+
+    return write
+
+
+@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
+def test_the_power_of_the_corrections_is_recovered(power):
+    forward, tangent = error.curves(entries(power=power, error=1e-6), "vision")
+    for curve in (forward["stem"], tangent["Q"]):
+        found, spread = error.decay(curve)
+        assert found == pytest.approx(power, abs=0.02) and spread < 0.1
+
+
+def test_corrections_within_the_noise_have_no_power():
+    noisy = entries(correction=1.0, error=0.01)
+    assert error.decay(error.curves(noisy, "vision")[0]["stem"]) is None
+    assert "no correction seen" in "\n".join(error.findings(noisy))
+
+
+def test_numbers_that_are_the_same_in_all_networks_are_no_curve():
+    assert error.curves(entries(error=0.0), "vision") == ({}, {})
+
+
+def test_shares_add_up_and_are_those_of_the_largest_width():
+    found = shares.shares(entries(), "vision")
+    assert found["predicted"].to_dict() == {"stem": 0.25, "query": 0.5, "readout": 0.25}
+    assert found["measured"].sum() == pytest.approx(1)
+
+
+def test_distances_are_given_per_width():
+    text = "\n".join(kernels.findings(entries()))
+    assert "n = 64: 3.12 %" in text and "n = inf: 0.00 %" in text
+
+
+def test_findings_of_the_bigram_model_follow_the_verdicts_of_the_table(table):
+    lines = exponents.findings(exponents.read([table(fitted())]))
+    text = "\n".join(lines)
+    assert [line.split(":")[0] for line in lines if line[0] != " "][:4] == [
+        "Table 1, steps 1 to 3", "Table 2, initialisation", "Table 3, step 1", "alignment, step 1",
+    ]
+    assert "Table 1, steps 1 to 3: 2 met, 1 missed, 0 not judged" in lines
+    assert "    missed: sp, h_1, predicted 0: 0.03 ± 0.01  judged elsewhere" in lines
+    unjudged = "1 not judged (1 of too few networks or too small widths)"
+    assert f"Table 2, initialisation: 1 met, 0 missed, {unjudged}" in lines
+    assert "Table 3, step 1: 0 met, 0 missed, 1 not judged (1 hypothetical)" in lines
+    assert any("hypothetical: SP (Condition A.2), dh_4[y], predicted 0: 0.50" in s for s in lines)
+    assert "alignment, step 1: 1 met (1 as upper bounds), 0 missed, 0 not judged" in lines
+    assert "    last activations' change before step 3: SP 25.0%" in lines
+    assert "not of independent trials" in text and "same networks up to the shift" in text
+
+
+def test_panels_of_the_bigram_model_say_what_and_when(table):
+    (_, figure), = exponents.draw(exponents.read([table(fitted())]))
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles[0].startswith("Table 1: RMS in training, steps 1 and 3")
+    assert titles[1] == "Table 2: variance at initialisation"
+    assert [title.split(":")[0] for title in titles[2:]] == ["Table 3", "alignment"]
+    legend = [text.get_text() for text in figure.axes[1].get_legend().get_texts()]
+    assert "1/d" in legend[0] and legend[1] == "2: the same with RMSNorm"
+    dashed = [
+        [(offset[1], shape.get_linestyles()[0][1] is not None) for offset in shape.get_offsets()]
+        for axis in figure.axes[1:3] for shape in axis.collections
+        if isinstance(shape, PathCollection)
+    ]
+    assert dashed == [[(0.0, False)], [(0.0, True)], [(0.0, True)]]
+    assert "predicted, not judged" in [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+@pytest.mark.parametrize(("frame", "message"), [
+    (fitted().query("step > 1"), "no row of step 0 or 1, the lowest step is 2"),
+    (fitted(table="Table 9"), "no row with table Table 1, Table 2"),
+    (fitted(kind="guess"), "kind 'guess'; expected prediction, bound, hypothetical"),
+    (fitted(met="maybe"), "met 'maybe'; expected True, False or nothing"),
+    *[(fitted().drop(columns=name), f"no column '{name}'") for name in ("kind", "met", "step")],
+])
+def test_a_table_of_the_bigram_model_that_cannot_be_drawn(frame, message, table, tmp_path):
+    with pytest.raises(TableError, match=message):
+        make("theory/bigram", [table(frame)], tmp_path)
+    assert not list(tmp_path.glob("*.png"))
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_table_without_a_column_is_refused_by_name(name, table, tmp_path):
+    with pytest.raises(TableError, match="no column 'networks'; is it the kernels.csv of effectiv"):
+        make(f"theory/{name}", [table(entries().drop(columns="networks"))], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "keep, message",
+    [
+        (lambda rows: rows[rows["quantity"] == "G"], "no theta of the head"),
+        (lambda rows: rows[rows["width"] == math.inf], "no theta of the head at a finite width"),
+        (lambda rows: pd.concat([rows, rows]), "stands there twice"),
+    ],
+)
+def test_tables_that_lack_what_a_figure_shows_are_refused(keep, message, table, tmp_path):
+    with pytest.raises(TableError, match=message):
+        shares.read([table(keep(entries()))])
+
+
+def test_a_cell_that_is_no_number_is_refused(table):
+    frame = entries().astype({"measured": object})
+    frame.loc[0, "measured"] = "much"
+    with pytest.raises(TableError, match="'measured' has no number"):
+        theory_tables.read_kernels([table(frame)])

@@ -1,0 +1,140 @@
+"""A toy experiment for tests of sweeps: real runs of the loop, as slow and as faulty as asked."""
+
+import os
+import secrets
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Seeds with which a run does not end well.
+FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range(13, 18)
+
+# Each run notes its name when it begins to train, and its process with what that may use.
+TRAIN = f"FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range({FAILS}, {FAILS + 5})" + '''
+import json, os, signal, sys, time
+import toy_run
+from training import loop, processes, runs
+from training.settings import RunConfig
+from training.errors import RunError, UserError
+from training.experiment import Experiment
+
+class Toy(Experiment):
+    def run(self, config, run_dir, progress=None):
+        print("loading the data", flush=True)
+        rank = os.environ.get("RANK", "0")
+        names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+        (run_dir / f"at-{rank}").write_text(json.dumps(
+            {"pid": os.getpid(), "argv": sys.argv, **{name: os.environ.get(name) for name in names}}
+        ))
+        if config.seed == FAILS or config.seed == SECOND_FAILS and rank == "1":
+            raise RuntimeError("no such thing")
+        if config.seed == DIES:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if config.seed == REFUSES:
+            processes.on_main(lambda: refuse())
+        if config.seed == WRONG_FOLDER:
+            raise RunError(f"{run_dir}: holds something else")
+        task = toy_run.build_task(config)
+        count = task.count
+
+        def slowly(batch):
+            (run_dir / "training").touch()
+            time.sleep(pause(run_dir))
+            return count(batch)
+
+        def train():
+            if rank == "0":
+                with open(run_dir.parent / "calls.txt", "a") as file:
+                    file.write(f"{time.time()} {run_dir.name}\\n")
+            return loop.train(task, run_dir, progress)
+
+        task.count = slowly
+        return runs.train_once(run_dir, config, task.plan, train)
+
+def pause(run_dir):
+    """Seconds per batch: a file two folders above the sweep's, for places that stand already."""
+    file = run_dir.parents[3] / "pause"
+    return float(file.read_text() if file.exists() else os.environ.get("PAUSE", "0"))
+
+def refuse():
+    raise UserError("corpus.txt: no such file")
+
+EXPERIMENT = Toy(
+    name=__name__.partition(".")[0], description="toy", config=RunConfig,
+    build_task=toy_run.build_task, build_plan=lambda config: toy_run.build_task(config).plan,
+    parameters=lambda config: {"embedding": 88, "non_embedding": 88, "total": 176},
+    flops=lambda config: config.optimizer.lr, tokens_per_step=lambda config: 24,
+    memory=lambda config, shards=1, replicas=1: {"total": 1000}, result=str,
+)
+'''
+
+
+@pytest.fixture(scope="session")
+def ray_settings():
+    """A token for all clusters of this process: Ray reads it once, when it is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "token")
+        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        yield
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """The name of an experiment's package in tmp_path, which every process finds."""
+    name = "toy_" + tmp_path.name.replace("-", "_")
+    package = tmp_path / name
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "train.py").write_text(TRAIN)
+    (package / "place").mkdir()
+    (package / "place" / "__init__.py").write_text("")
+    (package / "place" / "train.py").write_text(PLACE)
+    places = [ROOT, tmp_path, ROOT / "tests" / "training"]
+    for place in places[1:]:
+        monkeypatch.syspath_prepend(place)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return name
+
+
+# Holds its place, without torch, until its folder has a file `go`.
+PLACE = """
+import json, os, pathlib, time
+from training.settings import RunConfig
+from training.experiment import Experiment
+
+class Place(Experiment):
+    def run(self, config, run_dir, progress=None):
+        names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+        own = {name: os.environ.get(name) for name in names}
+        (run_dir / "new").write_text(json.dumps({"pid": os.getpid(), **own}))
+        (run_dir / "new").rename(run_dir / "at-0")
+        while not (run_dir / "go").exists():
+            time.sleep(0.02)
+        return {"status": "finished"}
+
+EXPERIMENT = Place(
+    name=__name__.partition(".")[0], description="", config=RunConfig,
+    **dict.fromkeys(("build_task", "build_plan", "parameters", "flops", "tokens_per_step",
+                     "memory", "result"), print)
+)
+"""
+
+
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.05)
+
+
+def gone(pid):
+    """Whether a process has ended; one that nobody has waited for counts."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True

@@ -1,0 +1,413 @@
+"""The engine of this machine: where runs are placed, what their futures hold, how they stop."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from sweeps import pool as pools
+from sweeps.pool import Job, Needs, PoolOptions, RunFailed, open_pool
+from tests.sweeps.conftest import (
+    DIES,
+    FAILS,
+    REFUSES,
+    ROOT,
+    SECOND_FAILS,
+    WRONG_FOLDER,
+    gone,
+    wait_until,
+)
+from training.config import read_yaml, validate
+from training.errors import RunError, UserError
+from training.files import Busy, locked
+
+CONFIG = {
+    "optimizer": {"lr": 0.05},
+    "schedule": {},
+    "training": {"steps": 30, "batch_size": 4, "log_every": 1},
+    "checkpoint": {"every": 1},
+}
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
+TWO = (*TORCHRUN, "--nproc_per_node=2")  # starts every run
+SEVERAL = (*TORCHRUN, "--nproc_per_node={processes}")  # those that need several processes
+PAIR = Needs(processes=2)
+
+
+@pytest.fixture
+def opened():
+    """Opens pools; runs that are left in them end with the test."""
+    made = []
+
+    def open_it(**options):
+        made.append(open_pool("local", PoolOptions(**options)))
+        return made[-1]
+
+    yield open_it
+    for pool in made:
+        pool.stop()
+        pool.stop()
+        pool.shutdown()
+
+
+@pytest.fixture
+def job(toy, tmp_path):
+    def make(name, seed=0, experiment=toy, threads=None):
+        return Job(name, experiment, {**CONFIG, "seed": seed}, tmp_path / name, threads)
+
+    return make
+
+
+def at(run, rank=0):
+    """What a process of a run has noted of itself."""
+    return json.loads((run.run_dir / f"at-{rank}").read_text())
+
+
+def started(run, rank=0):
+    return (run.run_dir / f"at-{rank}").exists()
+
+
+def steps(run):
+    path = run.run_dir / "metrics.jsonl"
+    return path.read_text().count("train_loss") if path.exists() else 0
+
+
+def saved(run):
+    return [path.name for path in run.run_dir.glob("checkpoints/step-*")]
+
+
+def test_a_future_holds_the_summary_or_what_went_wrong(opened, job):
+    pool = opened(workers=1, threads=3)
+    fine, second = job("fine"), job("second", seed=1)
+    assert pool.slots == 1
+    first = pool.submit(fine, Needs())
+    assert first.result(60)["status"] == "finished" and not saved(fine)
+    assert pool.submit(second, Needs()).result(60)["status"] == "finished"
+    assert at(fine)["pid"] == at(second)["pid"] != os.getpid()  # torch is imported once
+    assert at(fine)["OMP_NUM_THREADS"] == "3"
+    assert pool.submit(fine, Needs()).result(60) == first.result()  # not trained again
+    log = (fine.run_dir / "log.txt").read_text()
+    assert log.count("loading the data") == 2 and "readout.weight" in log
+
+    with pytest.raises(RunFailed, match="RuntimeError: no such thing; the end of") as failure:
+        pool.submit(job("fails", FAILS), Needs()).result(60)
+    assert 'raise RuntimeError("no such thing")' in failure.value.tail in str(failure.value)
+    with pytest.raises(UserError, match="^corpus.txt: no such file$"):
+        pool.submit(job("refuses", REFUSES), Needs()).result(60)
+    with pytest.raises(RunError, match="holds something else"):
+        pool.submit(job("wrong", WRONG_FOLDER), Needs()).result(60)
+    with pytest.raises(RunError, match="another config"):
+        pool.submit(job("fine", seed=2), Needs()).result(60)
+    third = job("third", seed=3)
+    with locked(third.run_dir, "run"), pytest.raises(Busy, match="another process"):
+        pool.submit(third, Needs()).result(60)
+    assert at(third)["pid"] == at(fine)["pid"]
+
+
+def test_a_worker_that_dies_costs_its_own_run_only(opened, job, monkeypatch):
+    pool = opened(workers=2, threads=1)
+    dead, fine = job("dead", DIES), job("fine")
+    futures = [pool.submit(dead, Needs()), pool.submit(fine, Needs())]
+    with pytest.raises(pool.lost, match="ended with code -9; the end of") as end:
+        futures[0].result(60)
+    assert "loading the data" in str(end.value)
+    assert futures[1].result(60)["resumed_from"] == []
+    again = job("again", seed=1)  # in a fresh process, or in the one that lives
+    os.kill(at(fine)["pid"], signal.SIGKILL)  # while it has nothing to do
+    wait_until(lambda: gone(at(fine)["pid"]))
+    future = pool.submit(again, Needs())
+    try:
+        assert future.result(60)["status"] == "finished"
+    except pool.lost:  # the pool had not yet noticed
+        assert pool.submit(again, Needs()).result(60)["status"] == "finished"
+
+
+def test_stopped_runs_save_and_go_on_and_waiting_ones_do_not_start(opened, job, monkeypatch):
+    monkeypatch.setenv("PAUSE", "0.3")
+    pool = opened(workers=1, threads=1)
+    running, waiting = job("running"), job("waiting", seed=1)
+    futures = [pool.submit(running, Needs()), pool.submit(waiting, Needs())]
+    wait_until(lambda: steps(running) >= 2)
+    pool.stop()
+    assert [future.result(60)["status"] for future in futures] == ["stopped", "stopped"]
+    assert len(saved(running)) >= 1 and not waiting.run_dir.exists()
+    pool.shutdown()
+    assert gone(at(running)["pid"])
+    monkeypatch.setenv("PAUSE", "0")
+    summary = opened(workers=1).submit(running, Needs()).result(60)
+    assert summary["status"] == "finished" and len(summary["resumed_from"]) == 1
+
+
+def test_a_run_that_does_not_train_yet_is_stopped_too(opened, job, toy):
+    pool = opened(workers=1)
+    run = job("run", experiment=f"{toy}.place")
+    future = pool.submit(run, Needs())
+    pool.stop()  # while its process starts
+    assert future.result(60) == {"status": "stopped"}
+    pool = opened(workers=1)
+    future = pool.submit(run, Needs())
+    wait_until(lambda: started(run))
+    pool.stop()
+    assert future.result(60) == {"status": "stopped"}
+
+
+@pytest.mark.parametrize("way", ["called again", "out of time"])
+def test_what_does_not_stop_is_killed(opened, job, monkeypatch, way):
+    monkeypatch.setenv("PAUSE", "100")
+    monkeypatch.setenv("TRAINING_STOP_SECONDS", "0.5" if way == "out of time" else "100")
+    pool = opened(workers=1, threads=1)
+    run = job("run")
+    future = pool.submit(run, Needs())
+    wait_until(lambda: (run.run_dir / "training").exists())
+    pool.stop()
+    if way == "called again":
+        pool.stop()
+    with pytest.raises(pool.lost):
+        future.result(30)
+    wait_until(lambda: gone(at(run)["pid"]), seconds=5)
+
+
+DRIVER = """
+import sys
+from sweeps.pool import Job, Needs, PoolOptions, open_pool
+if __name__ == "__main__":
+    experiment, run_dir, launch = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    pool = open_pool("local", PoolOptions(workers=2, threads=1, launch=tuple(launch)))
+    jobs = [Job(n, experiment, {**CONFIG, "seed": s}, run_dir / n) for s, n in enumerate("ab")]
+    futures = [pool.submit(job, Needs()) for job in jobs]
+    assert "torch" not in sys.modules
+    print([future.result()["status"] for future in futures])
+"""
+
+
+@pytest.mark.parametrize("launch", [(), TWO], ids=["one process", "two processes"])
+def test_a_killed_driver_leaves_checkpoints_and_no_process(job, toy, tmp_path, monkeypatch, launch):
+    monkeypatch.setenv("PAUSE", "0.3")
+    script = tmp_path / "driver.py"
+    script.write_text(f"CONFIG = {CONFIG}\n{DRIVER}")
+    driver = subprocess.Popen([sys.executable, script, toy, tmp_path, *launch], cwd=ROOT)
+    runs, ranks = (job("a"), job("b", seed=1)), (0, 1) if launch else (0,)
+    wait_until(lambda: all(steps(run) for run in runs))
+    pids = [at(run, rank)["pid"] for run in runs for rank in ranks]
+    for pid in pids if launch else ():  # a scheduler may send its signal to all processes of a job
+        os.kill(pid, signal.SIGUSR2)
+    driver.send_signal(signal.SIGKILL)
+    driver.wait()
+    wait_until(lambda: all(map(gone, pids)), seconds=30)
+    for run in runs:
+        assert '"stopped"' in (run.run_dir / "summary.json").read_text()
+        assert saved(run)
+
+
+# Several processes per run.
+
+
+def test_two_processes_stop_with_a_checkpoint_and_go_on_as_the_same_run(opened, job, monkeypatch):
+    monkeypatch.setenv("PAUSE", "0.2")
+    pool = opened(workers=1, threads=1, launch=SEVERAL)
+    run = job("run")
+    future = pool.submit(run, PAIR)
+    wait_until(lambda: steps(run) >= 2)
+    pool.stop()
+    assert future.result(60)["status"] == "stopped"
+    (reached,) = [int(name.removeprefix("step-")) for name in saved(run)][-1:]
+    assert all(gone(at(run, rank)["pid"]) for rank in (0, 1))
+
+    monkeypatch.setenv("PAUSE", "0")
+    pool = opened(workers=1, threads=1, launch=SEVERAL)
+    summary = pool.submit(run, PAIR).result(60)
+    assert (summary["status"], summary["resumed_from"]) == ("finished", [reached])
+    assert (run.run_dir / "log.txt").read_text().count("loading the data") == 4
+    assert not (run.run_dir / ".outcome.json").exists()
+    # The config is written as any other way of running writes it: nothing is trained again.
+    assert pool.submit(run, Needs()).result(60) == summary
+    alone = job("alone", seed=1)
+    assert pool.submit(alone, Needs()).result(60)["status"] == "finished"
+    assert not started(alone, rank=1)  # SEVERAL is not for it
+    ours, theirs = (read_yaml(one.run_dir / "config.yaml") for one in (run, alone))
+    assert {**ours, "seed": 1} == theirs
+
+
+def test_the_first_process_tells_what_is_wrong_and_the_others_end(opened, job):
+    pool = opened(workers=1, threads=1, launch=TWO)
+    run = job("run", REFUSES)
+    with pytest.raises(UserError, match="^corpus.txt: no such file$"):
+        pool.submit(run, Needs()).result(60)
+    assert all(gone(at(run, rank)["pid"]) for rank in (0, 1))
+    with pytest.raises(RunFailed):
+        pool.submit(job("second", SECOND_FAILS), Needs()).result(60)
+    assert "no such thing" in (run.run_dir.parent / "second" / "log.txt").read_text()
+
+
+def test_a_launch_command_that_is_wrong_is_named(opened, job):
+    pool = opened(workers=1, launch=("acelerate", "launch"))
+    with pytest.raises(UserError, match="--launch: no command 'acelerate' on PATH"):
+        pool.submit(job("a"), Needs()).result(60)
+    pool = opened(workers=1, launch=("sh", "-c", "echo no such option >&2; exit 2"))
+    with pytest.raises(RunFailed, match="sh ended with code 2 and no word.*\nno such option"):
+        pool.submit(job("b"), Needs()).result(60)
+
+
+# GPUs, pretended.
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch):
+    """Pretends that nvidia-smi lists some GPUs and that CUDA_VISIBLE_DEVICES is as given."""
+
+    def pretend(count, visible=None):
+        tool = tmp_path / "bin" / "nvidia-smi"
+        tool.parent.mkdir(exist_ok=True)
+        listed = "".join(f"GPU {i}: NVIDIA H100 (UUID: GPU-{i}abc)\\n" for i in range(count))
+        sizes = "".join(f"{81559 + i}\\n" for i in range(count))
+        failure = "echo 'GPU 0: lost'; exit 9"  # a driver that does not answer
+        body = f"[ $1 = -L ] && printf '{listed}' || printf '{sizes}'" if count else failure
+        tool.write_text(f"#!/bin/sh\n{body}\n")
+        tool.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("listed", "visible", "expected"),
+    [
+        (2, None, ["0", "1"]),
+        (8, "3,5,GPU-7abc", ["3", "5", "GPU-7abc"]),
+        (8, "2,-1,3", ["2"]),  # CUDA ignores what follows an invalid one
+        (0, None, []),
+        (8, "", []),  # switched off
+    ],
+)
+def test_gpus_are_those_that_cuda_would_see(gpus, listed, visible, expected):
+    gpus(listed, visible)
+    assert pools.visible_gpus() == expected
+    assert pools.gpu_memory() == (81559 * 2**20 if expected else None)
+
+
+class Placed:
+    """Submits runs that hold their places until they are released."""
+
+    def __init__(self, pool, job, toy):
+        self.pool, self.job, self.toy, self.runs = pool, job, toy, {}
+
+    def __call__(self, name, gpus, **needs):
+        run = self.job(name, experiment=f"{self.toy}.place")
+        self.runs[name] = run, self.pool.submit(run, Needs(gpus=gpus, **needs))
+
+    def devices(self, *names):
+        wait_until(lambda: all(started(self.runs[name][0]) for name in names))
+        return [at(self.runs[name][0])["CUDA_VISIBLE_DEVICES"] for name in names]
+
+    def release(self, *names):
+        for name in names:
+            (self.runs[name][0].run_dir / "go").touch()
+        assert all(self.runs[name][1].result(30)["status"] == "finished" for name in names)
+
+
+@pytest.fixture
+def placed(opened, job, toy):
+    return lambda **options: Placed(opened(**options), job, toy)
+
+
+def test_runs_are_packed_on_gpus_by_what_they_need(gpus, placed):
+    gpus(8, "0,1,4,5")
+    place = placed()
+    for name in "abcd":
+        place(name, 0.25)
+    assert place.devices(*"abcd") == ["0"] * 4
+    place("two", 2)
+    place("one", 1)
+    assert place.devices("two", "one") == ["1,4", "5"]
+    assert place.pool.slots == 6  # nothing is free
+    place("next", 1)
+    place("small", 0.25)  # waits behind the one that came before
+    assert place.pool.slots == 8 and not started(place.runs["next"][0])
+    place.release("a")
+    assert not started(place.runs["small"][0])
+    place.release("one")
+    assert place.devices("next", "small") == ["5", "0"]
+    with pytest.raises(UserError, match="big needs 5 GPUs, but 4 are visible here; lower `needs`"):
+        place("big", 5)
+    with pytest.raises(UserError, match="far needs 2 nodes; --engine local has this machine only"):
+        place("far", 4, nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("visible", "options", "expected"),
+    [
+        ("0,1", {"workers": 2}, ["0", "1"]),
+        ("0,1", {"workers": 4}, ["0", "0", "1", "1"]),  # small runs share a GPU
+        ("0,1,2,3", {"workers": 2, "launch": ("sh", "-c", "touch go")}, None),
+        ("", {"workers": 2}, ["", ""]),  # GPUs are not spoken of
+    ],
+)
+def test_workers_at_a_time_share_the_gpus(gpus, placed, visible, options, expected):
+    gpus(0, visible)
+    place = placed(**options)
+    if expected is None:  # what a launch command starts has an equal part of the machine
+        assert [place.pool._share(Needs()) for _ in range(2)] == [2, 2]
+        assert place.pool._share(Needs(gpus=4, processes=4)) == 4
+        return
+    for index in range(len(expected)):
+        place(str(index), 1)
+    assert place.devices(*map(str, range(len(expected)))) == expected
+    assert place.pool.slots == options["workers"]
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "expected"), [(1, None, 8), (3, None, 2), (20, None, 1), (2, 5, 5)]
+)
+def test_threads_are_an_equal_share_of_the_cores(opened, monkeypatch, workers, threads, expected):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr("sweeps.local.cores", lambda: 8)
+    assert opened(workers=workers, threads=threads).threads == expected
+
+
+# What a user may get wrong.
+
+
+@pytest.mark.parametrize(
+    ("needs", "message"),
+    [
+        ({"gpus": 1.5}, "gpus 1.5: above 1 it must be a whole number"),
+        ({"gpus": 8, "processes": 8, "nodes": 3}, "nodes 3: must divide gpus and processes"),
+        ({"gpu": 1}, "gpu"),
+        ({"cpus": 0}, "cpus"),
+    ],
+)
+def test_needs_that_make_no_sense_are_refused(needs, message):
+    with pytest.raises(UserError, match=message):
+        validate(Needs, needs, "sweep.yaml")
+
+
+@pytest.mark.parametrize(
+    ("engine", "options", "message"),
+    [
+        ("local", {"address": "a:6379"}, "--address goes with --engine ray"),
+        ("slurm", {"workers": 2}, "--workers goes with --engine local or ray"),
+        ("local", {"partition": "gpu"}, "--partition goes with --engine slurm"),
+        ("local", {"gpus_per_node": 1}, "--gpus-per-node goes with --engine slurm"),
+        ("local", {"workers": 0}, "--workers must be at least 1"),
+        ("local", {"threads": 0}, "--threads must be at least 1"),
+        ("slurm", {"jobs": 0}, "--jobs must be at least 1"),
+    ],
+)
+def test_options_that_contradict_are_refused(engine, options, message):
+    with pytest.raises(UserError, match=message):
+        open_pool(engine, PoolOptions(**options))
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-3", "inf", "nan"])
+def test_the_time_to_save_is_a_number_of_seconds(monkeypatch, text):
+    monkeypatch.setenv("TRAINING_STOP_SECONDS", text)
+    with pytest.raises(UserError, match=f"TRAINING_STOP_SECONDS: expected .* got '{text}'"):
+        open_pool("local", PoolOptions())
+    monkeypatch.setenv("TRAINING_STOP_SECONDS", "900")
+    assert pools.stop_seconds() == 900

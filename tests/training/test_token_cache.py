@@ -1,0 +1,374 @@
+"""training.token_cache under both text experiments: caches are whole or absent, and checked."""
+
+import json
+import os
+import pickle
+import random
+import re
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import bart_span_denoise.data
+import nanolm_c4.data
+from bart_span_denoise.config import Config as BartConfig
+from nanolm_c4.config import Config as NanolmConfig
+from training import files, token_cache
+from training.config import load
+from training.errors import UserError
+from training.text import in_validation
+from training.token_cache import CHECKED, META, TokenCache, cache_problem
+
+ROOT = Path(token_cache.__file__).parents[1]
+SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
+
+
+def write_documents(count):
+    draw = random.Random(0)
+    word = lambda: "".join(draw.choices(SYLLABLES, k=draw.randint(1, 3)))
+    sentence = lambda: " ".join(word() for _ in range(draw.randint(3, 9))) + "."
+    return [" ".join(sentence() for _ in range(draw.randint(1, 9))) for _ in range(count)]
+
+
+DOCUMENTS = write_documents(60)
+
+
+class Experiment:
+    """One of the experiments with text, at toy size."""
+
+    def __init__(self, name, words):
+        self.name, self.words = name, words
+
+    def arguments(self, text, cache, *more):
+        config = str(ROOT / self.name / "configs" / "laptop.yaml")
+        common = [f"data.path={text}", f"data.cache_dir={cache}", "data.validation_fraction=0.3"]
+        return [config, *self.words, *common, *more]
+
+    def prepare(self, text, cache, *more):
+        path, *words = self.arguments(text, cache, *more)
+        if self.name == "nanolm_c4":
+            return nanolm_c4.data.from_config(load(NanolmConfig, path, words).data)
+        return bart_span_denoise.data.from_config(load(BartConfig, path, words)).cache
+
+    @property
+    def data(self):
+        return {"nanolm_c4": nanolm_c4.data}.get(self.name, bart_span_denoise.data)
+
+
+EXPERIMENTS = {
+    "nanolm_c4": ["data.source=local", "data.tokenizer_vocab_size=64"],
+    "bart_span_denoise": [
+        "data.source=text", "data.trained_vocab_size=320", "data.tokens_per_sample=40",
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(params=EXPERIMENTS, scope="module")
+def experiment(request):
+    return Experiment(request.param, EXPERIMENTS[request.param])
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text") / "all.jsonl", DOCUMENTS)
+
+
+def write_text(file, documents):
+    file.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return file
+
+
+@pytest.fixture(scope="module")
+def made(experiment, text, tmp_path_factory):
+    """A prepared cache, which tests leave alone."""
+    return experiment.prepare(text, tmp_path_factory.mktemp("made"))
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    """A copy of it in tmp_path / "cache"."""
+    return shutil.copytree(made.folder, tmp_path / "cache" / made.folder.name)
+
+
+def error_line(action):
+    """The message of the UserError that `action` ends with; it is one line."""
+    with pytest.raises(UserError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def content(folder):
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name != CHECKED}
+
+
+def refuse(*arguments):
+    raise AssertionError("the cache was made or read a second time")
+
+
+# Whole
+
+
+def test_the_files_are_described(made):
+    names = set(content(made.folder)) - {META}
+    assert set(made.meta["sizes"]) == set(made.meta["sha256"]) == names
+    for name in names:
+        assert files.sha256(made.folder / name) == made.meta["sha256"][name]
+    assert {"python", "numpy", "datasets"} < set(made.meta["versions"])
+    assert "files" not in made.meta
+
+
+def test_the_second_preparation_reads_nothing(experiment, made, text, monkeypatch, capfd):
+    monkeypatch.setattr(token_cache, "scratch_folder", refuse)
+    monkeypatch.setattr(token_cache, "sha256", refuse)
+    again = experiment.prepare(text, made.folder.parent)
+    assert (again.folder, again.meta) == (made.folder, made.meta)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interrupted_preparation_leaves_nothing(experiment, text, tmp_path, monkeypatch, error):
+    def interrupt(*arguments):
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(error):
+        patch.setattr(token_cache, "_describe", interrupt)
+        experiment.prepare(text, tmp_path)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("side", ["train", "validation"])
+def test_an_empty_split_is_refused_before_anything_is_trained(experiment, tmp_path, capfd, side):
+    kept = [text for text in DOCUMENTS if in_validation(text, 0.3) != (side == "validation")]
+    few = write_text(tmp_path / "few.jsonl", kept)
+    line = error_line(lambda: experiment.prepare(few, tmp_path / "cache"))
+    assert f"{few}: validation_fraction 0.3 leaves no document for {side}; expected" in line
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_cache_dir_must_be_a_folder(experiment, text, tmp_path):
+    (tmp_path / "file").write_text("")
+    line = error_line(lambda: experiment.prepare(text, tmp_path / "file"))
+    assert line.startswith(f"cache_dir: {tmp_path / 'file'} cannot be written")
+
+
+def test_progress_is_reported_now_and_then(experiment, text, tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(token_cache, "REPORT_SECONDS", 0.0)
+    experiment.prepare(text, tmp_path)
+    assert re.search(r"^train: [1-9]\d* documents, [\d,]+ tokens$", capfd.readouterr().err, re.M)
+
+
+# Waits for a partner right before a step; arguments: cache, meeting point, own name, step, number
+# of partners.
+MEETING = """
+import sys, time
+from pathlib import Path
+from training import token_cache
+
+cache, meeting, name, step, partners = sys.argv[1:]
+ordinary = getattr(token_cache, step)
+
+def meet(*arguments):
+    (Path(meeting) / name).touch()
+    while len(list(Path(meeting).iterdir())) < int(partners):
+        time.sleep(0.01)
+    ordinary(*arguments)
+
+def build(folder):
+    (folder / "train.bin").write_bytes(bytes(range(256)))
+    return {"vocab_size": 256}
+
+setattr(token_cache, step, meet)
+token_cache.prepare(Path(cache), build)
+print(token_cache.TokenCache(cache).meta)
+"""
+
+
+def start(tmp_path, name, step, partners):
+    meeting = tmp_path / "meeting"
+    meeting.mkdir(exist_ok=True)
+    words = [str(tmp_path / "caches" / "toy"), str(meeting), name, step, str(partners)]
+    command = [sys.executable, "-c", MEETING, *words]
+    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_at_once_end_with_one_cache(tmp_path):
+    both = [start(tmp_path, name, "publish", 2) for name in ("a", "b")]
+    outputs = [process.communicate(timeout=120)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert outputs[0] == outputs[1] != ""
+    (cache,) = (tmp_path / "caches").iterdir()
+    assert cache_problem(cache) is None
+
+
+def test_a_killed_preparation_leaves_no_cache(tmp_path):
+    process = start(tmp_path, "a", "_describe", 2)
+    deadline = time.monotonic() + 120
+    while not (tmp_path / "meeting" / "a").exists():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.communicate()
+    assert all(name.startswith(".") for name in os.listdir(tmp_path / "caches"))
+    again = start(tmp_path, "b", "_describe", 1)
+    assert "256" in again.communicate(timeout=120)[0] and again.returncode == 0
+
+
+# Checked
+
+
+def flip(folder):
+    with open(folder / "train.bin", "r+b") as file:
+        file.seek(101)
+        byte = file.read(1)[0]
+        file.seek(101)
+        file.write(bytes([byte ^ 1]))
+
+
+def change_meta(folder):
+    meta = json.loads((folder / META).read_text())
+    (folder / META).write_text(json.dumps(meta | {"vocab_size": meta["vocab_size"] + 1}))
+
+
+def zero(folder):
+    size = (folder / "train.bin").stat().st_size
+    (folder / "train.bin").write_bytes(bytes(size))
+
+
+DAMAGED = "train.bin is damaged: its SHA-256 is not the one in meta.json"
+UNREADABLE = "meta.json is missing or unreadable"
+DAMAGE = {
+    "one bit": (flip, DAMAGED),
+    "zeros": (zero, DAMAGED),
+    "cut": (lambda f: os.truncate(f / "train.bin", 10), "train.bin has 10 bytes where meta"),
+    "missing": (lambda f: (f / "train.bin").unlink(), "train.bin has no bytes where meta"),
+    "a folder": (lambda f: shutil.rmtree(f) or f.mkdir(), UNREADABLE),
+    "no meta": (lambda f: (f / META).unlink(), UNREADABLE),
+    "cut meta": (lambda f: os.truncate(f / META, 50), UNREADABLE),
+    "odd meta": (lambda f: (f / META).write_text("[]"), UNREADABLE),
+    "changed meta": (change_meta, "meta.json is not what was written"),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_cache_is_refused_reported_and_rebuilt(
+    experiment, made, folder, text, capfd, kind
+):
+    damage, message = DAMAGE[kind]
+    assert TokenCache(folder).meta == made.meta  # checked once, and noted
+    damage(folder)
+    assert message in error_line(lambda: TokenCache(folder))
+    again = experiment.prepare(text, folder.parent)
+    assert capfd.readouterr().err.startswith(f"{folder}: {message}")
+    assert content(again.folder) == content(made.folder)
+    assert cache_problem(folder) is None and os.listdir(folder.parent) == [folder.name]
+
+
+@pytest.mark.parametrize("left", ["nothing", "half", "of another place"])
+def test_a_cache_without_a_note_of_its_own_is_checked(folder, left):
+    """As made by earlier versions, or copied after it was damaged."""
+    flip(folder)
+    if left == "nothing":
+        (folder / CHECKED).unlink()
+    elif left == "half":
+        os.truncate(folder / CHECKED, 30)
+    assert cache_problem(folder) == DAMAGED
+
+
+def test_a_file_that_was_written_to_is_read_once_more(folder, monkeypatch):
+    assert cache_problem(folder) is None
+    os.utime(folder / "train.bin")
+    read = []
+    monkeypatch.setattr(
+        token_cache, "sha256", lambda file: read.append(file.name) or files.sha256(file)
+    )
+    for _ in range(2):
+        assert cache_problem(folder) is None
+    assert read == ["train.bin", META]
+
+
+def test_a_cache_that_cannot_be_written_is_used(folder, monkeypatch):
+    def refused(path, value):
+        raise UserError(f"{path}: cannot write: Read-only file system")
+
+    (folder / CHECKED).unlink()
+    monkeypatch.setattr(token_cache, "write_json", refused)
+    assert cache_problem(folder) is None and not (folder / CHECKED).exists()
+    flip(folder)
+    assert cache_problem(folder) == DAMAGED
+
+
+def test_a_damaged_cache_that_turns_up_meanwhile_is_replaced(made, folder):
+    """Another process's, while this one was still building."""
+    copy = shutil.copytree(made.folder, folder.with_name("scratch"))
+    flip(folder)
+    files.publish(copy, folder, cache_problem)
+    assert cache_problem(folder) is None and os.listdir(folder.parent) == [folder.name]
+
+
+def test_a_cache_that_is_deleted_while_in_use_is_named_in_one_line(experiment, made, folder, text):
+    cache = type(made)(folder)
+    shutil.rmtree(folder)
+    assert str(folder) in error_line(lambda: cache.tokens("train"))
+    again = experiment.prepare(text, folder.parent)
+    assert content(again.folder) == content(made.folder)
+
+
+def test_pickles_carry_no_opened_file(made):
+    whole = made.tokens("train").tobytes()
+    pickled = pickle.dumps(made)
+    assert len(pickled) < 10_000
+    assert pickle.loads(pickled).tokens("train").tobytes() == whole
+
+
+# Command
+
+
+def command(experiment, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", f"{experiment.name}.data", *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+
+
+def test_the_command_prepares_what_a_config_describes(experiment, made, text, tmp_path):
+    done = command(experiment, *experiment.arguments(text, tmp_path, "--threads", "2"))
+    assert done.returncode == 0, done.stderr
+    printed = json.loads(done.stdout)
+    assert printed["sha256"] == made.meta["sha256"]
+    assert Path(printed["folder"]).parent == tmp_path
+    # The libraries' own logs stay silent.
+    assert done.stderr.startswith("training a ") and done.stderr.count("\n") in (1, 3)
+
+
+def test_a_mistake_ends_the_command_with_one_line(experiment, tmp_path):
+    broken = tmp_path / "broken.jsonl"
+    broken.write_bytes(b'{"text": "a"}\n{"text": \n')
+    for path, message in (("/nowhere", "path: /nowhere does not exist"), (broken, "as json")):
+        done = command(experiment, *experiment.arguments(path, tmp_path / "cache"))
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        assert message in done.stderr
+
+
+def test_a_full_disk_ends_the_command_with_one_line(
+    experiment, text, tmp_path, monkeypatch, capsys
+):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(token_cache, "_describe", full)
+    with pytest.raises(SystemExit) as ended:
+        experiment.data.main(experiment.arguments(text, tmp_path))
+    assert ended.value.code == 2
+    assert "No space left on device" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_command_starts_without_what_is_slow_to_import(experiment):
+    code = f"import sys, {experiment.name}.data; print(set(sys.argv[1:]) & set(sys.modules))"
+    slow = ["torch", "datasets", "sentencepiece", "tokenizers", "pyarrow", "pythonbible"]
+    output = subprocess.check_output([sys.executable, "-c", code, *slow], cwd=ROOT, text=True)
+    assert output.strip() == "set()"

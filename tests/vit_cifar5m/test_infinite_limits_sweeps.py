@@ -1,0 +1,178 @@
+"""The sweeps of Bordelon et al.'s figures are the papers', and record what the figures need."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sweeps import results
+from sweeps.sweep_file import load_sweep
+from training import task as tasks
+from training.config import load
+from vit_cifar5m import train
+from vit_cifar5m.config import Config
+
+ROOT = Path(__file__).resolve().parents[2]
+SWEEPS = ROOT / "vit_cifar5m/sweeps"
+VIT = SWEEPS / "figure_6.yaml"
+DECODER = ROOT / "nanolm_c4/sweeps/figure_7_12.yaml"
+NAMES = ("figure_2", "figure_11", "figure_13")
+
+
+def expanded(name, preset, tmp_path):
+    points = load_sweep(SWEEPS / f"{name}.yaml", tmp_path, preset).points
+    assert len({point.run for point in points}) == len(points)
+    return [point.config for point in points]
+
+
+def values(configs, section, key):
+    return sorted({getattr(getattr(config, section), key) for config in configs})
+
+
+@pytest.mark.parametrize(
+    ("name", "preset", "runs", "head_dims", "steps"),
+    [
+        ("figure_2", None, 2 * 5 * 8 * 2, [4, 8, 16, 32, 64], [2500]),
+        ("figure_2", "laptop", 2 * 3 * 7 * 2, [8, 16, 32], [500]),
+        ("figure_11", None, 2 * 7 * 3, [8, 16, 32, 64, 128, 256, 512], [2500]),
+        ("figure_11", "laptop", 2 * 4 * 3, [8, 16, 32, 64], [500]),
+        ("figure_13", None, 2 * 2 * 7 * 2 * 3, [2**k for k in range(7, 14)], [1, 200]),
+        ("figure_13", "laptop", 2 * 2 * 4 * 2 * 3, [128, 256, 512, 1024], [1, 200]),
+    ],
+)
+def test_every_sweep_crosses_head_dimensions_and_both_alphas(
+    name, preset, runs, head_dims, steps, tmp_path
+):
+    configs = expanded(name, preset, tmp_path)
+    assert len(configs) == runs
+    assert values(configs, "model", "head_dim") == head_dims
+    assert values(configs, "prescription", "alpha_attention") == [0.5, 1.0]
+    assert values(configs, "training", "steps") == steps
+    for config in configs:
+        rule = config.prescription
+        rich = (name, config.optimizer.name) == ("figure_13", "sgd")
+        assert (rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 4, 2.0 if rich else 0.1)
+        assert config.data.source == ("cifar5m" if preset is None else "embedded")
+
+
+def test_the_paper_s_heads_and_optimisers_stand_in_every_run(tmp_path):
+    heads = {"figure_2": [16], "figure_11": [4], "figure_13": [1]}
+    for name in NAMES:
+        configs = expanded(name, None, tmp_path)
+        assert values(configs, "model", "heads") == heads[name]
+        optimizers = ["adam", "sgd"] if name == "figure_13" else ["sgd"]
+        assert values(configs, "optimizer", "name") == optimizers
+
+
+@pytest.mark.parametrize("preset", [None, "laptop"])
+def test_what_is_measured_is_observed_before_training_and_at_its_end(preset, tmp_path):
+    for name in ("figure_11", "figure_13"):
+        sweep = load_sweep(SWEEPS / f"{name}.yaml", tmp_path, preset)
+        assert sweep.config.observations and sweep.config.metrics == (name == "figure_11")
+        for point in sweep.points:
+            settings = point.config.training
+            assert settings.observe_every >= settings.steps
+
+
+def test_the_sweep_over_heads_is_the_papers():
+    sweep = load_sweep(SWEEPS / "figure_4.yaml")
+    assert len(sweep.points) == 8 * 10
+    assert sorted({p.config.model.heads for p in sweep.points}) == [2**k for k in range(4, 12)]
+    config = sweep.points[0].config
+    assert (config.model.layers, config.model.head_dim, config.training.steps) == (2, 4, 2500)
+    rule = config.prescription
+    assert (rule.gamma0, rule.beta0, rule.alpha_attention) == (0.05, 4, 0.5)
+    assert (config.optimizer.name, config.optimizer.momentum) == ("sgd", 0)
+    steps = (0, 25, 100, 250, 500, 1000, 2000)  # of Figure 4b
+    assert all(step % config.training.observe_every == 0 for step in steps)
+    assert sweep.config.metrics
+
+
+def test_seeds_of_the_sweep_over_heads_share_their_data():
+    points = load_sweep(SWEEPS / "figure_4.yaml", preset="laptop").points
+    assert len(points) == 5 * 5 and {p.seed for p in points} == set(range(5))
+    assert {p.config.data.seed for p in points} == {0}
+    assert {p.config.training.observe_every for p in points} == {25}
+
+
+def test_runs_of_one_data_seed_differ_in_their_initial_weights_alone():
+    words = ["model.head_dim=2", "model.heads=2", "model.layers=1", "model.patch_size=16",
+             "training.batch_size=4"]
+
+    def begin(seed, *more):
+        config = load(Config, ROOT / "vit_cifar5m/configs/laptop.yaml",
+                      [*words, f"seed={seed}", *more])
+        task = train.build_task(config)
+        tasks.initialise(task)
+        return task.model.readout.weight, next(iter(tasks.first_batches(task, 1)))[0]
+
+    (one, images), (two, same) = begin(3, "data.seed=0"), begin(4, "data.seed=0")
+    assert torch.equal(images, same) and not torch.equal(one, two)
+    assert torch.equal(begin(0)[1], images)
+    assert not torch.equal(begin(4)[1], images)
+
+
+@pytest.mark.parametrize("preset, depths, seeds", [(None, [1, 4, 8, 16, 32], 3),
+                                                   ("laptop", [1, 2, 4, 8, 16], 3)])
+def test_the_sweep_over_depth_has_both_exponents_at_equal_width(preset, depths, seeds):
+    sweep = load_sweep(SWEEPS / "figure_5.yaml", preset=preset)
+    assert len(sweep.points) == 2 * len(depths) * seeds
+    found = {(p.config.prescription.alpha_depth, p.config.model.layers) for p in sweep.points}
+    assert found == {(alpha, depth) for alpha in (0.5, 1.0) for depth in depths}
+    assert len({p.config.model.width for p in sweep.points}) == 1
+    rates = {(p.config.prescription.alpha_depth, p.config.optimizer.lr) for p in sweep.points}
+    assert len(rates) == 2
+    assert sweep.config.metrics and sweep.config.observations
+    settings = sweep.points[0].config.training
+    assert settings.observe_every and settings.steps % settings.eval_every == 0
+
+
+def models(sweep):
+    """(alpha_A, H, N, L) of every point."""
+    return [(p.config.prescription.alpha_attention, p.config.model.heads, p.config.model.head_dim,
+             p.config.model.layers) for p in sweep.points if p.seed == sweep.config.seeds[0]]
+
+
+def test_figure_6_is_the_papers_scans_from_one_base(tmp_path):
+    sweep = load_sweep(VIT, tmp_path)
+    ones = {(16, 16, 4), *((h, 16, 4) for h in (32, 64, 128)),
+            *((16, n, 4) for n in (32, 64, 128)), *((16, 16, d) for d in (8, 16, 32, 64))}
+    halves = {(16, n, 4) for n in (16, 32, 64, 128)}
+    assert sorted(models(sweep)) == sorted([*((1, *m) for m in ones), *((0.5, *m) for m in halves)])
+    for config in (point.config for point in sweep.points):
+        rule, loop = config.prescription, config.training
+        assert (rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 4, 0.1)
+        assert config.optimizer.name == "sgd" and config.optimizer.momentum > 0
+        assert 4_990_000 < loop.steps * loop.batch_size <= 5_002_240 and not config.data.repeat
+
+
+def test_figure_7_12_is_the_papers_scans_at_both_alphas(tmp_path):
+    sweep = load_sweep(DECODER, tmp_path)
+    own = {(8, 8, 4), *((h, 8, 4) for h in (16, 32, 64, 128)),
+           *((8, n, 4) for n in (16, 32, 64, 128)), *((8, 8, d) for d in (8, 16, 32, 64))}
+    assert sorted(models(sweep)) == sorted((a, *m) for a in (0.5, 1) for m in own)
+    for config in (point.config for point in sweep.points):
+        rule = config.prescription
+        assert (rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 4, 0.25)
+        assert (config.optimizer.name, config.training.steps) == ("adam", 10_000)
+
+
+@pytest.mark.parametrize("path", [VIT, DECODER])
+@pytest.mark.parametrize("preset", [None, "laptop"])
+def test_scans_share_one_base_and_record_what_the_figures_need(path, preset, tmp_path):
+    sweep = load_sweep(path, tmp_path, preset)
+    assert len(set(models(sweep))) == len(models(sweep))
+    base = min(models(sweep))[1:]
+    for _, *sizes in models(sweep):
+        assert sum(size != own for size, own in zip(sizes, base)) <= 1
+    for config in (point.config for point in sweep.points):
+        # Two observations, before and after: nothing between.
+        assert config.training.observe_every == config.training.steps
+        # A curve of test loss, Fig. 6a.
+        assert config.training.eval_every * 10 <= config.training.steps
+    assert sweep.config.metrics and sweep.config.observations
+    sizes = {f"model.{size}" for size in ("heads", "head_dim", "layers")}
+    assert {*sizes, "prescription.alpha_attention"} <= set(results.columns(sweep))
+    assert len(sweep.config.seeds) > 1
+    if preset:
+        assert sum(sweep.experiment.flops(point.config) for point in sweep.points) < 3e13

@@ -1,0 +1,192 @@
+"""What the update rules share: the loop over groups, decoupled decay, state, cache-sized parts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from training import sharding
+from training.errors import UserError
+
+# Everett et al., Appendix C, leave optax's default in place.
+PARAM_SCALE_FLOOR = 1e-3
+
+# Entries worked on at a time on a CPU: their parameter, gradient, moments and scratch stay in
+# cache from one elementwise operation to the next; fewer cost more in calls than they save.
+BLOCK = 1 << 19
+# Entries whose squares a CPU adds up in single precision, for a parameter's norm.
+_NORM_ROW = 1 << 12
+
+Group = dict[str, Any]
+
+
+class OptimizerError(UserError):
+    """An optimiser cannot be built from, or cannot step with, what it was given."""
+
+
+def group_label(group: Mapping[str, Any], index: int) -> str:
+    """How messages call a group: by its name, or else by its position."""
+    return f"group {group['name']!r}" if "name" in group else f"group {index}"
+
+
+def param_name(group: Mapping[str, Any], position: int) -> str:
+    """How messages call a group's parameter: by its name, or else by its position."""
+    names = group.get("param_names", ())
+    return repr(names[position]) if position < len(names) else f"number {position}"
+
+
+class Decoupled(torch.optim.Optimizer):
+    """What the rules below share: the loop over groups, decay, per-parameter state and steps.
+
+    Parameters without a gradient are left alone, decay and step count included. The state of a
+    parameter is "step" (a float tensor on the CPU, as torch keeps it) and the rule's tensors.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of every parameter that has a gradient; returns the closure's value."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for index, group in enumerate(self.param_groups):
+            params = [param for param in group["params"] if param.grad is not None]
+            if params:
+                self._refuse_sparse(group, index)
+                self._update(group, params, local_parts(param.grad for param in params))
+        return loss
+
+    def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
+        """Decays and updates `params`, or this process's part of them, in place.
+
+        Gradients and what `_buffers` returns are such parts; `params` are the keys to the state.
+        """
+        raise NotImplementedError
+
+    @staticmethod
+    def _refuse_sparse(group: Group, index: int) -> None:
+        """Raises OptimizerError for a gradient that is not dense."""
+        for position, param in enumerate(group["params"]):
+            if param.grad is not None and param.grad.layout != torch.strided:
+                raise OptimizerError(
+                    f"parameter {param_name(group, position)} of {group_label(group, index)} has a "
+                    "sparse gradient: only dense gradients are supported"
+                )
+
+    def _steps(self, params: list[Tensor]) -> list[float]:
+        """The number t of each parameter's update now being made, 1 for its first."""
+        for param in params:
+            if "step" not in self.state[param]:
+                self.state[param]["step"] = torch.tensor(0.0)
+        steps = [self.state[param]["step"] for param in params]
+        torch._foreach_add_(steps, 1.0)
+        return [step.item() for step in steps]
+
+    def _buffers(self, params: list[Tensor], key: str) -> list[Tensor]:
+        """The state tensor `key` of each parameter, in its shape and zero before the first use."""
+        for param in params:
+            if key not in self.state[param]:
+                self.state[param][key] = torch.zeros_like(param)
+        return local_parts(self.state[param][key] for param in params)
+
+
+def decay_weights(group: Group, params: list[Tensor]) -> None:
+    """theta <- (1 - lr * weight_decay) * theta; a plan's decay modes are in weight_decay."""
+    if group["weight_decay"]:
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+
+
+def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """This process's parts of tensors that may be sharded."""
+    return [sharding.local(tensor) for tensor in tensors]
+
+
+def rms(tensors: list[Tensor], owners: list[Tensor]) -> list[Tensor]:
+    """The root mean square of each tensor, on its device.
+
+    Where the parameters `owners` are sharded, of the whole tensors whose parts these are.
+    """
+    if sharding.is_sharded(owners[0]):
+        return _rms_of_parts(tensors, owners)
+    if all(tensor.device.type == "cpu" for tensor in tensors):
+        return [tensor.new_tensor(rms_on_cpu(tensor)) for tensor in tensors]
+    norms = list(torch._foreach_norm(tensors))
+    torch._foreach_div_(norms, [math.sqrt(tensor.numel()) for tensor in tensors])
+    return norms
+
+
+def _rms_of_parts(parts: list[Tensor], owners: list[Tensor]) -> list[Tensor]:
+    """The same from every process's sums of squares, added up at once and in float64."""
+    if parts[0].device.type == "cpu":
+        norms = torch.tensor([_norm_on_cpu(part) for part in parts], dtype=torch.float64)
+    else:
+        norms = torch.stack(torch._foreach_norm(parts, 2, dtype=torch.float64))
+    squares = sharding.total(norms.square(), owners[0])
+    sizes = squares.new_tensor([owner.numel() for owner in owners])
+    return list((squares / sizes).sqrt().to(parts[0].dtype).unbind())
+
+
+def rms_on_cpu(tensor: Tensor) -> float:
+    """The root mean square of a tensor."""
+    return _norm_on_cpu(tensor) / math.sqrt(max(tensor.numel(), 1))
+
+
+def _norm_on_cpu(tensor: Tensor) -> float:
+    """The L2 norm, by the norms of rows that are short enough for single precision.
+
+    torch's norm adds up all of a float32 tensor in single precision, which costs 2e-3 of the
+    result where 4 million entries are about equal.
+    """
+    if tensor.dtype not in (torch.float32, torch.float64):
+        tensor = tensor.float()
+    flat = tensor.reshape(-1)
+    even = flat.numel() // _NORM_ROW * _NORM_ROW
+    rows = flat[:even].view(-1, _NORM_ROW).norm(dim=1).double()
+    return math.hypot(rows.norm().item(), flat[even:].norm().item())
+
+
+def param_scales(params: list[Tensor]) -> list[Tensor]:
+    """max(RMS(theta), 1e-3) of each parameter: a tensor that starts at zero must still move."""
+    scales = rms(local_parts(params), params)
+    torch._foreach_clamp_min_(scales, PARAM_SCALE_FLOOR)
+    return scales
+
+
+def blocks(numbers: list[Any], *lists: list[Tensor]) -> Iterator[tuple[list[Any], ...]]:
+    """Matching parts (numbers, *lists) of the arguments, for one elementwise update each.
+
+    On an accelerator there is a single part, all of it, for few and large foreach calls. On a
+    CPU large tensors are cut and small ones put together into parts of a size for the cache: the
+    update is limited by memory there. Tensors that cannot be cut come whole and alone.
+    """
+    if any(tensor.device.type != "cpu" for tensor in lists[0]):
+        yield numbers, *lists
+        return
+    part: list[tuple[Any, ...]] = []
+    room = BLOCK
+    for piece in _pieces(numbers, lists):
+        size = piece[1].numel()
+        if not all(tensor.is_contiguous() for tensor in piece[1:]):
+            yield tuple([entry] for entry in piece)
+            continue
+        if size > room:
+            yield tuple(map(list, zip(*part)))
+            part, room = [], BLOCK
+        part.append(piece)
+        room -= size
+    if part:
+        yield tuple(map(list, zip(*part)))
+
+
+def _pieces(numbers: list[Any], lists: Sequence[list[Tensor]]) -> Iterator[tuple[Any, ...]]:
+    """One tensor of each list with its number at a time, large ones in pieces where possible."""
+    for number, *tensors in zip(numbers, *lists):
+        if tensors[0].numel() <= BLOCK or not all(t.is_contiguous() for t in tensors):
+            yield number, *tensors
+            continue
+        for cut in zip(*(tensor.view(-1).split(BLOCK) for tensor in tensors)):
+            yield number, *cut

@@ -1,0 +1,150 @@
+"""Readout and cross-entropy in one step that never holds all logits.
+
+At a language model's vocabulary the logits and their gradient are by far the largest tensors of a
+training step. Here they exist for one chunk of tokens at a time: the gradient of a chunk is known
+as soon as its softmax is, so the forward pass computes the gradients of input and weight too, and
+the backward pass only scales them (as Liger Kernel's fused linear cross-entropy does on a GPU).
+
+torch has such a function from 2.14 on. It was up to ten times slower on a CPU, 112 ms against 11 ms
+on two cores, so the loss stays here until that has changed.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+IGNORE = -100  # the target of a position that carries no loss
+
+# Logits per chunk. More does not make the products faster on a CPU, and less adds to the weight's
+# gradient, which is too large for a cache, more often; a GPU needs larger products to be busy.
+_CHUNK = {"cpu": 1 << 24}
+_CHUNK_ELSEWHERE = 1 << 27
+# Logits per piece of a chunk on a CPU: the passes of a softmax find the piece in the cache.
+_PIECE = 1 << 19
+# Rows of a chunk begin at odd multiples of this many bytes: aligned, and in different cache sets.
+_LINE = 64
+
+
+def linear_cross_entropy(
+    x: Tensor, weight: Tensor, targets: Tensor, multiplier: float = 1.0
+) -> Tensor:
+    """Cross-entropy in nats, summed over tokens, of the logits multiplier * x @ weight.T.
+
+    x (N, D), weight (V, D), targets (N) with ids below V, or IGNORE where there is no loss.
+    Returns a scalar. Under autocast the products are formed in autocast's type; the softmax, the
+    loss and the sum of the weight's gradient over chunks are float32 at least. The result can be
+    differentiated once: create_graph=True, for a second derivative, raises RuntimeError.
+    """
+    device = x.device.type
+    products = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    with torch.autocast(device, enabled=False):
+        if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+            return _LinearCrossEntropy.apply(x, weight, targets, multiplier, products)
+        return _chunked(x, weight, targets, multiplier, products, False)[0]
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """The loss, which brings its gradients along."""
+
+    @staticmethod
+    def forward(ctx, x, weight, targets, multiplier, products):
+        loss, x_grad, weight_grad = _chunked(x, weight, targets, multiplier, products, True)
+        ctx.save_for_backward(x_grad, weight_grad)
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad):
+        # Not once_differentiable: that lets a second derivative vanish where `grad` is constant.
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            raise RuntimeError(
+                "linear_cross_entropy has no second derivative: leave out create_graph=True, or "
+                "use torch.nn.functional.cross_entropy on the logits"
+            )
+        x_grad, weight_grad = ctx.saved_tensors
+        return x_grad * grad, weight_grad * grad, None, None, None
+
+
+# Opaque to torch.compile: unrolled, the chunks would only make compilation longer.
+@torch.library.custom_op("training::linear_cross_entropy", mutates_args=())
+def _chunked(
+    x: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    multiplier: float,
+    products: torch.dtype,
+    gradients: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss and its gradients by x and weight; without `gradients` those are empty."""
+    exact = torch.promote_types(x.dtype, torch.float32)
+    kept = targets != IGNORE
+    ids = targets.where(kept, 0)[:, None]
+    # The multiplier and the mask act on x, which is small, and not on logits or weight.
+    scaled_x = (x.to(exact) * multiplier).to(products)
+    masked_x = scaled_x * kept[:, None]
+    low_weight = weight.to(products)
+    losses = torch.empty(len(x), dtype=exact, device=x.device)
+    x_grad = torch.empty_like(scaled_x if gradients else scaled_x[:0])
+    weight_grad = weight.new_empty(0)
+    buffer = _buffer(scaled_x, len(weight))
+    for start in range(0, len(x), len(buffer)):
+        rows = slice(start, min(start + len(buffer), len(x)))
+        padded = buffer[: rows.stop - start]
+        logits = padded[:, : len(weight)]
+        torch.mm(scaled_x[rows], low_weight.T, out=logits)
+        padded[:, len(weight) :] = -torch.inf
+        _to_gradients(padded, len(weight), ids[rows], losses[rows])
+        if gradients:
+            torch.mm(logits, low_weight, out=x_grad[rows])
+            weight_grad = _accumulated(weight_grad, logits.T, masked_x[rows], exact)
+    if gradients:
+        x_grad = x_grad.to(exact) * multiplier * kept[:, None]
+    return (losses * kept).sum(), x_grad.to(x.dtype), weight_grad.to(weight.dtype)
+
+
+@_chunked.register_fake
+def _(x, weight, targets, multiplier, products, gradients):
+    loss = x.new_empty((), dtype=torch.promote_types(x.dtype, torch.float32))
+    if not gradients:
+        return loss, x.new_empty((0, x.shape[1])), weight.new_empty(0)
+    return loss, torch.empty_like(x), torch.empty_like(weight)
+
+
+def _buffer(x: Tensor, vocabulary: int) -> Tensor:
+    """Room for the logits of one chunk: chunks of equal size, columns padded to whole lines."""
+    most = max(1, _CHUNK.get(x.device.type, _CHUNK_ELSEWHERE) // vocabulary)
+    chunks = max(1, -(-len(x) // most))
+    line = _LINE // x.element_size()
+    columns = (-(-vocabulary // line) | 1) * line
+    return x.new_empty((max(1, -(-len(x) // chunks)), columns))
+
+
+def _to_gradients(logits: Tensor, vocabulary: int, ids: Tensor, losses: Tensor) -> None:
+    """Writes each row's loss, and over its logits their gradient, softmax minus one-hot.
+
+    The logarithm of the sum of exponentials is taken at the row's largest logit, whose
+    probability is at least 1/V: unlike the target's it cannot vanish. Columns past the vocabulary
+    hold -inf on entry; an id that points there is refused like any other that is too large.
+    """
+    size = len(logits)
+    if logits.device.type == "cpu":
+        size = max(1, _PIECE // logits.shape[1])
+    parts = zip(logits.split(size), ids.split(size), losses.split(size))
+    for piece, target, loss in parts:
+        p = piece.to(losses.dtype)
+        inside = p[:, :vocabulary]
+        largest, own = p.amax(1), inside.gather(1, target)[:, 0]
+        torch.softmax(p, 1, out=p)
+        torch.sub(largest - p.amax(1).log(), own, out=loss)
+        inside.scatter_add_(1, target, p.new_full(target.shape, -1.0))
+        if p is not piece:
+            piece.copy_(p)
+
+
+def _accumulated(total: Tensor, left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """total + left @ right in `dtype`, in place; an empty total is 0."""
+    if total.numel() == 0:
+        return torch.mm(left, right).to(dtype)
+    if left.dtype == dtype:
+        return total.addmm_(left, right)
+    return total.add_(torch.mm(left, right))

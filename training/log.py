@@ -1,0 +1,142 @@
+"""What a run writes down: JSON lines, cut back to a checkpoint on resume, and its history."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from training.errors import Damaged
+from training.files import open_plain, sync, writing
+
+_PART = 1 << 20  # bytes read at once
+
+
+class Log:
+    """A file of JSON lines, one per record, and the checksum of what is in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._bytes, self._hash = 0, hashlib.sha256()
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Adds a line; UserError when it cannot be written, ValueError for NaN."""
+        line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        with writing(self.path), open_plain(self.path, "ab") as file:
+            file.write(line)
+        self._bytes += len(line)
+        self._hash.update(line)
+
+    def position(self) -> dict[str, Any]:
+        """Length and checksum of what has been written, once it is on the disk."""
+        if self._bytes:
+            with writing(self.path):
+                sync(self.path)
+        return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
+
+    def check(self, position: dict[str, Any]) -> None:
+        """Raises Damaged unless the file still starts with what it held at `position`."""
+        if not position["bytes"]:
+            return
+        found = self._read(position["bytes"])
+        if found is None or found.hexdigest() != position["sha256"]:
+            raise Damaged(f"{self.path}: lacks lines that the checkpoint's run had written")
+
+    def cut(self, length: int) -> None:
+        """Drops what was written after the first `length` bytes."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with writing(self.path), open_plain(self.path, "ab") as file:
+            file.truncate(length)
+            os.fsync(file.fileno())
+        self._bytes, self._hash = length, self._read(length)
+
+    def _read(self, length: int) -> Any:
+        """The checksum of the first `length` bytes; None if there are fewer."""
+        checksum = hashlib.sha256()
+        try:
+            with open_plain(self.path, "rb") as file:
+                while length and (part := file.read(min(length, _PART))):
+                    checksum.update(part)
+                    length -= len(part)
+        except OSError:
+            return None
+        return None if length else checksum
+
+
+@dataclass
+class History:
+    """What a run has come to, in this process and those that it resumes; told in the summary."""
+
+    evals: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    eval_targets: int | None = None
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    resumed_from: list[int] = field(default_factory=list)
+    seconds_before: float = 0.0
+    eval_seconds: float = 0.0
+    observe_seconds: float = 0.0
+    started: float = field(default_factory=lambda: time.perf_counter())
+
+    def seconds(self) -> float:
+        """Seconds since the run began, without those between a stop and a resume."""
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def train_seconds(self) -> float:
+        """The same without evaluations and observations."""
+        return self.seconds() - self.eval_seconds - self.observe_seconds
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps."""
+        return {
+            "evals": self.evals,
+            "seconds": self.seconds(),
+            "eval_seconds": self.eval_seconds,
+            "observe_seconds": self.observe_seconds,
+            "resumed_from": self.resumed_from,
+            "skipped": [self.skipped, self.skipped_in_a_row],
+            "eval_targets": self.eval_targets,
+        }
+
+    def restore(self, meta: dict[str, Any], step: int) -> None:
+        """The inverse of `state`, for a run that resumes after `step`."""
+        self.evals = [(done, means) for done, means in meta["evals"]]
+        self.seconds_before = meta["seconds"]
+        self.eval_seconds = meta["eval_seconds"]
+        self.observe_seconds = meta.get("observe_seconds", 0.0)  # older checkpoints do not say
+        self.resumed_from = [*meta["resumed_from"], step]
+        self.skipped, self.skipped_in_a_row = meta["skipped"]
+        self.eval_targets = meta["eval_targets"]
+
+    def measured(self, finished: bool) -> dict[str, Any]:
+        """Last and best evaluation of the loss, then of whatever else was measured."""
+        names = list(self.evals[-1][1]) if self.evals else ["loss"]
+        values: dict[str, Any] = {}
+        for name in names:
+            best: tuple[int | None, float | None] = (None, None)
+            for step, means in self.evals:
+                if best[1] is None or _better(name, best[1], means[name]):
+                    best = step, means[name]
+            last = self.evals[-1][1][name] if finished else None
+            values |= {f"final_eval_{name}": last, f"best_eval_{name}": best[1]}
+            values["best_eval_step" if name == "loss" else f"best_eval_{name}_step"] = best[0]
+        return values
+
+
+def lower_is_better(measure: str) -> bool:
+    """Whether a measure of an evaluation is better low: the loss, in nats or bits, is."""
+    return measure in ("loss", "bits")
+
+
+def _better(name: str, old: float, new: float) -> bool:
+    """Whether a mean is better than the best so far; a tie is not."""
+    return new < old if lower_is_better(name) else new > old
+
+
+def finite(value: float | None) -> float | None:
+    """The value as JSON can hold it: None for NaN and infinity."""
+    return value if value is not None and math.isfinite(value) else None

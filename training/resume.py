@@ -1,0 +1,207 @@
+"""How a run survives: when it saves a checkpoint, what is in one, and how a run resumes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object
+from torch import distributed
+
+from param_groups import Plan
+from training import checkpoint, environment, processes, runs, sharding, signals, state
+from training.checkpoint import Checkpoint
+from training.errors import Damaged, RunError
+from training.files import write_text
+from training.log import History, Log
+from training.task import Losses, Stopped, Task
+
+_KEYS = (
+    *("losses", "evals", "seconds", "eval_seconds"),
+    *("resumed_from", "skipped", "eval_targets", "random"),
+)
+
+
+class Checkpoints:
+    """A run's checkpoints: model, optimiser, losses, history, random states and lengths of logs.
+
+    `logs` are cut back to the checkpoint that a run resumes from, the first of them being
+    metrics.jsonl; `timing`, which differs from run to run, only loses the steps that are repeated.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        run_dir: Path,
+        accelerator: Accelerator,
+        optimizer: torch.optim.Optimizer,
+        losses: Losses,
+        history: History,
+        logs: Sequence[Log],
+        timing: Log,
+    ) -> None:
+        self.task, self.run_dir, self.folder = task, run_dir, run_dir / "checkpoints"
+        self.accelerator, self.optimizer = accelerator, optimizer
+        self.losses, self.history, self.logs, self.timing = losses, history, logs, timing
+        self.settings = task.config.checkpoint
+        self.stop = signals.StopRequest()
+        self.saved_at = time.monotonic()
+        self.control = None
+        if accelerator.num_processes > 1:  # what is agreed on there does not wait for a GPU
+            self.control = distributed.new_group(backend="gloo", timeout=processes.TIMEOUT)
+
+    # Saving
+
+    def save_if_due(self, step: int) -> None:
+        """Saves when it is time to or the run is asked to stop; raises Stopped for the latter."""
+        last = step == self.task.config.training.steps
+        flags = torch.tensor([self.stop.requested, self._is_late()], dtype=torch.int64)
+        if self.control is not None:  # all must do the same
+            distributed.all_reduce(flags, distributed.ReduceOp.MAX, group=self.control)
+        stop, late = map(bool, flags.tolist())
+        due = late or bool(self.settings.every and step % self.settings.every == 0)
+        if (self.settings.final if last else stop or due):
+            self._save(step)
+        if stop and not last:
+            raise Stopped(step)
+
+    def _is_late(self) -> bool:
+        minutes = self.settings.minutes
+        return minutes is not None and time.monotonic() - self.saved_at > 60 * minutes
+
+    def _save(self, step: int) -> None:
+        losses, pending = self.losses.state(self.accelerator)
+        random_states = gather_object([state.random_state(self.accelerator.device)])
+        self.saved_at = time.monotonic()
+        tensors = {
+            **_under("model", state.model_tensors(self.task.model)),
+            **_under("optimizer", state.optimizer_tensors(self.optimizer)),
+            **_under("pending", pending),
+        }
+        tensors = sharding.gather(tensors, keep=self.accelerator.is_main_process)
+        if not self.accelerator.is_main_process:
+            return
+        meta = {
+            "config": runs.identity(self.task.config),
+            "plan": self.task.plan.to_dict(),
+            "losses": losses,
+            **self.history.state(),
+            "random": random_states,
+            "logs": {log.path.name: log.position() for log in self.logs},
+            "environment": environment.describe(self.accelerator.device),
+        }
+        checkpoint.save(self.folder, step, tensors, meta, self.settings.keep)
+
+    def discard(self) -> None:
+        """Removes all checkpoints, of a run that needs none any more."""
+        checkpoint.discard(self.folder)
+
+    # Resuming
+
+    def resume(self) -> int:
+        """Brings back the newest good checkpoint; returns the number of steps it had taken."""
+        found: list[Checkpoint] = []
+        path = processes.on_main(lambda: self._start(found))
+        if path is None:
+            return 0
+        saved = found[0] if found else checkpoint.load(path, verify=False)
+        state.load_model(self.task.model, saved.part("model"))
+        state.load_optimizer(self.optimizer, saved.part("optimizer"))
+        self.losses.restore(saved.meta["losses"], saved.part("pending"), self.accelerator)
+        self.history.restore(saved.meta, saved.step)
+        states, index = saved.meta["random"], self.accelerator.process_index
+        if index < len(states):  # a process that was not there before keeps its seed's state
+            state.set_random_state(states[index], self.accelerator.device)
+        return saved.step
+
+    def _start(self, read: list[Checkpoint]) -> Path | None:
+        """The checkpoint to resume from, also put into `read`, with the logs cut back to it.
+
+        None to start from step 0. Nothing is changed if there are checkpoints but none can be used.
+        """
+        if self.settings.resume == "never":
+            self.discard()
+        found = self._newest_good()
+        checkpoint.tidy(self.folder)
+        for left in self.run_dir.glob(".*.tmp"):
+            left.unlink()
+        (self.run_dir / "summary.json").unlink(missing_ok=True)
+        self._trim_timing(0 if found is None else found.step)
+        for log in self.logs:
+            length = self._position(found.meta, log)["bytes"] if found else 0
+            if length or log.path.exists() or log is self.logs[0]:
+                log.cut(length)
+        if found is None:
+            return None
+        print(f"resuming after step {found.step} ({found.path})", file=sys.stderr)
+        read.append(found)
+        return found.path
+
+    def _trim_timing(self, step: int) -> None:
+        """Leaves the lines of the steps that are not taken again."""
+        if not self.timing.path.exists():
+            return
+        kept = []
+        for line in self.timing.path.read_text(encoding="utf-8").splitlines():
+            with contextlib.suppress(ValueError):  # a last line cut short
+                kept += [line] if json.loads(line)["step"] <= step else []
+        write_text(self.timing.path, "".join(f"{line}\n" for line in kept))
+
+    def _newest_good(self) -> Checkpoint | None:
+        """The newest checkpoint that is whole; those that are not are named and set aside.
+
+        Raises RunError when none is whole, or when it was made by another config or plan.
+        """
+        damaged: list[tuple[Path, Damaged]] = []
+        for path in reversed(checkpoint.paths(self.folder)):
+            try:
+                found, plan = self._read(path)
+            except Damaged as damage:
+                print(f"not used: {damage}", file=sys.stderr)
+                damaged.append((path, damage))
+                continue
+            config = self.task.config
+            runs.refuse_differences(path, found.meta["config"], plan, config, self.task.plan)
+            for bad, _ in damaged:
+                checkpoint.set_aside(bad)
+            return found
+        if damaged:
+            raise RunError(
+                f"{self.folder}: no checkpoint can be used ({damaged[0][1]}); repair it, or "
+                "start from step 0 with checkpoint.resume=never, which deletes them"
+            )
+        return None
+
+    def _read(self, path: Path) -> tuple[Checkpoint, Plan]:
+        """A checkpoint that this run can load, and its plan; Damaged for any other."""
+        found = checkpoint.load(path)
+        try:
+            meta, plan = found.meta, Plan.from_dict(found.meta["plan"])
+            missing = [key for key in _KEYS if key not in meta]
+            if missing or not isinstance(meta["config"], dict):
+                raise Damaged(f"{path}: lacks {missing or 'its config'}")
+            if plan.differences(self.task.plan) == []:  # else refused, with the difference shown
+                state.check_model(self.task.model, found.part("model"))
+                state.check_optimizer(self.optimizer, found.part("optimizer"))
+            for log in self.logs:
+                log.check(self._position(meta, log))
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            raise Damaged(f"{path}: not a checkpoint of a run ({error!r})") from None
+        return found, plan
+
+    def _position(self, meta: dict[str, Any], log: Log) -> dict[str, Any]:
+        """How much of a log belongs to a checkpoint; older ones do not know every recorder's."""
+        known = meta["logs"]
+        name = log.path.name
+        return known[name] if log is self.logs[0] else known.get(name, {"bytes": 0})
+
+
+def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}

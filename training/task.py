@@ -1,0 +1,228 @@
+"""What an experiment gives the loop, and what may look at a run while it trains."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import Dataset, default_collate
+
+from param_groups import Plan
+from training import optimizers
+from training.log import Log, finite
+from training.sampling import BatchIds, EpochPlaces
+from training.settings import RunConfig
+
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass
+class Task:
+    """What an experiment gives the loop.
+
+    The loop gives the model its values, so that its parameters may be on meta: a model that is to
+    be sharded then takes no memory before it is. `after_init(model)` may change what the plan drew,
+    such as the row of a padding token; the tensors of a sharded model are reached through
+    `training.sharding.local`.
+
+    `loss(model, batch)` is the summed loss of a batch in nats, `count(batch)` the number of
+    targets it sums over (a tensor on the CPU). `collate` turns fetched samples into a batch;
+    batches are tensors or nested tuples of them. `forward(model, batch)` calls every layer, for the
+    probes; by default the loss does, but one that fuses the readout does not.
+
+    Batches for evaluation may differ from those for training: `eval_collate`, `eval_count` and
+    `measure` are for them, by default the same as for training. `measure(model, batch)` sums the
+    loss and any other quantities over targets, by name; of these a higher mean is better.
+
+    `recorders` look at the run while it trains. They see the first samples of `observe_data`, by
+    default of `eval_data`, in batches as for evaluation. Text has its own where evaluation pads it:
+    what a model makes of padding tells nothing about text. Its `unit`, if any, is the word for
+    its samples in messages.
+
+    `data_seed` orders the data in place of the config's seed, which then decides the initial values
+    alone: runs of several seeds differ in these and in nothing else.
+
+    With `by_epoch` samples are asked for by `Place`, and an epoch ends with its last whole batch;
+    otherwise by number, and epochs follow each other without a gap.
+    """
+
+    config: RunConfig
+    model: nn.Module
+    plan: Plan
+    train_data: Dataset
+    eval_data: Dataset
+    loss: Callable[[nn.Module, Any], torch.Tensor]
+    count: Callable[[Any], torch.Tensor]
+    collate: Callable[[Any], Any] | None = None
+    forward: Callable[[nn.Module, Any], Any] | None = None
+    by_epoch: bool = False
+    after_init: Callable[[nn.Module], None] | None = None
+    eval_collate: Callable[[Any], Any] | None = None
+    eval_count: Callable[[Any], torch.Tensor] | None = None
+    measure: Callable[[nn.Module, Any], dict[str, torch.Tensor]] | None = None
+    recorders: Sequence[Recorder] = ()
+    observe_data: Dataset | None = None
+    data_seed: int | None = None
+
+    @property
+    def order_seed(self) -> int:
+        """What the data's order follows from."""
+        return self.config.seed if self.data_seed is None else self.data_seed
+
+    @property
+    def observed_data(self) -> Dataset:
+        """The samples that recorders see, from the first on."""
+        return self.eval_data if self.observe_data is None else self.observe_data
+
+    def eval_batch(self, samples: Sequence[Any]) -> Any:
+        """Fetched samples as one batch for evaluation, on the CPU."""
+        return (self.eval_collate or self.collate or default_collate)(samples)
+
+
+@dataclass(frozen=True)
+class LiveRun:
+    """What a recorder may look at of a run that trains."""
+
+    task: Task
+    folder: Path
+    optimizer: torch.optim.Optimizer
+    device: torch.device
+    is_main: bool
+    """Whether this process writes; the others compute the same numbers, or none."""
+    is_sharded: bool
+    """Whether no process holds a whole tensor."""
+    aside: Callable[[], AbstractContextManager]
+    """A context whose time counts as observing, not as training."""
+
+
+class Recorder(Protocol):
+    """Looks at a run while it trains and writes what it sees; it may not change the run.
+
+    This is the only way from the loop to measurement. The order is start, then at every step
+    around and after; a skipped step has no `around`.
+    """
+
+    def start(self, run: LiveRun) -> Sequence[Log]:
+        """The logs it will write, which a resumed run cuts back to its checkpoint.
+
+        Called once, before the first step. Raises UserError if it cannot work in this run.
+        """
+
+    def around(self, step: int) -> AbstractContextManager:
+        """Entered right before the optimiser's step and left right after, gradients in place."""
+
+    def after(self, step: int) -> None:
+        """Called when a step is logged and not yet saved, and with 0 before the first step.
+
+        A resumed run therefore never sees a step twice.
+        """
+
+
+@dataclass
+class Diverged(Exception):
+    """The loss of a step was NaN or past the bound; caught by the loop, a result like any other."""
+
+    step: int
+    loss: float
+
+
+@dataclass
+class Stopped(Exception):
+    """The run was asked to stop and has saved what it needs to resume; caught by the loop."""
+
+    step: int
+
+
+@dataclass
+class Losses:
+    """Per-step losses kept on the device until they are logged."""
+
+    sums: list[torch.Tensor] = field(default_factory=list)
+    counts: list[torch.Tensor] = field(default_factory=list)
+    first: float | None = None
+    last: float = math.nan
+    targets: int = 0
+
+    def add(self, loss_sum: torch.Tensor, count: torch.Tensor) -> None:
+        """Keeps one step: this process's loss sum and the global number of targets."""
+        self.sums.append(loss_sum)
+        self.counts.append(count)
+
+    def drain(self, accelerator: Accelerator, step: int, bound: float) -> float:
+        """The mean loss per target since the last call; `step` is the last step kept.
+
+        Raises Diverged for the first step whose loss is not finite or above `bound` times the
+        run's first loss.
+        """
+        sums = accelerator.reduce(torch.stack(self.sums), reduction="sum")
+        counts = torch.stack(self.counts)
+        taken = counts > 0  # a step that was skipped has none
+        steps = dict(enumerate((sums / counts).tolist(), start=step - len(sums) + 1))
+        steps = {index: loss for (index, loss), kept in zip(steps.items(), taken.tolist()) if kept}
+        if steps:
+            self.last = (sums.sum() / counts.sum()).item()
+            self.targets += int(counts.sum())
+            self.first = next(iter(steps.values())) if self.first is None else self.first
+        self.sums.clear()
+        self.counts.clear()
+        for index, loss in steps.items():
+            if not math.isfinite(loss) or loss > bound * self.first:
+                raise Diverged(index, loss)
+        return self.last
+
+    def state(self, accelerator: Accelerator) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        """What a checkpoint keeps: the numbers so far, and the steps not logged yet, summed over
+        the processes."""
+        numbers = {"first": self.first, "last": finite(self.last), "targets": self.targets}
+        if not self.sums:
+            return numbers, {}
+        sums = accelerator.reduce(torch.stack(self.sums), reduction="sum")
+        return numbers, {"sums": sums, "counts": torch.stack(self.counts)}
+
+    def restore(
+        self, numbers: dict[str, Any], tensors: dict[str, torch.Tensor], accelerator: Accelerator
+    ) -> None:
+        """The inverse of `state`; the main process holds the sums of all."""
+        self.first, self.targets = numbers["first"], numbers["targets"]
+        self.last = math.nan if numbers["last"] is None else numbers["last"]
+        if tensors:
+            sums, counts = (tensors[k].clone().to(accelerator.device) for k in ("sums", "counts"))
+            self.sums = list(sums if accelerator.is_main_process else torch.zeros_like(sums))
+            self.counts = list(counts)
+
+
+def initialise(
+    task: Task, store: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_
+) -> None:
+    """Gives the model the values it starts from."""
+    task.plan.initialise(task.model, task.config.seed, store)
+    if task.after_init is not None:
+        task.after_init(task.model)
+
+
+def first_batches(task: Task, steps: int) -> Iterator[Any]:
+    """The first batches of a run, whole, as one process would see them."""
+    size, data = task.config.training.batch_size, task.train_data
+    order = EpochPlaces if task.by_epoch else BatchIds
+    places = order(len(data), task.order_seed, size, size, 0, 1, 0, steps)
+    collate = task.collate or default_collate
+    return (collate([data[place] for place in batch]) for batch in places)
+
+
+def build_optimizer(task: Task) -> torch.optim.Optimizer:
+    """The configured optimiser over the plan's groups; prints nothing, changes no number."""
+    settings = task.config.optimizer
+    return optimizers.build(
+        settings.name,
+        task.plan.groups(task.model),
+        betas=(settings.beta1, settings.beta2),
+        momentum=settings.momentum,
+        atan2_lambda=settings.atan2_lambda,
+    )

@@ -1,0 +1,219 @@
+"""Caches of tokenised text: folders named by what decides their content, checked before use.
+
+A cache is some files and a meta.json with the size and SHA-256 of each. It gets its name when it is
+complete, so an interrupted preparation leaves nothing behind and of concurrent ones the first wins.
+A damaged cache is never trained on: it is prepared again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from training.config import Section, load
+from training.errors import UserError, one_line_errors, reason
+from training.files import publish, scratch_folder, sha256, sync, write_json
+
+META = "meta.json"
+CHECKED = "checked.json"  # the files whose content is known to be meta.json's
+REPORT_SECONDS = 10.0
+
+Report = Callable[[str], None]
+Opened = TypeVar("Opened")
+
+
+def print_line(line: str) -> None:
+    """A line on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Progress:
+    """Reports every REPORT_SECONDS how much of a split is tokenised."""
+
+    def __init__(self, split: str, report: Report) -> None:
+        self.split, self.report = split, report
+        self.due = time.monotonic() + REPORT_SECONDS
+
+    def __call__(self, documents: int, tokens: int) -> None:
+        if time.monotonic() >= self.due:
+            self.report(f"{self.split}: {documents:,} documents, {tokens:,} tokens")
+            self.due = time.monotonic() + REPORT_SECONDS
+
+
+# Making
+
+
+def digest(identity: Any) -> str:
+    """A short name for all that decides a cache's content (JSON types)."""
+    text = json.dumps(identity, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
+
+
+def prepare(
+    folder: Path,
+    build: Callable[[Path], dict[str, Any]],
+    packages: tuple[str, ...] = (),
+    report: Report = print_line,
+) -> None:
+    """Makes the cache `folder`, unless there is one without damage.
+
+    `build` writes the files into the folder that it is given and returns what meta.json shall say,
+    but for its "files", which may be many. The versions of `packages` are added. Raises UserError
+    where the folder cannot be written.
+    """
+    if os.path.lexists(folder):
+        problem = cache_problem(folder)
+        if problem is None:
+            return
+        report(f"{folder}: {problem}; rebuilding it")
+    with scratch_folder(folder) as scratch:
+        _describe(scratch, build(scratch), packages)
+        publish(scratch, folder, cache_problem)
+
+
+def _describe(folder: Path, meta: dict[str, Any], packages: tuple[str, ...]) -> None:
+    """Writes meta.json over the finished files; a folder without it is not a cache."""
+    files = sorted(folder.iterdir())
+    versions = {name: importlib.metadata.version(name) for name in packages}
+    meta = {name: value for name, value in meta.items() if name != "files"} | {
+        "sizes": {file.name: file.stat().st_size for file in files},
+        "sha256": {file.name: sha256(file) for file in files},
+        "versions": {"python": platform.python_version(), **versions},
+    }
+    for file in files:  # CHECKED vouches for what is on the disk, also after a power cut
+        sync(file)
+    write_json(folder / META, meta)
+    _write_checked(folder, meta)
+
+
+# Checking
+
+
+def cache_problem(folder: Path) -> str | None:
+    """Why a cache cannot be used, in a few words; None if it can.
+
+    Checksums are compared the first time a content is met, which reads all of it. Afterwards
+    CHECKED has each file's size, time of change and inode, and a file that still has these is not
+    read again. A copy of the folder, or a file written to, is.
+    """
+    try:
+        content = (folder / META).read_bytes()
+        meta = json.loads(content)
+        sizes, sums = dict(meta["sizes"]), dict(meta.get("sha256", {}))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return f"{META} is missing or unreadable"
+    for name, size in sizes.items():
+        file = folder / name
+        found = file.stat().st_size if file.is_file() else None
+        if found != size:
+            return f"{name} has {found or 'no'} bytes where {META} says {size}"
+    checked = _read_checked(folder)
+    if checked and checked["meta"] != hashlib.sha256(content).hexdigest():
+        return f"{META} is not what was written"
+    stamps = _stamps(folder, sizes)
+    changed = [name for name in sums if checked.get("files", {}).get(name) != stamps[name]]
+    for name in changed:
+        if sha256(folder / name) != sums[name]:
+            return f"{name} is damaged: its SHA-256 is not the one in {META}"
+    if changed:
+        _write_checked(folder, meta)
+    return None
+
+
+def _stamps(folder: Path, names: dict[str, Any]) -> dict[str, list[int]]:
+    """Size, time of change and inode of each file."""
+    stats = {name: (folder / name).stat() for name in names}
+    return {name: [s.st_size, s.st_mtime_ns, s.st_ino] for name, s in stats.items()}
+
+
+def _read_checked(folder: Path) -> dict[str, Any]:
+    """What CHECKED says; nothing if there is none or it is damaged: all is compared again then."""
+    try:
+        checked = json.loads((folder / CHECKED).read_text(encoding="utf-8"))
+        return {"meta": str(checked["meta"]), "files": dict(checked["files"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _write_checked(folder: Path, meta: dict[str, Any]) -> None:
+    """Notes that the files are those of meta.json; in a read-only cache each run compares them."""
+    content = {"meta": sha256(folder / META), "files": _stamps(folder, meta["sizes"])}
+    try:
+        write_json(folder / CHECKED, content)
+    except UserError:
+        pass
+
+
+# Reading
+
+
+class TokenCache:
+    """A prepared folder; its files are opened when first used, and again in DataLoader workers."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        problem = cache_problem(self.folder)
+        if problem:
+            raise UserError(f"{self.folder}: {problem}; prepare the corpus again")
+        self.meta: dict[str, Any] = json.loads((self.folder / META).read_text("utf-8"))
+        self._opened: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": {}}
+
+    def array(self, name: str) -> np.ndarray:
+        """NAME.npy, mapped."""
+        return self.opened(name, lambda: np.load(self.folder / f"{name}.npy", mmap_mode="r"))
+
+    def opened(self, name: str, opener: Callable[[], Opened]) -> Opened:
+        """What `opener` opens, kept; UserError if the cache was deleted or cut while in use."""
+        if name not in self._opened:
+            try:
+                self._opened[name] = opener()
+            except UserError:
+                raise
+            except (OSError, ValueError) as error:
+                raise UserError(
+                    f"{self.folder}: {name} cannot be opened ({reason(error)}); it was there when "
+                    "the run began: give the same command again to rebuild it"
+                ) from error
+        value: Opened = self._opened[name]
+        return value
+
+
+# Command
+
+
+def command(
+    name: str,
+    kind: type[Section],
+    prepare: Callable[[Any, int], TokenCache],
+    arguments: list[str] | None,
+) -> None:
+    """`python -m NAME CONFIG [key=value]`: prepares a cache, prints its folder and meta.json.
+
+    A user's mistake ends with exit code 2 and one line.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {name}",
+        description="Tokenise a config's corpus ahead of training, and print what it holds.",
+    )
+    add = parser.add_argument
+    add("config", type=Path, help="config of the runs that will use it")
+    add("overrides", nargs="*", metavar="key=value", help="changes to the config")
+    add("--threads", type=int, default=os.cpu_count(), help="threads of the tokeniser")
+    options = parser.parse_intermixed_args(arguments)
+    with one_line_errors(OSError):  # a full disk, a folder without permission
+        cache = prepare(load(kind, options.config, options.overrides), options.threads)
+    print(json.dumps({"folder": str(cache.folder), **cache.meta}, indent=2))
