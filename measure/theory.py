@@ -166,7 +166,7 @@ class Numbered:
     def __init__(self, plans: Mapping[int, Plan]) -> None:
         self.plans = plans[min(plans)], plans[max(plans)]
         self.rules = tuple(map(prescription_of, self.plans))
-        if self.rules[0] == self.rules[1]:  # planned with a base model: the fans decide, not a width
+        if self.rules[0] == self.rules[1]:  # planned with a base model, whose fans decide
             self.rules = None, None
         self.ratio = max(plans) / min(plans)
 

@@ -343,7 +343,7 @@ def _add_table(commands: _Commands) -> None:
 
 def _add_suggest(commands: _Commands) -> None:
     parser = commands.add_parser("suggest", help="rules to look over for a stock model")
-    parser.add_argument("model", help="hf:gpt2 or timm:vit_tiny_patch16_224; built without download")
+    parser.add_argument("model", help="hf:gpt2 or timm:vit_tiny_patch16_224, not downloaded")
     parser.set_defaults(command=show_suggestion)
 
 

@@ -70,13 +70,13 @@ class Suggestion:
 
 
 def suggest(model: nn.Module) -> Suggestion:
-    """A guess at the rules of an unwrapped model; nothing is applied, and the model is only read."""
+    """A guess at the rules of an unwrapped model, which is only read."""
     guesses: dict[str, Guess] = {}
     names: dict[int, str] = {}
     modules = dict(model.named_modules())
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if first := names.setdefault(id(parameter), name) if id(parameter) in names else None:
-            doubt = f"tied to {name}; for most prescriptions build it with tie_word_embeddings=False"
+            doubt = f"tied to {name}; most prescriptions need tie_word_embeddings=False"
             guesses[first] = Guess(guesses[first].role, guesses[first].layout, doubt)
             continue
         names[id(parameter)] = name
@@ -91,9 +91,11 @@ def _guess(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> G
         return _norm(own, module)
     if own == "bias":
         weight = getattr(module, "weight", None)
-        of = _weight(path, module, weight) if weight is not None else Guess(Role.HIDDEN, None, "?")
+        unknown = Guess(Role.HIDDEN, None, "no weight")
+        of = unknown if weight is None else _weight(path, module, weight)
         doubt = of.doubt and "the layer's role is uncertain"
-        return Guess(Role.READOUT_BIAS if of.role is Role.READOUT else Role.HIDDEN_BIAS, None, doubt)
+        role = Role.READOUT_BIAS if of.role is Role.READOUT else Role.HIDDEN_BIAS
+        return Guess(role, None, doubt)
     if own == "weight":
         return _weight(path, module, parameter)
     return _bare(own, module, parameter)
