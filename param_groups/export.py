@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from param_groups.roles import PlanError, choose
 
 if TYPE_CHECKING:
-    from param_groups.plan import Plan, Row
+    from param_groups.plan import Plan
+    from param_groups.rows import Row
 
 # Keys of torchtitan's optimizer.param_groups and NeMo Automodel's optimizer.param_group_overrides,
 # which multiply the global learning rate and weight decay where `pattern` is found in the name.
