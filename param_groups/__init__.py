@@ -10,6 +10,7 @@ from param_groups.plan import Plan, fans_of, plan
 from param_groups.prescriptions import Bordelon, Dinan, Everett
 from param_groups.roles import Layout, PlanError, Role, Rule, assign, present
 from param_groups.rows import Factor, Row
+from param_groups.schedules import guard, schedule
 from param_groups.suggest import suggest
 
 __all__ = [
@@ -27,8 +28,10 @@ __all__ = [
     "Rule",
     "assign",
     "fans_of",
+    "guard",
     "plan",
     "present",
     "rules_for",
+    "schedule",
     "suggest",
 ]

@@ -35,6 +35,7 @@ _REFUSED = {
     "lbfgs": "its step is a line search's",
     "shampoo": "its updates are preconditioned matrices, whose size goes with both fans",
     "soap": "its updates are preconditioned matrices, whose size goes with both fans",
+    "torch.optim.adafactor": "it caps every rate at 1/sqrt(step) and takes a pair as epsilon",
     "rprop": "its steps are set by signs alone",
 }
 
