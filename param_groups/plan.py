@@ -135,7 +135,10 @@ class Plan:
     def from_dict(cls, data: dict[str, Any]) -> Plan:
         """The inverse of `to_dict`; PlanError when a field is missing or unknown."""
         try:
-            rows = tuple(Row(**{**row, "shape": tuple(row["shape"]), "tied_to": tuple(row["tied_to"])}) for row in data["rows"])
+            rows = tuple(
+                Row(**{**row, **{key: tuple(row[key]) for key in ("shape", "tied_to")}})
+                for row in data["rows"]
+            )
             forward = data.get("forward")
             factors = None if forward is None else tuple(Factor(**factor) for factor in forward)
             return cls(**{**data, "rows": rows, "forward": factors})
