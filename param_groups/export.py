@@ -38,7 +38,9 @@ def export(plan: Plan, trainer: str) -> list[dict[str, object]]:
                 f"{plan.eps:g}; take a parameterisation without multipliers, or an epsilon of 0"
             )
     if plan.forward:
-        raise PlanError(f"{trainer} does not apply {plan.forward[0]}; export a plan without factors")
+        raise PlanError(
+            f"{trainer} does not apply {plan.forward[0]}; export a plan without factors"
+        )
     if plan.lr == 0:
         raise PlanError("a learning rate of 0 has no multipliers")
     groups: dict[tuple[float, float], list[Row]] = {}
