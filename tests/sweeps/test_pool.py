@@ -312,7 +312,8 @@ class Placed:
 
 
 @pytest.fixture
-def placed(opened, job, toy):
+def placed(opened, job, toy, monkeypatch):
+    monkeypatch.setattr("sweeps.local.cores", lambda: 64)
     return lambda **options: Placed(opened(**options), job, toy)
 
 
