@@ -105,7 +105,8 @@ def _norm(own: str, module: nn.Module) -> Guess:
     """A norm's scale, or what is added to 1 in its place: told apart by what the layer does."""
     if own == "bias":
         return Guess(Role.NORM_BIAS)
-    size = module.weight.shape[0] if module.weight.ndim == 1 else 1
+    weight = module.get_parameter("weight")
+    size = weight.shape[0] if weight.ndim == 1 else 1
     given = {name: torch.full(p.shape, float(name == "weight"), device="cpu")
              for name, p in module.named_parameters()}
     for shape in ((64, size), (64, size, 2, 2)):
