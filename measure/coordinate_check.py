@@ -343,7 +343,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("target", nargs="?", default="", help="experiment folder, or a Python file with task(width, seed)")
+    add("target", nargs="?", default="",
+        help="experiment folder, or a Python file with task(width, seed)")
     add("rest", nargs="*", metavar="config.yaml [key=value ...]", help="config of the experiment")
     add("--widths", type=int, nargs="+", default=WIDTHS, help="at least 3 (default 64 128 256 512)")
     add("--scan", "--width-key", dest="width_key", metavar="KEY", default="model.width",

@@ -8,7 +8,7 @@ which most prescriptions need; where one allows tied embeddings, leave the reado
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from param_groups.roles import Layout, PlanError, Role, Rule, assign, present
 
@@ -287,7 +287,7 @@ def stock(name: str, **sizes: object) -> nn.Module:
         raise PlanError(f"{name}: cannot build it from its config: {reason[:150]}") from None
 
 
-def _hugging_face(kind: str, sizes: dict[str, object]) -> nn.Module:
+def _hugging_face(kind: str, sizes: dict[str, Any]) -> nn.Module:
     import transformers
 
     config = transformers.AutoConfig.for_model(kind, **{"tie_word_embeddings": False, **sizes})
@@ -302,7 +302,8 @@ def _hugging_face(kind: str, sizes: dict[str, object]) -> nn.Module:
     raise ValueError("is neither a language model nor an image or speech model")
 
 
-def _timm(kind: str, sizes: dict[str, object]) -> nn.Module:
+def _timm(kind: str, sizes: dict[str, Any]) -> nn.Module:
     import timm
 
-    return timm.create_model(kind, pretrained=False, **sizes)
+    model: nn.Module = timm.create_model(kind, pretrained=False, **sizes)
+    return model

@@ -20,11 +20,14 @@ from param_groups.roles import Layout, Role, Rule, default_layout
 
 # What the last words of a module's name say, most telling first. Matched from a dot to the end.
 _NAMES: tuple[tuple[Role, str], ...] = (
+    (Role.LORA_A, r"lora_a(\.\w+)?"),
+    (Role.LORA_B, r"lora_b(\.\w+)?"),
+    (Role.ROUTER, r"router(\.\w+)?|shared_experts?_gate"),
     (Role.QKV, r"c_attn|w?qkv|qkv_proj|query_key_value|in_proj_weight"),
     (Role.QUERY, r"q|query|wq|to_q|q_proj(_weight)?"),
     (Role.KEY, r"k|key|wk|to_k|k_proj(_weight)?"),
     (Role.VALUE, r"v|value|wv|to_v|v_proj(_weight)?"),
-    (Role.MLP_IN, r"(c_)?fc_?1(_\w)?|c_fc|(up|gate)(_proj)?|w[13]|wi(_\d)?|linear1|"
+    (Role.MLP_IN, r"(c_)?fc_?1(_\w)?|c_fc|(up|gate|gate_up)(_proj)?|w[13]|wi(_\d)?|linear1|"
                   r"dense_h_to_4h|intermediate\.dense"),
     (Role.MLP_OUT, r"(c_)?fc_?2|down(_proj)?|w2|linear2|dense_4h_to_h"),
     (Role.READOUT, r"(lm_)?head(\.fc|\.decoder)?|head_dist|classifier|proj_out|readout|unembed|"
@@ -81,8 +84,55 @@ def suggest(model: nn.Module) -> Suggestion:
             continue
         names[id(parameter)] = name
         path, _, own = name.rpartition(".")
-        guesses[name] = _guess(path, own, modules[path], parameter)
+        module = modules[path]
+        if parameter.ndim == 3 and "expert" in path:
+            guesses[name] = _experts(own, module, modules[path.rpartition(".")[0]])
+            continue
+        said = path.replace(".base_layer", "")  # where peft puts the layer that it adapts
+        guesses[name] = _guess(said, own, module, parameter)
+        if re.search(r"(^|\.)(gate|gating|wg)$", path):
+            chooses = _has_experts(modules[path.rpartition(".")[0]])
+            guesses[name] = _gate(own, guesses[name], chooses, parameter)
     return _as_rules(guesses)
+
+
+def _has_experts(module: nn.Module) -> bool:
+    return any("expert" in name for name, _ in module.named_children())
+
+
+def _gate(own: str, guess: Guess, chooses: bool, parameter: torch.Tensor) -> Guess:
+    """A module called gate: the router next to experts, else perhaps the gate of an MLP."""
+    if own == "bias":
+        return Guess(Role.READOUT_BIAS, None, "a router's bias") if chooses else guess
+    if chooses:
+        return Guess(Role.ROUTER)
+    few = parameter.ndim == 2 and parameter.shape[0] < parameter.shape[1]
+    return Guess(Role.ROUTER, None, "a router, or an MLP's gate?") if few else guess
+
+
+def _experts(own: str, module: nn.Module, mixture: nn.Module) -> Guess:
+    """A stack of matrices, one per expert; the width that the router reads says which axis is in.
+
+    All stacks of a module are stored alike, so a square one follows the others.
+    """
+    role = _named(own)
+    if role not in (Role.MLP_IN, Role.MLP_OUT):
+        return Guess(Role.HIDDEN, Layout.EXPERTS, "a stack whose name says nothing")
+    stacks = {name: p.shape for name, p in module.named_parameters(recurse=False) if p.ndim == 3}
+    widths = {
+        weight.shape[1]
+        for _, child in mixture.named_children()
+        if isinstance(weight := getattr(child, "weight", None), nn.Parameter) and weight.ndim == 2
+        if weight.shape[0] == stacks[own][0]
+    }
+    layouts = set()
+    for name, (_, first, second) in stacks.items():
+        known = _named(name) in (Role.MLP_IN, Role.MLP_OUT) and len(widths) == 1
+        if known and (first in widths) is not (second in widths):
+            layouts.add((first in widths) is (_named(name) is Role.MLP_OUT))
+    if len(layouts) != 1:
+        return Guess(role, Layout.EXPERTS, "(experts, out, in), or EXPERTS_TRANSPOSED?")
+    return Guess(role, Layout.EXPERTS if layouts.pop() else Layout.EXPERTS_TRANSPOSED)
 
 
 def _guess(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Guess:
@@ -94,18 +144,21 @@ def _guess(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> G
         unknown = Guess(Role.HIDDEN, None, "no weight")
         of = unknown if weight is None else _weight(path, module, weight)
         doubt = of.doubt and "the layer's role is uncertain"
+        if of.role is Role.ROUTER:
+            return Guess(Role.READOUT_BIAS, None, doubt or "a router's bias")
         role = Role.READOUT_BIAS if of.role is Role.READOUT else Role.HIDDEN_BIAS
         return Guess(role, None, doubt)
     if own == "weight":
         return _weight(path, module, parameter)
-    return _bare(own, module, parameter)
+    return _bare(path, own, module, parameter)
 
 
 def _norm(own: str, module: nn.Module) -> Guess:
     """A norm's scale, or what is added to 1 in its place: told apart by what the layer does."""
     if own == "bias":
         return Guess(Role.NORM_BIAS)
-    size = module.weight.shape[0] if module.weight.ndim == 1 else 1
+    weight = module.get_parameter("weight")
+    size = weight.shape[0] if weight.ndim == 1 else 1
     given = {name: torch.full(p.shape, float(name == "weight"), device="cpu")
              for name, p in module.named_parameters()}
     for shape in ((64, size), (64, size, 2, 2)):
@@ -134,7 +187,7 @@ def _weight(path: str, module: nn.Module, weight: torch.Tensor) -> Guess:
     transposed = type(module).__name__ == "Conv1D"  # Hugging Face's
     layout = Layout.TRANSPOSED if transposed else None
     role, doubt = _matrix(path, *(weight.shape if transposed else reversed(weight.shape[:2])))
-    if not (transposed or isinstance(module, nn.Linear)):
+    if not (transposed or role is Role.ROUTER or isinstance(module, nn.Linear)):
         doubt = doubt or f"is a {type(module).__name__} stored as (out, in)?"
     return Guess(role, layout, doubt)
 
@@ -193,19 +246,27 @@ def _matrix(path: str, fan_in: int, fan_out: int) -> tuple[Role, str]:
     return (Role.MLP_IN if wide else Role.MLP_OUT), "judged by its shape alone"
 
 
-def _bare(own: str, module: nn.Module, parameter: torch.Tensor) -> Guess:
+def _bare(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Guess:
     """A tensor that stands in a module under a name of its own."""
     name = own.lower()
     if "relative" in name:
         return Guess(Role.RELATIVE_POSITION)
     if any(word in name for word in _ADDED) and parameter.ndim >= 2:
         return Guess(Role.POSITION_EMBEDDING)
+    if "lora_embedding" in path:
+        return Guess(Role.HIDDEN, None, "an embedding's LoRA factor, for which there is no role")
     if parameter.ndim == 1:
         if name.startswith("gamma"):
             return Guess(Role.LAYER_SCALE)
         certain = name.endswith("_bias")
         return Guess(Role.HIDDEN_BIAS, None, "" if certain else "a vector whose name says nothing")
+    if name.endswith("_bias") and "expert" in path:
+        return Guess(Role.HIDDEN_BIAS)
     if (role := _named(own)) and parameter.ndim == 2:
+        if role in (Role.LORA_A, Role.LORA_B):
+            small = 0 if role is Role.LORA_A else 1
+            certain = parameter.shape[small] < parameter.shape[1 - small]
+            return Guess(role, None, "" if certain else "which axis is the rank?")
         known = isinstance(module, nn.MultiheadAttention)
         return Guess(role, None, "" if known else "is it stored as (out, in)?")
     return Guess(Role.HIDDEN, None, "a tensor whose name says nothing")

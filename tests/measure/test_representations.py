@@ -125,7 +125,7 @@ def test_the_stream_is_that_of_the_model_and_the_outputs_its_logits():
 
 def nanolm():
     sizes = {"vocab_size": 40, "context": 8, "layers": 2, "heads": 4, "head_dim": 8}
-    model = Decoder(**sizes, mlp_ratio=2, attention_scale=0.3)
+    model = Decoder(**sizes, mlp_ratio=2, attention_scale=0.3, residual_multiplier=1.0)
     batch = torch.randint(0, 40, (3, 8), generator=torch.Generator().manual_seed(0))
     return model, batch, True
 

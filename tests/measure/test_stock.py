@@ -65,7 +65,7 @@ def test_gemmas_norms_start_at_zero_because_they_add_one():
 
 @pytest.mark.parametrize("name", ["hf:gpt2", "hf:llama", "hf:bert", "timm:vit_small_patch16_224"])
 def test_the_attention_scale_reaches_the_forward_pass(name):
-    """Attention logits times almost zero: all positions then get the mean, whatever the queries are."""
+    """Attention logits times almost zero: all positions get the mean, whatever the queries are."""
     model = stock.build(name, 64).eval()
     batch = stock.batch_of(name, 0)
     with torch.no_grad():

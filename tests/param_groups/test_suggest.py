@@ -70,6 +70,86 @@ def test_a_norm_is_judged_by_what_it_does():
     }  # fmt: skip
 
 
+class Adapted(nn.Module):
+    """A linear layer as peft wraps it."""
+
+    def __init__(self, fan_in, fan_out, rank=4):
+        super().__init__()
+        self.base_layer = nn.Linear(fan_in, fan_out, bias=False).requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(fan_in, rank, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(rank, fan_out, bias=False)})
+
+
+def test_lora_factors_and_the_layers_they_adapt_are_recognised():
+    attention = nn.ModuleDict({"q_proj": Adapted(8, 8), "o_proj": Adapted(8, 8)})
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"self_attn": attention})])})
+    found = suggest(model)
+    start = "layers.0.self_attn."
+    assert not found.doubts
+    assert {name: role for name, (role, _) in read(model, found.rules).items()} == {
+        f"{start}q_proj.base_layer.weight": Role.QUERY,
+        f"{start}q_proj.lora_A.default.weight": Role.LORA_A,
+        f"{start}q_proj.lora_B.default.weight": Role.LORA_B,
+        f"{start}o_proj.base_layer.weight": Role.ATTENTION_OUTPUT,
+        f"{start}o_proj.lora_A.default.weight": Role.LORA_A,
+        f"{start}o_proj.lora_B.default.weight": Role.LORA_B,
+    }
+
+
+def test_bare_lora_factors_are_read_by_name_and_marked_where_the_rank_is_not_small():
+    model = nn.Module()
+    model.lora_A, model.lora_B = nn.Parameter(torch.ones(2, 8)), nn.Parameter(torch.ones(2, 8))
+    model.lora_embedding_A = nn.ParameterDict({"default": nn.Parameter(torch.ones(2, 8))})
+    found = suggest(model)
+    roles = {name: role for name, (role, _) in read(model, found.rules).items()}
+    assert (roles["lora_A"], roles["lora_B"]) == (Role.LORA_A, Role.LORA_B)
+    assert found.doubts == {
+        "lora_B": "which axis is the rank?",
+        "lora_embedding_A.default": "an embedding's LoRA factor, for which there is no role",
+    }
+
+
+SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
+         "num_key_value_heads": 2, "vocab_size": 40, "pad_token_id": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize("name, router, layout, more", [
+    ("hf:mixtral", "gate", Layout.EXPERTS, {"num_local_experts": 4, "intermediate_size": 48}),
+    ("hf:olmoe", "gate", Layout.EXPERTS, {"num_experts": 4, "intermediate_size": 32}),
+    ("hf:gpt_oss", "router", Layout.EXPERTS_TRANSPOSED,
+     {"num_local_experts": 4, "intermediate_size": 32}),
+])  # fmt: skip
+def test_routers_and_stacks_of_experts_are_recognised(name, router, layout, more):
+    """Of equal width and hidden size a stack is square; it is stored as the one beside it."""
+    with torch.device("meta"):
+        model = shipped.stock(name, **SMALL, **more)
+    found = suggest(model)
+    roles = read(model, found.rules)
+    mlp = "model.layers.1.mlp"
+    assert roles[f"{mlp}.{router}.weight"] == (Role.ROUTER, Layout.LINEAR)
+    assert roles[f"{mlp}.experts.gate_up_proj"] == (Role.MLP_IN, layout)
+    assert roles[f"{mlp}.experts.down_proj"] == (Role.MLP_OUT, layout)
+    doubts = {pattern for pattern in found.doubts if ".mlp." in pattern}
+    assert doubts == ({"model.layers.*.mlp.router.bias"} if router == "router" else set())
+    if name == "hf:mixtral":
+        assert roles == read(model, rules_for(model))
+
+
+def test_experts_and_gates_that_shapes_do_not_settle_are_marked():
+    experts = nn.Module()
+    experts.w1, experts.w2 = (nn.Parameter(torch.ones(4, 8, 8)) for _ in range(2))
+    experts.odd = nn.Parameter(torch.ones(4, 8, 6))
+    mixture = nn.ModuleDict({"gate": nn.Linear(8, 4, bias=False), "experts": experts})
+    plain = nn.ModuleDict({"gate": nn.Linear(8, 4, bias=False)})
+    found = suggest(nn.ModuleDict({"moe": mixture, "mlp": plain}))
+    assert found.doubts == {
+        "moe.experts.w1": "(experts, out, in), or EXPERTS_TRANSPOSED?",
+        "moe.experts.w2": "(experts, out, in), or EXPERTS_TRANSPOSED?",
+        "moe.experts.odd": "a stack whose name says nothing",
+        "mlp.gate.weight": "a router, or an MLP's gate?",
+    }
+
+
 def test_the_command_prints_code():
     command = [sys.executable, "-m", "param_groups", "suggest", "hf:gpt2"]
     result = subprocess.run(command, capture_output=True, text=True)
