@@ -1,0 +1,449 @@
+"""Dinan et al.'s and Bordelon et al.'s numbers against their prescriptions, and theirs together."""
+
+import json
+import math
+from fractions import Fraction
+
+import pytest
+
+from param_groups import Bordelon, Dinan, Everett, PlanError, Role
+from param_groups.exponents import Alignment, Layer, Parameterization, solve
+from tests.param_groups.test_prescriptions import (
+    BLOCK,
+    CLASSES,
+    EMBEDDINGS,
+    FAMILY,
+    PATCH,
+    VECTORS,
+    everything,
+    fans,
+)
+
+# ------------------------------------------------------------------------------------------------
+# Dinan, Yaida & Zhang
+
+STRATEGIES = [
+    ({"strategy": "neural_tangent"}, 0.0),
+    ({"strategy": "hybrid"}, 0.5),
+    ({"strategy": "maximal_update"}, 1.0),
+    ({"strategy": "meta_principled", "s": 0.0}, 0.0),
+    ({"strategy": "meta_principled", "s": 0.25}, 0.25),
+    ({"strategy": "meta_principled", "s": 0.8}, 0.8),
+    ({"strategy": "meta_principled", "s": 1.0}, 1.0),
+]
+HEAD = (Role.READOUT, Role.READOUT_BIAS)
+VIT = (Role.PATCH_EMBEDDING, Role.POSITION_EMBEDDING, *BLOCK, *HEAD)
+BART = (*EMBEDDINGS, *BLOCK)
+
+
+def vit(prescription, mlp_ratio=4):
+    """All roles of the paper's vision model with its 1000 classes."""
+    shapes = {role: fans(role, prescription.width, mlp_ratio) for role in VIT}
+    shapes |= {Role.READOUT: (prescription.width, CLASSES), Role.READOUT_BIAS: (1, CLASSES)}
+    return {role: prescription(role, *shape) for role, shape in shapes.items()}
+
+
+@pytest.mark.parametrize("n", [192, 384, 768])
+@pytest.mark.parametrize(("strategy", "s"), STRATEGIES)
+def test_dinan_adam_rates_are_those_of_the_papers_table(strategy, s, n):
+    got = vit(Dinan(n, **strategy))
+    damp = n ** (-(1 - s) / 2)
+    expected = {
+        Role.PATCH_EMBEDDING: damp / PATCH,
+        Role.POSITION_EMBEDDING: damp,
+        **dict.fromkeys(BLOCK, damp / n),
+        Role.READOUT: 1 / (n * math.sqrt(1000)),
+        Role.READOUT_BIAS: 1 / math.sqrt(1000),
+    }
+    for role, value in expected.items():
+        assert got[role].lr == pytest.approx(value, rel=1e-14), role
+        assert got[role].eps == got[role].multiplier == 1.0
+
+
+@pytest.mark.parametrize("n", [192, 768])
+@pytest.mark.parametrize(("strategy", "s"), STRATEGIES)
+@pytest.mark.parametrize("ratio", [2, 4])
+def test_dinan_mlp_factor_is_kept_or_dropped(strategy, s, n, ratio):
+    """(1.114), (1.115) and (1.106); the other tensors do not know M."""
+    keep = vit(Dinan(n, mlp_factor="keep", **strategy), ratio)
+    drop = vit(Dinan(n, mlp_factor="drop", **strategy), ratio)
+    sgd = vit(Dinan(n, optimizer="sgd", mlp_factor="keep", **strategy), ratio)
+    damp = n ** (s / 2)
+    assert keep[Role.MLP_IN].lr == pytest.approx(damp / (n * math.sqrt(ratio * n)), rel=1e-14)
+    assert keep[Role.MLP_OUT].lr == pytest.approx(damp / (ratio * n * math.sqrt(n)), rel=1e-14)
+    assert sgd[Role.MLP_IN].lr == pytest.approx(n ** (s - 1), rel=1e-14)
+    assert sgd[Role.MLP_OUT].lr == pytest.approx(n ** (s - 1) / ratio, rel=1e-14)
+    for role in set(VIT) - {Role.MLP_IN, Role.MLP_OUT}:
+        assert keep[role] == drop[role]
+
+
+@pytest.mark.parametrize("n", [192, 384])
+@pytest.mark.parametrize(("strategy", "s"), STRATEGIES)
+def test_dinan_sgd_rates(strategy, s, n):
+    """(1.99)-(1.107) times n^s, except at the head."""
+    got = vit(Dinan(n, optimizer="sgd", **strategy))
+    expected = {
+        Role.PATCH_EMBEDDING: n**s / PATCH,
+        Role.POSITION_EMBEDDING: n**s,
+        **dict.fromkeys(BLOCK, n**s / n),
+        Role.READOUT: 1 / n,
+        Role.READOUT_BIAS: 1.0,
+    }
+    for role, value in expected.items():
+        assert got[role].lr == pytest.approx(value, rel=1e-14), role
+    tokens = Dinan(n, optimizer="sgd", init="bart", **strategy)(Role.TOKEN_EMBEDDING, 1, n)
+    assert tokens.lr == pytest.approx(n**s, rel=1e-14)
+
+
+def test_dinan_neural_tangent_rates_of_the_papers_vision_model():
+    """The published optimum 20 at n = 768; the text's 0.94e-4 for the bulk is 9.4e-4."""
+    rates = {role: 20 * row.lr for role, row in vit(Dinan(768)).items()}
+    for role in BLOCK:
+        assert rates[role] == pytest.approx(9.397e-4, rel=1e-4)
+    assert rates[Role.POSITION_EMBEDDING] == pytest.approx(0.7217, rel=1e-4)
+    assert rates[Role.READOUT] == pytest.approx(8.235e-4, rel=1e-4)
+    assert rates[Role.READOUT_BIAS] == pytest.approx(0.6325, rel=1e-4)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_dinan_standard_runs_have_one_rate(optimizer):
+    got = vit(Dinan(768, strategy="standard", optimizer=optimizer))
+    assert {row.lr for row in got.values()} == {1.0}
+    assert got[Role.READOUT].init_std == pytest.approx(768**-0.5, rel=1e-14)
+
+
+@pytest.mark.parametrize("n", [192, 768])
+@pytest.mark.parametrize(("strategy", "s"), [*STRATEGIES, ({"strategy": "standard"}, 0.0)])
+def test_dinan_initialises_the_vision_model_as_the_paper_did(strategy, s, n):
+    got = vit(Dinan(n, **strategy))
+    expected = {
+        Role.PATCH_EMBEDDING: ("normal", PATCH**-0.5),
+        Role.POSITION_EMBEDDING: ("normal", 0.02),
+        Role.QUERY: ("uniform", math.sqrt(1 / 2 / n)),
+        Role.KEY: ("uniform", math.sqrt(1 / 2 / n)),
+        Role.VALUE: ("uniform", math.sqrt(1 / 2 / n)),
+        Role.ATTENTION_OUTPUT: ("uniform", math.sqrt(1 / 3 / n)),
+        Role.MLP_IN: ("uniform", math.sqrt(2 / 5 / n)),
+        Role.MLP_OUT: ("uniform", math.sqrt(8 / 5 / (4 * n))),
+        Role.READOUT: ("normal", n ** (-(1 + s) / 2)),
+        Role.READOUT_BIAS: ("constant", 0.0),
+    }
+    for role, (distribution, std) in expected.items():
+        assert got[role].init_distribution == distribution, role
+        assert got[role].init_std == pytest.approx(std, rel=1e-14), role
+        assert got[role].init_mean == 0.0
+
+
+@pytest.mark.parametrize("strategy", ["standard", "neural_tangent", "maximal_update"])
+def test_dinan_decays_everything_but_the_head_bias(strategy):
+    got = vit(Dinan(768, strategy=strategy))
+    assert [role for role, row in got.items() if not row.decays] == [Role.READOUT_BIAS]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "words", "rescale"),
+    [
+        ({"strategy": "standard"}, 0.02, 1.0),
+        ({"strategy": "neural_tangent"}, 1.0, 1024**-0.5),
+        ({"strategy": "hybrid"}, 1.0, 1024**-0.75),
+        ({"strategy": "maximal_update"}, 1.0, 1 / 1024),
+        ({"strategy": "meta_principled", "s": 0.2}, 1.0, 1024**-0.6),
+    ],
+)
+def test_dinan_initialises_the_language_model_as_the_paper_did(strategy, words, rescale):
+    prescription = Dinan(1024, init="bart", **strategy)
+    got = everything(prescription, BART)
+    assert prescription.logit_multiplier() == pytest.approx(rescale, rel=1e-14)
+    assert {row.init_distribution for row in got.values()} == {"normal"}
+    assert got.pop(Role.TOKEN_EMBEDDING).init_std == words
+    assert {row.init_std for row in got.values()} == {0.02}
+
+
+def test_dinan_published_language_rate_is_the_standard_one_in_the_bulk():
+    """32.768 = 1024^(3/2) * 1e-3: only the embeddings see a larger rate, by a factor n."""
+    rates = {
+        role: 32.768 * row.lr for role, row in everything(Dinan(1024, init="bart"), BART).items()
+    }
+    for role in BLOCK:
+        assert rates[role] == pytest.approx(1e-3, rel=1e-12)
+    for role in EMBEDDINGS:
+        assert rates[role] == pytest.approx(1.024, rel=1e-12)
+
+
+@pytest.mark.parametrize("head_dim", [16, 48, 64])
+def test_dinan_attention_is_divided_by_the_root_of_the_head_dimension(head_dim):
+    prescription = Dinan(192)
+    assert prescription.attention_scale(head_dim) == pytest.approx(head_dim**-0.5, rel=1e-14)
+    assert prescription.residual_multiplier() == 1.0
+
+
+@pytest.mark.parametrize(
+    ("init", "role"),
+    [
+        ("vit", Role.TOKEN_EMBEDDING),
+        ("bart", Role.PATCH_EMBEDDING),
+        *((init, role) for init in ("vit", "bart") for role in VECTORS[:3]),
+    ],
+)
+def test_dinan_says_nothing_about_other_roles(init, role):
+    with pytest.raises(PlanError, match=f"prescribe nothing for {role} in their {init} models"):
+        Dinan(192, init=init)(role, *fans(role, 192))
+
+
+def test_dinan_gives_a_fused_matrix_what_its_parts_get():
+    assert Dinan(192)(Role.QKV, 192, 576) == Dinan(192)(Role.VALUE, 192, 192)
+
+
+DINAN_ERRORS = [
+    ({"strategy": "neural-tangent"}, "unknown strategy.*'neural_tangent'"),
+    ({"strategy": "hybrid", "s": 0.5}, "'hybrid' fixes s"),
+    ({"strategy": "meta_principled"}, r"needs s in \[0, 1\], got None"),
+    ({"strategy": "meta_principled", "s": 1.5}, "got 1.5"),
+    ({"strategy": "meta_principled", "s": -0.1}, "got -0.1"),
+    ({"strategy": "meta_principled", "s": math.nan}, "got nan"),
+    ({"optimizer": "adafactor"}, "unknown optimizer 'adafactor'"),
+    ({"mlp_factor": "dropped"}, "unknown mlp_factor 'dropped'.*'drop'"),
+    ({"init": "vitt"}, "unknown init 'vitt'.*'vit'"),
+    ({"width": 0}, "width must be positive"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), DINAN_ERRORS)
+def test_dinan_refuses_what_it_cannot_use(changes, message):
+    with pytest.raises(PlanError, match=message):
+        Dinan(**{"width": 768, **changes})
+
+
+# ------------------------------------------------------------------------------------------------
+# Bordelon, Chaudhry & Pehlevan
+
+SIZES = [(8, 4, 3), (16, 16, 4), (5, 7, 12)]  # head dimension, heads, depth
+ALPHAS = (0.5, 0.75, 1.0)
+LANGUAGE = (*EMBEDDINGS, *BLOCK, *HEAD)
+
+
+def bordelon(prescription, roles=LANGUAGE):
+    """All roles of the paper's model, whose MLP is as wide as its residual stream."""
+    return {role: prescription(role, *fans(role, prescription.width, 1)) for role in roles}
+
+
+@pytest.mark.parametrize("alpha_depth", ALPHAS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adam_atan2"])
+@pytest.mark.parametrize(("N", "H", "L"), SIZES)
+def test_bordelon_has_one_rate_for_all_tensors(N, H, L, optimizer, alpha_depth):
+    got = bordelon(
+        Bordelon(N, H, L, optimizer=optimizer, alpha_depth=alpha_depth, gamma0=0.3, beta0=4.0)
+    )
+    expected = {
+        "sgd": 0.3**2 * N * H * L ** (2 * alpha_depth - 1),
+        "adam": 1 / math.sqrt(N * H) / L ** (1 - alpha_depth),
+    }[FAMILY[optimizer]]
+    for row in got.values():
+        assert row.lr == pytest.approx(expected, rel=1e-14)
+        assert row.eps == 1.0 and row.decays
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("alpha_depth", ALPHAS)
+@pytest.mark.parametrize(("N", "H", "L"), SIZES)
+def test_bordelon_first_layer_and_readout(N, H, L, alpha_depth, optimizer):
+    """Multiplier beta^(1/2) L^(1/2 - alpha) or sqrt(n) L^(1 - alpha); times the std it is 1."""
+    beta, gamma, n = 4.0, 0.25, N * H
+    prescription = Bordelon(
+        N, H, L, optimizer=optimizer, alpha_depth=alpha_depth, beta0=beta, gamma0=gamma
+    )
+    first = {
+        "sgd": beta**0.5 * L ** (0.5 - alpha_depth),
+        "adam": math.sqrt(n) * L ** (1 - alpha_depth),
+    }[optimizer]
+    got = bordelon(prescription)
+    for role in EMBEDDINGS:
+        assert got[role].multiplier == pytest.approx(first, rel=1e-13)
+        assert got[role].init_std * got[role].multiplier == pytest.approx(1.0, rel=1e-13)
+    readout = got[Role.READOUT]
+    assert readout.multiplier == pytest.approx(first / (gamma * n), rel=1e-13)
+    assert readout.init_std == pytest.approx(1 / first, rel=1e-13)
+    bias = got[Role.READOUT_BIAS]
+    assert (bias.init_distribution, bias.init_std, bias.init_mean) == ("constant", 0.0, 0.0)
+    patches = prescription(Role.PATCH_EMBEDDING, PATCH, n)
+    assert patches.init_std == pytest.approx(1 / first, rel=1e-13)
+    assert patches.multiplier == pytest.approx(first / math.sqrt(PATCH), rel=1e-13)
+
+
+@pytest.mark.parametrize(("optimizer", "expected"), [("sgd", (8 / 4) ** -0.5), ("adam", 16.0)])
+def test_bordelon_first_layer_is_that_of_the_papers_listing(optimizer, expected):
+    """At alpha = 1, depth 8 and n = 256: (L/beta)^(-1/2) for SGD, sqrt(n) for Adam."""
+    prescription = Bordelon(16, 16, 8, optimizer=optimizer, beta0=4.0)
+    assert prescription(Role.TOKEN_EMBEDDING, 1, 256).multiplier == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_bordelon_exponent_of_the_depth_changes_nothing_at_depth_one(optimizer):
+    """A single branch is multiplied by beta0, whatever its exponent; so are all other numbers."""
+    first, *others = (
+        {
+            role: (row.init_std, row.multiplier, row.lr)
+            for role, row in bordelon(
+                Bordelon(8, 4, 1, optimizer=optimizer, alpha_depth=alpha, beta0=4.0, gamma0=0.3)
+            ).items()
+        }
+        for alpha in ALPHAS
+    )
+    for other in others:
+        for role, numbers in first.items():
+            assert other[role] == pytest.approx(numbers, rel=1e-14), role
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize(("N", "H", "L"), SIZES)
+def test_bordelon_queries_and_keys_start_at_order_one(N, H, L, alpha):
+    """n (multiplier std)^2 = 1 for every alpha, with std N^(1 - alpha)."""
+    got = bordelon(Bordelon(N, H, L, alpha_attention=alpha))
+    for role in (Role.QUERY, Role.KEY):
+        assert got[role].init_std == pytest.approx(N ** (1 - alpha), rel=1e-14)
+        assert got[role].multiplier == pytest.approx(H**-0.5 * N ** (alpha - 1.5), rel=1e-13)
+        entry = N * H * (got[role].multiplier * got[role].init_std) ** 2
+        assert entry == pytest.approx(1.0, rel=1e-13)
+
+
+@pytest.mark.parametrize(("N", "H", "L"), SIZES)
+def test_bordelon_dense_layers_are_divided_by_the_root_of_their_fan_in(N, H, L):
+    prescription = Bordelon(N, H, L)
+    for role in (Role.VALUE, Role.ATTENTION_OUTPUT, Role.MLP_IN, Role.MLP_OUT):
+        row = prescription(role, 3 * N * H, N * H)
+        assert (row.init_distribution, row.init_mean, row.init_std) == ("normal", 0.0, 1.0)
+        assert row.multiplier == pytest.approx((3 * N * H) ** -0.5, rel=1e-14)
+
+
+def test_bordelon_language_model_starts_from_zero_logits():
+    got = bordelon(Bordelon(8, 4, 3, zero_readout=True))
+    for role in HEAD:
+        assert (got[role].init_distribution, got[role].init_std, got[role].init_mean) == (
+            "constant",
+            0.0,
+            0.0,
+        )
+    # The listing divides the bias with the matrix.
+    assert got[Role.READOUT_BIAS].multiplier == got[Role.READOUT].multiplier
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_bordelon_scalars_of_the_forward_pass(alpha):
+    prescription = Bordelon(9, 4, 5, alpha_attention=alpha, alpha_depth=alpha, beta0=4.0)
+    assert prescription.width == 36
+    assert prescription.attention_scale(9) == pytest.approx(9**-alpha, rel=1e-14)
+    assert prescription.residual_multiplier() == pytest.approx(4 * 5**-alpha, rel=1e-14)
+    assert prescription.logit_multiplier() == 1.0
+
+
+@pytest.mark.parametrize("role", VECTORS[:3])
+def test_bordelon_says_nothing_about_other_roles(role):
+    with pytest.raises(PlanError, match=f"prescribe nothing for {role}"):
+        Bordelon(8, 4, 3)(role, 1, 32)
+
+
+@pytest.mark.parametrize(("N", "H", "L"), SIZES)
+def test_bordelon_fuses_queries_and_values_only_where_they_are_alike(N, H, L):
+    """At alpha = 1 all three are alike, at any size; below it queries and keys differ."""
+    n = N * H
+    prescription = Bordelon(N, H, L, alpha_attention=1.0)
+    assert prescription(Role.QKV, n, 3 * n) == prescription(Role.VALUE, n, n)
+    with pytest.raises(PlanError, match="fused qkv.*separate matrices"):
+        Bordelon(N, H, L, alpha_attention=0.75)(Role.QKV, n, 3 * n)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"alpha_attention": 0.4}, r"alpha_attention must lie in \[1/2, 1\], got 0.4"),
+        ({"alpha_depth": 1.1}, "alpha_depth must lie in"),
+        ({"alpha_depth": math.nan}, "alpha_depth must lie in"),
+        ({"head_dim": 0}, "head_dim must be positive"),
+        ({"heads": -1}, "heads must be positive"),
+        ({"depth": 0}, "depth must be positive"),
+        ({"beta0": 0.0}, "beta0 must be positive"),
+        ({"gamma0": math.inf}, "gamma0 must be positive and finite"),
+        ({"optimizer": "adafactor"}, "unknown optimizer 'adafactor'"),
+    ],
+)
+def test_bordelon_refuses_what_it_cannot_use(changes, message):
+    with pytest.raises(PlanError, match=message):
+        Bordelon(**{"head_dim": 8, "heads": 4, "depth": 3, **changes})
+
+
+# ------------------------------------------------------------------------------------------------
+# What they have in common
+
+# A layer type of the solver, a role of Dinan et al. that belongs to it.
+MATCH = {
+    "embedding": Role.POSITION_EMBEDDING,
+    "hidden": Role.QUERY,
+    "readout": Role.READOUT,
+}
+
+
+def dinan_power(role, small=192, large=768, **options):
+    """The power of n in a relative rate, from two widths."""
+    rates = [vit(Dinan(n, **options))[role].lr for n in (small, large)]
+    return math.log(rates[1] / rates[0]) / math.log(large / small)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("s", ["0", "1/4", "1/2", "1"])
+def test_dinans_family_is_everetts_solution_for_an_aligned_readout(s, optimizer):
+    """Unit multipliers, readout std n^(-(1+s)/2), alpha = 1 and omega = 1 at the readout."""
+    exact = Fraction(s)
+    table = Parameterization(Layer(0, 0), Layer(0, "1/2"), Layer(0, (1 + exact) / 2))
+    alignment = Alignment(alpha=1, omega="1/2", u=1, omega_readout=1)
+    rates = solve(table, optimizer, alignment).lr
+    for layer, role in MATCH.items():
+        power = dinan_power(role, strategy="meta_principled", s=float(exact), optimizer=optimizer)
+        assert power == pytest.approx(float(rates[layer]), abs=1e-12), layer
+
+
+@pytest.mark.parametrize("layer", MATCH)
+def test_dinans_maximal_update_is_mup(layer):
+    """muP with Adam and full alignment, once its multipliers are absorbed."""
+    role = MATCH[layer]
+    rates = [everything(Everett("mup", n, 64))[role].absorbed("adam") for n in (192, 768)]
+    power = math.log(rates[1].lr / rates[0].lr) / math.log(4)
+    assert power == pytest.approx(dinan_power(role, strategy="maximal_update"), abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("layer", "dinan", "everett"),
+    [("embedding", -0.5, 0.0), ("hidden", -1.5, -1.0), ("readout", -1.0, -1.0)],
+)
+def test_dinans_neural_tangent_is_not_everetts_ntk(layer, dinan, everett):
+    """The two share a name; below the readout their Adam rates differ by sqrt(n)."""
+    role = MATCH[layer]
+    assert dinan_power(role, strategy="neural_tangent") == pytest.approx(dinan, abs=1e-12)
+    rates = [everything(Everett("ntk", n, 64))[role].absorbed("adam") for n in (192, 768)]
+    assert math.log(rates[1].lr / rates[0].lr) / math.log(4) == pytest.approx(everett, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("prescription", "expected"),
+    [
+        (Everett("mup", 192, 128, alignment="none"), {"name": "everett", "alignment": "none"}),
+        (
+            Everett("ntk", 192, 128, alignment=Alignment("3/4", "1/2", 1)),
+            {
+                "alignment": {
+                    "alpha": "3/4",
+                    "omega": "1/2",
+                    "u": "1",
+                    "omega_readout": "1/2",
+                    "alpha_readout": "3/4",
+                    "u_readout": "1",
+                }
+            },
+        ),
+        (Dinan(192, "meta_principled", 0.25), {"name": "dinan", "width": 192, "s": 0.25}),
+        (Bordelon(8, 4, 3), {"name": "bordelon", "width": 32, "depth": 3, "gamma0": 1.0}),
+    ],
+)
+def test_a_prescription_describes_itself_in_json_types(prescription, expected):
+    described = prescription.describe()
+    assert json.loads(json.dumps(described)) == described
+    assert {key: described[key] for key in expected} == expected

@@ -1,0 +1,256 @@
+"""What a plan does to tiny models: initial values, multipliers, and equivalent training."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from param_groups import Bordelon, Everett, PlanError, Role, Rule, plan
+from param_groups.contract import NORMAL, UNIFORM, Numbers
+from param_groups.layers import Linear
+from param_groups.plan import DECAY_MODES
+from tests.param_groups.test_plan import (
+    CONTEXT,
+    HEAD_RULES,
+    RULES,
+    VOCABULARY,
+    WIDTH,
+    Decoder,
+    Fixed,
+    Head,
+    decoder_plan,
+    mup,
+)
+
+# ------------------------------------------------------------------------------------------------
+# Initial values
+
+
+class Matrices(nn.Module):
+    """Named square matrices, in the order given."""
+
+    def __init__(self, *names, width=192):
+        super().__init__()
+        for name in names:
+            self.add_module(name, Linear(width, width))
+
+
+def drawn(*names, seed=0, numbers=Numbers(0.5), dtype=torch.float32, width=192):
+    """Named matrices filled with one kind of numbers."""
+    model = Matrices(*names, width=width).to(dtype)
+    fixed = Fixed(width, query=numbers)
+    plan(model, [Rule("*", Role.QUERY)], fixed, lr=0.1).initialise(model, seed=seed)
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("std", [0.02, 3.0])
+@pytest.mark.parametrize("distribution", [NORMAL, UNIFORM])
+def test_samples_have_the_mean_and_deviation_asked_for(distribution, std):
+    """Within five standard errors; 36,864 samples."""
+    values = drawn("a", numbers=Numbers(std, distribution, 7.0), dtype=torch.float64)["a.weight"]
+    kurtosis = {NORMAL: 3.0, UNIFORM: 1.8}[distribution]
+    count = values.numel()
+    assert abs(values.mean() - 7.0) < 5 * std / count**0.5
+    assert abs(values.std() / std - 1) < 5 * ((kurtosis - 1) / (4 * count)) ** 0.5
+    measured = ((values - 7.0) / std).pow(4).mean()
+    assert measured == pytest.approx(kurtosis, abs=0.25)
+
+
+def test_uniform_samples_fill_the_interval_of_their_deviation():
+    values = drawn("a", numbers=Numbers(0.1, UNIFORM))["a.weight"]
+    bound = math.sqrt(3) * 0.1
+    assert 0.999 * bound < values.max() <= bound * (1 + 1e-6)
+    assert -0.999 * bound > values.min() >= -bound * (1 + 1e-6)
+
+
+def test_constants_are_filled_exactly():
+    values = drawn("a", numbers=Numbers(0.0, "constant", 0.25))["a.weight"]
+    assert values.unique().tolist() == [0.25]
+
+
+@pytest.mark.parametrize("distribution", [NORMAL, UNIFORM])
+def test_values_depend_on_seed_and_name_alone(distribution):
+    """Neither the order of the model nor tensors added elsewhere move a draw."""
+    numbers = Numbers(0.5, distribution)
+    orders = (("a",), ("a", "b", "c"), ("c", "b", "a"))
+    alone, first, last = (drawn(*names, numbers=numbers) for names in orders)
+    for other in (first, last):
+        assert torch.equal(alone["a.weight"], other["a.weight"])
+    assert torch.equal(first["b.weight"], last["b.weight"])
+
+
+def test_names_and_seeds_draw_independent_values():
+    one, other = drawn("a", "b"), drawn("a", "b", seed=1)
+    draws = torch.stack([values.flatten() for x in (one, other) for values in x.values()])
+    off_diagonal = torch.corrcoef(draws) - torch.eye(4)
+    assert off_diagonal.abs().max() < 5 / draws.shape[1] ** 0.5
+
+
+def test_precisions_start_from_the_same_numbers():
+    """The float64 values are the float32 draws, scaled: equal up to float32's own rounding."""
+    single, double = (drawn("a", dtype=d)["a.weight"] for d in (torch.float32, torch.float64))
+    half = drawn("a", dtype=torch.bfloat16)["a.weight"]
+    torch.testing.assert_close(single.double(), double, rtol=2**-23, atol=0.0)
+    torch.testing.assert_close(half.double(), double, rtol=2**-7, atol=0.0)
+
+
+def test_deviations_scale_the_same_draw():
+    """So that models of one shape under two plans start from equal effective weights."""
+    one = drawn("a", numbers=Numbers(1.0), dtype=torch.float64)["a.weight"]
+    other = drawn("a", numbers=Numbers(0.3), dtype=torch.float64)["a.weight"]
+    assert torch.equal(one * 0.3, other)
+
+
+def test_initialising_twice_is_initialising_once():
+    model = Decoder()
+    result = decoder_plan(model=model)
+    result.initialise(model, seed=3)
+    once = {name: p.detach().clone() for name, p in model.named_parameters()}
+    multiplier = model.tokens.multiplier
+    result.initialise(model, seed=3)
+    assert all(torch.equal(once[name], p) for name, p in model.named_parameters())
+    assert model.tokens.multiplier == multiplier
+
+
+@pytest.mark.parametrize("distribution", [NORMAL, UNIFORM])
+def test_torchs_global_generator_is_left_alone(distribution):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    drawn("a", numbers=Numbers(0.5, distribution), width=4)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_model_on_the_meta_device_has_nothing_to_initialise():
+    with torch.device("meta"):
+        model = Decoder()
+    with pytest.raises(PlanError, match="'tokens.weight' is on the meta device"):
+        decoder_plan(model=model).initialise(model, seed=0)
+
+
+def test_a_forgotten_initialisation_shows_in_the_first_output():
+    model = Decoder()
+    ids = torch.zeros(1, CONTEXT, dtype=torch.long)
+    assert model(ids).isnan().all()
+    decoder_plan(model=model).initialise(model, seed=0)
+    assert model(ids).isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------------
+# Multipliers
+
+
+def test_initialising_sets_the_multiplier_of_every_layer():
+    model = Decoder()
+    decoder_plan(model=model).initialise(model, seed=0)
+    assert model.tokens.multiplier == pytest.approx(8**0.5)
+    assert model.blocks[1].norm.multiplier == pytest.approx(8**0.5)
+    assert model.blocks[1].query.multiplier == 1.0
+    assert model.readout.multiplier == pytest.approx(8**-0.5)
+    effective = model.blocks[1].norm.weight * model.blocks[1].norm.multiplier
+    torch.testing.assert_close(effective, torch.ones(8))
+
+
+def test_multipliers_can_be_set_without_touching_the_values():
+    """After loading a checkpoint, which holds tensors and no multipliers."""
+    model = Decoder()
+    decoder_plan(model=model).apply_multipliers(model)
+    assert model.readout.multiplier == pytest.approx(8**-0.5)
+    assert model.readout.weight.isnan().all()
+
+
+def test_a_second_plan_replaces_the_multipliers():
+    model = Decoder()
+    decoder_plan(model=model).initialise(model, seed=0)
+    decoder_plan(Everett("standard", WIDTH, 4), model).initialise(model, seed=0)
+    assert {layer.multiplier for layer in model.modules() if hasattr(layer, "multiplier")} == {1.0}
+
+
+def test_both_layers_of_a_tied_tensor_get_its_multiplier():
+    model = Decoder()
+    model.readout.weight = model.tokens.weight
+    numbers = Numbers(0.5, multiplier=3.0)
+    fixed = Fixed(token_embedding=numbers, readout=numbers)
+    plan(model, RULES[:-1], fixed, lr=0.1).initialise(model, seed=0)
+    assert model.tokens.multiplier == model.readout.multiplier == 3.0
+
+
+def test_a_layer_without_a_multiplier_is_an_error_that_says_what_to_do():
+    model = Decoder(plain=True)
+    with pytest.raises(PlanError, match="'tokens.weight' by 2.828.*Embedding.*absorb_multipliers"):
+        decoder_plan(model=model).initialise(model, seed=0)
+
+
+def test_a_layer_without_a_multiplier_may_follow_plans_that_need_none():
+    model = Decoder(plain=True)
+    decoder_plan(Everett("standard", WIDTH, 4), model).initialise(model, seed=0)
+    assert model.readout.weight.isfinite().all()
+
+
+def test_tensors_of_one_layer_cannot_have_two_multipliers():
+    model = nn.Module()
+    model.readout = Linear(WIDTH, 3, bias=True)
+    rules = (Rule("readout.weight", Role.READOUT), Rule("readout.bias", Role.READOUT_BIAS))
+    result = plan(model, rules, mup(), lr=0.1)
+    with pytest.raises(PlanError, match="'readout' has one multiplier.*weight.*bias"):
+        result.initialise(model, seed=0)
+
+
+def trained(model, result, optimizer, steps=20):
+    """The losses of a few steps on random tokens, in float64."""
+    model = model.double()
+    result.initialise(model, seed=1)
+    built = optimizer(result.groups(model))
+    generator = torch.Generator().manual_seed(2)
+    losses = []
+    for _ in range(steps):
+        ids = torch.randint(VOCABULARY, (4, CONTEXT + 1), generator=generator)
+        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        built.zero_grad()
+        loss.backward()
+        built.step()
+        losses.append(loss.item())
+    return losses
+
+
+OPTIMIZERS = {
+    "sgd": lambda groups: torch.optim.SGD(groups, lr=1.0, momentum=0.9),
+    "adam": lambda groups: torch.optim.AdamW(groups),
+}
+
+
+@pytest.mark.parametrize("mode", DECAY_MODES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["ntk", "mup", "mean_field"])
+def test_absorbed_multipliers_train_the_same(name, optimizer, mode):
+    """Plain torch layers follow the layers with multipliers, epsilon and decay included."""
+    prescription = Everett(name, WIDTH, 4, optimizer=optimizer, eps_per_layer=True)
+    # An epsilon as large as the gradients, so that a wrong one is seen; SGD couples its decay to
+    # momentum, where only the product of rate and decay matters all the same.
+    settings = {
+        "lr": 0.02,
+        "eps": 1e-2 if optimizer == "adam" else 0.0,
+        "weight_decay": 0.05,
+        "decay_mode": mode,
+    }
+    with_layers, plain = Decoder(), Decoder(plain=True)
+    absorbed = decoder_plan(prescription, plain, absorb_multipliers=True, **settings)
+    assert {row.multiplier for row in absorbed.rows} == {1.0}
+    kept = decoder_plan(prescription, with_layers, **settings)
+    one = trained(with_layers, kept, OPTIMIZERS[optimizer])
+    other = trained(plain, absorbed, OPTIMIZERS[optimizer])
+    assert other == pytest.approx(one, rel=1e-10)
+    assert abs(one[-1] - one[0]) > 1e-3
+
+
+def test_absorbing_lets_bordelons_rules_run_on_plain_layers():
+    model = Head()
+    result = plan(model, HEAD_RULES, Bordelon(4, 2, 3), lr=1.0, absorb_multipliers=True,
+                  applied={"residual_multiplier": 1 / 3})
+    result.initialise(model, seed=0)
+    # Adam, n = 8, L = 3: rate n^(-1/2) times the multiplier, sqrt(n) for positions.
+    assert result["positions.weight"].lr == pytest.approx(1.0)
+    assert result["positions.weight"].init_std == pytest.approx(1.0)
+    assert result["query.weight"].init_std == pytest.approx(8**-0.5)
