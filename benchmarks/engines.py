@@ -211,7 +211,8 @@ def main() -> None:
     if args.what == "start":
         harness.show(args, "cpu", starts(args.engines, args.repeats), load=os.getloadavg())
     else:
-        harness.show(args, "cpu", [kill_series(args.engine, args.kills, args.minutes)], load=os.getloadavg())
+        series = kill_series(args.engine, args.kills, args.minutes)
+        harness.show(args, "cpu", [series], load=os.getloadavg())
 
 
 if __name__ == "__main__":

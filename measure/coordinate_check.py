@@ -66,7 +66,7 @@ from measure.coordinates import (
     watched,
 )
 from measure.slopes import EXCEPTION, SEVERITY, TOLERANCE, UNKNOWN, Slope, failed, fit, worst
-from param_groups.plan import align
+from param_groups.rows import align
 from training import environment, runs
 from training.config import Section, leaves, parse_overrides, read_yaml, set_keys, validate
 from training.errors import UserError, one_line_errors

@@ -274,7 +274,7 @@ def _refuse_others(path: Path, saved: Any, task: Task) -> None:
 
 def table(report: dict[str, Any]) -> str:
     """The report for people: a row per quantity, a column per block."""
-    from param_groups.plan import align
+    from param_groups.rows import align
 
     blocks, whole = report["blocks"], report["all"]
     header = ("quantity", *(f"block {numbers['block']}" for numbers in blocks), "all")

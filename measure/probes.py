@@ -37,9 +37,8 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 
 from measure.representations import evaluating
-from param_groups import Plan, Role
+from param_groups import Plan, Role, Row
 from param_groups.layers import Linear
-from param_groups.plan import Row
 from param_groups.roles import Layout, default_layout
 from training import optimizers
 from training.errors import UserError

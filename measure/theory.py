@@ -23,8 +23,9 @@ from fractions import Fraction
 
 from measure.coordinates import scanned
 from param_groups import Bordelon, Dinan, Everett, Numbers, Plan, Prescription, Role, Row, exponents
+from param_groups.contract import OPTIMIZER_FAMILY
 from param_groups.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
-from param_groups.prescriptions import LAYER_TYPE, OPTIMIZER_FAMILY
+from param_groups.prescriptions import LAYER_TYPE
 
 # The first steps: updates align with activations (alpha = 1), hidden weights do not align with
 # the change of their input (omega = 1/2), the readout does (omega = 0.96 to 1.00 at the first step,

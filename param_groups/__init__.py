@@ -1,13 +1,16 @@
 """From a model and a prescription to a plan: what every tensor's numbers are, and why.
 
-`roles` names tensors, `exponents` holds the theory, `prescriptions` the papers' rules, `plan` the
-result. Nothing here knows an experiment.
+`roles` names tensors, `exponents` holds the theory, `contract` says what a prescription
+is, `prescriptions` has the papers', `plan` the result. Nothing here knows an experiment.
 """
 
+from param_groups.contract import Numbers, Prescription
 from param_groups.models import rules_for
-from param_groups.plan import Factor, Plan, Row, fans_of, plan
-from param_groups.prescriptions import Bordelon, Dinan, Everett, Numbers, Prescription
+from param_groups.plan import Plan, fans_of, plan
+from param_groups.prescriptions import Bordelon, Dinan, Everett
 from param_groups.roles import Layout, PlanError, Role, Rule, assign, present
+from param_groups.rows import Factor, Row
+from param_groups.schedules import guard, schedule
 from param_groups.suggest import suggest
 
 __all__ = [
@@ -25,8 +28,10 @@ __all__ = [
     "Rule",
     "assign",
     "fans_of",
+    "guard",
     "plan",
     "present",
     "rules_for",
+    "schedule",
     "suggest",
 ]

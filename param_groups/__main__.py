@@ -9,17 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from param_groups import exponents, tables
+from param_groups.contract import OPTIMIZER_FAMILY, Numbers, Prescription, exponent_optimizer
 from param_groups.exponents import Alignment, ExponentError
-from param_groups.prescriptions import (
-    DINAN_STRATEGIES,
-    OPTIMIZER_FAMILY,
-    Bordelon,
-    Dinan,
-    Everett,
-    Numbers,
-    Prescription,
-    exponent_optimizer,
-)
+from param_groups.prescriptions import DINAN_STRATEGIES, Bordelon, Dinan, Everett
 from param_groups.roles import PlanError, Role
 
 if TYPE_CHECKING:  # a generic class for type checkers alone

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from param_groups.roles import PlanError, choose
 
 if TYPE_CHECKING:
-    from param_groups.plan import Plan, Row
+    from param_groups.plan import Plan
+    from param_groups.rows import Row
 
 # Keys of torchtitan's optimizer.param_groups and NeMo Automodel's optimizer.param_group_overrides,
 # which multiply the global learning rate and weight decay where `pattern` is found in the name.
@@ -38,7 +39,9 @@ def export(plan: Plan, trainer: str) -> list[dict[str, object]]:
                 f"{plan.eps:g}; take a parameterisation without multipliers, or an epsilon of 0"
             )
     if plan.forward:
-        raise PlanError(f"{trainer} does not apply {plan.forward[0]}; export a plan without factors")
+        raise PlanError(
+            f"{trainer} does not apply {plan.forward[0]}; export a plan without factors"
+        )
     if plan.lr == 0:
         raise PlanError("a learning rate of 0 has no multipliers")
     groups: dict[tuple[float, float], list[Row]] = {}

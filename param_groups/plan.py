@@ -12,18 +12,16 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from param_groups.prescriptions import CONSTANT, Numbers, Prescription, finite
+from param_groups.contract import Numbers, Prescription, finite
 from param_groups.roles import UNTIE, Assignment, PlanError, Role, Rule, assign, check_width, choose
+from param_groups.rows import Factor, Row, factor_differences, row_differences, table
 
 if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
     from torch import nn
-
-    from param_groups.tensors import Store
 
 # The three meanings of a weight decay wd, as the decay of one step at the peak of the schedule:
 # independent: wd; global: lr * wd with the global rate (Dinan, Yaida & Zhang (1.94));
@@ -32,50 +30,6 @@ DECAY_MODES = ("independent", "global", "per_group")
 
 
 Fans = Mapping[str, tuple[int, int]]
-
-
-@dataclass(frozen=True)
-class Row:
-    """The numbers of one tensor; `lr` and `eps` are absolute.
-
-    `weight_decay` is in torch's sense: one step multiplies the tensor by 1 - lr * weight_decay.
-    `tied_to` lists the tensor's other names.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    role: str
-    fan_in: int
-    fan_out: int
-    tied_to: tuple[str, ...]
-    init_mean: float
-    init_std: float
-    init_distribution: str
-    multiplier: float
-    lr: float
-    eps: float
-    weight_decay: float
-
-    @property
-    def decay_per_step(self) -> float:
-        """The fraction a step removes from the tensor at the peak of the schedule."""
-        return self.lr * self.weight_decay
-
-
-@dataclass(frozen=True)
-class Factor:
-    """A factor of the forward pass: `attention_scale`, `residual_multiplier`, `logit_multiplier`.
-
-    An attention's has its head dimension.
-    """
-
-    name: str
-    value: float
-    head_dim: int | None = None
-
-    def __str__(self) -> str:
-        head = "" if self.head_dim is None else f" (head dimension {self.head_dim})"
-        return f"{self.name} {self.value:.6g}{head}"
 
 
 @dataclass(frozen=True)
@@ -101,21 +55,14 @@ class Plan:
                 return row
         raise KeyError(name)
 
-    def initialise(
-        self,
-        model: nn.Module,
-        seed: int,
-        store: Store | None = None,
-        *,
-        keep: Iterable[str] = (),
-    ) -> None:
+    def initialise(self, model: nn.Module, seed: int, *, keep: Iterable[str] = ()) -> None:
         """Draws the tensors, sets the multipliers of their layers and the forward factors.
 
         Tensors that do not require gradients keep their values, as do those that a pattern of
         `keep` names ("backbone.*"). The others' values depend on (seed, name) alone, drawn in
         float32 on the CPU: the same on every device, in every precision, sharded or not, and
-        untouched by tensors added elsewhere. Twice is the same as once. `store(parameter, values)`
-        may put them elsewhere. An error leaves the model as it was.
+        untouched by tensors added elsewhere. Twice is the same as once. An error leaves the model
+        as it was.
         """
         from param_groups import tensors
 
@@ -126,7 +73,7 @@ class Plan:
             tensors.check_fillable(parameters[row.name], row)
         tensors.layer_multipliers(model, self.rows)
         for row in drawn:
-            tensors.fill(parameters[row.name], row, seed, store)
+            tensors.fill(parameters[row.name], row, seed)
         self.apply_multipliers(model)
         tensors.note_given(model, self.rows, drawn=not keep)
 
@@ -188,7 +135,10 @@ class Plan:
     def from_dict(cls, data: dict[str, Any]) -> Plan:
         """The inverse of `to_dict`; PlanError when a field is missing or unknown."""
         try:
-            rows = tuple(Row(**_with_tuples(row)) for row in data["rows"])
+            rows = tuple(
+                Row(**{**row, **{key: tuple(row[key]) for key in ("shape", "tied_to")}})
+                for row in data["rows"]
+            )
             forward = data.get("forward")
             factors = None if forward is None else tuple(Factor(**factor) for factor in forward)
             return cls(**{**data, "rows": rows, "forward": factors})
@@ -205,24 +155,19 @@ class Plan:
         lines = [f"{name}: only in the first plan" for name in mine if name not in theirs]
         lines += [f"{name}: only in the second plan" for name in theirs if name not in mine]
         for name in mine.keys() & theirs.keys():
-            lines += _row_differences(mine[name], theirs[name])
-        return sorted([*lines, *_factor_differences(self.forward, other.forward)])
+            lines += row_differences(mine[name], theirs[name])
+        return sorted([*lines, *factor_differences(self.forward, other.forward)])
 
     def table(self) -> str:
         """The plan for people: rows that differ only in their block number are one line."""
-        header = ("tensor", "role", "shape", "fan_in", "init", "multiplier", "lr", "eps")
-        lines: dict[tuple[str, ...], int] = {}
-        for row in self.rows:
-            cells = _cells(row)
-            lines[cells] = lines.get(cells, 0) + 1
-        body = [(_counted(cells[0], n), *cells[1:]) for cells, n in lines.items()]
+        origin = ", ".join(f"{key} {value}" for key, value in self.prescription.items())
         title = (
             f"lr {self.lr:g}, eps {self.eps:g}, weight decay {self.weight_decay:g} "
-            f"({self.decay_mode}); {_one_line(self.prescription)}"
+            f"({self.decay_mode}); {origin}"
         )
         if self.forward:
             title += "\nforward pass: " + ", ".join(map(str, self.forward))
-        return title + "\n" + align([(*header, "decay/step"), *body])
+        return title + "\n" + table(self.rows)
 
     def _parameters(self, model: nn.Module) -> dict[str, nn.Parameter]:
         parameters = dict(model.named_parameters())
@@ -460,65 +405,6 @@ def _torch_decay(wd: float, lr: float, own_lr: float, decay_mode: str) -> float:
     if own_lr == 0:
         raise PlanError(f"{decay_mode} weight decay needs a learning rate above 0")
     return wd / own_lr if decay_mode == "independent" else wd * (lr / own_lr)
-
-
-def _with_tuples(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "shape": tuple(row["shape"]), "tied_to": tuple(row["tied_to"])}
-
-
-def _row_differences(mine: Row, theirs: Row) -> list[str]:
-    return [
-        f"{mine.name}: {item.name} {getattr(mine, item.name)} -> {getattr(theirs, item.name)}"
-        for item in fields(Row)
-        if getattr(mine, item.name) != getattr(theirs, item.name)
-    ]
-
-
-def _factor_differences(
-    mine: tuple[Factor, ...] | None, theirs: tuple[Factor, ...] | None
-) -> list[str]:
-    if mine is None or theirs is None:
-        return []
-    one, other = ({(f.name, f.head_dim): f.value for f in factors} for factors in (mine, theirs))
-    return [
-        f"forward pass: {name} {one.get((name, head_dim))} -> {other.get((name, head_dim))}"
-        for name, head_dim in dict.fromkeys((*one, *other))
-        if one.get((name, head_dim)) != other.get((name, head_dim))
-    ]
-
-
-def _cells(row: Row) -> tuple[str, ...]:
-    init = f"{row.init_distribution} {row.init_std:.4g}"
-    if row.init_distribution == CONSTANT:
-        init = f"constant {row.init_mean:.4g}"
-    tied = f" (= {', '.join(row.tied_to)})" if row.tied_to else ""
-    return (
-        re.sub(r"\.\d+\.", ".*.", row.name) + tied,
-        row.role,
-        "x".join(map(str, row.shape)),
-        str(row.fan_in),
-        init,
-        f"{row.multiplier:.4g}",
-        f"{row.lr:.4g}",
-        f"{row.eps:.3g}",
-        f"{row.decay_per_step:.3g}",
-    )
-
-
-def _counted(name: str, count: int) -> str:
-    return name if count == 1 else f"{name} ({count} tensors)"
-
-
-def _one_line(prescription: dict[str, object]) -> str:
-    return ", ".join(f"{key} {value}" for key, value in prescription.items())
-
-
-def align(lines: Sequence[tuple[str, ...]]) -> str:
-    """Rows of cells as text in columns."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
-    )
 
 
 def dumps(value: Plan) -> str:

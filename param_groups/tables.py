@@ -16,7 +16,7 @@ from param_groups.exponents import (
     gradient_exponents,
     solve,
 )
-from param_groups.plan import align
+from param_groups.rows import align
 
 Rows = list[tuple[str, ...]]
 

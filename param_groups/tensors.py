@@ -10,21 +10,16 @@ import fnmatch
 import hashlib
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
+from param_groups.contract import CONSTANT, UNIFORM
 from param_groups.layers import Multiplied, Scaled
-from param_groups.prescriptions import CONSTANT, UNIFORM
 from param_groups.roles import PlanError
-
-if TYPE_CHECKING:
-    from param_groups.plan import Factor, Row
-
-Store = Callable[[torch.Tensor, torch.Tensor], object]
+from param_groups.rows import Factor, Row
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
@@ -127,7 +122,7 @@ def check_fillable(parameter: nn.Parameter, row: Row) -> None:
 
 
 @torch.no_grad()
-def fill(parameter: nn.Parameter, row: Row, seed: int, store: Store | None = None) -> None:
+def fill(parameter: nn.Parameter, row: Row, seed: int) -> None:
     """Draws one tensor's values from (seed, name), in float32 on the CPU, and puts them there."""
     if row.init_distribution == CONSTANT:
         parameter.fill_(row.init_mean)
@@ -141,7 +136,7 @@ def fill(parameter: nn.Parameter, row: Row, seed: int, store: Store | None = Non
         draw.normal_(generator=generator)
     # Scaled in the parameter's own precision, so that equivalent plans start from equal models.
     values = draw.to(parameter.dtype).mul_(row.init_std).add_(row.init_mean)
-    (store or put)(parameter, values)
+    put(parameter, values)
 
 
 def put(parameter: torch.Tensor, values: torch.Tensor) -> None:

@@ -3,8 +3,6 @@
 import ast
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = ("vit_imagenet", "bart_span_denoise", "nanolm_c4", "vit_cifar5m")
 # A folder, and the folders or files that its files may import beside their own.
@@ -20,11 +18,6 @@ STANDS_ON = {
 # Files at the edge of the repository, which may import all of these and nobody imports.
 EDGE = ("scripts", "benchmarks", "examples")
 FOLDERS = (*STANDS_ON, *EDGE)
-# What is left of circles, for its folder to open: an edge that is gone must leave this list.
-CIRCLES_TO_OPEN = [
-    ("param_groups.plan", "param_groups.tensors"),
-    ("param_groups.tensors", "param_groups.plan"),
-]
 
 
 def modules():
@@ -94,16 +87,7 @@ def test_files_import_only_what_their_folder_stands_on():
 
 
 def test_no_file_imports_itself_by_way_of_others():
-    found = set(circles())
-    assert found == set(CIRCLES_TO_OPEN) & found, sorted(found - set(CIRCLES_TO_OPEN))
-
-
-@pytest.mark.parametrize(
-    "edge", [pytest.param(e, marks=pytest.mark.xfail(strict=True), id=" -> ".join(e))
-             for e in CIRCLES_TO_OPEN]
-)  # fmt: skip
-def test_circles_to_open(edge):
-    assert edge not in circles()
+    assert not circles()
 
 
 def test_figures_need_no_torch():

@@ -102,7 +102,7 @@ class Loop:
         if self.sharding is not None:
             sharding.shard(task.model, device, self.sharding)
         sharding.allocate(task.model, device)
-        initialise(task, sharding.store)
+        initialise(task)
         self.torch_optimizer = build_optimizer(task)
         if self.sharding is None:
             self.model, self.optimizer = self.accelerator.prepare(task.model, self.torch_optimizer)

@@ -6,12 +6,12 @@ so neither the ratio between two groups' rates nor that between their decays eve
 
 from __future__ import annotations
 
-import math
 from typing import Any, Protocol
 
+from param_groups import schedules
 from training.errors import UserError, nearest
 
-SCHEDULES = ("cosine", "linear", "constant")
+SCHEDULES = schedules.SHAPES
 
 
 class ScheduleError(UserError):
@@ -29,13 +29,8 @@ def factor(
 ) -> float:
     """The factor on the peak rate for the update that follows `step` earlier ones (first: 0).
 
-    As optax.warmup_cosine_decay_schedule with init_value 0: step / warmup_steps during warm-up,
-    so the very first update has rate 0 unless warmup_steps is 0; 1 at step = warmup_steps; then
-    with x = (step - warmup_steps) / (total_steps - warmup_steps), at most 1:
-
-        cosine     floor + (1 - floor) * (1 + cos(pi * x)) / 2
-        linear     floor + (1 - floor) * (1 - x)
-        constant   1, whatever floor is
+    As optax.warmup_cosine_decay_schedule with init_value 0; param_groups.schedules.factor has the
+    formulas.
 
     The last update of a run is step = total_steps - 1, so the floor itself is reached only past
     the end. A learning rate lr_min quoted beside a peak lr is floor = lr_min / lr.
@@ -44,15 +39,8 @@ def factor(
     floor outside [0, 1].
     """
     _check(name, step, warmup_steps, total_steps, floor)
-    if step < warmup_steps:
-        return step / warmup_steps
-    if name == "constant":
-        return 1.0
-    if step >= total_steps:
-        return float(floor)
-    x = (step - warmup_steps) / (total_steps - warmup_steps)
-    shape = (1 + math.cos(math.pi * x)) / 2 if name == "cosine" else 1 - x
-    return floor + (1 - floor) * shape
+    settings = {"warmup_steps": warmup_steps, "total_steps": total_steps, "floor": floor}
+    return schedules.factor(name, step, **settings)
 
 
 def _check(name: str, step: int, warmup_steps: int, total_steps: int, floor: float) -> None:

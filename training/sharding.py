@@ -132,12 +132,6 @@ def local(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def store(target: Tensor, values: Tensor) -> None:
-    """Copies the values of a whole tensor into one that may be sharded."""
-    local(target).copy_(_part(values, target))
-
-
-@torch.no_grad()
 def cut(whole: Tensor, like: Tensor, first_axis: bool = True) -> Tensor:
     """A copy of a whole tensor, sharded as `like` and on its device.
 

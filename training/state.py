@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from param_groups.tensors import put
 from training import sharding
 from training.adafactor import keeps_first_axis
 from training.errors import Damaged
@@ -41,7 +42,7 @@ def check_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
 def load_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     """Fills a model in place with tensors that `check_model` has passed."""
     for name, tensor in model_tensors(model).items():
-        sharding.store(tensor, saved[name])
+        put(tensor, saved[name])
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

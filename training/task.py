@@ -198,11 +198,9 @@ class Losses:
             self.counts = list(counts)
 
 
-def initialise(
-    task: Task, store: Callable[[torch.Tensor, torch.Tensor], object] = torch.Tensor.copy_
-) -> None:
+def initialise(task: Task) -> None:
     """Gives the model the values it starts from."""
-    task.plan.initialise(task.model, task.config.seed, store)
+    task.plan.initialise(task.model, task.config.seed)
     if task.after_init is not None:
         task.after_init(task.model)
 

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from param_groups import Bordelon, Dinan, Everett, Plan, PlanError, Role, Rule, plan
+from param_groups.contract import NORMAL, UNIFORM, Numbers, Prescription
 from param_groups.exponents import TENSOR_PROGRAMS
 from param_groups.layers import Embedding, LayerNorm, Linear
 from param_groups.plan import DECAY_MODES, dumps
-from param_groups.prescriptions import NORMAL, UNIFORM, Numbers, Prescription
 
 WIDTH, VOCABULARY, CONTEXT = 8, 11, 5
 RULES = (

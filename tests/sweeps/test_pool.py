@@ -312,7 +312,8 @@ class Placed:
 
 
 @pytest.fixture
-def placed(opened, job, toy):
+def placed(opened, job, toy, monkeypatch):
+    monkeypatch.setattr("sweeps.local.cores", lambda: 64)
     return lambda **options: Placed(opened(**options), job, toy)
 
 
@@ -336,7 +337,7 @@ def test_runs_are_packed_on_gpus_by_what_they_need(gpus, placed):
     with pytest.raises(UserError, match="big needs 5 GPUs, but 4 are visible here; lower `needs`"):
         place("big", 5)
     with pytest.raises(UserError, match="far needs 2 nodes; --engine local has this machine only"):
-        place("far", 4, nodes=2)
+        place("far", 4, processes=2, nodes=2)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "
 def address(ray_settings):
     from ray.cluster_utils import Cluster
 
-    node = {"num_cpus": 8, "num_gpus": 8}
+    node = {"num_cpus": 16, "num_gpus": 8}
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         cluster = Cluster(

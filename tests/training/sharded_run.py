@@ -165,7 +165,7 @@ def check_parts():
         sharding.shard(task.model, torch.device("cpu"), sharding.requested())
         assert all(p.is_meta == meta for p in task.model.parameters())
         sharding.allocate(task.model, torch.device("cpu"))
-        task.plan.initialise(task.model, 3, sharding.store)
+        task.plan.initialise(task.model, 3)
         assert [type(m).__name__ for m in task.model.modules() if hasattr(m, "unshard")] == [
             "FSDPModel", "FSDPBlock", "FSDPBlock",
         ]  # fmt: skip

@@ -1,0 +1,188 @@
+"""What a prescription is: one tensor's numbers, the class to derive from, the optimisers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
+from typing import TypeGuard
+
+from param_groups.roles import FUSED_PARTS, PlanError, Role, choose
+
+NORMAL, UNIFORM, CONSTANT = "normal", "uniform", "constant"
+
+# The optimiser families of the theory and the optimisers that belong to each (Everett B.8): what
+# counts is whether an update scales with the gradient, with nothing, or with the parameter.
+OPTIMIZER_FAMILY = {
+    "sgd": "sgd",
+    "adam": "adam",
+    "adam_atan2": "adam",
+    "adafactor": "adafactor",
+    "adam_param_scaling": "adafactor",
+}
+# AdamW is Adam with decoupled weight decay, which is how every plan decays.
+_ALIASES = {"adamw": "adam"}
+# Optimisers that are no member of a family, with the reason.
+_REFUSED = {
+    "muon": "its updates are orthogonalised matrices, whose size goes with both fans",
+    "lamb": "its updates are scaled by each layer's norm and the trust ratio",
+    "lars": "its updates are scaled by each layer's norm and the trust ratio",
+    "lion": "its rate and decay are a sign update's, which no paper here derives",
+    "adagrad": "its updates shrink with the sum of all gradients so far",
+    "adadelta": "its updates are scaled by those before them",
+    "lbfgs": "its step is a line search's",
+    "shampoo": "its updates are preconditioned matrices, whose size goes with both fans",
+    "soap": "its updates are preconditioned matrices, whose size goes with both fans",
+    "torch.optim.adafactor": "it caps every rate at 1/sqrt(step) and takes a pair as epsilon",
+    "rprop": "its steps are set by signs alone",
+}
+
+
+def exponent_optimizer(name: str) -> str:
+    """The name under which an optimiser has exponents; PlanError for one known to have none."""
+    if reason := _REFUSED.get(str(name).lower()):
+        raise PlanError(
+            f"there are no exponents for {name!r}: {reason}; supported: "
+            f"{', '.join((*OPTIMIZER_FAMILY, *_ALIASES))}"
+        )
+    return _ALIASES.get(name, name)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What one tensor gets: `lr` and `eps` relative to the global values, the rest absolute.
+
+    `constant` tensors are filled with `init_mean`; `uniform` ones lie within sqrt(3) init_std.
+    """
+
+    init_std: float
+    init_distribution: str = NORMAL
+    init_mean: float = 0.0
+    multiplier: float = 1.0
+    lr: float = 1.0
+    eps: float = 1.0
+    decays: bool = True
+
+    def absorbed(self, optimizer: str) -> Numbers:
+        """The same training without a forward multiplier m (Everett B.2 with n^theta = m).
+
+        The tensor becomes m W. Its gradient shrinks by m, so the rate grows by m^2 under SGD, m
+        under Adam and not at all under parameter scaling, and epsilon follows the gradient (its
+        square in Adafactor, where epsilon is added to g^2). Exact except for the floors of
+        parameter scaling.
+        """
+        m = self.multiplier
+        lr_factor = {"sgd": m * m, "adam": m, "adafactor": 1.0}[OPTIMIZER_FAMILY[optimizer]]
+        eps_factor = m**2 if optimizer == "adafactor" else m
+        return replace(
+            self,
+            init_std=self.init_std * m,
+            init_mean=self.init_mean * m,
+            multiplier=1.0,
+            lr=self.lr * lr_factor,
+            eps=self.eps / eps_factor,
+        )
+
+
+class Prescription(ABC):
+    """A named rule for all roles at one width and depth."""
+
+    width: float
+    optimizer: str
+
+    def __call__(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
+        """The numbers of one tensor.
+
+        Raises PlanError for a role the paper says nothing about, and for a fused tensor whose
+        parts would need different numbers.
+        """
+        parts = FUSED_PARTS.get(role)
+        if parts is None:
+            return self.numbers(role, fan_in, fan_out)
+        given = {part: self.numbers(part, fan_in, fan_out) for part in parts}
+        if len(set(given.values())) > 1:
+            raise PlanError(
+                f"{type(self).__name__} gives {', '.join(parts)} different numbers, so a fused "
+                f"{role} tensor cannot follow it; use separate matrices"
+            )
+        return given[parts[0]]
+
+    @abstractmethod
+    def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
+        """The numbers of one unfused role."""
+
+    def attention_exponent(self) -> float:
+        """The power of the head dimension on query-key products before the softmax."""
+        return -0.5
+
+    def attention_scale(self, head_dim: int) -> float:
+        """The factor on query-key products before the softmax."""
+        check_positive(type(self).__name__, head_dim=head_dim)
+        return float(head_dim ** self.attention_exponent())
+
+    def _settle_optimizer(self, valid: Iterable[str]) -> None:
+        """Replaces an alias ("adamw") by its name; PlanError unless that is one of `valid`."""
+        object.__setattr__(self, "optimizer", exponent_optimizer(self.optimizer))
+        choose("optimizer", self.optimizer, valid)
+
+    def residual_multiplier(self) -> float:
+        """The factor on every residual branch."""
+        return 1.0
+
+    def logit_multiplier(self) -> float:
+        """The factor on logits computed from a tied word embedding (N_rescale in Dinan et al.)."""
+        return 1.0
+
+    def forward(self, head_dim: int | None = None) -> dict[str, float]:
+        """The factors of the forward pass by name: those that are not 1, and the attention's.
+
+        The attention's only where the head dimension is given.
+        """
+        scale = {} if head_dim is None else {"attention_scale": self.attention_scale(head_dim)}
+        others = {
+            "residual_multiplier": self.residual_multiplier(),
+            "logit_multiplier": self.logit_multiplier(),
+        }
+        return scale | {name: value for name, value in others.items() if value != 1.0}
+
+    def scaled(self, ratio: float) -> Prescription:
+        """The prescription of a tensor whose fans are `ratio` times those of a base model."""
+        raise PlanError(
+            f"{type(self).__name__} is for models of one width; plan without a base model, or with "
+            "Everett"
+        )
+
+    def ties_readout(self) -> bool:
+        """Whether the numbers of a word embedding are meant for a readout tied to it, too."""
+        return False
+
+    def describe(self) -> dict[str, object]:
+        """The prescription's fields by name, ready for JSON."""
+        values = asdict(self)  # type: ignore[call-overload]
+        fields = {key: _plain(value) for key, value in values.items()}
+        return {"name": type(self).__name__.lower(), **fields}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Fraction):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return value
+
+
+def finite(value: object) -> TypeGuard[float]:
+    """Whether a value is a number that a float can hold."""
+    try:
+        return isinstance(value, (int, float, Fraction)) and math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def check_positive(owner: str, **values: float) -> None:
+    """Raises PlanError for a value that is not positive and finite."""
+    for name, value in values.items():
+        if not (finite(value) and value > 0):
+            raise PlanError(f"{owner}: {name} must be positive and finite, got {value!r}")

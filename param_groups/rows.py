@@ -1,0 +1,114 @@
+"""The rows of a plan as data: what one tensor and one forward factor get, compared and printed."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from param_groups.contract import CONSTANT
+
+
+@dataclass(frozen=True)
+class Row:
+    """The numbers of one tensor; `lr` and `eps` are absolute.
+
+    `weight_decay` is in torch's sense: one step multiplies the tensor by 1 - lr * weight_decay.
+    `tied_to` lists the tensor's other names.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    role: str
+    fan_in: int
+    fan_out: int
+    tied_to: tuple[str, ...]
+    init_mean: float
+    init_std: float
+    init_distribution: str
+    multiplier: float
+    lr: float
+    eps: float
+    weight_decay: float
+
+    @property
+    def decay_per_step(self) -> float:
+        """The fraction a step removes from the tensor at the peak of the schedule."""
+        return self.lr * self.weight_decay
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A factor of the forward pass: `attention_scale`, `residual_multiplier`, `logit_multiplier`.
+
+    An attention's has its head dimension.
+    """
+
+    name: str
+    value: float
+    head_dim: int | None = None
+
+    def __str__(self) -> str:
+        head = "" if self.head_dim is None else f" (head dimension {self.head_dim})"
+        return f"{self.name} {self.value:.6g}{head}"
+
+
+def row_differences(mine: Row, theirs: Row) -> list[str]:
+    """What differs between two rows of one tensor, a line each."""
+    return [
+        f"{mine.name}: {item.name} {getattr(mine, item.name)} -> {getattr(theirs, item.name)}"
+        for item in fields(Row)
+        if getattr(mine, item.name) != getattr(theirs, item.name)
+    ]
+
+
+def factor_differences(
+    mine: tuple[Factor, ...] | None, theirs: tuple[Factor, ...] | None
+) -> list[str]:
+    """What differs between the forward factors of two plans, a line each; None agrees with all."""
+    if mine is None or theirs is None:
+        return []
+    one, other = ({(f.name, f.head_dim): f.value for f in factors} for factors in (mine, theirs))
+    return [
+        f"forward pass: {name} {one.get((name, head_dim))} -> {other.get((name, head_dim))}"
+        for name, head_dim in dict.fromkeys((*one, *other))
+        if one.get((name, head_dim)) != other.get((name, head_dim))
+    ]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Rows for people: those that differ only in their block number are one line."""
+    header = ("tensor", "role", "shape", "fan_in", "init", "multiplier", "lr", "eps", "decay/step")
+    lines = Counter(map(_cells, rows))
+    return align([header, *((_counted(name, n), *rest) for (name, *rest), n in lines.items())])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    init = f"{row.init_distribution} {row.init_std:.4g}"
+    if row.init_distribution == CONSTANT:
+        init = f"constant {row.init_mean:.4g}"
+    tied = f" (= {', '.join(row.tied_to)})" if row.tied_to else ""
+    return (
+        re.sub(r"\.\d+\.", ".*.", row.name) + tied,
+        row.role,
+        "x".join(map(str, row.shape)),
+        str(row.fan_in),
+        init,
+        f"{row.multiplier:.4g}",
+        f"{row.lr:.4g}",
+        f"{row.eps:.3g}",
+        f"{row.decay_per_step:.3g}",
+    )
+
+
+def _counted(name: str, count: int) -> str:
+    return name if count == 1 else f"{name} ({count} tensors)"
+
+
+def align(lines: Sequence[tuple[str, ...]]) -> str:
+    """Rows of cells as text in columns."""
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
+    )

@@ -1,0 +1,138 @@
+"""Schedules that keep the ratios between groups, and the guard against those that do not."""
+
+import math
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, OneCycleLR
+
+from param_groups import Everett, PlanError, Role, Rule, guard, plan, schedule
+
+STEPS = 10
+
+
+def prepared(optimizer=torch.optim.AdamW):
+    """(plan, optimiser) of a perceptron whose two matrices' rates are 1 to 1/8."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 16, False), torch.nn.Linear(16, 3, False))
+    rules = [Rule("0.weight", Role.PATCH_EMBEDDING), Rule("1.weight", Role.READOUT)]
+    rule = Everett("standard", 16, 2)
+    numbers = plan(model, rules, rule, lr=0.1)
+    numbers.initialise(model, seed=0)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return numbers, optimizer(numbers.groups(model))
+
+
+def rates(optimizer, scheduler, steps=STEPS):
+    """Each step's rates over the plan's, (steps, groups)."""
+    seen = []
+    for _ in range(steps):
+        optimizer.step()
+        seen.append([group["lr"] for group in optimizer.param_groups])
+        scheduler.step()
+    return torch.tensor(seen, dtype=torch.float64) / torch.tensor([0.1, 0.1 / 8]).double()
+
+
+@pytest.mark.parametrize(
+    ("shape", "left"),
+    [
+        ("cosine", lambda t: 0.2 + 0.8 * (1 + math.cos(math.pi * t)) / 2),
+        ("linear", lambda t: 1 - 0.8 * t),
+        ("constant", lambda t: 1.0),
+    ],
+)
+def test_a_schedule_multiplies_every_rate_by_one_factor(shape, left):
+    numbers, optimizer = prepared()
+    scheduler = schedule(optimizer, shape, total_steps=STEPS, warmup_steps=4, floor=0.2)
+    guard(optimizer, numbers)
+    wanted = [0, 1 / 4, 2 / 4, 3 / 4, *(left(k / 6) for k in range(7)), left(1)]
+    expected = torch.tensor(wanted).double()[:, None].expand(-1, 2)
+    torch.testing.assert_close(rates(optimizer, scheduler, 12), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shape": "cosin"}, "unknown shape 'cosin'"),
+        ({"floor": 1e-5 - 1}, r"floor is a fraction of each group's rate, in \[0, 1\]"),
+        ({"warmup_steps": 11}, r"warmup_steps must lie in \[0, 10\], got 11"),
+        ({"warmup_steps": -1}, r"warmup_steps must lie in \[0, 10\], got -1"),
+    ],
+)
+def test_a_schedule_that_makes_no_sense_is_refused(settings, message):
+    with pytest.raises(PlanError, match=message):
+        schedule(prepared()[1], **settings, total_steps=STEPS)
+
+
+def timm_cosine(**settings):
+    def make(optimizer):
+        scheduler = pytest.importorskip("timm.scheduler").CosineLRScheduler
+        made, epoch = scheduler(optimizer, t_initial=STEPS, **settings), iter(range(1, STEPS + 1))
+        made.step = lambda step=made.step: step(next(epoch))
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: OneCycleLR(optimizer, max_lr=0.1, total_steps=STEPS + 1),
+        lambda optimizer: CosineAnnealingLR(optimizer, STEPS, eta_min=1e-3),
+        timm_cosine(lr_min=1e-3),
+        timm_cosine(warmup_t=3, warmup_lr_init=1e-3),
+    ],
+    ids=["OneCycleLR(max_lr)", "CosineAnnealingLR(eta_min)", "timm lr_min", "timm warmup_lr_init"],
+)  # fmt: skip
+def test_schedulers_of_absolute_rates_are_found(make):
+    """The plan's rates are 8 to 1; each of these makes them equal somewhere."""
+    numbers, optimizer = prepared()
+    with pytest.raises(PlanError, match="the scheduler has changed the ratios between groups"):
+        scheduler = make(optimizer)
+        guard(optimizer, numbers)
+        rates(optimizer, scheduler)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: OneCycleLR(
+            optimizer, [group["lr"] for group in optimizer.param_groups], total_steps=STEPS + 1
+        ),
+        lambda optimizer: CosineAnnealingLR(optimizer, STEPS),
+        lambda optimizer: LinearLR(optimizer, total_iters=STEPS),
+        timm_cosine(warmup_t=3),
+    ],
+    ids=["OneCycleLR(list)", "CosineAnnealingLR", "LinearLR", "timm"],
+)
+def test_schedulers_that_keep_the_ratios_pass(make):
+    numbers, optimizer = prepared()
+    scheduler = make(optimizer)
+    guard(optimizer, numbers)
+    factors = rates(optimizer, scheduler)
+    torch.testing.assert_close(factors[:, 0], factors[:, 1])
+
+
+def test_a_guard_ends_and_wants_the_plans_groups():
+    numbers, optimizer = prepared()
+    handle = guard(optimizer, numbers)
+    optimizer.param_groups[0]["lr"] *= 2
+    with pytest.raises(PlanError, match="'0.weight' has 2 of the plan's rate, '1.weight' 1;"):
+        optimizer.step()
+    handle.remove()
+    optimizer.step()
+    bare = torch.optim.AdamW(optimizer.param_groups[0]["params"])
+    with pytest.raises(PlanError, match="has no param_names: take groups from the plan"):
+        guard(bare, numbers)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (torch.optim.Adafactor, r"'torch.optim.Adafactor': it caps every rate at 1/sqrt\(step\)"),
+        (torch.optim.Adagrad, "'Adagrad': its updates shrink"),
+    ],
+)
+def test_optimisers_without_exponents_are_refused(optimizer, message):
+    with pytest.raises(PlanError, match=f"no exponents for {message}"):
+        guard(*reversed(prepared(optimizer)))

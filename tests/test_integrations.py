@@ -1,0 +1,144 @@
+"""examples/integrations.py: each trains or steps with the plan's rates, in at most 15 lines."""
+
+import inspect
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from examples import integrations
+from param_groups import Everett, Role, Rule, plan, rules_for
+
+ROOT = Path(__file__).resolve().parents[1]
+FUNCTIONS = [f for _, f in inspect.getmembers(integrations, inspect.isfunction)
+             if f.__module__ == integrations.__name__]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
+def test_an_integration_has_at_most_15_lines(function):
+    assert len(inspect.getsource(function).splitlines()) <= 15
+
+
+def perceptron():
+    """(model, plan) with three different rates."""
+    layers = (nn.Linear(4, 16, False), nn.Linear(16, 16, False), nn.Linear(16, 2, False))
+    model = nn.Sequential(*layers)
+    roles = (Role.PATCH_EMBEDDING, Role.MLP_IN, Role.READOUT)
+    rules = [Rule(f"{i}.weight", role) for i, role in enumerate(roles)]
+    return model, plan(model, rules, Everett("standard", 16, 4, gamma_readout=2), lr=0.01)
+
+
+def loss_of(model, x):
+    return model(x).square().mean()
+
+
+def rates_over_plan(optimizer, numbers):
+    groups = optimizer.param_groups
+    assert {n for g in groups for n in g["param_names"]} == {row.name for row in numbers.rows}
+    return {round(g["lr"] / numbers[g["param_names"][0]].lr, 9) for g in groups}
+
+
+def test_plain_torch():
+    model, numbers = perceptron()
+    numbers.initialise(model, seed=0)
+    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    before = loss_of(model, x).item()
+    optimizer = integrations.plain_torch(model, numbers, [x] * 20, loss_of)
+    assert loss_of(model, x).item() < before / 2
+    assert rates_over_plan(optimizer, numbers) == {0.1}
+
+
+@pytest.mark.parametrize("train", [integrations.hugging_face, integrations.hugging_face_later])
+def test_hugging_face(train, tmp_path):
+    """Four steps under its linear schedule: the groups are the plan's, and every rate ends at 0."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=32, n_head=2, n_layer=1,
+                                     tie_word_embeddings=False, bos_token_id=0, eos_token_id=0)
+    model = transformers.GPT2LMHeadModel(config)
+    rule = Everett("mup", 32, 16, qk_exponent=-0.5)
+    numbers = plan(model, rules_for(model), rule, lr=0.01, absorb_multipliers=True)
+    numbers.initialise(model, seed=0)
+    before = model.lm_head.weight.clone()
+    ids = torch.arange(8)
+    arguments = transformers.TrainingArguments(
+        tmp_path, max_steps=4, per_device_train_batch_size=2, use_cpu=True, report_to="none",
+        save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    optimizer = train(model, numbers, arguments, [{"input_ids": ids, "labels": ids}] * 8)
+    assert type(getattr(optimizer, "optimizer", optimizer)) is torch.optim.AdamW
+    initial = {name: group["initial_lr"] for group in optimizer.param_groups
+               for name in group["param_names"]}  # fmt: skip
+    assert initial == {row.name: row.lr for row in numbers.rows} and len({*initial.values()}) > 1
+    assert rates_over_plan(optimizer, numbers) == {0.0}
+    assert not torch.equal(model.lm_head.weight, before)
+
+
+def test_timm():
+    pytest.importorskip("timm")
+    model, numbers = perceptron()
+    numbers.initialise(model, seed=0)
+    optimizer, scheduler = integrations.timm_optimizer(model, numbers)
+    loss_of(model, torch.ones(1, 4)).backward()
+    for epoch, factor in ((1, 0.5), (5, 0.5), (10, 0.0)):
+        scheduler.step(epoch)
+        optimizer.step()
+        assert rates_over_plan(optimizer, numbers) == {factor}
+
+
+def test_lightning():
+    model, numbers = perceptron()
+    numbers.initialise(model, seed=0)
+    trainer = SimpleNamespace(estimated_stepping_batches=20)
+    module = SimpleNamespace(model=model, numbers=numbers, trainer=trainer)
+    made = integrations.configure_optimizers(module)
+    made["optimizer"].step()
+    made["lr_scheduler"]["scheduler"].step()
+    assert rates_over_plan(made["optimizer"], numbers) == {0.5}
+
+
+SHARDED = """
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from examples import integrations
+from tests.test_integrations import loss_of, perceptron, rates_over_plan
+distributed.init_process_group("gloo")
+whole, numbers = perceptron()
+numbers.initialise(whole, seed=0)
+plain = torch.optim.AdamW(numbers.groups(whole))
+model, _ = perceptron()
+optimizer = integrations.sharded(model, numbers, init_device_mesh("cpu", (2,)))
+x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+for one, steps in ((whole, plain), (model, optimizer)):
+    for _ in range(3):
+        loss_of(one, x).backward()
+        steps.step()
+        steps.zero_grad()
+assert rates_over_plan(optimizer, numbers) == {1.0}
+for name, parameter in model.named_parameters():
+    torch.testing.assert_close(parameter.full_tensor(), whole.get_parameter(name))
+distributed.destroy_process_group()
+print("equal")
+"""
+
+
+def test_sharded_and_compiled(tmp_path):
+    """Two processes with gloo train as one does; compiled where there is a compiler."""
+    script = tmp_path / "sharded.py"
+    script.write_text(SHARDED)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+    if shutil.which("g++") is None:
+        environment["TORCHDYNAMO_DISABLE"] = "1"
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
+         str(script)],
+        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("equal") == 2
