@@ -295,7 +295,9 @@ def _hugging_face(kind: str, sizes: dict[str, Any]) -> nn.Module:
     config.tie_word_embeddings = sizes.get("tie_word_embeddings", False)
     for task in ("Seq2SeqLM", "SpeechSeq2Seq", "MaskedLM", "CausalLM", "ImageClassification"):
         try:
-            return getattr(transformers, f"AutoModelFor{task}").from_config(config)
+            auto = getattr(transformers, f"AutoModelFor{task}")
+            model: nn.Module = auto.from_config(config)
+            return model
         except ValueError as error:
             if "Unrecognized configuration class" not in str(error):
                 raise
