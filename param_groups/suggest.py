@@ -12,11 +12,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-import torch
-from torch import nn
+from typing import TYPE_CHECKING
 
 from param_groups.roles import Layout, Role, Rule, default_layout
+
+if TYPE_CHECKING:  # torch is imported with the first suggestion
+    import torch
+    from torch import nn
 
 # What the last words of a module's name say, most telling first. Matched from a dot to the end.
 _NAMES: tuple[tuple[Role, str], ...] = (
@@ -115,6 +117,8 @@ def _experts(own: str, module: nn.Module, mixture: nn.Module) -> Guess:
 
     All stacks of a module are stored alike, so a square one follows the others.
     """
+    from torch import nn
+
     role = _named(own)
     if role not in (Role.MLP_IN, Role.MLP_OUT):
         return Guess(Role.HIDDEN, Layout.EXPERTS, "a stack whose name says nothing")
@@ -155,6 +159,8 @@ def _guess(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> G
 
 def _norm(own: str, module: nn.Module) -> Guess:
     """A norm's scale, or what is added to 1 in its place: told apart by what the layer does."""
+    import torch
+
     if own == "bias":
         return Guess(Role.NORM_BIAS)
     weight = module.get_parameter("weight")
@@ -178,6 +184,8 @@ def _norm(own: str, module: nn.Module) -> Guess:
 
 def _weight(path: str, module: nn.Module, weight: torch.Tensor) -> Guess:
     """A layer's `weight`."""
+    from torch import nn
+
     if isinstance(module, nn.Embedding):
         return _table(path)
     if weight.ndim < 2:
@@ -248,6 +256,8 @@ def _matrix(path: str, fan_in: int, fan_out: int) -> tuple[Role, str]:
 
 def _bare(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Guess:
     """A tensor that stands in a module under a name of its own."""
+    from torch import nn
+
     name = own.lower()
     if "relative" in name:
         return Guess(Role.RELATIVE_POSITION)
