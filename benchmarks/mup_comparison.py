@@ -46,7 +46,6 @@ gpt2, vit = partial(library, "hf:gpt2"), partial(library, "timm:vit_small_patch1
 # ------------------------------------------------------------------------------------------------
 # The code of a user: every line counts
 
-
 def mup_mlp(width, optimizer):
     base, delta, model = (mlp(n, MuReadout) for n in (BASE, 2 * BASE, width))
     set_base_shapes(model, base, delta=delta)
@@ -101,9 +100,9 @@ def effective(model, optimizer, power):
     names, found = {parameter: name for name, parameter in model.named_parameters()}, {}
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            path, _, own = names[parameter].rpartition(".")
-            layer = model.get_submodule(path)
-            m = 1 / layer.width_mult() if isinstance(layer, MuReadout) and own == "weight" else 1
+            layer = model.get_submodule(names[parameter].rpartition(".")[0])
+            scaled = isinstance(layer, MuReadout) and parameter is layer.weight
+            m = 1 / layer.width_mult() if scaled else 1.0
             size = parameter.detach().double().std().item()
             found[names[parameter]] = (m**power * group["lr"], m * size)
     return found
@@ -112,7 +111,7 @@ def effective(model, optimizer, power):
 def growth(prepared, power):
     """{name: (growth of the rate, power of the initial size)} from the base width on."""
     torch.manual_seed(0)
-    small, large = (effective(*prepared(width), power) for width in (BASE, TIMES * BASE))
+    small, large = (effective(*prepared(n), power) for n in (BASE, TIMES * BASE))
     power_of = lambda one, other: one and round(2 * math.log(other / one, TIMES)) / 2  # noqa: E731
     return {name: (large[name][0] / rate, power_of(size, large[name][1]))
             for name, (rate, size) in small.items()}  # fmt: skip
@@ -125,14 +124,14 @@ def agreement(theirs, ours, family):
     two = growth(lambda width: ours(width, family, torchs), power)
     rates = sum(math.isclose(one[name][0], two[name][0], rel_tol=1e-12) for name in one)
     odd = [name for name in one if one[name][1] != two[name][1]]
-    return f"{rates} of {len(one)}", f"{len(one) - len(odd)} of {len(one)}", odd
+    return f"{rates} of {len(one)}", f"{len(one) - len(odd)} of {len(one)}", ", ".join(odd) or "-"
 
 
 # ------------------------------------------------------------------------------------------------
 # Mistakes
 
 def met(attempt, otherwise="silent"):
-    """What a mistake meets: the name of an error, or nothing."""
+    """What a mistake meets: an error, or nothing."""
     try:
         attempt()
     except (AssertionError, PlanError, RuntimeError) as error:
@@ -141,7 +140,7 @@ def met(attempt, otherwise="silent"):
 
 
 def frozen(model, prepare):
-    """What preparing a model does to the weights of a frozen readout."""
+    """What preparing a model does to a frozen readout."""
     before = model[4].weight.requires_grad_(False).clone()
     prepare(model)
     return "kept" if torch.equal(before, model[4].weight) else "silent: rescaled"
@@ -164,39 +163,37 @@ def mistakes():
     tied, base, delta = (gpt2(width, tie_word_embeddings=True) for width in (n, BASE, 2 * BASE))
     of_tied = [rule for rule in rules_for(gpt2(n)) if rule.role is not Role.READOUT]
     wrong = [Rule("2.weight", Role.PATCH_EMBEDDING), *MLP_RULES[:1], *MLP_RULES[2:]]
-    rest = met(lambda: planned(mlp(n), MLP_RULES[:2] + MLP_RULES[3:]))
-    yield "the readout is forgotten", met(lambda: based(mlp(n), kind=nn.Linear)), rest
-    yield ("groups of a model that was not prepared",
-           met(lambda: MuAdamW(mlp(n, MuReadout).parameters(), lr=LR)),
-           met(lambda: planned(model := mlp(n)).groups(model)))  # fmt: skip
-    yield ("a word embedding tied to the readout",
-           met(lambda: set_base_shapes(tied, base, delta=delta)),
-           met(lambda: planned(tied, of_tied, library_power)))  # fmt: skip
-    again = met(lambda: ready(ready(mlp(n))), "the same as once")
-    yield "prepared twice", met(lambda: based(based(mlp(n, MuReadout)))), again
-    yield ("two widths mixed up: the model as its base, or a plan of the base width",
-           met(lambda: based(mlp(n, MuReadout), base=n, delta=n)),
-           met(lambda: planned(mlp(n), rule=Everett("mup", BASE, BASE))))  # fmt: skip
-    scale = met(lambda: planned(model := gpt2(n), rules_for(model)))
-    yield "muP's 1/d in attention is forgotten", met(lambda: mup_gpt2(n, MuAdamW)), scale
+    ours = met(lambda: planned(mlp(n), MLP_RULES[:2] + MLP_RULES[3:]))
+    yield "the readout is forgotten", met(lambda: based(mlp(n), kind=nn.Linear)), ours
+    ours = met(lambda: planned(model := mlp(n)).groups(model))
+    theirs = met(lambda: MuAdamW(mlp(n, MuReadout).parameters(), lr=LR))
+    yield "groups of a model that was not prepared", theirs, ours
+    ours = met(lambda: planned(tied, of_tied, library_power))
+    yield "a tied word embedding", met(lambda: set_base_shapes(tied, base, delta=delta)), ours
+    ours = met(lambda: ready(ready(mlp(n))), "the same as once")
+    yield "prepared twice", met(lambda: based(based(mlp(n, MuReadout)))), ours
+    ours = met(lambda: planned(mlp(n), rule=Everett("mup", BASE, BASE)))
+    theirs = met(lambda: based(mlp(n, MuReadout), base=n, delta=n))
+    yield "two widths mixed up: the model as its base, a plan of the base width", theirs, ours
+    ours = met(lambda: planned(model := gpt2(n), rules_for(model)))
+    yield "muP's 1/d in attention is forgotten", met(lambda: mup_gpt2(n, MuAdamW)), ours
     yield "a frozen, pretrained readout", frozen(mlp(n, MuReadout), based), frozen(mlp(n), ready)
     yield "a matrix with the role of another", "has no roles", met(lambda: ready(mlp(n), wrong))
-    yield ("`AdamW(model.parameters())` all the same",
-           met(lambda: AdamW(based(mlp(n, MuReadout)).parameters())),
-           met(lambda: AdamW(ready(mlp(n)).parameters())))  # fmt: skip
-
+    theirs = met(lambda: AdamW(based(mlp(n, MuReadout)).parameters()))
+    ours = met(lambda: AdamW(ready(mlp(n)).parameters()))
+    yield "`AdamW(model.parameters())` all the same", theirs, ours
 
 mup_gpt2, mup_vit = partial(mup_transformer, gpt2, "lm_head"), partial(mup_transformer, vit, "head")
 our_gpt2, our_vit = partial(our_transformer, gpt2), partial(our_transformer, vit)
 
 if __name__ == "__main__":
-    print("| model | lines, mup | lines, here | rates, Adam | rates, SGD | initial powers | but |")
+    print("| model | lines, mup | lines, here | rates, Adam | rates, SGD | initial | except |")
     print("|---|---|---|---|---|---|---|")
     both = {"MLP": (mup_mlp, our_mlp), "GPT-2": (mup_gpt2, our_gpt2), "ViT": (mup_vit, our_vit)}
     for name, (theirs, ours) in both.items():
         adam, starts, odd = agreement(theirs, ours, "adam")
-        cells = [name, lines(theirs), lines(ours), adam, agreement(theirs, ours, "sgd")[0], starts]
-        print("| " + " | ".join(map(str, [*cells, ", ".join(odd)])) + " |")
+        sgd = agreement(theirs, ours, "sgd")[0]
+        print(f"| {name} | {lines(theirs)} | {lines(ours)} | {adam} | {sgd} | {starts} | {odd} |")
     print("\n| mistake | mup | here |\n|---|---|---|")
     for row in mistakes():
-        print("| " + " | ".join(row) + " |")
+        print("|", *(f"{cell} |" for cell in row))

@@ -2,8 +2,11 @@
 
 import importlib
 import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +27,21 @@ def test_documented_commands_parse(name, words):
 
 def test_every_benchmark_is_documented():
     files = {path.stem for path in (harness.ROOT / "benchmarks").glob("*.py")}
-    assert files - {"harness", "plain_gpt"} == {name for name, _ in COMMANDS}
+    headings = re.findall(r"^## `(\w+)\.py`", README, re.M)
+    assert files - {"harness", "plain_gpt"} == set(headings)
+    assert {name for name, _ in COMMANDS} <= files
+
+
+def test_the_comparison_with_mup_says_in_a_line_that_it_is_not_there(tmp_path):
+    (tmp_path / "mup.py").write_text("raise ImportError('no mup here')")
+    command = [sys.executable, "-m", "benchmarks.mup_comparison"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(
+        command, cwd=harness.ROOT, env=environment, capture_output=True, text=True
+    )
+    assert result.returncode == 1 and not result.stdout
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("no mup here: ") and "benchmarks/mup_comparison.py" in line
 
 
 def test_alternatives_take_turns_in_an_order_that_rotates():
