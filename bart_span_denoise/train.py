@@ -154,8 +154,8 @@ def arithmetic(task, processes: int) -> list[str]:
         *task.eval_data.describe(),
         f"noise {noise.fraction:g} of {noise.unit}s, {noise.fraction_mode}, spans Poisson("
         f"{noise.poisson_lambda:g}), sentences {'permuted' if noise.permute else 'in order'}",
-        f"batch {settings.batch_size} = {processes} processes x {-(-share // micro)} micro-batches of "
-        f"{micro}; {settings.steps:,} steps = {settings.steps / per_epoch:g} epochs",
+        f"batch {settings.batch_size} = {processes} processes x {-(-share // micro)} micro-batches "
+        f"of {micro}; {settings.steps:,} steps = {settings.steps / per_epoch:g} epochs",
         f"clip {optimizer.clip_norm} of the mean gradient per target token; decay per step at the "
         f"peak: lr wd = {optimizer.lr * optimizer.weight_decay:g} ({optimizer.decay_mode})",
     ]

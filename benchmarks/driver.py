@@ -21,13 +21,15 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from sweeps.driver import Driver
-from sweeps.pool import Job, Needs
-from sweeps.reuse import Store
-from sweeps.sweep import SweepWork
-from sweeps.sweep_file import load_sweep
-
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from sweeps.driver import Driver  # noqa: E402
+from sweeps.pool import Job, Needs  # noqa: E402
+from sweeps.reuse import Store  # noqa: E402
+from sweeps.sweep import SweepWork  # noqa: E402
+from sweeps.sweep_file import load_sweep  # noqa: E402
+
 SWEEP = """
 experiment: nanolm_c4
 config: {config}
@@ -91,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

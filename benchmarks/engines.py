@@ -1,7 +1,7 @@
 """Engines of sweeps: what their start costs, and runs that are killed in the middle of steps.
 
-    python benchmarks/engines.py start [--engines local ray] [--repeats 3]
-    python benchmarks/engines.py kills --engine local [--kills 50]
+    python -m benchmarks.engines start [--engines local ray] [--repeats 3]
+    python -m benchmarks.engines kills --engine local [--kills 50]
 
 `start`: seconds until the pool is open, until a first small run has ended and until a second one
 has, then the memory (proportional set size) and CPU time of the driver and all it has started.
@@ -27,12 +27,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from sweeps.pool import Job, Needs, Pool, PoolOptions, open_pool  # noqa: E402
-from training import environment  # noqa: E402
-from training.config import load  # noqa: E402
+from benchmarks import harness
+from sweeps.pool import Job, Needs, Pool, PoolOptions, open_pool
+from training.config import load
 
 STEPS = 150
 PER_RUN = 5  # kills
@@ -45,7 +42,7 @@ def job(folder: Path, seed: int, steps: int = STEPS) -> Job:
     changes = ["model.width=32", f"seed={seed}", f"training.steps={steps}", "training.log_every=1",
                "schedule.warmup_steps=0", "checkpoint.every=10",
                "checkpoint.minutes=null"]  # fmt: skip
-    config = load(Config, ROOT / "nanolm_c4" / "configs" / "laptop.yaml", changes)
+    config = load(Config, harness.ROOT / "nanolm_c4" / "configs" / "laptop.yaml", changes)
     name = f"seed-{seed}"
     return Job(name, "nanolm_c4", config.model_dump(mode="json"), folder / name, threads=1)
 
@@ -182,8 +179,8 @@ def starts(engines: list[str], repeats: int) -> list[dict[str, Any]]:
     rows = [(engine, index) for index in range(repeats) for engine in engines]
     found: dict[str, list[dict[str, float]]] = {engine: [] for engine in engines}
     for engine, _ in rows:
-        command = [sys.executable, __file__, "once", "--engine", engine]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        command = [sys.executable, "-m", "benchmarks.engines", "once", "--engine", engine]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=harness.ROOT)
         found[engine].append(json.loads(done.stdout.splitlines()[-1]))
     return [
         {"engine": engine, "n": repeats,
@@ -193,25 +190,29 @@ def starts(engines: list[str], repeats: int) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def main() -> None:
-    """Prints JSON."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = harness.parser(__doc__)
     parser.add_argument("what", choices=["start", "kills", "once"])
     parser.add_argument("--engines", nargs="+", default=["local", "ray"])
     parser.add_argument("--engine", default="local")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no further run after")
-    args = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """Prints JSON."""
+    args = parse()
     if args.what == "once":
         print(json.dumps(started(args.engine)))
         return
-    rows: Any = starts(args.engines, args.repeats) if args.what == "start" else None
-    rows = rows or kill_series(args.engine, args.kills, args.minutes)
-    import torch
-
-    described = environment.describe(torch.device("cpu"))
-    print(json.dumps({"environment": described, "load": os.getloadavg(), "rows": rows}, indent=1))
+    if args.what == "start":
+        harness.show(args, "cpu", starts(args.engines, args.repeats), load=os.getloadavg())
+    else:
+        series = kill_series(args.engine, args.kills, args.minutes)
+        harness.show(args, "cpu", [series], load=os.getloadavg())
 
 
 if __name__ == "__main__":

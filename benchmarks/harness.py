@@ -1,6 +1,6 @@
 """What all benchmarks share: fresh processes, turns, spreads, memory, and the JSON document.
 
-A case that is measured alone runs in a process of its own, so that neither warm caches nor what
+A case that is measured alone runs in its own process, so that neither warm caches nor what
 malloc keeps passes from one to the next. Alternatives that are compared take turns in an order that
 rotates, so that a drift of the machine meets them alike.
 """

@@ -1,4 +1,4 @@
-"""Samples per CPU-second: BART's corruption here beside fairseq's DenoisingDataset.
+"""Samples per CPU-second: BART's corruption here and fairseq's DenoisingDataset.
 
     python -m benchmarks.noise                       # half a minute on one core
     python -m benchmarks.noise --repeats 50 --json benchmarks/results/noise.json

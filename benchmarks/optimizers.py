@@ -1,4 +1,4 @@
-"""Time of one optimiser step: every rule beside torch's fused AdamW, many groups beside one.
+"""Time of one optimiser step: every rule against torch's fused AdamW, many groups against one.
 
     python -m benchmarks.optimizers                       # some ten minutes on two cores
     python -m benchmarks.optimizers --widths 128 --optimizers adam_atan2 --repeats 100
@@ -63,7 +63,7 @@ def decoder(width: int) -> Decoder:
 
 
 def make_plan(model: Decoder, width: int, optimizer: str) -> Plan:
-    """A plan in which embeddings, hidden matrices, scales and readout need groups of their own."""
+    """A plan in which embeddings, hidden matrices, scales and readout each need another group."""
     prescription = Everett(
         parameterization="standard",
         alignment="full",

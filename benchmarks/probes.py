@@ -1,4 +1,4 @@
-"""What one probe costs: time beside a training step, and peak memory above it.
+"""What one probe costs: time against a training step, and peak memory above it.
 
     python -m benchmarks.probes                                  # about two minutes on two cores
     python -m benchmarks.probes --widths 1024 --contexts 512 --vocab 32101 --layers 8 --batch 4

@@ -1,4 +1,4 @@
-"""What one observation of the representations costs: time beside a training step, and memory.
+"""What one observation of the representations costs: time against a training step, and memory.
 
     python -m benchmarks.representations                         # about a minute on one core
     python -m benchmarks.representations --heads 8 32 --contexts 64 512 --samples 8
@@ -7,8 +7,8 @@
 
 Trains nanolm_c4's decoder (muP, Adam, float32) on random rows, or vit_cifar5m's Vision Transformer
 (laptop.yaml, SGD) on drawn images of T = 16, 64 or 256 tokens; a run that observes every k steps
-pays 1/k of an observation. Parts: the initial state drawn anew, a capture of one state, and the
-whole observation with its arrays. Every case is a process of its own. Peak memory is that of the
+pays 1/k of an observation. Parts: drawing the initial state again, a capture of one state, and the
+whole observation with its arrays. Every case has its own process. Peak memory is that of the
 timed steps and observations: the process's resident set above what it had before the model was
 built; on a GPU the allocator's own peak. Prints JSON.
 """
@@ -153,7 +153,7 @@ def _forward(task: Any, batch: Any) -> None:
 
 
 def summarise(shape: dict[str, int], result: dict[str, Any]) -> dict[str, Any]:
-    """One row: every part's time, and what observing takes beside a training step."""
+    """One row: every part's time, and what observing takes against a training step."""
     medians = {part: statistics.median(result["ms"][part]) for part in PARTS}
     step, peaks = medians["training_step"], result["peak_mb"]
     return {

@@ -12,7 +12,7 @@ GPT in plain_gpt.py, in four modes and three settings of the C allocator:
     default  what one gets without setting anything: training.allocator for nanolm_c4, and the
              same call for the plain GPT, which its author would have to know of
 
-Every case is a process of its own, and all cases are repeated in turn, so that a drift of the
+Every case has its own process, and all cases are repeated in turn, so that a drift of the
 machine meets them alike. The ceiling is the matmul rate of a process of the same run, in float32
 for fp32 and in bfloat16 for bf16. FLOPs are nanolm_c4.train.flops: 6 per matrix weight and token,
 6 per query-key pair and width, pairs counted causally. Two sizes of memory: `tensors_mb`, the

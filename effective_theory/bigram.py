@@ -57,7 +57,7 @@ class BigramConfig(Section):
     SP+emb/readout): large enough that four steps change activations by a sizeable part."""
     small_learning_rate: PositiveFloat = 0.002
     """C where a step moves logits by about C (L + 1) sqrt(d) (SP and NTK). Once they have moved
-    by more than 1 the softmax saturates and gradients vanish, which is no power of d."""
+    by more than 1 the softmax saturates and gradients vanish, faster than any power of d."""
     seed: Count = 0
     """Seed of the weights; every row of every table sees the same ones."""
 
@@ -317,7 +317,7 @@ def sample(
     *,
     normalized: bool = False,
 ) -> Model:
-    """Random networks of one width. UserError for a width that is no positive number."""
+    """Random networks of one width. UserError unless the width is positive."""
     if width < 1:
         raise UserError(f"width {width}: expected a positive number; give the width d")
     exponents = layers(parameterization, config.hidden_layers)

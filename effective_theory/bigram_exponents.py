@@ -44,7 +44,7 @@ Claim = Literal["prediction", "bound", "hypothetical"]
 
 @dataclass(frozen=True)
 class FittedExponent:
-    """A fitted exponent of d beside the predicted one.
+    """A fitted exponent of d, and the predicted one.
 
     `step` is 0 at initialization, else the step of training whose gradients or changes these are.
     `error` is the standard error of `measured`: the larger of what the scatter of the widths about

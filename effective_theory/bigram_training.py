@@ -2,7 +2,7 @@
 
 Every step is W_l <- W_l - C d^(-c_l) sign(W'_l), Adam without momentum, (12), on the one bigram.
 
-What these networks do, beside what the paper says:
+What these networks do, where the paper says otherwise:
 
 * omega_{L+1} = 1 from the first step on: the change of h_{L+1} is aligned with the readout. So the
   logits of SP and NTK move as sqrt(d), (31); Condition A.2, row 1 of Table 3, and omega_{L+1} =
@@ -199,7 +199,7 @@ def _moved(start: Pass, now: Pass) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Cell:
-    """What is said about a column at one step, beside the prediction."""
+    """A remark on a column at one step, and the kind of its prediction."""
 
     note: str = ""
     kind: Claim = "prediction"

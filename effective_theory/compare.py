@@ -1,9 +1,9 @@
-"""Theory beside networks: one row per quantity, block and width, with ratio and z-score.
+"""Theory and networks compared: one row per quantity, block and width, with ratio and z-score.
 
 Two numbers stand for a kernel. "diagonal" is the mean over its diagonal; its standard error comes
 from the networks' own means. "rest" is the part of the off-diagonal entries along the predicted
-ones, sum(predicted measured) / |predicted|, beside |predicted|: a ratio of 1 where theory holds,
-with the error of the networks' own sums. Every entry stands in the JSON results.
+ones, sum(predicted measured) / |predicted|, compared with |predicted|: a ratio of 1 where theory
+holds, with the error of the networks' own sums. Every entry stands in the JSON results.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the theory is evaluated for and measured on; the docstring under a field is its help text.
 
-Symbols of Dinan, Yaida & Zhang (2023), Part I, stand beside the names.
+Docstrings give the symbols of Dinan, Yaida & Zhang (2023), Part I.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def _compare(mine: Scalings, theirs: Scalings, optimizer: str) -> tuple[bool, li
     }
     lines = [
         f"{optimizer:<5}{layer:<10} {str(mine[layer]):<18} shifted {str(moved[layer]):<18} "
-        f"beside {theirs[layer]}"
+        f"theirs {theirs[layer]}"
         for layer in LAYERS
     ]
     return moved == dict(theirs), lines

@@ -55,7 +55,7 @@ def activation_kernels(covariance: Tensor, activation: str) -> tuple[Tensor, Ten
 
 
 def correlations(covariance: Tensor) -> Tensor:
-    """Correlations (..., P, P): exactly 1 on the diagonal, 0 beside a variance of 0."""
+    """Correlations (..., P, P): exactly 1 on the diagonal, 0 where a variance is 0."""
     variance = _variances(covariance)
     # The root of the product, not the product of roots, whose rounding arccos would amplify.
     scale = (variance[..., :, None] * variance[..., None, :]).sqrt()

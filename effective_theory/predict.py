@@ -113,9 +113,9 @@ def _as_text(config: Config, x: Tensor, kernels: Kernels, derived: Tangent) -> s
         lines.append(f"  {group:18}{float(part.diagonal().mean()):12.6f}")
     lines += [
         "",
-        "gradients of one output and AdamW's factors, beside (1.108)-(1.116)",
+        "gradients of one output and AdamW's factors, compared with (1.108)-(1.116)",
         "lambda: SGD's factor; |g|: rms over the tensor's entries; scaling: the widths' powers in",
-        "|g|; lambda |g|: AdamW's factor, beside its closed form; ratio: of these two",
+        "|g|; lambda |g|: AdamW's factor, then its closed form; ratio: of these two",
     ]
     columns = ("lambda", "|g|", "scaling", "lambda |g|", "closed form", "ratio")
     lines.append(f"{'tensor':32}" + "".join(f"{name:>13}" for name in columns))

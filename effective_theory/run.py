@@ -1,4 +1,4 @@
-"""Everything at once: the papers' theory beside what networks do, as tables and JSON.
+"""The papers' theory compared with what networks do: everything at once, as tables and JSON.
 
     python -m effective_theory.run [vision language bigram] [--workers 2] [key=value ...]
 
@@ -162,7 +162,7 @@ def _cell(value: Any) -> Any:
 
 
 def _ship(job: Job, name: str, seconds: float) -> None:
-    """Keeps a table with the figures; beside it what it was made of, and where."""
+    """Copies a table to the folder that ships it, with what it was made of, and where."""
     import torch
 
     from training.environment import describe
@@ -251,7 +251,7 @@ def _encoders(files: Mapping[str, Path], overrides: Iterable[str]) -> dict[str, 
         if stem in stems:
             raise UserError(
                 f"{path}: {stems[stem]} has stem {stem} too, and a figure shows one of each; "
-                "compare them in two calls with an --out of their own"
+                "compare them in two calls, each with another --out"
             )
         stems[stem] = path
     return configs

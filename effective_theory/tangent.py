@@ -217,7 +217,7 @@ class AdamWFactor:
 
 
 def adamw_factors(config: Config, derived: Tangent) -> dict[str, AdamWFactor]:
-    """lambda_G |g| beside the closed forms; M is kept in both, which the paper's
+    """lambda_G |g| and the closed forms; M is kept in both, which the paper's
     experiments leave out.
 
     The ratio has no n, H, M, n_out or s in it and n_patch only through the inputs; it does

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 sys.path.insert(0, ".")  # the repository's root, which is not installed
 from measure.coordinates import Check
 from param_groups import Everett, plan
-from param_groups.roles import GPT2_RULES
+from param_groups.models import GPT2_RULES
 
 HEAD_DIM, CONTEXT, STEPS = 16, 64, 150
 TEXT = torch.tensor(list("".join(topics.values()).encode())).unfold(0, CONTEXT, CONTEXT)
@@ -29,7 +29,8 @@ def planned(width):
     rule = Everett("mup", width=width, base_width=64)  # at width 64: plain Adam with one rate
     for block in model.transformer.h:
         block.attn.scaling = rule.attention_scale(HEAD_DIM)  # 1/h; the library's is 1/sqrt(h)
-    return model, plan(model, GPT2_RULES, rule, lr=2**-8, absorb_multipliers=True)
+    applied = {"attention_scale": block.attn.scaling}
+    return model, plan(model, GPT2_RULES, rule, lr=2**-8, absorb_multipliers=True, applied=applied)
 
 
 def loss_of(model, ids):

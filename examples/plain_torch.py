@@ -1,4 +1,4 @@
-"""A decoder of plain torch modules under muP, with rules of its own, on the bytes of real text.
+"""A decoder of plain torch modules under muP, with its own rules, on the bytes of real text.
 
     python [-m measure.coordinate_check] examples/plain_torch.py
 """
@@ -39,9 +39,10 @@ class Block(nn.Module):
 def task(width, seed):
     """What the coordinate check trains; few tokens show how updates align, thousands hide it."""
     rule = Everett("mup", width=width, base_width=64)  # at width 64: plain Adam with one rate
-    blocks = [Block(width, rule.attention_scale(16)) for _ in range(2)] + [nn.RMSNorm(width)]
+    forward = {"attention_scale": 1 / 16}  # the rule's power -1 of the head dimension
+    blocks = [Block(width, 1 / 16) for _ in range(2)] + [nn.RMSNorm(width)]
     model = nn.Sequential(nn.Embedding(256, width), *blocks, nn.Linear(width, 256, False))
-    numbers = plan(model, RULES, rule, lr=2**-8, absorb_multipliers=True)
+    numbers = plan(model, RULES, rule, lr=2**-8, absorb_multipliers=True, applied=forward)
     loss = lambda model, ids: nn.functional.cross_entropy(model(ids[:, :-1]).mT, ids[:, 1:])
     return Check(model, numbers, [TEXT[:1]], loss)
 
@@ -51,8 +52,7 @@ if __name__ == "__main__":
     run.plan.initialise(run.model, seed=0)
     optimizer = torch.optim.AdamW(run.plan.groups(run.model), betas=(0.9, 0.95))
     for step, rows in enumerate(torch.randperm(len(TEXT))[: 16 * 151].split(16)):
-        loss = run.loss(run.model, TEXT[rows])
-        loss.backward()
+        (loss := run.loss(run.model, TEXT[rows])).backward()
         optimizer.step()
         optimizer.zero_grad()
         if step % 25 == 0:

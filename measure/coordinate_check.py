@@ -4,6 +4,7 @@
     python -m measure.coordinate_check vit_cifar5m vit_cifar5m/configs/laptop.yaml \
         --scan model.head_dim --widths 8 16 32 64
     python -m measure.coordinate_check examples/coordinate_check_mlp.py
+    python -m measure.coordinate_check --model hf:gpt2 [--rule mup standard one_rate]
 
 trains a few steps at several widths and seeds, without warm-up, and fits the power of the width in
 the RMS of every module's output at initialisation, of its change, and of every tensor's update
@@ -22,6 +23,10 @@ whose width is in proportion, or model.layers, where the prescription has a rule
 by the RMS over all their blocks, which stands under names like blocks.*.mlp.up.
 
 Your own model: a file with `def task(width: int, seed: int) -> Check`, see measure.coordinates.
+
+A stock model: `--model` takes the model type of a Hugging Face config or a name of timm's, builds
+small ones of several widths from its config, untied, with its shipped rules (measure/stock.py), and
+checks each rule that `--rule` names.
 
 Writes coordinate_check.csv and .json, from which `python -m plots coordinate_check` draws.
 Exit code: 0, 1 if a verdict is bad (grows, shrinks, unclear, not finite), 2 for a mistake in the
@@ -45,6 +50,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from measure import stock
 from measure.coordinates import (
     SEEDS,
     STEPS,
@@ -98,7 +104,7 @@ LR_FACTOR = 1 / 8
 
 
 def table(slopes: Sequence[Slope]) -> str:
-    """Modules, then tensors: slopes at the first and the last step beside the expected ones.
+    """Modules, then tensors: slopes at the first and the last step, with the expected ones.
 
     Repeated blocks are one line, with the slope that is farthest from its aim; the verdict is the
     worst over blocks and all steps.
@@ -302,6 +308,15 @@ def _loss_through_logits(
     return unfused
 
 
+def stock_target(name: str, rule: str) -> Target:
+    """A stock model under one rule; what its forward pass cannot be given is said at once."""
+    with torch.device("meta"):
+        note = stock.planned(name, rule, stock.BASE_WIDTH)[2]
+    print(f"{name} under {rule}" + (f"; {note}" if note else ""))
+    folder = runs.RESULTS / "stock" / "coordinate_check" / name.replace(":", "-") / rule
+    return Target(stock.check(name, rule), folder, {"rule": rule, "note": note})
+
+
 def file_target(path: Path, overrides: Sequence[str] = ()) -> Target:
     """A user's own file with task(width, seed)."""
     if overrides:
@@ -328,7 +343,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("target", help="experiment folder, or a Python file with task(width, seed)")
+    add("target", nargs="?", default="", help="experiment folder, or a Python file with task(width, seed)")
     add("rest", nargs="*", metavar="config.yaml [key=value ...]", help="config of the experiment")
     add("--widths", type=int, nargs="+", default=WIDTHS, help="at least 3 (default 64 128 256 512)")
     add("--scan", "--width-key", dest="width_key", metavar="KEY", default="model.width",
@@ -336,15 +351,28 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=int, default=STEPS, help=f"optimiser steps (default {STEPS})")
     add("--seeds", type=int, default=SEEDS, help=f"seeds per width (default {SEEDS})")
     add("--tolerance", type=float, default=TOLERANCE, help=f"of a slope (default {TOLERANCE})")
+    add("--model", metavar="NAME", help="stock model, hf:gpt2 or timm:vit_small_patch16_224")
+    add("--rule", nargs="+", choices=stock.RULES, default=["mup", "standard"],
+        help="what a stock model is planned by (default mup standard)")
     add("--as-configured", action="store_true", help="set no key but width and seed")
     add("--out", type=Path, help="folder of the results (default results/.../coordinate_check/...)")
     return parser
 
 
-def _target(args: argparse.Namespace) -> Target:
+def _targets(args: argparse.Namespace) -> list[Target]:
     check_numbers(args.widths, args.steps, range(args.seeds))
     if not 0 < args.tolerance < math.inf:
         raise UserError(f"--tolerance {args.tolerance}: expected a positive number")
+    if bool(args.model) == bool(args.target):
+        raise UserError("give an experiment and its config, a Python file, or --model NAME")
+    if args.model:
+        if args.width_key != "model.width":
+            raise UserError("--scan goes with an experiment; a stock model is scanned in its width")
+        return [stock_target(args.model, rule) for rule in args.rule]
+    return [_target(args)]
+
+
+def _target(args: argparse.Namespace) -> Target:
     if args.target.endswith(".py"):
         return file_target(Path(args.target), args.rest)
     if not args.rest:
@@ -361,8 +389,7 @@ def _target(args: argparse.Namespace) -> Target:
     )
 
 
-def _run(args: argparse.Namespace) -> list[Slope]:
-    target = _target(args)
+def _run(args: argparse.Namespace, target: Target) -> list[Slope]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     measurement = measure(
         target.build,
@@ -374,7 +401,7 @@ def _run(args: argparse.Namespace) -> list[Slope]:
     )
     slopes = fit(measurement, args.tolerance)
     settings = {
-        "target": [args.target, *args.rest],
+        "target": [args.model or args.target, *args.rest],
         "scan": args.width_key,
         "widths": sorted(args.widths),
         "seeds": args.seeds,
@@ -383,7 +410,8 @@ def _run(args: argparse.Namespace) -> list[Slope]:
         **target.settings,
         "environment": environment.describe(device),
     }
-    path = write(args.out or target.folder, measurement, slopes, settings)
+    out = args.out and (args.out / target.folder.name if args.model else args.out)
+    path = write(out or target.folder, measurement, slopes, settings)
     for key, value in target.settings.get("set_for_the_check", {}).items():
         print(f"set for the check: {key}={value}")
     print("\n" + table(slopes) + "\n")
@@ -398,8 +426,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command; see the module for its exit codes."""
     args = _parser().parse_intermixed_args(argv)
     with one_line_errors(OSError):
-        slopes = _run(args)
-    if failed(slopes):
+        outcomes = [failed(_run(args, target)) for target in _targets(args)]
+    if any(outcomes):
         raise SystemExit(1)
 
 

@@ -261,7 +261,9 @@ def watched(model: nn.Module, plan: Plan) -> dict[str, str]:
 def _part(row: Row, name: str) -> str:
     """What a module's output is, judged by one of its tensors."""
     role = Role(row.role)
-    if role is Role.READOUT or (role is Role.TOKEN_EMBEDDING and name != row.name):
+    if role in (Role.READOUT, Role.READOUT_BIAS) or (
+        role is Role.TOKEN_EMBEDDING and name != row.name
+    ):
         return "logits"
     tables = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
     return "embedding" if role in tables else "hidden"

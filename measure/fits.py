@@ -229,7 +229,7 @@ def irreducible_power_law(
     found, covariance = curve_fit(
         law, sizes / scale, y, start, bounds=(0, high), max_nfev=10_000,
         ftol=1e-14, xtol=1e-14, gtol=1e-14, x_scale=np.maximum(start, 0.1),
-        absolute_sigma=True,  # of residuals of size 1: a fit exact to the last bit has none to scale
+        absolute_sigma=True,  # of residuals of size 1: an exact fit has none to scale by
     )
     width = np.array([y.min(), max(np.ptp(y), 1e-300), STEEPEST])
     inner = (found > 1e-6 * width) & (high - found > 1e-6 * width)

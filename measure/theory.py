@@ -166,6 +166,8 @@ class Numbered:
     def __init__(self, plans: Mapping[int, Plan]) -> None:
         self.plans = plans[min(plans)], plans[max(plans)]
         self.rules = tuple(map(prescription_of, self.plans))
+        if self.rules[0] == self.rules[1]:  # planned with a base model, whose fans decide
+            self.rules = None, None
         self.ratio = max(plans) / min(plans)
 
     def rows(self, name: str) -> tuple[Row, Row]:
@@ -180,11 +182,24 @@ class Numbered:
         ]
         return powers(*given, self.ratio)
 
-    def of_rules(self, factor: str, *args: object) -> Fraction:
-        """The power of the size in a factor that the model applies, 0 where the rule is unknown."""
-        if None in self.rules:
-            return ZERO
-        return power(*(getattr(rule, factor)(*args) for rule in self.rules), self.ratio)
+    def factor(self, name: str) -> Fraction | None:
+        """The power of the size in a factor of the forward pass; None where a plan has not kept it.
+
+        An attention's scale is taken times the head dimension.
+        """
+        values = [_factor(plan, rule, name) for plan, rule in zip(self.plans, self.rules)]
+        return None if None in values else power(*values, self.ratio)
+
+
+def _factor(plan: Plan, rule: Prescription | None, name: str) -> float | None:
+    if rule is not None:
+        head_dim = getattr(rule, "head_dim", None)
+        value = rule.forward(head_dim).get(name, 1.0)
+        return value * head_dim if head_dim and name == "attention_scale" else value
+    if plan.forward is None:
+        return None
+    found = [factor for factor in plan.forward if factor.name == name]
+    return found[0].value * (found[0].head_dim or 1) if found else 1.0
 
 
 _MATRICES = {  # biases and norms are no layers of the theory
@@ -202,14 +217,14 @@ def theory_of(plans: Mapping[int, Plan]) -> Theory | None:
     """The exponents of a check's plans in the size in which they differ (`scanned`).
 
     Of several tensors of one kind the one that is updated most stands for the layer. None where
-    nothing follows from the numbers: for an optimiser of no known family, for depths under an
-    unknown prescription, whose residual multiplier is not in its plan, and where activations do
-    not start at constant scale, as in Dinan et al.'s BART, whose hidden matrices start with one
-    std at all widths: the theory of changes is about models that do.
+    nothing follows from the numbers: for an optimiser of no known family, for depths in plans that
+    have not kept the residual multiplier, and where activations do not start at constant scale, as
+    in Dinan et al.'s BART, whose hidden matrices start with one std at all widths: the theory of
+    changes is about models that do.
     """
     numbered, size = Numbered(plans), scanned(plans)
-    family = _family(numbered.plans[0])
-    if family is None or (size == "depth" and None in numbered.rules):
+    family, residual = _family(numbered.plans[0]), numbered.factor("residual_multiplier")
+    if family is None or (size == "depth" and residual is None):
         return None
     layers = {layer: _fastest(numbered, layer, family) for layer in LAYERS}
     if any(own.b is None for own in layers.values()):
@@ -220,8 +235,8 @@ def theory_of(plans: Mapping[int, Plan]) -> Theory | None:
         Parameterization(*(Layer(layers[layer].a, layers[layer].b) for layer in LAYERS)),
         {layer: layers[layer].c for layer in LAYERS},
         assumed_alignment(numbered.plans[0]),
-        residual=-numbered.of_rules("residual_multiplier"),
-        attention=_attention(numbered) if size == "head_dim" else ZERO,
+        residual=-(residual or ZERO),
+        attention=(numbered.factor("attention_scale") or ZERO) if size == "head_dim" else ZERO,
     )
     return theory if size == "depth" or _starts_at_constant_scale(theory) else None
 
@@ -229,14 +244,6 @@ def theory_of(plans: Mapping[int, Plan]) -> Theory | None:
 def _family(plan: Plan) -> str | None:
     """The optimiser's family; Adam's where a prescription names none."""
     return OPTIMIZER_FAMILY.get(str(plan.prescription.get("optimizer", "adam")))
-
-
-def _attention(numbered: Numbered) -> Fraction:
-    """The power of the head dimension in itself times the scale of its attention logits."""
-    if None in numbered.rules:
-        return ZERO
-    scales = (rule.head_dim * rule.attention_scale(rule.head_dim) for rule in numbered.rules)
-    return power(*scales, numbered.ratio)
 
 
 def _fastest(numbered: Numbered, layer: str, family: str) -> Powers:

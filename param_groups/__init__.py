@@ -4,9 +4,11 @@
 result. Nothing here knows an experiment.
 """
 
-from param_groups.plan import Factor, Plan, Row, plan
+from param_groups.models import rules_for
+from param_groups.plan import Factor, Plan, Row, fans_of, plan
 from param_groups.prescriptions import Bordelon, Dinan, Everett, Numbers, Prescription
 from param_groups.roles import Layout, PlanError, Role, Rule, assign, present
+from param_groups.suggest import suggest
 
 __all__ = [
     "Bordelon",
@@ -22,6 +24,9 @@ __all__ = [
     "Row",
     "Rule",
     "assign",
+    "fans_of",
     "plan",
     "present",
+    "rules_for",
+    "suggest",
 ]

@@ -78,7 +78,7 @@ def show_table(args: argparse.Namespace) -> str:
     _check_sizes(args, *sizes)
     prescription = _PRESCRIPTIONS[args.prescription](args)
     numbers = {
-        str(role): prescription(role, *_fans(role, prescription.width, args))
+        str(role): prescription(role, *_fans(role, round(prescription.width), args))
         for role in _roles(args)
     }
     forward = prescription.forward(args.head_dim)
@@ -265,12 +265,24 @@ def _rows(numbers: dict[str, Numbers]) -> list[tuple[str, ...]]:
     return rows
 
 
+def show_suggestion(args: argparse.Namespace) -> str:
+    """Rules guessed for a stock model of the library's own size, as code."""
+    import torch
+
+    from param_groups.models import stock
+    from param_groups.suggest import suggest
+
+    with torch.device("meta"):
+        return str(suggest(stock(args.model)))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m param_groups", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="exponents|solve|table")
+    commands = parser.add_subparsers(required=True, metavar="exponents|solve|table|suggest")
     _add_exponents(commands)
     _add_solve(commands)
     _add_table(commands)
+    _add_suggest(commands)
     return parser
 
 
@@ -327,6 +339,12 @@ def _add_table(commands: _Commands) -> None:
     for name in ("alpha-attention", "alpha-depth", "beta0", "gamma0"):
         _own(bordelon, name, type=float, help="default 1")
     parser.set_defaults(command=show_table)
+
+
+def _add_suggest(commands: _Commands) -> None:
+    parser = commands.add_parser("suggest", help="rules to look over for a stock model")
+    parser.add_argument("model", help="hf:gpt2 or timm:vit_tiny_patch16_224, not downloaded")
+    parser.set_defaults(command=show_suggestion)
 
 
 def _add_styles(parser: argparse.ArgumentParser) -> None:

@@ -14,11 +14,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from param_groups.prescriptions import CONSTANT, Numbers, Prescription, finite
-from param_groups.roles import Assignment, PlanError, Role, Rule, assign, check_width, choose
+from param_groups.roles import UNTIE, Assignment, PlanError, Role, Rule, assign, check_width, choose
 
 if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
     from torch import nn
@@ -29,6 +29,9 @@ if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact ta
 # independent: wd; global: lr * wd with the global rate (Dinan, Yaida & Zhang (1.94));
 # per_group: lr_g * wd with the tensor's own rate (torch's AdamW). All follow the schedule.
 DECAY_MODES = ("independent", "global", "per_group")
+
+
+Fans = Mapping[str, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -249,6 +252,7 @@ def plan(
     decay_mode: str = "independent",
     absorb_multipliers: bool = False,
     applied: Mapping[str, float] | None = None,
+    base: nn.Module | Fans | None = None,
 ) -> Plan:
     """The plan of an unwrapped, uncompiled model; the model is only read.
 
@@ -261,6 +265,10 @@ def plan(
     Factors of the forward pass are the model's to apply: its modules that derive from
     `layers.Scaled` are given them; of a stock model, `applied` says which values you have set
     ({"attention_scale": 1 / 16}).
+
+    `base`, the same model at its base size (on the meta device) or its `fans_of`, is for models of
+    several widths (stages, encoder and decoder, few heads for keys): each tensor's own fans over
+    those of the base decide, in place of the prescription's width, which then is its base width.
 
     Raises PlanError for a model, rule, width or number that cannot be given a learning rate, and
     for a forward factor that the model does not apply.
@@ -275,10 +283,19 @@ def plan(
         raise PlanError(f"a prescription is one of Everett, Dinan, Bordelon; got {prescription!r}")
     tensors.check_tensors(model)
     rows = []
-    for assignment in assign(model, rules):
-        check_width(assignment, prescription.width)
-        numbers = prescription(assignment.role, *assignment.fans)
-        _check_tie(assignment, numbers, prescription)
+    assignments = assign(model, rules)
+    ratios = {} if base is None else _ratios(assignments, rules, prescription, base)
+    for assignment in assignments:
+        if base is None:
+            check_width(assignment, prescription.width)
+        own = prescription if base is None else prescription.scaled(ratios[assignment.name])
+        numbers = own(assignment.role, *assignment.fans)
+        numbers = replace(
+            numbers,
+            init_mean=numbers.init_mean * assignment.scale,
+            init_std=numbers.init_std * assignment.scale,
+        )
+        _check_tie(model, assignment, numbers, prescription)
         wd = weight_decay if numbers.decays else 0.0
         if absorb_multipliers:
             absorbed = numbers.absorbed(prescription.optimizer)
@@ -289,6 +306,48 @@ def plan(
     forward = _forward(model, {row.role for row in rows}, prescription, applied or {})
     origin = prescription.describe()
     return Plan(tuple(rows), origin, lr, eps, weight_decay, decay_mode, forward)
+
+
+def fans_of(model: nn.Module, rules: Sequence[Rule]) -> Fans:
+    """{name: (fan_in, fan_out)} of a model: a base that can be kept as JSON."""
+    return {assignment.name: assignment.fans for assignment in assign(model, rules)}
+
+
+# Roles whose fan-in grows with the width; of all others the fan-out does.
+_SUMS_OVER_WIDTH = {
+    Role.QUERY, Role.KEY, Role.VALUE, Role.QKV, Role.ATTENTION_OUTPUT, Role.MLP_IN, Role.MLP_OUT,
+    Role.HIDDEN, Role.READOUT, Role.ROUTER, Role.LORA_A,
+}  # fmt: skip
+
+
+def _ratios(
+    assignments: Sequence[Assignment],
+    rules: Sequence[Rule],
+    prescription: Prescription,
+    base: nn.Module | Fans,
+) -> dict[str, float]:
+    """How many times wider than in the base model each tensor is, along the axis that counts."""
+    if prescription.width != getattr(prescription, "base_width", None):
+        raise PlanError(
+            "with a base model the fans decide: give the prescription its base width as width, too"
+        )
+    fans = base if isinstance(base, Mapping) else fans_of(base, rules)
+    if odd := sorted({a.name for a in assignments} ^ set(fans)):
+        raise PlanError(f"the base model is another: {odd[0]!r} is only in one of the two")
+    ratios = {}
+    for assignment in assignments:
+        axis = 0 if assignment.role in _SUMS_OVER_WIDTH else 1
+        ratios[assignment.name] = assignment.fans[axis] / fans[assignment.name][axis]
+    matrices = {ratios[a.name]: a.name for a in assignments if a.role in _SUMS_OVER_WIDTH}
+    sgd = prescription.optimizer == "sgd" or getattr(prescription, "eps_per_layer", False)
+    if sgd and len(matrices) > 1:
+        (one, first), (other, second), *_ = matrices.items()
+        raise PlanError(
+            f"{first!r} is {one:g} times as wide as in the base model, {second!r} {other:g} times; "
+            "gradients then have no common power of the width: use adam or adafactor without "
+            "eps_per_layer, or scale all widths alike"
+        )
+    return ratios
 
 
 # The factors of a stock model: attention logits over the root of the head dimension, no others.
@@ -316,9 +375,9 @@ def _forward(
         raise PlanError(
             f"{type(prescription).__name__} multiplies query-key products by head_dim^({power:g}),"
             " which this model does not apply (libraries have head_dim^(-0.5)): set that in its"
-            " attention and plan with applied={'attention_scale': value}, derive your attention from"
-            " param_groups.layers.Scaled, or take a prescription with the library's power (Everett's "
-            "qk_exponent=-0.5)"
+            " attention and plan with applied={'attention_scale': value}, derive your attention"
+            " from param_groups.layers.Scaled, or take a prescription with the library's power"
+            " (Everett's qk_exponent=-0.5)"
         )
     for name, value in prescription.forward().items():
         if name not in there:
@@ -351,19 +410,24 @@ def _given_factor(prescription: Prescription, name: str, value: float) -> Factor
     return Factor(name, value, head_dim)
 
 
-def _check_tie(assignment: Assignment, numbers: Numbers, prescription: Prescription) -> None:
+def _check_tie(
+    model: nn.Module, assignment: Assignment, numbers: Numbers, prescription: Prescription
+) -> None:
     """Refuses a word embedding that is also the readout where one row cannot serve as both."""
-    shared = assignment.tied_to and assignment.role is Role.TOKEN_EMBEDDING
-    if not shared or prescription.ties_readout():
+    from torch import nn
+
+    paths = [name.rpartition(".")[0] for name in (assignment.name, *assignment.tied_to)]
+    tables = all(isinstance(model.get_submodule(path), nn.Embedding) for path in paths)
+    if assignment.role is not Role.TOKEN_EMBEDDING or tables or prescription.ties_readout():
         return
     rows, width = assignment.parameter.shape[0], prescription.width
-    readout = prescription(Role.READOUT, width, rows)
+    readout = prescription(Role.READOUT, round(width), rows)
     if (readout.lr, readout.multiplier) != (numbers.lr, numbers.multiplier):
         raise PlanError(
             f"{assignment.name!r} is tied to {', '.join(assignment.tied_to)}, but "
             f"{type(prescription).__name__} gives {Role.TOKEN_EMBEDDING} lr {numbers.lr:g} x and "
             f"multiplier {numbers.multiplier:g}, {Role.READOUT} lr {readout.lr:g} x and "
-            f"multiplier {readout.multiplier:g}; untie them"
+            f"multiplier {readout.multiplier:g}{UNTIE}"
         )
 
 

@@ -101,7 +101,7 @@ class Numbers:
 class Prescription(ABC):
     """A named rule for all roles at one width and depth."""
 
-    width: int
+    width: float
     optimizer: str
 
     def __call__(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
@@ -159,6 +159,13 @@ class Prescription(ABC):
         }
         return scale | {name: value for name, value in others.items() if value != 1.0}
 
+    def scaled(self, ratio: float) -> Prescription:
+        """The prescription of a tensor whose fans are `ratio` times those of a base model."""
+        raise PlanError(
+            f"{type(self).__name__} is for models of one width; plan without a base model, or with "
+            "Everett"
+        )
+
     def ties_readout(self) -> bool:
         """Whether the numbers of a word embedding are meant for a readout tied to it, too."""
         return False
@@ -213,7 +220,16 @@ LAYER_TYPE = {
     Role.MLP_IN: "hidden",
     Role.MLP_OUT: "hidden",
     Role.READOUT: "readout",
+    Role.HIDDEN: "hidden",
+    Role.ROUTER: "readout",  # its outputs are as few at every width
+    Role.DEPTHWISE: "embedding",  # fan-in constant
+    Role.LAYER_SCALE: "embedding",
+    Role.LORA_A: "hidden",  # sums over n
+    Role.LORA_B: "embedding",  # sums over the rank
+    Role.RELATIVE_POSITION: "embedding",
 }
+# Their gradients' powers of n are derived for Adam's family and Adafactor only, which need none.
+_NOT_SGD = {Role.LORA_A, Role.LORA_B, Role.RELATIVE_POSITION, Role.ROUTER}
 _BIASES = {Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS}
 
 # Everett C.1: where the embedding's initialisation is constant in n, its std is 0.01; "we otherwise
@@ -239,8 +255,8 @@ class Everett(Prescription):
     """
 
     parameterization: str
-    width: int
-    base_width: int
+    width: float
+    base_width: float
     optimizer: str = "adam"
     alignment: str | Alignment = "full"
     gamma_embedding: float = 1.0
@@ -277,6 +293,13 @@ class Everett(Prescription):
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """Table 1 at this width; see the class for the constants."""
         layer_type = LAYER_TYPE[role]
+        if role in _NOT_SGD and (self.optimizer == "sgd" or self.eps_per_layer):
+            raise PlanError(
+                f"Everett: there is no power of the width for the gradient of a {role}; use adam "
+                "or adafactor, without eps_per_layer"
+            )
+        if role is Role.RELATIVE_POSITION:  # added to logits: as a readout's bias
+            return Numbers(0.0, CONSTANT, lr=self._gamma(layer_type))
         if role is Role.READOUT_BIAS:
             # The logits change by m^2 lr g under SGD, by m lr under Adam and Adafactor. g is the
             # loss's gradient in the logits, of order one at every width in every parameterisation,
@@ -294,6 +317,10 @@ class Everett(Prescription):
             lr=self._gamma(layer_type) * _power(self._ratio, self.lr_exponent(layer_type)),
             eps=_power(self._ratio, self._eps_exponent(layer_type)),
         )
+
+    def scaled(self, ratio: float) -> Everett:
+        """The rule at `ratio` times the base width, which is the width of the base model."""
+        return replace(self, width=self.base_width * ratio)
 
     def attention_exponent(self) -> float:
         """-1/2 or -1, App. C.1, or the `qk_exponent` given."""
@@ -318,12 +345,12 @@ class Everett(Prescription):
         self, role: Role, layer_type: str, fan_in: int, b: Fraction, multiplier: float
     ) -> tuple[float, float]:
         """(mean, std) of the initial values."""
-        if role is Role.NORM_SCALE:
+        if role in (Role.NORM_SCALE, Role.LAYER_SCALE):
             return 1.0 / multiplier, 0.0
-        if role in _BIASES:
+        if role in _BIASES or role is Role.LORA_B:
             return 0.0, 0.0
         power = _power(self.width, -b)
-        if role is Role.PATCH_EMBEDDING:  # a dense layer on inputs of order one
+        if role in (Role.PATCH_EMBEDDING, Role.DEPTHWISE):  # inputs of order one, fan-in constant
             return 0.0, power / math.sqrt(fan_in)
         if layer_type == "embedding":
             default = _EMBEDDING_STD[self.parameterization]

@@ -51,6 +51,13 @@ class Role(StrEnum):
     HIDDEN_BIAS = "hidden_bias"
     READOUT = "readout"
     READOUT_BIAS = "readout_bias"
+    HIDDEN = "hidden"  # any other matrix between two axes of the model's width
+    DEPTHWISE = "depthwise"  # one small kernel per channel, as in ConvNeXt
+    LAYER_SCALE = "layer_scale"  # a gain per channel on a residual branch
+    RELATIVE_POSITION = "relative_position"  # numbers added to attention logits, as in T5 and Swin
+    ROUTER = "router"  # the matrix that chooses among experts
+    LORA_A = "lora_a"  # (rank, n): starts at random
+    LORA_B = "lora_b"  # (n, rank): starts at zero
 
 
 FUSED_PARTS = {Role.QKV: (Role.QUERY, Role.KEY, Role.VALUE)}
@@ -63,10 +70,23 @@ class Layout(StrEnum):
     TRANSPOSED = "transposed"  # (in, out), as GPT-2's Conv1D
     TABLE = "table"  # (..., width): one row is looked up or added, so fan_in is 1
     VECTOR = "vector"  # (width,): elementwise, so fan_in is 1
+    EXPERTS = "experts"  # (experts, out, in)
+    EXPERTS_TRANSPOSED = "experts_transposed"  # (experts, in, out)
 
 
-_TABLES = {Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING}
-_VECTORS = {Role.NORM_SCALE, Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS}
+_TABLES = {Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.RELATIVE_POSITION}
+_VECTORS = {
+    Role.NORM_SCALE,
+    Role.NORM_BIAS,
+    Role.HIDDEN_BIAS,
+    Role.READOUT_BIAS,
+    Role.LAYER_SCALE,
+}
+
+UNTIE = (
+    "; untie word embedding and readout (in Hugging Face's configs tie_word_embeddings=False), as "
+    "most prescriptions give the two different numbers"
+)
 
 # The axis of a tensor that must be the model's width; roles not listed (biases, norms over head
 # dimensions, value projections to fewer heads) may have any size.
@@ -90,13 +110,15 @@ class Rule:
     """Gives the tensors whose full name matches a shell pattern (`*`, `?`) one role.
 
     `layout` says how to read the axes; by default embeddings are tables, scales and biases are
-    vectors and everything else is a linear or convolution weight. Raises PlanError for a name
+    vectors and everything else is a linear or convolution weight. `scale` multiplies the initial
+    values (1e-6 for a LayerScale, 0 for branches that start closed). Raises PlanError for a name
     that is neither a role nor a layout.
     """
 
     pattern: str
     role: Role
     layout: Layout | None = None
+    scale: float = 1.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, str):
@@ -119,6 +141,7 @@ class Assignment:
     role: Role
     layout: Layout
     tied_to: tuple[str, ...]
+    scale: float = 1.0
 
     @property
     def fans(self) -> tuple[int, int]:
@@ -146,13 +169,17 @@ def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
         return 1, shape[-1]
     if layout is Layout.TRANSPOSED:
         return shape[0], shape[1]
+    if layout in (Layout.EXPERTS, Layout.EXPERTS_TRANSPOSED):
+        if len(shape) != 3:
+            raise PlanError(f"{name!r} has shape {tuple(shape)}, but {layout} needs three axes")
+        return (shape[2], shape[1]) if layout is Layout.EXPERTS else (shape[1], shape[2])
     kernel = 1
     for size in shape[2:]:
         kernel *= size
     return shape[1] * kernel, shape[0]
 
 
-def check_width(assignment: Assignment, width: int) -> None:
+def check_width(assignment: Assignment, width: float) -> None:
     """Raises PlanError when a tensor's width axis is not the prescription's width."""
     axis = _WIDTH_AXIS.get(assignment.role)
     if axis is None:
@@ -162,7 +189,7 @@ def check_width(assignment: Assignment, width: int) -> None:
     if size != width:
         raise PlanError(
             f"{assignment.name!r} ({assignment.role}) has {axis} {size}, but the prescription is "
-            f"for width {width}; give the prescription the model's width"
+            f"for width {width:g}; give the prescription the model's width"
         )
 
 
@@ -194,8 +221,9 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     for names in aliases.values():
         rule = _only_rule(_matching(rules, names), names)
         layout = rule.layout or default_layout(rule.role)
-        parameter = parameters[names[0]]
-        assignments.append(Assignment(names[0], parameter, rule.role, layout, names[1:]))
+        first, tied = names[0], names[1:]
+        found = Assignment(first, parameters[first], rule.role, layout, tied, rule.scale)
+        assignments.append(found)
     return assignments
 
 
@@ -251,11 +279,13 @@ def _matching(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
 
 
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
-    if len({(rule.role, rule.layout or default_layout(rule.role)) for rule in matching}) == 1:
+    claimed = {(rule.role, rule.layout or default_layout(rule.role)) for rule in matching}
+    if len(claimed) == 1:
         return matching[0]
     tied = f" (tied to {', '.join(names[1:])}; name it once)" if names[1:] else ""
     claims = " and ".join(f"{rule.pattern!r} -> {rule.role}" for rule in matching)
-    raise PlanError(f"tensor {names[0]!r}{tied} is named by two rules: {claims}")
+    hint = UNTIE if {role for role, _ in claimed} == {Role.TOKEN_EMBEDDING, Role.READOUT} else ""
+    raise PlanError(f"tensor {names[0]!r}{tied} is named by two rules: {claims}{hint}")
 
 
 def _unnamed_message(unnamed: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> str:
@@ -264,7 +294,7 @@ def _unnamed_message(unnamed: Sequence[str], parameters: Mapping[str, nn.Paramet
     return f"no rule names {shown}{more}; add Rule(pattern, role) for it"
 
 
-# Rules for models that many people have. Ours:
+# Rules of the decoder in nanolm_c4; those of other people's models are in `models`.
 DECODER_RULES = (
     Rule("token_embedding.weight", Role.TOKEN_EMBEDDING),
     Rule("position_embedding.weight", Role.POSITION_EMBEDDING),
@@ -276,78 +306,4 @@ DECODER_RULES = (
     Rule("blocks.*.mlp.down.weight", Role.MLP_OUT),
     Rule("*norm.weight", Role.NORM_SCALE),
     Rule("readout.weight", Role.READOUT),
-)
-
-# timm's VisionTransformer; options drop tensors, so pass it through `present`.
-TIMM_VIT_RULES = (
-    Rule("patch_embed.proj.weight", Role.PATCH_EMBEDDING),
-    Rule("patch_embed.proj.bias", Role.HIDDEN_BIAS),
-    Rule("cls_token", Role.POSITION_EMBEDDING),
-    Rule("reg_token", Role.POSITION_EMBEDDING),
-    Rule("pos_embed", Role.POSITION_EMBEDDING),
-    Rule("blocks.*.attn.qkv.weight", Role.QKV),
-    Rule("blocks.*.attn.qkv.bias", Role.HIDDEN_BIAS),
-    Rule("blocks.*.attn.proj.weight", Role.ATTENTION_OUTPUT),
-    Rule("blocks.*.attn.proj.bias", Role.HIDDEN_BIAS),
-    Rule("blocks.*.mlp.fc1.weight", Role.MLP_IN),
-    Rule("blocks.*.mlp.fc1.bias", Role.HIDDEN_BIAS),
-    Rule("blocks.*.mlp.fc2.weight", Role.MLP_OUT),
-    Rule("blocks.*.mlp.fc2.bias", Role.HIDDEN_BIAS),
-    Rule("*norm*.weight", Role.NORM_SCALE),
-    Rule("*norm*.bias", Role.NORM_BIAS),
-    Rule("head.weight", Role.READOUT),
-    Rule("head.bias", Role.READOUT_BIAS),
-)
-
-# A decoder put together from torch's own layers: nn.Embedding, nn.TransformerEncoderLayer with a
-# causal mask, nn.Linear; the names in the README's example.
-TORCH_DECODER_RULES = (
-    Rule("tokens.weight", Role.TOKEN_EMBEDDING),
-    Rule("positions.weight", Role.POSITION_EMBEDDING),
-    Rule("*.self_attn.in_proj_weight", Role.QKV),
-    Rule("*.self_attn.in_proj_bias", Role.HIDDEN_BIAS),
-    Rule("*.self_attn.out_proj.weight", Role.ATTENTION_OUTPUT),
-    Rule("*.self_attn.out_proj.bias", Role.HIDDEN_BIAS),
-    Rule("*.linear1.weight", Role.MLP_IN),
-    Rule("*.linear1.bias", Role.HIDDEN_BIAS),
-    Rule("*.linear2.weight", Role.MLP_OUT),
-    Rule("*.linear2.bias", Role.HIDDEN_BIAS),
-    Rule("*norm*.weight", Role.NORM_SCALE),
-    Rule("*norm*.bias", Role.NORM_BIAS),
-    Rule("readout.weight", Role.READOUT),
-    Rule("readout.bias", Role.READOUT_BIAS),
-)
-
-# Hugging Face's GPT-2, whose Conv1D stores (in, out). Made with tie_word_embeddings=True, its
-# lm_head is wte under another name: leave out that rule, where the prescription allows it.
-GPT2_RULES = (
-    Rule("transformer.wte.weight", Role.TOKEN_EMBEDDING),
-    Rule("transformer.wpe.weight", Role.POSITION_EMBEDDING),
-    Rule("*.attn.c_attn.weight", Role.QKV, Layout.TRANSPOSED),
-    Rule("*.attn.c_attn.bias", Role.HIDDEN_BIAS),
-    Rule("*.attn.c_proj.weight", Role.ATTENTION_OUTPUT, Layout.TRANSPOSED),
-    Rule("*.attn.c_proj.bias", Role.HIDDEN_BIAS),
-    Rule("*.mlp.c_fc.weight", Role.MLP_IN, Layout.TRANSPOSED),
-    Rule("*.mlp.c_fc.bias", Role.HIDDEN_BIAS),
-    Rule("*.mlp.c_proj.weight", Role.MLP_OUT, Layout.TRANSPOSED),
-    Rule("*.mlp.c_proj.bias", Role.HIDDEN_BIAS),
-    Rule("*.ln_?.weight", Role.NORM_SCALE),
-    Rule("*.ln_?.bias", Role.NORM_BIAS),
-    Rule("lm_head.weight", Role.READOUT),
-)
-
-# Hugging Face's Llama and its likes (Mistral, Qwen2 with biases, Qwen3 with norms of queries and
-# keys); options drop tensors, so pass it through `present`.
-LLAMA_RULES = (
-    Rule("model.embed_tokens.weight", Role.TOKEN_EMBEDDING),
-    Rule("*.self_attn.q_proj.weight", Role.QUERY),
-    Rule("*.self_attn.k_proj.weight", Role.KEY),
-    Rule("*.self_attn.v_proj.weight", Role.VALUE),
-    Rule("*.self_attn.o_proj.weight", Role.ATTENTION_OUTPUT),
-    Rule("*.mlp.gate_proj.weight", Role.MLP_IN),
-    Rule("*.mlp.up_proj.weight", Role.MLP_IN),
-    Rule("*.mlp.down_proj.weight", Role.MLP_OUT),
-    Rule("*_proj.bias", Role.HIDDEN_BIAS),
-    Rule("*norm.weight", Role.NORM_SCALE),
-    Rule("lm_head.weight", Role.READOUT),
 )

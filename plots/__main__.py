@@ -81,7 +81,8 @@ def _paper(name: str) -> str | None:
 def _run(args: argparse.Namespace) -> None:
     if args.list:
         for name in (*names(), CHECK):
-            print(f"{name:<28}{(load(name).__doc__ or '').partition('.')[0]}".replace("\n", " "))
+            title = (load(name).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+            print(f"{name:<26}{title}")
         return
     chosen = names() if args.all else [find(args.name)]
     for name in chosen:

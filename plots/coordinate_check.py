@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import Finding, Line, number
+from plots.findings import Finding, Printed, number
 from plots.tables import TableError
 
 TABLES = ()  # a check is the user's own
@@ -54,10 +54,10 @@ def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, dict[str, Any]]:
     return table, result
 
 
-def findings(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> list[Line]:
+def findings(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> list[Printed]:
     """A line per panel: the first slope that has the verdict of its title."""
     result = data[1]
-    text: list[Line] = [str(Finding("module", "slope of its RMS", "predicted", "verdict"))]
+    text: list[Printed] = [str(Finding("module", "slope of its RMS", "predicted", "verdict"))]
     for name, word in panels(result).items():
         slope = next(s for s in result["slopes"] if s["name"] == name and s["verdict"] == word
                      and s["quantity"] != "update")

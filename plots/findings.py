@@ -1,4 +1,4 @@
-"""Findings in words: what was measured, on how much, and what the paper says."""
+"""Findings: what was measured, on how much, and what the paper says."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Finding:
         return f"{self.name:<62} {self.measured:<42} {self.published:<18} {self.verdict}".rstrip()
 
 
-Line = Finding | str  # of what a figure prints: a finding, or what findings rest on
+Printed = Finding | str  # of what a figure prints: a finding, or what findings rest on
 HEADER = str(Finding("finding", "measured", "published", "verdict"))
 
 
-def number(value: float, error: float, digits: int = 3) -> str:
-    """value ± error, with ? for an error that is unknown."""
+def number(value: float, error: float, digits: int = 3, sign: str = "+") -> str:
+    """value ± error, with ? for an error that is unknown; `sign` "" leaves a plus out."""
     if math.isnan(value):
         return "not measured"
     known = f"± {error:.{digits}f}" if math.isfinite(error) else "± ?"
-    return f"{value:+.{digits}f} {known}"
+    return f"{value:{sign}.{digits}f} {known}"
 
 
 def compact(value: float, error: float) -> str:
@@ -69,26 +69,23 @@ def claimed_gain(gain: float, error: float, n: int | None = None) -> str:
     return "within noise" if abs(gain) <= reach(n) * error else word
 
 
-def claimed_no_fall(value: float, error: float, n: int | None = None) -> str:
-    """Whether a number the paper says is not below zero may be so: its interval's upper end."""
+def _unknown(value: float, error: float, n: int | None) -> str:
+    """Why there is no verdict, or ""."""
     if not math.isfinite(value):
         return "not measured"
-    if few(n):
-        return few(n)
-    if not math.isfinite(error):
-        return "undecided: error unknown"
-    return "agrees" if value + reach(n) * error >= 0 else "disagrees"
+    return few(n) or ("" if math.isfinite(error) else "undecided: error unknown")
+
+
+def claimed_no_fall(value: float, error: float, n: int | None = None) -> str:
+    """Whether a number the paper says is not below zero may be so: its interval's upper end."""
+    known = "agrees" if value + reach(n) * error >= 0 else "disagrees"
+    return _unknown(value, error, n) or known
 
 
 def claimed_equal(difference: float, error: float, n: int | None = None) -> str:
     """Whether a difference the paper finds none in lies within the interval of `reach`."""
-    if not math.isfinite(difference):
-        return "not measured"
-    if few(n):
-        return few(n)
-    if not math.isfinite(error):
-        return "undecided: error unknown"
-    return "agrees" if abs(difference) <= reach(n) * error else "disagrees"
+    known = "agrees" if abs(difference) <= reach(n) * error else "disagrees"
+    return _unknown(difference, error, n) or known
 
 
 def distance(

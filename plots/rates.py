@@ -145,7 +145,7 @@ def seed_noise(rows: pd.DataFrame) -> tuple[float, int]:
 
 
 def noise_line(rows: pd.DataFrame, what: str) -> str:
-    """What stands behind the errors of a figure, in words."""
+    """What the errors of a figure rest on."""
     noise, n = seed_noise(rows)
     if n == 0:
         return f"{what}: no point near an optimum has two seeds; spread over seeds unknown"
@@ -243,6 +243,14 @@ def gain(
     width = common[-1 if last else 0]
     first, second = before[width], after[width]
     return width, first.loss - second.loss, math.hypot(first.error, second.error)
+
+
+def gain_text(before: Mapping[int, RateSweep], after: Mapping[int, RateSweep]) -> str:
+    """The gain at the largest common width, and the smallest one's if that is another."""
+    width, change, error = gain(before, after)
+    small, earlier, _ = gain(before, after, last=False)
+    note = f" ({earlier:+.3f} at {small})" if small != width else ""
+    return f"{number(change, error)} at D = {width}{note}"
 
 
 # Panels that several figures share: loss against rate, optimum and best loss against size.

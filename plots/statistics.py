@@ -47,7 +47,7 @@ class Estimate:
         return compact(self.value, self.error)
 
     def distance(self, published: float) -> str:
-        """The verdict beside a published number."""
+        """The verdict against a published number."""
         return distance(self.value, self.error, published, self.groups)
 
     def claimed_gain(self) -> str:
@@ -63,7 +63,7 @@ class Estimate:
         return claimed_no_fall(self.value, self.error, self.groups)
 
     def finding(self, name: str, published: float, beside: str | None = None) -> Finding:
-        """One line; `beside` stands for the published number in words."""
+        """One line; `beside` is the text of the published number."""
         beside = exact_text(published) if beside is None else beside
         return Finding(name, self.text(), beside, self.distance(published))
 

@@ -319,8 +319,8 @@ def together(works: Sequence[Work], setting: Setting) -> dict[str, Any]:
             if key not in most or left > most[key][2]:
                 most[key] = work, point, left
     whole = [(work, point, 1.0) for work, point, _ in most.values()]
-    left = [part for part in most.values() if part[2]]
-    return {"all": _sum(whole, setting), "to_do": _sum(left, setting)}
+    to_do = [part for part in most.values() if part[2]]
+    return {"all": _sum(whole, setting), "to_do": _sum(to_do, setting)}
 
 
 def _identity(point: Any) -> str:

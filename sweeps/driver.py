@@ -11,14 +11,15 @@ from __future__ import annotations
 import queue
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sweeps.pool import Job, Needs, Pool, RunFailed
 from sweeps.progress import Board, last_line
+from sweeps.search import SearchWork
+from sweeps.sweep import SweepWork
 from training.errors import RunError, UserError
 from training.files import Busy
 from training.signals import StopRequest
@@ -29,59 +30,7 @@ LOOK_SECONDS = 0.5  # between looks at signals and at the runs at work
 BUSY_SECONDS = 2.0  # until a run that another process holds is tried again
 LOST = 5  # times that a run may take its place down without having come any further
 
-
-class Work(Protocol):
-    """What is driven: the state of a sweep or of a search."""
-
-    folder: Path
-    name: str
-    retries: int
-
-    @property
-    def todo(self) -> Sequence[float]:
-        """FLOPs and steps of the runs without a result."""
-
-    @property
-    def done(self) -> int:
-        """Runs with a result."""
-
-    @property
-    def total(self) -> int:
-        """Runs that are known."""
-
-    @property
-    def failed(self) -> bool:
-        """Whether something was given up."""
-
-    def next(self) -> Any | None:
-        """The next run, with `run`, its name, and `config`; None while there is none."""
-
-    def put_back(self, point: Any) -> None:
-        """A run that was begun and did not end: it is handed out again."""
-
-    def record(self, point: Any, summary: Mapping[str, Any]) -> None:
-        """Takes a result."""
-
-    def fail(self, point: Any, reason: str) -> None:
-        """Gives a run up."""
-
-    def needs(self, point: Any) -> dict[str, Any]:
-        """What the file says that a run needs."""
-
-    def flops(self, point: Any) -> float:
-        """What a run costs."""
-
-    def outcome(self, point: Any) -> str:
-        """A run with its result, as a line for people."""
-
-    def write(self, final: bool) -> None:
-        """Writes the tables; all of them at the end."""
-
-    def report(self) -> list[str]:
-        """What a user should know at the end."""
-
-    def table(self) -> str:
-        """The file that holds what a user wants to know."""
+Work = SweepWork | SearchWork
 
 
 @dataclass(frozen=True)
@@ -96,10 +45,8 @@ class _Flight:
 class Driver:
     """Drives work through a pool; `needs` says what a run asks of the place where it is trained."""
 
-    def __init__(
-        self, work: Work, pool: Pool, needs: Callable[[Any], Needs], threads: int | None = None
-    ) -> None:
-        self.work, self.pool, self.needs, self.threads = work, pool, needs, threads
+    def __init__(self, work: Work, pool: Pool, needs: Callable[[Any], Needs]) -> None:
+        self.work, self.pool, self.needs = work, pool, needs
         self.board = Board(work)
         self.flights: dict[Future[dict[str, Any]], _Flight] = {}
         self.ended: queue.SimpleQueue[Future[dict[str, Any]]] = queue.SimpleQueue()
@@ -160,7 +107,7 @@ class Driver:
                 return False
             folder = self.work.folder / point.run
             config = point.config.model_dump(mode="json")
-            job = Job(point.run, self.work.name, config, folder, self.threads)
+            job = Job(point.run, self.work.name, config, folder)
             try:
                 future = self.pool.submit(job, self.needs(point))
             except UserError as error:  # no place is large enough for it

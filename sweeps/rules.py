@@ -187,15 +187,6 @@ def next_value(
     return shifted(stable, distance / 2) if distance > coverage.gap + 1e-9 else None
 
 
-def advance(rule: Rule, cell: Cell) -> Next:
-    """Asks a cell's rule, unless it is settled; what a settled one needs is remembered there."""
-    if cell.settled:
-        return DONE
-    answer = rule.next(cell)
-    cell.settled = answer.done
-    return answer
-
-
 def names(keys: Sequence[str], place: Place) -> str:
     """A place as `key=value` words."""
     return " ".join(f"{key}={value:g}" for key, value in zip(keys, place))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sweeps import tables
-from sweeps.rules import FAILED, Cell, Place, Summary, advance
+from sweeps.rules import FAILED, Cell, Place, Summary
 from sweeps.sources import read_table
 from sweeps.sweep_file import Point, Sweep
 from training.errors import RunError, UserError
@@ -192,7 +192,8 @@ class SweepWork:
         """Adds what a cell's rule asks for until it waits: results may be there already."""
         cell = self.cells[key]
         while not cell.settled:
-            answer = advance(self.sweep.rule, cell)
+            answer = self.sweep.rule.next(cell)
+            cell.settled = answer.done
             if answer.note:
                 self.notes[cell.name] = answer.note
             for place in answer.places:

@@ -85,8 +85,9 @@ def write_table(
     measured = itertools.chain(*(row.keys() for row in (*rows, *old[:1])))
     extra = (k for k in measured if k and k.startswith(table.measures) and k not in _NOT_EXTRA)
     further = table.order(extra) if table.measures else ()
-    which = ["curve", *keys, "horizon", "constants", "seed", *(["run"] if table.named else [])]
-    header = [*which, *table.columns, *further, *table.last]
+    run = ["run"] if table.named else []
+    header = ["curve", *keys, "horizon", "constants", "seed", *run]
+    header += [*table.columns, *further, *table.last]
     order = list(sweep.config.curves)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

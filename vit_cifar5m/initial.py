@@ -349,7 +349,7 @@ def write_tables(folder: Path, tables: Mapping[str, Rows]) -> list[Path]:
 
 
 def ship(settings: Settings, paths: Sequence[Path], seconds: float, folder: Path) -> None:
-    """Keeps the tables with the figures, and beside each where and from what it was made."""
+    """Copies the tables to the folder that ships them, with where and from what they were made."""
     import torch
 
     from training.environment import describe as environment

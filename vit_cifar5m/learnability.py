@@ -8,7 +8,7 @@ those and lose on others. The Vision Transformer is plain torch (width 64, two b
 and an MLP of 256, patches of 4) and sees every image once. Both: Adam at 1e-3 after 100 steps of
 warm-up, batches of 128, normalised pixels, and the same held-out images, which are those of every
 run. A seed is that of the training images and of the initial weights. Accuracies and losses (nats)
-are means over the seeds, with standard deviations; chance is what knows nothing. Prints JSON.
+are means over the seeds, with standard deviations; chance is a uniform guess. Prints JSON.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vit_cifar5m.data import Images, collate, from_config
 
 BATCH, LR, WARMUP = 128, 1e-3, 100
 WIDTH, BLOCKS, HEADS, PATCH = 64, 2, 4, 4
-MEASURED = (100, 200, 300, 500, 1000)  # steps of the ViT, beside the last one
+MEASURED = (100, 200, 300, 500, 1000)  # steps of the ViT; the last one, too
 EVALUATED_AT_ONCE = 512
 
 Batch = tuple[torch.Tensor, torch.Tensor]

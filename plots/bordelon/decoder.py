@@ -53,7 +53,7 @@ from plots.bordelon.scans import (
     plain,
     scan,
 )
-from plots.findings import HEADER, Finding, Line
+from plots.findings import HEADER, Finding, Printed
 from plots.statistics import Estimate, differences, mean
 from plots.tables import CURVE, LOSS, PARAMETERS, RUN, SEED, STATUS, STEP, TableError
 
@@ -139,9 +139,9 @@ def equal_flops(runs: Runs, by: str, alpha: float) -> list[tuple[int, int, Estim
 # Findings
 
 
-def findings(runs: Runs) -> list[Line]:
+def findings(runs: Runs) -> list[Printed]:
     """Final losses, what growing gives, at equal FLOPs too, what alpha_A changes, then kernels."""
-    result: list[Line] = [
+    result: list[Printed] = [
         "losses in nats per token over validation text; ± standard errors over seeds (n), of "
         "differences between runs of equal seeds; FLOPs: 6 per parameter and token",
         "alpha_A = 1 against 1/2: Fig. 7a shows lower losses at 1/2 for H and N, the caption "
@@ -226,7 +226,7 @@ def _of_alpha(runs: Runs) -> list[Finding]:
 
 
 def _between(one: dict[int, float], half: dict[int, float], place: str, claimed: bool) -> Finding:
-    """A model's loss at alpha_A = 1 minus that at 1/2, beside the paper's claims of it."""
+    """A model's loss at alpha_A = 1 minus that at 1/2, and the paper's claims of it."""
     gain = mean(differences(one, half))
     name = f"loss at alpha_A = 1 minus that at 1/2, {place}"
     if not claimed:
@@ -246,9 +246,9 @@ def _more(one: dict[int, dict[int, float]], half: dict[int, dict[int, float]]) -
     return Finding(name, gain.text(4), "above 0", gain.claimed_gain())
 
 
-def _of_kernels(kernels: pd.DataFrame) -> list[Line]:
+def _of_kernels(kernels: pd.DataFrame) -> list[Printed]:
     """How alike the final kernels are across sizes at each alpha_A, and at both of them."""
-    found: list[Line] = [*basis(kernels)]
+    found: list[Printed] = [*basis(kernels)]
     for kind in KINDS:
         for by in SIZES:
             for alpha in alphas(kernels):

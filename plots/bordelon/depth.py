@@ -30,7 +30,7 @@ from plots.bordelon.scans import (
     span,
 )
 from plots.bordelon.scans import EVAL_LOSS as LOSS
-from plots.findings import HEADER, Finding, Line
+from plots.findings import HEADER, Finding, Printed
 from plots.statistics import Estimate, complete, exponent, jackknife
 from plots.tables import RATE, TableError
 
@@ -106,7 +106,7 @@ def alphas(rows: pd.DataFrame) -> list[float]:
 # Findings
 
 
-def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Line]:
+def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     """5a by alpha_L and weight, then 5b by depth."""
     movement, losses = data
     result = [_basis(movement, losses), HEADER]

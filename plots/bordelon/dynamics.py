@@ -29,7 +29,7 @@ from plots.bordelon.scans import (
     plain,
     read_losses,
 )
-from plots.findings import HEADER, Finding, Line
+from plots.findings import HEADER, Finding, Printed
 from plots.statistics import jackknife
 from plots.tables import SEED
 
@@ -48,9 +48,9 @@ def panels(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {alpha_title(alpha): rows[rows[ALPHA] == alpha] for alpha in alphas(rows)}
 
 
-def findings(losses: Losses) -> list[Line]:
-    """What each doubling changes, beside what the first one changes."""
-    result: list[Line] = [
+def findings(losses: Losses) -> list[Printed]:
+    """What each doubling changes, compared with the first one."""
+    result: list[Printed] = [
         f"{TRAIN_LOSS}, mean over all logged steps; runs of one seed see the same samples; ± "
         "standard error over seeds (n)",
         HEADER,

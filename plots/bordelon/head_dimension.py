@@ -34,7 +34,7 @@ from plots.bordelon.scans import (
     plain,
     size_axis,
 )
-from plots.findings import HEADER, Finding, Line
+from plots.findings import HEADER, Finding, Printed
 from plots.statistics import Estimate, complete, exponent, law
 from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP, TableError
 
@@ -65,7 +65,7 @@ def _read(path: Path) -> pd.DataFrame:
     missing = [column for column in measured if column not in table]
     if missing:
         raise TableError(
-            f"{path}: no column {missing[0]!r}; is it the observations.csv of this sweep?"
+            f"{path}: no column {missing[0]!r}; is it the observations.csv of the sweep?"
         )
     table = tables.only(table, path, BLOCK, [ALL])
     table = tables.numbers(table, path, [ALPHA, HEAD_DIM, SEED, STEP, *measured])
@@ -117,7 +117,7 @@ def variance_rows(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def variance_findings(rows: pd.DataFrame) -> list[Finding]:
-    """Slope of the variance over heads beside 1 - 2 alpha_A, before and after training."""
+    """Slope of the variance over heads against 1 - 2 alpha_A, before and after training."""
     result = []
     for alpha in alphas(rows):
         for when, found in variance_rows(rows[rows[ALPHA] == alpha]).items():
@@ -211,7 +211,7 @@ def suppressed(optimizer: str, step: int) -> bool:
 
 
 def movement_findings(rows: pd.DataFrame) -> list[Finding]:
-    """Slopes of what W_Q and W_K cause beside theory, then of all movement."""
+    """Slopes of what W_Q and W_K cause, compared with theory, then of all movement."""
     result = []
     for columns, kind in ((INDUCED, "by W_Q, W_K"), (TOTAL, "in all")):
         for optimizer, alpha, step, found in cells(rows):
@@ -270,7 +270,7 @@ def _unreached(findings: Sequence[Finding]) -> list[str]:
             "once W_O and the gradient correlate, which is not measured here"]
 
 
-def findings(found: Sequence[pd.DataFrame]) -> list[Line]:
+def findings(found: Sequence[pd.DataFrame]) -> list[Printed]:
     """The powers of the figures whose tables there are, with what they rest on."""
     text = ["powers of N in means over seeds (n), ± jackknife over seeds", *_spreads(found), HEADER]
     for rows in found:

@@ -31,7 +31,7 @@ from plots.bordelon.scans import (
     span,
 )
 from plots.bordelon.scans import EVAL_LOSS as LOSS
-from plots.findings import HEADER, Finding, Line
+from plots.findings import HEADER, Finding, Printed
 from plots.statistics import Estimate, complete, exponent, fitted, jackknife, law, power_of
 from plots.tables import TableError
 
@@ -116,7 +116,7 @@ def gaussian(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
 # Findings
 
 
-def findings(all_tables: Sequence[pd.DataFrame]) -> list[Line]:
+def findings(all_tables: Sequence[pd.DataFrame]) -> list[Printed]:
     """Fig. 3a, then 3b and c, then 4a and b."""
     kernels, attention, bins, distances, metrics = all_tables
     return [*_basis(kernels, attention, distances, metrics), HEADER,
@@ -150,7 +150,7 @@ def _of_attention(attention: pd.DataFrame) -> list[Finding]:
 
 
 def _of_density(bins: pd.DataFrame) -> list[Finding]:
-    """How far the pooled densities are from the Gaussian and from the exact ones, beside what is to
+    """How far the pooled densities are from the Gaussian and from the exact ones, and what is to
     be expected of as many draws from the exact law and of infinitely many."""
     result, alpha = [], bins["alpha_attention"].min()
     rows = bins[bins["alpha_attention"] == alpha]

@@ -62,7 +62,7 @@ from plots.bordelon.scans import (
     read_losses,
     scan,
 )
-from plots.findings import HEADER, Finding, Line
+from plots.findings import HEADER, Finding, Printed
 from plots.statistics import (
     complete,
     differences,
@@ -126,7 +126,7 @@ def spread(values: np.ndarray) -> float:
 # Findings
 
 
-def findings(data: Data) -> list[Line]:
+def findings(data: Data) -> list[Printed]:
     """Alignment of sizes, scale over depth, and the spread over heads against N."""
     kernels, attention = data.kernels, data.attention
     alpha = alphas(kernels)[0]

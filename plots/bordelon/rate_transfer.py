@@ -23,7 +23,7 @@ from plots.bordelon.scans import (
     alphas,
     plain,
 )
-from plots.findings import HEADER, Finding, Line, distance, number
+from plots.findings import HEADER, Finding, Printed, distance, number
 from plots.rates import (
     Exponent,
     RateSweep,
@@ -80,7 +80,7 @@ def penalty(sweeps: Mapping[int, RateSweep]) -> tuple[float, float]:
     return loss - large.loss, error
 
 
-def findings(rows: pd.DataFrame) -> list[Line]:
+def findings(rows: pd.DataFrame) -> list[Printed]:
     """Per alpha_A: the best rates, their exponent of N, and what transfer costs."""
     fitted = fits(rows)
     result = [_noise(rows), HEADER]

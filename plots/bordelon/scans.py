@@ -95,7 +95,7 @@ def final(metrics: pd.DataFrame) -> pd.DataFrame:
 
 
 def span(counts: pd.Series) -> str:
-    """The range of some counts in words."""
+    """The range of some counts: 3, or 2 to 3."""
     low, high = counts.min(), counts.max()
     return f"{low}" if low == high else f"{low} to {high}"
 

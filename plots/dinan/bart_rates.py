@@ -25,7 +25,7 @@ from plots.dinan.searches import (
     mapped_rate,
     model_name,
 )
-from plots.findings import HEADER, Finding, Line, claimed_equal, claimed_gain, distance, number
+from plots.findings import HEADER, Finding, Printed, claimed_equal, claimed_gain, distance, number
 from plots.rates import Exponent, RateSweep, exponent, rate_sweeps, seed_noise
 from plots.statistics import mean_and_error
 
@@ -54,7 +54,7 @@ def fits(sweep: Sweep) -> dict[str, dict[int, RateSweep]]:
 
 
 def degradation(search: Search | None, fit: RateSweep | None) -> list[float]:
-    """What a quarter of the optimal rate (the parabola's, where there is one) costs in nats beside
+    """What a quarter of the optimal rate (the parabola's, where there is one) costs in nats against
     the best point, by seed; empty where it was not run."""
     if search is None or fit is None:
         return []
@@ -66,12 +66,12 @@ def degradation(search: Search | None, fit: RateSweep | None) -> list[float]:
 # Findings
 
 
-def findings(sweep: Sweep) -> list[Line]:
+def findings(sweep: Sweep) -> list[Printed]:
     """Optima and what surrounds them at every width, then what connects the widths."""
     spread, n = seed_noise(sweep.rows)
     noise = f"{spread:.4f} nats over seeds (standard deviation, {n} points)" if n else "not known"
     fitted = fits(sweep)
-    result: list[Line] = [
+    result: list[Printed] = [
         "a run's loss is the lowest of its evaluations, points are means over seeds, ± standard "
         f"errors; one run near optima varies by: {noise}",
         "mapped: lr for standard, n^(-3/2) lr for neural-tangent; lr* is the best of the grid, "
@@ -130,9 +130,8 @@ def _vertex(search: Search, fit: RateSweep) -> Finding:
 def _minimum(search: Search) -> Finding:
     best = search.optimum
     value, error = mean_and_error([run.best for run in best.runs])
-    known = [f"{part:.4f}" if math.isfinite(part) else "?" for part in (error, bits(error))]
-    measured = (f"{value:.4f} ± {known[0]} nats, {bits(value):.4f} ± {known[1]} bits "
-                f"(n = {len(best.runs)})")
+    measured = (f"{number(value, error, 4, '')} nats, "
+                f"{number(bits(value), bits(error), 4, '')} bits (n = {len(best.runs)})")
     return Finding(f"{search.name}: lowest loss", measured)
 
 

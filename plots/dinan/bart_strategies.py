@@ -3,7 +3,7 @@
     python -m plots dinan/bart_strategies [results.csv metrics.csv [results.csv metrics.csv]]
 
 Figure 4: validation loss against updates of both strategies at their best (lr, wd), a panel per
-width. Figure 5, where the tables of the larger model's sweep are given too: that model beside the
+width. Figure 5, where the tables of the larger model's sweep are given too: that model and the
 smaller one (dashed) at its largest width.
 """
 
@@ -18,7 +18,7 @@ import numpy as np
 from plots import style, tables
 from plots.dinan.published import RATE_EXPONENTS
 from plots.dinan.searches import Point, Run, Sweep, bits, by_loss, limits, loss_text, model_name
-from plots.findings import HEADER, Finding, Line, claimed_gain, number
+from plots.findings import HEADER, Finding, Printed, claimed_gain, number
 from plots.statistics import mean_and_error
 
 # Figure 5's tables, of the larger model, are optional.
@@ -69,10 +69,10 @@ def updates_to(run: Run, loss: float) -> float:
 # Findings
 
 
-def findings(data: Data) -> list[Line]:
+def findings(data: Data) -> list[Printed]:
     """Losses at the optima and their difference, then the early stage of the larger model."""
     sweep, larger = data
-    result: list[Line] = [
+    result: list[Printed] = [
         "a run's loss is the lowest of its evaluations; ± standard errors over n seeds, errors "
         "of differences add in squares",
         HEADER,
@@ -108,9 +108,8 @@ def _loss(point: Point | None, strategy: str, width: int) -> Finding:
     if point is None:
         return Finding(name, "not measured")
     value, error = mean_and_error([run.best for run in point.runs])
-    known = f"{error:.4f}" if math.isfinite(error) else "?"
-    measured = (f"{value:.4f} ± {known} (n = {len(point.runs)}), {bits(value):.4f} bits, at "
-                f"{point.pair}")
+    measured = (f"{number(value, error, 4, '')} (n = {len(point.runs)}), {bits(value):.4f} bits, "
+                f"at {point.pair}")
     return Finding(name, measured)
 
 
@@ -148,9 +147,8 @@ def _speed(found: Mapping[str, Point], width: int, last: float) -> Finding:
     missing = f", {short} did not reach it" if short else ""
     if not reached:
         return Finding(name, f"not reached (n = {len(values)})")
-    value, error = mean_and_error(reached)
-    known = f"{error:.3f}" if math.isfinite(error) else "?"
-    return Finding(name, f"{value:.3f} ± {known} (n = {len(reached)}{missing})")
+    speed = number(*mean_and_error(reached), 3, "")
+    return Finding(name, f"{speed} (n = {len(reached)}{missing})")
 
 
 # Figures

@@ -19,7 +19,7 @@ from plots.dinan import spikes
 from plots.dinan.published import BULK_EXPONENTS, VIT_OPTIMA, VIT_WIDTH
 from plots.dinan.searches import EPOCH, Point, Search, Sweep, by_accuracy, pair, percent
 from plots.dinan.spikes import TOP1
-from plots.findings import HEADER, Finding, Line
+from plots.findings import HEADER, Finding, Printed
 
 TABLES = ("dinan/figure_1_2", "dinan/figure_1_2_metrics")
 # Exponents of two in (lr, wd); twice both and half both are left out (footnote 42).
@@ -93,7 +93,7 @@ def bulk_rate(strategy: str, rate: float, width: int) -> float:
     return rate * width ** float(BULK_EXPONENTS[strategy])
 
 
-def findings(sweep: Sweep) -> list[Line]:
+def findings(sweep: Sweep) -> list[Printed]:
     """Optimum, confirmation, spikes and divergence of every strategy."""
     found = sweep.by_strategy
     result = ["one run per point, its first seed; best top-1 over training; equal accuracies are "

@@ -17,7 +17,7 @@ from plots.dinan import spikes
 from plots.dinan.published import VIT_CLAIMS, VIT_OPTIMA
 from plots.dinan.searches import EPOCH, Run, Search, Sweep, by_accuracy
 from plots.dinan.spikes import TOP1
-from plots.findings import HEADER, Finding, Line, claimed_gain
+from plots.findings import HEADER, Finding, Printed, claimed_gain, number
 from plots.statistics import mean_and_error
 
 TABLES = ("dinan/figure_1_2", "dinan/figure_1_2_metrics")
@@ -38,7 +38,7 @@ def _spike_counts(runs: Sequence[Run], kind: str) -> list[int]:
     return [run.spikes[KINDS.index(kind)] for run in runs]
 
 
-def findings(sweep: Sweep) -> list[Line]:
+def findings(sweep: Sweep) -> list[Printed]:
     """Accuracies, the paper's comparisons of them, spikes, and the product of rate and decay."""
     found = sweep.by_strategy
     return [
@@ -66,14 +66,8 @@ def _accuracy(found: Mapping[str, Search], strategy: str) -> Finding:
     values, point = best_accuracies(found[strategy]), found[strategy].optimum
     lost = len(point.runs) - len(values)
     note = f", {lost} diverged" if lost else ""
-    measured = f"{_number(*mean_and_error(values))} (n = {len(values)}{note}) at {point.pair}"
+    measured = f"{number(*mean_and_error(values), 2, '')} (n = {len(values)}{note}) at {point.pair}"
     return Finding(name, measured, "in a figure only")
-
-
-def _number(value: float, error: float) -> str:
-    if math.isnan(value):
-        return "not measured"
-    return f"{value:.2f} ± {error:.2f}" if math.isfinite(error) else f"{value:.2f} ± ?"
 
 
 def _difference(found: Mapping[str, Search], better: str, worse: str) -> Finding:
@@ -81,10 +75,7 @@ def _difference(found: Mapping[str, Search], better: str, worse: str) -> Finding
     values = [best_accuracies(found[s]) if s in found else [] for s in (better, worse)]
     pairs = list(map(mean_and_error, values))
     gain, error = pairs[0][0] - pairs[1][0], math.hypot(pairs[0][1], pairs[1][1])
-    text = "not measured" if math.isnan(gain) else f"{gain:+.2f} ± " + (
-        f"{error:.2f}" if math.isfinite(error) else "?"
-    )
-    return Finding(name, text, "higher", _verdict(gain, error))
+    return Finding(name, number(gain, error, 2), "higher", _verdict(gain, error))
 
 
 def _verdict(gain: float, error: float) -> str:
@@ -102,7 +93,7 @@ def _spikes(found: Mapping[str, Search], strategy: str, kind: str, where: str) -
     counts = {s: _spike_counts(_runs(found[s], where), kind)
               for s in (strategy, "standard") if s in found}
     own = counts[strategy]
-    measured = f"{_number(*mean_and_error(own))} (n = {len(own)})"
+    measured = f"{number(*mean_and_error(own), 2, '')} (n = {len(own)})"
     if strategy == "standard":
         return Finding(name, measured)
     return Finding(name, measured, "fewer", _fewer(own, counts.get("standard", [])))
@@ -186,7 +177,7 @@ def _entries(found: Mapping[str, Search]) -> list[tuple[str, dict]]:
 
 
 def _draw_accuracies(axis, found: Mapping[str, Search]) -> None:
-    """Every seed beside the mean and its standard error."""
+    """Every seed, the mean and its standard error."""
     for place, strategy in enumerate(style.STRATEGIES):
         values = best_accuracies(found[strategy]) if strategy in found else []
         if values:

@@ -1,4 +1,4 @@
-"""Adafactor beside Adam with parameter scaling (Everett et al., Appendix G, Figure 10).
+"""Adafactor against Adam with parameter scaling (Everett et al., Appendix G, Figure 10).
 
     python -m plots everett/adafactor [results.csv]
 
@@ -14,13 +14,14 @@ from pathlib import Path
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import HEADER, Finding, Line, claimed_equal, number
+from plots.findings import HEADER, Finding, Printed, claimed_equal
 from plots.rates import (
     RateSweep,
     curve_sweeps,
     draw_best,
     edge_lines,
     gain,
+    gain_text,
     lost_lines,
     noise_lines,
 )
@@ -56,7 +57,7 @@ def lines(table: pd.DataFrame) -> Lines:
     }
 
 
-def findings(table: pd.DataFrame) -> list[Line]:
+def findings(table: pd.DataFrame) -> list[Printed]:
     """What Adafactor loses against Adam + parameter scaling, and whether that grows with size."""
     return [
         "difference in nats ± its error from seeds, at the largest width",
@@ -79,15 +80,13 @@ def _differences(found: Lines) -> list[Finding]:
             if width is None:
                 result.append(Finding(name, "not measured", "minor", "not measured"))
                 continue
-            note = f" ({earlier:+.3f} at {small})" if small != width else ""
-            measured = f"{number(change, error)} at D = {width}{note}"
             share = abs(change) / _span(found, setting, width)
             known = math.isfinite(share)
             word = f"{share:.0%} of the span of parameterisations" if known else "span unknown"
             if small != width:
                 same = claimed_equal(change - earlier, (error**2 + other**2) ** 0.5)
                 word += f"; same scaling: {same}"
-            result.append(Finding(name, measured, "minor", word))
+            result.append(Finding(name, gain_text(*pair), "minor", word))
     return result
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import ALIGNMENT_START, MLP_PEAK, READOUT_PEAK, SGD_ALIGNMENT
-from plots.findings import HEADER, Finding, Line
+from plots.findings import HEADER, Finding, Printed
 from plots.tables import CURVE, PARAMETERIZATION, SEED, STEP, WIDTH, TableError
 
 TABLES = ("everett/figure_1_5_6_7_alignment",)
@@ -98,7 +98,7 @@ def of(
     return rows[rows[WIDTH] == (rows[WIDTH].max() if width is None else width)]
 
 
-def findings(table: pd.DataFrame) -> list[Line]:
+def findings(table: pd.DataFrame) -> list[Printed]:
     """Start, and peaks of readout and MLP layers, at the largest width of every line."""
     widths = sorted(map(int, table[WIDTH].unique()))
     seeds = table[SEED].nunique()

@@ -19,13 +19,14 @@ import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import EPSILON_GAIN
-from plots.findings import HEADER, Finding, Line, claimed_equal, claimed_gain, number
+from plots.findings import HEADER, Finding, Printed, claimed_equal, claimed_gain, number
 from plots.rates import (
     RateSweep,
     curve_sweeps,
     draw_best,
     edge_lines,
     gain,
+    gain_text,
     lost_lines,
     noise_lines,
 )
@@ -152,15 +153,13 @@ def mitigation_findings(table: pd.DataFrame) -> list[Finding]:
 def _gain(found: Lines, start: str, curve: str, rule: str) -> Finding:
     pair = found.get((start, rule), {}), found.get((curve, rule), {})
     width, change, error = gain(*pair)
-    small, earlier, _ = gain(*pair, last=False)
     name = f"{style.LABELS[rule]}: gain of {curve} over {start}"
     claim = EPSILON_GAIN[rule]
     published = "gains" if claim else "no gain"
     if width is None:
         return Finding(name, "not measured", published, "not measured")
-    note = f" ({earlier:+.3f} at {small})" if small != width else ""
     word = claimed_gain(change, error) if claim else claimed_equal(change, error)
-    return Finding(name, f"{number(change, error)} at D = {width}{note}", published, word)
+    return Finding(name, gain_text(*pair), published, word)
 
 
 def caption(table: pd.DataFrame) -> str:
@@ -171,7 +170,7 @@ def caption(table: pd.DataFrame) -> str:
     return f"baseline: ε enlarged to {rows[EPS].iloc[0]:g}, in place of widths out of reach"
 
 
-def findings(data: Data) -> list[Line]:
+def findings(data: Data) -> list[Printed]:
     """Both kinds, as far as their tables are there."""
     heat, mitigations = data
     text = []

@@ -5,7 +5,7 @@ al., Figures 11 to 13 and Table 4).
 
 One figure per table, that is per optimiser: a column per parameterisation; loss against rate for
 a fixed number of steps and for a compute-optimal one, stable rates only; optimum against width.
-Also writes table_4.csv, measured exponents beside the published ones.
+Also writes table_4.csv, measured exponents next to the published ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from plots.everett.horizons import (
     lines,
 )
 from plots.everett.published import TABLE_4
-from plots.findings import HEADER, Finding, Line, distance, number
+from plots.findings import HEADER, Finding, Printed, distance, number
 from plots.rates import (
     Exponent,
     draw_optima,
@@ -89,7 +89,7 @@ class Entry:
         return TABLE_4[self.horizon][self.optimizer][self.rule]
 
     def finding(self) -> Finding:
-        """The entry in words."""
+        """The entry as a finding."""
         name = f"{self.optimizer}, {style.LABELS[self.rule]}, {self.label}"
         word = distance(self.fit.value, self.fit.error, self.published)
         return Finding(name, self.fit.text(), f"{self.published:+.2f}", word)
@@ -138,7 +138,7 @@ def differences(table_4: Sequence[Entry]) -> dict[tuple[str, str], tuple[float, 
     return found
 
 
-def horizon_lines(table_4: Sequence[Entry]) -> list[Line]:
+def horizon_lines(table_4: Sequence[Entry]) -> list[Printed]:
     """The claim of App. H: compute-optimal exponents are the smaller ones."""
     found = differences(table_4)
     grown = ", ".join(dict.fromkeys(e.label for e in table_4 if e.horizon == "compute_optimal"))
@@ -162,7 +162,7 @@ def horizon_lines(table_4: Sequence[Entry]) -> list[Line]:
     return text
 
 
-def findings(data: Data) -> list[Line]:
+def findings(data: Data) -> list[Printed]:
     """Table 4 and what the horizon changes."""
     table_4 = entries(data)
     text = [EXPONENT_NOTE, HEADER, *(entry.finding() for entry in table_4)]

@@ -16,13 +16,14 @@ import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import BEST, INTERVENTIONS
-from plots.findings import HEADER, Finding, Line, claimed_gain, number
+from plots.findings import HEADER, Finding, Printed, claimed_gain
 from plots.rates import (
     RateSweep,
     curve_sweeps,
     draw_best,
     edge_lines,
     gain,
+    gain_text,
     law_text,
     loss_law,
     lost_lines,
@@ -75,14 +76,14 @@ def optimizers(table: pd.DataFrame) -> list[str]:
     return [name for name in style.OPTIMIZERS if (table[OPTIMIZER] == name).any()]
 
 
-def findings(data: Mapping[str, pd.DataFrame]) -> list[Line]:
+def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
     """What every intervention changes, table by table, then the lowest loss of all."""
     result = [line for name, table in data.items() for line in (name, *_of_table(table))]
     return [*result, best(list(data.values()))]
 
 
-def _of_table(table: pd.DataFrame) -> list[Line]:
-    """What every intervention changes at the largest width, beside what the paper says."""
+def _of_table(table: pd.DataFrame) -> list[Printed]:
+    """What every intervention changes at the largest width, and what the paper says."""
     found = lines(table)
     steps = [
         _step(found, optimizer, rule, before, after)
@@ -106,20 +107,19 @@ def _of_table(table: pd.DataFrame) -> list[Line]:
 def _step(found: Lines, optimizer: str, rule: str, before: str, after: str) -> Finding:
     first, second = (found.get((optimizer, rule, curve), {}) for curve in (before, after))
     width, change, error = gain(first, second)
-    small, earlier, _ = gain(first, second, last=False)
     name = f"{optimizer}, {style.LABELS[rule]}: {before} -> {after}"
     claim = INTERVENTIONS.get(optimizer, {}).get((before, after), {}).get(rule)
     if width is None:
         return Finding(name, "not measured")
-    at = f"at D = {width}" + (f" ({earlier:+.3f} at {small})" if small != width else "")
+    measured = gain_text(first, second)
     if claim is None:
-        return Finding(name, f"{number(change, error)} {at}", "no claim")
+        return Finding(name, measured, "no claim")
     word = claimed_gain(change if claim else -change, error)
-    return Finding(name, f"{number(change, error)} {at}", "gains" if claim else "loses", word)
+    return Finding(name, measured, "gains" if claim else "loses", word)
 
 
 def best(tables_: Sequence[pd.DataFrame]) -> str:
-    """The lowest loss at the largest width of all tables beside the paper's best."""
+    """The lowest loss at the largest width of all tables, and the paper's best."""
     entries = [(key, sweeps) for table in tables_ for key, sweeps in lines(table).items()]
     if not entries:
         return "lowest loss of all: not measured, every run diverged"

@@ -16,7 +16,7 @@ import pandas as pd
 
 from measure.fits import Optimum, PowerLaw, optimum, power_law
 from plots import style, tables
-from plots.findings import Finding, Line
+from plots.findings import Finding, Printed
 from plots.tables import CURVE, LOSS, RATE, WIDTH, TableError
 
 TABLES = ("everett/quickstart",)
@@ -78,7 +78,7 @@ def seed_spread(table: pd.DataFrame, curve: str) -> tuple[float, int]:
     return math.sqrt(variances.mean()) if len(variances) else math.nan, len(variances)
 
 
-def findings(table: pd.DataFrame) -> list[Line]:
+def findings(table: pd.DataFrame) -> list[Printed]:
     """The quickstart's claims, measured, and what they rest on."""
     laws = {curve: exponent(optima(table, curve)) for curve in (STANDARD, MUP)}
     penalties = {curve: transfer_penalty(table, curve) for curve in (STANDARD, MUP)}
@@ -106,7 +106,7 @@ def findings(table: pd.DataFrame) -> list[Line]:
 
 
 def _expected(name: str, value: float, low: float, high: float, note: str = "") -> Finding:
-    """A measured number beside the band it was expected in."""
+    """A measured number and the band it was expected in."""
     band = f"[{low:g}, {high:g}]"
     if math.isinf(high):
         band = f"> {low:g}"

@@ -1,4 +1,4 @@
-"""Independent weight decay beside none (Everett et al., Appendix F, Figure 9).
+"""Runs with and without independent weight decay (Everett et al., Appendix F, Figure 9).
 
     python -m plots everett/weight_decay [with_decay.csv without_decay.csv]
 
@@ -18,7 +18,7 @@ import pandas as pd
 from plots import style, tables
 from plots.everett import horizons
 from plots.everett.horizons import EXPONENT_NOTE, HORIZON_STYLES, HORIZONS, Lines, horizon_labels
-from plots.findings import HEADER, Finding, Line, claimed_equal, claimed_gain, number
+from plots.findings import HEADER, Finding, Printed, claimed_equal, claimed_gain, number
 from plots.rates import (
     curve_sweeps,
     draw_best,
@@ -62,7 +62,7 @@ def lines(table: pd.DataFrame) -> Lines:
     }
 
 
-def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Line]:
+def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     """The exponents with and without decay, and what decay changes at the largest width."""
     decayed, plain = data
     with_decay, without = lines(decayed), horizons.lines(plain)

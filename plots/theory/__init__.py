@@ -1,4 +1,4 @@
-"""Predictions beside networks: Dinan et al., Part I, and Stratos' bigram family."""
+"""Predictions and networks: Dinan et al., Part I, and Stratos' bigram family."""
 
 PAPER = "Dinan et al., Part I"
 FIGURES = ("kernels", "error", "shares", "bigram")

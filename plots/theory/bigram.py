@@ -1,4 +1,4 @@
-"""Exponents of Stratos' bigram family: predicted beside fitted ones.
+"""Exponents of Stratos' bigram family: predicted and fitted ones.
 
     python -m plots theory/bigram [bigram.csv]
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import Line
+from plots.findings import Printed
 from plots.tables import TableError
 from plots.theory import tables as theory_tables
 from plots.theory.tables import BIGRAM
@@ -55,7 +55,7 @@ _WIDTH = 0.8  # of a column of the figure that its rows' points spread over
 def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The table with the column `verdict`: met, missed or "", not judged; in the order of PANELS.
 
-    TableError for what is no such table, or has neither initialisation nor the first step.
+    TableError for another table, or one with neither initialisation nor the first step.
     """
     table, path = theory_tables.read_bigram(paths), paths[0]
     table = tables.only(table, path, "table", PANELS)
@@ -77,11 +77,11 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 
 def _verdict(cell: object) -> str | None:
-    """None for what is no verdict."""
+    """None for a cell that holds something else."""
     return "" if pd.isna(cell) else _VERDICTS.get(str(cell))
 
 
-def findings(table: pd.DataFrame) -> list[Line]:
+def findings(table: pd.DataFrame) -> list[Printed]:
     """Per table, how many exponents are as predicted, and those that are not or are not judged."""
     lines = []
     for name, rows in table.groupby("table", sort=False):
@@ -124,7 +124,7 @@ def _steps(rows: pd.DataFrame) -> str:
 
 
 def _span(rows: pd.DataFrame) -> str:
-    """One row's exponents over the steps beside what is predicted."""
+    """One row's exponents over the steps, and what is predicted."""
     shown = ", ".join(f"{m:.2f} ± {e:.2f}" for m, e in zip(rows["measured"], rows["error"]))
     return f"predicted {rows['predicted'].iloc[0]:g}: {shown}  {rows['note'].iloc[0]}".rstrip()
 

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from plots import style
-from plots.findings import Line
+from plots.findings import Printed
 from plots.theory import tables as theory_tables
 from plots.theory.tables import GROUPS, KERNELS, STEMS, short, widths
 
@@ -62,7 +62,7 @@ def curves(
     return forward, tangent
 
 
-def findings(table: pd.DataFrame) -> list[Line]:
+def findings(table: pd.DataFrame) -> list[Printed]:
     """Each distance in per cent by width, and the power of the width with which it falls."""
     lines = []
     for stem in theory_tables.stems(table):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from plots import style
-from plots.findings import Line
+from plots.findings import Printed
 from plots.theory import tables as theory_tables
 from plots.theory.tables import KERNELS, STEMS, blocks, short, widths
 
@@ -35,7 +35,7 @@ def diagonal(table: pd.DataFrame, stem: str, quantity: str, part: str) -> pd.Dat
     return table[found & (table["entry"] == "diagonal")]
 
 
-def findings(table: pd.DataFrame) -> list[Line]:
+def findings(table: pd.DataFrame) -> list[Printed]:
     """Per stem and quantity, the largest distance from theory over the blocks, by width."""
     lines = []
     for stem in theory_tables.stems(table):

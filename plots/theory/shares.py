@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 
 from plots import style
-from plots.findings import Line
+from plots.findings import Printed
 from plots.theory import tables as theory_tables
 from plots.theory.tables import GROUPS, KERNELS, STEMS, widths
 
@@ -43,8 +43,8 @@ def shares(table: pd.DataFrame, stem: str) -> pd.DataFrame:
     })
 
 
-def findings(table: pd.DataFrame) -> list[Line]:
-    """Shares in words."""
+def findings(table: pd.DataFrame) -> list[Printed]:
+    """Predicted and measured shares of every stem and group."""
     lines = []
     for stem in theory_tables.stems(table):
         for group, row in shares(table, stem).iterrows():

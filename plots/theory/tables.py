@@ -1,6 +1,6 @@
 """The two tables that `python -m effective_theory.run` writes, and what its figures ask of them.
 
-kernels: one row per kernel entry and width, predicted beside measured. `width` is inf for the
+kernels: one row per kernel entry and width, predicted and measured. `width` is inf for the
 extrapolation to infinite width. bigram: one row per fitted exponent.
 """
 

@@ -76,7 +76,7 @@ def test_huge_words_are_printed(capsys, tmp_path):
     assert np.max(out["contact"]["leading"]) == pytest.approx(512 * 1e200)
 
 
-def test_letters_stand_beside_their_contact_terms(capsys, tmp_path):
+def test_contact_terms_are_printed_by_letter(capsys, tmp_path):
     out = _run(capsys, tmp_path, text="model:\n  stem: language\n  pooling: false\n")
     line = out.splitlines()[-1]
     config = Config(

@@ -13,7 +13,8 @@ from measure.probes import Probes
 from nanolm_c4.model import Decoder
 from param_groups import Everett, PlanError, Role, Rule, plan
 from param_groups.layers import Embedding, LayerNorm, Linear
-from param_groups.roles import DECODER_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, Layout, present
+from param_groups.models import TIMM_VIT_RULES, TORCH_DECODER_RULES
+from param_groups.roles import DECODER_RULES, Layout, present
 from training import optimizers, processes
 from training.errors import UserError
 
@@ -568,7 +569,7 @@ def test_torchs_attention_is_refused():
     model.tokens, model.positions = nn.Embedding(9, 16), nn.Embedding(4, 16)
     model.block = nn.TransformerEncoderLayer(16, 2, 32, norm_first=True)
     model.readout = nn.Linear(16, 9)
-    numbers = plan(model, TORCH_DECODER_RULES, Everett("standard", 16, 16), lr=0.1)
+    numbers = plan(model, present(TORCH_DECODER_RULES, model), Everett("standard", 16, 16), lr=0.1)
     optimizer = optimizers.build("adam", numbers.groups(model, check=False))
     with pytest.raises(UserError, match="in_proj_weight.*MultiheadAttention, whose product"):
         Probes(model, numbers, optimizer)

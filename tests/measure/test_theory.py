@@ -53,7 +53,8 @@ def plan_of(rule, shapes=MATRICES, **options):
         owner.multiplier = 1.0
         model[str(role)] = owner
     used = [rule_ for rule_ in RULES if rule_.role in shapes]
-    return plan(model, used, rule, lr=0.1, **options)
+    applied = rule.forward(getattr(rule, "head_dim", 16) if Role.QUERY in shapes else None)
+    return plan(model, used, rule, lr=0.1, applied=applied, **options)
 
 
 def of_label(label):
@@ -159,8 +160,8 @@ class Mine(Prescription):
             return Numbers(1 / self.width if role is Role.READOUT else 0.0, lr=lr)
         return Numbers(fan_in**-0.5, lr=hidden[self.optimizer])
 
-    def attention_scale(self, head_dim):
-        return 1 / head_dim
+    def attention_exponent(self):
+        return -1.0
 
 
 def plans_of_mine(**fields):
@@ -187,6 +188,20 @@ def test_a_prescription_of_ones_own_may_say_what_alignment_it_assumes():
     assert expectation(found, "change", "hidden") == (0, HALF)
     assert theory.assumed_alignment(plan_of(Mine(8))) is None
     assert found.alignment.alpha == HALF
+
+
+@pytest.mark.parametrize("size", ["head_dim", "depth"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_a_rule_under_another_name_is_predicted_as_the_papers_is(size, optimizer, alpha):
+    """From the rows and the forward factors that a plan keeps; nothing is assumed for its aims."""
+    plans = of_label(f"bordelon {size} {optimizer} {alpha}")
+    renamed = {n: dataclasses.replace(found, prescription={**found.prescription, "name": "mine"})
+               for n, found in plans.items()}
+    papers, mine = theory_of(plans), theory_of(renamed)
+    assert mine == dataclasses.replace(papers, alignment=None)
+    for name in ("query.weight", "mlp_out.weight", "position_embedding.weight"):
+        assert expected_update(name, renamed, mine) == expected_update(name, plans, papers)
 
 
 def test_a_plan_changed_by_hand_is_held_to_its_prescription_or_else_taken_at_its_word():
@@ -231,7 +246,7 @@ def test_where_nothing_follows_from_the_numbers_activations_are_to_stay_constant
     """BART's one initial std, an optimiser of no family, depths under an unknown prescription."""
     unknown = {n: dataclasses.replace(found, prescription={"optimizer": "mine"})
                for n, found in plans_of_mine().items()}
-    depths = {n: dataclasses.replace(found, prescription={"depth": n})
+    depths = {n: dataclasses.replace(found, prescription={"depth": n}, forward=None)
               for n, found in plans_of_mine().items()}
     for plans in (of_label("dinan-bart standard adam"), unknown, depths):
         assert theory_of(plans) is None

@@ -109,8 +109,8 @@ def test_probes_see_packed_text_and_no_pad(texts, tmp_path, monkeypatch):
     corpus = from_config(config.data)
     (ids,) = seen
     assert torch.equal(ids, packed_by_hand(corpus, 3)) and not (ids == corpus.meta["pad"]).any()
-    train.EXPERIMENT.run(settings(texts, *asked, "data.max_validation_tokens=1", file="laptop.yaml"),
-              tmp_path / "little")  # no full row: what there is
+    little = settings(texts, *asked, "data.max_validation_tokens=1", file="laptop.yaml")
+    train.EXPERIMENT.run(little, tmp_path / "little")  # no full row: what there is
     assert (seen[1] == corpus.meta["pad"]).any()
 
 
@@ -125,7 +125,8 @@ def test_too_little_text_to_observe_is_one_line_of_observed_runs_only(texts, tmp
     )
     one_document = "data.max_validation_tokens=1"
     with pytest.raises(UserError) as error:
-        train.EXPERIMENT.run(settings(texts, "training.observe_every=2", one_document), tmp_path / "none")
+        config = settings(texts, "training.observe_every=2", one_document)
+        train.EXPERIMENT.run(config, tmp_path / "none")
     assert str(error.value) == (
         f"training.observe_samples 8 is more than the 0 full rows of {T} tokens of the validation "
         "data; give more of it"

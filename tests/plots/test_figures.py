@@ -158,7 +158,8 @@ def test_help_is_that_of_the_figure(capsys):
         "sweeps run nanolm_c4/sweeps/figure_7_12.yaml --preset laptop",
         "plots ship results/nanolm_c4/figure_7_12_laptop/observed_kernels.csv "
         "bordelon/figure_7_12_kernels"]),
-    ("bordelon/initial_density", "initial_density.csv", ["vit_cifar5m.initial --ship"]),
+    ("bordelon/initial_density", "initial_density.csv",
+     ["vit_cifar5m.initial --ship plots/data/bordelon"]),
     ("theory/bigram", "bigram.csv", ["effective_theory.run --ship plots/data/theory"]),
 ])
 def test_a_shipped_table_that_is_missing_names_the_commands_that_make_it(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sweeps import results
+from sweeps import tables
 from sweeps.sweep_file import load_sweep
 from training import task as tasks
 from training.config import load
@@ -172,7 +172,7 @@ def test_scans_share_one_base_and_record_what_the_figures_need(path, preset, tmp
         assert config.training.eval_every * 10 <= config.training.steps
     assert sweep.config.metrics and sweep.config.observations
     sizes = {f"model.{size}" for size in ("heads", "head_dim", "layers")}
-    assert {*sizes, "prescription.alpha_attention"} <= set(results.columns(sweep))
+    assert {*sizes, "prescription.alpha_attention"} <= set(tables.columns(sweep))
     assert len(sweep.config.seeds) > 1
     if preset:
         assert sum(sweep.experiment.flops(point.config) for point in sweep.points) < 3e13

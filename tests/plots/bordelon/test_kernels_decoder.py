@@ -13,7 +13,7 @@ from plots.__main__ import make
 from plots.bordelon import decoder, kernels, observed
 from plots.bordelon.scans import ALPHA, HEAD_DIM, HEADS, LAYERS, Losses
 from plots.tables import TableError
-from sweeps import results
+from sweeps import tables as sweep_tables
 from sweeps.sweep_file import load_sweep
 from vit_cifar5m import train
 
@@ -38,8 +38,9 @@ def test_a_real_sweeps_tables_become_its_figures(tmp_path):
     path.write_text(SMALL.format(config=ROOT / "vit_cifar5m/configs/laptop.yaml"))
     sweep = load_sweep(path, tmp_path)
     summaries = {p.run: train.EXPERIMENT.run(p.config, sweep.folder / p.run) for p in sweep.points}
-    paths = [write(sweep, summaries) for write in (
-        results.write_observed_kernels, results.write_observed_attention, results.write_metrics)]
+    sweep_tables.write(sweep, sweep.points, summaries, final=True)
+    paths = [sweep.folder / f"{table}.csv"
+             for table in ("observed_kernels", "observed_attention", "metrics")]
     text, written = make("bordelon/kernels", paths, tmp_path / "figures")
     assert {p.stem for p in written} == {
         f"figure_{name}" for name in (

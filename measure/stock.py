@@ -1,0 +1,163 @@
+"""Stock models at any width, ready for the coordinate check: tiny configs, nothing downloaded.
+
+A name is the model type of a Hugging Face config (hf:llama) or a model of timm's
+(timm:vit_small_patch16_224), as in `param_groups.models.stock`. Heads of 16, 8 times as wide from
+one width to the next where the model's width is; text of random tokens, noise for images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from measure.coordinates import Check
+from param_groups import Everett, plan, rules_for
+from param_groups.models import stock
+
+BASE_WIDTH, HEAD_DIM, TOKENS, CLASSES = 64, 16, 64, 64
+# What a check is run under. One rate is what everybody does without a plan.
+RULES = {
+    "mup": {"parameterization": "mup"},
+    "standard": {"parameterization": "standard"},
+    "one_rate": {"parameterization": "standard", "alignment": "global"},
+}
+MODELS = (
+    "hf:gpt2", "hf:llama", "hf:mistral", "hf:qwen2", "hf:qwen3", "hf:gemma", "hf:gemma2",
+    "hf:gemma3_text", "hf:gpt_neox", "hf:bert", "hf:roberta", "hf:t5", "hf:vit", "hf:whisper",
+    "timm:vit_small_patch16_224", "timm:deit3_small_patch16_224", "timm:vit_small_patch14_dinov2",
+    "timm:eva02_tiny_patch14_224", "timm:vit_base_patch16_siglip_224",
+    "timm:convnext_tiny", "timm:swin_tiny_patch4_window7_224",
+)  # fmt: skip
+_IDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "decoder_start_token_id": 0}
+
+
+def sizes(name: str, width: int) -> dict[str, Any]:
+    """The keys of a small model of a width; for stages of several widths, of the widest one."""
+    library, _, kind = name.partition(":")
+    heads = max(width // HEAD_DIM, 1)
+    if library == "timm":
+        if kind.startswith("convnext"):
+            return {"dims": [width // 8, width // 4, width // 2, width], "depths": [1, 1, 1, 1],
+                    "num_classes": CLASSES}
+        if kind.startswith("swin"):
+            stages = [max(heads // part, 1) for part in (8, 4, 2, 1)]
+            return {"img_size": 32, "patch_size": 2, "window_size": 2, "embed_dim": width // 8,
+                    "num_heads": stages, "depths": (1, 1, 1, 1), "num_classes": CLASSES}
+        return {"img_size": 28, "patch_size": 7, "embed_dim": width, "depth": 2,
+                "num_heads": heads, "num_classes": CLASSES}
+    common = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": heads}
+    if kind == "vit":
+        return {**common, "intermediate_size": 4 * width, "image_size": 28, "patch_size": 7,
+                "num_labels": CLASSES}
+    common |= {"vocab_size": TOKENS, **_IDS}
+    if kind == "whisper":
+        ends = {f"{end}_{key}": value for end in ("encoder", "decoder") for key, value in
+                (("layers", 1), ("attention_heads", heads), ("ffn_dim", 4 * width))}
+        return {"d_model": width, "vocab_size": TOKENS, **_IDS, **ends, "pad_token_id": 0,
+                "max_source_positions": 16, "max_target_positions": 32}
+    if kind == "t5":
+        return {**common, "num_layers": 1, "d_kv": HEAD_DIM, "d_ff": 4 * width, "pad_token_id": 0}
+    if kind == "gpt2":
+        return {**common, "n_positions": 32}
+    if kind in ("bert", "roberta"):
+        return {**common, "intermediate_size": 4 * width, "pad_token_id": 1}
+    own = {} if kind == "gpt_neox" else {"num_key_value_heads": heads // 2, "head_dim": HEAD_DIM}
+    return {**common, **own, "intermediate_size": 4 * width}
+
+
+def build(name: str, width: int) -> nn.Module:
+    """The small model, without dropout; Gemma's factor on embeddings is set to 1.
+
+    The bias of keys is frozen: it adds one number to all attention logits of a query, which the
+    softmax does not feel, so its gradient is rounding error and Adam would follow that.
+    """
+    model = stock(name, **sizes(name, width))
+    for module in model.modules():
+        for key in ("p", "dropout", "attention_dropout", "activation_dropout", "drop_prob"):
+            if isinstance(getattr(module, key, None), float):
+                setattr(module, key, 0.0)
+        keys = getattr(module, "k_proj", getattr(module, "key", None))
+        if isinstance(keys, nn.Linear) and keys.bias is not None:
+            keys.bias.requires_grad_(False)
+        if hasattr(module, "embed_scale") and isinstance(module, nn.Embedding):
+            module.embed_scale.fill_(1.0)
+    return model
+
+
+def set_attention_scale(model: nn.Module, scale: float) -> bool:
+    """Gives all attention layers one scale; False, and nothing done, where one has no place for it.
+
+    Hugging Face's layers have `scaling`, timm's `scale`, which counts when `fused_attn` is off. T5
+    and torch's nn.MultiheadAttention have neither.
+    """
+    places = []
+    for module in model.modules():
+        if isinstance(module, nn.MultiheadAttention) or "T5Attention" == type(module).__name__:
+            return False
+        if "Attention" in type(module).__name__:
+            places += [(module, key) for key in ("scaling", "scale")
+                       if isinstance(getattr(module, key, None), float)]
+    for module, key in places:
+        setattr(module, key, scale)
+        if hasattr(module, "fused_attn"):
+            module.fused_attn = False
+    return bool(places)
+
+
+def planned(name: str, rule: str, width: int) -> tuple[nn.Module, Any, str]:
+    """A model, its plan and what cannot be set of its forward pass ("" if all can)."""
+    staged = name.startswith(("timm:swin", "timm:convnext"))
+    model = build(name, width)
+    rules = rules_for(model)
+    options = {"width": BASE_WIDTH if staged else width, "base_width": BASE_WIDTH,
+               "embedding_std": 1.0, **RULES[rule]}
+    prescription = Everett(**options)
+    attends = not name.startswith("timm:convnext")
+    note, applied = "", {}
+    scale = prescription.attention_scale(HEAD_DIM)
+    if attends and set_attention_scale(model, scale):
+        applied = {"attention_scale": scale}
+    elif attends and prescription.attention_exponent() != -0.5:
+        note = "no place for an attention scale: the library's own"
+        prescription = Everett(**options, qk_exponent=-0.5)
+    base = None
+    if staged:
+        with torch.device("meta"):
+            base = build(name, BASE_WIDTH)
+    numbers = plan(model, rules, prescription, lr=2**-8, absorb_multipliers=True,
+                   applied=applied, base=base)
+    return model, numbers, note
+
+
+def check(name: str, rule: str) -> Callable[[int, int], Check]:
+    """`task(width, seed)` of a stock model under one of RULES."""
+
+    def task(width: int, seed: int) -> Check:
+        model, numbers, _ = planned(name, rule, width)
+        return Check(model, numbers, [batch_of(name, seed)], loss_of)
+
+    return task
+
+
+def batch_of(name: str, seed: int) -> dict[str, Tensor]:
+    """One sample: many show less of how updates align with activations."""
+    draw = torch.Generator().manual_seed(seed)
+    ids = torch.randint(2, TOKENS, (1, 16), generator=draw)
+    if name == "hf:whisper":
+        return {"input_features": torch.randn(1, 80, 32, generator=draw), "labels": ids}
+    if name.startswith("hf:") and name != "hf:vit":
+        return {"input_ids": ids, "labels": ids.flip(1)}
+    size = 32 if "swin" in name or "convnext" in name else 28
+    return {"pixel_values": torch.randn(1, 3, size, size, generator=draw),
+            "labels": torch.randint(CLASSES, (1,), generator=draw)}
+
+
+def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """The mean loss, Hugging Face's own or the cross-entropy of timm's logits."""
+    if type(model).__module__.startswith("timm"):
+        return F.cross_entropy(model(batch["pixel_values"]), batch["labels"])
+    return model(**batch).loss

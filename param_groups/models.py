@@ -1,0 +1,308 @@
+"""Rules of models that many people have; `rules_for(model)` finds the list that fits a model.
+
+Options of a library drop tensors, so lists name all that there may be: pass one through `present`,
+or let `rules_for` do it. Class, register and latent tokens are position embeddings: vectors of the
+width that are added to the stream. Hugging Face's models are meant with tie_word_embeddings=False,
+which most prescriptions need; where one allows tied embeddings, leave the readout's rule out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from param_groups.roles import Layout, PlanError, Role, Rule, assign, present
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def _each(role: Role, *patterns: str, layout: Layout | None = None) -> tuple[Rule, ...]:
+    return tuple(Rule(pattern, role, layout) for pattern in patterns)
+
+
+# A decoder put together from torch's own layers (nn.Embedding, nn.TransformerEncoderLayer or
+# nn.TransformerDecoderLayer, nn.Linear), and nn.Transformer, nn.MultiheadAttention themselves.
+TORCH_DECODER_RULES = (
+    Rule("tokens.weight", Role.TOKEN_EMBEDDING),
+    Rule("positions.weight", Role.POSITION_EMBEDDING),
+    *_each(Role.QKV, "*in_proj_weight"),
+    *_each(Role.QUERY, "*q_proj_weight"),
+    *_each(Role.KEY, "*k_proj_weight"),
+    *_each(Role.VALUE, "*v_proj_weight"),
+    *_each(Role.ATTENTION_OUTPUT, "*_attn.out_proj.weight", "out_proj.weight"),
+    *_each(Role.MLP_IN, "*linear1.weight"),
+    *_each(Role.MLP_OUT, "*linear2.weight"),
+    *_each(Role.HIDDEN_BIAS, "*in_proj_bias", "*out_proj.bias", "*linear?.bias", "bias_?"),
+    *_each(Role.NORM_SCALE, "*norm*.weight"),
+    *_each(Role.NORM_BIAS, "*norm*.bias"),
+    Rule("readout.weight", Role.READOUT),
+    Rule("readout.bias", Role.READOUT_BIAS),
+)
+
+# timm's VisionTransformer (vit, deit3, dinov2, siglip) and Eva (eva02). LayerScale starts where
+# the model's own default is: set `scale` of the "*.gamma" rule to 1e-6 for deit3, 1e-5 for dinov2.
+TIMM_VIT_RULES = (
+    Rule("patch_embed.proj.weight", Role.PATCH_EMBEDDING),
+    *_each(Role.POSITION_EMBEDDING, "cls_token", "dist_token", "reg_token", "pos_embed"),
+    *_each(Role.POSITION_EMBEDDING, "attn_pool.latent"),
+    *_each(Role.QKV, "blocks.*.attn.qkv.weight"),
+    *_each(Role.QUERY, "blocks.*.attn.q_proj.weight", "attn_pool.q.weight"),
+    *_each(Role.KEY, "blocks.*.attn.k_proj.weight"),
+    *_each(Role.VALUE, "blocks.*.attn.v_proj.weight"),
+    *_each(Role.HIDDEN, "attn_pool.kv.weight"),
+    *_each(Role.ATTENTION_OUTPUT, "blocks.*.attn.proj.weight", "attn_pool.proj.weight"),
+    *_each(Role.MLP_IN, "*.mlp.fc1.weight", "*.mlp.fc1_g.weight", "*.mlp.fc1_x.weight"),
+    *_each(Role.MLP_OUT, "*.mlp.fc2.weight"),
+    *_each(Role.LAYER_SCALE, "blocks.*.gamma", "blocks.*.gamma_?"),
+    *_each(Role.HIDDEN_BIAS, "patch_embed.proj.bias", "*.attn.*_bias", "*.attn.*proj.bias"),
+    *_each(Role.HIDDEN_BIAS, "*.attn.qkv.bias", "*.mlp.fc*.bias"),
+    *_each(Role.HIDDEN_BIAS, "attn_pool.q.bias", "attn_pool.kv.bias", "attn_pool.proj.bias"),
+    *_each(Role.NORM_SCALE, "*norm*.weight"),
+    *_each(Role.NORM_BIAS, "*norm*.bias"),
+    *_each(Role.READOUT, "head.weight", "head_dist.weight"),
+    *_each(Role.READOUT_BIAS, "head.bias", "head_dist.bias"),
+)
+
+# timm's ConvNeXt and ConvNeXt-V2: a width per stage, so plan with `base`.
+CONVNEXT_RULES = (
+    Rule("stem.0.weight", Role.PATCH_EMBEDDING),
+    *_each(Role.DEPTHWISE, "*.conv_dw.weight"),
+    *_each(Role.MLP_IN, "*.mlp.fc1.weight"),
+    *_each(Role.MLP_OUT, "*.mlp.fc2.weight"),
+    *_each(Role.HIDDEN, "stages.*.downsample.1.weight", "*.shortcut.weight"),
+    *_each(Role.LAYER_SCALE, "*.gamma"),
+    *_each(Role.HIDDEN_BIAS, "stem.0.bias", "*.conv_dw.bias", "*.mlp.fc?.bias"),
+    *_each(Role.HIDDEN_BIAS, "stages.*.downsample.1.bias"),
+    *_each(Role.NORM_SCALE, "stem.1.weight", "*norm.weight", "stages.*.downsample.0.weight"),
+    *_each(Role.NORM_BIAS, "stem.1.bias", "*norm.bias", "stages.*.downsample.0.bias", "*.grn.*"),
+    Rule("head.fc.weight", Role.READOUT),
+    Rule("head.fc.bias", Role.READOUT_BIAS),
+)
+
+# timm's Swin: a width per stage, so plan with `base`.
+SWIN_RULES = (
+    Rule("patch_embed.proj.weight", Role.PATCH_EMBEDDING),
+    *_each(Role.RELATIVE_POSITION, "*.relative_position_bias_table"),
+    *_each(Role.QKV, "*.attn.qkv.weight"),
+    *_each(Role.ATTENTION_OUTPUT, "*.attn.proj.weight"),
+    *_each(Role.MLP_IN, "*.mlp.fc1.weight"),
+    *_each(Role.MLP_OUT, "*.mlp.fc2.weight"),
+    *_each(Role.HIDDEN, "*.downsample.reduction.weight"),
+    *_each(Role.HIDDEN_BIAS, "*.proj.bias", "*.qkv.bias", "*.fc1.bias", "*.fc2.bias"),
+    *_each(Role.NORM_SCALE, "*norm*.weight"),
+    *_each(Role.NORM_BIAS, "*norm*.bias"),
+    Rule("head.fc.weight", Role.READOUT),
+    Rule("head.fc.bias", Role.READOUT_BIAS),
+)
+
+# Hugging Face's GPT-2, whose Conv1D stores (in, out).
+GPT2_RULES = (
+    Rule("transformer.wte.weight", Role.TOKEN_EMBEDDING),
+    Rule("transformer.wpe.weight", Role.POSITION_EMBEDDING),
+    Rule("*.attn.c_attn.weight", Role.QKV, Layout.TRANSPOSED),
+    Rule("*.attn.c_proj.weight", Role.ATTENTION_OUTPUT, Layout.TRANSPOSED),
+    Rule("*.mlp.c_fc.weight", Role.MLP_IN, Layout.TRANSPOSED),
+    Rule("*.mlp.c_proj.weight", Role.MLP_OUT, Layout.TRANSPOSED),
+    *_each(Role.HIDDEN_BIAS, "*.c_attn.bias", "*.c_proj.bias", "*.c_fc.bias"),
+    Rule("*.ln_?.weight", Role.NORM_SCALE),
+    Rule("*.ln_?.bias", Role.NORM_BIAS),
+    Rule("lm_head.weight", Role.READOUT),
+)
+
+_LLAMA_MATRICES = (
+    Rule("model.embed_tokens.weight", Role.TOKEN_EMBEDDING),
+    Rule("*.self_attn.q_proj.weight", Role.QUERY),
+    Rule("*.self_attn.k_proj.weight", Role.KEY),
+    Rule("*.self_attn.v_proj.weight", Role.VALUE),
+    Rule("*.self_attn.o_proj.weight", Role.ATTENTION_OUTPUT),
+    *_each(Role.MLP_IN, "*.mlp.gate_proj.weight", "*.mlp.up_proj.weight"),
+    Rule("*.mlp.down_proj.weight", Role.MLP_OUT),
+    Rule("*.mlp.gate.weight", Role.ROUTER),
+    Rule("*.mlp.experts.gate_up_proj", Role.MLP_IN, Layout.EXPERTS),
+    Rule("*.mlp.experts.down_proj", Role.MLP_OUT, Layout.EXPERTS),
+    Rule("*_proj.bias", Role.HIDDEN_BIAS),
+    Rule("lm_head.weight", Role.READOUT),
+)
+
+# Hugging Face's Llama and its likes: Mistral, Qwen2 (biases), Qwen3 (norms of queries and keys),
+# Mixtral with its router and experts.
+LLAMA_RULES = (*_LLAMA_MATRICES, Rule("*norm.weight", Role.NORM_SCALE))
+
+# Gemma 1 to 3. Their norms multiply by 1 + weight, so the weight starts at 0, as a bias does; and
+# they multiply word embeddings by the root of the width: set `embed_scale` of embed_tokens to 1.
+GEMMA_RULES = (*_LLAMA_MATRICES, Rule("*norm.weight", Role.NORM_BIAS))
+
+GPT_NEOX_RULES = (
+    Rule("gpt_neox.embed_in.weight", Role.TOKEN_EMBEDDING),
+    Rule("*.attention.query_key_value.weight", Role.QKV),
+    Rule("*.attention.dense.weight", Role.ATTENTION_OUTPUT),
+    Rule("*.mlp.dense_h_to_4h.weight", Role.MLP_IN),
+    Rule("*.mlp.dense_4h_to_h.weight", Role.MLP_OUT),
+    *_each(Role.HIDDEN_BIAS, "*.query_key_value.bias", "*.dense.bias", "*.dense_*.bias"),
+    *_each(Role.NORM_SCALE, "*norm.weight"),
+    *_each(Role.NORM_BIAS, "*norm.bias"),
+    Rule("lm_head.weight", Role.READOUT),
+)
+
+# Hugging Face's BERT and RoBERTa with their masked-language and classification heads.
+BERT_RULES = (
+    Rule("*.embeddings.word_embeddings.weight", Role.TOKEN_EMBEDDING),
+    *_each(Role.POSITION_EMBEDDING, "*.position_embeddings.weight"),
+    *_each(Role.POSITION_EMBEDDING, "*.token_type_embeddings.weight"),
+    Rule("*.attention.self.query.weight", Role.QUERY),
+    Rule("*.attention.self.key.weight", Role.KEY),
+    Rule("*.attention.self.value.weight", Role.VALUE),
+    Rule("*.attention.output.dense.weight", Role.ATTENTION_OUTPUT),
+    Rule("*.intermediate.dense.weight", Role.MLP_IN),
+    *_each(Role.MLP_OUT, "*.layer.?.output.dense.weight", "*.layer.??.output.dense.weight"),
+    *_each(Role.HIDDEN, "*.transform.dense.weight", "*.pooler.dense.weight"),
+    *_each(Role.HIDDEN, "lm_head.dense.weight", "classifier.dense.weight"),
+    *_each(Role.HIDDEN_BIAS, "*.dense.bias", "*.query.bias", "*.key.bias", "*.value.bias"),
+    *_each(Role.NORM_SCALE, "*.LayerNorm.weight", "lm_head.layer_norm.weight"),
+    *_each(Role.NORM_BIAS, "*.LayerNorm.bias", "lm_head.layer_norm.bias"),
+    *_each(Role.READOUT, "*.decoder.weight", "classifier.weight", "classifier.out_proj.weight"),
+    *_each(Role.READOUT_BIAS, "*.decoder.bias", "cls.predictions.bias", "lm_head.bias"),
+    *_each(Role.READOUT_BIAS, "classifier.bias", "classifier.out_proj.bias"),
+)
+
+# T5 multiplies no attention logits by a power of the head dimension: its initial queries do that.
+# Its config ties whatever it is told: set config.tie_word_embeddings = False after making it.
+T5_RULES = (
+    *_each(Role.TOKEN_EMBEDDING, "shared.weight", "*coder.embed_tokens.weight"),
+    Rule("*Attention.q.weight", Role.QUERY),
+    Rule("*Attention.k.weight", Role.KEY),
+    Rule("*Attention.v.weight", Role.VALUE),
+    Rule("*Attention.o.weight", Role.ATTENTION_OUTPUT),
+    Rule("*.relative_attention_bias.weight", Role.RELATIVE_POSITION),
+    *_each(Role.MLP_IN, "*.wi.weight", "*.wi_?.weight"),
+    Rule("*.wo.weight", Role.MLP_OUT),
+    Rule("*layer_norm.weight", Role.NORM_SCALE),
+    Rule("lm_head.weight", Role.READOUT),
+)
+
+HF_VIT_RULES = (
+    *_each(Role.POSITION_EMBEDDING, "*.cls_token", "*.mask_token", "*.position_embeddings"),
+    Rule("*.patch_embeddings.projection.weight", Role.PATCH_EMBEDDING),
+    Rule("*.attention.q_proj.weight", Role.QUERY),
+    Rule("*.attention.k_proj.weight", Role.KEY),
+    Rule("*.attention.v_proj.weight", Role.VALUE),
+    Rule("*.attention.o_proj.weight", Role.ATTENTION_OUTPUT),
+    Rule("*.mlp.fc1.weight", Role.MLP_IN),
+    Rule("*.mlp.fc2.weight", Role.MLP_OUT),
+    *_each(Role.HIDDEN_BIAS, "*.projection.bias", "*_proj.bias", "*.fc1.bias", "*.fc2.bias"),
+    *_each(Role.NORM_SCALE, "*layernorm*.weight"),
+    *_each(Role.NORM_BIAS, "*layernorm*.bias"),
+    Rule("classifier.weight", Role.READOUT),
+    Rule("classifier.bias", Role.READOUT_BIAS),
+)
+
+# Whisper's first convolution reads the spectrogram; the encoder's sinusoids are frozen.
+WHISPER_RULES = (
+    Rule("model.decoder.embed_tokens.weight", Role.TOKEN_EMBEDDING),
+    *_each(Role.POSITION_EMBEDDING, "model.*.embed_positions.weight"),
+    Rule("model.encoder.conv1.weight", Role.PATCH_EMBEDDING),
+    Rule("model.encoder.conv2.weight", Role.HIDDEN),
+    Rule("*_attn.q_proj.weight", Role.QUERY),
+    Rule("*_attn.k_proj.weight", Role.KEY),
+    Rule("*_attn.v_proj.weight", Role.VALUE),
+    Rule("*_attn.out_proj.weight", Role.ATTENTION_OUTPUT),
+    Rule("*.fc1.weight", Role.MLP_IN),
+    Rule("*.fc2.weight", Role.MLP_OUT),
+    *_each(Role.HIDDEN_BIAS, "*.conv?.bias", "*_proj.bias", "*.fc?.bias"),
+    *_each(Role.NORM_SCALE, "*layer_norm.weight"),
+    *_each(Role.NORM_BIAS, "*layer_norm.bias"),
+    Rule("proj_out.weight", Role.READOUT),
+)
+
+# The factors that peft puts beside a frozen model's matrices: name them along with the model's own
+# rules, whose patterns that begin with a module's name need "base_model.model." before it.
+LORA_RULES = (
+    Rule("*.lora_A.*", Role.LORA_A),
+    Rule("*.lora_B.*", Role.LORA_B),
+)
+
+CATALOGUE: dict[str, tuple[Rule, ...]] = {
+    "TORCH_DECODER_RULES": TORCH_DECODER_RULES,
+    "TIMM_VIT_RULES": TIMM_VIT_RULES,
+    "CONVNEXT_RULES": CONVNEXT_RULES,
+    "SWIN_RULES": SWIN_RULES,
+    "GPT2_RULES": GPT2_RULES,
+    "LLAMA_RULES": LLAMA_RULES,
+    "GPT_NEOX_RULES": GPT_NEOX_RULES,
+    "BERT_RULES": BERT_RULES,
+    "T5_RULES": T5_RULES,
+    "HF_VIT_RULES": HF_VIT_RULES,
+    "WHISPER_RULES": WHISPER_RULES,
+}
+
+
+def fitting(model: nn.Module) -> dict[str, list[Rule]]:
+    """The lists of the catalogue that name every tensor of a model, by their names."""
+    found = {}
+    for name, rules in CATALOGUE.items():
+        try:
+            assign(model, chosen := present(rules, model))
+        except PlanError:
+            continue
+        found[name] = chosen
+    return found
+
+
+# Families whose tensors have the names of another's, by the module that a class is written in.
+_BY_CLASS = {f"transformers.models.gemma{n}.": GEMMA_RULES for n in ("", "2", "3")}
+
+
+def rules_for(model: nn.Module) -> list[Rule]:
+    """The shipped rules of a model; PlanError if no list, or more than one, fits it."""
+    for module, rules in _BY_CLASS.items():
+        if type(model).__module__.startswith(module):
+            return present(rules, model)
+    found = fitting(model)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    fit = " and ".join(found) if found else "none"
+    raise PlanError(
+        f"of the shipped rules {fit} fit {type(model).__name__}; print(suggest(model)) has rules "
+        "to look over, and a tied word embedding needs tie_word_embeddings=False"
+    )
+
+
+def stock(name: str, **sizes: object) -> nn.Module:
+    """A stock model from its config, untied, with values of its own; nothing is downloaded.
+
+    "hf:gpt2" is the model type of a Hugging Face config, whose keys `sizes` sets; "timm:vit_tiny_
+    patch16_224" a name of timm's, with arguments of `timm.create_model`. Under
+    `torch.device("meta")` it takes no memory. Raises PlanError for an unknown name or key.
+    """
+    library, _, kind = name.partition(":")
+    build = {"hf": _hugging_face, "timm": _timm}.get(library)
+    if build is None or not kind:
+        raise PlanError(f"unknown model {name!r}; write hf:gpt2 or timm:vit_tiny_patch16_224")
+    try:
+        return build(kind, sizes)
+    except ImportError as error:
+        raise PlanError(f"{name}: {error.name} is not installed") from None
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PlanError(f"{name}: cannot build it from its config: {reason[:150]}") from None
+
+
+def _hugging_face(kind: str, sizes: dict[str, object]) -> nn.Module:
+    import transformers
+
+    config = transformers.AutoConfig.for_model(kind, **{"tie_word_embeddings": False, **sizes})
+    # T5's config answers with True to whatever it was given.
+    config.tie_word_embeddings = sizes.get("tie_word_embeddings", False)
+    for task in ("Seq2SeqLM", "SpeechSeq2Seq", "MaskedLM", "CausalLM", "ImageClassification"):
+        try:
+            return getattr(transformers, f"AutoModelFor{task}").from_config(config)
+        except ValueError as error:
+            if "Unrecognized configuration class" not in str(error):
+                raise
+    raise ValueError("is neither a language model nor an image or speech model")
+
+
+def _timm(kind: str, sizes: dict[str, object]) -> nn.Module:
+    import timm
+
+    return timm.create_model(kind, pretrained=False, **sizes)

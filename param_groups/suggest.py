@@ -1,0 +1,249 @@
+"""A first list of rules for any model: a guess to read, correct and paste, never applied unseen.
+
+    print(suggest(model))
+    python -m param_groups suggest hf:gpt2
+
+A role follows from a module's type, its name and its shapes. Whatever they do not settle between
+them is marked with `# check:` and the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from param_groups.roles import Layout, Role, Rule, default_layout
+
+# What the last words of a module's name say, most telling first. Matched from a dot to the end.
+_NAMES: tuple[tuple[Role, str], ...] = (
+    (Role.QKV, r"c_attn|w?qkv|qkv_proj|query_key_value|in_proj_weight"),
+    (Role.QUERY, r"q|query|wq|to_q|q_proj(_weight)?"),
+    (Role.KEY, r"k|key|wk|to_k|k_proj(_weight)?"),
+    (Role.VALUE, r"v|value|wv|to_v|v_proj(_weight)?"),
+    (Role.MLP_IN, r"(c_)?fc_?1(_\w)?|c_fc|(up|gate)(_proj)?|w[13]|wi(_\d)?|linear1|"
+                  r"dense_h_to_4h|intermediate\.dense"),
+    (Role.MLP_OUT, r"(c_)?fc_?2|down(_proj)?|w2|linear2|dense_4h_to_h"),
+    (Role.READOUT, r"(lm_)?head(\.fc|\.decoder)?|head_dist|classifier|proj_out|readout|unembed|"
+                   r"embed_out|score|predictions\.decoder"),
+)
+_BLOCK_END = r"o|wo|o_proj|out_proj|c_proj|proj|dense|output|out|output\.dense"
+_TOKENS = ("tok", "wte", "word", "embed_in", "shared")
+_ADDED = ("pos", "wpe", "type", "segment", "cls_token", "dist_token", "reg_token", "mask_token",
+          "latent", "bias_k", "bias_v")
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A role and layout for one tensor; `doubt` says what is to be checked, empty if nothing."""
+
+    role: Role
+    layout: Layout | None = None
+    doubt: str = ""
+
+    def same(self, other: Guess) -> bool:
+        """Whether both read the tensor alike."""
+        return (self.role, self.layout) == (other.role, other.layout)
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """Rules that name every tensor of a model once; str() is code to paste.
+
+    `doubts` gives, for a rule's pattern, what is to be checked before it is used.
+    """
+
+    rules: tuple[Rule, ...]
+    doubts: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = ["from param_groups import Layout, Role, Rule", "", "RULES = ("]
+        for rule in self.rules:
+            layout = f", Layout.{rule.layout.name}" if rule.layout else ""
+            doubt = self.doubts.get(rule.pattern)
+            note = f"  # check: {doubt}" if doubt else ""
+            lines.append(f'    Rule("{rule.pattern}", Role.{rule.role.name}{layout}),{note}')
+        return "\n".join([*lines, ")"])
+
+
+def suggest(model: nn.Module) -> Suggestion:
+    """A guess at the rules of an unwrapped model, which is only read."""
+    guesses: dict[str, Guess] = {}
+    names: dict[int, str] = {}
+    modules = dict(model.named_modules())
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first := names.setdefault(id(parameter), name) if id(parameter) in names else None:
+            doubt = f"tied to {name}; most prescriptions need tie_word_embeddings=False"
+            guesses[first] = Guess(guesses[first].role, guesses[first].layout, doubt)
+            continue
+        names[id(parameter)] = name
+        path, _, own = name.rpartition(".")
+        guesses[name] = _guess(path, own, modules[path], parameter)
+    return _as_rules(guesses)
+
+
+def _guess(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Guess:
+    """The role of one tensor from the module that owns it."""
+    if own in ("weight", "bias") and "norm" in type(module).__name__.lower():
+        return _norm(own, module)
+    if own == "bias":
+        weight = getattr(module, "weight", None)
+        unknown = Guess(Role.HIDDEN, None, "no weight")
+        of = unknown if weight is None else _weight(path, module, weight)
+        doubt = of.doubt and "the layer's role is uncertain"
+        role = Role.READOUT_BIAS if of.role is Role.READOUT else Role.HIDDEN_BIAS
+        return Guess(role, None, doubt)
+    if own == "weight":
+        return _weight(path, module, parameter)
+    return _bare(own, module, parameter)
+
+
+def _norm(own: str, module: nn.Module) -> Guess:
+    """A norm's scale, or what is added to 1 in its place: told apart by what the layer does."""
+    if own == "bias":
+        return Guess(Role.NORM_BIAS)
+    size = module.weight.shape[0] if module.weight.ndim == 1 else 1
+    given = {name: torch.full(p.shape, float(name == "weight"), device="cpu")
+             for name, p in module.named_parameters()}
+    for shape in ((64, size), (64, size, 2, 2)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu")
+        try:
+            with torch.no_grad():
+                out = torch.func.functional_call(module, given, (x,))
+            rms = out.square().mean().sqrt().item()
+        except Exception:  # a norm of other inputs: nothing is known of it
+            continue
+        if 0.8 < rms < 1.2:
+            return Guess(Role.NORM_SCALE)
+        if 1.6 < rms < 2.4:  # multiplies by 1 + weight
+            return Guess(Role.NORM_BIAS)
+    return Guess(Role.NORM_SCALE, None, "is it the scale of a norm that starts at 1?")
+
+
+def _weight(path: str, module: nn.Module, weight: torch.Tensor) -> Guess:
+    """A layer's `weight`."""
+    if isinstance(module, nn.Embedding):
+        return _table(path)
+    if weight.ndim < 2:
+        return Guess(Role.NORM_SCALE, None, "a vector called weight")
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        return _convolution(path, module)
+    transposed = type(module).__name__ == "Conv1D"  # Hugging Face's
+    layout = Layout.TRANSPOSED if transposed else None
+    role, doubt = _matrix(path, *(weight.shape if transposed else reversed(weight.shape[:2])))
+    if not (transposed or isinstance(module, nn.Linear)):
+        doubt = doubt or f"is a {type(module).__name__} stored as (out, in)?"
+    return Guess(role, layout, doubt)
+
+
+def _table(path: str) -> Guess:
+    name = path.lower().rpartition(".")[2]
+    if "relative" in name:
+        return Guess(Role.RELATIVE_POSITION)
+    if any(word in name for word in _ADDED):
+        return Guess(Role.POSITION_EMBEDDING)
+    certain = any(word in name for word in (*_TOKENS, "embed_tokens"))
+    return Guess(Role.TOKEN_EMBEDDING, None, "" if certain else "tokens or positions?")
+
+
+def _convolution(path: str, module: nn.modules.conv._ConvNd) -> Guess:
+    if module.groups > 1:
+        certain = module.groups == module.in_channels == module.out_channels
+        return Guess(Role.DEPTHWISE, None, "" if certain else "a convolution of groups")
+    if module.kernel_size in ((1,), (1, 1)) and (role := _named(path)):
+        return Guess(role)
+    if module.in_channels <= 4:
+        return Guess(Role.PATCH_EMBEDDING)
+    return Guess(Role.HIDDEN, None, "PATCH_EMBEDDING if its inputs do not grow with the width")
+
+
+def _named(path: str) -> Role | None:
+    """The role that a name gives by itself."""
+    for role, words in _NAMES:
+        if re.search(rf"(^|\.)({words})$", path, re.I):
+            return role
+    return None
+
+
+def _matrix(path: str, fan_in: int, fan_out: int) -> tuple[Role, str]:
+    """The role of a matrix, and a doubt."""
+    role = _named(path)
+    if role is Role.QKV and fan_out % fan_in:
+        return role, "other than three parts of one size"
+    if role is not None:
+        pooled = "pool" in path and role in (Role.QUERY, Role.KEY, Role.VALUE)
+        return role, "attends outside the blocks" if pooled else ""
+    if re.search(rf"(^|\.)({_BLOCK_END})$", path):
+        if re.search(r"att(ention|n)[^.]*\.", path, re.I):
+            return Role.ATTENTION_OUTPUT, ""
+        if re.search(r"(mlp|ffn|feed_?forward|relu)[^.]*\.", path, re.I):
+            return Role.MLP_OUT, ""
+        if re.search(r"\d\.output\.dense$", path) and fan_in > fan_out:
+            return Role.MLP_OUT, ""
+    if path.rpartition(".")[2] == "decoder" and fan_out > fan_in:
+        return Role.READOUT, ""
+    if not re.search(r"\.\d+\.", path) and fan_in != fan_out:
+        return Role.READOUT, "a matrix outside the blocks: the readout?"
+    if fan_in == fan_out:
+        return Role.HIDDEN, "a square matrix whose name says nothing"
+    wide = fan_out > fan_in
+    return (Role.MLP_IN if wide else Role.MLP_OUT), "judged by its shape alone"
+
+
+def _bare(own: str, module: nn.Module, parameter: torch.Tensor) -> Guess:
+    """A tensor that stands in a module under a name of its own."""
+    name = own.lower()
+    if "relative" in name:
+        return Guess(Role.RELATIVE_POSITION)
+    if any(word in name for word in _ADDED) and parameter.ndim >= 2:
+        return Guess(Role.POSITION_EMBEDDING)
+    if parameter.ndim == 1:
+        if name.startswith("gamma"):
+            return Guess(Role.LAYER_SCALE)
+        certain = name.endswith("_bias")
+        return Guess(Role.HIDDEN_BIAS, None, "" if certain else "a vector whose name says nothing")
+    if (role := _named(own)) and parameter.ndim == 2:
+        known = isinstance(module, nn.MultiheadAttention)
+        return Guess(role, None, "" if known else "is it stored as (out, in)?")
+    return Guess(Role.HIDDEN, None, "a tensor whose name says nothing")
+
+
+# ------------------------------------------------------------------------------------------------
+# From tensors to patterns
+
+
+def _as_rules(guesses: dict[str, Guess]) -> Suggestion:
+    """The shortest patterns of block numbers that name no tensor of another role."""
+    rules: dict[str, Rule] = {}
+    doubts: dict[str, str] = {}
+    for name, guess in guesses.items():
+        if any(rule.matches(name) for rule in rules.values()):
+            continue
+        pattern = next(p for p in _patterns(name) if _only(p, guess, guesses))
+        rules[pattern] = Rule(pattern, guess.role, guess.layout)
+        matched = [guesses[other] for other in guesses if rules[pattern].matches(other)]
+        if doubt := next((other.doubt for other in matched if other.doubt), ""):
+            doubts[pattern] = doubt
+    return Suggestion(tuple(rules.values()), doubts)
+
+
+def _patterns(name: str) -> Iterable[str]:
+    """All numbers as *, all but the last, the name itself."""
+    number = r"(?<![^.])\d+(?=\.)"
+    for count in range(len(re.findall(number, name)), 0, -1):
+        yield re.sub(number, "*", name, count=count)
+    yield name
+
+
+def _only(pattern: str, guess: Guess, guesses: dict[str, Guess]) -> bool:
+    """Whether all tensors that a pattern names are read alike."""
+    rule = Rule(pattern, guess.role)
+    layout = guess.layout or default_layout(guess.role)
+    return all(
+        other.role is guess.role and (other.layout or default_layout(other.role)) is layout
+        for name, other in guesses.items()
+        if rule.matches(name)
+    )

@@ -1,0 +1,126 @@
+"""Stock models by name: shipped rules give them the theory's powers, and the check takes them."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from measure import stock
+from param_groups import Everett, PlanError, Role, assign, plan, present, rules_for
+from param_groups import models as shipped
+from param_groups.models import TORCH_DECODER_RULES
+
+STAGED = ("timm:convnext_tiny", "timm:swin_tiny_patch4_window7_224")
+# Full alignment, Adam, multipliers absorbed (Everett et al., Table 1): powers of the width in the
+# initial std and the rate.
+POWERS = {
+    "mup": {"embedding": (0.0, 0.0), "hidden": (-0.5, -1.0), "readout": (-1.0, -1.0)},
+    "standard": {"embedding": (0.0, 0.0), "hidden": (-0.5, -1.0), "readout": (-0.5, -1.0)},
+}
+HIDDEN = {Role.QUERY, Role.KEY, Role.VALUE, Role.QKV, Role.ATTENTION_OUTPUT, Role.MLP_IN,
+          Role.MLP_OUT, Role.HIDDEN}  # fmt: skip
+
+
+def planned(name, rule, width):
+    with torch.device("meta"):
+        return stock.planned(name, rule, width)
+
+
+@pytest.mark.parametrize("rule", ["mup", "standard"])
+@pytest.mark.parametrize("name", stock.MODELS)
+def test_every_tensor_of_a_stock_model_has_the_powers_of_the_theory(name, rule):
+    small, large = (planned(name, rule, width) for width in (64, 256))
+    for model, numbers, _ in (small, large):
+        tensors = dict(model.named_parameters())
+        assert [row.name for row in numbers.rows] == list(tensors)
+        assert sum(math.prod(row.shape) for row in numbers.rows) == sum(
+            tensor.numel() for tensor in tensors.values()
+        )
+    for row, wide in zip(small[1].rows, large[1].rows, strict=True):
+        layer = "hidden" if row.role in HIDDEN else row.role
+        std, lr = POWERS[rule][layer if layer in ("hidden", "readout") else "embedding"]
+        assert wide.lr / row.lr == pytest.approx(4**lr), row.name
+        if row.init_std > 0 and row.role != Role.RELATIVE_POSITION:
+            ratio = wide.init_std / row.init_std  # eva02 rounds the width of its MLP
+            assert ratio == pytest.approx(4**std, rel=0.02), row.name
+
+
+@pytest.mark.parametrize("name", ["hf:gpt2", "hf:llama", "hf:gemma2", "hf:bert", "hf:whisper"])
+def test_a_tied_model_is_refused_with_the_way_out(name):
+    with torch.device("meta"):
+        model = shipped.stock(name, **{**stock.sizes(name, 64), "tie_word_embeddings": True})
+    with pytest.raises(PlanError, match="tie_word_embeddings=False"):
+        plan(model, rules_for(model), Everett("mup", 64, 64, qk_exponent=-0.5), lr=0.1)
+
+
+def test_gemmas_norms_start_at_zero_because_they_add_one():
+    model, numbers, _ = stock.planned("hf:gemma2", "mup", 64)
+    numbers.initialise(model, 0)
+    norm = model.model.norm
+    assert norm.weight.abs().max() == 0
+    assert norm(torch.randn(8, 64)).square().mean().item() == pytest.approx(1, rel=0.01)
+    assert model.model.embed_tokens.embed_scale == 1
+
+
+@pytest.mark.parametrize("name", ["hf:gpt2", "hf:llama", "hf:bert", "timm:vit_small_patch16_224"])
+def test_the_attention_scale_reaches_the_forward_pass(name):
+    """Attention logits times almost zero: all positions then get the mean, whatever the queries are."""
+    model = stock.build(name, 64).eval()
+    batch = stock.batch_of(name, 0)
+    with torch.no_grad():
+        before = stock.loss_of(model, batch)
+        assert stock.set_attention_scale(model, 1e-9)
+        flat = stock.loss_of(model, batch)
+        for key, tensor in model.named_parameters():
+            if "q_proj" in key or "query" in key:
+                tensor.mul_(7)
+        assert flat != before
+        assert stock.loss_of(model, batch) == pytest.approx(flat.item())
+
+
+def test_models_without_a_place_for_the_attention_scale_are_named():
+    assert "attention scale" in planned("hf:t5", "mup", 64)[2]
+    assert planned("hf:gpt2", "mup", 64)[2] == ""
+    assert not stock.set_attention_scale(nn.MultiheadAttention(16, 2), 0.1)
+
+
+TORCH = {
+    "nn.Transformer": lambda: nn.Transformer(16, 2, 1, 1, 32),
+    "nn.MultiheadAttention": lambda: nn.MultiheadAttention(16, 2),
+    "keys and values of other sizes": lambda: nn.MultiheadAttention(
+        16, 2, kdim=8, vdim=12, add_bias_kv=True
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TORCH)
+def test_torchs_own_attention_is_covered(case):
+    model = TORCH[case]()
+    found = assign(model, present(TORCH_DECODER_RULES, model))
+    assert [a.name for a in found] == [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("gpt2", "write hf:gpt2"), ("hf:gpt7", "hf:gpt7: cannot build"), ("timm:vitt", "timm:vitt")],
+)
+def test_an_unknown_stock_model_is_one_line(name, message):
+    with pytest.raises(PlanError, match=message) as error:
+        shipped.stock(name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_stock_model_is_checked_by_name(tmp_path, capsys):
+    """Two lines say which rule passed; an unknown model or two targets are one line."""
+    from measure import coordinate_check
+
+    small = ["--widths", "64", "128", "256", "--seeds", "1", "--steps", "1", "--tolerance", "9"]
+    coordinate_check.main(["--model", "hf:llama", *small, "--out", str(tmp_path)])
+    text = capsys.readouterr().out
+    assert "hf:llama under mup" in text and "hf:llama under standard" in text
+    assert (tmp_path / "mup" / "coordinate_check.csv").exists()
+    for words in (["--model", "hf:llama", "nanolm_c4"], []):
+        with pytest.raises(SystemExit) as error:
+            coordinate_check.main(words)
+        assert error.value.code == 2 and "--model NAME" in capsys.readouterr().err

@@ -1,0 +1,224 @@
+"""Shipped rules on models that people have, built small from configs, without a download."""
+
+import pytest
+import timm
+import torch
+import transformers
+from torch import nn
+
+from param_groups import Everett, PlanError, Role, Rule, fans_of, plan, rules_for
+from param_groups.models import CATALOGUE, LLAMA_RULES, LORA_RULES, fitting
+from param_groups.roles import assign, present
+
+BERT = {"vocab_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+LLAMA = {**BERT, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": False}
+IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+TEXT, IMAGE = torch.arange(8)[None], torch.randn(1, 3, 32, 32)
+
+
+def hf(kind, config, **settings):
+    return getattr(transformers, kind)(getattr(transformers, config)(**settings))
+
+
+def t5(width, **more):
+    """With an lm_head of its own, which the config does not give it."""
+    model = hf("T5ForConditionalGeneration", "T5Config", vocab_size=96, d_model=width, d_kv=16,
+               d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0, **more)  # fmt: skip
+    model.lm_head.weight = nn.Parameter(torch.empty(96, width))
+    return model
+
+
+def vit(name, width, **more):
+    return timm.create_model(name, embed_dim=width, depth=2, num_heads=2, num_classes=5, **more)
+
+
+def llama(name, width, **more):
+    return hf(f"{name}ForCausalLM", f"{name}Config", hidden_size=width, **LLAMA, **more)
+
+
+# name: (rules, model at a width)
+MODELS = {
+    "gpt2": ("GPT2", lambda n: hf("GPT2LMHeadModel", "GPT2Config", vocab_size=96, n_embd=n,
+             n_layer=2, n_head=2, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0)),
+    "llama": ("LLAMA", lambda n: llama("Llama", n)),
+    "mistral": ("LLAMA", lambda n: llama("Mistral", n)),
+    "qwen2": ("LLAMA", lambda n: hf("Qwen2ForCausalLM", "Qwen2Config", hidden_size=n, **LLAMA)),
+    "qwen3": ("LLAMA", lambda n: llama("Qwen3", n)),
+    "gemma2": ("LLAMA", lambda n: llama("Gemma2", n)),
+    "mixtral": ("LLAMA", lambda n: llama("Mixtral", n, num_local_experts=2)),
+    "gpt_neox": ("GPT_NEOX", lambda n: hf("GPTNeoXForCausalLM", "GPTNeoXConfig", hidden_size=n,
+                 **BERT)),
+    "bert": ("BERT", lambda n: hf("BertForMaskedLM", "BertConfig", hidden_size=n,
+             tie_word_embeddings=False, **BERT)),
+    "bert, classes": ("BERT", lambda n: hf("BertForSequenceClassification", "BertConfig",
+                      hidden_size=n, **BERT)),
+    "roberta": ("BERT", lambda n: hf("RobertaForMaskedLM", "RobertaConfig", hidden_size=n,
+                tie_word_embeddings=False, **BERT)),
+    "t5": ("T5", t5),
+    "t5, gated": ("T5", lambda n: t5(n, feed_forward_proj="gated-gelu")),
+    "vit": ("HF_VIT", lambda n: hf("ViTForImageClassification", "ViTConfig", hidden_size=n,
+            num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32,
+            patch_size=8, num_labels=5)),
+    "whisper": ("WHISPER", lambda n: hf("WhisperForConditionalGeneration", "WhisperConfig",
+                vocab_size=96, d_model=n, encoder_layers=2, decoder_layers=2,
+                encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=64,
+                decoder_ffn_dim=64, num_mel_bins=8, max_source_positions=16,
+                max_target_positions=16, tie_word_embeddings=False, decoder_start_token_id=0,
+                **IDS)),
+    "timm vit": ("TIMM_VIT", lambda n: vit("vit_small_patch16_224", n, img_size=32)),
+    "timm deit3": ("TIMM_VIT", lambda n: vit("deit3_small_patch16_224", n, img_size=32)),
+    "timm dinov2": ("TIMM_VIT", lambda n: vit("vit_small_patch14_reg4_dinov2", n, img_size=28)),
+    "timm eva02": ("TIMM_VIT", lambda n: vit("eva02_tiny_patch14_224", n, img_size=28)),
+    "timm siglip": ("TIMM_VIT", lambda n: vit("vit_base_patch16_siglip_224", n, img_size=32)),
+    "timm convnext": ("CONVNEXT", lambda n: timm.create_model("convnext_atto", depths=(1, 1, 1, 1),
+                      dims=(n // 4, n // 2, n, 2 * n), num_classes=5)),
+    "timm convnextv2": ("CONVNEXT", lambda n: timm.create_model("convnextv2_atto",
+                        depths=(1, 1, 1, 1), dims=(n // 4, n // 2, n, 2 * n), num_classes=5)),
+    "timm swin": ("SWIN", lambda n: timm.create_model("swin_tiny_patch4_window7_224", img_size=56,
+                  embed_dim=n // 2, depths=(1, 1), num_heads=(1, 2), num_classes=5)),
+    "nn.Transformer": ("TORCH_DECODER", lambda n: nn.Transformer(n, 2, 1, 1, 64)),
+    "nn.MultiheadAttention": ("TORCH_DECODER", lambda n: nn.MultiheadAttention(n, 2)),
+}  # fmt: skip
+
+
+def on_meta(build, width):
+    with torch.device("meta"):
+        return build(width)
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_exactly_the_models_own_rules_fit(case):
+    rules, build = MODELS[case]
+    assert list(fitting(on_meta(build, 32))) == [f"{rules}_RULES"]
+
+
+@pytest.mark.parametrize("parameterization", ["standard", "mup"])
+@pytest.mark.parametrize("case", MODELS)
+def test_twice_the_base_models_width_halves_what_sums_over_it(case, parameterization):
+    """Adam: matrices learn half as fast; at the base itself every rate is the global one."""
+    build = MODELS[case][1]
+    small, wide = on_meta(build, 32), on_meta(build, 64)
+    rules = rules_for(small)
+    rule = Everett(parameterization, 32, 32, optimizer="adamw", qk_exponent=-0.5)
+    at_base = plan(small, rules, rule, lr=1.0, base=small)
+    assert {row.lr for row in at_base.rows} == {1.0}
+    numbers = plan(wide, rules, rule, lr=1.0, base=fans_of(small, rules))
+    absorbed = plan(wide, rules, rule, lr=1.0, base=small, absorb_multipliers=True)
+    for row in numbers.rows:
+        before, effective = at_base[row.name], absorbed[row.name].lr
+        at_small = before.lr * before.multiplier
+        grew = row.fan_in / before.fan_in
+        if row.role in ("router", "readout") or grew != 1:
+            assert effective / at_small == pytest.approx(1 / grew), row.name
+        else:
+            assert effective / at_small == pytest.approx(1), row.name
+
+
+def test_a_model_of_one_width_gets_the_same_plan_from_a_base_model():
+    build = MODELS["gpt2"][1]
+    small, wide = on_meta(build, 32), on_meta(build, 64)
+    rules = present(CATALOGUE["GPT2_RULES"], wide)
+    settings = {"qk_exponent": -0.5}
+    by_fans = plan(wide, rules, Everett("mup", 32, 32, **settings), lr=0.1, base=small)
+    by_width = plan(wide, rules, Everett("mup", 64, 32, **settings), lr=0.1)
+    assert by_fans.rows == by_width.rows
+
+
+def test_widths_that_scale_apart_are_refused_where_gradients_count():
+    build = lambda mlp: lambda n: nn.TransformerEncoderLayer(n, 2, mlp)
+    rules = rules_for(on_meta(build(64), 32))
+    base, wide = on_meta(build(64), 32), on_meta(build(64), 64)
+    rule = lambda name: Everett("standard", 32, 32, optimizer=name)
+    assert plan(wide, rules, rule("adam"), lr=0.1, base=base)["linear2.weight"].lr == 0.1
+    with pytest.raises(PlanError, match="2 times as wide.*'linear2.weight' 1 times.*use adam"):
+        plan(wide, rules, rule("sgd"), lr=0.1, base=base)
+
+
+def test_a_base_needs_the_same_tensors_and_the_base_width():
+    build = MODELS["gpt2"][1]
+    model = on_meta(build, 64)
+    rules = rules_for(model)
+    with pytest.raises(PlanError, match="its base width as width, too"):
+        plan(model, rules, Everett("standard", 64, 32), lr=0.1, base=model)
+    with pytest.raises(PlanError, match="base model is another: 'lm_head.weight'"):
+        fans = {k: v for k, v in fans_of(model, rules).items() if k != "lm_head.weight"}
+        plan(model, rules, Everett("standard", 32, 32), lr=0.1, base=fans)
+
+
+@pytest.mark.parametrize(
+    ("case", "batch"),
+    [
+        ("gpt2", TEXT), ("mixtral", TEXT), ("bert", TEXT), ("timm deit3", IMAGE),
+        ("timm convnext", IMAGE), ("timm swin", torch.randn(1, 3, 56, 56)),
+    ],
+)  # fmt: skip
+def test_planned_models_train(case, batch):
+    model = MODELS[case][1](32)
+    rules = rules_for(model)
+    numbers = plan(model, rules, Everett("standard", 32, 32), lr=1e-3, base=model)
+    numbers.initialise(model, seed=0)
+    output = model(batch)
+    output = output if isinstance(output, torch.Tensor) else output.logits
+    assert output.isfinite().all()
+    output.square().mean().backward()
+    torch.optim.AdamW(numbers.groups(model)).step()
+
+
+def test_a_rules_scale_is_where_a_layer_scale_starts():
+    model = MODELS["timm deit3"][1](32)
+    rules = [rule for rule in rules_for(model) if rule.role is not Role.LAYER_SCALE]
+    rules.append(Rule("blocks.*.gamma", Role.LAYER_SCALE, scale=1e-6))
+    numbers = plan(model, rules, Everett("standard", 32, 32), lr=0.1)
+    numbers.initialise(model, seed=0)
+    assert model.blocks[0].ls1.gamma.unique().item() == pytest.approx(1e-6)
+
+
+# ------------------------------------------------------------------------------------------------
+# LoRA
+
+
+class WithLora(nn.Linear):
+    """A frozen matrix and its two factors, as peft has them."""
+
+    def __init__(self, layer):
+        super().__init__(layer.in_features, layer.out_features, bias=False)
+        self.weight = layer.weight.requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"default": nn.Linear(layer.in_features, 4, bias=False)})
+        self.lora_B = nn.ModuleDict({"default": nn.Linear(4, layer.out_features, bias=False)})
+
+
+def test_lora_trains_its_factors_and_keeps_the_frozen_weights():
+    model = MODELS["llama"][1](64)
+    model.requires_grad_(False)
+    for layer in model.model.layers:
+        layer.self_attn.q_proj = WithLora(layer.self_attn.q_proj)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    rules = [*present(LLAMA_RULES, model), *LORA_RULES]
+    numbers = plan(model, rules, Everett("standard", 64, 32), lr=1.0)
+    numbers.initialise(model, seed=0)
+    for name, value in model.state_dict().items():
+        if "lora" not in name:
+            assert torch.equal(value, before[name]), name
+    factors = model.model.layers[0].self_attn.q_proj
+    assert not factors.lora_B["default"].weight.any() and factors.lora_A["default"].weight.all()
+    assert {group["lr"] for group in numbers.groups(model)} == {0.5, 1.0}  # A 1/n, B constant
+    with pytest.raises(PlanError, match="no power of the width for the gradient of a lora_a"):
+        plan(model, rules, Everett("standard", 64, 32, optimizer="sgd"), lr=1.0)
+
+
+# ------------------------------------------------------------------------------------------------
+# Tied embeddings, and models without rules
+
+
+def test_a_tied_model_names_the_way_out_at_once():
+    model = hf("GPT2LMHeadModel", "GPT2Config", vocab_size=96, n_embd=32, n_layer=1, n_head=2)
+    with pytest.raises(PlanError, match="tie_word_embeddings=False"):
+        assign(model, CATALOGUE["GPT2_RULES"])
+    rules = [rule for rule in CATALOGUE["GPT2_RULES"] if rule.role is not Role.READOUT]
+    with pytest.raises(PlanError, match="tie_word_embeddings=False"):
+        plan(model, rules, Everett("mup", 32, 16, qk_exponent=-0.5), lr=0.1)
+
+
+def test_a_model_that_no_list_fits_is_sent_to_suggest():
+    with pytest.raises(PlanError, match="none fit ModuleDict; print.suggest"):
+        rules_for(nn.ModuleDict({"odd": nn.Linear(8, 8, bias=False)}))

@@ -1,0 +1,279 @@
+"""The driver: what it hands out, what it makes of each end of a run, and what it writes when."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+
+import pytest
+
+from sweeps import __main__ as command
+from sweeps import driver as driving
+from sweeps.driver import LOST, Driver
+from sweeps.needs import needs_of
+from sweeps.pool import Needs, RunFailed
+from sweeps.status import status
+from tests.sweeps.toys import ROOT, FakePool, Lost, drive, make_toy, work_of, write_file
+from training.errors import RunError, UserError
+from training.experiment import load_experiment
+from training.files import Busy, locked
+
+SOURCE = """
+from training.config import Section
+from training.settings import LoopConfig
+
+class Config(Section):
+    seed: int = 0
+    width: int = 1
+    training: LoopConfig
+
+def flops(config):
+    return float(config.width)
+
+def run(config, run_dir, progress=None):
+    raise AssertionError("the pool of these tests does not train")
+"""
+SWEEP = "grid: {width: [1, 2, 3, 4]}\ncurves: {a: {}}\n"
+DONE = {"status": "finished", "step": 2, "steps": 2, "final_eval_loss": 1.0}
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    return make_toy(tmp_path, monkeypatch, SOURCE, "training: {steps: 2, batch_size: 1}\n")
+
+
+@pytest.fixture
+def work(toy):
+    return work_of(toy, write_file(toy, SWEEP))
+
+
+class Ends:
+    """Performs jobs by a script: the widest run ends as told, time after time, others well."""
+
+    def __init__(self, *ends):
+        self.ends, self.calls = list(ends), Counter()
+
+    def __call__(self, job):
+        width = job.config["width"]
+        self.calls[width] += 1
+        end = self.ends.pop(0) if width == 4 and self.ends else DONE
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(driving, "BUSY_SECONDS", 0.1)
+
+
+@pytest.mark.parametrize(
+    ("ends", "calls", "reported"),
+    [
+        ([Lost("node gone")] * 3, 4, None),
+        ([Lost("out of memory")] * 9, LOST,
+         f"lost its place {LOST} times without a step forward: out of memory"),
+        ([RunFailed("no such thing")], 2, None),
+        ([RunFailed("no such thing", "line\nof its log")] * 2, 2,
+         "failed 2 times: no such thing\nline\nof its log"),
+        ([RunFailed("a"), Lost("b"), RunFailed("c")], 3, "failed 2 times: c"),
+        ([RunError("damaged; delete it")], 1, "damaged; delete it"),
+        ([Busy("held by another")] * 2, 3, None),
+        ([{"status": "stopped"}] * 2, 3, None),
+    ],
+)  # fmt: skip
+def test_every_end_of_a_run_is_answered_and_the_rest_goes_on(
+    work, impatient, capsys, ends, calls, reported
+):
+    perform = Ends(*ends)
+    drive(work, FakePool(2, perform=perform))
+    assert perform.calls == {1: 1, 2: 1, 3: 1, 4: calls}
+    assert work.failed == (reported is not None) and work.done == 4
+    assert [line.partition(" ")[2] for line in work.report()] == ([reported] if reported else [])
+    said = capsys.readouterr().err
+    if isinstance(ends[0], (RunFailed, Lost, Busy)):
+        assert str(ends[0]) in said
+    assert said.count("held by another") <= 1  # said once
+
+
+def test_a_run_that_gets_further_each_time_may_lose_its_place_as_often_as_it_likes(work):
+    steps = iter(range(1, 100))
+
+    def perform(job):
+        if job.config["width"] == 4 and (step := next(steps)) < 3 * LOST:
+            job.run_dir.mkdir(parents=True, exist_ok=True)
+            (job.run_dir / "metrics.jsonl").write_text(json.dumps({"step": step}) + "\n")
+            raise Lost
+        return DONE
+
+    drive(work, FakePool(1, perform=perform))
+    assert not work.failed
+
+
+def test_a_users_mistake_that_a_run_finds_stops_the_others_and_is_raised(work):
+    pool = FakePool(2, perform=Ends(UserError("no data; fetch it")))
+    with pytest.raises(UserError, match="no data; fetch it"):
+        drive(work, pool)
+    assert pool.stops == 1 and not pool.open
+
+
+def test_a_run_that_no_place_can_hold_is_reported_and_the_rest_goes_on(work):
+    class Small(FakePool):
+        def submit(self, job, needs):
+            if job.config["width"] == 4:
+                raise UserError("needs 8 GPUs, and no place has more than 2")
+            return super().submit(job, needs)
+
+    drive(work, Small(2, perform=Ends()))
+    assert [line.partition(" ")[2] for line in work.report()] == [
+        "needs 8 GPUs, and no place has more than 2"
+    ]
+    assert work.done == 4
+
+
+def test_largest_runs_come_first_and_no_more_than_there_is_room_for(work):
+    pool = FakePool(2, perform=Ends())  # it refuses more than its slots
+    drive(work, pool)
+    assert [job.config["width"] for job, _ in pool.submitted] == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_has_runs_saved_and_the_next_command_ends_the_sweep(toy, work, number):
+    once = iter([number])
+
+    def perform(job):
+        for signal_ in once:  # a second one would not wait
+            os.kill(os.getpid(), signal_)
+        return {"status": "stopped"}
+
+    pool = FakePool(2, perform=perform)
+    assert not Driver(work, pool, lambda point: Needs()).run()
+    assert pool.stops == 1 and not pool.open and work.done == 0
+    assert (work.folder / "results.csv").exists()
+    again = drive(work_of(toy, toy / "s.yaml"), FakePool(2, perform=Ends()))
+    assert again.done == 4 and not again.failed
+
+
+def test_a_second_interrupt_does_not_wait_for_runs_to_save(work):
+    release = threading.Event()
+
+    class Slow(FakePool):
+        def stop(self):
+            super().stop()
+            if self.stops == 1:
+                os.kill(os.getpid(), signal.SIGINT)
+
+    def perform(job):
+        os.kill(os.getpid(), signal.SIGINT)
+        release.wait(30)
+        return {"status": "stopped"}
+
+    pool = Slow(1, perform=perform)
+    with pytest.raises(KeyboardInterrupt):
+        Driver(work, pool, lambda point: Needs()).run()
+    assert pool.stops == 2 and not pool.open
+    release.set()
+
+
+def test_failures_are_forgotten_with_the_driver_and_no_file_can_have_a_run_tried_for_ever(toy):
+    """Neither a torn line of the former failures.jsonl nor a clock counts."""
+    path = write_file(toy, SWEEP)
+    for _ in range(2):
+        work, perform = work_of(toy, path), Ends(*[RunFailed("broken")] * 9)
+        for run in work.points:
+            (work.folder / run).mkdir(parents=True, exist_ok=True)
+            (work.folder / run / "failures.jsonl").write_text('{"time": 1763')
+        done = [run for run, point in work.points.items() if point.config.width < 4]
+        drive(work, FakePool(1, perform=perform))
+        assert perform.calls[4] == 2 and work.failed
+        for run in done:
+            assert work.results[run] == DONE
+
+
+def test_tables_are_written_now_and_then_and_always_at_the_end(work, monkeypatch):
+    written = []
+    monkeypatch.setattr(work, "write", lambda final: written.append(final))
+    drive(work, FakePool(2, perform=Ends()))
+    assert written == [False, True]
+
+
+def test_status_says_what_is_done_at_work_failed_and_left(toy, capsys):
+    path = write_file(toy, SWEEP + "retries: 0\n")
+    work = work_of(toy, path)
+    slow = {**DONE, "wall_seconds": 7200.0}
+
+    def perform(job):
+        if job.config["width"] == 4:
+            raise RunFailed("broken")
+        if job.config["width"] == 1:
+            return {"status": "stopped"}
+        job.run_dir.mkdir(parents=True, exist_ok=True)
+        (job.run_dir / "summary.json").write_text(json.dumps(slow))
+        if job.config["width"] == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return slow
+
+    Driver(work, FakePool(1, perform=perform), lambda point: Needs()).run()
+    names = {point.config.width: run for run, point in work.points.items()}
+    (work.folder / names[1]).mkdir()
+    (work.folder / names[1] / "metrics.jsonl").write_text('{"step": 1, "train_loss": 2.5}\n{"st')
+    with locked(work.folder / names[1], "run"):
+        command.main(["status", str(path), "--results", str(toy.parent / "results")])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("2 of 4 runs done, 1 at work, 1 failed, 0 left")
+    assert lines[2].split() == [names[1], "1", "2", "2.5000"]
+    assert lines[3].startswith(f"failed: {names[4]}")
+    assert lines[4].startswith("about ") and lines[4].endswith("left, with 1 at work")
+    assert "1 left" in status(work_of(toy, path)).splitlines()[0]
+
+
+def test_needs_come_from_memory_and_what_the_file_says_counts_more(tmp_path):
+    experiment = load_experiment("nanolm_c4")
+    path = tmp_path / "s.yaml"
+    config = ROOT / "nanolm_c4/configs/paper.yaml"
+    path.write_text(
+        f"experiment: nanolm_c4\nconfig: {config}\ncurves: {{a: {{}}}}\n"
+        "grid: {model.width: [128, 1024, 16384]}\nneeds: {cpus: 3}\n"
+        "adjust:\n- {where: {model.width: [1024]}, needs: {gpus: 2, processes: 2}}\n"
+    )
+    work = work_of(tmp_path, path)
+    points = list(work.points.values())
+    small, told, large = (
+        needs_of(experiment, point.config, work.needs(point), 80e9) for point in points
+    )
+    assert 0 < small.gpus < 1 and (small.processes, small.cpus) == (1, 3)
+    assert (told.gpus, told.processes) == (2, 2)
+    assert large.gpus == large.processes == 8 * large.nodes
+    shards = int(large.gpus)
+    memory = [experiment.memory(points[2].config, shards=n)["total"] for n in (shards, shards // 4)]
+    assert memory[0] <= 80e9 < memory[1]
+    assert needs_of(experiment, points[2].config, {}, None) == Needs()
+    with pytest.raises(UserError, match="no number of GPUs of 0.1 GB"):
+        needs_of(experiment, points[2].config, {}, 1e8)
+
+
+def test_commands_that_only_look_start_without_torch(toy):
+    path = write_file(toy, SWEEP)
+    for words in (["--help"], ["run", "--help"], ["run", str(path), "--dry-run"],
+                  ["status", str(path)], ["cost", "nanolm_c4/sweeps/quickstart.yaml"]):  # fmt: skip
+        code = (
+            "import sys\nfrom sweeps.__main__ import main\n"
+            f"try: main({words!r})\nexcept SystemExit as end: assert not end.code\n"
+            "assert not {'torch', 'optuna'} & set(sys.modules)"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+def test_options_of_the_other_kind_are_refused(toy, capsys):
+    search = write_file(toy, "search: {width: [1, 2]}\ntrials: 1\n", "search.yaml")
+    for file, words, line in (
+        (search, ["--curves", "a"], "is a search, which has no curves"),
+        (write_file(toy, SWEEP), ["--storage", "sqlite:///x"], "is a sweep, which has no trials"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            command.main(["run", str(file), *words])
+        assert ended.value.code == 2 and line in capsys.readouterr().err
