@@ -216,6 +216,7 @@ def test_the_plan_has_the_papers_numbers(N, H, L, alphas, optimizer):
         assert (row.init_std, row.multiplier) == pytest.approx(expected[row.role], rel=1e-12)
         assert row.lr == pytest.approx(0.5 * rate, rel=1e-12)
     decoder = train.build_model(config, V)
+    train.build_plan(config, decoder).initialise(decoder, seed=0)
     assert decoder.blocks[0].residual_multiplier == pytest.approx(4 * L**-alpha_depth, rel=1e-12)
     scale = decoder.blocks[0].attention.attention_scale
     assert scale == pytest.approx(N**-alpha_attention, rel=1e-12)

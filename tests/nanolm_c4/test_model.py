@@ -28,7 +28,8 @@ TABLE_3 = {
     12_288: (394_457_088, 14_896_472_064, 15_290_929_152),
     16_384: (525_942_784, 26_304_413_696, 26_830_356_480),
 }
-SMALL = {"vocab_size": 50, "context": 12, "layers": 2, "heads": 3, "head_dim": 4, "mlp_ratio": 4}
+SMALL = {"vocab_size": 50, "context": 12, "layers": 2, "heads": 3, "head_dim": 4, "mlp_ratio": 4,
+         "residual_multiplier": 1.0}
 
 
 def small(seed=0, **changes):

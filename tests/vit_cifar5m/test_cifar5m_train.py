@@ -131,10 +131,16 @@ def test_the_rule_has_every_number_of_the_config():
         "alpha_attention": 0.5, "alpha_depth": 0.75, "beta0": 4.0, "gamma0": 0.1,
         "zero_readout": True, "width": 8,
     }
+    block = initialised(*words).blocks[0]
+    assert block.attention.attention_scale == 4**-0.5
+    block = initialised(*words, "model.layers=16").blocks[0]
+    assert block.residual_multiplier == 4.0 * 16**-0.75
+
+
+def initialised(*words):
     model = train.build_model(settings(*words))
-    assert model.blocks[0].attention.attention_scale == 4**-0.5
-    deep = train.build_model(settings(*words, "model.layers=16"))
-    assert deep.blocks[0].residual_multiplier == 4.0 * 16**-0.75
+    train.build_plan(settings(*words), model).initialise(model, seed=0)
+    return model
 
 
 @pytest.mark.parametrize(
