@@ -129,7 +129,7 @@ def planned(name: str, rule: str, width: int) -> tuple[nn.Module, Any, str]:
         with torch.device("meta"):
             base = build(name, BASE_WIDTH)
     numbers = plan(model, rules, prescription, lr=2**-8, absorb_multipliers=True,
-                   applied=applied, base=base)
+                   applied=applied, head_dim=HEAD_DIM, base=base)
     return model, numbers, note
 
 

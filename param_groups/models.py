@@ -165,7 +165,8 @@ BERT_RULES = (
     *_each(Role.READOUT_BIAS, "classifier.bias", "classifier.out_proj.bias"),
 )
 
-# T5 multiplies no attention logits by a power of the head dimension: its initial queries do that.
+# T5 multiplies no attention logits by a power of the head dimension: its initial queries do that,
+# in a plan as in the library.
 # Its config ties whatever it is told: set config.tie_word_embeddings = False after making it.
 T5_RULES = (
     *_each(Role.TOKEN_EMBEDDING, "shared.weight", "*coder.embed_tokens.weight"),

@@ -213,6 +213,33 @@ def _head_dim(path: str, module: Scaled) -> int:
     return head_dim
 
 
+# What libraries call the head dimension of an attention.
+_HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim")
+
+
+def head_dims(model: nn.Module) -> set[int]:
+    """The head dimensions that the attentions of a stock model say they have."""
+    return {
+        size
+        for module in model.modules()
+        if "attention" in type(module).__name__.lower() and not isinstance(module, Scaled)
+        for name in _HEAD_DIM
+        if isinstance(size := getattr(module, name, None), int)
+    }
+
+
+def unscaled_queries(model: nn.Module) -> dict[str, int]:
+    """{query: head dimension} of T5's attentions, which multiply logits by nothing.
+
+    By class name, so that no library is imported to look; mT5 and its likes have the ending, too.
+    """
+    return {
+        f"{path}.q.weight": module.key_value_proj_dim
+        for path, module in model.named_modules()
+        if type(module).__name__.endswith("T5Attention")
+    }
+
+
 def factor_places(
     model: nn.Module, forward: Sequence[Factor] | None
 ) -> Iterator[tuple[Scaled, str, float]]:

@@ -219,6 +219,41 @@ def test_a_tied_model_names_the_way_out_at_once():
         plan(model, rules, Everett("mup", 32, 16, qk_exponent=-0.5), lr=0.1)
 
 
+def test_a_tied_model_is_refused_at_its_own_width_when_planned_with_a_base():
+    tied = lambda n: hf("GPT2LMHeadModel", "GPT2Config", vocab_size=96, n_embd=n, n_layer=1,
+                        n_head=2)  # fmt: skip
+    model, base = on_meta(tied, 64), on_meta(tied, 16)
+    rules = [rule for rule in CATALOGUE["GPT2_RULES"] if rule.role is not Role.READOUT]
+    with pytest.raises(PlanError, match="token_embedding lr 1 x.*readout lr 0.25 x.*untie"):
+        plan(model, rules, Everett("standard", 16, 16), lr=1.0, base=base)
+
+
+def test_the_head_dimension_of_a_stock_model_decides_what_attention_scale_it_may_apply():
+    model = on_meta(MODELS["gpt2"][1], 64)  # two heads of 32
+    rule, rules = Everett("mup", 64, 32), rules_for(model)
+    build = lambda value, **more: plan(
+        model, rules, rule, lr=1.0, absorb_multipliers=True, applied={"attention_scale": value},
+        **more,
+    )  # fmt: skip
+    assert build(1 / 32).forward[0].head_dim == 32
+    with pytest.raises(PlanError, match="is 0.0625, but Everett has 0.03125 for head dimension 32"):
+        build(1 / 16)
+    with pytest.raises(PlanError, match="the model say 16, 32"):
+        build(1 / 16, head_dim=16)
+
+
+def test_t5s_queries_start_as_the_librarys_do_since_its_attention_has_no_scale():
+    model = t5(64)
+    query = model.encoder.block[0].layer[0].SelfAttention.q.weight
+    library = query.std().item()
+    numbers = plan(model, rules_for(model), Everett("standard", 64, 32), lr=1.0)
+    numbers.initialise(model, seed=0)
+    assert query.std().item() == pytest.approx(library, rel=0.1)
+    assert query.std().item() == pytest.approx((64 * 16) ** -0.5, rel=0.1)
+    key = model.encoder.block[0].layer[0].SelfAttention.k.weight
+    assert key.std().item() == pytest.approx(64**-0.5, rel=0.1)
+
+
 def test_a_model_that_no_list_fits_is_sent_to_suggest():
     with pytest.raises(PlanError, match="none fit ModuleDict; print.suggest"):
         rules_for(nn.ModuleDict({"odd": nn.Linear(8, 8, bias=False)}))
