@@ -44,7 +44,7 @@ MODELS = {
     "mistral": ("LLAMA", lambda n: llama("Mistral", n)),
     "qwen2": ("LLAMA", lambda n: hf("Qwen2ForCausalLM", "Qwen2Config", hidden_size=n, **LLAMA)),
     "qwen3": ("LLAMA", lambda n: llama("Qwen3", n)),
-    "gemma2": ("LLAMA", lambda n: llama("Gemma2", n)),
+    "gemma2": ("GEMMA", lambda n: llama("Gemma2", n)),
     "mixtral": ("LLAMA", lambda n: llama("Mixtral", n, num_local_experts=2)),
     "gpt_neox": ("GPT_NEOX", lambda n: hf("GPTNeoXForCausalLM", "GPTNeoXConfig", hidden_size=n,
                  **BERT)),
@@ -162,6 +162,29 @@ def test_planned_models_train(case, batch):
     assert output.isfinite().all()
     output.square().mean().backward()
     torch.optim.AdamW(numbers.groups(model)).step()
+
+
+def test_gemma_is_known_by_its_norms_in_a_class_of_another_module():
+    class Wrapped(transformers.Gemma2ForCausalLM):
+        pass
+
+    with torch.device("meta"):
+        model = Wrapped(transformers.Gemma2Config(hidden_size=32, **LLAMA))
+    assert {rule.role for rule in rules_for(model) if "norm" in rule.pattern} == {Role.NORM_BIAS}
+
+
+@pytest.mark.parametrize(
+    ("case", "start"), [("timm deit3", 1e-6), ("timm dinov2", 1e-5), ("timm convnext", 1e-6)]
+)
+def test_a_layer_scale_starts_where_the_library_starts_it(case, start):
+    model = MODELS[case][1](32)
+    own = {name: p.clone() for name, p in model.named_parameters() if name.endswith("gamma")}
+    numbers = plan(model, rules_for(model), Everett("standard", 32, 32), lr=0.1, base=model)
+    numbers.initialise(model, seed=0)
+    assert own
+    for name, value in own.items():
+        assert model.get_parameter(name).tolist() == pytest.approx(value.tolist())
+        assert numbers[name].init_mean == pytest.approx(start)
 
 
 def test_a_rules_scale_is_where_a_layer_scale_starts():
