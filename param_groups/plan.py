@@ -59,23 +59,24 @@ class Plan:
         """Draws the tensors, sets the multipliers of their layers and the forward factors.
 
         Tensors that do not require gradients keep their values, as do those that a pattern of
-        `keep` names ("backbone.*"). The others' values depend on (seed, name) alone, drawn in
-        float32 on the CPU: the same on every device, in every precision, sharded or not, and
-        untouched by tensors added elsewhere. Twice is the same as once. An error leaves the model
-        as it was.
+        `keep` names ("backbone.*"); their layers' multipliers are set all the same. The others'
+        values depend on (seed, name) alone, drawn in float32 on the CPU: the same on every device,
+        in every precision, sharded or not, and untouched by tensors added elsewhere. Twice is the
+        same as once. An error leaves the model as it was.
         """
         from param_groups import tensors
 
         parameters = self._parameters(model)
-        kept = tensors.untouched(parameters, self.rows, keep)
-        drawn = [row for row in self.rows if row.name not in kept]
+        kept = tensors.named_by(self.rows, keep)
+        frozen = {name for name, p in parameters.items() if not p.requires_grad} - kept
+        drawn = [row for row in self.rows if row.name not in kept | frozen]
         for row in drawn:
             tensors.check_fillable(parameters[row.name], row)
         tensors.layer_multipliers(model, self.rows)
         for row in drawn:
             tensors.fill(parameters[row.name], row, seed)
         self.apply_multipliers(model)
-        tensors.note_given(model, self.rows, drawn=not keep)
+        tensors.note_given(model, self.rows, drawn=not keep, frozen=frozen)
 
     def apply_multipliers(self, model: nn.Module) -> None:
         """Sets multipliers and forward factors of a model that keeps its weights; draws nothing.
@@ -103,7 +104,9 @@ class Plan:
 
         Each group also carries `initial_lr` (the schedule's reference), `name` and `param_names`.
         Tensors that do not require gradients are left out. Raises PlanError for a model that this
-        plan has neither initialised nor given its multipliers, unless `check` is false.
+        plan has neither initialised nor given its multipliers, and for a tensor that was frozen
+        when it was initialised and no longer is, unless `check` is false. They are not for
+        torch.optim.Adafactor, which takes a pair as epsilon: its first step fails.
         """
         from param_groups import tensors
 
@@ -212,7 +215,7 @@ def plan(
     `layers.Scaled` are given them; of a stock model, `applied` says which values you have set
     ({"attention_scale": 1 / 16}). Each is checked; an attention's against the power of the head
     dimension, which the model's attentions, Bordelon or `head_dim` say. T5's attention has no
-    factor: unless `applied` says otherwise, its queries start smaller by that root, as in the library.
+    factor: unless `applied` says otherwise, its queries' initial values carry it, as in the library.
 
     `base`, the same model at its base size (on the meta device) or its `fans_of`, is for models of
     several widths (stages, encoder and decoder, few heads for keys): each tensor's own fans over
