@@ -39,8 +39,7 @@ class Block(nn.Module):
 def task(width, seed):
     """What the coordinate check trains; few tokens show how updates align, thousands hide it."""
     rule = Everett("mup", width=width, base_width=64)  # lr is the rate before absorption at 64
-    forward = {"attention_scale": 1 / 16}  # the rule's power -1 of the head dimension
-    options = {"absorb_multipliers": True, "applied": forward, "head_dim": 16}
+    options = {"absorb_multipliers": True, "applied": {"attention_scale": 1 / 16}, "head_dim": 16}
     blocks = [Block(width, 1 / 16) for _ in range(2)] + [nn.RMSNorm(width)]
     model = nn.Sequential(nn.Embedding(256, width), *blocks, nn.Linear(width, 256, False))
     numbers = plan(model, RULES, rule, lr=2**-8, **options)

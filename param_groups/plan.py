@@ -215,7 +215,7 @@ def plan(
     `layers.Scaled` are given them; of a stock model, `applied` says which values you have set
     ({"attention_scale": 1 / 16}). Each is checked; an attention's against the power of the head
     dimension, which the model's attentions, Bordelon or `head_dim` say. T5's attention has no
-    factor: unless `applied` says otherwise, its queries' initial values carry it, as in the library.
+    factor: unless `applied` says otherwise, its initial queries carry it, as in the library.
 
     `base`, the same model at its base size (on the meta device) or its `fans_of`, is for models of
     several widths (stages, encoder and decoder, few heads for keys): each tensor's own fans over
