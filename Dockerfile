@@ -1,8 +1,10 @@
-# param_groups and its commands, CPU only; for another build of torch change the index (README).
-#     docker build -t param-groups . && docker run --rm param-groups exponents
+# param_groups and its commands. PyTorch's installation page names the index of its CPU build and of
+# the others; without one, pip's default build has 4 GB of CUDA libraries.
+#     docker build --build-arg TORCH_INDEX=URL -t param-groups . && docker run --rm param-groups exponents
 # Apptainer: apptainer build param-groups.sif docker-daemon://param-groups:latest
 FROM python:3.12-slim
-RUN pip install --no-cache-dir torch --index-url https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX
+RUN pip install --no-cache-dir torch ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
 COPY pyproject.toml LICENSE /build/
 COPY param_groups /build/param_groups
 RUN pip install --no-cache-dir /build

@@ -3,7 +3,8 @@
     python -m measure.coordinate_check examples/coordinate_check_mlp.py
 
 A file needs one function, `task(width, seed)`, that builds the model at a width and says how it is
-trained. At width BASE_WIDTH the plan below is plain Adam with one rate; the other widths follow.
+trained. The plan below gives every tensor one rate at width BASE_WIDTH, in the parameterisation's
+units; absorbing a multiplier into a tensor multiplies its rate by that (Adam).
 """
 
 import torch

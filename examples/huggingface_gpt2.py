@@ -26,7 +26,7 @@ def planned(width):
         resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, tie_word_embeddings=False,
         bos_token_id=0, eos_token_id=0,
     ))
-    rule = Everett("mup", width=width, base_width=64)  # at width 64: plain Adam with one rate
+    rule = Everett("mup", width=width, base_width=64)  # lr is the rate before absorption at 64
     for block in model.transformer.h:
         block.attn.scaling = rule.attention_scale(HEAD_DIM)  # 1/h; the library's is 1/sqrt(h)
     applied = {"attention_scale": block.attn.scaling}

@@ -38,11 +38,11 @@ class Block(nn.Module):
 
 def task(width, seed):
     """What the coordinate check trains; few tokens show how updates align, thousands hide it."""
-    rule = Everett("mup", width=width, base_width=64)  # at width 64: plain Adam with one rate
-    forward = {"attention_scale": 1 / 16}  # the rule's power -1 of the head dimension
+    rule = Everett("mup", width=width, base_width=64)  # lr is the rate before absorption at 64
+    options = {"absorb_multipliers": True, "applied": {"attention_scale": 1 / 16}, "head_dim": 16}
     blocks = [Block(width, 1 / 16) for _ in range(2)] + [nn.RMSNorm(width)]
     model = nn.Sequential(nn.Embedding(256, width), *blocks, nn.Linear(width, 256, False))
-    numbers = plan(model, RULES, rule, lr=2**-8, absorb_multipliers=True, applied=forward)
+    numbers = plan(model, RULES, rule, lr=2**-8, **options)
     loss = lambda model, ids: nn.functional.cross_entropy(model(ids[:, :-1]).mT, ids[:, 1:])
     return Check(model, numbers, [TEXT[:1]], loss)
 

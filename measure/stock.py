@@ -8,6 +8,7 @@ one width to the next where the model's width is; text of random tokens, noise f
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from measure.coordinates import Check
-from param_groups import Everett, plan, rules_for
+from param_groups import Everett, Role, plan, rules_for
 from param_groups.models import stock
 
 BASE_WIDTH, HEAD_DIM, TOKENS, CLASSES = 64, 16, 64, 64
@@ -112,7 +113,9 @@ def planned(name: str, rule: str, width: int) -> tuple[nn.Module, Any, str]:
     """A model, its plan and what cannot be set of its forward pass ("" if all can)."""
     staged = name.startswith(("timm:swin", "timm:convnext"))
     model = build(name, width)
-    rules = rules_for(model)
+    # Branches that start at 1e-6 change too little in a few steps to show how they scale.
+    rules = [replace(rule, scale=1.0) if rule.role is Role.LAYER_SCALE else rule
+             for rule in rules_for(model)]
     options = {"width": BASE_WIDTH if staged else width, "base_width": BASE_WIDTH,
                "embedding_std": 1.0, **RULES[rule]}
     prescription = Everett(**options)
@@ -129,7 +132,7 @@ def planned(name: str, rule: str, width: int) -> tuple[nn.Module, Any, str]:
         with torch.device("meta"):
             base = build(name, BASE_WIDTH)
     numbers = plan(model, rules, prescription, lr=2**-8, absorb_multipliers=True,
-                   applied=applied, base=base)
+                   applied=applied, head_dim=HEAD_DIM, base=base)
     return model, numbers, note
 
 

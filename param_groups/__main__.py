@@ -54,7 +54,8 @@ def show_solution(args: argparse.Namespace) -> str:
     """The largest stable learning rates under the alignment given."""
     alignment = Alignment(args.alpha, args.omega, args.u, omega_readout=args.omega_readout)
     optimizer = exponent_optimizer(args.optimizer)
-    solution = exponents.solve(args.parameterization, optimizer, alignment)
+    family = OPTIMIZER_FAMILY.get(optimizer, optimizer)
+    solution = exponents.solve(args.parameterization, family, alignment)
     if args.json:
         return json.dumps(solution.to_dict(), indent=1)
     text = tables.render(tables.solution_rows(solution), args.style)

@@ -36,6 +36,8 @@ _REFUSED = {
     "shampoo": "its updates are preconditioned matrices, whose size goes with both fans",
     "soap": "its updates are preconditioned matrices, whose size goes with both fans",
     "torch.optim.adafactor": "it caps every rate at 1/sqrt(step) and takes a pair as epsilon",
+    "rmsprop": "its average of squared gradients starts at zero without correction",
+    "adamax": "its updates are divided by the largest gradient so far",
     "rprop": "its steps are set by signs alone",
 }
 
@@ -186,3 +188,11 @@ def check_positive(owner: str, **values: float) -> None:
     for name, value in values.items():
         if not (finite(value) and value > 0):
             raise PlanError(f"{owner}: {name} must be positive and finite, got {value!r}")
+
+
+def check_sizes(owner: str, **values: int) -> None:
+    """Raises PlanError for a number of axes, heads or layers that is not a positive integer."""
+    check_positive(owner, **values)
+    for name, value in values.items():
+        if value != int(value):
+            raise PlanError(f"{owner}: {name} must be an integer, got {value!r}")

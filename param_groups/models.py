@@ -8,9 +8,12 @@ which most prescriptions need; where one allows tied embeddings, leave the reado
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from param_groups.roles import Layout, PlanError, Role, Rule, assign, present
+from param_groups.roles import Assignment, Layout, PlanError, Role, Rule, assign, present
+from param_groups.suggest import norm_guess
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,8 +42,8 @@ TORCH_DECODER_RULES = (
     Rule("readout.bias", Role.READOUT_BIAS),
 )
 
-# timm's VisionTransformer (vit, deit3, dinov2, siglip) and Eva (eva02). LayerScale starts where
-# the model's own default is: set `scale` of the "*.gamma" rule to 1e-6 for deit3, 1e-5 for dinov2.
+# timm's VisionTransformer (vit, deit3, dinov2, siglip) and Eva (eva02). LayerScale
+# starts at 1 here; `rules_for` puts the model's own start (deit3 1e-6, dinov2 1e-5) in its place.
 TIMM_VIT_RULES = (
     Rule("patch_embed.proj.weight", Role.PATCH_EMBEDDING),
     *_each(Role.POSITION_EMBEDDING, "cls_token", "dist_token", "reg_token", "pos_embed"),
@@ -70,7 +73,7 @@ CONVNEXT_RULES = (
     *_each(Role.MLP_IN, "*.mlp.fc1.weight"),
     *_each(Role.MLP_OUT, "*.mlp.fc2.weight"),
     *_each(Role.HIDDEN, "stages.*.downsample.1.weight", "*.shortcut.weight"),
-    *_each(Role.LAYER_SCALE, "*.gamma"),
+    Rule("*.gamma", Role.LAYER_SCALE, scale=1e-6),  # timm's ls_init_value
     *_each(Role.HIDDEN_BIAS, "stem.0.bias", "*.conv_dw.bias", "*.mlp.fc?.bias"),
     *_each(Role.HIDDEN_BIAS, "stages.*.downsample.1.bias"),
     *_each(Role.NORM_SCALE, "stem.1.weight", "*norm.weight", "stages.*.downsample.0.weight"),
@@ -165,7 +168,8 @@ BERT_RULES = (
     *_each(Role.READOUT_BIAS, "classifier.bias", "classifier.out_proj.bias"),
 )
 
-# T5 multiplies no attention logits by a power of the head dimension: its initial queries do that.
+# T5 multiplies no attention logits by a power of the head dimension: its initial queries do that,
+# in a plan as in the library.
 # Its config ties whatever it is told: set config.tie_word_embeddings = False after making it.
 T5_RULES = (
     *_each(Role.TOKEN_EMBEDDING, "shared.weight", "*coder.embed_tokens.weight"),
@@ -228,6 +232,7 @@ CATALOGUE: dict[str, tuple[Rule, ...]] = {
     "SWIN_RULES": SWIN_RULES,
     "GPT2_RULES": GPT2_RULES,
     "LLAMA_RULES": LLAMA_RULES,
+    "GEMMA_RULES": GEMMA_RULES,
     "GPT_NEOX_RULES": GPT_NEOX_RULES,
     "BERT_RULES": BERT_RULES,
     "T5_RULES": T5_RULES,
@@ -237,34 +242,56 @@ CATALOGUE: dict[str, tuple[Rule, ...]] = {
 
 
 def fitting(model: nn.Module) -> dict[str, list[Rule]]:
-    """The lists of the catalogue that name every tensor of a model, by their names."""
+    """The lists of the catalogue that name every tensor of a model, by their names.
+
+    Gemma's tensors have the names of Llama's: whether a norm multiplies by its weight or by 1 more
+    is found out by calling it.
+    """
     found = {}
     for name, rules in CATALOGUE.items():
         try:
-            assign(model, chosen := present(rules, model))
+            assignments = assign(model, chosen := present(rules, model))
         except PlanError:
             continue
-        found[name] = chosen
+        if _norms_agree(model, assignments):
+            found[name] = chosen
     return found
 
 
-# Families whose tensors have the names of another's, by the module that a class is written in.
-_BY_CLASS = {f"transformers.models.gemma{n}.": GEMMA_RULES for n in ("", "2", "3")}
+def _norms_agree(model: nn.Module, assignments: Sequence[Assignment]) -> bool:
+    """Whether norms whose weight starts at 1, or at 0, have the role that does so."""
+    for assignment in assignments:
+        path, _, own = assignment.name.rpartition(".")
+        module = model.get_submodule(path)
+        if own == "weight" and "norm" in type(module).__name__.lower():
+            guess = norm_guess(own, module)
+            if not guess.doubt and guess.role is not assignment.role:
+                return False
+    return True
 
 
 def rules_for(model: nn.Module) -> list[Rule]:
-    """The shipped rules of a model; PlanError if no list, or more than one, fits it."""
-    for module, rules in _BY_CLASS.items():
-        if type(model).__module__.startswith(module):
-            return present(rules, model)
+    """The shipped rules of a model; PlanError if no list, or more than one, fits it.
+
+    timm's LayerScales say where they start, which becomes their rules' `scale`.
+    """
     found = fitting(model)
     if len(found) == 1:
-        return next(iter(found.values()))
+        rules = next(iter(found.values()))
+        return [_started(rule, model) if rule.role is Role.LAYER_SCALE else rule for rule in rules]
     fit = " and ".join(found) if found else "none"
     raise PlanError(
         f"of the shipped rules {fit} fit {type(model).__name__}; print(suggest(model)) has rules "
         "to look over, and a tied word embedding needs tie_word_embeddings=False"
     )
+
+
+def _started(rule: Rule, model: nn.Module) -> Rule:
+    """A LayerScale's rule with the value at which the model's own LayerScales start."""
+    owners = [name.rpartition(".")[0] for name, _ in model.named_parameters() if rule.matches(name)]
+    starts = {getattr(model.get_submodule(path), "init_values", None) for path in owners}
+    start = starts.pop() if len(starts) == 1 else None
+    return replace(rule, scale=start) if isinstance(start, float) else rule
 
 
 def stock(name: str, **sizes: object) -> nn.Module:

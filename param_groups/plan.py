@@ -59,23 +59,24 @@ class Plan:
         """Draws the tensors, sets the multipliers of their layers and the forward factors.
 
         Tensors that do not require gradients keep their values, as do those that a pattern of
-        `keep` names ("backbone.*"). The others' values depend on (seed, name) alone, drawn in
-        float32 on the CPU: the same on every device, in every precision, sharded or not, and
-        untouched by tensors added elsewhere. Twice is the same as once. An error leaves the model
-        as it was.
+        `keep` names ("backbone.*"); their layers' multipliers are set all the same. The others'
+        values depend on (seed, name) alone, drawn in float32 on the CPU: the same on every device,
+        in every precision, sharded or not, and untouched by tensors added elsewhere. Twice is the
+        same as once. An error leaves the model as it was.
         """
         from param_groups import tensors
 
         parameters = self._parameters(model)
-        kept = tensors.untouched(parameters, self.rows, keep)
-        drawn = [row for row in self.rows if row.name not in kept]
+        kept = tensors.named_by(self.rows, keep)
+        frozen = {name for name, p in parameters.items() if not p.requires_grad} - kept
+        drawn = [row for row in self.rows if row.name not in kept | frozen]
         for row in drawn:
             tensors.check_fillable(parameters[row.name], row)
         tensors.layer_multipliers(model, self.rows)
         for row in drawn:
             tensors.fill(parameters[row.name], row, seed)
         self.apply_multipliers(model)
-        tensors.note_given(model, self.rows, drawn=not keep)
+        tensors.note_given(model, self.rows, drawn=not keep, frozen=frozen)
 
     def apply_multipliers(self, model: nn.Module) -> None:
         """Sets multipliers and forward factors of a model that keeps its weights; draws nothing.
@@ -103,7 +104,9 @@ class Plan:
 
         Each group also carries `initial_lr` (the schedule's reference), `name` and `param_names`.
         Tensors that do not require gradients are left out. Raises PlanError for a model that this
-        plan has neither initialised nor given its multipliers, unless `check` is false.
+        plan has neither initialised nor given its multipliers, and for a tensor that was frozen
+        when it was initialised and no longer is, unless `check` is false. They are not for
+        torch.optim.Adafactor, which takes a pair as epsilon: its first step fails.
         """
         from param_groups import tensors
 
@@ -197,6 +200,7 @@ def plan(
     decay_mode: str = "independent",
     absorb_multipliers: bool = False,
     applied: Mapping[str, float] | None = None,
+    head_dim: int | None = None,
     base: nn.Module | Fans | None = None,
 ) -> Plan:
     """The plan of an unwrapped, uncompiled model; the model is only read.
@@ -209,11 +213,15 @@ def plan(
 
     Factors of the forward pass are the model's to apply: its modules that derive from
     `layers.Scaled` are given them; of a stock model, `applied` says which values you have set
-    ({"attention_scale": 1 / 16}).
+    ({"attention_scale": 1 / 16}). Each is checked; an attention's against the power of the head
+    dimension, which the model's attentions, Bordelon or `head_dim` say. T5's attention has no
+    factor: unless `applied` says otherwise, its initial queries carry it, as in the library.
 
     `base`, the same model at its base size (on the meta device) or its `fans_of`, is for models of
     several widths (stages, encoder and decoder, few heads for keys): each tensor's own fans over
-    those of the base decide, in place of the prescription's width, which then is its base width.
+    those of the base decide, in place of the prescription's width, which then is its base width b.
+    That b is a constant of your choice: it sets multipliers and initial values, so with
+    `absorb_multipliers` also rates, all widths alike. Take the base model's width, and keep it.
 
     Raises PlanError for a model, rule, width or number that cannot be given a learning rate, and
     for a forward factor that the model does not apply.
@@ -229,18 +237,20 @@ def plan(
     tensors.check_tensors(model)
     rows = []
     assignments = assign(model, rules)
+    unscaled = {} if "attention_scale" in (applied or {}) else tensors.unscaled_queries(model)
     ratios = {} if base is None else _ratios(assignments, rules, prescription, base)
     for assignment in assignments:
         if base is None:
             check_width(assignment, prescription.width)
         own = prescription if base is None else prescription.scaled(ratios[assignment.name])
         numbers = own(assignment.role, *assignment.fans)
+        scale = assignment.scale
+        if assignment.name in unscaled:
+            scale *= prescription.attention_scale(unscaled[assignment.name])
         numbers = replace(
-            numbers,
-            init_mean=numbers.init_mean * assignment.scale,
-            init_std=numbers.init_std * assignment.scale,
+            numbers, init_mean=numbers.init_mean * scale, init_std=numbers.init_std * scale
         )
-        _check_tie(model, assignment, numbers, prescription)
+        _check_tie(model, assignment, numbers, own)
         wd = weight_decay if numbers.decays else 0.0
         if absorb_multipliers:
             absorbed = numbers.absorbed(prescription.optimizer)
@@ -248,7 +258,7 @@ def plan(
                 wd *= numbers.lr / absorbed.lr
             numbers = absorbed
         rows.append(_row(assignment, numbers, lr, eps, wd, decay_mode))
-    forward = _forward(model, {row.role for row in rows}, prescription, applied or {})
+    forward = _forward(model, {row.role for row in rows}, prescription, applied or {}, head_dim)
     origin = prescription.describe()
     return Plan(tuple(rows), origin, lr, eps, weight_decay, decay_mode, forward)
 
@@ -301,18 +311,24 @@ _FACTORS = ("attention_scale", "residual_multiplier", "logit_multiplier")
 
 
 def _forward(
-    model: nn.Module, roles: set[str], prescription: Prescription, applied: Mapping[str, float]
+    model: nn.Module,
+    roles: set[str],
+    prescription: Prescription,
+    applied: Mapping[str, float],
+    head_dim: int | None,
 ) -> tuple[Factor, ...]:
     """The factors that the model applies; PlanError if it lacks one that the prescription has."""
     from param_groups import tensors
 
     factors = []
-    for name, head_dim in tensors.applied_factors(model):
+    for name, size in tensors.applied_factors(model):
         choose("forward factor", name, _FACTORS)
-        factors.append(Factor(name, _factor(prescription, name, head_dim), head_dim))
+        factors.append(Factor(name, _factor(prescription, name, size), size))
     for name, value in applied.items():
         choose("forward factor", name, _FACTORS)
-        factors.append(_given_factor(prescription, name, value))
+        attention = name == "attention_scale"
+        size = _stated_head_dim(model, prescription, head_dim) if attention else None
+        factors.append(_given_factor(prescription, name, value, size))
     there = {factor.name for factor in factors}
     attends = Role.QKV in roles or {Role.QUERY, Role.KEY} <= roles
     power = prescription.attention_exponent()
@@ -340,18 +356,34 @@ def _factor(prescription: Prescription, name: str, head_dim: int | None) -> floa
     return prescription.forward().get(name, 1.0)
 
 
-def _given_factor(prescription: Prescription, name: str, value: float) -> Factor:
-    """A factor that the user has set; an attention's must be the power of some head dimension."""
+def _stated_head_dim(
+    model: nn.Module, prescription: Prescription, head_dim: int | None
+) -> int:
+    """The head dimension that argument, prescription and the model's attentions agree on."""
+    from param_groups import tensors
+
+    stated = {head_dim, getattr(prescription, "head_dim", None)} - {None}
+    sizes = stated | tensors.head_dims(model)
+    if len(sizes) == 1 and isinstance(size := sizes.pop(), int) and size > 0:
+        return size
+    raise PlanError(
+        "applied: attention_scale is checked against one head dimension, a positive integer; "
+        f"head_dim= and the model say {', '.join(sorted(map(repr, sizes))) or 'none'}: give "
+        "head_dim=, or derive attentions of several sizes from param_groups.layers.Scaled"
+    )
+
+
+def _given_factor(
+    prescription: Prescription, name: str, value: float, head_dim: int | None
+) -> Factor:
+    """A factor that the user has set, which must be the prescription's."""
     if not (finite(value) and value > 0):
         raise PlanError(f"applied: {name} must be positive and finite, got {value!r}")
-    power = prescription.attention_exponent()
-    head_dim = round(value ** (1 / power)) if name == "attention_scale" and power else None
-    wanted = _factor(prescription, name, head_dim) if head_dim != 0 else 1.0
+    wanted = _factor(prescription, name, head_dim)
     if not math.isclose(wanted, value, rel_tol=1e-6):
+        of = "" if head_dim is None else f" for head dimension {head_dim}"
         kind = type(prescription).__name__
-        power_of = f"a power {power:g} of a head dimension"
-        expected = f"{wanted:g}" if head_dim is None else power_of
-        raise PlanError(f"applied: {name} is {value:g}, but {kind} has {expected}")
+        raise PlanError(f"applied: {name} is {value:g}, but {kind} has {wanted:g}{of}")
     return Factor(name, value, head_dim)
 
 
@@ -365,8 +397,8 @@ def _check_tie(
     tables = all(isinstance(model.get_submodule(path), nn.Embedding) for path in paths)
     if assignment.role is not Role.TOKEN_EMBEDDING or tables or prescription.ties_readout():
         return
-    rows, width = assignment.parameter.shape[0], prescription.width
-    readout = prescription(Role.READOUT, round(width), rows)
+    rows, width = assignment.parameter.shape[0], assignment.fans[1]
+    readout = prescription(Role.READOUT, width, rows)
     if (readout.lr, readout.multiplier) != (numbers.lr, numbers.multiplier):
         raise PlanError(
             f"{assignment.name!r} is tied to {', '.join(assignment.tied_to)}, but "

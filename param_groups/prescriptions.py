@@ -24,6 +24,7 @@ from param_groups.contract import (
     Numbers,
     Prescription,
     check_positive,
+    check_sizes,
     finite,
 )
 from param_groups.exponents import Alignment
@@ -270,7 +271,7 @@ class Dinan(Prescription):
         self._settle_optimizer(("adam", "sgd"))
         choose("mlp_factor", self.mlp_factor, ("keep", "drop"))
         choose("init", self.init, DINAN_INIT)
-        check_positive("Dinan", width=self.width)
+        check_sizes("Dinan", width=self.width)
         named = self.strategy != "meta_principled"
         if named and self.s is not None:
             raise PlanError(f"Dinan: strategy {self.strategy!r} fixes s; leave s out")
@@ -375,7 +376,7 @@ class Bordelon(Prescription):
 
     def __post_init__(self) -> None:
         self._settle_optimizer(("adam", "adam_atan2", "sgd"))
-        check_positive("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
+        check_sizes("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
         check_positive("Bordelon", beta0=self.beta0, gamma0=self.gamma0)
         for name in ("alpha_attention", "alpha_depth"):
             value = getattr(self, name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -112,7 +113,7 @@ class Rule:
     `layout` says how to read the axes; by default embeddings are tables, scales and biases are
     vectors and everything else is a linear or convolution weight. `scale` multiplies the initial
     values (1e-6 for a LayerScale, 0 for branches that start closed). Raises PlanError for a name
-    that is neither a role nor a layout.
+    that is neither a role nor a layout, and for a scale that is negative or not finite.
     """
 
     pattern: str
@@ -126,6 +127,11 @@ class Rule:
         object.__setattr__(self, "role", Role(choose("role", self.role, Role)))
         if self.layout is not None:
             object.__setattr__(self, "layout", Layout(choose("layout", self.layout, Layout)))
+        number = isinstance(self.scale, (int, float)) and not isinstance(self.scale, bool)
+        if not (number and 0 <= self.scale < math.inf):
+            raise PlanError(
+                f"rule {self.pattern!r}: scale must be finite and not negative, got {self.scale!r}"
+            )
 
     def matches(self, name: str) -> bool:
         """Whether the whole of a parameter's name matches the pattern."""
@@ -279,12 +285,18 @@ def _matching(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
 
 
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
-    claimed = {(rule.role, rule.layout or default_layout(rule.role)) for rule in matching}
+    claimed = {
+        (rule.role, rule.layout or default_layout(rule.role), rule.scale) for rule in matching
+    }
     if len(claimed) == 1:
         return matching[0]
     tied = f" (tied to {', '.join(names[1:])}; name it once)" if names[1:] else ""
-    claims = " and ".join(f"{rule.pattern!r} -> {rule.role}" for rule in matching)
-    hint = UNTIE if {role for role, _ in claimed} == {Role.TOKEN_EMBEDDING, Role.READOUT} else ""
+    scales = len({rule.scale for rule in matching}) > 1
+    claims = " and ".join(
+        f"{rule.pattern!r} -> {rule.role}" + (f" with scale {rule.scale:g}" if scales else "")
+        for rule in matching
+    )
+    hint = UNTIE if {role for role, *_ in claimed} == {Role.TOKEN_EMBEDDING, Role.READOUT} else ""
     raise PlanError(f"tensor {names[0]!r}{tied} is named by two rules: {claims}{hint}")
 
 

@@ -142,7 +142,7 @@ def _experts(own: str, module: nn.Module, mixture: nn.Module) -> Guess:
 def _guess(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Guess:
     """The role of one tensor from the module that owns it."""
     if own in ("weight", "bias") and "norm" in type(module).__name__.lower():
-        return _norm(own, module)
+        return norm_guess(own, module)
     if own == "bias":
         weight = getattr(module, "weight", None)
         unknown = Guess(Role.HIDDEN, None, "no weight")
@@ -157,7 +157,7 @@ def _guess(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> G
     return _bare(path, own, module, parameter)
 
 
-def _norm(own: str, module: nn.Module) -> Guess:
+def norm_guess(own: str, module: nn.Module) -> Guess:
     """A norm's scale, or what is added to 1 in its place: told apart by what the layer does."""
     import torch
 

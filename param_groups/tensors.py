@@ -10,7 +10,7 @@ import fnmatch
 import hashlib
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 import torch
 from torch import nn
@@ -94,15 +94,13 @@ def is_sharded(parameter: torch.Tensor) -> bool:
 # Initial values
 
 
-def untouched(
-    parameters: Mapping[str, nn.Parameter], rows: Sequence[Row], keep: Iterable[str]
-) -> set[str]:
-    """The tensors that keep their values: frozen ones, and those that a pattern of `keep` names.
+def named_by(rows: Sequence[Row], keep: Iterable[str]) -> set[str]:
+    """The tensors that a pattern of `keep` names, which keep their values.
 
     Raises PlanError for a pattern that names no tensor.
     """
     patterns = (keep,) if isinstance(keep, str) else tuple(keep)
-    kept = {row.name for row in rows if not parameters[row.name].requires_grad}
+    kept: set[str] = set()
     for pattern in patterns:
         named = {
             row.name
@@ -213,6 +211,33 @@ def _head_dim(path: str, module: Scaled) -> int:
     return head_dim
 
 
+# What libraries call the head dimension of an attention.
+_HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim")
+
+
+def head_dims(model: nn.Module) -> set[int]:
+    """The head dimensions that the attentions of a stock model say they have."""
+    return {
+        size
+        for module in model.modules()
+        if "attention" in type(module).__name__.lower() and not isinstance(module, Scaled)
+        for name in _HEAD_DIM
+        if isinstance(size := getattr(module, name, None), int)
+    }
+
+
+def unscaled_queries(model: nn.Module) -> dict[str, int]:
+    """{query: head dimension} of T5's attentions, which multiply logits by nothing.
+
+    By class name, so that no library is imported to look; mT5 and its likes have the ending, too.
+    """
+    return {
+        f"{path}.q.weight": module.key_value_proj_dim
+        for path, module in model.named_modules()
+        if type(module).__name__.endswith("T5Attention")
+    }
+
+
 def factor_places(
     model: nn.Module, forward: Sequence[Factor] | None
 ) -> Iterator[tuple[Scaled, str, float]]:
@@ -228,15 +253,20 @@ def factor_places(
 # ------------------------------------------------------------------------------------------------
 # What a model was given
 
-# The rows by which a model was initialised, and whether values were drawn; a model that is gone
-# takes its entry with it.
-_GIVEN: weakref.WeakKeyDictionary[nn.Module, tuple[Sequence[Row], bool]]
+# The rows by which a model was initialised, whether values were drawn and which tensors were not
+# because they were frozen; a model that is gone takes its entry with it.
+_GIVEN: weakref.WeakKeyDictionary[nn.Module, tuple[Sequence[Row], bool, Set[str]]]
 _GIVEN = weakref.WeakKeyDictionary()
 
 
-def note_given(model: nn.Module, rows: Sequence[Row], drawn: bool) -> None:
-    """Remembers that a model has these rows' multipliers, and with `drawn` their initial values."""
-    _GIVEN[model] = (rows, drawn)
+def note_given(
+    model: nn.Module, rows: Sequence[Row], drawn: bool, frozen: Set[str] = frozenset()
+) -> None:
+    """Remembers that a model has these rows' multipliers, and with `drawn` their initial values.
+
+    Tensors in `frozen` were not drawn because they did not require gradients.
+    """
+    _GIVEN[model] = (rows, drawn, frozen)
 
 
 def check_given(
@@ -250,7 +280,14 @@ def check_given(
             "initial values and multipliers. Call plan.initialise(model, seed), or "
             "plan.apply_multipliers(model) to train the weights that it has; " + way_out
         )
-    given, drawn = _GIVEN[model]
+    given, drawn, frozen = _GIVEN[model]
+    for name in sorted(frozen):
+        if model.get_parameter(name).requires_grad:
+            raise PlanError(
+                f"{name!r} was frozen at initialise, so it has no values of the plan, and is not "
+                "now; call initialise after unfreezing, or plan.apply_multipliers(model) to train "
+                "the weights that it has; " + way_out
+            )
     before = {row.name: row for row in given}
     for new in rows:
         old = before.get(new.name)

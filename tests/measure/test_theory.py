@@ -53,8 +53,9 @@ def plan_of(rule, shapes=MATRICES, **options):
         owner.multiplier = 1.0
         model[str(role)] = owner
     used = [rule_ for rule_ in RULES if rule_.role in shapes]
-    applied = rule.forward(getattr(rule, "head_dim", 16) if Role.QUERY in shapes else None)
-    return plan(model, used, rule, lr=0.1, applied=applied, **options)
+    head_dim = getattr(rule, "head_dim", 16)
+    applied = rule.forward(head_dim if Role.QUERY in shapes else None)
+    return plan(model, used, rule, lr=0.1, applied=applied, head_dim=head_dim, **options)
 
 
 def of_label(label):

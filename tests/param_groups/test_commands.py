@@ -75,6 +75,13 @@ def test_exponents_are_the_papers(capsys):
     assert table["standard"]["hidden"]["lr"]["adam"] == {"full": "-1", "none": "-1/2"}
 
 
+@pytest.mark.parametrize("member", ["adamw", "adam_atan2", "adam_param_scaling"])
+def test_solve_takes_every_optimiser_that_its_message_offers(member, capsys):
+    family = "adafactor" if member == "adam_param_scaling" else "adam"
+    command = lambda name: SOLVE.format("mup", name, "1", "1/2", "1")
+    assert parsed(command(member), capsys)["lr"] == parsed(command(family), capsys)["lr"]
+
+
 def test_exponents_as_text_have_a_line_for_every_layer(capsys):
     lines = output("exponents", capsys).splitlines()
     (line,) = [line for line in lines if line.startswith("ntk") and "hidden" in line]

@@ -447,3 +447,17 @@ def test_a_prescription_describes_itself_in_json_types(prescription, expected):
     described = prescription.describe()
     assert json.loads(json.dumps(described)) == described
     assert {key: described[key] for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [
+        (lambda: Bordelon(16, 2.5, 2), "heads"),
+        (lambda: Bordelon(1.5, 2, 2), "head_dim"),
+        (lambda: Bordelon(16, 2, 2.5), "depth"),
+        (lambda: Dinan(width=16.5), "width"),
+    ],
+)
+def test_sizes_are_integers(build, name):
+    with pytest.raises(PlanError, match=f"{name} must be an integer, got"):
+        build()

@@ -44,7 +44,7 @@ MODELS = {
     "mistral": ("LLAMA", lambda n: llama("Mistral", n)),
     "qwen2": ("LLAMA", lambda n: hf("Qwen2ForCausalLM", "Qwen2Config", hidden_size=n, **LLAMA)),
     "qwen3": ("LLAMA", lambda n: llama("Qwen3", n)),
-    "gemma2": ("LLAMA", lambda n: llama("Gemma2", n)),
+    "gemma2": ("GEMMA", lambda n: llama("Gemma2", n)),
     "mixtral": ("LLAMA", lambda n: llama("Mixtral", n, num_local_experts=2)),
     "gpt_neox": ("GPT_NEOX", lambda n: hf("GPTNeoXForCausalLM", "GPTNeoXConfig", hidden_size=n,
                  **BERT)),
@@ -164,6 +164,29 @@ def test_planned_models_train(case, batch):
     torch.optim.AdamW(numbers.groups(model)).step()
 
 
+def test_gemma_is_known_by_its_norms_in_a_class_of_another_module():
+    class Wrapped(transformers.Gemma2ForCausalLM):
+        pass
+
+    with torch.device("meta"):
+        model = Wrapped(transformers.Gemma2Config(hidden_size=32, **LLAMA))
+    assert {rule.role for rule in rules_for(model) if "norm" in rule.pattern} == {Role.NORM_BIAS}
+
+
+@pytest.mark.parametrize(
+    ("case", "start"), [("timm deit3", 1e-6), ("timm dinov2", 1e-5), ("timm convnext", 1e-6)]
+)
+def test_a_layer_scale_starts_where_the_library_starts_it(case, start):
+    model = MODELS[case][1](32)
+    own = {name: p.clone() for name, p in model.named_parameters() if name.endswith("gamma")}
+    numbers = plan(model, rules_for(model), Everett("standard", 32, 32), lr=0.1, base=model)
+    numbers.initialise(model, seed=0)
+    assert own
+    for name, value in own.items():
+        assert model.get_parameter(name).tolist() == pytest.approx(value.tolist())
+        assert numbers[name].init_mean == pytest.approx(start)
+
+
 def test_a_rules_scale_is_where_a_layer_scale_starts():
     model = MODELS["timm deit3"][1](32)
     rules = [rule for rule in rules_for(model) if rule.role is not Role.LAYER_SCALE]
@@ -217,6 +240,41 @@ def test_a_tied_model_names_the_way_out_at_once():
     rules = [rule for rule in CATALOGUE["GPT2_RULES"] if rule.role is not Role.READOUT]
     with pytest.raises(PlanError, match="tie_word_embeddings=False"):
         plan(model, rules, Everett("mup", 32, 16, qk_exponent=-0.5), lr=0.1)
+
+
+def test_a_tied_model_is_refused_at_its_own_width_when_planned_with_a_base():
+    tied = lambda n: hf("GPT2LMHeadModel", "GPT2Config", vocab_size=96, n_embd=n, n_layer=1,
+                        n_head=2)  # fmt: skip
+    model, base = on_meta(tied, 64), on_meta(tied, 16)
+    rules = [rule for rule in CATALOGUE["GPT2_RULES"] if rule.role is not Role.READOUT]
+    with pytest.raises(PlanError, match="token_embedding lr 1 x.*readout lr 0.25 x.*untie"):
+        plan(model, rules, Everett("standard", 16, 16), lr=1.0, base=base)
+
+
+def test_the_head_dimension_of_a_stock_model_decides_what_attention_scale_it_may_apply():
+    model = on_meta(MODELS["gpt2"][1], 64)  # two heads of 32
+    rule, rules = Everett("mup", 64, 32), rules_for(model)
+    build = lambda value, **more: plan(
+        model, rules, rule, lr=1.0, absorb_multipliers=True, applied={"attention_scale": value},
+        **more,
+    )  # fmt: skip
+    assert build(1 / 32).forward[0].head_dim == 32
+    with pytest.raises(PlanError, match="is 0.0625, but Everett has 0.03125 for head dimension 32"):
+        build(1 / 16)
+    with pytest.raises(PlanError, match="the model say 16, 32"):
+        build(1 / 16, head_dim=16)
+
+
+def test_t5s_queries_start_as_the_librarys_do_since_its_attention_has_no_scale():
+    model = t5(64)
+    query = model.encoder.block[0].layer[0].SelfAttention.q.weight
+    library = query.std().item()
+    numbers = plan(model, rules_for(model), Everett("standard", 64, 32), lr=1.0)
+    numbers.initialise(model, seed=0)
+    assert query.std().item() == pytest.approx(library, rel=0.1)
+    assert query.std().item() == pytest.approx((64 * 16) ** -0.5, rel=0.1)
+    key = model.encoder.block[0].layer[0].SelfAttention.k.weight
+    assert key.std().item() == pytest.approx(64**-0.5, rel=0.1)
 
 
 def test_a_model_that_no_list_fits_is_sent_to_suggest():

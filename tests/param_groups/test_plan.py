@@ -248,6 +248,23 @@ def test_frozen_tensors_are_planned_but_not_trained():
     assert sorted(given) == sorted(set(names_of(model)) - {"blocks.0.query.weight"})
 
 
+def test_a_tensor_that_was_frozen_when_drawn_is_not_trained_undrawn():
+    model = Decoder()
+    result = decoder_plan(model=model)
+    frozen = model.blocks[0].query.weight.requires_grad_(False)
+    result.initialise(model, seed=0)
+    result.groups(model)
+    frozen.requires_grad_(True)
+    with pytest.raises(PlanError, match="'blocks.0.query.weight' was frozen at initialise"):
+        result.groups(model)
+    result.initialise(model, seed=0)
+    result.groups(model)
+    frozen.requires_grad_(False)
+    result.initialise(model, seed=0, keep="blocks.0.*")  # kept on purpose
+    frozen.requires_grad_(True)
+    result.groups(model)
+
+
 def test_a_tied_tensor_is_trained_once():
     model = Decoder()
     model.readout.weight = model.tokens.weight

@@ -466,3 +466,15 @@ def test_no_catalogue_names_a_tensor_twice(rules):
     names = [rule.pattern.replace("*", "x") for rule in rules]
     for name in names:
         assert sum(rule.matches(name) for rule in rules) == 1
+
+
+@pytest.mark.parametrize("scale", [-1.0, float("nan"), float("inf"), "1", None, True])
+def test_a_scale_that_nothing_can_start_with_is_an_error(scale):
+    with pytest.raises(PlanError, match="rule 'a.weight': scale must be finite and not negative"):
+        Rule("a.weight", Role.HIDDEN, scale=scale)
+
+
+def test_two_rules_with_two_scales_for_one_tensor_conflict():
+    rules = [Rule("weight", Role.HIDDEN), Rule("w*", Role.HIDDEN, scale=0.0)]
+    with pytest.raises(PlanError, match="two rules: 'weight' -> hidden with scale 1 and 'w.'.* 0"):
+        assign(nn.Linear(4, 4, bias=False), rules)

@@ -131,6 +131,8 @@ def test_a_guard_ends_and_wants_the_plans_groups():
     [
         (torch.optim.Adafactor, r"'torch.optim.Adafactor': it caps every rate at 1/sqrt\(step\)"),
         (torch.optim.Adagrad, "'Adagrad': its updates shrink"),
+        (torch.optim.RMSprop, "'RMSprop': its average of squared gradients"),
+        (torch.optim.Adamax, "'Adamax': its updates are divided by the largest"),
     ],
 )
 def test_optimisers_without_exponents_are_refused(optimizer, message):

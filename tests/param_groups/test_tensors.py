@@ -187,16 +187,22 @@ def test_an_attention_scale_that_a_stock_model_lacks_is_an_error_with_three_ways
 
 
 def test_what_the_user_applies_is_in_the_plan_and_checked():
-    numbers = made(
-        Stock(), ATTENTION, absorb_multipliers=True, applied={"attention_scale": 1 / 16}
-    )
+    options = {"absorb_multipliers": True, "head_dim": 16}
+    numbers = made(Stock(), ATTENTION, applied={"attention_scale": 1 / 16}, **options)
     assert numbers.forward == (Factor("attention_scale", 1 / 16, 16),)
-    with pytest.raises(PlanError, match="is 0.3, but Everett has a power -1 of a head dimension"):
-        made(Stock(), ATTENTION, applied={"attention_scale": 0.3})
+    for value in (0.3, 0.25, 1 / 8, 1e-300):  # the library's 1/sqrt(16) and other integers' powers
+        with pytest.raises(PlanError, match=f"is {value:g}, but Everett has 0.0625 for head dim"):
+            made(Stock(), ATTENTION, applied={"attention_scale": value}, head_dim=16)
     with pytest.raises(PlanError, match="logit_multiplier is 0.5, but Everett has 1"):
         made(Stock(), ATTENTION, "standard", applied={"logit_multiplier": 0.5})
     with pytest.raises(PlanError, match="unknown forward factor 'scale'"):
         made(Stock(), ATTENTION, "standard", applied={"scale": 0.5})
+
+
+@pytest.mark.parametrize("head_dim", [None, 0, 2.5, "16"])
+def test_an_attention_scale_needs_a_head_dimension_to_be_checked_against(head_dim):
+    with pytest.raises(PlanError, match="checked against one head dimension.*give head_dim="):
+        made(Stock(), ATTENTION, applied={"attention_scale": 1 / 16}, head_dim=head_dim)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +213,7 @@ def test_what_the_user_applies_is_in_the_plan_and_checked():
     ],
 )
 def test_a_factor_that_no_module_applies_is_an_error(rule, factor):
-    applied = {"attention_scale": 0.25} if isinstance(rule, Bordelon) else None
+    applied = {"attention_scale": 0.25} if isinstance(rule, Bordelon) else None  # its head_dim
     with pytest.raises(PlanError, match=f"{factor}.* which this model does not apply"):
         plan(Stock(), ATTENTION, rule, lr=0.1, absorb_multipliers=True, applied=applied)
 
