@@ -115,9 +115,18 @@ def logged(run_dir: Path) -> int:
     return int(steps[-1]) if steps else 0
 
 
-def killed_run(pool: Pool, one: Job, draw: random.Random) -> tuple[dict[str, Any], list[int]]:
-    """The summary of a run that is killed, and the steps at which it was."""
+def saved(run_dir: Path) -> int:
+    """The step of a run's newest checkpoint."""
+    names = [path.name for path in run_dir.glob("checkpoints/step-*")]
+    return max((int(name.removeprefix("step-")) for name in names), default=0)
+
+
+def killed_run(
+    pool: Pool, one: Job, draw: random.Random
+) -> tuple[dict[str, Any], list[int], list[int]]:
+    """The summary of a run that is killed, the steps at which it was, and how many each cost."""
     at: list[int] = []
+    repeated: list[int] = []
     future = pool.submit(one, Needs())
     targets = sorted(draw.sample(range(2, STEPS - 5), PER_RUN))
     while True:
@@ -125,7 +134,7 @@ def killed_run(pool: Pool, one: Job, draw: random.Random) -> tuple[dict[str, Any
         if future.done():
             error = future.exception()
             if error is None:
-                return future.result(), at
+                return future.result(), at, repeated
             if not isinstance(error, pool.lost):
                 raise error
             future = pool.submit(one, Needs())
@@ -140,6 +149,7 @@ def killed_run(pool: Pool, one: Job, draw: random.Random) -> tuple[dict[str, Any
             targets = [target for target in targets[1:] if target > step]
             while not future.done():
                 time.sleep(0.01)
+            repeated.append(step - saved(one.run_dir))
         time.sleep(0.002)
 
 
@@ -155,15 +165,13 @@ def kill_series(engine: str, kills: int, minutes: float) -> dict[str, Any]:
         while len(steps) < kills and time.perf_counter() - begun < 60 * minutes:
             whole, hurt = job(Path(folder) / "whole", seed), job(Path(folder) / "hurt", seed)
             expected = pool.submit(whole, Needs()).result()
-            summary, at = killed_run(pool, hurt, draw)
+            summary, at, cost = killed_run(pool, hurt, draw)
             logs = [(one.run_dir / "metrics.jsonl").read_bytes() for one in (whole, hurt)]
             same = expected["final_eval_loss"] == summary["final_eval_loss"]
             if logs[0] != logs[1] or not same:
                 differ.append(seed)
             steps += at
-            # A kill before the first checkpoint has the run begin again, which is no resume.
-            back = [0] * (len(at) - len(summary["resumed_from"])) + summary["resumed_from"]
-            repeated += [step - start for step, start in zip(at, back)]
+            repeated += cost
             seed += 1
             print(f"{len(steps)} kills, {len(differ)} runs differ", file=sys.stderr)
         pool.shutdown()

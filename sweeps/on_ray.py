@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,13 +77,15 @@ class RayPool:
         self.lost: tuple[type[BaseException], ...] = (
             errors.WorkerCrashedError, errors.NodeDiedError, errors.LocalRayletDiedError,
             errors.OutOfMemoryError, errors.ObjectLostError, errors.TaskUnschedulableError,
-            errors.TaskPlacementGroupRemoved,
+            errors.TaskPlacementGroupRemoved, task.Lost,
         )  # fmt: skip
         self._connect()
         self.runs: set[_Run] = set()
         self.lock = threading.RLock()
         self.stops = 0
         self.deadline: threading.Timer | None = None
+        # Ray tells of ended runs on a thread that must not call Ray itself: it would wait for ever.
+        self.desk = ThreadPoolExecutor(1)
 
     def _connect(self) -> None:
         """Joins the cluster at the address, or starts one of this machine's cores and GPUs."""
@@ -131,7 +133,7 @@ class RayPool:
         run = _Run(needs, Future(), ref, group)
         with self.lock:
             self.runs.add(run)
-        ref.future().add_done_callback(lambda done: self._finish(run, done))
+        ref.future().add_done_callback(lambda done: self.desk.submit(self._finish, run, done))
         return run.future
 
     def stop(self) -> None:
@@ -159,6 +161,7 @@ class RayPool:
         if self.deadline is not None:
             self.deadline.cancel()
         self.ray.shutdown()
+        self.desk.shutdown(wait)
 
     def _cpus(self, needs: Needs) -> int:
         return max(needs.cpus, self.options.threads or 1, needs.nodes)
@@ -210,7 +213,11 @@ def _lead(
         for rank in range(1, needs.nodes)
     ]
     outcome = _follow(job, needs, launch, place, task.Node(0, address, port))
-    ray.wait(others, num_returns=len(others), timeout=stop_seconds())
+    try:
+        ray.get(others, timeout=stop_seconds())
+    except ray.exceptions.RayError as error:
+        if outcome.get("error") == "failed":  # as its processes have lost the other ones
+            return {"error": "lost", "message": f"a node of the run is gone: {error}"}
     return outcome
 
 

@@ -231,7 +231,8 @@ def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict
     stopped = False
     with process.stdin:
         try:
-            process.wait()
+            # Ray interrupts Python and no system call; a wait with an end comes back to Python.
+            process.wait(threading.TIMEOUT_MAX)
         except KeyboardInterrupt:
             stopped = True
             process.stdin.close()

@@ -2,6 +2,8 @@
 
 import os
 import secrets
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -80,6 +82,54 @@ def ray_settings():
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         yield
+
+
+class RayCluster:
+    """Two nodes on this machine, with pretended cores and GPUs."""
+
+    NODE = {"num_cpus": 16, "num_gpus": 8}
+
+    def __init__(self):
+        from ray.cluster_utils import Cluster
+
+        self.cluster = Cluster()
+        try:
+            self.add_node(include_dashboard=False)
+            self.second = self.add_node()
+        except BaseException:
+            self.cluster.shutdown()
+            raise
+
+    @property
+    def address(self):
+        return self.cluster.address
+
+    def add_node(self, **options):
+        """A node; a machine that is busy with other tests may need a second attempt."""
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("CUDA_VISIBLE_DEVICES", "PYTHONPATH"):  # a test has set them
+                patch.delenv(name, raising=False)
+            try:
+                return self.cluster.add_node(**self.NODE, **options)
+            except Exception:
+                return self.cluster.add_node(**self.NODE, **options)
+
+    def kill_node(self):
+        """Kills the second node with its runs, and has another one join."""
+        raylet = self.second.all_processes["raylet"][0].process.pid
+        found = subprocess.run(["pgrep", "-P", str(raylet)], capture_output=True, text=True)
+        for pid in (raylet, *map(int, found.stdout.split())):
+            os.kill(pid, signal.SIGKILL)
+        self.cluster.remove_node(self.second, allow_graceful=False)
+        self.second = self.add_node()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(ray_settings):
+    """One cluster for all tests with Ray; their mark, xdist_group, keeps them in one process."""
+    cluster = RayCluster()
+    yield cluster
+    cluster.cluster.shutdown()
 
 
 @pytest.fixture

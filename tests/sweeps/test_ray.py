@@ -3,16 +3,19 @@
 import importlib.util
 import json
 import os
+import signal
 import sys
+from pathlib import Path
 
 import pytest
 
 from sweeps.pool import Job, Needs, PoolOptions, RunFailed, open_pool
-from tests.sweeps.conftest import DIES, FAILS, REFUSES, wait_until
+from tests.sweeps.conftest import DIES, FAILS, REFUSES, gone, wait_until
 from training.errors import UserError
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is an extra", allow_module_level=True)
+pytestmark = pytest.mark.xdist_group("ray")
 
 CONFIG = {
     "optimizer": {"lr": 0.05},
@@ -25,27 +28,13 @@ TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "
             "--master_port", "{port}")  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def address(ray_settings):
-    from ray.cluster_utils import Cluster
-
-    node = {"num_cpus": 16, "num_gpus": 8}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-        cluster = Cluster(
-            initialize_head=True, head_node_args={**node, "include_dashboard": False}
-        )
-        cluster.add_node(**node)
-        yield cluster.address
-        cluster.shutdown()
-
-
 @pytest.fixture
-def opened(address):
+def opened(ray_cluster):
     made = []
 
     def open_it(**options):
-        made.append(open_pool("ray", PoolOptions(address=address, threads=1, **options)))
+        own = PoolOptions(address=ray_cluster.address, threads=1, **options)
+        made.append(open_pool("ray", own))
         return made[-1]
 
     yield open_it
@@ -62,6 +51,15 @@ def job(toy, tmp_path):
         return Job(name, experiment, {**CONFIG, "seed": seed}, run_dir)
 
     return make
+
+
+def lineage(pid):
+    """A process of a run, the command that has started it, and Ray's worker."""
+    parents = [pid]
+    for _ in range(2):
+        stat = Path(f"/proc/{parents[-1]}/stat").read_text()
+        parents.append(int(stat.rpartition(")")[2].split()[1]))
+    return parents
 
 
 def note(run, rank=0):
@@ -89,13 +87,34 @@ def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job, toy)
     assert {future.result(60)["status"] for future in futures} == {"finished"}
 
 
-def test_a_run_on_two_nodes_is_one_run(opened, job):
-    pool = opened(launch=TORCHRUN)
-    run = job("two")
-    summary = pool.submit(run, Needs(gpus=16, processes=2, nodes=2)).result(90)
-    assert summary["status"] == "finished"
+def test_a_run_on_two_nodes_is_one_run(opened, job, tmp_path):
+    (tmp_path / "pause").write_text("0.3")
+    pool, run = opened(launch=TORCHRUN), job("two")
+    needs = Needs(gpus=16, processes=2, nodes=2)
+    future = pool.submit(run, needs)
+    wait_until(lambda: list(run.run_dir.glob("checkpoints/step-*")))
     assert note(run)["pid"] != note(run, 1)["pid"]
-    assert (run.run_dir / "log.txt").read_text().count("loading the data") == 2
+    pool.stop()
+    assert future.result(60)["status"] == "stopped"
+    wait_until(lambda: all(gone(note(run, rank)["pid"]) for rank in (0, 1)))
+    pool.shutdown()
+    (tmp_path / "pause").write_text("0")
+    summary = opened(launch=TORCHRUN).submit(run, needs).result(60)
+    assert summary["status"] == "finished" and len(summary["resumed_from"]) == 1
+    assert (run.run_dir / "log.txt").read_text().count("loading the data") == 4
+
+
+def test_a_run_on_two_nodes_that_loses_one_is_lost(opened, job, tmp_path):
+    (tmp_path / "pause").write_text("0.3")
+    pool, run = opened(launch=TORCHRUN), job("two")
+    future = pool.submit(run, Needs(gpus=16, processes=2, nodes=2))
+    wait_until(lambda: (run.run_dir / "training").exists())
+    second = lineage(note(run, 1)["pid"])
+    os.kill(second[0], signal.SIGSTOP)  # else it would save when those above it end
+    for pid in reversed(second):
+        os.kill(pid, signal.SIGKILL)
+    with pytest.raises(pool.lost):
+        future.result(60)
 
 
 def test_futures_hold_what_they_do_on_this_machine(opened, job, capsys):

@@ -26,6 +26,7 @@ config: base.yaml
 grid: {optimizer.lr: [0.01, 0.02]}
 curves: {a: {}, b: {set: {optimizer.name: sgd}}}
 extend: {key: optimizer.lr, points: 2}
+needs: {gpus: 0, cpus: 16}  # all cores of one of Ray's nodes
 """
 TRIALS = 5
 SEARCH = f"""
@@ -36,33 +37,9 @@ parallel: 3
 rounds: 1
 """
 WITHOUT_RAY = importlib.util.find_spec("ray") is None
-
-
-class Ray:
-    """A cluster of two nodes with a core each, on this machine."""
-
-    def __init__(self):
-        from ray.cluster_utils import Cluster
-
-        head = {"num_cpus": 1, "num_gpus": 0, "include_dashboard": False}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.node = self.cluster.add_node(num_cpus=1, num_gpus=0)
-
-    def kill_node(self):
-        """Kills the second node with its runs, and has another one join."""
-        raylet = self.node.all_processes["raylet"][0].process.pid
-        found = subprocess.run(["pgrep", "-P", str(raylet)], capture_output=True, text=True)
-        for pid in (raylet, *map(int, found.stdout.split())):
-            os.kill(pid, signal.SIGKILL)
-        self.cluster.remove_node(self.node, allow_graceful=False)
-        self.node = self.cluster.add_node(num_cpus=1, num_gpus=0)
-
-
-@pytest.fixture(scope="module")
-def ray_cluster(ray_settings):
-    cluster = Ray()
-    yield cluster
-    cluster.cluster.shutdown()
+RAY = [
+    pytest.mark.xdist_group("ray"), pytest.mark.skipif(WITHOUT_RAY, reason="Ray is an extra")
+]  # fmt: skip
 
 
 class Engine:
@@ -77,7 +54,7 @@ class Engine:
             self.state = imitated_slurm.install(tmp_path, monkeypatch)
         if name == "ray":
             self.ray = request.getfixturevalue("ray_cluster")
-            self.options += ["--address", self.ray.cluster.address]
+            self.options += ["--address", self.ray.address]
 
     def launch(self, results, kind="s", pause=0.0):
         """A driver as a process. Where workers stand already, a file has runs take their time."""
@@ -125,7 +102,7 @@ class Engine:
     params=[
         "local",
         "slurm",
-        pytest.param("ray", marks=pytest.mark.skipif(WITHOUT_RAY, reason="Ray is an extra")),
+        pytest.param("ray", marks=RAY),
     ]
 )
 def engine(request, toy, tmp_path, monkeypatch):
