@@ -37,7 +37,6 @@ FIRST_SECONDS = 5.0  # for the first process of a run to report what all of them
 ANSWER = ".outcome.json"  # in a run's folder, from a process that cannot hand its outcome back
 
 
-
 class Lost(Exception):
     """The place where a run was has died, and not the run."""
 

@@ -8,7 +8,7 @@ trains one config or prints its plan, and sweeps, the coordinate check and the o
 runs reach the folder through `load_experiment(NAME)`.
 
 Nothing here imports torch before a config is known to be right: `--help` and a mistyped key answer
-at once, and a launcher counts thousands of configs without it.
+at once, and a driver counts thousands of configs without it.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ import optuna
 import pytest
 import yaml
 
+from sweeps.__main__ import main
 from sweeps.search import objective
 from sweeps.search_file import load_search
 from sweeps.storage import Storage
@@ -30,11 +31,12 @@ from sweeps.study import (
 from tests.sweeps.toys import FakePool, drive, make_toy, work_of, write_file
 from training.config import validate
 from training.errors import UserError
+from training.files import locked
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDE = (1e-2, 1e2)
 
-# No training, but launcher and workers are the real ones. The loss is a parabola in log10 of both
+# No training, but driver and workers are the real ones. The loss is a parabola in log10 of both
 # constants, with its minimum at (minimum_a, 0.3).
 EXPERIMENT = '''
 import math, os
@@ -539,6 +541,15 @@ def test_a_mistake_that_only_a_run_can_find_ends_the_command_in_one_line(toy):
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2 and done.stderr.splitlines()[-1] == "error: no data; fetch it"
+
+
+def test_a_second_driver_is_refused_before_it_reads_a_trial(toy, monkeypatch):
+    """Both would number their trials alike, and a loss would belong to the other one's values."""
+    monkeypatch.setattr("sweeps.storage.Storage.trials", None)
+    path, results = write_search(toy), toy.parent / "results"
+    with locked(results / toy.name / "s", "sweep"), pytest.raises(SystemExit) as end:
+        main(["search", str(path), "--results", str(results)])
+    assert end.value.code == 2
 
 
 def test_the_search_of_the_paper(tmp_path):
