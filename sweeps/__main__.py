@@ -137,16 +137,23 @@ def _run(args: argparse.Namespace) -> int:
         print(work_of(asked, args.storage, looks=True).dry_run())
         return 0
     with _only_driver(asked.folder, args.file):  # before it reads what is done
-        return _drive(work_of(asked, args.storage, looks=False), args)
+        return _drive(asked, args)
 
 
-def _drive(work: Any, args: argparse.Namespace) -> int:
+def _drive(asked: Any, args: argparse.Namespace) -> int:
     """The driver of a sweep or search to its end; the exit code."""
     from sweeps.driver import Driver
 
+    work = work_of(asked, args.storage, looks=False)
     for line in work.before():
         print(line, file=sys.stderr)
     gpu = needs.memory_of(args.gpu)
+    unsaid = "gpus" not in asked.config.needs.model_fields_set and args.gpus_per_node != 0
+    if gpu is None and args.engine != "local" and unsaid:
+        print(
+            f"this machine has no GPU to go by: every run gets 1 GPU, unless --gpu names one of the "
+            f"cluster's or {args.file} says `needs: {{gpus: ...}}`", file=sys.stderr
+        )  # fmt: skip
     engine = pool.open_pool(*pool.options(args))
     driver = Driver(
         work, engine, lambda point: needs.needs_of(work.experiment, point.config,

@@ -255,6 +255,29 @@ def test_needs_come_from_memory_and_what_the_file_says_counts_more(tmp_path):
         needs_of(experiment, points[2].config, {}, 1e8)
 
 
+@pytest.mark.parametrize(
+    ("words", "needs", "said"),
+    [
+        ("--engine slurm", "{cpus: 2}", True),
+        ("--engine ray", "{}", True),
+        ("--engine slurm", "{gpus: 1}", False),
+        ("--engine slurm --gpu H100", "{}", False),
+        ("--engine slurm --gpus-per-node 0", "{}", False),
+        ("--engine local", "{}", False),
+    ],
+)
+def test_runs_on_a_cluster_whose_gpus_nobody_named_are_warned_of(
+    toy, monkeypatch, capsys, words, needs, said
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(command.pool, "open_pool", lambda *_: FakePool(1, perform=Ends()))
+    path = write_file(toy, SWEEP + f"needs: {needs}\n")
+    monkeypatch.setattr(driving.Driver, "run", lambda self: True)
+    command.main(["run", str(path), "--results", str(toy.parent / "results"), *words.split()])
+    line = f"every run gets 1 GPU, unless --gpu names one of the cluster's or {path} says `needs:"
+    assert (line in capsys.readouterr().err) == said
+
+
 def test_commands_that_only_look_start_without_torch(toy):
     path = write_file(toy, SWEEP)
     for words in (["--help"], ["run", "--help"], ["run", str(path), "--dry-run"],

@@ -17,6 +17,7 @@ import yaml
 from sweeps.__main__ import main
 from sweeps.search import objective
 from sweeps.search_file import load_search
+from sweeps.status import status
 from sweeps.storage import Storage
 from sweeps.study import (
     Trial,
@@ -395,8 +396,19 @@ def test_failed_trials_are_tried_again_reported_and_replaced_in_the_next_launch(
     assert {calls(toy)[row["run"]] for row in failed} == {2}  # retries: 1
     assert sum("failed 2 times: RuntimeError: something broke" in line
                for line in work.report()) == len(failed)  # fmt: skip
+    said = status(work_of(toy, path)).splitlines()[0]
+    counts = f"{12 - len(failed)} of 12 runs done, 0 at work, {len(failed)} failed, 0 left"
+    assert said.endswith(counts)
     monkeypatch.delenv("BREAK_ABOVE")
+    again = work_of(toy, path)
+    replaced, open_places = again.next(), len(failed) - 1
+    counts = f"0 at work, {open_places} failed, 1 left"
+    assert status(work_of(toy, path)).splitlines()[0].endswith(counts)
+    assert replaced.trial.number == 12
     work, rows, constants = run(toy, path)
+    assert status(work_of(toy, path)).splitlines()[0].endswith(
+        "12 of 12 runs done, 0 at work, 0 failed, 0 left"
+    )
     assert work.report() == []
     assert Counter(row["status"] for row in rows) == {"finished": 12, "failed": len(failed)}
     assert constants["constants"][0]["trials"] == 12
