@@ -16,13 +16,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 from sweeps import needs, pool
 from training import runs
 from training.config import apply_preset
 from training.errors import UserError, one_line_errors
+from training.files import Busy, locked
 from training.signals import STOPPED
 
 # Commands whose options stand in files of their own.
@@ -79,42 +82,78 @@ def _file(
     return parser
 
 
-def load(args: argparse.Namespace, looks: bool):
-    """The work that a file asks for; with `looks` nothing is written or refused as missing."""
-    from sweeps.reuse import Store
+def read(args: argparse.Namespace, looks: bool):
+    """The sweep or search in a file; with `looks` nothing is refused as missing."""
     from sweeps.sources import read_file
 
     data = apply_preset(read_file(args.file), args.preset, str(args.file))
     if "search" not in data:
-        from sweeps.sweep import SweepWork
         from sweeps.sweep_file import load_sweep
 
         if args.storage:
             raise UserError(f"--storage: {args.file} is a sweep, which has no trials to store")
-        sweep = load_sweep(args.file, args.results, args.preset, args.curves, draft=looks)
-        return SweepWork(sweep, Store(sweep.folder, looks).recall)
-    from sweeps.search import SearchWork
+        return load_sweep(args.file, args.results, args.preset, args.curves, draft=looks)
     from sweeps.search_file import load_search
-    from sweeps.storage import Storage
 
     if args.curves:
         raise UserError(f"--curves: {args.file} is a search, which has no curves")
-    search = load_search(args.file, args.results, args.preset, draft=looks)
-    storage = Storage(search.folder, args.storage)
-    return SearchWork(search, storage, Store(search.folder, looks).recall)
+    return load_search(args.file, args.results, args.preset, draft=looks)
+
+
+def work_of(asked: Any, storage: str | None, looks: bool):
+    """What is left of a sweep or search; with `looks` nothing is written."""
+    from sweeps.reuse import Store
+    from sweeps.sweep_file import Sweep
+
+    recall = Store(asked.folder, looks).recall
+    if isinstance(asked, Sweep):
+        from sweeps.sweep import SweepWork
+
+        return SweepWork(asked, recall)
+    from sweeps.search import SearchWork
+    from sweeps.storage import Storage
+
+    return SearchWork(asked, Storage(asked.folder, storage), recall)
+
+
+@contextmanager
+def _only_driver(folder: Path, file: Path) -> Iterator[None]:
+    """Holds a sweep's folder: two drivers would number their trials alike. UserError if held."""
+    with ExitStack() as held:
+        try:
+            held.enter_context(locked(folder, "sweep"))
+        except Busy:
+            raise UserError(
+                f"{folder}: another driver is at work here; `python -m sweeps status {file}` shows "
+                "how far it is"
+            ) from None
+        yield
 
 
 def _run(args: argparse.Namespace) -> int:
     """Runs what is left of a sweep or search."""
+    asked = read(args, looks=args.dry_run)
     if args.dry_run:
-        print(load(args, looks=True).dry_run())
+        print(work_of(asked, args.storage, looks=True).dry_run())
         return 0
+    with _only_driver(asked.folder, args.file):  # before it reads what is done
+        return _drive(asked, args)
+
+
+def _drive(asked: Any, args: argparse.Namespace) -> int:
+    """The driver of a sweep or search to its end; the exit code."""
     from sweeps.driver import Driver
 
-    work = load(args, looks=False)
+    work = work_of(asked, args.storage, looks=False)
     for line in work.before():
         print(line, file=sys.stderr)
     gpu = needs.memory_of(args.gpu)
+    unsaid = "gpus" not in asked.config.needs.model_fields_set and args.gpus_per_node != 0
+    if gpu is None and args.engine != "local" and unsaid:
+        print(
+            f"this machine has no GPU to go by: every run gets 1 GPU, unless --gpu names one of the "
+            f"cluster's or {args.file} says `needs: {{gpus: ...}}`", file=sys.stderr
+        )  # fmt: skip
     engine = pool.open_pool(*pool.options(args))
     driver = Driver(
         work, engine, lambda point: needs.needs_of(work.experiment, point.config,
@@ -132,7 +171,7 @@ def _run(args: argparse.Namespace) -> int:
 def _status(args: argparse.Namespace) -> int:
     from sweeps.status import status
 
-    print(status(load(args, looks=True)))
+    print(status(work_of(read(args, looks=True), args.storage, looks=True)))
     return 0
 
 

@@ -28,6 +28,7 @@ from training.errors import UserError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _WHOLE = Fraction(1)
+EXIT_SECONDS = 5.0  # for an idle process to end and leave its GPU
 
 
 @dataclass
@@ -200,7 +201,7 @@ class LocalPool:
         """Hands a run to a worker, on the desk's thread."""
         try:
             threads = run.job.threads or self.threads
-            worker = self._worker(run.devices, threads)
+            worker = self._worker(run, threads)
             try:
                 done = worker.perform(run.job, run.needs, self.launch)
             except BrokenProcessPool:  # it died while it had nothing to do
@@ -215,18 +216,27 @@ class LocalPool:
                 self._end_process(worker)
         done.add_done_callback(lambda ended: self.desk.submit(self._end, run, worker, ended))
 
-    def _worker(self, devices: tuple[str, ...], threads: int) -> _Worker:
-        """An idle worker of these GPUs and threads, or a new one in place of those on its GPUs."""
+    def _worker(self, run: _Run, threads: int) -> _Worker:
+        """An idle worker of the run's GPUs and threads, or a new one in place of those on its GPUs.
+
+        A run of whole GPUs has them alone: an idle process holds memory there, too.
+        """
+        alone = run.share >= 1
         with self.lock:
-            for worker in self.idle:
-                if (worker.devices, worker.threads) == (devices, threads):
-                    self.idle.remove(worker)
-                    return worker
-            for worker in list(self.idle):
-                if set(worker.devices) & set(devices) or not devices:
-                    self.idle.remove(worker)
-                    worker.executor.shutdown(wait=False)
-        return self._spawn(devices, threads)
+            found = next(
+                (w for w in self.idle if (w.devices, w.threads) == (run.devices, threads)), None
+            )
+            ended = [
+                worker for worker in self.idle
+                if worker is not found and (alone or found is None)
+                and (set(worker.devices) & set(run.devices) or not run.devices)
+            ]  # fmt: skip
+            self.idle = [w for w in self.idle if w is not found and w not in ended]
+        for worker in ended:
+            worker.executor.shutdown(wait=False)
+        for worker in ended if alone else ():
+            worker.process.join(EXIT_SECONDS)
+        return found or self._spawn(run.devices, threads)
 
     def _spawn(self, devices: tuple[str, ...], threads: int) -> _Worker:
         """A new process; what torch reads on import is in its environment from the start."""

@@ -47,13 +47,15 @@ from sweeps.pool import (
     stop_seconds,
 )
 from sweeps.slurm_job import outcome_file
-from training.config import parse_yaml, read_yaml
+from sweeps.sources import folder_of
+from training.config import parse_yaml
 from training.errors import UserError, one_line_errors
 from training.files import write_json
 
 _SEVERAL_NODES = (
     "bash", "scripts/slurm/several_nodes.sh", "scripts/accelerate/several_nodes_fsdp.yaml"
 )  # fmt: skip
+_OF_RUN = ("--preset", "--storage", "--gpu")  # handed on to the driver
 _TOOLS = ("sbatch", "srun", "squeue", "scancel")
 # Options of sbatch that have options here, and other ways to say them.
 _NAMED = ("account", "cpus_per_task", "gpus_per_node", "mem", "partition", "time")
@@ -144,8 +146,22 @@ class SlurmPool:
         self.closed.set()
         self.watcher.join()
 
+    @property
+    def _launches_all(self) -> bool:
+        """Whether a launch command starts every run, which then has all of its job's GPUs."""
+        return bool(self.options.launch) and not task.only_several(self.options.launch)
+
     def _pack(self, needs: Needs) -> int:
-        return self.options.pack or (int(1 / needs.gpus) if 0 < needs.gpus < 1 else 1)
+        shares = 0 < needs.gpus < 1 and not self._launches_all
+        return self.options.pack or (int(1 / needs.gpus) if shares else 1)
+
+    def _at_once(self, pack: int, needs: Needs, gpus_per_node: int | None) -> int:
+        """Runs of a pack that are trained together; its other runs wait for a GPU in their job."""
+        if not (needs.gpus and gpus_per_node):
+            return pack
+        if self._launches_all:
+            return 1
+        return max(1, min(pack, int(gpus_per_node * needs.nodes / needs.gpus)))
 
     def _watch(self) -> None:
         """Submits what came since, takes outcomes, and asks SLURM which jobs it knows.
@@ -174,21 +190,23 @@ class SlurmPool:
     def _send(self) -> int:
         """Submits what has come, equal runs as one array; how many runs that were."""
         with self.lock:
-            new, self.new = self.new, []
+            new = self.new
             kinds: dict[Any, list[_Run]] = {}
             for run in new:
                 key = (_folder(run.job), run.needs.model_dump_json())
                 kinds.setdefault(key, []).append(run)
             for (folder, _), runs in kinds.items():
-                (folder / slurm_job.STOP).unlink(missing_ok=True)
                 size = self._pack(runs[0].needs)
                 packs = [runs[first : first + size] for first in range(0, len(runs), size)]
                 try:
+                    (folder / slurm_job.STOP).unlink(missing_ok=True)
                     ids = self._submit(folder, packs)
-                except UserError as error:
+                except (OSError, UserError) as error:
                     for run in runs:
                         run.future.set_exception(error)
                     continue
+                finally:  # what is still here when anything else goes wrong ends with an exception
+                    self.new = [run for run in self.new if run not in runs]
                 for pack, job_id in zip(packs, ids):
                     for run in pack:
                         run.id = job_id
@@ -202,10 +220,13 @@ class SlurmPool:
         asked = {
             "nodes": needs.nodes,
             "gpus_per_node": self.options.gpus_per_node,
-            "cpus_per_task": self.options.cpus_per_task or needs.cpus // needs.nodes or None,
+            "cpus_per_task": self.options.cpus_per_task,
         }
         if asked["gpus_per_node"] is None:
             asked["gpus_per_node"] = -(-int(100 * needs.gpus) // (100 * needs.nodes)) or None
+        if asked["cpus_per_task"] is None:
+            at_once = self._at_once(len(packs[0]), needs, asked["gpus_per_node"])
+            asked["cpus_per_task"] = at_once * max(needs.cpus, needs.processes) // needs.nodes
         if needs.nodes > 1:  # the job's launcher is on its first node
             launch = launch or _SEVERAL_NODES
             part = {"nodes": 1, "gpus": needs.gpus / needs.nodes}
@@ -377,8 +398,16 @@ def read(argv: Sequence[str] | None) -> tuple[argparse.Namespace, PoolOptions, t
     parser.add_argument("file", type=Path, help="YAML file of a sweep or a search")
     parser.add_argument("--results", type=Path, default=Path("results"), help="seen by all nodes")
     parser.add_argument("--after", metavar="ID:ID", help="start once these jobs have ended")
+    named = parser.add_argument_group("as for `python -m sweeps run`").add_argument
+    for word in _OF_RUN:
+        named(word)
+    named("--curves", nargs="+", metavar="NAME")
     add_arguments(parser)
     args, rest = parser.parse_known_args(argv)
+    for word in _OF_RUN:
+        value = getattr(args, word.removeprefix("--"))
+        rest += [] if value is None else [word, value]
+    rest += ["--curves", *args.curves] if args.curves else []
     given = options(args)[1]
     jobs = argparse.ArgumentParser()
     add_job_arguments(jobs.add_argument)
@@ -414,8 +443,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             asked |= {"cpus_per_task": 1, "mem": None}
         else:
             asked |= {"cpus_per_task": given.cpus_per_task, "gpus_per_node": given.gpus_per_node}
-        experiment = str(read_yaml(args.file).get("experiment", ""))
-        folder = args.results.absolute() / experiment / args.file.stem / "slurm"
+        folder = folder_of(args.file, args.results.absolute(), args.preset) / "slurm"
         driver = slurm_job.Driver(words, detached=args.engine == "slurm")
         (job,) = submit([driver], folder, given.requeues, asked)
     print(

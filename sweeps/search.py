@@ -146,9 +146,14 @@ class SearchWork:
                     yield Task(played, trial, config, run), self.recall(run) or {}
 
     def failed_before(self) -> set[str]:
-        """Runs that an earlier command, or one at work now, has given up."""
-        lasts = (found[-1] for found in self.rounds.values())
-        return {t.note["run"] for last in lasts for t in last.trials if t.state == "failed"}
+        """Runs that an earlier command, or one at work now, has given up, and none has replaced."""
+        found: set[str] = set()
+        for rounds in self.rounds.values():
+            last = rounds[-1]
+            open_places = last.wanted - len(last.counted) - len(last.running)
+            failed = [trial.note["run"] for trial in last.trials if trial.state == "failed"]
+            found.update(failed[max(0, len(failed) - max(0, open_places)) :])
+        return found
 
     @property
     def failed(self) -> bool:

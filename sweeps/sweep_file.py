@@ -124,6 +124,12 @@ class Adjust(Section):
     needs: Needs = Needs()
     """What those runs need."""
 
+    @model_validator(mode="after")
+    def _changes_something(self) -> Adjust:
+        if not self.set and not self.needs.model_fields_set:
+            raise ValueError(f"where {self.where}: changes nothing; say `set` or `needs` there")
+        return self
+
 
 class SweepConfig(Section):
     """A sweep file."""

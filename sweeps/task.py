@@ -13,6 +13,7 @@ is how they are asked to stop and also what happens when the process that starte
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import shutil
@@ -35,7 +36,6 @@ from training.files import Busy, open_plain, write_json, writing
 
 FIRST_SECONDS = 5.0  # for the first process of a run to report what all of them have found
 ANSWER = ".outcome.json"  # in a run's folder, from a process that cannot hand its outcome back
-
 
 
 class Lost(Exception):
@@ -95,10 +95,19 @@ def perform(
     except UserError as error:
         return told(error, job.run_dir)
     finally:
+        _free_gpu_memory()
         signal.signal(signal.SIGTERM, asked[0])
         signal.signal(signal.SIGINT, asked[1])
         if _parent is not None and os.getppid() != _parent:
             os._exit(0)  # the driver is gone; the executor would wait for its next job for ever
+
+
+def _free_gpu_memory() -> None:
+    """Gives back what the run's tensors took: a run in another process may share the GPU."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _interrupt(*_: object) -> None:

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-# Launchers, which only ask for the commit, start without torch.
+# Drivers, which only ask for the commit, start without torch.
 if TYPE_CHECKING:
     import torch
 

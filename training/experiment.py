@@ -8,7 +8,7 @@ trains one config or prints its plan, and sweeps, the coordinate check and the o
 runs reach the folder through `load_experiment(NAME)`.
 
 Nothing here imports torch before a config is known to be right: `--help` and a mistyped key answer
-at once, and a launcher counts thousands of configs without it.
+at once, and a driver counts thousands of configs without it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,7 @@ from training.settings import RunConfig
 
 if TYPE_CHECKING:
     from param_groups import Plan
-    from training.task import Task
-
-Progress = Callable[[int, int, float], None]
+    from training.task import Progress, Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +140,8 @@ def load_experiment(name: str, named_in: Path | str | None = None) -> Experiment
     """
     where = "" if named_in is None else f"{named_in}: "
     try:
+        if not all(word.isidentifier() for word in name.split(".")):
+            raise ModuleNotFoundError(name=name)
         module = importlib.import_module(f"{name}.train")
     except ModuleNotFoundError as error:
         if error.name not in (name, f"{name}.train"):

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from training.errors import UserError, reason
 
-LOCK_SECONDS = 2.0  # a launcher that only looks at a lock holds it for a moment
+LOCK_SECONDS = 2.0  # a process that only looks at a lock holds it for a moment
 
 
 @contextmanager

@@ -27,6 +27,7 @@ _KEYS = (
     *("losses", "evals", "seconds", "eval_seconds"),
     *("resumed_from", "skipped", "eval_targets", "random"),
 )
+_NEWER = "observations.jsonl"  # no run had it when the first checkpoints were written
 
 
 class Checkpoints:
@@ -197,10 +198,9 @@ class Checkpoints:
         return found, plan
 
     def _position(self, meta: dict[str, Any], log: Log) -> dict[str, Any]:
-        """How much of a log belongs to a checkpoint; older ones do not know every recorder's."""
-        known = meta["logs"]
-        name = log.path.name
-        return known[name] if log is self.logs[0] else known.get(name, {"bytes": 0})
+        """How much of a log belongs to a checkpoint; older ones do not know the observations."""
+        known, name = meta["logs"], log.path.name
+        return known.get(name, {"bytes": 0}) if name == _NEWER else known[name]
 
 
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -170,7 +170,7 @@ def _enter(run_dir: Path, config: RunConfig, plan: Plan, held: ExitStack) -> dic
     if value is not None and (config.checkpoint.final or not (run_dir / "checkpoints").exists()):
         return value
     held.enter_context(locked(run_dir, "run"))
-    # Another launcher may have finished it since; what the lock protects is read under it.
+    # Another process may have finished it since; what the lock protects is read under it.
     refuse_other(run_dir, config, plan)
     value = done(run_dir)
     if value is not None:  # it ended between its summary and the removal of what it had saved

@@ -19,7 +19,7 @@ from sweeps.status import status
 from tests.sweeps.toys import ROOT, FakePool, Lost, drive, make_toy, work_of, write_file
 from training.errors import RunError, UserError
 from training.experiment import load_experiment
-from training.files import Busy, locked
+from training.files import Busy, is_locked, locked
 
 SOURCE = """
 from training.config import Section
@@ -255,6 +255,29 @@ def test_needs_come_from_memory_and_what_the_file_says_counts_more(tmp_path):
         needs_of(experiment, points[2].config, {}, 1e8)
 
 
+@pytest.mark.parametrize(
+    ("words", "needs", "said"),
+    [
+        ("--engine slurm", "{cpus: 2}", True),
+        ("--engine ray", "{}", True),
+        ("--engine slurm", "{gpus: 1}", False),
+        ("--engine slurm --gpu H100", "{}", False),
+        ("--engine slurm --gpus-per-node 0", "{}", False),
+        ("--engine local", "{}", False),
+    ],
+)
+def test_runs_on_a_cluster_whose_gpus_nobody_named_are_warned_of(
+    toy, monkeypatch, capsys, words, needs, said
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(command.pool, "open_pool", lambda *_: FakePool(1, perform=Ends()))
+    path = write_file(toy, SWEEP + f"needs: {needs}\n")
+    monkeypatch.setattr(driving.Driver, "run", lambda self: True)
+    command.main(["run", str(path), "--results", str(toy.parent / "results"), *words.split()])
+    line = f"every run gets 1 GPU, unless --gpu names one of the cluster's or {path} says `needs:"
+    assert (line in capsys.readouterr().err) == said
+
+
 def test_commands_that_only_look_start_without_torch(toy):
     path = write_file(toy, SWEEP)
     for words in (["--help"], ["run", "--help"], ["run", str(path), "--dry-run"],
@@ -277,3 +300,38 @@ def test_options_of_the_other_kind_are_refused(toy, capsys):
         with pytest.raises(SystemExit) as ended:
             command.main(["run", str(file), *words])
         assert ended.value.code == 2 and line in capsys.readouterr().err
+
+
+def test_a_second_driver_is_refused_until_the_first_is_killed(toy, capsys):
+    file, results = write_file(toy, SWEEP), toy.parent / "results"
+    hold = "import sys, time; from pathlib import Path; from training.files import locked\n"
+    hold += "with locked(Path(sys.argv[1]), 'sweep'): print('held', flush=True); time.sleep(100)"
+    folder = results / toy.name / "s"
+    first = subprocess.Popen(
+        [sys.executable, "-c", hold, folder], cwd=ROOT, text=True, stdout=subprocess.PIPE
+    )
+    assert first.stdout.readline() == "held\n"
+    words = ["run", str(file), "--results", str(results)]
+    with pytest.raises(SystemExit) as end:
+        command.main(words)
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and said.count("\n") == 1
+    assert f"{folder}: another driver is at work here; `python -m sweeps status {file}`" in said
+    command.main([*words, "--dry-run"])  # who only looks is not refused
+    first.kill()
+    first.wait()
+    with pytest.raises(SystemExit) as end:
+        command.main(words)  # its runs fail
+    assert end.value.code == 1
+
+
+def test_a_driver_holds_its_sweep_while_it_drives(toy, monkeypatch):
+    seen = []
+
+    def run(self):
+        seen.append(is_locked(self.work.folder))
+        return True
+
+    monkeypatch.setattr(Driver, "run", run)
+    command.main(["run", str(write_file(toy, SWEEP)), "--results", str(toy.parent / "results")])
+    assert seen == [True] and not is_locked(toy.parent / "results" / toy.name / "s")

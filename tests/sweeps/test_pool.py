@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from sweeps import pool as pools
+from sweeps import task
 from sweeps.pool import Job, Needs, PoolOptions, RunFailed, open_pool
 from tests.sweeps.conftest import (
     DIES,
@@ -338,6 +339,32 @@ def test_runs_are_packed_on_gpus_by_what_they_need(gpus, placed):
         place("big", 5)
     with pytest.raises(UserError, match="far needs 2 nodes; --engine local has this machine only"):
         place("far", 4, processes=2, nodes=2)
+
+
+def test_a_run_of_a_whole_gpu_shares_it_with_no_idle_process(gpus, placed):
+    gpus(1, "0")
+    place = placed()
+    place("a", 0.5)
+    place("b", 0.5)
+    place.devices("a", "b")
+    pids = {at(place.runs[name][0])["pid"] for name in "ab"}
+    place.release("a", "b")
+    place("whole", 1)
+    assert place.devices("whole") == ["0"]
+    pids.remove(at(place.runs["whole"][0])["pid"])
+    assert len(pids) == 1 and all(map(gone, pids))
+
+
+@pytest.mark.parametrize("initialized", [True, False])
+def test_a_process_gives_gpu_memory_back_when_its_run_ends(job, toy, monkeypatch, initialized):
+    freed = []
+    monkeypatch.setattr("torch.cuda.is_initialized", lambda: initialized)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: freed.append("cache"))
+    run = job("run", experiment=f"{toy}.place")
+    run.run_dir.mkdir()
+    (run.run_dir / "go").touch()
+    assert task.perform(run, Needs()) == {"summary": {"status": "finished"}}
+    assert freed == ["cache"] * initialized
 
 
 @pytest.mark.parametrize(

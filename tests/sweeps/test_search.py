@@ -14,8 +14,10 @@ import optuna
 import pytest
 import yaml
 
+from sweeps.__main__ import main
 from sweeps.search import objective
 from sweeps.search_file import load_search
+from sweeps.status import status
 from sweeps.storage import Storage
 from sweeps.study import (
     Trial,
@@ -30,11 +32,12 @@ from sweeps.study import (
 from tests.sweeps.toys import FakePool, drive, make_toy, work_of, write_file
 from training.config import validate
 from training.errors import UserError
+from training.files import locked
 
 ROOT = Path(__file__).resolve().parents[2]
 WIDE = (1e-2, 1e2)
 
-# No training, but launcher and workers are the real ones. The loss is a parabola in log10 of both
+# No training, but driver and workers are the real ones. The loss is a parabola in log10 of both
 # constants, with its minimum at (minimum_a, 0.3).
 EXPERIMENT = '''
 import math, os
@@ -393,8 +396,19 @@ def test_failed_trials_are_tried_again_reported_and_replaced_in_the_next_launch(
     assert {calls(toy)[row["run"]] for row in failed} == {2}  # retries: 1
     assert sum("failed 2 times: RuntimeError: something broke" in line
                for line in work.report()) == len(failed)  # fmt: skip
+    said = status(work_of(toy, path)).splitlines()[0]
+    counts = f"{12 - len(failed)} of 12 runs done, 0 at work, {len(failed)} failed, 0 left"
+    assert said.endswith(counts)
     monkeypatch.delenv("BREAK_ABOVE")
+    again = work_of(toy, path)
+    replaced, open_places = again.next(), len(failed) - 1
+    counts = f"0 at work, {open_places} failed, 1 left"
+    assert status(work_of(toy, path)).splitlines()[0].endswith(counts)
+    assert replaced.trial.number == 12
     work, rows, constants = run(toy, path)
+    assert status(work_of(toy, path)).splitlines()[0].endswith(
+        "12 of 12 runs done, 0 at work, 0 failed, 0 left"
+    )
     assert work.report() == []
     assert Counter(row["status"] for row in rows) == {"finished": 12, "failed": len(failed)}
     assert constants["constants"][0]["trials"] == 12
@@ -539,6 +553,15 @@ def test_a_mistake_that_only_a_run_can_find_ends_the_command_in_one_line(toy):
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 2 and done.stderr.splitlines()[-1] == "error: no data; fetch it"
+
+
+def test_a_second_driver_is_refused_before_it_reads_a_trial(toy, monkeypatch):
+    """Both would number their trials alike, and a loss would belong to the other one's values."""
+    monkeypatch.setattr("sweeps.storage.Storage.trials", None)
+    path, results = write_search(toy), toy.parent / "results"
+    with locked(results / toy.name / "s", "sweep"), pytest.raises(SystemExit) as end:
+        main(["search", str(path), "--results", str(results)])
+    assert end.value.code == 2
 
 
 def test_the_search_of_the_paper(tmp_path):

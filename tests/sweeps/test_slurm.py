@@ -1,5 +1,6 @@
 """Runs as jobs of a SLURM whose commands are imitated, and the driver as a job."""
 
+import errno
 import json
 import os
 import re
@@ -154,6 +155,47 @@ def test_runs_get_jobs_with_their_own_resources(opened, job, state, toy):
     assert not any(word.startswith("gpus") for word in asked(state, 102)[0])
 
 
+@pytest.mark.parametrize(
+    ("needs", "options", "cpus", "packs"),
+    [
+        (Needs(gpus=0.25, cpus=4), {}, 16, 1),
+        (Needs(gpus=0.25, cpus=4), {"pack": 2}, 8, 2),
+        (Needs(gpus=0, cpus=4), {"pack": 4}, 16, 1),
+        (Needs(gpus=1, cpus=4), {"pack": 4}, 4, 1),  # one after another
+        (Needs(gpus=1, cpus=4), {"pack": 4, "gpus_per_node": 2}, 8, 1),
+        (Needs(gpus=4, processes=4), {}, 4, 4),
+        (Needs(gpus=16, processes=16, nodes=2), {}, 8, 4),
+        (Needs(gpus=0.25, cpus=4), {"cpus_per_task": 2}, 2, 1),
+        # What it starts has its job's GPUs, whatever their number.
+        (Needs(gpus=0.25, cpus=4), {"launch": ("sh", "-c", "exit 0")}, 4, 4),
+        (Needs(gpus=0.25, cpus=4), {"launch": ("sh", "-c", "exit {processes}")}, 16, 1),
+    ],
+)
+def test_a_job_has_cores_for_all_runs_that_it_trains_at_once(
+    opened, job, state, toy, needs, options, cpus, packs
+):
+    pool = opened(**options)
+    for name in "abcd":
+        pool.submit(job(name, experiment=f"{toy}.place"), needs)
+    wait_until(lambda: list(state.glob("script-*")))
+    said, srun = asked(state, 100)
+    assert f"cpus-per-task={cpus}" in said and f" --cpus-per-task={cpus} " in srun
+    arrays = [word for word in said if word.startswith("array=")]
+    assert arrays == ([f"array=0-{packs - 1}%{packs}"] if packs > 1 else [])
+
+
+def test_what_the_disk_refuses_ends_every_run_of_the_batch(opened, job, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(on_slurm, "submit", full)
+    pool = opened()
+    futures = [pool.submit(job(name), Needs(gpus=gpus)) for name, gpus in (("a", 1), ("b", 2))]
+    for future in futures:
+        with pytest.raises(OSError, match="No space left"):
+            future.result(10)
+
+
 def test_the_warning_comes_before_what_saving_may_take(state):
     given = parameters(PoolOptions())
     assert given["signal_delay_s"] >= stop_seconds() + 30 and given["time"] == 240
@@ -248,6 +290,24 @@ def test_a_driver_that_is_warned_comes_back_and_ends(engine, file, tmp_path, sta
     if engine == "slurm":
         assert "gpus-per-node=2" in asked(state, 101)[0]
         assert not any("dependency" in word for word in asked(state, 101)[0])
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_options_of_run_are_handed_to_the_driver_wherever_they_stand(
+    file, tmp_path, state, capsys, monkeypatch, order
+):
+    file.write_text(file.read_text() + "presets: {laptop: {seeds: [0, 1]}}\n")
+    monkeypatch.setattr(on_slurm, "submit", lambda *_: ["100"])
+    given = ["--preset", "laptop", "--gpu", "H100", "--curves", "a", "--results", "some results"]
+    monkeypatch.chdir(tmp_path)
+    parts = [[str(file)], given][::order]
+    on_slurm.main([*parts[0], *parts[1]])
+    folder = tmp_path / "some results" / file.parent.name / "s_laptop"
+    assert f"results  {folder}\n" in capsys.readouterr().out
+    words = on_slurm.read([*parts[0], *parts[1]])[2]
+    assert words[0] == str(file)
+    assert " ".join(words).count("--preset laptop") == 1
+    assert {"--gpu", "H100", "--curves", "a"} <= set(words)
 
 
 def test_a_driver_of_ray_has_a_script(file, state, capsys):

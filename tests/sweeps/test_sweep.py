@@ -262,6 +262,8 @@ def test_a_users_mistake_in_a_run_ends_the_sweep_at_once(toy):
         ("curves: {a: {sett: {}}}", "unknown key 'curves.a.sett'; did you mean 'curves.a.set'?"),
         ("curves: {a: {}}\nextend: {key: lr, stp: 2}", "did you mean 'extend.step'?"),
         ("curves: {}", "curves"),
+        ("curves: {a: {grid: {lr: [1]}}}\nadjust: [{where: {lr: [1]}}]",
+         "where {'lr': [1]}: changes nothing; say `set` or `needs` there"),
         ("curves: {a: {grid: {lr: [x]}}}", "lr: expected"),
         ("curves: {a: {set: {wdth: 1}}}", "unknown key 'wdth'"),
         ("curves: {a: {}}\nextend: {key: lr}", "extend.key 'lr' is not in the grid of 'a'"),
@@ -276,10 +278,11 @@ def test_bad_sweep_files_are_one_line(toy, text, words):
     assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_experiment_is_one_line(tmp_path):
+@pytest.mark.parametrize("name", ["nanolm", "''", ".nanolm_c4", "nanolm_c4/"])
+def test_an_unknown_experiment_is_one_line(tmp_path, name):
     path = tmp_path / "s.yaml"
-    path.write_text("experiment: nanolm\nconfig: x.yaml\ncurves: {a: {}}\n")
-    with pytest.raises(UserError, match="experiment 'nanolm' has no train.py here"):
+    path.write_text(f"experiment: {name}\nconfig: x.yaml\ncurves: {{a: {{}}}}\n")
+    with pytest.raises(UserError, match="s.yaml: experiment '.*' has no train.py here"):
         load_sweep(path)
 
 

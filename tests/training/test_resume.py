@@ -357,6 +357,7 @@ def resealed(path, change):
     "change",
     [
         lambda meta, tensors: meta.pop("logs"),
+        lambda meta, tensors: meta["logs"].pop("probes.jsonl"),
         lambda meta, tensors: meta.pop("plan"),
         lambda meta, tensors: meta.pop("random"),
         lambda meta, tensors: meta.pop("config"),
