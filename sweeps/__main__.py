@@ -151,7 +151,7 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
     unsaid = "gpus" not in asked.config.needs.model_fields_set and args.gpus_per_node != 0
     if gpu is None and args.engine != "local" and unsaid:
         print(
-            f"this machine has no GPU to go by: every run gets 1 GPU, unless --gpu names one of the "
+            "this machine has no GPU to go by: every run gets 1 GPU, unless --gpu names one of the "
             f"cluster's or {args.file} says `needs: {{gpus: ...}}`", file=sys.stderr
         )  # fmt: skip
     engine = pool.open_pool(*pool.options(args))
