@@ -19,8 +19,8 @@ two captures, and the logits of every block four times. On one CPU core, trainin
 observing 8, a capture took 0.2 to 0.3 of a training step of decoders (4 blocks, width 64 and 256,
 64 and 256 tokens) and 0.3 to 1.2 of small Vision Transformers (2 blocks, width 16 and 256, 16 and
 64 tokens), an observation 0.5 to 1.0 and 1.0 to 3.5. Memory: (4 L + 1) B T n numbers for each of
-the two states, a copy of the parameters while the initial state is there, and three times B H T^2 for
-the logits of one block (causal ones twice), exactly in `training.memory.observation`.
+the two states, a copy of the parameters while the initial state is there, and three times B H T^2
+for the logits of one block (causal ones twice), exactly in `training.memory.observation`.
 benchmarks/representations.py measures both.
 """
 
