@@ -172,6 +172,7 @@ def test_what_does_not_stop_is_killed(opened, job, monkeypatch, way):
 
 DRIVER = """
 import sys
+from pathlib import Path
 from sweeps.pool import Job, Needs, PoolOptions, open_pool
 if __name__ == "__main__":
     experiment, run_dir, launch = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
