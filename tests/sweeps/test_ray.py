@@ -84,7 +84,7 @@ def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job, toy)
     assert pool.slots == 11 and note(parts[0])["OMP_NUM_THREADS"] == "1"
     for run in (*whole.values(), *parts):
         (run.run_dir / "go").touch()
-    assert {future.result(60)["status"] for future in futures} == {"finished"}
+    assert {future.result(300)["status"] for future in futures} == {"finished"}
 
 
 def test_a_run_on_two_nodes_is_one_run(opened, job, tmp_path):
@@ -95,11 +95,11 @@ def test_a_run_on_two_nodes_is_one_run(opened, job, tmp_path):
     wait_until(lambda: list(run.run_dir.glob("checkpoints/step-*")))
     assert note(run)["pid"] != note(run, 1)["pid"]
     pool.stop()
-    assert future.result(60)["status"] == "stopped"
+    assert future.result(300)["status"] == "stopped"
     wait_until(lambda: all(gone(note(run, rank)["pid"]) for rank in (0, 1)))
     pool.shutdown()
     (tmp_path / "pause").write_text("0")
-    summary = opened(launch=TORCHRUN).submit(run, needs).result(60)
+    summary = opened(launch=TORCHRUN).submit(run, needs).result(300)
     assert summary["status"] == "finished" and len(summary["resumed_from"]) == 1
     assert (run.run_dir / "log.txt").read_text().count("loading the data") == 4
 
@@ -114,7 +114,7 @@ def test_a_run_on_two_nodes_that_loses_one_is_lost(opened, job, tmp_path):
     for pid in reversed(second):
         os.kill(pid, signal.SIGKILL)
     with pytest.raises(pool.lost):
-        future.result(60)
+        future.result(300)
 
 
 def test_futures_hold_what_they_do_on_this_machine(opened, job, capsys):
@@ -122,13 +122,13 @@ def test_futures_hold_what_they_do_on_this_machine(opened, job, capsys):
     runs = [job(str(seed), seed) for seed in (0, FAILS, REFUSES, DIES)]
     futures = [pool.submit(run, Needs(gpus=0.25)) for run in runs]
     assert pool.slots == 4  # more than `workers` are in flight already
-    assert futures[0].result(60)["status"] == "finished"
+    assert futures[0].result(300)["status"] == "finished"
     with pytest.raises(RunFailed, match="RuntimeError: no such thing; the end of"):
-        futures[1].result(60)
+        futures[1].result(300)
     with pytest.raises(UserError, match="^corpus.txt: no such file$"):
-        futures[2].result(60)
+        futures[2].result(300)
     with pytest.raises(pool.lost):
-        futures[3].result(60)
+        futures[3].result(300)
     pool.submit(job("large"), Needs(gpus=9))
     assert "large waits for a node with 1 CPU, 9 GPU" in capsys.readouterr().err
 
@@ -140,7 +140,7 @@ def test_a_stopped_run_saves_and_a_waiting_one_does_not_start(opened, job, monke
     futures = [pool.submit(running, Needs()), pool.submit(waiting, Needs(gpus=9))]
     wait_until(lambda: list(running.run_dir.glob("checkpoints/step-*")))
     pool.stop()
-    assert [future.result(60)["status"] for future in futures] == ["stopped", "stopped"]
+    assert [future.result(300)["status"] for future in futures] == ["stopped", "stopped"]
     assert json.loads((running.run_dir / "summary.json").read_text())["status"] == "stopped"
     assert not waiting.run_dir.exists()
 
