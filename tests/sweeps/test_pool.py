@@ -84,26 +84,26 @@ def test_a_future_holds_the_summary_or_what_went_wrong(opened, job):
     fine, second = job("fine"), job("second", seed=1)
     assert pool.slots == 1
     first = pool.submit(fine, Needs())
-    assert first.result(60)["status"] == "finished" and not saved(fine)
-    assert pool.submit(second, Needs()).result(60)["status"] == "finished"
+    assert first.result(300)["status"] == "finished" and not saved(fine)
+    assert pool.submit(second, Needs()).result(300)["status"] == "finished"
     assert at(fine)["pid"] == at(second)["pid"] != os.getpid()  # torch is imported once
     assert at(fine)["OMP_NUM_THREADS"] == "3"
-    assert pool.submit(fine, Needs()).result(60) == first.result()  # not trained again
+    assert pool.submit(fine, Needs()).result(300) == first.result()  # not trained again
     log = (fine.run_dir / "log.txt").read_text()
     assert log.count("loading the data") == 2 and "readout.weight" in log
 
     with pytest.raises(RunFailed, match="RuntimeError: no such thing; the end of") as failure:
-        pool.submit(job("fails", FAILS), Needs()).result(60)
+        pool.submit(job("fails", FAILS), Needs()).result(300)
     assert 'raise RuntimeError("no such thing")' in failure.value.tail in str(failure.value)
     with pytest.raises(UserError, match="^corpus.txt: no such file$"):
-        pool.submit(job("refuses", REFUSES), Needs()).result(60)
+        pool.submit(job("refuses", REFUSES), Needs()).result(300)
     with pytest.raises(RunError, match="holds something else"):
-        pool.submit(job("wrong", WRONG_FOLDER), Needs()).result(60)
+        pool.submit(job("wrong", WRONG_FOLDER), Needs()).result(300)
     with pytest.raises(RunError, match="another config"):
-        pool.submit(job("fine", seed=2), Needs()).result(60)
+        pool.submit(job("fine", seed=2), Needs()).result(300)
     third = job("third", seed=3)
     with locked(third.run_dir, "run"), pytest.raises(Busy, match="another process"):
-        pool.submit(third, Needs()).result(60)
+        pool.submit(third, Needs()).result(300)
     assert at(third)["pid"] == at(fine)["pid"]
 
 
@@ -112,17 +112,17 @@ def test_a_worker_that_dies_costs_its_own_run_only(opened, job, monkeypatch):
     dead, fine = job("dead", DIES), job("fine")
     futures = [pool.submit(dead, Needs()), pool.submit(fine, Needs())]
     with pytest.raises(pool.lost, match="ended with code -9; the end of") as end:
-        futures[0].result(60)
+        futures[0].result(300)
     assert "loading the data" in str(end.value)
-    assert futures[1].result(60)["resumed_from"] == []
+    assert futures[1].result(300)["resumed_from"] == []
     again = job("again", seed=1)  # in a fresh process, or in the one that lives
     os.kill(at(fine)["pid"], signal.SIGKILL)  # while it has nothing to do
     wait_until(lambda: gone(at(fine)["pid"]))
     future = pool.submit(again, Needs())
     try:
-        assert future.result(60)["status"] == "finished"
+        assert future.result(300)["status"] == "finished"
     except pool.lost:  # the pool had not yet noticed
-        assert pool.submit(again, Needs()).result(60)["status"] == "finished"
+        assert pool.submit(again, Needs()).result(300)["status"] == "finished"
 
 
 def test_stopped_runs_save_and_go_on_and_waiting_ones_do_not_start(opened, job, monkeypatch):
@@ -132,12 +132,12 @@ def test_stopped_runs_save_and_go_on_and_waiting_ones_do_not_start(opened, job, 
     futures = [pool.submit(running, Needs()), pool.submit(waiting, Needs())]
     wait_until(lambda: steps(running) >= 2)
     pool.stop()
-    assert [future.result(60)["status"] for future in futures] == ["stopped", "stopped"]
+    assert [future.result(300)["status"] for future in futures] == ["stopped", "stopped"]
     assert len(saved(running)) >= 1 and not waiting.run_dir.exists()
     pool.shutdown()
     assert gone(at(running)["pid"])
     monkeypatch.setenv("PAUSE", "0")
-    summary = opened(workers=1).submit(running, Needs()).result(60)
+    summary = opened(workers=1).submit(running, Needs()).result(300)
     assert summary["status"] == "finished" and len(summary["resumed_from"]) == 1
 
 
@@ -146,12 +146,12 @@ def test_a_run_that_does_not_train_yet_is_stopped_too(opened, job, toy):
     run = job("run", experiment=f"{toy}.place")
     future = pool.submit(run, Needs())
     pool.stop()  # while its process starts
-    assert future.result(60) == {"status": "stopped"}
+    assert future.result(300) == {"status": "stopped"}
     pool = opened(workers=1)
     future = pool.submit(run, Needs())
     wait_until(lambda: started(run))
     pool.stop()
-    assert future.result(60) == {"status": "stopped"}
+    assert future.result(300) == {"status": "stopped"}
 
 
 @pytest.mark.parametrize("way", ["called again", "out of time"])
@@ -213,20 +213,20 @@ def test_two_processes_stop_with_a_checkpoint_and_go_on_as_the_same_run(opened, 
     future = pool.submit(run, PAIR)
     wait_until(lambda: steps(run) >= 2)
     pool.stop()
-    assert future.result(60)["status"] == "stopped"
+    assert future.result(300)["status"] == "stopped"
     (reached,) = [int(name.removeprefix("step-")) for name in saved(run)][-1:]
     assert all(gone(at(run, rank)["pid"]) for rank in (0, 1))
 
     monkeypatch.setenv("PAUSE", "0")
     pool = opened(workers=1, threads=1, launch=SEVERAL)
-    summary = pool.submit(run, PAIR).result(60)
+    summary = pool.submit(run, PAIR).result(300)
     assert (summary["status"], summary["resumed_from"]) == ("finished", [reached])
     assert (run.run_dir / "log.txt").read_text().count("loading the data") == 4
     assert not (run.run_dir / ".outcome.json").exists()
     # The config is written as any other way of running writes it: nothing is trained again.
-    assert pool.submit(run, Needs()).result(60) == summary
+    assert pool.submit(run, Needs()).result(300) == summary
     alone = job("alone", seed=1)
-    assert pool.submit(alone, Needs()).result(60)["status"] == "finished"
+    assert pool.submit(alone, Needs()).result(300)["status"] == "finished"
     assert not started(alone, rank=1)  # SEVERAL is not for it
     ours, theirs = (read_yaml(one.run_dir / "config.yaml") for one in (run, alone))
     assert {**ours, "seed": 1} == theirs
@@ -236,20 +236,20 @@ def test_the_first_process_tells_what_is_wrong_and_the_others_end(opened, job):
     pool = opened(workers=1, threads=1, launch=TWO)
     run = job("run", REFUSES)
     with pytest.raises(UserError, match="^corpus.txt: no such file$"):
-        pool.submit(run, Needs()).result(60)
+        pool.submit(run, Needs()).result(300)
     assert all(gone(at(run, rank)["pid"]) for rank in (0, 1))
     with pytest.raises(RunFailed):
-        pool.submit(job("second", SECOND_FAILS), Needs()).result(60)
+        pool.submit(job("second", SECOND_FAILS), Needs()).result(300)
     assert "no such thing" in (run.run_dir.parent / "second" / "log.txt").read_text()
 
 
 def test_a_launch_command_that_is_wrong_is_named(opened, job):
     pool = opened(workers=1, launch=("acelerate", "launch"))
     with pytest.raises(UserError, match="--launch: no command 'acelerate' on PATH"):
-        pool.submit(job("a"), Needs()).result(60)
+        pool.submit(job("a"), Needs()).result(300)
     pool = opened(workers=1, launch=("sh", "-c", "echo no such option >&2; exit 2"))
     with pytest.raises(RunFailed, match="sh ended with code 2 and no word.*\nno such option"):
-        pool.submit(job("b"), Needs()).result(60)
+        pool.submit(job("b"), Needs()).result(300)
 
 
 # GPUs, pretended.
