@@ -29,9 +29,10 @@ Written by `python benchmarks/stock_models.py --out param_groups/models.md`. Par
 number of rules that match are of the library's own size, untied, built on the meta device. The
 verdicts are those of `python -m measure.coordinate_check --model MODEL` on small models of widths
 64 to 512: *muP* and *standard* with Everett et al.'s rates for full alignment, and *one rate* for
-all tensors of a standard model, which is what one trains with without a plan. LayerScale starts at 1
-in the check, since branches of 1e-6 move too little in a few steps; Gemma's `embed_scale` is 1. The
-one failure of *standard*, siglip's, is a slope whose error is too large to decide with three seeds.
+all tensors of a standard model, which is what one trains with without a plan. LayerScale starts at
+1 in the check, since branches of 1e-6 move too little in a few steps; Gemma's `embed_scale` is 1.
+The one failure of *standard*, siglip's, is a slope whose error is too large to decide with three
+seeds.
 
 | model | parameters | tensors | rules | muP | standard | one rate |
 |---|---|---|---|---|---|---|
