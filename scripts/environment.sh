@@ -21,11 +21,29 @@ if [ ! -x .venv/bin/python ]; then
   "$chosen" -m venv .venv && .venv/bin/python -c 'import pip' || { rm -rf .venv; exit 2; }
 fi
 
-# Install again only when requirements.txt has changed since the last time it was installed whole.
+# Install again only when the lock file has changed since the last time it was installed whole. Every
+# file must have a hash in the lock. uv is used where it can be had, as it is several times faster
+# than pip; PIP_INDEX_URL holds for both. UV_TORCH_BACKEND=cpu (or cu128, ...) takes torch from
+# PyTorch's own index instead, whose files the lock does not know: the versions then are those of
+# requirements.txt, and no hash is checked.
 stamp=.venv/requirements.installed
-if ! cmp -s requirements.txt "$stamp"; then
-  echo "installing requirements.txt (several GB the first time)" >&2
-  .venv/bin/python -m pip install --quiet --progress-bar on --disable-pip-version-check -r requirements.txt
-  cp requirements.txt "$stamp"
+wanted=requirements.lock
+[ -z "${UV_TORCH_BACKEND:-}" ] || wanted=requirements.txt
+if ! cmp -s "$wanted" "$stamp"; then
+  echo "installing $wanted (several GB the first time)" >&2
+  uv=$(grep -o '^uv==[^ ]*' requirements.lock)
+  if .venv/bin/python -m pip install --quiet --disable-pip-version-check "$uv" 2>/dev/null &&
+    UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-https://pypi.org/simple}}" \
+      .venv/bin/uv pip install --python .venv/bin/python -r "$wanted"; then
+    :
+  elif [ "$wanted" = requirements.lock ]; then
+    echo "uv could not; installing with pip" >&2
+    .venv/bin/python -m pip install --progress-bar on --disable-pip-version-check \
+      --require-hashes -r requirements.lock
+  else
+    echo "error: uv could not install $wanted with UV_TORCH_BACKEND=$UV_TORCH_BACKEND" >&2
+    exit 2
+  fi
+  cp "$wanted" "$stamp"
 fi
 . .venv/bin/activate

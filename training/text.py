@@ -29,6 +29,9 @@ from training.files import sha256
 SOURCES = ("embedded", "local", "c4")
 SPLITS = ("validation", "train")  # the small one first: what is wrong shows early
 C4_PATH, C4_NAME = "allenai/c4", "en"
+# The hub's commit of C4 that is streamed. A name without a commit would follow whatever its owner
+# publishes next, under an unchanged cache.
+C4_REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
 # What is read from disk, and the `datasets` builder that reads it.
 FORMATS = {
     ".txt": "text",
@@ -375,13 +378,26 @@ def _c4_source(path: str | None, text_key: str) -> Source:
     folder = Path(path).expanduser()
     if folder.exists():
         return _c4_folder(folder.resolve(), text_key)
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", path):
+    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@[0-9a-f]{40})?", path):
         raise UserError(
-            f"path: {path} does not exist; expected the dataset's name on the hub ({C4_PATH}) or "
-            "a folder with its downloaded files"
+            f"path: {path} does not exist; expected the dataset's name on the hub ({C4_PATH}, or "
+            "OWNER/NAME@COMMIT with 40 hexadecimal digits) or a folder with its downloaded files"
         )
-    fingerprint = {"source": "c4", "path": path, "name": C4_NAME, "text_key": text_key}
-    return Source(path, fingerprint, lambda split: _read_hub(path, split, text_key))
+    name, _, revision = path.partition("@")
+    revision = revision or (C4_REVISION if name == C4_PATH else "")
+    if not revision:
+        raise UserError(
+            f"path: {path} names no commit of the hub; expected {path}@COMMIT with 40 hexadecimal "
+            "digits, so that the text cannot change under the same config"
+        )
+    fingerprint = {
+        "source": "c4",
+        "path": name,
+        "revision": revision,
+        "name": C4_NAME,
+        "text_key": text_key,
+    }
+    return Source(path, fingerprint, lambda split: _read_hub(name, revision, split, text_key))
 
 
 def _c4_folder(folder: Path, text_key: str) -> Source:
@@ -408,12 +424,14 @@ def _c4_files(folder: Path, split: str) -> list[Path]:
     )
 
 
-def _read_hub(path: str, split: str, text_key: str) -> Iterator[str]:
-    """One split streamed from the hub."""
+def _read_hub(path: str, revision: str, split: str, text_key: str) -> Iterator[str]:
+    """One split streamed from one commit of a dataset on the hub."""
     import datasets
 
     records = _guarded(
-        lambda: datasets.load_dataset(path, C4_NAME, split=split, streaming=True),
+        lambda: datasets.load_dataset(
+            path, C4_NAME, split=split, revision=revision, streaming=True
+        ),
         f"path: {path} ({split}) cannot be streamed",
         f"without a network, download files c4-train.*.json.gz and c4-validation.*.json.gz of "
         f"{C4_PATH}/{C4_NAME} elsewhere and give their folder as path",

@@ -274,23 +274,39 @@ def test_c4_without_network_says_how_to_prepare():
     assert "without a network, download" in line
 
 
-def test_c4_streams_from_the_hub(monkeypatch):
+@pytest.mark.parametrize(
+    "path, name, revision",
+    [
+        (None, "allenai/c4", "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"),
+        (f"owner/web@{'a' * 40}", "owner/web", "a" * 40),
+    ],
+)
+def test_c4_streams_from_the_hub(monkeypatch, path, name, revision):
     """What is asked of `datasets`, with the hub's answer replaced by records of its shape."""
     import datasets
 
     asked = []
 
-    def load_dataset(path, name, *, split, streaming):
-        asked.append((path, name, split, streaming))
+    def load_dataset(path, name, *, split, revision, streaming):
+        asked.append((path, name, split, revision, streaming))
         texts = DOCUMENTS[50:] if split == "validation" else DOCUMENTS[:50]
         return ({"text": text, "timestamp": "t", "url": "u"} for text in texts)
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    assert read("c4") == {"train": DOCUMENTS[:50], "validation": DOCUMENTS[50:]}
+    assert read("c4", path) == {"train": DOCUMENTS[:50], "validation": DOCUMENTS[50:]}
     assert sorted(asked) == [
-        ("allenai/c4", "en", "train", True),
-        ("allenai/c4", "en", "validation", True),
+        (name, "en", "train", revision, True),
+        (name, "en", "validation", revision, True),
     ]
+
+
+def test_another_commit_is_another_text():
+    """The commit is in what names the caches; a dataset without one is refused."""
+    pinned = open_source("c4", None).fingerprint
+    other = open_source("c4", f"allenai/c4@{'1' * 40}").fingerprint
+    assert pinned["revision"] != "1" * 40 and other == pinned | {"revision": "1" * 40}
+    line = error_line(lambda: read("c4", "owner/web"))
+    assert line.startswith("path: owner/web names no commit of the hub; expected owner/web@COMMIT")
 
 
 def test_c4_splits_without_documents_or_files_are_refused(tmp_path):
