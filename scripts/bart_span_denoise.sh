@@ -2,55 +2,60 @@
 # BART-large and R2C2 by span denoising as in Dinan, Yaida & Zhang (Part II) on GPU nodes. data/bart
 # must hold a corpus of fairseq-preprocess and GPT-2's BPE files (bart_span_denoise/README.md).
 #
-# One run of BART-large (DDP) on this node's GPUS (8), with key=value changes; or of R2C2 (FSDP2):
+# One run of BART-large (DDP), with key=value changes, or of R2C2 (FSDP2), on this node's GPUS (8), or
+# on NODES nodes, called on every one of them with its rank and the first one's address:
 #   bash scripts/bart_span_denoise.sh
 #   bash scripts/bart_span_denoise.sh prescription.strategy=neural_tangent optimizer.lr=32.768 \
 #     optimizer.weight_decay=3.0517578125e-7
-#   bash scripts/bart_span_denoise.sh r2c2
-# on NODES nodes, called on every one of them with its rank and the first one's address:
 #   NODES=2 NODE=0 FIRST_NODE=10.0.0.1 bash scripts/bart_span_denoise.sh r2c2
-# The runs of Figures 3, 4 and 5, one on all GPUs of this node at a time, then the figures:
+# The runs of Figures 3, 4 and 5, each on all GPUs of a node, then the figures. Options are those
+# of `python -m sweeps run` (--preset laptop; --engine ray), or of `submit`:
 #   bash scripts/bart_span_denoise.sh sweeps
+#   bash scripts/bart_span_denoise.sh slurm --gpu H100 --partition gpu
+#   bash scripts/bart_span_denoise.sh draw    # what is done so far
 set -euo pipefail
-. "$(dirname "$0")/environment.sh"
+. "$(dirname "$0")/experiment.sh"
 
-gpus=${GPUS:-8}
-results=results/bart_span_denoise
-launch() { # launch ACCELERATE_CONFIG: the launcher on this node
-  echo "accelerate launch --config_file scripts/accelerate/$1.yaml --num_processes $gpus" \
-    "--main_process_port 0"
+figures() {
+  local preset results=results/bart_span_denoise
+  preset=$(preset "$@")
+  local out=$results/figure_3_4$preset
+  local large=("$out/results.csv" "$out/metrics.csv")
+  local r2c2=("$results/figure_5$preset/results.csv" "$results/figure_5$preset/metrics.csv")
+  [ -e "${r2c2[1]}" ] || r2c2=()
+  draw "$out" dinan/bart_rates "${large[@]}"
+  draw "$out" dinan/bart_strategies "${large[@]}" "${r2c2[@]}"
+  echo "figures and findings: $out"
 }
 
-if [ "${1:-}" = sweeps ]; then
-  if [ "$#" -gt 1 ] || [ "${NODES:-1}" -gt 1 ]; then
-    echo "error: sweeps takes no further words and runs on one node; for more give the sweep files" \
-      "in bart_span_denoise/sweeps to python -m sweeps run or submit" >&2
-    exit 2
-  fi
-  sweeps=bart_span_denoise/sweeps
-  python -m sweeps run $sweeps/figure_3_4.yaml --launch "$(launch one_node_8gpu)"
-  python -m sweeps run $sweeps/figure_5.yaml --launch "$(launch one_node_8gpu_fsdp)"
-  large=("$results/figure_3_4/results.csv" "$results/figure_3_4/metrics.csv")
-  r2c2=("$results/figure_5/results.csv" "$results/figure_5/metrics.csv")
-  python -m plots dinan/bart_rates "${large[@]}" --out "$results"
-  python -m plots dinan/bart_strategies "${large[@]}" "${r2c2[@]}" --out "$results"
-  exit
-fi
+# each COMMAND [OPTION ...]: on all GPUs of a node, BART-large replicated and R2C2 sharded; the
+# laptop's runs need none.
+each() {
+  local suffix
+  for suffix in "" _fsdp; do
+    stages=(bart_span_denoise/figure_3_4)
+    [ -z "$suffix" ] || stages=(bart_span_denoise/figure_5)
+    if [ -n "$(preset "$@")" ]; then
+      "$@"
+    else
+      "$@" --launch "$(launcher "one_node_8gpu$suffix") --main_process_port 0"
+    fi
+  done
+}
 
-model=bart_large
-suffix=
-if [ "${1:-}" = r2c2 ]; then
-  model=r2c2
-  suffix=_fsdp
-  shift
-fi
-nodes=${NODES:-1}
-command=(accelerate launch --config_file "scripts/accelerate/one_node_8gpu$suffix.yaml"
-  --num_processes "$gpus")
-if [ "$nodes" -gt 1 ]; then
-  : "${NODE:?the rank of this node, from 0}" "${FIRST_NODE:?the address of the first node}"
-  command=(accelerate launch --config_file "scripts/accelerate/several_nodes$suffix.yaml"
-    --num_machines "$nodes" --num_processes "$((nodes * gpus))"
-    --machine_rank "$NODE" --main_process_ip "$FIRST_NODE")
-fi
-exec "${command[@]}" -m bart_span_denoise.train "bart_span_denoise/configs/$model.yaml" "$@"
+case ${1:-run} in
+  sweeps)
+    if [[ " $* " == *" laptop "* && " $* " != *" --dry-run "* ]]; then
+      python -m bart_span_denoise.data bart_span_denoise/configs/laptop.yaml >/dev/null
+    fi
+    each run_sweeps "${@:2}"
+    [[ " $* " == *" --dry-run "* ]] || figures "${@:2}"
+    ;;
+  slurm) each submit_sweeps --gpus-per-node "${GPUS:-8}" "${@:2}" ;;
+  draw) figures "${@:2}" ;;
+  r2c2) train bart_span_denoise.train bart_span_denoise/configs/r2c2.yaml _fsdp "${@:2}" ;;
+  *)
+    [ "${1:-}" != run ] || shift
+    train bart_span_denoise.train bart_span_denoise/configs/bart_large.yaml "" "$@"
+    ;;
+esac

@@ -1,8 +1,5 @@
 """The sweeps of Figures 3 to 5, and the script that launches them."""
 
-import os
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -69,56 +66,3 @@ def test_the_laptop_keeps_the_paper_s_epsilon_clip_and_schedule():
     laptop = load(train.Config, ROOT / "bart_span_denoise/configs/laptop.yaml")
     assert (laptop.optimizer.eps, laptop.optimizer.clip_norm) == (1e-6, 0.1)
     assert laptop.schedule.name == "linear"
-
-
-# ------------------------------------------------------------------------------------------------
-# Scripts
-
-
-@pytest.fixture
-def launcher(tmp_path):
-    """Runs the script where `accelerate` and `python` only say what they are given."""
-    (tmp_path / "scripts").mkdir()
-    shutil.copy(ROOT / "scripts/bart_span_denoise.sh", tmp_path / "scripts")
-    (tmp_path / "scripts/environment.sh").write_text(f'cd "{tmp_path}"\n')
-    (tmp_path / "bin").mkdir()
-    for name in ("accelerate", "python"):
-        path = tmp_path / "bin" / name
-        path.write_text(f'#!/bin/sh\necho {name} "$@"\n')
-        path.chmod(0o755)
-
-    def call(*words, **variables):
-        env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **variables}
-        command = ["bash", "scripts/bart_span_denoise.sh", *words]
-        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
-
-    return call
-
-
-def test_bart_large_is_launched_by_ddp_and_r2c2_sharded(launcher):
-    assert launcher("optimizer.lr=5e-4", GPUS="4").stdout == (
-        "accelerate launch --config_file scripts/accelerate/one_node_8gpu.yaml --num_processes 4 "
-        "-m bart_span_denoise.train bart_span_denoise/configs/bart_large.yaml optimizer.lr=5e-4\n"
-    )
-    assert launcher("r2c2", "seed=1").stdout == (
-        "accelerate launch --config_file scripts/accelerate/one_node_8gpu_fsdp.yaml "
-        "--num_processes 8 -m bart_span_denoise.train bart_span_denoise/configs/r2c2.yaml seed=1\n"
-    )
-
-
-def test_several_nodes_need_a_rank_and_an_address(launcher):
-    out = launcher("r2c2", NODES="2", NODE="1", FIRST_NODE="10.0.0.1").stdout
-    assert "several_nodes_fsdp.yaml --num_machines 2 --num_processes 16 --machine_rank 1" in out
-    refused = launcher(NODES="2")
-    assert refused.returncode != 0 and "the rank of this node" in refused.stderr
-
-
-def test_the_sweeps_are_launched_and_drawn(launcher):
-    lines = launcher("sweeps").stdout.splitlines()
-    assert [" ".join(line.split()[2:4]) for line in lines] == [
-        "sweeps run", "sweeps run", "plots dinan/bart_rates", "plots dinan/bart_strategies"
-    ]
-    assert "one_node_8gpu.yaml" in lines[0] and "one_node_8gpu_fsdp.yaml" in lines[1]
-    assert "figure_5/metrics.csv" in lines[3]
-    for refused in (launcher("sweeps", "seed=1"), launcher("sweeps", NODES="2")):
-        assert refused.returncode == 2 and refused.stderr.startswith("error: sweeps takes no")

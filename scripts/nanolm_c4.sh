@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# "Scaling Exponents Across Parameterizations and Optimizers" (Everett et al. 2024) on GPU nodes. C4
+# comes from data.path or the hub, T5's tokeniser from data/t5 (nanolm_c4/README.md).
+#
+# One run, configs/paper.yaml with key=value changes, on this node's GPUS (8), or on NODES nodes,
+# called on every one of them with its rank and the first one's address:
+#   bash scripts/nanolm_c4.sh optimizer.lr=2e-3 model.width=1024
+#   NODES=2 NODE=0 FIRST_NODE=10.0.0.1 bash scripts/nanolm_c4.sh
+# Every sweep in the order in which they need each other, then the figures and Table 4. Options are
+# those of `python -m sweeps run` (--preset laptop; --engine ray; --dry-run), or of `submit`:
+#   bash scripts/nanolm_c4.sh sweeps
+#   bash scripts/nanolm_c4.sh slurm --gpu H100 --partition gpu
+#   bash scripts/nanolm_c4.sh draw            # what is done so far
+# Figure 2 with all that it starts from:
+#   ONLY="figure_11_sgd figure_12_adam figure_13_adafactor figure_3_param_scaling:global constants
+#     figure_2_adam" bash scripts/nanolm_c4.sh slurm --gpu H100 --partition gpu
+set -euo pipefail
+. "$(dirname "$0")/experiment.sh"
+
+stages=(
+  # The best global rate of every parameterisation and optimiser, where all else starts from.
+  "nanolm_c4/figure_12_adam nanolm_c4/figure_11_sgd nanolm_c4/figure_13_adafactor
+   nanolm_c4/figure_3_param_scaling:global"
+  # The constants, tuned at the base width.
+  "nanolm_c4/constants"
+  "nanolm_c4/figure_2_adam nanolm_c4/figure_3_sgd nanolm_c4/figure_3_param_scaling
+   nanolm_c4/figure_1_5_6_7_alignment nanolm_c4/figure_9_weight_decay"
+  "nanolm_c4/figure_4_epsilon nanolm_c4/figure_8_mitigations nanolm_c4/figure_10_adafactor"
+)
+
+figures() {
+  local preset
+  preset=$(preset "$@")
+  local out=results/nanolm_c4/everett$preset
+  everett() { # everett FIGURE SWEEP:TABLE ...
+    local tables=() name
+    for name in "${@:2}"; do tables+=("results/nanolm_c4/${name%:*}$preset/${name#*:}.csv"); done
+    draw "$out" "everett/$1" "${tables[@]}"
+  }
+  everett learning_rates figure_11_sgd:results figure_12_adam:results figure_13_adafactor:results
+  everett loss_vs_size figure_2_adam:results figure_3_sgd:results figure_3_param_scaling:results
+  everett alignment figure_1_5_6_7_alignment:probes
+  everett epsilon figure_4_epsilon:results figure_8_mitigations:results
+  everett weight_decay figure_9_weight_decay:results figure_12_adam:results
+  everett adafactor figure_10_adafactor:results
+  echo "figures, findings and Table 4: $out"
+}
+
+case ${1:-run} in
+  sweeps)
+    # Tokenised once, before workers ask for it.
+    case "$*" in
+      *--dry-run*) ;;
+      *laptop*) python -m nanolm_c4.data nanolm_c4/configs/everett_laptop.yaml >/dev/null ;;
+      *) python -m nanolm_c4.data nanolm_c4/configs/paper.yaml >/dev/null ;;
+    esac
+    sweep_and_draw "${@:2}"
+    ;;
+  slurm) submit_sweeps "${@:2}" ;;
+  draw) figures "${@:2}" ;;
+  *)
+    [ "${1:-}" != run ] || shift
+    train nanolm_c4.train nanolm_c4/configs/paper.yaml "" "$@"
+    ;;
+esac

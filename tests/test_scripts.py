@@ -1,0 +1,189 @@
+"""The scripts of the experiments: what they start, in which order, and what they draw."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sweeps.sweep_file import load_sweep
+
+ROOT = Path(__file__).parents[1]
+EXPERIMENTS = ("bart_span_denoise", "nanolm_c4", "vit_cifar5m", "vit_imagenet")
+
+
+@pytest.fixture
+def call(tmp_path):
+    """Runs a script where `accelerate` and `python` only say what they are given."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / "scripts/environment.sh").write_text(f'cd "{tmp_path}"\n')
+    (tmp_path / "bin").mkdir()
+    for name in ("accelerate", "python"):
+        path = tmp_path / "bin" / name
+        # `submit` prints the job's number in its first line, as the real one does.
+        path.write_text(
+            '#!/bin/sh\ncase "$*" in *"sweeps submit"*)\n'
+            "  echo x >>count; echo job $(($(wc -l <count) + 100)); echo more;; esac\n"
+            f'echo {name} "$@" | tee -a calls >&2\n'
+        )
+        path.chmod(0o755)
+
+    def call(script, *words, **variables):
+        env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", **variables}
+        (tmp_path / "calls").write_text("")
+        ran = subprocess.run(
+            ["bash", f"scripts/{script}.sh", *words],
+            cwd=tmp_path, env=env, capture_output=True, text=True,
+        )
+        ran.calls = (tmp_path / "calls").read_text().splitlines()
+        return ran
+
+    return call
+
+
+def table(root, name):
+    path = root / "results" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+
+
+@pytest.mark.parametrize(
+    "script, words, module, config, suffix",
+    [
+        ("bart_span_denoise", [], "bart_span_denoise", "bart_large", ""),
+        ("bart_span_denoise", ["r2c2"], "bart_span_denoise", "r2c2", "_fsdp"),
+        ("nanolm_c4", [], "nanolm_c4", "paper", ""),
+        ("vit_cifar5m", ["run"], "vit_cifar5m", "paper", ""),
+        ("vit_imagenet", ["run"], "vit_imagenet", "paper", ""),
+    ],
+)
+def test_one_run_is_launched_on_one_node_or_several(call, script, words, module, config, suffix):
+    run = f"-m {module}.train {module}/configs/{config}.yaml"
+    [line] = call(script, *words, GPUS="4").calls
+    assert line == (
+        f"accelerate launch --config_file scripts/accelerate/one_node_8gpu{suffix}.yaml "
+        f"--num_processes 4 {run}"
+    )
+    if words:
+        [line] = call(script, *words, "seed=1").calls
+        assert line.endswith(f"--num_processes 8 {run} seed=1")
+    [line] = call(script, *words, NODES="2", NODE="1", FIRST_NODE="10.0.0.1").calls
+    assert f"/several_nodes{suffix}.yaml " in line and line.endswith(
+        f"--num_processes 16 --num_machines 2 --machine_rank 1 --main_process_ip 10.0.0.1 {run}"
+    )
+    refused = call(script, *words, NODES="2")
+    assert refused.returncode != 0 and "the rank of this node" in refused.stderr
+
+
+def test_changes_of_keys_go_to_the_run(call):
+    [line] = call("vit_imagenet", "optimizer.lr=1e-3").calls
+    assert line.endswith("paper.yaml optimizer.lr=1e-3")
+
+
+def swept(lines):
+    """(file, curve or "") of every sweep that was started."""
+    found = []
+    for line in lines:
+        words = line.split()
+        if words[1:3] == ["-m", "sweeps"]:
+            curve = words[words.index("--curves") + 1] if "--curves" in words else ""
+            found.append((words[4], curve))
+    return found
+
+
+@pytest.mark.parametrize("script", EXPERIMENTS)
+def test_every_sweep_of_an_experiment_is_run_after_those_it_starts_from(call, script):
+    """Each shipped sweep file once; a file whose values come from another one after that one."""
+    started = swept(call(script, "sweeps").calls)
+    files = [file for file, _ in started]
+    whole = [file for file, curve in started if not curve]
+    shipped = {str(p.relative_to(ROOT)) for p in (ROOT / script / "sweeps").glob("*.yaml")}
+    other = {"vit_cifar5m": {"nanolm_c4/sweeps/figure_7_12.yaml"}}.get(script, set())
+    # The quickstart has a script of its own, the decoder of Bordelon et al. theirs.
+    apart = {f"nanolm_c4/sweeps/{name}.yaml" for name in ("quickstart", "figure_7_12")} - other
+    assert sorted(whole) == sorted((shipped | other) - apart)
+    for position, (file, curve) in enumerate(started):
+        if curve:  # one that starts from nothing
+            continue
+        text = (ROOT / file).read_text()
+        for line in text.splitlines():
+            key, _, value = line.strip().partition(": ")
+            if key in ("sweep", "constants") and value.endswith(".yaml"):
+                before = f"{Path(file).parent}/{value}"
+                assert before == file or before in files[:position], (file, value)
+
+
+def test_options_reach_every_sweep_and_a_preset_its_tables(call, tmp_path):
+    for name in ("results.csv", "metrics.csv"):
+        table(tmp_path, f"vit_imagenet/figure_1_2_laptop/{name}")
+    lines = call("vit_laptop").calls
+    assert lines[0] == (
+        "python -m sweeps run vit_imagenet/sweeps/figure_1_2.yaml --preset laptop "
+        "--workers 2 --threads 1"
+    )
+    assert [line.split()[3] for line in lines[1:]] == ["dinan/vit_search", "dinan/vit_strategies"]
+    assert all("figure_1_2_laptop/metrics.csv" in line for line in lines[1:])
+    assert len(call("vit_imagenet", "sweeps", "--preset", "laptop", "--dry-run").calls) == 1
+
+
+@pytest.mark.parametrize(
+    "script, sweeps", [("everett_laptop", 13), ("infinite_limits_laptop", 7), ("bart_laptop", 1)]
+)
+def test_laptop_scripts_run_the_laptop_preset_of_all(call, script, sweeps):
+    lines = [line for line in call(script).calls if "-m sweeps" in line]
+    assert len(lines) == sweeps
+    assert all(line.endswith("--preset laptop --workers 2 --threads 1") for line in lines)
+
+
+def test_what_is_not_there_yet_is_named_and_the_rest_drawn(call, tmp_path):
+    table(tmp_path, "nanolm_c4/figure_1_5_6_7_alignment/probes.csv")
+    ran = call("nanolm_c4", "draw")
+    assert [line.split()[3] for line in ran.calls] == ["everett/alignment"]
+    assert "everett/epsilon not drawn: results/nanolm_c4/figure_4_epsilon/results.csv" in ran.stderr
+    table(tmp_path, "bart_span_denoise/figure_3_4/results.csv")
+    table(tmp_path, "bart_span_denoise/figure_3_4/metrics.csv")
+    assert [line.split()[3] for line in call("bart_span_denoise", "draw").calls] == [
+        "dinan/bart_rates", "dinan/bart_strategies"
+    ]
+
+
+def test_slurm_jobs_wait_for_the_stage_before(call):
+    only = "figure_12_adam figure_3_param_scaling:global constants figure_2_adam"
+    lines = call("nanolm_c4", "slurm", "--gpu", "H100", ONLY=only).calls
+    assert [line.split(" --time")[0].split("submit ")[1] for line in lines] == [
+        "nanolm_c4/sweeps/figure_12_adam.yaml --engine slurm --jobs 128",
+        "nanolm_c4/sweeps/figure_3_param_scaling.yaml --curves global --engine slurm --jobs 128",
+        "nanolm_c4/sweeps/constants.yaml --engine slurm --jobs 128",
+        "nanolm_c4/sweeps/figure_2_adam.yaml --engine slurm --jobs 128",
+    ]
+    assert "--after" not in lines[0] + lines[1]
+    assert " --after 101:102 " in lines[2] and " --after 103 " in lines[3]
+    assert all(line.endswith("--gpu H100") for line in lines)
+
+
+def test_whole_nodes_where_one_batch_is_spread_over_them(call):
+    """ViT-B and BART-large replicated on a node's GPUs, R2C2 sharded."""
+    [line] = call("vit_imagenet", "slurm", "--partition", "gpu").calls
+    assert "--jobs 4 " in line and line.endswith("--main_process_port 0 --partition gpu")
+    large, r2c2 = call("bart_span_denoise", "slurm").calls
+    assert "figure_3_4.yaml" in large and "one_node_8gpu.yaml" in large
+    assert "figure_5.yaml" in r2c2 and "one_node_8gpu_fsdp.yaml" in r2c2
+
+
+def test_a_sweep_that_fails_ends_the_script(call, tmp_path):
+    (tmp_path / "bin/python").write_text('#!/bin/sh\necho python "$@" >>calls\nexit 1\n')
+    ran = call("vit_cifar5m", "sweeps")
+    assert ran.returncode == 1 and len(ran.calls) == 1
+
+
+def test_launch_configs_named_by_scripts_exist():
+    for name in ("one_node_8gpu", "several_nodes"):
+        for suffix in ("", "_fsdp"):
+            assert (ROOT / f"scripts/accelerate/{name}{suffix}.yaml").exists()
+
+
+def test_result_folders_are_those_of_the_sweeps(tmp_path):
+    """What `preset` in scripts/experiment.sh appends is what a sweep's folder is called."""
+    sweep = load_sweep(ROOT / "vit_imagenet/sweeps/figure_1_2.yaml", tmp_path, "laptop")
+    assert sweep.folder == tmp_path / "vit_imagenet/figure_1_2_laptop"
