@@ -9,15 +9,21 @@ end. There is no clock, file or thread here.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
 
 from measure.fits import stability
 from training.config import PositiveFloat, PositiveInt, Section, shifted
+from training.errors import UserError
+from training.log import lower_is_better
 
 Place = tuple[float, ...]  # a point of a cell, by the values of the searched keys
 Summary = Mapping[str, Any]
+Score = tuple[float, float]  # higher is better: the metric, then minus the final loss
 FAILED = {"status": "failed"}  # the result of a run that will not be tried again
 
 
@@ -73,13 +79,6 @@ class Cell:
         return all(None not in self.seeds(place).values() for place in self.results)
 
 
-class Rule(Protocol):
-    """How a cell is searched."""
-
-    def next(self, cell: Cell) -> Next:
-        """What to run next in a cell; the same for the same results, whatever their order."""
-
-
 class Grid:
     """Runs what the file names."""
 
@@ -111,11 +110,12 @@ class Extend(Section):
 
     def next(self, cell: Cell) -> Next:
         """The next value past the edge, after the optimum of the cell's source has come."""
+        known = cell.results.keys() | cell.refused
         if cell.source is not None:
             if not cell.source.settled:
                 return WAIT
             best = optimum(cell.source)
-            if best is not None and best not in cell.results.keys() | cell.refused:
+            if best is not None and best not in known:
                 return Next((best,))
         if not cell.is_complete():
             return WAIT
@@ -126,7 +126,7 @@ class Extend(Section):
         if cell.added >= self.points:
             note = f"{self.points} values of {self.key} added, and more are needed"
             return Next(done=True, note=f"{cell.name}: {note}")
-        if (value,) in cell.results.keys() | cell.refused:
+        if (value,) in known:
             why = f" ({cell.refused[value,]})" if (value,) in cell.refused else ""
             note = f"{self.key} {value:g} failed, and it is needed{why}"
             return Next(done=True, note=f"{cell.name}: {note}")
@@ -187,6 +187,136 @@ def next_value(
     return shifted(stable, distance / 2) if distance > coverage.gap + 1e-9 else None
 
 
-def names(keys: Sequence[str], place: Place) -> str:
-    """A place as `key=value` words."""
-    return " ".join(f"{key}={value:g}" for key, value in zip(keys, place))
+# Dinan et al., footnote 42: twice both and half both are left out.
+SIX_NEIGHBOURS = [[1, 0], [0, 1], [1, -1], [-1, 1], [0, -1], [-1, 0]]
+
+
+class Confirm(Section):
+    """Hill climbing from the grid's points to a confirmed optimum (Dinan et al., Part II, 1E).
+
+    A candidate is confirmed when every neighbour has been run and none is better. A better
+    neighbour becomes the candidate, and its own neighbours are run next.
+    """
+
+    keys: Annotated[list[str], Field(min_length=1)]
+    """Grid keys to search over, positive numbers such as optimizer.lr."""
+    metric: str = "best_eval_loss"
+    """What decides, best_eval_NAME or final_eval_NAME of summary.json: a loss is better low, all
+    else high. Ties are decided by the lower final_eval_loss."""
+    neighbours: Annotated[list[list[float]], Field(min_length=1)] = SIX_NEIGHBOURS
+    """Exponents of two per key that lead from a point to each of its neighbours."""
+    points: PositiveInt = 30
+    """At most this many new points per cell."""
+    seeds: list[int] = []
+    """Seeds of the confirmed optimum, on top of the search's own."""
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Confirm:
+        keys = ", ".join(self.keys)
+        if len(set(self.keys)) < len(self.keys):
+            raise ValueError(f"confirm.keys: {keys}: name each key once")
+        if not re.fullmatch(r"(best|final)_eval_\w+", self.metric) or self.metric.endswith("_step"):
+            raise ValueError(
+                f"confirm.metric {self.metric!r}: expected best_eval_NAME or final_eval_NAME, such "
+                "as best_eval_loss"
+            )
+        for step in self.neighbours:
+            if len(step) != len(self.keys) or not any(step):
+                raise ValueError(
+                    f"confirm.neighbours: {step} needs one exponent of two for each of {keys}, "
+                    "not all 0"
+                )
+        if len(set(map(tuple, self.neighbours))) < len(self.neighbours):
+            raise ValueError("confirm.neighbours: name each neighbour once")
+        return self
+
+    def next(self, cell: Cell) -> Next:
+        """The neighbours of a complete cell's best place, or its further seeds once confirmed.
+
+        Raises UserError for a metric that the runs do not measure.
+        """
+        if not cell.is_complete():
+            return WAIT
+        scores = {}  # of places where no seed has failed
+        for place in cell.results:
+            found = [score(summary, self.metric) for summary in cell.seeds(place).values()]
+            if found and None not in found:
+                scores[place] = mean_score(found)
+        if not scores:
+            return DONE
+        best = candidate(scores)
+        where = " ".join(f"{key}={value:g}" for key, value in zip(self.keys, best))
+        neighbours = around(best, self.neighbours, cell.results)
+        new = [place for place in neighbours if place not in cell.results.keys() | cell.refused]
+        if cell.added + len(new) > self.points:
+            note = f"{self.points} points are not enough to confirm {where}; raise confirm.points"
+            if math.isinf(scores[best][0]):
+                note = f"every run diverged, also after {self.points} more points"
+            return Next(done=True, note=f"{cell.name}: {note}")
+        if new:
+            return Next(tuple(new))
+        if all(place in scores for place in neighbours):
+            return Next((best,), seeds=tuple(self.seeds), done=True)
+        refused = [cell.refused[place] for place in neighbours if place in cell.refused]
+        reason = refused[0] if refused else "a neighbour failed"
+        return Next(done=True, note=f"{cell.name}: {where} is not confirmed: {reason}")
+
+
+Rule = Grid | Extend | Confirm
+
+
+def score(summary: Summary, metric: str) -> Score | None:
+    """How good a run is; None for one that failed. A run that diverged is worse than any other.
+
+    Raises UserError for a metric that the summary of a finished run does not have.
+    """
+    if summary["status"] == "failed":
+        return None
+    if summary["status"] == "diverged":
+        return -math.inf, -math.inf
+    if metric not in summary:
+        known = [key for key in summary if key.startswith(("final_eval_", "best_eval_"))]
+        raise UserError(
+            f"confirm.metric: runs measure no {metric!r}; they have {', '.join(known)}"
+        )
+    value = summary[metric]
+    lower = lower_is_better(metric.partition("_eval_")[2])
+    return (-value if lower else value), -summary["final_eval_loss"]
+
+
+def mean_score(scores: Sequence[Score]) -> Score:
+    """The mean over seeds, of metric and loss each."""
+    first, second = zip(*scores)
+    return sum(first) / len(scores), sum(second) / len(scores)
+
+
+def candidate(scores: Mapping[Place, Score]) -> Place:
+    """The best point; of equal ones the one that is low in all keys, not in one.
+
+    So a search that starts where every run diverges goes down in each of them.
+    """
+    tops = [max(values) for values in zip(*scores)]
+
+    def order(place: Place) -> tuple:
+        below = [math.log2(value / top) for value, top in zip(place, tops)]
+        return [-part for part in scores[place]], max(below), sum(below), place
+
+    return min(scores, key=order)
+
+
+def around(
+    place: Place, neighbours: Sequence[Sequence[float]], known: Collection[Place] = ()
+) -> list[Place]:
+    """The neighbours of a point, in the very numbers of the known ones.
+
+    Powers of two that are no whole ones would come back to a value with another last digit.
+    """
+    values = [sorted(set(column)) for column in zip(*known)] or [[] for _ in place]
+
+    def snapped(value: float, own: Sequence[float]) -> float:
+        return next((o for o in own if math.isclose(o, value, rel_tol=1e-9)), value)
+
+    return [
+        tuple(snapped(shifted(v, s), own) for v, s, own in zip(place, step, values))
+        for step in neighbours
+    ]

@@ -11,9 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from sweeps.confirm import Confirm
 from sweeps.pool import Needs
-from sweeps.rules import Extend, Grid, Place, Rule, Transfer
+from sweeps.rules import Confirm, Extend, Grid, Place, Rule, Transfer
 from sweeps.sources import Around, Missing, Sources, folder_of, read_file
 from training import runs
 from training.config import (

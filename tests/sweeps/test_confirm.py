@@ -6,8 +6,8 @@ import shutil
 
 import pytest
 
-from sweeps.confirm import SIX_NEIGHBOURS, around, candidate, mean_score, score
 from sweeps.counts import _may_add
+from sweeps.rules import SIX_NEIGHBOURS, around, candidate, mean_score, score
 from tests.sweeps.toys import FakePool, drive, make_toy, work_of, write_file
 from training.errors import UserError
 

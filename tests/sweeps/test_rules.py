@@ -14,8 +14,18 @@ from pathlib import Path
 import pytest
 
 from sweeps import tables
-from sweeps.confirm import Confirm
-from sweeps.rules import DONE, WAIT, Cell, Coverage, Extend, Grid, Next, next_value, optimum
+from sweeps.rules import (
+    DONE,
+    WAIT,
+    Cell,
+    Confirm,
+    Coverage,
+    Extend,
+    Grid,
+    Next,
+    next_value,
+    optimum,
+)
 from sweeps.search_file import load_search
 from sweeps.sources import read_file
 from sweeps.study import suggest

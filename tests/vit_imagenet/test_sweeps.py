@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.confirm import around
+from sweeps.rules import around
 from sweeps.sweep_file import load_sweep
 from vit_imagenet import train
 
