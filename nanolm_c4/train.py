@@ -158,6 +158,7 @@ EXPERIMENT = Experiment(
     tokens_per_step=tokens_per_step,
     memory=memory,
     result=result,
+    reads=("data.path", "data.tokenizer"),
 )
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
 """Many runs: grids with their extensions, confirmed searches, and studies of constants.
 
     python -m sweeps run nanolm_c4/sweeps/quickstart.yaml --workers 2
+    python -m sweeps run FILE training.steps=50 --where 'model.width<=64'
     python -m sweeps run FILE --dry-run         what it would run
     python -m sweeps status FILE                where it stands, from any machine
-    python -m sweeps cost FILE [FILE ...]       FLOPs, GPU-hours and memory, before anything runs
+    python -m sweeps cost FILE [FILE ...]       FLOPs, time and memory, before anything runs
     python -m sweeps submit FILE [options]      the same command as a job of a SLURM cluster
+    python -m sweeps reference                  writes sweeps/reference.md, every key of a file
 
 `search` is another word for `run`. Runs that are done are not run again; what was stopped or killed
 resumes from its newest checkpoint. A run that another sweep of the experiment has finished, at the
@@ -14,33 +16,45 @@ same commit, is copied from there. See sweeps/README.md.
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sweeps import needs, pool
+from sweeps import cost, needs, pool
+from sweeps.sources import is_override
 from training import runs
-from training.config import apply_preset
 from training.errors import UserError, one_line_errors
 from training.files import Busy, locked
 from training.signals import STOPPED
 
-# Commands whose options stand in files of their own.
-_ELSEWHERE = {"cost": "sweeps.cost", "submit": "sweeps.on_slurm"}
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """The command: exit code 0, 1 if a run failed, 2 for a user's mistake, 75 when stopped."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words and words[0] in _ELSEWHERE:
-        importlib.import_module(_ELSEWHERE[words[0]]).main(words[1:])
-        return
-    args = _parser().parse_args(words)
+    if words[:1] == ["submit"]:
+        from sweeps import on_slurm
+
+        return on_slurm.main(words[1:])
+    parser = _parser()
+    args, rest = parser.parse_known_args(words)
+    if args.command == "reference":
+        from sweeps import reference
+
+        return reference.write()
+    # Overrides may stand anywhere; argparse gives some of them to the list before.
+    free = [*args.file, *(args.curves or ()), *rest]
+    changes = [word for word in free if is_override(word)]
+    files = [Path(word) for word in args.file if word not in changes]
+    unknown = [word for word in rest if word not in changes]
+    if unknown or not files or (args.command != "cost" and files[1:]):
+        unknown += map(str, files[1:])
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}" if files else "which file?")
+    curves = [name for name in args.curves or () if name not in changes] or None
+    args.said = {"preset": args.preset, "curves": curves, "overrides": changes, "where": args.where}
+    args.files, args.file = files, files[0]
     with one_line_errors(OSError):
-        code = args.command(args)
+        code = {"cost": cost.run, "status": _status}.get(args.command, _run)(args)
     if code:
         raise SystemExit(code)
 
@@ -51,56 +65,60 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    add = commands.add_parser
-    for word in ("run", "search"):
-        command = add(word, help="train what a sweep or search file asks for")
-        pool.add_arguments(_file(command, _run))
-        command.add_argument("--gpu", choices=[gpu.name for gpu in needs.GPUS],
-                             help="GPUs of the place where runs run (default: this machine's)")
-        command.add_argument("--dry-run", action="store_true", help="list what is to do and stop")
-    _file(add("status", help="where a sweep or search stands"), _status)
-    for word, line in (
-        ("cost", "runs, FLOPs, GPU-hours and memory of sweep files"),
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
+    for name, line in (
+        ("run", "train what a sweep or search file asks for"),
+        ("search", "the same"),
+        ("status", "where a sweep or search stands"),
+        ("cost", "runs, FLOPs, time and memory of sweep files"),
         ("submit", "`run` as a job of a SLURM cluster"),
+        ("reference", "writes the page of all keys of sweep and search files"),
     ):
-        add(word, help=line)
+        command = commands.add_parser(
+            name, help=line, description=cost.__doc__ if name == "cost" else line,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )  # fmt: skip
+        if name in ("submit", "reference"):
+            continue
+        add = command.add_argument
+        many = " of sweeps, for example nanolm_c4/sweeps/*" if name == "cost" else ""
+        add("file", nargs="+", metavar="FILE", help=f"YAML file{many}, and key=value: changes to "
+            "the config of every run")  # fmt: skip
+        add("--where", action="append", default=[], metavar="CONDITION",
+            help="only the runs whose config has this, such as 'model.width<=256' (< <= > >= == "
+            "!=); may be repeated")  # fmt: skip
+        add("--preset", help="another size of the sweep that its file holds")
+        add("--curves", nargs="+", metavar="NAME", help="only these curves")
+        add("--results", type=Path, default=runs.RESULTS, help="results folder")
+        if name == "cost":
+            cost.add_arguments(add)
+        else:
+            add("--storage", metavar="URL", help="a search's trials in this database "
+                "(default: journal.jsonl in its results folder)")  # fmt: skip
+        if name in ("run", "search"):
+            pool.add_arguments(command)
+            add("--gpu", choices=[gpu.name for gpu in needs.GPUS],
+                help="GPUs of the place where runs run (default: this machine's)")  # fmt: skip
+            add("--dry-run", action="store_true", help="list what is to do and stop")
     return parser
 
 
-def _file(
-    parser: argparse.ArgumentParser, command: Callable[[argparse.Namespace], int]
-) -> argparse.ArgumentParser:
-    """The options that say which sweep is meant."""
-    parser.set_defaults(command=command)
-    parser.add_argument("file", type=Path, help="YAML file, for example in nanolm_c4/sweeps/")
-    parser.add_argument("--preset", help="another size of the sweep that its file holds")
-    parser.add_argument("--curves", nargs="+", metavar="NAME", help="only these curves")
-    parser.add_argument("--results", type=Path, default=runs.RESULTS, help="results folder")
-    parser.add_argument("--storage", metavar="URL", help="a search's trials in this database "
-                        "(default: journal.jsonl in its results folder)")  # fmt: skip
-    return parser
-
-
-def read(args: argparse.Namespace, looks: bool):
+def read(args: argparse.Namespace, looks: bool) -> Any:
     """The sweep or search in a file; with `looks` nothing is refused as missing."""
-    from sweeps.sources import read_file
+    from sweeps.sources import preset_of
 
-    data = apply_preset(read_file(args.file), args.preset, str(args.file))
-    if "search" not in data:
-        from sweeps.sweep_file import load_sweep
+    if "search" in preset_of(args.file, args.preset):
+        from sweeps.search_file import load_search
 
-        if args.storage:
-            raise UserError(f"--storage: {args.file} is a sweep, which has no trials to store")
-        return load_sweep(args.file, args.results, args.preset, args.curves, draft=looks)
-    from sweeps.search_file import load_search
+        return load_search(args.file, args.results, draft=looks, **args.said)
+    from sweeps.sweep_file import load_sweep
 
-    if args.curves:
-        raise UserError(f"--curves: {args.file} is a search, which has no curves")
-    return load_search(args.file, args.results, args.preset, draft=looks)
+    if args.storage:
+        raise UserError(f"--storage: {args.file} is a sweep, which has no trials to store")
+    return load_sweep(args.file, args.results, draft=looks, **args.said)
 
 
-def work_of(asked: Any, storage: str | None, looks: bool):
+def work_of(asked: Any, storage: str | None, looks: bool) -> Any:
     """What is left of a sweep or search; with `looks` nothing is written."""
     from sweeps.reuse import Store
     from sweeps.sweep_file import Sweep
@@ -131,10 +149,12 @@ def _only_driver(folder: Path, file: Path) -> Iterator[None]:
 
 
 def _run(args: argparse.Namespace) -> int:
-    """Runs what is left of a sweep or search."""
+    """Runs what is left of a sweep or search, or lists it."""
     asked = read(args, looks=args.dry_run)
     if args.dry_run:
-        print(work_of(asked, args.storage, looks=True).dry_run())
+        work = work_of(asked, args.storage, looks=True)
+        print(work.dry_run(), flush=True)
+        asked.refuse_missing_data(work.configs())
         return 0
     with _only_driver(asked.folder, args.file):  # before it reads what is done
         return _drive(asked, args)
@@ -169,7 +189,7 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from sweeps.status import status
+    from sweeps.progress import status
 
     print(status(work_of(read(args, looks=True), args.storage, looks=True)))
     return 0

@@ -1,13 +1,15 @@
 """Plan before you spend: what a sweep, and what is left of it, costs on a few GPUs.
 
-    python -m sweeps cost nanolm_c4/sweeps/quickstart.yaml [MORE.yaml ...] [--preset laptop]
-        [--curves NAME ...] [--utilisation 0.4] [--gpus-per-run 8] [--sharded] [--json]
+    python -m sweeps cost nanolm_c4/sweeps/quickstart.yaml [MORE.yaml ...] [key=value ...]
+        [--where 'model.width<=256'] [--preset laptop] [--curves NAME ...] [--utilisation 0.4]
+        [--gpus 8] [--gpus-per-run 8] [--sharded] [--json]
 
-Nothing is trained, built or written. Runs, tokens, FLOPs and GPU-hours stand per model size, for
-the whole sweep and for the runs without a result; memory is that of the largest run of a size, on
-each of the GPUs that share it, and a run that does not fit says on how many it would if its weights
-and state were sharded. All numbers are closed forms, in the experiment's cost.py; what other sweeps
-have yet to find is assumed, and named.
+Nothing is trained, built or written. Runs, tokens, FLOPs and the time of one GPU stand per model
+size, for the whole sweep and for the runs without a result; memory is that of the largest run of a
+size, on each of the GPUs that share it, and a run that does not fit says on how many it would if
+its weights and state were sharded. --gpus N adds the time that N GPUs take, and their energy. All
+numbers are closed forms, in the experiment's cost.py; what other sweeps have yet to find is
+assumed, and named. Data that runs would not find here are named at the end (exit code 2).
 """
 
 from __future__ import annotations
@@ -16,129 +18,355 @@ import argparse
 import json
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sweeps.counts import Setting, read, report, together
-from sweeps.needs import GPUS
-from sweeps.progress import columns
-from training import runs
-from training.errors import one_line_errors
+from sweeps.asked import Asked
+from sweeps.needs import GPUS, Gpu
+from sweeps.progress import columns, duration
+from sweeps.reuse import Store
+from sweeps.sources import preset_of
+from sweeps.sweep import SweepWork
+from sweeps.sweep_file import load_sweep
+from training.errors import UserError
+from training.memory import is_observation
 
-_HOURS = tuple(f"{gpu.name} h" for gpu in GPUS)
-_PARTS = {
-    "weights": "weights",
-    "gradients": "gradients",
-    "optimizer": "state",
-    "weight_copies": "copies",
-    "activations": "activations",
-    "loss": "loss",
-    "communication": "communication",
-    "update": "update",
-    "observation": "observation",
-    "total": "peak",
-}
+# One core, by its processor time for whole steps with one thread on a cloud server: the smallest
+# and largest laptop runs of the four experiments took 0.010 to 0.18 s per step of 0.1 to 11.5
+# GFLOP, which this says within a factor of two.
+CPU_FLOPS, CPU_STEP = 5e10, 0.01  # FLOP/s, and seconds of a step beside
+CPU_MOST = 30 * 86400  # seconds of one core; beyond, nobody asks for it
+_TITLES = {"optimizer": "state", "weight_copies": "copies", "total": "peak"}  # of kinds of memory
 
 
-def assumptions(setting: Setting) -> list[str]:
-    """What every number rests on."""
-    peaks = "; ".join(
-        f"{gpu.name} {gpu.bf16 / 1e12:g} TFLOP/s bf16, {gpu.fp32 / 1e12:g} fp32, "
-        f"{gpu.memory / 1e9:g} GB ({gpu.source})"
+@dataclass(frozen=True)
+class Setting:
+    """How runs use GPUs: how many each, sharded or repeated, at which share of the peak."""
+
+    gpus_per_run: int = 1
+    sharded: bool = False
+    utilisation: float = 0.4
+    gpus: int | None = None
+    """How many there are."""
+
+    def check(self) -> None:
+        """Raises UserError for a number that means nothing."""
+        if self.gpus_per_run < 1:
+            raise UserError(f"--gpus-per-run {self.gpus_per_run}: expected at least 1")
+        if not 0 < self.utilisation <= 1:
+            raise UserError(
+                f"--utilisation {self.utilisation}: expected a share of the peak, such as 0.4"
+            )
+        if self.sharded and self.gpus_per_run == 1:
+            raise UserError("--sharded divides a run over GPUs; say over how many: --gpus-per-run")
+        if self.gpus is not None and self.gpus < self.gpus_per_run:
+            raise UserError(f"--gpus {self.gpus}: a run alone takes {self.gpus_per_run}")
+
+    def how(self) -> str:
+        """In words."""
+        if self.gpus_per_run == 1:
+            return "one GPU per run"
+        kind = "sharded, FSDP2" if self.sharded else "replicated, DDP"
+        return f"{self.gpus_per_run} GPUs per run, {kind}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a sweep, or a trial of a search with values in the middle of their ranges."""
+
+    identity: tuple[str, str]
+    """Equal for runs that are the same: their experiment, and the hash of their config."""
+    config: Any
+    tokens: int
+    flops: float
+    left: float
+    """The share of its steps still to be taken."""
+
+    def hours(self, gpu: Gpu, setting: Setting, share: float = 1.0) -> float:
+        """GPU-hours; twice the GPUs take half the time."""
+        peak = getattr(gpu, self.config.training.precision)
+        return share * self.flops / (peak * setting.utilisation) / 3600
+
+
+@dataclass
+class Work:
+    """The runs of one file."""
+
+    asked: Asked
+    runs: list[Run] = field(default_factory=list)
+    started: int = 0
+    notes: list[str] = field(default_factory=list)
+    may_add: dict[str, float] = field(default_factory=lambda: {"runs": 0, "flops": 0.0})
+
+    def add(self, config: Any, left: Mapping[str, float]) -> None:
+        """Takes up runs with one config, and what is left of each by its name."""
+        cost = self.asked.experiment
+        tokens, flops = config.training.steps * cost.tokens_per_step(config), cost.flops(config)
+        self.runs += [
+            Run((cost.name, name), config, tokens, flops, share) for name, share in left.items()
+        ]
+
+
+def read(file: Path, results: Path, said: Mapping[str, Any]) -> Work:
+    """The runs of a sweep or search file, and how far they are; UserError as for running it."""
+    if "search" in preset_of(file, said.get("preset")):
+        from sweeps.search_file import load_search
+        from sweeps.storage import Storage
+
+        found = load_search(file, results, draft=True, **said)
+        work, trials = Work(found, notes=list(found.sources.assumed)), Storage(found.folder).trials
+        for study in found.studies:
+            config, _ = found.run(study, found.middle)
+            rounds = found.config.rounds_of(study, trials)
+            for played in rounds:
+                done = len(played.counted)
+                left = {f"{played.key} {i}": float(i >= done) for i in range(played.wanted)}
+                work.add(config, left)
+                work.started += len(played.running)
+            if rounds[-1].missing:
+                later = (found.config.rounds - len(rounds)) * found.config.trials
+                work.may_add["runs"] += later
+                work.may_add["flops"] += later * found.experiment.flops(config)
+        return work
+    sweep = load_sweep(file, results, draft=True, **said)
+    found = SweepWork(sweep, Store(sweep.folder, looks=True).recall)
+    work = Work(sweep, notes=[*sweep.sources.assumed], may_add=may_add(found))
+    work.notes += [f"{run}: {why}" for run, why in found.reasons.items()]
+    for run, point in found.points.items():
+        taken = None
+        if found.results.get(run, {"status": "failed"})["status"] != "failed":
+            taken = point.config.training.steps
+        elif (sweep.folder / run / "metrics.jsonl").exists():
+            from training import checkpoint  # it imports torch, which few sweeps need here
+
+            saved = checkpoint.paths(sweep.folder / run / "checkpoints")
+            taken = int(saved[-1].name.rpartition("-")[2]) if saved else 0
+            work.started += 1
+        share = 1 - (taken or 0) / point.config.training.steps
+        work.add(point.config, {run.rpartition("-")[2]: share})
+    return work
+
+
+def may_add(found: SweepWork) -> dict[str, float]:
+    """The most that `extend` or `confirm` can still add, in cells that are not complete."""
+    config = found.sweep.config
+    rule = config.extend or config.confirm
+    most: dict[str, float] = {"runs": 0, "flops": 0.0}
+    largest: dict[Any, float] = {}
+    seeds: dict[Any, list[int]] = {}
+    for point in found.points.values():
+        key = point.cell(config.searched)
+        largest[key] = max(largest.get(key, 0.0), found.flops(point))
+        seeds.setdefault(key, found.sweep.seeds(dict(point.values)))
+    for key, cell in found.cells.items() if rule else ():
+        if not cell.settled:
+            further = set(config.confirm.seeds if config.confirm else ()) - set(seeds[key])
+            count = (rule.points - cell.added) * len(seeds[key]) + len(further)
+            most["runs"] += count
+            most["flops"] += count * largest[key]
+    return most
+
+
+def report(work: Work, setting: Setting) -> dict[str, Any]:
+    """The counts of one file as JSON types, by model size from the smallest on, and in all."""
+    groups: dict[str, list[Run]] = {}
+    dumps: dict[int, str] = {}  # the trials of a study share a config, thousands of them
+    for run in work.runs:
+        dump = dumps.setdefault(id(run.config), run.config.model.model_dump_json())
+        groups.setdefault(dump, []).append(run)
+    models = [group[0].config.model.model_dump() for group in groups.values()]
+    varying = [key for key in models[0] if len({str(model[key]) for model in models}) > 1]
+    varying = varying or list(models[0])[:1]  # of models that are all the same
+    sizes = [_size(group, varying, work, setting) for group in groups.values()]
+    to_do = [run for run in work.runs if run.left]
+    return {
+        "file": str(work.asked.path),
+        "preset": work.asked.sources.preset,
+        "notes": work.notes,
+        "runs": {
+            "all": len(work.runs),
+            "done": len(work.runs) - len(to_do),
+            "started": work.started,
+            "to_do": len(to_do),
+        },
+        "sizes": sorted(sizes, key=lambda size: size["parameters"]["total"]),
+        **_totals(work.runs, setting),
+        "may_add": work.may_add,
+    }
+
+
+def _totals(runs: Sequence[Run], setting: Setting) -> dict[str, Any]:
+    """Runs, tokens, FLOPs and time of some runs, and of what is to do of them."""
+    totals: dict[str, Any] = {}
+    for name in ("all", "to_do"):
+        parts = [(run, 1.0 if name == "all" else run.left) for run in runs]
+        parts = [(run, share) for run, share in parts if share]
+        totals[name] = {
+            "runs": len(parts),
+            "tokens": sum(round(share * run.tokens) for run, share in parts),
+            "flops": sum(share * run.flops for run, share in parts),
+            "gpu_hours": {
+                gpu.name: sum(run.hours(gpu, setting, share) for run, share in parts)
+                for gpu in GPUS
+            },
+            "cpu_seconds": sum(
+                share * (run.flops / CPU_FLOPS + run.config.training.steps * CPU_STEP)
+                for run, share in parts
+            ),
+        }
+    totals["longest_run_hours"] = {
+        gpu.name: max((run.hours(gpu, setting, run.left) for run in runs), default=0.0)
+        / setting.gpus_per_run
         for gpu in GPUS
-    )
-    return [
-        "FLOPs: 6 per weight of a matrix and token, and attention; evaluation, probes and "
-        f"observations are not counted. GPU-hours: at {100 * setting.utilisation:g} % of the dense "
-        "peak of each run's precision (fp32 without TF32).",
-        "Memory: GB are 1e9 bytes; closed forms of what eager training and its observations hold "
-        "(torch.compile holds less), not measured on these GPUs. A run fits if its peak is below "
-        "the GPU's nominal memory. A sharded run recomputes its blocks' activations, a third more "
-        "work, which FLOPs and GPU-hours leave out: give a lower utilisation for it.",
-        f"GPUs: {peaks}.",
-    ]
+    }
+    if setting.gpus:
+        totals["with_gpus"] = {
+            gpu.name: {
+                "hours": max(totals["to_do"]["gpu_hours"][gpu.name] / setting.gpus,
+                             totals["longest_run_hours"][gpu.name]),
+                "kwh": totals["to_do"]["gpu_hours"][gpu.name] * gpu.watts / 1000,
+            }
+            for gpu in GPUS
+        }  # fmt: skip
+    return totals
+
+
+def _size(
+    runs: Sequence[Run], varying: Sequence[str], work: Work, setting: Setting
+) -> dict[str, Any]:
+    """One model size: its counts, and the memory of its largest run."""
+    cost, how = work.asked.experiment, "shards" if setting.sharded else "replicas"
+    unlike: dict[str, Any] = {}  # by what memory can depend on: not the rates, seed, length
+    for config in {id(run.config): run.config for run in runs}.values():
+        dump = config.model_dump(mode="json")
+        dump["optimizer"] = dump["optimizer"]["name"]
+        dump["training"]["steps"] = dump["schedule"] = dump["seed"] = None
+        unlike.setdefault(json.dumps(dump, sort_keys=True), config)
+    memories = []
+    for config in unlike.values():
+        if config.training.batch_size % setting.gpus_per_run:
+            raise UserError(
+                f"{work.asked.path}: training.batch_size {config.training.batch_size} does not "
+                f"divide by {setting.gpus_per_run} GPUs; change --gpus-per-run"
+            )
+        memories.append((config, cost.memory(config, **{how: setting.gpus_per_run})))
+    config, memory = max(memories, key=lambda item: item[1]["total"])
+
+    def gpus_needed(gpu: Gpu) -> int | None:
+        """The smallest power of two over which the run can be sharded to fit; None if there is
+        none."""
+        count = 1
+        while config.training.batch_size % count == 0:
+            if cost.memory(config, shards=count)["total"] <= gpu.memory:
+                return count
+            count *= 2
+        return None
+
+    return {
+        "model": {key: getattr(config.model, key) for key in varying},
+        "parameters": cost.parameters(config),
+        **_totals(runs, setting),
+        "largest_run": {
+            "optimizer": config.optimizer.name,
+            "precision": config.training.precision,
+            "observed": bool(getattr(config.training, "observe_every", 0)),
+            "peak_of": "observation" if is_observation(memory) else "training_step",
+            "memory_bytes": memory,
+        },
+        "fits": {gpu.name: memory["total"] <= gpu.memory for gpu in GPUS},
+        "gpus_when_sharded": {gpu.name: gpus_needed(gpu) for gpu in GPUS},
+    }
+
+
+def together(works: Sequence[Work], setting: Setting) -> dict[str, Any]:
+    """All files at once; a run that several have is trained once, as sweeps share their results.
+
+    One that is done in one sweep only was made at another commit, and is still to do.
+    """
+    most: dict[tuple[str, str], Run] = {}
+    for run in (run for work in works for run in work.runs):
+        if run.identity not in most or run.left > most[run.identity].left:
+            most[run.identity] = run
+    return _totals(list(most.values()), setting)
 
 
 def text(counts: Mapping[str, Any], setting: Setting) -> str:
     """One file's report for people."""
-    number = counts["runs"]
+    number, sizes = counts["runs"], counts["sizes"]
     preset = f" (preset {counts['preset']})" if counts["preset"] else ""
+    names = [" ".join(f"{key} {value}" for key, value in size["model"].items()) for size in sizes]
+    rows = [
+        (name, f"{size['parameters']['total']:,}", size["all"], size["to_do"]["runs"])
+        for name, size in zip(names, sizes)
+    ]
+    rows += [(title, "", counts[key], number["to_do"])
+             for title, key in (("all", "all"), ("to do", "to_do"))]  # fmt: skip
     lines = [
         f"{counts['file']}{preset}: {number['all']} runs, {number['done']} done, "
         f"{number['started']} started, {number['to_do']} to do",
         *(f"assumed or not counted: {note}" for note in counts["notes"]),
         "",
-        _work_table(counts),
-        *_additions(counts, setting),
-        "",
-        _memory_title(setting),
-        _memory_table(counts),
-        *_observed(counts, setting),
+        _work_table(("model", "parameters"), rows),
     ]
+    if more := counts["may_add"]["runs"]:
+        flops = _short(counts["may_add"]["flops"])
+        lines.append(f"results may ask for up to {more} more runs, {flops} FLOPs")
+    lines += _ends(counts, setting)
+    lines += ["", f"GB per GPU, the largest run of each size ({setting.how()}):"]
+    used = [size["largest_run"]["memory_bytes"] for size in sizes]
+    shown = dict.fromkeys(part for parts in used for part in parts if parts[part])
+    titles = (_TITLES.get(part, part.replace("_", " ")) for part in shown)
+    memory = [("model", "run", *titles, *(gpu.name for gpu in GPUS))]
+    for name, size in zip(names, sizes):
+        run = size["largest_run"]
+        parts = (f"{run['memory_bytes'].get(part, 0) / 1e9:.3g}" for part in shown)
+        fits = (_fit(size, gpu.name) for gpu in GPUS)
+        memory.append((name, f"{run['optimizer']} {run['precision']}", *parts, *fits))
+    lines.append(columns(memory))
+    large = [name for name, size in zip(names, sizes)
+             if size["largest_run"]["peak_of"] == "observation"]  # fmt: skip
+    if large:
+        lines.append(
+            f"the peak is an observation's, not a training step's, at {', '.join(large)}: fewer "
+            "training.observe_samples lower it"
+        )
+    if setting.sharded and any(size["largest_run"]["observed"] for size in sizes):
+        lines.append("a sharded run cannot be observed: planned without training.observe_every")
     return "\n".join(lines)
 
 
-def _work_table(counts: Mapping[str, Any]) -> str:
-    rows = [("model", "parameters", "runs", "to do", "tokens", "FLOPs", *_HOURS)]
-    for size in counts["sizes"]:
-        parameters = f"{size['parameters']['total']:,}"
-        rows.append((_model(size), parameters, *_cells(size["all"], size["to_do"]["runs"])))
-    rows.append(("all", "", *_cells(counts["all"], counts["to_do"]["runs"])))
-    rows.append(("to do", "", *_cells(counts["to_do"], counts["to_do"]["runs"])))
-    return columns(rows)
-
-
-def _cells(total: Mapping[str, Any], to_do: int) -> tuple[str, ...]:
-    hours = (f"{total['gpu_hours'][gpu.name]:.3g}" for gpu in GPUS)
-    return str(total["runs"]), str(to_do), _short(total["tokens"]), _short(total["flops"]), *hours
+def _work_table(titles: Sequence[str], rows: Sequence[tuple[Any, ...]]) -> str:
+    """Rows of titles, a total and a number of runs to do; the time of a core if it can be meant."""
+    with_cpu = all(row[-2]["cpu_seconds"] < CPU_MOST for row in rows)
+    devices = [*(f"1 {gpu.name}" for gpu in GPUS), *(["1 CPU core"] if with_cpu else [])]
+    table = [(*titles, "runs", "to do", "tokens", "FLOPs", *devices)]
+    for *names, total, to_do in rows:
+        seconds = [3600 * hours for hours in total["gpu_hours"].values()]
+        seconds += [total["cpu_seconds"]] if with_cpu else []
+        numbers = _short(total["tokens"]), _short(total["flops"])
+        table.append((*names, str(total["runs"]), str(to_do), *numbers, *map(duration, seconds)))
+    return columns(table)
 
 
 def _short(number: float) -> str:
     return f"{number:.3g}" if number >= 1e5 else f"{number:,.0f}"
 
 
-def _model(size: Mapping[str, Any]) -> str:
-    return " ".join(f"{key} {value}" for key, value in size["model"].items())
-
-
-def _additions(counts: Mapping[str, Any], setting: Setting) -> list[str]:
-    """Lines on what may come on top, and on how long it takes at least."""
-    lines = []
-    if more := counts["may_add"]["runs"]:
-        flops = _short(counts["may_add"]["flops"])
-        lines.append(f"results may ask for up to {more} more runs, {flops} FLOPs")
+def _ends(counts: Mapping[str, Any], setting: Setting) -> list[str]:
+    """When it can be over at the earliest, and its energy."""
+    if not counts["to_do"]["runs"]:
+        return []
     hours = counts["longest_run_hours"]
-    if counts["to_do"]["runs"]:
-        each = ", ".join(f"{hours[gpu.name]:.3g} h on {gpu.name}" for gpu in GPUS)
-        lines.append(f"the longest run to do: {each} ({_how(setting)})")
+    each = ", ".join(f"{duration(3600 * hours[gpu.name])} on {gpu.name}" for gpu in GPUS)
+    lines = [f"the longest run to do: {each} ({setting.how()})"]
+    if setting.gpus:
+        ends = (
+            f"{duration(3600 * found['hours'])} and {found['kwh']:.3g} kWh on {name}"
+            for name, found in counts["with_gpus"].items()
+        )
+        lines.append(f"with {setting.gpus} GPUs, at least: {', '.join(ends)}")
     return lines
-
-
-def _how(setting: Setting) -> str:
-    if setting.gpus_per_run == 1:
-        return "one GPU per run"
-    kind = "sharded, FSDP2" if setting.sharded else "replicated, DDP"
-    return f"{setting.gpus_per_run} GPUs per run, {kind}"
-
-
-def _memory_title(setting: Setting) -> str:
-    return f"GB per GPU, the largest run of each size ({_how(setting)}):"
-
-
-def _memory_table(counts: Mapping[str, Any]) -> str:
-    names = [gpu.name for gpu in GPUS]
-    shown = [
-        part
-        for part in _PARTS
-        if any(size["largest_run"]["memory_bytes"].get(part) for size in counts["sizes"])
-    ]
-    rows = [("model", "run", *(_PARTS[part] for part in shown), *names)]
-    for size in counts["sizes"]:
-        run = size["largest_run"]
-        sizes = (f"{run['memory_bytes'].get(part, 0) / 1e9:.3g}" for part in shown)
-        fits = (_fit(size, name) for name in names)
-        rows.append((_model(size), f"{run['optimizer']} {run['precision']}", *sizes, *fits))
-    return columns(rows)
 
 
 def _fit(size: Mapping[str, Any], gpu: str) -> str:
@@ -152,66 +380,60 @@ def _fit(size: Mapping[str, Any], gpu: str) -> str:
     return f"DOES NOT FIT ({needed} sharded do{unobserved})"
 
 
-def _observed(counts: Mapping[str, Any], setting: Setting) -> list[str]:
-    """Lines on runs that need the more memory for being observed, or cannot be."""
-    runs_of = {_model(size): size["largest_run"] for size in counts["sizes"]}
-    lines = []
-    if large := [name for name, run in runs_of.items() if run["peak_of"] == "observation"]:
-        lines.append(
-            f"the peak is an observation's, not a training step's, at {', '.join(large)}: fewer "
-            "training.observe_samples lower it"
-        )
-    if setting.sharded and any(run["observed"] for run in runs_of.values()):
-        lines.append("a sharded run cannot be observed: planned without training.observe_every")
-    return lines
-
-
-def _total_text(total: Mapping[str, Any]) -> str:
-    left = total["to_do"]["runs"]
-    rows = [("all files, each run once", "runs", "to do", "tokens", "FLOPs", *_HOURS)]
-    names = {"all": "all", "to_do": "to do"}
-    return columns(rows + [(name, *_cells(total[key], left)) for key, name in names.items()])
-
-
-def main(argv: Sequence[str] | None = None) -> None:
-    """The command: exit code 0, or 2 for a user's mistake (one line)."""
-    args = _parser().parse_args(argv)
-    with one_line_errors(OSError):
-        setting = Setting(args.gpus_per_run, args.sharded, args.utilisation)
-        setting.check()
-        works = [
-            read(file, preset=args.preset, curves=args.curves, results=args.results)
-            for file in args.sweep
-        ]
-        counts = [report(work, setting) for work in works]
-        total = together(works, setting) if len(works) > 1 else None
-        if args.json:
-            content = {"files": counts, "together": total, "assumptions": assumptions(setting)}
-            print(json.dumps(content, indent=1))
-            return
-        tables = [text(count, setting) for count in counts]
-        tables += [_total_text(total)] if total else []
-        footnotes = [textwrap.fill(line, 100) for line in assumptions(setting)]
-        print("\n\n".join([*tables, "\n".join(footnotes)]))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m sweeps cost",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+def assumptions(setting: Setting) -> list[str]:
+    """What every number rests on."""
+    peaks = "; ".join(
+        f"{gpu.name} {gpu.bf16 / 1e12:g} TFLOP/s bf16, {gpu.fp32 / 1e12:g} fp32, "
+        f"{gpu.memory / 1e9:g} GB, {gpu.watts:g} W ({gpu.source})"
+        for gpu in GPUS
     )
-    add = parser.add_argument
-    add("sweep", type=Path, nargs="+", help="YAML files of sweeps, for example nanolm_c4/sweeps/*")
-    add("--preset", help="another size of the sweep that its file holds")
-    add("--curves", nargs="+", metavar="NAME", help="only these curves")
+    energy = (
+        "With --gpus: GPUs always busy, or as long as the longest run; energy is GPU-hours at the "
+        "GPU's rated power, without processors, memory, network, cooling and idle time."
+    )
+    return [
+        "FLOPs: 6 per weight of a matrix and token, and attention; evaluation, probes and "
+        f"observations are not counted. Time of a GPU: at {100 * setting.utilisation:g} % of the "
+        "dense peak of each run's precision (fp32 without TF32). Time of a CPU core: "
+        f"{CPU_FLOPS / 1e9:g} GFLOP/s and {1000 * CPU_STEP:g} ms per step, measured on one core of "
+        "a cloud server; yours may take half or twice as long.",
+        "Memory: GB are 1e9 bytes; closed forms of what eager training and its observations hold "
+        "(torch.compile holds less), not measured on these GPUs. A run fits if its peak is below "
+        "the GPU's nominal memory. A sharded run recomputes its blocks' activations, a third more "
+        "work, which FLOPs and times leave out: give a lower utilisation for it.",
+        f"GPUs: {peaks}.",
+        *([energy] if setting.gpus else []),
+    ]
+
+
+def add_arguments(add: Any) -> None:
+    """The options of the command besides those that say which sweep is meant."""
     add("--utilisation", type=float, default=0.4, help="share of the GPU's peak (default 0.4)")
+    add("--gpus", type=int, metavar="N", help="GPUs there are: adds time and energy")
     add("--gpus-per-run", type=int, default=1, metavar="N", help="GPUs of one run (default 1)")
     add("--sharded", action="store_true", help="weights and state divided over them (FSDP2)")
-    add("--results", type=Path, default=runs.RESULTS, help="results folder")
     add("--json", action="store_true", help="all of it as JSON")
-    return parser
 
 
-if __name__ == "__main__":
-    main()
+def run(args: argparse.Namespace) -> int:
+    """Prints what sweeps cost; UserError for a mistake, or for data that are not here."""
+    setting = Setting(args.gpus_per_run, args.sharded, args.utilisation, args.gpus)
+    setting.check()
+    works = [read(file, args.results, args.said) for file in args.files]
+    counts = [report(work, setting) for work in works]
+    total = together(works, setting) if len(works) > 1 else None
+    if args.json:
+        content = {"files": counts, "together": total, "assumptions": assumptions(setting)}
+        print(json.dumps(content, indent=1))
+    else:
+        tables = [text(count, setting) for count in counts]
+        if total:
+            left = total["to_do"]["runs"]
+            rows = [("all", total["all"], left), ("to do", total["to_do"], left)]
+            table = _work_table(["all files, each run once"], rows)
+            tables.append("\n".join([table, *_ends(total, setting)]))
+        footnotes = [textwrap.fill(line, 100) for line in assumptions(setting)]
+        print("\n\n".join([*tables, "\n".join(footnotes)]), flush=True)
+    for work in works:
+        work.asked.refuse_missing_data(run.config for run in work.runs if run.left)
+    return 0

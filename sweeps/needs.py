@@ -14,19 +14,21 @@ from training.experiment import Experiment
 
 @dataclass(frozen=True)
 class Gpu:
-    """Dense peaks in FLOP/s by precision of the products, and memory in bytes."""
+    """Dense peaks in FLOP/s by precision of the products, memory in bytes and rated power (TDP) in
+    watts."""
 
     name: str
     bf16: float
     fp32: float
     memory: float
+    watts: float
     source: str
 
 
 GPUS = (
-    Gpu("H100", 989e12, 67e12, 80e9, "NVIDIA H100 datasheet, SXM, without sparsity"),
-    Gpu("H200", 989e12, 67e12, 141e9, "NVIDIA H200 datasheet, SXM, without sparsity"),
-    Gpu("A100", 312e12, 19.5e12, 80e9, "NVIDIA A100 80GB datasheet, SXM, without sparsity"),
+    Gpu("H100", 989e12, 67e12, 80e9, 700, "NVIDIA H100 datasheet, SXM, without sparsity"),
+    Gpu("H200", 989e12, 67e12, 141e9, 700, "NVIDIA H200 datasheet, SXM, without sparsity"),
+    Gpu("A100", 312e12, 19.5e12, 80e9, 400, "NVIDIA A100 80GB datasheet, SXM, without sparsity"),
 )
 SHARES = (0.125, 0.25, 0.5, 1.0)  # of one GPU
 MARGIN, CONTEXT = 1.1, 1e9  # the closed forms are estimates; bytes of a process's CUDA context

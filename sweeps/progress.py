@@ -1,4 +1,4 @@
-"""What a sweep shows while it runs: a line per run at work, and an estimate of what is left."""
+"""How far a sweep is: a line per run at work while it runs, and where it stands from elsewhere."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from training.files import is_locked
 
 LINES = 20  # runs at work that are shown; a cluster may have thousands
 TAIL = 4096  # bytes at the end of metrics.jsonl, which hold its last line
@@ -41,7 +43,7 @@ class Board:
         if trained:
             self.estimate.add(self.work.flops(point), point.config.training.steps, seconds)
         left = "" if self.live else self._left(at_work)
-        self.say(f"{self.count()}  {self.work.outcome(point)}  {seconds:.0f} s{left}")
+        self.say(f"{self.count()}  {self.work.outcome(point)}  {duration(seconds)}{left}")
 
     def show(self, runs: Iterable[Any]) -> None:
         """Redraws the runs at work, each with the step and the loss that it has logged last."""
@@ -50,10 +52,14 @@ class Board:
         from rich.text import Text
 
         runs = list(runs)
-        shown = [f"{point.run}  {_at(self.work.folder / point.run, point)}" for point in runs]
+        shown = []
+        for point in runs[:LINES]:
+            step, steps, loss = _at(self.work.folder / point.run, point)
+            at = f"step {step}/{steps}" + (f"  loss {loss:.3f}" if loss is not None else "")
+            shown.append(f"{point.run}  {at if step else 'starting'}")
         more = [f"and {len(runs) - LINES} more runs at work"] if len(runs) > LINES else []
         count = f"{self.count()} runs done{self._left(len(runs))}"
-        text = Text("\n".join([*shown[:LINES], *more, count]), no_wrap=True, overflow="ellipsis")
+        text = Text("\n".join([*shown, *more, count]), no_wrap=True, overflow="ellipsis")
         self.live.update(text, refresh=True)
 
     def close(self) -> None:
@@ -98,11 +104,16 @@ class Estimate:
 
 
 def duration(seconds: float) -> str:
-    """Minutes, hours or days, whichever says it best."""
-    for size, unit in ((86400, "days"), (3600, "h")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{max(1, round(seconds / 60))} min"
+    """A time in the two largest of days, hours, minutes and seconds."""
+    if seconds < 60:
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    if minutes >= 1440:
+        days, hours = divmod(round(minutes / 60), 24)
+        return f"{days:,} d {hours} h" if days < 100 else f"{days:,} d"
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min"
 
 
 def columns(lines: Sequence[tuple[str, ...]]) -> str:
@@ -124,12 +135,37 @@ def last_line(run_dir: Path) -> dict[str, Any]:
         return {}
 
 
-def _at(run_dir: Path, point: Any) -> str:
-    """How far a run is, in its own words."""
+def _at(run_dir: Path, point: Any) -> tuple[int, int, float | None]:
+    """The step that a run has logged last, of how many, and the loss there."""
     line = last_line(run_dir)
-    if "step" not in line:
-        return "starting"
     loss = line.get("train_loss", line.get("eval_loss"))
-    return f"step {line['step']}/{point.config.training.steps}" + (
-        f"  loss {loss:.3f}" if loss is not None else ""
-    )
+    return line.get("step", 0), point.config.training.steps, loss
+
+
+def status(work: Any) -> str:
+    """What is done, at work and at which step, failed and left, and the time that is left.
+
+    It is read from the sweep's folder, from any machine that sees it, at any time. A run is at work
+    while a process holds its folder, on whichever machine.
+    """
+    at_work = [point for point in work.left if is_locked(work.folder / point.run)]
+    failed = work.failed_before() - {point.run for point in at_work}
+    left = work.total - work.done - len(at_work) - len(failed)
+    lines = [
+        f"{work.folder}: {work.done} of {work.total} runs done, {len(at_work)} at work, "
+        f"{len(failed)} failed, {left} left"
+    ]
+    rows = [("at work", "step", "of", "loss")]
+    for point in at_work:
+        step, steps, loss = _at(work.folder / point.run, point)
+        rows.append((point.run, str(step), str(steps), "" if loss is None else f"{loss:.4f}"))
+    lines += [columns(rows)] if at_work else []
+    lines += [f"failed: {run}, see {work.folder / run / 'log.txt'}" for run in sorted(failed)]
+    estimate = Estimate()
+    for point, summary in work.ended():
+        if "wall_seconds" in summary:
+            estimate.add(work.flops(point), summary["step"], summary["wall_seconds"])
+    if seconds := estimate.seconds(*work.todo):
+        how = f"with {len(at_work)} at work" if at_work else "one run at a time"
+        lines.append(f"about {duration(seconds / max(1, len(at_work)))} left, {how}")
+    return "\n".join(lines)

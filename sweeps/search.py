@@ -9,11 +9,10 @@ al., App. C.2), study by study as they are complete, and `trials.csv` every tria
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import yaml
@@ -22,8 +21,9 @@ from sweeps import study as rules
 from sweeps.search_file import Search
 from sweeps.storage import Storage
 from sweeps.study import RATE, Round, Study, Trial
+from sweeps.tables import write_csv
 from training import environment
-from training.config import Section, read_yaml
+from training.config import read_yaml
 from training.errors import RunError
 from training.files import write_text
 
@@ -36,7 +36,7 @@ class Task:
 
     round: Round
     trial: Trial
-    config: Section
+    config: Any
     run: str
 
 
@@ -59,7 +59,7 @@ class SearchWork:
         self.reasons: list[str] = []
         self._last: dict[str, str] = {}  # how a run ended, as a line
         self._begun: list[Task] = []
-        for study in search.studies:
+        for study in search.every:
             self._read(study)
         known = [played for found in self.rounds.values() for played in found]
         self.replaced = {
@@ -80,7 +80,13 @@ class SearchWork:
                     self._settle(study, answer.note)
                 if not answer.places:
                     break
-                task = self._begin(study, answer.places[0])
+                current = self.rounds[study.name][-1]
+                values = dict(zip(self.search.config.search, answer.places[0]))
+                config, run = self.search.run(study, values)
+                number = len(current.trials)
+                trial = self.storage.add(current.key, number, values, current.ranges, run)
+                current.trials.append(trial)
+                task = Task(current, trial, config, run)
                 if not self._is_told(task):
                     return task
         return None
@@ -111,25 +117,28 @@ class SearchWork:
         """What a run costs."""
         return self.experiment.flops(task.config)
 
+    def _rounds(self) -> Iterator[Round]:
+        """The rounds that are known of the studies that are meant."""
+        return chain(*(self.rounds[study.name] for study in self.search.studies))
+
     @property
     def done(self) -> int:
         """Trials that count."""
-        return sum(len(played.counted) for found in self.rounds.values() for played in found)
+        return sum(len(played.counted) for played in self._rounds())
 
     @property
     def total(self) -> int:
         """Trials of the rounds that are known."""
-        return sum(played.wanted for found in self.rounds.values() for played in found)
+        return sum(played.wanted for played in self._rounds())
 
     @property
     def todo(self) -> tuple[float, float]:
         """FLOPs and steps of the trials to come in the rounds that are known."""
         flops = steps = 0.0
-        for study in self.search.studies:
-            left = sum(played.wanted - len(played.counted) for played in self.rounds[study.name])
-            config, _ = self.search.run(study, self.search.middle)
-            flops += left * self.experiment.flops(config)
-            steps += left * config.training.steps
+        for played in self._rounds():
+            config, _ = self.search.run(played.study, self.search.middle)
+            flops += played.missing * self.experiment.flops(config)
+            steps += played.missing * config.training.steps
         return flops, steps
 
     @property
@@ -137,22 +146,26 @@ class SearchWork:
         """The trials that were begun and have not ended."""
         return self._begun
 
+    def configs(self) -> list[Any]:
+        """One config of every study that has trials left."""
+        left = (played.study for played in self._rounds() if played.missing)
+        return [self.search.run(study, self.search.middle)[0] for study in left]
+
     def ended(self) -> Iterator[tuple[Task, dict[str, Any]]]:
         """The trials that count, and what their runs came to."""
-        for study in self.search.studies:
-            for played in self.rounds[study.name]:
-                for trial in played.counted:
-                    config, run = self.search.run(study, trial.values)
-                    yield Task(played, trial, config, run), self.recall(run) or {}
+        for played in self._rounds():
+            for trial in played.counted:
+                config, run = self.search.run(played.study, trial.values)
+                yield Task(played, trial, config, run), self.recall(run) or {}
 
     def failed_before(self) -> set[str]:
         """Runs that an earlier command, or one at work now, has given up, and none has replaced."""
         found: set[str] = set()
-        for rounds in self.rounds.values():
-            last = rounds[-1]
-            open_places = last.wanted - len(last.counted) - len(last.running)
+        for study in self.search.studies:
+            last = self.rounds[study.name][-1]
+            open_places = max(0, last.missing - len(last.running))
             failed = [trial.note["run"] for trial in last.trials if trial.state == "failed"]
-            found.update(failed[max(0, len(failed) - max(0, open_places)) :])
+            found.update(failed[max(0, len(failed) - open_places) :])
         return found
 
     @property
@@ -175,11 +188,33 @@ class SearchWork:
         return [*edges, *self.reasons, *broken]
 
     def write(self, final: bool) -> None:
-        """constants.yaml and trials.csv."""
-        self._settle_complete()
-        write_trials(self.search, self.rounds)
-        named = [study.name for study in self.search.studies if study.name in self.entries]
-        write_constants(self.search, [self.entries[name] for name in named])
+        """constants.yaml, one entry per complete study, and trials.csv."""
+        for study in self.search.every:  # perhaps nobody has asked for a trial since
+            if study.name not in self.entries and not self.rounds[study.name][-1].missing:
+                self._settle(study, self.search.config.next(self.rounds[study.name]).note)
+        settings = self.search.config.model_dump(
+            mode="json", include={"trials", "parallel", "equal_within", "edge", "extend", "rounds"}
+        )
+        made = {
+            "file": self.search.path.name,
+            "preset": self.search.sources.preset,
+            "commit": environment.commit(),
+        }
+        every = self.search.every
+        entries = [self.entries[study.name] for study in every if study.name in self.entries]
+        content = {"search": {**made, **settings}, "constants": entries}
+        # One object may stand in several places; aliases would make the file hard to read.
+        text = yaml.safe_dump(json.loads(json.dumps(content)), sort_keys=False)
+        write_text(self.folder / "constants.yaml", text)
+        keys = [*self.search.config.grid, "round", "trial", *self.search.config.search]
+        rows = [
+            {**study.where, **trial.values, "study": study.name, "round": played.number,
+             "trial": trial.number, "rate": study.rate, "loss": trial.loss, **trial.note}
+            for study in every for played in self.rounds[study.name]
+            for trial in played.trials if trial.state != "running"
+        ]  # fmt: skip
+        header = ["study", *keys, "rate", "loss", "status", "run"]
+        write_csv(self.folder / "trials.csv", header, rows)
 
     def before(self) -> list[str]:
         """Names the studies whose constants were found at another rate: they are searched again."""
@@ -202,7 +237,7 @@ class SearchWork:
             rate = "" if study.rate is None else f"={study.rate:.4g}"
             lines.append(
                 f"{study.name}: {RATE}{rate} ({study.rate_from}), {at}, "
-                f"{last.wanted - len(last.counted)} of {last.wanted} trials to do"
+                f"{last.missing} of {last.wanted} trials to do"
             )
         lines.append(
             f"{len(self.search.studies)} studies, {self.total - self.done} trials to do in the "
@@ -219,19 +254,10 @@ class SearchWork:
         before = len(self.rounds.get(study.name, ()))
         found = self.search.config.rounds_of(study, self.storage.trials)
         self.rounds[study.name] = found
-        for trial in found[-1].running if len(found) > before else ():
-            config, run = self.search.run(study, trial.values)
-            self._begun.append(Task(found[-1], trial, config, run))
-
-    def _begin(self, study: Study, place: Sequence[float]) -> Task:
-        """A new trial in a study's last round."""
-        current = self.rounds[study.name][-1]
-        values = dict(zip(self.search.config.search, place))
-        config, run = self.search.run(study, values)
-        number = len(current.trials)
-        trial = self.storage.add(current.key, number, values, current.ranges, run)
-        current.trials.append(trial)
-        return Task(current, trial, config, run)
+        if len(found) > before and study in self.search.studies:
+            for trial in found[-1].running:
+                config, run = self.search.run(study, trial.values)
+                self._begun.append(Task(found[-1], trial, config, run))
 
     def _is_told(self, task: Task) -> bool:
         """Whether the trial's run was done, or is unusable, and the trial has ended with it."""
@@ -245,11 +271,18 @@ class SearchWork:
         return summary is not None
 
     def _end(self, task: Task, note: Mapping[str, Any], loss: float | None) -> None:
-        ended = self.storage.end(task.round.key, task.trial, note, loss)
-        task.round.trials[ended.number] = ended
-        self._last[task.run] = _line(task, ended)
-        if task.round.is_complete:
-            self._read(task.round.study)  # perhaps with another round
+        """Ends a trial in the storage, and says so in a line for people."""
+        played = task.round
+        ended = self.storage.end(played.key, task.trial, note, loss)
+        played.trials[ended.number] = ended
+        values = " ".join(f"{key.rpartition('.')[2]}={v:.3g}" for key, v in ended.values.items())
+        result = f"eval loss {loss:.4f}" if note["status"] == "finished" else note["status"]
+        complete = [trial for trial in played.trials if trial.state == "complete"]
+        best = f"  best {rules.best_trial(complete).loss:.4f}" if complete else ""
+        place = f"{played.study.name} round {played.number} trial {ended.number}"
+        self._last[task.run] = f"{place}  {values}  {result}{best}"
+        if not played.missing:
+            self._read(played.study)  # perhaps with another round
 
     def _settle(self, study: Study, problem: str) -> None:
         """Records the end of a study, good or bad."""
@@ -257,13 +290,6 @@ class SearchWork:
             self.broken[study.name] = problem
         else:
             self.entries[study.name] = entry(self.search, self.rounds[study.name])
-
-    def _settle_complete(self) -> None:
-        """Records the studies that are complete, which nobody has asked for a trial since."""
-        for study in self.search.studies:
-            if study.name not in self.entries and self.rounds[study.name][-1].is_complete:
-                answer = self.search.config.next(self.rounds[study.name])
-                self._settle(study, answer.note)
 
 
 def objective(summary: Mapping[str, Any], config: Any) -> float | None:
@@ -276,18 +302,6 @@ def objective(summary: Mapping[str, Any], config: Any) -> float | None:
         return summary["final_eval_loss"]
     first = summary["first_train_loss"]
     return None if first is None else config.training.divergence_factor * first
-
-
-def _line(task: Task, ended: Trial) -> str:
-    """A trial that has ended, for people."""
-    played = task.round
-    values = " ".join(f"{key.rpartition('.')[2]}={v:.3g}" for key, v in ended.values.items())
-    status = ended.note["status"]
-    result = f"eval loss {ended.loss:.4f}" if status == "finished" else status
-    complete = [trial for trial in played.trials if trial.state == "complete"]
-    best = f"  best {rules.best_trial(complete).loss:.4f}" if complete else ""
-    place = f"{played.study.name} round {played.number} trial {ended.number}"
-    return f"{place}  {values}  {result}{best}"
 
 
 def entry(search: Search, rounds: Sequence[Round]) -> dict[str, Any]:
@@ -317,31 +331,3 @@ def entry(search: Search, rounds: Sequence[Round]) -> dict[str, Any]:
         "rate_from": last.study.rate_from,
         "commit": best.note["commit"],
     }
-
-
-def write_constants(search: Search, entries: Sequence[Mapping[str, Any]]) -> None:
-    """constants.yaml: the search's settings and one entry per complete study."""
-    settings = search.config.model_dump(
-        mode="json", include={"trials", "parallel", "equal_within", "edge", "extend", "rounds"}
-    )
-    made = {"file": search.path.name, "preset": search.preset, "commit": environment.commit()}
-    content = {"search": {**made, **settings}, "constants": list(entries)}
-    # One object may stand in several places; aliases would make the file hard to read.
-    text = yaml.safe_dump(json.loads(json.dumps(content)), sort_keys=False)
-    write_text(search.folder / "constants.yaml", text)
-
-
-def write_trials(search: Search, rounds: Mapping[str, Sequence[Round]]) -> None:
-    """trials.csv: `loss` is what the search minimises, with the penalty of a diverged run."""
-    keys = [*search.config.grid, "round", "trial", *search.config.search]
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["study", *keys, "rate", "loss", "status", "run"])
-    for study in search.studies:
-        for played in rounds[study.name]:
-            for trial in played.trials:
-                if trial.state != "running":
-                    place = [study.name, *study.where.values(), played.number, trial.number]
-                    values = [*trial.values.values(), study.rate, trial.loss]
-                    writer.writerow([*place, *values, trial.note["status"], trial.note["run"]])
-    write_text(search.folder / "trials.csv", text.getvalue())

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import csv
 import functools
+import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,11 +64,30 @@ def cached(parse: Callable[[Path], Any]) -> Callable[[Path], Any]:
 read_file = cached(read_yaml)
 
 
-def folder_of(file: Path, results: Path, preset: str | None) -> Path:
-    """Where a sweep's or search's results are: results/<experiment>/<stem>[_<preset>]."""
-    data = apply_preset(read_file(file), preset, str(file))
+def preset_of(file: Path, preset: str | None) -> dict[str, Any]:
+    """What a sweep or search file says under a preset."""
+    return apply_preset(read_file(file), preset, str(file))
+
+
+def is_override(word: str) -> bool:
+    """Whether a word of the command line is key=value, and neither an option nor a file."""
+    return "=" in word and not word.startswith("-") and not Path(word).exists()
+
+
+def folder_of(
+    file: Path, results: Path, preset: str | None, overrides: Sequence[str] = ()
+) -> Path:
+    """Where a sweep's or search's results are: results/<experiment>/<stem>[_<preset>].
+
+    With overrides, whose tables are not those of the file as it stands, they follow after a `+`.
+    """
     name = file.stem if preset is None else f"{file.stem}_{preset}"
-    return results / str(data.get("experiment")) / name
+    if overrides:
+        changes = "+".join(sorted(overrides))
+        if not re.fullmatch(r"[\w.=+-]{1,80}", changes):
+            changes = hashlib.blake2b(changes.encode(), digest_size=5).hexdigest()
+        name += f"+{changes}"
+    return results / str(preset_of(file, preset).get("experiment")) / name
 
 
 @dataclass
@@ -98,8 +119,19 @@ class Sources:
         table, command = self._place("results.csv", around.sweep, "run")
         if "curve" in around.where:
             command += f" --curves {around.where['curve']}"
-        rows = _rows(table, command)
-        wanted = {**around.where, **self._matched(around, settings)}
+        try:
+            rows = read_table(table)
+        except FileNotFoundError:
+            raise Missing(f"{table} does not exist; first run {command}") from None
+        if not rows:
+            raise Missing(f"{table} has no runs; first run {command}")
+        own = {k: around.at.get(k, settings.get(k)) for k in (*around.match, *around.at)}
+        for name, value in own.items():
+            if value is None:
+                raise UserError(
+                    f"{self.file}: around.match: {name!r} has no value in this sweep; set it"
+                )
+        wanted = {**around.where, **own}
         for column in (key, *wanted):
             if column not in rows[0]:
                 raise UserError(f"{self.file}: around: {table} has no column {column!r}")
@@ -128,7 +160,10 @@ class Sources:
         if not path.exists():
             raise Missing(f"{path} does not exist; first run {command}")
         entries = read_file(path).get("constants")
-        if not isinstance(entries, Sequence) or not all(_is_entry(entry) for entry in entries):
+        if not isinstance(entries, Sequence) or not all(
+            isinstance(entry, Mapping) and isinstance(entry.get(part), Mapping)
+            for entry in entries for part in ("where", "set")
+        ):  # fmt: skip
             raise UserError(
                 f"{path}: no list of constants with where and set; make it by {command}"
             )
@@ -149,38 +184,29 @@ class Sources:
         path = folder_of(file, self.results, self.preset) / name
         return path, f"python -m sweeps {command} {file}{preset}"
 
-    def _matched(self, around: Around, settings: Mapping[str, Any]) -> dict[str, Any]:
-        wanted = {key: around.at.get(key, settings.get(key)) for key in (*around.match, *around.at)}
-        for key, value in wanted.items():
-            if value is None:
-                raise UserError(
-                    f"{self.file}: around.match: {key!r} has no value in this sweep; set it"
-                )
-        return wanted
-
 
 def _refuse_unfinished(
     table: Path, rows: Sequence[Mapping[str, str]], done: set[str], key: str, command: str
 ) -> None:
     """Raises Missing if the cells of these rows have unfinished runs: the best may be among them.
 
-    A sweep notes in its manifest what a result asks for before the result is in its table.
+    A sweep notes in its manifest what a result asks for before the result is in its table. A run is
+    in the cell of a row from which it differs in `key` and seed at most.
     """
+
+    def in_cell(entry: Mapping[str, Any], row: Mapping[str, str]) -> bool:
+        values = [(name, value) for name, value in entry["values"].items() if name != key]
+        return entry["curve"] == row["curve"] and all(
+            _same(row.get(name, ""), value) for name, value in values
+        )
+
     entries = [e for e in read_manifest(table.parent / "manifest.json") if e["run"] not in done]
-    to_come = [entry["run"] for entry in entries if any(_in_cell(entry, row, key) for row in rows)]
+    to_come = [entry["run"] for entry in entries if any(in_cell(entry, row) for row in rows)]
     if to_come:
         raise Missing(
             f"{table}: not complete, {len(to_come)} of the runs that this sweep starts around are "
             f"to come ({to_come[0]}); finish {command}"
         )
-
-
-def _in_cell(entry: Mapping[str, Any], row: Mapping[str, str], key: str) -> bool:
-    """Whether a run of the manifest differs from a row of the table in `key` and seed at most."""
-    values = {name: value for name, value in entry["values"].items() if name != key}
-    return entry["curve"] == row["curve"] and all(
-        _same(row.get(name, ""), value) for name, value in values.items()
-    )
 
 
 @cached
@@ -200,16 +226,6 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def _rows(table: Path, command: str) -> list[dict[str, str]]:
-    try:
-        rows = read_table(table)
-    except FileNotFoundError:
-        raise Missing(f"{table} does not exist; first run {command}") from None
-    if not rows:
-        raise Missing(f"{table} has no runs; first run {command}")
-    return rows
-
-
 def _same(cell: str, value: Any) -> bool:
     """Whether a table's text stands for a config's value."""
     if isinstance(value, bool) or value is None or not isinstance(value, (int, float)):
@@ -222,9 +238,3 @@ def _same(cell: str, value: Any) -> bool:
 
 def _words(wanted: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in wanted.items())
-
-
-def _is_entry(entry: Any) -> bool:
-    return isinstance(entry, Mapping) and all(
-        isinstance(entry.get(key), Mapping) for key in ("where", "set")
-    )

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeps.study import Bounds, State, Trial, frozen
+from sweeps.study import STATES, Bounds, Trial, frozen
 from training.errors import UserError
 from training.files import writing
 
@@ -39,11 +39,12 @@ class Storage:
             study = self._study(key)
         except KeyError:
             return []
-        notes, found = study.user_attrs, study.get_trials(deepcopy=False)
+        notes, ours = study.user_attrs, {name: state for state, name in STATES.items()}
         return [
-            Trial(t.number, dict(t.params), _state(t), t.value, notes.get(str(t.number), {}))
-            for t in found
-        ]
+            Trial(t.number, dict(t.params), ours[t.state.name], t.value,
+                  notes.get(str(t.number), {}))
+            for t in study.get_trials(deepcopy=False)
+        ]  # fmt: skip
 
     def add(
         self, key: str, number: int, values: Mapping[str, float], ranges: Mapping[str, Bounds],
@@ -72,12 +73,11 @@ class Storage:
         """
         from optuna.trial import TrialState
 
-        study = self._study(key)
-        state = TrialState.FAIL if loss is None else TrialState.COMPLETE
+        study, state = self._study(key), "failed" if loss is None else "complete"
         with self._writing():
             study.set_user_attr(str(trial.number), dict(note))
-            study.tell(trial.number, loss, state=state)
-        return replace(trial, state=_STATES[state.name], loss=loss, note=dict(note))
+            study.tell(trial.number, loss, state=TrialState[STATES[state]])
+        return replace(trial, state=state, loss=loss, note=dict(note))
 
     def _study(self, key: str) -> optuna.Study:
         """A study that is there; KeyError otherwise."""
@@ -89,50 +89,44 @@ class Storage:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
+        """Removes first, once, half a line that a crash left: the next would stand behind it."""
         with writing(self.path):
             if not self._is_whole and self.path.exists():
-                _cut_torn_line(self.path)
+                with open(self.path, "r+b") as file:
+                    file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+                    if file.read(1) not in (b"", b"\n"):
+                        file.seek(0)
+                        file.truncate(file.read().rfind(b"\n") + 1)
             self._is_whole = True
             yield
 
     def _opened(self) -> Any:
-        if self._storage is None:
-            self._storage = _journal(self.path) if self.url is None else _database(self.url)
+        """Optuna's storage; UserError if the journal is damaged or the database cannot be had."""
+        if self._storage is not None:
+            return self._storage
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        if self.url is not None:
+            try:
+                self._storage = optuna.storages.get_storage(self.url)
+            except Exception as error:  # sqlalchemy's own, or a driver's that is not installed
+                raise UserError(
+                    f"--storage {self.url}: cannot open it: {str(error).splitlines()[0]}"
+                ) from None
+        else:
+            with writing(self.path):
+                backend = JournalFileBackend(str(self.path), _Alone())
+            try:
+                self._storage = JournalStorage(backend)
+            except ValueError as error:
+                raise UserError(
+                    f"{self.path}: damaged ({error}); delete it: runs that are done are not "
+                    "trained again"
+                ) from None
         return self._storage
-
-
-_STATES: dict[str, State] = {"RUNNING": "running", "COMPLETE": "complete", "FAIL": "failed"}
-
-
-def _state(trial: optuna.trial.FrozenTrial) -> State:
-    return _STATES[trial.state.name]
-
-
-def _database(url: str) -> Any:
-    import optuna
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    try:
-        return optuna.storages.get_storage(url)
-    except Exception as error:  # sqlalchemy's own, or a driver's that is not installed
-        raise UserError(f"--storage {url}: cannot open it: {str(error).splitlines()[0]}") from None
-
-
-def _journal(path: Path) -> Any:
-    """The journal; UserError if it is damaged."""
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with writing(path):
-        backend = JournalFileBackend(str(path), _Alone())
-    try:
-        return JournalStorage(backend)
-    except ValueError as error:
-        raise UserError(
-            f"{path}: damaged ({error}); delete it: runs that are done are not trained again"
-        ) from None
 
 
 class _Alone:
@@ -144,14 +138,3 @@ class _Alone:
 
     def release(self) -> None:
         """Nothing to release."""
-
-
-def _cut_torn_line(path: Path) -> None:
-    """Removes half a line that a crash left, which the next one would be written behind."""
-    with open(path, "r+b") as file:
-        if not file.seek(0, os.SEEK_END):
-            return
-        file.seek(-1, os.SEEK_END)
-        if file.read(1) != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)

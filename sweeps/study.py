@@ -27,6 +27,8 @@ RATE = "optimizer.lr"
 
 Bounds = tuple[float, float]
 State = Literal["running", "complete", "failed"]
+STATES: dict[State, str] = {"running": "RUNNING", "complete": "COMPLETE", "failed": "FAIL"}
+"""Optuna's names."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +90,9 @@ class Round:
         return [trial for trial in self.trials if trial.state == "running"]
 
     @property
-    def is_complete(self) -> bool:
-        """Whether all trials wanted are complete."""
-        return len(self.counted) == self.wanted
+    def missing(self) -> int:
+        """How many of the trials wanted are not complete."""
+        return self.wanted - len(self.counted)
 
 
 def round_key(study: Study, number: int, ranges: Mapping[str, Bounds]) -> str:
@@ -105,7 +107,7 @@ class Tuning(Section):
 
     search: Annotated[dict[str, tuple[PositiveFloat, PositiveFloat]], Field(min_length=1)]
     """Config key -> lowest and highest value of the first round, searched log-uniformly."""
-    trials: PositiveInt
+    trials: Annotated[int, Field(gt=0, le=1_000_000)]
     """Trials of a study, in every round."""
     parallel: PositiveInt = 1
     """At most so many trials of a study in progress."""
@@ -126,7 +128,7 @@ class Tuning(Section):
         `replaced` are trials (key of the round, number) that failed in an earlier command.
         """
         last = rounds[-1]
-        if last.is_complete:
+        if not last.missing:
             note = "" if last.finished else f"all {last.wanted} trials diverged; lower {RATE}"
             return Next(done=True, note=note)
         fresh = [trial for trial in last.trials if (last.key, trial.number) not in replaced]
@@ -146,7 +148,10 @@ class Tuning(Section):
         for number in range(1, self.rounds + 1):
             known = trials(round_key(study, number, ranges))
             found.append(Round(study, number, ranges, known, self.trials))
-            following = self._ranges_after(found[-1])
+            if found[-1].missing or not found[-1].finished:
+                break
+            best = best_trial(found[-1].finished).values
+            following = next_ranges(best, ranges, self.edge, self.extend)
             if following == ranges:
                 break
             ranges = following
@@ -158,33 +163,22 @@ class Tuning(Section):
         ranges = played.ranges.items()
         return [key for key, bounds in ranges if is_near_edge(best[key], bounds, self.edge)]
 
-    def _ranges_after(self, played: Round) -> dict[str, Bounds]:
-        """The ranges of the round after one; the same where it is the last for now."""
-        if not played.is_complete or not played.finished:
-            return played.ranges
-        best = best_trial(played.finished).values
-        return next_ranges(best, played.ranges, self.edge, self.extend)
-
     def _next_values(self, rounds: Sequence[Round], fresh: Sequence[Trial]) -> dict[str, float]:
-        """The values of the last round's next trial, from its number and the trials so far."""
+        """The values of the last round's next trial, from its number and the trials so far.
+
+        Before the sampler is asked, and where the ranges allow it, all constants are 1; and after a
+        round, its best is tried, so that no later one ends worse: that run is done, and costs
+        nothing.
+        """
         last, tried = rounds[-1], [trial.values for trial in fresh]
-        for values in self._first_values(rounds):
-            if values not in tried:
+        first = [{key: 1.0 for key in self.search}]
+        first += [best_trial(earlier.finished).values for earlier in rounds[:-1]]
+        for values in first:
+            inside = all(low <= values[key] <= high for key, (low, high) in last.ranges.items())
+            if inside and values not in tried:
                 return values
         seed = (self.sampler_seed, last.study.name, last.number, len(last.trials))
         return suggest(last.trials, last.ranges, seed)
-
-    def _first_values(self, rounds: Sequence[Round]) -> list[dict[str, float]]:
-        """What the last round tries before it asks the sampler, where its ranges allow it.
-
-        All constants at 1; after a round, its best, so that no later one ends worse: that run is
-        done, and costs nothing.
-        """
-        values = [{key: 1.0 for key in self.search}]
-        values += [best_trial(earlier.finished).values for earlier in rounds[:-1]]
-        inside = rounds[-1].ranges.items()
-        distinct = [v for i, v in enumerate(values) if v not in values[:i]]
-        return [v for v in distinct if all(low <= v[key] <= high for key, (low, high) in inside)]
 
 
 def suggest(
@@ -217,13 +211,8 @@ def frozen(
     """A trial as Optuna has it."""
     from optuna.trial import TrialState, create_trial
 
-    states = {
-        "running": TrialState.RUNNING,
-        "complete": TrialState.COMPLETE,
-        "failed": TrialState.FAIL,
-    }
     return create_trial(
-        state=states[trial.state],
+        state=TrialState[STATES[trial.state]],
         value=trial.loss,
         params=trial.values,
         distributions=_distributions(ranges),

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sweeps import tables
-from sweeps.rules import FAILED, Cell, Place, Summary
+from sweeps.rules import FAILED, Cell, Summary
 from sweeps.sources import read_table
-from sweeps.sweep_file import Point, Sweep
+from sweeps.sweep_file import CellKey, Point, Sweep
 from training.errors import RunError, UserError
 
-CellKey = tuple[str, tuple[tuple[str, Any], ...]]
 Recall = Callable[[str], dict[str, Any] | None]
 
 
 class SweepWork:
-    """What is left of a sweep, largest runs first; results open the runs that they ask for.
+    """What is left of a sweep; results open the runs that they ask for.
 
-    `recall` gives the summary of a run that is done already. Every step costs as much as the cell
-    that it concerns, however large the sweep is.
+    Before there is any result the cheapest run comes first, which shows within seconds whether all
+    is well; then the largest ones do, so that none of them is left for the end. `recall` gives the
+    summary of a run that is done already. Every step costs as much as the cell that it concerns,
+    however large the sweep is.
     """
 
     def __init__(self, sweep: Sweep, recall: Recall = lambda run: None) -> None:
@@ -35,12 +37,29 @@ class SweepWork:
         self.todo = [0.0, 0]  # FLOPs and steps of the runs without a result
         self._waiting: list[tuple[float, int, str]] = []
         self._targets: dict[CellKey, list[CellKey]] = {}
-        self._read_grid()
+        self._searched = sweep.config.searched
+        for point in sweep.points:
+            key = point.cell(self._searched)
+            cell = self.cells.setdefault(key, Cell(cell_name(key)))
+            cell.given.add(point.place(self._searched))
+            self._add(point)
+        rule = sweep.config.transfer
+        for curve, values in self.cells if rule else ():
+            target = (curve, tuple({**dict(values), **rule.target}.items()))
+            if rule.source.items() <= dict(values).items() and target != (curve, values):
+                if target in self.cells:
+                    self.cells[target].source = self.cells[curve, values]
+                    self._targets.setdefault((curve, values), []).append(target)
         for key in self.cells:
             self._advance(key)
+        if self._waiting and not self.results:
+            cheapest = max(self._waiting, key=lambda item: (item[0], -item[1]))
+            self._waiting.remove(cheapest)
+            self._waiting.insert(0, (-math.inf, 0, cheapest[2]))
+            heapq.heapify(self._waiting)
 
     def next(self) -> Point | None:
-        """The largest run that nobody is at work on; None while there is none."""
+        """A run that nobody is at work on; None while there is none."""
         while self._waiting:
             run = heapq.heappop(self._waiting)[2]
             if run not in self.results:
@@ -54,7 +73,7 @@ class SweepWork:
     def record(self, point: Point, summary: Summary) -> None:
         """Takes a result, and adds the points that it asks for."""
         self._take(point, summary)
-        self._advance(point.cell(self.sweep.config.searched))
+        self._advance(point.cell(self._searched))
 
     def fail(self, point: Point, reason: str) -> None:
         """Gives a run up; the rest goes on."""
@@ -83,6 +102,10 @@ class SweepWork:
     def left(self) -> list[Point]:
         """The points without a result."""
         return [point for run, point in self.points.items() if run not in self.results]
+
+    def configs(self) -> list[Any]:
+        """Configs of what is left."""
+        return [point.config for point in self.left]
 
     def ended(self) -> list[tuple[Point, Summary]]:
         """The points with a result, and the result."""
@@ -114,7 +137,13 @@ class SweepWork:
 
     def outcome(self, point: Point) -> str:
         """A run with its result, as a line for people."""
-        return f"{describe(point)}  {ending(self.results.get(point.run))}"
+        words = [
+            f"{key.rpartition('.')[2]}={value:.4g}" if isinstance(value, float)
+            else f"{key.rpartition('.')[2]}={value}"
+            for key, value in point.values
+        ]  # fmt: skip
+        run = " ".join([point.curve, *words, f"seed={point.seed}"])
+        return f"{run}  {ending(self.results.get(point.run))}"
 
     def before(self) -> list[str]:
         """What a user should know before anything runs."""
@@ -122,39 +151,16 @@ class SweepWork:
 
     def dry_run(self) -> str:
         """What is to do, one line per run."""
-        left = self.left
         lines = [
             f"{cell_name((point.curve, point.values))} seed={point.seed}  {point.run}"
-            for point in left
+            for point in self.left
         ]
-        total = f"{len(left)} of {self.total} runs to do, about {self.todo[0]:.3g} FLOPs"
+        total = f"{len(lines)} of {self.total} runs to do, about {self.todo[0]:.3g} FLOPs"
         return "\n".join([*self.sweep.sources.assumed, *lines, total])
 
     def table(self) -> str:
         """The file that holds what a user wants to know."""
         return str(self.folder / "results.csv")
-
-    def _read_grid(self) -> None:
-        """The cells that the file names, with what is known of their runs."""
-        searched = self.sweep.config.searched
-        for point in self.sweep.points:
-            key = point.cell(searched)
-            cell = self.cells.setdefault(key, Cell(cell_name(key)))
-            cell.given.add(point.place(searched))
-            self._add(point)
-        for target, source in self._sources().items():
-            self.cells[target].source = self.cells[source]
-            self._targets.setdefault(source, []).append(target)
-
-    def _sources(self) -> dict[CellKey, CellKey]:
-        """Target -> source of every transfer between two cells that exist."""
-        rule, pairs = self.sweep.config.transfer, {}
-        for curve, values in self.cells if rule else ():
-            if rule.source.items() <= dict(values).items():
-                target = (curve, tuple({**dict(values), **rule.target}.items()))
-                if target in self.cells and target != (curve, values):
-                    pairs[target] = (curve, values)
-        return pairs
 
     def _add(self, point: Point) -> None:
         """Takes up a point, and its result if there is one."""
@@ -184,12 +190,14 @@ class SweepWork:
 
     def _cell(self, point: Point) -> dict[int, Summary | None]:
         """Seed -> summary at the point's place."""
-        searched = self.sweep.config.searched
-        cell = self.cells[point.cell(searched)]
-        return cell.results.setdefault(point.place(searched), {})
+        cell = self.cells[point.cell(self._searched)]
+        return cell.results.setdefault(point.place(self._searched), {})
 
     def _advance(self, key: CellKey) -> None:
-        """Adds what a cell's rule asks for until it waits: results may be there already."""
+        """Adds what a cell's rule asks for until it waits: results may be there already.
+
+        Values that make no config are noted as refused.
+        """
         cell = self.cells[key]
         while not cell.settled:
             answer = self.sweep.rule.next(cell)
@@ -197,42 +205,26 @@ class SweepWork:
             if answer.note:
                 self.notes[cell.name] = answer.note
             for place in answer.places:
-                self._ask(key, cell, place, answer.seeds)
+                try:
+                    points = self.sweep.at(key, place, answer.seeds)
+                except UserError as error:
+                    cell.refused[place] = str(error)
+                    continue
+                if answer.seeds is not None:
+                    own = self.sweep.seeds(dict(points[0].values)) if points else ()
+                    cell.further[place] = tuple(s for s in answer.seeds if s not in own)
+                cell.results.setdefault(place, {})
+                for point in points:
+                    self._add(point)
             if not answer.places and not answer.done:
                 return
         for target in self._targets.get(key, ()):
             self._advance(target)
 
-    def _ask(
-        self, key: CellKey, cell: Cell, place: Place, seeds: Sequence[int] | None
-    ) -> None:
-        """Adds a cell's points at one place, or notes why its values make no config."""
-        try:
-            points = self.sweep.at(key, place, seeds)
-        except UserError as error:
-            cell.refused[place] = str(error)
-            return
-        if seeds is not None:
-            own = self.sweep.seeds(dict(points[0].values)) if points else ()
-            cell.further[place] = tuple(seed for seed in seeds if seed not in own)
-        cell.results.setdefault(place, {})
-        for point in points:
-            self._add(point)
-
 
 def cell_name(key: CellKey) -> str:
     """A cell by its curve and its grid values."""
     return " ".join([key[0], *(f"{name}={value}" for name, value in key[1])])
-
-
-def describe(point: Point) -> str:
-    """A run by its curve and where it is in the grid."""
-    words = [
-        f"{key.rpartition('.')[2]}={value:.4g}" if isinstance(value, float)
-        else f"{key.rpartition('.')[2]}={value}"
-        for key, value in point.values
-    ]  # fmt: skip
-    return " ".join([point.curve, *words, f"seed={point.seed}"])
 
 
 def ending(summary: Mapping[str, Any] | None) -> str:

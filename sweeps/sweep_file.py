@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,28 +12,26 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
+from sweeps.asked import Asked, open_file
 from sweeps.pool import Needs
 from sweeps.rules import Confirm, Extend, Grid, Place, Rule, Transfer
-from sweeps.sources import Around, Missing, Sources, folder_of, read_file
+from sweeps.sources import Around, Missing
 from training import runs
-from training.config import (
-    PositiveFloat,
-    Section,
-    apply_preset,
-    set_keys,
-    shifted,
-    validate,
-)
+from training.config import PositiveFloat, Section, set_keys, shifted
 from training.errors import UserError
-from training.experiment import Experiment, load_experiment
+
+MOST = 1_000_000  # combinations of a grid; more is a slip, which would fill the memory
+
+
+Exponent = Annotated[float, Field(ge=-1000, le=1000)]  # of two, as floats have them
 
 
 class Log2Range(Section):
     """Powers of two from 2^low to 2^high."""
 
-    log2: tuple[float, float]
+    log2: tuple[Exponent, Exponent]
     """Lowest and highest exponent, both included."""
-    step: Annotated[float, Field(gt=0)] = 1.0
+    step: Annotated[float, Field(ge=0.001, allow_inf_nan=False)] = 1.0
     """Distance between exponents; 0.5 is a factor sqrt(2)."""
 
     @model_validator(mode="after")
@@ -53,7 +52,7 @@ class Multiples(Section):
 
     around: Around
     """Where that value comes from."""
-    steps: Annotated[list[float], Field(min_length=1)]
+    steps: Annotated[list[Exponent], Field(min_length=1)]
     """Exponents of two to multiply it by; [-1, 0, 1] are half of it, itself and twice it."""
 
 
@@ -169,6 +168,11 @@ class SweepConfig(Section):
 
     @model_validator(mode="after")
     def _rules_speak_of_the_grid(self) -> SweepConfig:
+        for name in self.curves:
+            if not re.fullmatch(r"\w[\w.-]{0,99}", name):
+                raise ValueError(
+                    f"curves: {name!r} names folders; expected letters, digits, _, - and . only"
+                )
         if self.transfer and not self.extend:
             raise ValueError("transfer needs extend, which says whose optimum is meant")
         if self.confirm and self.extend:
@@ -184,9 +188,20 @@ class SweepConfig(Section):
             for key in self.confirm.keys if self.confirm else ():
                 if key not in grid:
                     raise ValueError(f"confirm.keys: {key!r} is not in the grid of {name!r}")
-                _check_positive(key, grid[key])
-        for name, where in self._rules():
-            _check_values(name, where, [{**self.grid, **c.grid} for c in self.curves.values()])
+                for value in grid[key] if isinstance(grid[key], list) else ():
+                    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+                    if not (number and value > 0):
+                        raise ValueError(
+                            f"confirm.keys: {key} {value!r} in a grid: expected numbers above 0"
+                        )
+        wheres = [("more_seeds.where", rule.where) for rule in self.more_seeds]
+        wheres += [("adjust.where", rule.where) for rule in self.adjust]
+        for place in ("source", "target") if self.transfer else ():
+            wanted = getattr(self.transfer, place)
+            wheres.append((f"transfer.{place}", {key: [value] for key, value in wanted.items()}))
+        grids = [{**self.grid, **curve.grid} for curve in self.curves.values()]
+        for name, where in wheres:
+            _check_values(name, where, grids)
         return self
 
     @property
@@ -195,23 +210,6 @@ class SweepConfig(Section):
         if self.confirm:
             return tuple(self.confirm.keys)
         return (self.extend.key,) if self.extend else ()
-
-    def _rules(self) -> list[tuple[str, dict[str, list[Any]]]]:
-        """(name, key -> values) of every rule that speaks of grid values."""
-        named = (("more_seeds", self.more_seeds), ("adjust", self.adjust))
-        rules = [(f"{name}.where", rule.where) for name, part in named for rule in part]
-        if self.transfer:
-            for place in ("source", "target"):
-                wanted = getattr(self.transfer, place)
-                rules.append((f"transfer.{place}", {k: [v] for k, v in wanted.items()}))
-        return rules
-
-
-def _check_positive(key: str, axis: Any) -> None:
-    """Raises ValueError for a listed value that cannot be multiplied by a power of two."""
-    for value in axis if isinstance(axis, list) else ():
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-            raise ValueError(f"confirm.keys: {key} {value!r} in a grid: expected numbers above 0")
 
 
 def _check_values(
@@ -230,6 +228,9 @@ def _check_values(
                 raise ValueError(f"{rule}: {key} {value} is in no curve's grid: {known}")
 
 
+CellKey = tuple[str, tuple[tuple[str, Any], ...]]  # a curve and grid values
+
+
 @dataclass(frozen=True)
 class Point:
     """One run of a sweep: where it is in the grid and what that makes its config."""
@@ -237,10 +238,10 @@ class Point:
     curve: str
     values: tuple[tuple[str, Any], ...]
     seed: int
-    config: Section
+    config: Any
     run: str
 
-    def cell(self, searched: Sequence[str]) -> tuple[str, tuple[tuple[str, Any], ...]]:
+    def cell(self, searched: Sequence[str]) -> CellKey:
         """The curve and the values that the searched keys vary within."""
         return self.curve, tuple(item for item in self.values if item[0] not in searched)
 
@@ -251,15 +252,9 @@ class Point:
 
 
 @dataclass
-class Sweep:
+class Sweep(Asked):
     """A sweep file read, with its experiment and the points of its grid."""
 
-    config: SweepConfig
-    path: Path
-    experiment: Experiment
-    base: dict[str, Any]
-    folder: Path
-    sources: Sources
     points: list[Point] = field(default_factory=list)
 
     @property
@@ -269,9 +264,9 @@ class Sweep:
 
     def adjusted(self, curve: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The config keys that the sweep, a curve and its grid values set, as adjusted there."""
-        settings = {**self._settings(curve), **values}
-        for adjust in self.config.adjust:
-            settings |= adjust.set if _applies(adjust, values) else {}
+        settings = {**self.config.set, **self.config.curves[curve].set, **values}
+        for rule in self.config.adjust:
+            settings |= rule.set if _applies(rule, values) else {}
         return settings
 
     def needs(self, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,48 +278,38 @@ class Sweep:
         return said
 
     def point(self, curve: str, values: Mapping[str, Any], seed: int) -> Point:
-        """The point at some grid values; UserError if they make no valid config."""
-        settings = self._resolved(curve, {**self.adjusted(curve, values), "seed": seed})
-        config = self._validated(curve, settings)
-        return Point(curve, tuple(values.items()), seed, config, runs.run_id(config, curve))
+        """The point at some grid values, with all that a search or the model's size decides.
 
-    def _resolved(self, curve: str, settings: dict[str, Any]) -> dict[str, Any]:
-        """A run's settings with all that a search or the model's size decides."""
-        rule = self.config.curves[curve]
+        Raises UserError if they make no valid config.
+        """
+        rule, name = self.config.curves[curve], f"curve {curve!r}"
+        settings = {**self.adjusted(curve, values), "seed": seed}
         if rule.constants:
             asked = flat(set_keys(self.base, {**settings, **rule.constants_of}))
             try:
-                settings |= self.sources.constants(str(self.config.constants), asked)
+                found = self.sources.constants(str(self.config.constants), asked)
+                self.refuse_overrides(found, f"the constants of {self.config.constants}")
+                settings |= found
             except Missing as missing:
-                without = f"curve {curve!r} is counted with the config's own constants"
+                without = f"{name} is counted with the config's own constants"
                 self.sources.assume(missing, without)
         if rule.horizon:
-            settings |= self._length(curve, settings, rule.horizon)
-        return settings
-
-    def _length(self, curve: str, settings: Mapping[str, Any], horizon: Horizon) -> dict[str, int]:
-        """Steps, and warm-up, of a horizon that depends on the model."""
-        config = self._validated(curve, {**settings, "schedule.warmup_steps": 0})
-        parameters = self.experiment.parameters(config)["non_embedding"]
-        tokens = horizon.tokens_per_parameter * parameters
-        steps = max(1, round(tokens / self.experiment.tokens_per_step(config)))
-        if horizon.warmup_fraction is None:
-            return {"training.steps": steps}
-        warmup = round(horizon.warmup_fraction * steps)
-        return {"training.steps": steps, "schedule.warmup_steps": warmup}
-
-    def _settings(self, curve: str) -> dict[str, Any]:
-        """The config keys that the sweep and a curve set."""
-        return {**self.config.set, **self.config.curves[curve].set}
-
-    def _validated(self, curve: str, settings: Mapping[str, Any]) -> Section:
-        where = f"{self.path}, curve {curve!r}"
-        return validate(self.experiment.config, set_keys(self.base, settings), where)
+            config = self.validated(name, {**settings, "schedule.warmup_steps": 0})
+            parameters = self.experiment.parameters(config)["non_embedding"]
+            tokens = rule.horizon.tokens_per_parameter * parameters
+            steps = max(1, round(tokens / self.experiment.tokens_per_step(config)))
+            settings["training.steps"] = steps
+            if rule.horizon.warmup_fraction is not None:
+                warmup = round(rule.horizon.warmup_fraction * steps)
+                settings["schedule.warmup_steps"] = warmup
+        config = self.validated(name, settings)
+        return Point(curve, tuple(values.items()), seed, config, runs.run_id(config, curve))
 
     def grid(self, curve: str) -> list[dict[str, Any]]:
         """Every combination of a curve's grid values, the last key varying fastest."""
         grid = {**self.config.grid, **self.config.curves[curve].grid}
-        combinations = grid_values({k: v for k, v in grid.items() if not isinstance(v, Multiples)})
+        fixed = {key: axis for key, axis in grid.items() if not isinstance(axis, Multiples)}
+        combinations = grid_values(fixed, str(self.path))
         for key, axis in grid.items():
             if isinstance(axis, Multiples):
                 combinations = [
@@ -337,7 +322,7 @@ class Sweep:
     def _multiples(
         self, curve: str, values: Mapping[str, Any], key: str, axis: Multiples
     ) -> list[float]:
-        settings = {**self._settings(curve), **values}
+        settings = {**self.config.set, **self.config.curves[curve].set, **values}
         try:
             centre = self.sources.best(axis.around, settings, key)
         except Missing as missing:
@@ -347,24 +332,25 @@ class Sweep:
 
     def seeds(self, values: Mapping[str, Any]) -> list[int]:
         """The seeds at some grid values."""
-        for rule in self.config.more_seeds:
-            if _applies(rule, values):
-                return list(dict.fromkeys(rule.seeds))
-        return list(dict.fromkeys(self.config.seeds))
+        fitting = (rule.seeds for rule in self.config.more_seeds if _applies(rule, values))
+        return list(dict.fromkeys(next(fitting, self.config.seeds)))
 
     def at(
-        self,
-        cell: tuple[str, tuple[tuple[str, Any], ...]],
-        place: Place,
-        seeds: Sequence[int] | None = None,
+        self, cell: CellKey, place: Place, seeds: Sequence[int] | None = None
     ) -> list[Point]:
-        """One point per seed at a place of a cell, by default the grid's own seeds there."""
+        """One point per seed at a place of a cell, by default the grid's own seeds there.
+
+        Raises UserError if they make no valid config, or none that is meant.
+        """
         curve, fixed = cell
         found = {**dict(fixed), **dict(zip(self.config.searched, place))}
-        grid = {**self.config.grid, **self.config.curves[curve].grid}
-        values = {key: found[key] for key in grid}
+        values = {key: found[key] for key in {**self.config.grid, **self.config.curves[curve].grid}}
         chosen = self.seeds(values) if seeds is None else dict.fromkeys(seeds)
-        return [self.point(curve, values, seed) for seed in chosen]
+        points = [self.point(curve, values, seed) for seed in chosen]
+        meant = [point for point in points if self.is_meant(point.config)]
+        if points and not meant:
+            raise UserError(f"left out by --where {' '.join(c.text for c in self.where)}")
+        return meant
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -381,45 +367,49 @@ def _applies(rule: MoreSeeds | Adjust, values: Mapping[str, Any]) -> bool:
 
 
 def load_sweep(
-    path: Path,
-    results: Path = runs.RESULTS,
-    preset: str | None = None,
-    curves: Sequence[str] | None = None,
-    draft: bool = False,
-) -> Sweep:
+    path: Path, results: Path = runs.RESULTS, preset: str | None = None,
+    curves: Sequence[str] | None = None, **said: Any,
+) -> Sweep:  # fmt: skip
     """A sweep file, its experiment and its grid; UserError for anything that cannot run.
 
-    `curves` chooses some of its curves. With `draft`, what other sweeps and searches have not found
-    yet is assumed, so that the sweep can be counted before anything has run.
+    `curves` chooses some of its curves; what else may be `said` is in `open_file`.
     """
-    data = apply_preset(read_file(path), preset, str(path))
-    config = validate(SweepConfig, data, str(path))
-    experiment = load_experiment(config.experiment, path)
-    base = read_file(path.parent / config.config)
-    folder = folder_of(path, results, preset)
-    sweep = Sweep(config, path, experiment, base, folder, Sources(path, results, preset, draft))
-    points: dict[str, Point] = {}
-    for curve in _chosen(path, config, curves):
-        for values in sweep.grid(curve):
-            for seed in sweep.seeds(values):
-                point = sweep.point(curve, values, seed)
-                points.setdefault(point.run, point)
-    sweep.points = list(points.values())
-    return sweep
-
-
-def _chosen(path: Path, config: SweepConfig, curves: Sequence[str] | None) -> list[str]:
-    """The curves to run, in the file's order; UserError for one that it does not have."""
+    sweep = Sweep(**open_file(SweepConfig, path, results, preset, **said))
+    config = sweep.config
     for name in curves or ():
         if name not in config.curves:
             known = ", ".join(config.curves)
             raise UserError(f"--curves: {path} has no curve {name!r}; it has {known}")
-    return [name for name in config.curves if curves is None or name in curves]
+    sweep.refuse_overrides(config.grid, "its grid")
+    for rule in config.adjust:
+        sweep.refuse_overrides(rule.set, "adjust")
+    points: dict[str, Point] = {}
+    for name, curve in config.curves.items():
+        if name not in (curves or config.curves):
+            continue
+        length = ["training.steps"] if curve.horizon else []
+        if curve.horizon and curve.horizon.warmup_fraction is not None:
+            length.append("schedule.warmup_steps")
+        sweep.refuse_overrides([*curve.set, *curve.grid, *length], f"curve {name!r}")
+        for values in sweep.grid(name):
+            for seed in sweep.seeds(values):
+                point = sweep.point(name, values, seed)
+                if sweep.is_meant(point.config):
+                    points.setdefault(point.run, point)
+    if sweep.where and not points:
+        raise UserError(f"--where: no run of {path} is meant; see them all by --dry-run without it")
+    sweep.points = list(points.values())
+    return sweep
 
 
-def grid_values(grid: Mapping[str, Values | Log2Range]) -> list[dict[str, Any]]:
-    """Every combination of a grid's values, the last key varying fastest."""
+def grid_values(grid: Mapping[str, Values | Log2Range], where: str = "") -> list[dict[str, Any]]:
+    """Every combination of a grid's values, the last key varying fastest; UserError, naming the
+    file, for more than a million."""
     axes = [_axis(values) for values in grid.values()]
+    if (count := math.prod(map(len, axes))) > MOST:
+        raise UserError(
+            f"{where}: grid: {count:.3g} combinations of {', '.join(grid)}; at most {MOST:,}"
+        )
     return [dict(zip(grid, combination)) for combination in itertools.product(*axes)]
 
 

@@ -1,6 +1,6 @@
 """The tables that a sweep leaves: results.csv, those of what runs logged, and its manifest.
 
-A command for some curves keeps what the tables say of the others.
+A command for some curves or runs keeps what the tables say of the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from sweeps.rules import Summary
 from sweeps.sources import read_manifest, read_table
-from sweeps.sweep_file import Point, Sweep, SweepConfig
+from sweeps.sweep_file import Point, Sweep
 from training.errors import RunError
 from training.files import write_json, write_text
 
@@ -36,17 +36,14 @@ class Table:
     """Columns after those that say which run it is."""
     rows: Callable[[Path, Summary], Iterable[Values]]
     """Rows of a run by column, from its folder and its summary."""
-    counts: Callable[[Point, Summary], bool]
-    """Whether a run has rows."""
-    wanted: Callable[[SweepConfig], bool] = lambda config: True
+    statuses: tuple[str, ...] = ("finished", "diverged")
+    """How runs with rows have ended: what a failed one had logged is no result."""
+    wanted: str | None = None
+    """The key of the sweep file that asks for it."""
     measures: tuple[str, ...] = ()
     """Prefixes of further columns, which differ from sweep to sweep."""
-    order: Callable[[Iterable[str]], Iterable[str]] = dict.fromkeys
-    """How those columns are ordered."""
     last: tuple[str, ...] = ()
     """Columns after those."""
-    named: bool = True
-    """The run's name stands before the columns."""
 
 
 def write(
@@ -65,13 +62,22 @@ def write_table(
 
     Raises RunError for a run's arrays that are missing or damaged.
     """
-    if not table.wanted(sweep.config):
+    if table.wanted and not getattr(sweep.config, table.wanted):
         return None
     path, keys, rows = sweep.folder / table.name, columns(sweep), []
-    for point in sorted(points, key=_grid_order(sweep)):
-        summary = results.get(point.run)
-        if summary is not None and table.counts(point, summary):
-            which = _place(sweep, point, keys)
+    for point in points:
+        summary = results.get(point.run, {"status": None})
+        if summary["status"] in table.statuses:
+            curve = sweep.config.curves[point.curve]
+            values = sweep.adjusted(point.curve, dict(point.values))
+            which = {
+                **{key: values.get(key) for key in keys},
+                "curve": point.curve,
+                "horizon": curve.horizon.describe() if curve.horizon else "fixed",
+                "constants": curve.constants,
+                "seed": point.seed,
+                "run": point.run,
+            }
             rows += [{**row, **which} for row in table.rows(sweep.folder / point.run, summary)]
     if not rows and table not in (RESULTS, METRICS):
         return None
@@ -79,24 +85,32 @@ def write_table(
         old = read_table(path)
     except (OSError, ValueError):
         old = []
-    ours = {point.curve for point in points}
-    others = sweep.config.curves.keys() - ours
-    kept = [row for row in old if row.get("curve") in others]
     measured = itertools.chain(*(row.keys() for row in (*rows, *old[:1])))
     extra = (k for k in measured if k and k.startswith(table.measures) and k not in _NOT_EXTRA)
-    further = table.order(extra) if table.measures else ()
-    run = ["run"] if table.named else []
-    header = ["curve", *keys, "horizon", "constants", "seed", *run]
-    header += [*table.columns, *further, *table.last]
-    order = list(sweep.config.curves)
+    further = dict.fromkeys(sorted(extra) if table is METRICS else extra) if table.measures else ()
+    run = [] if table is RESULTS else ["run"]
+    header = ["curve", *keys, "horizon", "constants", "seed", *run, *table.columns, *further]
+    everything = [*_others(sweep, points, old), *rows]
+    write_csv(path, [*header, *table.last], sorted(everything, key=_grid_order(sweep)))
+    return path
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Values]) -> None:
+    """Writes a table, whole or not at all; columns that a row lacks are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
-    # Stable: within a curve, the grid's order.
-    for row in sorted([*kept, *rows], key=lambda row: order.index(row["curve"])):
-        writer.writerow([row.get(column) for column in header])
+    writer.writerows([row.get(column) for column in header] for row in rows)
     write_text(path, text.getvalue())
-    return path
+
+
+def _others(sweep: Sweep, points: Sequence[Point], old: Iterable[Any]) -> list[Any]:
+    """The entries of an old table or manifest that this command does not speak of."""
+    curves = sweep.config.curves.keys()
+    if not sweep.where:
+        curves -= {point.curve for point in points}
+    ours = {point.run for point in points}
+    return [e for e in old if e.get("curve") in curves and e.get("run") not in ours]
 
 
 def columns(sweep: Sweep) -> list[str]:
@@ -107,46 +121,34 @@ def columns(sweep: Sweep) -> list[str]:
     return list(dict.fromkeys(key for part in (*sets, *grids) for key in part))
 
 
-def _place(sweep: Sweep, point: Point, keys: Sequence[str]) -> dict[str, Any]:
-    """A point's curve, key columns, horizon, use of constants, seed and run."""
-    curve = sweep.config.curves[point.curve]
-    values = sweep.adjusted(point.curve, dict(point.values))
-    return {
-        **{key: values.get(key) for key in keys},
-        "curve": point.curve,
-        "horizon": curve.horizon.describe() if curve.horizon else "fixed",
-        "constants": curve.constants,
-        "seed": point.seed,
-        "run": point.run,
+def _grid_order(sweep: Sweep) -> Callable[[Values], tuple[Any, ...]]:
+    """Rows by curve, rising grid values and seed; those of one run stay as they are."""
+    places = {
+        name: (index, [*dict.fromkeys([*sweep.config.grid, *curve.grid]), "seed"])
+        for index, (name, curve) in enumerate(sweep.config.curves.items())
     }
 
+    def value(cell: Any) -> tuple[bool, Any]:
+        """Numbers rise, and stand before words; an old row has text only."""
+        try:
+            return False, float(cell if isinstance(cell, (int, float)) else str(cell))
+        except ValueError:
+            return True, str(cell)
 
-def _grid_order(sweep: Sweep) -> Callable[[Point], tuple[Any, ...]]:
-    """Points by curve and rising grid values."""
-    curves = {name: index for index, name in enumerate(sweep.config.curves)}
-
-    def order(point: Point) -> tuple[Any, ...]:
-        values = ((_kind(value), value) for _, value in point.values)
-        return (curves[point.curve], *values, point.seed)
+    def order(row: Values) -> tuple[Any, ...]:
+        index, keys = places[row["curve"]]
+        return (index, *(value(row.get(key)) for key in keys))
 
     return order
 
 
-def _kind(value: Any) -> str:
-    """What values can be compared with each other."""
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return "number" if is_number else str(type(value))
-
-
 def write_manifest(sweep: Sweep, points: Sequence[Point]) -> None:
     """manifest.json: every run the sweep has asked for so far."""
+    path = sweep.folder / "manifest.json"
     entries = [
         {"run": p.run, "curve": p.curve, "values": dict(p.values), "seed": p.seed} for p in points
     ]
-    path = sweep.folder / "manifest.json"
-    others = sweep.config.curves.keys() - {point.curve for point in points}
-    kept = [entry for entry in read_manifest(path) if entry["curve"] in others]
-    write_json(path, [*kept, *entries])
+    write_json(path, [*_others(sweep, points, read_manifest(path)), *entries])
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
@@ -158,38 +160,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
         return []
 
 
-def _finished(point: Point, summary: Summary) -> bool:
-    """Of finished runs alone: the last observed step of any other is not the end of training."""
-    return summary["status"] == "finished"
-
-
-def _not_failed(point: Point, summary: Summary) -> bool:
-    """What a failed run had logged is no result."""
-    return summary["status"] != "failed"
-
-
-_RESULT_COLUMNS = (
-    *("status", "step", "steps", "final_eval_loss", "best_eval_loss"),
-    *("first_train_loss", "final_train_loss", "targets", "parameters"),
-)
-_NOT_EXTRA = (*_RESULT_COLUMNS, "best_eval_step")
-
-
-def _result(run_dir: Path, summary: Summary) -> list[Values]:
-    return [{**summary, "commit": summary.get("environment", {}).get("commit")}]
-
-
-RESULTS = Table(
-    "results.csv",
-    _RESULT_COLUMNS,
-    _result,
-    counts=lambda point, summary: True,
-    measures=("final_eval_", "best_eval_"),
-    last=("commit", "run"),
-    named=False,
-)
-
-
 def _logged(run_dir: Path, summary: Summary) -> list[Values]:
     """The lines of metrics.jsonl, one per step: training and evaluation of a step share one."""
     steps: dict[int, dict[str, Any]] = {}
@@ -198,43 +168,16 @@ def _logged(run_dir: Path, summary: Summary) -> list[Values]:
     return list(steps.values())
 
 
-METRICS = Table(
-    "metrics.csv",
-    ("step", "epoch", "train_loss", "lr_factor", "gradient_norm", "skipped_steps"),
-    _logged,
-    counts=_not_failed,
-    wanted=lambda config: config.metrics,
-    measures=("eval_",),
-    order=lambda names: sorted(set(names)),
-)
-
-
 def _alignment(run_dir: Path, summary: Summary) -> Iterator[Values]:
     """The log alignment ratio of every dense layer at every probe."""
-    lines = _lines(run_dir / "probes.jsonl")
-    if not lines:
-        return
-    with open(run_dir / "plan.json", encoding="utf-8") as file:
-        plan = {row["name"]: row for row in json.load(file)["rows"]}
-    for line in lines:
+    plan: dict[str, Any] = {}
+    for line in _lines(run_dir / "probes.jsonl"):
+        if not plan:
+            rows = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))["rows"]
+            plan = {row["name"]: row for row in rows}
         for layer, measured in line["layers"].items():
             row = plan.get(f"{layer}.weight", {})
-            yield {
-                "step": line["step"],
-                "layer": layer,
-                "role": row.get("role"),
-                "fan_in": row.get("fan_in"),
-                "alignment": measured["alignment"],
-            }
-
-
-PROBES = Table(
-    "probes.csv",
-    ("step", "layer", "role", "fan_in", "alignment"),
-    _alignment,
-    counts=lambda point, summary: bool(point.config.training.probe_every)
-    and _not_failed(point, summary),
-)
+            yield {**row, "step": line["step"], "layer": layer, "alignment": measured["alignment"]}
 
 
 def _observed(run_dir: Path, summary: Summary) -> Iterator[Values]:
@@ -243,26 +186,6 @@ def _observed(run_dir: Path, summary: Summary) -> Iterator[Values]:
         for numbers in (*line["blocks"], {"block": "all", **line["all"]}):
             yield {"step": line["step"], **numbers}
 
-
-def _observes(config: SweepConfig) -> bool:
-    return config.observations
-
-
-OBSERVATIONS = Table(
-    "observations.csv",
-    (
-        *("step", "block", "stream_rms", "stream_change", "kernel_alignment", "kernel_change"),
-        *("attention_rms", "head_variance", "excess_kurtosis"),
-        *("query_change", "key_change", "attention_change"),
-        *("query_change_weights", "key_change_weights", "attention_change_weights"),
-        *("query_weight_change", "query_weight_relative"),
-        *("key_weight_change", "key_weight_relative"),
-        *("embedding_rms", "embedding_change", "function_change"),
-    ),
-    _observed,
-    counts=_finished,
-    wanted=_observes,
-)
 
 # Arrays of an observed step, by what the table calls them.
 _KERNELS = {
@@ -276,30 +199,28 @@ Arrays = Mapping[str, "np.ndarray"]
 
 
 def _at_ends(rows: Callable[[Arrays], Iterator[Values]]) -> Callable[..., Iterator[Values]]:
-    """What `rows` makes of the arrays of a run's first and last observed step."""
+    """What `rows` makes of the arrays of a run's first and last observed step.
+
+    RunError if the file of their arrays is not there or not whole.
+    """
 
     def read(run_dir: Path, summary: Summary) -> Iterator[Values]:
         steps = [line["step"] for line in _lines(run_dir / "observations.jsonl")]
         for step in dict.fromkeys([*steps[:1], *steps[-1:]]):
-            for row in rows(_arrays(run_dir, step)):
-                yield {"step": step, **row}
+            from safetensors import SafetensorError
+            from safetensors.numpy import load_file
+
+            path = run_dir / "observations" / f"step_{step}.safetensors"
+            try:
+                arrays = load_file(path)
+            except (OSError, SafetensorError) as error:
+                raise RunError(
+                    f"{path}: cannot read the arrays of step {step} ({error}); delete "
+                    f"{run_dir} to run again"
+                ) from None
+            yield from ({"step": step, **row} for row in rows(arrays))
 
     return read
-
-
-def _arrays(run_dir: Path, step: int) -> Arrays:
-    """The arrays of an observed step; RunError if its file is not there or not whole."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
-
-    path = run_dir / "observations" / f"step_{step}.safetensors"
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise RunError(
-            f"{path}: cannot read the arrays of step {step} ({error}); delete "
-            f"{run_dir} to run again"
-        ) from None
 
 
 def _kernel_rows(arrays: Arrays) -> Iterator[Values]:
@@ -330,18 +251,57 @@ def _rounded(value: float) -> float | None:
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
 
 
+_RESULT_COLUMNS = (
+    *("status", "step", "steps", "final_eval_loss", "best_eval_loss"),
+    *("first_train_loss", "final_train_loss", "targets", "parameters"),
+)
+_NOT_EXTRA = (*_RESULT_COLUMNS, "best_eval_step")
+RESULTS = Table(
+    "results.csv",
+    _RESULT_COLUMNS,
+    lambda run_dir, summary: [
+        {**summary, "commit": summary.get("environment", {}).get("commit")}
+    ],
+    statuses=("finished", "diverged", "failed"),
+    measures=("final_eval_", "best_eval_"),
+    last=("commit", "run"),
+)
+METRICS = Table(
+    "metrics.csv",
+    ("step", "epoch", "train_loss", "lr_factor", "gradient_norm", "skipped_steps"),
+    _logged,
+    wanted="metrics",
+    measures=("eval_",),
+)
+PROBES = Table("probes.csv", ("step", "layer", "role", "fan_in", "alignment"), _alignment)
+# Of finished runs alone: the last observed step of any other is not the end of training.
+OBSERVATIONS = Table(
+    "observations.csv",
+    (
+        *("step", "block", "stream_rms", "stream_change", "kernel_alignment", "kernel_change"),
+        *("attention_rms", "head_variance", "excess_kurtosis"),
+        *("query_change", "key_change", "attention_change"),
+        *("query_change_weights", "key_change_weights", "attention_change_weights"),
+        *("query_weight_change", "query_weight_relative"),
+        *("key_weight_change", "key_weight_relative"),
+        *("embedding_rms", "embedding_change", "function_change"),
+    ),
+    _observed,
+    statuses=("finished",),
+    wanted="observations",
+)
 OBSERVED_KERNELS = Table(
     "observed_kernels.csv",
     ("step", "kind", "row", "column", "value"),
     _at_ends(_kernel_rows),
-    counts=_finished,
-    wanted=_observes,
+    statuses=("finished",),
+    wanted="observations",
 )
 OBSERVED_ATTENTION = Table(
     "observed_attention.csv",
     ("step", "block", "token", "attended", "head", "value"),
     _at_ends(_attention_rows),
-    counts=_finished,
-    wanted=_observes,
+    statuses=("finished",),
+    wanted="observations",
 )
 TABLES = (RESULTS, METRICS, PROBES, OBSERVATIONS, OBSERVED_KERNELS, OBSERVED_ATTENTION)

@@ -284,4 +284,5 @@ def _explain(kind: type[Section], problem: Mapping[str, Any]) -> str:
     if problem["type"] == "value_error":
         return problem["msg"].removeprefix("Value error, ")
     expected = problem["msg"].replace("Input should be", "expected")
+    expected = expected.replace("a valid array", "a list")
     return f"{key or 'config'}: {expected}, got {json.dumps(problem['input'], default=str)[:80]}"

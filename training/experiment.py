@@ -42,6 +42,7 @@ class Experiment:
     - `tokens_per_step(config)`: positions that one optimiser step sees, over all processes.
     - `memory(config, shards=1, replicas=1)`: bytes per GPU by kind, and "total", their peak.
     - `result(summary)`: a finished run's outcome, a few words.
+    - `reads`: keys of the config that name the files and folders which runs read.
     - `arithmetic(task, processes)`: lines, shown before training, on how the run's numbers come
       about; by default none.
 
@@ -58,7 +59,20 @@ class Experiment:
     tokens_per_step: Callable[[Any], int]
     memory: Callable[..., dict[str, int]]
     result: Callable[[dict[str, Any]], str]
+    reads: tuple[str, ...] = ("data.path",)
     arithmetic: Callable[[Task, int], list[str]] = lambda task, processes: []
+
+    def check_data(self, config: Any) -> None:
+        """Raises UserError if data that the config names are not on this machine; reads none."""
+        for key in self.reads:
+            named = config
+            for word in key.split("."):
+                named = getattr(named, word, None)
+            if named is not None and not Path(named).expanduser().exists():
+                raise UserError(
+                    f"{key}: {named} does not exist on this machine; put the data there, or set "
+                    f"{key}"
+                )
 
     def run(
         self, config: RunConfig, run_dir: Path, progress: Progress | None = None

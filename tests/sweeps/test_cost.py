@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 from nanolm_c4 import cost
-from sweeps import cost as plan
+from sweeps import cost as counting
+from sweeps.__main__ import main
+from sweeps.needs import GPUS
 from sweeps.search_file import load_search
 from sweeps.study import Round, Trial, Tuning
 from sweeps.sweep_file import load_sweep
@@ -43,27 +45,26 @@ def write(tmp_path):
 
 
 @pytest.fixture
-def planned(tmp_path, capsys):
-    """Runs the command with --json; its whole result."""
+def said(tmp_path, capsys):
+    """Runs the command; the lines that it prints, blanks squeezed."""
 
-    def planned(*arguments):
-        plan.main([*map(str, arguments), "--results", str(tmp_path / "results"), "--json"])
-        return json.loads(capsys.readouterr().out)
+    def said(*arguments, error=False):
+        words = ["cost", *map(str, arguments), "--results", str(tmp_path / "results")]
+        if error:
+            with pytest.raises(SystemExit) as ended:
+                main(words)
+            assert ended.value.code == 2
+            return capsys.readouterr().err
+        main(words)
+        return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
 
-    return planned
+    return said
 
 
 @pytest.fixture
-def refused(tmp_path, capsys):
-    """Runs the command, which must fail in one line; that line."""
-
-    def refused(*arguments):
-        with pytest.raises(SystemExit) as ended:
-            plan.main([*map(str, arguments), "--results", str(tmp_path / "results")])
-        assert ended.value.code == 2
-        return capsys.readouterr().err
-
-    return refused
+def planned(said):
+    """Runs the command with --json; its whole result."""
+    return lambda *arguments: json.loads("\n".join(said(*arguments, "--json")))
 
 
 def end(folder, status="finished", **more):
@@ -157,7 +158,7 @@ def test_the_longest_run_is_shortened_by_its_gpus(write, planned):
     assert eight["longest_run_hours"]["A100"] == pytest.approx(widest / 8)
 
 
-def test_what_does_not_fit_says_on_how_many_gpus_it_would(write, planned, capsys, tmp_path):
+def test_what_does_not_fit_says_on_how_many_gpus_it_would(write, planned, said):
     path = write(LARGE, "paper")
     (counts,) = planned(path)["files"]
     base, wide, widest = counts["sizes"]
@@ -168,38 +169,68 @@ def test_what_does_not_fit_says_on_how_many_gpus_it_would(write, planned, capsys
     config = load_sweep(path).points[1].config
     assert cost.memory(config, shards=needed)["total"] <= 80e9
     assert cost.memory(config, shards=needed // 2)["total"] > 80e9
-    plan.main([str(path), "--results", str(tmp_path / "results")])
-    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
-    (line,) = [line for line in lines if line.startswith("width 8192 adam bf16")]
+    (line,) = [line for line in said(path) if line.startswith("width 8192 adam bf16")]
     assert f"DOES NOT FIT ({needed} sharded do)" in line
     (counts,) = planned(path, "--gpus-per-run", needed, "--sharded")["files"]
     assert counts["sizes"][1]["fits"]["H100"]
 
 
-def test_a_run_that_no_number_of_gpus_holds_says_so(write, capsys, tmp_path):
+def test_a_run_that_no_number_of_gpus_holds_says_so(write, said):
     path = write(LARGE + "set: {training.batch_size: 2, training.micro_batch_size: 2}", "paper")
-    plan.main([str(path), "--results", str(tmp_path / "results")])
-    assert "DOES NOT FIT on any number" in capsys.readouterr().out
+    assert "DOES NOT FIT on any number" in " ".join(said(path))
 
 
-def test_the_table_has_the_counts_and_what_they_assume(write, capsys, tmp_path):
-    plan.main([str(write()), "--results", str(tmp_path / "results")])
-    text = capsys.readouterr().out
-    assert "s.yaml: 12 runs, 0 done, 0 started, 12 to do" in text
-    words = [line.split() for line in text.splitlines()]
-    (row,) = [row for row in words if row[:2] == ["width", "64"] and len(row) == 10]
+def test_the_table_has_the_counts_and_what_they_assume(write, said):
+    lines = said(write())
+    assert lines[0].endswith("s.yaml: 12 runs, 0 done, 0 started, 12 to do")
+    titles = "model parameters runs to do tokens FLOPs 1 H100 1 H200 1 A100 1 CPU core"
+    assert titles in lines
+    (row,) = [row.split() for row in lines if row.startswith("width 64 2")]
     assert row[2:6] == ["233,792", "6", "6", "9.22e+05"]
-    for said in ("6 per weight", "40 %", "989", "312", "141 GB", "datasheet", "not measured"):
-        assert said in " ".join(text.split())
+    for words in ("6 per weight", "40 %", "989", "312", "141 GB", "datasheet", "not measured"):
+        assert words in " ".join(lines)
 
 
-def said(capsys, path, tmp_path, *options):
-    """Lines that the command prints, blanks squeezed."""
-    plan.main([str(path), "--results", str(tmp_path / "results"), *options])
-    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+def test_times_of_a_core_stand_where_a_core_can_be_meant(write, said, planned):
+    (counts,) = planned(write())["files"]
+    seconds = counts["all"]["flops"] / counting.CPU_FLOPS + 12 * 150 * counting.CPU_STEP
+    assert counts["all"]["cpu_seconds"] == pytest.approx(seconds)
+    assert not [line for line in said(write(LARGE, "paper")) if line.endswith("CPU core")]
 
 
-def test_a_peak_that_is_an_observations_is_called_one(write, planned, capsys, tmp_path):
+def test_a_number_of_gpus_has_a_time_and_an_energy(write, planned, said):
+    path = write(LARGE, "paper")
+    (counts,) = planned(path, "--gpus", 2)["files"]
+    hours, longest = counts["to_do"]["gpu_hours"], counts["longest_run_hours"]
+    assert counts["with_gpus"]["A100"] == {
+        "hours": pytest.approx(longest["A100"]),  # the widest run alone takes more than half
+        "kwh": pytest.approx(0.4 * hours["A100"]),
+    }
+    assert planned(write(), "--gpus", 2)["files"][0]["with_gpus"]["H100"]["hours"] == (
+        pytest.approx(planned(write())["files"][0]["all"]["gpu_hours"]["H100"] / 2)
+    )
+    assert [gpu.watts for gpu in GPUS] == [700, 700, 400]
+    lines = said(path, "--gpus", 2)
+    assert [line for line in lines if line.startswith("with 2 GPUs, at least:")]
+    for words in ("700 W (NVIDIA H100 datasheet", "without processors, memory, network, cooling"):
+        assert words in " ".join(lines)
+
+
+def test_data_that_are_not_here_are_named_after_the_counts(write, capsys, tmp_path):
+    path = write(SMALL + "set: {data.source: local, data.path: /no/where}\n")
+    for words in (["cost", str(path)], ["run", str(path), "--dry-run"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*words, "--results", str(tmp_path / "results")])
+        out, err = capsys.readouterr()
+        assert ended.value.code == 2 and "12" in out
+        assert err == (
+            f"error: {path}: data.path: /no/where does not exist on this machine; put the data "
+            "there, or set data.path\n"
+        )
+    main(["cost", str(path), f"data.path={tmp_path}", "--results", str(tmp_path / "results")])
+
+
+def test_a_peak_that_is_an_observations_is_called_one(write, planned, said):
     observed = SMALL + "set: {training.observe_every: 50, training.observe_samples: 64}\n"
     path = write(observed)
     narrow, wide = planned(path)["files"][0]["sizes"]
@@ -207,7 +238,7 @@ def test_a_peak_that_is_an_observations_is_called_one(write, planned, capsys, tm
     assert {size["largest_run"]["peak_of"] for size in (narrow, wide)} == {"observation"}
     parts = wide["largest_run"]["memory_bytes"]
     assert parts["total"] == parts["weights"] + parts["optimizer"] + parts["observation"]
-    lines = said(capsys, path, tmp_path)
+    lines = said(path)
     assert [line for line in lines if "an observation's, not a training step's" in line] == [
         "the peak is an observation's, not a training step's, at width 32, width 64: fewer "
         "training.observe_samples lower it"
@@ -215,27 +246,27 @@ def test_a_peak_that_is_an_observations_is_called_one(write, planned, capsys, tm
     path = write(observed.replace("samples: 64", "samples: 1"))
     (counts,) = planned(path)["files"]
     assert [size["largest_run"]["peak_of"] for size in counts["sizes"]] == ["training_step"] * 2
-    lines = said(capsys, path, tmp_path)
+    lines = said(path)
     assert [line for line in lines if line.startswith("model run") and "observation peak" in line]
     assert not [line for line in lines if "an observation's" in line]
 
 
-def test_runs_that_are_not_observed_have_no_column_for_it(write, planned, capsys, tmp_path):
+def test_runs_that_are_not_observed_have_no_column_for_it(write, planned, said):
     path = write()
     run = planned(path)["files"][0]["sizes"][0]["largest_run"]
     assert (run["observed"], run["peak_of"]) == (False, "training_step")
-    assert not [line for line in said(capsys, path, tmp_path) if "observation peak" in line]
+    assert not [line for line in said(path) if "observation peak" in line]
 
 
-def test_a_sharded_run_is_planned_without_observations(write, capsys, tmp_path):
+def test_a_sharded_run_is_planned_without_observations(write, said):
     path = write(LARGE + "set: {training.observe_every: 50}", "paper")
-    (line,) = [line for line in said(capsys, path, tmp_path) if line.startswith("width 8192")
+    (line,) = [line for line in said(path) if line.startswith("width 8192")
                and "FIT" in line]
     assert "sharded do, unobserved)" in line
     note = "a sharded run cannot be observed: planned without training.observe_every"
-    assert note in said(capsys, path, tmp_path, "--sharded", "--gpus-per-run", "8")
+    assert note in said(path, "--sharded", "--gpus-per-run", "8")
     unobserved = write(LARGE, "paper")
-    assert note not in said(capsys, unobserved, tmp_path, "--sharded", "--gpus-per-run", "8")
+    assert note not in said(unobserved, "--sharded", "--gpus-per-run", "8")
 
 
 def test_extension_is_counted_at_its_most(write, planned, tmp_path):
@@ -310,15 +341,25 @@ def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, m
     assert counts["may_add"]["runs"] == 2 * 12  # the other study's rounds are over
 
 
-def test_mistakes_are_one_line(write, refused):
-    path = write()
-    assert "--utilisation 40.0: expected a share" in refused(path, "--utilisation", 40)
-    assert "--gpus-per-run 0: expected at least 1" in refused(path, "--gpus-per-run", 0)
-    assert "say over how many: --gpus-per-run" in refused(path, "--sharded")
-    assert "batch_size 16 does not divide by 3 GPUs" in refused(path, "--gpus-per-run", 3)
-    assert "no curve 'c'" in refused(path, "--curves", "c")
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--utilisation", 40], "--utilisation 40.0: expected a share"),
+        (["--gpus-per-run", 0], "--gpus-per-run 0: expected at least 1"),
+        (["--sharded"], "say over how many: --gpus-per-run"),
+        (["--gpus-per-run", 3], "batch_size 16 does not divide by 3 GPUs"),
+        (["--gpus-per-run", 2, "--gpus", 1], "--gpus 1: a run alone takes 2"),
+        (["--curves", "c"], "no curve 'c'"),
+    ],
+)
+def test_mistakes_are_one_line(write, said, words, message):
+    line = said(write(), *words, error=True)
+    assert message in line and line.count("\n") == 1
+
+
+def test_a_search_has_no_curves(write, said):
     search = write(SEARCH, name="search.yaml")
-    assert "a search has no curves" in refused(search, "--curves", "a")
+    assert "is a search, which has no curves" in said(search, "--curves", "a", error=True)
 
 
 def test_runs_are_found_where_training_puts_them(write, planned, tmp_path):

@@ -15,7 +15,7 @@ from sweeps import driver as driving
 from sweeps.driver import LOST, Driver
 from sweeps.needs import needs_of
 from sweeps.pool import Needs, RunFailed
-from sweeps.status import status
+from sweeps.progress import status
 from tests.sweeps.toys import ROOT, FakePool, Lost, drive, make_toy, work_of, write_file
 from training.errors import RunError, UserError
 from training.experiment import load_experiment
@@ -134,10 +134,10 @@ def test_a_run_that_no_place_can_hold_is_reported_and_the_rest_goes_on(work):
     assert work.done == 4
 
 
-def test_largest_runs_come_first_and_no_more_than_there_is_room_for(work):
+def test_large_runs_come_before_small_ones_and_no_more_than_there_is_room_for(work):
     pool = FakePool(2, perform=Ends())  # it refuses more than its slots
     drive(work, pool)
-    assert [job.config["width"] for job, _ in pool.submitted] == [4, 3, 2, 1]
+    assert [job.config["width"] for job, _ in pool.submitted] == [1, 4, 3, 2]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from sweeps.__main__ import main
+from sweeps.progress import status
 from sweeps.search import objective
 from sweeps.search_file import load_search
-from sweeps.status import status
 from sweeps.storage import Storage
 from sweeps.study import (
     Trial,

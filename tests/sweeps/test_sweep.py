@@ -119,10 +119,13 @@ def test_a_sweep_runs_every_point_once_and_writes_one_row_each(toy):
     assert len(calls(toy)) == 10  # nothing ran twice
 
 
-def test_larger_runs_start_first(toy):
-    rows, _ = run(toy, write_file(toy, "grid: {width: [1, 8, 2], lr: [1]}\ncurves: {a: {}}"))
+def test_the_cheapest_run_comes_first_and_then_the_largest(toy):
+    """One result soon; then those that take longest. With a result there is nothing to wait for."""
+    text = "grid: {width: [%s], lr: [1]}\ncurves: {a: {}}"
+    rows, _ = run(toy, write_file(toy, text % "8, 1, 2"))
+    rows, _ = run(toy, write_file(toy, text % "8, 1, 2, 16, 4"))
     widths = {row["run"]: row["width"] for row in rows}
-    assert [widths[name] for name in calls(toy)] == ["8", "2", "1"]
+    assert [widths[name] for name in calls(toy)] == ["1", "8", "2", "16", "4"]
 
 
 EXTENDING = """
@@ -269,6 +272,13 @@ def test_a_users_mistake_in_a_run_ends_the_sweep_at_once(toy):
         ("curves: {a: {}}\nextend: {key: lr}", "extend.key 'lr' is not in the grid of 'a'"),
         ("curves: {a: {}}\ntransfer: {source: {}, target: {}}", "transfer needs extend"),
         ("curve: {a: {}}", "unknown key 'curve'; did you mean 'curves'"),
+        ("curves: {a: {}}\nseeds: 3", "seeds: expected a list, got 3"),
+        ("curves: {../../escape: {}}", "curves: '../../escape' names folders; expected letters"),
+        ("curves: {/absolute: {}}", "curves: '/absolute' names folders"),
+        ("curves: {a: {grid: {lr: {log2: [-5000, 1]}}}}", "log2.0: expected"),
+        ("curves: {a: {grid: {lr: {log2: [-500, 1], step: 1.0e-300}}}}", "step: expected"),
+        ("curves: {a: {grid: {lr: {log2: [-999, 999], step: 0.01}, width: {log2: [0, 9], step: "
+         "0.01}}}}", "grid: 1.8e+08 combinations of lr, width; at most 1,000,000"),
     ],
 )
 def test_bad_sweep_files_are_one_line(toy, text, words):
@@ -309,4 +319,14 @@ def test_the_estimate_follows_flops_and_steps():
     estimate.add(100.0, 10, 1 * 100 + 2 * 10)
     estimate.add(400.0, 10, 1 * 400 + 2 * 10)
     assert estimate.seconds(250.0, 15) == pytest.approx(250 + 30)
-    assert [duration(s) for s in (20, 5400, 8000, 1e6)] == ["1 min", "90 min", "2.2 h", "11.6 days"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.031, "0.031 s"), (20, "20 s"), (150, "2 min"), (3599, "1 h 0 min"),
+        (8000, "2 h 13 min"), (86399, "1 d 0 h"), (1e6, "11 d 14 h"), (2e8, "2,315 d"),
+    ],
+)  # fmt: skip
+def test_times_are_in_units_that_people_use(seconds, text):
+    assert duration(seconds) == text

@@ -1,0 +1,144 @@
+"""What a command asks for: a sweep or search file, the changes to it, and which of its runs."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sweeps.sources import Sources, folder_of, preset_of, read_file
+from training.config import Section, leaves, parse_overrides, parse_yaml, set_keys, validate
+from training.errors import UserError, nearest
+from training.experiment import Experiment, load_experiment
+
+_CONDITION = re.compile(r"([\w.]+)\s*(<=|>=|==|!=|<|>)\s*([^<>=\s].*)", re.DOTALL)
+_SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+          "==": operator.eq, "!=": operator.ne}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One `--where`, such as model.width<=256: which runs are meant, by a key of their config."""
+
+    key: str
+    sign: str
+    value: Any
+    text: str
+
+    @classmethod
+    def read(cls, text: str) -> Condition:
+        """The condition in a word of the command line; UserError if it is none."""
+        found = _CONDITION.fullmatch(text.strip())
+        if found is None:
+            raise UserError(
+                f"--where {text!r}: expected a key, one of {' '.join(_SIGNS)} and a value, such as "
+                "'model.width<=256'"
+            )
+        return cls(*found.group(1, 2), parse_yaml(found[3], f"--where {text}"), text)
+
+    def holds(self, config: Section) -> bool:
+        """Whether a run is meant; UserError for a key or a comparison that makes no sense."""
+        try:
+            value = functools.reduce(getattr, self.key.split("."), config)
+        except AttributeError:
+            keys = [key for key, _ in leaves(type(config))]
+            raise UserError(
+                f"--where {self.text}: unknown key {self.key!r}{nearest(self.key, keys)}"
+            ) from None
+        if value is None and self.sign not in ("==", "!="):
+            return False
+        try:
+            return bool(_SIGNS[self.sign](value, self.value))
+        except TypeError:
+            raise UserError(
+                f"--where {self.text}: {self.key} is {value!r}, which is neither more nor less "
+                f"than {self.value!r}; compare it by == or !="
+            ) from None
+
+
+@dataclass
+class Asked:
+    """A sweep or search file as a command means it, with its experiment."""
+
+    path: Path
+    config: Any
+    experiment: Experiment
+    base: dict[str, Any]
+    """The config that all runs start from."""
+    folder: Path
+    sources: Sources
+    where: tuple[Condition, ...]
+    overrides: Sequence[str]
+
+    def validated(self, name: str, settings: Mapping[str, Any]) -> Any:
+        """The config with some dotted keys set; UserError, naming the curve or study, for a bad
+        one."""
+        where = f"{self.path}, {name}"
+        return validate(self.experiment.config, set_keys(self.base, settings), where)
+
+    def is_meant(self, config: Section) -> bool:
+        """Whether --where leaves a run with this config in."""
+        return all(condition.holds(config) for condition in self.where)
+
+    def refuse_missing_data(self, configs: Iterable[Any]) -> None:
+        """Raises UserError if data that one of these runs reads are not on this machine."""
+        unlike = {repr(getattr(config, "data", None)): config for config in configs}
+        for config in unlike.values():
+            try:
+                self.experiment.check_data(config)
+            except UserError as error:
+                raise UserError(f"{self.path}: {error}") from None
+
+    def refuse_overrides(self, own: Iterable[str], place: str) -> None:
+        """Raises UserError for an override of a key to which the file gives values of its own."""
+        for word, key in itertools.product(self.overrides, own):
+            said = word.partition("=")[0]
+            if f"{key}.".startswith(f"{said}.") or f"{said}.".startswith(f"{key}."):
+                raise UserError(
+                    f"{word}: {self.path} sets {key} itself, in {place}; choose runs by --where or "
+                    "change the file"
+                )
+
+
+def open_file(
+    kind: type[Section],
+    path: Path,
+    results: Path,
+    preset: str | None,
+    *,
+    draft: bool = False,
+    overrides: Sequence[str] = (),
+    where: Sequence[str] = (),
+) -> dict[str, Any]:
+    """The members of an `Asked` for a file of class `kind`; UserError for what is wrong with it.
+
+    With `draft`, what other sweeps and searches have not found yet is assumed, so that this one can
+    be counted before anything has run. `overrides` are key=value words for the config of every run,
+    `where` conditions on it.
+    """
+    data = preset_of(path, preset)
+    if "experiment" not in data and {"optimizer", "training"} & data.keys():
+        folder = path.absolute().parent.parent.name
+        raise UserError(
+            f"{path}: this is the config of one run, not a sweep: python -m {folder}.train {path} "
+            "trains it; a sweep file names it under `config`"
+        )
+    own = data.get("set", {})
+    if overrides and isinstance(own, Mapping):
+        data = {**data, "set": {**own, **parse_overrides(overrides)}}
+    config = validate(kind, data, str(path))
+    return {
+        "path": path,
+        "config": config,
+        "experiment": load_experiment(config.experiment, path),
+        "base": read_file(path.parent / config.config),
+        "folder": folder_of(path, results, preset, overrides),
+        "sources": Sources(path, results, preset, draft),
+        "where": tuple(map(Condition.read, where)),
+        "overrides": overrides,
+    }

@@ -1,0 +1,210 @@
+"""What the command line says of a file: overrides, --where, and what neither of them may do."""
+
+import csv
+import shlex
+
+import pytest
+
+from sweeps import reference
+from sweeps.__main__ import main
+from sweeps.search_file import load_search
+from sweeps.sweep_file import load_sweep
+from tests.sweeps.toys import drive, make_toy, work_of, write_file
+from training.errors import UserError
+
+TOY = '''
+import math
+from training.config import Section
+from training.settings import LoopConfig
+from training.files import write_json
+
+class Inner(Section):
+    kind: str = "plain"
+    gain: float | None = None
+
+class Config(Section):
+    seed: int = 0
+    width: int = 1
+    lr: float = 1.0
+    inner: Inner = Inner()
+    training: LoopConfig
+
+def flops(config):
+    return float(config.width)
+
+def parameters(config):
+    return {"non_embedding": 10}
+
+def tokens_per_step(config):
+    return 1
+
+def run(config, run_dir, progress=None):
+    loss = 3 + (math.log2(config.lr) - math.log2(config.width)) ** 2
+    summary = {"status": "finished", "step": 2, "steps": 2, "final_eval_loss": loss,
+               "first_train_loss": 4.0}
+    write_json(run_dir / "summary.json", summary)
+    return summary
+'''
+SWEEP = """
+set: {inner.kind: big}
+grid: {width: [1, 2, 4]}
+curves: {a: {}, b: {set: {inner.gain: 2.0}, horizon: {tokens_per_parameter: 1}}}
+seeds: [0, 1]
+"""
+SEARCH = "search: {lr: [0.1, 10]}\ntrials: 2\ngrid: {width: [1, 2]}\nrounds: 1\n"
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    return make_toy(tmp_path, monkeypatch, TOY, "training: {steps: 2, batch_size: 1}\n")
+
+
+def load(toy, path, **said):
+    return load_sweep(path, toy.parent / "results", **said)
+
+
+def rows(work):
+    with open(work.table(), newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_an_override_is_part_of_every_config_and_of_the_names_of_runs(toy):
+    path = write_file(toy, SWEEP)
+    plain = load(toy, path, curves=["a"])
+    said = load(toy, path, curves=["a"], overrides=["training.steps=7", "inner.kind=small"])
+    assert {(p.config.training.steps, p.config.inner.kind) for p in said.points} == {(7, "small")}
+    assert not {p.run for p in plain.points} & {p.run for p in said.points}
+    assert said.folder.name == "s+inner.kind=small+training.steps=7"  # tables of its own
+    assert load(toy, path, curves=["a"], overrides=["inner.kind=big"]).points == plain.points
+    name = load(toy, path, overrides=["inner.kind=a/b c"]).folder.name
+    assert "/" not in name and " " not in name and name.startswith("s+")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("width=2", "width=2: {path} sets width itself, in its grid; choose runs by --where or"),
+        ("inner.gain=1", "sets inner.gain itself, in curve 'b'"),
+        ("'inner={{kind: big}}'", "sets inner.gain itself, in curve 'b'"),
+        ("training.steps=3", "sets training.steps itself, in curve 'b'"),
+        ("seed=3", "seed goes into seeds, not into set or grid"),
+        ("inner.knd=big", "unknown key 'inner.knd'; did you mean 'inner.kind'?"),
+        ("lr=fast", "lr: expected"),
+        ("--where widht<=2", "--where widht<=2: unknown key 'widht'; did you mean 'width'?"),
+        ("--where width=2", "--where 'width=2': expected a key, one of < <= > >= == != and"),
+        ("--where 'width<=wide'", "width is 1, which is neither more nor less than 'wide'"),
+        ("--where width<0", "--where: no run of {path} is meant"),
+        ("--where width<0 {search}", "--where: no study of {search} is meant"),
+        ("{search} width=2", "width=2: {search} sets width itself, in its grid"),
+        ("{search} lr=2", "'lr' is searched; take it out of set and grid"),
+        ("{search} --where lr==2", "--where lr==2: lr is what {search} searches"),
+    ],
+)
+def test_what_would_mean_nothing_is_refused_in_one_line(toy, capsys, words, message):
+    names = {"path": write_file(toy, SWEEP), "search": write_file(toy, SEARCH, "search.yaml")}
+    words = words.format(**names) + ("" if "{search}" in words else f" {names['path']}")
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *shlex.split(words), "--dry-run", "--results", str(toy.parent / "results")])
+    error = capsys.readouterr().err
+    assert ended.value.code == 2 and error.count("\n") == 1
+    assert message.format(**names) in error
+
+
+@pytest.mark.parametrize("words", [
+    "{path} inner.kind=odd --where width>=2 --where seed==0 --dry-run",
+    "--where 'width >= 2' --dry-run {path} --where seed!=1 inner.kind=odd",
+    "{path} --curves a b inner.kind=odd --where width>=2 --where seed==0 --dry-run",
+])  # fmt: skip
+def test_overrides_and_conditions_may_stand_anywhere(toy, capsys, words):
+    path = write_file(toy, SWEEP)
+    main(["run", *shlex.split(words.format(path=path)), "--results", str(toy.parent / "results")])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[:-1]] == [
+        [curve, f"width={width}", "seed=0"] for curve in "ab" for width in (2, 4)
+    ]
+    main(["cost", str(path), "inner.kind=odd", "--where", "seed==0"])
+    main(["status", str(path), "inner.kind=odd", "--where", "seed==0"])
+    out = capsys.readouterr().out
+    assert ": 6 runs, 0 done" in out and "+inner.kind=odd: 0 of 6 runs done" in out
+
+
+@pytest.mark.parametrize(
+    ("conditions", "widths"),
+    [(["width<2"], {1}), (["width<=2"], {1, 2}), (["width>2"], {4}), (["width!=2"], {1, 4}),
+     (["width >= 2", "width<4"], {2}), (["inner.kind==big"], {1, 2, 4}),
+     (["inner.gain==null", "width==4"], {4})],
+)  # fmt: skip
+def test_conditions_choose_runs_by_any_key(toy, conditions, widths):
+    found = load(toy, write_file(toy, SWEEP), where=conditions)
+    assert {point.config.width for point in found.points} == widths
+
+
+def test_a_key_without_a_value_is_neither_more_nor_less(toy):
+    found = load(toy, write_file(toy, SWEEP), where=["inner.gain>0"])
+    assert {point.curve for point in found.points} == {"b"}
+
+
+def test_what_is_left_out_keeps_its_rows_and_is_not_called_missing(toy):
+    path = write_file(toy, SWEEP)
+    first = drive(work_of(toy, path, where=["width<=2", "seed==0"]))
+    assert len(rows(first)) == 4 and not first.reasons
+    second = drive(work_of(toy, path, where=["width>=2"]))
+    found = rows(second)
+    assert {(r["curve"], r["width"], r["seed"]) for r in found} == {
+        (curve, width, seed)
+        for curve in "ab" for width in "124" for seed in "01" if (width, seed) != ("1", "1")
+    }  # fmt: skip
+    assert [(r["curve"], int(r["width"]), int(r["seed"])) for r in found] == sorted(
+        (r["curve"], int(r["width"]), int(r["seed"])) for r in found
+    )
+    whole = drive(work_of(toy, path))
+    assert len(rows(whole)) == 12 and found == [r for r in rows(whole) if r in found]
+
+
+def test_a_search_keeps_the_constants_of_studies_that_are_left_out(toy):
+    path, results = write_file(toy, SEARCH), toy.parent / "results"
+    drive(work_of(toy, path, where=["width==2"]))
+    constants = results / toy.name / "s/constants.yaml"
+    assert constants.read_text().count("where:") == 1
+    work = drive(work_of(toy, path, where=["width<2"]))
+    assert (work.done, work.total) == (2, 2)
+    assert constants.read_text().count("where:") == 2
+    assert len((constants.with_name("trials.csv")).read_text().splitlines()) == 5
+    found = load_search(path, results, overrides=["inner.kind=odd"])
+    assert found.folder.name == "s+inner.kind=odd"
+
+
+def test_an_extension_stays_within_the_conditions_and_says_so(toy):
+    text = "grid: {width: [8], lr: [1, 2]}\ncurves: {a: {}}\nextend: {key: lr}\n"
+    work = drive(work_of(toy, write_file(toy, text), where=["lr<=4"]))
+    assert [row["lr"] for row in rows(work)] == ["1", "2", "4.0"]
+    assert work.report() == ["a width=8: lr 8 failed, and it is needed (left out by --where lr<=4)"]
+
+
+def test_constants_that_a_search_found_are_not_overridden_silently(toy):
+    write_file(toy, SEARCH, "search.yaml")
+    folder = toy.parent / "results" / toy.name / "search"
+    folder.mkdir(parents=True)
+    (folder / "constants.yaml").write_text("constants: [{where: {}, set: {lr: 3.0}}]\n")
+    path = write_file(toy, "constants: search.yaml\ncurves: {a: {constants: true}}\n")
+    assert load(toy, path).points[0].config.lr == 3.0
+    with pytest.raises(UserError, match="lr=2: .* sets lr itself, in the constants of search.yaml"):
+        load(toy, path, overrides=["lr=2"])
+
+
+def test_the_config_of_one_run_is_named_as_such(tmp_path):
+    (tmp_path / "nanolm_c4/configs").mkdir(parents=True)
+    path = tmp_path / "nanolm_c4/configs/laptop.yaml"
+    path.write_text("seed: 0\noptimizer: {lr: 1}\ntraining: {steps: 2}\n")
+    with pytest.raises(UserError) as caught:
+        load_sweep(path)
+    assert str(caught.value) == (
+        f"{path}: this is the config of one run, not a sweep: python -m nanolm_c4.train {path} "
+        "trains it; a sweep file names it under `config`"
+    )
+
+
+def test_the_reference_page_is_that_of_the_models():
+    assert reference.PAGE.read_text() == reference.page(), "run python -m sweeps reference"
+    for words in ("| `more_seeds` |", "tokens_per_parameter", "| `sampler_seed` |", "### Coverage"):
+        assert words in reference.page()
