@@ -29,6 +29,7 @@ from training.errors import UserError, one_line_errors
 from training.files import Busy, locked
 from training.signals import STOPPED
 
+
 def main(argv: Sequence[str] | None = None) -> None:
     """The command: exit code 0, 1 if a run failed, 2 for a user's mistake, 75 when stopped."""
     words = list(sys.argv[1:] if argv is None else argv)

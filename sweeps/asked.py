@@ -45,6 +45,8 @@ class Condition:
         """Whether a run is meant; UserError for a key or a comparison that makes no sense."""
         try:
             value = functools.reduce(getattr, self.key.split("."), config)
+            if isinstance(value, Section):
+                raise AttributeError
         except AttributeError:
             keys = [key for key, _ in leaves(type(config))]
             raise UserError(

@@ -110,7 +110,7 @@ def duration(seconds: float) -> str:
     minutes = round(seconds / 60)
     if minutes >= 1440:
         days, hours = divmod(round(minutes / 60), 24)
-        return f"{days:,} d {hours} h" if days < 100 else f"{days:,} d"
+        return f"{days} d {hours} h" if days < 100 else f"{seconds / 86400:,.0f} d"
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60} min"
     return f"{minutes} min"

@@ -24,6 +24,7 @@ from training.log import lower_is_better
 Place = tuple[float, ...]  # a point of a cell, by the values of the searched keys
 Summary = Mapping[str, Any]
 Score = tuple[float, float]  # higher is better: the metric, then minus the final loss
+Shift = Annotated[float, Field(ge=-10, le=10)]  # an exponent of two
 FAILED = {"status": "failed"}  # the result of a run that will not be tried again
 
 
@@ -101,7 +102,7 @@ class Extend(Section):
 
     key: str
     """Grid key of the quantity to extend, a positive number such as optimizer.lr."""
-    step: PositiveFloat = 1.0
+    step: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Distance of a new point from the edge, as an exponent of two."""
     points: PositiveInt = 6
     """At most this many new points per cell."""
@@ -203,7 +204,7 @@ class Confirm(Section):
     metric: str = "best_eval_loss"
     """What decides, best_eval_NAME or final_eval_NAME of summary.json: a loss is better low, all
     else high. Ties are decided by the lower final_eval_loss."""
-    neighbours: Annotated[list[list[float]], Field(min_length=1)] = SIX_NEIGHBOURS
+    neighbours: Annotated[list[list[Shift]], Field(min_length=1)] = SIX_NEIGHBOURS
     """Exponents of two per key that lead from a point to each of its neighbours."""
     points: PositiveInt = 30
     """At most this many new points per cell."""

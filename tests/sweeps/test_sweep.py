@@ -1,6 +1,5 @@
 """Sweeps: what a file expands to, what results add to it, and what is never run twice."""
 
-import csv
 import json
 import os
 import subprocess
@@ -10,64 +9,19 @@ import pytest
 
 from sweeps.progress import Estimate, duration
 from sweeps.sweep_file import Log2Range, grid_values, load_sweep
-from tests.sweeps.toys import FakePool, drive, make_toy, work_of, write_file
+from tests.sweeps.toys import FakePool, calls, drive, make_toy, rows_of, work_of, write_file
 from training.errors import UserError
-
-# An experiment whose loss is a parabola in log2 lr with its optimum at 2^-(4 + log2 width): no
-# training, but the driver is the real one.
-TOY = '''
-import math
-from pathlib import Path
-from training.config import Section
-from training.settings import LoopConfig
-from training.files import write_json
-
-class Config(Section):
-    seed: int = 0
-    width: int
-    lr: float
-    diverge_above: float = 1e9
-    fail_below: float = 0.0
-    training: LoopConfig
-
-def flops(config):
-    return float(config.width)
-
-def run(config, run_dir, progress=None):
-    with open(run_dir.parent / "calls.txt", "a") as file:
-        file.write(run_dir.name + "\\n")
-    progress(1, 2, 3.0)
-    print("a line for the log")
-    if config.lr < config.fail_below:
-        raise RuntimeError("something broke")
-    loss = 3 + 0.1 * (math.log2(config.lr) + 4 + math.log2(config.width)) ** 2 + 0.01 * config.seed
-    diverged = config.lr > config.diverge_above
-    summary = {
-        "status": "diverged" if diverged else "finished", "step": 2, "steps": 2,
-        "final_eval_loss": None if diverged else loss, "best_eval_loss": loss,
-    }
-    write_json(run_dir / "summary.json", summary)
-    return summary
-'''
 
 
 @pytest.fixture
 def toy(tmp_path, monkeypatch):
-    """A folder with the toy experiment in package `toy_<unique>`, ready to import."""
-    base = "width: 1\nlr: 1\ntraining: {steps: 2, batch_size: 1}\n"
-    return make_toy(tmp_path, monkeypatch, TOY, base)
+    return make_toy(tmp_path, monkeypatch)
 
 
 def run(package, path, workers=1, seed=0):
     """Runs a sweep through the driver; the rows of its table and its notes."""
     work = drive(work_of(package, path), FakePool(workers, seed))
-    with open(work.table(), newline="") as file:
-        return list(csv.DictReader(file)), work.report()
-
-
-def calls(package):
-    return [line for file in package.parent.glob("results/*/*/calls.txt")
-            for line in file.read_text().splitlines()]
+    return rows_of(work), work.report()
 
 
 GRID = """

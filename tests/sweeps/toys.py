@@ -1,5 +1,6 @@
 """Toy experiments in packages of their own, and a pool of threads in this process."""
 
+import csv
 import importlib.util
 import os
 import random
@@ -35,7 +36,61 @@ EXPERIMENT = Toy(
 '''
 
 
-def make_toy(tmp_path, monkeypatch, source, base):
+# A loss that is a parabola in log2 of the rate, whose optimum, 2^-4, falls with width and with
+# 1/gain: no training, but the driver is the real one.
+PARABOLA = '''
+import math
+from training.config import Section
+from training.settings import RunConfig
+from training.files import write_json
+
+class Inner(Section):
+    kind: str = "plain"
+    gain: float | None = None
+
+class Config(RunConfig):
+    width: int
+    lr: float
+    inner: Inner = Inner()
+    diverge_above: float = 1e9
+    fail_below: float = 0.0
+
+def flops(config):
+    return float(config.width)
+
+def parameters(config):
+    return {"non_embedding": 10 * config.width**2}
+
+def tokens_per_step(config):
+    return 8 * config.training.batch_size
+
+def run(config, run_dir, progress=None):
+    with open(run_dir.parent / "calls.txt", "a") as file:
+        file.write(run_dir.name + "\\n")
+    progress(1, 2, 3.0)
+    if config.lr < config.fail_below:
+        raise RuntimeError("something broke")
+    distance = math.log2(config.lr * (config.inner.gain or 1)) + 4 + math.log2(config.width)
+    loss = 3 + 0.1 * distance**2 + 0.01 * config.seed
+    diverged = config.lr > config.diverge_above
+    summary = {
+        "status": "diverged" if diverged else "finished", "step": 2, "steps": 2,
+        "final_eval_loss": None if diverged else loss, "best_eval_loss": loss,
+        "first_train_loss": 4.0, "environment": {"commit": "c0ffee"},
+    }
+    write_json(run_dir / "summary.json", summary)
+    return summary
+'''
+BASE = """
+width: 1
+lr: 0.5
+optimizer: {lr: 1}
+schedule: {}
+training: {steps: 9, batch_size: 2}
+"""
+
+
+def make_toy(tmp_path, monkeypatch, source=PARABOLA, base=BASE):
     """A folder with a toy experiment in package `toy_<unique>`, ready to import."""
     package = tmp_path / ("toy_" + tmp_path.name.replace("-", "_"))
     package.mkdir()
@@ -62,6 +117,18 @@ def work_of(package, path, **options):
         return SearchWork(search, Storage(search.folder), Store(search.folder).recall)
     sweep = load_sweep(path, results, **options)
     return SweepWork(sweep, Store(sweep.folder).recall)
+
+
+def calls(package):
+    """The runs of a toy that have begun, one after another."""
+    files = package.parent.glob("results/*/*/calls.txt")
+    return [line for file in files for line in file.read_text().splitlines()]
+
+
+def rows_of(work):
+    """The rows of a sweep's table."""
+    with open(work.table(), newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def drive(work, pool=None):
