@@ -91,11 +91,10 @@ def _parser() -> argparse.ArgumentParser:
         add("--preset", help="another size of the sweep that its file holds")
         add("--curves", nargs="+", metavar="NAME", help="only these curves")
         add("--results", type=Path, default=runs.RESULTS, help="results folder")
+        add("--storage", metavar="URL", help="a search's trials in this database "
+            "(default: journal.jsonl in its results folder)")  # fmt: skip
         if name == "cost":
             cost.add_arguments(add)
-        else:
-            add("--storage", metavar="URL", help="a search's trials in this database "
-                "(default: journal.jsonl in its results folder)")  # fmt: skip
         if name in ("run", "search"):
             pool.add_arguments(command)
             add("--gpu", choices=[gpu.name for gpu in needs.GPUS],

@@ -108,14 +108,18 @@ class Work:
         ]
 
 
-def read(file: Path, results: Path, said: Mapping[str, Any]) -> Work:
-    """The runs of a sweep or search file, and how far they are; UserError as for running it."""
+def read(file: Path, results: Path, storage: str | None, said: Mapping[str, Any]) -> Work:
+    """The runs of a sweep or search file, and how far they are; UserError as for running it.
+
+    `storage` is the database of a search's trials, where it has one.
+    """
     if "search" in preset_of(file, said.get("preset")):
         from sweeps.search_file import load_search
         from sweeps.storage import Storage
 
         found = load_search(file, results, draft=True, **said)
-        work, trials = Work(found, notes=list(found.sources.assumed)), Storage(found.folder).trials
+        work = Work(found, notes=list(found.sources.assumed))
+        trials = Storage(found.folder, storage).trials
         for study in found.studies:
             config, _ = found.run(study, found.middle)
             rounds = found.config.rounds_of(study, trials)
@@ -419,7 +423,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints what sweeps cost; UserError for a mistake, or for data that are not here."""
     setting = Setting(args.gpus_per_run, args.sharded, args.utilisation, args.gpus)
     setting.check()
-    works = [read(file, args.results, args.said) for file in args.files]
+    works = [read(file, args.results, args.storage, args.said) for file in args.files]
     counts = [report(work, setting) for work in works]
     total = together(works, setting) if len(works) > 1 else None
     if args.json:

@@ -11,6 +11,7 @@ from sweeps import cost as counting
 from sweeps.__main__ import main
 from sweeps.needs import GPUS
 from sweeps.search_file import load_search
+from sweeps.storage import Storage
 from sweeps.study import Round, Trial, Tuning
 from sweeps.sweep_file import load_sweep
 from training import runs
@@ -347,6 +348,19 @@ def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, m
     (counts,) = planned(path)["files"]
     assert counts["runs"] == {"all": 24, "done": 17, "started": 2, "to_do": 7}
     assert counts["may_add"]["runs"] == 2 * 12  # the other study's rounds are over
+
+
+def test_trials_are_counted_where_they_are_stored(write, planned, tmp_path):
+    path, url = write(SEARCH, name="constants.yaml"), f"sqlite:///{tmp_path}/trials.db"
+    found = load_search(path)
+    storage, ranges = Storage(tmp_path / "none", url), dict(found.config.search)
+    key = found.config.rounds_of(found.studies[0], storage.trials)[0].key
+    values = {"prescription.gamma_hidden": 1.0}
+    trial = storage.add(key, 0, values, ranges, "run-0")
+    storage.end(key, trial, {"status": "finished"}, 2.5)
+    storage.add(key, 1, values, ranges, "run-1")
+    counts = [planned(path, *words)["files"][0]["runs"] for words in ((), ("--storage", url))]
+    assert [(count["done"], count["started"]) for count in counts] == [(0, 0), (1, 1)]
 
 
 @pytest.mark.parametrize(
