@@ -44,16 +44,16 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         return reference.write()
     # Overrides may stand anywhere; argparse gives some of them to the list before.
-    free = [*args.file, *(args.curves or ()), *rest]
-    changes = [word for word in free if is_override(word)]
-    files = [Path(word) for word in args.file if word not in changes]
-    unknown = [word for word in rest if word not in changes]
-    if unknown or not files or (args.command != "cost" and files[1:]):
-        unknown += map(str, files[1:])
-        parser.error(f"unrecognized arguments: {' '.join(unknown)}" if files else "which file?")
+    changes = [w for w in [*args.file, *(args.curves or ()), *rest] if is_override(w)]
+    files = [w for w in [*args.file, *rest] if w not in changes and not w.startswith("-")]
+    unknown = [w for w in rest if w.startswith("-")]
+    unknown += [] if args.command == "cost" else files[1:]
+    if unknown or not files:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}" if unknown else "which file?")
     curves = [name for name in args.curves or () if name not in changes] or None
     args.said = {"preset": args.preset, "curves": curves, "overrides": changes, "where": args.where}
-    args.files, args.file = files, files[0]
+    args.files = list(map(Path, files))
+    args.file = args.files[0]
     with one_line_errors(OSError):
         code = {"cost": cost.run, "status": _status}.get(args.command, _run)(args)
     if code:
@@ -154,7 +154,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         work = work_of(asked, args.storage, looks=True)
         print(work.dry_run(), flush=True)
-        asked.refuse_missing_data(work.configs())
+        if args.command != "submit":  # a cluster's data may be on its nodes alone
+            asked.refuse_missing_data(work.configs())
         return 0
     with _only_driver(asked.folder, args.file):  # before it reads what is done
         return _drive(asked, args)
