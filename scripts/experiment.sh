@@ -39,14 +39,17 @@ arguments() {
   [[ "$1" != *:* ]] || printf '%s\n' --curves "${1#*:}"
 }
 
-# run_sweeps [OPTION ...]: one after the other, with options of `python -m sweeps run`.
+# run_sweeps [OPTION ...]: one after the other, with options of `python -m sweeps run`. One that fails
+# ends it, but for a --dry-run, which says of each what data it misses.
 run_sweeps() {
-  local stage sweep
+  local stage sweep code=0
   for stage in "${stages[@]}"; do
     for sweep in $(chosen "$stage"); do
-      python -m sweeps run $(arguments "$sweep") "$@"
+      python -m sweeps run $(arguments "$sweep") "$@" || code=$?
+      [[ $code == 0 || " $* " == *" --dry-run "* ]] || return "$code"
     done
   done
+  return "$code"
 }
 
 # submit_sweeps [OPTION ...]: a small SLURM job per sweep that submits its runs with the GPUs that
