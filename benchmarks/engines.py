@@ -1,14 +1,15 @@
 """Engines of sweeps: what their start costs, and runs that are killed in the middle of steps.
 
-    python -m benchmarks.engines start [--engines local ray] [--repeats 3]
+    python -m benchmarks.engines start [--engines local ray slurm] [--repeats 3]
     python -m benchmarks.engines kills --engine local [--kills 50]
 
 `start`: seconds until the pool is open, until a first small run has ended and until a second one
-has, then the memory (proportional set size) and CPU time of the driver and all it has started.
-`kills`: decoders of width 32 and 150 steps on the embedded corpus. The process of a run is killed
-(SIGKILL) at a random moment of a random step, several times per run, and the run submitted again;
-its metrics, byte for byte, and its final loss are compared with a run that nothing disturbed.
-Prints JSON.
+has, then the memory (resident, and with shared pages in parts) and CPU time of the driver and all
+it has started. `kills`: decoders of width 32 and 150 steps on the embedded corpus. The process of a
+run is killed (SIGKILL) at a random moment of a random step, several times per run, and the run
+submitted again; its metrics, byte for byte, and its final loss are compared with a run that nothing
+disturbed. SLURM is imitated on this machine (tests/sweeps/imitated_slurm.py): its jobs start at
+once. Prints JSON.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
-from sweeps.pool import Job, Needs, Pool, PoolOptions, open_pool
+from sweeps.pool import ENGINES, Job, Needs, Pool, PoolOptions, open_pool
+from tests.sweeps import imitated_slurm
 from training.config import load
 
 STEPS = 150
@@ -47,23 +49,30 @@ def job(folder: Path, seed: int, steps: int = STEPS) -> Job:
     return Job(name, "nanolm_c4", config.model_dump(mode="json"), folder / name, threads=1)
 
 
+def opened(engine: str, folder: Path) -> Pool:
+    """An engine for one run at a time."""
+    if engine != "slurm":
+        return open_pool(engine, PoolOptions(workers=1, threads=1))
+    os.environ.update(imitated_slurm.install(folder))
+    return open_pool(engine, PoolOptions(jobs=1, threads=1))
+
+
 def started(engine: str) -> dict[str, float]:
     """One start, in this process, which has done nothing before."""
-    begun = time.perf_counter()
-    pool = open_pool(engine, PoolOptions(workers=1, threads=1))
-    opened = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
-        ends = []
+        begun = time.perf_counter()
+        pool, ends = opened(engine, Path(folder)), [time.perf_counter()]
         for seed in (0, 1):
             pool.submit(job(Path(folder), seed, steps=1), Needs()).result()
             ends.append(time.perf_counter())
         tree = [os.getpid(), *descendants(os.getpid())]
-        memory, cpu = sum(map(resident, tree)), sum(map(cpu_seconds, tree))
+        memory = {kind: sum(megabytes(pid, kind) for pid in tree) for kind in ("Rss", "Pss")}
+        cpu = sum(map(cpu_seconds, tree))
         pool.shutdown()
     return {
-        "open_seconds": opened - begun, "first_run_seconds": ends[0] - opened,
-        "second_run_seconds": ends[1] - ends[0], "megabytes": memory / 1e6,
-        "cpu_seconds": cpu, "processes": len(tree),
+        "open_seconds": ends[0] - begun, "first_run_seconds": ends[1] - ends[0],
+        "second_run_seconds": ends[2] - ends[1], "resident_mb": memory["Rss"],
+        "proportional_mb": memory["Pss"], "cpu_seconds": cpu, "processes": len(tree),
     }  # fmt: skip
 
 
@@ -74,13 +83,13 @@ def descendants(pid: int) -> list[int]:
     return children + [more for child in children for more in descendants(child)]
 
 
-def resident(pid: int) -> float:
-    """Bytes of a process, those shared with others in parts."""
+def megabytes(pid: int, kind: str) -> float:
+    """Memory of a process: Rss, or Pss, in which pages shared by n processes count 1/n."""
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0.0
-    return 1024.0 * int(re.search(r"^Pss: +(\d+)", text, re.MULTILINE)[1])
+    return 1.024e-3 * int(re.search(rf"^{kind}: +(\d+)", text, re.MULTILINE)[1])
 
 
 def cpu_seconds(pid: int) -> float:
@@ -156,12 +165,12 @@ def killed_run(
 def kill_series(engine: str, kills: int, minutes: float) -> dict[str, Any]:
     """Runs until `kills` kills have hit a step; what differed and what was done twice."""
     draw = random.Random(0)
-    pool = open_pool(engine, PoolOptions(workers=1, threads=1))
     steps: list[int] = []
     repeated: list[int] = []
     differ: list[int] = []
     seed, begun = 0, time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
+        pool = opened(engine, Path(folder))
         while len(steps) < kills and time.perf_counter() - begun < 60 * minutes:
             whole, hurt = job(Path(folder) / "whole", seed), job(Path(folder) / "hurt", seed)
             expected = pool.submit(whole, Needs()).result()
@@ -202,8 +211,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = harness.parser(__doc__)
     parser.add_argument("what", choices=["start", "kills", "once"])
-    parser.add_argument("--engines", nargs="+", default=["local", "ray"])
-    parser.add_argument("--engine", default="local")
+    parser.add_argument("--engines", nargs="+", choices=ENGINES, default=[*ENGINES])
+    parser.add_argument("--engine", choices=ENGINES, default="local")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no further run after")

@@ -33,12 +33,9 @@ from training.signals import STOPPED
 def main(argv: Sequence[str] | None = None) -> None:
     """The command: exit code 0, 1 if a run failed, 2 for a user's mistake, 75 when stopped."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["submit"]:
-        from sweeps import on_slurm
-
-        return on_slurm.main(words[1:])
     parser = _parser()
     args, rest = parser.parse_known_args(words)
+    args.words = words[1:]
     if args.command == "reference":
         from sweeps import reference
 
@@ -55,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.files = list(map(Path, files))
     args.file = args.files[0]
     with one_line_errors(OSError):
-        code = {"cost": cost.run, "status": _status}.get(args.command, _run)(args)
+        command = {"cost": cost.run, "status": _status, "submit": _submit}.get(args.command, _run)
+        code = command(args)
     if code:
         raise SystemExit(code)
 
@@ -78,8 +76,9 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(
             name, help=line, description=cost.__doc__ if name == "cost" else line,
             formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=name != "submit",
         )  # fmt: skip
-        if name in ("submit", "reference"):
+        if name == "reference":
             continue
         add = command.add_argument
         many = " of sweeps, for example nanolm_c4/sweeps/*" if name == "cost" else ""
@@ -95,11 +94,13 @@ def _parser() -> argparse.ArgumentParser:
             "(default: journal.jsonl in its results folder)")  # fmt: skip
         if name == "cost":
             cost.add_arguments(add)
-        if name in ("run", "search"):
+        if name in ("run", "search", "submit"):
             pool.add_arguments(command)
             add("--gpu", choices=[gpu.name for gpu in needs.GPUS],
                 help="GPUs of the place where runs run (default: this machine's)")  # fmt: skip
             add("--dry-run", action="store_true", help="list what is to do and stop")
+        if name == "submit":
+            add("--after", metavar="ID:ID", help="start when these jobs ended")
     return parser
 
 
@@ -187,6 +188,18 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
         print(line, file=sys.stderr)
     print(work.table())
     return int(work.failed)
+
+
+def _submit(args: argparse.Namespace) -> int:
+    """Has the same command run in a job; a mistake in the file is one line here, too."""
+    from sweeps import on_slurm
+
+    if args.dry_run:
+        return _run(args)
+    asked = read(args, looks=True)
+    work_of(asked, args.storage, looks=True)
+    print(on_slurm.submit_driver(args, args.words, asked.folder.absolute() / "slurm"))
+    return 0
 
 
 def _status(args: argparse.Namespace) -> int:

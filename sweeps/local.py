@@ -1,49 +1,39 @@
 """Runs on this machine (`--engine local`): processes of the standard library.
 
 A slot is a pool of one process, so that a killed process costs its own run only. It imports torch
-once and serves one run after another with its threads and its GPUs, or its share of one. Runs start
-in the order in which they came; one that has no room yet holds back those behind it.
+once and serves one run after another with its GPUs, or its share of one. Runs start in the order in
+which they came; one that has no room yet holds back those behind it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import signal
-import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from multiprocessing import resource_tracker
 from typing import Any
 
 from sweeps import task
-from sweeps.pool import Job, Needs, PoolOptions, cores, stop_seconds, visible_gpus
+from sweeps.pool import Job, Needs, Pool, PoolOptions, cores, visible_gpus
 from training.errors import UserError
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_WHOLE = Fraction(1)
 EXIT_SECONDS = 5.0  # for an idle process to end and leave its GPU
 
 
-@dataclass
+@dataclass(eq=False)
 class _Worker:
-    """A process and the part of the machine that it was started for."""
+    """A process and the GPUs that it was started for."""
 
     devices: tuple[str, ...]
-    threads: int
     executor: ProcessPoolExecutor
     process: Any
-
-    def perform(
-        self, job: Job, needs: Needs, launch: Sequence[str]
-    ) -> Future[dict[str, Any]]:
-        return self.executor.submit(task.perform, job, needs, launch)
 
 
 @dataclass(eq=False)
@@ -55,31 +45,25 @@ class _Run:
     share: Fraction
     """GPUs, or a part of one."""
     cpus: int
-    future: Future[dict[str, Any]]
+    future: Future[dict[str, Any]] = field(default_factory=Future)
     devices: tuple[str, ...] = ()
     worker: _Worker | None = None
 
 
-class LocalPool:
+class LocalPool(Pool):
     """Packs runs on this machine's GPUs; without GPUs `workers` runs at a time, by default one."""
 
     lost = (BrokenProcessPool,)
 
     def __init__(self, options: PoolOptions) -> None:
-        stop_seconds()  # a mistake in it shows before the first run
-        self.launch = options.launch
-        self.free = dict.fromkeys(visible_gpus(), _WHOLE)
+        super().__init__(options)
+        self.free = dict.fromkeys(visible_gpus(), Fraction(1))
         self.workers = options.workers or (None if self.free else 1)
         self.cores = self.free_cores = cores()
-        at_once = self.workers or len(self.free)
-        self.threads = options.threads or max(1, self.cores // at_once)
         self.waiting: deque[_Run] = deque()
         self.running: set[_Run] = set()
         self.idle: list[_Worker] = []
-        self.lock = threading.RLock()
-        self.stops = 0
         self.closed = False
-        self.deadline: threading.Timer | None = None
         # Workers end with the thread that started them, so one thread starts them all. It leaves
         # the signals to the main thread; a worker has its own session before it listens.
         resource_tracker.ensure_running()
@@ -92,12 +76,9 @@ class LocalPool:
         """Runs here, and one more while something is free."""
         with self.lock:
             held = len(self.running) + len(self.waiting)
-            free = self.workers is None or held < self.workers
-            if self.free and self.workers is None:
-                free = self.free_cores > 0
-            if self.free and not any(self.free.values()):
-                free = False
-            return held + (free and not self.waiting)
+            free = held < self.workers if self.workers else self.free_cores > 0
+            full = self.waiting or self.free and not any(self.free.values())
+            return held + (free and not full)
 
     def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
         """The run's summary to come; UserError where this machine could not hold the run."""
@@ -112,29 +93,19 @@ class LocalPool:
                 f"{job.name} needs {needs.gpus:g} GPUs, but {len(self.free)} are visible here; "
                 "lower `needs` in the sweep file or use --engine slurm or ray"
             )
-        cpus = min(needs.cpus, self.cores) if self.workers is None else 0
-        run = _Run(job, needs, share, cpus, Future())
+        cpus = 0 if self.workers else min(needs.cpus, self.cores)
+        job = replace(job, threads=job.threads or self._threads(needs, share))
+        run = _Run(job, needs, share, cpus)
         with self.lock:
             self.waiting.append(run)
             self._place()
         return run.future
 
-    def stop(self) -> None:
-        """Has every run save and end; what is left after stop_seconds(), or now if called again,
-        is killed."""
-        with self.lock:
-            self.stops += 1
-            first = self.stops == 1
-            waiting, self.waiting = self.waiting, deque()
-            workers = [run.worker for run in self.running if run.worker is not None]
-            if first and workers:
-                self.deadline = threading.Timer(stop_seconds(), self.stop)
-                self.deadline.daemon = True
-                self.deadline.start()
-        for run in waiting:
-            run.future.set_result({"status": "stopped"})
-        for worker in workers:
-            self._end_process(worker)
+    def _stop(self, at_once: bool) -> None:
+        while self.waiting:
+            task.resolve(self.waiting.popleft().future, task.STOPPED)
+        for run in self.running:
+            self._end_process(run)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends the workers, each after the run that it may be at work on."""
@@ -151,23 +122,33 @@ class LocalPool:
         if wait:
             wait_for(futures)
             self.desk.shutdown()
-            if self.deadline is not None:
-                self.deadline.cancel()
+            super().shutdown()
 
-    def _end_process(self, worker: _Worker) -> None:
-        (worker.process.terminate if self.stops == 1 else worker.process.kill)()
+    def _end_process(self, run: _Run) -> None:
+        if run.worker is not None:
+            (run.worker.process.terminate if self.stops == 1 else run.worker.process.kill)()
 
     def _share(self, needs: Needs) -> Fraction:
         """GPUs of a run. `workers` at a time have room, so they share GPUs where they must; what a
         launch command starts has an equal part of the machine unless its needs say more."""
-        count = len(self.free)
+        count, each = len(self.free), self.workers or 1
+        share = Fraction(needs.gpus).limit_denominator(1000)
         if not count:
             return Fraction(0)
-        share = Fraction(needs.gpus).limit_denominator(1000)
-        each = self.workers or 1
-        if self.launch and needs.processes == 1 and not task.only_several(self.launch):
-            return Fraction(max(1, count // each))
+        if self.options.launch and needs.processes == 1:
+            if not task.only_several(self.options.launch):
+                return Fraction(max(1, count // each))
         return min(share, Fraction(1, -(-each // count))) if share <= 1 else share
+
+    def _threads(self, needs: Needs, share: Fraction) -> int:
+        """Threads of each process of a run: all that may run at a time have as many cores."""
+        if self.options.threads:
+            return self.options.threads
+        if self.workers:
+            own = Fraction(self.cores, self.workers)
+        else:
+            own = max(self.cores * share / len(self.free), Fraction(min(needs.cpus, self.cores)))
+        return max(1, int(own / needs.processes))
 
     def _place(self) -> None:
         """Starts waiting runs in turn while there is room."""
@@ -178,11 +159,9 @@ class LocalPool:
 
     def _take(self, run: _Run) -> bool:
         """Sets a run's GPUs and cores aside; False while they are not free."""
-        if self.workers is not None and len(self.running) >= self.workers:
+        if self.workers and len(self.running) >= self.workers or run.cpus > self.free_cores:
             return False
-        if run.cpus > self.free_cores:
-            return False
-        room = [gpu for gpu, free in self.free.items() if free >= min(run.share, _WHOLE)]
+        room = [gpu for gpu, free in self.free.items() if free >= min(run.share, 1)]
         if run.share < 1:
             room.sort(key=self.free.__getitem__)  # fills a GPU before it opens another one
         count = -(-run.share // 1)
@@ -195,108 +174,78 @@ class LocalPool:
     def _account(self, run: _Run, sign: int) -> None:
         self.free_cores += sign * run.cpus
         for gpu in run.devices:
-            self.free[gpu] += sign * min(run.share, _WHOLE)
+            self.free[gpu] += sign * min(run.share, Fraction(1))
 
     def _start(self, run: _Run) -> None:
         """Hands a run to a worker, on the desk's thread."""
+        words = task.perform, run.job, run.needs, self.options.launch
         try:
-            threads = run.job.threads or self.threads
-            worker = self._worker(run, threads)
+            worker = self._idle(run) or self._spawn(run.devices)
             try:
-                done = worker.perform(run.job, run.needs, self.launch)
+                done = worker.executor.submit(*words)
             except BrokenProcessPool:  # it died while it had nothing to do
-                worker = self._spawn(run.devices, threads)
-                done = worker.perform(run.job, run.needs, self.launch)
+                worker = self._spawn(run.devices)
+                done = worker.executor.submit(*words)
+            with self.lock:
+                run.worker = worker
+                if self.stops:
+                    self._end_process(run)
         except BaseException as error:
-            self._finish(run, error=error)
-            return
-        with self.lock:
-            run.worker = worker
-            if self.stops:
-                self._end_process(worker)
-        done.add_done_callback(lambda ended: self.desk.submit(self._end, run, worker, ended))
+            done = Future[dict[str, Any]]()
+            done.set_exception(error)
+        done.add_done_callback(lambda done: self.desk.submit(self._end, run, done))
 
-    def _worker(self, run: _Run, threads: int) -> _Worker:
-        """An idle worker of the run's GPUs and threads, or a new one in place of those on its GPUs.
+    def _idle(self, run: _Run) -> _Worker | None:
+        """An idle worker of the run's GPUs; ends those that are in the way of the run.
 
         A run of whole GPUs has them alone: an idle process holds memory there, too.
         """
         alone = run.share >= 1
         with self.lock:
-            found = next(
-                (w for w in self.idle if (w.devices, w.threads) == (run.devices, threads)), None
-            )
+            found = next((w for w in self.idle if w.devices == run.devices), None)
             ended = [
                 worker for worker in self.idle
                 if worker is not found and (alone or found is None)
-                and (set(worker.devices) & set(run.devices) or not run.devices)
+                and set(worker.devices) & set(run.devices)
             ]  # fmt: skip
             self.idle = [w for w in self.idle if w is not found and w not in ended]
         for worker in ended:
             worker.executor.shutdown(wait=False)
         for worker in ended if alone else ():
             worker.process.join(EXIT_SECONDS)
-        return found or self._spawn(run.devices, threads)
+        return found
 
-    def _spawn(self, devices: tuple[str, ...], threads: int) -> _Worker:
-        """A new process; what torch reads on import is in its environment from the start."""
-        own = {"OMP_NUM_THREADS": str(threads)}
-        if self.free:
-            own["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
+    def _spawn(self, devices: tuple[str, ...]) -> _Worker:
+        """A new process; what CUDA reads when it starts is in its environment before that."""
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(devices)} if self.free else {}
         others = set(multiprocessing.active_children())
         context = multiprocessing.get_context("spawn")
-        executor = ProcessPoolExecutor(1, context, task.begin, (os.getpid(),))
-        with _environment(own):
-            executor.submit(os.getpid)  # the process starts now
+        executor = ProcessPoolExecutor(1, context, task.begin, (os.getpid(), own))
+        executor.submit(os.getpid)  # the process starts now
         (process,) = set(multiprocessing.active_children()) - others
-        return _Worker(devices, threads, executor, process)
+        return _Worker(devices, executor, process)
 
-    def _end(self, run: _Run, worker: _Worker, done: Future[dict[str, Any]]) -> None:
-        error = done.exception()
-        if error is not None:
-            worker.executor.shutdown(wait=False)
-            if isinstance(error, BrokenProcessPool):
-                worker.process.join(1.0)
-                error = BrokenProcessPool(
-                    f"the worker process ended with code {worker.process.exitcode}; the end of "
-                    f"{run.job.run_dir / 'log.txt'}:\n{task.log_tail(run.job.run_dir)}"
-                )
-            self._finish(run, error=error)
-            return
-        with self.lock:
-            if self.closed:
-                worker.executor.shutdown(wait=False)
-            else:
-                self.idle.append(worker)
-        self._finish(run, done.result())
-
-    def _finish(
-        self, run: _Run, outcome: dict[str, Any] | None = None, error: BaseException | None = None
-    ) -> None:
+    def _end(self, run: _Run, done: Future[dict[str, Any]]) -> None:
         """Frees what a run held, starts what waits for it, and tells the driver."""
+        error, worker = done.exception(), run.worker
+        if worker is not None and isinstance(error, BrokenProcessPool):
+            worker.process.join(1.0)
+            error = BrokenProcessPool(
+                f"the worker process ended with code {worker.process.exitcode}; the end of "
+                f"{run.job.run_dir / 'log.txt'}:\n{task.log_tail(run.job.run_dir)}"
+            )
         with self.lock:
+            if worker is not None and (error is not None or self.closed):
+                worker.executor.shutdown(wait=False)
+            elif worker is not None:
+                self.idle.append(worker)
             self.running.remove(run)
             self._account(run, +1)
             self._place()
             asked = self.stops == 1
-        if asked and isinstance(error, (*self.lost, KeyboardInterrupt)):
-            outcome = task.STOPPED  # its process was asked before the run could listen
-        if outcome is not None:
-            task.resolve(run.future, outcome)
-        else:
+        if asked and isinstance(error, (BrokenProcessPool, KeyboardInterrupt)):
+            task.resolve(run.future, task.STOPPED)  # asked before the run could listen
+        elif error is not None:
             run.future.set_exception(error)
-
-
-@contextlib.contextmanager
-def _environment(own: dict[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in own}
-    os.environ.update(own)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
+        else:
+            task.resolve(run.future, done.result())

@@ -15,14 +15,13 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sweeps import task
-from sweeps.pool import Job, Needs, PoolOptions, stop_seconds, visible_gpus
+from sweeps.pool import Job, Needs, Pool, PoolOptions, stop_seconds, visible_gpus
 from training.errors import UserError
 
 CONNECT_SECONDS = 10.0
@@ -33,45 +32,23 @@ class _Run:
     """A job in Ray's hands."""
 
     needs: Needs
-    future: Future[dict[str, Any]]
     ref: Any
     group: Any
+    future: Future[dict[str, Any]] = field(default_factory=Future)
 
 
-@dataclass(frozen=True)
-class _Place:
-    """What a worker takes over from the driver, whose environment Ray's nodes do not have."""
-
-    folder: str
-    path: tuple[str, ...]
-    environment: dict[str, str]
-    threads: int
-
-    def enter(self) -> None:
-        """Makes this process, a worker of Ray's, look at files and modules as the driver does."""
-        os.chdir(self.folder)
-        sys.path[:] = dict.fromkeys([*self.path, *sys.path])
-        os.environ.update(self.environment, OMP_NUM_THREADS=str(self.threads))
-        if "torch" in sys.modules:  # an earlier run of this worker has read the variable
-            sys.modules["torch"].set_num_threads(self.threads)
-
-
-def _environment() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k.startswith("TRAINING_") or k == "PYTHONPATH"}
-
-
-class RayPool:
+class RayPool(Pool):
     """Ray places every run on the cores and GPUs, or the share of one, that it needs."""
 
     def __init__(self, options: PoolOptions) -> None:
-        stop_seconds()  # a mistake in it shows before the first run
+        super().__init__(options)
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         try:
             import ray
         except ImportError:
             raise UserError("--engine ray: Ray is missing; pip install 'ray==2.60.0'") from None
-        self.ray, self.options = ray, options
+        self.ray = ray
         errors = ray.exceptions
         # What Ray raises when a worker, its node or the head is gone.
         self.lost: tuple[type[BaseException], ...] = (
@@ -79,23 +56,22 @@ class RayPool:
             errors.OutOfMemoryError, errors.ObjectLostError, errors.TaskUnschedulableError,
             errors.TaskPlacementGroupRemoved, task.Lost,
         )  # fmt: skip
-        self._connect()
+        self._connect(options.address or os.environ.get("RAY_ADDRESS"))
         self.runs: set[_Run] = set()
-        self.lock = threading.RLock()
-        self.stops = 0
-        self.deadline: threading.Timer | None = None
         # Ray tells of ended runs on a thread that must not call Ray itself: it would wait for ever.
         self.desk = ThreadPoolExecutor(1)
 
-    def _connect(self) -> None:
+    def _connect(self, address: str | None) -> None:
         """Joins the cluster at the address, or starts one of this machine's cores and GPUs."""
-        address = self.options.address or os.environ.get("RAY_ADDRESS")
-        own = {"address": address} if address else {"num_gpus": len(visible_gpus())}
         try:
             host, colon, port = (address or "").rpartition(":")
             if colon and port.isdigit() and "/" not in host:  # Ray itself would try for minutes
                 socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
-            self.ray.init(**own, log_to_driver=False, logging_level="error")
+            gpus = None if address else len(visible_gpus())
+            # Without an address Ray would join any cluster that it finds on this machine.
+            self.ray.init(
+                address or "local", num_gpus=gpus, log_to_driver=False, logging_level="error"
+            )
         except (OSError, RuntimeError, ValueError) as error:
             line = (str(error).strip().splitlines() or [type(error).__name__])[0]
             where = address or "this machine"
@@ -120,34 +96,31 @@ class RayPool:
         one: dict[str, float] = {"CPU": cpus}
         if self.ray.cluster_resources().get("GPU"):
             one["GPU"] = needs.gpus / needs.nodes
-        self._warn(job, one)
+        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
+        if not any(all(node.get(key, 0) >= n for key, n in one.items()) for node in nodes):
+            wish = ", ".join(f"{count:g} {key}" for key, count in one.items())
+            print(f"{job.name} waits for a node with {wish}", file=sys.stderr)
         asked = {"num_cpus": cpus, "num_gpus": one.get("GPU", 0), "max_retries": 0}
         group = None
         if needs.nodes > 1:
             group = self.ray.util.placement_group([one] * needs.nodes, strategy="STRICT_SPREAD")
             asked["scheduling_strategy"] = _part(group, 0)
-        threads = job.threads or self.options.threads or cpus
-        place = _Place(os.getcwd(), tuple(sys.path), _environment(), threads)
-        words = job, needs, self.options.launch, place
+        job = replace(job, threads=job.threads or self.options.threads or cpus)
+        environment = {
+            key: value for key, value in os.environ.items()
+            if key.startswith("TRAINING_") or key == "PYTHONPATH"
+        }  # fmt: skip
+        words = (job, needs, self.options.launch), (os.getcwd(), tuple(sys.path), environment)
         ref = self.ray.remote(_lead).options(**asked).remote(*words, asked, group)
-        run = _Run(needs, Future(), ref, group)
+        run = _Run(needs, ref, group)
         with self.lock:
             self.runs.add(run)
         ref.future().add_done_callback(lambda done: self.desk.submit(self._finish, run, done))
         return run.future
 
-    def stop(self) -> None:
-        """Has every run save and end; what is left after stop_seconds(), or now if called again,
-        is killed."""
-        with self.lock:
-            self.stops += 1
-            first, runs = self.stops == 1, list(self.runs)
-        if first and runs:
-            self.deadline = threading.Timer(stop_seconds(), self.stop)
-            self.deadline.daemon = True
-            self.deadline.start()
-        for run in runs:
-            self.ray.cancel(run.ref, force=not first)
+    def _stop(self, at_once: bool) -> None:
+        for run in self.runs:
+            self.ray.cancel(run.ref, force=at_once)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leaves the cluster, with which its runs end, and ends one that was started here."""
@@ -158,20 +131,12 @@ class RayPool:
                 self.ray.cancel(run.ref)
         for run in runs if wait else ():
             run.future.exception()
-        if self.deadline is not None:
-            self.deadline.cancel()
+        super().shutdown()
         self.ray.shutdown()
         self.desk.shutdown(wait)
 
     def _cpus(self, needs: Needs) -> int:
         return max(needs.cpus, self.options.threads or 1, needs.nodes)
-
-    def _warn(self, job: Job, one: dict[str, float]) -> None:
-        """A run that no node could hold now waits until one joins that can: it is told."""
-        nodes = [node["Resources"] for node in self.ray.nodes() if node["Alive"]]
-        if not any(all(node.get(key, 0) >= n for key, n in one.items()) for node in nodes):
-            asked = ", ".join(f"{count:g} {key}" for key, count in one.items())
-            print(f"{job.name} waits for a node with {asked}", file=sys.stderr)
 
     def _finish(self, run: _Run, done: Future[dict[str, Any]]) -> None:
         with self.lock:
@@ -179,10 +144,8 @@ class RayPool:
         if run.group is not None:
             self.ray.util.remove_placement_group(run.group)
         error = done.exception()
-        if error is None:
-            task.resolve(run.future, done.result())
-        elif isinstance(error, self.ray.exceptions.TaskCancelledError):
-            task.resolve(run.future, task.STOPPED)
+        if error is None or isinstance(error, self.ray.exceptions.TaskCancelledError):
+            task.resolve(run.future, task.STOPPED if error else done.result())
         else:
             run.future.set_exception(error)
 
@@ -194,12 +157,15 @@ def _part(group: Any, index: int) -> Any:
     return PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
 
 
-def _lead(
-    job: Job, needs: Needs, launch: Sequence[str], place: _Place, asked: dict[str, Any], group: Any
-) -> dict[str, Any]:
+_Words = tuple[Job, Needs, Sequence[str]]
+_Surroundings = tuple[str, Sequence[str], Mapping[str, str]]
+
+
+def _lead(words: _Words, here: _Surroundings, asked: dict[str, Any], group: Any) -> dict[str, Any]:
     """A run, on its first node; has the other ones start their processes."""
-    if needs.nodes == 1:
-        return _follow(job, needs, launch, place, task.Node())
+    nodes = words[1].nodes
+    if nodes == 1:
+        return _follow(words, here, task.Node())
     import ray
 
     address = ray.util.get_node_ip_address()
@@ -209,10 +175,10 @@ def _lead(
     others = [
         ray.remote(_follow)
         .options(**{**asked, "scheduling_strategy": _part(group, rank)})
-        .remote(job, needs, launch, place, task.Node(rank, address, port))
-        for rank in range(1, needs.nodes)
+        .remote(words, here, task.Node(rank, address, port))
+        for rank in range(1, nodes)
     ]
-    outcome = _follow(job, needs, launch, place, task.Node(0, address, port))
+    outcome = _follow(words, here, task.Node(0, address, port))
     try:
         ray.get(others, timeout=stop_seconds())
     except ray.exceptions.RayError as error:
@@ -221,9 +187,11 @@ def _lead(
     return outcome
 
 
-def _follow(
-    job: Job, needs: Needs, launch: Sequence[str], place: _Place, node: task.Node
-) -> dict[str, Any]:
-    """A run, or one node's part of it, in a worker of Ray's."""
-    place.enter()
-    return task.perform(job, needs, launch, node)
+def _follow(words: _Words, here: _Surroundings, node: task.Node) -> dict[str, Any]:
+    """A run, or one node's part of it, in a worker of Ray's, which looks at files and modules as
+    the driver does: Ray's nodes do not have its environment."""
+    folder, path, environment = here
+    os.chdir(folder)
+    sys.path[:] = dict.fromkeys([*path, *sys.path])
+    os.environ.update(environment)
+    return task.perform(*words, node)

@@ -23,10 +23,11 @@ import os
 import re
 import shlex
 import subprocess
+import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -82,10 +83,20 @@ class RunFailed(Exception):
         return "\n".join(filter(None, self.args))
 
 
-class Pool(Protocol):
-    """An engine. Only the thread that opened it may submit."""
+class Pool:
+    """An engine, and what all engines have: a place for runs that are told to stop.
+
+    Only the thread that opened it may submit.
+    """
 
     lost: tuple[type[BaseException], ...]
+
+    def __init__(self, options: PoolOptions) -> None:
+        stop_seconds()  # a mistake in it shows before the first run
+        self.options = options
+        self.lock = threading.RLock()
+        self.stops = 0
+        self.deadline: threading.Timer | None = None
 
     @property
     def slots(self) -> int:
@@ -95,13 +106,25 @@ class Pool(Protocol):
         """The summary to come; UserError where no place could ever hold the run."""
 
     def stop(self) -> None:
-        """Every run saves and ends within stop_seconds(), its summary then says `stopped`.
+        """Has every run save and end, whose summary then says `stopped`.
 
-        A second call ends the runs at once.
+        What is left after stop_seconds(), or now if called again, is ended at once.
         """
+        with self.lock:
+            self.stops += 1
+            if self.stops == 1:
+                self.deadline = threading.Timer(stop_seconds(), self.stop)
+                self.deadline.daemon = True
+                self.deadline.start()
+            self._stop(at_once=self.stops > 1)
+
+    def _stop(self, at_once: bool) -> None:
+        """Asks all runs to save, or ends them, with the lock held."""
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Ends what the pool has started here."""
+        if self.deadline is not None:
+            self.deadline.cancel()
 
 
 @dataclass(frozen=True)
@@ -124,8 +147,10 @@ class PoolOptions:
     slurm: tuple[str, ...] = ()
 
 
-ENGINES = {"local": "LocalPool", "ray": "RayPool", "slurm": "SlurmPool"}
-_MODULES = {"local": "local", "ray": "on_ray", "slurm": "on_slurm"}
+ENGINES = {
+    "local": "sweeps.local.LocalPool", "ray": "sweeps.on_ray.RayPool",
+    "slurm": "sweeps.on_slurm.SlurmPool",
+}  # fmt: skip
 _CLUSTER = ("jobs", "pack", "requeues", "time", "partition", "account", "gpus_per_node",
             "cpus_per_task", "mem", "slurm")  # fmt: skip
 # An option that only some engines have.
@@ -140,7 +165,8 @@ def open_pool(engine: str, options: PoolOptions) -> Pool:
             raise UserError(f"{word} goes with --engine {' or '.join(_ONLY[field.name])}")
         if isinstance(value, int) and value < (0 if field.name == "gpus_per_node" else 1):
             raise UserError(f"{word} must be at least 1")
-    return getattr(importlib.import_module(f"sweeps.{_MODULES[engine]}"), ENGINES[engine])(options)
+    module, _, name = ENGINES[engine].rpartition(".")
+    return getattr(importlib.import_module(module), name)(options)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

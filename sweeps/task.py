@@ -16,6 +16,7 @@ import contextlib
 import gc
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -52,6 +53,12 @@ _SHARDED_NODES = (*_ACCELERATE, "--config_file", "scripts/accelerate/several_nod
                   "--num_machines", "{nodes}", "--machine_rank", "{rank}",
                   "--num_processes", "{processes}", "--main_process_ip", "{address}",
                   "--main_process_port", "{port}")  # fmt: skip
+
+# Launchers, their options for the number of processes (accelerate's counts those of all nodes), and
+# what a user may have said already.
+_COUNTS = {"accelerate": "--num_processes", "torchrun": "--nproc_per_node",
+           "torch.distributed.run": "--nproc_per_node"}  # fmt: skip
+_COUNT = re.compile(r"--(?:num[-_]processes|nproc[-_]per[-_]node)[= ](\d+)")
 
 # A scheduler may signal every process of a job. What starts a run's processes must outlive that:
 # accelerate would leave its process behind, torchrun kill what has not saved after 30 seconds; it
@@ -85,29 +92,28 @@ def perform(
     """Runs a job to its end in this process's main thread, or in processes that it starts."""
     asked = signal.signal(signal.SIGTERM, _interrupt), signal.signal(signal.SIGINT, _interrupt)
     try:
+        if job.threads:
+            os.environ["OMP_NUM_THREADS"] = str(job.threads)
+            if "torch" in sys.modules:  # an earlier run of this process has read the variable
+                sys.modules["torch"].set_num_threads(job.threads)
         command = launch_command(needs, launch, node)
         with _log(job.run_dir) as log:
             if command:
                 return _launched(command, job, log, answers=node.rank == 0)
-            return outcome_of(lambda: train(job), job.run_dir)
+            return train(job)
     except KeyboardInterrupt:  # before the run trained; a run that trains saves and returns
         return STOPPED
     except UserError as error:
         return told(error, job.run_dir)
     finally:
-        _free_gpu_memory()
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            gc.collect()
+            torch.cuda.empty_cache()  # a run in another process may share the GPU
         signal.signal(signal.SIGTERM, asked[0])
         signal.signal(signal.SIGINT, asked[1])
         if _parent is not None and os.getppid() != _parent:
             os._exit(0)  # the driver is gone; the executor would wait for its next job for ever
-
-
-def _free_gpu_memory() -> None:
-    """Gives back what the run's tensors took: a run in another process may share the GPU."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def _interrupt(*_: object) -> None:
@@ -116,14 +122,20 @@ def _interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def outcome_of(run: Callable[[], dict[str, Any]], run_dir: Path) -> dict[str, Any]:
-    """What became of a run; an error's traceback goes to the log."""
+def train(job: Job) -> dict[str, Any]:
+    """The outcome of a job, trained in this process unless it is done; a traceback goes to the log.
+    """
+    from training.config import validate
+    from training.experiment import load_experiment
+
     try:
-        return {"summary": run()}
+        experiment = load_experiment(job.experiment)
+        config = validate(experiment.config, job.config, str(job.run_dir))
+        return {"summary": experiment.run(config, job.run_dir)}
     except Exception as error:
         traceback.print_exc()
         sys.stderr.flush()
-        return told(error, run_dir)
+        return told(error, job.run_dir)
 
 
 def told(error: Exception, run_dir: Path) -> dict[str, Any]:
@@ -167,22 +179,13 @@ def _log(run_dir: Path) -> Iterator[IO[str]]:
                 os.close(copy)
 
 
-def train(job: Job) -> dict[str, Any]:
-    """The summary of a job, trained in this process unless it is done."""
-    from training.config import validate
-    from training.experiment import load_experiment
-
-    experiment = load_experiment(job.experiment)
-    config = validate(experiment.config, job.config, str(job.run_dir))
-    return experiment.run(config, job.run_dir)
-
-
 _parent: int | None = None
 
 
-def begin(parent: int) -> None:
+def begin(parent: int, environment: Mapping[str, str]) -> None:
     """Makes this process a worker of the driver on this machine: it saves and ends with it."""
     global _parent
+    os.environ.update(environment)
     os.setsid()  # Ctrl-C is the driver's, which stops its runs
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)  # a scheduler's word to the driver
@@ -203,23 +206,39 @@ def launch_command(needs: Needs, launch: Sequence[str], node: Node) -> list[str]
     """The command that starts a run's processes; empty where this process trains.
 
     A launch command with {processes} in it starts runs of several processes; one without starts
-    every run. UserError if there is no such command on PATH.
+    every run, and a launcher in it is told how many a run needs. UserError if it says another
+    number, or if there is no such command on PATH.
     """
-    several = needs.processes > 1
-    words = list(launch)
+    several, words = needs.processes > 1, list(launch)
     if launch and not several and only_several(launch):
         return []
-    if not launch and several:
+    if several and not launch:
         words = list(_SHARDED_NODES if needs.nodes > 1 else _SHARDED)
-    if several and Path(words[0]).name == "accelerate" and words[1:2] == ["launch"]:
-        if not {"--num_processes", "--num-processes"} & set(words):
-            words[2:2] = ["--num_processes", "{processes}"]
+    elif several and not only_several(launch):
+        _say_processes(words, needs)
     values = {"processes": needs.processes, "nodes": needs.nodes, **asdict(node)}
     for name, value in values.items():
         words = [word.replace(f"{{{name}}}", str(value)) for word in words]
     if words and shutil.which(words[0]) is None:
         raise UserError(f"--launch: no command {words[0]!r} on PATH")
     return words
+
+
+def _say_processes(words: list[str], needs: Needs) -> None:
+    """Adds the number of processes to a launcher's own words; a script finds it out by itself."""
+    for index, name in enumerate(Path(word).name for word in words):
+        if name in _COUNTS:
+            of_all = name == "accelerate"
+            count = str(needs.processes if of_all else needs.processes // needs.nodes)
+            said = _COUNT.search(" ".join(words))
+            if said is None:
+                words[index + 1 + of_all : index + 1 + of_all] = [_COUNTS[name], count]
+            elif said[1] != count:
+                raise UserError(
+                    f"--launch: {said[0]}, but a run needs {needs.processes} processes; "
+                    "say {processes} there, or `needs` in the sweep file"
+                )
+            return
 
 
 def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict[str, Any]:
@@ -270,29 +289,6 @@ def take_outcome(path: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) and value.keys() & {"summary", "error"} else None
 
 
-def _rank(job: Job) -> None:
-    """One process of a run that a launch command has started; the first one answers for all.
-
-    A process that ends with an error has the command end the others, so one that merely follows the
-    first one's decision to end does not, and one that fails leaves the first the time to report.
-    """
-    signals.follow_parent()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the run trains, and then saves on it
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    allocator.keep_memory()
-    threading.Thread(target=_stop_with_input, daemon=True).start()
-    first = os.environ.get("RANK", "0") == "0"
-    try:
-        outcome = outcome_of(lambda: train(job), job.run_dir)
-    except SystemExit:  # the first process has found what is wrong, see processes.on_main
-        return
-    if first:
-        write_json(job.run_dir / ANSWER, outcome)
-    if "error" in outcome:
-        time.sleep(0 if first else FIRST_SECONDS)
-        raise SystemExit(1)
-
-
 def _stop_with_input() -> None:
     """Ends this process when its standard input does: with a checkpoint if it trains."""
     while os.read(0, 4096):
@@ -303,9 +299,29 @@ def _stop_with_input() -> None:
 
 
 def main() -> None:
-    """Runs as `python -m sweeps.task JOB` in every process that a launch command starts."""
-    job = json.loads(sys.argv[1])
-    _rank(Job(**{**job, "run_dir": Path(job["run_dir"])}))
+    """One process, `python -m sweeps.task JOB`, of a run that a launch command has started.
+
+    The first one answers for all. A process that ends with an error has the command end the others,
+    so one that merely follows the first one's decision to end does not, and one that fails leaves
+    the first the time to report.
+    """
+    words = json.loads(sys.argv[1])
+    job = Job(**{**words, "run_dir": Path(words["run_dir"])})
+    signals.follow_parent()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the run trains, and then saves on it
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    allocator.keep_memory()
+    threading.Thread(target=_stop_with_input, daemon=True).start()
+    first = os.environ.get("RANK", "0") == "0"
+    try:
+        outcome = train(job)
+    except SystemExit:  # the first process has found what is wrong, see processes.on_main
+        return
+    if first:
+        write_json(job.run_dir / ANSWER, outcome)
+    if "error" in outcome:
+        time.sleep(0 if first else FIRST_SECONDS)
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -81,13 +81,9 @@ def parses(words):
         args = initial._parser().parse_intermixed_args(arguments)
         assert initial.read_settings(args.preset, args.overrides)
         return
-    if module == "sweeps" and arguments[0] == "submit" and arguments[1:]:  # there is no SLURM here
-        from sweeps import on_slurm
-
-        arguments = ["run", *on_slurm.read(arguments[1:])[2]]
     if module == "sweeps" and arguments[1:2] == []:
         arguments = [*arguments, "--help"]
-    elif module == "sweeps" and arguments[0] in ("run", "search"):
+    elif module == "sweeps" and arguments[0] in ("run", "search", "submit"):
         arguments = [*dict.fromkeys([*arguments, "--dry-run"])]
     elif module.startswith(LONG):
         arguments = [*arguments, "--help"]

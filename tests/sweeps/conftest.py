@@ -1,5 +1,6 @@
 """A toy experiment for tests of sweeps: real runs of the loop, as slow and as faulty as asked."""
 
+import json
 import os
 import secrets
 import signal
@@ -8,6 +9,9 @@ import time
 from pathlib import Path
 
 import pytest
+
+from sweeps.pool import Job, PoolOptions, open_pool
+from tests.sweeps import imitated_slurm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -151,6 +155,44 @@ def toy(tmp_path, monkeypatch):
     return name
 
 
+@pytest.fixture
+def job(toy, tmp_path):
+    """Makes a run of the toy, saved at every step."""
+
+    def make(name, seed=0, experiment=toy, threads=None):
+        config = {
+            "optimizer": {"lr": 0.05}, "schedule": {}, "checkpoint": {"every": 1},
+            "training": {"steps": 30, "batch_size": 4, "log_every": 1}, "seed": seed,
+        }  # fmt: skip
+        return Job(name, experiment, config, tmp_path / "results" / toy / "s" / name, threads)
+
+    return make
+
+
+@pytest.fixture
+def open_engine():
+    """Opens pools; runs that are left in them end with the test."""
+    made = []
+
+    def open_it(engine, **options):
+        made.append(open_pool(engine, PoolOptions(**options)))
+        return made[-1]
+
+    yield open_it
+    for pool in made:
+        pool.stop()
+        pool.stop()
+        pool.shutdown()
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch):
+    """An imitated SLURM, whose commands are first on PATH; the folder of its state."""
+    for name, value in imitated_slurm.install(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    return tmp_path / "slurm-state"
+
+
 # Holds its place, without torch, until its folder has a file `go`.
 PLACE = """
 import json, os, pathlib, time
@@ -180,6 +222,17 @@ def wait_until(condition, seconds=60):
     while not condition():
         assert time.monotonic() < end, "nothing happened"
         time.sleep(0.05)
+
+
+def at(run, rank=0):
+    """What a process of a run has noted of itself."""
+    wait_until(lambda: (run.run_dir / f"at-{rank}").exists())
+    return json.loads((run.run_dir / f"at-{rank}").read_text())
+
+
+def saved(run):
+    """The names of a run's checkpoints."""
+    return [path.name for path in run.run_dir.glob("checkpoints/step-*")]
 
 
 def gone(pid):

@@ -15,17 +15,17 @@ from pathlib import Path
 STATE = Path(os.environ.get("IMITATED_SLURM", "."))
 
 
-def install(folder: Path, monkeypatch) -> Path:
-    """Puts the commands first on PATH; the folder of their state."""
+def install(folder: Path) -> dict[str, str]:
+    """Makes the commands; the environment with them first on PATH, and the folder of their state.
+    """
     (folder / "slurm-bin").mkdir()
     (folder / "slurm-state").mkdir()
     for name in ("sbatch", "srun", "squeue", "scancel", "scontrol"):
         path = folder / "slurm-bin" / name
         path.write_text(f"#!/bin/sh\nexec {sys.executable} -S {__file__} {name} \"$@\"\n")
         path.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder / 'slurm-bin'}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("IMITATED_SLURM", str(folder / "slurm-state"))
-    return folder / "slurm-state"
+    path = f"{folder / 'slurm-bin'}{os.pathsep}{os.environ['PATH']}"
+    return {"PATH": path, "IMITATED_SLURM": str(folder / "slurm-state")}
 
 
 def sbatch(script):

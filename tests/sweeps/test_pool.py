@@ -1,16 +1,16 @@
 """The engine of this machine: where runs are placed, what their futures hold, how they stop."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
 from sweeps import pool as pools
 from sweeps import task
-from sweeps.pool import Job, Needs, PoolOptions, RunFailed, open_pool
+from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool
 from tests.sweeps.conftest import (
     DIES,
     FAILS,
@@ -18,19 +18,15 @@ from tests.sweeps.conftest import (
     ROOT,
     SECOND_FAILS,
     WRONG_FOLDER,
+    at,
     gone,
+    saved,
     wait_until,
 )
 from training.config import read_yaml, validate
 from training.errors import RunError, UserError
 from training.files import Busy, locked
 
-CONFIG = {
-    "optimizer": {"lr": 0.05},
-    "schedule": {},
-    "training": {"steps": 30, "batch_size": 4, "log_every": 1},
-    "checkpoint": {"every": 1},
-}
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
 TWO = (*TORCHRUN, "--nproc_per_node=2")  # starts every run
 SEVERAL = (*TORCHRUN, "--nproc_per_node={processes}")  # those that need several processes
@@ -38,32 +34,8 @@ PAIR = Needs(processes=2)
 
 
 @pytest.fixture
-def opened():
-    """Opens pools; runs that are left in them end with the test."""
-    made = []
-
-    def open_it(**options):
-        made.append(open_pool("local", PoolOptions(**options)))
-        return made[-1]
-
-    yield open_it
-    for pool in made:
-        pool.stop()
-        pool.stop()
-        pool.shutdown()
-
-
-@pytest.fixture
-def job(toy, tmp_path):
-    def make(name, seed=0, experiment=toy, threads=None):
-        return Job(name, experiment, {**CONFIG, "seed": seed}, tmp_path / name, threads)
-
-    return make
-
-
-def at(run, rank=0):
-    """What a process of a run has noted of itself."""
-    return json.loads((run.run_dir / f"at-{rank}").read_text())
+def opened(open_engine):
+    return partial(open_engine, "local")
 
 
 def started(run, rank=0):
@@ -73,10 +45,6 @@ def started(run, rank=0):
 def steps(run):
     path = run.run_dir / "metrics.jsonl"
     return path.read_text().count("train_loss") if path.exists() else 0
-
-
-def saved(run):
-    return [path.name for path in run.run_dir.glob("checkpoints/step-*")]
 
 
 def test_a_future_holds_the_summary_or_what_went_wrong(opened, job):
@@ -175,9 +143,9 @@ import sys
 from pathlib import Path
 from sweeps.pool import Job, Needs, PoolOptions, open_pool
 if __name__ == "__main__":
-    experiment, run_dir, launch = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    experiment, folder, launch = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
     pool = open_pool("local", PoolOptions(workers=2, threads=1, launch=tuple(launch)))
-    jobs = [Job(n, experiment, {**CONFIG, "seed": s}, run_dir / n) for s, n in enumerate("ab")]
+    jobs = [Job(n, experiment, {**CONFIG, "seed": s}, folder / n) for s, n in enumerate("ab")]
     futures = [pool.submit(job, Needs()) for job in jobs]
     assert "torch" not in sys.modules
     print([future.result()["status"] for future in futures])
@@ -188,9 +156,10 @@ if __name__ == "__main__":
 def test_a_killed_driver_leaves_checkpoints_and_no_process(job, toy, tmp_path, monkeypatch, launch):
     monkeypatch.setenv("PAUSE", "0.3")
     script = tmp_path / "driver.py"
-    script.write_text(f"CONFIG = {CONFIG}\n{DRIVER}")
-    driver = subprocess.Popen([sys.executable, script, toy, tmp_path, *launch], cwd=ROOT)
     runs, ranks = (job("a"), job("b", seed=1)), (0, 1) if launch else (0,)
+    script.write_text(f"CONFIG = {runs[0].config}\n{DRIVER}")
+    words = [sys.executable, script, toy, runs[0].run_dir.parent, *launch]
+    driver = subprocess.Popen(words, cwd=ROOT)
     wait_until(lambda: all(steps(run) for run in runs))
     pids = [at(run, rank)["pid"] for run in runs for rank in ranks]
     for pid in pids if launch else ():  # a scheduler may send its signal to all processes of a job
@@ -362,7 +331,7 @@ def test_a_process_gives_gpu_memory_back_when_its_run_ends(job, toy, monkeypatch
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: initialized)
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: freed.append("cache"))
     run = job("run", experiment=f"{toy}.place")
-    run.run_dir.mkdir()
+    run.run_dir.mkdir(parents=True)
     (run.run_dir / "go").touch()
     assert task.perform(run, Needs()) == {"summary": {"status": "finished"}}
     assert freed == ["cache"] * initialized
@@ -391,12 +360,30 @@ def test_workers_at_a_time_share_the_gpus(gpus, placed, visible, options, expect
 
 
 @pytest.mark.parametrize(
-    ("workers", "threads", "expected"), [(1, None, 8), (3, None, 2), (20, None, 1), (2, 5, 5)]
+    ("visible", "options", "needs", "expected"),
+    [
+        ("", {"workers": 1}, {}, 8),
+        ("", {"workers": 3}, {}, 2),
+        ("", {"workers": 20}, {}, 1),
+        ("", {"workers": 2, "threads": 5}, {}, 5),
+        ("0,1", {}, {}, 4),
+        ("0,1", {}, {"gpus": 0.25}, 1),  # eight runs at a time share two GPUs
+        ("0,1", {}, {"gpus": 0.25, "cpus": 3}, 3),
+        ("0,1", {}, {"gpus": 0, "cpus": 2}, 2),
+        ("0,1", {"launch": SEVERAL}, {"gpus": 2, "processes": 2}, 4),  # of each process
+    ],
 )
-def test_threads_are_an_equal_share_of_the_cores(opened, monkeypatch, workers, threads, expected):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+def test_threads_are_an_equal_share_of_the_cores(
+    gpus, opened, job, toy, monkeypatch, visible, options, needs, expected
+):
+    gpus(0, visible)
     monkeypatch.setattr("sweeps.local.cores", lambda: 8)
-    assert opened(workers=workers, threads=threads).threads == expected
+    seen = []
+    monkeypatch.setattr("sweeps.local.LocalPool._place", lambda pool: seen.extend(pool.waiting))
+    pool = opened(**options)
+    pool.submit(job("run"), Needs(**needs))
+    assert seen[0].job.threads == expected
+    pool.waiting.clear()
 
 
 # What a user may get wrong.

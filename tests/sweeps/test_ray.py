@@ -9,48 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from sweeps.pool import Job, Needs, PoolOptions, RunFailed, open_pool
-from tests.sweeps.conftest import DIES, FAILS, REFUSES, gone, wait_until
+from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool
+from tests.sweeps.conftest import DIES, FAILS, REFUSES, at, gone, saved, wait_until
 from training.errors import UserError
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is an extra", allow_module_level=True)
 pytestmark = pytest.mark.xdist_group("ray")
 
-CONFIG = {
-    "optimizer": {"lr": 0.05},
-    "schedule": {},
-    "training": {"steps": 30, "batch_size": 4, "log_every": 1},
-    "checkpoint": {"every": 1},
-}
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1",
             "--nnodes", "{nodes}", "--node_rank", "{rank}", "--master_addr", "{address}",
             "--master_port", "{port}")  # fmt: skip
 
 
 @pytest.fixture
-def opened(ray_cluster):
-    made = []
-
-    def open_it(**options):
-        own = PoolOptions(address=ray_cluster.address, threads=1, **options)
-        made.append(open_pool("ray", own))
-        return made[-1]
-
-    yield open_it
-    for pool in made:
-        pool.stop()
-        pool.stop()
-        pool.shutdown()
-
-
-@pytest.fixture
-def job(toy, tmp_path):
-    def make(name, seed=0, experiment=toy):
-        run_dir = tmp_path / "results" / toy / "s" / name
-        return Job(name, experiment, {**CONFIG, "seed": seed}, run_dir)
-
-    return make
+def opened(open_engine, ray_cluster):
+    return lambda **options: open_engine(
+        "ray", address=ray_cluster.address, threads=1, **options
+    )
 
 
 def lineage(pid):
@@ -62,11 +38,6 @@ def lineage(pid):
     return parents
 
 
-def note(run, rank=0):
-    wait_until(lambda: (run.run_dir / f"at-{rank}").exists())
-    return json.loads((run.run_dir / f"at-{rank}").read_text())
-
-
 def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job, toy):
     pool = opened()
     place = f"{toy}.place"
@@ -75,13 +46,13 @@ def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job, toy)
     futures = []
     for count, run in zip((8, 4), whole.values()):
         futures.append(pool.submit(run, Needs(gpus=count)))
-        note(run)
+        at(run)
     futures += [pool.submit(run, Needs(gpus=0.25)) for run in parts]
-    seen = {name: note(run)["CUDA_VISIBLE_DEVICES"].split(",") for name, run in whole.items()}
+    seen = {name: at(run)["CUDA_VISIBLE_DEVICES"].split(",") for name, run in whole.items()}
     assert {name: len(set(gpus)) for name, gpus in seen.items()} == {"eight": 8, "four": 4}
-    shared = [note(run)["CUDA_VISIBLE_DEVICES"] for run in parts]
+    shared = [at(run)["CUDA_VISIBLE_DEVICES"] for run in parts]
     assert len(set(shared)) == 2 and not set(shared) & set(seen["four"])
-    assert pool.slots == 11 and note(parts[0])["OMP_NUM_THREADS"] == "1"
+    assert pool.slots == 11 and at(parts[0])["OMP_NUM_THREADS"] == "1"
     for run in (*whole.values(), *parts):
         (run.run_dir / "go").touch()
     assert {future.result(300)["status"] for future in futures} == {"finished"}
@@ -92,11 +63,11 @@ def test_a_run_on_two_nodes_is_one_run(opened, job, tmp_path):
     pool, run = opened(launch=TORCHRUN), job("two")
     needs = Needs(gpus=16, processes=2, nodes=2)
     future = pool.submit(run, needs)
-    wait_until(lambda: list(run.run_dir.glob("checkpoints/step-*")))
-    assert note(run)["pid"] != note(run, 1)["pid"]
+    wait_until(lambda: saved(run))
+    assert at(run)["pid"] != at(run, 1)["pid"]
     pool.stop()
     assert future.result(300)["status"] == "stopped"
-    wait_until(lambda: all(gone(note(run, rank)["pid"]) for rank in (0, 1)))
+    wait_until(lambda: all(gone(at(run, rank)["pid"]) for rank in (0, 1)))
     pool.shutdown()
     (tmp_path / "pause").write_text("0")
     summary = opened(launch=TORCHRUN).submit(run, needs).result(300)
@@ -109,7 +80,7 @@ def test_a_run_on_two_nodes_that_loses_one_is_lost(opened, job, tmp_path):
     pool, run = opened(launch=TORCHRUN), job("two")
     future = pool.submit(run, Needs(gpus=16, processes=2, nodes=2))
     wait_until(lambda: (run.run_dir / "training").exists())
-    second = lineage(note(run, 1)["pid"])
+    second = lineage(at(run, 1)["pid"])
     os.kill(second[0], signal.SIGSTOP)  # else it would save when those above it end
     for pid in reversed(second):
         os.kill(pid, signal.SIGKILL)
@@ -138,7 +109,7 @@ def test_a_stopped_run_saves_and_a_waiting_one_does_not_start(opened, job, monke
     pool = opened()
     running, waiting = job("running"), job("waiting", seed=1)
     futures = [pool.submit(running, Needs()), pool.submit(waiting, Needs(gpus=9))]
-    wait_until(lambda: list(running.run_dir.glob("checkpoints/step-*")))
+    wait_until(lambda: saved(running))
     pool.stop()
     assert [future.result(300)["status"] for future in futures] == ["stopped", "stopped"]
     assert json.loads((running.run_dir / "summary.json").read_text())["status"] == "stopped"

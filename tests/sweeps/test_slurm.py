@@ -11,112 +11,74 @@ from pathlib import Path
 
 import pytest
 
+from sweeps import __main__ as command
 from sweeps import on_slurm
 from sweeps.on_slurm import minutes, parameters
-from sweeps.pool import Job, Needs, PoolOptions, open_pool, stop_seconds
-from tests.sweeps import imitated_slurm
-from tests.sweeps.conftest import REFUSES, ROOT, wait_until
+from sweeps.pool import Needs, PoolOptions, open_pool, stop_seconds
+from tests.sweeps.conftest import REFUSES, ROOT, at, saved, wait_until
 from training.errors import UserError
 
-CONFIG = {
-    "optimizer": {"lr": 0.05},
-    "schedule": {},
-    "training": {"steps": 12, "batch_size": 4, "log_every": 1},
-    "checkpoint": {"every": 1},
-}
-
 
 @pytest.fixture
-def state(tmp_path, monkeypatch):
-    """The folder of an imitated SLURM, whose commands are first on PATH."""
-    return imitated_slurm.install(tmp_path, monkeypatch)
+def opened(open_engine, slurm):
+    return lambda **options: open_engine("slurm", threads=1, **options)
 
 
-@pytest.fixture
-def opened(state):
-    made = []
-
-    def open_it(**options):
-        made.append(open_pool("slurm", PoolOptions(threads=1, **options)))
-        return made[-1]
-
-    yield open_it
-    for pool in made:
-        pool.stop()
-        pool.stop()
-        pool.shutdown()
-
-
-@pytest.fixture
-def job(toy, tmp_path):
-    def make(name, seed=0, experiment=toy):
-        run_dir = tmp_path / "results" / toy / "s" / name
-        return Job(name, experiment, {**CONFIG, "seed": seed}, run_dir)
-
-    return make
-
-
-def saved(run):
-    return list(run.run_dir.glob("checkpoints/step-*"))
-
-
-def step(state):
+def step(slurm):
     """The process of the only job."""
-    return int(next(state.glob("*.step")).read_text())
+    return int(next(slurm.glob("*.step")).read_text())
 
 
 def log(run, name):
     return (run.run_dir.parent / "slurm" / name).read_text()
 
 
-def asked(state, number):
+def asked(slurm, number):
     """What was asked of sbatch for a job, and its srun."""
-    text = (state / f"script-{number}").read_text()
+    text = (slurm / f"script-{number}").read_text()
     srun = next(line for line in text.splitlines() if line.startswith("srun"))
     return set(re.findall("^#SBATCH --(.*)$", text, re.MULTILINE)), srun
 
 
-def test_a_warned_job_saves_is_requeued_and_resumes(opened, job, state, monkeypatch):
+def test_a_warned_job_saves_is_requeued_and_resumes(opened, job, slurm, monkeypatch):
     monkeypatch.setenv("PAUSE", "0.3")
     run = job("run")
     future = opened().submit(run, Needs())
     wait_until(lambda: saved(run))
-    os.kill(step(state), signal.SIGUSR2)
-    wait_until(lambda: (state / "scontrol.txt").exists())
-    assert (state / "scontrol.txt").read_text() == "requeue 100\n"
+    os.kill(step(slurm), signal.SIGUSR2)
+    wait_until(lambda: (slurm / "scontrol.txt").exists())
+    assert (slurm / "scontrol.txt").read_text() == "requeue 100\n"
     stopped = json.loads((run.run_dir / "summary.json").read_text())
     summary = future.result(60)
     assert (summary["status"], summary["resumed_from"]) == ("finished", [stopped["step"]])
     assert "Traceback" not in log(run, "100_0_log.err")
 
 
-def test_a_preempted_job_saves_and_leaves_the_rest_to_slurm(opened, job, state, monkeypatch):
+def test_a_preempted_job_saves_and_leaves_the_rest_to_slurm(opened, job, slurm, monkeypatch):
     monkeypatch.setenv("PAUSE", "0.3")
     run = job("run")
     future = opened().submit(run, Needs())
     wait_until(lambda: saved(run))
-    os.kill(step(state), signal.SIGTERM)
+    os.kill(step(slurm), signal.SIGTERM)
     wait_until(lambda: "SLURM ends this job" in log(run, "100_0_log.out"))
     stopped = json.loads((run.run_dir / "summary.json").read_text())
     # Only SLURM knows whether it was cancelled or preempted: it waits, and asks for nothing.
-    assert stopped["status"] == "stopped" and not (state / "scontrol.txt").exists()
+    assert stopped["status"] == "stopped" and not (slurm / "scontrol.txt").exists()
     assert not future.done()
-    os.kill(step(state), signal.SIGUSR2)
+    os.kill(step(slurm), signal.SIGUSR2)
     assert future.result(60)["resumed_from"] == [stopped["step"]]
 
 
 def test_small_runs_share_a_job_and_its_gpu_and_outcomes_come_back(
-    opened, job, state, toy, monkeypatch
+    opened, job, slurm, toy, monkeypatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     pool = opened(jobs=2)
     runs = [job(name, experiment=f"{toy}.place") for name in "abc"] + [job("user", REFUSES)]
     futures = [pool.submit(run, Needs(gpus=0.5)) for run in runs]
     assert pool.slots == 4
-    wait_until(lambda: all((run.run_dir / "at-0").exists() for run in runs[:3]))
-    notes = [json.loads((run.run_dir / "at-0").read_text()) for run in runs[:3]]
-    assert {note["CUDA_VISIBLE_DEVICES"] for note in notes} == {"7"}
-    assert "array=0-1%2" in asked(state, 100)[0]  # two jobs of two runs
+    assert {at(run)["CUDA_VISIBLE_DEVICES"] for run in runs[:3]} == {"7"}
+    assert "array=0-1%2" in asked(slurm, 100)[0]  # two jobs of two runs
     for run in runs[:3]:
         (run.run_dir / "go").touch()
     assert [future.result(30)["status"] for future in futures[:3]] == ["finished"] * 3
@@ -125,7 +87,7 @@ def test_small_runs_share_a_job_and_its_gpu_and_outcomes_come_back(
     assert json.loads(log(runs[0], "jobs.json")) == {}
 
 
-def test_runs_get_jobs_with_their_own_resources(opened, job, state, toy):
+def test_runs_get_jobs_with_their_own_resources(opened, job, slurm, toy):
     options = (
         "partition=gpu account=me mem=64G time=1-02:30:00 "
         "slurm=mail-type=END slurm=begin=16:00 slurm=signal_delay_s=300 slurm=exclusive=true "
@@ -141,8 +103,8 @@ def test_runs_get_jobs_with_their_own_resources(opened, job, state, toy):
         "cpu": Needs(gpus=0),
     }.items():
         pool.submit(job(name, experiment=f"{toy}.place"), needs)
-    wait_until(lambda: len(list(state.glob("script-*"))) == 3)
-    pair, srun = asked(state, 100)
+    wait_until(lambda: len(list(slurm.glob("script-*"))) == 3)
+    pair, srun = asked(slurm, 100)
     assert pair >= {
         "array=0-1%2", "nodes=1", "gpus-per-node=1", "cpus-per-task=16", "time=1590",
         "partition=gpu", "account=me", "mem=64G", "mail-type=END", "begin=16:00",
@@ -150,9 +112,9 @@ def test_runs_get_jobs_with_their_own_resources(opened, job, state, toy):
     }  # fmt: skip
     assert not any(word.startswith("requeue") for word in pair)
     assert "--nodes=1 --ntasks=1 --cpus-per-task=16" in srun
-    assert "\nmodule load cuda\n" in (state / "script-100").read_text()
-    assert asked(state, 101)[0] >= {"nodes=2", "gpus-per-node=8", "cpus-per-task=32"}
-    assert not any(word.startswith("gpus") for word in asked(state, 102)[0])
+    assert "\nmodule load cuda\n" in (slurm / "script-100").read_text()
+    assert asked(slurm, 101)[0] >= {"nodes=2", "gpus-per-node=8", "cpus-per-task=32"}
+    assert not any(word.startswith("gpus") for word in asked(slurm, 102)[0])
 
 
 @pytest.mark.parametrize(
@@ -172,13 +134,13 @@ def test_runs_get_jobs_with_their_own_resources(opened, job, state, toy):
     ],
 )
 def test_a_job_has_cores_for_all_runs_that_it_trains_at_once(
-    opened, job, state, toy, needs, options, cpus, packs
+    opened, job, slurm, toy, needs, options, cpus, packs
 ):
     pool = opened(**options)
     for name in "abcd":
         pool.submit(job(name, experiment=f"{toy}.place"), needs)
-    wait_until(lambda: list(state.glob("script-*")))
-    said, srun = asked(state, 100)
+    wait_until(lambda: list(slurm.glob("script-*")))
+    said, srun = asked(slurm, 100)
     assert f"cpus-per-task={cpus}" in said and f" --cpus-per-task={cpus} " in srun
     arrays = [word for word in said if word.startswith("array=")]
     assert arrays == ([f"array=0-{packs - 1}%{packs}"] if packs > 1 else [])
@@ -196,7 +158,7 @@ def test_what_the_disk_refuses_ends_every_run_of_the_batch(opened, job, monkeypa
             future.result(10)
 
 
-def test_the_warning_comes_before_what_saving_may_take(state):
+def test_the_warning_comes_before_what_saving_may_take(slurm):
     given = parameters(PoolOptions())
     assert given["signal_delay_s"] >= stop_seconds() + 30 and given["time"] == 240
     assert given["additional_parameters"] == {"requeue": True}
@@ -215,13 +177,13 @@ def test_the_warning_comes_before_what_saving_may_take(state):
         ({"time": "soon"}, "--time: 'soon' is no time such as 90, 12:00:00 or 2-00:00:00"),
     ],
 )
-def test_a_mistake_in_the_options_is_one_line(state, options, message):
+def test_a_mistake_in_the_options_is_one_line(slurm, options, message):
     with pytest.raises(UserError, match=message):
         open_pool("slurm", PoolOptions(**options))
 
 
-def test_what_sbatch_refuses_is_one_line(opened, job, state):
-    (state / "refuses").write_text("sbatch: error: invalid partition specified: x")
+def test_what_sbatch_refuses_is_one_line(opened, job, slurm):
+    (slurm / "refuses").write_text("sbatch: error: invalid partition specified: x")
     future = opened(partition="x").submit(job("run"), Needs())
     with pytest.raises(UserError, match="^sbatch refused the jobs: sbatch: error: invalid parti"):
         future.result(30)
@@ -268,51 +230,66 @@ def file(toy, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("engine", ["local", "slurm"])
-def test_a_driver_that_is_warned_comes_back_and_ends(engine, file, tmp_path, state, capsys):
+def test_a_driver_that_is_warned_comes_back_and_ends(engine, file, tmp_path, slurm, capsys):
     results = tmp_path / "results"
     words = ["--engine", engine, "--threads", "1", "--partition", "gpu", "--gpus-per-node", "2"]
-    on_slurm.main([str(file), "--results", str(results), *words, "--after", "7:8"])
+    command.main(["submit", str(file), "--results", str(results), *words, "--after", "7:8"])
     text = capsys.readouterr().out
     folder = results / file.parent.name / "s"
     assert text.startswith("submitted 100\n") and f"logs     {folder / 'slurm'}\n" in text
-    own = asked(state, 100)[0]
+    own = asked(slurm, 100)[0]
     assert own >= {"partition=gpu", "dependency=afterany:7:8", "requeue"}
     assert ("gpus-per-node=2" in own) == (engine == "local")  # else its runs' jobs have them
     wait_until(lambda: list(folder.glob("*/checkpoints/step-*")))
-    os.kill(int((state / "100.step").read_text()), signal.SIGUSR2)
-    wait_until(lambda: (state / "scontrol.txt").exists())
+    os.kill(int((slurm / "100.step").read_text()), signal.SIGUSR2)
+    wait_until(lambda: (slurm / "scontrol.txt").exists())
     (tmp_path / "pause").write_text("0")
-    wait_until(lambda: not (state / "100").exists())
+    wait_until(lambda: not (slurm / "100").exists())
     assert (folder / "results.csv").read_text().count("finished") == 2
     ended = [json.loads(path.read_text()) for path in folder.glob("*/summary.json")]
     resumed = [one["resumed_from"] for one in ended]
     assert any(resumed) == (engine == "local")  # jobs went on without it
     if engine == "slurm":
-        assert "gpus-per-node=2" in asked(state, 101)[0]
-        assert not any("dependency" in word for word in asked(state, 101)[0])
+        assert "gpus-per-node=2" in asked(slurm, 101)[0]
+        assert not any("dependency" in word for word in asked(slurm, 101)[0])
 
 
 @pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("engine", ["local", "slurm"])
 def test_options_of_run_are_handed_to_the_driver_wherever_they_stand(
-    file, tmp_path, state, capsys, monkeypatch, order
+    file, tmp_path, slurm, capsys, monkeypatch, engine, order
 ):
     file.write_text(file.read_text() + "presets: {laptop: {seeds: [0, 1]}}\n")
-    monkeypatch.setattr(on_slurm, "submit", lambda *_: ["100"])
-    given = ["--preset", "laptop", "--gpu", "H100", "--curves", "a", "--results", "some results"]
+    work = []
+    monkeypatch.setattr(on_slurm, "submit", lambda drivers, *_: work.extend(drivers) or ["100"])
     monkeypatch.chdir(tmp_path)
-    parts = [[str(file)], given][::order]
-    on_slurm.main([*parts[0], *parts[1]])
+    parts = [
+        [str(file)],
+        ["--preset", "laptop", "--gpu", "H100", "--curves", "a", "--results", "some results"],
+        ["--launch", "accelerate launch --time x", "--engine", engine],
+    ][::order]
+    own = ["--partition", "gpu", "--slurm=qos=long", "--slurm", "exclusive=true"]
+    given = [word for part in (*parts, own) for word in part]
+    command.main(["submit", "--after", "7:8", *given])
     folder = tmp_path / "some results" / file.parent.name / "s_laptop"
     assert f"results  {folder}\n" in capsys.readouterr().out
-    words = on_slurm.read([*parts[0], *parts[1]])[2]
-    assert words[0] == str(file)
-    assert " ".join(words).count("--preset laptop") == 1
-    assert {"--gpu", "H100", "--curves", "a"} <= set(words)
+    # What sbatch is asked of a driver that trains the runs itself is not said to it.
+    assert work[0].words == tuple(given if engine == "slurm" else given[: -len(own)])
+    assert work[0].detached == (engine == "slurm")
 
 
-def test_a_driver_of_ray_has_a_script(file, state, capsys):
+def test_a_mistake_in_the_file_is_found_before_a_job_is_submitted(file, slurm, capsys):
+    file.write_text(file.read_text() + "gird: {}\n")
     with pytest.raises(SystemExit) as end:
-        on_slurm.main([str(file), "--engine", "ray"])
+        command.main(["submit", str(file)])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and "gird" in said and said.count("\n") == 1
+    assert not list(slurm.glob("script-*"))
+
+
+def test_a_driver_of_ray_has_a_script(file, slurm, capsys):
+    with pytest.raises(SystemExit) as end:
+        command.main(["submit", str(file), "--engine", "ray"])
     assert end.value.code == 2 and "scripts/slurm/ray.sh" in capsys.readouterr().err
 
 
@@ -353,11 +330,11 @@ for node in "01":
     ]
 
 
-def test_no_job_is_lost_while_slurm_does_not_answer(opened, job, state, tmp_path, toy):
+def test_no_job_is_lost_while_slurm_does_not_answer(opened, job, slurm, tmp_path, toy):
     """squeue fails now and then on a busy cluster."""
     run = job("run", experiment=f"{toy}.place")
     future = opened().submit(run, Needs())
-    wait_until(lambda: (run.run_dir / "at-0").exists())
+    at(run)
     tool = Path(os.environ["PATH"].split(os.pathsep)[0]) / "squeue"
     tool.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(TimeoutError):

@@ -14,7 +14,6 @@ from collections import Counter
 
 import pytest
 
-from tests.sweeps import imitated_slurm
 from tests.sweeps.conftest import DIES, FAILS, ROOT, gone, wait_until
 
 BASE = (
@@ -51,14 +50,14 @@ class Engine:
         if name == "local":
             self.options += ["--workers", "2"]
         if name == "slurm":
-            self.state = imitated_slurm.install(tmp_path, monkeypatch)
+            self.state = request.getfixturevalue("slurm")
         if name == "ray":
             self.ray = request.getfixturevalue("ray_cluster")
             self.options += ["--address", self.ray.address]
 
     def launch(self, results, kind="s", pause=0.0):
         """A driver as a process. Where workers stand already, a file has runs take their time."""
-        (self.folder / "pause").write_text(str(pause))
+        self.pause(pause)
         driver = subprocess.Popen(
             [sys.executable, "-m", "sweeps", "run", str(self.folder / self.toy / f"{kind}.yaml"),
              "--results", str(self.folder / results), *self.options],
@@ -67,9 +66,20 @@ class Engine:
         self.drivers.append(driver)
         return driver
 
+    def pause(self, seconds):
+        """A file says it, for workers that stand already: runs at work change their pace, too."""
+        (self.folder / "pause.new").write_text(str(seconds))
+        (self.folder / "pause.new").rename(self.folder / "pause")
+
     def finish(self, driver):
-        _, errors = driver.communicate(timeout=150)
+        _, errors = driver.communicate(timeout=300)
         return driver.returncode, errors
+
+    def interrupted(self, results, kind="s", runs=1):
+        """A driver with so many runs at work, far from their end, and their processes."""
+        driver = self.launch(results, kind, pause=1.0)
+        wait_until(lambda: len(self.at_work(results, kind)) >= runs, seconds=120)
+        return driver, self.at_work(results, kind)
 
     def whole(self, results, kind="s"):
         """The table after a driver that nothing disturbs."""
@@ -132,9 +142,9 @@ def whole(toy, tmp_path, engine, request, monkeypatch):
 
 
 def test_a_killed_worker_costs_its_own_run_a_few_steps(engine, whole):
-    driver = engine.launch("killed", pause=0.2)
-    wait_until(lambda: engine.at_work("killed"))
-    os.kill(engine.at_work("killed")[0], signal.SIGKILL)
+    driver, pids = engine.interrupted("killed")
+    os.kill(pids[0], signal.SIGKILL)
+    engine.pause(0)
     code, errors = engine.finish(driver)
     assert code == 0, errors
     assert "it will be resumed" in errors
@@ -143,9 +153,7 @@ def test_a_killed_worker_costs_its_own_run_a_few_steps(engine, whole):
 
 
 def test_a_killed_driver_is_started_again_and_ends_with_the_same_table(engine, whole):
-    driver = engine.launch("killed", pause=0.4)
-    wait_until(lambda: engine.at_work("killed"))
-    pids = engine.at_work("killed")
+    driver, pids = engine.interrupted("killed")
     driver.kill()
     driver.communicate()
     if engine.name == "slurm":  # its jobs go on
@@ -162,8 +170,7 @@ def test_a_killed_driver_is_started_again_and_ends_with_the_same_table(engine, w
 
 
 def test_a_stopped_driver_has_its_runs_save_and_resumes_them(engine, whole):
-    driver = engine.launch("stopped", pause=0.5)
-    wait_until(lambda: engine.at_work("stopped"))
+    driver, _ = engine.interrupted("stopped")
     driver.terminate()
     code, errors = engine.finish(driver)
     assert code == 75 and "stopping: runs save a checkpoint" in errors
@@ -179,8 +186,7 @@ def test_a_stopped_driver_has_its_runs_save_and_resumes_them(engine, whole):
 def test_a_node_that_dies_has_its_runs_resumed_elsewhere(engine, whole):
     if engine.name == "local":
         pytest.skip("this machine is its only node")
-    driver = engine.launch("node", pause=0.4)
-    wait_until(lambda: len(engine.at_work("node")) > 1)
+    driver, _ = engine.interrupted("node", runs=2)
     if engine.name == "ray":
         engine.ray.kill_node()
     else:
@@ -188,6 +194,7 @@ def test_a_node_that_dies_has_its_runs_resumed_elsewhere(engine, whole):
         for pid in (job.with_suffix("").read_text(), job.read_text()):
             os.kill(int(pid), signal.SIGKILL)
         job.with_suffix("").unlink()
+    engine.pause(0)
     code, errors = engine.finish(driver)
     assert code == 0, errors
     assert "it will be resumed" in errors
@@ -195,16 +202,68 @@ def test_a_node_that_dies_has_its_runs_resumed_elsewhere(engine, whole):
     assert any(one["resumed_from"] for one in engine.summaries("node"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"])
+ENDS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL],
+                               ids=["stopped", "killed"])  # fmt: skip
+
+
+@ENDS
 def test_an_interrupted_search_ends_with_its_number_of_trials(engine, number):
-    driver = engine.launch("search", "c", pause=0.3)
-    wait_until(lambda: engine.at_work("search", "c"))
+    driver, _ = engine.interrupted("search", "c")
     driver.send_signal(number)
     engine.finish(driver)
     rows = list(csv.DictReader(engine.whole("search", "c").splitlines()))
     assert len(rows) == len({row["run"] for row in rows}) == TRIALS
     assert all(one["status"] == "finished" for one in engine.summaries("search", "c"))
     assert len(engine.summaries("search", "c")) == TRIALS
+
+
+@ENDS
+@pytest.mark.parametrize("engine", ["local"], indirect=True)
+def test_an_interrupted_search_of_one_trial_at_a_time_ends_as_an_undisturbed_one(engine, number):
+    """With several, what is tried depends on which have ended."""
+    path = engine.folder / engine.toy / "c.yaml"
+    path.write_text(path.read_text().replace("parallel: 2", "parallel: 1"))
+    engine.whole("undisturbed", "c")
+    driver, _ = engine.interrupted("search", "c")
+    driver.send_signal(number)
+    engine.finish(driver)
+    engine.whole("search", "c")
+    assert any(one["resumed_from"] for one in engine.summaries("search", "c"))
+    for name in ("trials.csv", "constants.yaml"):
+        ours, theirs = (
+            (engine.runs(results, "c") / name).read_bytes() for results in ("search", "undisturbed")
+        )
+        assert ours == theirs and ours.count(b"\n") > TRIALS
+
+
+@pytest.mark.parametrize("engine", ["local"], indirect=True)
+def test_a_sweep_that_former_code_has_begun_goes_on(engine, whole):
+    """Its launchers counted failures in files beside the runs and noted what was asked so far."""
+    path = engine.folder / engine.toy / "s.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("[0.01, 0.02]", "[0.01]").replace("extend: {", "metrics: []  # {"))
+    engine.whole("former")
+    path.write_text(text)
+    driver, pids = engine.interrupted("former")
+    driver.kill()
+    driver.communicate()
+    wait_until(lambda: all(map(gone, pids)))
+    folder = engine.runs("former")
+    done, begun = sorted(
+        (json.loads(path.read_text())["status"], path.parent)
+        for path in folder.glob("*/summary.json")
+    )
+    assert (done[0], begun[0]) == ("finished", "stopped")
+    failure = json.dumps({"time": 4e9, "reason": "RuntimeError: no such thing"}) + "\n"
+    (done[1] / "failures.jsonl").write_text(9 * failure)
+    (begun[1] / "failures.jsonl").write_text(9 * failure + '{"time": 1763')  # torn
+    (folder / "manifest.json").write_text('[{"run": "of-another-grid"}, {"r')
+    (folder / "results.csv").write_text("run,status\nof-another-grid,failed\n")
+    assert engine.whole("former") == whole
+    assert engine.trained("former")[done[1].name] == 1
+    assert json.loads((begun[1] / "summary.json").read_text())["resumed_from"]
+    runs = {entry["run"] for entry in json.loads((folder / "manifest.json").read_text())}
+    assert runs == engine.trained("former").keys()
 
 
 def test_a_run_that_fails_or_dies_is_reported_and_the_rest_goes_on(engine):
