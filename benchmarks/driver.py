@@ -56,7 +56,7 @@ class Instant:
     def stop(self) -> None:
         """Nothing is at work."""
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+    def shutdown(self, wait: bool = True) -> None:
         """Nothing was started."""
 
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-from collections import deque
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures import wait as wait_for
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -48,6 +46,7 @@ class _Run:
     future: Future[dict[str, Any]] = field(default_factory=Future)
     devices: tuple[str, ...] = ()
     worker: _Worker | None = None
+    started: bool = False
 
 
 class LocalPool(Pool):
@@ -60,8 +59,6 @@ class LocalPool(Pool):
         self.free = dict.fromkeys(visible_gpus(), Fraction(1))
         self.workers = options.workers or (None if self.free else 1)
         self.cores = self.free_cores = cores()
-        self.waiting: deque[_Run] = deque()
-        self.running: set[_Run] = set()
         self.idle: list[_Worker] = []
         self.closed = False
         # Workers end with the thread that started them, so one thread starts them all. It leaves
@@ -75,10 +72,10 @@ class LocalPool(Pool):
     def slots(self) -> int:
         """Runs here, and one more while something is free."""
         with self.lock:
-            held = len(self.running) + len(self.waiting)
-            free = held < self.workers if self.workers else self.free_cores > 0
-            full = self.waiting or self.free and not any(self.free.values())
-            return held + (free and not full)
+            free = len(self.runs) < self.workers if self.workers else self.free_cores > 0
+            waits = not all(run.started for run in self.runs)
+            full = self.free and not any(self.free.values())
+            return len(self.runs) + (free and not waits and not full)
 
     def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
         """The run's summary to come; UserError where this machine could not hold the run."""
@@ -97,32 +94,26 @@ class LocalPool(Pool):
         job = replace(job, threads=job.threads or self._threads(needs, share))
         run = _Run(job, needs, share, cpus)
         with self.lock:
-            self.waiting.append(run)
+            self.runs.append(run)
             self._place()
         return run.future
 
     def _stop(self, at_once: bool) -> None:
-        while self.waiting:
-            task.resolve(self.waiting.popleft().future, task.STOPPED)
-        for run in self.running:
-            self._end_process(run)
+        for run in list(self.runs):
+            if run.started:
+                self._end_process(run)
+            else:
+                self.runs.remove(run)
+                task.resolve(run.future, task.STOPPED)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the workers, each after the run that it may be at work on."""
+    def _close(self, wait: bool) -> None:
         with self.lock:
             self.closed = True
-            if cancel_futures:
-                for run in self.waiting:
-                    run.future.cancel()
-                self.waiting.clear()
             idle, self.idle = self.idle, []
-            futures = [run.future for run in (*self.running, *self.waiting)]
         for worker in idle:
             worker.executor.shutdown(wait)
         if wait:
-            wait_for(futures)
             self.desk.shutdown()
-            super().shutdown()
 
     def _end_process(self, run: _Run) -> None:
         if run.worker is not None:
@@ -152,14 +143,17 @@ class LocalPool(Pool):
 
     def _place(self) -> None:
         """Starts waiting runs in turn while there is room."""
-        while self.waiting and self._take(self.waiting[0]):
-            run = self.waiting.popleft()
-            self.running.add(run)
-            self.desk.submit(self._start, run)
+        for run in self.runs:
+            if not run.started:
+                run.started = self._take(run)
+                if not run.started:
+                    return
+                self.desk.submit(self._start, run)
 
     def _take(self, run: _Run) -> bool:
         """Sets a run's GPUs and cores aside; False while they are not free."""
-        if self.workers and len(self.running) >= self.workers or run.cpus > self.free_cores:
+        running = sum(run.started for run in self.runs)
+        if self.workers and running >= self.workers or run.cpus > self.free_cores:
             return False
         room = [gpu for gpu, free in self.free.items() if free >= min(run.share, 1)]
         if run.share < 1:
@@ -239,7 +233,7 @@ class LocalPool(Pool):
                 worker.executor.shutdown(wait=False)
             elif worker is not None:
                 self.idle.append(worker)
-            self.running.remove(run)
+            self.runs.remove(run)
             self._account(run, +1)
             self._place()
             asked = self.stops == 1

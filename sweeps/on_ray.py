@@ -57,7 +57,6 @@ class RayPool(Pool):
             errors.TaskPlacementGroupRemoved, task.Lost,
         )  # fmt: skip
         self._connect(options.address or os.environ.get("RAY_ADDRESS"))
-        self.runs: set[_Run] = set()
         # Ray tells of ended runs on a thread that must not call Ray itself: it would wait for ever.
         self.desk = ThreadPoolExecutor(1)
 
@@ -114,7 +113,7 @@ class RayPool(Pool):
         ref = self.ray.remote(_lead).options(**asked).remote(*words, asked, group)
         run = _Run(needs, ref, group)
         with self.lock:
-            self.runs.add(run)
+            self.runs.append(run)
         ref.future().add_done_callback(lambda done: self.desk.submit(self._finish, run, done))
         return run.future
 
@@ -122,16 +121,8 @@ class RayPool(Pool):
         for run in self.runs:
             self.ray.cancel(run.ref, force=at_once)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+    def _close(self, wait: bool) -> None:
         """Leaves the cluster, with which its runs end, and ends one that was started here."""
-        with self.lock:
-            runs = list(self.runs)
-        if cancel_futures:
-            for run in runs:
-                self.ray.cancel(run.ref)
-        for run in runs if wait else ():
-            run.future.exception()
-        super().shutdown()
         self.ray.shutdown()
         self.desk.shutdown(wait)
 
@@ -140,7 +131,7 @@ class RayPool(Pool):
 
     def _finish(self, run: _Run, done: Future[dict[str, Any]]) -> None:
         with self.lock:
-            self.runs.discard(run)
+            self.runs.remove(run)
         if run.group is not None:
             self.ray.util.remove_placement_group(run.group)
         error = done.exception()

@@ -86,7 +86,6 @@ class SlurmPool(Pool):
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
         self.parameters = parameters(options)
-        self.runs: list[_Run] = []
         self.coming = 0
         self.closed = threading.Event()
         self.watcher = threading.Thread(target=self._watch, daemon=True)
@@ -125,13 +124,8 @@ class SlurmPool(Pool):
             _slurm("scancel", "--state=PENDING", *ids)
             _slurm("scancel", "--signal=TERM", *ids)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+    def _close(self, wait: bool) -> None:
         """Leaves the jobs to SLURM; a driver that is started again finds them."""
-        with self.lock:
-            futures = [run.future for run in self.runs]
-        for future in futures if wait and not cancel_futures else ():
-            future.exception()
-        super().shutdown()
         self.closed.set()
         self.watcher.join()
 

@@ -25,6 +25,7 @@ import shlex
 import subprocess
 import threading
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ class Pool:
         stop_seconds()  # a mistake in it shows before the first run
         self.options = options
         self.lock = threading.RLock()
+        self.runs: list[Any] = []  # in the pool's hands, each with its future
         self.stops = 0
         self.deadline: threading.Timer | None = None
 
@@ -121,10 +123,18 @@ class Pool:
     def _stop(self, at_once: bool) -> None:
         """Asks all runs to save, or ends them, with the lock held."""
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends what the pool has started here."""
+    def shutdown(self, wait: bool = True) -> None:
+        """Ends what the pool has started here, at first its runs if it is to `wait` for them."""
+        with self.lock:
+            futures = [run.future for run in self.runs]
+        if wait:
+            wait_for(futures)
         if self.deadline is not None:
             self.deadline.cancel()
+        self._close(wait)
+
+    def _close(self, wait: bool) -> None:
+        """Gives back what the engine holds."""
 
 
 @dataclass(frozen=True)

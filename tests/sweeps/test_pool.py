@@ -379,11 +379,11 @@ def test_threads_are_an_equal_share_of_the_cores(
     gpus(0, visible)
     monkeypatch.setattr("sweeps.local.cores", lambda: 8)
     seen = []
-    monkeypatch.setattr("sweeps.local.LocalPool._place", lambda pool: seen.extend(pool.waiting))
+    monkeypatch.setattr("sweeps.local.LocalPool._place", lambda pool: seen.extend(pool.runs))
     pool = opened(**options)
     pool.submit(job("run"), Needs(**needs))
     assert seen[0].job.threads == expected
-    pool.waiting.clear()
+    pool.runs.clear()
 
 
 # What a user may get wrong.

@@ -168,7 +168,7 @@ class FakePool:
     def stop(self):
         self.stops += 1
 
-    def shutdown(self, wait=True, *, cancel_futures=False):
+    def shutdown(self, wait=True):
         with self.changed:
             self.open = False
             self.changed.notify()
