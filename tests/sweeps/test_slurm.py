@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -291,43 +290,6 @@ def test_a_driver_of_ray_has_a_script(file, slurm, capsys):
     with pytest.raises(SystemExit) as end:
         command.main(["submit", str(file), "--engine", "ray"])
     assert end.value.code == 2 and "scripts/slurm/ray.sh" in capsys.readouterr().err
-
-
-def write(path, body):
-    path.write_text(f"#!/usr/bin/env python3\nimport os, sys\n{body}\n")
-    path.chmod(0o755)
-
-
-def test_the_script_for_several_nodes_starts_one_launcher_on_each(tmp_path, monkeypatch):
-    """With an srun that starts its command once per node, as SLURM would."""
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
-    write(tools / "accelerate", "print(' '.join(sys.argv[1:]), flush=True)")
-    write(tools / "scontrol", "print('first'); print('second')")
-    write(tools / "srun", """
-import subprocess
-words = sys.argv[1:]
-while words[0].startswith("-"):
-    print("srun", words.pop(0), flush=True)
-for node in "01":
-    subprocess.run(words, env={**os.environ, "SLURM_NODEID": node}, check=True)
-""")  # fmt: skip
-    environment = {"SLURM_JOB_NUM_NODES": "2", "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_ID": "123",
-                   "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS_PER_TASK": "32"}  # fmt: skip
-    result = subprocess.run(
-        ["bash", ROOT / "scripts/slurm/several_nodes.sh", "some.yaml", "-m", "x", '{"a": "b c"}'],
-        env={**os.environ, **environment}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    lines = result.stdout.splitlines()
-    words = {"--overlap", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=32"}
-    assert {line.removeprefix("srun ") for line in lines[:-2]} == words
-    assert lines[-2:] == [
-        f"launch --machine_rank {node} --config_file some.yaml --num_machines 2 --num_processes 8 "
-        '--main_process_ip first --main_process_port 20123 -m x {"a": "b c"}'
-        for node in (0, 1)
-    ]
 
 
 def test_no_job_is_lost_while_slurm_does_not_answer(opened, job, slurm, tmp_path, toy):
