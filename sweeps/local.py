@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
@@ -223,7 +224,9 @@ class LocalPool(Pool):
         """Frees what a run held, starts what waits for it, and tells the driver."""
         error, worker = done.exception(), run.worker
         if worker is not None and isinstance(error, BrokenProcessPool):
-            worker.process.join(1.0)
+            end = time.monotonic() + 1.0  # the executor's own thread may be the one that is told
+            while worker.process.exitcode is None and time.monotonic() < end:
+                time.sleep(0.01)
             error = BrokenProcessPool(
                 f"the worker process ended with code {worker.process.exitcode}; the end of "
                 f"{run.job.run_dir / 'log.txt'}:\n{task.log_tail(run.job.run_dir)}"

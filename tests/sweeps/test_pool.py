@@ -221,6 +221,34 @@ def test_a_launch_command_that_is_wrong_is_named(opened, job):
         pool.submit(job("b"), Needs()).result(300)
 
 
+ACCELERATE = ("accelerate", "launch", "--config_file", "f.yaml")
+
+
+@pytest.mark.parametrize(
+    ("launch", "processes", "expected"),
+    [
+        (ACCELERATE, 8, "accelerate launch --num_processes 8 --config_file f.yaml"),
+        (ACCELERATE, 1, " ".join(ACCELERATE)),
+        (("torchrun", "--standalone"), 8, "torchrun --nproc_per_node 8 --standalone"),
+        ((*TWO, "-x"), 2, " ".join((*TWO, "-x"))),
+        (("bash", "own.sh"), 8, "bash own.sh"),  # it finds out by itself
+        (TWO, 8, "--launch: --nproc_per_node=2, but a run needs 8 processes; say {processes} th"),
+        ((*ACCELERATE, "--num-processes", "4"), 8, "--launch: --num-processes 4, but a run ne"),
+    ],
+)
+def test_a_launcher_is_told_how_many_processes_a_run_needs(
+    monkeypatch, launch, processes, expected
+):
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    needs = Needs(gpus=processes, processes=processes)
+    if not expected.startswith("--launch"):
+        assert " ".join(task.launch_command(needs, launch, task.Node())) == expected
+        return
+    with pytest.raises(UserError) as refused:
+        task.launch_command(needs, launch, task.Node())
+    assert str(refused.value).startswith(expected)
+
+
 # GPUs, pretended.
 
 

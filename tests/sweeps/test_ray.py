@@ -116,6 +116,19 @@ def test_a_stopped_run_saves_and_a_waiting_one_does_not_start(opened, job, monke
     assert not waiting.run_dir.exists()
 
 
+def test_without_an_address_ray_starts_here_whatever_runs_on_this_machine(
+    ray_cluster, open_engine, job, toy
+):
+    pool = open_engine("ray", workers=1, threads=1)
+    nodes = pool.ray.nodes()
+    assert len(nodes) == 1 and "GPU" not in nodes[0]["Resources"]  # and not the two of the cluster
+    future = pool.submit(job("run", experiment=f"{toy}.place"), Needs())
+    run = job("run")
+    at(run)
+    (run.run_dir / "go").touch()
+    assert future.result(60)["status"] == "finished"
+
+
 def test_a_cluster_that_is_not_there_is_one_line(ray_settings):
     with pytest.raises(UserError, match="--engine ray: no Ray at 127.0.0.1:1: "):
         open_pool("ray", PoolOptions(address="127.0.0.1:1"))

@@ -86,6 +86,23 @@ def test_small_runs_share_a_job_and_its_gpu_and_outcomes_come_back(
     assert json.loads(log(runs[0], "jobs.json")) == {}
 
 
+def test_as_many_runs_are_here_as_the_jobs_in_the_queue_hold(opened, job, slurm, toy):
+    """Whatever their needs, the last run's included."""
+    pool, names = opened(jobs=3), iter("abcdefghijklmnop")
+
+    def fill(gpus):
+        count = 0
+        while pool.slots > len(pool.runs):
+            pool.submit(job(next(names), experiment=f"{toy}.place"), Needs(gpus=gpus))
+            count += 1
+        return count
+
+    pool.submit(job(next(names), experiment=f"{toy}.place"), Needs(gpus=1))
+    assert fill(0.25) == 8  # two jobs of four
+    wait_until(lambda: all(run.id for run in pool.runs))
+    assert len({run.id for run in pool.runs}) == 3 and fill(0.25) == fill(1) == 0
+
+
 def test_runs_get_jobs_with_their_own_resources(opened, job, slurm, toy):
     options = (
         "partition=gpu account=me mem=64G time=1-02:30:00 "
