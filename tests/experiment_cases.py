@@ -77,7 +77,7 @@ OBSERVED: dict[str, Change] = {
 ATAN2: dict[str, Change] = {"optimizer.atan2_lambda": ("1.0", "optimizer.name=adam_atan2")}
 # These change how a run is computed, not its result; test_experiments looks at how.
 HOW = ("training.micro_batch_size", "training.eval_batch_size", "training.compile",
-       "training.data_workers", "data.cache_dir")  # fmt: skip
+       "training.data_workers", "training.trackers", "data.cache_dir")  # fmt: skip
 NO_RATES = "the paper has no rates for this optimiser: the experiment's mistakes in test_train"
 STRATEGIES: dict[str, Change] = {
     "prescription.strategy": "hybrid",

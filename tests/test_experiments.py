@@ -257,6 +257,7 @@ def test_the_other_keys_change_how_a_run_is_computed(small, key, tmp_path, monke
     workers, compiled = set(), []
     value = {"training.micro_batch_size": "4", "training.eval_batch_size": "2",
              "training.compile": "true", "training.data_workers": "1",
+             "training.trackers": "[tensorboard]",
              "data.cache_dir": str(tmp_path / "cache")}[key]  # fmt: skip
     loader = loading.DataLoader
 
@@ -286,6 +287,7 @@ def test_the_other_keys_change_how_a_run_is_computed(small, key, tmp_path, monke
     assert max(rows[False]) == (2 if key == "training.eval_batch_size" else 8)
     assert bool(compiled) == (key == "training.compile")
     assert workers == {int(key == "training.data_workers")}
+    assert (tmp_path / "run" / "tensorboard").exists() == (key == "training.trackers")
     assert (tmp_path / "cache").exists() == (key == "data.cache_dir")
 
 

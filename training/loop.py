@@ -26,7 +26,7 @@ from accelerate.utils import (
     set_seed,
 )
 
-from training import environment, loading, processes, schedules, sharding
+from training import environment, loading, processes, runs, schedules, sharding
 from training.errors import UserError
 from training.evaluation import evaluate
 from training.files import write_json
@@ -43,6 +43,7 @@ from training.task import (
     build_optimizer,
     initialise,
 )
+from training.trackers import Trackers, check_installed
 
 SKIPS = 100  # steps in a row without a finite gradient are divergence
 
@@ -55,7 +56,11 @@ def train(task: Task, run_dir: Path, progress: Progress | None = None) -> dict[s
             f"training.batch_size {task.config.training.batch_size} does not divide by "
             f"{world} processes; change one of them"
         )
-    return Loop(task, run_dir, progress).run()
+    loop = Loop(task, run_dir, progress)
+    try:
+        return loop.run()
+    finally:
+        loop.trackers.finish()
 
 
 class Loop:
@@ -64,6 +69,7 @@ class Loop:
     def __init__(self, task: Task, run_dir: Path, progress: Progress | None = None) -> None:
         self.task, self.run_dir, self.progress = task, run_dir, progress
         self.settings = task.config.training
+        check_installed(self.settings.trackers)
         self.sharding = sharding.requested()
         self.accelerator = self._accelerator()
         # For models that draw during training; accelerate adds the process index.
@@ -74,10 +80,14 @@ class Loop:
         self.wait_seconds = 0.0
         self.timed = (0, 0.0, 0.0)
         self.metrics, self.timing = Log(run_dir / "metrics.jsonl"), Log(run_dir / "timing.jsonl")
-        logs = [self.metrics, *self._start_recorders()]
+        self.logs = [self.metrics, *self._start_recorders()]
+        self.trackers = Trackers(
+            self.settings.trackers, run_dir, dict(runs.flat(runs.identity(task.config))),
+            {group["name"]: group["initial_lr"] for group in self.torch_optimizer.param_groups},
+        )  # fmt: skip
         self.checkpoints = Checkpoints(
             task, run_dir, self.accelerator, self.torch_optimizer,
-            self.losses, self.history, logs, self.timing,
+            self.losses, self.history, self.logs, self.timing,
         )  # fmt: skip
 
     def _accelerator(self) -> Accelerator:
@@ -128,6 +138,8 @@ class Loop:
     def run(self) -> dict[str, Any]:
         """Trains to the end, to divergence or to a stop, and returns the summary."""
         first = self.checkpoints.resume()
+        if self.accelerator.is_main_process:
+            self.trackers.start(self.logs)
         status: dict[str, Any] = {"status": "finished", "step": self.settings.steps}
         try:
             with self.checkpoints.stop:

@@ -130,19 +130,20 @@ def _few(lines: list[str], shown: int = 3) -> str:
 
 
 def _differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    old, new = dict(_flat(saved)), dict(_flat(ours))
+    old, new = dict(flat(saved)), dict(flat(ours))
     keys = dict.fromkeys([*old, *new])
     return [f"{k} {old.get(k)} -> {new.get(k)}" for k in keys if old.get(k) != new.get(k)]
 
 
-def _flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    flat = []
+def flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Nested data as (dotted key, value)."""
+    found = []
     for key, value in data.items():
         if isinstance(value, dict):
-            flat += _flat(value, f"{prefix}{key}.")
+            found += flat(value, f"{prefix}{key}.")
         else:
-            flat.append((prefix + key, value))
-    return flat
+            found.append((prefix + key, value))
+    return found
 
 
 def train_once(

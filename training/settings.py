@@ -93,6 +93,8 @@ class LoopConfig(Section):
     """torch.compile the model."""
     data_workers: Count = 0
     """Data-loading processes; they change nothing but speed."""
+    trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
+    """Where curves are shown besides metrics.jsonl; see training/README.md."""
     gradient_scale: bool = False
     """Log, for each role of tensors, the RMS of its clipped gradient over its epsilon."""
     skip_overflow: bool = False
@@ -149,7 +151,9 @@ class CheckpointConfig(Section):
 class RunConfig(Section):
     """What the training loop reads of an experiment's config; experiments add their own."""
 
-    without_effect: ClassVar[tuple[str, ...]] = ("checkpoint", "training.data_workers")
+    without_effect: ClassVar[tuple[str, ...]] = (
+        "checkpoint", "training.data_workers", "training.trackers"
+    )  # fmt: skip
     """Keys that say how or where a run is computed: no part of which run it is."""
     retired: ClassVar[Mapping[str, tuple[Any, str]]] = {}
     """section.key of earlier versions: the value that all runs now have, and what to do instead of
