@@ -7,6 +7,7 @@
     python -m sweeps cost FILE [FILE ...]       FLOPs, time and memory, before anything runs
     python -m sweeps submit FILE [options]      the same command as a job of a SLURM cluster
     python -m sweeps reference                  writes sweeps/reference.md, every key of a file
+    python -m sweeps list [key=value ...]       runs: also show, compare and open RUN
 
 `search` is another word for `run`. Runs that are done are not run again; what was stopped or killed
 resumes from its newest checkpoint. A run that another sweep of the experiment has finished, at the
@@ -29,10 +30,18 @@ from training.errors import UserError, one_line_errors
 from training.files import Busy, locked
 from training.signals import STOPPED
 
+# Commands that look at runs, whose options stand in look.py.
+_LOOKING = ("list", "show", "compare", "open")
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The command: exit code 0, 1 if a run failed, 2 for a user's mistake, 75 when stopped."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in _LOOKING:
+        from sweeps import look
+
+        look.main(words)
+        return
     parser = _parser()
     args, rest = parser.parse_known_args(words)
     args.words = words[1:]
@@ -72,13 +81,17 @@ def _parser() -> argparse.ArgumentParser:
         ("cost", "runs, FLOPs, time and memory of sweep files"),
         ("submit", "`run` as a job of a SLURM cluster"),
         ("reference", "writes the page of all keys of sweep and search files"),
+        ("list", "runs, found by their keys"),
+        ("show", "a run's config, plan and curve"),
+        ("compare", "curves of runs, and what differs in their configs and plans"),
+        ("open", "a run's files"),
     ):
         command = commands.add_parser(
             name, help=line, description=cost.__doc__ if name == "cost" else line,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=name != "submit",
         )  # fmt: skip
-        if name == "reference":
+        if name == "reference" or name in _LOOKING:
             continue
         add = command.add_argument
         many = " of sweeps, for example nanolm_c4/sweeps/*" if name == "cost" else ""
