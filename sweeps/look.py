@@ -34,9 +34,9 @@ from training.errors import UserError, nearest, one_line_errors
 from training.files import is_locked
 
 COLUMNS = 8  # keys that a list shows unless --keys names them
-CONDITION = re.compile(r"([\w.]+)(!=|<=|>=|=|<|>)(.*)")
+CONDITION = re.compile(r"([\w.]+)(==|!=|<=|>=|=|<|>)(.*)")
 COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
+    "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
     ">": operator.gt, ">=": operator.ge,
 }  # fmt: skip
 COLORS = ("cyan", "yellow", "magenta", "green", "blue", "red")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -11,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from training.experiment import bar
 from training.files import is_locked
 
 LINES = 20  # runs at work that are shown; a cluster may have thousands
+STEP = ".step"  # in the folder of a run at work: the step it has taken, every second or so
 TAIL = 4096  # bytes at the end of metrics.jsonl, which hold its last line
 
 
@@ -55,7 +58,7 @@ class Board:
         shown = []
         for point in runs[:LINES]:
             step, steps, loss = _at(self.work.folder / point.run, point)
-            at = f"step {step}/{steps}" + (f"  loss {loss:.3f}" if loss is not None else "")
+            at = f"{bar(step, steps)}  step {step}/{steps}" + (f"  loss {loss:.3f}" if loss is not None else "")
             shown.append(f"{point.run}  {at if step else 'starting'}")
         more = [f"and {len(runs) - LINES} more runs at work"] if len(runs) > LINES else []
         count = f"{self.count()} runs done{self._left(len(runs))}"
@@ -136,10 +139,12 @@ def last_line(run_dir: Path) -> dict[str, Any]:
 
 
 def _at(run_dir: Path, point: Any) -> tuple[int, int, float | None]:
-    """The step that a run has logged last, of how many, and the loss there."""
+    """The step that a run is at, of how many, and the loss that it has logged last."""
     line = last_line(run_dir)
-    loss = line.get("train_loss", line.get("eval_loss"))
-    return line.get("step", 0), point.config.training.steps, loss
+    step, loss = line.get("step", 0), line.get("train_loss", line.get("eval_loss"))
+    with contextlib.suppress(OSError, ValueError):
+        step = max(step, int((run_dir / STEP).read_text(encoding="utf-8")))
+    return step, point.config.training.steps, loss
 
 
 def status(work: Any) -> str:

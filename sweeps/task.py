@@ -31,10 +31,12 @@ from pathlib import Path
 from typing import IO, Any
 
 from sweeps.pool import Job, Needs, RunFailed, stop_seconds
+from sweeps.progress import STEP
 from training import allocator, signals
 from training.errors import RunError, UserError, is_users
 from training.files import Busy, open_plain, write_json, writing
 
+STEP_SECONDS = 1.0  # between two notes of the step that a run is at
 FIRST_SECONDS = 5.0  # for the first process of a run to report what all of them have found
 ANSWER = ".outcome.json"  # in a run's folder, from a process that cannot hand its outcome back
 
@@ -131,7 +133,8 @@ def train(job: Job) -> dict[str, Any]:
     try:
         experiment = load_experiment(job.experiment)
         config = validate(experiment.config, job.config, str(job.run_dir))
-        return {"summary": experiment.run(config, job.run_dir)}
+        with _steps(job.run_dir) as progress:
+            return {"summary": experiment.run(config, job.run_dir, progress)}
     except Exception as error:
         traceback.print_exc()
         sys.stderr.flush()
@@ -177,6 +180,26 @@ def _log(run_dir: Path) -> Iterator[IO[str]]:
             for number, copy in zip((1, 2), before):
                 os.dup2(copy, number)
                 os.close(copy)
+
+
+@contextlib.contextmanager
+def _steps(run_dir: Path) -> Iterator[Callable[[int, int, float | None], None]]:
+    """Says in a file, while the run trains, which step it is at, for whoever watches the sweep."""
+    path, written = run_dir / STEP, -STEP_SECONDS
+
+    def progress(step: int, steps: int, loss: float | None) -> None:
+        nonlocal written
+        now = time.monotonic()
+        if now - written >= STEP_SECONDS:
+            written = now
+            with contextlib.suppress(OSError), open_plain(path, "w") as file:
+                file.write(str(step))
+
+    path.unlink(missing_ok=True)  # of a run that was killed at a later step
+    try:
+        yield progress
+    finally:
+        path.unlink(missing_ok=True)
 
 
 _parent: int | None = None

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ from training.settings import RunConfig
 if TYPE_CHECKING:
     from param_groups import Plan
     from training.task import Progress, Task
+
+
+BAR_SECONDS = 0.2  # between two drawings of the bar of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +83,7 @@ class Experiment:
     ) -> dict[str, Any]:
         """Trains one config into `run_dir`, unless it is done; returns its summary.
 
-        `progress(step, steps, loss)` is called at every logged step.
+        `progress(step, steps, loss)` is called after every step, see `training.task.Progress`.
         """
         from training import processes, runs
         from training.loop import train
@@ -133,17 +137,44 @@ class Experiment:
 
         allocator.keep_memory()
         run_dir = run_dir or runs.RESULTS / self.name / "single" / runs.run_id(config)
-        summary = self.run(config, run_dir, _show)
+        summary = self.run(config, run_dir, Steps())
         if processes.state().is_main_process:
             outcome = f"{summary['status']}: {self.result(summary)}; {run_dir}/summary.json"
-            print(outcome, file=sys.stderr)
+            print(f"{Steps.clear()}{outcome}", file=sys.stderr)
         if summary["status"] == "stopped":
             processes.state().wait_for_everyone()  # torchrun ends all once the first one is gone
             raise SystemExit(signals.STOPPED)
 
 
-def _show(step: int, steps: int, loss: float) -> None:
-    print(f"step {step}/{steps}  train loss {loss:.4f}", file=sys.stderr)
+class Steps:
+    """A line on stderr per logged step and, on a terminal, a bar in between."""
+
+    def __init__(self) -> None:
+        self.first, self.begun, self.drawn = 0, 0.0, 0.0
+
+    def __call__(self, step: int, steps: int, loss: float | None) -> None:
+        now = time.monotonic()
+        if not self.first:
+            self.first, self.begun = step, now
+        if loss is not None:
+            print(f"{self.clear()}step {step}/{steps}  train loss {loss:.4f}", file=sys.stderr)
+        if step < steps and now - self.drawn >= BAR_SECONDS and sys.stderr.isatty():
+            self.drawn = now
+            left = (now - self.begun) / max(1, step - self.first) * (steps - step)
+            time_left = f"  {left:.0f} s left" if step > self.first else ""
+            words = f"{self.clear()}step {step}/{steps}  {bar(step, steps)}{time_left}"
+            print(words, end="", file=sys.stderr, flush=True)
+
+    @staticmethod
+    def clear() -> str:
+        """What takes the bar away, on a terminal."""
+        return "\r\x1b[K" if sys.stderr.isatty() else ""
+
+
+def bar(step: int, steps: int, width: int = 24) -> str:
+    """How much of a run is done, as a bar."""
+    done = round(width * step / steps)
+    return "━" * done + "╌" * (width - done)
 
 
 def load_experiment(name: str, named_in: Path | str | None = None) -> Experiment:

@@ -171,6 +171,8 @@ class Loop:
             norm = self._step(step, batches, logged)
             if logged:
                 self._log_step(step, norm)
+            if self.progress is not None and self.accelerator.is_main_process:
+                self.progress(step, settings.steps, self.losses.last if logged else None)
             self._after(step)
             self.checkpoints.save_if_due(step)
             if self._evaluates(step):
@@ -325,8 +327,6 @@ class Loop:
             line["skipped_steps"] = self.history.skipped
         self._write(step, line)
         self._log_timing(step)
-        if self.progress is not None and self.accelerator.is_main_process:
-            self.progress(step, self.settings.steps, loss)
 
     def _log_timing(self, step: int) -> None:
         """Speed since the last line: in a separate log, as it differs from run to run."""

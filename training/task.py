@@ -20,7 +20,8 @@ from training.log import Log, finite
 from training.sampling import BatchIds, EpochPlaces
 from training.settings import RunConfig
 
-Progress = Callable[[int, int, float], None]
+Progress = Callable[[int, int, float | None], None]
+"""Called after every step, with all steps of the run and, at logged ones, the training loss."""
 
 
 @dataclass

@@ -75,6 +75,7 @@ def command(results, capsys, monkeypatch):
 @pytest.mark.parametrize(("conditions", "numbers"), [
     ((), (0, 1, 2, 3)),
     (("optimizer.lr=0.05",), (1, 2)),
+    (("optimizer.lr==0.05",), (1, 2)),
     (("optimizer.lr>0.01", "seed=1"), (2, 3)),
     (("optimizer.lr>=0.05", "optimizer.lr<0.2"), (1, 2)),
     (("optimizer.lr<=0.01",), (0,)),

@@ -137,6 +137,8 @@ def train(run_dir, overrides, stop_at=None, **more):
     run = build_task(overrides, **more)
 
     def progress(step, steps, loss):
+        if loss is None:
+            return
         print(f"step {step}", flush=True)
         if step == stop_at:
             os.kill(os.getpid(), signal.SIGTERM)

@@ -119,6 +119,8 @@ def train(run_dir, overrides=(), pause=0.0):
     run = build_task(config, float(os.environ.get("TOY_DROPOUT", "0.2")))
 
     def progress(step, steps, loss):
+        if loss is None:
+            return
         print(f"step {step}", flush=True)
         time.sleep(pause)
 
