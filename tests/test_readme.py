@@ -23,7 +23,7 @@ FORMULAS = [
 ]
 COMMAND = r"(?:python -m|bash|accelerate launch) [^`\n]+"
 # A placeholder of the reader's: a file or folder that the documents cannot name.
-PLACEHOLDER = re.compile(r"…|\.\.\.|CONFIG|RUN_DIR|FILE|NAME|TABLE|\[|my_|results\.csv|results/")
+PLACEHOLDER = re.compile(r"…|\.\.\.|CONFIG|RUN|FILE|NAME|TABLE|\[|my_|results\.csv|results/")
 COMMANDS = sorted({
     command.split("  #")[0].split(" # ")[0].strip()
     for text in READMES.values()
