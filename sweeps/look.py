@@ -434,17 +434,19 @@ def _picture(
     key: str,
     file: Path,
 ) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(6, 4), layout="constrained")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("--png needs matplotlib; pip install matplotlib") from None
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
     for number, (label, points) in enumerate(curves):
         axes.plot(*zip(*points), label=label, color=f"C{number % 10}")
     for number, points in enumerate(filter(None, dots)):
         axes.plot(*zip(*points), "x", color=f"C{number % 10}")
     axes.set(xlabel="step", ylabel=key.replace("_", " "))
     axes.legend(title="x: eval loss" if any(dots) else None, fontsize="small")
-    figure.savefig(file, dpi=200)
-    pyplot.close(figure)
+    try:
+        figure.savefig(file, dpi=200)
+    except ValueError as error:  # a kind of file that it does not know
+        raise UserError(f"--png: {error}") from None

@@ -111,6 +111,7 @@ def test_a_list_shows_what_differs_and_the_last_losses(command, results):
     (("list", "seed=["), "command line, seed"),
     (("show", "mpu-aa11"), "no run 'mpu-aa11'; did you mean 'mup-aa11'?"),
     (("show", "mup-ab"), "2 runs begin with 'mup-ab': toys/first/mup-ab22, toys/second/mup-ab22;"),
+    (("show", "mup-aa", "--png", "curve.xyz"), "--png: Format 'xyz' is not supported"),
     (("show", "mup-aa", "--y", "gradient_nrm"), "--y: no run has logged 'gradient_nrm'; did you "
      "mean 'gradient_norm'?"),
 ])  # fmt: skip
