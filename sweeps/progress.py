@@ -58,8 +58,8 @@ class Board:
         shown = []
         for point in runs[:LINES]:
             step, steps, loss = _at(self.work.folder / point.run, point)
-            at = f"{bar(step, steps)}  step {step}/{steps}" + (f"  loss {loss:.3f}" if loss is not None else "")
-            shown.append(f"{point.run}  {at if step else 'starting'}")
+            at = f"{bar(step, steps)}  step {step}/{steps}" if step else "starting"
+            shown.append(f"{point.run}  {at}" + (f"  loss {loss:.3f}" if loss is not None else ""))
         more = [f"and {len(runs) - LINES} more runs at work"] if len(runs) > LINES else []
         count = f"{self.count()} runs done{self._left(len(runs))}"
         text = Text("\n".join([*shown, *more, count]), no_wrap=True, overflow="ellipsis")
