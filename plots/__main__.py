@@ -4,6 +4,7 @@
     python -m plots --all [--out FOLDER]              every figure of the shipped tables
     python -m plots --list                            all names; NAME --help tells more of one
     python -m plots ship TABLE PAPER/NAME             keeps a table with the figures
+    python -m plots report [--results DIR] [--live]   all figures and findings as one HTML page
 
 NAME is PAPER/FIGURE, such as everett/learning_rates, or FIGURE alone where one paper has it.
 Figures are written as PNG and PDF: those of shipped tables to plots/figures/PAPER, others next to
@@ -13,49 +14,18 @@ the first table.
 from __future__ import annotations
 
 import argparse
-import difflib
-import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 
-import pandas as pd
-
-from plots import ship, style
+from plots import report, ship, style
+from plots.catalogue import CHECK, drawings, find, load, names
 from plots.tables import TableError, shipped
-
-CHECK = "coordinate_check"  # of no paper: draws a user's own check
-
-
-def names() -> list[str]:
-    """The figures that have shipped tables, by paper."""
-    packages = {paper: importlib.import_module(f"plots.{paper}") for paper in ship.PAPERS}
-    return [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
-
-
-def find(word: str) -> str:
-    """The full name of a figure; TableError, with the nearest name, for what is none."""
-    known = [*names(), CHECK]
-    found = [name for name in known if word in (name, name.partition("/")[2])]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise TableError(f"{word!r} is a figure of {len(found)} papers: {', '.join(found)}")
-    lasts = {name.rpartition("/")[2]: name for name in known}
-    near = difflib.get_close_matches(word, [*known, *lasts], 1, 0.5)
-    hint = f"did you mean {lasts.get(near[0], near[0])}? " if near else ""
-    raise TableError(f"no figure {word!r}; {hint}`python -m plots --list` has all names")
-
-
-def load(name: str) -> ModuleType:
-    """The module of a figure: TABLES, read(paths), findings(data) and draw(data)."""
-    return importlib.import_module("plots." + name.replace("/", "."))
 
 
 def make(name: str, given: Sequence[Path], out: Path | None) -> tuple[str, list[Path]]:
     """(findings, files written) of one figure, from the tables given or the shipped ones."""
-    module, paper = load(name), _paper(name)
+    module = load(name)
     paths = list(given) or [shipped(table) for table in module.TABLES]
     if not paths:
         raise TableError(f"{name} has no shipped table; give the path of one")
@@ -64,18 +34,9 @@ def make(name: str, given: Sequence[Path], out: Path | None) -> tuple[str, list[
     data = module.read(paths)
     text = "\n".join(map(str, module.findings(data)))
     written = []
-    for stem, item in module.draw(data):
-        if paper and not isinstance(item, pd.DataFrame):
-            style.credit(item, paper, stem)
+    for stem, item in drawings(name, data):
         written += style.save(item, folder, stem)
     return text, written
-
-
-def _paper(name: str) -> str | None:
-    """The paper that a figure is of; None for a user's own check."""
-    folder = name.rpartition("/")[0]
-    package = importlib.import_module(f"plots.{folder}") if folder else None
-    return getattr(load(name), "PAPER", getattr(package, "PAPER", None))
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -111,8 +72,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; a user's mistake is one line and exit code 2."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == ["ship"]:
-        return ship.main(argv[1:])
+    if argv[:1] in (["ship"], ["report"]):
+        return {"ship": ship, "report": report}[argv[0]].main(argv[1:])
     parser = _parser()
     args = parser.parse_intermixed_args(argv)
     if not (args.name or args.all or args.list or args.help):

@@ -67,25 +67,39 @@ def read(
 
 
 def _makers(path: Path, source: str) -> str:
-    """The commands that make a shipped table."""
+    """The commands that make a shipped table, as a message has them."""
+    found = commands(path, source)
+    if not found:
+        return f"no sweep {' or '.join(_sweep_files(path)) or path.stem} makes it"
+    text = ", ".join(f"`{command}`" for command in found[:-1])
+    return f"{text} and `{found[-1]}` make it" if text else f"`{found[-1]}` makes it"
+
+
+def _sweep_files(path: Path) -> list[str]:
+    """Where the sweep of a shipped table may be described."""
+    paper, stem = path.parent.name, path.name.partition(".")[0]
+    sweep = re.sub(r"_(metrics|observations|kernels|attention|distances)$", "", stem)
+    return [f"{experiment}/sweeps/{sweep}.yaml" for experiment in EXPERIMENTS.get(paper, ())]
+
+
+def commands(path: Path, source: str) -> list[str]:
+    """The commands that make a shipped table from its sweep's `source`; [] if no sweep does."""
     paper, stem = path.parent.name, path.name.partition(".")[0]
     if paper == "theory":
-        return "`python -m effective_theory.run --ship plots/data/theory` makes it"
+        return ["python -m effective_theory.run --ship plots/data/theory"]
     if stem.startswith("initial_"):
-        return "`python -m vit_cifar5m.initial --ship plots/data/bordelon` makes it"
-    sweep = re.sub(r"_(metrics|observations|kernels|attention|distances)$", "", stem)
-    files = [f"{experiment}/sweeps/{sweep}.yaml" for experiment in EXPERIMENTS.get(paper, ())]
-    file = next((file for file in files if (ROOT / file).exists()), None)
+        return ["python -m vit_cifar5m.initial --ship plots/data/bordelon"]
+    file = next((file for file in _sweep_files(path) if (ROOT / file).exists()), None)
     if file is None:
-        return f"no sweep {' or '.join(files) or sweep} makes it"
+        return []
     text = (ROOT / file).read_text(encoding="utf-8")
     small = re.search("^  laptop:", text, re.MULTILINE) is not None  # has that preset
-    folder = f"results/{file.partition('/')[0]}/{sweep}{'_laptop' * small}"
-    commands = [f"python -m sweeps run {file}{' --preset laptop' * small}"]
+    experiment, _, name = file.partition("/sweeps/")
+    folder = f"results/{experiment}/{name.removesuffix('.yaml')}{'_laptop' * small}"
+    found = [f"python -m sweeps run {file}{' --preset laptop' * small}"]
     if source == "distances.csv":
-        commands.append(f"python -m vit_cifar5m.distances {folder}")
-    commands.append(f"python -m plots ship {folder}/{source} {paper}/{stem}")
-    return ", ".join(f"`{c}`" for c in commands[:-1]) + f" and `{commands[-1]}` make it"
+        found.append(f"python -m vit_cifar5m.distances {folder}")
+    return [*found, f"python -m plots ship {folder}/{source} {paper}/{stem}"]
 
 
 def numbers(table: pd.DataFrame, path: Path, columns: Sequence[str]) -> pd.DataFrame:
