@@ -25,6 +25,7 @@ from plots.tables import ROOT, RUN, SEED, STATUS, TableError
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
 DPI = 150
+SHOWN = 105  # pixels of the page per inch of a figure, as far as it fits
 # What a verdict comes to: its first words, a sign beside the colour, and what the legend says.
 VERDICTS = {
     "agrees": (r"agrees|as expected|confirmed|within one step", "✓", "agrees"),
@@ -126,7 +127,7 @@ def _shown(path: Path) -> str:
 
 
 def provenance(path: Path) -> dict[str, str]:
-    """What a row of the list of tables says: file, runs, seeds, commit, machine and checksum."""
+    """A row of the list of tables: file, sweep, runs and seeds, commit, machine and checksum."""
     table = pd.read_csv(path, low_memory=False)
     beside = path.with_name(path.name.partition(".")[0] + ".json")
     origin = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
@@ -134,11 +135,15 @@ def provenance(path: Path) -> dict[str, str]:
     commits = [str(environment["commit"])] if "commit" in environment else (
         sorted(set(table["commit"].dropna().astype(str))) if "commit" in table else [])
     runs = origin.get("runs", table[RUN].nunique() if RUN in table else None)
+    seeds = table[SEED].nunique() if SEED in table else 0
     packages = environment.get("packages", {})
+    shipped = path.is_relative_to(tables.DATA)
     return {
         "table": _shown(path),
-        "runs": f"{runs:,}" if runs else f"{len(table):,} rows",
-        "seeds": str(table[SEED].nunique()) if SEED in table else "–",
+        "sweep": source_of(f"{path.parent.name}/{path.name.partition('.')[0]}")[0] if shipped
+                 else path.parent.name,
+        "n": (f"{runs:,} runs" if runs else f"{len(table):,} rows")
+             + (f", {seeds} seed{'s' * (seeds > 1)}" if seeds else ""),
         "commit": ", ".join(re.sub(r"^(\w{10})\w+", r"\1", commit) for commit in commits) or "–",
         "made with": ", ".join(filter(None, [
             f"torch {packages['torch']}" if "torch" in packages else "",
@@ -175,12 +180,14 @@ def figure_card(name: str, source: Source) -> Card:
         return Card(name, title, _article(name, source, head + body + _explorers(source)))
     found = [line for line in lines if isinstance(line, Finding)]
     counts = Counter(kind(finding.verdict) for finding in found)
-    notes = [line for line in lines if not isinstance(line, Finding)
-             and line not in (HEADER, getattr(module, "HEADER", None))]
+    header = getattr(module, "HEADER", HEADER)
+    notes = [line for line in lines if not isinstance(line, Finding) and line != header]
+    rows = [provenance(path) for path in source.paths]
     body = (
         f'{head}<div class="look"><div class="pictures">{pictures}'
-        f'<p class="caption">{escape(caption)}</p></div>{_facts(name, source, counts)}</div>'
-        f"{_explorers(source)}{_findings(name, found)}{_notes(notes, bool(found))}{_made(source)}"
+        f'<p class="caption">{escape(caption)}</p></div>{_facts(name, source, counts, rows)}</div>'
+        f"{_explorers(source)}{_findings(name, found, header.split())}"
+        f"{_notes(notes, bool(found))}{_made(rows)}"
     )
     return Card(name, title, _article(name, source, body), counts)
 
@@ -196,7 +203,8 @@ def sweep_card(path: Path) -> Card:
             name, source, f'{head}<p class="missing">{escape(str(error))}</p>'))
     states = ", ".join(f"{n} {state}" for state, n in table[STATUS].value_counts().items())
     curves = _explorers(source) or '<p class="missing">No rate or size varies in it.</p>'
-    body = f'{head}<p class="caption">Runs: {escape(states)}.</p>{curves}{_made(source)}'
+    curves += _made([provenance(path)])
+    body = f'{head}<p class="caption">Runs: {escape(states)}.</p>{curves}'
     return Card(name, path.parent.name, _article(name, source, body))
 
 
@@ -232,7 +240,7 @@ def _picture(stem: str, item: object, title: str, caption: str) -> str:
 
     file = io.BytesIO()
     item.savefig(file, format="webp", dpi=DPI, pil_kwargs={"lossless": True})
-    wide, high = (round(inches * DPI) for inches in item.get_size_inches())
+    wide, high = (round(inches * SHOWN) for inches in item.get_size_inches())
     plt.close(item)
     shown = stem.replace("_", " ")
     data = base64.b64encode(file.getvalue()).decode()
@@ -248,24 +256,37 @@ def _claims() -> dict[str, dict[str, str]]:
     return yaml.safe_load(CLAIMS.read_text(encoding="utf-8"))
 
 
-def _facts(name: str, source: Source, counts: Counter[str]) -> str:
-    """The column beside the pictures: claim, verdicts, preset and commands."""
+def _formulas(words: str) -> str:
+    """A claim's alpha_A, W_Q and n^(-3/2) as they are set in a paper."""
+    words = re.sub(r"\b(alpha|[A-Z])_([A-Z])\b", r"\1<sub>\2</sub>", escape(words))
+    for plain, set_ in (("alpha", "α"), ("lr*", "lr<sup>*</sup>"), (" = ", "&nbsp;=&nbsp;")):
+        words = words.replace(plain, set_)
+    return re.sub(r"\^\(([^()]*)\)|\^(\d+)",
+                  lambda found: f"<sup>{(found[1] or found[2]).replace('-', '−')}</sup>", words)
+
+
+def _facts(
+    name: str, source: Source, counts: Counter[str], rows: Sequence[dict[str, str]]
+) -> str:
+    """The column beside the pictures: claim, verdicts, runs, preset and commands."""
     claim = _claims().get(name)
-    told = f'{escape(claim["claim"])} <span class="where">{escape(claim["where"])}</span>' if (
+    told = f'{_formulas(claim["claim"])} <span class="where">{escape(claim["where"])}</span>' if (
         claim) else "None is listed."
     seen = "".join(
         f'<li>{_badge(key, str(counts[key]))} {escape(VERDICTS[key][2])}</li>'
         for key in VERDICTS if counts[key]) or "<li>Numbers without a verdict, listed below.</li>"
+    runs = {row["sweep"]: row["n"] for row in rows}
     presets = dict.fromkeys(re.findall(r"--preset (\w+)", " ".join(source.commands)))
-    preset = ", ".join(presets) or (
-        ", ".join(path.parent.name for path in source.paths) if source.own else "the only one")
+    preset = ", ".join(presets) or ("none: the sweep has one size" if not source.own else
+                                    ", ".join(path.parent.name for path in source.paths))
     commands = "".join(
-        f'<div class="command"><code>{escape(command)}</code>'
+        f'<div class="command"><code>{escape(command).replace("/", "/<wbr>")}</code>'
         f'<button type="button" class="copy" aria-label="Copy the command">copy</button></div>'
         for command in source.commands)
     return (
         f'<aside class="facts"><h4>The paper says</h4><p class="claim">{told}</p>'
         f'<h4>Measured here</h4><ul class="tally">{seen}</ul>'
+        f'<h4>Runs</h4><p>{escape("; ".join(runs.values()))}</p>'
         f'<h4>Preset</h4><p>{escape(preset)}</p><h4>Made by</h4>{commands}</aside>'
     )
 
@@ -275,19 +296,19 @@ def _badge(key: str, words: str) -> str:
             f"{escape(words)}</span>")
 
 
-def _findings(name: str, found: Sequence[Finding]) -> str:
+def _findings(name: str, found: Sequence[Finding], columns: Sequence[str]) -> str:
     """The sortable table of findings."""
     if not found:
         return ""
     rows = "".join(
         f'<tr data-kind="{kind(finding.verdict)}"><td>{escape(finding.name)}</td>'
         f'<td data-label="measured">{escape(finding.measured)}</td>'
-        f'<td data-label="paper">{escape(finding.published)}</td><td data-label="verdict">'
+        f'<td data-label="{columns[2]}">{escape(finding.published)}</td><td data-label="verdict">'
         f'{_badge(kind(finding.verdict), finding.verdict) if finding.verdict else ""}</td></tr>'
         for finding in found)
     heads = "".join(
         f'<th scope="col"><button type="button">{word}</button></th>'
-        for word in ("finding", "measured", "paper", "verdict"))
+        for word in (*columns[:3], "verdict"))
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="Findings of {escape(name)}">'
         f'<table class="findings sortable"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>'
@@ -309,13 +330,12 @@ def _notes(notes: Sequence[str], beside: bool) -> str:
     return f'<details class="notes"{opened}><summary>{words}</summary>{told}</details>'
 
 
-def _made(source: Source) -> str:
+def _made(rows: Sequence[dict[str, str]]) -> str:
     """Tables, runs, commit and machine."""
-    rows = [provenance(path) for path in source.paths]
     heads = "".join(f'<th scope="col">{word}</th>' for word in rows[0])
-    body = "".join("<tr>" + "".join(
-        f'<td data-label="{word}">{escape(str(value))}</td>' for word, value in row.items()) + "</tr>"
-        for row in rows)
+    cells = ["".join(f'<td data-label="{word}">{escape(value)}</td>' for word, value in
+                     row.items()) for row in rows]
+    body = "".join(f"<tr>{row}</tr>" for row in cells)
     return (
         '<details class="made"><summary>Tables, runs and commit</summary><div class="scroll" '
         f'tabindex="0" role="region" aria-label="Tables"><table><thead><tr>{heads}</tr></thead>'
@@ -333,7 +353,8 @@ def _explorers(source: Source) -> str:
             continue
         if found:
             data = json.dumps(found, default=float).replace("</", "<\\/")
-            label = escape(f"{tables.name(path).replace('_', ' ')}: loss by {found['axis'] or 'size'}")
+            words = tables.name(path).replace("_", " ")
+            label = escape(f"{words}: loss by {found['axis'] or found['size']}")
             shown += (
                 f'<details class="explorer" data-label="{label}"><summary>Look into the curves: '
                 f'{label}</summary><script type="application/json">{data}</script></details>')

@@ -25,8 +25,9 @@ def explorer(table: pd.DataFrame) -> dict | None:
     """Losses of a results table as groups (a curve's panel), sizes (its lines) and points; None for
     a table that has no axis to look along, such as one that grows several sizes in turn.
 
-    A point is [group, size, axis value, mean loss or None, standard deviation or None, runs,
-    runs that diverged]; an optimum [group, size, axis value, loss, whether a parabola gave it].
+    A point is [group, size, axis value, mean loss or None, standard deviation or None, runs, runs
+    that diverged]; an optimum [group, size, its place, lowest loss, whether its place is the vertex
+    of a parabola, place of the lowest loss].
     """
     if not {*tables.RESULTS} <= {*table.columns}:
         return None
@@ -77,10 +78,10 @@ def _points(rows: pd.DataFrame, groups: list[str], size: str, axis: str | None) 
             continue
         if axis and len(means) > 1:
             top = optimum(means)
-            best.append([group, line, top.value, top.loss, top.inside])
+            best.append([group, line, top.value, top.loss, top.inside, top.grid_value])
         else:
             place = min(means, key=lambda key: means[key])
-            best.append([group, line, place, means[place], False])
+            best.append([group, line, place, means[place], False, place])
     return {
         "axis": NAMES.get(axis), "size": NAMES[size], "groups": list(rows["group"].unique()),
         "sizes": sorted(rows[size].unique().tolist()), "points": points, "best": best,

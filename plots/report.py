@@ -71,8 +71,9 @@ def _sweeps(results: Path) -> list[Path]:
                    results.glob(f"{depth}results.csv")})
 
 
-def page(made: Sequence[Card], live: bool) -> str:
-    """The whole page: contents, overview, papers and their articles."""
+def page(made: Sequence[Card], state: str = "") -> str:
+    """The whole page: contents, overview, papers and their articles; a live one with the `state`
+    of the results that it shows."""
     groups = {paper: [card for card in made if card.name.partition("/")[0] == paper]
               for paper in (*PAPERS, "sweep")}
     groups = {paper: listed for paper, listed in groups.items() if listed}
@@ -98,7 +99,7 @@ def page(made: Sequence[Card], live: bool) -> str:
         for key, (_, sign, words) in VERDICTS.items())
     filled = {
         "contents": contents, "overview": rows, "chips": chips, "articles": parts,
-        "commit": escape(_commit()), "live": "live" if live else "",
+        "commit": escape(_commit()), "state": state,
         "findings": f"{sum(sum(card.counts.values()) for card in made):,}",
         "figures": str(len(made)), "library": _library(),
     }
@@ -153,13 +154,15 @@ class Live:
     def state(self) -> str:
         """Changes when any table below the results does."""
         seen = sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size)
-                      for depth in ("*", "*/*", "*/*/*") for path in self.results.glob(f"{depth}.csv"))
+                      for depth in ("*", "*/*", "*/*/*")
+                      for path in self.results.glob(f"{depth}.csv"))
         return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
     def page(self) -> str:
         """The page of now."""
         with self.lock:  # matplotlib draws one figure at a time
-            return page(list(cards(self.results, True, self.kept)), live=True)
+            state = self.state()  # before the tables are read: what changes now is seen again
+            return page(list(cards(self.results, True, self.kept)), state)
 
 
 def server(results: Path, port: int) -> ThreadingHTTPServer:
@@ -213,16 +216,20 @@ def main(argv: Sequence[str] | None = None) -> None:
             return _serve(results, 8765 if args.port is None else args.port)
         output = args.output or Path("report.html")
         output.parent.mkdir(parents=True, exist_ok=True)
-        text = page(list(cards(results, False, {})), live=False)
+        text = page(list(cards(results, False, {})))
         output.write_text(text, encoding="utf-8")
         print(f"written: {output} ({len(text.encode()) / 1e6:.1f} MB)")
-    except (TableError, OSError, OverflowError) as error:
+    except (TableError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
 def _serve(results: Path, port: int) -> None:
-    with server(results, port) as served:
+    try:
+        served = server(results, port)
+    except (OSError, OverflowError) as error:
+        raise TableError(f"port {port}: {error}; give another one with --port") from None
+    with served:
         print(f"http://127.0.0.1:{served.server_port} shows {results}; Ctrl-C ends", flush=True)
         try:
             served.serve_forever()

@@ -1,0 +1,502 @@
+"""The report: complete, self-contained and usable in a real browser; live while a sweep runs."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from plots import cards, report, tables
+from plots.catalogue import load, names
+from plots.explorer import explorer
+from plots.findings import Finding
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.xdist_group("report")  # the page is drawn once
+
+
+class Browser:
+    """Chromium without a window, spoken to over a pipe in its DevTools protocol."""
+
+    def __init__(self, folder):
+        program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser",
+                                                       "google-chrome"))), None)
+        if program is None:
+            words = "no chromium on the path: `apt-get install chromium`"
+            # .ci/run asks for a browser, so that these tests are not left out unseen.
+            (pytest.fail if os.environ.get("REPORT_BROWSER") == "required" else pytest.skip)(words)
+        theirs, self.write = os.pipe()
+        self.read, answers = os.pipe()
+        # 3 and 4 are where it reads and writes; bash moves ours there.
+        words = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+                 "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe",
+                 f"--user-data-dir={folder}", "about:blank"]
+        self.process = subprocess.Popen(
+            ["bash", "-c", f'exec "$@" 3<&{theirs} 4>&{answers}', "bash", *words],
+            pass_fds=(theirs, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(theirs)
+        os.close(answers)
+        self.count, self.rest, self.events, self.session = 0, b"", [], None
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
+        self.session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method, **params):
+        self.count += 1
+        message = {"id": self.count, "method": method, "params": params}
+        if self.session:
+            message["sessionId"] = self.session
+        os.write(self.write, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self.rest:
+                part = os.read(self.read, 1 << 20)
+                assert part, "the browser has ended"
+                self.rest += part
+            one, _, self.rest = self.rest.partition(b"\0")
+            answer = json.loads(one)
+            if answer.get("id") == self.count:
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+            self.events.append(answer)
+
+    def js(self, code):
+        """The value of an expression in the page."""
+        answer = self.call("Runtime.evaluate", expression=code, awaitPromise=True,
+                           returnByValue=True)
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def until(self, code, seconds=120):
+        """Waits for an expression to be true."""
+        end = time.monotonic() + seconds
+        while not self.js(code):
+            assert time.monotonic() < end, f"never true: {code}"
+            time.sleep(0.1)
+
+    def open(self, address):
+        self.call("Page.navigate", url=address)
+        self.until(f"location.href === '{address}' && document.readyState === 'complete'")
+
+    def look(self, width=1600, height=1000, scheme="light"):
+        """The size of the window, and whether the reader likes it dark."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
+                  deviceScaleFactor=1, mobile=width < 600)
+        self.call("Emulation.setEmulatedMedia",
+                  features=[{"name": "prefers-color-scheme", "value": scheme}])
+
+    def place(self, query):
+        """The middle of what a query finds, scrolled to the middle of the window."""
+        return self.js(
+            f"(() => {{ const found = document.querySelector({query!r});"
+            "found.scrollIntoView({block: 'center', behavior: 'instant'});"
+            "const box = found.getBoundingClientRect();"
+            "return [box.x + box.width / 2, box.y + box.height / 2]; })()")
+
+    def mouse(self, kind, x, y, **params):
+        self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **params)
+
+    def click(self, query):
+        """A click with the mouse."""
+        x, y = self.place(query)
+        for kind in ("mousePressed", "mouseReleased"):
+            self.mouse(kind, x, y, button="left", clickCount=1)
+
+    def complaints(self):
+        """Errors in the console and requests that failed."""
+        bad = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled",
+               "Network.loadingFailed")
+        return [event for event in self.events if event["method"] in bad]
+
+    def close(self):
+        self.call("Browser.close")
+        self.process.wait()
+        os.close(self.read)
+        os.close(self.write)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    found = Browser(tmp_path_factory.mktemp("profile"))
+    found.look()
+    yield found
+    found.close()
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    """(report of the shipped tables, findings by figure, drawings by figure)."""
+    found, drawn = {}, {}
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cards, "DPI", 40)
+        for name in names():
+            module = load(name)
+
+            def findings(data, name=name, own=module.findings):
+                lines = own(data)
+                found[name] = [line for line in lines if isinstance(line, Finding)]
+                return lines
+
+            def draw(data, name=name, own=module.draw):
+                for stem, item in own(data):
+                    drawn.setdefault(name, []).append(stem)
+                    yield stem, item
+
+            patch.setattr(module, "findings", findings)
+            patch.setattr(module, "draw", draw)
+        report.main(["--output", str(path)])
+    return path, found, drawn
+
+
+@pytest.fixture
+def page(browser, shipped):
+    """The browser with the report open, at 1,600 pixels, light; errors end the test."""
+    browser.look()
+    browser.events.clear()
+    browser.open(f"file://{shipped[0]}")
+    yield browser
+    assert not browser.complaints()
+
+
+def open_curves(page, figure):
+    """Opens the first curves of a figure and waits for them to be drawn."""
+    page.js(f"document.querySelector('#{figure} .explorer').open = true")
+    page.until(f"document.querySelector('#{figure} .chart').dataset.traces > 0")
+    page.js("new Promise(resolve => setTimeout(resolve, 100))")
+
+
+def test_every_figure_has_its_pictures_claim_and_commands(page, shipped):
+    _, found, drawn = shipped
+    assert {*drawn} == {*found} == {*names()} == {*cards._claims()}
+    assert page.js("document.querySelectorAll('article').length") == len(drawn)
+    for name, stems in drawn.items():
+        here = f"document.getElementById('{cards.anchor(name)}')"
+        shown = page.js(f"[...{here}.querySelectorAll('.pictures img')].map(i => i.dataset.stem)")
+        assert shown == [stem for stem in stems if stem != "table_4"]
+        assert f"python -m plots {name}" in page.js(f"{here}.querySelector('.facts').textContent")
+        assert page.js(f"{here}.querySelector('.claim').textContent.length") > 40
+
+
+def test_every_picture_is_there_and_has_a_text(page):
+    page.until("[...document.images].every(image => image.complete)")
+    assert page.js("[...document.images].filter(i => !i.naturalWidth || i.alt.length < 40).length"
+                   ) == 0
+
+
+def test_every_finding_stands_beside_its_verdict(page, shipped):
+    for name, findings in shipped[1].items():
+        rows = page.js(f"[...document.querySelectorAll('#{cards.anchor(name)} tr[data-kind]')]"
+                       ".map(row => [...row.cells].map(cell => cell.textContent))")
+        assert len(rows) == len(findings)
+        for row, finding in zip(rows, findings):
+            assert row[:3] == [finding.name, finding.measured, finding.published]
+            assert row[3].endswith(finding.verdict) and bool(row[3]) == bool(finding.verdict)
+
+
+@pytest.mark.parametrize("name", names())
+def test_numbers_lead_to_their_tables_and_commits(name, shipped):
+    text = shipped[0].read_text()
+    article = text[text.index(f'<article id="{cards.anchor(name)}"'):]
+    made = article[article.index('<details class="made">'):article.index("</article>")]
+    for table in load(name).TABLES:
+        path = tables.shipped(table)
+        origin = json.loads((tables.DATA / f"{table}.json").read_text())
+        assert str(path.relative_to(ROOT)) in made
+        assert origin["environment"]["commit"][:10] in made
+        assert not origin.get("runs") or f"{origin['runs']} runs" in made
+
+
+def test_nothing_comes_from_outside_and_the_page_stays_small(page, shipped):
+    requests = [event["params"]["request"]["url"] for event in page.events
+                if event["method"] == "Network.requestWillBeSent"]
+    assert len(requests) > 20 and all(re.match("file:|data:|blob:", url) for url in requests)
+    assert not re.search(r"""(src|href)=["'](https?:)?//""", shipped[0].read_text())
+    assert shipped[0].stat().st_size < 15e6
+
+
+def test_links_lead_somewhere(page):
+    assert page.js("""[...document.querySelectorAll('a[href^="#"]')].filter(
+        link => !document.getElementById(link.hash.slice(1))).map(link => link.hash)""") == []
+    assert page.js("new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size"
+                   " === document.querySelectorAll('[id]').length")
+
+
+@pytest.mark.parametrize("width", [400, 1600])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_readable_on_a_phone_and_on_a_desk(page, width, scheme):
+    page.look(width, 900, scheme)
+    open_curves(page, "everett-quickstart")
+    assert page.js("document.documentElement.scrollWidth") <= width
+    ratios = page.js("""(() => {
+      const light = text => { const p = text.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+        .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+        return .2126 * p[0] + .7152 * p[1] + .0722 * p[2]; };
+      const behind = e => { const b = getComputedStyle(e).backgroundColor;
+        return b === 'rgba(0, 0, 0, 0)' ? behind(e.parentElement) : b; };
+      return ['h1', '.title p', '.claim', '.caption', '.where', 'td .badge.agrees', 'td .badge.off',
+        'td .badge.disagrees', 'td .badge.open', 'td .badge.none', '.chip', 'h4'].map(q => {
+        const e = document.querySelector(q); if (!e) return [q, 99];
+        const [a, b] = [light(getComputedStyle(e).color), light(behind(e))].sort((x, y) => y - x);
+        return [q, (a + .05) / (b + .05)]; });
+    })()""")
+    assert all(ratio >= 4.5 for _, ratio in ratios), ratios
+
+
+def test_it_is_dark_for_those_who_like_it_dark(page):
+    open_curves(page, "everett-quickstart")
+    colours = []
+    for scheme in ("light", "dark"):
+        page.look(scheme=scheme)
+        page.js("new Promise(resolve => setTimeout(resolve, 500))")
+        colours.append(page.js("""[getComputedStyle(document.body).backgroundColor,
+            document.querySelector('.chart').layout.font.color]"""))
+    assert all(light != dark for light, dark in zip(*colours))
+
+
+def test_a_click_or_a_key_sorts_a_table(page):
+    cells = ("[...document.querySelectorAll('#everett-learning_rates .findings tbody tr')]"
+             ".map(row => row.cells[1].textContent)")
+    button = "#everett-learning_rates .findings th:nth-child(2) button"
+    before = page.js(cells)
+    page.click(button)
+    rising = page.js(cells)
+    values = [float(cell.split()[0]) for cell in rising if cell[0] in "+-"]
+    assert values == sorted(values) and sorted(rising) == sorted(before) != rising != before
+    page.js(f"document.querySelector('{button}').focus()")
+    for kind in ("keyDown", "keyUp"):
+        page.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r",
+                  windowsVirtualKeyCode=13)
+    falling = [float(cell.split()[0]) for cell in page.js(cells) if cell[0] in "+-"]
+    assert falling == values[::-1]
+    assert page.js(f"document.querySelector('{button}').parentNode.ariaSort") == "descending"
+
+
+def test_findings_are_filtered_by_verdict_and_by_words(page):
+    shown = "[...document.querySelectorAll('tr[data-kind]')].filter(row => !row.hidden)"
+    whole = page.js(f"{shown}.length")
+    agree = page.js("document.querySelectorAll('tr[data-kind=agrees]').length")
+    page.click(".filter [data-kind=agrees]")
+    assert page.js(f"{shown}.length") == whole - agree > 0
+    page.click(".filter [data-kind=agrees]")
+    page.click(".filter input")
+    page.call("Input.insertText", text="optimal rate")
+    assert 0 < page.js(f"{shown}.length") < whole
+    assert page.js(f"{shown}.every(row => /optimal rate/i.test(row.textContent))")
+
+
+def test_curves_are_chosen_hovered_and_zoomed(page):
+    open_curves(page, "everett-quickstart")
+    chart = "document.querySelector('#everett-quickstart .chart')"
+    names_ = f"{chart}.data.map(trace => trace.name).filter(name => /^width/.test(name))"
+    assert page.js(names_) == [f"width {width}" for width in (32, 64, 128, 256)] * 2
+    page.click("#everett-quickstart .sizes [data-value='64']")
+    page.until(f"!{names_}.includes('width 64')")
+    page.click("#everett-quickstart .groups [data-value='mup full']")
+    page.until(f"{names_}.length === 3")
+
+    points = page.js(f"""(() => {{ const a = {chart}._fullLayout, t = {chart}.data[0],
+        box = {chart}.getBoundingClientRect();
+        return t.x.map((x, i) => [box.x + a.xaxis._offset + a.xaxis.d2p(x),
+                                  box.y + a.yaxis._offset + a.yaxis.d2p(t.y[i]), t.y[i]]); }})()""")
+    page.place("#everett-quickstart .chart")
+    points = page.js(f"""(() => {{ const a = {chart}._fullLayout, t = {chart}.data[0],
+        box = {chart}.getBoundingClientRect();
+        return t.x.map((x, i) => [box.x + a.xaxis._offset + a.xaxis.d2p(x),
+                                  box.y + a.yaxis._offset + a.yaxis.d2p(t.y[i]), t.y[i]]); }})()""")
+    x, y, loss = points[2]
+    page.mouse("mouseMoved", x - 3, y)
+    page.mouse("mouseMoved", x, y)
+    page.until(f"{chart}.querySelector('.hovertext')?.textContent.includes('{loss:.4f}')")
+
+    before = page.js(f"{chart}.layout.xaxis.range ?? {chart}._fullLayout.xaxis.range")
+    page.mouse("mousePressed", x - 60, y - 20, button="left", clickCount=1)
+    for step in range(6):
+        page.mouse("mouseMoved", x - 60 + 25 * step, y - 20 + 12 * step, button="left", buttons=1)
+    page.mouse("mouseReleased", x + 65, y + 40, button="left", clickCount=1)
+    page.until(f"{chart}._fullLayout.xaxis.range[1] - {chart}._fullLayout.xaxis.range[0] < "
+               f"{before[1] - before[0]}")
+
+    page.click("#everett-quickstart .views [data-value='optimum']")
+    page.until(f"{chart}.data.length === 1 && {chart}.data[0].name === 'standard global'")
+
+
+def test_a_picture_is_enlarged_and_closed(page):
+    page.click("#everett-quickstart .picture")
+    assert page.js("document.querySelector('dialog').open && document.querySelector('dialog img')"
+                   ".naturalWidth > 0")
+    page.click("dialog button")
+    assert not page.js("document.querySelector('dialog').open")
+
+
+# Without a browser.
+
+
+@pytest.mark.parametrize(("verdict", "kind"), [
+    ("agrees", "agrees"), ("agrees within 95 %", "agrees"), ("as expected", "agrees"),
+    ("off by +0.2, 3 SE", "off"), ("disagrees", "disagrees"), ("MISSED", "disagrees"),
+    ("within noise", "open"), ("undecided (n = 2)", "open"), ("", "none"),
+])
+def test_a_verdict_has_the_sign_of_its_kind(verdict, kind):
+    assert cards.kind(verdict) == kind
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Copies a shipped table, or a part of it, to where a sweep of one's own would write it."""
+
+    def put(table, folder, rows=None, **columns):
+        path = tmp_path / "results" / folder / cards.source_of(table)[1]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pd.read_csv(tables.shipped(table))[:rows].assign(**columns).to_csv(path, index=False)
+        return path
+
+    (tmp_path / "results").mkdir()
+    put.home = tmp_path / "results"
+    return put
+
+
+@pytest.mark.parametrize(("table", "folder"), [
+    ("everett/quickstart", "nanolm_c4/quickstart"),
+    ("everett/figure_2_adam", "nanolm_c4/figure_2_adam_laptop"),
+    ("bordelon/figure_2", "vit_cifar5m/figure_2_laptop"),
+    ("bordelon/figure_5_observations", "vit_cifar5m/figure_5"),
+    ("everett/figure_1_5_6_7_alignment", "nanolm_c4/figure_1_5_6_7_alignment_laptop"),
+    ("theory/bigram", "effective_theory"),
+    ("bordelon/initial_density", "vit_cifar5m/initial_laptop"),
+])
+def test_own_tables_are_found_where_sweeps_write_them(table, folder, results):
+    assert cards.own_table(table, results.home) is None
+    path = results(table, folder, 3)
+    assert cards.own_table(table, results.home) == path
+    for other in {table for name in names() for table in load(name).TABLES} - {table}:
+        found = cards.own_table(other, results.home)
+        assert found is None or found != path, other
+
+
+def test_own_results_take_the_place_of_shipped_ones(results):
+    assert not cards.sources("everett/quickstart", results.home, live=False).own
+    assert cards.sources("everett/quickstart", results.home, live=True) is None
+    path = results("everett/quickstart", "nanolm_c4/quickstart")
+    source = cards.sources("everett/quickstart", results.home, live=False)
+    assert source.own and source.paths == [path]
+    assert f"python -m plots everett/quickstart {path}" in source.commands
+    # Of three tables one is enough, as it is for the figure itself; of two that go together not.
+    results("everett/figure_12_adam", "nanolm_c4/figure_12_adam")
+    assert len(cards.sources("everett/learning_rates", results.home, False).paths) == 1
+    results("dinan/figure_1_2", "vit_imagenet/figure_1_2")
+    assert not cards.sources("dinan/vit_search", results.home, False).own
+
+
+def test_points_are_those_of_the_table():
+    table = pd.read_csv(tables.shipped("everett/quickstart"))
+    table.loc[table["curve"] == "mup_full", "curve"] = "my_own_rule"
+    found = explorer(table)
+    assert found["groups"] == ["standard global", "my own rule"]
+    rows = table[(table["curve"] == "my_own_rule") & (table["model.width"] == 32)]
+    for rate, seeds in rows.groupby("optimizer.lr")["final_eval_loss"]:
+        point = next(p for p in found["points"] if p[:3] == ["my own rule", 32, rate])
+        assert point[3:] == [pytest.approx(seeds.mean(), abs=1e-5),
+                             pytest.approx(seeds.std(), abs=1e-5), 2, 0]
+    lost = table.assign(status=table["status"].where(table.index != rows.index[0], "diverged"))
+    assert [p[6] for p in explorer(lost)["points"] if p[6]] == [1]
+    assert explorer(table[["curve", "seed"]]) is None
+    several = pd.read_csv(tables.shipped("bordelon/figure_7_12"))  # grows three sizes in turn
+    assert explorer(several) is None
+
+
+def get(address):
+    with urllib.request.urlopen(address, timeout=120) as answer:
+        return answer.read().decode()
+
+
+@pytest.fixture
+def live(results, monkeypatch):
+    monkeypatch.setattr(cards, "DPI", 40)
+    with report.server(results.home, 0) as served:
+        thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        yield f"http://127.0.0.1:{served.server_port}/"
+        served.shutdown()
+        thread.join()
+
+
+def test_a_live_page_follows_a_sweep_that_grows(live, results, browser):
+    browser.look()
+    browser.events.clear()
+    browser.open(live)
+    assert "No results yet" in browser.js("document.body.textContent")
+    results("everett/quickstart", "nanolm_c4/quickstart", 20)
+    browser.until("document.querySelector('.missing')?.textContent.includes('finish the sweep')")
+    browser.js("document.querySelector('.explorer').open = true")
+    results("everett/quickstart", "nanolm_c4/my_sweep", 30)
+    browser.until("document.querySelector('#sweep-my_sweep')?.textContent.includes('30 finished')")
+    results("everett/quickstart", "nanolm_c4/quickstart")
+    browser.until("document.querySelector('#everett-quickstart img')?.naturalWidth > 0")
+    assert browser.js("document.querySelector('#everett-quickstart .explorer').open")
+    assert "your results" in browser.js("document.querySelector('#everett-quickstart').textContent")
+    browser.js("document.querySelector('#sweep-my_sweep').dataset.kept = 'yes'")
+    results("everett/quickstart", "nanolm_c4/quickstart", seed=0)
+    browser.until("document.querySelector('#everett-quickstart .facts').textContent"
+                  ".includes('60 runs, 1 seed')")
+    assert browser.js("document.querySelector('#sweep-my_sweep').dataset.kept") == "yes"
+    assert not browser.complaints()
+    browser.open("about:blank")
+
+
+def test_a_live_page_draws_again_only_what_has_changed(live, results, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(report, "sweep_card", lambda path: drawn.append(path.parent.name) or
+                        cards.sweep_card(path))
+    for name in ("one", "two"):
+        results("everett/quickstart", f"nanolm_c4/{name}", 12)
+    before = get(f"{live}state")
+    assert get(live).count("<article") == 2 and drawn == ["one", "two"]
+    assert get(f"{live}state") == before
+    results("everett/quickstart", "nanolm_c4/two", 14)
+    assert get(f"{live}state") != before
+    assert "14 finished" in get(live) and drawn == ["one", "two", "two"]
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        get(f"{live}etc/passwd")
+
+
+def test_ctrl_c_ends_a_live_page_cleanly(results):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "plots", "report", "--live", "--results", str(results.home),
+         "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    line = process.stdout.readline()
+    assert str(results.home) in line
+    assert "No results yet" in get(line.split()[0])
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert (process.returncode, out.strip(), error) == (0, "ended", "")
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["--results", "nowhere"], "nowhere: no such folder; give --results the folder of your sweeps"),
+    (["--live", "--output", "x.html"], "--live serves a page and --output writes one"),
+    (["--port", "80"], "--port is that of the live page: give --live too"),
+])
+def test_a_mistake_is_one_line(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        report.main(words)
+    assert ended.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_port_that_is_taken_is_one_line(live, results, capsys):
+    port = live.rpartition(":")[2].strip("/")
+    with pytest.raises(SystemExit, match="2"):
+        report.main(["--live", "--results", str(results.home), "--port", port])
+    assert f"port {port}" in capsys.readouterr().err
