@@ -31,8 +31,8 @@ VERDICTS = {
     "agrees": (r"agrees|as expected|confirmed|within one step", "✓", "agrees"),
     "off": (r"off by", "Δ", "off by more than its error"),
     "disagrees": (r"disagrees|MISSED", "✗", "disagrees"),
-    "open": (r".", "~", "undecided: within noise, or too few runs"),
-    "none": (r"", "–", "no claim to compare with"),
+    "open": (r"within noise|undecided|not measured", "~", "undecided: within noise or few runs"),
+    "none": (r"", "–", "no verdict: no claim, or words only"),
 }
 # File that a sweep writes, by the ending of the shipped table's name.
 SOURCES = {

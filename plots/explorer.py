@@ -76,7 +76,7 @@ def _points(rows: pd.DataFrame, groups: list[str], size: str, axis: str | None) 
                            len(runs), lost])
         if not any(map(math.isfinite, means.values())):
             continue
-        if axis and len(means) > 1:
+        if axis == RATE and len(means) > 1:  # in its logarithm losses are parabolas near the best
             top = optimum(means)
             best.append([group, line, top.value, top.loss, top.inside, top.grid_value])
         else:

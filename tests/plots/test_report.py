@@ -345,7 +345,8 @@ def test_a_picture_is_enlarged_and_closed(page):
 @pytest.mark.parametrize(("verdict", "kind"), [
     ("agrees", "agrees"), ("agrees within 95 %", "agrees"), ("as expected", "agrees"),
     ("off by +0.2, 3 SE", "off"), ("disagrees", "disagrees"), ("MISSED", "disagrees"),
-    ("within noise", "open"), ("undecided (n = 2)", "open"), ("", "none"),
+    ("within noise", "open"), ("undecided (n = 2)", "open"), ("L = 8 is better", "none"),
+    ("", "none"),
 ])
 def test_a_verdict_has_the_sign_of_its_kind(verdict, kind):
     assert cards.kind(verdict) == kind
