@@ -1,4 +1,4 @@
-"""The lock file is whole: every package of requirements.txt at its version, every file with a hash."""
+"""The lock file is whole: every package of requirements.txt at its version, with hashes."""
 
 import re
 from pathlib import Path
