@@ -24,7 +24,7 @@ class Optimum:
     says that it is the first or last value tried, so that the true optimum may lie beyond.
     `error` is the standard error of log2 `value`, in octaves (NaN: unknown); next to a run that
     diverged it is the grid's resolution, its step over sqrt(12). `n` is the number of points in
-    the parabola (0 without one).
+    the parabola (0 without one), `vertex_loss` its value at `value` (NaN without one).
     """
 
     value: float
@@ -34,6 +34,7 @@ class Optimum:
     at_edge: bool = False
     error: float = math.nan
     n: int = 0
+    vertex_loss: float = math.nan
 
 
 def optimum(
@@ -59,8 +60,8 @@ def optimum(
         vertex = _vertex(x, np.array([losses[value] for value in near]), noise)
     if vertex is None:
         return Optimum(best, best, losses[best], False, at_edge)
-    place, error = vertex
-    return Optimum(best * 2.0**place, best, losses[best], True, at_edge, error, len(near))
+    place, error, lowest = vertex
+    return Optimum(best * 2.0**place, best, losses[best], True, at_edge, error, len(near), lowest)
 
 
 def _resolution(values: Sequence[float], best: float) -> float:
@@ -87,12 +88,12 @@ def _around(losses: Mapping[float, float], best: float, window: float) -> list[f
     return sorted(value for value in losses if low <= value <= min(best * reach, largest))
 
 
-def _vertex(x: np.ndarray, y: np.ndarray, noise: float) -> tuple[float, float] | None:
-    """(lowest point, its standard error) of the least-squares parabola through three points or
-    more; None without upward curvature or when the point lies outside of them."""
+def _vertex(x: np.ndarray, y: np.ndarray, noise: float) -> tuple[float, float, float] | None:
+    """(lowest point, its standard error, value there) of the least-squares parabola through three
+    points or more; None without upward curvature or when the point lies outside of them."""
     design = np.stack([np.ones_like(x), x, x * x], axis=1)
     found = np.linalg.lstsq(design, y, rcond=None)[0]
-    _, slope, curvature = found
+    start, slope, curvature = found
     if curvature <= 1e-12 * np.abs(y).max():
         return None
     place = -slope / (2 * curvature)
@@ -103,7 +104,8 @@ def _vertex(x: np.ndarray, y: np.ndarray, noise: float) -> tuple[float, float] |
     scatter = math.sqrt(float(residual @ residual) / free) if free else math.nan
     gradient = np.array([0.0, -1 / (2 * curvature), slope / (2 * curvature**2)])
     spread = gradient @ np.linalg.solve(design.T @ design, gradient)
-    return float(place), float(np.fmax(scatter, noise) * math.sqrt(spread))
+    lowest = start - slope**2 / (4 * curvature)
+    return float(place), float(np.fmax(scatter, noise) * math.sqrt(spread)), float(lowest)
 
 
 def stability(

@@ -1,10 +1,12 @@
 """Draws figures from result tables and prints their findings.
 
     python -m plots NAME [TABLE ...] [--out FOLDER]   one figure, of the shipped tables or of yours
+        --where model.width<=256 --where curve!=mup_fixed      of these rows alone
+        --label muP="µP" --label my_curve="ours"               other words in titles and legends
+        --style paper|talk                                     serif, captionless; or larger
     python -m plots --all [--out FOLDER]              every figure of the shipped tables
     python -m plots --list                            all names; NAME --help tells more of one
     python -m plots ship TABLE PAPER/NAME             keeps a table with the figures
-    python -m plots report [--results DIR] [--live]   all figures and findings as one HTML page
 
 NAME is PAPER/FIGURE, such as everett/learning_rates, or FIGURE alone where one paper has it.
 Figures are written as PNG and PDF: those of shipped tables to plots/figures/PAPER, others next to
@@ -14,29 +16,114 @@ the first table.
 from __future__ import annotations
 
 import argparse
+import difflib
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 
-from plots import report, ship, style
-from plots.catalogue import CHECK, drawings, find, load, names
-from plots.tables import TableError, shipped
+import pandas as pd
+
+from plots import ship, style, tables
+from plots.tables import Condition, TableError, shipped
+
+CHECK = "coordinate_check"  # of no paper: draws a user's own check
 
 
-def make(name: str, given: Sequence[Path], out: Path | None) -> tuple[str, list[Path]]:
-    """(findings, files written) of one figure, from the tables given or the shipped ones."""
-    module = load(name)
+def names() -> list[str]:
+    """The figures that have shipped tables, by paper."""
+    packages = {paper: importlib.import_module(f"plots.{paper}") for paper in ship.PAPERS}
+    return [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
+
+
+def find(word: str) -> str:
+    """The full name of a figure; TableError, with the nearest name, for what is none."""
+    known = [*names(), CHECK]
+    found = [name for name in known if word in (name, name.partition("/")[2])]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise TableError(f"{word!r} is a figure of {len(found)} papers: {', '.join(found)}")
+    lasts = {name.rpartition("/")[2]: name for name in known}
+    near = difflib.get_close_matches(word, [*known, *lasts], 1, 0.5)
+    hint = f"did you mean {lasts.get(near[0], near[0])}? " if near else ""
+    raise TableError(f"no figure {word!r}; {hint}`python -m plots --list` has all names")
+
+
+def load(name: str) -> ModuleType:
+    """The module of a figure: TABLES, read(paths), findings(data) and draw(data)."""
+    return importlib.import_module("plots." + name.replace("/", "."))
+
+
+def make(
+    name: str,
+    given: Sequence[Path],
+    out: Path | None,
+    where: Sequence[str] = (),
+    labels: Mapping[str, str] | None = None,
+    kind: str | None = None,
+) -> tuple[str, list[Path]]:
+    """(findings, files written) of one figure, from the tables given or the shipped ones, of the
+    rows that meet the conditions `where`, with other words for labels, in a style for print."""
+    module, paper = load(name), _paper(name)
     paths = list(given) or [shipped(table) for table in module.TABLES]
     if not paths:
         raise TableError(f"{name} has no shipped table; give the path of one")
     own = paths[0] if paths[0].is_dir() else paths[0].parent
     folder = out or (own if given else style.FIGURES / name.partition("/")[0])
-    data = module.read(paths)
-    text = "\n".join(map(str, module.findings(data)))
-    written = []
-    for stem, item in drawings(name, data):
-        written += style.save(item, folder, stem)
+    _check_belong(name, given)
+    with tables.where([Condition.parse(text) for text in where]):
+        data = module.read(paths)
+        text = "\n".join(map(str, module.findings(data)))
+        drawn = list(module.draw(data))
+    missing = dict(labels or {})
+    captions, written = [], []
+    per_table = getattr(module, "PER_TABLE", False)  # its figures are one for each table
+    for index, (stem, item) in enumerate(drawn):
+        if not isinstance(item, pd.DataFrame):
+            facts = tables.facts(paths[index:index + 1] if per_table else paths) if paper else []
+            facts += [f"only {text}" for text in where]
+            captions.append(style.credit(item, paper, stem, facts))
+            for label in style.rename(item, labels or {}):
+                missing.pop(label, None)
+            if kind:
+                style.dress(item, kind)
+    if missing:
+        raise TableError(f"--label {next(iter(missing))!r}: no such words in the figure")
+    if kind == "paper":
+        text = "\n".join([*captions, text])
+    for stem, item in drawn:
+        written += style.save(item, folder, stem, kind)
     return text, written
+
+
+def _check_belong(name: str, given: Sequence[Path]) -> None:
+    """TableError for a table whose curves are those of another figure's shipped tables."""
+    mine = set().union(*map(_curves, map(shipped, load(name).TABLES)))
+    for path in given:
+        found = _curves(path)
+        if not found or found & mine:
+            continue
+        for other in names():
+            if any(found <= _curves(shipped(table)) for table in load(other).TABLES):
+                raise TableError(f"{path}: this is a table of {other}; "
+                                 f"`python -m plots {other} {path}` draws it")
+
+
+def _curves(path: Path) -> set[str]:
+    """The curves of a table; none where it has no such column or cannot be read."""
+    try:
+        return set(pd.read_csv(path, usecols=[tables.CURVE])[tables.CURVE].astype(str))
+    except Exception:  # `tables.read` says what is wrong with it
+        return set()
+
+
+def _paper(name: str) -> str | None:
+    """The paper that a figure is of; None for a user's own check."""
+    folder = name.rpartition("/")[0]
+    package = importlib.import_module(f"plots.{folder}") if folder else None
+    return getattr(load(name), "PAPER", getattr(package, "PAPER", None))
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -51,8 +138,15 @@ def _run(args: argparse.Namespace) -> None:
             print(f"== {name}")
         paper = name.partition("/")[0]
         out = args.out / paper if args.all and args.out else args.out
-        text, written = make(name, args.tables, out)
+        text, written = make(name, args.tables, out, args.where, dict(args.label), args.style)
         print(f"{text}\nwritten: {', '.join(map(str, written))}")
+
+
+def _label(text: str) -> tuple[str, str]:
+    old, sign, new = text.partition("=")
+    if not (old and sign):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected OLD=NEW")
+    return old, new
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,6 +157,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("name", nargs="?", help="figure, such as everett/learning_rates")
     parser.add_argument("tables", type=Path, nargs="*", help="its tables (default: shipped ones)")
     parser.add_argument("--out", type=Path, help="folder to write to")
+    parser.add_argument("--where", metavar="COLUMN<=VALUE", action="append", default=[],
+                        help="draw these rows alone, such as model.width<=256; may be repeated")
+    parser.add_argument("--label", metavar="OLD=NEW", action="append", default=[], type=_label,
+                        help="another word for one in titles and legends; may be repeated")
+    parser.add_argument("--style", choices=style.STYLES,
+                        help="paper: serif, without title and caption; talk: larger")
     parser.add_argument("--all", action="store_true", help="every figure of shipped tables")
     parser.add_argument("--list", action="store_true", help="names of all figures")
     parser.add_argument("-h", "--help", action="store_true", help="of the command or of a figure")
@@ -72,8 +172,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; a user's mistake is one line and exit code 2."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] in (["ship"], ["report"]):
-        return {"ship": ship, "report": report}[argv[0]].main(argv[1:])
+    if argv[:1] == ["ship"]:
+        return ship.main(argv[1:])
     parser = _parser()
     args = parser.parse_intermixed_args(argv)
     if not (args.name or args.all or args.list or args.help):

@@ -19,8 +19,8 @@ from measure.fits import (
     power_law,
     stability,
 )
-from plots.findings import number
-from plots.style import LABELS
+from plots.findings import Finding, claimed_equal, claimed_gain, number
+from plots.style import LABELS, LOSS_LABEL, STAR, VERTEX, empty, present
 from plots.tables import (
     CURVE,
     EPS,
@@ -40,7 +40,13 @@ from plots.tables import (
 # spread of points whose mean loss is at most this much above their sweep's lowest.
 NEAR = 0.05
 LONGEST = 2.0  # octaves; error bars are cut there, or one that says nothing would hide the rest
-STAR = {"marker": "*", "ms": 10, "mec": "black", "mew": 0.5, "zorder": 5, "ls": ""}
+RATE_NOTE = "points: means over seeds, up to the first rate 20 % above the best loss"
+OPTIMA_NOTE = (
+    "optimum against width: vertex of the parabola, or best rate run where there is none; bar: its "
+    f"standard error, cut at {LONGEST:g} octaves; hollow: best rate is the first or last tried, "
+    "left out of the fit"
+)
+BEST_NOTE = "loss of the best rate; bar: standard error from the spread over seeds"
 
 
 @dataclass(frozen=True)
@@ -79,14 +85,17 @@ class RateSweep:
         return self.noise / math.sqrt(self.seeds[self.best.grid_value])
 
 
-def rate_sweeps(rows: pd.DataFrame, noise: float = math.nan) -> dict[int, RateSweep]:
-    """Width -> sweep, of one line of a figure; widths where every run diverged are left out."""
+def rate_sweeps(
+    rows: pd.DataFrame, noise: float = math.nan, window: float | None = WINDOW
+) -> dict[int, RateSweep]:
+    """Width -> sweep, of one line of a figure; widths where every run diverged are left out. The
+    parabola of the optimum reaches `window` octaves, or to the neighbours of the best rate."""
     found = {}
     for width, cell in rows.groupby(WIDTH):
         losses, seeds = mean_losses(cell, RATE), counts(cell, RATE)
         if any(map(math.isfinite, losses.values())):
             spread = noise / math.sqrt(min(seeds.values()))
-            best = optimum(losses, WINDOW, spread)
+            best = optimum(losses, window, spread)
             size = float(cell[PARAMETERS].iloc[0]) if PARAMETERS in cell else math.nan
             found[int(width)] = RateSweep(int(width), size, losses, seeds, noise, best)
     return found
@@ -158,7 +167,8 @@ def noise_line(rows: pd.DataFrame, what: str) -> str:
 def noise_lines(table: pd.DataFrame) -> list[str]:
     """The same for every parameterisation of a table."""
     return [
-        noise_line(table[table[PARAMETERIZATION] == rule], label) for rule, label in LABELS.items()
+        noise_line(table[table[PARAMETERIZATION] == rule], label)
+        for rule, label in present(LABELS, table[PARAMETERIZATION]).items()
     ]
 
 
@@ -250,43 +260,70 @@ def gain_text(before: Mapping[int, RateSweep], after: Mapping[int, RateSweep]) -
     width, change, error = gain(before, after)
     small, earlier, _ = gain(before, after, last=False)
     note = f" ({earlier:+.3f} at {small})" if small != width else ""
-    return f"{number(change, error)} at D = {width}{note}"
+    return "not measured" if width is None else f"{number(change, error)} at D = {width}{note}"
+
+
+def compared(
+    name: str,
+    before: Mapping[int, RateSweep],
+    after: Mapping[int, RateSweep],
+    claim: str | None,
+    published: str | None = None,
+) -> Finding:
+    """The gain as a finding: the paper says that there is one (`gains`), a loss (`loses`), neither
+    (`equal`), or nothing (None), in the words `published`."""
+    _, change, error = gain(before, after)
+    word = ""
+    if claim is not None:
+        judge = claimed_equal if claim == "equal" else claimed_gain
+        word = judge(-change if claim == "loses" else change, error)
+    return Finding(name, gain_text(before, after), published or claim or "no claim", word)
+
+
+def lines_of(
+    table: pd.DataFrame, keys: Mapping[str, Mapping[str, str]], curves: Mapping[str, str]
+) -> dict[tuple[str, ...], dict[int, RateSweep]]:
+    """(value of every key column, curve) -> sweeps by width, of what has a finished run; `keys`
+    and `curves` have the labels of what comes first, in this order. Lines of the same key values
+    share their noise."""
+    if not keys:
+        found = curve_sweeps(table, present(curves, table[CURVE]))
+        return {(curve,): sweeps for curve, sweeps in found.items()}
+    (column, labels), *rest = keys.items()
+    return {
+        (value, *further): sweeps
+        for value in present(labels, table[column])
+        for further, sweeps in lines_of(table[table[column] == value], dict(rest), curves).items()
+    }
 
 
 # Panels that several figures share: loss against rate, optimum and best loss against size.
 
 
 def draw_rates(axis, sweeps: Mapping[int, RateSweep], colors: Mapping[int, tuple]) -> None:
-    """Loss against learning rate, stable rates only, a line per width with a star at the optimum;
-    a bar along the rate is the optimum's standard error, a hollow star has none."""
+    """Loss against learning rate, stable rates only, a line per width with a star at the best rate
+    that was run and, where a parabola has one, its vertex with the standard error of the rate."""
     for width, sweep in sweeps.items():
-        stable = sweep.stable
-        axis.plot(list(stable), list(stable.values()), "o-", ms=2.5, lw=1.1, color=colors[width])
-        best = sweep.best
-        if math.isfinite(best.error):
-            error = min(best.error, LONGEST)
+        stable, best, color = sweep.stable, sweep.best, colors[width]
+        axis.plot(list(stable), list(stable.values()), "o-", ms=2.5, lw=1.1, color=color)
+        axis.plot(best.grid_value, best.loss, color=color, **STAR)
+        if best.inside:
+            error = min(best.error, LONGEST) if math.isfinite(best.error) else 0.0
             ends = [best.value * 2**-error, best.value * 2**error]
-            axis.plot(ends, [best.loss] * 2, "-", lw=2.2, color="black", alpha=0.6, zorder=4)
-        face = colors[width] if best.inside else "white"
-        axis.plot(best.value, best.loss, color=face, **STAR)
+            axis.plot(ends, [best.vertex_loss] * 2, "-", lw=0.8, color=color, zorder=4)
+            axis.plot(best.value, best.vertex_loss, color=color, **VERTEX)
     axis.set_xscale("log", base=2)
 
 
-def pair_rows(axes, titles: Iterable[str]) -> None:
-    """Column titles, and one axis of rates for the first two rows, to call before drawing."""
-    for first, second, title in zip(axes[0], axes[1], titles):
-        first.set_title(title)
-        second.sharex(first)
-        first.tick_params(labelbottom=False)
-        second.set_xlabel("learning rate")
-
-
 def loss_limits(axes, sweeps: list[Mapping[int, RateSweep]]) -> None:
-    """From below the best loss to 20% above the worst optimum, where stability ends."""
-    best = [sweep.loss for line in sweeps for sweep in line.values()]
-    if best:
+    """One range of losses for all axes: of what is drawn, and a margin."""
+    drawn = [sweep for line in sweeps for sweep in line.values()]
+    values = [loss for sweep in drawn for loss in sweep.stable.values()]
+    values += [sweep.best.vertex_loss for sweep in drawn if sweep.best.inside]
+    if values:
+        margin = 0.06 * (max(values) - min(values)) or 0.1
         for axis in axes:
-            axis.set_ylim(min(best) - 0.05 * max(best), 1.2 * max(best))
+            axis.set_ylim(min(values) - margin, max(values) + margin)
 
 
 def draw_optima(axis, sweeps: Mapping[int, RateSweep], fit: Exponent, **look) -> None:
@@ -310,14 +347,31 @@ def draw_optima(axis, sweeps: Mapping[int, RateSweep], fit: Exponent, **look) ->
     axis.set_yscale("log", base=2)
 
 
+def draw_published(axis, sweeps: Mapping[int, RateSweep], power: float, **look) -> None:
+    """The slope that the paper prints, through the middle of the optima that were measured."""
+    widths = np.array(sorted(sweeps), dtype=float)
+    middle = np.mean(np.log2([sweeps[int(width)].best.value for width in widths]))
+    place = np.log2(widths)
+    line = 2.0 ** (middle + power * (place - place.mean()))
+    axis.plot(widths, line, **{"ls": ":", "lw": 1.4, "color": "0.45", "zorder": 1, **look})
+
+
 def octave_limits(axis, widths: list[int]) -> None:
-    """Ticks at the widths, and at least two whole octaves of rates."""
+    """Ticks at the widths, with labels as far as they have room, and at least two whole octaves of
+    rates."""
     if axis.has_data() and axis.get_yscale() == "log":
         low, high = (math.log2(end) for end in axis.get_ylim())
         low, high = math.floor(low), math.ceil(high)
         axis.set_ylim(2.0**low, 2.0 ** max(high, low + 2))
-    axis.set_xticks(widths, labels=[str(width) for width in widths])
     axis.set_xlim(min(widths) / 1.3, max(widths) * 1.3)
+    inches = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols - 0.8
+    digit = math.log2(1.3**2 * max(widths) / min(widths)) / inches * 0.1  # octaves it takes
+    labelled: list[int] = []
+    for width in sorted(widths, key=lambda w: (w & (w - 1) != 0, w)):  # powers of two first
+        room = (len(str(width)) + 1) * digit
+        if all(abs(math.log2(width / other)) >= room for other in labelled):
+            labelled.append(width)
+    axis.set_xticks(widths, labels=[str(w) if w in labelled else "" for w in widths])
     axis.minorticks_off()
 
 
@@ -340,6 +394,19 @@ def draw_best(axis, sweeps: Mapping[int, RateSweep], **look) -> None:
     axis.errorbar(sizes, values, yerr=errors, capsize=2, **look)
     axis.set_xscale("log")
     _size_ticks(axis)
+
+
+def size_panels(axes, panels: Iterable[Iterable[tuple[Mapping[int, RateSweep], dict]]]) -> None:
+    """Best loss against size, in every panel a line per (sweeps, look); a panel without any says
+    so."""
+    for axis, drawn in zip(axes, panels):
+        drawn = list(drawn)
+        for sweeps, look in drawn:
+            draw_best(axis, sweeps, **look)
+        if not drawn:
+            empty(axis, "no finished run")
+        axis.set_xlabel("parameters")
+    axes[0].set_ylabel(LOSS_LABEL)
 
 
 def _size_ticks(axis) -> None:

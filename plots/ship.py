@@ -2,9 +2,9 @@
 
     python -m plots ship results.csv PAPER/NAME
 
-Copies the table to plots/data/PAPER/NAME.csv and writes NAME.json: commit, versions, device and
-number of runs, read from the runs' summaries. Tables above 1.5 MB, such as those of kernels, are
-kept compressed, as NAME.csv.gz.
+Copies the table to plots/data/PAPER/NAME.csv and writes NAME.json: sweep, data, commit, versions,
+device and number of runs, read from the runs' configs and summaries. Tables above 1.5 MB, such as
+those of kernels, are kept compressed, as NAME.csv.gz.
 """
 
 from __future__ import annotations
@@ -17,14 +17,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
+
 from plots.tables import DATA, TableError
 
 PAPERS = ("everett", "dinan", "bordelon", "theory")
 LARGE = 1_500_000  # bytes
+# What the data that come with an experiment are, for captions.
+EMBEDDED = {
+    "nanolm_c4": "the World English Bible",
+    "bart_span_denoise": "the World English Bible",
+    "vit_imagenet": "1,797 digits of scikit-learn",
+    "vit_cifar5m": "drawn images of blobs",
+}
 
 
 def provenance(table: Path) -> dict[str, object]:
-    """The environment all runs of a table share; TableError when they differ or are missing."""
+    """The sweep, the data and the environment that all runs of a table share; TableError when
+    environments differ or are missing."""
     try:
         with open(table, newline="", encoding="utf-8") as file:
             # A table of probes has many rows per run.
@@ -44,7 +54,21 @@ def provenance(table: Path) -> dict[str, object]:
     odd = [name for name, other in zip(names, environments) if other != environments[0]]
     if odd:
         raise TableError(f"{table}: run {odd[0]} was made elsewhere than {names[0]}; run all again")
-    return {"runs": len(names), "environment": environments[0]}
+    folder = table.resolve().parent
+    origin = {"runs": len(names), "sweep": f"{folder.parent.name}/{folder.name}"}
+    return {**origin, **_data(folder / names[0] / "config.yaml"), "environment": environments[0]}
+
+
+def _data(config: Path) -> dict[str, str]:
+    """What a run was trained on, in words; nothing for a run without a config."""
+    if not config.exists():
+        return {}
+    try:
+        source = yaml.safe_load(config.read_text(encoding="utf-8"))["data"]["source"]
+    except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise TableError(f"{config}: no config with a data.source ({error!r})") from None
+    experiment = config.parents[2].name
+    return {"data": EMBEDDED.get(experiment, source) if source == "embedded" else source}
 
 
 def keep(table: Path, path: Path) -> None:

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 FIGURES = Path(__file__).resolve().parent / "figures"
 DPI = 160
-CREDIT = 0.2  # inches
+# Above all panels: one line of title, lines of caption; inches, and points of their text.
+TITLE_HEIGHT, CAPTION_HEIGHT, CAPTION_SIZE = 0.25, 0.13, 7.0
+# Okabe and Ito (2008), without their yellow, which is too pale for a line on white, and Tol's wine
+# (2021). Any two are told apart with deuteranopia and protanopia (tests/plots/test_style.py).
+BLUE, ORANGE, GREEN, PINK = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
+VERMILION, SKY, BLACK, WINE = "#D55E00", "#56B4E9", "#000000", "#882255"
+PALETTE = (BLUE, ORANGE, GREEN, WINE, SKY, VERMILION, PINK, BLACK)
+SHAPES = "os^DvP*X"
 LABELS = {"standard": "standard", "ntk": "NTK", "mup": "muP", "mean_field": "mean-field"}
-# Positions in seaborn's "deep" palette, and a marker that tells them apart without colour.
-_COLORS = {"standard": 0, "ntk": 1, "mup": 2, "mean_field": 3}
-MARKERS = {"standard": "o", "ntk": "s", "mup": "^", "mean_field": "D"}
 OPTIMIZERS = {
     "sgd": "SGD",
     "adam": "Adam",
     "adam_param_scaling": "Adam + parameter scaling",
     "adafactor": "Adafactor",
 }
-_STAR = {"marker": "*", "ms": 9, "ls": "", "mec": "black"}
-# What stars mean in panels of loss against rate.
+STAR = {"marker": "*", "ms": 10, "mec": "black", "mew": 0.5, "zorder": 5, "ls": ""}
+VERTEX = {"marker": "D", "ms": 4, "mfc": "white", "mew": 0.9, "zorder": 6, "ls": ""}
+# What the marks in panels of loss against rate mean.
 STAR_ENTRIES = (
-    ("optimum (bar: its error)", {"color": "gray", **_STAR}),
-    ("no parabola", {"color": "white", **_STAR}),
+    ("best rate run", {"color": "gray", **STAR}),
+    ("vertex of a parabola (bar: standard error)", {"color": "gray", **VERTEX}),
 )
 LOSS_LABEL = "eval loss (nats/token)"
 VALIDATION_LABEL = "validation loss (nats/token)"
@@ -39,19 +45,33 @@ STRATEGIES = {
     "maximal_update": "maximal-update",
 }
 STRATEGY_COLORS = {
-    "standard": "#000000", "neural_tangent": "#0072B2", "hybrid": "#A65CC9",
-    "maximal_update": "#D7301F",
+    "standard": BLACK, "neural_tangent": BLUE, "hybrid": PINK, "maximal_update": VERMILION,
 }
 # The palest seed of a strategy, as the share of white in its colour.
 PALEST = 0.65
 STRATEGY_MARKERS = {"standard": "o", "neural_tangent": "s", "hybrid": "D", "maximal_update": "^"}
+STYLES = ("paper", "talk")
 
 
-def color(parameterization: str) -> tuple[float, float, float]:
-    """A parameterisation's colour, the same in every figure."""
-    import seaborn as sns
+def looks(names: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Name -> colour and marker: the same for a parameterisation in every figure, and for other
+    names, such as those of one's own curves, in their order what is left of the palette."""
+    own = [name for name in names if name not in LABELS]
+    order = {name: index for index, name in enumerate([*LABELS, *own])}
+    return {
+        name: {"color": PALETTE[order[name] % len(PALETTE)],
+               "marker": SHAPES[order[name] % len(SHAPES)]}
+        for name in names
+    }
 
-    return sns.color_palette("deep")[_COLORS[parameterization]]
+
+def present(labels: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    """Name -> label of those among `names`, in the order of `labels`, then names of one's own,
+    which label themselves."""
+    found = list(dict.fromkeys(names))
+    return {name: label for name, label in labels.items() if name in found} | {
+        name: name for name in found if name not in labels
+    }
 
 
 def width_colors(widths: Sequence[int]) -> dict[int, tuple[float, float, float]]:
@@ -94,6 +114,13 @@ def legend(figure, entries: Sequence[tuple[str, dict]], **options) -> None:
     figure.legend(handles, labels, loc="outside lower center", **options)
 
 
+def empty(axis, why: str) -> None:
+    """Says in a panel without data why there are none."""
+    axis.text(0.5, 0.5, why, transform=axis.transAxes, ha="center", va="center", color="0.4",
+              fontsize=8)
+    axis.grid(False)
+
+
 def bits_axis(axis) -> None:
     """A second scale on the right: nats on the left in bits."""
     scale = (lambda nats: nats / math.log(2), lambda bits: bits * math.log(2))
@@ -109,12 +136,10 @@ def update_ticks(axis, last: float) -> None:
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def parameterization_entries() -> list[tuple[str, dict]]:
-    """Legend entries of all four parameterisations."""
-    return [
-        (label, {"color": color(rule), "marker": MARKERS[rule], "ms": 4, "lw": 1.2})
-        for rule, label in LABELS.items()
-    ]
+def rule_entries(rules: Mapping[str, str]) -> list[tuple[str, dict]]:
+    """Legend entries of parameterisations, name -> label."""
+    found = looks(list(rules))
+    return [(label, {**found[rule], "ms": 4, "lw": 1.2}) for rule, label in rules.items()]
 
 
 def width_entries(colors: Mapping[int, tuple]) -> list[tuple[str, dict]]:
@@ -122,18 +147,80 @@ def width_entries(colors: Mapping[int, tuple]) -> list[tuple[str, dict]]:
     return [(f"D = {w}", {"color": c, "marker": "o", "ms": 3}) for w, c in colors.items()]
 
 
-def credit(figure, paper: str, name: str) -> None:
-    """Says above all panels which figure of which paper this is, by its file name."""
+def credit(figure, paper: str | None, name: str, facts: Sequence[str] = ()) -> str:
+    """Says above all panels which figure of which paper this is, by its file name, and below that,
+    smaller, what it rests on: `facts`, and what the figure's own title has after its first line.
+    Returns the text."""
     number = re.match(r"figure_(\d+[a-z]?)(_|$)", name)
-    source = f"{paper}, Figure {number[1]}" if number else paper
-    own = figure.get_suptitle()
-    if not own:
-        figure.set_figheight(figure.get_figheight() + CREDIT)  # room that panels do not lose
-    figure.suptitle(f"{source}: {own}" if own else source, fontsize=10)
+    own, _, notes = figure.get_suptitle().partition("\n")
+    source = f"{paper}, Figure {number[1]}" if paper and number else paper
+    title = ": ".join(filter(None, (source, own)))
+    width, height = figure.get_size_inches()
+    text = "; ".join(filter(None, (*facts, notes.replace("\n", " "))))
+    lines = textwrap.wrap(text, int(width * 72 / CAPTION_SIZE / 0.56))
+    strip = TITLE_HEIGHT + CAPTION_HEIGHT * len(lines) + 0.05
+    total = height + strip  # room that panels do not lose
+    figure.set_figheight(total)
+    figure.suptitle(title, fontsize=10, y=1 - 0.06 / total, va="top").set_in_layout(False)
+    figure.text(0.5, 1 - TITLE_HEIGHT / total, "\n".join(lines), fontsize=CAPTION_SIZE, va="top",
+                ha="center", color="0.35", linespacing=1.25).set_in_layout(False)
+    figure.get_layout_engine().set(rect=(0, 0, 1, height / total))
+    return f"{title}\n{text}"
 
 
-def save(item, folder: Path, name: str) -> list[Path]:
-    """Writes a figure as PNG and PDF, or a table as CSV; the same data give the same bytes."""
+def rename(figure, labels: Mapping[str, str]) -> set[str]:
+    """Writes other words for labels, in titles and legends, too; returns those that were found."""
+    from matplotlib.text import Text
+
+    found = set()
+    for item in figure.findobj(Text):
+        for old, new in labels.items():
+            text, times = re.subn(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: new,
+                                  item.get_text())
+            if times:
+                found.add(old)
+                item.set_text(text)
+    return found
+
+
+def dress(figure, kind: str) -> None:
+    """`paper`: serif letters, for a manuscript whose own caption says what is above the panels
+    here; `talk`: letters, lines and marks 1.35 times as large, on a figure 1.2 times as large."""
+    from matplotlib.lines import Line2D
+    from matplotlib.text import Text
+
+    figure.draw_without_rendering()  # makes the ticks
+    if kind == "paper":
+        strip = figure.get_layout_engine().get()["rect"][3]
+        figure.set_figheight(strip * figure.get_figheight())
+        figure.get_layout_engine().set(rect=(0, 0, 1, 1))
+        for text in (figure._suptitle, *figure.texts):
+            text.set_visible(False)
+        for axis in figure.axes:
+            axis.tick_params(which="both", labelfontfamily="serif")
+        for text in figure.findobj(Text):
+            text.set_fontfamily("serif")
+            text.set_math_fontfamily("stix")
+        return
+    figure.set_size_inches(*(side * 1.2 for side in figure.get_size_inches()))
+    for axis in figure.axes:
+        for line in (axis.xaxis, axis.yaxis):
+            labels = [*line.get_ticklabels(), *line.get_ticklabels(minor=True)]
+            line.set_tick_params(which="both", labelsize=max(
+                (1.35 * label.get_fontsize() for label in labels), default=10))
+    ticks = {label for axis in figure.axes for label in (*axis.get_xticklabels(which="both"),
+                                                         *axis.get_yticklabels(which="both"))}
+    for text in set(figure.findobj(Text)) - ticks - {*figure.texts}:
+        text.set_fontsize(1.35 * text.get_fontsize())
+    for line in figure.findobj(Line2D):
+        line.set_linewidth(1.35 * line.get_linewidth())
+        line.set_markersize(1.35 * line.get_markersize())
+
+
+def save(item, folder: Path, name: str, kind: str | None = None) -> list[Path]:
+    """Writes a figure as PNG and PDF, or a table as CSV; the same data give the same bytes. A
+    figure for a `paper` has 300 dots per inch and letters that stay text in the PDF."""
+    import matplotlib
     import matplotlib.pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -143,7 +230,9 @@ def save(item, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.{kind}" for kind in ("png", "pdf")]
     for path in paths:
         metadata = {"CreationDate": None} if path.suffix == ".pdf" else {}
-        item.savefig(path, dpi=DPI, metadata=metadata)
+        paper = kind == "paper"
+        with matplotlib.rc_context({"pdf.fonttype": 42} if paper else {}):
+            item.savefig(path, dpi=300 if paper else DPI, metadata=metadata)
         item.set_layout_engine("none")  # what the first file laid out holds for the second
     plt.close(item)
     return paths

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import json
 import math
+import operator
 import re
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -19,6 +24,14 @@ WIDTH, RATE, EPS = "model.width", "optimizer.lr", "optimizer.eps"
 DECAY = "optimizer.weight_decay"
 RUN, STEP, HORIZON = "run", "step", "horizon"
 RESULTS = (CURVE, SEED, STATUS, LOSS)
+# Columns of words; all others hold numbers, these whole ones.
+WORDS = {
+    CURVE, STATUS, PARAMETERIZATION, OPTIMIZER, HORIZON, RUN, "prescription.strategy", "layer",
+    "role", "kind", "commit", "stem", "quantity", "part", "block", "entry", "table", "row",
+    "column", "note", "met", "name", "constants",
+}
+ERRORS = {"error", "predicted_error"}
+COUNTS = {SEED, WIDTH, STEP, "model.heads", "model.layers", "model.head_dim"}
 # The experiments whose sweeps reproduce a paper; a shipped table has its sweep's name.
 EXPERIMENTS = {
     "everett": ("nanolm_c4",),
@@ -29,6 +42,61 @@ EXPERIMENTS = {
 
 class TableError(ValueError):
     """A table that a figure cannot be drawn from."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One condition on the rows that are drawn, such as model.width<=256."""
+
+    column: str
+    sign: str
+    value: str
+
+    COMPARE = {"<=": operator.le, ">=": operator.ge, "!=": operator.ne, "=": operator.eq,
+               "<": operator.lt, ">": operator.gt}
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """TableError for a text without column, sign and value."""
+        found = re.fullmatch(r"([\w.]+)(<=|>=|!=|=|<|>)(.+)", text)
+        if not found:
+            raise TableError(f"--where {text!r}: expected COLUMN, one of "
+                             f"{' '.join(cls.COMPARE)} and a value, such as model.width<=256")
+        return cls(*found.groups())
+
+    def rows(self, table: pd.DataFrame, path: Path) -> pd.DataFrame:
+        """The rows that meet it; TableError for an unknown column and where none is left."""
+        if self.column not in table:
+            near = difflib.get_close_matches(self.column, list(table), 1, 0.5)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise TableError(f"{path}: --where names no column of it, {self.column!r}{hint}")
+        cells: pd.Series = table[self.column]
+        value: Any = self.value
+        if pd.api.types.is_bool_dtype(cells) or not pd.api.types.is_numeric_dtype(cells):
+            cells = cells.astype(str)
+        else:
+            try:
+                value = float(value)
+            except ValueError:
+                raise TableError(f"{path}: --where compares the numbers of {self.column} with "
+                                 f"{value!r}") from None
+        found = table[self.COMPARE[self.sign](cells, value)]
+        if found.empty:
+            raise TableError(f"{path}: no row with {self.column}{self.sign}{self.value}")
+        return found
+
+
+_conditions: list[Condition] = []  # of the figure that is being drawn
+
+
+@contextlib.contextmanager
+def where(conditions: Iterable[Condition]) -> Iterator[None]:
+    """Tables that are read inside have only the rows that meet all conditions."""
+    _conditions[:] = conditions
+    try:
+        yield
+    finally:
+        _conditions.clear()
 
 
 def shipped(name: str) -> Path:
@@ -55,15 +123,102 @@ def read(
         raise TableError(f"{path}: no such table; {_makers(path, source)}")
     try:
         table = pd.read_csv(path)
-    except (OSError, EOFError, zlib.error, pd.errors.ParserError, pd.errors.EmptyDataError,
-            UnicodeDecodeError) as error:
+    except Exception as error:  # whatever pandas and the decompressor of a damaged file raise
         raise TableError(f"{path}: cannot read the table: {error}") from None
     missing = [column for column in columns if column not in table]
     if missing:
         raise TableError(f"{path}: no column {missing[0]!r}; is it the {source} of {maker}?")
     if table.empty:
         raise TableError(f"{path}: no runs in it; run {maker} first")
+    for column in (*columns, *({PARAMETERS} & {*table})):
+        _check_numbers(table[column], path)
+    for condition in _conditions:
+        table = condition.rows(table, path)
     return table
+
+
+def _check_numbers(cells: pd.Series, path: Path) -> None:
+    """TableError for a word in a column of numbers, and for counts that are none."""
+    if cells.name in WORDS:
+        return
+    try:
+        values = pd.to_numeric(cells, errors="coerce")
+    except OverflowError:
+        raise TableError(f"{path}: column {cells.name!r} has no number: one is too large") from None
+    odd, expected = cells[values.isna() & cells.notna()], "a number"
+    if cells.name in COUNTS:
+        odd, expected = cells[cells.notna() & ~(values % 1 == 0)], "a whole number"
+    if cells.name in (SEED, WIDTH):
+        odd = cells[~(values % 1 == 0)]
+    if cells.name in ERRORS and odd.empty:
+        odd, expected = cells[values < 0], "no error below zero"
+    if not odd.empty:
+        raise TableError(f"{path}: column {cells.name!r} has no number: {odd.iloc[0]!r}; expected "
+                         f"{expected}")
+
+
+def facts(paths: Sequence[Path]) -> list[str]:
+    """What a figure of these tables rests on, for its caption: the sweep with its preset, the data
+    and the number of seeds, as far as the tables and the JSON files beside them say so."""
+    origins = [_origin(path) for path in paths]
+    by_preset: dict[str, dict[str, None]] = {}
+    for origin in origins:
+        if "sweep" in origin:
+            sweep, preset = _preset(str(origin["sweep"]))
+            by_preset.setdefault(preset, {})[sweep] = None
+    data = dict.fromkeys(str(origin["data"]) for origin in origins if "data" in origin)
+    counts = [_replicas(path) for path in paths]
+    return [
+        *(f"sweep{'s' * (len(sweeps) > 1)} {' and '.join(sweeps)}{preset}"
+          for preset, sweeps in by_preset.items()),
+        *(["data: " + " and ".join(data)] if data else []),
+        *list(dict.fromkeys(filter(None, counts)))[:1],
+    ]
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    """The provenance of a shipped table; of a sweep's own table, its folder's name."""
+    notes = path.with_name(path.name.partition(".")[0] + ".json")
+    if path.is_relative_to(DATA):
+        return json.loads(notes.read_text(encoding="utf-8")) if notes.exists() else {}
+    folder = path.resolve().parent
+    known = any((folder / name).exists() for name in ("manifest.json", "sweep.yaml"))
+    return {"sweep": f"{folder.parent.name}/{folder.name}"} if known else {}
+
+
+def _preset(sweep: str) -> tuple[str, str]:
+    """EXPERIMENT/NAME_PRESET as EXPERIMENT/NAME and ", preset PRESET"."""
+    experiment, _, name = sweep.partition("/")
+    for end in range(len(name), 0, -1):
+        if (ROOT / experiment / "sweeps" / f"{name[:end]}.yaml").exists():
+            preset = name[end:].removeprefix("_")
+            return f"{experiment}/{name[:end]}", f", preset {preset}" if preset else ""
+    return sweep, ""
+
+
+def _replicas(path: Path) -> str:
+    """How many seeds, or random networks, there are at a point of a table."""
+    table = pd.read_csv(path, usecols=lambda name: name in (
+        CURVE, SEED, "seeds", "networks", "network") or ("." in name and name != SEED))
+    for word in ("seeds", "networks"):
+        if word in table:
+            return f"{_span(table[word])} {word}"
+    column = SEED if SEED in table else "network"
+    if column not in table:
+        return ""
+    keys = [key for key in table if key != column and table[key].notna().all()]
+    found = table.groupby(keys)[column].nunique() if keys else table[[column]].nunique()
+    return f"{_span(found)} {column}{'s' * bool(found.max() > 1)} per point"
+
+
+def _span(values: pd.Series) -> str:
+    """The range of counts; ? where a damaged table has none."""
+    counts = pd.to_numeric(values, errors="coerce")
+    counts = counts[counts.map(math.isfinite)]
+    if counts.empty:
+        return "?"
+    low, high = int(counts.min()), int(counts.max())
+    return f"{low}" if low == high else f"{low} to {high}"
 
 
 def _makers(path: Path, source: str) -> str:

@@ -8,30 +8,34 @@ Loss of the best rate against size: one global learning rate; full alignment wit
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import HEADER, Finding, Printed, claimed_equal
+from plots.findings import HEADER, Finding, Printed, claimed_equal, number
 from plots.rates import (
+    BEST_NOTE,
     RateSweep,
-    curve_sweeps,
-    draw_best,
     edge_lines,
     gain,
     gain_text,
+    lines_of,
     lost_lines,
     noise_lines,
+    size_panels,
 )
 from plots.tables import CURVE, PARAMETERIZATION
 
 TABLES = ("everett/figure_10_adafactor",)
 FIGURE = "figure_10_adafactor"
 FAMILIES = {"adafactor": "Adafactor", "param_scaling": "Adam + parameter scaling"}
+OWN = ""  # the family of a curve with another name, which is a setting of its own
 SETTINGS = {"global": "one global rate", "full_constants": "full alignment + constants"}
-LOOKS = {"adafactor": {"ls": "-"}, "param_scaling": {"ls": "--", "mfc": "white"}}
+LOOKS: dict[str, dict[str, str]] = {
+    "adafactor": {"ls": "-"}, "param_scaling": {"ls": "--", "mfc": "white"}, OWN: {},
+}
 COLUMNS = (
     *tables.RESULTS, tables.PARAMETERS, PARAMETERIZATION, tables.WIDTH, tables.RATE
 )
@@ -41,20 +45,14 @@ Lines = dict[tuple[str, str, str], dict[int, RateSweep]]
 def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The table of Figure 10."""
     tables.expect(paths, "results.csv")
-    path = paths[0]
-    known = [f"{family}_{setting}" for family in FAMILIES for setting in SETTINGS]
-    table = tables.only(tables.read(path, COLUMNS), path, CURVE, known)
-    return tables.only(table, path, PARAMETERIZATION, style.LABELS)
+    return tables.read(paths[0], COLUMNS).dropna(subset=[CURVE, PARAMETERIZATION])
 
 
 def lines(table: pd.DataFrame) -> Lines:
     """(family, setting, parameterisation) -> sweeps by width, of what has a finished run."""
     keys = {f"{family}_{setting}": (family, setting) for family in FAMILIES for setting in SETTINGS}
-    return {
-        (*keys[curve], rule): sweeps
-        for rule in style.LABELS
-        for curve, sweeps in curve_sweeps(table[table[PARAMETERIZATION] == rule], keys).items()
-    }
+    found = lines_of(table, {PARAMETERIZATION: style.LABELS}, dict.fromkeys(keys, ""))
+    return {(*keys.get(curve, (OWN, curve)), rule): line for (rule, curve), line in found.items()}
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:
@@ -62,21 +60,21 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     return [
         "difference in nats ± its error from seeds, at the largest width",
         HEADER,
-        *_differences(lines(table)),
+        *_differences(lines(table), style.present(style.LABELS, table[PARAMETERIZATION])),
         *edge_lines(lines(table)),
         *lost_lines(table, [CURVE, PARAMETERIZATION]),
         *noise_lines(table),
     ]
 
 
-def _differences(found: Lines) -> list[Finding]:
+def _differences(found: Lines, rules: Mapping[str, str]) -> list[Finding]:
     result = []
     for setting in SETTINGS:
-        for rule in style.LABELS:
+        for rule, label in rules.items():
             pair = [found.get((family, setting, rule), {}) for family in FAMILIES]
             width, change, error = gain(*pair)
             small, earlier, other = gain(*pair, last=False)
-            name = f"Adafactor - Adam + PS: {style.LABELS[rule]}, {SETTINGS[setting]}"
+            name = f"Adafactor - Adam + PS: {label}, {SETTINGS[setting]}"
             if width is None:
                 result.append(Finding(name, "not measured", "minor", "not measured"))
                 continue
@@ -87,6 +85,12 @@ def _differences(found: Lines) -> list[Finding]:
                 same = claimed_equal(change - earlier, (error**2 + other**2) ** 0.5)
                 word += f"; same scaling: {same}"
             result.append(Finding(name, gain_text(*pair), "minor", word))
+    for (family, curve, rule), sweeps in found.items():
+        if family == OWN:
+            width, best = max(sweeps.items())
+            name = f"{curve}: {rules[rule]}, lowest loss"
+            measured = f"{number(best.loss, best.error, sign='')} at D = {width}"
+            result.append(Finding(name, measured, "no claim"))
     return result
 
 
@@ -104,15 +108,18 @@ def _span(found: Lines, setting: str, width: int) -> float:
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     """Figure 10: a panel per setting."""
     found = lines(table)
-    figure, axes = style.subplots(1, len(SETTINGS), (4.0, 3.0), sharey=True)
-    for axis, (setting, title) in zip(axes[0], SETTINGS.items()):
-        for (family, other, rule), sweeps in found.items():
-            if other == setting:
-                look = {"color": style.color(rule), "marker": style.MARKERS[rule]}
-                draw_best(axis, sweeps, **look, **LOOKS[family])
+    settings = style.present(SETTINGS, [setting for _, setting, _ in found])
+    rules = style.present(style.LABELS, table[PARAMETERIZATION])
+    looks = style.looks(list(rules))
+    figure, axes = style.subplots(1, max(len(settings), 1), (4.0, 3.0), sharey=True)
+    size_panels(axes[0], (
+        [(sweeps, {**looks[rule], **LOOKS[family]})
+         for (family, other, rule), sweeps in found.items() if other == setting]
+        for setting in settings or ("",)
+    ))
+    for axis, title in zip(axes[0], settings.values()):
         axis.set_title(title)
-        axis.set_xlabel("parameters")
-    axes[0, 0].set_ylabel(style.LOSS_LABEL)
     entries = [(label, {"color": "black", **LOOKS[family]}) for family, label in FAMILIES.items()]
-    style.legend(figure, [*style.parameterization_entries(), *entries], ncols=3)
+    style.legend(figure, [*style.rule_entries(rules), *entries], ncols=3)
+    figure.suptitle(f"\n{BEST_NOTE}")
     yield FIGURE, figure

@@ -38,20 +38,19 @@ KINDS = {
 }
 FIRST, MLP = "figure_1_alignment", ("up", "down")
 LAYER, ALIGNMENT, KIND = "layer", "alignment", "kind"
+HALF = {"color": "black", "ls": ":", "lw": 0.9}
+NOTE = "lines: means over the blocks' layers of a kind; bands: from the lowest to the highest block"
 COLUMNS = (CURVE, PARAMETERIZATION, WIDTH, SEED, STEP, LAYER, ALIGNMENT)
 
 
 def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The probes of Figures 1 and 5 to 7 with a column `kind`; what is not finite is left out."""
     tables.expect(paths, "probes.csv")
-    path = paths[0]
-    table = tables.only(tables.read(path, COLUMNS, "probes.csv"), path, CURVE, FIGURES)
-    table = tables.only(table, path, PARAMETERIZATION, style.LABELS)
-    table = table.assign(**{KIND: table[LAYER].str.rpartition(".")[2]})
-    table = tables.only(table, path, KIND, KINDS)
+    table = tables.read(paths[0], COLUMNS, "probes.csv")
+    table = table.assign(**{KIND: table[LAYER].astype(str).str.rpartition(".")[2]})
     table = table[table[ALIGNMENT].map(math.isfinite)]
     if table.empty:
-        raise TableError(f"{path}: no finite {ALIGNMENT} in it")
+        raise TableError(f"{paths[0]}: no finite {ALIGNMENT} in it")
     return table
 
 
@@ -104,24 +103,20 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     seeds = table[SEED].nunique()
     result = [f"log alignment ratio; widths {', '.join(map(str, widths))}, {seeds} "
               f"seed{'s' * (seeds != 1)}; ± is the standard deviation over seeds", HEADER]
-    for curve in _curves(table):
-        for rule in style.LABELS:
-            result += [
-                _start(table, curve, rule),
-                _readout(table, curve, rule),
-                _mlp(table, curve, rule),
-                *([] if curve == "sgd" else [_highest(table, curve, rule)]),
-            ]
+    for curve in style.present(FIGURES, table[CURVE]):
+        for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
+            name = f"{curve}, {label}: "
+            result.append(_start(table, curve, rule, name + "first value, all layers"))
+            for kinds, what in ((("readout",), "peak of the readout"),
+                                (MLP, "highest peak of MLP layers")):
+                result.append(_peak(of(table, curve, rule, kinds), curve, rule, kinds, name + what))
+            if curve != "sgd":
+                result.append(_highest(table, curve, rule, name))
     return result
 
 
-def _curves(table: pd.DataFrame) -> list[str]:
-    return [curve for curve in FIGURES if (table[CURVE] == curve).any()]
-
-
-def _start(table: pd.DataFrame, curve: str, rule: str) -> Finding:
-    rows = of(table, curve, rule, list(KINDS))
-    name = f"{curve}, {style.LABELS[rule]}: first value, all layers"
+def _start(table: pd.DataFrame, curve: str, rule: str, name: str) -> Finding:
+    rows = of(table, curve, rule, list(table[KIND].unique()))
     if rows.empty:
         return Finding(name, "not measured", f"{ALIGNMENT_START}")
     first = rows[rows[STEP] == rows[STEP].min()]
@@ -132,108 +127,86 @@ def _start(table: pd.DataFrame, curve: str, rule: str) -> Finding:
     return Finding(name, measured, f"{ALIGNMENT_START}", f"off by {off:+.3f}")
 
 
-def _readout(table: pd.DataFrame, curve: str, rule: str) -> Finding:
-    rows = of(table, curve, rule, ["readout"])
-    name = f"{curve}, {style.LABELS[rule]}: peak of the readout"
+def _peak(rows: pd.DataFrame, curve: str, rule: str, kinds: Sequence[str], name: str) -> Finding:
+    """The highest peak of these kinds of layers beside the range that the paper reads off."""
     if rows.empty:
         return Finding(name, "not measured")
     found = peak(rows)
-    if curve == "sgd":
-        return Finding(name, found.text(), SGD_ALIGNMENT[rule], "no number to compare")
-    low, high = READOUT_PEAK[rule]
-    published = f"> {low}" if high == 1 else f"{low} to {high}"
+    if curve not in ("adam", "adafactor") or rule not in READOUT_PEAK:
+        return Finding(name, found.text(), SGD_ALIGNMENT.get(rule, "") if curve == "sgd" else "",
+                       "no number to compare")
+    low, high = READOUT_PEAK[rule] if kinds == ("readout",) else (-math.inf, MLP_PEAK)
+    published = f"<= {high}" if low < 0 else f"> {low}" if high == 1 else f"{low} to {high}"
     inside = found.value > low if high == 1 else low <= found.value <= high
     miss = f"disagrees: {'below' if found.value <= low else 'above'}"
     return Finding(name, found.text(), published, "agrees" if inside else miss)
 
 
-def _mlp(table: pd.DataFrame, curve: str, rule: str) -> Finding:
-    rows = of(table, curve, rule, MLP)
-    name = f"{curve}, {style.LABELS[rule]}: highest peak of MLP layers"
-    if rows.empty:
-        return Finding(name, "not measured")
-    found = peak(rows)
-    if curve == "sgd":
-        return Finding(name, found.text(), SGD_ALIGNMENT[rule], "no number to compare")
-    word = "agrees" if found.value <= MLP_PEAK else "disagrees: above"
-    return Finding(name, found.text(), f"<= {MLP_PEAK}", word)
-
-
-def _highest(table: pd.DataFrame, curve: str, rule: str) -> Finding:
-    name = f"{curve}, {style.LABELS[rule]}: kind of layer with the highest peak"
-    rows = {kind: of(table, curve, rule, [kind]) for kind in KINDS}
+def _highest(table: pd.DataFrame, curve: str, rule: str, name: str) -> Finding:
+    name += "kind of layer with the highest peak"
+    rows = {kind: of(table, curve, rule, [kind]) for kind in table[KIND].unique()}
     peaks = {kind: peak(own).value for kind, own in rows.items() if not own.empty}
     if not peaks:
         return Finding(name, "not measured", "readout")
     best = max(peaks, key=lambda kind: peaks[kind])
     word = "agrees" if best == "readout" else "disagrees"
-    return Finding(name, f"{KINDS[best]} {peaks[best]:.3f}", "readout", word)
+    return Finding(name, f"{KINDS.get(best, best)} {peaks[best]:.3f}", "readout", word)
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     """Figure 1, of Adam, then a figure per optimiser."""
-    curves = _curves(table)
+    curves = style.present(FIGURES, table[CURVE])
     if "adam" in curves:
         yield FIRST, _figure_1(table)
     for curve in curves:
-        yield FIGURES[curve], _of_optimizer(table, curve)
+        name = FIGURES.get(curve, f"alignment_{curve}")
+        yield name, _of_optimizer(table[table[CURVE] == curve], curve)
 
 
 def _of_optimizer(table: pd.DataFrame, curve: str):
-    figure, axes = style.subplots(
-        len(KINDS), len(style.LABELS), (2.4, 1.35), sharex=True, sharey=True
-    )
+    kinds = style.present(KINDS, table[KIND])
+    rules = style.present(style.LABELS, table[PARAMETERIZATION])
+    figure, axes = style.subplots(len(kinds), len(rules), (2.4, 1.35), sharex=True, sharey=True)
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
-    for row, (kind, label) in zip(axes, KINDS.items()):
-        for axis, rule in zip(row, style.LABELS):
-            for width, color in colors.items():
-                _draw_trace(axis, of(table, curve, rule, [kind], width), color)
-            _half(axis)
+    for row, (kind, label) in zip(axes, kinds.items()):
+        for axis, rule in zip(row, rules):
+            lines = [(of(table, curve, rule, [kind], width), c) for width, c in colors.items()]
+            _draw_traces(axis, lines)
         row[0].set_ylabel(label, fontsize=8)
-    _titles(axes)
     entries = [(f"D = {width}", {"color": color}) for width, color in colors.items()]
-    style.legend(figure, [*entries, _HALF_ENTRY])
-    figure.suptitle(f"{style.OPTIMIZERS[curve]}: log alignment ratio (shade: span of blocks)",
-                    fontsize=10)
+    _finish(figure, axes, rules, entries)
+    figure.suptitle(f"{style.OPTIMIZERS.get(curve, curve)}: log alignment ratio\n{NOTE}")
     return figure
 
 
 def _figure_1(table: pd.DataFrame):
     """Readout and MLP layers under Adam at the largest width."""
-    import seaborn as sns
-
-    figure, axes = style.subplots(1, len(style.LABELS), (2.5, 2.3), sharex=True, sharey=True)
-    colors = dict(zip(("readout", *MLP), sns.color_palette("colorblind")))
-    for axis, rule in zip(axes[0], style.LABELS):
-        for kind, color in colors.items():
-            _draw_trace(axis, of(table, "adam", rule, [kind]), color)
-        _half(axis)
-    _titles(axes)
+    table = table[table[CURVE] == "adam"]
+    rules = style.present(style.LABELS, table[PARAMETERIZATION])
+    figure, axes = style.subplots(1, len(rules), (2.5, 2.3), sharex=True, sharey=True)
+    colors = dict(zip(("readout", *MLP), style.PALETTE))
+    for axis, rule in zip(axes[0], rules):
+        _draw_traces(axis, [(of(table, "adam", rule, [k]), color) for k, color in colors.items()])
     axes[0, 0].set_ylabel("log alignment ratio")
-    entries = [(KINDS[kind], {"color": color}) for kind, color in colors.items()]
-    style.legend(figure, [*entries, _HALF_ENTRY])
-    width = table[table[CURVE] == "adam"][WIDTH].max()
-    figure.suptitle(f"Adam, D = {width}", fontsize=10)
+    _finish(figure, axes, rules, [(KINDS[kind], {"color": c}) for kind, c in colors.items()])
+    figure.suptitle(f"Adam, D = {table[WIDTH].max()}\n{NOTE}")
     return figure
 
 
-_HALF = {"color": "black", "ls": ":", "lw": 0.9}
-_HALF_ENTRY = ("½: no alignment", _HALF)
+def _draw_traces(axis, lines: Sequence[tuple[pd.DataFrame, object]]) -> None:
+    axis.axhline(ALIGNMENT_START, **HALF)
+    for rows, color in lines:
+        if not rows.empty:
+            line = trace(rows)
+            axis.plot(line.index, line["mean"], lw=1.2, color=color)
+            axis.fill_between(line.index, line["min"], line["max"], color=color, alpha=0.2, lw=0)
+    if all(rows.empty for rows, _ in lines):
+        style.empty(axis, "not measured")
 
 
-def _half(axis) -> None:
-    axis.axhline(ALIGNMENT_START, **_HALF)
-
-
-def _draw_trace(axis, rows: pd.DataFrame, color) -> None:
-    if not rows.empty:
-        line = trace(rows)
-        axis.plot(line.index, line["mean"], lw=1.2, color=color)
-        axis.fill_between(line.index, line["min"], line["max"], color=color, alpha=0.2, lw=0)
-
-
-def _titles(axes) -> None:
-    for axis, label in zip(axes[0], style.LABELS.values()):
+def _finish(figure, axes, rules: dict[str, str], entries: list[tuple[str, dict]]) -> None:
+    for axis, label in zip(axes[0], rules.values()):
         axis.set_title(label)
     for axis in axes[-1]:
         axis.set_xlabel("step")
+    style.legend(figure, [*entries, ("½: no alignment", HALF)])

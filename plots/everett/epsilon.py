@@ -12,23 +12,23 @@ figures say so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import EPSILON_GAIN
-from plots.findings import HEADER, Finding, Printed, claimed_equal, claimed_gain, number
+from plots.findings import HEADER, Finding, Printed
 from plots.rates import (
+    BEST_NOTE,
     RateSweep,
-    curve_sweeps,
-    draw_best,
+    compared,
     edge_lines,
-    gain,
-    gain_text,
+    lines_of,
     lost_lines,
     noise_lines,
+    size_panels,
 )
 from plots.tables import CURVE, EPS, PARAMETERIZATION, WIDTH, TableError
 
@@ -38,13 +38,20 @@ BASELINES = ("enlarged", "default")
 MITIGATIONS = {"small": "small ε", "per_layer": "per-layer ε", "atan2": "Adam-atan2"}
 # The curve names that only one of the two tables has.
 HEAT_ONLY, MITIGATION_ONLY = {"constant"}, {"small", "atan2", *BASELINES}
-CURVE_COLORS = {"enlarged": 3, "default": 7, "small": 0, "per_layer": 2, "atan2": 4}
-CURVE_MARKERS = {"enlarged": "X", "default": "D", "small": "o", "per_layer": "s", "atan2": "^"}
+NAMES = {"enlarged": "enlarged ε", "default": "default ε", **MITIGATIONS}
+# Curves that coincide are told apart by marks that grow smaller, drawn one on another.
+CURVE_LOOKS = {
+    "enlarged": {"color": style.VERMILION, "marker": "X", "ms": 6},
+    "default": {"color": style.BLACK, "marker": "D", "ms": 8.5, "mfc": "none", "lw": 3.2},
+    "small": {"color": style.SKY, "marker": "o", "ms": 6, "lw": 2.2},
+    "per_layer": {"color": style.WINE, "marker": "s", "ms": 3.4, "ls": "--"},
+    "atan2": {"color": style.ORANGE, "marker": "^", "ms": 4.5},
+}
 EQUIVALENT = (("standard", "ntk"), ("mup", "mean_field"))
 # Heat maps saturate here, so that one diverging corner does not wash out the rest.
 MOST = 0.5
 COLUMNS = (*tables.RESULTS, PARAMETERIZATION, WIDTH)
-Lines = dict[tuple[str, str], dict[int, RateSweep]]
+Lines = dict[tuple[str, ...], dict[int, RateSweep]]
 Data = tuple[pd.DataFrame | None, pd.DataFrame | None]  # heat maps, mitigations
 
 
@@ -54,10 +61,10 @@ def read(paths: Sequence[Path]) -> Data:
     for path in paths:
         curves = set(tables.read(path, [CURVE])[CURVE])
         if curves & HEAT_ONLY and heat is None:
-            heat = _read(path, (*COLUMNS, EPS), SCALINGS)
+            heat = _read(path, (*COLUMNS, EPS))
         elif curves & MITIGATION_ONLY and mitigations is None:
             columns = (*COLUMNS, tables.RATE, tables.PARAMETERS)
-            mitigations = _read(path, columns, (*BASELINES, *MITIGATIONS))
+            mitigations = _read(path, columns)
         else:
             raise TableError(f"{path}: expected one table of Figure 4 and one of Figure 8, got "
                              f"the curves {', '.join(sorted(map(str, curves)))}")
@@ -66,9 +73,8 @@ def read(paths: Sequence[Path]) -> Data:
     return heat, mitigations
 
 
-def _read(path: Path, columns: Sequence[str], curves: Sequence[str]) -> pd.DataFrame:
-    table = tables.only(tables.read(path, columns), path, CURVE, curves)
-    return tables.only(table, path, PARAMETERIZATION, style.LABELS)
+def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
+    return tables.read(path, columns).dropna(subset=[CURVE, PARAMETERIZATION])
 
 
 def _enlarged(table: pd.DataFrame, paths: Sequence[Path]) -> float:
@@ -97,8 +103,8 @@ def heat_map(table: pd.DataFrame, curve: str, rule: str) -> pd.DataFrame:
 def heat_findings(table: pd.DataFrame) -> list[Finding]:
     """The best epsilon at the largest width and what the ends of the range cost."""
     result = []
-    for curve in SCALINGS:
-        for rule, label in style.LABELS.items():
+    for curve in style.present(SCALINGS, table[CURVE]):
+        for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
             grid = heat_map(table, curve, rule)
             name = f"{curve.replace('_', '-')} ε, {label}: best, cost of the ends"
             if grid.empty or grid.iloc[-1].isna().all():
@@ -118,13 +124,8 @@ def _best(line: pd.Series) -> str:
 
 
 def lines(table: pd.DataFrame) -> Lines:
-    """(curve, parameterisation) -> sweeps by width, of what has a finished run."""
-    curves = (*BASELINES, *MITIGATIONS)
-    return {
-        (curve, rule): sweeps
-        for rule in style.LABELS
-        for curve, sweeps in curve_sweeps(table[table[PARAMETERIZATION] == rule], curves).items()
-    }
+    """(parameterisation, curve) -> sweeps by width, of what has a finished run."""
+    return lines_of(table, {PARAMETERIZATION: style.LABELS}, NAMES)
 
 
 def baseline(table: pd.DataFrame) -> str:
@@ -135,31 +136,23 @@ def baseline(table: pd.DataFrame) -> str:
 def mitigation_findings(table: pd.DataFrame) -> list[Finding]:
     """What each mitigation gains at the largest width, and whether equivalent pairs agree then."""
     found, start = lines(table), baseline(table)
-    result = [
-        _gain(found, start, curve, rule) for rule in style.LABELS for curve in MITIGATIONS
-    ]
+    own = dict.fromkeys([*MITIGATIONS, *style.present(NAMES, table[CURVE])])
+    result = []
+    for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
+        for curve in (curve for curve in own if curve not in BASELINES):
+            gains = EPSILON_GAIN.get(rule) if curve in MITIGATIONS else None
+            claim = None if gains is None else "gains" if gains else "equal"
+            pair = found.get((rule, start), {}), found.get((rule, curve), {})
+            published = {"equal": "no gain"}.get(claim or "")
+            name = f"{label}: gain of {curve} over {start}"
+            result.append(compared(name, *pair, claim, published))
     for first, second in EQUIVALENT:
         for curve in (start, *MITIGATIONS):
-            sweeps = [found.get((curve, rule), {}) for rule in (first, second)]
-            width, change, error = gain(*sweeps)
+            pair = found.get((first, curve), {}), found.get((second, curve), {})
             name = f"{style.LABELS[first]} - {style.LABELS[second]}: {curve}"
-            at = "" if width is None else f" at D = {width}"
-            claim = claimed_equal(change, error) if curve in MITIGATIONS else ""
-            published = "equal" if curve in MITIGATIONS else "apart"
-            result.append(Finding(name, number(change, error) + at, published, claim))
+            result.append(compared(name, *pair, "equal") if curve in MITIGATIONS
+                          else compared(name, *pair, None, "apart"))
     return result
-
-
-def _gain(found: Lines, start: str, curve: str, rule: str) -> Finding:
-    pair = found.get((start, rule), {}), found.get((curve, rule), {})
-    width, change, error = gain(*pair)
-    name = f"{style.LABELS[rule]}: gain of {curve} over {start}"
-    claim = EPSILON_GAIN[rule]
-    published = "gains" if claim else "no gain"
-    if width is None:
-        return Finding(name, "not measured", published, "not measured")
-    word = claimed_gain(change, error) if claim else claimed_equal(change, error)
-    return Finding(name, gain_text(*pair), published, word)
 
 
 def caption(table: pd.DataFrame) -> str:
@@ -167,7 +160,8 @@ def caption(table: pd.DataFrame) -> str:
     rows = table[table[CURVE] == "enlarged"]
     if rows.empty:
         return "baseline: the default ε"
-    return f"baseline: ε enlarged to {rows[EPS].iloc[0]:g}, in place of widths out of reach"
+    return (f"baseline: ε enlarged to {rows[EPS].iloc[0]:g}, because gradients sink to the usual "
+            "1e-9 only at widths that were not run")
 
 
 def findings(data: Data) -> list[Printed]:
@@ -197,123 +191,130 @@ def draw(data: Data) -> Iterator[tuple[str, object]]:
 
 def _figure_4(heat: pd.DataFrame | None, mitigations: pd.DataFrame | None):
     """Heat maps, and mitigations of mean-field and of all."""
-    down = 2 * (heat is not None) + (mitigations is not None)
-    figure, axes = style.subplots(down, len(style.LABELS), (2.5, 2.2))
+    both = pd.concat([table for table in (heat, mitigations) if table is not None])
+    rules = style.present(style.LABELS, both[PARAMETERIZATION])
+    scalings = {} if heat is None else style.present(SCALINGS, heat[CURVE])
+    down = len(scalings) + (mitigations is not None)
+    figure, axes = style.subplots(down, max(len(rules), 2), (2.5, 2.2))
+    notes = []
     if heat is not None:
-        _draw_heat(figure, axes[:2], heat)
+        _draw_heat(figure, axes[:len(scalings)], heat, scalings, rules)
+        notes.append("(a, b) colours by the root of the loss, cells reach half way to the next ε")
     if mitigations is not None:
         _draw_mitigations(figure, axes[-1], mitigations)
+        notes += [f"(c, d) {BEST_NOTE}", caption(mitigations)]
+    figure.suptitle("\n" + "; ".join(notes))
     return figure
 
 
-def _draw_heat(figure, axes, table: pd.DataFrame) -> None:
+def _draw_heat(figure, axes, table: pd.DataFrame, scalings, rules) -> None:
     from matplotlib.cm import ScalarMappable
-    from matplotlib.colors import Normalize
 
-    for row, (curve, title) in zip(axes, SCALINGS.items()):
-        for axis, (rule, label) in zip(row, style.LABELS.items()):
+    for row, (curve, title) in zip(axes, scalings.items()):
+        for axis, (rule, label) in zip(row, rules.items()):
             _draw_grid(axis, heat_map(table, curve, rule))
-            axis.set_title(f"{title}, {label}" if axis is row[0] else label, fontsize=9)
+            axis.set_title(f"{title}, {label}", fontsize=9)
+        for axis in row[len(rules):]:
+            axis.set_visible(False)
         row[0].set_ylabel("width D")
-    scale = ScalarMappable(Normalize(0, MOST), "viridis")
-    bar = figure.colorbar(scale, ax=axes, extend="max", shrink=0.8, aspect=30)
+    bar = figure.colorbar(ScalarMappable(_scale(), "viridis"), ax=axes, extend="max",
+                          shrink=0.8, aspect=30)
     bar.set_label("loss above the row's best (nats)\ngray: diverged, white: not run", fontsize=8)
 
 
+def _scale():
+    """Roots of losses as colours: half of the scale is the lowest quarter, where most cells are."""
+    from matplotlib.colors import PowerNorm
+
+    return PowerNorm(0.5, 0, MOST, clip=True)
+
+
 def _draw_grid(axis, grid: pd.DataFrame) -> None:
+    """Cells on a logarithmic axis of ε, each from half way to its neighbours."""
     import matplotlib
     import numpy as np
 
     axis.grid(False)
-    if grid.empty:
-        axis.set_visible(False)
+    powers = np.log10([eps for eps in grid.columns if eps > 0])
+    if not len(powers):
+        style.empty(axis, "not run")
         return
-    values = grid.to_numpy(float)
-    colors = matplotlib.colormaps["viridis"](np.clip(np.nan_to_num(values), 0, MOST) / MOST)
+    values = grid[[eps for eps in grid.columns if eps > 0]].to_numpy(float)
+    colors = matplotlib.colormaps["viridis"](_scale()(np.nan_to_num(values)).filled())
     colors[np.isinf(values)] = (0.6, 0.6, 0.6, 1)
     colors[np.isnan(values)] = (1, 1, 1, 1)
-    axis.imshow(colors, aspect="auto", origin="lower", interpolation="nearest")
+    half = np.diff(powers) / 2 if len(powers) > 1 else np.array([0.5])
+    edges = np.array([powers[0] - half[0], *(powers[:-1] + half)[:len(powers) - 1],
+                      powers[-1] + half[-1]])
+    axis.pcolormesh(10**edges, np.arange(len(grid) + 1) - 0.5, colors, edgecolors="white", lw=0.3)
+    axis.set_xscale("log")
+    axis.minorticks_off()
     axis.set_yticks(range(len(grid)), labels=list(map(str, grid.index)))
-    step = math.ceil(len(grid.columns) / 4)
-    ticks = range(0, len(grid.columns), step)
-    axis.set_xticks(ticks, labels=[_power(grid.columns[tick]) for tick in ticks])
     axis.set_xlabel("ε")
 
 
-def _power(eps: float) -> str:
-    """1e-9 as a power of ten, anything else as it is."""
-    power = math.log10(eps) if eps > 0 else math.nan
-    return f"$10^{{{power:.0f}}}$" if abs(power - round(power)) < 1e-6 else f"{eps:g}"
-
-
 def _draw_mitigations(figure, axes, table: pd.DataFrame) -> None:
-    """(c) all mitigations of mean-field, (d) baseline and per-layer epsilon of all."""
+    """(c) all mitigations of mean-field, or of the last parameterisation there is, (d) baseline and
+    per-layer epsilon of all."""
     found, start = lines(table), baseline(table)
-    grid = axes[0].get_gridspec()
-    line = axes[0].get_subplotspec().rowspan.start
+    rules = style.present(style.LABELS, table[PARAMETERIZATION])
+    grid, line = axes[0].get_gridspec(), axes[0].get_subplotspec().rowspan.start
+    middle = len(axes) // 2
     for axis in axes:
         axis.remove()
-    left, right = figure.add_subplot(grid[line, :2]), figure.add_subplot(grid[line, 2:])
-    _draw_curves(left, found, "mean_field")
-    left.set_title("(c) mean-field", fontsize=9)
-    for rule in style.LABELS:
-        for curve, light in ((start, {}), ("per_layer", {"ls": "--", "alpha": 0.5})):
-            if (curve, rule) in found:
-                look = {"color": style.color(rule), "marker": style.MARKERS[rule], **light}
-                draw_best(right, found[curve, rule], **look)
-    right.set_title("(d) all: solid baseline, dashed per-layer ε", fontsize=9)
-    for axis in (left, right):
-        axis.set_xlabel(f"parameters\n{caption(table)}", fontsize=8)
-        axis.set_ylabel(style.LOSS_LABEL, fontsize=8)
-    _small_legend(left, _entries(table))
-    _small_legend(right, style.parameterization_entries())
+    panels = figure.add_subplot(grid[line, :middle]), figure.add_subplot(grid[line, middle:])
+    shown = "mean_field" if "mean_field" in rules else list(rules)[-1]
+    colored = style.looks(list(rules))
+    size_panels(panels, (
+        _curves(table, found, shown),
+        [(found[rule, curve], {**colored[rule], **light})
+         for rule in rules for curve, light in ((start, {}), ("per_layer", {"ls": "--", "ms": 3}))
+         if (rule, curve) in found],
+    ))
+    panels[0].set_title(f"(c) {rules[shown]}", fontsize=9)
+    panels[1].set_title("(d) all: solid baseline, dashed per-layer ε", fontsize=9)
+    panels[1].set_ylabel(style.LOSS_LABEL)
+    for axis, entries in zip(panels, (_entries(table), style.rule_entries(rules))):
+        _small_legend(axis, entries)
 
 
 def _small_legend(axis, entries: Sequence[tuple[str, dict]]) -> None:
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], **look) for _, look in entries]
     low, high = axis.get_ylim()
-    axis.set_ylim(low, high + 0.25 * (high - low))  # room for the legend
-    labels = [label for label, _ in entries]
-    axis.legend(handles, labels, fontsize=7, ncols=2, loc="upper right")
+    axis.set_ylim(low, high + 0.3 * (high - low))  # room for the legend
+    axis.legend([Line2D([], [], **look) for _, look in entries], [label for label, _ in entries],
+                fontsize=7, ncols=2, loc="upper right")
 
 
 def _entries(table: pd.DataFrame) -> list[tuple[str, dict]]:
-    present = [curve for curve in (*BASELINES, *MITIGATIONS) if (table[CURVE] == curve).any()]
-    return [(_label(table, curve), {**_look(curve), "ms": 4, "lw": 1.2}) for curve in present]
+    found = style.present(NAMES, table[CURVE])
+    if "enlarged" in found:
+        found["enlarged"] += f" = {table[table[CURVE] == 'enlarged'][EPS].iloc[0]:g}"
+    return [(label, {"lw": 1.2, **look}) for label, look in zip(found.values(), _looks(table))]
 
 
-def _label(table: pd.DataFrame, curve: str) -> str:
-    if curve not in BASELINES:
-        return MITIGATIONS[curve]
-    if curve == "default":
-        return "default ε"
-    return f"enlarged ε = {table[table[CURVE] == curve][EPS].iloc[0]:g}"
+def _looks(table: pd.DataFrame) -> list[dict[str, object]]:
+    """Colour and mark of every curve; of those of one's own, what others leave."""
+    own = [name for name in table[CURVE].unique() if name not in NAMES]
+    return [*(CURVE_LOOKS[name] for name in NAMES if (table[CURVE] == name).any()),
+            *({**look, "color": color} for look, color in
+              zip(style.looks(own).values(), (style.GREEN, style.PINK, style.BLUE) * len(own)))]
 
 
-def _look(curve: str) -> Mapping[str, object]:
-    import seaborn as sns
-
-    color = sns.color_palette("colorblind")[CURVE_COLORS[curve]]
-    return {"color": color, "marker": CURVE_MARKERS[curve]}
-
-
-def _draw_curves(axis, found: Lines, rule: str) -> None:
-    for curve in (*BASELINES, *MITIGATIONS):
-        if (curve, rule) in found:
-            draw_best(axis, found[curve, rule], **_look(curve))
+def _curves(table: pd.DataFrame, found: Lines, rule: str) -> list[tuple[dict, dict]]:
+    """(sweeps, look) of every curve of one parameterisation."""
+    named = zip(style.present(NAMES, table[CURVE]), _looks(table))
+    return [(found[rule, curve], dict(look)) for curve, look in named if (rule, curve) in found]
 
 
 def _figure_8(table: pd.DataFrame):
     """Every mitigation, a panel per parameterisation."""
-    figure, axes = style.subplots(1, len(style.LABELS), (2.5, 2.6), sharey=True)
-    found = lines(table)
-    for axis, (rule, label) in zip(axes[0], style.LABELS.items()):
-        _draw_curves(axis, found, rule)
+    rules, found = style.present(style.LABELS, table[PARAMETERIZATION]), lines(table)
+    figure, axes = style.subplots(1, len(rules), (2.5, 2.6), sharey=True)
+    size_panels(axes[0], (_curves(table, found, rule) for rule in rules))
+    for axis, label in zip(axes[0], rules.values()):
         axis.set_title(label)
-        axis.set_xlabel("parameters")
-    axes[0, 0].set_ylabel(style.LOSS_LABEL)
-    figure.suptitle(caption(table), fontsize=10)
+    figure.suptitle(f"\n{BEST_NOTE}; {caption(table)}")
     style.legend(figure, _entries(table))
     return figure

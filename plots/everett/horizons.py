@@ -3,11 +3,13 @@ a fixed number of steps, and one that grows with the model."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 
 from plots import style, tables
-from plots.rates import RateSweep, curve_sweeps
-from plots.tables import CURVE, HORIZON, WIDTH
+from plots.rates import RateSweep, curve_sweeps, draw_rates, loss_limits
+from plots.tables import CURVE, HORIZON, PARAMETERIZATION, WIDTH
 
 EXPONENT_NOTE = (
     "exponent of the optimal rate in the width ± the larger of two standard errors: from the "
@@ -20,14 +22,22 @@ COLUMNS = (*tables.RESULTS, WIDTH, tables.RATE)
 Lines = dict[tuple[str, str], dict[int, RateSweep]]
 
 
-def curves() -> list[str]:
-    """Names of the curves of one optimiser's table."""
-    return [f"{rule}_{horizon}" for rule in style.LABELS for horizon in HORIZONS]
+def places(table: pd.DataFrame) -> dict[str, tuple[str, str]]:
+    """Curve -> (parameterisation, horizon), from its name. A curve with another name than
+    RULE_HORIZON is a column of its own, at the horizon that the table says."""
+    found = {}
+    for curve in table[CURVE].unique():
+        horizon = next((word for word in HORIZONS if curve.endswith(f"_{word}")), None)
+        grows = HORIZON in table and (table.loc[table[CURVE] == curve, HORIZON] != "fixed").any()
+        rule = curve.removesuffix(f"_{horizon}")
+        found[curve] = rule, horizon or HORIZONS[bool(grows)]
+    return found
 
 
 def horizon_labels(table: pd.DataFrame) -> dict[str, str]:
     """Horizon -> what it is in this table: a short preset's is not the compute-optimal one."""
-    rows = table[table[CURVE].str.endswith("compute_optimal")]
+    grown = [curve for curve, (_, horizon) in places(table).items() if horizon != "fixed"]
+    rows = table[table[CURVE].isin(grown)]
     found = list(rows[HORIZON].dropna().unique()) if HORIZON in rows else []
     optimal = not found or found == [COMPUTE_OPTIMAL]
     label = "compute-optimal" if optimal else ", ".join(map(str, found))
@@ -36,9 +46,43 @@ def horizon_labels(table: pd.DataFrame) -> dict[str, str]:
 
 def lines(table: pd.DataFrame) -> Lines:
     """(parameterisation, horizon) -> sweeps by width, of what has a finished run."""
-    found = {}
-    for rule in style.LABELS:
-        pair = {f"{rule}_{horizon}": (rule, horizon) for horizon in HORIZONS}
-        sweeps = curve_sweeps(table[table[CURVE].isin(pair)], pair)
-        found |= {pair[curve]: own for curve, own in sweeps.items()}
+    found, where = {}, places(table)
+    for rule in style.present(style.LABELS, [rule for rule, _ in where.values()]):
+        own = [curve for curve, (name, _) in where.items() if name == rule]
+        own.sort(key=lambda curve: HORIZONS.index(where[curve][1]))
+        sweeps = curve_sweeps(table[table[CURVE].isin(own)], own)
+        found |= {where[curve]: line for curve, line in sweeps.items()}
     return found
+
+
+def by_rule(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its parameterisations as a column, as the names of its curves say."""
+    where = places(table)
+    return table.assign(**{PARAMETERIZATION: [where[curve][0] for curve in table[CURVE]]})
+
+
+def draw_rows(
+    axes, found: Lines, rules: Mapping[str, str], labels: Mapping[str, str], colors
+) -> None:
+    """A row of loss against rate for every horizon that has runs, a column per parameterisation;
+    the columns share their rates, the rows their losses."""
+    for row, horizon in zip(axes, drawn_horizons(found)):
+        own = [found.get((rule, horizon), {}) for rule in rules]
+        for axis, first, sweeps in zip(row, axes[0], own):
+            if axis is not first:
+                axis.sharex(first)
+                first.tick_params(labelbottom=False)
+            draw_rates(axis, sweeps, colors) if sweeps else style.empty(axis, "no finished run")
+        loss_limits(row, own)
+        for axis in row[1:]:
+            axis.tick_params(labelleft=False)
+        row[0].set_ylabel(f"{labels[horizon]}\n{style.LOSS_LABEL}")
+    for axis, title in zip(axes[0], rules.values()):
+        axis.set_title(title)
+    for axis in row:
+        axis.set_xlabel("learning rate")
+
+
+def drawn_horizons(found: Lines) -> list[str]:
+    """The horizons that have a finished run; the first where none has."""
+    return [one for one in HORIZONS if any(one == other for _, other in found)] or [HORIZONS[0]]

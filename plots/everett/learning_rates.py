@@ -4,14 +4,15 @@ al., Figures 11 to 13 and Table 4).
     python -m plots everett/learning_rates [results.csv ...]
 
 One figure per table, that is per optimiser: a column per parameterisation; loss against rate for
-a fixed number of steps and for a compute-optimal one, stable rates only; optimum against width.
+a fixed number of steps and for a compute-optimal one, stable rates only; optimum against width,
+with the slope that the paper prints. A curve or an optimiser of your own is drawn under its name.
 Also writes table_4.csv, measured exponents next to the published ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -23,31 +24,34 @@ from plots.everett.horizons import (
     COLUMNS,
     EXPONENT_NOTE,
     HORIZON_STYLES,
-    HORIZONS,
     Lines,
-    curves,
+    by_rule,
+    draw_rows,
+    drawn_horizons,
     horizon_labels,
     lines,
 )
 from plots.everett.published import TABLE_4
 from plots.findings import HEADER, Finding, Printed, distance, number
 from plots.rates import (
+    OPTIMA_NOTE,
+    RATE_NOTE,
     Exponent,
     draw_optima,
-    draw_rates,
+    draw_published,
     exponent,
-    loss_limits,
     lost_lines,
-    noise_line,
+    noise_lines,
     octave_limits,
-    pair_rows,
 )
-from plots.tables import CURVE, OPTIMIZER, WIDTH, TableError
+from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, WIDTH, TableError
 
 TABLES = ("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
+PER_TABLE = True
 FIGURES = {
     "sgd": "figure_11_sgd", "adam": "figure_12_adam", "adafactor": "figure_13_adafactor",
 }
+PUBLISHED_LOOKS = {"fixed": ":", "compute_optimal": (0, (5, 1.5, 1, 1.5))}
 Data = dict[str, pd.DataFrame]  # by optimiser
 
 
@@ -60,16 +64,15 @@ def read(paths: Sequence[Path]) -> Data:
 
 
 def _read(path: Path) -> tuple[str, pd.DataFrame]:
-    table = tables.only(tables.read(path, COLUMNS), path, CURVE, curves())
+    """(optimiser, table): as its column says, or its file's name, or else called as the file."""
+    table = by_rule(tables.read(path, COLUMNS))
     named = sorted(set(table[OPTIMIZER].dropna())) if OPTIMIZER in table else []
+    if len(named) > 1:
+        raise TableError(f"{path}: {len(named)} optimisers, expected one: {', '.join(named)}; "
+                         f"choose with --where {OPTIMIZER}={named[0]}")
     stem = tables.name(path)
-    known = named or [name for name in TABLE_4["fixed"] if name in stem.split("_")]
-    if len(known) != 1 or known[0] not in TABLE_4["fixed"]:
-        raise TableError(
-            f"{path}: which optimiser is it? expected one of {', '.join(TABLE_4['fixed'])} in "
-            f"column {OPTIMIZER} or in the file's name"
-        )
-    return known[0], table
+    named += [optimizer for optimizer in FIGURES if optimizer in stem.split("_")]
+    return (named or [stem])[0], table
 
 
 @dataclass(frozen=True)
@@ -84,15 +87,18 @@ class Entry:
     fit: Exponent
 
     @property
+    def name(self) -> str:
+        """The entry in words."""
+        return f"{self.optimizer}, {style.LABELS.get(self.rule, self.rule)}, {self.label}"
+
+    @property
     def published(self) -> float:
-        """The paper's exponent."""
-        return TABLE_4[self.horizon][self.optimizer][self.rule]
+        """The paper's exponent; NaN for what it does not have."""
+        return TABLE_4[self.horizon].get(self.optimizer, {}).get(self.rule, math.nan)
 
     def finding(self) -> Finding:
         """The entry as a finding."""
-        name = f"{self.optimizer}, {style.LABELS[self.rule]}, {self.label}"
-        word = distance(self.fit.value, self.fit.error, self.published)
-        return Finding(name, self.fit.text(), f"{self.published:+.2f}", word)
+        return _beside(self.name, self.fit.text(), self.fit.value, self.fit.error, self.published)
 
     def record(self) -> dict[str, object]:
         """The entry as a row of table_4.csv."""
@@ -115,6 +121,12 @@ class Entry:
         }
 
 
+def _beside(name: str, text: str, value: float, error: float, published: float) -> Finding:
+    if math.isnan(published):
+        return Finding(name, text, "no claim")
+    return Finding(name, text, f"{published:+.2f}", distance(value, error, published))
+
+
 def entries(data: Data) -> list[Entry]:
     """Table 4, as far as there are tables: what has no run at all is left out."""
     return [
@@ -125,34 +137,26 @@ def entries(data: Data) -> list[Entry]:
     ]
 
 
-def differences(table_4: Sequence[Entry]) -> dict[tuple[str, str], tuple[float, float]]:
-    """(optimiser, parameterisation) -> compute-optimal minus fixed exponent and its error."""
-    fits = {(entry.optimizer, entry.rule, entry.horizon): entry.fit for entry in table_4}
-    found = {}
-    for optimizer, rule, _ in fits:
-        pair = [fits.get((optimizer, rule, horizon)) for horizon in HORIZONS]
-        if all(fit is not None and fit.law for fit in pair):
-            fixed, optimal = pair
-            change = optimal.value - fixed.value
-            found[optimizer, rule] = change, math.hypot(fixed.error, optimal.error)
-    return found
-
-
 def horizon_lines(table_4: Sequence[Entry]) -> list[Printed]:
     """The claim of App. H: compute-optimal exponents are the smaller ones."""
-    found = differences(table_4)
+    fits = {(entry.optimizer, entry.rule, entry.horizon): entry for entry in table_4}
     grown = ", ".join(dict.fromkeys(e.label for e in table_4 if e.horizon == "compute_optimal"))
-    text = []
-    for (optimizer, rule), (change, error) in found.items():
-        fixed, optimal = (TABLE_4[horizon][optimizer][rule] for horizon in HORIZONS)
-        name = f"{optimizer}, {style.LABELS[rule]}: {grown} minus fixed"
-        published = optimal - fixed
-        word = distance(change, error, published)
-        text.append(Finding(name, number(change, error, 2), f"{published:+.2f}", word))
-    if not found:
+    text: list[Printed] = []
+    changes = []
+    for entry in table_4:
+        fixed = fits.get((entry.optimizer, entry.rule, "fixed"))
+        if entry.horizon == "fixed" or fixed is None or not (fixed.fit.law and entry.fit.law):
+            continue
+        change = entry.fit.value - fixed.fit.value
+        error = math.hypot(fixed.fit.error, entry.fit.error)
+        name = f"{entry.name.removesuffix(entry.label)}{grown} minus fixed"
+        published = entry.published - fixed.published
+        text.append(_beside(name, number(change, error, 2), change, error, published))
+        changes.append((change, error))
+    if not changes:
         return ["growing minus fixed horizon's exponent: not measured"]
-    drops = [-change for change, _ in found.values()]
-    sure = sum(change < -2 * error for change, error in found.values())
+    drops = [-change for change, _ in changes]
+    sure = sum(change < -2 * error for change, error in changes)
     text.append(
         f"the exponent at {grown} is smaller in {sum(drop > 0 for drop in drops)} of "
         f"{len(drops)} settings ({sure} beyond two standard errors), by {median(drops):.2f} in the "
@@ -169,60 +173,59 @@ def findings(data: Data) -> list[Printed]:
     for entry in table_4:
         weighted = entry.fit.weighted
         if weighted:
-            text.append(
-                f"{entry.optimizer}, {style.LABELS[entry.rule]}, {entry.label}: weighted by "
-                f"the optima's own errors {number(weighted.exponent, weighted.error, 2)} "
-                f"(n = {weighted.n})"
-            )
+            text.append(f"{entry.name}: weighted by the optima's own errors "
+                        f"{number(weighted.exponent, weighted.error, 2)} (n = {weighted.n})")
     text += horizon_lines(table_4)
     for optimizer, table in data.items():
         text += [f"{optimizer}, {line}" for line in lost_lines(table, [CURVE])]
-        for rule, label in style.LABELS.items():
-            own = table[table[CURVE].isin([f"{rule}_{horizon}" for horizon in HORIZONS])]
-            text.append(noise_line(own, f"{optimizer}, {label}"))
+        text += [f"{optimizer}, {line}" for line in noise_lines(table)]
     return text
 
 
 def draw(data: Data) -> Iterator[tuple[str, object]]:
     """A figure per optimiser, and Table 4: a row per optimiser, parameterisation and horizon."""
     for optimizer, table in data.items():
-        yield FIGURES[optimizer], _figure(optimizer, table)
+        yield FIGURES.get(optimizer, f"learning_rates_{optimizer}"), _figure(optimizer, table)
     yield "table_4", pd.DataFrame([entry.record() for entry in entries(data)])
 
 
 def _figure(optimizer: str, table: pd.DataFrame):
     found, labels = lines(table), horizon_labels(table)
-    figure, axes = style.subplots(3, len(style.LABELS), (2.5, 2.3))
-    pair_rows(axes, style.LABELS.values())
+    rules, shown = style.present(style.LABELS, table[PARAMETERIZATION]), drawn_horizons(found)
+    figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
-    for row, horizon in zip(axes, HORIZONS):
-        drawn = [found.get((rule, horizon), {}) for rule in style.LABELS]
-        for axis, sweeps in zip(row, drawn):
-            draw_rates(axis, sweeps, colors)
-        loss_limits(row, drawn)
-        for axis in row[1:]:
-            axis.tick_params(labelleft=False)
-        row[0].set_ylabel(f"{labels[horizon]}\n{style.LOSS_LABEL}")
-    for axis, rule in zip(axes[2], style.LABELS):
-        _draw_exponents(axis, found, rule, labels)
+    draw_rows(axes[:-1], found, rules, labels, colors)
+    table_4 = entries({optimizer: table})
+    for axis, (rule, look) in zip(axes[-1], style.looks(list(rules)).items()):
+        own = [entry for entry in table_4 if entry.rule == rule]
+        _draw_exponents(axis, found, own, look["color"])
         octave_limits(axis, sorted(colors))
-    axes[2, 0].set_ylabel("optimal learning rate")
+    axes[-1, 0].set_ylabel("optimal learning rate")
     handles = [*style.width_entries(colors), *style.STAR_ENTRIES]
-    style.legend(figure, handles, ncols=min(len(handles), 8))
-    figure.suptitle(f"{style.OPTIMIZERS[optimizer]}, one global learning rate", fontsize=11)
+    for horizon in shown:
+        marker, line = HORIZON_STYLES[horizon]
+        handles.append((labels[horizon], {"color": "0.3", "marker": marker, "ls": line, "ms": 5}))
+        if any(math.isfinite(e.published) for e in table_4 if e.horizon == horizon):
+            handles.append((f"slope that the paper prints, {horizon.replace('_', '-')}",
+                            {"color": "0.45", "ls": PUBLISHED_LOOKS[horizon]}))
+    style.legend(figure, handles, ncols=4)
+    name = style.OPTIMIZERS.get(optimizer, optimizer)
+    figure.suptitle(f"{name}, one global learning rate\n{RATE_NOTE}; {OPTIMA_NOTE}")
     return figure
 
 
-def _draw_exponents(axis, found: Lines, rule: str, labels: Mapping[str, str]) -> None:
-    for horizon, (marker, line) in HORIZON_STYLES.items():
-        sweeps = found.get((rule, horizon))
-        if sweeps:
-            fit = exponent(sweeps)
-            power = f"$D^{{{fit.value:+.2f}}}$" if fit.law else "no fit"
-            error = f" ± {fit.error:.2f}" if math.isfinite(fit.error) else ""
-            look = {"color": style.color(rule), "marker": marker, "ls": line}
-            draw_optima(axis, sweeps, fit, label=f"{labels[horizon]}: {power}{error}", **look)
+def _draw_exponents(axis, found: Lines, own: Sequence[Entry], color: str) -> None:
+    for entry in own:
+        marker, line = HORIZON_STYLES[entry.horizon]
+        fit, sweeps = entry.fit, found[entry.rule, entry.horizon]
+        error = f" ± {fit.error:.2f}" if math.isfinite(fit.error) else ""
+        label = f"$D^{{{fit.value:+.2f}}}${error}" if fit.law else "no fit"
+        if math.isfinite(entry.published):
+            label += f" (paper $D^{{{entry.published:+.2f}}}$)"
+            draw_published(axis, sweeps, entry.published, ls=PUBLISHED_LOOKS[entry.horizon])
+        draw_optima(axis, sweeps, fit, label=label, color=color, marker=marker, ls=line)
     axis.set_xlabel("width D")
-    handles, _ = axis.get_legend_handles_labels()
-    if handles:
+    if own:
         axis.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+    else:
+        style.empty(axis, "no finished run")

@@ -16,22 +16,23 @@ import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import BEST, INTERVENTIONS
-from plots.findings import HEADER, Finding, Printed, claimed_gain
+from plots.findings import HEADER, Finding, Printed
 from plots.rates import (
+    BEST_NOTE,
     RateSweep,
-    curve_sweeps,
-    draw_best,
+    compared,
     edge_lines,
-    gain,
-    gain_text,
     law_text,
+    lines_of,
     loss_law,
     lost_lines,
     noise_lines,
+    size_panels,
 )
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, TableError
 
 TABLES = ("everett/figure_2_adam", "everett/figure_3_sgd", "everett/figure_3_param_scaling")
+PER_TABLE = True
 CURVES = {
     "global": "one global rate",
     "full": "full alignment",
@@ -42,7 +43,7 @@ STEPS = (("global", "full"), ("full", "full_constants"), ("full_constants", "non
 COLUMNS = (
     *tables.RESULTS, tables.PARAMETERS, PARAMETERIZATION, OPTIMIZER, tables.WIDTH, tables.RATE
 )
-Lines = dict[tuple[str, str, str], dict[int, RateSweep]]
+Lines = dict[tuple[str, ...], dict[int, RateSweep]]
 
 
 def read(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
@@ -54,26 +55,14 @@ def read(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
 
 
 def _read(path: Path) -> pd.DataFrame:
-    table = tables.only(tables.read(path, COLUMNS), path, CURVE, CURVES)
-    table = tables.only(table, path, PARAMETERIZATION, style.LABELS)
-    return tables.only(table, path, OPTIMIZER, style.OPTIMIZERS)
+    table = tables.read(path, COLUMNS)
+    return table.dropna(subset=[CURVE, PARAMETERIZATION, OPTIMIZER])
 
 
 def lines(table: pd.DataFrame) -> Lines:
     """(optimiser, parameterisation, curve) -> sweeps by width, of what has a finished run."""
-    return {
-        (optimizer, rule, curve): sweeps
-        for optimizer in optimizers(table)
-        for rule in style.LABELS
-        for curve, sweeps in curve_sweeps(
-            table[(table[OPTIMIZER] == optimizer) & (table[PARAMETERIZATION] == rule)], CURVES
-        ).items()
-    }
-
-
-def optimizers(table: pd.DataFrame) -> list[str]:
-    """The table's optimisers in the order of the figure."""
-    return [name for name in style.OPTIMIZERS if (table[OPTIMIZER] == name).any()]
+    keys = {OPTIMIZER: style.OPTIMIZERS, PARAMETERIZATION: style.LABELS}
+    return lines_of(table, keys, CURVES)
 
 
 def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
@@ -85,18 +74,19 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
 def _of_table(table: pd.DataFrame) -> list[Printed]:
     """What every intervention changes at the largest width, and what the paper says."""
     found = lines(table)
+    own = [curve for curve in table[CURVE].unique() if curve not in CURVES]
     steps = [
         _step(found, optimizer, rule, before, after)
-        for optimizer in optimizers(table)
-        for before, after in STEPS
-        for rule in style.LABELS
+        for optimizer in style.present(style.OPTIMIZERS, table[OPTIMIZER])
+        for before, after in (*STEPS, *((STEPS[0][0], curve) for curve in own))
+        for rule in style.present(style.LABELS, table[PARAMETERIZATION])
     ]
     laws = {key: loss_law(sweeps) for key, sweeps in found.items()}
     return [
         "loss before minus after in nats ± its error from seeds, at the largest width",
         HEADER,
         *steps,
-        *(f"{optimizer}, {style.LABELS[rule]}, {curve}: {law_text(law)}"
+        *(f"{optimizer}, {style.LABELS.get(rule, rule)}, {curve}: {law_text(law)}"
           for (optimizer, rule, curve), law in laws.items() if law),
         *edge_lines(found),
         *lost_lines(table, [OPTIMIZER, PARAMETERIZATION, CURVE]),
@@ -105,17 +95,10 @@ def _of_table(table: pd.DataFrame) -> list[Printed]:
 
 
 def _step(found: Lines, optimizer: str, rule: str, before: str, after: str) -> Finding:
-    first, second = (found.get((optimizer, rule, curve), {}) for curve in (before, after))
-    width, change, error = gain(first, second)
-    name = f"{optimizer}, {style.LABELS[rule]}: {before} -> {after}"
+    pair = [found.get((optimizer, rule, curve), {}) for curve in (before, after)]
+    name = f"{optimizer}, {style.LABELS.get(rule, rule)}: {before} -> {after}"
     claim = INTERVENTIONS.get(optimizer, {}).get((before, after), {}).get(rule)
-    if width is None:
-        return Finding(name, "not measured")
-    measured = gain_text(first, second)
-    if claim is None:
-        return Finding(name, measured, "no claim")
-    word = claimed_gain(change if claim else -change, error)
-    return Finding(name, measured, "gains" if claim else "loses", word)
+    return compared(name, *pair, None if claim is None else "gains" if claim else "loses")
 
 
 def best(tables_: Sequence[pd.DataFrame]) -> str:
@@ -139,18 +122,22 @@ def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, object]]:
 
 
 def _figure(table: pd.DataFrame):
-    found, names = lines(table), optimizers(table)
-    figure, axes = style.subplots(len(names), len(CURVES), (2.5, 2.5), sharex=True, sharey="row")
-    for row, optimizer in zip(axes, names):
-        for axis, curve in zip(row, CURVES):
-            for rule in style.LABELS:
-                if (optimizer, rule, curve) in found:
-                    look = {"color": style.color(rule), "marker": style.MARKERS[rule]}
-                    draw_best(axis, found[optimizer, rule, curve], **look)
-        row[0].set_ylabel(f"{style.OPTIMIZERS[optimizer]}\n{style.LOSS_LABEL}")
-    for axis, title in zip(axes[0], CURVES.values()):
+    found, curves = lines(table), style.present(CURVES, table[CURVE])
+    optimizers = style.present(style.OPTIMIZERS, table[OPTIMIZER])
+    rules = style.present(style.LABELS, table[PARAMETERIZATION])
+    looks = style.looks(list(rules))
+    figure, axes = style.subplots(
+        len(optimizers), len(curves), (2.5, 2.5), sharex=True, sharey="row"
+    )
+    for row, (optimizer, label) in zip(axes, optimizers.items()):
+        size_panels(row, (
+            [(found[optimizer, rule, curve], looks[rule]) for rule in rules
+             if (optimizer, rule, curve) in found]
+            for curve in curves
+        ))
+        row[0].set_ylabel(f"{label}\n{style.LOSS_LABEL}")
+    for axis, title in zip(axes[0], curves.values()):
         axis.set_title(title)
-    for axis in axes[-1]:
-        axis.set_xlabel("parameters")
-    style.legend(figure, style.parameterization_entries())
+    style.legend(figure, style.rule_entries(rules))
+    figure.suptitle(f"\n{BEST_NOTE}")
     return figure

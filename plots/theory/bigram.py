@@ -48,6 +48,15 @@ SHARED = (
     "and muP and\nmean-field, are the same networks up to the shift of 1.2.1; rows 1 and 2 of "
     "Table 3 are both SP, its last row is muP."
 )
+AXES = {"alignment": "α, ω and u: exponents of d"}
+_HOLLOW = {"color": "gray", "mfc": "none", "ms": 8, "ls": "", "mew": 1.2}
+MARKS = (
+    ("predicted", {**_HOLLOW, "marker": "s"}),
+    ("predicted upper bound", {**_HOLLOW, "marker": "v"}),
+    ("predicted, not judged (drawn dashed)", {**_HOLLOW, "marker": "s", "alpha": 0.5}),
+    ("fitted, initialisation or step 1", {"color": "gray", "marker": "o", "ms": 4.5, "ls": ""}),
+    ("fitted, last step", {"color": "gray", "marker": "x", "ms": 4.5, "ls": ""}),
+)
 _VERDICTS = {"True": "met", "False": "missed"}
 _WIDTH = 0.8  # of a column of the figure that its rows' points spread over
 
@@ -132,11 +141,12 @@ def _span(rows: pd.DataFrame) -> str:
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     """A panel per table, rows of a table side by side."""
     names = list(dict.fromkeys(table["table"]))
-    figure, axes = style.subplots(len(names), 1, (11.0, 2.8))
+    figure, axes = style.subplots(len(names), 1, (9.0, 2.9))
     for axis, name in zip(axes[:, 0], names):
         _panel(axis, table[table["table"] == name])
-        axis.set_title(_title(table[table["table"] == name]), fontsize=9)
-    _legend(figure, axes[-1, 0])
+        axis.set_title(_title(table[table["table"] == name]), fontsize=10)
+    style.legend(figure, MARKS, ncols=3)
+    figure.suptitle("\nbars: standard errors of the fits over widths")
     yield "bigram", figure
 
 
@@ -152,46 +162,40 @@ def _title(rows: pd.DataFrame) -> str:
 
 def _panel(axis, rows: pd.DataFrame) -> None:
     """All exponents of one table, at the first and at the last step."""
-    import seaborn as sns
-
     columns = list(dict.fromkeys(rows["column"]))
     names = list(dict.fromkeys(rows["row"].astype(str)))
     last = rows["step"].max()
-    for index, (name, color) in enumerate(zip(names, sns.color_palette("colorblind", len(names)))):
+    for index, (name, color) in enumerate(zip(names, style.PALETTE)):
         own = rows[rows["row"].astype(str) == name]
         slot = _WIDTH / len(names)
         shift = slot * (index + 0.5) - _WIDTH / 2
         own = own.assign(place=[columns.index(column) + shift for column in own["column"]])
         first, final = own[own["step"] <= 1], own[(own["step"] == last) & (own["step"] > 1)]
-        _predicted(axis, first, color)
+        _predicted(axis, first, color, min(0.8 * 72 * 8 * slot / len(columns), 8.5))
         side = slot / 5 if len(final) else 0.0
-        _fitted(axis, first, -side, color, "o", ROWS.get(name, name))
-        _fitted(axis, final, side, color, "x", None)
+        for points, place, marker in ((first, -side, "o"), (final, side, "x")):
+            axis.errorbar(
+                points["place"] + place, points["measured"], points["error"], color=color,
+                marker=marker, ms=4.5, ls="", elinewidth=1,
+                label=ROWS.get(name, name) if marker == "o" else None,
+            )
     for edge in range(1, len(columns)):
-        axis.axvline(edge - 0.5, color="0.9", lw=0.6)
+        axis.axvline(edge - 0.5, color="0.85", lw=0.8)
     axis.grid(False, axis="x")
     axis.margins(y=0.1)
     axis.set_xlim(-0.5, len(columns) - 0.5)
-    axis.set_xticks(range(len(columns)), [_symbol(column) for column in columns], fontsize=8)
-    axis.set_ylabel("exponent of d")
-    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    axis.set_xticks(range(len(columns)), [_symbol(column) for column in columns], fontsize=10)
+    axis.set_ylabel(AXES.get(rows["table"].iloc[0], "exponent of d"))
+    axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False,
+                ncols=min(len(names), 4), handletextpad=0.2)
 
 
-def _predicted(axis, rows: pd.DataFrame, color) -> None:
+def _predicted(axis, rows: pd.DataFrame, color, points: float) -> None:
     for (bound, judged), own in rows.groupby([rows["kind"] == "bound", rows["verdict"] != ""]):
         axis.scatter(
-            own["place"], own["predicted"], marker="v" if bound else "s", s=44, facecolors="none",
-            edgecolors=[color], linestyles="-" if judged else "--", linewidths=0.9,
+            own["place"], own["predicted"], marker="v" if bound else "s", s=points**2,
+            facecolors="none", edgecolors=[color], linestyles="-" if judged else "--", lw=1.2,
         )
-
-
-def _fitted(
-    axis, rows: pd.DataFrame, shift: float, color, marker: str, label: str | None
-) -> None:
-    axis.errorbar(
-        rows["place"] + shift, rows["measured"], rows["error"], color=color, marker=marker, ms=3.2,
-        ls="", elinewidth=0.8, label=label,
-    )
 
 
 def _symbol(column: str) -> str:
@@ -202,24 +206,3 @@ def _symbol(column: str) -> str:
     prime = "'" if name.endswith("'") else ""
     symbol = letters.get(name, name.removesuffix("'"))
     return rf"${symbol}{prime}_{{{number}}}{target}$"
-
-
-def _legend(figure, axis) -> None:
-    """What markers mean, below all panels."""
-    from matplotlib.lines import Line2D
-
-    def hollow(marker: str, line: str):
-        options = {"facecolors": "none", "edgecolors": "gray", "linestyles": line}
-        return axis.scatter([], [], s=44, marker=marker, **options)
-
-    entries = {
-        "predicted": hollow("s", "-"),
-        "predicted upper bound": hollow("v", "-"),
-        "predicted, not judged": hollow("s", "--"),
-        "fitted, initialisation or step 1": Line2D([], [], color="gray", marker="o", ms=3.2, ls=""),
-        "fitted, last step": Line2D([], [], color="gray", marker="x", ms=3.2, ls=""),
-    }
-    figure.legend(
-        list(entries.values()), list(entries), loc="outside lower center", ncols=len(entries),
-        fontsize=8, frameon=False,
-    )

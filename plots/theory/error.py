@@ -4,9 +4,9 @@
 
 Left: the forward kernel of every block. Right: the contribution of every group to the network's
 tangent kernel. Points are |measured / predicted - 1| of mean diagonals with the standard errors of
-the means; a point within two of them from zero is hollow and joined to no other, one below the axis
-an arrow at its end. The dotted line falls as 1 / n. Numbers that are the same in all networks (the
-gradient of the head's bias) are left out.
+the means, side by side; a point within two of them from zero is hollow, pale and joined to no
+other, one below the axis an arrow at its end. The dotted line falls as 1 / n. Numbers that are the
+same in all networks (the gradient of the head's bias) are left out.
 """
 
 from __future__ import annotations
@@ -21,10 +21,17 @@ import pandas as pd
 from plots import style
 from plots.findings import Printed
 from plots.theory import tables as theory_tables
-from plots.theory.tables import GROUPS, KERNELS, STEMS, short, widths
+from plots.theory.tables import GROUPS, KERNELS, LETTERS, STEMS, short, widths
 
 TABLES = (KERNELS,)
-MARKERS = "os^DvP*Xhd"
+MARKERS = "os^DvP*Xh"
+_PALE = {"color": "0.5", "mfc": "none", "ls": "", "ms": 4}
+MARKS = (
+    ("more than two standard errors from theory", {"color": "0.3", "marker": "o", "ms": 4.5}),
+    ("within two: no difference seen", {**_PALE, "marker": "o"}),
+    ("the same, below the axis", {**_PALE, "marker": 7}),
+    ("1 / n", {"color": "black", "ls": ":", "lw": 1}),
+)
 FLOOR = 3e-4  # below it there is only noise
 
 
@@ -109,7 +116,7 @@ def decay(curve: pd.DataFrame) -> tuple[float, float] | None:
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     """A row per stem."""
     stems = theory_tables.stems(table)
-    figure, axes = style.subplots(len(stems), 2, (4.2, 2.8))
+    figure, axes = style.subplots(len(stems), 2, (4.6, 2.8))
     for row, stem in zip(axes, stems):
         titles = ("forward kernel by block", "tangent kernel by group")
         for axis, found, title in zip(row, curves(table, stem), titles):
@@ -118,39 +125,40 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         row[0].set_ylabel("|measured / theory - 1|")
     for axis in axes[-1]:
         axis.set_xlabel("width n")
+    style.legend(figure, MARKS, ncols=2)
+    figure.suptitle(f"\nbars: standard errors over networks; {LETTERS}")
     yield "error", figure
 
 
 def _panel(axis, found: dict[str, pd.DataFrame]) -> None:
-    import seaborn as sns
-
-    colors = sns.color_palette("husl", len(found))
-    for (name, curve), color, marker in zip(found.items(), colors, MARKERS):
-        _line(axis, name, curve, color, marker)
-    axis.set(xscale="log", yscale="log")
-    axis.set_xscale("log", base=2)
     ticks = sorted({int(width) for curve in found.values() for width in curve["width"]})
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    for index, (name, curve) in enumerate(found.items()):
+        shift = 2 ** (0.055 * (index - (len(found) - 1) / 2))  # side by side
+        look = {"color": (*style.PALETTE, "0.5")[index], "marker": MARKERS[index]}
+        _line(axis, curve.assign(width=curve["width"] * shift), look)
+        axis.plot([], [], ms=4, lw=0.8, label=name, **look)
     axis.set_xticks(ticks, [str(width) for width in ticks])
     axis.minorticks_off()
     axis.set_ylim(bottom=FLOOR)
     worst = max((curve["distance"].iloc[0] for curve in found.values() if len(curve)), default=None)
     if worst and len(ticks) > 1:
         axis.plot(ticks, [worst * ticks[0] / tick for tick in ticks], color="black", ls=":", lw=1)
-    axis.legend(fontsize=6, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
 
 
-def _line(axis, name: str, curve: pd.DataFrame, color, marker: str) -> None:
+def _line(axis, curve: pd.DataFrame, look: dict[str, str]) -> None:
+    """Points that differ from theory, joined and with bars; hollow ones within the noise."""
     seen = curve["distance"] > 2 * curve["error"]
     # No line through noise: a NaN breaks it.
-    axis.plot(curve["width"], curve["distance"].where(seen), color=color, lw=0.8, alpha=0.6)
-    low = curve[curve["distance"] <= FLOOR]
-    arrow = {"marker": 7, "mfc": "white", "ls": "", "ms": 4}
-    axis.plot(low["width"], [1.1 * FLOOR] * len(low), color=color, **arrow)
-    for _, point in curve[curve["distance"] > FLOOR].iterrows():
-        clear = point["distance"] > 2 * point["error"]
-        low = min(point["error"], 0.99 * point["distance"])  # a log axis has no zero
-        axis.errorbar(
-            point["width"], point["distance"], [[low], [point["error"]]], color=color,
-            marker=marker, ms=4, mfc=color if clear else "white", elinewidth=0.6,
-        )
-    axis.plot([], [], color=color, marker=marker, ms=4, lw=0.8, label=name)
+    axis.plot(curve["width"], curve["distance"].where(seen), color=look["color"], lw=1)
+    sure, noise = curve[seen], curve[~seen]
+    low = np.minimum(sure["error"], 0.99 * sure["distance"])  # a log axis has no zero
+    axis.errorbar(sure["width"], sure["distance"], [low, sure["error"]], ls="", ms=4.5,
+                  elinewidth=0.8, **look)
+    inside = noise[noise["distance"] > FLOOR]
+    axis.plot(inside["width"], inside["distance"], ls="", ms=3, mfc="none", alpha=0.45, **look)
+    below = curve[curve["distance"] <= FLOOR]
+    axis.plot(below["width"], [1.1 * FLOOR] * len(below), ls="", ms=3, mfc="none", alpha=0.45,
+              color=look["color"], marker=7)

@@ -63,6 +63,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         for width, color in colors.items()
     ]
     style.legend(figure, entries)
+    figure.suptitle("\npoints: means over random networks with standard errors")
     yield "kernels", figure
 
 

@@ -15,7 +15,7 @@ import pandas as pd
 from plots import style
 from plots.findings import Printed
 from plots.theory import tables as theory_tables
-from plots.theory.tables import GROUPS, KERNELS, STEMS, widths
+from plots.theory.tables import GROUPS, KERNELS, LETTERS, STEMS, widths
 
 TABLES = (KERNELS,)
 
@@ -32,7 +32,8 @@ def shares(table: pd.DataFrame, stem: str) -> pd.DataFrame:
     """
     rows = table[(table["stem"] == stem) & (table["quantity"] == "theta")]
     rows = rows[(rows["block"] == "head") & (rows["entry"] == "diagonal")]
-    rows = rows[rows["width"] == widths(rows)[-1]].set_index("part")
+    largest = widths(rows[rows["part"] == "total"])[-1]
+    rows = rows[rows["width"] == largest].set_index("part")
     present = [group for group in GROUPS if group in rows.index]
     own = rows.loc[present, ["predicted", "measured", "error"]]
     total = rows.loc["total"]
@@ -57,14 +58,12 @@ def findings(table: pd.DataFrame) -> list[Printed]:
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     """A panel per stem."""
-    import seaborn as sns
-
     stems = theory_tables.stems(table)
     figure, axes = style.subplots(1, len(stems), (4.4, 2.8))
     for axis, stem in zip(axes[0], stems):
         found = shares(table, stem)
         places = range(len(found))
-        axis.bar(places, found["predicted"], color=sns.color_palette("pastel")[0])
+        axis.bar(places, found["predicted"], color=style.SKY)
         axis.errorbar(
             places, found["measured"], found["error"], color="black", marker="o", ms=3, ls="",
             capsize=2,
@@ -74,8 +73,9 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         axis.xaxis.grid(False)
     axes[0, 0].set_ylabel(r"share of tr $\Theta$")
     entries = [
-        ("theory", {"color": sns.color_palette("pastel")[0], "lw": 6}),
+        ("theory", {"color": style.SKY, "lw": 6}),
         ("networks", {"color": "black", "marker": "o", "ms": 3, "ls": ""}),
     ]
     style.legend(figure, entries)
+    figure.suptitle(f"\nbars: standard errors over networks; {LETTERS}")
     yield "shares", figure

@@ -39,6 +39,9 @@ GROUPS = {
     "readout": "head",
     "readout_bias": "bias",
 }
+LETTERS = (
+    "PE: position embedding; Q, K, V, U: query, key, value, output of attention; W, X: MLP's layers"
+)
 STEMS = {"vision": "vision", "language": "language, tied head"}
 
 
@@ -65,7 +68,8 @@ def _need(table: pd.DataFrame, path: Path, quantities: Sequence[str]) -> None:
     finite = table[table["width"].map(math.isfinite) & (table["block"] == "head")]
     for stem in stems(table):
         for quantity in quantities:
-            if not ((finite["stem"] == stem) & (finite["quantity"] == quantity)).any():
+            found = finite[(finite["stem"] == stem) & (finite["quantity"] == quantity)]
+            if found.empty or quantity == "theta" and not (found["part"] == "total").any():
                 raise TableError(
                     f"{path}: no {quantity} of the head at a finite width for stem {stem}; is it "
                     "the kernels.csv of effective_theory.run?"

@@ -27,7 +27,23 @@ def test_a_table_is_copied_with_its_environment(tmp_path):
     main(["ship", str(table), "dinan/figure", "--data", str(tmp_path / "data")])
     assert (tmp_path / "data/dinan/figure.csv").read_bytes() == table.read_bytes()
     origin = json.loads((tmp_path / "data/dinan/figure.json").read_text())
-    assert origin == {"runs": 3, "environment": {"commit": "abc"}}
+    assert origin == {
+        "runs": 3, "sweep": f"{tmp_path.name}/sweep", "environment": {"commit": "abc"}
+    }
+
+
+def test_a_shipped_table_says_which_sweep_and_data_it_is_of(tmp_path):
+    table = sweep(tmp_path / "nanolm_c4" / "figure_12_adam_laptop", [{"commit": "abc"}])
+    config = table.parent / "run-0" / "config.yaml"
+    words = ["ship", str(table), "everett/figure_12_adam", "--data", str(tmp_path / "data")]
+    for source, data in (("embedded", "the World English Bible"), ("c4", "c4")):
+        config.write_text(f"data: {{source: {source}}}")
+        main(words)
+        origin = json.loads((tmp_path / "data/everett/figure_12_adam.json").read_text())
+        assert origin["sweep"] == "nanolm_c4/figure_12_adam_laptop" and origin["data"] == data
+    config.write_text("data: [")
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
 
 
 def test_a_large_table_is_kept_compressed_and_read_as_any_other(tmp_path, monkeypatch):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from matplotlib.text import Text
 
 from plots import rates, style, tables
 from plots.__main__ import make
@@ -304,7 +305,10 @@ def test_the_optimiser_comes_from_the_table_before_the_name(tmp_path):
     path, = written(tmp_path, figure_12_adam=table.assign(**{"optimizer.name": "sgd"}))
     assert list(learning_rates.read([path])) == ["sgd"]
     path, = written(tmp_path, my_table=table)
-    with pytest.raises(TableError, match="my_table.csv: which optimiser is it"):
+    assert list(learning_rates.read([path])) == ["my_table"]
+    names = ["sgd", "adam"] * (len(table) // 2)
+    path, = written(tmp_path, two=table.assign(**{"optimizer.name": names}))
+    with pytest.raises(TableError, match="2 optimisers, expected one: adam, sgd; choose with"):
         learning_rates.read([path])
     path, = written(tmp_path, figure_13_adafactor_laptop=table)
     assert list(learning_rates.read([path])) == ["adafactor"]
@@ -347,7 +351,7 @@ def test_adafactor_is_compared_with_adam_and_parameter_scaling():
     assert all(f.verdict.startswith("100% ") and f.measured.startswith("+0.300") for f in apart)
     table = families(widths=(64,))
     one = lines(adafactor.findings(table[table["prescription.parameterization"] == "mup"])).values()
-    assert {f.verdict for f in one} == {"not measured", "span unknown"}
+    assert {f.verdict for f in one} == {"span unknown"}
 
 
 # Figures 4 and 8
@@ -376,7 +380,8 @@ def test_mitigations_are_measured_against_the_enlarged_epsilon():
 
 def test_an_enlarged_epsilon_is_named_with_its_value(tmp_path):
     assert epsilon.caption(mitigations()) == (
-        "baseline: ε enlarged to 0.0001, in place of widths out of reach"
+        "baseline: ε enlarged to 0.0001, because gradients sink to the usual 1e-9 only at widths "
+        "that were not run"
     )
     assert epsilon.caption(mitigations("default")) == "baseline: the default ε"
     paths = written(tmp_path, results=mitigations().drop(columns="optimizer.eps"))
@@ -436,7 +441,7 @@ FIGURES = ("loss_vs_size", "learning_rates", "weight_decay", "adafactor", "epsil
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_table_with_holes_is_drawn_all_the_same(tmp_path, name):
-    """One width, one seed, divergence, and half the parameterisations missing."""
+    """One width, one seed, divergence, half the parameterisations missing."""
     named, drawn = case(name)
     for stem, table in named.items():
         rules = table["prescription.parameterization"].isin(["mup", "mean_field"])
@@ -449,17 +454,36 @@ def test_a_table_with_holes_is_drawn_all_the_same(tmp_path, name):
         named[stem] = table
     text, files = make(f"everett/{name}", written(tmp_path, **named), tmp_path / "out")
     assert {file.stem for file in files} == drawn and all(file.stat().st_size for file in files)
-    assert "not measured" in text or "no fit" in text
+    assert "NTK" not in text
+    assert name == "alignment" or "not measured" in text or "no fit" in text or "diverged" in text
+
+
+def renamed(table):
+    """Half of the curves, and muP, under names of one's own."""
+    table.loc[table["prescription.parameterization"] == "mup", "prescription.parameterization"] = (
+        "own_rule"
+    )
+    mine = table.curve == table.curve.iloc[-1]
+    table.loc[mine, "curve"] = "own_curve"
+    return table
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_table_of_another_figure_is_one_line(tmp_path, name, refused):
+def test_curves_of_ones_own_are_drawn_under_their_names(tmp_path, name, monkeypatch):
     named, _ = case(name)
-    paths = written(tmp_path, **named)
-    table = pd.read_csv(paths[0]).head(1)
-    table.assign(curve="unheard_of").to_csv(paths[0], index=False)
-    error = refused(f"everett/{name}", *paths)
-    assert error.startswith(f"error: {paths[0]}: ") and "curve" in error
+    paths = written(tmp_path, **{stem: renamed(table) for stem, table in named.items()})
+    texts = set()
+
+    def keep(item, *_):
+        if not isinstance(item, pd.DataFrame):
+            texts.update(text.get_text() for text in item.findobj(Text))
+        return []
+
+    monkeypatch.setattr(style, "save", keep)
+    found, _ = make(f"everett/{name}", paths, tmp_path / "out")
+    assert "own_curve" in found and any("own_curve" in text for text in texts)
+    if name != "learning_rates":  # it has its rules from the names of curves
+        assert "own_rule" in found and any("own_rule" in text for text in texts)
 
 
 def test_tables_that_do_not_belong_together_are_refused(tmp_path):

@@ -63,7 +63,7 @@ def test_a_missed_band_is_printed_as_missed():
 
 
 def test_diverged_runs_are_losses_without_limit_and_seeds_are_averaged():
-    losses = quickstart.losses(table(diverged_above=2**-5), STANDARD, 64)
+    losses = quickstart.sweeps(table(diverged_above=2**-5), STANDARD)[64].losses
     assert losses[2.0**-4] == math.inf
     assert losses[2.0**-7] == pytest.approx(5 - 0.064 + 0.01)
 

@@ -121,7 +121,8 @@ def test_panels_of_the_bigram_model_say_what_and_when(table):
         if isinstance(shape, PathCollection)
     ]
     assert dashed == [[(0.0, False)], [(0.0, True)], [(0.0, True)]]
-    assert "predicted, not judged" in [text.get_text() for text in figure.legends[0].get_texts()]
+    marks = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "predicted, not judged (drawn dashed)" in marks
 
 
 @pytest.mark.parametrize(("frame", "message"), [
@@ -159,5 +160,5 @@ def test_tables_that_lack_what_a_figure_shows_are_refused(keep, message, table, 
 def test_a_cell_that_is_no_number_is_refused(table):
     frame = entries().astype({"measured": object})
     frame.loc[0, "measured"] = "much"
-    with pytest.raises(TableError, match="'measured' has no number"):
+    with pytest.raises(TableError, match="'measured' has no number: 'much'"):
         theory_tables.read_kernels([table(frame)])

@@ -1,0 +1,233 @@
+"""Numbers that READMEs state, recomputed from the shipped tables: a table drawn anew, or a rule of
+fitting that changes, makes the sentence that quotes it red. Each claim is one parameter below."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from plots import tables
+from plots.__main__ import load
+from plots.everett import alignment, epsilon, learning_rates, loss_vs_size, quickstart
+from plots.findings import Finding
+from plots.rates import gain
+
+ROOT = Path(__file__).resolve().parents[2]
+NANOLM, THEORY = "nanolm_c4/README.md", "effective_theory/README.md"
+RULES = ("standard", "ntk", "mup", "mean_field")
+
+
+@functools.cache
+def text(readme: str) -> str:
+    """A README with plain minus signs and single spaces."""
+    words = (ROOT / readme).read_text(encoding="utf-8").replace("−", "-").replace("**", "")
+    return re.sub(r"\s+", " ", words)
+
+
+@functools.cache
+def read(name: str):
+    """A figure's shipped tables."""
+    module = load(name)
+    return module.read([tables.shipped(table) for table in module.TABLES])
+
+
+@functools.cache
+def found(name: str) -> dict[str, Finding]:
+    """The findings of a figure by their names."""
+    return {line.name: line for line in load(name).findings(read(name))
+            if isinstance(line, Finding)}
+
+
+def pair(value: float, error: float, digits: int = 2, sign: str = "") -> str:
+    return f"{value:{sign}.{digits}f} ± {error:.{digits}f}"
+
+
+def span(values, digits: int = 2) -> str:
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+
+
+def quickstart_claims() -> Iterator[tuple[str, str]]:
+    table = read("everett/quickstart")
+    curves = (quickstart.STANDARD, quickstart.MUP)
+    for curve, name in zip(curves, ("standard with one global rate", "muP with full-alignment")):
+        fit = quickstart.exponent(quickstart.sweeps(table, curve))
+        yield "README.md", f"width^({pair(fit.value, fit.error)})"
+        yield NANOLM, f"{pair(fit.value, fit.error)} |"
+    penalties = [quickstart.transfer_penalty(table, curve) for curve in curves]
+    yield "README.md", (f"costs {penalties[0]:.2f} nats at width 256 in the first case and "
+                        f"{penalties[1]:.2f} in the second")
+    yield NANOLM, f"above its own best, standard | {penalties[0]:.3f} nats"
+    yield NANOLM, f"the same, muP | {penalties[1]:.3f} nats"
+    spreads = [quickstart.seed_spread(table, curve)[0] for curve in curves]
+    yield NANOLM, (f"varies by {spreads[0]:.2f} nats with the standard parameterisation and "
+                   f"{spreads[1]:.2f} with muP")
+
+
+def table_4_claims() -> Iterator[tuple[str, str]]:
+    entries = learning_rates.entries(read("everett/learning_rates"))
+    rows: dict[str, list] = {}
+    names = {"sgd": "SGD", "adam": "Adam", "adafactor": "Adafactor"}
+    for entry in entries:
+        label = learning_rates.style.LABELS[entry.rule]
+        rows.setdefault(f"{names[entry.optimizer]}, {label}", []).append(entry)
+    for name, both in rows.items():
+        cells = [f"{pair(e.fit.value, e.fit.error, 2, '+')} | {e.published:+.2f}" for e in both]
+        yield NANOLM, f"| {name} | {' | '.join(cells)} |"
+    agree = [entry.finding().verdict.startswith("agrees") for entry in entries]
+    yield NANOLM, f"{sum(agree)} of {len(agree)} exponents lie within two standard errors"
+    own = [good for good, entry in zip(agree, entries) if entry.optimizer == "adafactor"]
+    assert len(own) == 8 and all(own)
+    yield NANOLM, "All eight of Adafactor agree"
+    last = str(learning_rates.horizon_lines(entries)[-1])
+    smaller, sure = re.search(r"smaller in (\d+ of \d+) settings \((\d+) beyond", last).groups()
+    yield NANOLM, f"exponent is the smaller one in {smaller} settings (the paper: 12 of 12)"
+    yield NANOLM, f"beyond two standard errors in {sure}."
+
+
+def loss_claims() -> Iterator[tuple[str, str]]:
+    lines = {key: line for table in read("everett/loss_vs_size").values()
+             for key, line in loss_vs_size.lines(table).items()}
+
+    def change(optimizer, rule, before, after, last=True):
+        return gain(lines[optimizer, rule, before], lines[optimizer, rule, after], last)[1:]
+
+    optimizers = ("sgd", "adam", "adam_param_scaling")
+    tuned = [change(o, r, "full", "full_constants") for o in optimizers for r in RULES]
+    assert all(value > 0 for value, _ in tuned)
+    sure = sum(value > 2 * error for value, error in tuned)
+    yield NANOLM, f"constants help in all {len(tuned)} settings at D = 128, by " + span(
+        [value for value, _ in tuned]) + f" nats, beyond two standard errors in {sure} of 12"
+    small = {(o, r): change(o, r, "full", "full_constants", last=False)[0]
+             for o in optimizers for r in RULES}
+    yield NANOLM, f"SGD with muP loses {-small.pop(('sgd', 'mup')):.2f} over two seeds"
+    yield NANOLM, f"all but one gain {span(small.values())}"
+    full = {rule: change("adam", rule, "global", "full") for rule in RULES}
+    yield NANOLM, f"mean-field and muP gain ({pair(*full['mean_field'])}, {pair(*full['mup'])})"
+    yield NANOLM, f"NTK loses ({pair(*full['ntk'])})"
+    yield NANOLM, f"standard loses ({pair(*full['standard'])})"
+    lost, error = change("sgd", "standard", "full_constants", "none_constants")
+    yield NANOLM, f"SGD with the standard parameterisation differs: it loses {pair(-lost, error)}"
+    best = min((sweeps[128].loss, key) for key, sweeps in lines.items())
+    assert best[1] == ("adam", "mup", "full_constants")
+    published = lines[loss_vs_size.BEST][128].loss
+    yield NANOLM, (f"lowest loss is muP's with constants ({best[0]:.2f} under Adam), the paper's "
+                   f"best setting has {published:.2f}")
+
+
+def alignment_claims() -> Iterator[tuple[str, str]]:
+    table = read("everett/alignment")
+    first = table[(table[tables.STEP] == 1) & (table[tables.WIDTH] == 128)]
+    keys = [tables.CURVE, tables.PARAMETERIZATION]
+    yield NANOLM, (f"layers start at {span(first['alignment'], 3)}, in the mean over layers at "
+                   f"{span(first.groupby(keys)['alignment'].mean(), 3)}")
+
+    def peaks(curves, rules, kinds):
+        return {(c, r): alignment.peak(alignment.of(table, c, r, kinds)).value
+                for c in curves for r in rules}
+
+    two = ("adam", "adafactor")
+    high, low = (peaks(two, rules, ["readout"]).values() for rules in (RULES[2:], RULES[:2]))
+    yield NANOLM, (f"readout peaks at {span(high)} with muP and mean-field and at {span(low)} with "
+                   "standard and NTK")
+    mlp = peaks(two, RULES, alignment.MLP)
+    over = {key: value for key, value in mlp.items() if value > 0.8}
+    assert list(over) == [("adam", "mup")]
+    yield NANOLM, f"MLP layers stay below 0.8 but for muP under Adam ({over['adam', 'mup']:.2f})"
+    sgd = [*peaks(["sgd"], RULES, ["readout"]).values(),
+           *peaks(["sgd"], RULES, alignment.MLP).values()]
+    yield NANOLM, f"SGD's peaks are {span(sgd)}"
+
+
+def epsilon_claims() -> Iterator[tuple[str, str]]:
+    heat, table = read("everett/epsilon")
+    lines = epsilon.lines(table)
+    cost = {rule: gain(lines[rule, "enlarged"], lines[rule, "small"])[1:] for rule in RULES}
+    yield NANOLM, f"costs mean-field {pair(*cost['mean_field'], 3)} nats at D = 128"
+    yield NANOLM, (f"NTK {pair(*cost['ntk'], 3)}, muP {pair(*cost['mup'], 3)} and standard "
+                   f"{pair(*cost['standard'], 3)}; the paper's order")
+    apart = {width: max(abs(lines[rule, "small"][width].loss - lines[rule, curve][width].loss)
+                        for rule in RULES for curve in ("per_layer", "atan2"))
+             for width in (32, 64, 128)}
+    assert apart[128] < 0.005
+    yield NANOLM, f"at D = 32 and 64 Adam-atan2 is up to {max(apart.values()):.3f} worse"
+    ends = [epsilon.heat_map(heat, curve, "mean_field").loc[128].iloc[-1]
+            for curve in ("per_layer", "constant")]
+    yield NANOLM, f"ε = 1e-3, D = 128: {ends[0]:.2f} in place of {ends[1]:.2f}"
+    pairs = [gain(lines[a, "small"], lines[b, "small"])[1:] for a, b in epsilon.EQUIVALENT]
+    yield NANOLM, f"standard - NTK {pair(*pairs[0])}, muP - mean-field {pair(*pairs[1])}"
+
+
+def decay_and_adafactor_claims() -> Iterator[tuple[str, str]]:
+    def numbers(name, figure="everett/weight_decay"):
+        return tuple(map(float, re.findall(r"[+-]?\d+\.\d+", found(figure)[name].measured)[:2]))
+
+    labels = ("standard", "NTK", "muP", "mean-field")
+    start = "exponent with decay - without: "
+    fixed = sorted(numbers(f"{start}{label}, fixed steps") for label in labels)
+    yield NANOLM, f"change by {pair(*fixed[0])} to {pair(*fixed[-1], sign='+')}"
+    moved = [numbers(f"{start}{label}, 1 token per parameter") for label in labels]
+    assert sum(abs(value) > 2 * error for value, error in moved) == 2
+    yield NANOLM, "two of four exponents change beyond two standard errors"
+    cost = {label: numbers(f"gain in loss from decay: {label}, fixed steps") for label in labels}
+    (a, b), (c, d) = cost["standard"], cost["mean-field"]
+    yield NANOLM, f"it costs {pair(-a, b)} (standard) and {pair(-c, d)} nats (mean-field)"
+    yield NANOLM, f"gains {pair(*cost['NTK'])} with NTK at D = 128"
+    rows = found("everett/adafactor")
+    change = [numbers(name, "everett/adafactor") for name in rows]
+    assert len(change) == 8 and all(value < 0 for value, _ in change)
+    sure = sum(-value > 2 * error for value, error in change)
+    yield NANOLM, (f"in all 8 settings ({span([-value for value, _ in change])} nats at D = 128; "
+                   f"beyond two standard errors in {sure})")
+    shares = [int(line.verdict.partition("%")[0]) for line in rows.values()]
+    yield NANOLM, f"{min(shares)} to {max(shares)} % of the span between parameterisations"
+    same = sum("same scaling: agrees" in line.verdict for line in rows.values())
+    yield NANOLM, f"the same from D = 32 to 128 within noise in {same} of 8 settings"
+
+
+def theory_claims() -> Iterator[tuple[str, str]]:
+    table = pd.read_csv(tables.shipped("theory/kernels"))
+    judged = table[(table["entry"] == "diagonal") & table["width"].isin([512, 1024])
+                   & table["met"].notna() & (table["predicted"] != 0)]
+    assert judged["met"].all()
+    yield THEORY, f"all {len(judged)} judged diagonals, of every block, meet their tolerance"
+    off = (judged["measured"] / judged["predicted"] - 1).abs()
+    forward, attention = judged["quantity"] == "G", judged["part"].isin(["query", "key"])
+    assert off[~forward & ~attention].max() < 0.006
+    most = [f"{100 * off[rows].max():.1f}" for rows in (forward, attention)]
+    yield THEORY, (f"within {most[0]} % of theory (1 % asked), Θ per group within 0.6 % (2 %), "
+                   f"queries and keys within {most[1]} %")
+    for stem, part, name in (("vision", "stem", "the stem"), ("vision", "key", "K"),
+                             ("vision", "mlp_in", "W"), ("vision", "mlp_out", "X")):
+        rows = table[(table["stem"] == stem) & (table["quantity"] == "theta")
+                     & (table["block"] == "head") & (table["entry"] == "diagonal")
+                     & (table["part"] == part)].set_index("width")
+        cells = [pair(rows.loc[n, "measured"], rows.loc[n, "error"], 4)
+                 for n in (512, 1024, float("inf"))]
+        yield THEORY, f"share of {name} | {rows['predicted'].iloc[0]:.4f} | {' | '.join(cells)} |"
+    counts = pd.read_csv(tables.shipped("theory/bigram")).groupby("table")["met"]
+    for name, label in (("Table 1", "Table 1, four steps"), ("Table 3", "Table 3, four steps"),
+                        ("Table 2", "Table 2, initialisation"),
+                        ("alignment", "α, ω, u, four steps")):
+        rows = counts.get_group(name)
+        yield THEORY, f"| {label} | {len(rows)} | {int((rows == True).sum())} |"  # noqa: E712
+
+
+CLAIMS = (quickstart_claims, table_4_claims, loss_claims, alignment_claims, epsilon_claims,
+          decay_and_adafactor_claims, theory_claims)
+
+
+@pytest.mark.parametrize("claims", CLAIMS, ids=lambda claims: claims.__name__)
+def test_the_readmes_say_what_the_shipped_tables_show(claims):
+    wrong = [f"{readme}: {claim}" for readme, claim in claims() if claim not in text(readme)]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_a_claim_that_does_not_hold_is_seen():
+    assert "width^(-0.77 ± 0.14)" in text("README.md")
+    assert "width^(-0.78 ± 0.14)" not in text("README.md")
+    assert sum(len(list(claims())) for claims in CLAIMS) >= 55
