@@ -27,11 +27,11 @@ COLUMNS = ("quantity", "name", "part", "step", "width", "seed", "rms")
 COLUMNS_ACROSS = 5
 # Worst first, with the colour of a panel's title.
 VERDICTS = {
-    "not finite": "firebrick",
-    "grows": "firebrick",
-    "shrinks": "firebrick",
-    "unclear": "darkorange",
-    "expected exception": "royalblue",
+    "not finite": style.VERMILION,
+    "grows": style.VERMILION,
+    "shrinks": style.VERMILION,
+    "unclear": style.ORANGE,
+    "expected exception": style.BLUE,
     "ok": "black",
     "-": "dimgray",
 }

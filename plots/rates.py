@@ -42,9 +42,8 @@ NEAR = 0.05
 LONGEST = 2.0  # octaves; error bars are cut there, or one that says nothing would hide the rest
 RATE_NOTE = "points: means over seeds, up to the first rate 20 % above the best loss"
 OPTIMA_NOTE = (
-    "optimum against width: vertex of the parabola, or best rate run where there is none; bar: its "
-    f"standard error, cut at {LONGEST:g} octaves; hollow: best rate is the first or last tried, "
-    "left out of the fit"
+    "optimum against width: vertex, or best rate run without one; bar: standard error, cut at "
+    f"{LONGEST:g} octaves; hollow: best rate first or last tried, left out of the fit"
 )
 BEST_NOTE = "loss of the best rate; bar: standard error from the spread over seeds"
 
@@ -410,10 +409,10 @@ def size_panels(axes, panels: Iterable[Iterable[tuple[Mapping[int, RateSweep], d
 
 
 def _size_ticks(axis) -> None:
-    """Ticks such as 300k or 1M: at decades, or in between where there are too few of them."""
+    """Ticks such as 200k or 1M: at decades, or in between where there are too few of them."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
     low, high = axis.get_xlim()
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 3) if high / low < 100 else (1,)))
+    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
     axis.xaxis.set_minor_locator(NullLocator())

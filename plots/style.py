@@ -105,12 +105,20 @@ def subplots(down: int, across: int, panel: tuple[float, float], **options):
 
 
 def legend(figure, entries: Sequence[tuple[str, dict]], **options) -> None:
-    """One legend below all panels: (label, line properties) each."""
+    """One legend below all panels, (label, line properties) each, in as many columns as fit."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], **properties) for _, properties in entries]
     labels = [label for label, _ in entries]
     options = {"ncols": len(labels), "fontsize": 8, "frameon": False, **options}
+    inches = [0.55 + 0.0073 * options["fontsize"] * len(label) for label in labels]
+
+    def across(columns: int) -> float:
+        down = math.ceil(len(labels) / columns)
+        return sum(max(inches[i:i + down]) for i in range(0, len(labels), down))
+
+    while options["ncols"] > 1 and across(options["ncols"]) > figure.get_figwidth():
+        options["ncols"] -= 1
     figure.legend(handles, labels, loc="outside lower center", **options)
 
 

@@ -72,7 +72,10 @@ def draw_rows(
             if axis is not first:
                 axis.sharex(first)
                 first.tick_params(labelbottom=False)
-            draw_rates(axis, sweeps, colors) if sweeps else style.empty(axis, "no finished run")
+            if sweeps:
+                draw_rates(axis, sweeps, colors)
+            else:
+                style.empty(axis, "no finished run")
         loss_limits(row, own)
         for axis in row[1:]:
             axis.tick_params(labelleft=False)

@@ -171,12 +171,13 @@ def _panel(axis, rows: pd.DataFrame) -> None:
         shift = slot * (index + 0.5) - _WIDTH / 2
         own = own.assign(place=[columns.index(column) + shift for column in own["column"]])
         first, final = own[own["step"] <= 1], own[(own["step"] == last) & (own["step"] > 1)]
-        _predicted(axis, first, color, min(0.8 * 72 * 8 * slot / len(columns), 8.5))
+        size = min(0.95 * 72 * 8 * slot / len(columns), 8.5)  # points; the axes are 8 inches wide
+        _predicted(axis, first, color, size)
         side = slot / 5 if len(final) else 0.0
         for points, place, marker in ((first, -side, "o"), (final, side, "x")):
             axis.errorbar(
                 points["place"] + place, points["measured"], points["error"], color=color,
-                marker=marker, ms=4.5, ls="", elinewidth=1,
+                marker=marker, ms=0.48 * size, ls="", elinewidth=1,
                 label=ROWS.get(name, name) if marker == "o" else None,
             )
     for edge in range(1, len(columns)):
