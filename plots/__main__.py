@@ -105,10 +105,11 @@ def _check_belong(name: str, given: Sequence[Path]) -> None:
         found = _curves(path)
         if not found or found & mine:
             continue
-        for other in names():
-            if any(found <= _curves(shipped(table)) for table in load(other).TABLES):
-                raise TableError(f"{path}: this is a table of {other}; "
-                                 f"`python -m plots {other} {path}` draws it")
+        others = [other for other in names()
+                  if any(found <= _curves(shipped(table)) for table in load(other).TABLES)]
+        if others:
+            raise TableError(f"{path}: this is a table of {' and '.join(others)}, which see with "
+                             "`python -m plots NAME --help`")
 
 
 def _curves(path: Path) -> set[str]:

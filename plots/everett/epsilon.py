@@ -147,7 +147,8 @@ def mitigation_findings(table: pd.DataFrame) -> list[Finding]:
             name = f"{label}: gain of {curve} over {start}"
             result.append(compared(name, *pair, claim, published))
     for first, second in EQUIVALENT:
-        for curve in (start, *MITIGATIONS):
+        run = table[PARAMETERIZATION].isin([first, second]).any()
+        for curve in (start, *MITIGATIONS) if run else ():
             pair = found.get((first, curve), {}), found.get((second, curve), {})
             name = f"{style.LABELS[first]} - {style.LABELS[second]}: {curve}"
             result.append(compared(name, *pair, "equal") if curve in MITIGATIONS

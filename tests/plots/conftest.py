@@ -1,5 +1,6 @@
 """Few pixels, and what a refused table says."""
 
+import matplotlib.pyplot as plt
 import pytest
 
 from plots import style
@@ -10,6 +11,8 @@ from plots.__main__ import main
 def coarse(monkeypatch):
     """Few pixels: what is drawn is the same."""
     monkeypatch.setattr(style, "DPI", 30)
+    yield
+    plt.close("all")  # figures of tests that save none
 
 
 @pytest.fixture
