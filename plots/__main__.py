@@ -77,14 +77,15 @@ def make(
         data = module.read(paths)
         text = "\n".join(map(str, module.findings(data)))
         drawn = list(module.draw(data))
+        facts = [tables.facts(paths)] * len(drawn) if paper else [[]]
+        if getattr(module, "PER_TABLE", False):  # its figures are one for each table
+            facts = [tables.facts([path]) for path in paths]
     missing = dict(labels or {})
     captions, written = [], []
-    per_table = getattr(module, "PER_TABLE", False)  # its figures are one for each table
-    for index, (stem, item) in enumerate(drawn):
+    for (stem, item), known in zip(drawn, facts):
         if not isinstance(item, pd.DataFrame):
-            facts = tables.facts(paths[index:index + 1] if per_table else paths) if paper else []
-            facts += [f"only {text}" for text in where]
-            captions.append(style.credit(item, paper, stem, facts))
+            known = [*known, *(f"only {text}" for text in where)]
+            captions.append(style.credit(item, paper, stem, known))
             for label in style.rename(item, labels or {}):
                 missing.pop(label, None)
             if kind:
@@ -100,10 +101,10 @@ def make(
 
 def _check_belong(name: str, given: Sequence[Path]) -> None:
     """TableError for a table whose curves are those of another figure's shipped tables."""
-    mine = set().union(*map(_curves, map(shipped, load(name).TABLES)))
+    mine = [shipped(table) for table in load(name).TABLES]
     for path in given:
-        found = _curves(path)
-        if not found or found & mine:
+        found = set() if path in mine else _curves(path)
+        if not found or any(found & _curves(table) for table in mine):
             continue
         others = [other for other in names()
                   if any(found <= _curves(shipped(table)) for table in load(other).TABLES)]

@@ -198,8 +198,10 @@ def _preset(sweep: str) -> tuple[str, str]:
 
 def _replicas(path: Path) -> str:
     """How many seeds, or random networks, there are at a point of a table."""
-    table = pd.read_csv(path, usecols=lambda name: name in (
-        CURVE, SEED, "seeds", "networks", "network") or ("." in name and name != SEED))
+    kept = {CURVE, SEED, "seeds", "networks", "network", *(one.column for one in _conditions)}
+    table = pd.read_csv(path, usecols=lambda name: name in kept or "." in name)
+    for condition in _conditions:
+        table = condition.rows(table, path)
     for word in ("seeds", "networks"):
         if word in table:
             return f"{_span(table[word])} {word}"

@@ -106,6 +106,8 @@ def test_rows_are_chosen_by_conditions_and_the_caption_says_so(drawn):
     (figure,), text = drawn("everett/adafactor", where=where)
     assert "NTK" not in text + words(figure) and "at D = 64" in text and "D = 128" not in text
     assert f"only {where[0]}; only {where[1]}" in figure.texts[-1].get_text().replace("\n", " ")
+    (figure,), text = drawn("everett/adafactor", where=["seed=0"])
+    assert "1 seed per point" in figure.texts[-1].get_text() and "± ?" in text
 
 
 @pytest.mark.parametrize(("condition", "message"), [
