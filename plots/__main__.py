@@ -16,10 +16,11 @@ the first table.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import importlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -73,10 +74,13 @@ def make(
     own = paths[0] if paths[0].is_dir() else paths[0].parent
     folder = out or (own if given else style.FIGURES / name.partition("/")[0])
     _check_belong(name, given)
-    with tables.where([Condition.parse(text) for text in where]):
+    with _told(given), tables.where([Condition.parse(text) for text in where]):
         data = module.read(paths)
         text = "\n".join(map(str, module.findings(data)))
         drawn = list(module.draw(data))
+        for _, item in drawn if given else ():
+            if not isinstance(item, pd.DataFrame):
+                item.draw_without_rendering()  # what cannot be drawn shows before a file is written
         facts = [tables.facts(paths)] * len(drawn) if paper else [[]]
         if getattr(module, "PER_TABLE", False):  # its figures are one for each table
             facts = [tables.facts([path]) for path in paths]
@@ -97,6 +101,21 @@ def make(
     for stem, item in drawn:
         written += style.save(item, folder, stem, kind)
     return text, written
+
+
+@contextlib.contextmanager
+def _told(given: Sequence[Path]) -> Iterator[None]:
+    """What the numbers of a user's tables break is one line; of shipped ones it is our mistake."""
+    try:
+        yield
+    except TableError:
+        raise
+    except (ValueError, ArithmeticError, LookupError, TypeError) as error:
+        if not given:
+            raise
+        why = " ".join(str(error).split())
+        raise TableError(f"{', '.join(map(str, given))}: its numbers cannot be drawn: "
+                         f"{type(error).__name__}: {why}") from error
 
 
 def _check_belong(name: str, given: Sequence[Path]) -> None:

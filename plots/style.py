@@ -181,7 +181,7 @@ def rename(figure, labels: Mapping[str, str]) -> set[str]:
     from matplotlib.text import Text
 
     found = set()
-    for item in figure.findobj(Text):
+    for item in figure.findobj(Text) if labels else ():
         for old, new in labels.items():
             text, times = re.subn(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: new,
                                   item.get_text())
