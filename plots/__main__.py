@@ -6,6 +6,7 @@
         --style paper|talk                                     serif, captionless; or larger
     python -m plots --all [--out FOLDER]              every figure of the shipped tables
     python -m plots --list                            all names; NAME --help tells more of one
+    python -m plots report [--results DIR] [--live]   all figures and findings as one HTML page
     python -m plots ship TABLE PAPER/NAME             keeps a table with the figures
 
 NAME is PAPER/FIGURE, such as everett/learning_rates, or FIGURE alone where one paper has it.
@@ -17,44 +18,15 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
-import importlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pandas as pd
 
-from plots import ship, style, tables
+from plots import report, ship, style, tables
+from plots.catalogue import CHECK, drawings, find, load, names
 from plots.tables import Condition, TableError, shipped
-
-CHECK = "coordinate_check"  # of no paper: draws a user's own check
-
-
-def names() -> list[str]:
-    """The figures that have shipped tables, by paper."""
-    packages = {paper: importlib.import_module(f"plots.{paper}") for paper in ship.PAPERS}
-    return [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
-
-
-def find(word: str) -> str:
-    """The full name of a figure; TableError, with the nearest name, for what is none."""
-    known = [*names(), CHECK]
-    found = [name for name in known if word in (name, name.partition("/")[2])]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise TableError(f"{word!r} is a figure of {len(found)} papers: {', '.join(found)}")
-    lasts = {name.rpartition("/")[2]: name for name in known}
-    near = difflib.get_close_matches(word, [*known, *lasts], 1, 0.5)
-    hint = f"did you mean {lasts.get(near[0], near[0])}? " if near else ""
-    raise TableError(f"no figure {word!r}; {hint}`python -m plots --list` has all names")
-
-
-def load(name: str) -> ModuleType:
-    """The module of a figure: TABLES, read(paths), findings(data) and draw(data)."""
-    return importlib.import_module("plots." + name.replace("/", "."))
 
 
 def make(
@@ -67,7 +39,7 @@ def make(
 ) -> tuple[str, list[Path]]:
     """(findings, files written) of one figure, from the tables given or the shipped ones, of the
     rows that meet the conditions `where`, with other words for labels, in a style for print."""
-    module, paper = load(name), _paper(name)
+    module = load(name)
     paths = list(given) or [shipped(table) for table in module.TABLES]
     if not paths:
         raise TableError(f"{name} has no shipped table; give the path of one")
@@ -77,19 +49,14 @@ def make(
     with _told(given), tables.where([Condition.parse(text) for text in where]):
         data = module.read(paths)
         text = "\n".join(map(str, module.findings(data)))
-        drawn = list(module.draw(data))
-        for _, item in drawn if given else ():
+        drawn = drawings(name, data, paths, [f"only {text}" for text in where])
+        for _, item, _ in drawn if given else ():
             if not isinstance(item, pd.DataFrame):
                 item.draw_without_rendering()  # what cannot be drawn shows before a file is written
-        facts = [tables.facts(paths)] * len(drawn) if paper else [[]]
-        if getattr(module, "PER_TABLE", False):  # its figures are one for each table
-            facts = [tables.facts([path]) for path in paths]
     missing = dict(labels or {})
-    captions, written = [], []
-    for (stem, item), known in zip(drawn, facts):
+    written = []
+    for _, item, _ in drawn:
         if not isinstance(item, pd.DataFrame):
-            known = [*known, *(f"only {text}" for text in where)]
-            captions.append(style.credit(item, paper, stem, known))
             for label in style.rename(item, labels or {}):
                 missing.pop(label, None)
             if kind:
@@ -97,8 +64,8 @@ def make(
     if missing:
         raise TableError(f"--label {next(iter(missing))!r}: no such words in the figure")
     if kind == "paper":
-        text = "\n".join([*captions, text])
-    for stem, item in drawn:
+        text = "\n".join([*(caption for *_, caption in drawn if caption), text])
+    for stem, item, _ in drawn:
         written += style.save(item, folder, stem, kind)
     return text, written
 
@@ -138,13 +105,6 @@ def _curves(path: Path) -> set[str]:
         return set(pd.read_csv(path, usecols=[tables.CURVE])[tables.CURVE].astype(str))
     except Exception:  # `tables.read` says what is wrong with it
         return set()
-
-
-def _paper(name: str) -> str | None:
-    """The paper that a figure is of; None for a user's own check."""
-    folder = name.rpartition("/")[0]
-    package = importlib.import_module(f"plots.{folder}") if folder else None
-    return getattr(load(name), "PAPER", getattr(package, "PAPER", None))
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -193,8 +153,8 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> None:
     """The command; a user's mistake is one line and exit code 2."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    if argv[:1] == ["ship"]:
-        return ship.main(argv[1:])
+    if argv[:1] in (["ship"], ["report"]):
+        return {"ship": ship, "report": report}[argv[0]].main(argv[1:])
     parser = _parser()
     args = parser.parse_intermixed_args(argv)
     if not (args.name or args.all or args.list or args.help):

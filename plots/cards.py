@@ -173,8 +173,8 @@ def figure_card(name: str, source: Source) -> Card:
         module = load(name)
         data = module.read(source.paths)
         lines = list(module.findings(data))
-        pictures = "".join(_picture(stem, item, title, caption) for stem, item in
-                           drawings(name, data))
+        pictures = "".join(_picture(stem, item, title, caption) for stem, item, _ in
+                           drawings(name, data, source.paths))
     except TableError as error:  # a sweep that has not come far enough, say
         body = f'<p class="missing">Not drawn yet: {escape(str(error))}</p>'
         return Card(name, title, _article(name, source, head + body + _explorers(source)))

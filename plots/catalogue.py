@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator
+from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 
 import pandas as pd
 
-from plots import ship, style
+from plots import ship, style, tables
 from plots.tables import TableError
 
 CHECK = "coordinate_check"  # of no paper: draws a user's own check
@@ -40,12 +41,23 @@ def load(name: str) -> ModuleType:
     return importlib.import_module("plots." + name.replace("/", "."))
 
 
-def drawings(name: str, data: object) -> Iterator[tuple[str, object]]:
-    """(file name, figure or data frame) of a figure's data; figures say which paper they are of."""
+def drawings(
+    name: str, data: object, paths: Sequence[Path], also: Sequence[str] = ()
+) -> list[tuple[str, object, str]]:
+    """(file name, figure or data frame, caption) of what a figure's data, read from `paths`, show.
+
+    A figure's caption line says its paper, what its tables rest on, and `also`; a data frame and a
+    user's own check have none.
+    """
     module, folder = load(name), name.rpartition("/")[0]
     package = importlib.import_module(f"plots.{folder}") if folder else None
     paper = getattr(module, "PAPER", getattr(package, "PAPER", None))
-    for stem, item in module.draw(data):
-        if paper and not isinstance(item, pd.DataFrame):
-            style.credit(item, paper, stem)
-        yield stem, item
+    drawn = list(module.draw(data))
+    facts = [tables.facts(paths)] * len(drawn) if paper else [[]]
+    if getattr(module, "PER_TABLE", False):  # its figures are one for each table
+        facts = [tables.facts([path]) for path in paths]
+    return [
+        (stem, item, "" if isinstance(item, pd.DataFrame)
+         else style.credit(item, paper, stem, [*known, *also]))
+        for (stem, item), known in zip(drawn, facts)
+    ]
