@@ -3,10 +3,10 @@
     python -m plots bordelon/decoder [results.csv metrics.csv observed_kernels.csv]
 
 The sweep grows one of heads H, head dimension N and depth L at a time from a base model, at
-alpha_A = 1 and 1/2. Draws loss against steps (7a) and against FLOPs (12), and kernels before and
-after training, of the last token (7b) and of the tokens of one sample (7c). FLOPs are 6 per
-parameter and token (the caption of Figure 12 leaves the tokens out). Findings compare final
-evaluation losses of runs of equal seeds, which see the same text.
+alpha_A = 1 and 1/2. Draws training loss against steps (7a), with what alpha_A changes, and against
+FLOPs (12), and kernels before and after training, of the last token (7b) and of the tokens of one
+sample (7c). FLOPs are 6 per parameter and token (the caption of Figure 12 leaves the tokens out).
+Findings compare final evaluation losses of runs of equal seeds, which see the same text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import pandas as pd
 from plots import style, tables
 from plots.bordelon.observed import (
     LABELS,
-    RELATIVE,
     SeedPairs,
     Strip,
     aligned,
@@ -32,6 +31,7 @@ from plots.bordelon.observed import (
     by_size,
     check,
     draw_strips,
+    first_seed,
     largest_of_scans,
     pairs,
     read_observed,
@@ -46,9 +46,14 @@ from plots.bordelon.scans import (
     SIZES,
     SYMBOLS,
     TRAIN_LOSS,
+    LossCurve,
     alpha_title,
     alphas,
+    bands,
     base,
+    by_seed,
+    curve,
+    draw_curves,
     draw_lines,
     plain,
     scan,
@@ -288,70 +293,79 @@ def draw(runs: Runs) -> Iterator[tuple[str, object]]:
     """Figures 7 and 12."""
     yield "figure_7_dynamics", _steps(runs)
     yield "figure_12_flops", _flops(runs)
-    for kind in KINDS:
-        yield f"figure_7_{kind}", _kernels(runs.kernels, kind)
+    for kind, letter in zip(KINDS, "bc"):
+        title = f"({letter}) {kind.replace('_', ' ')} kernels\n{first_seed(runs.kernels)}"
+        yield f"figure_7_{kind}", draw_strips(_strips(runs.kernels, kind), LABELS[kind], title)
+
+
+def _trained(runs: Runs) -> pd.DataFrame:
+    return runs.metrics[np.isfinite(runs.metrics[TRAIN_LOSS])]
 
 
 def _steps(runs: Runs):
-    """Figure 7a: training loss against steps, a row per scan and a column per alpha_A."""
-    figure, axes, shown = _panels(runs)
-    for axis, rows, by in shown:
-        draw_lines(axis, rows[np.isfinite(rows[TRAIN_LOSS])], by)
-    _outer(axes)
-    for row in axes:
-        row[0].set_ylabel("training loss\n(nats/token)")
-    return figure
-
-
-def _flops(runs: Runs):
-    """Figure 12: evaluation loss against FLOPs."""
-    figure, axes, shown = _panels(runs)
-    for axis, rows, by in shown:
-        _draw_flops(axis, rows[np.isfinite(rows[EVAL_LOSS])], by)
-    _outer(axes)
-    for row in axes:
-        row[0].set_ylabel("validation loss\n(nats/token)")
-    return figure
-
-
-def _panels(runs: Runs):
-    """(figure, axes, [(axis, rows of its scan, scanned size)]), a row of panels per scan."""
-    own = alphas(runs.results)
-    figure, axes = style.subplots(len(SIZES), len(own), (3.6, 2.3), sharex=True, sharey=True)
-    shown = []
+    """Figure 7a: training loss against steps, a row per scan and a column per alpha_A; then what
+    alpha_A = 1/2 gains, which is too little to be seen across panels."""
+    rows, own = _trained(runs), alphas(runs.results)
+    both = own == [1.0, 0.5]
+    figure, axes = style.subplots(len(SIZES), len(own) + both, (3.5, 2.3), sharex=True)
+    figure.suptitle(f"(a) training loss\n{bands(rows)}, of runs of equal seeds on the right")
     for row, by in zip(axes, SIZES):
         for axis, alpha in zip(row, own):
             axis.set_title(alpha_title(alpha))
-            shown.append((axis, scan(runs.metrics, by, alpha), by))
-    return figure, axes, shown
+            axis.sharey(axes[0][0])
+            draw_lines(axis, scan(rows, by, alpha), by, scale="linear")
+        if both:
+            draw_curves(row[-1], _gains(rows, by), by)
+            row[-1].sharey(axes[0][-1])
+            row[-1].axhline(0, color="black", lw=0.8)
+            row[-1].set(title=r"loss at $\alpha_A$ = 1 minus that at 1/2", xlabel="steps")
+        row[0].set_ylabel("training loss\n(nats/token)")
+    _outer(axes, len(own))
+    return figure
 
 
-def _outer(axes) -> None:
-    """Labels of the common axes at the figure's edges alone."""
-    for axis in axes.flat:
-        axis.label_outer()
+def _gains(rows: pd.DataFrame, by: str) -> dict[int, LossCurve]:
+    """Size -> training loss at alpha_A = 1 minus that at 1/2, of runs of equal seeds."""
+    one, half = ({int(size): by_seed(own, by, TRAIN_LOSS)
+                  for size, own in scan(rows, by, alpha).groupby(by)} for alpha in (1.0, 0.5))
+    gains = {size: (one[size] - half[size]).dropna(axis=1, how="all").dropna()
+             for size in sorted(one.keys() & half.keys())}
+    return {size: curve(own, TRAIN_LOSS, "linear", rows[STEP].max())
+            for size, own in gains.items() if own.size}
 
 
-def _draw_flops(axis, rows: pd.DataFrame, by: str) -> None:
-    sizes = sorted({int(size) for size in rows[by]})
-    for size, color in style.width_colors(sizes).items():
-        own = rows[rows[by] == size].groupby(FLOPS)[EVAL_LOSS].agg(["mean", "sem"])
-        axis.errorbar(own.index, own["mean"], own["sem"].fillna(0), color=color, lw=1.3, marker="o",
-                      ms=2.5, label=f"{SYMBOLS[by]} = {size}")
-    axis.set(xscale="log", xlabel="training FLOPs (6 x parameters x tokens)")
-    axis.legend(fontsize=7, frameon=False)
+def _flops(runs: Runs):
+    """Figure 12: the same training losses against FLOPs."""
+    rows, own = _trained(runs), alphas(runs.results)
+    figure, axes = style.subplots(len(SIZES), len(own), (3.6, 2.3), sharex=True, sharey=True)
+    figure.suptitle(f"training loss against compute\n{bands(rows)}; FLOPs: 6 per parameter and "
+                    "token, of which the paper's caption leaves out the tokens")
+    for row, by in zip(axes, SIZES):
+        for axis, alpha in zip(row, own):
+            axis.set_title(alpha_title(alpha))
+            draw_lines(axis, scan(rows, by, alpha), by, against=FLOPS)
+            axis.set_xlabel("training FLOPs\n(6 x parameters x tokens)")
+        row[0].set_ylabel("training loss\n(nats/token)")
+    _outer(axes, len(own))
+    return figure
 
 
-def _kernels(kernels: pd.DataFrame, kind: str):
+def _outer(axes, shared: int) -> None:
+    """Labels of common axes at the figure's edges alone; `shared` columns have one loss."""
+    for row in axes:
+        for index, axis in enumerate(row):
+            axis.tick_params(labelleft=index in (0, shared))
+    for axis in axes[:-1].flat:
+        axis.set_xlabel("")
+
+
+def _strips(kernels: pd.DataFrame, kind: str) -> list[Strip]:
     """Figure 7b, c: the initial kernels of the base and the largest models, then the final ones
     at every alpha_A."""
-    grid = []
+    grid: list[Strip] = []
     for alpha in alphas(kernels):
-        own = kernels[kernels[ALPHA] == alpha]
-        initial, final = largest_of_scans(own, kind)
         # As in the figure, one row of initial kernels: those at the first alpha_A.
-        label = f"initial\n{alpha_title(alpha)}"
-        grid += [] if grid or not initial.panels else [initial._replace(label=label)]
-        label = f"{RELATIVE}\n{alpha_title(alpha)}"
-        grid += [Strip(label, final.panels)] if final.panels else []
-    return draw_strips(grid, LABELS[kind])
+        for strip in largest_of_scans(kernels[kernels[ALPHA] == alpha], kind)[bool(grid):]:
+            label = f"{strip.label}\n{alpha_title(alpha)}"
+            grid += [Strip(label, strip.panels)] if strip.panels else []
+    return grid

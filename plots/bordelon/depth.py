@@ -209,6 +209,9 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple[str, object]
     """Figure 5a and b."""
     movement, losses = data
     figure, axes = style.subplots(1, 2, (4.6, 3.4))
+    seeds = movement.groupby([ALPHA_L, LAYERS])["seed"].nunique()
+    figure.suptitle(f"depth\nmeans over {span(seeds)} seeds, bars: standard error; dotted: powers "
+                    "of the paper; FLOPs: 6 per parameter and token")
     _draw_movement(axes[0][0], movement)
     _draw_losses(axes[0][1], losses)
     yield "figure_5_depth", figure
@@ -250,5 +253,5 @@ def _draw_losses(axis, losses: pd.DataFrame) -> None:
     axis.set_xscale("log")
     axis.set_xlabel("training compute (FLOPs)")
     axis.set_ylabel("evaluation loss (nats/image)")
-    axis.set_title("(b) loss against compute, means over seeds", fontsize=9)
+    axis.set_title("(b) loss against compute", fontsize=9)
     axis.legend(fontsize=6, ncols=2)

@@ -23,6 +23,7 @@ from plots.bordelon.scans import (
     Losses,
     alpha_title,
     alphas,
+    bands,
     cut_lines,
     draw_lines,
     gaps,
@@ -84,6 +85,7 @@ def draw(losses: Losses) -> Iterator[tuple[str, object]]:
     """A panel per alpha_A, a line per N."""
     found = panels(losses.rows)
     figure, axes = style.subplots(1, len(found), (4.0, 3.2), sharey=True)
+    figure.suptitle(f"training loss\n{bands(losses.rows)}")
     for axis, (title, rows) in zip(axes[0], found.items()):
         draw_lines(axis, rows, HEAD_DIM, TRAIN_LOSS, "linear")
         axis.set_title(title)

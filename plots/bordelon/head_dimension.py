@@ -140,37 +140,52 @@ def _when(rows: pd.DataFrame, when: str) -> str:
 
 
 def _figure_2b(rows: pd.DataFrame):
-    """Figure 2b: one panel, a line per alpha_A, hollow before training."""
-    figure, axes = style.subplots(1, 1, (4.6, 3.4))
+    """Figure 2b: one panel, a line per alpha_A, hollow before training, with the power that the
+    caption gives to alpha_A = 1 after it."""
+    figure, axes = style.subplots(1, 1, (4.6, 3.6))
     axis = axes[0][0]
     for alpha in alphas(rows):
         for when, found in variance_rows(rows[rows[ALPHA] == alpha]).items():
             before = when == "at initialisation"
             label = f"{alpha_title(alpha)}, {_when(found, when)}"
-            _draw_points(axis, found, VARIANCE, label, hollow=before, **ALPHA_LOOKS[alpha])
+            label += f": $N^{{{_printed(power(found, VARIANCE))}}}$"
+            _draw_points(axis, found, VARIANCE, label, _look(alpha, before))
+            if alpha == 1 and not before:
+                means = found.groupby(HEAD_DIM)[VARIANCE].mean()
+                axis.plot(means.index, means.iloc[0] * (means.index / means.index[0]) ** CAPTION_2B,
+                          ":", color="black", lw=1.2, label=rf"caption: $N^{{{CAPTION_2B}}}$")
     _finish(axis, rows)
     axis.set_ylabel("variance of A over heads")
+    figure.suptitle("variance over heads\npower ± standard error; small points: seeds")
     axis.legend(fontsize=7)
     return figure
 
 
-def _draw_points(
-    axis, rows: pd.DataFrame, column: str, label: str, *, hollow: bool, **look
-) -> None:
+def _look(alpha: float, before: bool) -> dict:
+    """How a line is drawn: hollow and dashed for the earlier of its two steps."""
+    look = {"ms": 5, "lw": 1.2, **ALPHA_LOOKS[alpha]}
+    return look | ({"ls": "--", "mfc": "white"} if before else {"ls": "-", "mfc": look["color"]})
+
+
+def _draw_points(axis, rows: pd.DataFrame, column: str, label: str, look: dict) -> None:
     """Means over seeds, every run as a faint point, and the power law."""
     kept = rows[np.isfinite(rows[column]) & (rows[column] > 0)]
     if kept.empty:
         return
     means = kept.groupby(HEAD_DIM)[column].mean()
-    ls, face = ("--", "white") if hollow else ("-", look["color"])
     axis.plot(kept[HEAD_DIM], kept[column], ls="", marker=look["marker"], ms=2.5, alpha=0.4,
               color=look["color"])
     fit = law(complete(kept, SEED, HEAD_DIM), HEAD_DIM, column)  # as in the findings
-    axis.plot(means.index, means, ls="" if fit else ls, ms=5, mfc=face, **look)
+    axis.plot(means.index, means, **{**look, "ls": "" if fit else look["ls"]})
     if fit:
-        axis.plot(means.index, [fit(n) for n in means.index], ls=ls, lw=1.2, color=look["color"])
-        label += f": $N^{{{fit.exponent:+.2f}}}$"
-    axis.plot([], [], ls=ls, lw=1.2, ms=5, mfc=face, label=label, **look)
+        axis.plot(means.index, [fit(n) for n in means.index], **{**look, "marker": ""})
+    axis.plot([], [], label=label, **look)
+
+
+def _printed(found: Estimate) -> str:
+    """A power with its error, in matplotlib's notation."""
+    error = rf" \pm {found.error:.3f}" if math.isfinite(found.error) else ""
+    return f"{found.value:+.3f}{error}" if math.isfinite(found.value) else "?"
 
 
 def _finish(axis, rows: pd.DataFrame) -> None:
@@ -231,9 +246,12 @@ def _movement(name: str, measured: Estimate, theory: Fraction | None, derived: b
 
 
 def _figure_13(rows: pd.DataFrame):
-    """Figure 13: k and A per optimiser, what W_Q and W_K cause above and all movement below."""
+    """Figure 13: k and A per optimiser, what W_Q and W_K cause above and all movement below. Each
+    panel's legend has the powers, next to those of theory where there are some."""
     optimizers = _optimizers(rows)
-    figure, axes = style.subplots(2, 2 * len(optimizers), (3.0, 3.0), sharex=True)
+    figure, axes = style.subplots(2, 2 * len(optimizers), (3.1, 3.1), sharex=True)
+    figure.suptitle("movement of keys and attention logits\nlegends: power of N ± standard error "
+                    "[theory]; small points: seeds; all movement has parts of other causes")
     for row, columns, kind in zip(axes, (INDUCED, TOTAL), ("by W_Q, W_K", "in all")):
         panels = {(optimizer, column): row[2 * i + j] for i, optimizer in enumerate(optimizers)
                   for j, column in enumerate(columns)}
@@ -243,18 +261,24 @@ def _figure_13(rows: pd.DataFrame):
             cause = kind.replace("W_Q, W_K", "$W_Q$, $W_K$")
             axis.set_title(f"{style.OPTIMIZERS[optimizer]}: change of {what} {cause}", fontsize=9)
             axis.set_ylabel(f"RMS change of {what} entries")
-            axis.legend(fontsize=6, ncols=2, frameon=False, loc="upper center",
+            axis.legend(fontsize=7, ncols=2, frameon=False, loc="upper center", handlelength=1.6,
+                        columnspacing=0.8, handletextpad=0.4,
                         bbox_to_anchor=(0.5, -0.02 if columns is INDUCED else -0.2))
     for axis in axes[0]:
         axis.set_xlabel("")
+    lines = dict.fromkeys((alpha, step) for _, alpha, step, _ in cells(rows))
+    style.legend(figure, [(f"{alpha_title(alpha)}, t = {step}", _look(alpha, step == 1))
+                          for alpha, step in lines])
     return figure
 
 
 def _draw_movement(axis, rows: pd.DataFrame, optimizer: str, column: str) -> None:
     for name, alpha, step, found in cells(rows):
         if name == optimizer:
-            label = rf"{alpha_title(alpha)}, t = {step}"
-            _draw_points(axis, found, column, label, hollow=step == 1, **ALPHA_LOOKS[alpha])
+            theory = predicted(column, optimizer, alpha, step)
+            label = f"${_printed(power(found, column))}$"
+            label += f" [${theory}$]" if theory is not None else ""
+            _draw_points(axis, found, column, label, _look(alpha, step == 1))
     _finish(axis, rows)
 
 

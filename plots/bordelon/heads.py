@@ -7,7 +7,8 @@ The first three tables are those of `python -m vit_cifar5m.initial`, then that o
 
 Exponents are unweighted fits to means over networks or seeds; their errors are jackknife ones, each
 network or seed left out of all sizes at once. What they are compared with (the widest networks of
-Figure 3a, the ensemble of 4b) keeps the one left out.
+Figure 3a, the ensemble of 4b) keeps the one left out. The widest models of 4b are that ensemble:
+their distance to it, drawn hollow, is their own spread, and no exponent counts it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ TABLES = (
     "bordelon/initial_kernels", "bordelon/initial_attention", "bordelon/initial_density",
     "bordelon/figure_4_distances", "bordelon/figure_4_metrics",
 )
+MEMBER = "member"  # whether a model is of the ensemble it is compared with
 # The columns of each, by its file's usual name.
 COLUMNS = {
     "initial_kernels.csv": (
@@ -50,7 +52,7 @@ COLUMNS = {
     "initial_density.csv": (
         "alpha_attention", "head_dim", "heads", "networks", "low", "high", "count",
     ),
-    "distances.csv": (HEADS, "seed", "step", "square_distance"),
+    "distances.csv": (HEADS, "seed", "step", "square_distance", MEMBER),
     "metrics.csv": (HEADS, "seed", "step", LOSS),
 }
 LEARNT = 0.1  # nats below CHANCE from which a size counts as having learnt; ours
@@ -262,6 +264,7 @@ def shown_steps(distances: pd.DataFrame) -> list[int]:
 
 def _of_distances(distances: pd.DataFrame) -> list[Finding]:
     result, steps = [], shown_steps(distances)
+    distances = distances[distances[MEMBER] == 0]
     for step in steps:
         rows = distances[distances["step"] == step]
         found = exponent(rows, "seed", HEADS, "square_distance")
@@ -301,7 +304,8 @@ def _basis(
         f"{attention['network'].nunique()} networks each; ± is jackknife over networks",
         f"4a: eval loss after {metrics['step'].max():.0f} steps; a size has learnt when its mean "
         f"ends {LEARNT:g} nats below ln 10 (ours); ± is jackknife over seeds",
-        f"4b: H = {_sizes(distances[HEADS])}, {span(seeds)} seeds; ± is jackknife over seeds",
+        f"4b: H = {_sizes(distances[HEADS])}, {span(seeds)} seeds; ± is jackknife over seeds; "
+        "exponents without the widest models, which are the ensemble all are compared with",
     ]
 
 
@@ -322,6 +326,9 @@ def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
 def _figure_3(kernels: pd.DataFrame, attention: pd.DataFrame, bins: pd.DataFrame):
     """Figure 3, and the variance and kurtosis that its text speaks of."""
     figure, axes = style.subplots(2, 2, (4.3, 3.2))
+    figure.suptitle("initial kernels and attention\nbars: standard error over "
+                    f"{kernels['network'].nunique()} (a) and {attention['network'].nunique()} "
+                    "networks per size; dotted: powers of the paper; densities pool all networks")
     _draw_kernels(axes[0][0], relative_errors(kernels))
     _draw_moments(axes[0][1], attention)
     alpha = bins["alpha_attention"].min()
@@ -384,7 +391,7 @@ def _draw_moments(axis, attention: pd.DataFrame) -> None:
     axis.plot([], [], ":", color="black", lw=1, label=r"$N^{1-2\alpha_A}$ and $6/N$")
     size_axis(axis, attention["head_dim"], "head dimension $N$")
     axis.set_ylabel(r"variance, excess kurtosis of $A$")
-    axis.set_title("moments of attention logits", fontsize=9)
+    axis.set_title("(section 3.2) moments of attention logits", fontsize=9)
     axis.legend(fontsize=6)
 
 
@@ -410,6 +417,10 @@ def _draw_density(axis, bins: pd.DataFrame, head_dim: float, alpha: float) -> No
 def _figure_4(distances: pd.DataFrame, metrics: pd.DataFrame):
     """Figure 4a and b."""
     figure, axes = style.subplots(1, 2, (4.6, 3.4))
+    seeds = span(distances.groupby(HEADS)["seed"].nunique())
+    figure.suptitle(f"training with many heads\nmeans over {seeds} seeds; (a) bands: standard "
+                    "deviation, as in the paper; (b) bars: standard error, hollow: the widest "
+                    "models, which are the ensemble")
     _draw_losses(axes[0][0], metrics)
     _draw_distances(axes[0][1], distances)
     return figure
@@ -426,7 +437,7 @@ def _draw_losses(axis, metrics: pd.DataFrame) -> None:
     axis.axhline(CHANCE, color="black", ls=":", lw=1, label="chance, ln 10")
     axis.set_xlabel("steps")
     axis.set_ylabel("evaluation loss (nats/image)")
-    axis.set_title("(a) training, ± standard deviation over seeds", fontsize=9)
+    axis.set_title("(a) training", fontsize=9)
     axis.legend(fontsize=7)
 
 
@@ -435,6 +446,8 @@ def _draw_distances(axis, distances: pd.DataFrame) -> None:
     for step, color in style.width_colors(steps).items():
         rows = distances[distances["step"] == step]
         _line(axis, rows, HEADS, "square_distance", color, f"step {step}")
+        members = rows[rows[MEMBER] == 1].groupby(HEADS)["square_distance"].mean()
+        axis.plot(members.index, members, "o", ms=4, mec=color, mfc="white", zorder=3)
     first = distances[distances["step"] == next((s for s in steps if s), steps[0])]
     _guide(axis, first.groupby(HEADS)["square_distance"].mean(), SQUARE_ERROR, r"$H^{-1}$")
     size_axis(axis, distances[HEADS], "heads $H$")

@@ -4,10 +4,10 @@
 
 The sweep grows one of heads H, head dimension N and depth L at a time from a base model. Draws the
 test loss (6a) and the training loss (8) of each scan against steps, pooled kernels (6b, 9) and
-spatial ones (6c, 10) before and after training, the latter divided by the mean of their diagonal,
-and the density over heads of the attention logits A (6d). The findings: how alike the kernels of
-different sizes and different seeds are, how the initial kernel's scale falls with L, and how the
-spread of A over heads changes with N.
+spatial ones (6c, 10) before and after training, divided by the mean of their diagonal, and the
+density over heads of the attention logits A (6d). The findings: how alike the kernels of different
+sizes and different seeds are, how the initial kernel's scale falls with L, and how the spread of A
+over heads changes with N.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from plots.bordelon.observed import (
     basis,
     check,
     draw_strips,
+    first_seed,
     largest_of_scans,
     pairs,
     read_observed,
@@ -55,9 +56,11 @@ from plots.bordelon.scans import (
     Losses,
     alpha_title,
     alphas,
+    bands,
     base,
     cut_lines,
     draw_lines,
+    label_decades,
     plain,
     read_losses,
     scan,
@@ -205,28 +208,34 @@ def draw(data: Data) -> Iterator[tuple[str, object]]:
     """Figures 6 and 8 to 10."""
     yield "figure_6_dynamics", _dynamics(data.test.rows, EVAL_LOSS, "test loss (nats/image)")
     yield "figure_8_dynamics", _dynamics(data.train.rows, TRAIN_LOSS, LOSS_LABEL)
-    for kind, number in zip(KINDS, (9, 10)):
-        largest, every = largest_of_scans(data.kernels, kind), all_of_scans(data.kernels, kind)
-        yield f"figure_6_{kind}", draw_strips(largest, LABELS[kind])
-        yield f"figure_{number}_kernels", draw_strips(every, LABELS[kind])
+    for kind, letter, number in zip(KINDS, "bc", (9, 10)):
+        kernels = data.kernels
+        title = f"{kind} kernels, {alpha_title(alphas(kernels)[0])}\n{first_seed(kernels)}"
+        unit, largest = LABELS[kind], largest_of_scans(kernels, kind)
+        yield f"figure_6_{kind}", draw_strips(largest, unit, f"({letter}) {title}")
+        yield f"figure_{number}_kernels", draw_strips(all_of_scans(kernels, kind), unit, title)
     yield "figure_6_attention", _attention(data.attention)
 
 
 def _attention(attention: pd.DataFrame):
     """Figure 6d: the density over heads of A, a row per alpha_A, before and after."""
     own = alphas(attention)
-    figure, axes = style.subplots(len(own), 2, (3.6, 2.6), sharex="row")
+    figure, axes = style.subplots(len(own), 2, (3.8, 2.6), sharex=True, sharey=True)
+    figure.suptitle("(d) attention logits of heads\nticks: heads of all seeds at one pair of "
+                    "tokens; curves: Gaussian kernel estimates; sd: standard deviation")
     for row, alpha in zip(axes, own):
         found = one_place(entries(attention, HEAD_DIM, alpha))
         for (size, values), color in zip(found.items(), style.width_colors(list(found)).values()):
             for axis, state in zip(row, values):
-                _draw_density(axis, state, color=color, label=f"N = {size}")
+                deviation = f", sd {state.std(ddof=1):.2f}" if len(state) > 1 else ""
+                _draw_density(axis, state, color=color, label=f"N = {size}{deviation}")
         for axis, state in zip(row, STATES):
             axis.set_title(f"{state}, {alpha_title(alpha)}")
-            axis.set_xlabel("attention logit A")
+            if axis.get_legend_handles_labels()[0]:
+                axis.legend(fontsize=7, frameon=False)
         row[0].set_ylabel("density over heads")
-        if row[1].get_legend_handles_labels()[0]:
-            row[1].legend(fontsize=7, frameon=False)
+    for axis in axes[-1]:
+        axis.set_xlabel("attention logit A")
     return figure
 
 
@@ -251,18 +260,14 @@ def _draw_density(axis, values: np.ndarray, **look) -> None:
 
 
 def _dynamics(rows: pd.DataFrame, loss: str, label: str):
-    """Figures 6a (test loss) and 8 (training loss): loss against steps, a panel per scan."""
+    """Figures 6a (test loss) and 8 (training loss): loss against steps, a panel per scan. Before
+    the first evaluation, Figure 8 shows what 6a cannot."""
     alpha = alphas(rows)[0]
-    figure, axes = style.subplots(1, len(SIZES), (3.4, 2.9), sharey=True)
+    figure, axes = style.subplots(1, len(SIZES), (3.4, 2.9), sharex=True, sharey=True)
+    figure.suptitle("(a) " * (loss == EVAL_LOSS) + f"{label.partition(' (')[0]}\n{bands(rows)}")
     for axis, by in zip(axes[0], SIZES):
-        # Evaluations may be few: too short a stretch of a logarithmic axis for its labels, and a
-        # line through one of them is not to be seen.
-        scale = "linear" if loss == EVAL_LOSS else "log"
-        draw_lines(axis, scan(rows, by, alpha), by, loss, scale)
+        draw_lines(axis, scan(rows, by, alpha), by, loss)
         axis.set_title(f"{SYMBOLS[by]} grows, {alpha_title(alpha)}")
-        if loss == EVAL_LOSS:
-            for line in axis.get_lines():
-                line.set(marker="o", markersize=3)
-            axis.legend(fontsize=7, frameon=False)
+    label_decades(axes[0][0], "x")
     axes[0][0].set_ylabel(label)
     return figure

@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.bordelon.scans import ALPHA, LAYERS, SIZES, SYMBOLS, alphas, scan
+from plots.bordelon.scans import ALPHA, SIZES, SYMBOLS, alphas, base, scan
 from plots.findings import Finding
 from plots.statistics import Estimate
 from plots.tables import CURVE, RUN, SEED, STEP, TableError
@@ -25,7 +25,6 @@ BLOCK, TOKEN, ATTENDED, HEAD = "block", "token", "attended", "head"
 PLACE = (CURVE, *SIZES, ALPHA, SEED, RUN, STEP)
 LABELS = {"pooled": "sample", "last_token": "sample", "spatial": "token"}
 STATES = ("initial", "final")
-RELATIVE = "final (mean\nof diagonal 1)"
 
 Kernel = np.ndarray
 Pairs = dict[tuple[int, int], tuple[Kernel, Kernel]]  # (size, seed) -> initial and final
@@ -158,67 +157,61 @@ def basis(kernels: pd.DataFrame) -> list[str]:
 
 
 class Strip(NamedTuple):
-    """Kernels side by side, each with its title, on one colour scale or each on its own."""
+    """Kernels side by side, each with its title."""
 
     label: str
     panels: list[tuple[str, Kernel]]
-    own_scales: bool = False
 
 
-def draw_kernel(axis, kernel: Kernel, limits: tuple[float, float]):
-    """A kernel as an image; returns what a colour bar needs."""
-    axis.set(xticks=[], yticks=[])
-    axis.grid(False)
-    return axis.imshow(kernel, vmin=limits[0], vmax=limits[1], cmap="viridis",
-                       interpolation="nearest")
-
-
-def limits_of(kernels: Sequence[Kernel]) -> tuple[float, float]:
-    """Lowest and highest entry."""
-    return min(map(np.nanmin, kernels)), max(map(np.nanmax, kernels))
-
-
-def draw_strips(grid: Sequence[Strip], unit: str):
-    """Rows of kernels; panels on scales of their own say the mean of their diagonal."""
+def draw_strips(grid: Sequence[Strip], unit: str, title: str):
+    """Rows of kernels, each divided by the mean of its diagonal, which is written below it: sizes
+    change the scale so much that undivided ones would show the largest alone."""
     across = max(len(row.panels) for row in grid)
-    figure, axes = style.subplots(len(grid), across, (1.55, 1.5))
+    figure, axes = style.subplots(len(grid), across, (1.75, 1.75))
+    figure.suptitle(title)
+    for axis in axes.flat:
+        axis.set_visible(False)
     for axis_row, row in zip(axes, grid):
-        shared = limits_of([kernel for _, kernel in row.panels])
-        for axis in axis_row[len(row.panels):]:
-            axis.set_visible(False)
-        for axis, (title, kernel) in zip(axis_row, row.panels):
-            image = draw_kernel(axis, kernel, limits_of([kernel]) if row.own_scales else shared)
-            text = f"{title}\nmean diag. {scale(kernel):.2f}" if row.own_scales else title
-            axis.set_title(text, fontsize=8)
-            axis.set_xlabel(unit, fontsize=7)
-            if row.own_scales:
-                figure.colorbar(image, ax=axis, shrink=0.85, pad=0.02).ax.tick_params(labelsize=6)
+        parts = [kernel / (scale(kernel) or 1) for _, kernel in row.panels]
+        top = max(float(np.nanmax(np.abs(part))) for part in parts)
+        for axis, (name, kernel), part in zip(axis_row, row.panels, parts):
+            axis.set(visible=True, xticks=[], yticks=[])
+            axis.grid(False)
+            image = axis.imshow(part, vmin=-top, vmax=top, cmap="RdBu_r", interpolation="nearest")
+            axis.set_title(name, fontsize=8)
+            axis.set_xlabel(f"{unit} (mean diag. {scale(kernel):.3g})", fontsize=7)
         axis_row[0].set_ylabel(f"{row.label}\n{unit}", fontsize=7)
-        if not row.own_scales:
-            figure.colorbar(image, ax=list(axis_row), shrink=0.85, pad=0.02)
+        bar = figure.colorbar(image, ax=list(axis_row), shrink=0.85, pad=0.02)
+        bar.set_label("entry / mean diag.", fontsize=7)
+        bar.ax.tick_params(labelsize=7)
     return figure
+
+
+def first_seed(kernels: pd.DataFrame) -> str:
+    """Which of the runs kernels are drawn of."""
+    return f"runs of the first seed ({kernels[SEED].min():.0f}); diag.: diagonal of a kernel"
 
 
 def largest_of_scans(kernels: pd.DataFrame, kind: str) -> list[Strip]:
     """Figure 6b, c: initial and final kernels of the base model and the largest of every scan."""
     alpha, columns = alphas(kernels)[0], {}
+    start = base(kernels)
+    whole = "base: " + "{} = {},\n{} = {}, {} = {}".format(
+        *(part for size in SIZES for part in (SYMBOLS[size], start[size])))
     for by in SIZES:
         found = pairs(kernels, kind, by, alpha)
         sizes = sorted({size for size, _ in found})
         for size in (sizes[0], sizes[-1]) if sizes else ():
             seed = min(seed for other, seed in found if other == size)
-            name = "base" if size == sizes[0] else f"{SYMBOLS[by]} = {size}"
+            name = whole if size == sizes[0] else f"{SYMBOLS[by]} = {size}"
             columns.setdefault(name, found[size, seed])
-    return _by_state([(name, pair) for name, pair in columns.items()])
+    return _by_state(columns)
 
 
-def _by_state(
-    columns: Sequence[tuple[str, tuple[Kernel, Kernel]]], own_scales: bool = False
-) -> list[Strip]:
-    """A row of initial kernels, whose scale tells, and one of final ones, divided by theirs."""
-    final = [(name, pair[1] / (scale(pair[1]) or 1)) for name, pair in columns]
-    initial = Strip("initial", [(name, pair[0]) for name, pair in columns], own_scales)
-    return [initial, Strip(RELATIVE, final)]
+def _by_state(columns: Mapping[str, tuple[Kernel, Kernel]]) -> list[Strip]:
+    """A row of initial kernels and one of final ones."""
+    return [Strip(label, [(name, pair[state]) for name, pair in columns.items()])
+            for state, label in enumerate(STATES)]
 
 
 def all_of_scans(kernels: pd.DataFrame, kind: str) -> list[Strip]:
@@ -227,7 +220,6 @@ def all_of_scans(kernels: pd.DataFrame, kind: str) -> list[Strip]:
     for by in SIZES:
         found = pairs(kernels, kind, by, alpha)
         firsts = {size: found[size, seed] for size, seed in sorted(found, reverse=True)}
-        columns = [(f"{SYMBOLS[by]} = {size}", firsts[size]) for size in sorted(firsts)]
-        # Depth changes the scale so much that one colour scale shows the smallest L alone.
-        grid += _by_state(columns, own_scales=by == LAYERS) if len(columns) > 1 else []
+        columns = {f"{SYMBOLS[by]} = {size}": firsts[size] for size in sorted(firsts)}
+        grid += _by_state(columns) if len(columns) > 1 else []
     return grid or largest_of_scans(kernels, kind)

@@ -18,6 +18,7 @@ from plots import rates, style, tables
 from plots.bordelon.scans import (
     ALPHA,
     ALPHA_LOOKS,
+    CHANCE,
     HEAD_DIM,
     alpha_title,
     alphas,
@@ -132,18 +133,22 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     head_dims = sorted({n for sweeps in fitted.values() for n in sweeps})
     colors = style.width_colors(head_dims)
     figure, axes = style.subplots(1, len(fitted) + 1, (3.6, 3.2))
+    figure.suptitle("learning rates against head dimension\npoints: means over "
+                    f"{rows[SEED].nunique()} seeds, bars: standard errors; the paper's rates do "
+                    "not depend on N")
     for axis, (alpha, sweeps) in zip(axes[0], fitted.items()):
+        axis.sharex(axes[0][0])
+        axis.sharey(axes[0][0])
         rates.draw_rates(axis, sweeps, colors)
+        axis.axhline(CHANCE, color="black", ls=":", lw=1)
         axis.set_title(alpha_title(alpha))
         axis.set_xlabel(r"learning rate $\eta_0$")
-        axis.set_ylabel(LOSS_LABEL)
-    panels = axes[0][:-1]
-    for axis in panels[1:]:
-        axis.sharex(panels[0])
-    rates.loss_limits(panels, list(fitted.values()))
+    axes[0][0].set_ylabel(LOSS_LABEL)
+    axes[0][0].set_ylim(top=min(axes[0][0].get_ylim()[1], 1.05 * CHANCE))
     _draw_optima(axes[0][-1], fitted, head_dims)
     entries = [(f"N = {n}", {"color": c, "marker": "o", "ms": 3}) for n, c in colors.items()]
-    style.legend(figure, [*entries, *style.STAR_ENTRIES])
+    chance = ("chance, ln 10", {"color": "black", "ls": ":", "lw": 1})
+    style.legend(figure, [*entries, *style.STAR_ENTRIES, chance])
     yield "figure_2a_rate_transfer", figure
 
 
@@ -152,11 +157,12 @@ def _draw_optima(
 ) -> None:
     for alpha, sweeps in fitted.items():
         fit: Exponent = exponent(sweeps)
-        power = f": $N^{{{fit.value:+.2f}}}$" if fit.law else ""
+        power = rf": $N^{{{fit.value:+.2f} \pm {fit.error:.2f}}}$" if fit.law else ""
         label = alpha_title(alpha) + power
         rates.draw_optima(axis, sweeps, fit, label=label, **ALPHA_LOOKS[alpha])
     if head_dims:
         rates.octave_limits(axis, head_dims)
     axis.set_xlabel("head dimension N")
     axis.set_ylabel(r"best learning rate $\eta_0$")
+    axis.set_title("best rate")
     axis.legend(fontsize=7)

@@ -2,16 +2,16 @@
 
 A scan holds the runs in which one size grows from a base model. Loss against steps is that of a
 run in one pass, so the training loss is that of images or tokens it has not seen. Lines are means
-over seeds, and over the logged steps of a quarter octave (scale="log", the default) or a fortieth
-of the run (scale="linear"); bands are standard errors over seeds. Runs that ended before the others
-of their table are left out, and named in the findings.
+over seeds, those of training losses also over the logged steps of a quarter octave (scale="log",
+the default) or a fortieth of the run (scale="linear"); bands are standard errors over seeds. Runs
+that ended before the others of their table are left out, and named in the findings.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +32,7 @@ TRAIN_LOSS, EVAL_LOSS = "train_loss", "eval_loss"
 CHANCE = math.log(10)  # loss in nats of ten equal probabilities
 LOSS_LABEL = "training loss (nats/image)"
 PER_OCTAVE, PER_RUN = 4, 40
+FEW_POINTS = 25
 # Ratios of a logarithmic axis' ends: two of 1, 2 and 5 are within the first; up to the second all
 # of them have room.
 LEAST_SPAN, FEW_DECADES = 5.0, 1e4
@@ -111,11 +112,12 @@ class LossCurve:
     seeds: int
 
 
-def _line(rows: pd.DataFrame, by: str, loss: str, scale: str, last: float) -> LossCurve:
-    losses = _by_seed(rows, by, loss)
+def curve(losses: pd.DataFrame, loss: str, scale: str, last: float) -> LossCurve:
+    """The line through losses with a row per step, up to `last`, and a column per seed."""
     at = losses.index.to_numpy(float)
     places = PER_OCTAVE * np.log2(at.clip(1)) if scale == "log" else PER_RUN * at / last
-    bins = np.ceil(places).astype(int)
+    # Evaluations are few and not noisy: each keeps its place.
+    bins = np.ceil(places).astype(int) if loss == TRAIN_LOSS else np.arange(len(at))
     steps = losses.index.to_series().groupby(bins).mean().to_numpy(float)
     binned = losses.groupby(bins).mean()
     n = binned.shape[1]
@@ -128,10 +130,11 @@ def lines(
 ) -> dict[int, LossCurve]:
     """Size -> line, by rising size; TableError where a size has two runs of one seed."""
     last = rows[STEP].max()
-    return {int(size): _line(own, by, loss, scale, last) for size, own in rows.groupby(by)}
+    return {int(size): curve(by_seed(own, by, loss), loss, scale, last)
+            for size, own in rows.groupby(by)}
 
 
-def _by_seed(rows: pd.DataFrame, by: str, loss: str) -> pd.DataFrame:
+def by_seed(rows: pd.DataFrame, by: str, loss: str) -> pd.DataFrame:
     """Losses of one size: a row per step that all seeds have, a column per seed."""
     again = rows[rows.duplicated([SEED, STEP])]
     if not again.empty:
@@ -161,7 +164,7 @@ class Gap:
 
 def gaps(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> list[Gap]:
     """What each size gains over the one before it, over common seeds and steps."""
-    losses = {int(size): _by_seed(own, by, loss) for size, own in rows.groupby(by)}
+    losses = {int(size): by_seed(own, by, loss) for size, own in rows.groupby(by)}
     sizes = list(losses)
     found = []
     for low, high in zip(sizes, sizes[1:]):
@@ -209,31 +212,56 @@ def size_axis(axis, sizes: pd.Series, label: str) -> None:
     axis.set_xlabel(label)
 
 
-def label_decades(axis) -> None:
+def label_decades(axis, along: str = "y") -> None:
     """Labels a panel's logarithmic values at 1, 2 and 5 of each decade, or only at 1 over many;
     to call after drawing, as it widens what spans too little for two labels."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    low, high = axis.get_ylim()
+    low, high = axis.get_ylim() if along == "y" else axis.get_xlim()
     room = math.sqrt(max(1.0, LEAST_SPAN * low / high))
-    axis.set_ylim(low / room, high * room)
+    axis.set(**{f"{along}lim": (low / room, high * room)})
     subs = (1.0, 2.0, 5.0) if high / low < FEW_DECADES else (1.0,)
-    axis.yaxis.set_major_locator(LogLocator(subs=subs, numticks=20))
-    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axis.yaxis.set_minor_locator(NullLocator())
+    # Numbers for what is read as one, powers where zeros would have to be counted.
+    plain = 5e-5 <= low and high < 1e5
+    ticks = axis.yaxis if along == "y" else axis.xaxis
+    ticks.set_major_locator(LogLocator(subs=subs, numticks=20))
+    ticks.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" if plain else _power(x)))
+    ticks.set_minor_locator(NullLocator())
+
+
+def _power(value: float) -> str:
+    """A tick's value as 5·10^-4, in matplotlib's notation."""
+    digit, exponent = f"{value:.0e}".split("e")
+    factor = "" if digit == "1" else rf"{digit}\cdot"
+    return f"${factor}10^{{{int(exponent)}}}$"
+
+
+def bands(rows: pd.DataFrame) -> str:
+    """What the bands of these lines are."""
+    return f"means and standard errors (bands) over {rows[SEED].nunique()} seeds"
 
 
 def draw_lines(
-    axis, rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS, scale: str = "log"
+    axis, rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS, scale: str = "log",
+    against: str = STEP,
 ) -> None:
-    """Fills a panel: loss against steps, a line per size."""
+    """Fills a panel: loss against steps, or what else grows with them, a line per size."""
     found = lines(rows, by, loss, scale)
+    per_step = {int(size): float((own[against] / own[STEP]).mean())
+                for size, own in rows.groupby(by)}
+    draw_curves(axis, {size: replace(line, steps=line.steps * per_step[size])
+                       for size, line in found.items()}, by)
+    axis.set_xscale(scale)
+    axis.set_xlabel("steps")
+    axis.legend(fontsize=7, frameon=False)
+
+
+def draw_curves(axis, found: Mapping[int, LossCurve], by: str) -> None:
+    """A line with its band per size; few points are marked."""
     for (size, line), color in zip(found.items(), style.width_colors(list(found)).values()):
-        axis.plot(line.steps, line.losses, lw=1.3, color=color,
+        axis.plot(line.steps, line.losses, lw=1.3, color=color, ms=3,
+                  marker="o" if len(line.steps) < FEW_POINTS else "",
                   label=f"{SYMBOLS.get(by, by)} = {size}")
         if line.seeds > 1:
             axis.fill_between(line.steps, line.losses - line.errors, line.losses + line.errors,
                               color=color, alpha=0.2, lw=0)
-    axis.set_xscale(scale)
-    axis.set_xlabel("steps")
-    axis.legend(fontsize=7, frameon=False)

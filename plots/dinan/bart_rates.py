@@ -21,6 +21,7 @@ from plots.dinan.searches import (
     Sweep,
     bits,
     by_loss,
+    exactly,
     limits,
     mapped_rate,
     model_name,
@@ -237,7 +238,9 @@ def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
 def _curves(sweep: Sweep):
     """Figure 3: a row of panels per width."""
     widths = sweep.widths
-    figure, axes = style.subplots(len(widths), 2, (6.3, 3.1), sharey="row")
+    figure, axes = style.subplots(len(widths), 2, (6.5, 3.1), sharey="row")
+    figure.suptitle("searches for the learning rate\nmeans over seeds; [lowest loss ± standard "
+                    "error over n seeds]; from black to blue as the rate falls, the highest red")
     for row, width in zip(axes, widths):
         found = sweep.at(width)
         lines = [point.line for search in found.values() for point in search.points]
@@ -251,9 +254,12 @@ def _curves(sweep: Sweep):
             if strategy in found:
                 _draw_search(axis, found[strategy], high)
             style.update_ticks(axis, 1.02 * last)
-        row[0].set_ylim(low - 0.16 * (high - low), high + 0.06 * (high - low))
-        row[0].set_ylabel(style.VALIDATION_LABEL)
-        style.bits_axis(row[1])
+            axis.tick_params(labelleft=True)
+            axis.set_ylabel(style.VALIDATION_LABEL)
+            style.bits_axis(axis)
+        overflow = any(run.overflows for search in found.values() for run in search.runs)
+        row[0].set_ylim(low - (0.16 if overflow else 0.06) * (high - low),
+                        high + 0.06 * (high - low))
     for axis in axes[-1]:
         axis.set_xlabel("updates")
     style.legend(figure, _entries(sweep))
@@ -280,14 +286,13 @@ def _draw_search(axis, search: Search, top: float) -> None:
     axis.legend(
         handles=[handles[point] for point in reversed(search.points)], title=_title(search),
         loc="upper left", fontsize=6.5, title_fontsize=6.5, alignment="left", frameon=False,
-        # Beside the panel; neural-tangent's has the scale in bits between.
-        bbox_to_anchor=(1.01 if search.strategy == "standard" else 1.15, 1.03), borderaxespad=0,
+        bbox_to_anchor=(1.16, 1.03), borderaxespad=0,  # right of the scale in bits
     )
 
 
 def _label(point: Point) -> str:
-    mapped = "" if point.mapped == point.rate else f" ({point.mapped:.3g})"
-    return f"{point.rate:.3g}{mapped} [{point.text}]"
+    mapped = "" if point.mapped == point.rate else f" ({exactly(point.mapped)})"
+    return f"{exactly(point.rate)}{mapped} [{point.text}]"
 
 
 def _title(search: Search) -> str:
@@ -296,14 +301,15 @@ def _title(search: Search) -> str:
 
 
 def _entries(sweep: Sweep) -> list[tuple[str, dict]]:
-    runs = [r for search in sweep.searches.values() for point in search.points for r in point.runs]
-    known = any(run.skipped is not None for run in runs)
-    overflow = "gradient overflow" if known else "gradient overflow: not recorded"
-    return [
-        ("optimum *", {"color": "black", "lw": 1.9}),
-        ("diverged", {"color": "gray", **LOST}),
-        (overflow, {"color": "gray", "marker": "|", "ls": "", "ms": 6, "mew": 1}),
-    ]
+    """What occurs in some panel."""
+    runs = [run for search in sweep.searches.values() for run in search.runs]
+    entries = [("optimum *", {"color": "black", "lw": 1.9})]
+    if any(run.diverged for run in runs):
+        entries.append(("diverged", {"color": "gray", **LOST}))
+    if any(run.overflows for run in runs):
+        entries.append(("gradient overflow", {"color": "gray", "marker": "|", "ls": "", "ms": 6,
+                                              "mew": 1}))
+    return entries
 
 
 # Optima
@@ -313,6 +319,9 @@ def _optima(sweep: Sweep):
     """Lowest loss against the mapped rate for each strategy, then optima against width."""
     fitted, colors = fits(sweep), style.width_colors(sweep.widths)
     figure, axes = style.subplots(1, 3, (3.7, 3.2))
+    seeds = sweep.rows[tables.SEED].nunique()
+    figure.suptitle(f"optima\npoints: means over {seeds} seeds; bars: standard errors; dotted: the "
+                    r"paper's power of the width in the mapped rate, $n^{-3/2}$")
     for axis, strategy in zip(axes[0], STRATEGIES):
         axis.set_title(style.STRATEGIES[strategy])
         rates.draw_rates(axis, fitted[strategy], colors)
@@ -341,14 +350,19 @@ def _draw_widths(axis, fitted: Mapping[str, Mapping[int, RateSweep]], widths: li
         law = exponent(fit)
         known = law.law is not None
         label = style.STRATEGIES[strategy]
-        label += f": exponent {number(law.value, law.error, 2)}" if known else ""
+        label += rf": $n^{{{law.value:.2f} \pm {law.error:.2f}}}$" if known else ""
+        label += f", {law.widths} widths" if known else ""
         look = {"color": style.STRATEGY_COLORS[strategy], "label": label,
                 "marker": style.STRATEGY_MARKERS[strategy]}
         if fit:
             rates.draw_optima(axis, fit, law, **look)
+            first = 1.6 * fit[min(fit)].best.value
+            powers = [(n / widths[0]) ** float(RATE_EXPONENTS["neural_tangent"]) for n in widths]
+            if strategy == STRATEGIES[-1] and len(widths) > 1:
+                axis.plot(widths, [first * power for power in powers], ":", color="black", lw=1.2)
     rates.octave_limits(axis, widths)
     axis.set_title("optimum")
     axis.set_xlabel("width n")
     axis.set_ylabel("optimal lr, mapped")
     if any(fitted.values()):
-        axis.legend(fontsize=6.5, loc="upper center")
+        axis.legend(fontsize=6.5, loc="lower left")

@@ -165,14 +165,16 @@ def draw(data: Data) -> Iterator[tuple[str, object]]:
 def _figure_4(sweep: Sweep):
     """Figure 4: both optima, a panel per width."""
     widths = sweep.widths
-    figure, axes = style.subplots(1, len(widths), (4.9, 3.5))
+    figure, axes = style.subplots(1, len(widths), (4.9, 3.5), sharey=True)
+    figure.suptitle(f"strategies at their optima\n{_SHADES}; legend: mean ± standard error")
+    points = [point for width in widths for point in optima(sweep, width).values()]
     for axis, width in zip(axes[0], widths):
         found = optima(sweep, width)
         for strategy, point in found.items():
             _draw_point(axis, strategy, point)
-        _finish(axis, list(found.values()), math.inf)
+        _finish(axis, points, math.inf)
         axis.set_title(model_name(width))
-        _legend(axis, [_entry(s, p.pair, p.text) for s, p in found.items()], "(lr, wd)")
+        _legend(axis, [_entry(s, p.shown, p.text) for s, p in found.items()], "(lr, wd)")
     axes[0][0].set_ylabel(style.VALIDATION_LABEL)
     return figure
 
@@ -180,6 +182,7 @@ def _figure_4(sweep: Sweep):
 def _figure_5(sweep: Sweep, larger: Sweep):
     """Figure 5: the larger model, and the smaller one dashed, up to the larger one's end."""
     figure, axes = style.subplots(1, 1, (5.6, 3.8))
+    figure.suptitle(f"the larger model and the smaller one (dashed)\n{_SHADES}")
     axis, last, entries, points = axes[0][0], end(larger), [], []
     for own, look in ((larger, {}), (sweep, {"ls": "--"})):
         width = own.widths[-1]
@@ -187,11 +190,14 @@ def _figure_5(sweep: Sweep, larger: Sweep):
             _draw_point(axis, strategy, point, **look)
             points.append(point)
             text = loss_text([lowest(run, last) for run in point.runs])
-            entries.append(_entry(strategy, point.pair, text, model_name(width) + " ", **look))
+            entries.append(_entry(strategy, point.shown, text, model_name(width) + " ", **look))
     _finish(axis, points, last, 0.25)  # a third of it is warm-up
     axis.set_ylabel(style.VALIDATION_LABEL)
     _legend(axis, entries, f"(lr, wd), up to step {last:g}")
     return figure
+
+
+_SHADES = "a line per seed, the first the darkest"
 
 
 def _draw_point(axis, strategy: str, point: Point, **look) -> None:

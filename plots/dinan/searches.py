@@ -134,8 +134,13 @@ class Point:
 
     @property
     def pair(self) -> str:
-        """(lr, wd) as figures and findings write it."""
+        """(lr, wd) as findings write it."""
         return pair(self.rate, self.decay)
+
+    @property
+    def shown(self) -> str:
+        """(lr, wd) as figures write it."""
+        return f"({exactly(self.rate)}, {exactly(self.decay)})"
 
     def label(self, runs: Sequence[Run]) -> str:
         """(lr, wd) [best accuracy in percent of some of its runs]."""
@@ -241,6 +246,36 @@ class Sweep:
 def pair(rate: float, decay: float) -> str:
     """(lr, wd) with three digits each."""
     return f"({rate:.3g}, {decay:.3g})"
+
+
+def exactly(value: float) -> str:
+    """A power of two as one, in matplotlib's notation; other numbers with three digits."""
+    power = math.log2(value)
+    near = round(power)
+    return f"$2^{{{near}}}$" if _same(value, 2.0**near) and not 1 <= value <= 8 else f"{value:.3g}"
+
+
+def enlarge_end(axis, share: float = 0.4) -> None:
+    """The panel's last `share` of epochs once more, where its lower right is empty, as the points
+    that runs differ by in the end are not to be seen from 0 to 100 %."""
+    lines = [line for line in axis.get_lines() if len(line.get_xdata())]
+    axis.set_ylim(0, 103)
+    if not lines:
+        return
+    last = max(max(line.get_xdata()) for line in lines)
+    first = (1 - share) * last
+    part = axis.inset_axes((0.34, 0.09, 0.63, 0.5))
+    ends = []
+    for line in lines:
+        copied, = part.plot(*line.get_data())
+        copied.update_from(line)
+        copied.set(transform=part.transData, clip_path=part.patch)
+        ends += [y for x, y in zip(*line.get_data()) if x >= first]
+    room = 0.05 * (max(ends) - min(ends)) + 0.1 if ends else 1.0
+    if ends:
+        part.set_ylim(min(ends) - room, max(ends) + room)
+    part.set_xlim(first, 1.01 * last)
+    part.tick_params(labelsize=6, pad=1)
 
 
 def percent(run: Run) -> str:

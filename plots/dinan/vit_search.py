@@ -3,8 +3,8 @@
     python -m plots dinan/vit_search [results.csv metrics.csv]
 
 A panel per scaling strategy: top-1 validation accuracy against epoch for the first seed of every
-point of the search, its optimum in black. A second figure maps the best accuracy of every point
-and marks the six neighbours that confirm the optimum.
+point of the search, its optimum in black, and enlarged where they end. A second figure maps the
+best accuracy of every point and marks the six neighbours that confirm the optimum.
 """
 
 from __future__ import annotations
@@ -17,14 +17,27 @@ from pathlib import Path
 from plots import style
 from plots.dinan import spikes
 from plots.dinan.published import BULK_EXPONENTS, VIT_OPTIMA, VIT_WIDTH
-from plots.dinan.searches import EPOCH, Point, Search, Sweep, by_accuracy, pair, percent
+from plots.dinan.searches import (
+    EPOCH,
+    Point,
+    Search,
+    Sweep,
+    by_accuracy,
+    enlarge_end,
+    exactly,
+    pair,
+    percent,
+)
 from plots.dinan.spikes import TOP1
 from plots.findings import HEADER, Finding, Printed
 
 TABLES = ("dinan/figure_1_2", "dinan/figure_1_2_metrics")
 # Exponents of two in (lr, wd); twice both and half both are left out (footnote 42).
 NEIGHBOURS = ((1, 0), (0, 1), (1, -1), (-1, 1), (0, -1), (-1, 0))
-DASHES = ("-", "--", "-.", ":", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
+# Rates and decays that lines are told apart by, in the order of the colour-blind safe palette of
+# Okabe and Ito; black is the optimum's.
+COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
 # Maps saturate this many points below the best, so that one bad corner does not wash out the rest.
 SPAN = 5.0
 
@@ -171,7 +184,10 @@ def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
 
 def _curves(found: Mapping[str, Search]):
     """Figure 1: accuracy against epoch for all points."""
-    figure, axes = style.subplots(2, 2, (5.2, 3.1))
+    figure, axes = style.subplots(2, 2, (5.6, 3.3), sharex=True, sharey=True)
+    figure.suptitle("searches for learning rate and weight decay\n"
+                    f"first seed ({_seeds(found)}) of every point; colours: lr, dashes: wd, "
+                    "*: optimum; the last epochs are enlarged")
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items()):
         axis.set_title(label)
         if strategy in found:
@@ -185,9 +201,13 @@ def _curves(found: Mapping[str, Search]):
     return figure
 
 
+def _seeds(found: Mapping[str, Search]) -> str:
+    return ", ".join(map(str, sorted({run.seed for own in found.values() for run in own.firsts})))
+
+
 def _not_run(axis) -> None:
     axis.text(0.5, 0.5, "not run", ha="center", va="center", transform=axis.transAxes)
-    axis.set(xticks=[], yticks=[])
+    axis.grid(False)
 
 
 def _draw_curves(axis, search: Search) -> None:
@@ -195,26 +215,23 @@ def _draw_curves(axis, search: Search) -> None:
     looks, handles = _looks(search), {}
     for point in sorted(search.points, key=lambda point: point == search.optimum):
         best = point == search.optimum
-        look = {"color": "black", "lw": 1.8} if best else {"lw": 0.9, **looks[point]}
+        look = {"color": "black", "lw": 1.8} if best else {"lw": 1.0, **looks[point]}
         if point.runs[0].diverged:
             look |= {"marker": "X", "ms": 6, "markevery": [-1]}
         line = point.runs[0].accuracy
-        label = point.label(point.runs[:1]) + " *" * best
+        label = f"{point.shown} [{percent(point.runs[0])}]" + " *" * best
         handles[point], = axis.plot(line[EPOCH], 100 * line[TOP1], label=label, **look)
-    axis.set_ylim(bottom=0)
+    enlarge_end(axis)
     _legend(axis, [handles[point] for point in search.points])
 
 
 def _looks(search: Search) -> dict[Point, dict]:
-    """Colours rise with the learning rate, dashes tell weight decays apart."""
-    import seaborn as sns
-
+    """Colours tell learning rates apart, dashes weight decays."""
     rates = sorted({point.rate for point in search.points})
     decays = sorted({point.decay for point in search.points}, reverse=True)
-    colors = dict(zip(rates, sns.color_palette("plasma", len(rates) + 1)))  # without its yellow
-    dashes = {decay: DASHES[index % len(DASHES)] for index, decay in enumerate(decays)}
     return {
-        point: {"color": colors[point.rate], "ls": dashes[point.decay]}
+        point: {"color": COLORS[rates.index(point.rate) % len(COLORS)],
+                "ls": DASHES[decays.index(point.decay) % len(DASHES)]}
         for point in search.points
     }
 
@@ -223,8 +240,8 @@ def _legend(axis, handles: Sequence) -> None:
     columns = math.ceil(len(handles) / 22)
     axis.legend(
         handles=handles, title="(lr, wd) [best top-1, %]", loc="upper left", ncols=columns,
-        bbox_to_anchor=(1.01, 1.03), borderaxespad=0, frameon=False, fontsize=6.5,
-        title_fontsize=6.5, alignment="left", handlelength=2.6, labelspacing=0.3, columnspacing=1.0,
+        bbox_to_anchor=(1.01, 1.03), borderaxespad=0, frameon=False, fontsize=7,
+        title_fontsize=7, alignment="left", handlelength=3.2, labelspacing=0.3, columnspacing=1.0,
     )
 
 
@@ -234,10 +251,13 @@ def _map(found: Mapping[str, Search]):
     from matplotlib.colors import Normalize
 
     figure, axes = style.subplots(2, 2, (4.6, 3.4))
+    figure.suptitle("the optima and their neighbours\n"
+                    f"best top-1 (%) of the first seed ({_seeds(found)}) of every point")
+    span = _span(found)
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items()):
         axis.grid(False)
         if strategy in found:
-            _draw_map(axis, found[strategy])
+            _draw_map(axis, found[strategy], span)
             state = confirm(found[strategy])
             word = "confirmed" if state.confirmed else f"not confirmed ({state.measured})"
             axis.set_title(f"{label}: {word}", fontsize=9)
@@ -248,22 +268,43 @@ def _map(found: Mapping[str, Search]):
         axis.set_xlabel("learning rate")
     for axis in axes[:, 0]:
         axis.set_ylabel("weight decay")
-    scale = ScalarMappable(Normalize(-SPAN, 0), "viridis")
-    bar = figure.colorbar(scale, ax=axes, extend="min", shrink=0.8, aspect=30)
-    bar.set_label("best top-1 minus the optimum's (points), gray: diverged")
-    style.legend(figure, _MARKS)
+    scale = ScalarMappable(Normalize(-span, 0), "viridis")
+    bar = figure.colorbar(scale, ax=axes, extend="min" if span == SPAN else "neither", shrink=0.8,
+                          aspect=30)
+    bar.set_label("best top-1 minus the optimum's (points)")
+    style.legend(figure, _marks(found))
     return figure
 
 
-_BOX = {"marker": "s", "ms": 11, "ls": "", "mfc": "white"}
-_MARKS = (
-    ("optimum", {**_BOX, "mec": "#D55E00", "mew": 2.5}),
-    ("neighbour", {**_BOX, "mec": "black", "mew": 1.5}),
-    ("neighbour, not run", {"color": "black", "marker": "$?$", "ls": "", "ms": 7}),
-)
+def _gap(search: Search, point: Point) -> float:
+    """Points of accuracy between a point and the optimum, of their first seeds."""
+    return 100 * (search.optimum.runs[0].best - point.runs[0].best)
 
 
-def _draw_map(axis, search: Search) -> None:
+def _span(found: Mapping[str, Search]) -> float:
+    """The points of accuracy that the colours cover: all that occur, in halves, up to SPAN."""
+    gaps = [_gap(search, point) for search in found.values() for point in search.points
+            if not (point.runs[0].diverged or search.optimum.runs[0].diverged)]
+    return min(SPAN, max(0.5, math.ceil(2 * max(gaps, default=0)) / 2))
+
+
+def _marks(found: Mapping[str, Search]) -> list[tuple[str, dict]]:
+    """Legend entries of what is drawn."""
+    box = {"marker": "s", "ms": 11, "ls": "", "mfc": "white"}
+    marks = [("optimum", {**box, "mec": "#D55E00", "mew": 2.5}),
+             ("neighbour", {**box, "mec": "black", "mew": 1.5})]
+    if any(confirm(search).missing for search in found.values()):
+        question = {"color": "black", "marker": "$?$", "ls": "", "ms": 7}
+        marks.append(("neighbour, not run", question))
+    if any(run.diverged for search in found.values() for run in search.firsts):
+        marks.append(("diverged", {**box, "mfc": _LOST, "mec": _LOST}))
+    return marks
+
+
+_LOST = (0.6, 0.6, 0.6)
+
+
+def _draw_map(axis, search: Search, span: float) -> None:
     """A square per point in octaves, with its accuracy written in it."""
     optimum, around = search.optimum, neighbours(search.optimum)
     side = _side(search.points)
@@ -272,14 +313,16 @@ def _draw_map(axis, search: Search) -> None:
     for point in sorted(search.points, key=lambda p: (p == optimum, p in beside)):
         edge = "#D55E00" if point == optimum else "black" if point in beside else "white"
         width = 2.5 if point == optimum else 1.5 if point in beside else 0.5
-        _draw_square(axis, search, point, side, {"edgecolor": edge, "linewidth": width})
+        _draw_square(axis, search, point, span, side, {"edgecolor": edge, "linewidth": width})
     missing = [place for place, point in zip(around, beside) if point is None]
     for rate, decay in missing:
         axis.text(math.log2(rate), math.log2(decay), "?", ha="center", va="center", fontsize=9)
     _map_axes(axis, [(p.rate, p.decay) for p in search.points] + missing, side)
 
 
-def _draw_square(axis, search: Search, point: Point, side: float, edge: Mapping) -> None:
+def _draw_square(
+    axis, search: Search, point: Point, span: float, side: float, edge: Mapping
+) -> None:
     import matplotlib
     from matplotlib.patches import Rectangle
 
@@ -287,8 +330,8 @@ def _draw_square(axis, search: Search, point: Point, side: float, edge: Mapping)
     x, y = math.log2(point.rate), math.log2(point.decay)
     share = 0.0
     if not run.diverged and not best.diverged:
-        share = min(max(1 + 100 * (run.best - best.best) / SPAN, 0.0), 1.0)
-    color = (0.6, 0.6, 0.6) if run.diverged else matplotlib.colormaps["viridis"](share)
+        share = min(max(1 - _gap(search, point) / span, 0.0), 1.0)
+    color = _LOST if run.diverged else matplotlib.colormaps["viridis"](share)
     corner = (x - side / 2, y - side / 2)
     axis.add_patch(Rectangle(corner, side, side, facecolor=color, **edge))
     ink = "black" if share > 0.6 or run.diverged else "white"
@@ -310,7 +353,7 @@ def _map_axes(axis, places: Sequence[tuple[float, float]], side: float) -> None:
     for values, along in zip(zip(*places), (axis.xaxis, axis.yaxis)):
         values = sorted({f"{value:.3g}": value for value in values}.values())
         shown = values[:: math.ceil(len(values) / 8)]
-        labels = [f"{value:.2g}" for value in shown]
+        labels = [exactly(value) for value in shown]
         along.set_ticks([math.log2(value) for value in shown], labels=labels, fontsize=7)
         low, high = math.log2(values[0]), math.log2(values[-1])
         limits = (low - 0.6 * side, high + 0.6 * side)

@@ -12,10 +12,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import pandas as pd
+
 from plots import style
 from plots.dinan import spikes
 from plots.dinan.published import VIT_CLAIMS, VIT_OPTIMA
-from plots.dinan.searches import EPOCH, Run, Search, Sweep, by_accuracy
+from plots.dinan.searches import EPOCH, Run, Search, Sweep, by_accuracy, enlarge_end
 from plots.dinan.spikes import TOP1
 from plots.findings import HEADER, Finding, Printed, claimed_gain, number
 from plots.statistics import mean_and_error
@@ -146,8 +148,10 @@ def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
         axis.set_xticks(range(len(style.STRATEGIES)), labels=_TICKS, fontsize=7)
         axis.set_xlim(-0.6, len(style.STRATEGIES) - 0.4)
         axis.grid(False, axis="x")
-    title = "strategy (lr*, wd*) [best top-1 of each seed, %; paler with the seed]"
-    style.legend(figure, _entries(found), ncols=2, title=title, title_fontsize=8)
+    figure.suptitle("strategies at their optima\nleft: mean over seeds (thick) and every seed "
+                    "(thin), the last epochs enlarged; right: mean ± standard error, "
+                    + _seeds(found))
+    style.legend(figure, _entries(found), title="strategy (lr*, wd*)", title_fontsize=8)
     yield "figure_2_vit_strategies", figure
 
 
@@ -155,21 +159,23 @@ _TICKS = [label.replace("-", "-\n") for label in style.STRATEGIES.values()]
 
 
 def _draw_curves(axis, found: Mapping[str, Search]) -> None:
+    """The mean over seeds, where all have an evaluation, over a thin line of each."""
     for strategy, search in found.items():
-        runs, marker = search.optimum.runs, style.STRATEGY_MARKERS[strategy]
-        colors = style.shades(style.STRATEGY_COLORS[strategy], len(runs))
-        for run, color in reversed(list(zip(runs, colors))):  # the first seed on top
-            line = run.accuracy
-            axis.plot(line[EPOCH], 100 * line[TOP1], color=color, lw=1.2, marker=marker, ms=4,
-                      markevery=(0.05 * (1 + list(found).index(strategy)), 0.2))
-    axis.set_ylim(bottom=0)
+        color, lines = style.STRATEGY_COLORS[strategy], [run.accuracy.set_index(EPOCH)[TOP1]
+                                                         for run in search.optimum.runs]
+        for line in lines:
+            axis.plot(line.index, 100 * line, color=color, lw=0.6, alpha=0.45)
+        mean = 100 * pd.concat(lines, axis=1).dropna().mean(axis=1)
+        axis.plot(mean.index, mean, color=color, lw=1.8, ms=4, markevery=5,
+                  marker=style.STRATEGY_MARKERS[strategy])
+    enlarge_end(axis)
     axis.set_xlabel("epoch")
     axis.set_ylabel("top-1 validation accuracy (%)")
 
 
 def _entries(found: Mapping[str, Search]) -> list[tuple[str, dict]]:
     return [
-        (f"{style.STRATEGIES[strategy]} {search.optimum.label(search.optimum.runs)}",
+        (f"{style.STRATEGIES[strategy]} {search.optimum.shown}",
          {"color": style.STRATEGY_COLORS[strategy], "marker": style.STRATEGY_MARKERS[strategy],
           "ms": 4})
         for strategy, search in found.items()
@@ -188,7 +194,6 @@ def _draw_accuracies(axis, found: Mapping[str, Search]) -> None:
             axis.errorbar(place + 0.15, value, error if math.isfinite(error) else None,
                           color=color, marker=marker, ms=5, capsize=3)
     axis.set_ylabel("best top-1 (%)")
-    axis.set_title(f"mean ± standard error, {_seeds(found)}", fontsize=8)
 
 
 def _seeds(found: Mapping[str, Search]) -> str:

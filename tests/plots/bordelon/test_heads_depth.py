@@ -33,8 +33,10 @@ def heads_tables(folder, late=-0.5):
          "high": low + 1, "count": 10}
         for n in (1, 4) for h in (8, 16) for low in (-1, 0)
     ]
+    # Models of the ensemble, H = 16, are as far from it as they differ, which is of no exponent.
     distance = [
-        {"model.heads": h, "seed": s, "step": t, "square_distance": (1 + s / 10) * h**power}
+        {"model.heads": h, "seed": s, "step": t, "member": h == 16,
+         "square_distance": (7 if h == 16 else 1) * (1 + s / 10) * h**power}
         for h in (4, 8, 16) for s in range(3) for t, power in ((0, -1), (25, -1), (60, late))
     ]
     # H = 4 stays at chance, without a spread; the rest ends at 1 + 8 / H with one of 1 / H.

@@ -261,13 +261,33 @@ def test_figure_6a_is_the_test_loss_and_figure_8_the_training_loss(tmp_path):
         assert axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(last, abs=0.1)
     (first, *_) = drawn["figure_6_dynamics"]
     assert all(line.get_marker() == "o" for line in first.get_lines())
+    assert first.get_xscale() == "log"  # as in the paper
     initial = [axis for axis in drawn["figure_9_kernels"]
-               if "mean diag." in axis.get_title()]
-    # Diagonals 1 + 2/L, each on a colour scale of its own.
-    assert [axis.get_title() for axis in initial] == [
-        f"L = {n}\nmean diag. {1 + 2 / n:.2f}" for n in (2, 4, 8, 16)]
-    tops = [axis.get_images()[0].get_clim()[1] for axis in initial]
-    assert tops == pytest.approx([1 + 2 / n for n in (2, 4, 8, 16)])
+               if axis.get_title().startswith("L = ")][:4]
+    # Diagonals 1 + 2/L, by which kernels are divided, on colours that tell signs apart.
+    assert [(axis.get_title(), axis.get_xlabel()) for axis in initial] == [
+        (f"L = {n}", f"sample (mean diag. {1 + 2 / n:.3g})") for n in (2, 4, 8, 16)]
+    images = [axis.get_images()[0] for axis in initial]
+    diagonals = [np.diag(image.get_array()).mean() for image in images]
+    assert diagonals == pytest.approx([1] * 4)
+    low, high = images[0].get_clim()
+    assert low == -high and high == max(np.abs(image.get_array()).max() for image in images)
+
+
+def test_figure_7a_has_linear_steps_and_what_alpha_changes_and_figure_12_the_training_loss(
+        tmp_path):
+    drawn = dict(decoder.draw(read(tmp_path, (0, 1, 2), gains)))
+    steps, flops = (np.reshape(drawn[name].axes, (3, -1))
+                    for name in ("figure_7_dynamics", "figure_12_flops"))
+    assert {axis.get_xscale() for axis in steps.flat} == {"linear"}
+    assert {axis.get_xscale() for axis in flops.flat} == {"log"}
+    # N gains 0.2 more per doubling at alpha_A = 1/2.
+    lines = {line.get_label(): line.get_ydata()[-1] for line in steps[1][2].get_lines()}
+    assert lines["N = 16"] == pytest.approx(0.6) and lines["N = 2"] == pytest.approx(0)
+    # Training losses, the last bin of which is that of the run's end, at 6 x 4000 x 7 per step.
+    x, y = flops[0][0].get_lines()[1].get_data()
+    assert x[0] == 6 * 4000 * 7 and y[-1] == pytest.approx(4.9, abs=0.1)
+    assert [row[0].get_ylabel() for row in flops] == ["training loss\n(nats/token)"] * 3
 
 
 # The decoder
