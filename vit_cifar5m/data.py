@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import lzma
 import math
+import os
 import struct
 import tokenize
 import zipfile
@@ -298,10 +299,8 @@ def _reading(file: Path, key: str) -> Iterator[None]:
 def open_part(file: Path, cache: Path) -> tuple[Mapped, np.ndarray]:
     """A part's images, mapped, and its labels, in memory; UserError if they cannot be.
 
-    Checked: names, shapes, types and sizes of both arrays, and labels by their range and the zip
-    file's checksum. Pixels that are unpacked have their checksum compared once, then. Pixels that
-    are stored as they are never do, which would take reading all of them: a changed byte among
-    them goes unseen.
+    Checked: names, shapes, types and sizes of both arrays, labels by their range, and the zip
+    file's checksums of both. That of the pixels takes reading all of them, once for a content.
     """
     with _reading(file, "it"):
         archive = zipfile.ZipFile(file)
@@ -316,9 +315,8 @@ def open_part(file: Path, cache: Path) -> tuple[Mapped, np.ndarray]:
         expected = start + math.prod(shape)
         if info.file_size != expected:
             raise _cut_off(file, "X", info.file_size, expected)
-        if info.compress_type == zipfile.ZIP_STORED:
-            return Mapped(file, _place(file, info) + start, shape, dtype), labels
-        return Mapped(_unpacked(archive, file, info, cache), start, shape, dtype), labels
+        place, offset = _whole(archive, file, info, cache)
+        return Mapped(place, offset + start, shape, dtype), labels
 
 
 @contextmanager
@@ -389,22 +387,29 @@ def _place(file: Path, info: zipfile.ZipInfo) -> int:
     return info.header_offset + LOCAL_HEADER.size + name + extra
 
 
-def _unpacked(archive: zipfile.ZipFile, file: Path, info: zipfile.ZipInfo, cache: Path) -> Path:
-    """A compressed member as a file of the cache, made there once.
+def _whole(
+    archive: zipfile.ZipFile, file: Path, info: zipfile.ZipInfo, cache: Path
+) -> tuple[Path, int]:
+    """Where a member's bytes are, and from which one on: in the part itself if they are stored as
+    they are, else in the cache, unpacked once.
 
-    The cache is named by what the zip file says of the member, its checksum among it, which is
-    compared with the bytes when they are unpacked: to read gigabytes for a name would take longer.
+    Either way they are all read once, which compares them with the zip file's checksum, and a
+    folder of the cache says that they were. It is named by what the zip file says of the member,
+    and by what tells that the part was written to, where its own bytes are used.
     """
+    stored, part = info.compress_type == zipfile.ZIP_STORED, file.stat()
     identity = [info.filename, info.CRC, info.file_size, info.compress_size]
+    identity += [part.st_size, part.st_mtime_ns, part.st_ino] * stored
     folder = cache / f"{file.stem}-{token_cache.digest(identity)}"
 
     def build(folder: Path) -> dict[str, Any]:
         with _member(archive, file, "X") as stream:
-            _copy(_chunks(stream, file), folder / info.filename, info.file_size)
+            copy = os.devnull if stored else folder / info.filename
+            _copy(_chunks(stream, file), Path(copy), info.file_size)
         return {"source": file.name}
 
     token_cache.prepare(folder, build)
-    return folder / info.filename
+    return (file, _place(file, info)) if stored else (folder / info.filename, 0)
 
 
 def _chunks(stream: IO[bytes], file: Path) -> Iterator[bytes]:

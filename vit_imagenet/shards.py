@@ -7,7 +7,9 @@ readers, and images of smaller shares come more often; the Arrow file is faster,
 from __future__ import annotations
 
 import glob
+import json
 import re
+import tarfile
 from bisect import bisect_right
 from operator import itemgetter
 from pathlib import Path
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 BUILDERS = {"parquet": "parquet", "tar": "webdataset"}  # kinds of shards and what reads them
 SPLIT_WORD = re.compile(r"(?<![A-Za-z0-9])(train|val|test)")  # begins a word of a file's name
+COMPLETE = "dataset_info.json"  # what `datasets` writes last into a folder of its cache
 TAR_IMAGES = ("jpg", "jpeg", "JPEG", "JPG", "png", "webp")
 
 
@@ -159,21 +162,64 @@ def arrow_rows(path: str, split: str, classes: int, cache_dir: str) -> ArrowRows
     starts = _starts(shards.paths) if shards.kind == "parquet" else []
     with quiet_datasets() as datasets:
         try:
-            rows = datasets.load_dataset(
+            builder = datasets.load_dataset_builder(
                 BUILDERS[shards.kind],
                 data_files=files,
-                split=split,
                 cache_dir=str(Path(cache_dir).expanduser()),
             )
+            if shards.kind == "tar" and not (Path(builder.cache_dir) / COMPLETE).exists():
+                for path in shards.paths:
+                    _check_tar(path)
+            builder.download_and_prepare()
+            rows = builder.as_dataset(split)
+        except UserError:
+            raise
         except Exception as error:  # of Arrow, tarfile or json, under one of the library's own
+            named = _damaged(shards.paths) if shards.kind == "parquet" else None
             raise UserError(
-                f"{where}: cannot be read as {shards.kind} ({_reason(error)})"
+                f"{named or where}: cannot be read as {shards.kind} ({_reason(error)})"
             ) from error
     columns = find_columns(rows.features, where)
     if isinstance(rows.features[columns.image], datasets.Image):
         rows = rows.cast_column(columns.image, datasets.Image(decode=False))
     _check_labels(rows, columns, classes, where)
     return ArrowRows(rows, columns, starts)
+
+
+def _check_tar(path: Path) -> None:
+    """UserError, naming the file, unless it is a whole tar and its labels can be read.
+
+    To tarfile a damaged header is the end, and the images behind it would be missing without a
+    word: the end has to be the block of zeros that every tar ends with.
+    """
+    try:
+        with tarfile.open(path, "r:") as tar:
+            for member in tar:
+                tar.members.clear()  # which would grow with every member
+                if member.name.endswith(".cls"):
+                    int(tar.extractfile(member).read())
+                elif member.name.endswith(".json"):
+                    json.loads(tar.extractfile(member).read())
+            tar.fileobj.seek(tar.offset)
+            if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError(f"damaged or cut off at byte {tar.offset}")
+    except (tarfile.TarError, OSError, ValueError) as error:
+        raise UserError(
+            f"{path}: cannot be read as tar ({_reason(error)}); copy or download it again"
+        ) from error
+
+
+def _damaged(paths: list[Path]) -> Path | None:
+    """The first parquet file that cannot be read to its end."""
+    from pyarrow import parquet
+
+    for path in paths:
+        try:
+            for _ in parquet.ParquetFile(path).iter_batches():
+                pass
+        except Exception:
+            return path
+    return None
 
 
 def _starts(paths: list[Path]) -> list[tuple[int, str]]:
@@ -183,16 +229,16 @@ def _starts(paths: list[Path]) -> list[tuple[int, str]]:
     none.
     """
     import datasets
-    import pyarrow
     from pyarrow import parquet
 
     starts, first = [], 0
     for path in paths:
         try:
             schema, metadata = parquet.read_schema(path), parquet.read_metadata(path)
-        except (pyarrow.ArrowException, OSError) as error:
+            features = datasets.Features.from_arrow_schema(schema)
+        except Exception as error:  # Arrow's, or of the features that the hub's files describe
             raise UserError(f"{path}: not a parquet file ({_reason(error)})") from error
-        find_columns(datasets.Features.from_arrow_schema(schema), path)
+        find_columns(features, path)
         starts.append((first, str(path)))
         first += metadata.num_rows
     return starts
