@@ -226,8 +226,14 @@ def test_column_must_hold_text(tmp_path):
     assert "holds int, expected text" in error_line(lambda: read(path=path))
 
 
+WHOLE = gzip.compress(b'{"text": "a"}\n' * 50, mtime=0)
 CORRUPT = {
     "cut.jsonl.gz": gzip.compress(random.Random(0).randbytes(400))[:200],
+    "flipped.jsonl.gz": WHOLE[:-6] + bytes([WHOLE[-6] ^ 1]) + WHOLE[-5:],  # in its checksum
+    "utf16.jsonl": '{"text": "a"}\n'.encode("utf-16"),
+    "latin.jsonl": b'{"text": "caf\xe9"}\n',
+    "utf16.txt": "a\n".encode("utf-16"),
+    "zeros.parquet": bytes(400),
     "plain.json.gz": b'{"text": "not compressed"}\n',
     "nothing.jsonl.gz": gzip.compress(b""),
     "broken.jsonl": b'{"text": "a"}\n{"text": \n',

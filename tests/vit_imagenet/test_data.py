@@ -405,6 +405,7 @@ def test_a_damaged_parquet_file_is_named(tmp_path, how):
 BROKEN = {
     "truncated": (lambda content: content[:-100], "image file is truncated"),
     "text": (lambda _: b"<html>404</html>", "cannot identify image file"),
+    "flipped": (lambda content: flipped(content, 0), "cannot identify image file"),
     "empty": (lambda _: b"", "no bytes"),
     "absent": (None, "No such file"),
 }

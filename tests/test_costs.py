@@ -1,0 +1,488 @@
+"""Closed forms of a run's cost, of three experiments: against the papers, the model class, torch's
+counters and optimisers, and the memory that a step takes. nanolm_c4's are in its own test."""
+
+import contextlib
+import functools
+import gc
+import importlib
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from training import optimizers
+from training.config import set_keys, validate
+from training.errors import UserError
+from training.experiment import load_experiment
+from vit_cifar5m.model import cross_entropy
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Costed:
+    """An experiment, its sizes, and where its counts differ from torch's by convention."""
+
+    name: str
+    base: dict
+    keys: tuple[str, ...]
+    """What a shape has a number for."""
+    shapes: tuple[tuple, ...]
+    paper: tuple
+    stem: Callable[[str], bool]
+    """Whether a tensor of this name is no part of the blocks and the readout."""
+    inputs: Callable
+    loss: Callable
+    uncounted: Callable
+    """FLOPs of one step by convention, minus those of a forward and backward pass by torch."""
+    beside: Callable
+    """Bytes that autograd keeps beside activations and copies of weights."""
+    libraries: tuple[str, ...]
+    """What counting must not import."""
+
+    @property
+    def cost(self):
+        return importlib.import_module(f"{self.name}.cost")
+
+    def settings(self, shape, **changes):
+        """A config; `__` stands for the dot of a key."""
+        values = dict(zip(self.keys, shape))
+        values |= {key.replace("__", "."): value for key, value in changes.items()}
+        base = {"optimizer": {"name": "adam", "lr": 1.0}, "schedule": {}, **self.base}
+        return validate(load_experiment(self.name).config, set_keys(base, values), "test")
+
+    def network(self, config, device="cpu"):
+        """The config's model, initialised unless it is on meta, and its optimiser."""
+        train = importlib.import_module(f"{self.name}.train")
+        words = (self.cost.vocabulary(config),) if self.name == "bart_span_denoise" else ()
+        with torch.device(device):
+            model = train.build_model(config, *words)
+        if device == "meta":
+            return model, None
+        planned = train.build_plan(config, model)
+        planned.initialise(model, 0)
+        return model, optimizers.build(config.optimizer.name, planned.groups(model))
+
+
+def autocast(config):
+    low = config.training.precision == "bf16"
+    return torch.autocast("cpu", torch.bfloat16) if low else contextlib.nullcontext()
+
+
+def seeded():
+    return torch.Generator().manual_seed(0)
+
+
+# BART
+
+
+def bart_inputs(config):
+    """Encoder ids, decoder ids and targets of full samples."""
+    size = (3, config.training.batch_size, BART.cost.tokens(config))
+    ids = torch.randint(4, BART.cost.vocabulary(config), size, generator=seeded())
+    return [part.clone() for part in ids]
+
+
+def bart_loss(config, model, *batch):
+    with autocast(config):
+        return model(*batch)
+
+
+def bart_uncounted(config, model):
+    """The decoder's own attention is causal, half of the pairs of positions that torch counts. The
+    output and its loss are one function, of which torch counts the forward pass twice."""
+    shape, rows = config.model, config.training.batch_size
+    return -6 * shape.layers * rows * BART.cost.tokens(config) ** 2 * shape.width
+
+
+def bart_beside(config):
+    """The output's gradient; targets, [pad]s and, under autocast, the encoder's unrounded output
+    live on without being kept."""
+    shape = config.model
+    alive = 8 + 1 + (4 * shape.width if config.training.precision == "bf16" else 0)
+    positions = config.training.batch_size * BART.cost.tokens(config)
+    return 4 * shape.vocab_size * shape.width - positions * alive
+
+
+BART = Costed(
+    name="bart_span_denoise",
+    # With dropout of attention a CPU computes it as no GPU does.
+    base={"prescription": {"strategy": "neural_tangent"}, "training": {"steps": 7},
+          "model": {"attention_dropout": 0.0}, "data": {}},
+    keys=("model.width", "model.layers", "model.head_dim", "model.mlp_ratio", "model.vocab_size",
+          "data.tokens_per_sample", "training.batch_size"),
+    shapes=((64, 1, 16, 4, 100, 30, 4), (48, 3, 8, 2, 211, 38, 2), (32, 2, 32, 1, 64, 14, 5)),
+    paper=(1024, 12, 64, 4, 50_265, 512, 512),
+    stem=lambda name: "_blocks." not in name,
+    inputs=bart_inputs,
+    loss=bart_loss,
+    uncounted=bart_uncounted,
+    beside=bart_beside,
+    libraries=("torch", "fairseq"),
+)
+R2C2 = (2048, 22, 64, 4, 50_265, 512, 512)
+
+
+# ViTs
+
+
+def vit_inputs(config):
+    """Images and soft targets."""
+    shape, rows = config.model, config.training.batch_size
+    images = torch.randn(rows, 3, shape.image_size, shape.image_size, generator=seeded())
+    return images, torch.rand(rows, shape.classes, generator=seeded()).softmax(-1)
+
+
+def vit_loss(config, model, images, targets):
+    """The summed loss, as a run has it: float32 after autocast."""
+    with autocast(config):
+        logits = model(images)
+    return F.cross_entropy(logits.float(), targets, reduction="sum")
+
+
+def vit_beside(config):
+    """Targets and log-probabilities; under autocast the images themselves and the rounded head bias
+    live on without being kept."""
+    shape, rows = config.model, config.training.batch_size
+    low = config.training.precision == "bf16"
+    alive = 4 * rows * 3 * shape.image_size**2 + 2 * shape.classes
+    return 2 * 4 * rows * shape.classes - (alive if low else 0)
+
+
+def cifar_inputs(config):
+    rows = config.training.batch_size
+    images = torch.randn(rows, 3, 32, 32, generator=seeded())
+    return images, torch.randint(config.model.classes, (rows,), generator=seeded())
+
+
+def cifar_loss(config, model, images, labels):
+    with autocast(config):
+        logits = model(images)
+    return cross_entropy(logits, labels)
+
+
+def cifar_beside(config):
+    """Log-probabilities, labels, numbers of positions, and the loss."""
+    rows = config.training.batch_size
+    return 4 * rows * config.model.classes + 8 * rows + 8 * CIFAR.cost.tokens(config.model) + 4
+
+
+def patches_uncounted(case, config, model):
+    """The gradient of the images, which nobody forms and the convention counts."""
+    stem = next(p for name, p in model.named_parameters() if name.startswith("patch_embed"))
+    tokens = case.cost.tokens(config.model)
+    return 2 * stem.numel() * config.training.batch_size * tokens
+
+
+VIT = Costed(
+    name="vit_imagenet",
+    base={"prescription": {"strategy": "neural_tangent"}, "training": {"steps": 7}, "model": {},
+          "data": {"source": "embedded", "augmentation": {"mixup": 0, "cutmix": 0}}},
+    keys=("model.width", "model.layers", "model.head_dim", "model.mlp_ratio", "model.patch_size",
+          "model.image_size", "model.classes", "training.batch_size"),
+    shapes=(
+        (64, 1, 16, 4, 4, 16, 10, 4), (48, 3, 8, 2, 5, 20, 21, 2), (32, 2, 32, 1, 4, 32, 300, 5),
+    ),
+    paper=(768, 12, 64, 4, 16, 224, 1000, 4096),
+    stem=lambda name: name in ("patch_embed.proj.weight", "pos_embed"),
+    inputs=vit_inputs,
+    loss=vit_loss,
+    uncounted=lambda config, model: patches_uncounted(VIT, config, model),
+    beside=vit_beside,
+    libraries=("torch", "timm"),
+)
+CIFAR = Costed(
+    name="vit_cifar5m",
+    base={"prescription": {"alpha_attention": 1.0, "alpha_depth": 1.0, "beta0": 4.0, "gamma0": 0.1},
+          "training": {"steps": 7}, "model": {}, "data": {"source": "embedded"}},
+    keys=("model.head_dim", "model.heads", "model.layers", "model.patch_size",
+          "training.batch_size"),
+    shapes=((8, 2, 1, 4, 4), (4, 6, 3, 8, 4), (16, 4, 2, 16, 4)),
+    paper=(16, 16, 4, 4, 256),
+    stem=lambda name: name in ("patch_embedding.weight", "position_embedding.weight"),
+    inputs=cifar_inputs,
+    loss=cifar_loss,
+    uncounted=lambda config, model: patches_uncounted(CIFAR, config, model),
+    beside=cifar_beside,
+    libraries=("torch",),
+)
+ALL = (BART, VIT, CIFAR)
+each = pytest.mark.parametrize("case", ALL, ids=lambda case: case.name)
+each_shape = pytest.mark.parametrize(
+    ("case", "shape"), [(case, shape) for case in ALL for shape in case.shapes]
+)
+dinan = pytest.mark.parametrize("case", [BART, VIT], ids=lambda case: case.name)
+
+
+@pytest.fixture(autouse=True)
+def dropout_as_on_a_gpu(monkeypatch):
+    """A CPU's dropout keeps its mask as numbers and not as bytes."""
+
+    def dropout(x, p=0.5, training=True, inplace=False):
+        return torch.native_dropout(x, p, training)[0] if p and training else x
+
+    monkeypatch.setattr(torch.nn.functional, "dropout", dropout)
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("case", "shape", "embedding", "others"),
+    [
+        (BART, BART.paper, (50_265 + 2 * 514) * 1024, 404_845_568 - (50_265 + 2 * 514) * 1024),
+        (BART, R2C2, (50_265 + 2 * 514) * 2048, 2_688_739_328 - (50_265 + 2 * 514) * 2048),
+        (VIT, VIT.paper, 740_352, 85_703_656),
+        (CIFAR, CIFAR.paper, (48 + 64) * 256, 1_604_096 - (48 + 64) * 256),
+    ],
+)
+def test_parameters_of_the_papers_models(case, shape, embedding, others):
+    assert case.cost.parameters(case.settings(shape)) == {
+        "embedding": embedding, "non_embedding": others, "total": embedding + others,
+    }
+
+
+@pytest.mark.parametrize(
+    ("case", "shape", "changes"),
+    [(case, shape, {}) for case in ALL for shape in (*case.shapes, case.paper)]
+    + [(BART, shape, {"model__positions": "fairseq"}) for shape in (*BART.shapes, BART.paper)],
+)
+def test_parameters_are_those_of_the_model_class(case, shape, changes):
+    config = case.settings(shape, **changes)
+    model, _ = case.network(config, "meta")
+    counts = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    stem = sum(count for name, count in counts.items() if case.stem(name))
+    total = sum(counts.values())
+    found = case.cost.parameters(config)
+    assert found == {"embedding": stem, "non_embedding": total - stem, "total": total}
+    if case is BART:
+        assert case.cost.tokens(config) == model.longest
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"data__trained_vocab_size": 300}, 300),
+        ({"data__source": "text", "data__path": "here", "data__trained_vocab_size": 999}, 999),
+        ({"data__source": "binarised", "data__path": "here"}, 50_265),
+        ({"data__bpe_encoder": "encoder.json", "data__bpe_vocab": "vocab.bpe"}, 50_265),
+        ({"model__vocab_size": 77}, 77),
+    ],
+)
+def test_without_a_vocabulary_the_bpe_in_use_counts(changes, words):
+    config = BART.settings(BART.paper, **{"model__vocab_size": None, **changes})
+    assert BART.cost.vocabulary(config) == words
+    assert BART.cost.parameters(config)["embedding"] == (words + 2 * 514) * 1024
+
+
+@pytest.mark.parametrize(
+    ("case", "steps", "tokens", "weights", "attention", "sample", "flops"),
+    [
+        # Per token: weights of matrices, and pairs of tokens times width; then per sample.
+        (BART, 200_000, 514, 28 * 12 * 1024**2 + 50_265 * 1024, 5 * 12 * 514 * 1024, 0, 1.375e20),
+        (VIT, 93_600, 196, 768**2 + 12 * 12 * 768**2, 2 * 12 * 196 * 768, 768_000, 4.019e19),
+        (CIFAR, 19_540, 64, 48 * 256 + 24 * 256**2, 2 * 4 * 64 * 256, 2560, 3.297e15),
+    ],
+)
+def test_flops_and_tokens_of_the_papers_runs(
+        case, steps, tokens, weights, attention, sample, flops):
+    config = case.settings(case.paper, training__steps=steps)
+    rows = config.training.batch_size
+    assert case.cost.tokens_per_step(config) == rows * tokens
+    exact = 6 * steps * rows * (tokens * (weights + attention) + sample)
+    assert case.cost.flops(config) == exact == pytest.approx(flops, rel=1e-3)
+
+
+def test_fairseqs_positions_hold_two_tokens_less():
+    config = BART.settings(BART.paper, model__positions="fairseq")
+    assert BART.cost.position_rows(config) == 514
+    assert BART.cost.tokens_per_step(config) == 512 * 512
+
+
+@each_shape
+def test_flops_are_those_torch_counts(case, shape):
+    config = case.settings(shape)
+    model, _ = case.network(config)
+    inputs = case.inputs(config)
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(*inputs[: 2 if case is BART else 1]).sum().backward()
+    counted = counter.get_total_flops() + case.uncounted(config, model)
+    assert case.cost.flops(config) == 7 * counted
+
+
+@pytest.mark.parametrize(("case", "names"), [
+    (BART, ("adam", "sgd")), (VIT, ("adam", "sgd")), (CIFAR, ("adam", "sgd", "adam_atan2")),
+])
+def test_optimizer_state_is_what_the_optimizer_keeps(case, names):
+    for shape, name in itertools.product(case.shapes[:2], names):
+        config = case.settings(shape, optimizer__name=name)
+        model, optimizer = case.network(config)
+        case.loss(config, model, *case.inputs(config)).backward()
+        optimizer.step()
+        kept = [value for state in optimizer.state.values() for value in state.values()]
+        size = sum(t.numel() * t.element_size() for t in kept if isinstance(t, torch.Tensor))
+        assert case.cost.optimizer_state(config) == size
+
+
+@dinan
+def test_an_optimizer_without_rates_in_the_paper_is_refused(case):
+    with pytest.raises(UserError, match="optimizer.name adafactor: .* prescribe for adam and sgd"):
+        case.cost.memory(case.settings(case.paper, optimizer__name="adafactor"))
+
+
+# Memory
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("case", "shape", "changes"),
+    [(case, shape, {}) for case in (VIT, CIFAR) for shape in case.shapes]
+    + [(BART, shape, {"model__dropout": p}) for shape in BART.shapes for p in (0.0, 0.1)],
+)
+def test_activations_are_what_autograd_keeps(case, shape, changes, precision):
+    config = case.settings(shape, training__precision=precision, **changes)
+    model, _ = case.network(config)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage  # held, so that its address is not given out again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        case.loss(config, model, *case.inputs(config))
+    parts = case.cost.memory(config)
+    found = sum(storage.nbytes() for storage in kept.values())
+    assert parts["activations"] + parts["weight_copies"] + case.beside(config) == found
+
+
+def peak_bytes(case, config, recomputed=False):
+    """The largest sum of live tensors in a second step of a micro-batched training loop."""
+    model, optimizer = case.network(config)
+    stacks = ("blocks",) if case is VIT else ("encoder_blocks", "decoder_blocks")
+    for stack in stacks if recomputed else ():
+        for block in getattr(model, stack):
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    rows = config.training.micro_batch_size or config.training.batch_size
+    inputs = [part[:rows] for part in case.inputs(config)]
+
+    def step():
+        for _ in range(config.training.batch_size // rows):
+            case.loss(config, model, *(part.clone() for part in inputs)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    gc.collect()
+    state = [value for entry in optimizer.state.values() for value in entry.values()]
+    live = sum(t.untyped_storage().nbytes() for t in [*model.parameters(), *state])
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        step()
+    events = profiler.profiler.kineto_results.events()
+    records = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    return live + max(itertools.accumulate(event.nbytes() for event in records))
+
+
+DEEP = (64, 4, 16, 4, 100, 62, 16)
+WORDY = (128, 1, 32, 1, 4000, 14, 2)
+IMAGES = (64, 4, 16, 4, 4, 32, 10, 32)
+
+
+@pytest.mark.parametrize(
+    ("case", "shape", "changes"),
+    [
+        (BART, (256, 1, 64, 4, 64, 14, 2), {}),  # the optimiser's step is the peak
+        (BART, DEEP, {}),  # activations are
+        (BART, DEEP, {"training__micro_batch_size": 4}),
+        (BART, DEEP, {"training__precision": "bf16"}),
+        (BART, (64, 2, 16, 1, 2000, 62, 16), {}),  # logits are
+        (BART, WORDY, {}),  # the word embedding's gradients are
+        (BART, WORDY, {"training__micro_batch_size": 1}),
+        (VIT, (256, 1, 64, 4, 4, 8, 10, 2), {}),
+        (VIT, IMAGES, {}),
+        (VIT, IMAGES, {"training__micro_batch_size": 8}),
+        (VIT, IMAGES, {"training__precision": "bf16"}),
+        (VIT, (32, 1, 16, 1, 8, 8, 2000, 64), {}),
+        (VIT, (256, 2, 64, 4, 4, 8, 10, 2), {"optimizer__name": "sgd"}),
+    ],
+)
+def test_the_total_is_the_peak_of_a_step(case, shape, changes):
+    config = case.settings(shape, **changes)
+    within = 0.03 if case is BART else 0.1
+    total = case.cost.memory(config)["total"]
+    assert total == pytest.approx(peak_bytes(case, config), rel=within)
+
+
+@pytest.mark.parametrize(
+    ("case", "shape", "share"),
+    [(BART, (64, 8, 16, 4, 100, 62, 16), 1 / 4), (VIT, (64, 8, 16, 4, 4, 32, 10, 32), 1 / 3)],
+)
+def test_blocks_that_are_recomputed_keep_their_input_and_one_of_them_everything(
+        case, shape, share):
+    config, rows = case.settings(shape), shape[-1]
+    parts = case.cost.memory(config)
+    kept = case.cost.activations(config, rows, recomputed=True)
+    assert kept < parts["activations"] * share
+    expected = parts["weights"] + parts["optimizer"] + kept + parts["loss"]
+    assert expected == pytest.approx(peak_bytes(case, config, recomputed=True), rel=0.1)
+    sharded = case.cost.memory(config, shards=2)["activations"]
+    assert sharded == case.cost.activations(config, rows // 2, True)
+
+
+@pytest.mark.parametrize(
+    ("case", "shape", "micro"), [(BART, R2C2, 4), (VIT, VIT.paper, 64), (CIFAR, CIFAR.paper, 8)]
+)
+def test_shards_divide_the_state_and_replicas_repeat_it(case, shape, micro):
+    config = case.settings(shape, training__micro_batch_size=micro)
+    one, replicated = case.cost.memory(config), case.cost.memory(config, replicas=8)
+    sharded = case.cost.memory(config, shards=8)
+    for part in ("weights", "gradients", "optimizer"):
+        assert replicated[part] == one[part] == pytest.approx(8 * sharded[part], abs=8)
+    assert replicated["activations"] == one["activations"]  # the same micro-batch
+    assert replicated["loss"] == one["loss"] == sharded["loss"]
+    assert replicated["communication"] == one["weights"]  # DDP's buckets
+    assert one["communication"] == 0 < sharded["communication"]
+    if case is BART:
+        embedding = (50_265 + 2 * 514) * 2048
+        assert sharded["communication"] == 4 * (embedding + 4 * 16 * 2048**2)
+
+
+@each
+def test_a_gpu_takes_no_more_samples_than_its_share_of_the_batch(case):
+    shape = (*case.paper[:-1], 64)
+    config = case.settings(shape, training__micro_batch_size=32)
+    per_row = case.cost.activations(config, 8) - case.cost.activations(config, 7)
+    first, second = (case.cost.memory(config, replicas=n)["activations"] for n in (2, 16))
+    assert first - second == 28 * per_row
+
+
+@pytest.mark.parametrize(
+    ("case", "weights", "one_block"),
+    [
+        (BART, 28 * 12 * 1024**2, 16 * 1024**2),  # of the decoder
+        (VIT, 86_444_008 - 196 * 768, 86_444_008 - 196 * 768 - 11 * 12 * 768**2),
+    ],
+)
+def test_bf16_rounds_the_matrices_of_all_blocks_or_of_one(case, weights, one_block):
+    low = case.settings(case.paper, training__precision="bf16")
+    assert case.cost.memory(case.settings(case.paper))["weight_copies"] == 0
+    assert case.cost.memory(low)["weight_copies"] == 2 * weights
+    assert case.cost.memory(low, shards=8)["weight_copies"] == 2 * one_block
+
+
+@each
+def test_counting_imports_no_torch(case):
+    code = f"import sys, {case.name}.cost; sys.exit(bool({set(case.libraries)} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
