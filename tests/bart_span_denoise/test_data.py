@@ -1,15 +1,8 @@
 """Text to batches: packing, the cache, binarised corpora, noise by place; offline and small."""
 
 import json
-import os
 import pickle
-import random
-import shutil
-import subprocess
-import sys
-from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,103 +10,30 @@ import torch
 import yaml
 from torch.utils.data import DataLoader
 
-from bart_span_denoise import bpe, corpora, data, fairseq_library
-from bart_span_denoise.bpe import BOS, EOS, FILES, PAD, Bpe
-from bart_span_denoise.config import Config
-from training.errors import UserError
+from bart_span_denoise import corpora, data, fairseq_library
+from bart_span_denoise.bpe import BOS, EOS, PAD, Bpe
+from tests.bart_span_denoise.texts import (
+    LIMIT,
+    SIZE,
+    as_jsonl,
+    clean,
+    config,
+    error_line,
+    line_tokens,
+    of_split,
+    prepare,
+    random_sizes,
+    same,
+    stored,
+    write_documents,
+)
 from training.sampling import Place
-from training.text import in_validation, split_sentences
+from training.text import split_sentences
 
 ROOT = Path(data.__file__).parents[1]
-SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
-WORDS = [a + b + c for a in SYLLABLES for b in SYLLABLES[::3] for c in ("", "s", "'s", "ing")]
-SIZE, LIMIT = 320, 40
-
-
-def write_documents(count, seed=0):
-    """Random documents of a few sentences, some of them longer than a sample."""
-    draw = random.Random(seed)
-    length = lambda: 60 if draw.random() < 0.05 else draw.randint(1, 9)
-    sentence = lambda: " ".join(draw.choices(WORDS, k=length())) + draw.choice(".!?")
-    return [" ".join(sentence() for _ in range(draw.randint(1, 9))) for _ in range(count)]
-
-
-DOCUMENTS = write_documents(60)
-
-
-def of_split(split, texts=DOCUMENTS):
-    return [t for t in texts if in_validation(t, 0.3) == (split == "validation")]
-
-
-def config(tmp_path, positions="paper", seed=0, noise=None, **settings):
-    """A config at toy size, of a text file in tmp_path unless told otherwise."""
-    section = {
-        "source": "text",
-        "trained_vocab_size": SIZE,
-        "tokens_per_sample": LIMIT,
-        "validation_fraction": 0.3,
-        "cache_dir": str(tmp_path / "cache"),
-        "noise": noise or {},
-        **settings,
-    }
-    if section["source"] == "text":
-        section.setdefault("path", str(as_jsonl(tmp_path / "text.jsonl")))
-    return Config.model_validate({
-        "seed": seed,
-        "model": {"width": 64, "layers": 1, "positions": positions},
-        "prescription": {"strategy": "standard"},
-        "optimizer": {"name": "adam", "lr": 1e-3},
-        "schedule": {"name": "constant"},
-        "training": {"steps": 1, "batch_size": 4},
-        "data": section,
-    })  # fmt: skip
-
-
-def prepare(tmp_path, **settings):
-    return data.from_config(config(tmp_path, **settings))
-
-
-def as_jsonl(file, texts=DOCUMENTS):
-    if not file.exists():
-        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return file
-
-
-def stored(corpus, split):
-    """All stored tokens of a split."""
-    return np.array(corpus.cache.tokens(split))
-
-
-def clean(corpus, split):
-    """The clean samples of a split."""
-    samples = getattr(corpus, split)
-    return [samples.clean(index) for index in range(len(samples))]
-
-
-def error_line(action):
-    with pytest.raises(UserError) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def same(ours, theirs):
-    """Whether two datasets or batches hold equal tensors."""
-    return all(torch.equal(a, b) for x, y in zip(ours, theirs, strict=True)
-               for a, b in zip(x, y, strict=True))  # fmt: skip
-
-
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def gpt2(tmp_path_factory):
-    """Files of a BPE, as config keys."""
-    folder = tmp_path_factory.mktemp("bpe")
-    bpe.train(DOCUMENTS, SIZE, folder)
-    return {key: str(folder / name) for key, name in zip(data.BPE_KEYS, FILES)}
 
 
 # Batches
@@ -217,13 +137,6 @@ def test_reading_stops_after_the_asked_tokens(tmp_path, corpus):
 # Packing
 
 
-def line_tokens(sizes, seed=0):
-    """Stored lines of the given sizes of content, of distinct neighbours."""
-    rng = np.random.default_rng(seed)
-    lines = [np.append(rng.integers(4, 1000, size), EOS) for size in sizes]
-    return np.concatenate(lines).astype("<u2")
-
-
 def packed_slowly(sizes, limit):
     """Sentence lengths of each sample, and how many sentences were split, token by token."""
     samples, over_long = [], 0
@@ -235,12 +148,6 @@ def packed_slowly(sizes, limit):
         pieces = [limit] * (size // limit) + [size % limit] * (size % limit > 0)
         samples += [[piece] for piece in pieces]
     return samples, over_long
-
-
-def random_sizes(seed, count=300, limit=20):
-    draw = random.Random(seed)
-    kinds = [lambda: 0, lambda: limit, lambda: draw.randint(1, 6), lambda: draw.randint(1, 90)]
-    return [draw.choices(kinds, (2, 1, 10, 1))[0]() for _ in range(count)]
 
 
 @pytest.mark.parametrize("window", [1, 7, 64, 2**22])
@@ -409,258 +316,17 @@ def test_other_text_is_another_cache(tmp_path):
     assert prepare(tmp_path).cache.folder != first.cache.folder
 
 
-# Binarised corpora
-
-PREPROCESS = """
-import json, sys
-from bart_span_denoise import fairseq_library
-fairseq = fairseq_library.load()
-from fairseq import options
-from fairseq_cli import preprocess
-for arguments in json.load(sys.stdin):
-    preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
-"""
-
-
-def fairseq_preprocess(*runs):
-    """fairseq's own command, once for each list of arguments."""
-    subprocess.run(
-        [sys.executable, "-c", PREPROCESS],
-        input=json.dumps(runs), text=True, cwd=ROOT, check=True, capture_output=True,
-    )  # fmt: skip
-
-
-def write_encoded(folder, gpt2, split_lines):
-    """GPT-2's numbers of each line, as fairseq's multiprocessing_bpe_encoder writes them."""
-    loaded = Bpe(*gpt2.values())
-    for split in ("train", "validation"):
-        lines = []
-        for document in of_split(split):
-            lines += [*(split_lines(document)), ""]
-        ids = (" ".join(loaded.symbols[i] for i in loaded.encode(line)) for line in lines)
-        (folder / f"{split}.bpe").write_text("".join(f"{line}\n" for line in ids))
-    return folder
-
-
-@pytest.fixture(scope="module")
-def binarised(tmp_path_factory, gpt2):
-    """Folders of fairseq-preprocess.
-
-    A sentence a line over the BPE's dict.txt, a document a line over a dictionary of their own,
-    and the first in fairseq's older format.
-    """
-    root = tmp_path_factory.mktemp("binarised")
-    for name in ("sentences", "documents"):
-        (root / name).mkdir()
-    write_encoded(root / "sentences", gpt2, split_sentences)
-    write_encoded(root / "documents", gpt2, lambda document: [document])
-    runs = []
-    for name, more in {
-        "sentences": ["--srcdict", gpt2["bpe_dictionary"], "--dataset-impl", "mmap"],
-        "documents": ["--dataset-impl", "mmap"],
-        "cached": ["--dataset-impl", "cached"],
-    }.items():
-        text = root / ("sentences" if name == "cached" else name)
-        files = ["--trainpref", f"{text}/train.bpe", "--validpref", f"{text}/validation.bpe"]
-        runs.append(["--only-source", *files, "--destdir", f"{root}/{name}-bin", *more])
-    fairseq_preprocess(*runs)
-    return {name: root / f"{name}-bin" for name in ("sentences", "documents", "cached")}
-
-
-def bpe_files(gpt2):
-    return {key: gpt2[key] for key in data.BPE_KEYS[:2]}
-
-
-def prepare_binarised(tmp_path, folder, **settings):
-    return prepare(tmp_path, source="binarised", path=str(folder), **settings)
-
-
-def test_binarised_tokens_are_fairseqs(tmp_path, binarised, gpt2):
-    """Every line that fairseq's reader has, without </s>, is a sentence, in order."""
-    corpus = prepare_binarised(tmp_path, binarised["sentences"], **bpe_files(gpt2))
-    fairseq = fairseq_library.load()
-    for split, stem in data.STEMS.items():
-        theirs = fairseq.data.indexed_dataset.MMapIndexedDataset(
-            str(binarised["sentences"] / stem)
-        )
-        lines = [theirs[i] for i in range(len(theirs))]
-        sentences, long = [], 0
-        for tokens, ends in clean(corpus, split):
-            sentences += np.split(tokens[1:-1], ends[:-1] - 1)
-        assert np.concatenate(sentences).tolist() == torch.cat([x[:-1] for x in lines]).tolist()
-        short = [line[:-1].tolist() for line in lines if 1 < len(line) <= LIMIT + 1]
-        long = sum(len(line) > LIMIT + 1 for line in lines)
-        assert [s.tolist() for s in sentences if s.tolist() in short] == short
-        assert corpus.cache.meta[split]["over_long"] == long > 0
-        assert corpus.cache.meta[split]["sentences"] == len(short) + long
-
-
-def test_binarised_corpora_are_packed_like_text(tmp_path, binarised, gpt2):
-    """The words of fairseq's dictionary keep their ids, and <mask> comes last."""
-    corpus = prepare_binarised(tmp_path, binarised["sentences"], **bpe_files(gpt2))
-    loaded = Bpe(*gpt2.values())
-    assert (corpus.vocab_size, corpus.cache.meta["mask"]) == (SIZE, SIZE - 1)
-    assert corpus.train.noise.word_starts.tolist() == loaded.word_starts.tolist()
-    assert corpus.bpe.mask == SIZE - 1
-    text = corpus.bpe.decode(np.concatenate([t[1:-1] for t, _ in clean(corpus, "train")]))
-    assert text == "".join("".join(split_sentences(d)) for d in of_split("train"))
-
-
-def test_documents_in_lines_are_cut_into_sentences(tmp_path, binarised, gpt2):
-    """With a dictionary of its own, which lacks tokens, and whole documents in lines."""
-    corpus = prepare_binarised(tmp_path, binarised["documents"], **bpe_files(gpt2))
-    assert corpus.vocab_size % 8 == 1, "padded by fairseq, and <mask>"
-    starts, found = corpus.train.noise.word_starts, []
-    for tokens, ends in clean(corpus, "train"):
-        found += [corpus.bpe.decode(s).strip() for s in np.split(tokens[1:-1], ends[:-1] - 1)]
-    sentences = [s for d in of_split("train") for s in split_sentences(d)]
-    assert "".join(found).replace(" ", "") == "".join(sentences).replace(" ", "")
-    short = [s for s in sentences if len(corpus.bpe.encode(f" {s}")) <= LIMIT - 1]
-    missing = Counter(short) - Counter(found)
-    assert not missing and len(short) > 100
-    assert starts[corpus.bpe.encode(" no")[0]]
-    assert corpus.cache.meta["train"]["sentences"] == len(sentences)
-
-
-def test_sentences_within_lines_are_fairseqs_at_full_stops(gpt2, monkeypatch):
-    """Where all sentences end with full stops, fairseq cuts alike: both reversed give one text."""
-    loaded = Bpe(*gpt2.values())
-    stops = corpora.Stops(loaded.sentence_stops, loaded.word_starts)
-    text = "no mu. the sel ven. to ba pi lor. e dan."
-    line = np.append(loaded.encode(text), EOS)
-    ids, ends = corpora.sample(line, stops)
-    assert len(ends) == 4
-    permute = fairseq_library.load().data.denoising_dataset.DenoisingDataset.permute_sentences
-    orders = iter([torch.arange, lambda n: torch.arange(n - 1, -1, -1)])
-    monkeypatch.setattr(torch, "randperm", lambda n: next(orders)(n))
-    rule = SimpleNamespace(full_stop_index=loaded.encode(".")[0])
-    theirs = permute(rule, torch.from_numpy(ids), 1.0).tolist()
-    assert np.concatenate(np.split(ids[1:-1], ends[:-1] - 1)[::-1]).tolist() == theirs[1:-1]
-    numbers = np.append(loaded.encode("no 3.14 mu! is the sel? to"), EOS)
-    ids, ends = corpora.sample(numbers, stops)
-    found = [loaded.decode(part) for part in np.split(ids[1:-1], ends[:-1] - 1)]
-    assert found == ["no 3.14 mu!", " is the sel?", " to"]
-
-
-def test_binarised_without_the_bpes_files(tmp_path, binarised):
-    corpus = prepare_binarised(tmp_path, binarised["documents"], noise={"unit": "token"})
-    assert corpus.bpe is None
-    assert corpus.cache.meta["train"]["sentences"] == len(of_split("train"))
-    source, target = corpus.train[Place(0, 0, 0)]
-    assert corpus.cache.meta["mask"] in source.tolist()
-    assert corpus.cache.meta["mask"] == corpus.vocab_size - 1
-
-
-def test_unknown_tokens_are_reported(tmp_path, binarised, gpt2):
-    """validation.bpe has symbols that training text has not: fairseq writes <unk>."""
-    folder = tmp_path / "unknown"
-    shutil.copytree(binarised["documents"], folder)
-    tokens = np.memmap(folder / "valid.bin", "<u2", "r+")
-    tokens[np.flatnonzero(tokens > 10)[:3]] = 3
-    tokens.flush()
-    corpus = prepare_binarised(tmp_path, folder, noise={"unit": "token"})
-    already = np.count_nonzero(np.fromfile(binarised["documents"] / "valid.bin", "<u2") == 3)
-    assert corpus.describe()[1].endswith(f"; {already + 3} tokens are <unk>")
-
-
-def test_a_changed_binarised_corpus_is_another_cache(tmp_path, binarised):
-    folder = tmp_path / "corpus"
-    shutil.copytree(binarised["sentences"], folder)
-    settings = {"noise": {"unit": "token"}}
-    first = prepare_binarised(tmp_path, folder, **settings).cache.folder
-    assert prepare_binarised(tmp_path, folder, **settings).cache.folder == first
-    os.utime(folder / "train.bin", (1, 1))
-    assert prepare_binarised(tmp_path, folder, **settings).cache.folder != first
-
-
-def test_index_round_trip_in_parts(tmp_path, monkeypatch):
-    """Pointers and line ends are written and checked a part at a time."""
-    monkeypatch.setattr(corpora, "ONCE", 7)
-    monkeypatch.setattr(corpora, "WINDOW", 50)
-    tokens = line_tokens(random_sizes(1))
-    lines = np.split(tokens, np.flatnonzero(tokens == EOS) + 1)[:-1]
-    for vocab_size, dtype in ((1000, "<u2"), (70_000, "<u4")):
-        corpora.write(tmp_path / "train", lines, vocab_size)
-        found = corpora.read(tmp_path / "train")
-        assert found.dtype == dtype
-        assert found.tolist() == tokens.tolist()
-        assert corpora.check(tmp_path / "train", vocab_size) == 0
-        fairseqs = fairseq_library.load().data.indexed_dataset
-        theirs = fairseqs.MMapIndexedDataset(str(tmp_path / "train"))
-        assert [theirs[i].tolist() for i in range(len(theirs))] == [x.tolist() for x in lines]
-        assert theirs._index.dtype == fairseqs.best_fitting_int_dtype(vocab_size)
-
-
 # Mistakes
 
 
-def overwrite(file, value, where=0):
-    def change(folder):
-        tokens = np.memmap(folder / file, "<u2", "r+")
-        tokens[where] = value
-        tokens.flush()
-
-    return change
-
-
-BROKEN = {
-    "no folder": (shutil.rmtree, "is not a folder; expected one made by fairseq-preprocess"),
-    "no valid.bin": (lambda f: (f / "valid.bin").unlink(), "valid.bin does not exist; expected"),
-    "no train.idx": (lambda f: (f / "train.idx").unlink(), "train.idx does not exist; expected"),
-    "no dictionary": (lambda f: (f / "dict.txt").unlink(), "dict.txt does not exist; expected"),
-    "cut tokens": (lambda f: os.truncate(f / "train.bin", 100), "train.bin has 100 bytes where"),
-    "cut index": (lambda f: os.truncate(f / "train.idx", 99), "lines as it says; make it again"),
-    "no index": (lambda f: os.truncate(f / "train.idx", 9), "is not fairseq's mmap index"),
-    "no line end": (overwrite("train.bin", 5, -1), "train.bin: line "),
-    "large id": (overwrite("train.bin", 9999), "holds token id 9999, but the dictionary has"),
-    "a pad": (overwrite("valid.bin", 1), "valid.bin holds <s> or <pad>"),
-    "blank": (overwrite("valid.bin", EOS, slice(None)), "valid.bin has only empty lines"),
-    "no symbols": (lambda f: (f / "dict.txt").write_text("x\n"), "is not fairseq's dict.txt"),
-}
-
-
-@pytest.mark.parametrize("case", BROKEN)
-def test_broken_binarised_corpora_are_named(tmp_path, binarised, case):
-    damage, message = BROKEN[case]
-    folder = tmp_path / "corpus"
-    shutil.copytree(binarised["sentences"], folder)
-    damage(folder)
-    line = error_line(lambda: prepare_binarised(tmp_path, folder, noise={"unit": "token"}))
-    assert line.startswith(f"data.path: {folder}")
-    assert message in line
-    assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").iterdir()) == []
-
-
-def test_other_formats_of_fairseq_say_which_is_read(tmp_path, binarised):
-    settings = {"noise": {"unit": "token"}}
-    line = error_line(lambda: prepare_binarised(tmp_path, binarised["cached"], **settings))
-    assert line.startswith(f"data.path: {binarised['cached'] / 'train.idx'} is not fairseq's mmap")
-    assert "--dataset-impl mmap" in line
-
-
-def test_words_of_a_binarised_corpus_need_the_bpe(tmp_path, binarised):
-    line = error_line(lambda: prepare_binarised(tmp_path, binarised["sentences"]))
-    assert line.startswith("data.noise.unit: word needs data.bpe_encoder and data.bpe_vocab")
-    assert "set data.noise.unit=token" in line
-
-
-def test_a_bpe_of_another_corpus_is_refused(tmp_path, binarised, gpt2):
-    other = tmp_path / "other"
-    other.mkdir()
-    bpe.train(DOCUMENTS, 300, other)
-    files = {"bpe_encoder": str(other / FILES[0]), "bpe_vocab": str(other / FILES[1])}
-    line = error_line(lambda: prepare_binarised(tmp_path, binarised["sentences"], **files))
-    assert line.startswith(f"data.path: {binarised['sentences'] / 'dict.txt'} has 295, expected")
-    assert "is it over another BPE?" in line
-
-
-def test_which_files_go_together(tmp_path, gpt2, binarised):
-    text = lambda **keys: error_line(lambda: prepare(tmp_path, **keys))
-    assert text(**bpe_files(gpt2)).startswith("data.bpe_dictionary: missing; expected")
-    dictionary = {"bpe_dictionary": gpt2["bpe_dictionary"]}
-    assert "given without data.bpe_encoder and data.bpe_vocab" in text(**dictionary)
-    line = error_line(lambda: prepare_binarised(tmp_path, binarised["sentences"], **gpt2))
-    assert "a binarised folder has its own dict.txt" in line
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("unit", "char"), ("fraction_mode", "about"), ("fraction", 1.5), ("fraction", float("nan")),
+     ("poisson_lambda", 0.5)],
+)
+def test_noise_out_of_range_is_refused_by_the_config(tmp_path, key, value):
+    with pytest.raises(ValueError, match=rf"(?s)data\.noise\.{key}"):
+        config(tmp_path, noise={key: value})
 
 
 @pytest.mark.parametrize("key", data.BPE_KEYS)

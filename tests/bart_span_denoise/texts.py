@@ -1,0 +1,104 @@
+"""Random text, a config at toy size, and what tests ask of a prepared corpus."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from bart_span_denoise import data
+from bart_span_denoise.bpe import EOS
+from bart_span_denoise.config import Config
+from training.errors import UserError
+from training.text import in_validation
+
+SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
+WORDS = [a + b + c for a in SYLLABLES for b in SYLLABLES[::3] for c in ("", "s", "'s", "ing")]
+SIZE, LIMIT = 320, 40
+
+
+def write_documents(count, seed=0):
+    """Random documents of a few sentences, some of them longer than a sample."""
+    draw = random.Random(seed)
+    length = lambda: 60 if draw.random() < 0.05 else draw.randint(1, 9)
+    sentence = lambda: " ".join(draw.choices(WORDS, k=length())) + draw.choice(".!?")
+    return [" ".join(sentence() for _ in range(draw.randint(1, 9))) for _ in range(count)]
+
+
+DOCUMENTS = write_documents(60)
+
+
+def of_split(split, texts=DOCUMENTS):
+    return [t for t in texts if in_validation(t, 0.3) == (split == "validation")]
+
+
+def config(tmp_path, positions="paper", seed=0, noise=None, **settings):
+    """A config at toy size, of a text file in tmp_path unless told otherwise."""
+    section = {
+        "source": "text",
+        "trained_vocab_size": SIZE,
+        "tokens_per_sample": LIMIT,
+        "validation_fraction": 0.3,
+        "cache_dir": str(tmp_path / "cache"),
+        "noise": noise or {},
+        **settings,
+    }
+    if section["source"] == "text":
+        section.setdefault("path", str(as_jsonl(tmp_path / "text.jsonl")))
+    return Config.model_validate({
+        "seed": seed,
+        "model": {"width": 64, "layers": 1, "positions": positions},
+        "prescription": {"strategy": "standard"},
+        "optimizer": {"name": "adam", "lr": 1e-3},
+        "schedule": {"name": "constant"},
+        "training": {"steps": 1, "batch_size": 4},
+        "data": section,
+    })  # fmt: skip
+
+
+def prepare(tmp_path, **settings):
+    return data.from_config(config(tmp_path, **settings))
+
+
+def as_jsonl(file, texts=DOCUMENTS):
+    if not file.exists():
+        file.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return file
+
+
+def stored(corpus, split):
+    """All stored tokens of a split."""
+    return np.array(corpus.cache.tokens(split))
+
+
+def clean(corpus, split):
+    """The clean samples of a split."""
+    samples = getattr(corpus, split)
+    return [samples.clean(index) for index in range(len(samples))]
+
+
+def error_line(action):
+    with pytest.raises(UserError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def same(ours, theirs):
+    """Whether two datasets or batches hold equal tensors."""
+    return all(torch.equal(a, b) for x, y in zip(ours, theirs, strict=True)
+               for a, b in zip(x, y, strict=True))  # fmt: skip
+
+
+def line_tokens(sizes, seed=0):
+    """Stored lines of the given sizes of content, of distinct neighbours."""
+    rng = np.random.default_rng(seed)
+    lines = [np.append(rng.integers(4, 1000, size), EOS) for size in sizes]
+    return np.concatenate(lines).astype("<u2")
+
+
+def random_sizes(seed, count=300, limit=20):
+    draw = random.Random(seed)
+    kinds = [lambda: 0, lambda: limit, lambda: draw.randint(1, 6), lambda: draw.randint(1, 90)]
+    return [draw.choices(kinds, (2, 1, 10, 1))[0]() for _ in range(count)]
