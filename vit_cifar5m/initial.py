@@ -26,6 +26,7 @@ import argparse
 import csv
 import hashlib
 import io
+import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -206,62 +207,38 @@ Rows = list[dict[str, Any]]
 
 def kernel_rows(networks: Networks) -> Rows:
     """initial_kernels.csv: square distance to the limit, of each network and layer."""
-    asked = networks.settings.kernels
+    from measure.representations import distance_to_ensemble, leave_one_out
+
+    asked, rows = networks.settings.kernels, []
     *smaller, widest = sorted(asked.heads)
-    references = _kernels(networks, widest, asked.reference_networks)
-    rows = _of_references(networks.settings, widest, references)
-    for heads in reversed(smaller):
-        rows += _of_heads(networks.settings, heads, networks, widest, references)
+    limits = list(zip(*_kernels(networks, widest, asked.reference_networks), strict=True))
+    sizes = [_mean_square(of_layer) for of_layer in limits]
+
+    def add(heads: int, network: int, layer: int, error: float, references: int) -> None:
+        rows.append({"head_dim": asked.head_dim, "layers": asked.layers, "heads": heads,
+                     "network": network, "layer": layer + 1, "square_error": error,
+                     "reference_square": sizes[layer], "reference_heads": widest,
+                     "references": references})
+
+    for layer, of_layer in enumerate(limits):
+        for network, error in enumerate(leave_one_out(of_layer)):
+            add(widest, network, layer, error, len(of_layer) - 1)
+    for heads in smaller:
+        for network, kernels in enumerate(_kernels(networks, heads, asked.networks)):
+            for layer, kernel in enumerate(kernels):
+                error = distance_to_ensemble(kernel, limits[layer])
+                add(heads, network, layer, error, len(limits[layer]))
     return sorted(rows, key=lambda row: (row["heads"], row["network"], row["layer"]))
 
 
-def _kernels(networks: Networks, heads: int, count: int) -> list[list[torch.Tensor]]:
-    """Network -> layer -> kernel, (B T, B T) float64 on the CPU; layer 1 is the first block."""
+def _kernels(networks: Networks, heads: int, count: int) -> Iterator[list[torch.Tensor]]:
+    """Each network's kernels by layer, (B T, B T) float64 on the CPU, the first block's first."""
     from measure.representations import token_kernel
 
     asked = networks.settings.kernels
     shape = networks.shape(asked.head_dim, heads, asked.layers)
-    passed = networks.captures(shape, networks.settings.alpha_attention, count)
-    return [[token_kernel(h).cpu() for h in seen.stream[1:]] for seen in passed]
-
-
-def _of_references(settings: Settings, widest: int, kernels: list[list[torch.Tensor]]) -> Rows:
-    from measure.representations import leave_one_out
-
-    rows = []
-    for layer, of_layer in enumerate(zip(*kernels, strict=True), start=1):
-        size = _mean_square(of_layer)
-        for network, error in enumerate(leave_one_out(of_layer)):
-            place = _kernel_place(settings, widest, network, layer)
-            rows.append({**place, "square_error": error, "reference_square": size,
-                         "reference_heads": widest, "references": len(of_layer) - 1})
-    return rows
-
-
-def _of_heads(
-    settings: Settings,
-    heads: int,
-    networks: Networks,
-    widest: int,
-    references: list[list[torch.Tensor]],
-) -> Rows:
-    from measure.representations import distance_to_ensemble
-
-    rows, by_layer = [], list(zip(*references, strict=True))
-    sizes = [_mean_square(of_layer) for of_layer in by_layer]
-    for network, kernels in enumerate(_kernels(networks, heads, settings.kernels.networks)):
-        for layer, kernel in enumerate(kernels, start=1):
-            error = distance_to_ensemble(kernel, by_layer[layer - 1])
-            place = _kernel_place(settings, heads, network, layer)
-            rows.append({**place, "square_error": error, "reference_square": sizes[layer - 1],
-                         "reference_heads": widest, "references": len(references)})
-    return rows
-
-
-def _kernel_place(settings: Settings, heads: int, network: int, layer: int) -> dict[str, Any]:
-    asked = settings.kernels
-    return {"head_dim": asked.head_dim, "layers": asked.layers, "heads": heads,
-            "network": network, "layer": layer}
+    for seen in networks.captures(shape, networks.settings.alpha_attention, count):
+        yield [token_kernel(h).cpu() for h in seen.stream[1:]]
 
 
 def _mean_square(kernels: Sequence[torch.Tensor]) -> float:
@@ -275,19 +252,15 @@ def attention_rows(networks: Networks) -> tuple[Rows, Rows]:
 
     moments, density = [], []
     asked = networks.settings.attention
-    for alpha in asked.alphas:
-        for head_dim in asked.head_dims:
-            for heads in asked.heads:
-                shape = networks.shape(head_dim, heads, asked.layers)
-                place = {"alpha_attention": alpha, "head_dim": head_dim, "heads": heads,
-                         "layer": asked.layers}
-                entries = []
-                passed = networks.captures(shape, alpha, asked.networks)
-                for network, seen in enumerate(passed):
-                    moments.append({**place, "network": network, **_moments(seen)})
-                    entries.append(_at_place(seen))
-                found = _density(torch.cat(entries), head_dim ** (0.5 - alpha))
-                density += [{**place, "networks": asked.networks, **row} for row in found]
+    for alpha, head_dim, heads in itertools.product(asked.alphas, asked.head_dims, asked.heads):
+        place = {"alpha_attention": alpha, "head_dim": head_dim, "heads": heads,
+                 "layer": asked.layers}
+        entries, shape = [], networks.shape(head_dim, heads, asked.layers)
+        for network, seen in enumerate(networks.captures(shape, alpha, asked.networks)):
+            moments.append({**place, "network": network, **_moments(seen)})
+            entries.append(_at_place(seen))
+        found = _density(torch.cat(entries), head_dim ** (0.5 - alpha))
+        density += [{**place, "networks": asked.networks, **row} for row in found]
     return moments, density
 
 

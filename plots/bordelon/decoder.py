@@ -21,21 +21,8 @@ import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.bordelon.observed import (
-    LABELS,
-    SeedPairs,
-    Strip,
-    aligned,
-    alignment,
-    basis,
-    by_size,
-    check,
-    draw_strips,
-    first_seed,
-    largest_of_scans,
-    pairs,
-    read_observed,
-)
+from plots.bordelon import observed, scans
+from plots.bordelon.observed import LABELS, SeedPairs, Strip
 from plots.bordelon.published import ALPHA_CLAIMS, ALPHA_SIDES, FLOPS_PER_PARAMETER, GROWTH
 from plots.bordelon.scans import (
     ALPHA,
@@ -47,16 +34,6 @@ from plots.bordelon.scans import (
     SYMBOLS,
     TRAIN_LOSS,
     LossCurve,
-    alpha_title,
-    alphas,
-    bands,
-    base,
-    by_seed,
-    curve,
-    draw_curves,
-    draw_lines,
-    plain,
-    scan,
 )
 from plots.findings import HEADER, Finding, Printed
 from plots.statistics import Estimate, differences, mean
@@ -81,7 +58,7 @@ class Runs:
 def read(paths: Sequence[Path]) -> Runs:
     """The tables of one sweep; TableError for bad ones, or without a finished run."""
     tables.expect(paths, "results.csv", "metrics.csv", "observed_kernels.csv")
-    results, metrics, observed = paths
+    results, metrics, entries = paths
     table = tables.read(results, RESULTS)
     table = tables.numbers(table, results, [*SIZES, ALPHA, SEED, LOSS, PARAMETERS, STEPS, TARGETS])
     table = table[table[STATUS] == "finished"]
@@ -98,9 +75,9 @@ def read(paths: Sequence[Path]) -> Runs:
     if logged.empty:
         raise TableError(f"{metrics}: none of its runs is in {results}; give tables of one sweep")
     logged = logged.assign(**{FLOPS: logged[RUN].map(dict(zip(table[RUN], cost))) * logged[STEP]})
-    kernels = read_observed(observed, "observed_kernels.csv")
+    kernels = observed.read_observed(entries, "observed_kernels.csv")
     for kind in KINDS:
-        check(kernels, kind, observed)
+        observed.check(kernels, kind, entries)
     return Runs(table, logged, kernels)
 
 
@@ -110,7 +87,7 @@ def read(paths: Sequence[Path]) -> Runs:
 def finals(runs: Runs, by: str, alpha: float) -> dict[int, dict[int, float]]:
     """Size -> seed -> final evaluation loss, of a scan."""
     found: dict[int, dict[int, float]] = {}
-    for row in scan(runs.results, by, alpha).sort_values(by).to_dict("records"):
+    for row in scans.scan(runs.results, by, alpha).sort_values(by).to_dict("records"):
         found.setdefault(int(row[by]), {})[int(row[SEED])] = float(row[LOSS])
     return found
 
@@ -128,7 +105,7 @@ def at_flops(rows: pd.DataFrame, budget: float) -> float:
 def equal_flops(runs: Runs, by: str, alpha: float) -> list[tuple[int, int, Estimate]]:
     """(low, high, loss of low - loss of high) for consecutive sizes, at the FLOPs of the smaller
     one's end."""
-    rows, found = scan(runs.metrics, by, alpha), []
+    rows, found = scans.scan(runs.metrics, by, alpha), []
     sizes = sorted({int(size) for size in rows[by]})
     for low, high in zip(sizes, sizes[1:]):
         gaps = {}
@@ -154,7 +131,7 @@ def findings(runs: Runs) -> list[Printed]:
         "cost the same",
         HEADER,
     ]
-    for alpha in alphas(runs.results):
+    for alpha in scans.alphas(runs.results):
         for by in SIZES:
             found = finals(runs, by, alpha)
             result += [_losses(found, by, alpha), _growth(found, by, alpha)]
@@ -163,21 +140,17 @@ def findings(runs: Runs) -> list[Printed]:
     return [*result, *_of_alpha(runs), *_of_kernels(runs.kernels)]
 
 
-def _name(alpha: float) -> str:
-    return plain(alpha_title(alpha))
-
-
 def _losses(found: dict[int, dict[int, float]], by: str, alpha: float) -> Finding:
     texts = [f"{size}: {mean(own).compact()}" for size, own in found.items()]
     seeds = sorted({len(own) for own in found.values()})
     n = "-".join(map(str, seeds))
-    name = f"{_name(alpha)}: final loss by {SYMBOLS[by]}"
+    name = f"{scans.alpha_name(alpha)}: final loss by {SYMBOLS[by]}"
     return Finding(name, f"{', '.join(texts)} (n = {n})" if texts else "not measured")
 
 
 def _growth(found: dict[int, dict[int, float]], by: str, alpha: float) -> Finding:
     """What growing the base model to the largest of the scan gains."""
-    name = f"{_name(alpha)}: loss of the base minus that of the largest {SYMBOLS[by]}"
+    name = f"{scans.alpha_name(alpha)}: loss of the base minus that of the largest {SYMBOLS[by]}"
     published = GROWTH[by]
     if len(found) < 2:
         return Finding(name, "not measured", published)
@@ -189,7 +162,7 @@ def _little(
     heads: dict[int, dict[int, float]], layers: dict[int, dict[int, float]], alpha: float
 ) -> Finding:
     """Whether growing H gains more than growing L does, by the largest factor both scans have."""
-    name = f"{_name(alpha)}: gain of growing H minus that of L"
+    name = f"{scans.alpha_name(alpha)}: gain of growing H minus that of L"
     factors = [{size / min(found): own for size, own in found.items()} if found else {}
                for found in (heads, layers)]
     factor = max(factors[0].keys() & factors[1].keys(), default=1)
@@ -197,14 +170,14 @@ def _little(
     if factor == 1:
         return Finding(name, "not measured", "above 0 (ours)")
     gain = mean(differences(*(differences(found[1], found[factor]) for found in factors)))
-    name = f"{_name(alpha)}: gain of {factor:g} times H minus that of L"
+    name = f"{scans.alpha_name(alpha)}: gain of {factor:g} times H minus that of L"
     return Finding(name, gain.text(4), "above 0 (ours)", gain.claimed_gain())
 
 
 def _per_flop(gap: tuple[int, int, Estimate], by: str, alpha: float) -> Finding:
     low, high, gain = gap
     symbol = SYMBOLS[by]
-    name = f"{_name(alpha)}: the same, {symbol} = {low} minus {high}, at equal FLOPs"
+    name = f"{scans.alpha_name(alpha)}: the same, {symbol} = {low} minus {high}, at equal FLOPs"
     # The paper says nothing of when growing pays.
     better = {"agrees": f"{symbol} = {high} is better", "disagrees": f"{symbol} = {low} is better"}
     verdict = gain.claimed_gain() if gain.groups else ""
@@ -213,14 +186,14 @@ def _per_flop(gap: tuple[int, int, Estimate], by: str, alpha: float) -> Finding:
 
 def _of_alpha(runs: Runs) -> list[Finding]:
     """What alpha_A = 1/2 gains; at equal size, so at equal FLOPs as well."""
-    if set(alphas(runs.results)) != {1.0, 0.5}:
+    if set(scans.alphas(runs.results)) != {1.0, 0.5}:
         return [Finding("loss at alpha_A = 1 minus that at 1/2", "not measured")]
     result = []
     for by in SIZES:
         one, half = (finals(runs, by, alpha) for alpha in (1.0, 0.5))
         for size in sorted(one.keys() & half.keys()):
             # The base model is in all scans, and said once.
-            if size == base(runs.results)[by]:
+            if size == scans.base(runs.results)[by]:
                 result += [_between(one[size], half[size], "base", True)] if by == HEADS else []
             else:
                 place = f"{SYMBOLS[by]} = {size}"
@@ -253,13 +226,13 @@ def _more(one: dict[int, dict[int, float]], half: dict[int, dict[int, float]]) -
 
 def _of_kernels(kernels: pd.DataFrame) -> list[Printed]:
     """How alike the final kernels are across sizes at each alpha_A, and at both of them."""
-    found: list[Printed] = [*basis(kernels)]
+    found: list[Printed] = [*observed.basis(kernels)]
     for kind in KINDS:
         for by in SIZES:
-            for alpha in alphas(kernels):
-                own = pairs(kernels, kind, by, alpha)
-                finding = aligned(own, kind, by, 1)
-                found.append(replace(finding, name=f"{_name(alpha)}: {finding.name}"))
+            for alpha in scans.alphas(kernels):
+                own = observed.pairs(kernels, kind, by, alpha)
+                finding = observed.aligned(own, kind, by, 1)
+                found.append(replace(finding, name=f"{scans.alpha_name(alpha)}: {finding.name}"))
             found += _across(kernels, kind, by)
     return found
 
@@ -268,21 +241,21 @@ def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
     """Alignment of a model's final kernels at alpha_A = 1 and 1/2, of different seeds, and by how
     much it exceeds that of different seeds at one alpha_A."""
     name = f"final {kind} kernel: alignment of alpha_A = 1 and 1/2, by {SYMBOLS[by]}"
-    one, half = (pairs(kernels, kind, by, alpha) for alpha in (1.0, 0.5))
+    one, half = (observed.pairs(kernels, kind, by, alpha) for alpha in (1.0, 0.5))
     across: dict[int, SeedPairs] = {}
     excess: dict[int, SeedPairs] = {}
     both = sorted(one.keys() & half.keys())
     for (size, seed), (same, other) in itertools.permutations(both, 2):
         if size == same:
             value, *within = (
-                alignment(first[size, seed][1], second[size, other][1])
+                observed.alignment(first[size, seed][1], second[size, other][1])
                 for first, second in ((one, half), (one, one), (half, half))
             )
             across.setdefault(size, {})[seed, other] = value
             excess.setdefault(size, {})[seed, other] = value - sum(within) / 2
     return [
-        Finding(name, by_size(across) or "not measured", "about 1"),
-        Finding(f"{name}, minus within one", by_size(excess) or "not measured"),
+        Finding(name, observed.by_size(across) or "not measured", "about 1"),
+        Finding(f"{name}, minus within one", observed.by_size(excess) or "not measured"),
     ]
 
 
@@ -294,8 +267,9 @@ def draw(runs: Runs) -> Iterator[tuple[str, object]]:
     yield "figure_7_dynamics", _steps(runs)
     yield "figure_12_flops", _flops(runs)
     for kind, letter in zip(KINDS, "bc"):
-        title = f"({letter}) {kind.replace('_', ' ')} kernels\n{first_seed(runs.kernels)}"
-        yield f"figure_7_{kind}", draw_strips(_strips(runs.kernels, kind), LABELS[kind], title)
+        title = f"({letter}) {kind.replace('_', ' ')} kernels\n{observed.first_seed(runs.kernels)}"
+        strips = _strips(runs.kernels, kind)
+        yield f"figure_7_{kind}", observed.draw_strips(strips, LABELS[kind], title)
 
 
 def _trained(runs: Runs) -> pd.DataFrame:
@@ -305,17 +279,17 @@ def _trained(runs: Runs) -> pd.DataFrame:
 def _steps(runs: Runs):
     """Figure 7a: training loss against steps, a row per scan and a column per alpha_A; then what
     alpha_A = 1/2 gains, which is too little to be seen across panels."""
-    rows, own = _trained(runs), alphas(runs.results)
+    rows, own = _trained(runs), scans.alphas(runs.results)
     both = own == [1.0, 0.5]
     figure, axes = style.subplots(len(SIZES), len(own) + both, (3.5, 2.3), sharex=True)
-    figure.suptitle(f"(a) training loss\n{bands(rows)}, of runs of equal seeds on the right")
+    figure.suptitle(f"(a) training loss\n{scans.bands(rows)}, of runs of equal seeds on the right")
     for row, by in zip(axes, SIZES):
         for axis, alpha in zip(row, own):
-            axis.set_title(alpha_title(alpha))
+            axis.set_title(scans.alpha_title(alpha))
             axis.sharey(axes[0][0])
-            draw_lines(axis, scan(rows, by, alpha), by, scale="linear")
+            scans.draw_lines(axis, scans.scan(rows, by, alpha), by, scale="linear")
         if both:
-            draw_curves(row[-1], _gains(rows, by), by)
+            scans.draw_curves(row[-1], _gains(rows, by), by)
             row[-1].sharey(axes[0][-1])
             row[-1].axhline(0, color="black", lw=0.8)
             row[-1].set(title=r"loss at $\alpha_A$ = 1 minus that at 1/2", xlabel="steps")
@@ -326,24 +300,24 @@ def _steps(runs: Runs):
 
 def _gains(rows: pd.DataFrame, by: str) -> dict[int, LossCurve]:
     """Size -> training loss at alpha_A = 1 minus that at 1/2, of runs of equal seeds."""
-    one, half = ({int(size): by_seed(own, by, TRAIN_LOSS)
-                  for size, own in scan(rows, by, alpha).groupby(by)} for alpha in (1.0, 0.5))
+    one, half = ({int(size): scans.by_seed(own, by, TRAIN_LOSS)
+                  for size, own in scans.scan(rows, by, alpha).groupby(by)} for alpha in (1.0, 0.5))
     gains = {size: (one[size] - half[size]).dropna(axis=1, how="all").dropna()
              for size in sorted(one.keys() & half.keys())}
-    return {size: curve(own, TRAIN_LOSS, "linear", rows[STEP].max())
+    return {size: scans.curve(own, TRAIN_LOSS, "linear", rows[STEP].max())
             for size, own in gains.items() if own.size}
 
 
 def _flops(runs: Runs):
     """Figure 12: the same training losses against FLOPs."""
-    rows, own = _trained(runs), alphas(runs.results)
+    rows, own = _trained(runs), scans.alphas(runs.results)
     figure, axes = style.subplots(len(SIZES), len(own), (3.6, 2.3), sharex=True, sharey=True)
-    figure.suptitle(f"training loss against compute\n{bands(rows)}; FLOPs: 6 per parameter and "
-                    "token, of which the paper's caption leaves out the tokens")
+    figure.suptitle(f"training loss against compute\n{scans.bands(rows)}; FLOPs: 6 per parameter "
+                    "and token, of which the paper's caption leaves out the tokens")
     for row, by in zip(axes, SIZES):
         for axis, alpha in zip(row, own):
-            axis.set_title(alpha_title(alpha))
-            draw_lines(axis, scan(rows, by, alpha), by, against=FLOPS)
+            axis.set_title(scans.alpha_title(alpha))
+            scans.draw_lines(axis, scans.scan(rows, by, alpha), by, against=FLOPS)
             axis.set_xlabel("training FLOPs\n(6 x parameters x tokens)")
         row[0].set_ylabel("training loss\n(nats/token)")
     _outer(axes, len(own))
@@ -363,9 +337,9 @@ def _strips(kernels: pd.DataFrame, kind: str) -> list[Strip]:
     """Figure 7b, c: the initial kernels of the base and the largest models, then the final ones
     at every alpha_A."""
     grid: list[Strip] = []
-    for alpha in alphas(kernels):
+    for alpha in scans.alphas(kernels):
         # As in the figure, one row of initial kernels: those at the first alpha_A.
-        for strip in largest_of_scans(kernels[kernels[ALPHA] == alpha], kind)[bool(grid):]:
-            label = f"{strip.label}\n{alpha_title(alpha)}"
+        for strip in observed.largest_of_scans(kernels[kernels[ALPHA] == alpha], kind)[bool(grid):]:
+            label = f"{strip.label}\n{scans.alpha_title(alpha)}"
             grid += [Strip(label, strip.panels)] if strip.panels else []
     return grid

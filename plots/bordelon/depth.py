@@ -18,17 +18,9 @@ from pathlib import Path
 import pandas as pd
 
 from plots import style, tables
+from plots.bordelon import scans
 from plots.bordelon.published import FLOPS_PER_PARAMETER
-from plots.bordelon.scans import (
-    ALPHA_LOOKS,
-    CHANCE,
-    LAYERS,
-    alpha_text,
-    final,
-    label_decades,
-    size_axis,
-    span,
-)
+from plots.bordelon.scans import ALPHA_LOOKS, CHANCE, LAYERS
 from plots.bordelon.scans import EVAL_LOSS as LOSS
 from plots.findings import HEADER, Finding, Printed
 from plots.statistics import Estimate, complete, exponent, jackknife
@@ -120,7 +112,7 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
 def _of_weight(rows: pd.DataFrame, column: str, alpha: float, label: str) -> list[Finding]:
     """The power over all depths, and between the two deepest: it is one of large L."""
     depths = sorted(rows[LAYERS].unique())
-    name = f"5a: L in the movement of {label}, alpha_L = {alpha_text(alpha)}"
+    name = f"5a: L in the movement of {label}, alpha_L = {scans.alpha_text(alpha)}"
     found = [_power(name, rows, column, alpha)]
     if len(depths) > 2:
         name = f"5a: the same, {label}, L = {depths[-2]:.0f} to {depths[-1]:.0f} alone"
@@ -139,7 +131,7 @@ def _of_losses(losses: pd.DataFrame) -> list[Finding]:
     the least depth already, how the gain grows from there is said, too. There is no verdict while
     the mean of a curve ends above chance.
     """
-    last = final(losses)
+    last = scans.final(losses)
     if alphas(last) != [0.5, 1.0]:
         return [Finding("5b: loss with alpha_L = 1/2 minus alpha_L = 1", "not measured")]
     depths = sorted(last[LAYERS].unique())
@@ -159,7 +151,7 @@ def _of_losses(losses: pd.DataFrame) -> list[Finding]:
 def _levels(last: pd.DataFrame, alpha: float) -> Finding:
     means = last[last[ALPHA_L] == alpha].groupby(LAYERS)[LOSS].mean()
     values = ", ".join(f"{depth:.0f}: {loss:.3f}" for depth, loss in means.items())
-    return Finding(f"5b: final loss by L, alpha_L = {alpha_text(alpha)} (nats)", values)
+    return Finding(f"5b: final loss by L, alpha_L = {scans.alpha_text(alpha)} (nats)", values)
 
 
 def _verdict(found: Estimate, last: pd.DataFrame) -> str:
@@ -169,7 +161,7 @@ def _verdict(found: Estimate, last: pd.DataFrame) -> str:
     if not lost:
         return found.claimed_gain()
     return "no verdict: above chance, ln 10 = 2.303, " + "; ".join(
-        f"alpha_L = {alpha_text(alpha)}, L = "
+        f"alpha_L = {scans.alpha_text(alpha)}, L = "
         + ", ".join(f"{depth:.0f}" for own, depth in lost if own == alpha)
         for alpha in sorted({alpha for alpha, _ in lost})
     )
@@ -192,10 +184,10 @@ def _basis(movement: pd.DataFrame, losses: pd.DataFrame) -> str:
     """What the findings rest on."""
     seeds = movement.groupby([ALPHA_L, LAYERS])["seed"].nunique()
     depths = ", ".join(f"{depth:.0f}" for depth in sorted(movement[LAYERS].unique()))
-    rates = ", ".join(f"{rate:g} (alpha_L = {alpha_text(alpha)})"
+    rates = ", ".join(f"{rate:g} (alpha_L = {scans.alpha_text(alpha)})"
                       for alpha, rate in losses.groupby(ALPHA_L)[RATE].first().items())
     return (
-        f"L = {depths}; eta_0 = {rates}; {span(seeds)} seeds; movement after "
+        f"L = {depths}; eta_0 = {rates}; {scans.span(seeds)} seeds; movement after "
         f"{movement['step'].max():.0f} steps, loss after {losses['step'].max():.0f}; ± is "
         "jackknife over seeds"
     )
@@ -210,8 +202,8 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple[str, object]
     movement, losses = data
     figure, axes = style.subplots(1, 2, (4.6, 3.4))
     seeds = movement.groupby([ALPHA_L, LAYERS])["seed"].nunique()
-    figure.suptitle(f"depth\nmeans over {span(seeds)} seeds, bars: standard error; dotted: powers "
-                    "of the paper; FLOPs: 6 per parameter and token")
+    figure.suptitle(f"depth\nmeans over {scans.span(seeds)} seeds, bars: standard error; dotted: "
+                    "powers of the paper; FLOPs: 6 per parameter and token")
     _draw_movement(axes[0][0], movement)
     _draw_losses(axes[0][1], losses)
     yield "figure_5_depth", figure
@@ -226,14 +218,14 @@ def _draw_movement(axis, movement: pd.DataFrame) -> None:
             means, errors = groups.mean(), groups.sem().fillna(0)
             axis.errorbar(means.index, means, errors, color=color, marker=marker, ms=4, lw=1,
                           ls=STYLES.get(alpha, "-"),
-                          label=rf"{label}, $\alpha_L$ = {alpha_text(alpha)}")
+                          label=rf"{label}, $\alpha_L$ = {scans.alpha_text(alpha)}")
         top = 1.25 * rows.groupby(LAYERS)[list(MOVED)].mean().max(axis=1).iloc[0]
         depths = sorted(rows[LAYERS].unique())
         guide = [top * (depth / depths[0]) ** (alpha - 1) for depth in depths]
         power = "L^{%g}" % (alpha - 1) if alpha != 1 else r"\mathrm{constant}"
         axis.plot(depths, guide, ":", color=color, lw=1.2, label=f"${power}$")
-    size_axis(axis, movement[LAYERS], "depth $L$ (blocks)")
-    label_decades(axis)
+    scans.size_axis(axis, movement[LAYERS], "depth $L$ (blocks)")
+    scans.label_decades(axis)
     axis.set_ylabel(r"$\|W - W_0\| \, / \, \|W_0\|$")
     axis.set_title(f"(a) query and key weights, step {movement['step'].max():.0f}", fontsize=9)
     axis.legend(fontsize=6, ncols=2)
@@ -247,7 +239,7 @@ def _draw_losses(axis, losses: pd.DataFrame) -> None:
     for depth, color in colors.items():
         axis.plot([], [], color=color, label=f"$L = {depth:.0f}$")
     for alpha in alphas(losses):
-        label = rf"$\alpha_L$ = {alpha_text(alpha)}"
+        label = rf"$\alpha_L$ = {scans.alpha_text(alpha)}"
         axis.plot([], [], STYLES.get(alpha, "-"), color="gray", label=label)
     axis.axhline(CHANCE, color="black", ls=":", lw=1, label="chance, ln 10")
     axis.set_xscale("log")

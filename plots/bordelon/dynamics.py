@@ -13,23 +13,8 @@ from pathlib import Path
 import pandas as pd
 
 from plots import style
-from plots.bordelon.scans import (
-    ALPHA,
-    HEAD_DIM,
-    LOSS_LABEL,
-    SYMBOLS,
-    TRAIN_LOSS,
-    Gap,
-    Losses,
-    alpha_title,
-    alphas,
-    bands,
-    cut_lines,
-    draw_lines,
-    gaps,
-    plain,
-    read_losses,
-)
+from plots.bordelon import scans
+from plots.bordelon.scans import ALPHA, HEAD_DIM, LOSS_LABEL, SYMBOLS, TRAIN_LOSS, Gap, Losses
 from plots.findings import HEADER, Finding, Printed
 from plots.statistics import jackknife
 from plots.tables import SEED
@@ -39,14 +24,14 @@ TABLES = ("bordelon/figure_11_metrics",)
 
 def read(paths: Sequence[Path]) -> Losses:
     """The training losses of runs that grow N."""
-    return read_losses(paths, HEAD_DIM)
+    return scans.read_losses(paths, HEAD_DIM)
 
 
 def panels(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Title -> rows of a panel: one per alpha_A, falling, or one for all if there is none."""
     if ALPHA not in rows:
         return {"": rows}
-    return {alpha_title(alpha): rows[rows[ALPHA] == alpha] for alpha in alphas(rows)}
+    return {scans.alpha_title(alpha): rows[rows[ALPHA] == alpha] for alpha in scans.alphas(rows)}
 
 
 def findings(losses: Losses) -> list[Printed]:
@@ -57,14 +42,14 @@ def findings(losses: Losses) -> list[Printed]:
         HEADER,
     ]
     for title, own in panels(losses.rows).items():
-        place = f"{plain(title)}: " if title else ""
-        found = gaps(own, HEAD_DIM)
+        place = f"{scans.plain(title)}: " if title else ""
+        found = scans.gaps(own, HEAD_DIM)
         for gap in found:
             name = f"{place}loss of {SYMBOLS[HEAD_DIM]} = {gap.low} minus that of {gap.high}"
             # The paper speaks of similar dynamics; this is ours.
             beside = "shrinks (ours)" if gap is not found[0] else ""
             result.append(Finding(name, gap.estimate.text(4), beside, _shrinks(gap, found[0])))
-    return [*result, *cut_lines(losses.cut)]
+    return [*result, *scans.cut_lines(losses.cut)]
 
 
 def _shrinks(gap: Gap, first: Gap) -> str:
@@ -85,9 +70,9 @@ def draw(losses: Losses) -> Iterator[tuple[str, object]]:
     """A panel per alpha_A, a line per N."""
     found = panels(losses.rows)
     figure, axes = style.subplots(1, len(found), (4.0, 3.2), sharey=True)
-    figure.suptitle(f"training loss\n{bands(losses.rows)}")
+    figure.suptitle(f"training loss\n{scans.bands(losses.rows)}")
     for axis, (title, rows) in zip(axes[0], found.items()):
-        draw_lines(axis, rows, HEAD_DIM, TRAIN_LOSS, "linear")
+        scans.draw_lines(axis, rows, HEAD_DIM, TRAIN_LOSS, "linear")
         axis.set_title(title)
     axes[0][0].set_ylabel(LOSS_LABEL)
     yield "figure_11_dynamics", figure

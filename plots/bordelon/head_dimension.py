@@ -23,17 +23,9 @@ import numpy as np
 import pandas as pd
 
 from plots import style, tables
+from plots.bordelon import scans
 from plots.bordelon.published import CAPTION_2B, DERIVED
-from plots.bordelon.scans import (
-    ALPHA,
-    ALPHA_LOOKS,
-    HEAD_DIM,
-    alpha_title,
-    alphas,
-    label_decades,
-    plain,
-    size_axis,
-)
+from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, HEAD_DIM
 from plots.findings import HEADER, Finding, Printed
 from plots.statistics import Estimate, complete, exponent, law
 from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP, TableError
@@ -119,13 +111,13 @@ def variance_rows(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
 def variance_findings(rows: pd.DataFrame) -> list[Finding]:
     """Slope of the variance over heads against 1 - 2 alpha_A, before and after training."""
     result = []
-    for alpha in alphas(rows):
+    for alpha in scans.alphas(rows):
         for when, found in variance_rows(rows[rows[ALPHA] == alpha]).items():
             predicted = 1 - 2 * exact(alpha)
             measured = power(found, VARIANCE)
             caption = when == "after training" and alpha == 1
             beside = f"{predicted}" + (f" {DERIVED} (caption {CAPTION_2B})" if caption else "")
-            name = f"{plain(alpha_title(alpha))}: variance of A over heads {_when(found, when)}"
+            name = f"{scans.alpha_name(alpha)}: variance of A over heads {_when(found, when)}"
             if when == "after training" and alpha == 0.5:
                 # "Does not decay with N" (Fig. 2b), "non-decreasing diversity" (section 3.2).
                 text, verdict = measured.text(), measured.claimed_no_fall()
@@ -144,10 +136,10 @@ def _figure_2b(rows: pd.DataFrame):
     caption gives to alpha_A = 1 after it."""
     figure, axes = style.subplots(1, 1, (4.6, 3.6))
     axis = axes[0][0]
-    for alpha in alphas(rows):
+    for alpha in scans.alphas(rows):
         for when, found in variance_rows(rows[rows[ALPHA] == alpha]).items():
             before = when == "at initialisation"
-            label = f"{alpha_title(alpha)}, {_when(found, when)}"
+            label = f"{scans.alpha_title(alpha)}, {_when(found, when)}"
             label += f": $N^{{{_printed(power(found, VARIANCE))}}}$"
             _draw_points(axis, found, VARIANCE, label, _look(alpha, before))
             if alpha == 1 and not before:
@@ -189,8 +181,8 @@ def _printed(found: Estimate) -> str:
 
 
 def _finish(axis, rows: pd.DataFrame) -> None:
-    size_axis(axis, rows[HEAD_DIM], "head dimension N")
-    label_decades(axis)
+    scans.size_axis(axis, rows[HEAD_DIM], "head dimension N")
+    scans.label_decades(axis)
 
 
 # Figure 13
@@ -200,7 +192,7 @@ def cells(rows: pd.DataFrame) -> Iterator[tuple[str, float, int, pd.DataFrame]]:
     """(optimiser, alpha_A, t, its rows), t rising, without the initial state."""
     for optimizer in _optimizers(rows):
         own = rows[(rows[OPTIMIZER] == optimizer) & (rows[STEP] > 0)]
-        for alpha in alphas(own):
+        for alpha in scans.alphas(own):
             for step, found in own[own[ALPHA] == alpha].groupby(STEP):
                 yield optimizer, alpha, int(step), found
 
@@ -231,7 +223,7 @@ def movement_findings(rows: pd.DataFrame) -> list[Finding]:
     for columns, kind in ((INDUCED, "by W_Q, W_K"), (TOTAL, "in all")):
         for optimizer, alpha, step, found in cells(rows):
             for column, what in columns.items():
-                place = f"{style.OPTIMIZERS[optimizer]}, {plain(alpha_title(alpha))}, t = {step}"
+                place = f"{style.OPTIMIZERS[optimizer]}, {scans.alpha_name(alpha)}, t = {step}"
                 result.append(_movement(f"{place}: change of {what} {kind}", power(found, column),
                                         predicted(column, optimizer, alpha, step),
                                         suppressed(optimizer, step)))
@@ -267,7 +259,7 @@ def _figure_13(rows: pd.DataFrame):
     for axis in axes[0]:
         axis.set_xlabel("")
     lines = dict.fromkeys((alpha, step) for _, alpha, step, _ in cells(rows))
-    style.legend(figure, [(f"{alpha_title(alpha)}, t = {step}", _look(alpha, step == 1))
+    style.legend(figure, [(f"{scans.alpha_title(alpha)}, t = {step}", _look(alpha, step == 1))
                           for alpha, step in lines])
     return figure
 

@@ -21,16 +21,9 @@ import numpy as np
 import pandas as pd
 
 from plots import style, tables
+from plots.bordelon import scans
 from plots.bordelon.published import FIGURE_4B_STEPS, SQUARE_ERROR
-from plots.bordelon.scans import (
-    ALPHA_LOOKS,
-    CHANCE,
-    HEADS,
-    alpha_text,
-    final,
-    size_axis,
-    span,
-)
+from plots.bordelon.scans import ALPHA_LOOKS, CHANCE, HEADS
 from plots.bordelon.scans import EVAL_LOSS as LOSS
 from plots.findings import HEADER, Finding, Printed
 from plots.statistics import Estimate, complete, exponent, fitted, jackknife, law, power_of
@@ -140,13 +133,13 @@ def _of_attention(attention: pd.DataFrame) -> list[Finding]:
     result = []
     for alpha, rows in attention.groupby("alpha_attention"):
         found = exponent(rows, "network", "head_dim", "second_moment")
-        name = f"3c: N in the variance of A, alpha_A = {alpha_text(alpha)}"
+        name = f"3c: N in the variance of A, {scans.alpha_name(alpha)}"
         result.append(found.finding(name, 1 - 2 * alpha))
-        name = f"3c: N in the excess kurtosis of A, alpha_A = {alpha_text(alpha)}"
+        name = f"3c: N in the excess kurtosis of A, {scans.alpha_name(alpha)}"
         result.append(kurtosis_exponent(rows).finding(name, -1.0))
         measured = kurtoses(rows)
         values = ", ".join(f"{v * n:.2f}" for n, v in measured.items())
-        result.append(Finding(f"3c: N x excess kurtosis, alpha_A = {alpha_text(alpha)}", values,
+        result.append(Finding(f"3c: N x excess kurtosis, {scans.alpha_name(alpha)}", values,
                               f"{KURTOSIS:g} (exact)"))
     return result
 
@@ -200,7 +193,7 @@ def _shares(law: Callable, edges: Sequence[float], head_dim: float, alpha: float
 
 def _of_losses(metrics: pd.DataFrame) -> list[Finding]:
     """4a: whether the final loss falls with H, and its spread over seeds."""
-    last = final(metrics)
+    last = scans.final(metrics)
     sizes = sorted(last[HEADS].unique())
     if len(sizes) < 2:
         return [Finding("4a: final loss and its spread over seeds by H", "not measured")]
@@ -253,7 +246,7 @@ def _by_size(values: pd.Series) -> str:
 
 
 def _count(groups) -> str:
-    return span(groups.count())
+    return scans.span(groups.count())
 
 
 def shown_steps(distances: pd.DataFrame) -> list[int]:
@@ -304,8 +297,8 @@ def _basis(
         f"{attention['network'].nunique()} networks each; ± is jackknife over networks",
         f"4a: eval loss after {metrics['step'].max():.0f} steps; a size has learnt when its mean "
         f"ends {LEARNT:g} nats below ln 10 (ours); ± is jackknife over seeds",
-        f"4b: H = {_sizes(distances[HEADS])}, {span(seeds)} seeds; ± is jackknife over seeds; "
-        "exponents without the widest models, which are the ensemble all are compared with",
+        f"4b: H = {_sizes(distances[HEADS])}, {scans.span(seeds)} seeds; ± is jackknife over seeds;"
+        " exponents without the widest models, which are the ensemble all are compared with",
     ]
 
 
@@ -336,7 +329,7 @@ def _figure_3(kernels: pd.DataFrame, attention: pd.DataFrame, bins: pd.DataFrame
     sizes = sorted(shown["head_dim"].unique())
     for axis, label, size in zip(axes[1], "bc", (sizes[0], sizes[-1])):
         _draw_density(axis, shown[shown["head_dim"] == size], size, alpha)
-        title = rf"({label}) $N = {size:.0f}$, $\alpha_A$ = {alpha_text(alpha)}"
+        title = rf"({label}) $N = {size:.0f}$, $\alpha_A$ = {scans.alpha_text(alpha)}"
         axis.set_title(title, fontsize=9)
     return figure
 
@@ -347,7 +340,7 @@ def _draw_kernels(axis, rows: pd.DataFrame) -> None:
         own = rows[rows["layer"] == layer]
         _line(axis, own, "heads", "error", color, rf"$\ell = {layer:.0f}$")
     _guide(axis, rows.groupby("heads")["error"].mean(), SQUARE_ERROR, r"$H^{-1}$")
-    size_axis(axis, rows["heads"], "heads $H$")
+    scans.size_axis(axis, rows["heads"], "heads $H$")
     axis.set_ylabel(r"$\|\mathbf{H}^\ell-\mathbf{H}^\ell_\infty\|^2"
                     r"/\|\mathbf{H}^\ell_\infty\|^2$")
     axis.set_title(rf"(a) initial kernels, $N = {rows['head_dim'].iloc[0]:.0f}$", fontsize=9)
@@ -379,7 +372,7 @@ def _draw_moments(axis, attention: pd.DataFrame) -> None:
     third = sns.color_palette("colorblind")[2]
     for alpha, rows in attention.groupby("alpha_attention"):
         color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
-        label = rf"variance, $\alpha_A$ = {alpha_text(alpha)}"
+        label = rf"variance, $\alpha_A$ = {scans.alpha_text(alpha)}"
         _line(axis, rows, "head_dim", "second_moment", color, label)
         sizes = np.array(sorted(rows["head_dim"].unique()))
         axis.plot(sizes, sizes ** (1 - 2 * alpha), ":", color=color, lw=1)
@@ -389,7 +382,7 @@ def _draw_moments(axis, attention: pd.DataFrame) -> None:
     axis.plot(measured.index, measured, "s", ms=4, color=third, label="excess kurtosis")
     axis.plot(measured.index, KURTOSIS / measured.index, ":", color=third, lw=1)
     axis.plot([], [], ":", color="black", lw=1, label=r"$N^{1-2\alpha_A}$ and $6/N$")
-    size_axis(axis, attention["head_dim"], "head dimension $N$")
+    scans.size_axis(axis, attention["head_dim"], "head dimension $N$")
     axis.set_ylabel(r"variance, excess kurtosis of $A$")
     axis.set_title("(section 3.2) moments of attention logits", fontsize=9)
     axis.legend(fontsize=6)
@@ -417,7 +410,7 @@ def _draw_density(axis, bins: pd.DataFrame, head_dim: float, alpha: float) -> No
 def _figure_4(distances: pd.DataFrame, metrics: pd.DataFrame):
     """Figure 4a and b."""
     figure, axes = style.subplots(1, 2, (4.6, 3.4))
-    seeds = span(distances.groupby(HEADS)["seed"].nunique())
+    seeds = scans.span(distances.groupby(HEADS)["seed"].nunique())
     figure.suptitle(f"training with many heads\nmeans over {seeds} seeds; (a) bands: standard "
                     "deviation, as in the paper; (b) bars: standard error, hollow: the widest "
                     "models, which are the ensemble")
@@ -450,7 +443,7 @@ def _draw_distances(axis, distances: pd.DataFrame) -> None:
         axis.plot(members.index, members, "o", ms=4, mec=color, mfc="white", zorder=3)
     first = distances[distances["step"] == next((s for s in steps if s), steps[0])]
     _guide(axis, first.groupby(HEADS)["square_distance"].mean(), SQUARE_ERROR, r"$H^{-1}$")
-    size_axis(axis, distances[HEADS], "heads $H$")
+    scans.size_axis(axis, distances[HEADS], "heads $H$")
     axis.set_ylabel("logits: mean square distance to limit")
     axis.set_title("(b) convergence to many heads", fontsize=9)
     axis.legend(fontsize=7)

@@ -22,26 +22,8 @@ import pandas as pd
 
 from measure.fits import irreducible_power_law
 from plots import style, tables
-from plots.bordelon.observed import (
-    ATTENDED,
-    BLOCK,
-    HEAD,
-    LABELS,
-    STATES,
-    TOKEN,
-    VALUE,
-    Pairs,
-    aligned,
-    all_of_scans,
-    basis,
-    check,
-    draw_strips,
-    first_seed,
-    largest_of_scans,
-    pairs,
-    read_observed,
-    scale,
-)
+from plots.bordelon import observed, scans
+from plots.bordelon.observed import ATTENDED, BLOCK, HEAD, LABELS, STATES, TOKEN, VALUE, Pairs
 from plots.bordelon.published import CAPTION_2B, DERIVED
 from plots.bordelon.scans import (
     ALPHA,
@@ -54,16 +36,6 @@ from plots.bordelon.scans import (
     SYMBOLS,
     TRAIN_LOSS,
     Losses,
-    alpha_title,
-    alphas,
-    bands,
-    base,
-    cut_lines,
-    draw_lines,
-    label_decades,
-    plain,
-    read_losses,
-    scan,
 )
 from plots.findings import HEADER, Finding, Printed
 from plots.statistics import (
@@ -94,13 +66,14 @@ class Data(NamedTuple):
 def read(paths: Sequence[Path]) -> Data:
     """The three tables of one sweep; TableError for bad ones."""
     tables.expect(paths, "observed_kernels.csv", "observed_attention.csv", "metrics.csv")
-    kernels = read_observed(paths[0], "observed_kernels.csv")
-    attention = read_observed(paths[1], "observed_attention.csv")
+    kernels = observed.read_observed(paths[0], "observed_kernels.csv")
+    attention = observed.read_observed(paths[1], "observed_attention.csv")
     for kind in KINDS:
-        check(kernels, kind, paths[0])
+        observed.check(kernels, kind, paths[0])
+    loaded = [scans.read_losses(paths[2:], HEADS, loss) for loss in (EVAL_LOSS, TRAIN_LOSS)]
     test, train = (
         losses._replace(rows=tables.numbers(losses.rows, paths[2], [ALPHA, *SIZES]))
-        for losses in (read_losses(paths[2:], HEADS, loss) for loss in (EVAL_LOSS, TRAIN_LOSS))
+        for losses in loaded
     )
     return Data(kernels, attention, test, train)
 
@@ -111,7 +84,7 @@ def read(paths: Sequence[Path]) -> Data:
 def entries(rows: pd.DataFrame, by: str, alpha: float) -> dict[tuple[int, int], np.ndarray]:
     """(size, seed) -> A as (2, places, heads): before and after; a place has a block, too."""
     found = {}
-    for (size, seed), run in scan(rows, by, alpha).groupby([by, SEED]):
+    for (size, seed), run in scans.scan(rows, by, alpha).groupby([by, SEED]):
         grid = run.pivot(index=[STEP, BLOCK, TOKEN, ATTENDED], columns=HEAD, values=VALUE)
         steps = grid.index.get_level_values(STEP).unique()
         if len(steps) == 2 and not grid.isna().to_numpy().any():
@@ -132,26 +105,26 @@ def spread(values: np.ndarray) -> float:
 def findings(data: Data) -> list[Printed]:
     """Alignment of sizes, scale over depth, and the spread over heads against N."""
     kernels, attention = data.kernels, data.attention
-    alpha = alphas(kernels)[0]
-    start = ", ".join(f"{SYMBOLS[size]} = {value}" for size, value in base(kernels).items())
+    alpha = scans.alphas(kernels)[0]
+    start = ", ".join(f"{SYMBOLS[size]} = {value}" for size, value in scans.base(kernels).items())
     result = [f"base {start}; kernels of the residual stream after the last block",
-              *basis(kernels), HEADER]
+              *observed.basis(kernels), HEADER]
     for by in SIZES:
         for kind in KINDS:
-            found = pairs(kernels, kind, by, alpha)
-            result += [aligned(found, kind, by, state) for state in (0, 1)]
+            found = observed.pairs(kernels, kind, by, alpha)
+            result += [observed.aligned(found, kind, by, state) for state in (0, 1)]
     for kind in KINDS:
-        result += _scales(pairs(kernels, kind, LAYERS, alpha), kind)
-    for own in alphas(attention):
+        result += _scales(observed.pairs(kernels, kind, LAYERS, alpha), kind)
+    for own in scans.alphas(attention):
         result += _spreads(entries(attention, HEAD_DIM, own), own)
-    return [*result, *cut_lines(data.train.cut)]
+    return [*result, *scans.cut_lines(data.train.cut)]
 
 
 def _scales(found: Pairs, kind: str) -> list[Finding]:
     """How the initial kernel's scale falls with depth: branches add an amount of order 1/L."""
     values: dict[int, dict[int, float]] = {}
     for (size, seed), (initial, _) in found.items():
-        values.setdefault(size, {})[seed] = scale(initial)
+        values.setdefault(size, {})[seed] = observed.scale(initial)
     name = f"initial {kind} kernel: mean of the diagonal, by L"
     if len(values) < 2:
         return [Finding(name, "not measured", "falls")]
@@ -182,7 +155,7 @@ def _excess(rows: pd.DataFrame, kind: str) -> Finding:
 
 def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[Finding]:
     """Exponents of N in the variance over heads, before and after, and in the change of A."""
-    place = plain(alpha_title(alpha))
+    place = scans.alpha_name(alpha)
     variance, text = 1 - 2 * alpha, exact_text(1 - 2 * alpha)
     # Of alpha_A = 1 the caption of Fig. 6d says that the initial variance decreases and the update
     # is about the same for all N, of 1/2 that both distributions are; that of Fig. 2b says N^-2.
@@ -209,17 +182,19 @@ def draw(data: Data) -> Iterator[tuple[str, object]]:
     yield "figure_6_dynamics", _dynamics(data.test.rows, EVAL_LOSS, "test loss (nats/image)")
     yield "figure_8_dynamics", _dynamics(data.train.rows, TRAIN_LOSS, LOSS_LABEL)
     for kind, letter, number in zip(KINDS, "bc", (9, 10)):
-        kernels = data.kernels
-        title = f"{kind} kernels, {alpha_title(alphas(kernels)[0])}\n{first_seed(kernels)}"
-        unit, largest = LABELS[kind], largest_of_scans(kernels, kind)
-        yield f"figure_6_{kind}", draw_strips(largest, unit, f"({letter}) {title}")
-        yield f"figure_{number}_kernels", draw_strips(all_of_scans(kernels, kind), unit, title)
+        kernels, unit = data.kernels, LABELS[kind]
+        largest, every = (strips(kernels, kind)
+                          for strips in (observed.largest_of_scans, observed.all_of_scans))
+        alpha = scans.alpha_title(scans.alphas(kernels)[0])
+        title = f"{kind} kernels, {alpha}\n{observed.first_seed(kernels)}"
+        yield f"figure_6_{kind}", observed.draw_strips(largest, unit, f"({letter}) {title}")
+        yield f"figure_{number}_kernels", observed.draw_strips(every, unit, title)
     yield "figure_6_attention", _attention(data.attention)
 
 
 def _attention(attention: pd.DataFrame):
     """Figure 6d: the density over heads of A, a row per alpha_A, before and after."""
-    own = alphas(attention)
+    own = scans.alphas(attention)
     figure, axes = style.subplots(len(own), 2, (3.8, 2.6), sharex=True, sharey=True)
     figure.suptitle("(d) attention logits of heads\nticks: heads of all seeds at one pair of "
                     "tokens; curves: Gaussian kernel estimates; sd: standard deviation")
@@ -230,7 +205,7 @@ def _attention(attention: pd.DataFrame):
                 deviation = f", sd {state.std(ddof=1):.2f}" if len(state) > 1 else ""
                 _draw_density(axis, state, color=color, label=f"N = {size}{deviation}")
         for axis, state in zip(row, STATES):
-            axis.set_title(f"{state}, {alpha_title(alpha)}")
+            axis.set_title(f"{state}, {scans.alpha_title(alpha)}")
             if axis.get_legend_handles_labels()[0]:
                 axis.legend(fontsize=7, frameon=False)
         row[0].set_ylabel("density over heads")
@@ -262,12 +237,13 @@ def _draw_density(axis, values: np.ndarray, **look) -> None:
 def _dynamics(rows: pd.DataFrame, loss: str, label: str):
     """Figures 6a (test loss) and 8 (training loss): loss against steps, a panel per scan. Before
     the first evaluation, Figure 8 shows what 6a cannot."""
-    alpha = alphas(rows)[0]
+    alpha = scans.alphas(rows)[0]
     figure, axes = style.subplots(1, len(SIZES), (3.4, 2.9), sharex=True, sharey=True)
-    figure.suptitle("(a) " * (loss == EVAL_LOSS) + f"{label.partition(' (')[0]}\n{bands(rows)}")
+    name = "(a) test loss" if loss == EVAL_LOSS else "training loss"
+    figure.suptitle(f"{name}\n{scans.bands(rows)}")
     for axis, by in zip(axes[0], SIZES):
-        draw_lines(axis, scan(rows, by, alpha), by, loss)
-        axis.set_title(f"{SYMBOLS[by]} grows, {alpha_title(alpha)}")
-    label_decades(axes[0][0], "x")
+        scans.draw_lines(axis, scans.scan(rows, by, alpha), by, loss)
+        axis.set_title(f"{SYMBOLS[by]} grows, {scans.alpha_title(alpha)}")
+    scans.label_decades(axes[0][0], "x")
     axes[0][0].set_ylabel(label)
     return figure

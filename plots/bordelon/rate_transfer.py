@@ -15,15 +15,8 @@ from pathlib import Path
 import pandas as pd
 
 from plots import rates, style, tables
-from plots.bordelon.scans import (
-    ALPHA,
-    ALPHA_LOOKS,
-    CHANCE,
-    HEAD_DIM,
-    alpha_title,
-    alphas,
-    plain,
-)
+from plots.bordelon import scans
+from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, CHANCE, HEAD_DIM
 from plots.findings import HEADER, Finding, Printed, distance, number
 from plots.rates import (
     Exponent,
@@ -51,7 +44,7 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     table = tables.numbers(table, path, [ALPHA, HEAD_DIM, RATE, LOSS])
     table = tables.only(table, path, ALPHA, ALPHA_LOOKS)
     tables.one_run_each(table, path, [ALPHA, HEAD_DIM, RATE, SEED], "results.csv of figure_2.yaml")
-    rows = table.assign(**{WIDTH: table[HEAD_DIM], CURVE: table[ALPHA].map(alpha_title)})
+    rows = table.assign(**{WIDTH: table[HEAD_DIM], CURVE: table[ALPHA].map(scans.alpha_title)})
     if rows[STATUS].eq("failed").all():
         raise TableError(f"{path}: every run failed; see their log.txt and run the sweep again")
     return rows
@@ -61,7 +54,7 @@ def fits(rows: pd.DataFrame) -> dict[float, dict[int, RateSweep]]:
     """alpha_A, falling -> N -> loss against rate with the optimum; errors rest on the spread over
     seeds at the same N, as small ones spread most, or of all N where there is none."""
     pooled, _ = seed_noise(rows)
-    found: dict[float, dict[int, RateSweep]] = {alpha: {} for alpha in alphas(rows)}
+    found: dict[float, dict[int, RateSweep]] = {alpha: {} for alpha in scans.alphas(rows)}
     for (alpha, n), cell in rows.groupby([ALPHA, HEAD_DIM]):
         noise, points = seed_noise(rows[rows[HEAD_DIM] == n])
         found[alpha] |= rate_sweeps(cell, noise if points else pooled)
@@ -86,7 +79,7 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
     fitted = fits(rows)
     result = [_noise(rows), HEADER]
     for alpha, sweeps in fitted.items():
-        place = plain(alpha_title(alpha))
+        place = scans.alpha_name(alpha)
         best = ", ".join(f"{n}: {_optimum(sweep)}" for n, sweep in sweeps.items())
         fit = exponent(sweeps)
         verdict = distance(fit.value, fit.error, 0.0, fit.widths, fitted=2)
@@ -95,9 +88,9 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
             Finding(f"{place}: exponent of N in the best rate", fit.text(), "0", verdict),
             _transfer(place, sweeps),
         ]
-    named = {(alpha_title(alpha),): sweeps for alpha, sweeps in fitted.items()}
+    named = {(scans.alpha_title(alpha),): sweeps for alpha, sweeps in fitted.items()}
     notes = [*lost_lines(rows, [CURVE]), *edge_lines(named)]
-    return [*result, *(plain(note).replace(" D = ", " N = ") for note in notes)]
+    return [*result, *(scans.plain(note).replace(" D = ", " N = ") for note in notes)]
 
 
 def _optimum(sweep: RateSweep) -> str:
@@ -141,7 +134,7 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
         axis.sharey(axes[0][0])
         rates.draw_rates(axis, sweeps, colors)
         axis.axhline(CHANCE, color="black", ls=":", lw=1)
-        axis.set_title(alpha_title(alpha))
+        axis.set_title(scans.alpha_title(alpha))
         axis.set_xlabel(r"learning rate $\eta_0$")
     axes[0][0].set_ylabel(LOSS_LABEL)
     axes[0][0].set_ylim(top=min(axes[0][0].get_ylim()[1], 1.05 * CHANCE))
@@ -158,7 +151,7 @@ def _draw_optima(
     for alpha, sweeps in fitted.items():
         fit: Exponent = exponent(sweeps)
         power = rf": $N^{{{fit.value:+.2f} \pm {fit.error:.2f}}}$" if fit.law else ""
-        label = alpha_title(alpha) + power
+        label = scans.alpha_title(alpha) + power
         rates.draw_optima(axis, sweeps, fit, label=label, **ALPHA_LOOKS[alpha])
     if head_dims:
         rates.octave_limits(axis, head_dims)

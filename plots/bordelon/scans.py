@@ -197,6 +197,11 @@ def plain(title: str) -> str:
     return title.replace(r"$\alpha_A$", "alpha_A")
 
 
+def alpha_name(alpha: float) -> str:
+    """alpha_A as findings write it."""
+    return f"alpha_A = {alpha_text(alpha)}"
+
+
 def cut_lines(runs: Sequence[str]) -> list[str]:
     """The line that names runs that ended early."""
     return [f"left out, as they ended before the others: {', '.join(runs)}"] if runs else []

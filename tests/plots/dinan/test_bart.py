@@ -5,88 +5,19 @@ import math
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from plots import tables
 from plots.__main__ import make
 from plots.dinan import bart_rates, bart_strategies, searches
-from plots.dinan.bart_rates import STRATEGIES
 from plots.dinan.searches import by_loss
-from plots.findings import Finding
 from plots.tables import TableError
+from tests.plots.dinan.searched import RATES, both, frames, lines, parabola, r2c2, run, written
 
 ROOT = Path(__file__).resolve().parents[3]
-RATES = tuple(1e-3 * 2.0**octave for octave in (-3, -2, -1, 0, 1, 2))  # mapped
-STEPS = 100
-
-
-def run(strategy, mapped, loss, *, width=1024, seed=0, status="finished", skips=None, steps=STEPS):
-    """(row of results, rows of metrics): the loss falls on a line from twice `loss` to it.
-
-    The final loss in the results falls with the rate: it is not what counts. `skips` are the steps,
-    of those logged, at which one more step had been skipped.
-    """
-    power = 1 if strategy == "standard" else width**1.5
-    name = f"{strategy}-{width}-{mapped:.4g}-{seed}"
-    key = {"curve": strategy, "prescription.strategy": strategy, "optimizer.lr": mapped * power,
-           "optimizer.weight_decay": 0.01 / power, "model.width": width, "seed": seed, "run": name}
-    lost = status != "finished"
-    result = {**key, "status": status, "best_eval_loss": loss,
-              "final_eval_loss": math.nan if lost else 9 - math.log2(mapped), "parameters": 7.0}
-    lines = [
-        {**key, "step": step, "train_loss": 1.0,
-         "eval_loss": math.nan if step % 10 else loss * (2 - step / steps),
-         "skipped_steps": sum(skip <= step for skip in skips or ())}
-        for step in range(5, steps + 1, 5)
-    ]
-    return result, lines
-
-
-def parabola(strategy, *, best=1e-3, lowest=2.0, curvature=0.04, width=1024, seeds=(0,), **options):
-    """Losses on the grid around a mapped optimum; the seed shifts all by 0.01."""
-    return [
-        run(strategy, rate, lowest + curvature * math.log2(rate / best) ** 2 + 0.01 * seed,
-            width=width, seed=seed, **options)
-        for rate in RATES
-        for seed in seeds
-    ]
-
-
-def frames(runs):
-    results, metrics = zip(*runs)
-    return pd.DataFrame(results), pd.DataFrame([line for lines in metrics for line in lines])
-
-
-def written(folder, results, metrics):
-    folder.mkdir(exist_ok=True, parents=True)
-    paths = [folder / "results.csv", folder / "metrics.csv"]
-    results.to_csv(paths[0], index=False)
-    metrics.to_csv(paths[1], index=False)
-    return paths
-
-
 def swept(folder, runs):
     (sweep,) = by_loss(written(folder, *frames(runs)))
     return sweep
-
-
-def both(**options):
-    """Neural-tangent is flatter by half and 0.05 higher."""
-    return parabola("standard", **options) + parabola(
-        "neural_tangent", lowest=2.05, curvature=0.02, **options
-    )
-
-
-def r2c2(**options):
-    points = (("standard", 3.0), ("neural_tangent", 2.4))
-    return [run(s, 7e-4, loss, width=2048, steps=50, **options) for s, loss in points]
-
-
-def lines(findings):
-    found = [line for line in findings if isinstance(line, Finding)]
-    assert len(found) == len({finding.name for finding in found})
-    return {finding.name: finding for finding in found}
 
 
 # What the tables say
@@ -397,47 +328,6 @@ def test_figure_5_ends_with_the_larger_model_and_dashes_the_smaller(tmp_path):
 
 # Commands and files
 
-each_figure = pytest.mark.parametrize("name", ["dinan/bart_rates", "dinan/bart_strategies"])
-
-
-@each_figure
-def test_neither_the_order_of_tables_nor_that_of_rows_matters(tmp_path, name):
-    sweeps = [frames(both(width=64, seeds=(0, 1), skips=(20,)) + both(width=128, seeds=(0, 1)))]
-    sweeps += [frames(r2c2())] * (name == "dinan/bart_strategies")
-    made = []
-    for order in (1, -1):
-        paths = [
-            path
-            for index, (results, metrics) in enumerate(sweeps)
-            for path in written(tmp_path / f"{order}{index}", results[::order], metrics[::order])
-        ]
-        made.append(make(name, paths[::order], tmp_path / f"out{order}"))
-    (text, files), (again, others) = made
-    assert text == again and "standard errors" in text
-    figures = {"dinan/bart_rates": {"figure_3_bart_rates", "figure_3_bart_optima"},
-               "dinan/bart_strategies": {"figure_4_bart_strategies", "figure_5_bart_r2c2"}}
-    assert {file.stem for file in files} == figures[name]
-    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(files, others))
-
-
-@each_figure
-def test_a_search_with_holes_is_drawn_all_the_same(tmp_path, name):
-    """A strategy with one run, one that diverged without a line, and one that failed."""
-    gone, _ = run("neural_tangent", 1e-3, math.nan, status="diverged")
-    failed, _ = run("neural_tangent", 2e-3, math.nan, status="failed")
-    runs = [run("standard", 1e-3, 2.0), (gone, []), (failed, [])]
-    text, files = make(name, written(tmp_path, *frames(runs)), tmp_path / "out")
-    assert all(file.stat().st_size for file in files)
-    assert text.endswith("neural-tangent: 1 failed run left out")
-
-
-@each_figure
-def test_diverged_runs_alone_are_drawn(tmp_path, name):
-    runs = [run(s, rate, 9.0, status="diverged") for s in STRATEGIES for rate in RATES[:2]]
-    text, files = make(name, written(tmp_path, *frames(runs)), tmp_path / "out")
-    assert files and ("every run diverged" in text or "not measured" in text)
-
-
 def test_without_the_larger_models_tables_figure_5_is_said_to_be_missing(tmp_path):
     paths = written(tmp_path, *frames(both()))
     text, files = make("dinan/bart_strategies", paths, tmp_path / "out")
@@ -445,57 +335,6 @@ def test_without_the_larger_models_tables_figure_5_is_said_to_be_missing(tmp_pat
     assert text.endswith(
         "Figure 5 needs the tables of bart_span_denoise/sweeps/figure_5.yaml too"
     )
-
-
-@each_figure
-@pytest.mark.parametrize("bad", [0, 1])
-def test_a_table_of_another_figure_is_one_line(tmp_path, name, bad, refused):
-    paths = written(tmp_path, *frames(both()))
-    pd.read_csv(paths[bad]).assign(curve="unheard_of").to_csv(paths[bad], index=False)
-    message = "no row with curve standard, neural_tangent"
-    assert refused(name, *paths).startswith(f"error: {paths[bad]}: {message}")
-
-
-def changed(column, value):
-    def change(results, metrics):
-        results = results.astype({column: object})
-        results.loc[3, column] = value
-        return results, metrics
-
-    return change
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda r, m: (r.drop(columns="best_eval_loss"), m),
-         "results.csv: no column 'best_eval_loss'; is it the results.csv of the sweep"),
-        (lambda r, m: (r.drop(columns="model.width"), m), "results.csv: no column 'model.width'"),
-        (lambda r, m: (r.drop(columns="status"), m),
-         "the results are the tables with a column 'status'"),
-        (lambda r, m: (r, m.drop(columns="eval_loss")),
-         "metrics.csv: no column 'eval_loss'; is it the metrics.csv of the sweep"),
-        (lambda r, m: (r, m[m.run != r.run[3]]),
-         "metrics.csv: no eval_loss of run standard-1024-0.001-0; are results and metrics of the "
-         "same sweep"),
-        (lambda r, m: (r, m.assign(skipped_steps="many")),
-         "metrics.csv: column 'skipped_steps' has no number: .*many"),
-        (changed("optimizer.lr", "fast"), "column 'optimizer.lr' has no number: .*fast"),
-        (changed("optimizer.lr", 0), "run standard-1024-0.001-0 has no optimizer.lr above 0"),
-        (changed("optimizer.weight_decay", -1), "has no optimizer.weight_decay of 0 or more"),
-        (changed("model.width", math.nan), "has no model.width above 0"),
-        (changed("best_eval_loss", math.nan), "is finished but has no best_eval_loss"),
-        (changed("optimizer.lr", 5e-4),
-         "two runs with curve standard, model.width 1024, optimizer.lr 0.0005, seed 0; expected "
-         "one; is it the results.csv of a sweep with one weight decay per rate"),
-        (lambda r, m: (r.assign(status="failed"), m), "every run failed"),
-    ],
-)
-def test_what_is_wrong_with_a_table_is_said(tmp_path, change, message):
-    paths = written(tmp_path, *change(*frames(both())))
-    with pytest.raises(TableError, match=message) as caught:
-        by_loss(paths)
-    assert str(caught.value).startswith(str(tmp_path)) and "\n" not in str(caught.value)
 
 
 def test_tables_that_make_no_sweeps_are_refused(tmp_path):

@@ -1,0 +1,93 @@
+"""What counts as a mid-training spike."""
+
+import math
+
+import pytest
+
+from plots.dinan import spikes
+from tests.plots.dinan.searched import frames, point
+
+
+@pytest.mark.parametrize(
+    ("top1", "begins"),
+    [
+        ([0.1, 0.5, 0.6, 0.7], []),
+        ([0.1, 0.5, 0.3, 0.7], [3]),
+        ([0.1, 0.5, 0.3, 0.4, 0.7], [3]),  # two in a row are one
+        ([0.1, 0.5, 0.3, 0.5, 0.4], [3, 5]),
+        ([0.1, 0.9, 0.85, 0.9], []),  # exactly at the threshold, 0.9 - 0.85 > 0.05 in floats
+        ([0.1, 0.9, 0.8499, 0.9], [3]),
+        ([0.5, 0.1, 0.6, 0.7], []),  # during warm-up
+        ([0.5, 0.1, 0.1, 0.7], [3]),  # goes on after warm-up; the best of the warm-up counts
+        ([0.1, 0.50, 0.46, 0.42], [4]),  # below the best so far, not below the one before
+        ([], []),
+    ],
+)
+def test_accuracy_spikes_begin_where_accuracy_falls_below_its_best(top1, begins):
+    steps = list(range(1, len(top1) + 1))
+    assert spikes.accuracy_spikes(steps, top1, warm_up=3) == begins
+
+
+def test_the_drop_that_makes_a_spike_is_an_argument():
+    assert spikes.accuracy_spikes([1, 2, 3], [0.5, 0.3, 0.6], 0, drop=0.2) == []
+    assert spikes.accuracy_spikes([1, 2, 3], [0.5, 0.3, 0.6], 0, drop=0.1) == [2]
+
+
+def series(spread, *ending):
+    """20 losses of median 1 and MAD `spread`, then `ending`, at steps 10, 20, ..."""
+    losses = [1 + spread, 1 - spread] * 10 + list(ending)
+    return [10 * (1 + index) for index in range(len(losses))], losses
+
+
+@pytest.mark.parametrize(
+    ("spread", "ending", "begins"),
+    [
+        (0.0, (1.0, 1.0), []),
+        (0.0, (1.05, 1.0), []),  # at 5% of the median
+        (0.0, (1.06, 1.0), [210]),
+        (0.0, (1.06, 1.07, 1.0, 1.06), [210, 240]),  # two in a row are one
+        (0.1, (1.59, 1.0), []),  # within 6 MAD
+        (0.1, (1.61, 1.0), [210]),
+        (0.0, (math.inf, math.nan, 1.0), []),  # divergence is no spike
+        (0.0, (0.5,), []),
+    ],
+)
+def test_loss_spikes_begin_where_the_loss_rises_above_the_window(spread, ending, begins):
+    assert spikes.loss_spikes(*series(spread, *ending), warm_up=0) == begins
+
+
+def test_loss_spikes_need_warm_up_to_be_over_and_enough_lines_before():
+    steps, losses = series(0.0, 2.0, 1.0)
+    assert spikes.loss_spikes(steps, losses, warm_up=211) == []
+    assert spikes.loss_spikes(steps, losses, warm_up=210) == [210]
+    assert spikes.loss_spikes(steps[1:], losses[1:], warm_up=0) == []
+    assert spikes.loss_spikes(steps[1:], losses[1:], warm_up=0, fewest=19) == [210]
+
+
+def test_the_window_the_deviations_and_the_share_are_arguments():
+    # Of the 20 lines before, 10 are at 3 and the last 10 at 1.
+    steps, losses = list(range(21)), [3.0] * 10 + [1.0] * 10 + [1.5]
+    assert spikes.loss_spikes(steps, losses, 0) == []  # m = 2
+    assert spikes.loss_spikes(steps, losses, 0, window=10, fewest=10) == [20]
+    assert spikes.loss_spikes(steps, losses, 0, window=10, fewest=10, share=0.6) == []
+    assert spikes.loss_spikes(*series(0.1, 1.5), warm_up=0, mads=4) == [210]
+
+
+def test_warm_up_ends_with_the_first_line_of_the_highest_factor():
+    assert spikes.warm_up_end([10, 20, 30, 40], [0.5, 1.0, 1.0, 0.3]) == 20
+    assert spikes.warm_up_end([10, 20], [0.25, 0.5]) == 20  # it ended during warm-up
+    assert spikes.warm_up_end([10, 20], [1.0, 1.0]) == 10  # no warm-up
+    assert spikes.warm_up_end([], []) == 0
+
+
+def test_a_runs_spikes_are_those_of_its_lines():
+    _, metrics = frames([point("standard", 1e-3, 0.8, 0.9, dips=(3, 10, 25, 26))])
+    # Step 3 is warm-up, and at step 10 there are too few lines for a median.
+    assert spikes.of_run(metrics) == ([10, 25], [25])
+
+
+def test_lines_without_an_evaluation_or_a_loss_are_passed_over():
+    _, metrics = frames([point("standard", 1e-3, 0.8, 0.9, dips=(25, 26, 27))])
+    metrics.loc[metrics.step == 26, "eval_top1"] = math.nan
+    metrics.loc[metrics.step == 26, "train_loss"] = math.nan
+    assert spikes.of_run(metrics) == ([25], [25])
