@@ -10,11 +10,9 @@ where no sample of the batch is longer. What is counted is thus the most a run c
 
 from __future__ import annotations
 
-import math
-
 from bart_span_denoise.config import Config, ModelConfig
 from training.errors import UserError
-from training.memory import BF16, FP32, ceil, communication, linear_cross_entropy, peak
+from training.memory import BF16, FP32, linear_cross_entropy, on_each_gpu
 
 PAPER_VOCABULARY = 50_265  # GPT-2's BPE in fairseq's dictionary, with its five special symbols
 ENDS = 2  # a start and an end around the content
@@ -82,37 +80,23 @@ def _blocks(shape: ModelConfig) -> tuple[int, int]:
 
 
 def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]:
-    """Bytes on each of `shards * replicas` GPUs, by kind, and the largest sum at one time.
+    """Bytes on each of `shards * replicas` GPUs, see training.memory.on_each_gpu.
 
-    Every GPU takes its share of the batch, in micro-batches. `shards` divide weights, gradients
-    and optimiser state and recompute the blocks' activations, as the launch configs for FSDP2 in
-    scripts/accelerate do; `replicas` repeat them (DDP). Kinds: weights, gradients, optimizer,
-    weight_copies (for autocast), activations (kept for the backward pass by eager autograd;
-    torch.compile keeps fewer), loss (logits of a chunk, the output's gradient), communication
-    (DDP's buckets; what FSDP2 has gathered), update (the word embedding's gradient comes from the
-    output and from two look-ups, each as large as V n, so they are more than one while they are
-    summed; the optimiser's step itself needs no scratch) and total.
-
-    The total is not the sum: gradients and activations of a block do not exist together, unless
-    gradients are accumulated over micro-batches.
+    The loss has the logits of a chunk and the output's gradient. The word embedding's gradient
+    comes from the output and from two look-ups, each as large as V n, so that they are more than
+    one while they are summed; the optimiser's step itself needs no scratch. Of blocks, the
+    decoder's are exchanged.
     """
-    weights = FP32 * parameters(config)["total"]
-    share = math.ceil(config.training.batch_size / (shards * replicas))
-    rows = min(config.training.micro_batch_size or share, share)
+    shape, words, counts = config.model, vocabulary(config), parameters(config)
     low = config.training.precision == "bf16"
-    words, width = vocabulary(config), config.model.width
-    accumulates = rows < share
-    parts = {
-        "weights": ceil(weights, shards),
-        "gradients": ceil(weights, shards),
-        "optimizer": ceil(optimizer_state(config), shards),
-        "weight_copies": _weight_copies(config, shards),
-        "activations": activations(config, rows, recomputed=shards > 1),
-        "loss": linear_cross_entropy(rows * tokens(config), width, words, low),
-        "communication": _communication(config, shards, replicas),
-        "update": FP32 * words * width * (2 if accumulates or shards > 1 else 1),
-    }
-    return {**parts, "total": peak(parts, accumulates, 2 * config.model.layers)}
+    return on_each_gpu(
+        config, shards, replicas, parameters=counts["total"], optimizer=optimizer_state(config),
+        outside=counts["embedding"], block=_blocks(shape)[1], layers=2 * shape.layers,
+        weight_copies=_weight_copies(config, shards),
+        activations=lambda rows: activations(config, rows, shards > 1),
+        loss=lambda rows: linear_cross_entropy(rows * tokens(config), shape.width, words, low),
+        update=lambda summed: FP32 * words * shape.width * (2 if summed else 1),
+    )
 
 
 def optimizer_state(config: Config) -> int:
@@ -172,10 +156,3 @@ def _weight_copies(config: Config, shards: int) -> int:
         return 0
     encoder, decoder = _blocks(config.model)
     return BF16 * (config.model.layers * (encoder + decoder) if shards == 1 else decoder)
-
-
-def _communication(config: Config, shards: int, replicas: int) -> int:
-    """Bytes of what GPUs exchange, see training.memory; blocks count as the decoder's."""
-    counts = parameters(config)
-    block = _blocks(config.model)[1]
-    return communication(counts["total"], counts["embedding"], block, shards, replicas)

@@ -7,18 +7,15 @@ Sizes: L layers, D width, F MLP width, V vocabulary, T context, H heads; r = F /
 
 from __future__ import annotations
 
-import math
-
 from nanolm_c4.config import BORDELON, Config, ModelConfig
 from training.memory import (
     BF16,
     FP32,
     Observed,
     ceil,
-    communication,
     linear_cross_entropy,
     observation,
-    peak,
+    on_each_gpu,
 )
 
 # What training/optimizers.py keeps in the shape of every tensor; adafactor is counted below.
@@ -87,36 +84,20 @@ def _is_bordelon(config: Config) -> bool:
 
 
 def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]:
-    """Bytes on each of `shards * replicas` GPUs, by kind, and the largest sum at one time.
-
-    Every GPU takes its share of the batch, in micro-batches. `shards` divide weights, gradients
-    and optimiser state and recompute the blocks' activations, as the launch configs for FSDP2 in
-    scripts/accelerate do; `replicas` repeat them (DDP). Kinds: weights, gradients, optimizer,
-    weight_copies (for autocast and multipliers), activations (kept for the backward pass by eager
-    autograd; torch.compile keeps fewer), loss (logits of a chunk, the readout's gradient),
-    communication (DDP's buckets; what FSDP2 has gathered), update (scratch of the optimiser's
-    step), observation (of the representations, where there are any) and total.
-
-    The total is not the sum: gradients and activations of a block do not exist together, unless
-    gradients are accumulated over micro-batches, and an observation has neither. A sharded run
-    cannot be observed.
-    """
-    weights = FP32 * parameters(config)["total"]
-    share = math.ceil(config.training.batch_size / (shards * replicas))
-    rows = min(config.training.micro_batch_size or share, share)
-    positions, low = rows * config.model.context, config.training.precision == "bf16"
-    parts = {
-        "weights": ceil(weights, shards),
-        "gradients": ceil(weights, shards),
-        "optimizer": ceil(optimizer_state(config), shards),
-        "weight_copies": _weight_copies(config, shards),
-        "activations": activations(config, rows, recomputed=shards > 1),
-        "loss": _loss(config, positions, low),
-        "communication": _communication(config, shards, replicas),
-        "update": ceil(weights, shards) if config.optimizer.name in _UNFUSED else 0,
-        "observation": _observation(config) if shards == 1 else 0,
-    }
-    return {**parts, "total": peak(parts, rows < share, config.model.layers)}
+    """Bytes on each of `shards * replicas` GPUs, see training.memory.on_each_gpu; the loss has the
+    logits of a chunk and the readout's gradient."""
+    shape, weights, block = config.model, parameters(config)["total"], _block(config.model)
+    scales = 0 if _is_bordelon(config) else 2 * shape.width
+    low = config.training.precision == "bf16"
+    return on_each_gpu(
+        config, shards, replicas, parameters=weights, optimizer=optimizer_state(config),
+        outside=weights - shape.layers * (block + scales), block=block, layers=shape.layers,
+        weight_copies=_weight_copies(config, shards),
+        activations=lambda rows: activations(config, rows, shards > 1),
+        loss=lambda rows: _loss(config, rows * shape.context, low),
+        update=ceil(FP32 * weights, shards) if config.optimizer.name in _UNFUSED else 0,
+        observation=_observation(config),
+    )
 
 
 def optimizer_state(config: Config) -> int:
@@ -178,14 +159,6 @@ def _weight_copies(config: Config, shards: int) -> int:
 def _block(shape: ModelConfig) -> int:
     """Weights of one block's matrices."""
     return (4 + 2 * shape.mlp_ratio) * shape.width**2
-
-
-def _communication(config: Config, shards: int, replicas: int) -> int:
-    """Bytes of what GPUs exchange, see training.memory."""
-    shape, total, block = config.model, parameters(config)["total"], _block(config.model)
-    scales = 0 if _is_bordelon(config) else 2 * shape.width
-    outside = total - shape.layers * (block + scales)
-    return communication(total, outside, block, shards, replicas)
 
 
 def _observation(config: Config) -> int:

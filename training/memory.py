@@ -5,8 +5,9 @@ Torch is not imported, so that thousands of configs are counted in a second.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 FP32, BF16 = 4, 2  # bytes of a number
 LOGITS_PER_CHUNK = 1 << 27  # training.linear_cross_entropy, on a GPU
@@ -26,6 +27,57 @@ def peak(parts: Mapping[str, int], accumulates: bool, layers: int) -> int:
         begins += parts["gradients"]
     ends = parts["gradients"] + max(parts["update"], parts["activations"] // layers)
     return _always(parts) + max(begins, ends, parts.get("observation", 0))
+
+
+def on_each_gpu(
+    config: Any,
+    shards: int,
+    replicas: int,
+    *,
+    parameters: int,
+    optimizer: int,
+    outside: int,
+    block: int,
+    layers: int,
+    weight_copies: int,
+    activations: Callable[[int], int],
+    loss: Callable[[int], int],
+    update: int | Callable[[bool], int] = 0,
+    observation: int | None = None,
+) -> dict[str, int]:
+    """Bytes on each of `shards * replicas` GPUs, by kind, and the largest sum at one time.
+
+    Every GPU takes its share of the batch, in micro-batches. `shards` divide weights, gradients
+    and optimiser state and recompute the blocks' activations, as the launch configs for FSDP2 in
+    scripts/accelerate do; `replicas` repeat them (DDP). Kinds: weights, gradients, optimizer,
+    weight_copies (for autocast and multipliers), activations (kept for the backward pass by eager
+    autograd; torch.compile keeps fewer), loss (logits and what is made of them), communication
+    (see below), update (scratch of the optimiser's step), observation (of the representations,
+    where there are any; not of a sharded run) and total.
+
+    The total is not the sum: gradients and activations of a block do not exist together, unless
+    gradients are accumulated over micro-batches, and an observation has neither.
+
+    `parameters`, `outside` (of no block) and `block` count weights, `optimizer`, `weight_copies`,
+    `update` and `observation` bytes; `activations` and `loss` are functions of a micro-batch's
+    rows, and `update` may be one of whether gradients are summed, over micro-batches or shards.
+    """
+    share = ceil(config.training.batch_size, shards * replicas)
+    rows = min(config.training.micro_batch_size or share, share)
+    summed = rows < share or shards > 1
+    parts = {
+        "weights": ceil(FP32 * parameters, shards),
+        "gradients": ceil(FP32 * parameters, shards),
+        "optimizer": ceil(optimizer, shards),
+        "weight_copies": weight_copies,
+        "activations": activations(rows),
+        "loss": loss(rows),
+        "communication": communication(parameters, outside, block, shards, replicas),
+        "update": update(summed) if callable(update) else update,
+    }
+    if observation is not None:  # an experiment that observes
+        parts["observation"] = observation if shards == 1 else 0
+    return {**parts, "total": peak(parts, rows < share, layers)}
 
 
 def is_observation(parts: Mapping[str, int]) -> bool:

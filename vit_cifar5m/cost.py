@@ -7,9 +7,7 @@ Sizes: L blocks, n = N H width, H heads, T tokens (patches), n_patch numbers of 
 
 from __future__ import annotations
 
-import math
-
-from training.memory import BF16, FP32, Observed, ceil, communication, observation, peak
+from training.memory import BF16, FP32, Observed, ceil, observation, on_each_gpu
 from vit_cifar5m.config import Config, ModelConfig
 
 CHANNELS = 3
@@ -63,35 +61,17 @@ def parameters(config: Config) -> dict[str, int]:
 
 
 def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]:
-    """Bytes on each of `shards * replicas` GPUs, by kind, and the largest sum at one time.
-
-    Every GPU takes its share of the batch, in micro-batches. `shards` divide weights, gradients
-    and optimiser state and recompute the blocks' activations, as the launch configs for FSDP2 in
-    scripts/accelerate do; `replicas` repeat them (DDP). Kinds: weights, gradients, optimizer,
-    weight_copies (weights times their multipliers), activations (kept for the backward pass by
-    eager autograd; torch.compile keeps fewer), loss (logits and what is made of them),
-    communication (DDP's buckets; what FSDP2 has gathered), update (scratch of the optimiser's
-    step), observation (of the representations, where there are any) and total.
-
-    The total is not the sum: gradients and activations of a block do not exist together, unless
-    gradients are accumulated over micro-batches, and an observation has neither. A sharded run
-    cannot be observed.
-    """
-    weights = FP32 * parameters(config)["total"]
-    share = math.ceil(config.training.batch_size / (shards * replicas))
-    rows = min(config.training.micro_batch_size or share, share)
-    parts = {
-        "weights": ceil(weights, shards),
-        "gradients": ceil(weights, shards),
-        "optimizer": ceil(optimizer_state(config), shards),
-        "weight_copies": _weight_copies(config, shards),
-        "activations": activations(config, rows, recomputed=shards > 1),
-        "loss": 4 * FP32 * rows * config.model.classes,
-        "communication": _communication(config, shards, replicas),
-        "update": ceil(weights, shards) if config.optimizer.name in _UNFUSED else 0,
-        "observation": _observation(config) if shards == 1 else 0,
-    }
-    return {**parts, "total": peak(parts, rows < share, config.model.layers)}
+    """Bytes on each of `shards * replicas` GPUs, see training.memory.on_each_gpu."""
+    shape, weights = config.model, parameters(config)["total"]
+    return on_each_gpu(
+        config, shards, replicas, parameters=weights, optimizer=optimizer_state(config),
+        outside=weights - shape.layers * _block(shape), block=_block(shape), layers=shape.layers,
+        weight_copies=_weight_copies(config, shards),
+        activations=lambda rows: activations(config, rows, shards > 1),
+        loss=lambda rows: 4 * FP32 * rows * shape.classes,
+        update=ceil(FP32 * weights, shards) if config.optimizer.name in _UNFUSED else 0,
+        observation=_observation(config),
+    )
 
 
 def optimizer_state(config: Config) -> int:
@@ -135,12 +115,6 @@ def _weight_copies(config: Config, shards: int) -> int:
 def _block(shape: ModelConfig) -> int:
     """Weights of one block: four matrices of attention and two of the MLP."""
     return 6 * shape.width**2
-
-
-def _communication(config: Config, shards: int, replicas: int) -> int:
-    """Bytes of what GPUs exchange, see training.memory."""
-    total, block = parameters(config)["total"], _block(config.model)
-    return communication(total, total - config.model.layers * block, block, shards, replicas)
 
 
 def _observation(config: Config) -> int:

@@ -8,10 +8,8 @@ patch, n_out classes.
 
 from __future__ import annotations
 
-import math
-
 from training.errors import UserError
-from training.memory import BF16, FP32, ceil, communication, peak
+from training.memory import BF16, FP32, on_each_gpu
 from vit_imagenet.config import Config, ModelConfig
 
 CHANNELS = 3
@@ -62,33 +60,17 @@ def parameters(config: Config) -> dict[str, int]:
 
 
 def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]:
-    """Bytes on each of `shards * replicas` GPUs, by kind, and the largest sum at one time.
-
-    Every GPU takes its share of the batch, in micro-batches. `shards` divide weights, gradients
-    and optimiser state and recompute the blocks' activations, as the launch configs for FSDP2 in
-    scripts/accelerate do; `replicas` repeat them (DDP). Kinds: weights, gradients, optimizer,
-    weight_copies (for autocast), activations (kept for the backward pass by eager autograd, and
-    the images; torch.compile keeps fewer), loss (logits and what is made of them), communication
-    (DDP's buckets; what FSDP2 has gathered), update (scratch of the optimiser's step: the kernels
-    of these rules need none) and total.
-
-    The total is not the sum: gradients and activations of a block do not exist together, unless
-    gradients are accumulated over micro-batches.
-    """
-    weights = FP32 * parameters(config)["total"]
-    share = math.ceil(config.training.batch_size / (shards * replicas))
-    rows = min(config.training.micro_batch_size or share, share)
-    parts = {
-        "weights": ceil(weights, shards),
-        "gradients": ceil(weights, shards),
-        "optimizer": ceil(optimizer_state(config), shards),
-        "weight_copies": _weight_copies(config, shards),
-        "activations": activations(config, rows, recomputed=shards > 1),
-        "loss": _loss(config, rows),
-        "communication": _communication(config, shards, replicas),
-        "update": 0,
-    }
-    return {**parts, "total": peak(parts, rows < share, config.model.layers)}
+    """Bytes on each of `shards * replicas` GPUs, see training.memory.on_each_gpu; the images are
+    among the activations, and the kernels of these rules need no scratch."""
+    shape, weights = config.model, parameters(config)["total"]
+    return on_each_gpu(
+        config, shards, replicas, parameters=weights, optimizer=optimizer_state(config),
+        outside=weights - shape.layers * _block(shape), block=_block(shape), layers=shape.layers,
+        weight_copies=_weight_copies(config, shards),
+        activations=lambda rows: activations(config, rows, shards > 1),
+        # Targets, log-probabilities, their product and its gradients.
+        loss=lambda rows: 4 * FP32 * rows * shape.classes,
+    )
 
 
 def optimizer_state(config: Config) -> int:
@@ -139,14 +121,3 @@ def _weight_copies(config: Config, shards: int) -> int:
 def _block(shape: ModelConfig) -> int:
     """Weights of one block."""
     return (4 + 2 * shape.mlp_ratio) * shape.width**2
-
-
-def _loss(config: Config, rows: int) -> int:
-    """Bytes of `rows` images' targets, log-probabilities, their product and its gradients."""
-    return 4 * FP32 * rows * config.model.classes
-
-
-def _communication(config: Config, shards: int, replicas: int) -> int:
-    """Bytes of what GPUs exchange, see training.memory."""
-    total, block = parameters(config)["total"], _block(config.model)
-    return communication(total, total - config.model.layers * block, block, shards, replicas)

@@ -26,6 +26,7 @@ from plots.bordelon.observed import LABELS, SeedPairs, Strip
 from plots.bordelon.published import ALPHA_CLAIMS, ALPHA_SIDES, FLOPS_PER_PARAMETER, GROWTH
 from plots.bordelon.scans import (
     ALPHA,
+    BANDS,
     EVAL_LOSS,
     HEAD_DIM,
     HEADS,
@@ -282,7 +283,7 @@ def _steps(runs: Runs):
     rows, own = _trained(runs), scans.alphas(runs.results)
     both = own == [1.0, 0.5]
     figure, axes = style.subplots(len(SIZES), len(own) + both, (3.5, 2.3), sharex=True)
-    figure.suptitle(f"(a) training loss\n{scans.bands(rows)}, of runs of equal seeds on the right")
+    figure.suptitle(f"(a) training loss\n{BANDS}, of runs of equal seeds on the right")
     for row, by in zip(axes, SIZES):
         for axis, alpha in zip(row, own):
             axis.set_title(scans.alpha_title(alpha))
@@ -312,7 +313,7 @@ def _flops(runs: Runs):
     """Figure 12: the same training losses against FLOPs."""
     rows, own = _trained(runs), scans.alphas(runs.results)
     figure, axes = style.subplots(len(SIZES), len(own), (3.6, 2.3), sharex=True, sharey=True)
-    figure.suptitle(f"training loss against compute\n{scans.bands(rows)}; FLOPs: 6 per parameter "
+    figure.suptitle(f"training loss against compute\n{BANDS}; FLOPs: 6 per parameter "
                     "and token, of which the paper's caption leaves out the tokens")
     for row, by in zip(axes, SIZES):
         for axis, alpha in zip(row, own):

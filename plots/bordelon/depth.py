@@ -201,9 +201,8 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple[str, object]
     """Figure 5a and b."""
     movement, losses = data
     figure, axes = style.subplots(1, 2, (4.6, 3.4))
-    seeds = movement.groupby([ALPHA_L, LAYERS])["seed"].nunique()
-    figure.suptitle(f"depth\nmeans over {scans.span(seeds)} seeds, bars: standard error; dotted: "
-                    "powers of the paper; FLOPs: 6 per parameter and token")
+    figure.suptitle("depth\nmeans over seeds, bars: standard error; dotted: powers of the paper; "
+                    "FLOPs: 6 per parameter and token")
     _draw_movement(axes[0][0], movement)
     _draw_losses(axes[0][1], losses)
     yield "figure_5_depth", figure

@@ -14,7 +14,16 @@ import pandas as pd
 
 from plots import style
 from plots.bordelon import scans
-from plots.bordelon.scans import ALPHA, HEAD_DIM, LOSS_LABEL, SYMBOLS, TRAIN_LOSS, Gap, Losses
+from plots.bordelon.scans import (
+    ALPHA,
+    BANDS,
+    HEAD_DIM,
+    LOSS_LABEL,
+    SYMBOLS,
+    TRAIN_LOSS,
+    Gap,
+    Losses,
+)
 from plots.findings import HEADER, Finding, Printed
 from plots.statistics import jackknife
 from plots.tables import SEED
@@ -70,7 +79,7 @@ def draw(losses: Losses) -> Iterator[tuple[str, object]]:
     """A panel per alpha_A, a line per N."""
     found = panels(losses.rows)
     figure, axes = style.subplots(1, len(found), (4.0, 3.2), sharey=True)
-    figure.suptitle(f"training loss\n{scans.bands(losses.rows)}")
+    figure.suptitle(f"training loss\n{BANDS}")
     for axis, (title, rows) in zip(axes[0], found.items()):
         scans.draw_lines(axis, rows, HEAD_DIM, TRAIN_LOSS, "linear")
         axis.set_title(title)

@@ -31,6 +31,7 @@ from plots.statistics import Estimate, complete, exponent, law
 from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP, TableError
 
 TABLES = ("bordelon/figure_11_observations", "bordelon/figure_13_observations")
+PER_TABLE = True  # a figure for each
 BLOCK, ALL = "block", "all"
 VARIANCE = "head_variance"
 # Column -> what moves, as axes have it.

@@ -319,9 +319,9 @@ def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
 def _figure_3(kernels: pd.DataFrame, attention: pd.DataFrame, bins: pd.DataFrame):
     """Figure 3, and the variance and kurtosis that its text speaks of."""
     figure, axes = style.subplots(2, 2, (4.3, 3.2))
-    figure.suptitle("initial kernels and attention\nbars: standard error over "
-                    f"{kernels['network'].nunique()} (a) and {attention['network'].nunique()} "
-                    "networks per size; dotted: powers of the paper; densities pool all networks")
+    figure.suptitle("initial kernels and attention\nmeans over networks, bars: standard error; "
+                    f"{attention['network'].nunique()} networks in (b) and (c), whose densities "
+                    "pool all of them; dotted: powers of the paper")
     _draw_kernels(axes[0][0], relative_errors(kernels))
     _draw_moments(axes[0][1], attention)
     alpha = bins["alpha_attention"].min()
@@ -367,9 +367,6 @@ def _guide(axis, means: pd.Series, power: float, label: str, above: float = 1.6)
 
 
 def _draw_moments(axis, attention: pd.DataFrame) -> None:
-    import seaborn as sns
-
-    third = sns.color_palette("colorblind")[2]
     for alpha, rows in attention.groupby("alpha_attention"):
         color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
         label = rf"variance, $\alpha_A$ = {scans.alpha_text(alpha)}"
@@ -379,8 +376,8 @@ def _draw_moments(axis, attention: pd.DataFrame) -> None:
     rows = attention[attention["alpha_attention"] == attention["alpha_attention"].min()]
     measured = kurtoses(rows)
     measured = measured[measured > 0]
-    axis.plot(measured.index, measured, "s", ms=4, color=third, label="excess kurtosis")
-    axis.plot(measured.index, KURTOSIS / measured.index, ":", color=third, lw=1)
+    axis.plot(measured.index, measured, "s", ms=4, color=style.GREEN, label="excess kurtosis")
+    axis.plot(measured.index, KURTOSIS / measured.index, ":", color=style.GREEN, lw=1)
     axis.plot([], [], ":", color="black", lw=1, label=r"$N^{1-2\alpha_A}$ and $6/N$")
     scans.size_axis(axis, attention["head_dim"], "head dimension $N$")
     axis.set_ylabel(r"variance, excess kurtosis of $A$")
@@ -399,7 +396,8 @@ def _draw_density(axis, bins: pd.DataFrame, head_dim: float, alpha: float) -> No
     ends = 4 * head_dim ** (0.5 - alpha)
     grid = np.linspace(-ends, ends, 400)
     axis.plot(grid, gaussian(grid, head_dim, alpha), "--", color="black", lw=1.2, label="Gaussian")
-    axis.plot(grid, density(grid, head_dim, alpha), ":", color="#D7301F", lw=1.4, label="exact")
+    exact = density(grid, head_dim, alpha)
+    axis.plot(grid, exact, ":", color=style.VERMILION, lw=1.4, label="exact")
     axis.set_xlim(-ends, ends)
     axis.set_ylim(0, 1.25 * top)  # for N = 1 the exact density has a pole at 0
     axis.set_xlabel(r"$A_h$ at one pair of tokens")
@@ -410,10 +408,9 @@ def _draw_density(axis, bins: pd.DataFrame, head_dim: float, alpha: float) -> No
 def _figure_4(distances: pd.DataFrame, metrics: pd.DataFrame):
     """Figure 4a and b."""
     figure, axes = style.subplots(1, 2, (4.6, 3.4))
-    seeds = scans.span(distances.groupby(HEADS)["seed"].nunique())
-    figure.suptitle(f"training with many heads\nmeans over {seeds} seeds; (a) bands: standard "
-                    "deviation, as in the paper; (b) bars: standard error, hollow: the widest "
-                    "models, which are the ensemble")
+    figure.suptitle("training with many heads\nmeans over seeds; (a) bands: standard deviation, as "
+                    "in the paper; (b) bars: standard error, hollow: the widest models, which are "
+                    "the ensemble")
     _draw_losses(axes[0][0], metrics)
     _draw_distances(axes[0][1], distances)
     return figure

@@ -27,6 +27,7 @@ from plots.bordelon.observed import ATTENDED, BLOCK, HEAD, LABELS, STATES, TOKEN
 from plots.bordelon.published import CAPTION_2B, DERIVED
 from plots.bordelon.scans import (
     ALPHA,
+    BANDS,
     EVAL_LOSS,
     HEAD_DIM,
     HEADS,
@@ -240,7 +241,7 @@ def _dynamics(rows: pd.DataFrame, loss: str, label: str):
     alpha = scans.alphas(rows)[0]
     figure, axes = style.subplots(1, len(SIZES), (3.4, 2.9), sharex=True, sharey=True)
     name = "(a) test loss" if loss == EVAL_LOSS else "training loss"
-    figure.suptitle(f"{name}\n{scans.bands(rows)}")
+    figure.suptitle(f"{name}\n{BANDS}")
     for axis, by in zip(axes[0], SIZES):
         scans.draw_lines(axis, scans.scan(rows, by, alpha), by, loss)
         axis.set_title(f"{SYMBOLS[by]} grows, {scans.alpha_title(alpha)}")

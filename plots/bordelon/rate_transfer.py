@@ -126,9 +126,8 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     head_dims = sorted({n for sweeps in fitted.values() for n in sweeps})
     colors = style.width_colors(head_dims)
     figure, axes = style.subplots(1, len(fitted) + 1, (3.6, 3.2))
-    figure.suptitle("learning rates against head dimension\npoints: means over "
-                    f"{rows[SEED].nunique()} seeds, bars: standard errors; the paper's rates do "
-                    "not depend on N")
+    figure.suptitle(f"learning rates against head dimension\n{rates.RATE_NOTE}; "
+                    f"{rates.OPTIMA_NOTE.replace('width', 'N')}; dotted: no power of N (the paper)")
     for axis, (alpha, sweeps) in zip(axes[0], fitted.items()):
         axis.sharex(axes[0][0])
         axis.sharey(axes[0][0])
@@ -153,6 +152,8 @@ def _draw_optima(
         power = rf": $N^{{{fit.value:+.2f} \pm {fit.error:.2f}}}$" if fit.law else ""
         label = scans.alpha_title(alpha) + power
         rates.draw_optima(axis, sweeps, fit, label=label, **ALPHA_LOOKS[alpha])
+        if sweeps:
+            rates.draw_published(axis, sweeps, 0.0, color=ALPHA_LOOKS[alpha]["color"])
     if head_dims:
         rates.octave_limits(axis, head_dims)
     axis.set_xlabel("head dimension N")

@@ -26,11 +26,14 @@ HEAD_DIM, HEADS, LAYERS = "model.head_dim", "model.heads", "model.layers"
 SIZES = (HEADS, HEAD_DIM, LAYERS)
 SYMBOLS = {HEAD_DIM: "N", HEADS: "H", LAYERS: "L"}
 ALPHA = "prescription.alpha_attention"
-# Blue and orange of seaborn's "colorblind", in every figure of the paper that tells alpha_A apart.
-ALPHA_LOOKS = {1.0: {"color": "#0173B2", "marker": "o"}, 0.5: {"color": "#DE8F05", "marker": "s"}}
+# In every figure of the paper that tells alpha_A apart.
+ALPHA_LOOKS = {
+    1.0: {"color": style.BLUE, "marker": "o"}, 0.5: {"color": style.ORANGE, "marker": "s"},
+}
 TRAIN_LOSS, EVAL_LOSS = "train_loss", "eval_loss"
 CHANCE = math.log(10)  # loss in nats of ten equal probabilities
 LOSS_LABEL = "training loss (nats/image)"
+BANDS = "lines and bands: means and standard errors over seeds"
 PER_OCTAVE, PER_RUN = 4, 40
 FEW_POINTS = 25
 # Ratios of a logarithmic axis' ends: two of 1, 2 and 5 are within the first; up to the second all
@@ -239,11 +242,6 @@ def _power(value: float) -> str:
     digit, exponent = f"{value:.0e}".split("e")
     factor = "" if digit == "1" else rf"{digit}\cdot"
     return f"${factor}10^{{{int(exponent)}}}$"
-
-
-def bands(rows: pd.DataFrame) -> str:
-    """What the bands of these lines are."""
-    return f"means and standard errors (bands) over {rows[SEED].nunique()} seeds"
 
 
 def draw_lines(

@@ -319,9 +319,8 @@ def _optima(sweep: Sweep):
     """Lowest loss against the mapped rate for each strategy, then optima against width."""
     fitted, colors = fits(sweep), style.width_colors(sweep.widths)
     figure, axes = style.subplots(1, 3, (3.7, 3.2))
-    seeds = sweep.rows[tables.SEED].nunique()
-    figure.suptitle(f"optima\npoints: means over {seeds} seeds; bars: standard errors; dotted: the "
-                    r"paper's power of the width in the mapped rate, $n^{-3/2}$")
+    figure.suptitle(f"optima\n{rates.RATE_NOTE}; {rates.OPTIMA_NOTE}; dotted: the paper's power of "
+                    "the width in the mapped rate, -3/2")
     for axis, strategy in zip(axes[0], STRATEGIES):
         axis.set_title(style.STRATEGIES[strategy])
         rates.draw_rates(axis, fitted[strategy], colors)
@@ -356,10 +355,8 @@ def _draw_widths(axis, fitted: Mapping[str, Mapping[int, RateSweep]], widths: li
                 "marker": style.STRATEGY_MARKERS[strategy]}
         if fit:
             rates.draw_optima(axis, fit, law, **look)
-            first = 1.6 * fit[min(fit)].best.value
-            powers = [(n / widths[0]) ** float(RATE_EXPONENTS["neural_tangent"]) for n in widths]
-            if strategy == STRATEGIES[-1] and len(widths) > 1:
-                axis.plot(widths, [first * power for power in powers], ":", color="black", lw=1.2)
+            power = float(RATE_EXPONENTS["neural_tangent"])
+            rates.draw_published(axis, fit, power, color=look["color"])
     rates.octave_limits(axis, widths)
     axis.set_title("optimum")
     axis.set_xlabel("width n")

@@ -34,9 +34,7 @@ from plots.findings import HEADER, Finding, Printed
 TABLES = ("dinan/figure_1_2", "dinan/figure_1_2_metrics")
 # Exponents of two in (lr, wd); twice both and half both are left out (footnote 42).
 NEIGHBOURS = ((1, 0), (0, 1), (1, -1), (-1, 1), (0, -1), (-1, 0))
-# Rates and decays that lines are told apart by, in the order of the colour-blind safe palette of
-# Okabe and Ito; black is the optimum's.
-COLORS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = style.PALETTE[:-1]  # of learning rates; black is the optimum's
 DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
 # Maps saturate this many points below the best, so that one bad corner does not wash out the rest.
 SPAN = 5.0
@@ -193,7 +191,7 @@ def _curves(found: Mapping[str, Search]):
         if strategy in found:
             _draw_curves(axis, found[strategy])
         else:
-            _not_run(axis)
+            style.empty(axis, "not run")
     for axis in axes[-1]:
         axis.set_xlabel("epoch")
     for axis in axes[:, 0]:
@@ -203,11 +201,6 @@ def _curves(found: Mapping[str, Search]):
 
 def _seeds(found: Mapping[str, Search]) -> str:
     return ", ".join(map(str, sorted({run.seed for own in found.values() for run in own.firsts})))
-
-
-def _not_run(axis) -> None:
-    axis.text(0.5, 0.5, "not run", ha="center", va="center", transform=axis.transAxes)
-    axis.grid(False)
 
 
 def _draw_curves(axis, search: Search) -> None:
@@ -263,7 +256,7 @@ def _map(found: Mapping[str, Search]):
             axis.set_title(f"{label}: {word}", fontsize=9)
         else:
             axis.set_title(label, fontsize=9)
-            _not_run(axis)
+            style.empty(axis, "not run")
     for axis in axes[-1]:
         axis.set_xlabel("learning rate")
     for axis in axes[:, 0]:
@@ -291,7 +284,7 @@ def _span(found: Mapping[str, Search]) -> float:
 def _marks(found: Mapping[str, Search]) -> list[tuple[str, dict]]:
     """Legend entries of what is drawn."""
     box = {"marker": "s", "ms": 11, "ls": "", "mfc": "white"}
-    marks = [("optimum", {**box, "mec": "#D55E00", "mew": 2.5}),
+    marks = [("optimum", {**box, "mec": style.VERMILION, "mew": 2.5}),
              ("neighbour", {**box, "mec": "black", "mew": 1.5})]
     if any(confirm(search).missing for search in found.values()):
         question = {"color": "black", "marker": "$?$", "ls": "", "ms": 7}
@@ -311,7 +304,7 @@ def _draw_map(axis, search: Search, span: float) -> None:
     beside = [search.at(*place) for place in around]
     # What is drawn last lies on top: edges of neighbours, then that of the optimum.
     for point in sorted(search.points, key=lambda p: (p == optimum, p in beside)):
-        edge = "#D55E00" if point == optimum else "black" if point in beside else "white"
+        edge = style.VERMILION if point == optimum else "black" if point in beside else "white"
         width = 2.5 if point == optimum else 1.5 if point in beside else 0.5
         _draw_square(axis, search, point, span, side, {"edgecolor": edge, "linewidth": width})
     missing = [place for place, point in zip(around, beside) if point is None]

@@ -149,8 +149,7 @@ def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
         axis.set_xlim(-0.6, len(style.STRATEGIES) - 0.4)
         axis.grid(False, axis="x")
     figure.suptitle("strategies at their optima\nleft: mean over seeds (thick) and every seed "
-                    "(thin), the last epochs enlarged; right: mean ± standard error, "
-                    + _seeds(found))
+                    "(thin), the last epochs enlarged; right: seeds, mean ± standard error")
     style.legend(figure, _entries(found), title="strategy (lr*, wd*)", title_fontsize=8)
     yield "figure_2_vit_strategies", figure
 
@@ -194,11 +193,6 @@ def _draw_accuracies(axis, found: Mapping[str, Search]) -> None:
             axis.errorbar(place + 0.15, value, error if math.isfinite(error) else None,
                           color=color, marker=marker, ms=5, capsize=3)
     axis.set_ylabel("best top-1 (%)")
-
-
-def _seeds(found: Mapping[str, Search]) -> str:
-    numbers = sorted({len(best_accuracies(search)) for search in found.values()})
-    return f"n = {', '.join(map(str, numbers))}"
 
 
 def _draw_spikes(axis, found: Mapping[str, Search]) -> None:
