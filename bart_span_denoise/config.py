@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from training.config import Fraction01, PositiveInt, Section
+from training.config import WIDEST, Fraction01, Layers, PositiveInt, Section, Size
 from training.settings import RunConfig
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -15,15 +15,15 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 class ModelConfig(Section):
     """The encoder-decoder's shape; heads = width / head_dim."""
 
-    width: PositiveInt
+    width: Size
     """Embedding dimension n."""
-    layers: PositiveInt
+    layers: Layers
     """Blocks of the encoder, and as many of the decoder."""
-    head_dim: PositiveInt = 64
+    head_dim: Size = 64
     """Head dimension C = n / H; must divide the width."""
-    mlp_ratio: PositiveInt = 4
+    mlp_ratio: Size = 4
     """MLP multiplier M."""
-    vocab_size: PositiveInt | None = None
+    vocab_size: Size | None = None
     """Rows of the word embedding; by default the dictionary's. The paper has 50,265."""
     positions: Literal["paper", "fairseq"] = "paper"
     """paper: token t has row t of tokens_per_sample + 2; fairseq: its offset of two rows, which
@@ -56,7 +56,7 @@ class NoiseConfig(Section):
     """Share to corrupt."""
     fraction_mode: Literal["fairseq", "exact"] = "fairseq"
     """fairseq corrupts 26.8 % at 0.3, as overlapping spans are not made up for; exact the share."""
-    poisson_lambda: Annotated[float, Field(ge=1)] = 3.0
+    poisson_lambda: Annotated[float, Field(ge=1, le=WIDEST)] = 3.0
     """Mean span length."""
     permute: bool = True
     """Put sentences in random order."""
@@ -78,9 +78,9 @@ class DataConfig(Section):
     """GPT-2's vocab.bpe."""
     bpe_dictionary: str | None = None
     """fairseq's dict.txt over that BPE (text; a binarised folder has its own)."""
-    trained_vocab_size: Annotated[int, Field(ge=300)] = 1024
+    trained_vocab_size: Annotated[int, Field(ge=300, le=WIDEST)] = 1024
     """Symbols of the dictionary when no BPE is given, its five special ones among them."""
-    tokens_per_sample: PositiveInt = 512
+    tokens_per_sample: Size = 512
     """Most tokens of content in a sample; a start and an end token come on top."""
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Share of documents held out (embedded, text)."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from training.config import PositiveFloat, PositiveInt, Section
+from training.config import WIDEST, Layers, PositiveFloat, PositiveInt, Section, Size
 from training.settings import ObservedLoopConfig, RunConfig
 
 Alpha = Annotated[float, Field(ge=0.5, le=1)]
@@ -15,19 +15,19 @@ Alpha = Annotated[float, Field(ge=0.5, le=1)]
 class ModelConfig(Section):
     """The decoder's shape; a file gives width or heads, and either is there to read."""
 
-    width: PositiveInt | None = None
+    width: Size | None = None
     """Residual width D, a multiple of head_dim; in its place heads may be given."""
-    heads: PositiveInt | None = None
+    heads: Size | None = None
     """Attention heads, width / head_dim; given in place of width, they stay as head_dim varies."""
-    layers: PositiveInt
+    layers: Layers
     """Blocks L."""
-    head_dim: PositiveInt
+    head_dim: Size
     """Head dimension h (Bordelon et al.: N); must divide the width."""
-    mlp_ratio: PositiveInt = 4
+    mlp_ratio: Size = 4
     """MLP width F as a multiple of D; bordelon has no default (the paper's is 1)."""
-    context: PositiveInt
+    context: Size
     """Tokens per row T."""
-    vocab_size: PositiveInt | None = None
+    vocab_size: Size | None = None
     """Rows of embedding and readout; by default the tokeniser's size. The paper has 32,101."""
 
     @model_validator(mode="after")
@@ -129,7 +129,7 @@ class DataConfig(Section):
     """Column that holds the text, in jsonl and parquet."""
     tokenizer: str | None = None
     """SentencePiece model file; by default one is trained on the corpus."""
-    tokenizer_vocab_size: Annotated[int, Field(ge=64)] = 1024
+    tokenizer_vocab_size: Annotated[int, Field(ge=64, le=WIDEST)] = 1024
     """Size of the tokeniser that is trained when none is given."""
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.05
     """Share of documents held out (embedded, local; C4 has its own validation split)."""

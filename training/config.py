@@ -7,6 +7,7 @@ and the key, and adds the nearest valid name. What every run has is in `training
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -19,12 +20,18 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from training.errors import UserError, nearest
+from training.errors import LONGEST_NAME, UserError, nearest
 
-PositiveInt = Annotated[int, Field(gt=0)]
-Count = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+# Upper bounds, for slips that would otherwise fill the memory before anything is said of them.
+MOST = 10**12  # steps, samples, tokens; all of C4 has 2 x 10^11
+WIDEST = 2**20  # sizes of models and batches: weights of two such sizes take 4 TB
+LARGEST = 1e15  # float32 ends at 3e38: two such numbers and a plan's factor can be multiplied
+PositiveInt = Annotated[int, Field(gt=0, le=MOST)]
+Count = Annotated[int, Field(ge=0, le=MOST)]
+Size = Annotated[int, Field(gt=0, le=WIDEST)]
+Layers = Annotated[int, Field(gt=0, le=10_000)]  # each is a module, built in milliseconds
+PositiveFloat = Annotated[float, Field(gt=0, le=LARGEST)]
+NonNegativeFloat = Annotated[float, Field(ge=0, le=LARGEST)]
 Fraction01 = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -32,26 +39,84 @@ class Section(BaseModel):
     """A part of a config: unknown keys and wrong types are errors, values do not change."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
 
 SectionType = TypeVar("SectionType", bound=Section)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML whose floats include 1e-9 (YAML 1.1 wants 1.0e-9) and whose keys occur once."""
+# What a text may be at most. The largest file shipped has 18 kB; past these numbers reading would
+# take seconds or, where aliases stand for more than they say, all memory.
+_CHARACTERS, _VALUES, _DEPTH = 200_000, 10_000, 30
+_DIGITS = 100  # Python prints integers of at most 4,300, and takes quadratic time to read them
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # what no file or file's name can hold
+_KINDS = ("null", "bool", "int", "float", "str", "seq", "map")
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [key.value for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} occurs twice", node.start_mark
-                )
+
+class _Loader(yaml.SafeLoader):
+    """YAML of the values that JSON has, whose keys occur once; whatever costs too much is refused.
+
+    Floats include 1e-9 (YAML 1.1 wants 1.0e-9).
+    """
+
+    values = depth = 0
+
+    def fetch_flow_collection_start(self, token: type) -> None:
+        self._refuse(self.flow_level > _DEPTH, f"nested more than {_DEPTH} deep", self.get_mark())
+        super().fetch_flow_collection_start(token)  # the scanner reads far ahead of compose_node
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        mark = self.peek_event().start_mark
+        self.values += 1
+        self._refuse(self.values > _VALUES, f"more than {_VALUES} values", mark)
+        self.depth += 1
+        self._refuse(self.depth > _DEPTH, f"nested more than {_DEPTH} deep", mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_document(self, node: yaml.Node) -> Any:
+        self._count(node, {})
+        return super().construct_document(node)
+
+    def _count(self, node: yaml.Node, known: dict[yaml.Node, float]) -> float:
+        """The values in a node, each alias counted as all that it stands for."""
+        if node not in known:
+            known[node] = math.inf  # until it is counted: an alias within itself has no end
+            inner = node.value if isinstance(node, yaml.CollectionNode) else []
+            inner = itertools.chain(*inner) if isinstance(node, yaml.MappingNode) else inner
+            known[node] = 1 + sum(self._count(child, known) for child in inner)
+            too_many = known[node] > _VALUES
+            self._refuse(too_many, f"aliases stand for over {_VALUES} values", node.start_mark)
+        return known[node]
+
+    def construct_scalar(self, node: yaml.Node) -> Any:
+        text = super().construct_scalar(node)
+        unwritable = _UNWRITABLE.search(text) is not None
+        self._refuse(unwritable, "a character that no file can hold", node.start_mark)
+        long = len(text) > _DIGITS and not node.tag.endswith(":str")
+        self._refuse(long, f"a number of {len(text)} digits", node.start_mark)
+        return text
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict:
+        known: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else []:
+            if isinstance(key, yaml.ScalarNode):
+                self._refuse(key.value in known, f"key {key.value!r} occurs twice", key.start_mark)
+                known.add(key.value)
         return super().construct_mapping(node, deep)
 
+    @staticmethod
+    def _refuse(wrong: bool, problem: str, mark: yaml.Mark) -> None:
+        if wrong:
+            raise yaml.constructor.ConstructorError(None, None, problem, mark)
 
+
+_Loader.yaml_constructors = {
+    tag: yaml.SafeLoader.yaml_constructors[tag]
+    for tag in (None, *(f"tag:yaml.org,2002:{kind}" for kind in _KINDS))
+}
 # Dates stay words: no config has one, and a number like 2001-01-01 is a slip.
 _Loader.yaml_implicit_resolvers = {
     first: [entry for entry in entries if entry[0] != "tag:yaml.org,2002:timestamp"]
@@ -66,19 +131,24 @@ _Loader.add_implicit_resolver(
 
 def parse_yaml(text: str, where: str) -> Any:
     """The value of a YAML text; UserError in one line, naming `where` and the line."""
+    if len(text) > _CHARACTERS:
+        raise UserError(f"{where}: more than {_CHARACTERS} characters; a config is a short text")
     try:
         return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-        raise UserError(f"{where}{line}: not valid YAML: {problem}") from None
+        problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
+        raise UserError(f"{where}{line}: not valid YAML: {problem[:200]}") from None
+    except (ValueError, LookupError) as error:  # of a scalar whose tag is another's, as in !!int x
+        raise UserError(f"{where}: not valid YAML: not what its tag says ({error})") from None
 
 
 def read_yaml(path: Path) -> dict:
     """The mapping in a YAML file; UserError when it is missing or no mapping."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with open(path, encoding="utf-8") as file:
+            text = file.read(_CHARACTERS + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot read the file: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -104,7 +174,7 @@ def set_keys(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     """A copy of nested `data` with dotted keys set."""
     result = json.loads(json.dumps(data))
     for key, value in values.items():
-        *parents, last = key.split(".")
+        *parents, last = key.split(".", _DEPTH)
         node = result
         for parent in parents:
             node = node.setdefault(parent, {})
@@ -275,7 +345,7 @@ def _explain(kind: type[Section], problem: Mapping[str, Any]) -> str:
     # pydantic names the alternatives of a union as parts of the location; users did not write them
     sections = {section.__name__ for section in Section.__subclasses__()}
     parts = [p for p in map(str, problem["loc"]) if p not in sections and "[" not in p]
-    key = ".".join(parts)
+    key = ".".join(parts)[:LONGEST_NAME]
     if problem["type"] == "extra_forbidden":
         valid = _valid_beside(kind, parts)
         return f"unknown key {key!r}{nearest(key, valid)}"

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+LONGEST_NAME, LONGEST_LINE = 100, 2000  # characters of what a message quotes, and of a message
+
 
 class UserError(ValueError):
     """A mistake of the user's: names the file and key, what was expected and what to do."""
@@ -35,7 +37,7 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     except Exception as error:
         if not (isinstance(error, kinds) or is_users(error)):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {' '.join(str(error).splitlines())[:LONGEST_LINE]}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
@@ -59,6 +61,17 @@ def reason(error: BaseException) -> str:
 
 
 def nearest(given: object, valid: Iterable[str]) -> str:
-    """"; did you mean 'x'?" for the valid name that is most like the given one; "" of none."""
-    found = difflib.get_close_matches(str(given), list(valid), n=1, cutoff=0.0)
+    """"; did you mean 'x'?" for the valid name that is most like the given one; "" of none.
+
+    A name of the same initials is the likely one: lr for learning_rate.
+    """
+    name, names = str(given)[:LONGEST_NAME], list(valid)
+    same = [one for one in names if _initials(one) == _initials(name)]
+    found = difflib.get_close_matches(name, same or names, n=1, cutoff=0.0)
     return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def _initials(key: str) -> str:
+    """Of the words of a key's last part; a part of one word as it is."""
+    words = key.rpartition(".")[2].split("_")
+    return words[0] if len(words) == 1 else "".join(word[:1] for word in words)

@@ -17,6 +17,7 @@ from training.config import (
     PositiveFloat,
     PositiveInt,
     Section,
+    Size,
 )
 
 
@@ -75,15 +76,15 @@ class LoopConfig(Section):
 
     steps: PositiveInt
     """Optimiser steps."""
-    batch_size: PositiveInt
+    batch_size: Size
     """Samples per optimiser step, over all processes and micro-batches."""
-    micro_batch_size: PositiveInt | None = None
+    micro_batch_size: Size | None = None
     """Samples per forward pass of one process; by default the process's whole share."""
     log_every: PositiveInt = 10
     """Steps between lines of metrics.jsonl."""
     eval_every: Count = 0
     """Steps between evaluations; 0 evaluates at the end only."""
-    eval_batch_size: PositiveInt = 64
+    eval_batch_size: Size = 64
     """Samples per forward pass of an evaluation, per process."""
     eval_samples: PositiveInt | None = None
     """Validation samples to use, from the first on; all by default."""
@@ -91,7 +92,7 @@ class LoopConfig(Section):
     """bf16 runs the forward pass under autocast; weights and optimiser state stay float32."""
     compile: bool = False
     """torch.compile the model."""
-    data_workers: Count = 0
+    data_workers: Annotated[int, Field(ge=0, le=1024)] = 0  # all start at once, on one machine
     """Data-loading processes; they change nothing but speed."""
     trackers: tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...] = ()
     """Where curves are shown besides metrics.jsonl; see training/README.md."""

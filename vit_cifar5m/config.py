@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from training.config import PositiveFloat, PositiveInt, Section
+from training.config import Layers, PositiveFloat, PositiveInt, Section, Size
 from training.settings import ObservedLoopConfig, RunConfig
 
 Exponent = Annotated[float, Field(ge=0.5, le=1)]
@@ -18,17 +18,17 @@ OPTIMIZERS = ("sgd", "adam", "adam_atan2")
 class ModelConfig(Section):
     """The Vision Transformer's shape; width n = head_dim x heads, tokens = (32 / patch)^2."""
 
-    head_dim: PositiveInt
+    head_dim: Size
     """Head dimension N."""
-    heads: PositiveInt
+    heads: Size
     """Heads H of every block."""
-    layers: PositiveInt
+    layers: Layers
     """Blocks L, each of attention and MLP."""
-    patch_size: PositiveInt = 4
+    patch_size: Size = 4
     """Side of a patch in pixels; divides image_size."""
     image_size: Literal[32] = 32
     """Side of an image in pixels: all three sources have 32."""
-    classes: PositiveInt = 10
+    classes: Size = 10
     """Output dimension; the data's number of classes."""
 
     @property

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from training.config import Count, NonNegativeFloat, PositiveInt, Section
+from training.config import Count, Layers, NonNegativeFloat, Section, Size
 from training.settings import RunConfig
 
 Probability = Annotated[float, Field(ge=0, le=1)]
@@ -15,19 +15,19 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 class ModelConfig(Section):
     """The Vision Transformer's shape; heads = width / head_dim, tokens = (image / patch)^2."""
 
-    width: PositiveInt
+    width: Size
     """Embedding dimension n."""
-    layers: PositiveInt
+    layers: Layers
     """Encoder blocks."""
-    head_dim: PositiveInt = 64
+    head_dim: Size = 64
     """Head dimension C = n / H; must divide the width."""
-    mlp_ratio: PositiveInt = 4
+    mlp_ratio: Size = 4
     """MLP multiplier M."""
-    patch_size: PositiveInt
+    patch_size: Size
     """Side of a patch in pixels; n_patch = 3 patch_size^2."""
-    image_size: PositiveInt
+    image_size: Size
     """Side of an image in pixels; a multiple of patch_size."""
-    classes: PositiveInt
+    classes: Size
     """Output dimension n_out; the data's number of classes."""
 
 
@@ -91,7 +91,7 @@ class DataConfig(Section):
     in its data/ or after a prefix."""
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of each class held out (embedded)."""
-    eval_resize: PositiveInt = 256
+    eval_resize: Size = 256
     """Evaluation images are resized to this shorter side before the centre crop."""
     max_unreadable: Count = 10
     """Images that may be unreadable before the run ends, in each process."""
