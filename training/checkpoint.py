@@ -96,11 +96,18 @@ def save(
 
 
 def paths(folder: Path) -> list[Path]:
-    """The checkpoint folders in `folder`, oldest first."""
+    """The checkpoint folders in `folder`, oldest first; UserError if it is a link.
+
+    What it leads to would be deleted in the course of a run.
+    """
+    if folder.is_symlink():
+        raise UserError(f"{folder}: a link, not a folder of checkpoints; remove it")
     try:
         entries = [entry for entry in folder.iterdir() if _NAME.fullmatch(entry.name)]
     except FileNotFoundError:
         return []
+    except NotADirectoryError:
+        raise UserError(f"{folder}: not a folder of checkpoints; remove it") from None
     return sorted(entries, key=_step)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import gather_object, send_to_device
+from accelerate.utils import send_to_device
 from torch import nn
 
 from training import loading, sharding
@@ -21,21 +21,28 @@ PLACEHOLDER = (0,)  # the ids of a batch whose result does not count; recognised
 
 @torch.no_grad()
 def evaluate(
-    task: Task, model: nn.Module, accelerator: Accelerator, is_sharded: bool
-) -> tuple[dict[str, float], int]:
+    task: Task,
+    model: nn.Module,
+    accelerator: Accelerator,
+    is_sharded: bool,
+    stopping: Callable[[], bool],
+) -> tuple[dict[str, float], int] | None:
     """Means per target by name, and the number of targets, the same in all processes.
 
-    `model` is the task's as accelerate has wrapped it. Raises UserError when no sample could be
-    read.
+    `model` is the task's as accelerate has wrapped it. None if `stopping`, which all processes
+    answer alike, became true on the way. Raises UserError when no sample could be read.
     """
     settings = task.config.training
     size = min(len(task.eval_data), settings.eval_samples or len(task.eval_data))
-    batches = _batches(size, settings.eval_batch_size, accelerator, is_sharded)
+    batches = _batches(size, settings.eval_batch_size, accelerator)
     loader = loading.loader(task, accelerator, task.eval_data, task.eval_batch,
                             batch_sampler=batches)  # fmt: skip
-    names, sums = ["loss"], []
+    names, sums, stopped = ["loss"], [], False
     model.eval()
     for batch, ids in zip(loading.batches(loader), batches):
+        stopped = stopping()
+        if stopped:
+            break
         count = (task.eval_count or task.count)(batch)
         batch = send_to_device(batch, accelerator.device, non_blocking=True)
         measured = _measure(task, model, batch)
@@ -45,24 +52,20 @@ def evaluate(
     model.train()
     if is_sharded:
         sharding.reshard(model)
-    return _means(names, sums, accelerator)
+    return None if stopped else _means(names, sums, accelerator)
 
 
-def _batches(
-    size: int, batch: int, accelerator: Accelerator, is_sharded: bool
-) -> list[Sequence[int]]:
-    """The ids of this process's evaluation batches.
+def _batches(size: int, batch: int, accelerator: Accelerator) -> list[Sequence[int]]:
+    """The ids of this process's evaluation batches, as many as any process has.
 
-    Every process takes part in each forward pass of a sharded model; those that have no samples
-    left get PLACEHOLDER.
+    All take part in each forward pass of a sharded model, and in each question whether to stop;
+    those that have no samples left get PLACEHOLDER.
     """
     world = accelerator.num_processes
     own = eval_ids(size, accelerator.process_index, world).tolist()
     batches = [own[first : first + batch] for first in range(0, len(own), batch)]
-    if is_sharded:
-        most = math.ceil(len(eval_ids(size, 0, world)) / batch)
-        batches += [PLACEHOLDER] * (most - len(batches))
-    return batches
+    most = math.ceil(len(eval_ids(size, 0, world)) / batch)
+    return [*batches, *[PLACEHOLDER] * (most - len(batches))]
 
 
 def _measure(task: Task, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
@@ -77,8 +80,6 @@ def _means(
 ) -> tuple[dict[str, float], int]:
     """Sums of this process's batches as means over the targets of all processes."""
     device = accelerator.device
-    if accelerator.num_processes > 1:  # one without samples knows no names
-        names = max(gather_object([names]), key=len)
     total = torch.zeros(len(names) + 1, dtype=torch.float64, device=device)
     for row in sums:
         total += torch.stack([value.to(device).double() for value in row])

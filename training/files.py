@@ -9,6 +9,7 @@ import json
 import os
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ def writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        refusal = "a link" if error.errno == errno.ELOOP else error.strerror or str(error)
+        known = {errno.ELOOP: "a link", errno.ENXIO: "a pipe"}
+        refusal = known.get(error.errno) or error.strerror or str(error)
         raise UserError(
             f"{path}: cannot write: {refusal}; fix that and give the same command again (a run "
             "resumes from its last checkpoint)"
@@ -34,13 +36,26 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def open_plain(path: Path, mode: str) -> IO[Any]:
-    """Opens a file of a results folder, but follows no link out of it (OSError, ELOOP)."""
+    """Opens a file of a results folder; OSError for a link out of it and for a pipe.
+
+    A pipe would be waited on for ever.
+    """
     encoding = None if "b" in mode else "utf-8"
-    return open(path, mode, encoding=encoding, opener=_no_link)
+    return open(path, mode, encoding=encoding, opener=_plain)
 
 
-def _no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
+def _plain(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+    return descriptor
+
+
+def read_text(path: Path) -> str:
+    """The text of a file of a results folder; OSError as `open_plain`, ValueError if it is none."""
+    with open_plain(path, "r") as file:
+        return file.read()
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -196,10 +211,10 @@ def _lock(file: IO[Any], folder: Path, what: str, patience: float) -> None:
 def is_locked(folder: Path) -> bool:
     """Whether a process holds the folder now."""
     try:
-        with open(folder / ".lock", encoding="utf-8") as file:
+        with open_plain(folder / ".lock", "r") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
     except BlockingIOError:
         return True
+    except OSError:  # none there, or what no process of ours could lock
+        return False
     return False

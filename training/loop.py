@@ -76,7 +76,7 @@ class Loop:
         set_seed(task.config.seed % 2**31, device_specific=True)
         self._prepare()
         self.losses, self.history = Losses(), History()
-        self.gradient_scale: dict[str, float] = {}
+        self.gradient_scale: dict[str, float | None] = {}
         self.wait_seconds = 0.0
         self.timed = (0, 0.0, 0.0)
         self.metrics, self.timing = Log(run_dir / "metrics.jsonl"), Log(run_dir / "timing.jsonl")
@@ -271,7 +271,7 @@ class Loop:
         yield
         self.history.observe_seconds += time.perf_counter() - started
 
-    def _gradient_to_epsilon(self) -> dict[str, float]:
+    def _gradient_to_epsilon(self) -> dict[str, float | None]:
         """RMS of the gradient over epsilon of each role's tensors, where there is an epsilon."""
         parameters = dict(self.task.model.named_parameters())
         gradients: dict[tuple[str, float], list[torch.Tensor]] = {}
@@ -279,10 +279,10 @@ class Loop:
             gradient = parameters[row.name].grad
             if gradient is not None and row.eps:
                 gradients.setdefault((row.role, row.eps), []).append(gradient)
-        scales: dict[str, float] = {}
+        scales: dict[str, float | None] = {}
         for (role, eps), tensors in gradients.items():
             count = sum(tensor.numel() for tensor in tensors)
-            scales[role] = float(self._norm(tensors)) / math.sqrt(count) / eps
+            scales[role] = finite(float(self._norm(tensors)) / math.sqrt(count) / eps)
         return scales
 
     def factor(self, taken: int) -> float:
@@ -307,14 +307,18 @@ class Loop:
 
     def _evaluate(self, step: int) -> None:
         started = time.perf_counter()
-        means, self.history.eval_targets = evaluate(
-            self.task, self.model, self.accelerator, self.sharding is not None
-        )
+        found = evaluate(
+            self.task, self.model, self.accelerator, self.sharding is not None,
+            self.checkpoints.stopping,
+        )  # fmt: skip
         self.history.eval_seconds += time.perf_counter() - started
+        if found is None:
+            self.checkpoints.stop_after(step)
+        means, self.history.eval_targets = found
         if not math.isfinite(means["loss"]):
             raise Diverged(step, means["loss"])
         self.history.evals.append((step, means))
-        self._write(step, {f"eval_{name}": value for name, value in means.items()})
+        self._write(step, {f"eval_{name}": finite(value) for name, value in means.items()})
 
     def _log_step(self, step: int, norm: torch.Tensor | None) -> None:
         loss = self.losses.drain(self.accelerator, step, self.settings.divergence_factor)

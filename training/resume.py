@@ -8,25 +8,59 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import gather_object
+from pydantic import ConfigDict, Field
 from torch import distributed
 
 from param_groups import Plan
 from training import checkpoint, environment, processes, runs, sharding, signals, state
 from training.checkpoint import Checkpoint
-from training.errors import Damaged, RunError
+from training.config import Count, NonNegativeFloat, Section, validate
+from training.errors import Damaged, RunError, reason
 from training.files import write_text
 from training.log import History, Log
 from training.task import Losses, Stopped, Task
 
-_KEYS = (
-    *("losses", "evals", "seconds", "eval_seconds"),
-    *("resumed_from", "skipped", "eval_targets", "random"),
-)
+
+class _Numbers(Section):
+    """What `Losses.state` says."""
+
+    first: float | None
+    last: float | None
+    targets: Count
+
+
+class _Position(Section):
+    """What `Log.position` says."""
+
+    bytes: Count
+    sha256: str
+
+
+class _Meta(Section):
+    """What a run's checkpoint says of the run; `training.checkpoint` adds keys of its own."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    step: Count
+    config: dict[str, Any]
+    plan: dict[str, Any]
+    losses: _Numbers
+    evals: list[tuple[Count, dict[str, float]]]
+    seconds: NonNegativeFloat
+    eval_seconds: NonNegativeFloat
+    observe_seconds: NonNegativeFloat = 0.0  # older checkpoints do not say
+    resumed_from: list[Count]
+    skipped: tuple[Count, Count]
+    eval_targets: Count | None
+    random: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    logs: dict[str, _Position]
+
+
 _NEWER = "observations.jsonl"  # no run had it when the first checkpoints were written
 
 
@@ -53,7 +87,7 @@ class Checkpoints:
         self.losses, self.history, self.logs, self.timing = losses, history, logs, timing
         self.settings = task.config.checkpoint
         self.stop = signals.StopRequest()
-        self.saved_at = time.monotonic()
+        self.saved_at, self.saved_step = time.monotonic(), -1
         self.control = None
         if accelerator.num_processes > 1:  # what is agreed on there does not wait for a GPU
             self.control = distributed.new_group(backend="gloo", timeout=processes.TIMEOUT)
@@ -61,23 +95,40 @@ class Checkpoints:
     # Saving
 
     def save_if_due(self, step: int) -> None:
-        """Saves when it is time to or the run is asked to stop; raises Stopped for the latter."""
-        last = step == self.task.config.training.steps
-        flags = torch.tensor([self.stop.requested, self._is_late()], dtype=torch.int64)
-        if self.control is not None:  # all must do the same
-            distributed.all_reduce(flags, distributed.ReduceOp.MAX, group=self.control)
-        stop, late = map(bool, flags.tolist())
-        due = late or bool(self.settings.every and step % self.settings.every == 0)
-        if (self.settings.final if last else stop or due):
-            self._save(step)
-        if stop and not last:
-            raise Stopped(step)
+        """Saves when it is time to or the run is asked to stop; raises Stopped for the latter.
 
-    def _is_late(self) -> bool:
-        minutes = self.settings.minutes
-        return minutes is not None and time.monotonic() - self.saved_at > 60 * minutes
+        The last step is saved before its evaluation, which may take long.
+        """
+        every, minutes = self.settings.every, self.settings.minutes
+        late = minutes is not None and time.monotonic() - self.saved_at > 60 * minutes
+        stop, late = self._agreed(self.stop.requested, late)
+        due = late or bool(every and step % every == 0)
+        if step == self.task.config.training.steps:
+            due = self.settings.final or bool(every) or minutes is not None
+        if stop:
+            self.stop_after(step)
+        if due:
+            self._save(step)
+
+    def stopping(self) -> bool:
+        """Whether the run is asked to stop, in any of its processes."""
+        return self._agreed(self.stop.requested)[0]
+
+    def stop_after(self, step: int) -> NoReturn:
+        """Saves, unless that was done after this step; raises Stopped."""
+        if self.saved_step != step:
+            self._save(step)
+        raise Stopped(step)
+
+    def _agreed(self, *flags: bool) -> list[bool]:
+        """Each flag, true where it is so in any process: all must do the same."""
+        found = torch.tensor(flags, dtype=torch.int64)
+        if self.control is not None:
+            distributed.all_reduce(found, distributed.ReduceOp.MAX, group=self.control)
+        return [bool(flag) for flag in found.tolist()]
 
     def _save(self, step: int) -> None:
+        self.saved_step = step
         losses, pending = self.losses.state(self.accelerator)
         random_states = gather_object([state.random_state(self.accelerator.device)])
         self.saved_at = time.monotonic()
@@ -113,6 +164,7 @@ class Checkpoints:
         if path is None:
             return 0
         saved = found[0] if found else checkpoint.load(path, verify=False)
+        self.saved_step = saved.step
         state.load_model(self.task.model, saved.part("model"))
         state.load_optimizer(self.optimizer, saved.part("optimizer"))
         self.losses.restore(saved.meta["losses"], saved.part("pending"), self.accelerator)
@@ -147,7 +199,7 @@ class Checkpoints:
 
     def _trim_timing(self, step: int) -> None:
         """Leaves the lines of the steps that are not taken again."""
-        if not self.timing.path.exists():
+        if not self.timing.path.is_file():
             return
         kept = []
         for line in self.timing.path.read_text(encoding="utf-8").splitlines():
@@ -185,16 +237,19 @@ class Checkpoints:
         found = checkpoint.load(path)
         try:
             meta, plan = found.meta, Plan.from_dict(found.meta["plan"])
-            missing = [key for key in _KEYS if key not in meta]
-            if missing or not isinstance(meta["config"], dict):
-                raise Damaged(f"{path}: lacks {missing or 'its config'}")
+            validate(_Meta, meta, "meta.json")
+            for kept in meta["random"]:
+                state.check_random_state(kept, self.accelerator.device)
+            steps = self.task.config.training.steps
+            if found.step > steps and meta["config"]["training"]["steps"] == steps:
+                raise Damaged(f"{path}: of step {found.step} in a run of {steps}")
             if plan.differences(self.task.plan) == []:  # else refused, with the difference shown
                 state.check_model(self.task.model, found.part("model"))
                 state.check_optimizer(self.optimizer, found.part("optimizer"))
             for log in self.logs:
                 log.check(self._position(meta, log))
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise Damaged(f"{path}: not a checkpoint of a run ({error!r})") from None
+        except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
+            raise Damaged(f"{path}: not a checkpoint of a run ({reason(error)})") from None
         return found, plan
 
     def _position(self, meta: dict[str, Any], log: Log) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.config import Section, read_yaml, to_yaml, with_retired
 from training.errors import RunError
-from training.files import locked, write_text
+from training.files import locked, read_text, write_text
 from training.settings import RunConfig, default_epsilon
 
 # Sweeps only ask for names and summaries; they start without torch.
@@ -68,7 +68,7 @@ def summary(run_dir: Path) -> dict[str, Any] | None:
     """What summary.json says, or None without one; RunError when the file is damaged."""
     path = run_dir / "summary.json"
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_text(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -88,7 +88,7 @@ def refuse_other(run_dir: Path, config: Section, plan: Plan) -> None:
     """Raises RunError if the folder holds what another config or plan has trained."""
     metrics = run_dir / "metrics.jsonl"
     trained = (run_dir / "summary.json").exists() or (metrics.exists() and metrics.stat().st_size)
-    if not trained or not (run_dir / "config.yaml").exists():
+    if not trained or not (run_dir / "config.yaml").is_file():
         return
     saved = read_yaml(run_dir / "config.yaml")
     refuse_differences(run_dir, saved, _saved_plan(run_dir / "plan.json"), config, plan)
@@ -117,7 +117,7 @@ def _saved_plan(path: Path) -> Plan | None:
     from param_groups.plan import Plan, PlanError
 
     try:
-        return Plan.from_dict(json.loads(path.read_text(encoding="utf-8")))
+        return Plan.from_dict(json.loads(read_text(path)))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, PlanError) as error:

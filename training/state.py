@@ -34,8 +34,10 @@ def check_model(model: nn.Module, saved: Mapping[str, Tensor]) -> None:
     if odd:
         raise Damaged(f"model/{odd[0]}: only in one of checkpoint and model")
     for name, tensor in own.items():
-        if tensor.shape != saved[name].shape:
-            raise Damaged(f"model/{name}: shape {tuple(saved[name].shape)} in the checkpoint")
+        found = saved[name]
+        if (tensor.shape, tensor.dtype) != (found.shape, found.dtype):
+            shape = tuple(found.shape)
+            raise Damaged(f"model/{name}: shape {shape} of {found.dtype} in the checkpoint")
 
 
 @torch.no_grad()
@@ -113,6 +115,15 @@ def random_state(device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         state["cuda"] = torch.cuda.get_rng_state(device).numpy().tobytes().hex()
     return state
+
+
+def check_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Raises what its parts' libraries do unless `set_random_state` can set it."""
+    ours = random_state(device)
+    try:
+        set_random_state(state, device)
+    finally:
+        set_random_state(ours, device)
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:

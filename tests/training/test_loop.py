@@ -454,6 +454,28 @@ def test_the_gradient_beside_epsilon_is_its_rms_per_role_after_clipping(tmp_path
     assert found == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adam_param_scaling", "adafactor"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"optimizer__eps": 1e-320, "training__gradient_scale": True},
+        {"optimizer__lr": 1e15, "schedule__warmup_steps": 0},
+        {"optimizer__lr": 1e15, "optimizer__weight_decay": 1e15},
+        {"optimizer__lr": 1e15, "optimizer__weight_decay": 1e15, "optimizer__decay_mode": "global"},
+        {"optimizer__lr": 1e-300},
+    ],
+)
+def test_numbers_at_the_ends_of_their_range_finish_or_diverge(tmp_path, optimizer, changes):
+    changes = {"optimizer__name": optimizer, "training__log_every": 1, **changes}
+    assert train(task(**changes), tmp_path)["status"] in ("finished", "diverged")
+
+
+def test_an_infinite_gradient_of_a_finite_loss_is_logged_as_none(tmp_path):
+    run = overflowing(task(training__gradient_scale=True, training__log_every=1), {2})
+    train(run, tmp_path)
+    assert metrics(tmp_path)[1]["gradient_to_epsilon"] == {"token_embedding": None, "readout": None}
+
+
 def test_a_run_may_end_before_its_schedule_and_is_then_the_first_part_of_the_whole(tmp_path):
     train(task(), tmp_path / "whole")
     train(task(training__steps=6, schedule__steps=12), tmp_path / "part")

@@ -1,9 +1,11 @@
 """Runs that are killed, stopped, damaged or resumed by another config."""
 
+import contextlib
 import errno
 import gc
 import importlib.util
 import json
+import math
 import os
 import pickle
 import resource
@@ -162,6 +164,49 @@ def test_a_run_killed_wherever_a_file_changes_goes_on_to_the_same_end(tmp_path, 
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     places = int(result.stdout.split()[-2])
     assert places > 50
+
+
+def stop_in_evaluation(monkeypatch, step):
+    """A signal while the second batch of that step's evaluation is measured."""
+    original, calls = toy.Toy.forward, []
+
+    def forward(model, ids):
+        if not model.training and model.calls == step:
+            calls.append(step)
+            if len(calls) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            assert len(calls) <= 2, "the evaluation goes on"
+        return original(model, ids)
+
+    monkeypatch.setattr(toy.Toy, "forward", forward)
+
+
+@pytest.mark.parametrize("step", [3, 7])
+@pytest.mark.parametrize("every", ["1", "0"])
+def test_a_signal_stops_an_evaluation_which_is_taken_again(tmp_path, monkeypatch, step, every):
+    words = ["training.eval_batch_size=4", f"checkpoint.every={every}", "training.probe_every=0"]
+    toy.train(tmp_path / "whole", words)
+    with monkeypatch.context() as patch:
+        stop_in_evaluation(patch, step)
+        stopped = toy.train(tmp_path / "run", words)
+    assert (stopped["status"], stopped["step"]) == ("stopped", step)
+    assert f"step-{step:08d}" in names(tmp_path / "run")
+    assert toy.train(tmp_path / "run", words)["resumed_from"] == [step]
+    for name in ("metrics.jsonl", "checkpoints/step-00000007/state.safetensors"):
+        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_the_last_step_is_saved_before_its_evaluation(tmp_path, monkeypatch):
+    def dies(*args):
+        raise Death
+
+    words = ["checkpoint.every=0", "checkpoint.minutes=60", "checkpoint.final=false"]
+    with monkeypatch.context() as patch, pytest.raises(Death):
+        patch.setattr(loop, "evaluate", dies)
+        toy.train(tmp_path / "run", ["training.eval_every=0", *words])
+    assert names(tmp_path / "run") == ["step-00000007"]
+    summary = toy.train(tmp_path / "run", ["training.eval_every=0", *words])
+    assert summary["resumed_from"] == [7] and not names(tmp_path / "run")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -363,7 +408,23 @@ def resealed(path, change):
         lambda meta, tensors: meta.pop("config"),
         lambda meta, tensors: meta.update(config=3),
         lambda meta, tensors: meta.update(plan=[1]),
+        lambda meta, tensors: meta.update(seconds="long"),
+        lambda meta, tensors: meta.update(eval_seconds=math.nan),
+        lambda meta, tensors: meta.update(evals=[[3]]),
+        lambda meta, tensors: meta.update(evals=[[3, {"loss": "low"}]]),
+        lambda meta, tensors: meta.update(losses={"first": []}),
+        lambda meta, tensors: meta.update(skipped=0),
+        lambda meta, tensors: meta.update(resumed_from=[None]),
+        lambda meta, tensors: meta.update(eval_targets=1.5),
+        lambda meta, tensors: meta.update(step=4.0),
+        lambda meta, tensors: meta.update(random=[]),
+        lambda meta, tensors: meta.update(random=[{"python": [3, [1], None]}]),
+        lambda meta, tensors: meta["random"][0].update(torch="00"),
+        lambda meta, tensors: meta["random"][0].update(numpy={"bit_generator": "MT19937"}),
+        lambda meta, tensors: meta["logs"]["metrics.jsonl"].update(bytes="all"),
+        lambda meta, tensors: meta["logs"]["metrics.jsonl"].update(bytes=-1),
         lambda meta, tensors: tensors.pop("model/calls"),
+        lambda meta, tensors: tensors.update({"model/calls": torch.ones((), dtype=torch.int8)}),
         lambda meta, tensors: tensors.update({"model/calls": torch.ones(3)}),
         lambda meta, tensors: tensors.update({"optimizer/readout.weight/exp_avg": torch.ones(3)}),
         lambda meta, tensors: tensors.update({"optimizer/other/exp_avg": torch.ones(3)}),
@@ -374,6 +435,42 @@ def test_a_checkpoint_of_something_else_is_not_used(tmp_path, monkeypatch, capsy
     resealed(tmp_path / "run/checkpoints/step-00000004", change)
     assert toy.train(tmp_path / "run")["resumed_from"] == [2]
     assert "not used: " in capsys.readouterr().err
+
+
+def test_a_checkpoint_past_the_end_of_the_run_is_not_used(tmp_path, monkeypatch, capsys):
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    path = tmp_path / "run/checkpoints/step-00000004"
+    resealed(path, lambda meta, tensors: meta.update(step=100))
+    path.rename(path.with_name("step-00000100"))
+    assert toy.train(tmp_path / "run")["resumed_from"] == [2]
+    assert "of step 100 in a run of 7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "probes.jsonl", ".lock", "summary.json"])
+def test_a_pipe_in_the_results_folder_is_refused_in_one_line(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / name)
+    with pytest.raises(UserError, match=f"{name}: (cannot write: a pipe|not a summary)"):
+        toy.train(tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "plan.json", "timing.jsonl"])
+def test_a_pipe_is_never_waited_for(tmp_path, monkeypatch, name):
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    (tmp_path / "run" / name).unlink()
+    os.mkfifo(tmp_path / "run" / name)
+    with contextlib.suppress(UserError):
+        toy.train(tmp_path / "run")
+
+
+@pytest.mark.parametrize("words", [[], ["checkpoint.resume=never"]])
+def test_a_checkpoints_folder_that_is_a_link_is_refused(tmp_path, monkeypatch, words):
+    interrupted(tmp_path / "other", 5, monkeypatch)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/checkpoints").symlink_to(tmp_path / "other/checkpoints")
+    with pytest.raises(UserError, match="run/checkpoints: a link, not a folder of checkpoints"):
+        toy.train(tmp_path / "run", words)
+    assert names(tmp_path / "other") == ["step-00000002", "step-00000004"]
 
 
 def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, monkeypatch):
