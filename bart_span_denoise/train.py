@@ -134,6 +134,7 @@ def build_task(config: Config):
         by_epoch=True,
         after_init=lambda model: model.zero_padding(),
         recorders=[ProbeRecorder()],
+        data_checksum=corpus.cache.checksum,
     )
 
 

@@ -139,6 +139,7 @@ def build_task(config: Config):
         collate=collate,
         forward=lambda model, batch: model(batch[0]),
         recorders=[ProbeRecorder(), ObservationRecorder()],
+        data_checksum=corpus.checksum,
     )
 
 

@@ -118,7 +118,7 @@ class Experiment:
         )
         add = parser.add_argument
         add("config", type=Path, help="YAML file, for example in configs/")
-        add("overrides", nargs="*", metavar="key=value", help="changes to the config")
+        add("overrides", nargs="*", default=[], metavar="key=value", help="changes to the config")
         add("--run-dir", type=Path, help="folder of the run "
             f"(default: results/{self.name}/single/<id of the config>)")  # fmt: skip
         add("--plan", action="store_true", help="print every tensor's numbers and stop")

@@ -28,8 +28,8 @@ class Log:
         self._bytes, self._hash = 0, hashlib.sha256()
 
     def append(self, record: dict[str, Any]) -> None:
-        """Adds a line; UserError when it cannot be written, ValueError for NaN."""
-        line = (json.dumps(record, allow_nan=False) + "\n").encode()
+        """Adds a line, null for what is not finite; UserError when it cannot be written."""
+        line = (json.dumps(_finite_in(record), allow_nan=False) + "\n").encode()
         with writing(self.path), open_plain(self.path, "ab") as file:
             file.write(line)
         self._bytes += len(line)
@@ -146,6 +146,15 @@ def lower_is_better(measure: str) -> bool:
 def _better(name: str, old: float, new: float) -> bool:
     """Whether a mean is better than the best so far; a tie is not."""
     return new < old if lower_is_better(name) else new > old
+
+
+def _finite_in(value: Any) -> Any:
+    """A record's value, with null for NaN and infinity."""
+    if isinstance(value, dict):
+        return {key: _finite_in(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite_in(item) for item in value]
+    return finite(value) if isinstance(value, float) else value
 
 
 def finite(value: float | None) -> float | None:

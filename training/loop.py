@@ -76,18 +76,18 @@ class Loop:
         set_seed(task.config.seed % 2**31, device_specific=True)
         self._prepare()
         self.losses, self.history = Losses(), History()
-        self.gradient_scale: dict[str, float | None] = {}
+        self.gradient_scale: dict[str, float] = {}
         self.wait_seconds = 0.0
         self.timed = (0, 0.0, 0.0)
         self.metrics, self.timing = Log(run_dir / "metrics.jsonl"), Log(run_dir / "timing.jsonl")
-        self.logs = [self.metrics, *self._start_recorders()]
+        self.logs = [self.metrics, self.timing, *self._start_recorders()]
         self.trackers = Trackers(
             self.settings.trackers, run_dir, dict(runs.flat(runs.identity(task.config))),
             {group["name"]: group["initial_lr"] for group in self.torch_optimizer.param_groups},
         )  # fmt: skip
         self.checkpoints = Checkpoints(
             task, run_dir, self.accelerator, self.torch_optimizer,
-            self.losses, self.history, self.logs, self.timing,
+            self.losses, self.history, self.logs,
         )  # fmt: skip
 
     def _accelerator(self) -> Accelerator:
@@ -146,7 +146,7 @@ class Loop:
                 self._train(first)
         except Diverged as diverged:
             status = {"status": "diverged", "step": diverged.step}
-            self._write(diverged.step, {"diverged": finite(diverged.loss)})
+            self._write(diverged.step, {"diverged": diverged.loss})
         except Stopped as stopped:
             status = {"status": "stopped", "step": stopped.step}
         summary = self._summary(status)
@@ -271,7 +271,7 @@ class Loop:
         yield
         self.history.observe_seconds += time.perf_counter() - started
 
-    def _gradient_to_epsilon(self) -> dict[str, float | None]:
+    def _gradient_to_epsilon(self) -> dict[str, float]:
         """RMS of the gradient over epsilon of each role's tensors, where there is an epsilon."""
         parameters = dict(self.task.model.named_parameters())
         gradients: dict[tuple[str, float], list[torch.Tensor]] = {}
@@ -279,10 +279,10 @@ class Loop:
             gradient = parameters[row.name].grad
             if gradient is not None and row.eps:
                 gradients.setdefault((row.role, row.eps), []).append(gradient)
-        scales: dict[str, float | None] = {}
+        scales: dict[str, float] = {}
         for (role, eps), tensors in gradients.items():
             count = sum(tensor.numel() for tensor in tensors)
-            scales[role] = finite(float(self._norm(tensors)) / math.sqrt(count) / eps)
+            scales[role] = float(self._norm(tensors)) / math.sqrt(count) / eps
         return scales
 
     def factor(self, taken: int) -> float:
@@ -318,13 +318,12 @@ class Loop:
         if not math.isfinite(means["loss"]):
             raise Diverged(step, means["loss"])
         self.history.evals.append((step, means))
-        self._write(step, {f"eval_{name}": finite(value) for name, value in means.items()})
+        self._write(step, {f"eval_{name}": value for name, value in means.items()})
 
     def _log_step(self, step: int, norm: torch.Tensor | None) -> None:
         loss = self.losses.drain(self.accelerator, step, self.settings.divergence_factor)
-        gradient = None if norm is None else float(norm)
-        line: dict[str, Any] = {"train_loss": finite(loss), "lr_factor": self.factor(step - 1)}
-        line["gradient_norm"] = finite(gradient)
+        line: dict[str, Any] = {"train_loss": loss, "lr_factor": self.factor(step - 1)}
+        line["gradient_norm"] = None if norm is None else float(norm)
         if self.settings.gradient_scale:
             line["gradient_to_epsilon"] = self.gradient_scale
         if self.settings.skip_overflow:

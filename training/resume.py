@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +19,6 @@ from training import checkpoint, environment, processes, runs, sharding, signals
 from training.checkpoint import Checkpoint
 from training.config import Count, NonNegativeFloat, Section, validate
 from training.errors import Damaged, RunError, reason
-from training.files import write_text
 from training.log import History, Log
 from training.task import Losses, Stopped, Task
 
@@ -48,6 +45,7 @@ class _Meta(Section):
 
     step: Count
     config: dict[str, Any]
+    data: str | None = None
     plan: dict[str, Any]
     losses: _Numbers
     evals: list[tuple[Count, dict[str, float]]]
@@ -61,14 +59,14 @@ class _Meta(Section):
     logs: dict[str, _Position]
 
 
-_NEWER = "observations.jsonl"  # no run had it when the first checkpoints were written
+_NEWER = ("observations.jsonl", "timing.jsonl")  # which the first checkpoints do not know
 
 
 class Checkpoints:
     """A run's checkpoints: model, optimiser, losses, history, random states and lengths of logs.
 
     `logs` are cut back to the checkpoint that a run resumes from, the first of them being
-    metrics.jsonl; `timing`, which differs from run to run, only loses the steps that are repeated.
+    metrics.jsonl.
     """
 
     def __init__(
@@ -80,11 +78,10 @@ class Checkpoints:
         losses: Losses,
         history: History,
         logs: Sequence[Log],
-        timing: Log,
     ) -> None:
         self.task, self.run_dir, self.folder = task, run_dir, run_dir / "checkpoints"
         self.accelerator, self.optimizer = accelerator, optimizer
-        self.losses, self.history, self.logs, self.timing = losses, history, logs, timing
+        self.losses, self.history, self.logs = losses, history, logs
         self.settings = task.config.checkpoint
         self.stop = signals.StopRequest()
         self.saved_at, self.saved_step = time.monotonic(), -1
@@ -142,6 +139,7 @@ class Checkpoints:
             return
         meta = {
             "config": runs.identity(self.task.config),
+            "data": self.task.data_checksum,
             "plan": self.task.plan.to_dict(),
             "losses": losses,
             **self.history.state(),
@@ -186,7 +184,6 @@ class Checkpoints:
         for left in self.run_dir.glob(".*.tmp"):
             left.unlink()
         (self.run_dir / "summary.json").unlink(missing_ok=True)
-        self._trim_timing(0 if found is None else found.step)
         for log in self.logs:
             length = self._position(found.meta, log)["bytes"] if found else 0
             if length or log.path.exists() or log is self.logs[0]:
@@ -196,16 +193,6 @@ class Checkpoints:
         print(f"resuming after step {found.step} ({found.path})", file=sys.stderr)
         read.append(found)
         return found.path
-
-    def _trim_timing(self, step: int) -> None:
-        """Leaves the lines of the steps that are not taken again."""
-        if not self.timing.path.is_file():
-            return
-        kept = []
-        for line in self.timing.path.read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError):  # a last line cut short
-                kept += [line] if json.loads(line)["step"] <= step else []
-        write_text(self.timing.path, "".join(f"{line}\n" for line in kept))
 
     def _newest_good(self) -> Checkpoint | None:
         """The newest checkpoint that is whole; those that are not are named and set aside.
@@ -222,6 +209,11 @@ class Checkpoints:
                 continue
             config = self.task.config
             runs.refuse_differences(path, found.meta["config"], plan, config, self.task.plan)
+            if found.meta.get("data") not in (None, self.task.data_checksum):
+                raise RunError(
+                    f"{path}: the run began on other data than its config's files hold now; bring "
+                    "those back, choose another --run-dir or delete the folder"
+                )
             for bad, _ in damaged:
                 checkpoint.set_aside(bad)
             return found
@@ -253,9 +245,9 @@ class Checkpoints:
         return found, plan
 
     def _position(self, meta: dict[str, Any], log: Log) -> dict[str, Any]:
-        """How much of a log belongs to a checkpoint; older ones do not know the observations."""
+        """How much of a log belongs to a checkpoint; older ones do not know all of them."""
         known, name = meta["logs"], log.path.name
-        return known.get(name, {"bytes": 0}) if name == _NEWER else known[name]
+        return known.get(name, {"bytes": 0}) if name in _NEWER else known[name]
 
 
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -50,6 +50,9 @@ class Task:
     `data_seed` orders the data in place of the config's seed, which then decides the initial values
     alone: runs of several seeds differ in these and in nothing else.
 
+    `data_checksum` names the data's content where that is known: a run does not resume on other
+    data.
+
     With `by_epoch` samples are asked for by `Place`, and an epoch ends with its last whole batch;
     otherwise by number, and epochs follow each other without a gap.
     """
@@ -71,6 +74,7 @@ class Task:
     recorders: Sequence[Recorder] = ()
     observe_data: Dataset | None = None
     data_seed: int | None = None
+    data_checksum: str | None = None
 
     @property
     def order_seed(self) -> int:

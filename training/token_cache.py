@@ -1,4 +1,4 @@
-"""Caches of tokenised text: folders named by what decides their content, checked before use.
+"""Caches of tokenised text and of pixels: folders named by their content, checked before use.
 
 A cache is some files and a meta.json with the size and SHA-256 of each. It gets its name when it is
 complete, so an interrupted preparation leaves nothing behind and of concurrent ones the first wins.
@@ -8,6 +8,7 @@ A damaged cache is never trained on: it is prepared again.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -23,7 +24,7 @@ import numpy as np
 
 from training.config import Section, load
 from training.errors import UserError, one_line_errors, reason
-from training.files import publish, scratch_folder, sha256, sync, write_json
+from training.files import discard, publish, scratch_folder, sha256, sync, write_json
 
 META = "meta.json"
 CHECKED = "checked.json"  # the files whose content is known to be meta.json's
@@ -82,9 +83,25 @@ def prepare(
         publish(scratch, folder, cache_problem)
 
 
+def guard(folder: Path, make: Callable[[], Opened], report: Report = print_line) -> Opened:
+    """What `make` opens in a `folder` that it fills itself, whole or not at all, if it is new.
+
+    For libraries that keep a cache but never check it: the checksums are noted when the folder is
+    first met, and one whose files have changed since is made again.
+    """
+    if (folder / META).exists() and (problem := cache_problem(folder)):
+        report(f"{folder}: {problem}; rebuilding it")
+        discard(folder)
+    opened = make()
+    if not (folder / META).exists():
+        with contextlib.suppress(UserError):  # another user's, which only they can write to
+            _describe(folder, {}, ())
+    return opened
+
+
 def _describe(folder: Path, meta: dict[str, Any], packages: tuple[str, ...]) -> None:
     """Writes meta.json over the finished files; a folder without it is not a cache."""
-    files = sorted(folder.iterdir())
+    files = sorted(file for file in folder.iterdir() if not file.name.endswith(".lock"))
     versions = {name: importlib.metadata.version(name) for name in packages}
     meta = {name: value for name, value in meta.items() if name != "files"} | {
         "sizes": {file.name: file.stat().st_size for file in files},
@@ -149,10 +166,8 @@ def _read_checked(folder: Path) -> dict[str, Any]:
 def _write_checked(folder: Path, meta: dict[str, Any]) -> None:
     """Notes that the files are those of meta.json; in a read-only cache each run compares them."""
     content = {"meta": sha256(folder / META), "files": _stamps(folder, meta["sizes"])}
-    try:
+    with contextlib.suppress(UserError):
         write_json(folder / CHECKED, content)
-    except UserError:
-        pass
 
 
 # Reading
@@ -168,6 +183,11 @@ class TokenCache:
             raise UserError(f"{self.folder}: {problem}; prepare the corpus again")
         self.meta: dict[str, Any] = json.loads((self.folder / META).read_text("utf-8"))
         self._opened: dict[str, Any] = {}
+
+    @property
+    def checksum(self) -> str:
+        """Of the content: equal for equal text, wherever it was read from."""
+        return digest(self.meta["sha256"])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": {}}
@@ -211,7 +231,7 @@ def command(
     )
     add = parser.add_argument
     add("config", type=Path, help="config of the runs that will use it")
-    add("overrides", nargs="*", metavar="key=value", help="changes to the config")
+    add("overrides", nargs="*", default=[], metavar="key=value", help="changes to the config")
     add("--threads", type=int, default=os.cpu_count(), help="threads of the tokeniser")
     options = parser.parse_intermixed_args(arguments)
     with one_line_errors(OSError):  # a full disk, a folder without permission

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from training import token_cache
 from training.errors import UserError
 from training.text import quiet_datasets
 from vit_imagenet.images import SPLITS, Record, existing_folder
@@ -167,11 +168,15 @@ def arrow_rows(path: str, split: str, classes: int, cache_dir: str) -> ArrowRows
                 data_files=files,
                 cache_dir=str(Path(cache_dir).expanduser()),
             )
-            if shards.kind == "tar" and not (Path(builder.cache_dir) / COMPLETE).exists():
-                for path in shards.paths:
-                    _check_tar(path)
-            builder.download_and_prepare()
-            rows = builder.as_dataset(split)
+
+            def rows_of() -> datasets.Dataset:
+                if shards.kind == "tar" and not (Path(builder.cache_dir) / COMPLETE).exists():
+                    for path in shards.paths:
+                        _check_tar(path)
+                builder.download_and_prepare()
+                return builder.as_dataset(split)
+
+            rows = token_cache.guard(Path(builder.cache_dir), rows_of)
         except UserError:
             raise
         except Exception as error:  # of Arrow, tarfile or json, under one of the library's own

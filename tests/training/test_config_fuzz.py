@@ -12,6 +12,7 @@ from nanolm_c4.config import Config
 from sweeps.sweep_file import SweepConfig
 from training.config import load, parse_yaml, read_yaml, validate
 from training.errors import UserError
+from training.experiment import load_experiment
 
 LAPTOP = "nanolm_c4/configs/laptop.yaml"
 NINES = ", ".join(["*a{}"] * 9)
@@ -111,6 +112,12 @@ def test_sizes_that_no_machine_has_are_refused_with_their_bound(word, bound):
 def test_an_abbreviation_of_a_key_is_known(word, meant):
     with pytest.raises(UserError, match=f"did you mean '{meant}'"):
         load(Config, LAPTOP, [word])
+
+
+def test_key_value_is_optional_in_the_usage(capsys):
+    with pytest.raises(SystemExit):
+        load_experiment("nanolm_c4").main([])
+    assert capsys.readouterr().err.endswith("the following arguments are required: config\n")
 
 
 def test_a_dotted_key_of_a_thousand_sections_is_one_line():

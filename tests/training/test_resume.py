@@ -551,6 +551,26 @@ def test_resuming_with_another_plan_is_refused_with_the_difference(tmp_path, mon
     assert toy.train(tmp_path / "run")["resumed_from"] == [4]
 
 
+def test_resuming_on_other_data_is_refused(tmp_path, monkeypatch):
+    original = toy.build_task
+
+    def on(content):
+        def build(*args):
+            task = original(*args)
+            task.data_checksum = content
+            return task
+
+        monkeypatch.setattr(toy, "build_task", build)
+
+    on("one")
+    interrupted(tmp_path / "run", 5, monkeypatch)
+    on("two")
+    with pytest.raises(UserError, match="step-00000004: the run began on other data than"):
+        toy.train(tmp_path / "run")
+    on("one")
+    assert toy.train(tmp_path / "run")["resumed_from"] == [4]
+
+
 def test_other_settings_of_the_checkpoints_are_welcome(tmp_path, monkeypatch):
     interrupted(tmp_path / "run", 5, monkeypatch)
     assert toy.train(tmp_path / "run", ["checkpoint.every=3"])["resumed_from"] == [4]

@@ -17,6 +17,7 @@ import bart_span_denoise.data
 import nanolm_c4.data
 from bart_span_denoise.config import Config as BartConfig
 from nanolm_c4.config import Config as NanolmConfig
+from tests.text_files import error_line
 from training import files, token_cache
 from training.config import load
 from training.errors import UserError
@@ -92,14 +93,6 @@ def made(experiment, text, tmp_path_factory):
 def folder(made, tmp_path):
     """A copy of it in tmp_path / "cache"."""
     return shutil.copytree(made.folder, tmp_path / "cache" / made.folder.name)
-
-
-def error_line(action):
-    """The message of the UserError that `action` ends with; it is one line."""
-    with pytest.raises(UserError) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def content(folder):
@@ -316,6 +309,37 @@ def test_a_cache_that_is_deleted_while_in_use_is_named_in_one_line(experiment, m
     assert str(folder) in error_line(lambda: cache.tokens("train"))
     again = experiment.prepare(text, folder.parent)
     assert content(again.folder) == content(made.folder)
+
+
+def test_the_checksum_is_that_of_the_content_wherever_it_was_read(experiment, made, tmp_path):
+    same = experiment.prepare(write_text(tmp_path / "same.jsonl", DOCUMENTS), tmp_path)
+    other = experiment.prepare(write_text(tmp_path / "less.jsonl", DOCUMENTS[1:]), tmp_path)
+    assert same.folder.name != made.folder.name
+    assert same.checksum == made.checksum != other.checksum
+
+
+def test_a_library_s_own_cache_is_made_again_once_it_is_damaged(tmp_path, capfd):
+    folder, made = tmp_path / "arrow", []
+
+    def make():
+        if not folder.exists():
+            folder.mkdir()
+            (folder / "train.bin").write_bytes(bytes(200))
+            made.append(folder)
+        return (folder / "train.bin").read_bytes()
+
+    for damage in (None, None, flip, zero_and_cut):
+        if damage is not None:
+            damage(folder)
+        assert token_cache.guard(folder, make) == bytes(200)
+    assert len(made) == 3
+    told = capfd.readouterr().err.splitlines()
+    assert told[0] == f"{folder}: {DAMAGED}; rebuilding it"
+    assert told[1].startswith(f"{folder}: train.bin has 10 bytes where meta.json says 200")
+
+
+def zero_and_cut(folder):
+    (folder / "train.bin").write_bytes(bytes(10))
 
 
 def test_pickles_carry_no_opened_file(made):

@@ -232,6 +232,19 @@ def test_rows_name_their_file_too_where_they_know_it(tmp_path):
 
 
 @pytest.mark.parametrize("folder", [".", "data"])
+@pytest.mark.parametrize("write", [write_parquet, write_tar])
+def test_a_damaged_arrow_copy_is_made_again(tmp_path, capfd, write):
+    root = write(tmp_path / "images")
+    before = [record.content for record in opened(root, "shards").train.source]
+    file = next((tmp_path / "cache").rglob("*-train.arrow"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(bytes(content))
+    after = [record.content for record in opened(root, "shards").train.source]
+    assert after == before
+    assert f"{file.name} is damaged: its SHA-256 is not" in capfd.readouterr().err
+
+
 def test_shards_are_found_by_a_word_of_their_name(tmp_path, folder):
     """The split may stand after a prefix and in data/, as the hub has it."""
     names = {
