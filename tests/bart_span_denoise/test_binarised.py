@@ -20,12 +20,12 @@ from tests.bart_span_denoise.texts import (
     LIMIT,
     SIZE,
     clean,
-    error_line,
     line_tokens,
     of_split,
     prepare,
     random_sizes,
 )
+from tests.text_files import error_line
 from training.sampling import Place
 from training.text import split_sentences
 

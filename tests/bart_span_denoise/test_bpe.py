@@ -15,7 +15,7 @@ import pytest
 
 from bart_span_denoise import bpe, fairseq_library
 from bart_span_denoise.bpe import FILES, Bpe
-from training.errors import UserError
+from tests.text_files import error_line
 
 ROOT = Path(bpe.__file__).parents[1]
 SIZE = 400
@@ -91,13 +91,6 @@ def random_texts(count, seed=0):
         lambda: draw.choice(words),
     ])()  # fmt: skip
     return ["".join(piece() for _ in range(draw.randint(1, 30))) for _ in range(count)]
-
-
-def error_line(action):
-    with pytest.raises(UserError) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def changed(tmp_path, folder, name, change):

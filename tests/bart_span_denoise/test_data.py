@@ -18,7 +18,6 @@ from tests.bart_span_denoise.texts import (
     as_jsonl,
     clean,
     config,
-    error_line,
     line_tokens,
     of_split,
     prepare,
@@ -27,6 +26,7 @@ from tests.bart_span_denoise.texts import (
     stored,
     write_documents,
 )
+from tests.text_files import error_line
 from training.sampling import Place
 from training.text import split_sentences
 

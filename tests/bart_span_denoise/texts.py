@@ -4,13 +4,11 @@ import json
 import random
 
 import numpy as np
-import pytest
 import torch
 
 from bart_span_denoise import data
 from bart_span_denoise.bpe import EOS
 from bart_span_denoise.config import Config
-from training.errors import UserError
 from training.text import in_validation
 
 SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
@@ -76,13 +74,6 @@ def clean(corpus, split):
     """The clean samples of a split."""
     samples = getattr(corpus, split)
     return [samples.clean(index) for index in range(len(samples))]
-
-
-def error_line(action):
-    with pytest.raises(UserError) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 def same(ours, theirs):

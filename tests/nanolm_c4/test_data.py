@@ -1,8 +1,6 @@
 """Text to rows: sources, tokeniser, cache and rows; offline, on corpora of a few kilobytes."""
 
-import gzip
 import io
-import json
 import os
 import pickle
 import random
@@ -14,15 +12,13 @@ import torch
 from torch.utils.data import DataLoader
 
 from nanolm_c4 import data
-from training.errors import UserError
+from tests.text_files import as_c4, as_txt, error_line, of_split
 from training.sampling import BatchIds
-from training.text import embedded_file, in_validation, read_embedded
+from training.text import embedded_file, read_embedded
 
 ROOT = Path(data.__file__).parents[1]
 SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
 WORDS = [a + b + c for a in SYLLABLES for b in SYLLABLES[::3] for c in ("", "s", "'s", "ing")]
-# which of "document 0" .. "document 39" are held out at 0.2
-FROZEN_VALIDATION = [15, 26, 27, 36, 37]
 
 
 def write_documents(count, seed=0):
@@ -45,37 +41,6 @@ def prepare(tmp_path, **settings):
         "progress": lambda line: None,
     }
     return data.prepare(**{**toy, **settings})
-
-
-def as_txt(folder, documents=DOCUMENTS):
-    folder.mkdir(parents=True)
-    for number, text in enumerate(documents):
-        (folder / f"{number:04}.txt").write_text(text, encoding="utf-8")
-    return folder
-
-
-def as_jsonl_gz(file, documents=DOCUMENTS, key="text"):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(file, "wt", encoding="utf-8") as opened:
-        for text in documents:
-            opened.write(json.dumps({key: text, "timestamp": "t", "url": "u"}) + "\n")
-    return file
-
-
-def as_parquet(file, documents=DOCUMENTS):
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({"text": documents}), file)
-    return file
-
-
-def as_c4(folder):
-    """C4's layout: two training files, one validation file."""
-    as_jsonl_gz(folder / "c4-train.00000-of-01024.json.gz", DOCUMENTS[:20])
-    as_jsonl_gz(folder / "c4-train.00001-of-01024.json.gz", DOCUMENTS[20:50])
-    as_jsonl_gz(folder / "c4-validation.00000-of-00008.json.gz", DOCUMENTS[50:])
-    return folder
 
 
 def train_model(file, **ids):
@@ -106,22 +71,9 @@ def stored_documents(corpus, split):
     return texts
 
 
-def of_split(texts, split, fraction=0.3):
-    wanted = split == "validation"
-    return [text for text in texts if in_validation(text, fraction) == wanted]
-
-
-def error_line(action):
-    """The message of the UserError that `action` ends with; it is one line."""
-    with pytest.raises(UserError) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return as_txt(tmp_path_factory.mktemp("text") / "documents")
+    return as_txt(tmp_path_factory.mktemp("text") / "documents", DOCUMENTS)
 
 
 @pytest.fixture(scope="module")
@@ -172,7 +124,7 @@ def t5(tmp_path_factory):
 
 def test_c4_stops_after_the_asked_tokens(tmp_path, t5):
     limits = {"max_train_tokens": 300, "max_validation_tokens": 100}
-    path = str(as_c4(tmp_path / "c4"))
+    path = str(as_c4(tmp_path / "c4", DOCUMENTS))
     corpus = prepare(tmp_path, source="c4", path=path, tokenizer=t5, **limits)
     for split, limit in (("train", 300), ("validation", 100)):
         offsets = corpus.offsets(split)
@@ -185,7 +137,7 @@ def test_c4_stops_after_the_asked_tokens(tmp_path, t5):
 def test_c4_stops_reading_files_too(tmp_path, t5, monkeypatch):
     """A later file that is broken is never opened: a stream ends where the limit is reached."""
     monkeypatch.setattr(data, "ENCODE_DOCUMENTS", 5)
-    path = as_c4(tmp_path / "c4")
+    path = as_c4(tmp_path / "c4", DOCUMENTS)
     (path / "c4-train.00001-of-01024.json.gz").write_bytes(b"broken")
     settings = {"source": "c4", "path": str(path), "tokenizer": t5}
     prepare(tmp_path, **settings, max_train_tokens=50)
@@ -193,7 +145,8 @@ def test_c4_stops_reading_files_too(tmp_path, t5, monkeypatch):
 
 
 def test_c4_needs_t5s_tokeniser(tmp_path):
-    line = error_line(lambda: prepare(tmp_path, source="c4", path=str(as_c4(tmp_path / "c4"))))
+    path = as_c4(tmp_path / "c4", DOCUMENTS)
+    line = error_line(lambda: prepare(tmp_path, source="c4", path=str(path)))
     assert line.startswith("tokenizer: source c4 needs T5's SentencePiece model")
     assert "spiece.model" in line
 
@@ -299,7 +252,7 @@ def test_meta_counts_what_is_stored(corpus):
 
 
 def test_whatever_changes_the_content_changes_the_folder(tmp_path, t5):
-    path = as_txt(tmp_path / "documents")
+    path = as_txt(tmp_path / "documents", DOCUMENTS)
     settings = [
         {},
         {"vocab_size": 60},

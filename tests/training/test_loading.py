@@ -54,7 +54,7 @@ else:
     [
         ("whole", 0, ""),
         ("bad", 2, "error: row 7: cannot be read; mend it\n"),
-        ("long", 2, "error: row 7: cannot be read\nin two lines: so\n"),
+        ("long", 2, "error: row 7: cannot be read in two lines: so\n"),
         ("held", 0, ""),
         ("crash", 1, "RuntimeError: a mistake of ours\n"),
         ("leave", 3, ""),

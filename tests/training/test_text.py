@@ -2,12 +2,11 @@
 
 import gzip
 import importlib.util
-import json
 import random
 
 import pytest
 
-from training.errors import UserError
+from tests.text_files import as_c4, as_jsonl_gz, as_parquet, as_txt, error_line, of_split
 from training.text import (
     SPLITS,
     embedded_file,
@@ -22,37 +21,6 @@ DOCUMENTS = [f"Document {i} has {7 * i} words; some — odd “ones”. And an e
 FROZEN_VALIDATION = [15, 26, 27, 36, 37]
 
 
-def as_txt(folder, documents=DOCUMENTS):
-    folder.mkdir(parents=True)
-    for number, text in enumerate(documents):
-        (folder / f"{number:04}.txt").write_text(text, encoding="utf-8")
-    return folder
-
-
-def as_jsonl_gz(file, documents=DOCUMENTS, key="text"):
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(file, "wt", encoding="utf-8") as opened:
-        for text in documents:
-            opened.write(json.dumps({key: text, "timestamp": "t", "url": "u"}) + "\n")
-    return file
-
-
-def as_parquet(file, documents=DOCUMENTS):
-    import pyarrow
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pyarrow.table({"text": documents}), file)
-    return file
-
-
-def as_c4(folder):
-    """C4's layout: two training files, one validation file."""
-    as_jsonl_gz(folder / "c4-train.00000-of-01024.json.gz", DOCUMENTS[:20])
-    as_jsonl_gz(folder / "c4-train.00001-of-01024.json.gz", DOCUMENTS[20:50])
-    as_jsonl_gz(folder / "c4-validation.00000-of-00008.json.gz", DOCUMENTS[50:])
-    return folder
-
-
 def read(source="local", path=None, **settings):
     """Both splits' documents of a source."""
     path = None if path is None else str(path)
@@ -60,20 +28,7 @@ def read(source="local", path=None, **settings):
     return {split: [*opened.documents(split)] for split in SPLITS}
 
 
-def of_split(texts, split, fraction=0.3):
-    wanted = split == "validation"
-    return [text for text in texts if in_validation(text, fraction) == wanted]
-
-
 EXPECTED = {split: of_split(DOCUMENTS, split) for split in SPLITS}
-
-
-def error_line(action):
-    """The message of the UserError that `action` ends with; it is one line."""
-    with pytest.raises(UserError) as caught:
-        action()
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # The embedded corpus
@@ -122,7 +77,7 @@ def test_foreign_package_content_is_refused(tmp_path):
 
 
 def test_embedded_takes_no_path():
-    assert error_line(lambda: read("embedded", "text")).startswith("path: text given")
+    assert error_line(lambda: read("embedded", "text")).startswith("data.path: text given")
 
 
 def test_unknown_source_names_the_nearest():
@@ -158,7 +113,7 @@ def test_either_empty_split_is_refused(tmp_path, side):
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5])
 def test_fraction_outside_0_and_1_is_refused(tmp_path, fraction):
     line = error_line(lambda: read(path=tmp_path, validation_fraction=fraction))
-    assert line.startswith(f"validation_fraction: {fraction} given")
+    assert line.startswith(f"data.validation_fraction: {fraction} given")
 
 
 def test_sentences_lose_nothing_but_spaces():
@@ -177,14 +132,14 @@ def mixed_folder(path):
     as_txt(path / "a", DOCUMENTS[:20])
     as_jsonl_gz(path / "b.jsonl.gz", DOCUMENTS[20:40])
     as_parquet(path / "c.parquet", DOCUMENTS[40:])
-    as_jsonl_gz(path / ".cache" / "hidden.jsonl.gz")
+    as_jsonl_gz(path / ".cache" / "hidden.jsonl.gz", DOCUMENTS)
     (path / "notes.md").write_text("not read")
     (path / "empty.jsonl").write_text("")
     return path
 
 
 def plain_jsonl(path):
-    path.write_bytes(gzip.decompress(as_jsonl_gz(path.with_suffix(".gz")).read_bytes()))
+    path.write_bytes(gzip.decompress(as_jsonl_gz(path.with_suffix(".gz"), DOCUMENTS).read_bytes()))
     return path
 
 
@@ -195,14 +150,14 @@ def lone_text(path):
 
 
 LAYOUTS = {
-    "documents": as_txt,
+    "documents": lambda path: as_txt(path, DOCUMENTS),
     "all.jsonl": plain_jsonl,
-    "all.jsonl.gz": as_jsonl_gz,
-    "all.json.gz": as_jsonl_gz,
-    "all.parquet": as_parquet,
+    "all.jsonl.gz": lambda path: as_jsonl_gz(path, DOCUMENTS),
+    "all.json.gz": lambda path: as_jsonl_gz(path, DOCUMENTS),
+    "all.parquet": lambda path: as_parquet(path, DOCUMENTS),
     "all.txt": lone_text,
     "mixed": mixed_folder,
-    "a [b]*?": lambda path: as_jsonl_gz(path / "c.jsonl.gz"),
+    "a [b]*?": lambda path: as_jsonl_gz(path / "c.jsonl.gz", DOCUMENTS),
     "blank.jsonl.gz": lambda path: as_jsonl_gz(path, [None, " \n", *DOCUMENTS, ""]),
 }
 
@@ -213,7 +168,7 @@ def test_every_format_gives_the_same_documents(tmp_path, name):
 
 
 def test_text_key_names_the_column(tmp_path):
-    path = as_jsonl_gz(tmp_path / "all.jsonl.gz", key="content")
+    path = as_jsonl_gz(tmp_path / "all.jsonl.gz", DOCUMENTS, key="content")
     assert read(path=path, text_key="content") == EXPECTED
     line = error_line(lambda: read(path=path, text_key="contnt"))
     assert line.startswith(f"{path}: no column 'contnt'")
@@ -244,18 +199,27 @@ CORRUPT = {
 
 @pytest.mark.parametrize("name", CORRUPT)
 def test_corrupt_file_is_named_in_one_line(tmp_path, capfd, name):
-    documents = as_txt(tmp_path / "documents")
+    documents = as_txt(tmp_path / "documents", DOCUMENTS)
     (documents / name).write_bytes(CORRUPT[name])
     line = error_line(lambda: read(path=documents))
     assert line.startswith(f"{documents / name}: cannot be read as")
     assert capfd.readouterr().err == ""
 
 
+def test_a_file_that_changes_while_it_is_read_is_noticed(tmp_path):
+    folder = as_txt(tmp_path / "documents", DOCUMENTS)
+    documents = open_source("local", str(folder), validation_fraction=0.3).documents("train")
+    next(documents)
+    (folder / "0059.txt").write_text("another text")
+    line = error_line(lambda: [*documents])
+    assert line.startswith(f"data.path: {folder} has changed while it was read")
+
+
 def test_path_errors(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "book.pdf").write_bytes(b"x")
     expected = {
-        None: "path: source local needs one",
+        None: "data.path is missing: source local needs",
         tmp_path / "nowhere": "nowhere does not exist",
         tmp_path / "empty": "empty holds no file to read",
         tmp_path / "book.pdf": "book.pdf is of no known format",
@@ -269,14 +233,14 @@ def test_path_errors(tmp_path):
 
 @pytest.mark.parametrize("below", ["", "en"])
 def test_c4_reads_its_own_splits(tmp_path, below):
-    as_c4(tmp_path / "c4" / below)
+    as_c4(tmp_path / "c4" / below, DOCUMENTS)
     found = read("c4", tmp_path / "c4")
     assert found == {"train": DOCUMENTS[:50], "validation": DOCUMENTS[50:]}
 
 
 def test_c4_without_network_says_how_to_prepare():
     line = error_line(lambda: read("c4"))
-    assert line.startswith("path: allenai/c4 (validation) cannot be streamed")
+    assert line.startswith("data.path: allenai/c4 (validation) cannot be streamed")
     assert "without a network, download" in line
 
 
@@ -312,15 +276,15 @@ def test_another_commit_is_another_text():
     other = open_source("c4", f"allenai/c4@{'1' * 40}").fingerprint
     assert pinned["revision"] != "1" * 40 and other == pinned | {"revision": "1" * 40}
     line = error_line(lambda: read("c4", "owner/web"))
-    assert line.startswith("path: owner/web names no commit of the hub; expected owner/web@COMMIT")
+    assert line.startswith("data.path: owner/web names no commit of the hub; expected owner/web@COM")
 
 
 def test_c4_splits_without_documents_or_files_are_refused(tmp_path):
-    path = as_c4(tmp_path / "c4")
+    path = as_c4(tmp_path / "c4", DOCUMENTS)
     file = as_jsonl_gz(path / "c4-validation.00000-of-00008.json.gz", [" "])
     line = error_line(lambda: read("c4", path))
     assert line == f"{path}: no document in split validation; expected at least one"
     file.unlink()
     assert f"path: {path} holds no c4-validation." in error_line(lambda: read("c4", path))
     line = error_line(lambda: read("c4", "/nowhere/c4/en"))
-    assert line.startswith("path: /nowhere/c4/en does not exist")
+    assert line.startswith("data.path: /nowhere/c4/en does not exist")

@@ -1,0 +1,53 @@
+"""Files of text in every format that is read, for the tests of what reads them."""
+
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from training.errors import UserError
+from training.text import in_validation
+
+
+def as_txt(folder, documents):
+    folder.mkdir(parents=True)
+    for number, text in enumerate(documents):
+        (folder / f"{number:04}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def as_jsonl_gz(file, documents, key="text"):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(file, "wt", encoding="utf-8") as opened:
+        for text in documents:
+            opened.write(json.dumps({key: text, "timestamp": "t", "url": "u"}) + "\n")
+    return file
+
+
+def as_parquet(file, documents):
+    pyarrow.parquet.write_table(pyarrow.table({"text": documents}), file)
+    return file
+
+
+def as_c4(folder, documents):
+    """C4's layout, of 60 documents: two training files, one validation file."""
+    as_jsonl_gz(folder / "c4-train.00000-of-01024.json.gz", documents[:20])
+    as_jsonl_gz(folder / "c4-train.00001-of-01024.json.gz", documents[20:50])
+    as_jsonl_gz(folder / "c4-validation.00000-of-00008.json.gz", documents[50:])
+    return folder
+
+
+def of_split(texts, split, fraction=0.3):
+    """The documents that belong to a split."""
+    wanted = split == "validation"
+    return [text for text in texts if in_validation(text, fraction) == wanted]
+
+
+def error_line(action):
+    """The message of the UserError that `action` ends with; it is one line."""
+    with pytest.raises(UserError) as caught:
+        action()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
