@@ -55,16 +55,7 @@ def build_plan(config: Config, model=None):
     if model is None:
         with torch.device("meta"):
             model = build_model(config, planned_vocab_size(config))
-    optimizer = config.optimizer
-    return plan(
-        model,
-        RULES,
-        prescription(config),
-        lr=optimizer.lr,
-        eps=optimizer.epsilon,
-        weight_decay=optimizer.weight_decay,
-        decay_mode=optimizer.decay_mode,
-    )
+    return plan(model, RULES, prescription(config), **config.optimizer.numbers)
 
 
 def planned_vocab_size(config: Config) -> int:
@@ -103,10 +94,7 @@ def open_corpus(config: Config):
 
 def build_task(config: Config):
     """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
-    import contextlib
     import functools
-
-    import torch
 
     from bart_span_denoise import data
     from measure.probes import ProbeRecorder
@@ -114,9 +102,7 @@ def build_task(config: Config):
     from training.task import Task
 
     corpus = open_corpus(config)
-    # A model that will be sharded takes no memory before it is.
-    sharded = sharding.requested() is not None
-    with torch.device("meta") if sharded else contextlib.nullcontext():
+    with sharding.building():
         model = build_model(config, vocab_size(config, corpus.vocab_size))
     longest = model.longest if config.training.compile else 1
     return Task(

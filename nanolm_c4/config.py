@@ -142,6 +142,12 @@ class DataConfig(Section):
     cache_dir: str = "data/cache"
     """Where tokenised text is kept."""
 
+    @model_validator(mode="after")
+    def _local_text_has_its_path(self) -> DataConfig:
+        if self.source == "local" and self.path is None:
+            raise ValueError("data.path is missing: the file or folder of the local source's text")
+        return self
+
 
 class Config(RunConfig):
     """One run."""

@@ -74,16 +74,7 @@ def build_plan(config: Config, model=None):
     if model is None:
         with torch.device("meta"):
             model = build_model(config, planned_vocab_size(config))
-    optimizer = config.optimizer
-    return plan(
-        model,
-        rules(config),
-        prescription(config),
-        lr=optimizer.lr,
-        eps=optimizer.epsilon,
-        weight_decay=optimizer.weight_decay,
-        decay_mode=optimizer.decay_mode,
-    )
+    return plan(model, rules(config), prescription(config), **config.optimizer.numbers)
 
 
 def planned_vocab_size(config: Config) -> int:
@@ -110,9 +101,6 @@ def vocab_size(config: Config, corpus) -> int:
 
 def build_task(config: Config):
     """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
-    import contextlib
-
-    import torch
 
     from measure.observations import ObservationRecorder
     from measure.probes import ProbeRecorder
@@ -123,9 +111,7 @@ def build_task(config: Config):
 
     with processes.state().main_process_first():
         corpus = from_config(config.data)
-    # A model that will be sharded takes no memory before it is.
-    sharded = sharding.requested() is not None
-    with torch.device("meta") if sharded else contextlib.nullcontext():
+    with sharding.building():
         model = build_model(config, vocab_size(config, corpus))
     return Task(
         config=config,

@@ -55,6 +55,12 @@ class OptimizerConfig(Section):
         """`eps`, or the optimiser's own."""
         return default_epsilon(self.name) if self.eps is None else self.eps
 
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What `param_groups.plan` makes every tensor's numbers of."""
+        own = {key: getattr(self, key) for key in ("lr", "weight_decay", "decay_mode")}
+        return {**own, "eps": self.epsilon}
+
 
 class ScheduleConfig(Section):
     """One factor in [0, 1] on every group's rate."""

@@ -11,9 +11,11 @@ keeps the whole model in each process until then.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin
@@ -50,6 +52,11 @@ def requested() -> FullyShardedDataParallelPlugin | None:
             f"the launch config's fsdp_config: {error}; expected true or false, as in "
             "scripts/accelerate/one_node_8gpu_fsdp.yaml"
         ) from None
+
+
+def building() -> AbstractContextManager:
+    """Where a model is built: on meta if it will be sharded, as it takes no memory before it is."""
+    return contextlib.nullcontext() if requested() is None else torch.device("meta")
 
 
 def shard(
@@ -191,8 +198,6 @@ def largest(value: float, owner: Tensor) -> float:
 
 def _part(whole: Tensor, like: Tensor) -> Tensor:
     """The rows of a whole tensor that this process holds of `like`: cut as torch cuts."""
-    if not is_sharded(like):
-        return whole
     parts = whole.chunk(like.device_mesh.size())
     rank = like.device_mesh.get_local_rank()
     return parts[rank] if rank < len(parts) else whole[:0]

@@ -41,22 +41,11 @@ def build_plan(config: Config, model=None):
     if model is None:
         with torch.device("meta"):
             model = build_model(config)
-    optimizer = config.optimizer
-    return plan(
-        model,
-        ROLES,
-        prescription(config),
-        lr=optimizer.lr,
-        eps=optimizer.epsilon,
-        weight_decay=optimizer.weight_decay,
-        decay_mode=optimizer.decay_mode,
-    )
+    return plan(model, ROLES, prescription(config), **config.optimizer.numbers)
 
 
 def build_task(config: Config):
     """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
-    import contextlib
-
     import torch
 
     from measure.probes import ProbeRecorder
@@ -71,9 +60,7 @@ def build_task(config: Config):
             classes=config.model.classes,
             seed=config.seed,
         )
-    # A model that will be sharded takes no memory before it is.
-    sharded = sharding.requested() is not None
-    with torch.device("meta") if sharded else contextlib.nullcontext():
+    with sharding.building():
         model = build_model(config)
     return Task(
         config=config,

@@ -114,15 +114,11 @@ def build_task(overrides, meta=False, scale=1.0, pause=0.0):
     config = validate(RunConfig, set_keys(SETTINGS, parse_overrides(overrides)), "sharded")
     with torch.device("meta" if meta else "cpu"):
         model = Model(scale, pause)
-    optimizer = config.optimizer
-    prescription = Everett("mup", WIDTH, WIDTH / 4, optimizer=optimizer.name)
+    prescription = Everett("mup", WIDTH, WIDTH / 4, optimizer=config.optimizer.name)
     return Task(
         config=config,
         model=model,
-        plan=plan(
-            model, RULES, prescription, lr=optimizer.lr, eps=optimizer.epsilon,
-            weight_decay=optimizer.weight_decay,
-        ),
+        plan=plan(model, RULES, prescription, **config.optimizer.numbers),
         train_data=Rows(1),
         eval_data=Rows(2),
         loss=lambda model, batch: model(batch),

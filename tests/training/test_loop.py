@@ -73,16 +73,7 @@ def task(**changes):
     config = validate(RunConfig, settings, "test")
     model = Tiny()
     prescription = Everett("standard", 8, 8, optimizer=config.optimizer.name)
-    optimizer = config.optimizer
-    numbers = plan(
-        model,
-        RULES,
-        prescription,
-        lr=optimizer.lr,
-        eps=optimizer.epsilon,
-        weight_decay=optimizer.weight_decay,
-        decay_mode=optimizer.decay_mode,
-    )
+    numbers = plan(model, RULES, prescription, **config.optimizer.numbers)
     return Task(
         config=config,
         model=model,

@@ -1,6 +1,5 @@
 """Two processes: the run that one trains, in the same order, and as hard to lose."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -14,6 +13,7 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
+from tests.training import toy_run as toy
 from training.config import load
 from training.sampling import sample_ids
 from vit_cifar5m import train as vit
@@ -21,10 +21,6 @@ from vit_cifar5m import train as vit
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("toy_run.py")
 LONG = ["training.steps=40", "training.log_every=1", "checkpoint.every=0"]
-
-spec = importlib.util.spec_from_file_location("toy_run", SCRIPT)
-toy = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(toy)
 
 
 def start(processes, folder, *overrides, script=SCRIPT, **more):

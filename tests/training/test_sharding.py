@@ -1,6 +1,5 @@
 """Two processes that share every tensor (FSDP2) train what one process does."""
 
-import importlib.util
 import json
 import os
 import signal
@@ -15,6 +14,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from accelerate.commands.launch import launch_command_parser
 from safetensors.torch import load_file
 
+from tests.training import sharded_run as small
 from training import sharding
 from training.errors import UserError
 
@@ -25,10 +25,6 @@ FILES = ROOT / "scripts/accelerate"
 ONE_NODE = ["one_node_8gpu_fsdp.yaml", "--num_processes", "2", "--main_process_port", "0"]
 NODES = ["several_nodes_fsdp.yaml", "--num_machines", "1", "--num_processes", "2",
          "--main_process_port", "0"]  # fmt: skip
-
-spec = importlib.util.spec_from_file_location("sharded_run", SCRIPT)
-small = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(small)
 
 
 def start(options, *arguments):

@@ -276,7 +276,7 @@ def test_another_commit_is_another_text():
     other = open_source("c4", f"allenai/c4@{'1' * 40}").fingerprint
     assert pinned["revision"] != "1" * 40 and other == pinned | {"revision": "1" * 40}
     line = error_line(lambda: read("c4", "owner/web"))
-    assert line.startswith("data.path: owner/web names no commit of the hub; expected owner/web@COM")
+    assert line.startswith("data.path: owner/web names no commit of the hub; expected owner/web@CO")
 
 
 def test_c4_splits_without_documents_or_files_are_refused(tmp_path):

@@ -87,13 +87,12 @@ def build_config(overrides=()):
 
 def build_task(config, dropout=0.2):
     model = Toy(dropout)
-    optimizer = config.optimizer
     return Task(
         config=config,
         model=model,
         plan=plan(
-            model, RULES, Everett("mup", 8, 4, optimizer=optimizer.name),
-            lr=optimizer.lr, eps=optimizer.epsilon, absorb_multipliers=True,
+            model, RULES, Everett("mup", 8, 4, optimizer=config.optimizer.name),
+            **config.optimizer.numbers, absorb_multipliers=True,
         ),
         train_data=Rows(1, noted=True),
         eval_data=Rows(2),
