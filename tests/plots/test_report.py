@@ -305,10 +305,6 @@ def test_curves_are_chosen_hovered_and_zoomed(page):
     page.click("#everett-quickstart .groups [data-value='mup full']")
     page.until(f"{names_}.length === 3")
 
-    points = page.js(f"""(() => {{ const a = {chart}._fullLayout, t = {chart}.data[0],
-        box = {chart}.getBoundingClientRect();
-        return t.x.map((x, i) => [box.x + a.xaxis._offset + a.xaxis.d2p(x),
-                                  box.y + a.yaxis._offset + a.yaxis.d2p(t.y[i]), t.y[i]]); }})()""")
     page.place("#everett-quickstart .chart")
     points = page.js(f"""(() => {{ const a = {chart}._fullLayout, t = {chart}.data[0],
         box = {chart}.getBoundingClientRect();
