@@ -139,7 +139,7 @@ class Loop:
         """Trains to the end, to divergence or to a stop, and returns the summary."""
         first = self.checkpoints.resume()
         if self.accelerator.is_main_process:
-            self.trackers.start(self.logs)
+            self.trackers.start([log for log in self.logs if log is not self.timing])
         status: dict[str, Any] = {"status": "finished", "step": self.settings.steps}
         try:
             with self.checkpoints.stop:

@@ -117,7 +117,7 @@ def test_set_keys_leaves_its_argument_alone():
     ("override", "message"),
     [
         ("model.width=100", "model.width 100 is not a multiple of model.head_dim 16"),
-        ("data.source=local", "data.path is missing: the file or folder of the local source's text"),
+        ("data.source=local", "data.path is missing: the file or folder of the local source"),
         ("schedule.warmup_steps=151", "schedule.warmup_steps 151 is more than training.steps 150"),
     ],
 )
