@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import torch
 
 from param_groups import Plan
 from tests.experiment_cases import CASES, HOW, ROOT, write_files
+from tests.processes import finished
 from training import loading, loop, task
 from training.config import leaves, load
 from training.errors import UserError
@@ -204,15 +204,12 @@ def test_two_processes_train_the_run_that_one_does(small, tmp_path):
     more = ["training.micro_batch_size=2", "training.data_workers=1"]
     if small.case.name == "vit_imagenet":
         more[0] = "training.micro_batch_size=4"
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone",
-         "-m", f"{small.case.name}.train", str(small.case.config), *small.words(*words, *more),
-         "--run-dir", str(tmp_path / "2")],
-        capture_output=True, text=True, cwd=ROOT, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    result = finished(
+        "-m", f"{small.case.name}.train", small.case.config, *small.words(*words, *more),
+        "--run-dir", tmp_path / "2", ranks=2, cwd=ROOT,
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert result.stderr.count("step 6/6") == 1  # one process speaks
+    assert result.returncode == 0, result.err
+    assert result.err.count("step 6/6") == 1  # one process speaks
     one, two = (list(map(flat, lines(tmp_path / name))) for name in ("1", "2"))
     assert [line["step"] for line in one] == [line["step"] for line in two]
     for first, second in zip(one, two):

@@ -1,10 +1,7 @@
 """examples/integrations.py: each trains or steps with the plan's rates, in at most 15 lines."""
 
 import inspect
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,6 +11,7 @@ from torch import nn
 
 from examples import integrations
 from param_groups import Everett, Role, Rule, plan, rules_for
+from tests.processes import finished
 
 ROOT = Path(__file__).resolve().parents[1]
 FUNCTIONS = [f for _, f in inspect.getmembers(integrations, inspect.isfunction)
@@ -132,13 +130,7 @@ def test_sharded_and_compiled(tmp_path):
     """Two processes with gloo train as one does; compiled where there is a compiler."""
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
-    if shutil.which("g++") is None:
-        environment["TORCHDYNAMO_DISABLE"] = "1"
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone",
-         str(script)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("equal") == 2
+    more = {} if shutil.which("g++") else {"TORCHDYNAMO_DISABLE": "1"}
+    done = finished(script, ranks=2, cwd=ROOT, PYTHONPATH=ROOT, **more)
+    assert done.returncode == 0, done.err[-3000:]
+    assert done.out.count("equal") == 2

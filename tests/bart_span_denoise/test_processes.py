@@ -1,12 +1,11 @@
 """Several processes and accumulation: the same run as one process, with samples of all lengths."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.processes import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERRIDES = [
@@ -24,16 +23,11 @@ FSDP = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_ACTIVATION_CHE
 
 
 def launch(processes, folder, cache, *overrides, env=None):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}",
-                "--standalone", "-m"]
-    python = [sys.executable, "-m"]
-    return subprocess.run(
-        [*(torchrun if processes > 1 else python), "bart_span_denoise.train",
-         "bart_span_denoise/configs/laptop.yaml", *OVERRIDES, f"data.cache_dir={cache}",
-         *overrides, "--run-dir", str(folder)],
-        capture_output=True, text=True, cwd=ROOT, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
-    )
+    return finished(
+        "-m", "bart_span_denoise.train", "bart_span_denoise/configs/laptop.yaml", *OVERRIDES,
+        f"data.cache_dir={cache}", *overrides, "--run-dir", folder,
+        ranks=processes, cwd=ROOT, **(env or {}),
+    )  # fmt: skip
 
 
 def lines(folder):
@@ -52,7 +46,7 @@ def test_sharded_with_recomputed_blocks_it_is_the_same_run(tmp_path):
         folder = tmp_path / str(processes)
         result = launch(processes, folder, tmp_path / "cache", "training.micro_batch_size=4",
                         "prescription.strategy=neural_tangent", "optimizer.lr=0.2", env=env)
-        assert result.returncode == 0, result.stderr
+        assert result.returncode == 0, result.err
     one, two = (list(map(flat, lines(tmp_path / name))) for name in ("1", "2"))
     assert len(one) == len(two)
     for first, second in zip(one, two):

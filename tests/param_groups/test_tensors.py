@@ -1,9 +1,6 @@
 """Models that people have: frozen, pretrained, sharded, odd; nothing is lost or half written."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +10,7 @@ from torch import nn
 from param_groups import Bordelon, Dinan, Everett, Factor, Plan, PlanError, Role, Rule, plan
 from param_groups.layers import Linear, Multiplied, Scaled
 from param_groups.plan import dumps
+from tests.processes import finished
 
 WIDTH = 8
 RULES = (Rule("first.*", Role.QUERY), Rule("last.*", Role.READOUT))
@@ -368,11 +366,6 @@ def test_initialising_before_or_after_sharding_gives_the_same_model(tmp_path):
     """Two processes with gloo; 3 rows over 2 processes are cut unevenly."""
     script = tmp_path / "sharded.py"
     script.write_text(SHARDED)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
-    done = subprocess.run(
-        [*command, "--standalone", str(script)],
-        cwd=Path(__file__).parents[2], env=environment, capture_output=True, text=True, check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("equal") == 2
+    done = finished(script, ranks=2, cwd=Path(__file__).parents[2])
+    assert done.returncode == 0, done.err[-3000:]
+    assert done.out.count("equal") == 2

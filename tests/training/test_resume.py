@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.processes import Program
 from tests.training import toy_run as toy
 from training import checkpoint, files, loop, runs, state
 from training.errors import Damaged, UserError
@@ -29,19 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("toy_run.py")
 
 
-def command(what, folder, *overrides):
-    return [sys.executable, str(SCRIPT), what, str(folder), *overrides]
-
-
-def environment(**more):
-    more = {key: str(value) for key, value in more.items()}
-    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
-
-
-def call(what, folder, *overrides, **more):
-    return subprocess.run(
-        command(what, folder, *overrides), capture_output=True, text=True, env=environment(**more)
-    )
+def start(what, folder, *overrides, **more):
+    return Program(SCRIPT, what, folder, *overrides, **more)
 
 
 def gone(pid):
@@ -50,6 +40,12 @@ def gone(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:
         return True
+
+
+def below(pid):
+    """All processes that one has started, or those have."""
+    found = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+    return found + [deeper for child in found for deeper in below(child)]
 
 
 class Death(BaseException):
@@ -134,16 +130,12 @@ def test_it_does_so_however_it_is_computed(tmp_path, monkeypatch, overrides):
 
 def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
     overrides = ["training.data_workers=2", "training.log_every=1"]
-    process = subprocess.Popen(
-        command("train", tmp_path / "run", *overrides), stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.DEVNULL, env=environment(TOY_PAUSE="1"),
-    )  # fmt: skip
+    process = start("train", tmp_path / "run", *overrides, TOY_PAUSE=1)
     while "step 3" not in process.stdout.readline():
         pass
-    children = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
-    workers = children.stdout.split()
+    workers = below(process.pids[0])
     assert len(workers) >= 2
-    process.kill()
+    process.send_signal(signal.SIGKILL)
     process.wait()
     assert toy.train(tmp_path / "run", overrides)["resumed_from"] == [2]
     assert all(gone(worker) for worker in workers)
@@ -152,9 +144,10 @@ def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
 @pytest.mark.parametrize("final", [[], ["checkpoint.final=false"]])
 def test_a_run_killed_wherever_a_file_changes_goes_on_to_the_same_end(tmp_path, final):
     """SIGKILL before and after every sync, rename and removal, in half a file, in half a line."""
-    result = call("crash", tmp_path, "training.steps=5", "checkpoint.keep=1", *final)
-    assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
-    places = int(result.stdout.split()[-2])
+    crash = start("crash", tmp_path, "training.steps=5", "checkpoint.keep=1", *final)
+    out, errors = crash.communicate()
+    assert crash.returncode == 0, out[-2000:] + errors[-2000:]
+    places = int(out.split()[-2])
     assert places > 50
 
 
@@ -205,18 +198,15 @@ def test_the_last_step_is_saved_before_its_evaluation(tmp_path, monkeypatch):
 def test_a_signal_stops_a_run_with_a_checkpoint_and_its_exit_code(tmp_path, number):
     overrides = ["training.steps=30", "training.log_every=1", "checkpoint.every=0"]
     toy.train(tmp_path / "whole", overrides)
-    process = subprocess.Popen(
-        command("train", tmp_path / "run", *overrides), stdout=subprocess.PIPE, text=True,
-        stderr=subprocess.DEVNULL, env=environment(TOY_PAUSE="0.2"),
-    )  # fmt: skip
+    process = start("train", tmp_path / "run", *overrides, TOY_PAUSE=0.2)
     while "step 3" not in process.stdout.readline():
         pass
     process.send_signal(number)
-    rest = process.stdout.read()
-    assert process.wait(timeout=60) == 75
+    out, _ = process.communicate()
+    assert process.returncode == 75
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["status"] == "stopped" and 3 <= summary["step"] < 30
-    assert f"step {summary['step'] + 1}" not in rest
+    assert f"step {summary['step'] + 1}/" not in out
     assert [p.name for p in (tmp_path / "run/checkpoints").iterdir()] == [
         f"step-{summary['step']:08d}"
     ]
@@ -225,11 +215,8 @@ def test_a_signal_stops_a_run_with_a_checkpoint_and_its_exit_code(tmp_path, numb
 
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
-    process = subprocess.Popen(
-        command("train", tmp_path / "run", "training.log_every=1", "training.steps=9"),
-        stdout=subprocess.PIPE, text=True, stderr=subprocess.PIPE,
-        env=environment(TOY_PAUSE="3"),
-    )  # fmt: skip
+    words = ["training.log_every=1", "training.steps=9"]
+    process = start("train", tmp_path / "run", *words, TOY_PAUSE=3)
     while "step 1" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGINT)
@@ -575,7 +562,8 @@ def test_other_settings_of_the_checkpoints_are_welcome(tmp_path, monkeypatch):
 def limited(folder, size, *overrides):
     """A run whose files cannot grow beyond `size` bytes, as on a full disk."""
     return subprocess.run(
-        command("train", folder, *overrides), capture_output=True, text=True, env=environment(),
+        [sys.executable, SCRIPT, "train", folder, *overrides], capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
     )  # fmt: skip
 

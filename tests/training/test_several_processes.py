@@ -13,6 +13,7 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
+from tests.processes import Program
 from tests.training import toy_run as toy
 from training.config import load
 from training.sampling import sample_ids
@@ -24,20 +25,12 @@ LONG = ["training.steps=40", "training.log_every=1", "checkpoint.every=0"]
 
 
 def start(processes, folder, *overrides, script=SCRIPT, **more):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}",
-                "--standalone"]
-    python = torchrun if processes > 1 else [sys.executable]
-    return subprocess.Popen(
-        [*python, str(script), "train", str(folder), *overrides],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-             **{key: str(value) for key, value in more.items()}},
-    )  # fmt: skip
+    return Program(script, "train", folder, *overrides, ranks=processes, **more)
 
 
 def launch(processes, folder, *overrides, **more):
     process = start(processes, folder, *overrides, **more)
-    _, errors = process.communicate(timeout=200)
+    _, errors = process.communicate()
     assert process.returncode == 0, errors
     return errors
 
@@ -97,7 +90,7 @@ def test_two_processes_that_are_killed_go_on_to_the_same_bits(tmp_path):
     process = start(2, tmp_path / "run", *overrides, TOY_PAUSE=0.2)
     while "step 5" not in process.stdout.readline():
         pass
-    os.kill(children(process.pid)[0], signal.SIGKILL)  # torchrun then ends the other
+    os.kill(process.pids[0], signal.SIGKILL)  # torchrun then ends the other
     process.communicate(timeout=60)
     assert not (tmp_path / "run/summary.json").exists()
     assert "resuming after step" in launch(2, tmp_path / "run", *overrides)
@@ -109,7 +102,7 @@ def test_two_processes_stop_together_and_one_can_go_on(tmp_path):
     while "step 3" not in process.stdout.readline():
         pass
     time.sleep(0.1)
-    os.kill(children(process.pid)[1], signal.SIGTERM)  # one is told, both stop
+    os.kill(process.pids[1], signal.SIGTERM)  # one is told, both stop
     process.communicate(timeout=60)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["status"] == "stopped" and 3 <= summary["step"] < 40
@@ -120,7 +113,12 @@ def test_two_processes_stop_together_and_one_can_go_on(tmp_path):
 
 
 def test_a_signal_to_the_launcher_stops_all_with_a_checkpoint(tmp_path):
-    process = start(2, tmp_path / "run", *LONG, TOY_PAUSE=0.2)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone",
+         SCRIPT, "train", tmp_path / "run", *LONG],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TOY_PAUSE": "0.2"},
+    )  # fmt: skip
     while "step 3" not in process.stdout.readline():
         pass
     process.terminate()  # torchrun tells both; its own exit code is not ours to choose
@@ -173,12 +171,6 @@ def test_a_refusal_is_one_line_of_one_process(tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     assert errors.count("optimizer.beta1 0.9 -> 0.5") == 1
-
-
-def children(pid):
-    """The processes that torchrun has started, by rank."""
-    out = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout
-    return [int(line) for line in out.split()]
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.processes import finished
 from training import runs, trackers
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,13 +87,8 @@ def test_a_tracker_that_is_switched_on_later_shows_the_whole_run(tmp_path):
 
 def test_only_the_first_of_several_processes_shows_the_run(tmp_path):
     folder = folder_of(tmp_path)
-    result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone",
-         str(SCRIPT), "train", str(folder), "training.trackers=[tensorboard]"],
-        capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    result = finished(SCRIPT, "train", folder, "training.trackers=[tensorboard]", ranks=2)
+    assert result.returncode == 0, result.err
     assert len(list(folder.glob("tensorboard/*"))) == 1
     assert_shown_whole(folder)
 

@@ -1,14 +1,13 @@
 """Several processes on a folder of images: each is evaluated once, and a mistake ends all."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from tests.processes import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 OVERRIDES = [
@@ -19,15 +18,10 @@ OVERRIDES = [
 
 
 def launch(processes, folder, *overrides):
-    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes}",
-                "--standalone", "-m"]
-    python = [sys.executable, "-m"]
-    return subprocess.run(
-        [*(torchrun if processes > 1 else python), "vit_imagenet.train",
-         "vit_imagenet/configs/laptop.yaml", *OVERRIDES, *overrides, "--run-dir", str(folder)],
-        capture_output=True, text=True, cwd=ROOT, timeout=300,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    return finished(
+        "-m", "vit_imagenet.train", "vit_imagenet/configs/laptop.yaml", *OVERRIDES, *overrides,
+        "--run-dir", folder, ranks=processes, cwd=ROOT,
+    )  # fmt: skip
 
 
 def lines(folder):
@@ -56,8 +50,8 @@ def test_processes_count_the_readable_images_of_a_folder_once(tmp_path):
         run = tmp_path / str(processes)
         result = launch(processes, run, "data.source=folder", f"data.path={tmp_path / 'images'}",
                         "model.classes=2")
-        assert result.returncode == 0, result.stderr
-        assert result.stderr.count(f"not used: {damaged}: cannot be read") == 1
+        assert result.returncode == 0, result.err
+        assert result.err.count(f"not used: {damaged}: cannot be read") == 1
         assert json.loads((run / "summary.json").read_text())["eval_targets"] == 8
         found.append([line for line in lines(run) if "eval_top1" in line])
     assert [line["step"] for line in found[0]] == [3, 6]
@@ -70,4 +64,4 @@ def test_processes_count_the_readable_images_of_a_folder_once(tmp_path):
 def test_a_mistake_in_one_process_ends_all_with_its_line(tmp_path):
     result = launch(2, tmp_path / "run", "data.augmentation.mix_group=16")
     assert result.returncode != 0
-    assert "whole groups of data.augmentation.mix_group 16" in result.stderr
+    assert "whole groups of data.augmentation.mix_group 16" in result.err

@@ -1,0 +1,134 @@
+"""Programs of tests in processes that have torch imported already: tenths of a second, not seconds.
+
+A server per test process imports what all programs need and forks; what is run, its arguments, its
+environment and how it ends are as from a command line, torchrun's variables included. The launchers
+themselves are tested where a test says so.
+"""
+
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "accelerate", "training.loop", "measure.probes"])
+
+
+class Program:
+    """`python ARGUMENTS`, or as many processes of it as torchrun would start; like a Popen."""
+
+    def __init__(self, *arguments, ranks=1, cwd=None, **environment):
+        self.returncode = None
+        folder = Path(tempfile.mkdtemp(prefix="program-"))
+        self.files = [folder / name for name in ("out", "err")]
+        for file in self.files:
+            file.touch()
+        self.stdout = _Growing(self.files[0], self.poll)
+        given = {**os.environ, **{key: str(value) for key, value in environment.items()}}
+        together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
+                    "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}  # fmt: skip
+        self.processes = []
+        for rank in range(ranks):
+            mine = {"RANK": str(rank), "LOCAL_RANK": str(rank), **together} if ranks > 1 else {}
+            told = (list(map(str, arguments)), {**given, **mine}, str(cwd or os.getcwd()),
+                    self.files)
+            process = _context.Process(target=_run, args=told)
+            process.start()
+            self.processes.append(process)
+
+    @property
+    def pids(self):
+        """The processes, by rank."""
+        return [process.pid for process in self.processes]
+
+    def poll(self):
+        """None while any process runs; one that fails ends the others, as with torchrun."""
+        codes = [process.exitcode for process in self.processes]
+        if any(codes) and None in codes:
+            time.sleep(0.3)  # for those that stop by themselves with the same message
+            for process in self.processes:
+                process.terminate()
+        if None not in codes:
+            self.returncode = next(filter(None, codes), 0)
+        return self.returncode
+
+    def wait(self, timeout=200):
+        """The exit code: of the first process that failed, or 0."""
+        end = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > end:
+                for process in self.processes:
+                    process.kill()
+                raise TimeoutError(f"{timeout} s: {self.files[1].read_text()}")
+            time.sleep(0.02)
+        return self.returncode
+
+    def communicate(self, timeout=200):
+        """(what it printed, its errors) once all processes have ended."""
+        self.wait(timeout)
+        return tuple(file.read_text() for file in self.files)
+
+    def send_signal(self, number):
+        """To all processes, as from whoever started them."""
+        for pid in self.pids:
+            os.kill(pid, number)
+
+    def terminate(self):
+        """SIGTERM to all processes."""
+        self.send_signal(signal.SIGTERM)
+
+
+class _Growing:
+    """Lines of a file that processes still write."""
+
+    def __init__(self, path, ended):
+        self.file, self.ended, self.rest = open(path), ended, ""
+
+    def readline(self):
+        """The next line, waited for; empty once the processes have ended."""
+        while True:
+            over = self.ended() is not None
+            self.rest += self.file.readline()
+            if self.rest.endswith("\n") or over:
+                line, self.rest = self.rest, ""
+                return line
+            time.sleep(0.01)
+
+
+def finished(*arguments, **more):
+    """A program that has ended, with `returncode`, `out` and `err`."""
+    program = Program(*arguments, **more)
+    program.out, program.err = program.communicate()
+    return program
+
+
+def _run(arguments, environment, cwd, files):
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(cwd)
+    for number, file in zip((1, 2), files):
+        opened = os.open(file, os.O_WRONLY | os.O_APPEND)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdout = open(1, "w", buffering=1, closefd=False)
+    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
+    module = arguments[0] == "-m"
+    sys.argv = arguments[1:] if module else arguments
+    if module:
+        sys.path.insert(0, cwd)
+        runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path.insert(0, str(Path(arguments[0]).parent))
+        runpy.run_path(arguments[0], run_name="__main__")
+
+
+def _free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
