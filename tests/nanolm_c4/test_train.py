@@ -26,7 +26,7 @@ def test_the_plan_has_the_papers_rates(capsys):
     ("arguments", "message"),
     [
         ([LAPTOP, "model.vocab_size=5"], "model.vocab_size 5 is smaller than the tokeniser's"),
-        ([LAPTOP, "data.source=local"], "path: source local needs one"),
+        ([LAPTOP, "data.source=local"], "data.path is missing"),
     ],
 )
 def test_a_users_mistake_is_one_line(tmp_path, capsys, monkeypatch, arguments, message):
