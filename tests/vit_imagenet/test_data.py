@@ -231,7 +231,6 @@ def test_rows_name_their_file_too_where_they_know_it(tmp_path):
     assert tar[7].name == f"bee_3 in {tmp_path / 'tars' / 'train-1.tar'}"
 
 
-@pytest.mark.parametrize("folder", [".", "data"])
 @pytest.mark.parametrize("write", [write_parquet, write_tar])
 def test_a_damaged_arrow_copy_is_made_again(tmp_path, capfd, write):
     root = write(tmp_path / "images")
@@ -245,6 +244,7 @@ def test_a_damaged_arrow_copy_is_made_again(tmp_path, capfd, write):
     assert f"{file.name} is damaged: its SHA-256 is not" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("folder", [".", "data"])
 def test_shards_are_found_by_a_word_of_their_name(tmp_path, folder):
     """The split may stand after a prefix and in data/, as the hub has it."""
     names = {
