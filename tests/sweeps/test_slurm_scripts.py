@@ -26,6 +26,7 @@ TOOLS = {
           *"sweeps run"*)
             echo "token $RAY_AUTH_TOKEN" >> "$LOG"
             trap 'exit "$CODE"' TERM
+            until grep -q "^ray start --address" "$LOG"; do sleep 0.05; done
             while [ -n "$WARNED" ]; do sleep 0.05; done
             exit "$CODE" ;;
         esac
