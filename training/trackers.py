@@ -22,7 +22,7 @@ from typing import Any
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker, get_available_trackers
 
 from training.errors import UserError, reason
-from training.files import write_json
+from training.files import read_text, write_json
 from training.log import Log
 
 FOLDER = "tensorboard"  # of a run: its event files
@@ -58,7 +58,7 @@ class Trackers:
         if not self.names:
             return
         try:
-            self.told = json.loads((self.run_dir / STATE).read_text(encoding="utf-8"))
+            self.told = json.loads(read_text(self.run_dir / STATE))
         except (OSError, ValueError):
             self.told = {}
         for name in self.names:
@@ -101,7 +101,8 @@ class Trackers:
         make = LOGGER_TYPE_TO_CLASS[name]
         if name == "tensorboard":
             known.clear()
-            shutil.rmtree(self.run_dir / FOLDER, ignore_errors=True)
+            if (self.run_dir / FOLDER).exists():
+                shutil.rmtree(self.run_dir / FOLDER)  # refuses a link, and is dropped then
             tracker = make(FOLDER, self.run_dir)
         elif name == "wandb":
             tracker = make(experiment, group=sweep, name=run, id=f"{sweep}.{run}", resume="allow",

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from accelerate.tracking import TensorBoardTracker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.processes import finished
@@ -174,6 +175,23 @@ def test_a_tracker_that_fails_is_dropped_and_the_run_goes_on(
     )
     (shown,) = services["trackio"].values()
     assert len(shown) == len(lines(folder) + lines(folder, "probes"))
+
+
+def test_links_and_pipes_in_a_run_folder_are_not_followed(told, tmp_path, monkeypatch, capsys):
+    services, _, _ = told
+    real = {**trackers.LOGGER_TYPE_TO_CLASS, "tensorboard": TensorBoardTracker}
+    monkeypatch.setattr(trackers, "LOGGER_TYPE_TO_CLASS", real)
+    monkeypatch.setattr(trackers, "get_available_trackers", lambda: ("tensorboard", *REMOTE))
+    folder, outside = folder_of(tmp_path), tmp_path / "outside"
+    for place in (folder, outside):
+        place.mkdir(parents=True)
+    (outside / "kept").touch()
+    (folder / "tensorboard").symlink_to(outside)
+    os.mkfifo(folder / "trackers.json")
+    toy.train(folder, ["training.trackers=[tensorboard, mlflow]"])
+    assert "tensorboard is dropped" in capsys.readouterr().err
+    assert [path.name for path in outside.iterdir()] == ["kept"]
+    assert len(services["mlflow"]["made-0"]) == len(lines(folder) + lines(folder, "probes"))
 
 
 @pytest.mark.parametrize(("value", "message"), [
