@@ -27,7 +27,6 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
-import json
 import statistics
 import sys
 import tempfile
@@ -85,7 +84,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 def measure(case: harness.Case) -> dict[str, Any]:
     """Runs one case in this process."""
     if case["what"] != "train":
-        return {"matmul": measure_matmul, "pipeline": measure_pipeline}[case["what"]](case)
+        return measure_matmul(case)
     if case["implementation"] == "nanolm_c4":
         return measure_nanolm(case)
     return measure_plain(case)
@@ -272,51 +271,17 @@ def _matmul_rate(size: int, dtype: Any, device: str) -> float:
     return 2 * size**3 / statistics.median(times[2:])
 
 
-def measure_pipeline(case: harness.Case) -> dict[str, Any]:
-    """Tokens/s of the loop's own batches from a token file on disk, without any training."""
-    from torch.utils.data import DataLoader
-
-    from nanolm_c4.data import Corpus, collate
-    from training.sampling import BatchIds
-
-    with tempfile.TemporaryDirectory() as folder:
-        rows = Corpus(_write_corpus(Path(folder), case["vocab"])).train_rows(case["context"])
-        ids = BatchIds(
-            size=len(rows), seed=0, global_batch=case["batch"], micro_batch=case["batch"],
-            rank=0, world_size=1, first_step=0, last_step=2_000,
-        )  # fmt: skip
-        batches = iter(DataLoader(rows, batch_sampler=ids, collate_fn=collate))
-        next(batches)  # draws the epoch's permutation
-        started = time.perf_counter()
-        tokens = sum(inputs.numel() for inputs, _ in batches)
-        return {"tokens_per_second": tokens / (time.perf_counter() - started)}
-
-
-def _write_corpus(folder: Path, vocab: int, tokens: int = 20_000_000) -> Path:
-    """A cache of random tokens in nanolm_c4.data's format, with what its rows read."""
-    import numpy as np
-
-    drawn = np.random.default_rng(0).integers(vocab, size=tokens, dtype=np.uint16)
-    drawn.tofile(folder / "train.bin")
-    meta = {
-        "dtype": "<u2", "vocab_size": vocab, "train": {"tokens": tokens},
-        "sizes": {"train.bin": drawn.nbytes},
-    }  # fmt: skip
-    (folder / "meta.json").write_text(json.dumps(meta))
-    return folder
-
-
 # The launching process
 
 
 def cases(args: argparse.Namespace) -> list[harness.Case]:
-    """Every case of one repetition: the ceiling, the pipeline, and all that train."""
+    """Every case of one repetition: the ceiling, and all that train."""
     keys = ("steps", "warmup", "layers", "context", "vocab", "head_dim", "batch", "threads")
     shared = {**{key: getattr(args, key) for key in keys}, "device": args.device}
     grid = itertools.product(args.widths, args.modes, args.allocators, args.implementations)
     names = ("width", "mode", "allocator", "implementation")
     training = [{"what": "train", **dict(zip(names, values))} for values in grid]
-    return [{**shared, **case} for case in ({"what": "matmul"}, {"what": "pipeline"}, *training)]
+    return [{**shared, **case} for case in ({"what": "matmul"}, *training)]
 
 
 def launch(case: harness.Case) -> dict[str, Any]:
@@ -408,7 +373,7 @@ def main() -> None:
             ms = results[-1].get("ms")
             shown = f"{statistics.median(ms):.1f} ms, {results[-1]['peak_mb']:.0f} MB" if ms else ""
             print(f"{repeat + 1}/{args.repeats} {label(case)} {shown}", file=sys.stderr)
-    (_, matmul), (_, pipeline), *training = measured
+    (_, matmul), *training = measured
     ceiling = {
         kind: statistics.median(result[kind] for result in matmul) for kind in ("fp32", "bf16")
     }
@@ -416,7 +381,6 @@ def main() -> None:
     harness.show(
         args, args.device, rows,
         matmul_flops_per_second=ceiling,
-        pipeline_tokens_per_second=statistics.median(r["tokens_per_second"] for r in pipeline),
         comparisons=comparisons(rows),
     )  # fmt: skip
 
