@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import MISSING, asdict, fields
 from typing import TYPE_CHECKING, Any
 
 from param_groups import exponents, tables
@@ -66,17 +67,14 @@ def show_table(args: argparse.Namespace) -> str:
     """What a prescription gives every role at one width."""
     if args.prescription == "stratos":
         return _stratos(args)
-    _fill(args)
-    sizes = [name for name in ("head_dim", "mlp_ratio", "patch_inputs", "outputs") if name in args]
-    _check_sizes(args, *sizes)
-    prescription = _PRESCRIPTIONS[args.prescription](args)
+    prescription = _prescription(args)
     numbers = {
         str(role): prescription(role, *_fans(role, round(prescription.width), args))
         for role in _roles(args)
     }
     forward = prescription.forward(args.head_dim)
     if args.json:
-        roles = {role: _as_dict(value) for role, value in numbers.items()}
+        roles = {role: asdict(value) for role, value in numbers.items()}
         return json.dumps(
             {"prescription": prescription.describe(), "roles": roles, "forward": forward}, indent=1
         )
@@ -106,87 +104,24 @@ def _forward_text(forward: dict[str, float], prescription: Prescription) -> str:
     return ", ".join(parts)
 
 
-def _everett(args: argparse.Namespace) -> Prescription:
-    _require(args, "width", "base_width")
-    return Everett(
-        args.parameterization,
-        args.width,
-        args.base_width,
-        optimizer=args.optimizer,
-        alignment=args.alignment,
-        gamma_embedding=args.gamma_embedding,
-        gamma_hidden=args.gamma_hidden,
-        gamma_readout=args.gamma_readout,
-        eps_per_layer=args.eps_per_layer,
-        embedding_std=args.embedding_std,
-        qk_exponent=args.qk_exponent,
-    )
-
-
-def _dinan(args: argparse.Namespace) -> Prescription:
-    _require(args, "width")
-    return Dinan(
-        args.width,
-        strategy=args.strategy,
-        s=args.s,
-        optimizer=args.optimizer,
-        mlp_factor=args.mlp_factor,
-        init="vit" if args.model == "vision" else "bart",
-    )
-
-
-def _bordelon(args: argparse.Namespace) -> Prescription:
-    _require(args, "head_dim", "heads", "depth")
-    return Bordelon(
-        args.head_dim,
-        args.heads,
-        args.depth,
-        optimizer=args.optimizer,
-        alpha_attention=args.alpha_attention,
-        alpha_depth=args.alpha_depth,
-        beta0=args.beta0,
-        gamma0=args.gamma0,
-        zero_readout=args.model == "language",
-    )
-
-
-_PRESCRIPTIONS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon}
+_PRESCRIPTIONS: dict[str, type[Everett] | type[Dinan] | type[Bordelon]] = {
+    "everett": Everett, "dinan": Dinan, "bordelon": Bordelon,
+}  # fmt: skip
 PRESCRIPTIONS = (*_PRESCRIPTIONS, "stratos")
 
-
-# The options each prescription reads, with their defaults.
-_COMMON = {"width": None, "mlp_ratio": 4}
-_OPTIONS: dict[str, dict[str, object]] = {
-    "everett": {
-        **_COMMON,
-        "parameterization": "standard",
-        "alignment": "full",
-        "base_width": None,
-        "eps_per_layer": False,
-        "embedding_std": None,
-        "gamma_embedding": 1.0,
-        "gamma_hidden": 1.0,
-        "gamma_readout": 1.0,
-        "qk_exponent": None,
-    },
-    "dinan": {**_COMMON, "strategy": "neural_tangent", "s": None, "mlp_factor": "drop"},
-    "bordelon": {
-        "heads": None,
-        "depth": None,
-        "alpha_attention": 1.0,
-        "alpha_depth": 1.0,
-        "beta0": 1.0,
-        "gamma0": 1.0,
-    },
+# The options each prescription reads: its own fields, and the MLP's width where it is free.
+_SHARED = {"optimizer", "head_dim", "init", "zero_readout"}
+_OPTIONS = {
+    name: [own.name for own in fields(kind) if own.init and own.name not in _SHARED]
+    + ([] if kind is Bordelon else ["mlp_ratio"])
+    for name, kind in _PRESCRIPTIONS.items()
 }
-
-
 _EVERYWHERE = tuple(dict.fromkeys(name for options in _OPTIONS.values() for name in options))
 
 
-def _fill(args: argparse.Namespace) -> None:
-    """Sets the prescription's defaults; PlanError for an option it would ignore."""
-    own = _OPTIONS[args.prescription]
+def _prescription(args: argparse.Namespace) -> Prescription:
+    """The prescription of the options given; PlanError for one it lacks or would ignore."""
+    own, kind = _OPTIONS[args.prescription], _PRESCRIPTIONS[args.prescription]
     for name in _EVERYWHERE:
         if name in args and name not in own:
             readers = " and ".join(key for key, options in _OPTIONS.items() if name in options)
@@ -194,14 +129,22 @@ def _fill(args: argparse.Namespace) -> None:
                 f"--{name.replace('_', '-')} goes with --prescription {readers}, "
                 f"not {args.prescription}"
             )
-    for name, default in own.items():
-        vars(args).setdefault(name, default)
-
-
-def _require(args: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        if getattr(args, name) is None:
-            raise PlanError(f"--prescription {args.prescription} needs --{name.replace('_', '-')}")
+    values: dict[str, Any] = {name: getattr(args, name) for name in own if name in args}
+    vars(args)["mlp_ratio"] = values.pop("mlp_ratio", 4)
+    _check_sizes(args, "head_dim", "mlp_ratio", "patch_inputs", "outputs")
+    if kind is Everett:
+        values.setdefault("parameterization", "standard")
+    elif kind is Dinan:
+        values["init"] = "vit" if args.model == "vision" else "bart"
+    else:
+        values["zero_readout"] = args.model == "language"
+        if args.head_dim is not None:
+            values["head_dim"] = args.head_dim
+    for needed in fields(kind):
+        if needed.init and needed.default is MISSING and needed.name not in values:
+            option = needed.name.replace("_", "-")
+            raise PlanError(f"--prescription {args.prescription} needs --{option}")
+    return kind(**values, optimizer=args.optimizer)
 
 
 def _check_sizes(args: argparse.Namespace, *names: str) -> None:
@@ -231,18 +174,6 @@ def _fans(role: Role, width: int, args: argparse.Namespace) -> tuple[int, int]:
         Role.READOUT: (width, args.outputs),
         Role.READOUT_BIAS: (1, args.outputs),
     }.get(role, (width, width))
-
-
-def _as_dict(numbers: Numbers) -> dict[str, object]:
-    return {
-        "init_mean": numbers.init_mean,
-        "init_std": numbers.init_std,
-        "init_distribution": numbers.init_distribution,
-        "multiplier": numbers.multiplier,
-        "lr": numbers.lr,
-        "eps": numbers.eps,
-        "decays": numbers.decays,
-    }
 
 
 def _rows(numbers: dict[str, Numbers]) -> list[tuple[str, ...]]:
@@ -349,7 +280,7 @@ def _add_styles(parser: argparse.ArgumentParser) -> None:
 
 
 def _own(parser: argparse._ActionsContainer, name: str, **options: Any) -> None:
-    """An option of some prescriptions only: absent unless given, so that `_fill` can tell."""
+    """An option of some prescriptions only: absent unless given, as `_prescription` must know."""
     parser.add_argument(f"--{name}", default=argparse.SUPPRESS, **options)
 
 
