@@ -39,22 +39,24 @@ class Adafactor(Decoupled):
         super().__init__(groups, {})
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
-        decays = [1 - step**-ADAFACTOR_DECAY for step in self._steps(params)]
-        rows = list(zip(params, grads, decays))
-        axes = [factored_axes(param.shape) for param in params]
-        whole = [row for row, pair in zip(rows, axes) if pair is None]
-        unfactored = iter(self._unfactored(group["eps"], *map(list, zip(*whole))) if whole else ())
-        directions = [
-            next(unfactored) if pair is None else self._factored(group["eps"], *row, *pair)
-            for row, pair in zip(rows, axes)
-        ]
+        steps, directions = self._steps(params), []
+        torch._foreach_add_(steps, 1.0)
+        for param, grad, step in zip(params, grads, steps):
+            decay = 1 - step.item() ** -ADAFACTOR_DECAY
+            square = grad.square().add_(group["eps"])
+            axes = factored_axes(param.shape)
+            if axes is not None:
+                directions.append(self._factored(param, grad, square, decay, *axes))
+                continue
+            [second] = self._buffers([param], "v")
+            second.mul_(decay).add_(square.mul_(1 - decay))
+            directions.append(torch.rsqrt(second, out=square).mul_(grad))
         self._apply(group, params, directions)
 
     def _factored(
-        self, eps: float, param: Tensor, grad: Tensor, decay: float, i: int, j: int
+        self, param: Tensor, grad: Tensor, square: Tensor, decay: float, i: int, j: int
     ) -> Tensor:
         """g / sqrt(v) of one factored tensor; the names are those of the class's docstring."""
-        square = grad.square().add_(eps)
         row_mean, col_mean = _mean(square, j, param), _mean(square, i, param)
         state = self.state[param]
         if "v_row" not in state:
@@ -65,24 +67,6 @@ class Adafactor(Decoupled):
         col = v_col.unsqueeze(i).lerp_(col_mean, 1 - decay)
         row = (row / _mean(row, i, param)).rsqrt_()
         return torch.mul(grad, row, out=square).mul_(col.rsqrt())
-
-    def _unfactored(
-        self,
-        eps: float,
-        params: list[Tensor],
-        grads: list[Tensor],
-        decays: list[float],
-    ) -> Sequence[Tensor]:
-        """g / sqrt(v) of the tensors whose second moment is kept whole."""
-        second = self._buffers(params, "v")
-        square = torch._foreach_mul(grads, grads)
-        torch._foreach_add_(square, eps)
-        torch._foreach_mul_(square, [1 - decay for decay in decays])
-        torch._foreach_mul_(second, decays)
-        torch._foreach_add_(second, square)
-        directions = torch._foreach_rsqrt(second)
-        torch._foreach_mul_(directions, grads)
-        return directions
 
     @staticmethod
     def _apply(group: Group, params: list[Tensor], directions: list[Tensor]) -> None:

@@ -1,9 +1,9 @@
-"""What the update rules share: the loop over groups, decoupled decay, state, cache-sized parts."""
+"""What the update rules share: the loop over groups, decoupled decay, state, norms."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,9 +15,6 @@ from training.errors import UserError
 # Everett et al., Appendix C, leave optax's default in place.
 PARAM_SCALE_FLOOR = 1e-3
 
-# Entries worked on at a time on a CPU: their parameter, gradient, moments and scratch stay in
-# cache from one elementwise operation to the next; fewer cost more in calls than they save.
-BLOCK = 1 << 19
 # Entries whose squares a CPU adds up in single precision, for a parameter's norm.
 _NORM_ROW = 1 << 12
 
@@ -57,7 +54,7 @@ class Decoupled(torch.optim.Optimizer):
             params = [param for param in group["params"] if param.grad is not None]
             if params:
                 self._refuse_sparse(group, index)
-                self._update(group, params, local_parts(param.grad for param in params))
+                self._update(group, params, [_laid_out(param) for param in params])
         return loss
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
@@ -77,14 +74,9 @@ class Decoupled(torch.optim.Optimizer):
                     "sparse gradient: only dense gradients are supported"
                 )
 
-    def _steps(self, params: list[Tensor]) -> list[float]:
-        """The number t of each parameter's update now being made, 1 for its first."""
-        for param in params:
-            if "step" not in self.state[param]:
-                self.state[param]["step"] = torch.tensor(0.0)
-        steps = [self.state[param]["step"] for param in params]
-        torch._foreach_add_(steps, 1.0)
-        return [step.item() for step in steps]
+    def _steps(self, params: list[Tensor]) -> list[Tensor]:
+        """How many updates each parameter has had, on the CPU; torch's kernels count them up."""
+        return [self.state[param].setdefault("step", torch.tensor(0.0)) for param in params]
 
     def _buffers(self, params: list[Tensor], key: str) -> list[Tensor]:
         """The state tensor `key` of each parameter, in its shape and zero before the first use."""
@@ -92,6 +84,15 @@ class Decoupled(torch.optim.Optimizer):
             if key not in self.state[param]:
                 self.state[param][key] = torch.zeros_like(param)
         return local_parts(self.state[param][key] for param in params)
+
+
+def _laid_out(param: Tensor) -> Tensor:
+    """This process's part of the gradient, in the memory layout of its parameter's.
+
+    torch's fused kernels walk through memory and would pair up the wrong entries.
+    """
+    part, grad = sharding.local(param), sharding.local(param.grad)
+    return grad if grad.stride() == part.stride() else torch.empty_like(part).copy_(grad)
 
 
 def decay_weights(group: Group, params: list[Tensor]) -> None:
@@ -154,39 +155,3 @@ def param_scales(params: list[Tensor]) -> list[Tensor]:
     scales = rms(local_parts(params), params)
     torch._foreach_clamp_min_(scales, PARAM_SCALE_FLOOR)
     return scales
-
-
-def blocks(numbers: list[Any], *lists: list[Tensor]) -> Iterator[tuple[list[Any], ...]]:
-    """Matching parts (numbers, *lists) of the arguments, for one elementwise update each.
-
-    On an accelerator there is a single part, all of it, for few and large foreach calls. On a
-    CPU large tensors are cut and small ones put together into parts of a size for the cache: the
-    update is limited by memory there. Tensors that cannot be cut come whole and alone.
-    """
-    if any(tensor.device.type != "cpu" for tensor in lists[0]):
-        yield numbers, *lists
-        return
-    part: list[tuple[Any, ...]] = []
-    room = BLOCK
-    for piece in _pieces(numbers, lists):
-        size = piece[1].numel()
-        if not all(tensor.is_contiguous() for tensor in piece[1:]):
-            yield tuple([entry] for entry in piece)
-            continue
-        if size > room:
-            yield tuple(map(list, zip(*part)))
-            part, room = [], BLOCK
-        part.append(piece)
-        room -= size
-    if part:
-        yield tuple(map(list, zip(*part)))
-
-
-def _pieces(numbers: list[Any], lists: Sequence[list[Tensor]]) -> Iterator[tuple[Any, ...]]:
-    """One tensor of each list with its number at a time, large ones in pieces where possible."""
-    for number, *tensors in zip(numbers, *lists):
-        if tensors[0].numel() <= BLOCK or not all(t.is_contiguous() for t in tensors):
-            yield number, *tensors
-            continue
-        for cut in zip(*(tensor.view(-1).split(BLOCK) for tensor in tensors)):
-            yield number, *cut

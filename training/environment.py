@@ -38,6 +38,17 @@ def device_name(device: torch.device) -> str:
     return _cpu_name()
 
 
+def has_bf16_units(device: torch.device) -> bool:
+    """Whether the device multiplies bf16 matrices itself; else torch does so in float32, slower."""
+    import torch
+
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if platform.machine() in ("x86_64", "AMD64"):
+        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 @functools.cache
 def commit() -> str | None:
     """The repository's commit, with "+changes" when files differ from it; None outside git."""

@@ -11,6 +11,8 @@ on two cores, so the loss stays here until that has changed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -41,7 +43,7 @@ def linear_cross_entropy(
     with torch.autocast(device, enabled=False):
         if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
             return _LinearCrossEntropy.apply(x, weight, targets, multiplier, products)
-        return _chunked(x, weight, targets, multiplier, products, False)[0]
+        return _implementation()(x, weight, targets, multiplier, products, False)[0]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -49,7 +51,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, weight, targets, multiplier, products):
-        loss, x_grad, weight_grad = _chunked(x, weight, targets, multiplier, products, True)
+        loss, x_grad, weight_grad = _implementation()(
+            x, weight, targets, multiplier, products, True
+        )
         ctx.save_for_backward(x_grad, weight_grad)
         return loss
 
@@ -65,8 +69,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return x_grad * grad, weight_grad * grad, None, None, None
 
 
-# Opaque to torch.compile: unrolled, the chunks would only make compilation longer.
-@torch.library.custom_op("training::linear_cross_entropy", mutates_args=())
 def _chunked(
     x: Tensor,
     weight: Tensor,
@@ -102,7 +104,16 @@ def _chunked(
     return (losses * kept).sum(), x_grad.to(x.dtype), weight_grad.to(weight.dtype)
 
 
-@_chunked.register_fake
+# Opaque to torch.compile: unrolled, the chunks would only make compilation longer.
+_opaque = torch.library.custom_op("training::linear_cross_entropy", _chunked, mutates_args=())
+
+
+def _implementation() -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """The function itself, unless it is being compiled: torch takes a while to dispatch its own."""
+    return _opaque if torch.compiler.is_compiling() else _chunked
+
+
+@_opaque.register_fake
 def _(x, weight, targets, multiplier, products, gradients):
     loss = x.new_empty((), dtype=torch.promote_types(x.dtype, torch.float32))
     if not gradients:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -45,6 +47,7 @@ from training.task import (
 )
 from training.trackers import Trackers, check_installed
 
+EMULATE_BF16 = "TRAINING_EMULATE_BF16"
 SKIPS = 100  # steps in a row without a finite gradient are divergence
 
 
@@ -71,6 +74,7 @@ class Loop:
         self.settings = task.config.training
         check_installed(self.settings.trackers)
         self.sharding = sharding.requested()
+        self.precision = self._precision()
         self.accelerator = self._accelerator()
         # For models that draw during training; accelerate adds the process index.
         set_seed(task.config.seed % 2**31, device_specific=True)
@@ -83,19 +87,36 @@ class Loop:
         self.logs = [self.metrics, self.timing, *self._start_recorders()]
         self.trackers = Trackers(
             self.settings.trackers, run_dir, dict(runs.flat(runs.identity(task.config))),
-            {group["name"]: group["initial_lr"] for group in self.torch_optimizer.param_groups},
+            {group["name"]: group["initial_lr"] for group in self.optimizer.param_groups},
         )  # fmt: skip
         self.checkpoints = Checkpoints(
-            task, run_dir, self.accelerator, self.torch_optimizer,
+            task, run_dir, self.accelerator, self.optimizer,
             self.losses, self.history, self.logs,
         )  # fmt: skip
+
+    def _precision(self) -> str:
+        """The config's precision, or fp32 where a processor could only imitate it."""
+        process, wanted = processes.state(), self.settings.precision
+        if (
+            wanted == "fp32"
+            or environment.has_bf16_units(process.device)
+            or os.environ.get(EMULATE_BF16) == "1"
+        ):
+            return wanted
+        if process.is_main_process:
+            print(
+                f"training.precision: {environment.device_name(process.device)} has no bf16 units; "
+                f"this run is float32 ({EMULATE_BF16}=1 imitates bf16, more slowly)",
+                file=sys.stderr,
+            )
+        return "fp32"
 
     def _accelerator(self) -> Accelerator:
         # accelerate keeps its state per process; runs of one worker may differ in precision.
         AcceleratorState._reset_state()
         return Accelerator(
             cpu=processes.ON_CPU,
-            mixed_precision="bf16" if self.settings.precision == "bf16" else "no",
+            mixed_precision="bf16" if self.precision == "bf16" else "no",
             dynamo_backend="inductor" if self.settings.compile else "no",
             # A process without evaluation samples would miss the exchange of buffers before the
             # first forward pass, and wait for ever. No model here trains its buffers.
@@ -113,11 +134,11 @@ class Loop:
             sharding.shard(task.model, device, self.sharding)
         sharding.allocate(task.model, device)
         initialise(task)
-        self.torch_optimizer = build_optimizer(task)
+        # Not wrapped by accelerate, which would look for a package at every step.
+        self.optimizer = build_optimizer(task)
         if self.sharding is None:
-            self.model, self.optimizer = self.accelerator.prepare(task.model, self.torch_optimizer)
+            self.model = self.accelerator.prepare_model(task.model)
         else:  # autocast and compilation are all that accelerate has to add
-            self.model, self.optimizer = task.model, self.torch_optimizer
             self.model = self.accelerator.prepare_model(
                 task.model, device_placement=False, evaluation_mode=True
             )
@@ -127,7 +148,7 @@ class Loop:
         run = LiveRun(
             task=self.task,
             folder=self.run_dir,
-            optimizer=self.torch_optimizer,
+            optimizer=self.optimizer,
             device=self.accelerator.device,
             is_main=self.accelerator.is_main_process,
             is_sharded=self.sharding is not None,
@@ -381,5 +402,6 @@ class Loop:
             "resumed_from": history.resumed_from,
             "parameters": sum(parameter.numel() for parameter in self.task.model.parameters()),
             "parameters_by_role": dict(by_role),
+            "precision": self.precision,
             "environment": environment.describe(self.accelerator.device),
         }

@@ -18,7 +18,7 @@ divides by 1 - beta^t, t = 1 at the first step. sgd and adam_atan2 have no eps. 
 other three compute 0/0 = NaN where the gradient has been exactly zero since the first step.
 
 Of sharded parameters (see `sharding`) a process updates its part; what a rule asks of the whole
-tensor (an RMS, Adafactor's means, adam_atan2's largest gradient) is of the whole tensor there too.
+tensor (an RMS, Adafactor's means) is of the whole tensor there too.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from training import sharding
 from training.adafactor import Adafactor
-from training.adam_atan2 import AdamAtan2
 from training.decoupled import (
     PARAM_SCALE_FLOOR,
     Decoupled,
     Group,
     OptimizerError,
-    blocks,
     decay_weights,
     group_label,
     local_parts,
@@ -49,7 +49,6 @@ from training.decoupled import (
 from training.errors import nearest
 
 OPTIMIZERS = ("sgd", "adam", "adam_param_scaling", "adafactor", "adam_atan2")
-_FUSED_DEVICES = ("cpu", "cuda")
 
 
 def build(
@@ -64,9 +63,9 @@ def build(
     """The optimiser called `name` over a plan's groups, which are copied and never modified.
 
     `betas` serve the three Adams, `momentum` sgd, `atan2_lambda` adam_atan2; every number is
-    checked whichever rule uses it. `fused` chooses the kernel of the first two Adams: None takes
-    the fastest the parameters' device has, False the foreach one, True insists on the fused one.
-    torch's fused AdamW needs every gradient in its parameter's memory layout; autograd's are.
+    checked whichever rule uses it. `fused` chooses torch's kernel in all rules but adafactor: None
+    takes the fused one where the parameters' device has it, False the foreach one, True insists.
+    Fused AdamW needs every gradient in its parameter's memory layout; autograd's are.
 
     Raises OptimizerError: an unknown name; a number out of range; no groups or an empty one; a
     missing key; a parameter twice; fused=True where there is no fused kernel.
@@ -83,14 +82,14 @@ def build(
     groups = _checked_groups(groups)
     fused = _choose_fused(name, groups, fused)
     if name == "sgd":
-        return SGD(groups, momentum)
+        return SGD(groups, momentum, fused)
     if name == "adam":
         return torch.optim.AdamW(groups, betas=betas, fused=fused, foreach=not fused)
     if name == "adam_param_scaling":
         return AdamParamScaling(groups, betas, fused)
     if name == "adafactor":
         return Adafactor(groups)
-    return AdamAtan2(groups, betas, atan2_lambda)
+    return AdamAtan2(groups, betas, atan2_lambda, fused)
 
 
 def _checked_betas(betas: Sequence[float]) -> tuple[float, float]:
@@ -137,12 +136,21 @@ def _check_group(group: Group, label: str) -> None:
             )
 
 
+# Devices with a fused kernel. On others than the CPU it wants step counts there, which torch keeps
+# for its own optimisers alone; param scaling drives it only where an RMS needs no exchange.
+_FUSED_ON = {
+    "sgd": ("cpu", "cuda"),
+    "adam": ("cpu", "cuda"),
+    "adam_param_scaling": ("cpu",),
+    "adam_atan2": ("cpu",),
+}
+
+
 def _choose_fused(name: str, groups: list[Group], fused: bool | None) -> bool:
-    """Whether to run the fused kernel; param scaling drives it only where RMS needs no sync."""
-    devices = {"adam": _FUSED_DEVICES, "adam_param_scaling": ("cpu",)}.get(name, ())
+    """Whether to run the fused kernel."""
     params = [param for group in groups for param in group["params"]]
     found = sorted({param.device.type for param in params})
-    supported = all(device in devices for device in found)
+    supported = all(device in _FUSED_ON.get(name, ()) for device in found)
     if name == "adam_param_scaling" and any(map(sharding.is_sharded, params)):
         supported = False
     if fused and not supported:
@@ -159,19 +167,55 @@ class SGD(Decoupled):
     accumulate it; here decay is decoupled as for the other rules.
     """
 
-    def __init__(self, groups: list[Group], momentum: float) -> None:
+    def __init__(self, groups: list[Group], momentum: float, fused: bool) -> None:
         super().__init__(groups, {"momentum": momentum})
+        # Not in the groups: a checkpoint must not bring along the choice made for its device.
+        self._fused = fused
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
-        buffers = self._buffers(params, "momentum_buffer")
-        for _, theta, g, b in blocks(self._steps(params), local_parts(params), grads, buffers):
-            torch._foreach_mul_(b, group["momentum"])
-            torch._foreach_add_(b, g)
-            decay_weights(group, theta)
-            torch._foreach_add_(theta, b, alpha=-group["lr"])
+        theta, buffers = local_parts(params), self._buffers(params, "momentum_buffer")
+        decay_weights(group, theta)
+        sgd(
+            theta, grads, buffers, fused=self._fused, foreach=not self._fused, lr=group["lr"],
+            momentum=group["momentum"], weight_decay=0.0, dampening=0.0, nesterov=False,
+            maximize=False,
+        )  # fmt: skip
 
 
-class AdamParamScaling(Decoupled):
+class _AdamLike(Decoupled):
+    """Rules made of Adam's moments, which torch's AdamW advances."""
+
+    def __init__(self, groups: list[Group], numbers: dict[str, Any], fused: bool) -> None:
+        super().__init__(groups, numbers)
+        self._fused = fused  # as in SGD
+
+    def _moments(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+        """exp_avg, exp_avg_sq and the step counts of each parameter."""
+        first, second = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_sq")
+        return first, second, self._steps(params)
+
+    def _adamw(
+        self, group: Group, theta: list[Tensor], grads: list[Tensor], first: list[Tensor],
+        second: list[Tensor], steps: list[Tensor], lr: float, weight_decay: float, eps: float,
+    ) -> None:  # fmt: skip
+        """One step of AdamW on `theta`, whatever it is, with these numbers."""
+        beta1, beta2 = group["betas"]
+        adamw(
+            theta, grads, first, second, [], steps, fused=self._fused, foreach=not self._fused,
+            lr=lr, weight_decay=weight_decay, eps=eps, beta1=beta1, beta2=beta2, amsgrad=False,
+            maximize=False,
+        )  # fmt: skip
+
+    def _quotients(
+        self, group: Group, params: list[Tensor], grads: list[Tensor], eps: float
+    ) -> list[Tensor]:
+        """m_hat / (sqrt(v_hat) + eps): what AdamW makes of zeros at a rate of -1."""
+        zeros = [torch.zeros_like(part) for part in local_parts(params)]
+        self._adamw(group, zeros, grads, *self._moments(params), -1.0, 0.0, eps)
+        return zeros
+
+
+class AdamParamScaling(_AdamLike):
     """Adam's direction times max(RMS(theta), 1e-3), RMS over the tensor before decay and update.
 
     The scaling is optax.scale_by_param_block_rms between scale_by_adam and decay, so
@@ -180,58 +224,60 @@ class AdamParamScaling(Decoupled):
     """
 
     def __init__(self, groups: list[Group], betas: tuple[float, float], fused: bool) -> None:
-        super().__init__(groups, {"betas": betas})
-        # Not in the groups: a checkpoint must not bring along the choice made for its device.
-        self._fused = fused
+        super().__init__(groups, {"betas": betas}, fused)
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
-        first, second = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_sq")
-        update = self._fused_update if self._fused else self._foreach_update
-        update(group, self._steps(params), params, grads, first, second)
-
-    def _fused_update(self, group: Group, steps: list[float], *lists: list[Tensor]) -> None:
-        """torch's fused AdamW, tensor by tensor, at lr * scale and an unchanged lr * decay."""
-        beta1, beta2 = group["betas"]
-        for step, *tensors in zip(steps, *lists):
-            theta, g, m, v = same_strides(tensors)
-            # Directly before the update, which then finds much of the tensor in cache.
-            scale = max(rms_on_cpu(theta), PARAM_SCALE_FLOOR)
-            torch._fused_adamw_(
-                [theta], [g], [m], [v], [], [torch.tensor(step)],
-                lr=group["lr"] * scale, weight_decay=group["weight_decay"] / scale,
-                beta1=beta1, beta2=beta2, eps=group["eps"], amsgrad=False, maximize=False,
-            )  # fmt: skip
-
-    def _foreach_update(
-        self,
-        group: Group,
-        steps: list[float],
-        params: list[Tensor],
-        grads: list[Tensor],
-        first: list[Tensor],
-        second: list[Tensor],
-    ) -> None:
-        """The same with foreach kernels; the scales stay on the device."""
-        beta1, beta2 = group["betas"]
-        torch._foreach_lerp_(first, grads, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, grads, grads, value=1 - beta2)
-        roots = [math.sqrt(1 - beta2**step) for step in steps]
-        below = torch._foreach_sqrt(second)
-        torch._foreach_add_(below, [group["eps"] * root for root in roots])
-        torch._foreach_div_(below, param_scales(params))
+        lr, wd, eps = group["lr"], group["weight_decay"], group["eps"]
+        if self._fused:  # AdamW tensor by tensor, at lr * scale and an unchanged lr * decay
+            for theta, *tensors in zip(params, grads, *self._moments(params)):
+                # Directly before the update, which then finds much of the tensor in cache.
+                scale = max(rms_on_cpu(theta), PARAM_SCALE_FLOOR)
+                lists = ([tensor] for tensor in tensors)
+                self._adamw(group, [theta], *lists, lr * scale, wd / scale, eps)
+            return
+        directions = self._quotients(group, params, grads, eps)
+        torch._foreach_mul_(directions, param_scales(params))
         theta = local_parts(params)
         decay_weights(group, theta)
-        rates = [-group["lr"] * root / (1 - beta1**step) for root, step in zip(roots, steps)]
-        torch._foreach_addcdiv_(theta, first, below, rates)
+        torch._foreach_add_(theta, directions, alpha=-lr)
 
 
-def same_strides(tensors: list[Tensor]) -> list[Tensor]:
-    """The tensors, with the gradient (second) laid out as the parameter (first) if it is not.
+class AdamAtan2(_AdamLike):
+    """Adam with 4/pi * lambda * atan2(m_hat, lambda * sqrt(v_hat)) for its quotient, and no eps.
 
-    The fused kernel walks through memory and would pair up the wrong entries.
+    Everett et al., Appendix C.3, use lambda = 8. The direction tends to 4/pi * m_hat / sqrt(v_hat)
+    for small quotients, is 1.267 where m_hat = sqrt(v_hat) (so a rate tuned for Adam does not
+    carry over), at most 2 * lambda, and 0 where m = v = 0.
+
+    The rule does not see a common factor of all gradients as long as their squares are in the
+    number format: in float32, down to about 1e-18. Entries below about 1e-22 fade to no update.
     """
-    param, grad, *state = tensors
-    if grad.stride() != param.stride():
-        grad = torch.empty_like(param).copy_(grad)
-    return [param, grad, *state]
+
+    def __init__(
+        self, groups: list[Group], betas: tuple[float, float], lam: float, fused: bool
+    ) -> None:
+        super().__init__(groups, {"betas": betas, "atan2_lambda": lam}, fused)
+
+    def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
+        lam = group["atan2_lambda"]
+        # The root of the smallest positive number: no sqrt(v) well above it can feel it.
+        info = torch.finfo(params[0].dtype)
+        eps = math.sqrt(info.tiny) * math.sqrt(info.eps)
+        directions = self._quotients(group, params, grads, eps)
+        for x in directions:
+            torch.atan2(x, x.new_tensor(lam), out=x)
+        size = 4 / math.pi * group["atan2_lambda"]
+        theta = local_parts(params)
+        decay_weights(group, theta)
+        torch._foreach_add_(theta, directions, alpha=-group["lr"] * size)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """torch's; refuses moments of gradients that an older version has multiplied by a power
+        of two, which it did where they were all below 3e-8 or above 3e7 (in float32)."""
+        super().load_state_dict(state_dict)
+        for state in self.state.values():
+            if (scale := float(state.pop("gradient_scale", 1.0))) != 1:
+                raise OptimizerError(
+                    f"adam_atan2 cannot go on from this state: its gradients were multiplied by "
+                    f"{scale:g}, which this version does not do; start the run again"
+                )

@@ -95,7 +95,8 @@ class LoopConfig(Section):
     eval_samples: PositiveInt | None = None
     """Validation samples to use, from the first on; all by default."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 runs the forward pass under autocast; weights and optimiser state stay float32."""
+    """bf16 runs the forward pass under autocast; weights and optimiser state stay float32. On a
+    processor without bf16 units a run says so and is float32."""
     compile: bool = False
     """torch.compile the model."""
     data_workers: Annotated[int, Field(ge=0, le=1024)] = 0  # all start at once, on one machine

@@ -185,17 +185,6 @@ def total(values: Tensor, owner: Tensor) -> Tensor:
     return values
 
 
-def largest(value: float, owner: Tensor) -> float:
-    """The largest value among the processes that share `owner`; infinite if one is NaN."""
-    if not is_sharded(owner):
-        return value
-    bound = torch.tensor(value, dtype=torch.float64, device=owner.device).nan_to_num(nan=torch.inf)
-    distributed.all_reduce(
-        bound, distributed.ReduceOp.MAX, group=owner.device_mesh.get_group()
-    )
-    return bound.item()
-
-
 def _part(whole: Tensor, like: Tensor) -> Tensor:
     """The rows of a whole tensor that this process holds of `like`: cut as torch cuts."""
     parts = whole.chunk(like.device_mesh.size())

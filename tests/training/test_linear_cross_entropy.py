@@ -147,7 +147,7 @@ def test_torch_approves_of_the_operation():
     x, weight, targets = draw()
     arguments = (x.detach(), weight.detach(), targets, 0.5, torch.float64)
     for gradients in (True, False):
-        torch.library.opcheck(losses._chunked, (*arguments, gradients))
+        torch.library.opcheck(losses._opaque, (*arguments, gradients))
 
 
 def test_the_logits_are_never_whole(chunks):
@@ -166,6 +166,6 @@ def test_the_logits_are_never_whole(chunks):
     inputs = draw()
     arguments = (*(tensor.detach() for tensor in inputs), 1.0, torch.float64, True)
     with Largest():
-        losses._chunked._init_fn(*arguments)
+        losses._opaque._init_fn(*arguments)
     buffer = losses._buffer(inputs[0], VOCABULARY)
     assert Largest.numel == max(buffer.numel(), VOCABULARY * WIDTH)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from param_groups import Everett, Role, Rule, plan
-from training import schedules
+from training import environment, schedules
 from training.config import validate
 from training.errors import UserError
 from training.loop import train
@@ -251,6 +251,19 @@ def test_bf16_and_compile_train_to_about_the_same_loss(tmp_path, changes):
     plain = train(task(), tmp_path / "plain")
     other = train(task(**changes), tmp_path / "other")
     assert other["final_eval_loss"] == pytest.approx(plain["final_eval_loss"], rel=0.03)
+
+
+@pytest.mark.parametrize("units", [True, False])
+def test_without_bf16_units_a_run_says_so_and_is_float32(tmp_path, monkeypatch, capsys, units):
+    monkeypatch.setenv("TRAINING_EMULATE_BF16", "0")
+    monkeypatch.setattr(environment, "has_bf16_units", lambda device: units)
+    kinds = set()
+    run = task(training__precision="bf16")
+    run.model.register_forward_hook(lambda *_: kinds.add(torch.is_autocast_enabled("cpu")))
+    summary = train(run, tmp_path)
+    assert summary["precision"] == ("bf16" if units else "fp32") and kinds == {units}
+    lines = capsys.readouterr().err.splitlines()
+    assert sum("has no bf16 units; this run is float32" in line for line in lines) == (not units)
 
 
 @pytest.mark.parametrize("decay_mode", ["independent", "global", "per_group"])
