@@ -18,7 +18,7 @@ PAPER_VOCABULARY = 50_265  # GPT-2's BPE in fairseq's dictionary, with its five 
 ENDS = 2  # a start and an end around the content
 INT64 = 8
 
-# What training/optimizers.py keeps in the shape of every tensor, beside one step count each.
+# What training/optimizers.py keeps in the shape of every tensor; adam a step count each, too.
 _STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2}
 # Matrices of n^2 weights in attention: Q, K, V, U. The decoder's blocks have it twice.
 _ATTENTION = 4
@@ -110,7 +110,8 @@ def optimizer_state(config: Config) -> int:
             f"optimizer.name {name}: Dinan et al. prescribe for adam and sgd alone; use one of them"
         )
     tensors = (3 * _ATTENTION + 4) * config.model.layers + 3  # in blocks; words, two of positions
-    return FP32 * (_STATES_LIKE_WEIGHTS[name] * parameters(config)["total"] + tensors)
+    counts = tensors if name == "adam" else 0
+    return FP32 * (_STATES_LIKE_WEIGHTS[name] * parameters(config)["total"] + counts)
 
 
 def activations(config: Config, rows: int, recomputed: bool = False) -> int:

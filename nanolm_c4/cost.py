@@ -20,7 +20,7 @@ from training.memory import (
 
 # What training/optimizers.py keeps in the shape of every tensor; adafactor is counted below.
 _STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_param_scaling": 2, "adam_atan2": 2}
-_SCALARS = {"adam_atan2": 2}  # single numbers per tensor: a step count, here also a scale
+_SCALARS = {"sgd": 0}  # single numbers per tensor: all others keep a step count
 _FACTORED_FROM = 128  # training.adafactor.ADAFACTOR_MIN_DIM
 # Their step on a GPU holds one more number per weight of a group (torch has no fused kernel).
 _UNFUSED = ("adam_param_scaling", "adafactor", "adam_atan2")

@@ -14,7 +14,7 @@ CHANNELS = 3
 
 # What training/optimizers.py keeps of every tensor: in its shape, and single numbers.
 _STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_atan2": 2}
-_SCALARS = {"sgd": 1, "adam": 1, "adam_atan2": 2}  # a step count, in one also a scale
+_SCALARS = {"sgd": 0, "adam": 1, "adam_atan2": 1}  # step counts per tensor
 # Its step on a GPU holds one more number per weight (torch has no fused kernel).
 _UNFUSED = ("adam_atan2",)
 

@@ -14,7 +14,7 @@ from vit_imagenet.config import Config, ModelConfig
 
 CHANNELS = 3
 
-# What training/optimizers.py keeps in the shape of every tensor, beside one step count each.
+# What training/optimizers.py keeps in the shape of every tensor; adam a step count each, too.
 _STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2}
 
 
@@ -84,7 +84,8 @@ def optimizer_state(config: Config) -> int:
             f"optimizer.name {name}: Dinan et al. prescribe for adam and sgd alone; use one of them"
         )
     tensors = 4 * config.model.layers + 4  # in blocks; patchify, positions, the head's two
-    return FP32 * (_STATES_LIKE_WEIGHTS[name] * parameters(config)["total"] + tensors)
+    counts = tensors if name == "adam" else 0
+    return FP32 * (_STATES_LIKE_WEIGHTS[name] * parameters(config)["total"] + counts)
 
 
 def activations(config: Config, rows: int, recomputed: bool = False) -> int:

@@ -259,7 +259,7 @@ def test_without_bf16_units_a_run_says_so_and_is_float32(tmp_path, monkeypatch, 
     monkeypatch.setattr(environment, "has_bf16_units", lambda device: units)
     kinds = set()
     run = task(training__precision="bf16")
-    run.model.register_forward_hook(lambda *_: kinds.add(torch.is_autocast_enabled("cpu")))
+    run.model.readout.register_forward_hook(lambda *_: kinds.add(torch.is_autocast_enabled("cpu")))
     summary = train(run, tmp_path)
     assert summary["precision"] == ("bf16" if units else "fp32") and kinds == {units}
     lines = capsys.readouterr().err.splitlines()
