@@ -11,6 +11,7 @@ them broke a promise. tests/training/test_config_fuzz.py reads some of the same 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import io
 import resource
@@ -142,11 +143,16 @@ def read(what: str, text: str, overrides: list[str], folder: Path) -> str:
         return "refused"
 
 
-def main() -> None:
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = harness.parser(__doc__)
     parser.add_argument("--examples", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    options = parse()
     counts: Counter[tuple[str, str, str]] = Counter()
     broken: list[dict[str, object]] = []
     slowest = {kind: 0.0 for kind in ("fragments", "structure", "mutation", "overrides")}
