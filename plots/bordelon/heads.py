@@ -33,6 +33,7 @@ TABLES = (
     "bordelon/initial_kernels", "bordelon/initial_attention", "bordelon/initial_density",
     "bordelon/figure_4_distances", "bordelon/figure_4_metrics",
 )
+PARTS = {"figure_3_initial_heads": slice(3), "figure_4_many_heads": slice(3, 5)}
 MEMBER = "member"  # whether a model is of the ensemble it is compared with
 # The columns of each, by its file's usual name.
 COLUMNS = {

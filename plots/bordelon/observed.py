@@ -167,7 +167,7 @@ def draw_strips(grid: Sequence[Strip], unit: str, title: str):
     """Rows of kernels, each divided by the mean of its diagonal, which is written below it: sizes
     change the scale so much that undivided ones would show the largest alone."""
     across = max(len(row.panels) for row in grid)
-    figure, axes = style.subplots(len(grid), across, (1.75, 1.75))
+    figure, axes = style.subplots(len(grid), across, (1.75, 2.05))
     figure.suptitle(title)
     for axis in axes.flat:
         axis.set_visible(False)
