@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from plots.__main__ import make
+from plots.catalogue import load
 from plots.dinan.searches import by_accuracy, by_loss
 from plots.tables import TableError
 from tests.plots.dinan.searched import RATES, both, complete, frames, point, r2c2, run, written
@@ -35,14 +36,14 @@ def whole(name):
 def test_neither_the_order_of_tables_nor_that_of_rows_matters(tmp_path, name):
     made = []
     for order in (1, -1):
-        paths = [
-            path
-            for index, (results, metrics) in enumerate(whole(name))
-            for path in written(tmp_path / f"{order}{index}", results[::order], metrics[::order])
-        ]
-        made.append(make(name, paths[::order], tmp_path / f"out{order}"))
+        paths = []  # of sweeps in their order, which is that of the captions
+        for index, (results, metrics) in enumerate(whole(name)):
+            folder = tmp_path / f"{order}{index}"
+            paths += written(folder, results[::order], metrics[::order])[::order]
+        made.append(make(name, paths, tmp_path / f"out{order}"))
     (text, files), (again, others) = made
-    assert text == again
+    figure = load(name)
+    assert text == again == "\n".join(map(str, figure.findings(figure.read(paths[::-1]))))
     assert ("median of the 50" if name in VIT else "standard errors") in text
     assert {file.stem for file in files} == DRAWN[name]
     assert all(one.read_bytes() == other.read_bytes() for one, other in zip(files, others))
@@ -131,7 +132,7 @@ BART_ALONE = [
     (without("model.width"), "results.csv: no column 'model.width'"),
     (lambda r, m: (r, m.assign(skipped_steps="many")),
      "metrics.csv: column 'skipped_steps' has no number: .*many"),
-    (changed("model.width", math.nan), "has no model.width above 0"),
+    (changed("model.width", math.nan), "column 'model.width' has no number"),
     (lambda r, m: (r.assign(status="failed"), m), "every run failed"),
 ]
 WRONG = [(own, change(own), message) for own in (Vit, Bart) for change, message in EACH]
