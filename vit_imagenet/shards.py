@@ -206,7 +206,7 @@ def _check_tar(path: Path) -> None:
                 elif member.name.endswith(".json"):
                     json.loads(tar.extractfile(member).read())
             tar.fileobj.seek(tar.offset)
-            if tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+            if not tar.offset or tar.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise tarfile.ReadError(f"damaged or cut off at byte {tar.offset}")
     except (tarfile.TarError, OSError, ValueError) as error:
         raise UserError(
