@@ -196,14 +196,12 @@ def test_a_stopped_run_ends_with_code_75_and_resumes_to_the_same_bits(
 
 
 def test_two_processes_train_the_run_that_one_does(small, tmp_path):
-    """With accumulation, a data worker, other evaluation batches, and an odd number of samples."""
+    """With accumulation, other evaluation batches, and an odd number of samples."""
     words = ["training.eval_samples=7", "training.eval_every=3"]
     if small.case.name == "bart_span_denoise":  # every process drops out for itself
         words += ["model.dropout=0.0", "model.attention_dropout=0.0"]
     small.experiment.run(small.config(*words, "training.eval_batch_size=50"), tmp_path / "1")
-    more = ["training.micro_batch_size=2", "training.data_workers=1"]
-    if small.case.name == "vit_imagenet":
-        more[0] = "training.micro_batch_size=4"
+    more = [f"training.micro_batch_size={4 if small.case.name == 'vit_imagenet' else 2}"]
     result = finished(
         "-m", f"{small.case.name}.train", small.case.config, *small.words(*words, *more),
         "--run-dir", tmp_path / "2", ranks=2, cwd=ROOT,

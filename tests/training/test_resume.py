@@ -130,12 +130,16 @@ def test_it_does_so_however_it_is_computed(tmp_path, monkeypatch, overrides):
 
 def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
     overrides = ["training.data_workers=2", "training.log_every=1"]
-    process = start("train", tmp_path / "run", *overrides, TOY_PAUSE=1)
+    process = subprocess.Popen(
+        [sys.executable, SCRIPT, "train", tmp_path / "run", *overrides],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TOY_PAUSE": "1"},
+    )  # fmt: skip
     while "step 3" not in process.stdout.readline():
         pass
-    workers = below(process.pids[0])
+    workers = below(process.pid)
     assert len(workers) >= 2
-    process.send_signal(signal.SIGKILL)
+    process.kill()
     process.wait()
     assert toy.train(tmp_path / "run", overrides)["resumed_from"] == [2]
     assert all(gone(worker) for worker in workers)

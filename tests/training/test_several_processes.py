@@ -183,10 +183,11 @@ def test_a_refusal_is_one_line_of_one_process(tmp_path):
     ],
 )  # fmt: skip
 def test_accelerate_launches_with_the_config_files(tmp_path, name, processes, options):
-    """The files as they are, with as many processes as a test has."""
+    """The files as they are, with as many processes as a test has, each with a worker for data."""
     result = subprocess.run(
         [Path(sys.executable).with_name("accelerate"), "launch", "--config_file",
-         ROOT / f"scripts/accelerate/{name}.yaml", *options, SCRIPT, "train", tmp_path / "run"],
+         ROOT / f"scripts/accelerate/{name}.yaml", *options, SCRIPT, "train", tmp_path / "run",
+         "training.data_workers=1"],
         capture_output=True, text=True, timeout=200,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
              "CUDA_VISIBLE_DEVICES": "", "TOY_NOTES": str(tmp_path)},
