@@ -24,23 +24,28 @@ figures() {
   local r2c2=("$results/figure_5$preset/results.csv" "$results/figure_5$preset/metrics.csv")
   [ -e "${r2c2[1]}" ] || r2c2=()
   draw "$out" dinan/bart_rates "${large[@]}"
-  draw "$out" dinan/bart_strategies "${large[@]}" "${r2c2[@]}"
+  draw "$out" dinan/bart_strategies "${large[@]}" ${r2c2[@]+"${r2c2[@]}"}
   echo "figures and findings: $out"
 }
 
 # each COMMAND [OPTION ...]: on all GPUs of a node, BART-large replicated and R2C2 sharded; the
 # laptop's runs need none.
 each() {
-  local suffix
+  local suffix code=0
+  check_only bart_span_denoise/figure_3_4 bart_span_denoise/figure_5
+  check_options "${@:2}"
   for suffix in "" _fsdp; do
     stages=(bart_span_denoise/figure_3_4)
     [ -z "$suffix" ] || stages=(bart_span_denoise/figure_5)
-    if [ -n "$(preset "$@")" ]; then
-      "$@"
-    else
-      "$@" --launch "$(launcher "one_node_8gpu$suffix") --main_process_port 0"
+    if [ -z "$(preset "$@")" ]; then
+      "$@" --launch "$(launcher "one_node_8gpu$suffix") --main_process_port 0" || code=$?
+    elif [ -z "$suffix" ]; then # Figure 5 has one size
+      "$@" || code=$?
     fi
+    # A dry run goes on to say what the other sweep would do.
+    [[ "$code" -eq 0 || " $* " == *" --dry-run "* ]] || return "$code"
   done
+  return "$code"
 }
 
 case ${1:-run} in

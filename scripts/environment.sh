@@ -31,10 +31,13 @@ wanted=requirements.lock
 [ -z "${UV_TORCH_BACKEND:-}" ] || wanted=requirements.txt
 if ! cmp -s "$wanted" "$stamp"; then
   echo "installing $wanted (several GB the first time)" >&2
-  uv=$(grep -o '^uv==[^ ]*' requirements.lock)
-  if .venv/bin/python -m pip install --quiet --disable-pip-version-check "$uv" 2>/dev/null &&
+  sed -n '/^uv==/,/[^\\]$/p' requirements.lock >.venv/uv.lock
+  checked=--require-hashes
+  [ "$wanted" = requirements.lock ] || checked=
+  if .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
+    --no-deps -r .venv/uv.lock 2>/dev/null &&
     UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-https://pypi.org/simple}}" \
-      .venv/bin/uv pip install --python .venv/bin/python -r "$wanted"; then
+      .venv/bin/uv pip install --python .venv/bin/python $checked -r "$wanted"; then
     :
   elif [ "$wanted" = requirements.lock ]; then
     echo "uv could not; installing with pip" >&2

@@ -25,11 +25,24 @@ train() {
 
 # chosen STAGE: its sweeps that ONLY names, all without ONLY.
 chosen() {
-  local sweep
+  local sweep only=" ${ONLY:-} "
+  only=${only//[[:space:]]/ }
   for sweep in $1; do
-    [[ -z "${ONLY:-}" || " $ONLY " == *" ${sweep#*/} "* ]] && echo "$sweep"
+    [[ -z "${ONLY:-}" || "$only" == *" ${sweep#*/} "* ]] && echo "$sweep"
   done
   return 0
+}
+
+# check_only STAGE ...: exit code 2 for a name in ONLY that no stage has.
+check_only() {
+  local name sweep known=" "
+  for sweep in $*; do known+="${sweep#*/} "; done
+  for name in ${ONLY:-}; do
+    if [[ "$known" != *" $name "* ]]; then
+      echo "error: ONLY: no sweep $name here; there are:$known" >&2
+      exit 2
+    fi
+  done
 }
 
 # arguments SWEEP: its file, and its curve if one is named.
@@ -56,11 +69,12 @@ run_sweeps() {
 # each needs, after all jobs of the stage before. Where one of those failed, it says what is missing.
 submit_sweeps() {
   local stage sweep jobs after=()
+  check_options "$@"
   for stage in "${stages[@]}"; do
     jobs=
     for sweep in $(chosen "$stage"); do
       jobs+=:$(python -m sweeps submit $(arguments "$sweep") --engine slurm --jobs "${JOBS:-128}" \
-        --time 12:00:00 "${after[@]}" "$@" | tee /dev/stderr | awk 'NR == 1 {print $2}')
+        --time 12:00:00 ${after[@]+"${after[@]}"} "$@" | tee >(cat >&2) | awk 'NR == 1 {print $2}')
     done
     [ -z "$jobs" ] || after=(--after "${jobs#:}")
   done
@@ -77,8 +91,24 @@ preset() {
   done
 }
 
+# check_options [OPTION ...]: exit code 2 for what would put tables where `figures` does not look.
+check_options() {
+  local word before= key='^[a-z_0-9.]+=[^=]'
+  for word in "$@"; do
+    if [[ "$word" == --results* || ( "$word" =~ $key &&
+      "$before" != --where && "$before" != --slurm ) ]]; then
+      echo "error: $word: changed sweeps have folders of their own, which these scripts neither" \
+        "start from nor draw; give it to python -m sweeps run FILE" >&2
+      exit 2
+    fi
+    before=$word
+  done
+}
+
 # sweep_and_draw [OPTION ...]: all of it here; with --dry-run only what would be run.
 sweep_and_draw() {
+  check_only "${stages[@]}"
+  check_options "$@"
   run_sweeps "$@"
   [[ " $* " == *" --dry-run "* ]] || figures "$@"
 }
@@ -95,5 +125,6 @@ draw() {
     fi
   done
   mkdir -p "$out"
-  python -m plots "$figure" "$@" --out "$out" | tee "$out/${figure#*/}.txt"
+  python -m plots "$figure" "$@" --out "$out" | tee "$out/${figure#*/}.txt" ||
+    echo "$figure not drawn: its tables are not complete yet" >&2
 }

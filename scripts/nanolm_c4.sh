@@ -56,7 +56,10 @@ case ${1:-run} in
     esac
     sweep_and_draw "${@:2}"
     ;;
-  slurm) submit_sweeps "${@:2}" ;;
+  slurm)
+    check_only "${stages[@]}"
+    submit_sweeps "${@:2}"
+    ;;
   draw) figures "${@:2}" ;;
   *)
     [ "${1:-}" != run ] || shift

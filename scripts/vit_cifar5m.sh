@@ -31,7 +31,7 @@ figures() {
     fi
   done
   if [ -e "$vit/figure_4$preset/results.csv" ]; then
-    python -m vit_cifar5m.distances "$vit/figure_4$preset"
+    python -m vit_cifar5m.distances "$vit/figure_4$preset" || echo "distances: not all runs yet" >&2
   fi
   bordelon() { draw "$out" "bordelon/$1" "${@:2}"; }
   bordelon rate_transfer "$vit/figure_2$preset/results.csv"
@@ -47,7 +47,10 @@ figures() {
 
 case ${1:-run} in
   sweeps) sweep_and_draw "${@:2}" ;;
-  slurm) submit_sweeps "${@:2}" ;;
+  slurm)
+    check_only "${stages[@]}"
+    submit_sweeps "${@:2}"
+    ;;
   draw) figures "${@:2}" ;;
   *)
     [ "${1:-}" != run ] || shift

@@ -31,10 +31,10 @@ whole_node=(--launch "$(launcher one_node_8gpu) --main_process_port 0")
 [ -z "$(preset "$@")" ] || whole_node=()
 
 case ${1:-run} in
-  sweeps) sweep_and_draw "${whole_node[@]}" "${@:2}" ;;
+  sweeps) sweep_and_draw ${whole_node[@]+"${whole_node[@]}"} "${@:2}" ;;
   slurm)
     JOBS=${JOBS:-4} submit_sweeps --time 24:00:00 --gpus-per-node "${GPUS:-8}" \
-      --cpus-per-task "${CPUS:-$((${GPUS:-8} * 15))}" "${whole_node[@]}" "${@:2}"
+      --cpus-per-task "${CPUS:-$((${GPUS:-8} * 15))}" ${whole_node[@]+"${whole_node[@]}"} "${@:2}"
     ;;
   draw) figures "${@:2}" ;;
   *)

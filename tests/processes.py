@@ -8,6 +8,7 @@ themselves are tested where a test says so.
 import multiprocessing
 import os
 import runpy
+import shutil
 import signal
 import socket
 import sys
@@ -71,7 +72,9 @@ class Program:
     def communicate(self, timeout=200):
         """(what it printed, its errors) once all processes have ended."""
         self.wait(timeout)
-        return tuple(file.read_text() for file in self.files)
+        texts = tuple(file.read_text() for file in self.files)
+        shutil.rmtree(self.files[0].parent)
+        return texts
 
     def send_signal(self, number):
         """To all processes, as from whoever started them."""

@@ -149,7 +149,7 @@ def test_what_is_not_there_yet_is_named_and_the_rest_drawn(call, tmp_path):
 
 
 def test_slurm_jobs_wait_for_the_stage_before(call):
-    only = "figure_12_adam figure_3_param_scaling:global constants figure_2_adam"
+    only = "figure_12_adam figure_3_param_scaling:global constants\n  figure_2_adam"
     lines = call("nanolm_c4", "slurm", "--gpu", "H100", ONLY=only).calls
     assert [line.split(" --time")[0].split("submit ")[1] for line in lines] == [
         "nanolm_c4/sweeps/figure_12_adam.yaml --engine slurm --jobs 128",
@@ -160,6 +160,24 @@ def test_slurm_jobs_wait_for_the_stage_before(call):
     assert "--after" not in lines[0] + lines[1]
     assert " --after 101:102 " in lines[2] and " --after 103 " in lines[3]
     assert all(line.endswith("--gpu H100") for line in lines)
+
+
+def test_an_unknown_sweep_and_changed_ones_are_refused(call):
+    """Changed sweeps have folders of their own, which later sweeps and figures would not read."""
+    ran = call("nanolm_c4", "sweeps", ONLY="figure_2")
+    assert (ran.returncode, ran.calls[1:]) == (2, []) and "no sweep figure_2 here" in ran.stderr
+    for words in (["training.steps=20"], ["--preset", "laptop", "--results", "/else"]):
+        ran = call("bart_span_denoise", "sweeps", *words)
+        assert ran.returncode == 2 and "python -m sweeps run FILE" in ran.stderr
+        assert not swept(ran.calls)
+    ran = call("vit_imagenet", "sweeps", "--where", "optimizer.lr<=0.5", "--where", "seed=1")
+    assert ran.returncode == 0 and len(swept(ran.calls)) == 1
+
+
+def test_the_laptop_preset_of_bart_has_figures_3_and_4(call):
+    assert swept(call("bart_span_denoise", "sweeps", "--preset", "laptop").calls) == [
+        ("bart_span_denoise/sweeps/figure_3_4.yaml", "")
+    ]
 
 
 def test_whole_nodes_where_one_batch_is_spread_over_them(call):

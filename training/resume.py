@@ -146,6 +146,7 @@ class Checkpoints:
             "random": random_states,
             "logs": {log.path.name: log.position() for log in self.logs},
             "environment": environment.describe(self.accelerator.device),
+            "precision": self.accelerator.mixed_precision,
         }
         checkpoint.save(self.folder, step, tensors, meta, self.settings.keep)
 
@@ -185,6 +186,8 @@ class Checkpoints:
             left.unlink()
         (self.run_dir / "summary.json").unlink(missing_ok=True)
         for log in self.logs:
+            if found and log is self.logs[1] and log.path.name not in found.meta["logs"]:
+                continue  # older checkpoints did not count its lines, which no result rests on
             length = self._position(found.meta, log)["bytes"] if found else 0
             if length or log.path.exists() or log is self.logs[0]:
                 log.cut(length)
@@ -213,6 +216,12 @@ class Checkpoints:
                 raise RunError(
                     f"{path}: the run began on other data than its config's files hold now; bring "
                     "those back, choose another --run-dir or delete the folder"
+                )
+            precision = self.accelerator.mixed_precision
+            if found.meta.get("precision", precision) != precision:
+                raise RunError(
+                    f"{path}: the run began with mixed precision {found.meta['precision']!r}, here "
+                    f"it would go on with {precision!r}; resume it on a processor like the first"
                 )
             for bad, _ in damaged:
                 checkpoint.set_aside(bad)

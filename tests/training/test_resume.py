@@ -554,6 +554,15 @@ def test_resuming_on_other_data_is_refused(tmp_path, monkeypatch):
     assert toy.train(tmp_path / "run")["resumed_from"] == [4]
 
 
+def test_a_run_does_not_go_on_in_another_precision(tmp_path, monkeypatch):
+    """As on a processor without bf16 units, where the same config trains in float32."""
+    interrupted(tmp_path / "run", 5, monkeypatch, "training.precision=bf16")
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="precision 'bf16', here"):
+        patch.setattr(loop.Loop, "_precision", lambda _: "fp32")
+        toy.train(tmp_path / "run", ["training.precision=bf16"])
+    assert toy.train(tmp_path / "run", ["training.precision=bf16"])["resumed_from"] == [4]
+
+
 def test_other_settings_of_the_checkpoints_are_welcome(tmp_path, monkeypatch):
     interrupted(tmp_path / "run", 5, monkeypatch)
     assert toy.train(tmp_path / "run", ["checkpoint.every=3"])["resumed_from"] == [4]
