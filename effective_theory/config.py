@@ -9,8 +9,12 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from training.config import Count, NonNegativeFloat, PositiveInt, Section
+from training.config import Count, PositiveInt, Section
 from training.errors import UserError
+
+# Strengths and rates of the theory have no upper bound: what float64 cannot hold is said where it
+# is computed, with the numbers that lead there.
+NonNegativeFloat = Annotated[float, Field(ge=0)]
 
 Strategy = Annotated[float, Field(ge=0, le=1)]
 Activation = Literal["gelu", "gelu_tanh", "relu", "silu", "tanh", "erf", "identity"]
