@@ -93,7 +93,7 @@ class Asked:
         for config in unlike.values():
             try:
                 self.experiment.check_data(config)
-            except UserError as error:
+            except (OSError, UserError) as error:
                 raise UserError(f"{self.path}: {error}") from None
 
     def refuse_overrides(self, own: Iterable[str], place: str) -> None:

@@ -9,13 +9,14 @@ size, for the whole sweep and for the runs without a result; memory is that of t
 size, on each of the GPUs that share it, and a run that does not fit says on how many it would if
 its weights and state were sharded. --gpus N adds the time that N GPUs take, and their energy. All
 numbers are closed forms, in the experiment's cost.py; what other sweeps have yet to find is
-assumed, and named. Data that runs would not find here are named at the end (exit code 2).
+assumed, and named. Data that runs would not find here are named at the end, in a note.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -420,7 +421,7 @@ def add_arguments(add: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what sweeps cost; UserError for a mistake, or for data that are not here."""
+    """Prints what sweeps cost, and a note where data are not here; UserError for a mistake."""
     setting = Setting(args.gpus_per_run, args.sharded, args.utilisation, args.gpus)
     setting.check()
     works = [read(file, args.results, args.storage, args.said) for file in args.files]
@@ -439,5 +440,8 @@ def run(args: argparse.Namespace) -> int:
         footnotes = [textwrap.fill(line, 100) for line in assumptions(setting)]
         print("\n\n".join([*tables, "\n".join(footnotes)]), flush=True)
     for work in works:
-        work.asked.refuse_missing_data(run.config for run in work.runs if run.left)
+        try:
+            work.asked.refuse_missing_data(run.config for run in work.runs if run.left)
+        except UserError as error:  # a plan is made before its data are there
+            print(f"note: {error}", file=sys.stderr)
     return 0

@@ -21,7 +21,8 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ import yaml
 from sweeps.progress import columns, last_line
 from training import runs
 from training.config import parse_yaml
-from training.errors import UserError, nearest, one_line_errors
-from training.files import is_locked
+from training.errors import RunError, UserError, nearest, one_line_errors, reason
+from training.files import is_locked, read_text
 
 COLUMNS = 8  # keys that a list shows unless --keys names them
 CONDITION = re.compile(r"([\w.]+)(==|!=|<=|>=|=|<|>)(.*)")
@@ -74,6 +75,17 @@ def _parser(command: str) -> argparse.ArgumentParser:
 # Runs and what their files say
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turns what is wrong with a file of a run into a RunError that names it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path}: cannot read it ({reason(error)})") from None
+
+
 class Run:
     """A run's folder; everything in it is read when it is asked for."""
 
@@ -84,12 +96,14 @@ class Run:
     @functools.cached_property
     def config(self) -> dict[str, Any]:
         """By dotted keys."""
-        text = (self.folder / "config.yaml").read_text(encoding="utf-8")
-        # Thousands of runs share most of their sections, and YAML takes a millisecond to read.
-        parts = [_section(part) for part in re.split(r"^(?=\S)", text, flags=re.M) if part]
-        if not all(isinstance(part, dict) for part in parts):
-            raise UserError(f"{self.folder / 'config.yaml'}: not the config of a run")
-        return dict(runs.flat({key: value for part in parts for key, value in part.items()}))
+        path = self.folder / "config.yaml"
+        with _reading(path):
+            text = read_text(path)
+            # Thousands of runs share most of their sections, and YAML takes a millisecond to read.
+            parts = [_section(part) for part in re.split(r"^(?=\S)", text, flags=re.M) if part]
+            if not parts or not all(isinstance(part, dict) for part in parts):
+                raise UserError(f"{path}: not the config of a run")
+            return dict(runs.flat({key: value for part in parts for key, value in part.items()}))
 
     @functools.cached_property
     def result(self) -> dict[str, Any]:
@@ -111,11 +125,14 @@ class Run:
     @functools.cached_property
     def lines(self) -> list[dict[str, Any]]:
         """metrics.jsonl by dotted keys; a last line that is being written is left out."""
-        try:
-            text = (self.folder / "metrics.jsonl").read_text(encoding="utf-8")
-        except FileNotFoundError:
+        path = self.folder / "metrics.jsonl"
+        if not path.exists():
             return []
-        return [dict(runs.flat(json.loads(line))) for line in text.split("\n")[:-1]]
+        with _reading(path):
+            lines = [dict(runs.flat(json.loads(line))) for line in read_text(path).split("\n")[:-1]]
+            if not all(isinstance(line["step"], int) for line in lines):
+                raise ValueError("a step that is no number")
+        return lines
 
     def curve(self, key: str) -> list[tuple[float, float]]:
         """(step, value) of a key of metrics.jsonl, where it is a number."""
@@ -126,24 +143,28 @@ class Run:
 
     def plan(self) -> dict[str, dict[str, str]]:
         """Per role what its tensors have, every value of theirs, and what the model multiplies."""
-        try:
-            saved = json.loads((self.folder / "plan.json").read_text(encoding="utf-8"))
-        except FileNotFoundError:
+        path = self.folder / "plan.json"
+        if not path.exists():
             return {}
-        roles: dict[str, list[dict[str, Any]]] = {}
-        for row in saved["rows"]:
-            roles.setdefault(row["role"], []).append(row)
-        factors = {factor["name"]: factor["value"] for factor in saved.get("forward") or ()}
-        plan = {
-            role: {
-                "tensors": str(len(rows)),
-                "parameters": f"{sum(math.prod(row['shape']) for row in rows):,}",
-                **{name: ", ".join(dict.fromkeys(f"{row[name]:.3g}" for row in rows))
-                   for name in ("init_std", "multiplier", "lr", "eps", "weight_decay")},
-            }
-            for role, rows in roles.items()
-        }  # fmt: skip
-        return plan | ({"forward": {k: f"{v:.3g}" for k, v in factors.items()}} if factors else {})
+        with _reading(path):
+            return _by_role(json.loads(read_text(path)))
+
+
+def _by_role(saved: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    roles: dict[str, list[dict[str, Any]]] = {}
+    for row in saved["rows"]:
+        roles.setdefault(row["role"], []).append(row)
+    factors = {factor["name"]: factor["value"] for factor in saved.get("forward") or ()}
+    plan = {
+        role: {
+            "tensors": str(len(rows)),
+            "parameters": f"{sum(math.prod(row['shape']) for row in rows):,}",
+            **{name: ", ".join(dict.fromkeys(f"{row[name]:.3g}" for row in rows))
+               for name in ("init_std", "multiplier", "lr", "eps", "weight_decay")},
+        }
+        for role, rows in roles.items()
+    }  # fmt: skip
+    return plan | ({"forward": {k: f"{v:.3g}" for k, v in factors.items()}} if factors else {})
 
 
 @functools.lru_cache(maxsize=10_000)
@@ -198,7 +219,7 @@ def fits(run: Run, key: str, sign: str, wanted: Any) -> bool:
 
 def list_(args: argparse.Namespace) -> None:
     """Prints a line per run that fits all conditions."""
-    every = find(args.results)
+    every = [run for run in find(args.results) if _readable(run)]
     found, asked = every, list(args.keys or ())
     for word in args.where:
         match = CONDITION.fullmatch(word)
@@ -232,6 +253,15 @@ def list_(args: argparse.Namespace) -> None:
     print(f"{len(found)} of {len(every)} runs{f': {told}' if told else ''}", file=sys.stderr)
     if hidden:
         print(f"{', '.join(hidden)} differ, too; --keys shows them", file=sys.stderr)
+
+
+def _readable(run: Run) -> bool:
+    """Whether a run can be listed; a damaged one is named on stderr."""
+    try:
+        return bool(run.config and run.result)
+    except UserError as error:
+        print(f"left out: {error}", file=sys.stderr)
+        return False
 
 
 def show(args: argparse.Namespace) -> None:
@@ -349,9 +379,10 @@ def _short(value: Any) -> str:
 def _headline(run: Run) -> None:
     result, steps = run.result, run.config.get("training.steps")
     words = [f"{result['status']} at step {result.get('step', 0)} of {steps}"]
-    for name in ("train", "eval"):
-        if result[f"final_{name}_loss"] is not None:
-            words.append(f"{name} loss {result[f'final_{name}_loss']:.4f}")
+    with _reading(run.folder / "summary.json"):
+        for name in ("train", "eval"):
+            if result[f"final_{name}_loss"] is not None:
+                words.append(f"{name} loss {result[f'final_{name}_loss']:.4f}")
     print(f"{run.folder}: {', '.join(words)}")
 
 

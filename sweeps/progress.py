@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from training.experiment import bar
-from training.files import is_locked
+from training.files import is_locked, open_plain, read_text
 
 LINES = 20  # runs at work that are shown; a cluster may have thousands
 STEP = ".step"  # in the folder of a run at work: the step it has taken, every second or so
@@ -130,10 +130,11 @@ def columns(lines: Sequence[tuple[str, ...]]) -> str:
 def last_line(run_dir: Path) -> dict[str, Any]:
     """The last whole line of a run's metrics.jsonl; empty before there is one."""
     try:
-        with open(run_dir / "metrics.jsonl", "rb") as file:
+        with open_plain(run_dir / "metrics.jsonl", "rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             lines = file.read().split(b"\n")[:-1]
-        return json.loads(lines[-1])
+        line = json.loads(lines[-1])
+        return line if isinstance(line, dict) else {}
     except (OSError, ValueError, IndexError):
         return {}
 
@@ -143,7 +144,7 @@ def _at(run_dir: Path, point: Any) -> tuple[int, int, float | None]:
     line = last_line(run_dir)
     step, loss = line.get("step", 0), line.get("train_loss", line.get("eval_loss"))
     with contextlib.suppress(OSError, ValueError):
-        step = max(step, int((run_dir / STEP).read_text(encoding="utf-8")))
+        step = max(step, int(read_text(run_dir / STEP)))
     return step, point.config.training.steps, loss
 
 

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -71,7 +72,7 @@ def preset_of(file: Path, preset: str | None) -> dict[str, Any]:
 
 def is_override(word: str) -> bool:
     """Whether a word of the command line is key=value, and neither an option nor a file."""
-    return "=" in word and not word.startswith("-") and not Path(word).exists()
+    return "=" in word and not word.startswith("-") and not os.path.exists(word)
 
 
 def folder_of(

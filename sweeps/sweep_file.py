@@ -256,6 +256,8 @@ class Sweep(Asked):
     """A sweep file read, with its experiment and the points of its grid."""
 
     points: list[Point] = field(default_factory=list)
+    left_out: list[Point] = field(default_factory=list)
+    """Points of the grid that --where leaves out."""
 
     @property
     def rule(self) -> Rule:
@@ -384,6 +386,7 @@ def load_sweep(
     for rule in config.adjust:
         sweep.refuse_overrides(rule.set, "adjust")
     points: dict[str, Point] = {}
+    left_out: dict[str, Point] = {}
     for name, curve in config.curves.items():
         if name not in (curves or config.curves):
             continue
@@ -394,11 +397,11 @@ def load_sweep(
         for values in sweep.grid(name):
             for seed in sweep.seeds(values):
                 point = sweep.point(name, values, seed)
-                if sweep.is_meant(point.config):
-                    points.setdefault(point.run, point)
+                kept = points if sweep.is_meant(point.config) else left_out
+                kept.setdefault(point.run, point)
     if sweep.where and not points:
         raise UserError(f"--where: no run of {path} is meant; see them all by --dry-run without it")
-    sweep.points = list(points.values())
+    sweep.points, sweep.left_out = list(points.values()), list(left_out.values())
     return sweep
 
 

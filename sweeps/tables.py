@@ -143,12 +143,15 @@ def _grid_order(sweep: Sweep) -> Callable[[Values], tuple[Any, ...]]:
 
 
 def write_manifest(sweep: Sweep, points: Sequence[Point]) -> None:
-    """manifest.json: every run the sweep has asked for so far."""
-    path = sweep.folder / "manifest.json"
+    """manifest.json: every run the sweep has asked for so far, and those that --where leaves out.
+
+    Without them a cell would look complete to a sweep that starts around its best run.
+    """
+    path, every = sweep.folder / "manifest.json", [*points, *sweep.left_out]
     entries = [
-        {"run": p.run, "curve": p.curve, "values": dict(p.values), "seed": p.seed} for p in points
+        {"run": p.run, "curve": p.curve, "values": dict(p.values), "seed": p.seed} for p in every
     ]
-    write_json(path, [*_others(sweep, points, read_manifest(path)), *entries])
+    write_json(path, [*_others(sweep, every, read_manifest(path)), *entries])
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

@@ -224,16 +224,26 @@ def test_a_number_of_gpus_has_a_time_and_an_energy(write, planned, said):
 
 def test_data_that_are_not_here_are_named_after_the_counts(write, capsys, tmp_path):
     path = write(SMALL + "set: {data.source: local, data.path: /no/where}\n")
-    for words in (["cost", str(path)], ["run", str(path), "--dry-run"]):
-        with pytest.raises(SystemExit) as ended:
-            main([*words, "--results", str(tmp_path / "results")])
-        out, err = capsys.readouterr()
-        assert ended.value.code == 2 and "12" in out
-        assert err == (
-            f"error: {path}: data.path: /no/where does not exist on this machine; put the data "
-            "there, or set data.path\n"
-        )
-    main(["cost", str(path), f"data.path={tmp_path}", "--results", str(tmp_path / "results")])
+    said = (
+        f"{path}: data.path: /no/where does not exist on this machine; put the data there, or set "
+        "data.path\n"
+    )
+    results = ["--results", str(tmp_path / "results")]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", str(path), "--dry-run", *results])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and "12" in out and err == f"error: {said}"
+    main(["cost", str(path), *results])  # a plan is made before its data are there
+    out, err = capsys.readouterr()
+    assert "12" in out and err == f"note: {said}"
+    main(["cost", str(path), f"data.path={tmp_path}", *results])
+    assert not capsys.readouterr().err
+
+
+def test_an_override_may_be_longer_than_a_file_name(write, capsys, tmp_path):
+    words = ["cost", str(write()), f"data.path={'a' * 300}", "--results", str(tmp_path / "results")]
+    main(words)
+    assert "12" in capsys.readouterr().out
 
 
 def test_a_peak_that_is_an_observations_is_called_one(write, planned, said):

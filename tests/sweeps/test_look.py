@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -117,6 +118,37 @@ def test_a_list_shows_what_differs_and_the_last_losses(command, results):
 ])  # fmt: skip
 def test_a_mistake_is_one_line(command, words, message):
     assert message in command(*words, fails=True)
+
+
+@pytest.mark.parametrize(("name", "content", "listed"), [
+    ("plan.json", b'{"rows": [', 4), ("plan.json", b'{"forward": []}', 4), ("plan.json", None, 4),
+    ("metrics.jsonl", b'{"step": 1}\n{"st\n', 4), ("metrics.jsonl", b"1\n", 4),
+    ("metrics.jsonl", b'{"train_loss": 1.0}\n', 4), ("metrics.jsonl", None, 4),
+    ("config.yaml", b"seed: \xff\xfe\n", 3), ("config.yaml", b"", 3), ("config.yaml", None, 3),
+    ("summary.json", b"{", 3), ("summary.json", b'{"status": "x", "final_eval_loss": "y"}', 4),
+])  # fmt: skip
+def test_a_damaged_file_of_a_run_is_named(command, results, name, content, listed):
+    path = results / "toys/first/standard-aa33" / name
+    path.unlink()
+    if content is None:
+        os.mkfifo(path)
+    else:
+        path.write_bytes(content)
+    line = command("show", "standard", fails=True)
+    assert line.startswith(f"error: {path}: ")
+    assert len(command("list", "--paths").splitlines()) == listed  # the others, at least
+
+
+def test_a_damaged_run_is_left_out_of_a_list_and_named(results, capsys):
+    path = results / "toys/first/standard-aa33/config.yaml"
+    path.write_bytes(b"\xff")
+    (results / "toys/second/mup-ab22/metrics.jsonl").write_text("1\n")
+    main(["list", "--results", str(results)])
+    out, err = capsys.readouterr()
+    assert len(out.splitlines()) == 4 and "standard" not in out
+    first, second = err.splitlines()[:2]
+    assert first.startswith(f"left out: {path}: cannot read it (UnicodeDecodeError")
+    assert second.startswith("3 of 3 runs: ")
 
 
 def test_an_empty_results_folder_is_one_line(tmp_path, capsys):
