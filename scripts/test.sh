@@ -1,9 +1,13 @@
 #!/usr/bin/env bash
 # Runs the whole test suite; arguments go to pytest, for example: bash scripts/test.sh tests/training
+# `quick` runs those that neither start processes, nor train, nor draw: a minute or so.
 # Without arguments also the checks of style (ruff) and of param_groups' types (mypy).
 set -euo pipefail
 . "$(dirname "$0")/environment.sh"
 
+if [ "${1:-}" = quick ]; then
+  set -- -m "not slow" tests "${@:2}"
+fi
 if [ "$#" -eq 0 ]; then
   ruff check .
   mypy

@@ -1,6 +1,7 @@
 """Settings of the whole suite: offline, and one thread per test process."""
 
 import os
+from pathlib import Path
 
 # Tests run in parallel processes; more threads than cores would only slow them down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -9,6 +10,28 @@ os.environ.setdefault("TRAINING_EMULATE_BF16", "1")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["HF_DATASETS_OFFLINE"] = "1"
 
+import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# Files whose tests start processes, train or draw: `bash scripts/test.sh quick` leaves them out.
+SLOW = """
+    bart_span_denoise effective_theory measure nanolm_c4 plots vit_cifar5m vit_imagenet
+    param_groups/test_installed.py param_groups/test_models.py param_groups/test_suggest.py
+    param_groups/test_tensors.py
+    sweeps/test_confirm.py sweeps/test_cost.py sweeps/test_pool.py sweeps/test_ray.py
+    sweeps/test_search.py sweeps/test_slurm.py sweeps/test_survives.py sweeps/test_terminal.py
+    test_costs.py test_examples.py test_experiments.py test_integrations.py test_readme.py
+    training/test_config_fuzz.py training/test_optimizers.py training/test_resume.py
+    training/test_several_processes.py training/test_sharding.py training/test_token_cache.py
+    training/test_trackers.py
+""".split()
+
+
+def pytest_collection_modifyitems(items):
+    """Marks the tests of slow files."""
+    here = Path(__file__).parent
+    for item in items:
+        if any((here / name) in (item.path, *item.path.parents) for name in SLOW):
+            item.add_marker(pytest.mark.slow)
