@@ -1,7 +1,7 @@
 """Draws figures from result tables and prints their findings.
 
     python -m plots NAME [TABLE ...] [--out FOLDER]   one figure, of the shipped tables or of yours
-        --where model.width<=256 --where curve!=mup_fixed      of these rows alone
+        --where 'model.width<=256' --where 'curve!=mup_fixed'  of these rows alone
         --label muP="µP" --label my_curve="ours"               other words in titles and legends
         --style paper|talk                                     serif, captionless; or larger
     python -m plots --all [--out FOLDER]              every figure of the shipped tables
@@ -17,15 +17,14 @@ the first table.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from plots import report, ship, style, tables
-from plots.catalogue import CHECK, drawings, find, load, names
+from plots.catalogue import CHECK, drawings, find, load, names, told
 from plots.tables import Condition, TableError, shipped
 
 
@@ -36,9 +35,13 @@ def make(
     where: Sequence[str] = (),
     labels: Mapping[str, str] | None = None,
     kind: str | None = None,
+    unseen: set[str] | None = None,
 ) -> tuple[str, list[Path]]:
     """(findings, files written) of one figure, from the tables given or the shipped ones, of the
-    rows that meet the conditions `where`, with other words for labels, in a style for print."""
+    rows that meet the conditions `where`, with other words for labels, in a style for print.
+
+    A label that the figure lacks is a TableError, or with `unseen` stays in it: those that no
+    figure has had so far."""
     module = load(name)
     paths = list(given) or [shipped(table) for table in module.TABLES]
     if not paths:
@@ -46,23 +49,25 @@ def make(
     own = paths[0] if paths[0].is_dir() else paths[0].parent
     folder = out or (own if given else style.FIGURES / name.partition("/")[0])
     _check_belong(name, given)
-    with _told(given), tables.where([Condition.parse(text) for text in where]):
+    with tables.where([Condition.parse(text) for text in where]), told(given):
         data = module.read(paths)
         text = "\n".join(map(str, module.findings(data)))
         drawn = drawings(name, data, paths, [f"only {text}" for text in where])
         for _, item, _ in drawn if given else ():
             if not isinstance(item, pd.DataFrame):
                 item.draw_without_rendering()  # what cannot be drawn shows before a file is written
-    missing = dict(labels or {})
+    labels = labels or {}
+    missing = set(labels) if unseen is None else unseen
     written = []
     for _, item, _ in drawn:
         if not isinstance(item, pd.DataFrame):
-            for label in style.rename(item, labels or {}):
-                missing.pop(label, None)
+            missing -= (renamed := style.rename(item, labels))
+            if renamed:
+                _check_words(item, {label: labels[label] for label in renamed})
             if kind:
                 style.dress(item, kind)
-    if missing:
-        raise TableError(f"--label {next(iter(missing))!r}: no such words in the figure")
+    if missing and unseen is None:
+        raise TableError(f"--label {min(missing)!r}: no such words in the figure")
     if kind == "paper":
         text = "\n".join([*(caption for *_, caption in drawn if caption), text])
     for stem, item, _ in drawn:
@@ -70,19 +75,13 @@ def make(
     return text, written
 
 
-@contextlib.contextmanager
-def _told(given: Sequence[Path]) -> Iterator[None]:
-    """What the numbers of a user's tables break is one line; of shipped ones it is our mistake."""
+def _check_words(figure, labels: Mapping[str, str]) -> None:
+    """TableError where a figure cannot be drawn with the words it was given."""
     try:
-        yield
-    except TableError:
-        raise
-    except (ValueError, ArithmeticError, LookupError, TypeError) as error:
-        if not given:
-            raise
-        why = " ".join(str(error).split())
-        raise TableError(f"{', '.join(map(str, given))}: its numbers cannot be drawn: "
-                         f"{type(error).__name__}: {why}") from error
+        figure.draw_without_rendering()
+    except ValueError:
+        words = ", ".join(f"'{old}={new}'" for old, new in sorted(labels.items()))
+        raise TableError(f"--label {words}: not valid mathtext") from None
 
 
 def _check_belong(name: str, given: Sequence[Path]) -> None:
@@ -114,13 +113,17 @@ def _run(args: argparse.Namespace) -> None:
             print(f"{name:<26}{title}")
         return
     chosen = names() if args.all else [find(args.name)]
+    labels = dict(args.label)
+    unseen = set(labels) if args.all else None
     for name in chosen:
         if args.all:
             print(f"== {name}")
         paper = name.partition("/")[0]
         out = args.out / paper if args.all and args.out else args.out
-        text, written = make(name, args.tables, out, args.where, dict(args.label), args.style)
+        text, written = make(name, args.tables, out, args.where, labels, args.style, unseen)
         print(f"{text}\nwritten: {', '.join(map(str, written))}")
+    if unseen:
+        raise TableError(f"--label {min(unseen)!r}: no such words in any figure")
 
 
 def _label(text: str) -> tuple[str, str]:

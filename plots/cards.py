@@ -18,7 +18,7 @@ import pandas as pd
 import yaml
 
 from plots import tables
-from plots.catalogue import drawings, load
+from plots.catalogue import drawings, load, told
 from plots.explorer import explorer
 from plots.findings import HEADER, Finding
 from plots.tables import ROOT, RUN, SEED, STATUS, TableError
@@ -114,7 +114,8 @@ def sources(name: str, results: Path | None, live: bool) -> Source | None:
 def _enough(name: str, paths: list[Path]) -> bool:
     """Whether a figure can do with some of its tables."""
     try:
-        load(name).read(paths)
+        with told(paths):
+            load(name).read(paths)
     except TableError:
         return False
     return True
@@ -171,10 +172,11 @@ def figure_card(name: str, source: Source) -> Card:
     head = _head(name, title, "your results" if source.own else "")
     try:
         module = load(name)
-        data = module.read(source.paths)
-        lines = list(module.findings(data))
-        pictures = "".join(_picture(stem, item, title, caption) for stem, item, _ in
-                           drawings(name, data, source.paths))
+        with told(source.paths if source.own else ()):
+            data = module.read(source.paths)
+            lines = list(module.findings(data))
+            pictures = "".join(_picture(stem, item, title, caption) for stem, item, _ in
+                               drawings(name, data, source.paths))
     except TableError as error:  # a sweep that has not come far enough, say
         body = f'<p class="missing">Not drawn yet: {escape(str(error))}</p>'
         return Card(name, title, _article(name, source, head + body + _explorers(source)))

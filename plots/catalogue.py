@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -41,6 +42,21 @@ def load(name: str) -> ModuleType:
     return importlib.import_module("plots." + name.replace("/", "."))
 
 
+@contextlib.contextmanager
+def told(given: Sequence[Path]) -> Iterator[None]:
+    """What the numbers of a user's tables break is one line; of shipped ones it is our mistake."""
+    try:
+        yield
+    except TableError:
+        raise
+    except (ValueError, ArithmeticError, LookupError, TypeError) as error:
+        if not given:
+            raise
+        why = " ".join(str(error).split())
+        raise TableError(f"{', '.join(map(str, given))}: its numbers cannot be drawn: "
+                         f"{type(error).__name__}: {why}") from error
+
+
 def drawings(
     name: str, data: object, paths: Sequence[Path], also: Sequence[str] = ()
 ) -> list[tuple[str, object, str]]:
@@ -53,11 +69,12 @@ def drawings(
     package = importlib.import_module(f"plots.{folder}") if folder else None
     paper = getattr(module, "PAPER", getattr(package, "PAPER", None))
     drawn = list(module.draw(data))
-    facts = [tables.facts(paths)] * len(drawn) if paper else [[]]
+    counted = getattr(module, "COUNTED", ())  # figures that say their seeds or networks themselves
+    facts = [tables.facts(paths, not counted)] * len(drawn) if paper else [[]]
     if getattr(module, "PER_TABLE", False):  # its figures are one for each table
         facts = [tables.facts([path]) for path in paths]
     elif parts := getattr(module, "PARTS", {}):  # each of them is drawn of some tables
-        facts = [tables.facts(paths[parts[stem]]) for stem, _ in drawn]
+        facts = [tables.facts(paths[parts[stem]], stem not in counted) for stem, _ in drawn]
     facts += [[]] * (len(drawn) - len(facts))  # what follows the figures, such as Table 4
     return [
         (stem, item, "" if isinstance(item, pd.DataFrame)

@@ -43,7 +43,10 @@ LONGEST = 2.0  # octaves; error bars are cut there, or one that says nothing wou
 RATE_NOTE = "points: means over seeds, up to the first rate 20 % above the best loss"
 OPTIMA_NOTE = (
     "optimum against width: vertex, or best rate run without one; bar: standard error, cut at "
-    f"{LONGEST:g} octaves; hollow: best rate first or last tried, left out of the fit"
+    f"{LONGEST:g} octaves"
+)
+HOLLOW_NOTE = (
+    "hollow points in the panel of optima: best rate first or last tried, left out of the fit"
 )
 BEST_NOTE = "loss of the best rate; bar: standard error from the spread over seeds"
 
@@ -219,6 +222,12 @@ def exponent(sweeps: Mapping[int, RateSweep]) -> Exponent:
         values = [best.value for best in known.values()]
         weighted = power_law(list(known), values, [best.error for best in known.values()])
     return Exponent(law, weighted, len(used), edge)
+
+
+def optima_note(fits: Iterable[Exponent]) -> str:
+    """What the marks in panels of these optima are."""
+    hollow = any(fit.edge for fit in fits)
+    return f"{OPTIMA_NOTE}; {HOLLOW_NOTE}" if hollow else OPTIMA_NOTE
 
 
 def loss_law(sweeps: Mapping[int, RateSweep]) -> IrreduciblePowerLaw | None:

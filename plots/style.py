@@ -7,6 +7,7 @@ import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -104,11 +105,12 @@ def subplots(down: int, across: int, panel: tuple[float, float], **options):
     )
 
 
-def legend(figure, entries: Sequence[tuple[str, dict]], **options) -> None:
-    """One legend below all panels, (label, line properties) each, in as many columns as fit."""
+def legend(figure, entries: Sequence[tuple[str, Any]], **options) -> None:
+    """One legend below all panels, (label, line properties or an artist) each, in as many columns
+    as fit."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], **properties) for _, properties in entries]
+    handles = [Line2D([], [], **look) if isinstance(look, dict) else look for _, look in entries]
     labels = [label for label, _ in entries]
     options = {"ncols": len(labels), "fontsize": 8, "frameon": False, **options}
     inches = [0.55 + 0.0073 * options["fontsize"] * len(label) for label in labels]

@@ -58,11 +58,12 @@ class Condition:
     @classmethod
     def parse(cls, text: str) -> Condition:
         """TableError for a text without column, sign and value."""
-        found = re.fullmatch(r"([\w.]+)(<=|>=|!=|=|<|>)(.+)", text)
+        found = re.fullmatch(r"([\w.]+)\s*(<=|>=|!=|==?|<|>)\s*([^<>=\s].*)", text.strip())
         if not found:
             raise TableError(f"--where {text!r}: expected COLUMN, one of "
                              f"{' '.join(cls.COMPARE)} and a value, such as model.width<=256")
-        return cls(*found.groups())
+        column, sign, value = found.groups()
+        return cls(column, "=" if sign == "==" else sign, value)
 
     def rows(self, table: pd.DataFrame, path: Path) -> pd.DataFrame:
         """The rows that meet it; TableError for an unknown column and where none is left."""
@@ -87,6 +88,7 @@ class Condition:
 
 
 _conditions: list[Condition] = []  # of the figure that is being drawn
+_met: list[Path] = []  # the tables of which they have left some rows
 
 
 @contextlib.contextmanager
@@ -95,8 +97,13 @@ def where(conditions: Iterable[Condition]) -> Iterator[None]:
     _conditions[:] = conditions
     try:
         yield
+    except TableError as error:
+        if _met:
+            raise TableError(f"{error} (of the rows that --where leaves)") from error
+        raise
     finally:
         _conditions.clear()
+        _met.clear()
 
 
 def shipped(name: str) -> Path:
@@ -134,6 +141,7 @@ def read(
         _check_numbers(table[column], path)
     for condition in _conditions:
         table = condition.rows(table, path)
+    _met.extend([path] if _conditions else [])
     return table
 
 
@@ -157,7 +165,7 @@ def _check_numbers(cells: pd.Series, path: Path) -> None:
                          f"{expected}")
 
 
-def facts(paths: Sequence[Path]) -> list[str]:
+def facts(paths: Sequence[Path], counted: bool = True) -> list[str]:
     """What a figure of these tables rests on, for its caption: the sweep with its preset, the data
     and the number of seeds, as far as the tables and the JSON files beside them say so."""
     origins = [_origin(path) for path in paths]
@@ -167,7 +175,7 @@ def facts(paths: Sequence[Path]) -> list[str]:
             sweep, preset = _preset(str(origin["sweep"]))
             by_preset.setdefault(preset, {})[sweep] = None
     data = dict.fromkeys(str(origin["data"]) for origin in origins if "data" in origin)
-    counts = [_replicas(path) for path in paths]
+    counts = [_replicas(path) for path in paths if counted]
     return [
         *(f"sweep{'s' * (len(sweeps) > 1)} {' and '.join(sweeps)}{preset}"
           for preset, sweeps in by_preset.items()),

@@ -16,7 +16,7 @@ from training.config import Section, leaves, parse_overrides, parse_yaml, set_ke
 from training.errors import UserError, nearest
 from training.experiment import Experiment, load_experiment
 
-_CONDITION = re.compile(r"([\w.]+)\s*(<=|>=|==|!=|<|>)\s*([^<>=\s].*)", re.DOTALL)
+_CONDITION = re.compile(r"([\w.]+)\s*(<=|>=|==?|!=|<|>)\s*([^<>=\s].*)", re.DOTALL)
 _SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
           "==": operator.eq, "!=": operator.ne}  # fmt: skip
 
@@ -39,7 +39,8 @@ class Condition:
                 f"--where {text!r}: expected a key, one of {' '.join(_SIGNS)} and a value, such as "
                 "'model.width<=256'"
             )
-        return cls(*found.group(1, 2), parse_yaml(found[3], f"--where {text}"), text)
+        sign = {"=": "=="}.get(found[2], found[2])
+        return cls(found[1], sign, parse_yaml(found[3], f"--where {text}"), text)
 
     def holds(self, config: Section) -> bool:
         """Whether a run is meant; UserError for a key or a comparison that makes no sense."""

@@ -33,6 +33,7 @@ TABLES = (
     "bordelon/initial_kernels", "bordelon/initial_attention", "bordelon/initial_density",
     "bordelon/figure_4_distances", "bordelon/figure_4_metrics",
 )
+COUNTED = ("figure_3_initial_heads",)
 PARTS = {"figure_3_initial_heads": slice(3), "figure_4_many_heads": slice(3, 5)}
 MEMBER = "member"  # whether a model is of the ensemble it is compared with
 # The columns of each, by its file's usual name.
@@ -320,9 +321,10 @@ def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
 def _figure_3(kernels: pd.DataFrame, attention: pd.DataFrame, bins: pd.DataFrame):
     """Figure 3, and the variance and kurtosis that its text speaks of."""
     figure, axes = style.subplots(2, 2, (4.3, 3.2))
-    figure.suptitle("initial kernels and attention\nmeans over networks, bars: standard error; "
-                    f"{attention['network'].nunique()} networks in (b) and (c), whose densities "
-                    "pool all of them; dotted: powers of the paper")
+    figure.suptitle("initial kernels and attention\n"
+                    f"{kernels['network'].nunique()} networks per point in (a), "
+                    f"{attention['network'].nunique()} in the others; means over networks, bars: "
+                    "standard error; densities pool all networks; dotted: powers of the paper")
     _draw_kernels(axes[0][0], relative_errors(kernels))
     _draw_moments(axes[0][1], attention)
     alpha = bins["alpha_attention"].min()

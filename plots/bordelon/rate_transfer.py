@@ -126,8 +126,9 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     head_dims = sorted({n for sweeps in fitted.values() for n in sweeps})
     colors = style.width_colors(head_dims)
     figure, axes = style.subplots(1, len(fitted) + 1, (3.6, 3.2))
-    figure.suptitle(f"learning rates against head dimension\n{rates.RATE_NOTE}; "
-                    f"{rates.OPTIMA_NOTE.replace('width', 'N')}; dotted: no power of N (the paper)")
+    note = rates.optima_note(map(exponent, fitted.values())).replace("width", "N")
+    figure.suptitle(f"learning rates against head dimension\n{rates.RATE_NOTE}; {note}; "
+                    "dotted: no power of N (the paper)")
     for axis, (alpha, sweeps) in zip(axes[0], fitted.items()):
         axis.sharex(axes[0][0])
         axis.sharey(axes[0][0])

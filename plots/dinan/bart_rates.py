@@ -319,8 +319,9 @@ def _optima(sweep: Sweep):
     """Lowest loss against the mapped rate for each strategy, then optima against width."""
     fitted, colors = fits(sweep), style.width_colors(sweep.widths)
     figure, axes = style.subplots(1, 3, (3.7, 3.2))
-    figure.suptitle(f"optima\n{rates.RATE_NOTE}; {rates.OPTIMA_NOTE}; dotted: the paper's power of "
-                    "the width in the mapped rate, -3/2")
+    note = rates.optima_note(map(exponent, fitted.values()))
+    figure.suptitle(f"optima\n{rates.RATE_NOTE}; {note}; dotted: the paper's power of the width in "
+                    "the mapped rate, -3/2")
     for axis, strategy in zip(axes[0], STRATEGIES):
         axis.set_title(style.STRATEGIES[strategy])
         rates.draw_rates(axis, fitted[strategy], colors)

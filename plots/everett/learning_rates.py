@@ -34,7 +34,6 @@ from plots.everett.horizons import (
 from plots.everett.published import TABLE_4
 from plots.findings import HEADER, Finding, Printed, distance, number
 from plots.rates import (
-    OPTIMA_NOTE,
     RATE_NOTE,
     Exponent,
     draw_optima,
@@ -43,6 +42,7 @@ from plots.rates import (
     lost_lines,
     noise_lines,
     octave_limits,
+    optima_note,
 )
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, WIDTH, TableError
 
@@ -210,7 +210,8 @@ def _figure(optimizer: str, table: pd.DataFrame):
                             {"color": "0.45", "ls": PUBLISHED_LOOKS[horizon]}))
     style.legend(figure, handles, ncols=4)
     name = style.OPTIMIZERS.get(optimizer, optimizer)
-    figure.suptitle(f"{name}, one global learning rate\n{RATE_NOTE}; {OPTIMA_NOTE}")
+    note = optima_note(entry.fit for entry in table_4)
+    figure.suptitle(f"{name}, one global learning rate\n{RATE_NOTE}; {note}")
     return figure
 
 

@@ -131,5 +131,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     axes[0, -1].set_title("how the optimum moves")
     axes[0, -1].legend(fontsize=7)
     style.legend(figure, [*style.width_entries(colors), *style.STAR_ENTRIES])
-    figure.suptitle(f"learning rates against width\n{rates.RATE_NOTE}; {rates.OPTIMA_NOTE}")
+    note = rates.optima_note(map(exponent, found.values()))
+    figure.suptitle(f"learning rates against width\n{rates.RATE_NOTE}; {note}")
     yield "quickstart", figure

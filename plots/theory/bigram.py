@@ -50,10 +50,13 @@ SHARED = (
 )
 AXES = {"alignment": "α, ω and u: exponents of d"}
 _HOLLOW = {"color": "gray", "mfc": "none", "ms": 8, "ls": "", "mew": 1.2}
+# A scatter's properties: the edge of a line's marker is never dashed.
+_DASHED = {"marker": "s", "s": 64, "facecolors": "none", "edgecolors": "gray", "linestyles": "--",
+           "lw": 1.2}
 MARKS = (
     ("predicted", {**_HOLLOW, "marker": "s"}),
     ("predicted upper bound", {**_HOLLOW, "marker": "v"}),
-    ("predicted, not judged (drawn dashed)", {**_HOLLOW, "marker": "s", "alpha": 0.5}),
+    ("predicted, not judged", _DASHED),
     ("fitted, initialisation or step 1", {"color": "gray", "marker": "o", "ms": 4.5, "ls": ""}),
     ("fitted, last step", {"color": "gray", "marker": "x", "ms": 4.5, "ls": ""}),
 )
@@ -145,7 +148,9 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     for axis, name in zip(axes[:, 0], names):
         _panel(axis, table[table["table"] == name])
         axis.set_title(_title(table[table["table"] == name]), fontsize=10)
-    style.legend(figure, MARKS, ncols=3)
+    marks = [(label, axes[0, 0].scatter([], [], **look) if look is _DASHED else look)
+             for label, look in MARKS]
+    style.legend(figure, marks, ncols=3)
     figure.suptitle("\nbars: standard errors of the fits over widths")
     yield "bigram", figure
 

@@ -18,6 +18,7 @@ from plots.theory import tables as theory_tables
 from plots.theory.tables import GROUPS, KERNELS, LETTERS, STEMS, widths
 
 TABLES = (KERNELS,)
+COUNTED = ("shares",)
 
 
 def read(paths: Sequence[Path]) -> pd.DataFrame:
@@ -77,5 +78,14 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         ("networks", {"color": "black", "marker": "o", "ms": 3, "ls": ""}),
     ]
     style.legend(figure, entries)
-    figure.suptitle(f"\nbars: standard errors over networks; {LETTERS}")
+    figure.suptitle(f"\nbars: theory; points: {_networks(table)} networks ± standard error; "
+                    f"{LETTERS}")
     yield "shares", figure
+
+
+def _networks(table: pd.DataFrame) -> str:
+    """How many are drawn: those of the largest width of each stem."""
+    drawn = [table[(table["stem"] == stem) & (table["width"] == width)]["networks"]
+             for stem in theory_tables.stems(table)
+             for width in widths(table[table["stem"] == stem])[-1:]]
+    return " and ".join(f"{count:g}" for count in sorted(pd.concat(drawn).unique()))

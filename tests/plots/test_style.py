@@ -10,6 +10,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.text import Text
 
+from plots import __main__ as command
 from plots import style, tables
 from plots.__main__ import main, make
 from plots.everett import epsilon
@@ -92,7 +93,7 @@ def test_a_caption_says_sweep_preset_data_and_seeds(drawn, tmp_path):
     assert caption.startswith("sweep nanolm_c4/figure_10_adafactor, preset laptop; data: the World "
                               "English Bible; 1 to 2 seeds per point; loss of the best rate")
     (figure,), _ = drawn("theory/shares")
-    assert figure.texts[-1].get_text().startswith("300 to 2000 networks")
+    assert figure.texts[-1].get_text().startswith("bars: theory; points: 300 networks ±")
     table = tmp_path / "own" / "fine_sweep" / "results.csv"
     table.parent.mkdir(parents=True)
     (table.parent / "manifest.json").write_text("{}")
@@ -106,7 +107,7 @@ def test_rows_are_chosen_by_conditions_and_the_caption_says_so(drawn):
     (figure,), text = drawn("everett/adafactor", where=where)
     assert "NTK" not in text + words(figure) and "at D = 64" in text and "D = 128" not in text
     assert f"only {where[0]}; only {where[1]}" in figure.texts[-1].get_text().replace("\n", " ")
-    (figure,), text = drawn("everett/adafactor", where=["seed=0"])
+    (figure,), text = drawn("everett/adafactor", where=["seed == 0"])
     assert "1 seed per point" in figure.texts[-1].get_text() and "± ?" in text
 
 
@@ -114,10 +115,15 @@ def test_rows_are_chosen_by_conditions_and_the_caption_says_so(drawn):
     ("model.width", "--where 'model.width': expected COLUMN, one of <= >= != = < >"),
     ("model.with<9", "names no column of it, 'model.with'; did you mean 'model.width'?"),
     ("model.width<wide", "--where compares the numbers of model.width with 'wide'"),
-    ("model.width<9", "no row with model.width<9"),
+    ("model.width<9", "no row with model.width<9\n"),
 ])
 def test_a_condition_that_cannot_be_met_is_one_line(condition, message, refused):
     assert message in refused("adafactor", "--where", condition)
+
+
+def test_a_message_says_that_conditions_have_left_rows_out(refused):
+    assert refused("bigram", "--where", "step > 1").endswith(
+        "give the whole table (of the rows that --where leaves)\n")
 
 
 def test_labels_are_other_words_wherever_they_stand(drawn, refused):
@@ -125,8 +131,27 @@ def test_labels_are_other_words_wherever_they_stand(drawn, refused):
     assert "ours" in words(figure) and "muP" not in words(figure)
     assert figure.axes[0].get_title() == "global"
     assert "--label 'nothing': no such words" in refused("adafactor", "--label", "nothing=x")
+    assert r"--label 'muP=$\foo$': not valid mathtext" in refused(
+        "adafactor", "--label", r"muP=$\foo$")
     with pytest.raises(SystemExit, match="2"):
         main(["adafactor", "--label", "nothing"])
+
+
+def test_of_all_figures_one_may_have_the_label(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "names", lambda: ["everett/adafactor", "theory/shares"])
+    main(["--all", "--out", str(tmp_path), "--label", "muP=ours"])
+    with pytest.raises(SystemExit, match="2"):
+        main(["--all", "--out", str(tmp_path), "--label", "muP=ours", "--label", "nothing=x"])
+    assert "--label 'nothing': no such words in any figure" in capsys.readouterr().err
+
+
+def test_hollow_points_are_explained_where_there_are_some(drawn):
+    for name in ("everett/learning_rates", "everett/quickstart"):
+        for figure in drawn(name)[0]:
+            hollow = any(line.get_marker() not in ("None", "D", "")
+                         and line.get_markerfacecolor() == "white"
+                         for axis in figure.axes for line in axis.lines)
+            assert ("hollow points in the panel" in words(figure).replace("\n", " ")) == hollow
 
 
 def test_a_figure_for_a_paper_has_no_title_and_one_for_a_talk_is_larger(drawn, capsys):
