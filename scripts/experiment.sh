@@ -128,3 +128,22 @@ draw() {
   python -m plots "$figure" "$@" --out "$out" | tee "$out/${figure#*/}.txt" ||
     echo "$figure not drawn: its tables are not complete yet" >&2
 }
+
+# dispatch MODULE CONFIG [sweeps|slurm|draw|run] [OPTION ...]: what the words of a script ask for, of
+# its stages and figures; without one of these words a run of CONFIG with key=value changes.
+dispatch() {
+  local module=$1 config=$2
+  shift 2
+  case ${1:-run} in
+    sweeps) sweep_and_draw "${@:2}" ;;
+    slurm)
+      check_only "${stages[@]}"
+      submit_sweeps "${@:2}"
+      ;;
+    draw) figures "${@:2}" ;;
+    *)
+      [ "${1:-}" != run ] || shift
+      train "$module" "$config" "" "$@"
+      ;;
+  esac
+}

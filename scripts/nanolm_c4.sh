@@ -46,23 +46,12 @@ figures() {
   echo "figures, findings and Table 4: $out"
 }
 
-case ${1:-run} in
-  sweeps)
-    # Tokenised once, before workers ask for it.
-    case "$*" in
-      *--dry-run*) ;;
-      *laptop*) python -m nanolm_c4.data nanolm_c4/configs/everett_laptop.yaml >/dev/null ;;
-      *) python -m nanolm_c4.data nanolm_c4/configs/paper.yaml >/dev/null ;;
-    esac
-    sweep_and_draw "${@:2}"
-    ;;
-  slurm)
-    check_only "${stages[@]}"
-    submit_sweeps "${@:2}"
-    ;;
-  draw) figures "${@:2}" ;;
-  *)
-    [ "${1:-}" != run ] || shift
-    train nanolm_c4.train nanolm_c4/configs/paper.yaml "" "$@"
-    ;;
-esac
+if [ "${1:-}" = sweeps ]; then
+  # Tokenised once, before workers ask for it.
+  case "$*" in
+    *--dry-run*) ;;
+    *laptop*) python -m nanolm_c4.data nanolm_c4/configs/everett_laptop.yaml >/dev/null ;;
+    *) python -m nanolm_c4.data nanolm_c4/configs/paper.yaml >/dev/null ;;
+  esac
+fi
+dispatch nanolm_c4.train nanolm_c4/configs/paper.yaml "$@"

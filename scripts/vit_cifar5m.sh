@@ -45,15 +45,4 @@ figures() {
   echo "figures and findings: $out"
 }
 
-case ${1:-run} in
-  sweeps) sweep_and_draw "${@:2}" ;;
-  slurm)
-    check_only "${stages[@]}"
-    submit_sweeps "${@:2}"
-    ;;
-  draw) figures "${@:2}" ;;
-  *)
-    [ "${1:-}" != run ] || shift
-    train vit_cifar5m.train vit_cifar5m/configs/paper.yaml "" "$@"
-    ;;
-esac
+dispatch vit_cifar5m.train vit_cifar5m/configs/paper.yaml "$@"
