@@ -105,12 +105,18 @@ check_options() {
   done
 }
 
-# sweep_and_draw [OPTION ...]: all of it here; with --dry-run only what would be run.
+# sweep_and_draw [OPTION ...]: all of it here, after the script's `prepare` if it has one; with
+# --dry-run only what would be run.
 sweep_and_draw() {
   check_only "${stages[@]}"
   check_options "$@"
+  if [[ " $* " == *" --dry-run "* ]]; then
+    run_sweeps "$@"
+    return
+  fi
+  ! declare -F prepare >/dev/null || prepare "$@"
   run_sweeps "$@"
-  [[ " $* " == *" --dry-run "* ]] || figures "$@"
+  figures "$@"
 }
 
 # draw OUT FIGURE TABLE ...: a figure into the folder OUT, its findings also into a file there; where

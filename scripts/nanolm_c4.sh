@@ -46,12 +46,11 @@ figures() {
   echo "figures, findings and Table 4: $out"
 }
 
-if [ "${1:-}" = sweeps ]; then
-  # Tokenised once, before workers ask for it.
-  case "$*" in
-    *--dry-run*) ;;
-    *laptop*) python -m nanolm_c4.data nanolm_c4/configs/everett_laptop.yaml >/dev/null ;;
-    *) python -m nanolm_c4.data nanolm_c4/configs/paper.yaml >/dev/null ;;
-  esac
-fi
+# The text is tokenised once, before workers ask for it.
+prepare() {
+  local config=paper
+  [ -z "$(preset "$@")" ] || config=everett_laptop
+  python -m nanolm_c4.data "nanolm_c4/configs/$config.yaml" >/dev/null
+}
+
 dispatch nanolm_c4.train nanolm_c4/configs/paper.yaml "$@"
