@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.saved_tensors import saved_tensors
 from training import optimizers
 from training.config import set_keys, validate
 from training.errors import UserError
@@ -351,16 +352,7 @@ def test_an_optimizer_without_rates_in_the_paper_is_refused(case):
 def test_activations_are_what_autograd_keeps(case, shape, changes, precision):
     config = case.settings(shape, training__precision=precision, **changes)
     model, _ = case.network(config)
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage  # held, so that its address is not given out again
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with saved_tensors(model) as kept:
         case.loss(config, model, *case.inputs(config))
     parts = case.cost.memory(config)
     found = sum(storage.nbytes() for storage in kept.values())

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from measure import observations
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
+from tests.saved_tensors import saved_tensors
 from training import adafactor, memory, optimizers
 from training import linear_cross_entropy as losses
 from training.config import load
@@ -139,18 +140,9 @@ def test_optimizer_state_is_what_the_optimizer_keeps(name, shape):
 def saved_bytes(config):
     """Bytes that autograd keeps for the backward pass, parameters excluded."""
     model, _ = build(config)
-    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage  # held, so that its address is not given out again
-        return tensor
-
     low = config.training.precision == "bf16"
     autocast = torch.autocast("cpu", torch.bfloat16) if low else contextlib.nullcontext()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
+    with saved_tensors(model) as kept, autocast:
         model(ids := batch(config), ids)
     return sum(storage.nbytes() for storage in kept.values())
 
