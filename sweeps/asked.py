@@ -16,8 +16,8 @@ from training.config import Section, leaves, parse_overrides, parse_yaml, set_ke
 from training.errors import UserError, nearest
 from training.experiment import Experiment, load_experiment
 
-_CONDITION = re.compile(r"([\w.]+)\s*(<=|>=|==?|!=|<|>)\s*([^<>=\s].*)", re.DOTALL)
-_SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+CONDITION = re.compile(r"([\w.]+)\s*(<=|>=|==?|!=|<|>)\s*([^<>=\s].*)", re.DOTALL)
+SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
           "==": operator.eq, "!=": operator.ne}  # fmt: skip
 
 
@@ -33,10 +33,10 @@ class Condition:
     @classmethod
     def read(cls, text: str) -> Condition:
         """The condition in a word of the command line; UserError if it is none."""
-        found = _CONDITION.fullmatch(text.strip())
+        found = CONDITION.fullmatch(text.strip())
         if found is None:
             raise UserError(
-                f"--where {text!r}: expected a key, one of {' '.join(_SIGNS)} and a value, such as "
+                f"--where {text!r}: expected a key, one of {' '.join(SIGNS)} and a value, such as "
                 "'model.width<=256'"
             )
         sign = {"=": "=="}.get(found[2], found[2])
@@ -56,7 +56,7 @@ class Condition:
         if value is None and self.sign not in ("==", "!="):
             return False
         try:
-            return bool(_SIGNS[self.sign](value, self.value))
+            return bool(SIGNS[self.sign](value, self.value))
         except TypeError:
             raise UserError(
                 f"--where {self.text}: {self.key} is {value!r}, which is neither more nor less "

@@ -28,6 +28,7 @@ from typing import Any
 
 import yaml
 
+from sweeps.asked import CONDITION, SIGNS
 from sweeps.progress import columns, last_line
 from training import runs
 from training.config import parse_yaml
@@ -35,11 +36,7 @@ from training.errors import RunError, UserError, nearest, one_line_errors, reaso
 from training.files import is_locked, read_text
 
 COLUMNS = 8  # keys that a list shows unless --keys names them
-CONDITION = re.compile(r"([\w.]+)(==|!=|<=|>=|=|<|>)(.*)")
-COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq, "==": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
-    ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {"=": operator.eq, **SIGNS}
 COLORS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 
 
