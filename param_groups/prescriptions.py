@@ -161,22 +161,32 @@ class Everett(Prescription):
         return _solved(self.parameterization, family, self.alignment)[layer]
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
-        """Table 1 at this width; see the class for the constants."""
+        """Table 1 at this width, then the rule for the depth; see the class for the constants."""
+        found = self._at_width(role, fan_in, fan_out)
+        if self.alpha_depth is None or role in _TRUNK:
+            return found
+        if role is Role.NORM_BIAS:
+            raise PlanError(
+                "Everett: alpha_depth tells no branch's norm_bias from the last norm's; use norms "
+                "without biases"
+            )
+        gradient = self.residual_multiplier()
+        lr = self._depth_ratio ** (self.alpha_depth - 1) / (
+            gradient if self.optimizer == "sgd" else 1.0
+        )
+        eps = gradient ** (2 if self.optimizer == "adafactor" else 1) if self.eps_per_layer else 1.0
+        return replace(found, lr=found.lr * lr, eps=found.eps * eps)
+
+    def _at_width(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
+        """Table 1, for a model of any depth."""
         layer_type = LAYER_TYPE[role]
         if role in _NOT_SGD and (self.optimizer == "sgd" or self.eps_per_layer):
             raise PlanError(
                 f"Everett: there is no power of the width for the gradient of a {role}; use adam "
                 "or adafactor, without eps_per_layer"
             )
-        if role is Role.NORM_BIAS and self.alpha_depth is not None:
-            raise PlanError(
-                "Everett: alpha_depth tells no branch's norm_bias from the last norm's; use norms "
-                "without biases"
-            )
-        lr_power, eps_power = (0.0, 0.0) if role in _TRUNK else self._depth_powers()
-        over_depth = _power(self._depth_ratio, lr_power)
         if role is Role.RELATIVE_POSITION:  # added to logits: as a readout's bias
-            return Numbers(0.0, CONSTANT, lr=self._gamma(layer_type) * over_depth)
+            return Numbers(0.0, CONSTANT, lr=self._gamma(layer_type))
         if role is Role.READOUT_BIAS:
             # The logits change by m^2 lr g under SGD, by m lr under Adam and Adafactor. g is the
             # loss's gradient in the logits, of order one at every width in every parameterisation,
@@ -191,11 +201,8 @@ class Everett(Prescription):
             init_distribution=NORMAL if std > 0 else CONSTANT,
             init_mean=mean,
             multiplier=multiplier,
-            lr=self._gamma(layer_type)
-            * _power(self._ratio, self.lr_exponent(layer_type))
-            * over_depth,
-            eps=_power(self._ratio, self._eps_exponent(layer_type))
-            * _power(self._depth_ratio, eps_power),
+            lr=self._gamma(layer_type) * _power(self._ratio, self.lr_exponent(layer_type)),
+            eps=_power(self._ratio, self._eps_exponent(layer_type)),
         )
 
     def scaled(self, ratio: float) -> Everett:
@@ -210,7 +217,7 @@ class Everett(Prescription):
 
     def residual_multiplier(self) -> float:
         """(L/L_b)^(-alpha_depth); 1 without a rule for the depth."""
-        return _power(self._depth_ratio, -(self.alpha_depth or 0.0))
+        return float(self._depth_ratio ** -(self.alpha_depth or 0.0))
 
     @property
     def _ratio(self) -> float:
@@ -219,15 +226,6 @@ class Everett(Prescription):
     @property
     def _depth_ratio(self) -> float:
         return (self.depth or self.base_depth) / self.base_depth
-
-    def _depth_powers(self) -> tuple[float, float]:
-        """The powers of L/L_b in rate and epsilon of a tensor in a branch, see the class."""
-        if self.alpha_depth is None:
-            return 0.0, 0.0
-        gradient = -self.alpha_depth
-        lr = self.alpha_depth - 1 - (gradient if self.optimizer == "sgd" else 0.0)
-        eps = gradient * (2 if self.optimizer == "adafactor" else 1)
-        return lr, eps if self.eps_per_layer else 0.0
 
     def _gamma(self, layer_type: str) -> float:
         return float(getattr(self, f"gamma_{layer_type}"))
@@ -260,7 +258,7 @@ def _solved(name: str, family: str, alignment: str | Alignment) -> exponents.Exp
     return exponents.solve(name, family, alignment).lr
 
 
-def _power(base: float, exponent: Fraction | float) -> float:
+def _power(base: float, exponent: Fraction) -> float:
     return 1.0 if exponent == 0 else float(base) ** float(exponent)
 
 

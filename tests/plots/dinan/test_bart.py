@@ -326,6 +326,20 @@ def test_figure_5_ends_with_the_larger_model_and_dashes_the_smaller(tmp_path):
     ]
 
 
+def test_a_larger_model_may_be_narrow_and_deep(tmp_path):
+    results, metrics = frames(r2c2())
+    results = results.assign(**{"model.width": 64, "model.layers": 22})
+    small = written(tmp_path / "a", *frames(both()))
+    data = bart_strategies.read([*written(tmp_path / "b", results, metrics), *small])
+    assert [sweep.widths for sweep in data] == [[1024], [64]]
+    name = "n = 64, 22 + 22 blocks"
+    assert f"standard, {name}: lowest loss (nats)" in lines(bart_strategies.findings(data))
+    figure = dict(bart_strategies.draw(data))["figure_5_bart_r2c2"]
+    first, *_, last = figure.axes[0].get_legend().get_texts()
+    assert first.get_text().startswith(f"{name} standard")
+    assert last.get_text().startswith("BART-large neural-tangent")
+
+
 # Commands and files
 
 def test_without_the_larger_models_tables_figure_5_is_said_to_be_missing(tmp_path):
@@ -346,7 +360,7 @@ def test_tables_that_make_no_sweeps_are_refused(tmp_path):
     with pytest.raises(TableError, match="4 tables given, expected 2: results.csv metrics.csv"):
         bart_rates.read([*paths, *more])
     again = written(tmp_path / "c", *frames(both()))
-    with pytest.raises(TableError, match="width 1024 as in .*; expected a larger model"):
+    with pytest.raises(TableError, match="1,048,576 parameters as in .*; expected a larger model"):
         bart_strategies.read([*paths, *again])
     last = written(tmp_path / "d", *frames(both(width=64)))
     with pytest.raises(TableError, match="expected the tables of one sweep or two, got 6"):
