@@ -31,10 +31,11 @@ from plots.dinan.searches import (
 from plots.findings import HEADER, Finding, Printed, claimed_gain, number
 from plots.statistics import mean_and_error
 
-# Figure 5's tables, of the larger model, are optional.
-SMALLER = ("dinan/figure_3_4", "dinan/figure_3_4_metrics")
-LARGER = ("dinan/figure_5", "dinan/figure_5_metrics")
-TABLES = SMALLER + LARGER if tables.shipped(LARGER[0]).exists() else SMALLER
+TABLES = (
+    "dinan/figure_3_4", "dinan/figure_3_4_metrics", "dinan/figure_5", "dinan/figure_5_metrics",
+)
+# Which of them a figure is drawn of, for its caption.
+PARTS = {"figure_4_bart_strategies": slice(2), "figure_5_bart_r2c2": slice(4)}
 STRATEGIES = tuple(RATE_EXPONENTS)
 LAYERS = "model.layers"
 Data = tuple[Sweep, Sweep | None]
@@ -211,6 +212,8 @@ def _figure_5(sweep: Sweep, larger: Sweep):
             text = loss_text([lowest(run, last) for run in point.runs])
             entries.append(_entry(strategy, point.shown, text, named(own, width) + " ", **look))
     _finish(axis, points, last, 0.25)  # a third of it is warm-up
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high + 0.2 * (high - low))  # the legend has four entries
     axis.set_ylabel(style.VALIDATION_LABEL)
     _legend(axis, entries, f"(lr, wd), up to step {last:g}")
     return figure

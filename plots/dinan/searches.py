@@ -61,7 +61,8 @@ ACCURACY = Measure(
 )
 LOWEST_LOSS = Measure(
     "best_eval_loss", EVAL_LOSS, (SEED, RATE, DECAY, WIDTH, PARAMETERS, LOSS), (STEP,),
-    (RATE, WIDTH, PARAMETERS), (CURVE, WIDTH, RATE, SEED), "results.csv of a sweep with one weight decay per rate",
+    (RATE, WIDTH, PARAMETERS), (CURVE, WIDTH, RATE, SEED),
+    "results.csv of a sweep with one weight decay per rate",
 )
 
 

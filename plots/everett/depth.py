@@ -14,14 +14,16 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from plots import rates, style, tables
-from plots.findings import Finding, Printed, claimed_gain, distance, number
-from plots.rates import RateSweep, exponent, lines_of
+from plots.findings import Finding, Printed, distance, number
+from plots.rates import Exponent, RateSweep, exponent, lines_of
 from plots.statistics import mean_and_error
 from plots.tables import CURVE, PARAMETERIZATION, RATE, RESULTS, WIDTH
 
+PAPER = "Ours, after Everett et al. and Bordelon et al."
 TABLES = ("everett/depth",)
 LAYERS, BASE, NO_RULE = "model.layers", "base", "no_rule"
 CURVES = {NO_RULE: "no rule", "half": r"$\alpha_L = 1/2$", "one": r"$\alpha_L = 1$"}
@@ -57,17 +59,15 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     found = fits(table)
     curves = style.present(PLAIN, (curve for _, curve in found))
     result: list[Printed] = [
-        "the optimum's error is from the spread over seeds; means are over parameterisations, ± "
-        "their standard error, the verdict at 95 %",
+        "the optimum's error is from the spread over seeds; means are over parameterisations, "
+        "which share seeds and data, ± the larger of their scatter and of what their errors imply",
         HEADER,
     ]
     for curve, label in curves.items():
         own = {rule: sweeps for (rule, name), sweeps in found.items() if name == curve}
         result += [_exponent(rule, label, curve, sweeps) for rule, sweeps in own.items()]
-        powers = [fit.value for fit in map(exponent, own.values()) if fit.law]
-        name = f"exponent of L in the best rate, {label}: mean"
-        value, error = mean_and_error(powers)
-        result.append(_mean(name, value, error, len(powers), EXPECTED.get(curve, math.nan)))
+        powers = [fit for fit in map(exponent, own.values()) if fit.law]
+        result.append(_mean(powers, label, EXPECTED.get(curve, math.nan)))
     for curve, label in curves.items():
         costs = [cost(sweeps) for (_, name), sweeps in found.items() if name == curve]
         known = [value for value in costs if math.isfinite(value)]
@@ -77,10 +77,10 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     for curve, label in curves.items():
         if curve != NO_RULE:
             result += _gains(found, curve, label)
-    keys = [PARAMETERIZATION, CURVE]
-    for line in (*rates.lost_lines(table, keys), *rates.edge_lines(found)):
-        result.append(line.replace(" D = ", " L = "))
-    return [*result, *(line.replace(" D = ", " L = ") for line in rates.noise_lines(table))]
+    lost = rates.lost_lines(table, [PARAMETERIZATION, CURVE])
+    for line in (*lost, *rates.edge_lines(found), *rates.noise_lines(table)):
+        result.append(line.replace(" D = ", " L = ").replace("all widths", "all depths"))
+    return result
 
 
 def _exponent(rule: str, label: str, curve: str, sweeps: Mapping[int, RateSweep]) -> Finding:
@@ -93,11 +93,20 @@ def _exponent(rule: str, label: str, curve: str, sweeps: Mapping[int, RateSweep]
     return Finding(name, text, f"{expected:g}", verdict)
 
 
-def _mean(name: str, value: float, error: float, n: int, expected: float) -> Finding:
-    text = f"{number(value, error, 2)} (n = {n} parameterisations)"
+def _mean(powers: Sequence[Exponent], label: str, expected: float) -> Finding:
+    name, n = f"exponent of L in the best rate, {label}: mean", len(powers)
+    value, error = _pooled([(fit.value, fit.error) for fit in powers])
+    text = f"{number(value, error, 2)} (n = {n})"
     if math.isnan(expected):
         return Finding(name, text)
     return Finding(name, text, f"{expected:g}", distance(value, error, expected, n))
+
+
+def _pooled(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """(mean, error) of values with errors: scatter alone is small by chance where they are few."""
+    value, scatter = mean_and_error([value for value, _ in values])
+    implied = math.hypot(*(error for _, error in values)) / max(len(values), 1)
+    return value, float(np.fmax(scatter, implied))
 
 
 def cost(sweeps: Mapping[int, RateSweep]) -> float:
@@ -114,14 +123,13 @@ def _gains(found: Lines, curve: str, label: str) -> list[Printed]:
     for rule in dict.fromkeys(rule for rule, _ in found):
         pair = [found.get((rule, name), {}) for name in (NO_RULE, curve)]
         depth, gain, error = rates.gain(*pair)
-        gains += [gain] if math.isfinite(gain) else []
+        gains += [(gain, error)] if math.isfinite(gain) else []
         name = f"gain of {label} in the best loss: {style.LABELS.get(rule, rule)}"
         text = number(gain, error) + (f" nats at L = {depth}" if depth else "")
-        result.append(Finding(name, text, "", claimed_gain(gain, error)))
-    value, error = mean_and_error(gains)
-    name, n = f"gain of {label} in the best loss: mean", len(gains)
-    text = f"{number(value, error)} nats (n = {n} parameterisations)"
-    return [*result, Finding(name, text, "", claimed_gain(value, error, n))]
+        result.append(Finding(name, text))
+    value, error = _pooled(gains)
+    text = f"{number(value, error)} nats (n = {len(gains)})"
+    return [*result, Finding(f"gain of {label} in the best loss: mean", text)]
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
