@@ -154,7 +154,8 @@ def load_tokenizer(path: str | Path, num_threads: int = 1) -> Tokenizer:
         return Tokenizer(path.read_bytes(), num_threads)
     except FileNotFoundError:
         raise UserError(
-            f"tokenizer: {path} does not exist; expected a SentencePiece model"
+            f"tokenizer: {path} does not exist; expected a SentencePiece model, as bash "
+            "scripts/download.sh c4 fetches T5's"
         ) from None
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
@@ -237,8 +238,8 @@ def _tokenizer_identity(source: str, tokenizer: str | None, vocab_size: int) -> 
         return {"sha256": sha256(Path(tokenizer).expanduser())}
     if source == "c4":
         raise UserError(
-            "tokenizer: source c4 needs T5's SentencePiece model; download spiece.model of "
-            "google-t5/t5-base from the Hugging Face hub and give its path as tokenizer"
+            "tokenizer: source c4 needs T5's SentencePiece model; give data/t5/spiece.model, which "
+            "bash scripts/download.sh c4 fetches"
         )
     version = importlib.metadata.version("sentencepiece")
     return {"vocab_size": vocab_size, "sentencepiece": version}
