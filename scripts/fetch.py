@@ -34,7 +34,7 @@ AGAIN = "give the same command again, which goes on where it stopped"
 
 @dataclass(frozen=True)
 class File:
-    """A published file: `size` bytes, or at most so many where `exact` is false."""
+    """A published file of `size` bytes; where that is not `exact`, of at most twice as many."""
 
     url: str
     path: Path
@@ -43,6 +43,10 @@ class File:
     exact: bool = True
     check: Callable[[Path], None] = lambda path: None
     """Raises UserError for content that is not what it should be; for files without checksum."""
+
+    @property
+    def most(self) -> int:
+        return self.size if self.exact else 2 * self.size
 
 
 class Fetcher:
@@ -108,7 +112,7 @@ class Fetcher:
             sync(part)
         except OSError as error:
             raise UserError(
-                f"{part}: cannot write: {error.strerror or error}; expected room for up to "
+                f"{part}: cannot write: {error.strerror or error}; expected room for "
                 f"{amount(file.size)}; {AGAIN}"
             ) from None
         try:
@@ -153,9 +157,9 @@ class Fetcher:
                 due = time.monotonic() + REPORT_SECONDS
                 for chunk in answer.raw.stream(CHUNK, decode_content=False):
                     opened.write(chunk)
-                    if opened.tell() > file.size:
+                    if opened.tell() > file.most:
                         opened.truncate(0)
-                        raise UserError(f"{file.url}: more than the {file.size} bytes expected")
+                        raise UserError(f"{file.url}: more than the {file.most} bytes expected")
                     if time.monotonic() > due:
                         say(f"{file.path}: {amount(opened.tell())} of {amount(file.size)}")
                         due = time.monotonic() + REPORT_SECONDS
@@ -172,10 +176,10 @@ def _check_offer(file: File, answer: requests.Response, start: int) -> None:
             "look at the address in a browser, or fetch from a copy with --mirror"
         )
     total = start + int(length) if length.isdecimal() else None
-    if total is not None and (total != file.size if file.exact else total > file.size):
+    if total is not None and (total > file.most or (file.exact and total < file.size)):
         bound = "" if file.exact else "at most "
         raise UserError(
-            f"{file.url}: the server has {total} bytes, expected {bound}{file.size}; it is not the "
+            f"{file.url}: the server has {total} bytes, expected {bound}{file.most}; it is not the "
             "published file"
         )
 
@@ -190,6 +194,8 @@ def settle(file: File, path: Path) -> None:
     expected, source = file.sha256 or before.get(name), "published" if file.sha256 else f"in {sums}"
     if expected not in (None, digest):
         action = f"delete it and {AGAIN}" if path == file.path else "it is deleted; try again"
+        if not file.sha256:
+            action += f", or delete its line in {SUMS} if another file is published now"
         raise UserError(
             f"{path}: its SHA-256 is {digest}, but the one {source} is {expected}; {action}"
         )
