@@ -19,7 +19,7 @@ from pathlib import Path
 
 from scripts.fetch import AGAIN, PARTIAL, Fetcher, File, amount, noted, say, settle
 from training.errors import UserError, nearest, one_line_errors
-from training.files import locked, scratch_folder
+from training.files import locked, scratch_folder, write_bytes
 from training.text import C4_NAME, C4_PATH, C4_REVISION, FETCHED
 
 DATA = Path("data")
@@ -124,7 +124,12 @@ def _cifar5m(fetcher: Fetcher, options: argparse.Namespace) -> None:
     from vit_cifar5m.data import PART_NAMES, PARTS, open_part
 
     def check(path: Path) -> None:
-        _, labels = open_part(path, DATA / "cache/cifar5m")  # the config's data.cache_dir
+        try:
+            _, labels = open_part(path, DATA / "cache/cifar5m")  # the config's data.cache_dir
+        except UserError as error:
+            if "cache_dir: " in str(error):  # a full disk: what was received is kept
+                raise OSError(str(error)) from None
+            raise
         _check_count(path, len(labels), PART_IMAGES)
 
     for number in range(PARTS):
@@ -185,8 +190,11 @@ def _imagenet(fetcher: Fetcher, options: argparse.Namespace) -> None:
             else:
                 published.parse_devkit_archive(partial, str(needed["devkit"]))
                 published.parse_val_archive(partial, str(needed["val"]))
-        except RuntimeError as error:
-            raise UserError(f"{archives}: {error} Fetch it again from {IMAGENET_PAGE}") from None
+        except RuntimeError as error:  # "The archive FILE is not present ... or is corrupted."
+            file = str(error).partition(" is not ")[0].removeprefix("The archive ")
+            raise UserError(
+                f"{file}: its MD5 is not the published one; fetch it again from {IMAGENET_PAGE}"
+            ) from None
         os.rename(partial / split, folder / split)
     shutil.rmtree(partial, ignore_errors=True)
     *images, classes = image_folder(str(folder))
@@ -224,7 +232,7 @@ def _bart(fetcher: Fetcher, options: argparse.Namespace) -> None:
         data.binarise(text, folder, os.cpu_count() or 1)
     for file in BPE[:2]:
         if not (folder / file.path.name).exists():
-            shutil.copyfile(file.path, folder / file.path.name)
+            write_bytes(folder / file.path.name, file.path.read_bytes())
     for stem in data.STEMS.values():
         corpora.check(folder / stem, BART_SYMBOLS)
 

@@ -81,7 +81,7 @@ class Fetcher:
         try:
             answer = self.session.request(method, url, timeout=TIMEOUT, **options)
         except requests.exceptions.InvalidSchema as error:
-            raise UserError(f"{url}: redirected to where https does not lead ({error})") from None
+            raise UserError(f"{url}: a redirect leaves https ({error}); refused") from None
         except requests.TooManyRedirects:
             raise UserError(f"{url}: more than {self.session.max_redirects} redirects") from None
         except requests.RequestException as error:
@@ -222,5 +222,7 @@ def say(line: str) -> None:
 
 
 def amount(size: float) -> str:
-    unit = next(unit for unit in (1e9, 1e6, 1e3, 1) if size >= unit or unit == 1)
-    return f"{size / unit:.3g} {dict(zip((1e9, 1e6, 1e3, 1), ('GB', 'MB', 'kB', 'B')))[unit]}"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6)):
+        if size >= factor:
+            return f"{size / factor:.3g} {unit}"
+    return f"{size / 1e3:.3g} kB"
