@@ -59,6 +59,8 @@ class Handler(BaseHTTPRequestHandler):
         server.asked.append(span)
         fault = server.faults.pop(0) if server.faults else ""
         content = server.contents.get(self.path.lstrip("/").removeprefix("moved/"))
+        if content and "gzip" in self.headers.get("Accept-Encoding", "gzip"):
+            content = gzip.compress(content)
         start = int(span[len("bytes=") : -1]) if span and "no ranges" not in fault else None
         if fault.isdecimal() or content is None:
             self.answer(int(fault or 404), b"")
@@ -162,6 +164,7 @@ def test_what_is_not_the_file_never_gets_its_name(server, faults, changes, messa
     line = error_line(lambda: Fetcher(server.url).fetch(file))
     assert message in line and "file.bin" in line
     assert not file.path.exists() and len(server.asked) <= 7
+    assert (".partial/file.bin" in left()) == ("broke off" in message)
 
 
 def test_a_later_command_asks_for_the_rest_only(server):
