@@ -131,7 +131,7 @@ class Loop:
         """Puts the model in place with its initial values, and builds its optimiser."""
         task, device = self.task, self.accelerator.device
         if self.sharding is not None:
-            sharding.shard(task.model, device, self.sharding)
+            sharding.shard(task.model, device, self.sharding, sharding.replicas())
         sharding.allocate(task.model, device)
         initialise(task)
         # Not wrapped by accelerate, which would look for a package at every step.
@@ -170,6 +170,7 @@ class Loop:
             self._write(diverged.step, {"diverged": diverged.loss})
         except Stopped as stopped:
             status = {"status": "stopped", "step": stopped.step}
+        self.checkpoints.settle()
         summary = self._summary(status)
         if self.accelerator.is_main_process:
             write_json(self.run_dir / "summary.json", summary)
