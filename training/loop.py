@@ -114,6 +114,8 @@ class Loop:
     def _accelerator(self) -> Accelerator:
         # accelerate keeps its state per process; runs of one worker may differ in precision.
         AcceleratorState._reset_state()
+        # The mesh of processes is sharding's; accelerate would make another, and refuses on CPUs.
+        os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)
         return Accelerator(
             cpu=processes.ON_CPU,
             mixed_precision="bf16" if self.precision == "bf16" else "no",

@@ -62,14 +62,14 @@ def replicas() -> int:
 
     Raises UserError where the processes cannot be divided so.
     """
-    if os.environ.get("ACCELERATE_USE_PARALLELISM_CONFIG", "false").lower() != "true":
-        return 1
     prefix, world = "PARALLELISM_CONFIG_", processes.state().num_processes
     sizes = {
         key.removeprefix(prefix).lower(): int(value)
         for key, value in os.environ.items()
         if key.startswith(prefix) and key.endswith("_SIZE")
     }
+    if not sizes:
+        return 1
     copies, shards = sizes.pop("dp_replicate_size", 1), sizes.pop("dp_shard_size", 1)
     if copies * shards != world or shards == 1 or set(sizes.values()) > {1}:
         raise UserError(
