@@ -114,6 +114,8 @@ class Loop:
     def _accelerator(self) -> Accelerator:
         # accelerate keeps its state per process; runs of one worker may differ in precision.
         AcceleratorState._reset_state()
+        # The mesh of processes is sharding's; accelerate would make another, and refuses on CPUs.
+        os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)
         return Accelerator(
             cpu=processes.ON_CPU,
             mixed_precision="bf16" if self.precision == "bf16" else "no",
@@ -131,17 +133,17 @@ class Loop:
         """Puts the model in place with its initial values, and builds its optimiser."""
         task, device = self.task, self.accelerator.device
         if self.sharding is not None:
-            sharding.shard(task.model, device, self.sharding)
+            sharding.shard(task.model, device, self.sharding, sharding.replicas())
         sharding.allocate(task.model, device)
         initialise(task)
         # Not wrapped by accelerate, which would look for a package at every step.
         self.optimizer = build_optimizer(task)
-        if self.sharding is None:
-            self.model = self.accelerator.prepare_model(task.model)
-        else:  # autocast and compilation are all that accelerate has to add
-            self.model = self.accelerator.prepare_model(
-                task.model, device_placement=False, evaluation_mode=True
-            )
+        # Of sharded models accelerate has only autocast and compilation to add. Told where a model
+        # is to be placed, it does not load torch's tensors of several processes to find out.
+        whole = self.sharding is None
+        self.model = self.accelerator.prepare_model(
+            task.model, device_placement=whole, evaluation_mode=not whole
+        )
 
     def _start_recorders(self) -> list[Log]:
         """The logs of the task's recorders."""
@@ -170,6 +172,7 @@ class Loop:
             self._write(diverged.step, {"diverged": diverged.loss})
         except Stopped as stopped:
             status = {"status": "stopped", "step": stopped.step}
+        self.checkpoints.settle()
         summary = self._summary(status)
         if self.accelerator.is_main_process:
             write_json(self.run_dir / "summary.json", summary)
