@@ -94,9 +94,10 @@ class LoopConfig(Section):
     """Samples per forward pass of an evaluation, per process."""
     eval_samples: PositiveInt | None = None
     """Validation samples to use, from the first on; all by default."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 runs the forward pass under autocast; weights and optimiser state stay float32. On a
-    processor without bf16 units a run says so and is float32."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """bf16 and fp16 run the forward pass under autocast; weights and optimiser state stay float32.
+    On a processor without bf16 units a bf16 run says so and is float32. fp16 scales the loss as
+    torch.amp.GradScaler does, logs the scale, and skips steps as skip_overflow does."""
     compile: bool = False
     """torch.compile the model."""
     data_workers: Annotated[int, Field(ge=0, le=1024)] = 0  # all start at once, on one machine

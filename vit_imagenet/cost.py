@@ -98,7 +98,7 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
     their rounding. After: the last norm's input, mean and deviation, and the tokens' mean. Where
     blocks are recomputed, each keeps its input, and one of them all of it.
     """
-    shape, low = config.model, config.training.precision == "bf16"
+    shape, low = config.model, config.training.precision != "fp32"
     size = BF16 if low else FP32
     stream = FP32 * shape.width
     block = 2 * stream + size * (6 + 2 * shape.mlp_ratio) * shape.width
@@ -111,7 +111,7 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
 
 def _weight_copies(config: Config, shards: int) -> int:
     """Bytes of all matrices rounded to bf16, once per step; of one block if they are recomputed."""
-    if config.training.precision != "bf16":
+    if config.training.precision == "fp32":
         return 0
     shape = config.model
     blocks = shape.layers if shards == 1 else 1
