@@ -195,6 +195,7 @@ IMAGENET = Case(
         "model.patch_size": "2",
         "model.image_size": ("4", "data.eval_resize=12"),
         "model.classes": ("2", *FOLDER[:2]),
+        "model.head_bias": "false",
         "data.source": ("folder", *FOLDER[1:]),
         "data.path": ("{files}/folder", FOLDER[0], FOLDER[2]),
         "data.validation_fraction": "0.5",

@@ -51,11 +51,11 @@ def parameters(config: Config) -> dict[str, int]:
     """Numbers of parameters: embedding and non_embedding, and total, their sum.
 
     embedding is the stem, n_patch n of patchify and T n of positions; non_embedding the blocks'
-    (4 + 2M) L n^2 and the head's n_out n + n_out.
+    (4 + 2M) L n^2 and the head's n_out n, with its bias n_out more.
     """
     shape = config.model
     embedding = (patch_numbers(shape) + tokens(shape)) * shape.width
-    others = shape.layers * _block(shape) + (shape.width + 1) * shape.classes
+    others = shape.layers * _block(shape) + (shape.width + shape.head_bias) * shape.classes
     return {"embedding": embedding, "non_embedding": others, "total": embedding + others}
 
 
@@ -83,7 +83,8 @@ def optimizer_state(config: Config) -> int:
         raise UserError(
             f"optimizer.name {name}: Dinan et al. prescribe for adam and sgd alone; use one of them"
         )
-    tensors = 4 * config.model.layers + 4  # in blocks; patchify, positions, the head's two
+    # In blocks; patchify, positions, the head's two.
+    tensors = 4 * config.model.layers + 3 + config.model.head_bias
     counts = tensors if name == "adam" else 0
     return FP32 * (_STATES_LIKE_WEIGHTS[name] * parameters(config)["total"] + counts)
 
