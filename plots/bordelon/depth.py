@@ -5,8 +5,9 @@
 Tables of a sweep over model.layers such as vit_cifar5m/sweeps/figure_5.yaml. (a) ||W - W_0|| /
 ||W_0|| of query and key weights at the last observed step, pooled over blocks, against L, expected
 to go as L^(alpha_L - 1), like the change of attention logits that they cause. (b) evaluation loss
-against training FLOPs, 6 per parameter and token. Exponents are unweighted fits to means over
-seeds, their errors jackknife ones over seeds.
+against training FLOPs, 6 per parameter and token. Of several eta_0 both show one per alpha_L, as
+movement compares depths at equal eta_0: that whose runs end with the lowest loss. Exponents are
+unweighted fits to means over seeds, their errors jackknife ones over seeds.
 """
 
 from __future__ import annotations
@@ -45,8 +46,7 @@ STYLES = {0.5: "-", 1.0: "--"}  # as in the paper: alpha_L = 1 is dashed
 def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(movement, losses): a row per run at the last observed step, a row per run and evaluation.
 
-    Runs that did not finish are left out. TableError unless there are three tables of one sweep
-    with one rate of each alpha_L.
+    Runs that did not finish are left out. TableError unless there are three tables of one sweep.
     """
     tables.expect(paths, *SOURCES)
     found = [_read(*item) for item in zip(paths, COLUMNS, SOURCES)]
@@ -54,10 +54,7 @@ def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     finished = results[results["status"] == "finished"]
     if finished.empty:
         raise TableError(f"{paths[1]}: no finished run in it; finish the sweep first")
-    for alpha, rates in finished.groupby(ALPHA_L)[RATE].unique().items():
-        if len(rates) > 1:
-            raise TableError(f"{paths[1]}: {len(rates)} values of {RATE} with {ALPHA_L} {alpha:g}; "
-                             "expected one rate of each: keep the runs of the best one")
+    finished = _best_rates(finished, metrics)
     keys = (LAYERS, ALPHA_L, "seed")
     tables.one_run_each(finished, paths[1], keys, "results.csv of figure_5.yaml")
     return _movement(observations, finished, paths[0]), _losses(metrics, finished, paths[2])
@@ -67,6 +64,17 @@ def _read(path: Path, columns: Sequence[str], source: str) -> pd.DataFrame:
     table = tables.read(path, columns, source)
     words = ("run", "block", "status")
     return tables.numbers(table, path, [column for column in columns if column not in words])
+
+
+def _best_rates(finished: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
+    """The runs of one rate per alpha_L: that of the most finished runs, over depths and seeds, then
+    of the lowest mean of their last losses, then the lower one."""
+    last = metrics.dropna(subset=[LOSS]).sort_values("step").groupby("run")[LOSS].last()
+    rates = finished.assign(last=finished["run"].map(last)).groupby([ALPHA_L, RATE])
+    ranked = rates.agg(runs=("run", "count"), loss=("last", "mean")).reset_index()
+    ranked = ranked.sort_values(["runs", "loss", RATE], ascending=[False, True, True])
+    best = ranked.drop_duplicates(ALPHA_L)[[ALPHA_L, RATE]]
+    return finished.merge(best, on=[ALPHA_L, RATE])
 
 
 def _movement(observations: pd.DataFrame, finished: pd.DataFrame, path: Path) -> pd.DataFrame:
