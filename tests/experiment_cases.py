@@ -61,6 +61,7 @@ SHARED: dict[str, Change] = {
     "training.batch_size": "12",
     "training.log_every": "3",
     "training.eval_every": "2",
+    "training.eval_per_octave": "1",
     "training.eval_samples": "5",
     "training.precision": "bf16",
     "training.divergence_factor": ("1.0001", "optimizer.lr=3.0",

@@ -340,8 +340,12 @@ class Loop:
         return math.ceil(share / (self.settings.micro_batch_size or share))
 
     def _evaluates(self, step: int) -> bool:
-        every = self.settings.eval_every
-        return step == self.settings.steps or bool(every and step % every == 0)
+        every, n = self.settings.eval_every, self.settings.eval_per_octave
+        if step == self.settings.steps or (every and step % every == 0):
+            return True
+        # Whether some 2^(k/n) is rounded to the step.
+        low, high = n * math.log2(step - 0.5), n * math.log2(step + 0.5)
+        return math.ceil(low) < high
 
     def _evaluate(self, step: int) -> None:
         started = time.perf_counter()

@@ -90,6 +90,9 @@ class LoopConfig(Section):
     """Steps between lines of metrics.jsonl."""
     eval_every: Count = 0
     """Steps between evaluations; 0 evaluates at the end only."""
+    eval_per_octave: Annotated[int, Field(ge=0, le=64)] = 0
+    """Evaluations per doubling of the step, from step 1 on: for axes that are logarithmic. Beside
+    those of eval_every; 0 for none."""
     eval_batch_size: Size = 64
     """Samples per forward pass of an evaluation, per process."""
     eval_samples: PositiveInt | None = None
@@ -116,6 +119,14 @@ class LoopConfig(Section):
     """Validation samples that a probe's forward pass sees, from the first on. For text, rows
     without padding are used first."""
 
+    def _unused(self) -> tuple[str, ...]:
+        """Keys that ask for nothing: omitted, so that run ids do not change."""
+        return () if self.eval_per_octave else ("eval_per_octave",)
+
+    @model_serializer(mode="wrap")
+    def _used(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if key not in self._unused()}
+
 
 class ObservedLoopConfig(LoopConfig):
     """The loop of an experiment whose model `measure.representations` can observe."""
@@ -135,11 +146,9 @@ class ObservedLoopConfig(LoopConfig):
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _observed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omitted when nothing is observed, so run ids do not change."""
+    def _unused(self) -> tuple[str, ...]:
         own = () if self.observe_every else ("observe_every", "observe_samples")
-        return {key: value for key, value in dump(self).items() if key not in own}
+        return (*super()._unused(), *own)
 
 
 class CheckpointConfig(Section):

@@ -241,7 +241,9 @@ def _dynamics(rows: pd.DataFrame, loss: str, label: str):
     alpha = scans.alphas(rows)[0]
     figure, axes = style.subplots(1, len(SIZES), (3.4, 2.9), sharex=True, sharey=True)
     name = "(a) test loss" if loss == EVAL_LOSS else "training loss"
-    figure.suptitle(f"{name}\n{BANDS}")
+    first = rows[STEP].min()
+    early = f"; first evaluation at step {first:.0f}" if first > 1 and loss == EVAL_LOSS else ""
+    figure.suptitle(f"{name}{early}\n{BANDS}")
     for axis, by in zip(axes[0], SIZES):
         scans.draw_lines(axis, scans.scan(rows, by, alpha), by, loss)
         axis.set_title(f"{SYMBOLS[by]} grows, {scans.alpha_title(alpha)}")

@@ -156,6 +156,14 @@ def test_metrics_hold_train_and_eval_losses_at_their_steps(tmp_path):
     assert all(line["gradient_norm"] > 0 for line in lines if "train_loss" in line)
 
 
+def test_evaluations_per_octave_are_a_function_of_the_step(tmp_path):
+    run = task(training__eval_per_octave=2, training__steps=40)
+    train(run, tmp_path)
+    evals = [line["step"] for line in metrics(tmp_path) if "eval_loss" in line]
+    assert evals == sorted({round(2 ** (k / 2)) for k in range(11)} | {40})
+    assert "eval_per_octave" not in task().config.model_dump()["training"]  # run ids stay
+
+
 def test_logged_losses_are_weighted_by_targets(tmp_path):
     train(task(training__log_every=100, optimizer__lr=1e-30, training__steps=4), tmp_path)
     run, data = task(), Rows()
