@@ -7,7 +7,7 @@ after. Figure 13, from figure_13.yaml: how far entries of k and A have moved. It
 the movement of W_Q and W_K causes at the initial residual stream, which is what the paper's
 exponents speak of; the lower row has all movement, of which embeddings and other layers cause a
 part. Both are means over blocks and the observed samples. Draws the figures whose tables it is
-given.
+given; with both, also writes table_3.csv, the paper's Table 3 with the powers measured.
 
 Powers are unweighted fits to means over seeds; their errors are jackknife ones over seeds.
 """
@@ -303,6 +303,33 @@ def draw(found: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
             yield "figure_13_movement", _figure_13(rows)
         else:
             yield "figure_2b_head_variance", _figure_2b(rows)
+    if len(found) > 1:
+        yield "table_3", table_3(found)
+
+
+def table_3(found: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The paper's Table 3, a row per alpha_A and entry: the variance of A(0) over heads, then what
+    W_Q and W_K change in A and in k, per optimiser and after the later of Figure 13's steps."""
+    variances, = (rows for rows in found if OPTIMIZER not in rows)
+    moved, = (rows for rows in found if OPTIMIZER in rows)
+    entries = [
+        ("", alpha, 0, "variance of A(0)", 1 - 2 * exact(alpha),
+         power(variance_rows(variances[variances[ALPHA] == alpha])["at initialisation"], VARIANCE))
+        for alpha in scans.alphas(variances)
+    ]
+    for optimizer, alpha, step, rows in cells(moved):
+        if step == moved[STEP].max():
+            entries += [
+                (optimizer, alpha, step, f"update to {what}",
+                 predicted(column, optimizer, alpha, step), power(rows, column))
+                for column, what in reversed(INDUCED.items())
+            ]
+    return pd.DataFrame([
+        {"alpha_attention": alpha, "entry": entry, "optimizer": optimizer, "step": step,
+         "published": float(published), "exponent": measured.value,
+         "standard_error": measured.error, "seeds": measured.groups}
+        for optimizer, alpha, step, entry, published, measured in entries
+    ]).sort_values("alpha_attention", ascending=False, kind="stable")
 
 
 def _spreads(found: Sequence[pd.DataFrame]) -> list[str]:

@@ -201,6 +201,17 @@ def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path):
     assert titles[-1] == "Adam: change of A in all"
 
 
+def test_both_tables_make_the_papers_table_3(tmp_path):
+    """Its six powers, those of the updates twice: after the later step, per optimiser."""
+    paths = [written(tmp_path / "13.csv", movement_rows()),
+             written(tmp_path / "11.csv", variance_rows())]
+    table = dict(head_dimension.draw(head_dimension.read(paths)))["table_3"]
+    assert list(table["exponent"]) == pytest.approx(list(table["published"]), abs=1e-6)
+    assert list(table["published"]) == [-1, 0, 0, 0, 0, 0, 0, -0.5, 0, -0.5]
+    assert list(table["step"]) == [0, 200, 200, 200, 200] * 2 and set(table["seeds"]) == {3}
+    assert list(table["entry"][:3]) == ["variance of A(0)", "update to A", "update to k"]
+
+
 def test_sgd_that_misses_the_exponents_of_later_steps_is_noted(tmp_path):
     path = tmp_path / "t.csv"
     kept = text_of(head_dimension.findings(head_dimension.read([written(path, movement_rows())])))
