@@ -6,19 +6,22 @@ al., Figures 11 to 13 and Table 4).
 One figure per table, that is per optimiser: a column per parameterisation; loss against rate for
 a fixed number of steps and for a compute-optimal one, stable rates only; optimum against width,
 with the slope that the paper prints. A curve or an optimiser of your own is drawn under its name.
-Also writes table_4.csv, measured exponents next to the published ones.
+Also writes table_4.csv, measured exponents next to the published ones: of the straight line in
+logarithms, and of a power law with an irreducible term, which the paper says it fits (App. H).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import pandas as pd
 
+from measure.fits import IrreduciblePowerLaw, irreducible_power_law
 from plots import style, tables
 from plots.everett.horizons import (
     COLUMNS,
@@ -36,6 +39,7 @@ from plots.findings import HEADER, Finding, Printed, distance, number
 from plots.rates import (
     RATE_NOTE,
     Exponent,
+    RateSweep,
     draw_optima,
     draw_published,
     exponent,
@@ -85,6 +89,8 @@ class Entry:
     label: str
     """The horizon in this table's words."""
     fit: Exponent
+    floored: IrreduciblePowerLaw | None
+    """The optima as a power law with an irreducible term; None below four widths."""
 
     @property
     def name(self) -> str:
@@ -116,9 +122,60 @@ class Entry:
             "weighted_error": weighted.error if weighted else math.nan,
             "weighted_widths": weighted.n if weighted else 0,
             "widths_at_edge": " ".join(map(str, self.fit.edge)),
+            **self._floored(),
             "published": self.published,
             "difference": self.fit.value - self.published,
         }
+
+
+    @property
+    def levels_off(self) -> bool:
+        """Whether the widths determine the irreducible term."""
+        return self.floored is not None and math.isfinite(self.floored.exponent_error)
+
+    def _floored(self) -> dict[str, float]:
+        law = self.floored if self.levels_off else None
+        return {
+            "irreducible_exponent": -law.exponent if law else math.nan,
+            "irreducible_error": law.exponent_error if law else math.nan,
+            "irreducible_rate": law.floor if law else math.nan,
+        }
+
+
+def floored(sweeps: Mapping[int, RateSweep]) -> IrreduciblePowerLaw | None:
+    """lr* = floor + amplitude D^-k over the widths whose optimum is not at the edge, each optimum
+    weighing alike; None where there are fewer than four, or the fit does not end."""
+    used = {width: sweep.best for width, sweep in sweeps.items() if not sweep.best.at_edge}
+    known = [math.log(2) * b.error * b.value for b in used.values() if math.isfinite(b.error)]
+    noise = float(np.sqrt(np.mean(np.square(known)))) if known else math.nan
+    try:
+        # In units of the largest: the fit is made for losses, which are of order 1.
+        unit = max(best.value for best in used.values())
+        rates = [best.value / unit for best in used.values()]
+        law = irreducible_power_law(list(used), rates, noise / unit)
+    except (ValueError, RuntimeError):
+        return None
+    floor, error = unit * law.floor, unit * law.floor_error
+    return replace(law, floor=floor, floor_error=error, amplitude=unit * law.amplitude)
+
+
+def floored_lines(table_4: Sequence[Entry]) -> list[str]:
+    """The exponents with an irreducible term, and where it cannot be fitted."""
+    text = []
+    for entry in table_4:
+        if entry.levels_off and entry.floored:
+            law = entry.floored
+            exponent_text = number(-law.exponent, law.exponent_error, 2)
+            text.append(f"{entry.name}: with an irreducible rate {exponent_text}, rate "
+                        f"{law.floor:.2g} ± {law.floor_error:.1g} (n = {law.n})")
+    bound = [entry.name for entry in table_4 if entry.floored and not entry.levels_off]
+    few = [entry.name for entry in table_4 if not entry.floored]
+    if bound:
+        text.append("an irreducible rate is not determined, as the fit ends at a bound (no rate "
+                    f"left over, or an optimum that does not fall): {'; '.join(bound)}")
+    if few:
+        text.append(f"an irreducible rate takes four widths, not at an edge: {'; '.join(few)}")
+    return text
 
 
 def _beside(name: str, text: str, value: float, error: float, published: float) -> Finding:
@@ -130,7 +187,8 @@ def _beside(name: str, text: str, value: float, error: float, published: float) 
 def entries(data: Data) -> list[Entry]:
     """Table 4, as far as there are tables: what has no run at all is left out."""
     return [
-        Entry(optimizer, rule, horizon, labels[horizon], exponent(sweeps))
+        Entry(optimizer, rule, horizon, labels[horizon], exponent(sweeps),
+              floored(sweeps))
         for optimizer, table in data.items()
         for labels in [horizon_labels(table)]
         for (rule, horizon), sweeps in lines(table).items()
@@ -175,7 +233,7 @@ def findings(data: Data) -> list[Printed]:
         if weighted:
             text.append(f"{entry.name}: weighted by the optima's own errors "
                         f"{number(weighted.exponent, weighted.error, 2)} (n = {weighted.n})")
-    text += horizon_lines(table_4)
+    text += [*floored_lines(table_4), *horizon_lines(table_4)]
     for optimizer, table in data.items():
         text += [f"{optimizer}, {line}" for line in lost_lines(table, [CURVE])]
         text += [f"{optimizer}, {line}" for line in noise_lines(table)]
