@@ -239,10 +239,10 @@ def check_loss_scale():
     scaler = torch.amp.GradScaler("cpu")
     for step, worst in enumerate((2.0**10, math.inf, 2.0**10)):
         scaler.scale(torch.ones(()))
-        for key, tensor in tensors.items():
+        for key, parameter in tensors.items():
             gradient = torch.ones(SHAPES[key])
             gradient.view(-1)[0] = worst if key == "tall" else 1.0
-            tensor.grad = place(gradient, tensor.device_mesh)
+            parameter.grad = place(gradient, parameter.device_mesh)
         scaler.unscale_(optimizer)
         scaler.update()
         assert scaler.get_scale() == (2.0**15 if step else 2.0**16)
