@@ -60,6 +60,7 @@ class _Meta(Section):
     eval_targets: Count | None
     random: Annotated[list[dict[str, Any]], Field(min_length=1)]
     logs: dict[str, _Position]
+    loss_scale: dict[str, float] = {}  # of an fp16 run, as torch.amp.GradScaler saves it
 
 
 _NEWER = ("observations.jsonl", "timing.jsonl")  # which the first checkpoints do not know
@@ -81,10 +82,11 @@ class Checkpoints:
         losses: Losses,
         history: History,
         logs: Sequence[Log],
+        scaler: torch.amp.GradScaler,
     ) -> None:
         self.task, self.run_dir, self.folder = task, run_dir, run_dir / "checkpoints"
         self.accelerator, self.optimizer = accelerator, optimizer
-        self.losses, self.history, self.logs = losses, history, logs
+        self.losses, self.history, self.logs, self.scaler = losses, history, logs, scaler
         self.settings = task.config.checkpoint
         self.stop = signals.StopRequest()
         self.saved_at, self.saved_step = time.monotonic(), -1
@@ -164,6 +166,7 @@ class Checkpoints:
                 "logs": {log.path.name: log.position() for log in self.logs},
                 "environment": environment.describe(self.accelerator.device),
                 "precision": self.accelerator.mixed_precision,
+                "loss_scale": self.scaler.state_dict(),
             }
         saving = (self.folder, step, tensors, meta, self.settings.keep)
         if self.writers is not None:
@@ -196,6 +199,7 @@ class Checkpoints:
         self.saved_step = saved.step
         self.losses.restore(saved.meta["losses"], saved.part("pending"), self.accelerator)
         self.history.restore(saved.meta, saved.step)
+        self.scaler.load_state_dict(saved.meta.get("loss_scale", {}))
         states, index = saved.meta["random"], self.accelerator.process_index
         if index < len(states):  # a process that was not there before keeps its seed's state
             state.set_random_state(states[index], self.accelerator.device)
@@ -305,6 +309,8 @@ class Checkpoints:
             validate(_Meta, meta, "meta.json")
             for kept in meta["random"]:
                 state.check_random_state(kept, self.accelerator.device)
+            scaler = torch.amp.GradScaler("cpu", enabled=self.scaler.is_enabled())
+            scaler.load_state_dict(meta.get("loss_scale", {}))
             steps = self.task.config.training.steps
             if found.step > steps and meta["config"]["training"]["steps"] == steps:
                 raise Damaged(f"{path}: of step {found.step} in a run of {steps}")

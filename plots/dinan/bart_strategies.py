@@ -16,20 +16,11 @@ from pathlib import Path
 import numpy as np
 
 from plots import style, tables
+from plots.dinan import searches
 from plots.dinan.published import MODELS, RATE_EXPONENTS
-from plots.dinan.searches import (
-    Point,
-    Run,
-    Sweep,
-    bits,
-    by_loss,
-    largest,
-    limits,
-    loss_text,
-    model_name,
-)
-from plots.findings import HEADER, Finding, Printed, claimed_gain, number
-from plots.statistics import mean_and_error
+from plots.dinan.searches import Point, Run, Sweep, model_name
+from plots.findings import HEADER, Finding, Printed
+from plots.statistics import average
 
 TABLES = (
     "dinan/figure_3_4", "dinan/figure_3_4_metrics", "dinan/figure_5", "dinan/figure_5_metrics",
@@ -43,13 +34,13 @@ Data = tuple[Sweep, Sweep | None]
 
 def read(paths: Sequence[Path]) -> Data:
     """One sweep, or two by rising size; TableError if the second has no larger model."""
-    found = by_loss(paths)
+    found = searches.by_loss(paths)
     if len(found) > 2:
         raise tables.TableError(f"{paths[0]}: expected the tables of one sweep or two, got "
                                 f"{len(paths)}")
     sweep, larger = found[0], found[1] if len(found) == 2 else None
-    if larger and largest(larger) <= largest(sweep):
-        raise tables.TableError(f"{larger.path}: {largest(larger):,.0f} parameters as in "
+    if larger and searches.largest(larger) <= searches.largest(sweep):
+        raise tables.TableError(f"{larger.path}: {searches.largest(larger):,.0f} parameters as in "
                                 f"{sweep.path}; expected a larger model")
     return sweep, larger
 
@@ -99,12 +90,11 @@ def findings(data: Data) -> list[Printed]:
     ]
     for width in sweep.widths:
         found, name = optima(sweep, width), named(sweep, width)
-        result += _of_model(found, name)
-        result.append(_difference(found, name, None))
+        result += [*_losses(found, name), _difference(found, name, None)]
     if larger:
         last, (own, other) = end(larger), ((one, one.widths[-1]) for one in (larger, sweep))
         found, name = optima(*own), named(*own)
-        result += _of_model(found, name)
+        result += _losses(found, name)
         result += [_difference(found, name, last), _speed(found, name, last)]
         found, name = optima(*other), named(*other)
         result += [_difference(found, name, last, early=True), _speed(found, name, last)]
@@ -119,18 +109,19 @@ def end(sweep: Sweep) -> float:
     return max((run.steps[-1] for point in points for run in point.runs), default=math.nan)
 
 
-def _of_model(found: Mapping[str, Point], model: str) -> list[Finding]:
-    return [_loss(found.get(strategy), strategy, model) for strategy in STRATEGIES]
-
-
-def _loss(point: Point | None, strategy: str, model: str) -> Finding:
-    name = f"{style.STRATEGIES[strategy]}, {model}: lowest loss (nats)"
-    if point is None:
-        return Finding(name, "not measured")
-    value, error = mean_and_error([run.best for run in point.runs])
-    measured = (f"{number(value, error, 4, '')} (n = {len(point.runs)}), {bits(value):.4f} bits, "
-                f"at {point.pair}")
-    return Finding(name, measured)
+def _losses(found: Mapping[str, Point], model: str) -> list[Finding]:
+    """The mean of the lowest losses of both strategies."""
+    result = []
+    for strategy in STRATEGIES:
+        name = f"{style.STRATEGIES[strategy]}, {model}: lowest loss (nats)"
+        if strategy not in found:
+            result.append(Finding(name, "not measured"))
+            continue
+        loss, point = average([run.best for run in found[strategy].runs]), found[strategy]
+        measured = (f"{loss.text(4, '')} (n = {len(point.runs)}), "
+                    f"{searches.bits(loss.value):.4f} bits, at {point.pair}")
+        result.append(Finding(name, measured))
+    return result
 
 
 def _difference(
@@ -144,12 +135,12 @@ def _difference(
     if not all(strategy in found for strategy in STRATEGIES):
         return Finding(name, "not measured", "" if early else published, "not measured")
     until = math.inf if last is None else last
-    pairs = [mean_and_error([lowest(run, until) for run in found[s].runs]) for s in STRATEGIES]
-    gap, error = pairs[0][0] - pairs[1][0], math.hypot(pairs[0][1], pairs[1][1])
+    first, second = (average([lowest(run, until) for run in found[s].runs]) for s in STRATEGIES)
+    gap = first - second
     if early:
-        return Finding(name, number(gap, error, 4))
-    verdict = claimed_gain(gap if last is not None else -gap, error)
-    return Finding(name, number(gap, error, 4), published, verdict)
+        return Finding(name, gap.text(4))
+    verdict = (-gap if last is None else gap).claimed_gain()
+    return Finding(name, gap.text(4), published, verdict)
 
 
 def _speed(found: Mapping[str, Point], model: str, last: float) -> Finding:
@@ -167,8 +158,7 @@ def _speed(found: Mapping[str, Point], model: str, last: float) -> Finding:
     missing = f", {short} did not reach it" if short else ""
     if not reached:
         return Finding(name, f"not reached (n = {len(values)})")
-    speed = number(*mean_and_error(reached), 3, "")
-    return Finding(name, f"{speed} (n = {len(reached)}{missing})")
+    return Finding(name, f"{average(reached).text(3, '')} (n = {len(reached)}{missing})")
 
 
 # Figures
@@ -209,7 +199,7 @@ def _figure_5(sweep: Sweep, larger: Sweep):
         for strategy, point in optima(own, width).items():
             _draw_point(axis, strategy, point, **look)
             points.append(point)
-            text = loss_text([lowest(run, last) for run in point.runs])
+            text = searches.loss_text([lowest(run, last) for run in point.runs])
             entries.append(_entry(strategy, point.shown, text, named(own, width) + " ", **look))
     _finish(axis, points, last, 0.25)  # a third of it is warm-up
     low, high = axis.get_ylim()
@@ -234,7 +224,7 @@ def _finish(axis, points: Sequence[Point], last: float, first: float = 0.1) -> N
     lines = [(run.steps, run.losses) for point in points for run in point.runs]
     longest = max((steps[-1] for steps, _ in lines), default=1.0)
     last = min(last, longest)
-    low, high = limits(lines, last, first)
+    low, high = searches.limits(lines, last, first)
     axis.set_ylim(low - 0.06 * (high - low), high + 0.25 * (high - low))
     style.update_ticks(axis, 1.02 * last if last == longest else last)
     axis.set_xlabel("updates")
@@ -247,8 +237,5 @@ def _entry(strategy: str, pair: str, text: str, model: str = "", **look) -> tupl
 
 
 def _legend(axis, entries: Sequence[tuple[str, dict]], what: str) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], label=label, **look) for label, look in entries]
-    axis.legend(handles=handles, title=f"{what} [minimum loss, nats]", fontsize=7, title_fontsize=7,
-                loc="upper right")
+    axis.legend(handles=style.handles(entries), title=f"{what} [minimum loss, nats]", fontsize=7,
+                title_fontsize=7, loc="upper right")

@@ -18,9 +18,9 @@ import numpy as np
 import pandas as pd
 
 from plots import rates, style, tables
-from plots.findings import Finding, Printed, distance, number
-from plots.rates import Exponent, RateSweep, exponent, lines_of
-from plots.statistics import mean_and_error
+from plots.findings import Estimate, Finding, Printed
+from plots.rates import Exponent, Lines, RateSweep, exponent, lines_of
+from plots.statistics import average
 from plots.tables import CURVE, PARAMETERIZATION, RATE, RESULTS, WIDTH
 
 PAPER = "Ours, after Everett et al. and Bordelon et al."
@@ -35,13 +35,12 @@ LOOKS = {
     "one": {"color": style.VERMILION, "marker": "D", "ls": "-"},
 }
 HEADER = str(Finding("finding", "measured", "expected", "verdict"))
-Lines = dict[tuple[str, ...], dict[int, RateSweep]]  # by parameterisation and curve
 
 
 def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The sweep's runs, depths in the column of widths; those of the base depth in every curve."""
-    tables.expect(paths, "results.csv")
-    table = tables.read(paths[0], (*RESULTS, PARAMETERIZATION, LAYERS, RATE))
+    columns = (*RESULTS, PARAMETERIZATION, LAYERS, RATE)
+    (table,) = tables.read_each(paths, {"results.csv": columns})
     table = table.assign(**{WIDTH: table[LAYERS]})
     base, own = table[table[CURVE] == BASE], table[table[CURVE] != BASE]
     curves = style.present(CURVES, own[CURVE]) or CURVES
@@ -71,14 +70,12 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     for curve, label in curves.items():
         costs = [cost(sweeps) for (_, name), sweeps in found.items() if name == curve]
         known = [value for value in costs if math.isfinite(value)]
-        value, error = mean_and_error(known)
-        text = f"{number(value, error)} nats (n = {len(known)} of {len(costs)})"
+        text = f"{average(known).text()} nats (n = {len(known)} of {len(costs)})"
         result.append(Finding(f"cost of the base depth's rate at the deepest, {label}", text))
     for curve, label in curves.items():
         if curve != NO_RULE:
             result += _gains(found, curve, label)
-    lost = rates.lost_lines(table, [PARAMETERIZATION, CURVE])
-    for line in (*lost, *rates.edge_lines(found), *rates.noise_lines(table)):
+    for line in rates.basis(table, found, [PARAMETERIZATION, CURVE]):
         result.append(line.replace(" D = ", " L = ").replace("all widths", "all depths"))
     return result
 
@@ -89,24 +86,22 @@ def _exponent(rule: str, label: str, curve: str, sweeps: Mapping[int, RateSweep]
     text = fit.text().replace("width", "depth")
     if math.isnan(expected):
         return Finding(name, text)
-    verdict = distance(fit.value, fit.error, expected, fit.widths, fitted=2)
+    verdict = Estimate(fit.value, fit.error, fit.widths, fitted=2).distance(expected)
     return Finding(name, text, f"{expected:g}", verdict)
 
 
 def _mean(powers: Sequence[Exponent], label: str, expected: float) -> Finding:
-    name, n = f"exponent of L in the best rate, {label}: mean", len(powers)
-    value, error = _pooled([(fit.value, fit.error) for fit in powers])
-    text = f"{number(value, error, 2)} (n = {n})"
+    name, mean = f"exponent of L in the best rate, {label}: mean", _pooled(powers)
     if math.isnan(expected):
-        return Finding(name, text)
-    return Finding(name, text, f"{expected:g}", distance(value, error, expected, n))
+        return Finding(name, mean.text(2))
+    return Finding(name, mean.text(2), f"{expected:g}", mean.distance(expected))
 
 
-def _pooled(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """(mean, error) of values with errors: scatter alone is small by chance where they are few."""
-    value, scatter = mean_and_error([value for value, _ in values])
-    implied = math.hypot(*(error for _, error in values)) / max(len(values), 1)
-    return value, float(np.fmax(scatter, implied))
+def _pooled(values: Sequence[Estimate]) -> Estimate:
+    """The mean of numbers with errors: scatter alone is small by chance where they are few."""
+    mean = average([one.value for one in values])
+    implied = math.hypot(*(one.error for one in values)) / max(len(values), 1)
+    return Estimate(mean.value, float(np.fmax(mean.error, implied)), len(values))
 
 
 def cost(sweeps: Mapping[int, RateSweep]) -> float:
@@ -119,17 +114,17 @@ def cost(sweeps: Mapping[int, RateSweep]) -> float:
 
 def _gains(found: Lines, curve: str, label: str) -> list[Printed]:
     """Best loss without a rule minus with it at the deepest common depth."""
-    gains, result = [], []
+    gains: list[Estimate] = []
+    result: list[Printed] = []
     for rule in dict.fromkeys(rule for rule, _ in found):
         pair = [found.get((rule, name), {}) for name in (NO_RULE, curve)]
-        depth, gain, error = rates.gain(*pair)
-        gains += [(gain, error)] if math.isfinite(gain) else []
+        depth, gain = rates.gain(*pair)
+        gains += [gain] if depth else []
         name = f"gain of {label} in the best loss: {style.LABELS.get(rule, rule)}"
-        text = number(gain, error) + (f" nats at L = {depth}" if depth else "")
+        text = gain.text() + (f" nats at L = {depth}" if depth else "")
         result.append(Finding(name, text))
-    value, error = _pooled(gains)
-    text = f"{number(value, error)} nats (n = {len(gains)})"
-    return [*result, Finding(f"gain of {label} in the best loss: mean", text)]
+    name = f"gain of {label} in the best loss: mean"
+    return [*result, Finding(name, f"{_pooled(gains).text()}, nats")]
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:

@@ -60,6 +60,7 @@ RUNS = {
     "accumulated": ["training.micro_batch_size=1", "optimizer.clip_norm=0.05"],
     "one_sample": ["training.eval_samples=1", "training.steps=2", "training.eval_every=1"],
     "bf16": ["training.precision=bf16", "optimizer.name=sgd", "optimizer.lr=0.3"],
+    "fp16": ["training.precision=fp16", "optimizer.name=sgd", "optimizer.lr=19.2"],
     "tiny_gradients": ["optimizer.name=adam_atan2"],  # which scales them by a power of two
 }
 
@@ -153,7 +154,7 @@ def train(run_dir, overrides, stop_at=None, **more):
 def train_all(folder):
     """Every one of `RUNS`, the model with or without memory when it is handed over."""
     for index, (name, overrides) in enumerate(RUNS.items()):
-        scale = 1e-13 if name == "tiny_gradients" else 1.0
+        scale = {"tiny_gradients": 1e-13, "fp16": 1 / 64}.get(name, 1.0)
         train(folder / name, overrides, scale=scale, meta=index % 2 == 0)
 
 
@@ -227,6 +228,24 @@ def compare_optimizers(folder):
             torch.testing.assert_close(
                 got, wanted, **close, msg=lambda found: f"{name} {path}: {found}"
             )
+
+
+def check_loss_scale():
+    """An overflow in one process's part of a gradient halves the scale of all, once."""
+    copies = sharding.replicas()
+    mesh = init_device_mesh("cpu", (copies, distributed.get_world_size() // copies))
+    tensors = build_tensors(mesh)
+    optimizer = torch.optim.SGD(tensors.values())
+    scaler = torch.amp.GradScaler("cpu")
+    for step, worst in enumerate((2.0**10, math.inf, 2.0**10)):
+        scaler.scale(torch.ones(()))
+        for key, parameter in tensors.items():
+            gradient = torch.ones(SHAPES[key])
+            gradient.view(-1)[0] = worst if key == "tall" else 1.0
+            parameter.grad = place(gradient, parameter.device_mesh)
+        scaler.unscale_(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == (2.0**15 if step else 2.0**16)
 
 
 def build_tensors(mesh):
@@ -341,6 +360,7 @@ def main():
         if command == "check":
             check_parts()
             compare_optimizers(Path(rest[0]))
+            check_loss_scale()
             expect_refusals(Path(rest[0]))
             train(Path(rest[0]) / "adafactor", RUNS["adafactor"])
         elif command == "train":

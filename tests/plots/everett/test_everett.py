@@ -2,11 +2,13 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from matplotlib.text import Text
 
+from measure.fits import Optimum
 from plots import rates, style, tables
 from plots.__main__ import make
 from plots.everett import (
@@ -280,6 +282,21 @@ def test_table_4_is_recovered_beside_the_published_numbers(tmp_path):
     found = {line[:38].strip(): line for line in text.splitlines()}
     assert "agrees within 2 SE" in found["adam, NTK, fixed steps"]  # both -0.50
     assert "off by +0.37" in found["adam, standard, compute-optimal"]
+    assert not abs(row["irreducible_exponent"] + 0.9) > 0.01  # NaN where it ends at a rate of 0
+
+
+def test_table_4_has_the_exponent_beside_an_irreducible_rate():
+    """Where the optima level off it is another one, where they do not there is none."""
+    def sweeps(law, widths=(16, 32, 64, 128)):
+        return {width: SimpleNamespace(best=Optimum(law(width), 1.0, 3.0, True, error=1e-4))
+                for width in widths}
+
+    level = learning_rates.floored(sweeps(lambda width: 0.001 + 0.02 / width))
+    assert level.exponent == pytest.approx(1, rel=1e-3)
+    assert level.floor == pytest.approx(0.001, rel=1e-3)
+    for law in (lambda width: 0.01 - 5e-5 * width, lambda width: 1e-4 * width):
+        assert math.isnan(learning_rates.floored(sweeps(law)).exponent_error)
+    assert learning_rates.floored(sweeps(lambda width: 1 / width, (16, 32, 64))) is None
 
 
 def test_the_claim_on_horizons_counts_and_measures_the_drops():
@@ -512,7 +529,7 @@ def test_the_best_rate_over_depth_stands_beside_what_the_rule_is_to_do(tmp_path)
     assert half.verdict == "agrees within 95 %" and one.verdict.startswith("off by +0.")
     assert "n = 4 depths" in found[f"{start}alpha_L = 1/2: muP"].measured
     gain = found["gain of alpha_L = 1/2 in the best loss: mean"]
-    assert gain.measured == "+0.100 ± 0.000 nats (n = 4)"
+    assert gain.measured == "+0.100 ± 0.000 (n = 4), nats"
     assert found["cost of the base depth's rate at the deepest, alpha_L = 1/2"].measured == (
         "+0.000 ± 0.000 nats (n = 4 of 4)"
     )
