@@ -529,7 +529,7 @@ def test_the_best_rate_over_depth_stands_beside_what_the_rule_is_to_do(tmp_path)
     assert half.verdict == "agrees within 95 %" and one.verdict.startswith("off by +0.")
     assert "n = 4 depths" in found[f"{start}alpha_L = 1/2: muP"].measured
     gain = found["gain of alpha_L = 1/2 in the best loss: mean"]
-    assert gain.measured == "+0.100 ± 0.000 (n = 4), nats"
+    assert gain.measured == "+0.100 ± 0.001 (n = 4), nats"
     assert found["cost of the base depth's rate at the deepest, alpha_L = 1/2"].measured == (
         "+0.000 ± 0.000 nats (n = 4 of 4)"
     )
