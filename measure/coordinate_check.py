@@ -19,8 +19,9 @@ the learning rate) unless they are given on the command line; `--as-configured` 
 
 `--scan KEY` goes through the values of another key than the width: model.heads and model.head_dim,
 whose width is in proportion, or model.layers, where the prescription knows the depth (Bordelon et
-al.'s, and Everett et al.'s of nanolm_c4 with or without alpha_depth). The powers then are of that size. Models of different depths are compared
-by the RMS over all their blocks, which stands under names like blocks.*.mlp.up.
+al.'s, and Everett et al.'s of nanolm_c4 with or without alpha_depth). The powers then are of that
+size. Models of different depths are compared by the RMS over all their blocks, which stands under
+names like blocks.*.mlp.up.
 
 Your own model: a file with `def task(width: int, seed: int) -> Check`, see measure.coordinates.
 
