@@ -268,6 +268,7 @@ def _add_table(commands: _Commands) -> None:
     for layer in exponents.LAYERS:
         _own(everett, f"gamma-{layer}", type=float, help="constant on its rate (default 1)")
     _own(everett, "qk-exponent", type=float, help="power of the head dimension on q.k")
+    _own(everett, "base-depth", type=float, help="depth at which the depth's powers cancel")
     dinan = parser.add_argument_group("dinan")
     _own(dinan, "strategy", help=", ".join((*DINAN_STRATEGIES, "meta_principled")))
     _own(dinan, "s", type=float, help="in [0, 1], with meta_principled")

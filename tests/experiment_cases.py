@@ -122,6 +122,8 @@ NANOLM = Case(
         "prescription.qk_exponent": ("-2.0", "model.head_dim=8", "prescription.embedding_std=1.0"),
         "prescription.alpha_attention": ("0.5", *BORDELON),
         "prescription.alpha_depth": ("0.5", *BORDELON, "model.layers=2"),
+        "prescription.base_depth": ("4", "prescription.alpha_depth=1.0",
+                                    "prescription.base_depth=2"),
         "prescription.beta0": ("2.0", *BORDELON),
         "prescription.gamma0": ("2.0", *BORDELON),
         "data.source": ("embedded", "data.path=null", "data.tokenizer={files}/tokenizer.model"),

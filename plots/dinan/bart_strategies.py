@@ -17,29 +17,31 @@ import numpy as np
 
 from plots import style, tables
 from plots.dinan import searches
-from plots.dinan.published import RATE_EXPONENTS
+from plots.dinan.published import MODELS, RATE_EXPONENTS
 from plots.dinan.searches import Point, Run, Sweep, model_name
 from plots.findings import HEADER, Finding, Printed
 from plots.statistics import average
 
-# Figure 5's tables, of the larger model, are optional.
-SMALLER = ("dinan/figure_3_4", "dinan/figure_3_4_metrics")
-LARGER = ("dinan/figure_5", "dinan/figure_5_metrics")
-TABLES = SMALLER + LARGER if tables.shipped(LARGER[0]).exists() else SMALLER
+TABLES = (
+    "dinan/figure_3_4", "dinan/figure_3_4_metrics", "dinan/figure_5", "dinan/figure_5_metrics",
+)
+# Which of them a figure is drawn of, for its caption.
+PARTS = {"figure_4_bart_strategies": slice(2), "figure_5_bart_r2c2": slice(4)}
 STRATEGIES = tuple(RATE_EXPONENTS)
+LAYERS = "model.layers"
 Data = tuple[Sweep, Sweep | None]
 
 
 def read(paths: Sequence[Path]) -> Data:
-    """One sweep, or two by rising width; TableError if the second has no larger model."""
+    """One sweep, or two by rising size; TableError if the second has no larger model."""
     found = searches.by_loss(paths)
     if len(found) > 2:
         raise tables.TableError(f"{paths[0]}: expected the tables of one sweep or two, got "
                                 f"{len(paths)}")
     sweep, larger = found[0], found[1] if len(found) == 2 else None
-    if larger and larger.widths[-1] <= sweep.widths[-1]:
-        raise tables.TableError(f"{larger.path}: width {larger.widths[-1]} as in {sweep.path}; "
-                                "expected a larger model")
+    if larger and searches.largest(larger) <= searches.largest(sweep):
+        raise tables.TableError(f"{larger.path}: {searches.largest(larger):,.0f} parameters as in "
+                                f"{sweep.path}; expected a larger model")
     return sweep, larger
 
 
@@ -47,6 +49,14 @@ def optima(sweep: Sweep, width: int) -> dict[str, Point]:
     """Strategy -> its best point at a width, where not all diverged."""
     found = {strategy: search.optimum for strategy, search in sweep.at(width).items()}
     return {strategy: point for strategy, point in found.items() if point is not None}
+
+
+def named(sweep: Sweep, width: int) -> str:
+    """The paper's name of a model; of others the width, and the blocks where the table has them."""
+    name, layers = model_name(width), sweep.rows.get(LAYERS)
+    if layers is None or width in MODELS:
+        return name
+    return f"{name}, {layers.iloc[0]} + {layers.iloc[0]} blocks"
 
 
 def lowest(run: Run, last: float) -> float:
@@ -79,16 +89,15 @@ def findings(data: Data) -> list[Printed]:
         HEADER,
     ]
     for width in sweep.widths:
-        result += _losses(optima(sweep, width), width)
-        result.append(_difference(optima(sweep, width), width, None))
+        found, name = optima(sweep, width), named(sweep, width)
+        result += [*_losses(found, name), _difference(found, name, None)]
     if larger:
-        width, last = larger.widths[-1], end(larger)
-        result += _losses(optima(larger, width), width)
-        result.append(_difference(optima(larger, width), width, last))
-        result.append(_speed(optima(larger, width), width, last))
-        small = sweep.widths[-1]
-        result.append(_difference(optima(sweep, small), small, last, early=True))
-        result.append(_speed(optima(sweep, small), small, last))
+        last, (own, other) = end(larger), ((one, one.widths[-1]) for one in (larger, sweep))
+        found, name = optima(*own), named(*own)
+        result += _losses(found, name)
+        result += [_difference(found, name, last), _speed(found, name, last)]
+        found, name = optima(*other), named(*other)
+        result += [_difference(found, name, last, early=True), _speed(found, name, last)]
     else:
         result.append("Figure 5 needs the tables of bart_span_denoise/sweeps/figure_5.yaml too")
     return [*result, *(line for own in data if own for line in own.failed)]
@@ -100,11 +109,11 @@ def end(sweep: Sweep) -> float:
     return max((run.steps[-1] for point in points for run in point.runs), default=math.nan)
 
 
-def _losses(found: Mapping[str, Point], width: int) -> list[Finding]:
+def _losses(found: Mapping[str, Point], model: str) -> list[Finding]:
     """The mean of the lowest losses of both strategies."""
     result = []
     for strategy in STRATEGIES:
-        name = f"{style.STRATEGIES[strategy]}, {model_name(width)}: lowest loss (nats)"
+        name = f"{style.STRATEGIES[strategy]}, {model}: lowest loss (nats)"
         if strategy not in found:
             result.append(Finding(name, "not measured"))
             continue
@@ -116,12 +125,12 @@ def _losses(found: Mapping[str, Point], width: int) -> list[Finding]:
 
 
 def _difference(
-    found: Mapping[str, Point], width: int, last: float | None, early: bool = False
+    found: Mapping[str, Point], model: str, last: float | None, early: bool = False
 ) -> Finding:
     """Standard minus neural-tangent. The paper has standard marginally better for BART-large, and
     neural-tangent for R2C2, early in training."""
     where = f" up to step {last:g}" if last is not None else ""
-    name = f"{model_name(width)}: standard - neural-tangent{where} (nats)"
+    name = f"{model}: standard - neural-tangent{where} (nats)"
     published = "above 0" if last is not None else "below 0, marginally"
     if not all(strategy in found for strategy in STRATEGIES):
         return Finding(name, "not measured", "" if early else published, "not measured")
@@ -134,9 +143,9 @@ def _difference(
     return Finding(name, gap.text(4), published, verdict)
 
 
-def _speed(found: Mapping[str, Point], width: int, last: float) -> Finding:
+def _speed(found: Mapping[str, Point], model: str, last: float) -> Finding:
     """How many updates neural-tangent takes to the loss that standard has at `last`, by seed."""
-    name = f"{model_name(width)}: updates to standard's loss then, relative"
+    name = f"{model}: updates to standard's loss then, relative"
     if not all(strategy in found for strategy in STRATEGIES):
         return Finding(name, "not measured")
     standard = {run.seed: run for run in found["standard"].runs}
@@ -174,7 +183,7 @@ def _figure_4(sweep: Sweep):
         for strategy, point in found.items():
             _draw_point(axis, strategy, point)
         _finish(axis, points, math.inf)
-        axis.set_title(model_name(width))
+        axis.set_title(named(sweep, width))
         _legend(axis, [_entry(s, p.shown, p.text) for s, p in found.items()], "(lr, wd)")
     axes[0][0].set_ylabel(style.VALIDATION_LABEL)
     return figure
@@ -191,8 +200,10 @@ def _figure_5(sweep: Sweep, larger: Sweep):
             _draw_point(axis, strategy, point, **look)
             points.append(point)
             text = searches.loss_text([lowest(run, last) for run in point.runs])
-            entries.append(_entry(strategy, point.shown, text, model_name(width) + " ", **look))
+            entries.append(_entry(strategy, point.shown, text, named(own, width) + " ", **look))
     _finish(axis, points, last, 0.25)  # a third of it is warm-up
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high + 0.2 * (high - low))  # the legend has four entries
     axis.set_ylabel(style.VALIDATION_LABEL)
     _legend(axis, entries, f"(lr, wd), up to step {last:g}")
     return figure

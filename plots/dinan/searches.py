@@ -22,7 +22,19 @@ from plots.dinan import spikes
 from plots.dinan.published import MODELS, RATE_EXPONENTS
 from plots.dinan.spikes import LR_FACTOR, TOP1, TRAIN_LOSS
 from plots.statistics import average
-from plots.tables import CURVE, DECAY, LOSS, RATE, RUN, SEED, STATUS, STEP, WIDTH, TableError
+from plots.tables import (
+    CURVE,
+    DECAY,
+    LOSS,
+    PARAMETERS,
+    RATE,
+    RUN,
+    SEED,
+    STATUS,
+    STEP,
+    WIDTH,
+    TableError,
+)
 
 EPOCH, EVAL_LOSS = "epoch", "eval_loss"
 SKIPPED = "skipped_steps"  # so far, because the gradient was not finite; may be absent
@@ -48,8 +60,9 @@ ACCURACY = Measure(
     (RATE, DECAY), (CURVE, RATE, DECAY, SEED), "results.csv of one search per strategy",
 )
 LOWEST_LOSS = Measure(
-    "best_eval_loss", EVAL_LOSS, (SEED, RATE, DECAY, WIDTH, LOSS), (STEP,), (RATE, WIDTH),
-    (CURVE, WIDTH, RATE, SEED), "results.csv of a sweep with one weight decay per rate",
+    "best_eval_loss", EVAL_LOSS, (SEED, RATE, DECAY, WIDTH, PARAMETERS, LOSS), (STEP,),
+    (RATE, WIDTH, PARAMETERS), (CURVE, WIDTH, RATE, SEED),
+    "results.csv of a sweep with one weight decay per rate",
 )
 
 
@@ -349,7 +362,7 @@ def by_accuracy(paths: Sequence[Path]) -> Sweep:
 
 
 def by_loss(paths: Sequence[Path]) -> list[Sweep]:
-    """Searches of BART models, sweeps by rising width, points by rising rate; the optimum has the
+    """Searches of BART models, sweeps by rising size, points by rising rate; the optimum has the
     lowest loss. Results have mapped rates and lowest losses in the columns that fits read."""
     found = []
     for path, results, logs in _read(paths, LOWEST_LOSS, RATE_EXPONENTS):
@@ -369,7 +382,12 @@ def by_loss(paths: Sequence[Path]) -> list[Sweep]:
         rates = [mapped_rate(strategy, rate, int(width)) for strategy, rate, width in columns]
         rows = kept.assign(**{RATE: rates, LOSS: kept[LOWEST_LOSS.best]})
         found.append(Sweep(path, rows, searches, _failed_lines(results)))
-    return sorted(found, key=lambda sweep: sweep.widths[-1])
+    return sorted(found, key=largest)
+
+
+def largest(sweep: Sweep) -> float:
+    """The parameters of a sweep's largest model."""
+    return float(sweep.rows[PARAMETERS].max())
 
 
 def _read(

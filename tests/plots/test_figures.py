@@ -202,9 +202,9 @@ def test_help_is_that_of_the_figure(capsys):
     ("dinan/figure_3_4", "results.csv", [
         "sweeps run bart_span_denoise/sweeps/figure_3_4.yaml --preset laptop",
         "plots ship results/bart_span_denoise/figure_3_4_laptop/results.csv dinan/figure_3_4"]),
-    ("dinan/figure_5", "results.csv", [  # R2C2 has no small form
-        "sweeps run bart_span_denoise/sweeps/figure_5.yaml",
-        "plots ship results/bart_span_denoise/figure_5/results.csv dinan/figure_5"]),
+    ("dinan/figure_5", "results.csv", [
+        "sweeps run bart_span_denoise/sweeps/figure_5.yaml --preset laptop",
+        "plots ship results/bart_span_denoise/figure_5_laptop/results.csv dinan/figure_5"]),
     ("bordelon/figure_4_distances", "distances.csv", [
         "sweeps run vit_cifar5m/sweeps/figure_4.yaml --preset laptop",
         "vit_cifar5m.distances results/vit_cifar5m/figure_4_laptop",

@@ -16,6 +16,7 @@ from plots.__main__ import load
 from plots.everett import alignment, epsilon, learning_rates, loss_vs_size, quickstart
 from plots.findings import Finding
 from plots.rates import gain
+from plots.style import LABELS
 
 ROOT = Path(__file__).resolve().parents[2]
 NANOLM, THEORY = "nanolm_c4/README.md", "effective_theory/README.md"
@@ -197,6 +198,23 @@ def decay_and_adafactor_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"the same from D = 32 to 128 within noise in {same} of 8 settings"
 
 
+def depth_claims() -> Iterator[tuple[str, str]]:
+    def number(name):
+        return re.match(r"[+-][\d.]+ ± [\d.]+", found("everett/depth")[name].measured)[0]
+
+    start = "exponent of L in the best rate, "
+    for label, row in {"no rule": "no rule", "alpha_L = 1/2": "α_L = ½",
+                       "alpha_L = 1": "α_L = 1"}.items():
+        columns = [*(LABELS[rule] for rule in RULES), "mean"]
+        cells = " | ".join(number(f"{start}{label}: {column}") for column in columns)
+        yield NANOLM, f"| {row} | {cells} |"
+        yield NANOLM, number(f"cost of the base depth's rate at the deepest, {label}")[1:] if (
+            label != "no rule") else "costs nothing without a rule"
+        if label != "no rule":
+            yield NANOLM, number(f"gain of {label} in the best loss: mean")[1:]
+    assert number("cost of the base depth's rate at the deepest, no rule") == "+0.000 ± 0.000"
+
+
 def theory_claims() -> Iterator[tuple[str, str]]:
     table = pd.read_csv(tables.shipped("theory/kernels"))
     judged = table[(table["entry"] == "diagonal") & table["width"].isin([512, 1024])
@@ -226,7 +244,7 @@ def theory_claims() -> Iterator[tuple[str, str]]:
 
 
 CLAIMS = (quickstart_claims, table_4_claims, loss_claims, alignment_claims, epsilon_claims,
-          decay_and_adafactor_claims, theory_claims)
+          decay_and_adafactor_claims, depth_claims, theory_claims)
 
 
 @pytest.mark.parametrize("claims", CLAIMS, ids=lambda claims: claims.__name__)
