@@ -19,7 +19,10 @@ from pathlib import Path
 LAUNCH_CONFIGS = Path(__file__).resolve().parents[1] / "scripts/accelerate"
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "accelerate", "training.loop", "measure.probes"])
+# The first optimiser of a process imports torch._dynamo, which takes as long as torch itself.
+_context.set_forkserver_preload(
+    ["torch", "torch._dynamo", "accelerate", "training.loop", "measure.probes"]
+)
 
 
 class Program:

@@ -41,7 +41,7 @@ def asked(slurm, number):
 
 def test_a_warned_job_saves_is_requeued_and_resumes(opened, job, slurm, monkeypatch):
     monkeypatch.setenv("PAUSE", "0.3")
-    run = job("run")
+    run = job("run", part="real")
     future = opened().submit(run, Needs())
     wait_until(lambda: saved(run))
     os.kill(step(slurm), signal.SIGUSR2)
@@ -69,11 +69,11 @@ def test_a_preempted_job_saves_and_leaves_the_rest_to_slurm(opened, job, slurm, 
 
 
 def test_small_runs_share_a_job_and_its_gpu_and_outcomes_come_back(
-    opened, job, slurm, toy, monkeypatch
+    opened, job, slurm, monkeypatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     pool = opened(jobs=2)
-    runs = [job(name, experiment=f"{toy}.place") for name in "abc"] + [job("user", REFUSES)]
+    runs = [job(name, part="place") for name in "abc"] + [job("user", REFUSES)]
     futures = [pool.submit(run, Needs(gpus=0.5)) for run in runs]
     assert pool.slots == 4
     assert {at(run)["CUDA_VISIBLE_DEVICES"] for run in runs[:3]} == {"7"}
@@ -86,18 +86,18 @@ def test_small_runs_share_a_job_and_its_gpu_and_outcomes_come_back(
     assert json.loads(log(runs[0], "jobs.json")) == {}
 
 
-def test_as_many_runs_are_here_as_the_jobs_in_the_queue_hold(opened, job, slurm, toy):
+def test_as_many_runs_are_here_as_the_jobs_in_the_queue_hold(opened, job, slurm):
     """Whatever their needs, the last run's included."""
     pool, names = opened(jobs=3), iter("abcdefghijklmnop")
 
     def fill(gpus):
         count = 0
         while pool.slots > len(pool.runs):
-            pool.submit(job(next(names), experiment=f"{toy}.place"), Needs(gpus=gpus))
+            pool.submit(job(next(names), part="place"), Needs(gpus=gpus))
             count += 1
         return count
 
-    pool.submit(job(next(names), experiment=f"{toy}.place"), Needs(gpus=1))
+    pool.submit(job(next(names), part="place"), Needs(gpus=1))
     assert fill(0.25) == 8  # two jobs of four
     wait_until(lambda: all(run.id for run in pool.runs))
     assert len({run.id for run in pool.runs}) == 3 and fill(0.25) == fill(1) == 0
@@ -118,7 +118,7 @@ def test_runs_get_jobs_with_their_own_resources(opened, job, slurm, toy):
         "large": Needs(gpus=16, processes=16, nodes=2, cpus=64),
         "cpu": Needs(gpus=0),
     }.items():
-        pool.submit(job(name, experiment=f"{toy}.place"), needs)
+        pool.submit(job(name, part="place"), needs)
     wait_until(lambda: len(list(slurm.glob("script-*"))) == 3)
     pair, srun = asked(slurm, 100)
     assert pair >= {
@@ -150,11 +150,11 @@ def test_runs_get_jobs_with_their_own_resources(opened, job, slurm, toy):
     ],
 )
 def test_a_job_has_cores_for_all_runs_that_it_trains_at_once(
-    opened, job, slurm, toy, needs, options, cpus, packs
+    opened, job, slurm, needs, options, cpus, packs
 ):
     pool = opened(**options)
     for name in "abcd":
-        pool.submit(job(name, experiment=f"{toy}.place"), needs)
+        pool.submit(job(name, part="place"), needs)
     wait_until(lambda: list(slurm.glob("script-*")))
     said, srun = asked(slurm, 100)
     assert f"cpus-per-task={cpus}" in said and f" --cpus-per-task={cpus} " in srun
@@ -309,9 +309,9 @@ def test_a_driver_of_ray_has_a_script(file, slurm, capsys):
     assert end.value.code == 2 and "scripts/slurm/ray.sh" in capsys.readouterr().err
 
 
-def test_no_job_is_lost_while_slurm_does_not_answer(opened, job, slurm, tmp_path, toy):
+def test_no_job_is_lost_while_slurm_does_not_answer(opened, job, slurm):
     """squeue fails now and then on a busy cluster."""
-    run = job("run", experiment=f"{toy}.place")
+    run = job("run", part="place")
     future = opened().submit(run, Needs())
     at(run)
     tool = Path(os.environ["PATH"].split(os.pathsep)[0]) / "squeue"

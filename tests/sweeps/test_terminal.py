@@ -108,7 +108,7 @@ def test_a_run_in_a_terminal_has_a_bar_that_ctrl_c_removes(toy, tmp_path, termin
     (tmp_path / "base.yaml").write_text(BASE)
     folder = tmp_path / "results" / "toys" / "single" / "run"
     folder.mkdir(parents=True)
-    code = f"from {toy}.train import EXPERIMENT as e; e.main()"
+    code = f"from {toy}.real.train import EXPERIMENT as e; e.main()"
     run = terminal("-c", code, str(tmp_path / "base.yaml"), "--run-dir", str(folder))
     run.wait_for(r"^step ([4-9]|\d\d+)/900  [━╌]{24}  \d+ s left")
     assert run.shows(r"^step 1/900  train loss \d")
