@@ -19,10 +19,10 @@ from pathlib import Path
 LAUNCH_CONFIGS = Path(__file__).resolve().parents[1] / "scripts/accelerate"
 
 _context = multiprocessing.get_context("forkserver")
-# The first optimiser of a process imports torch._dynamo, which takes as long as torch itself.
-_context.set_forkserver_preload(
-    ["torch", "torch._dynamo", "accelerate", "training.loop", "measure.probes"]
-)
+# A run of two processes needs torch's compiler, which takes as long to import as torch itself does.
+_context.set_forkserver_preload([
+    "torch", "torch._dynamo", "accelerate", "training.loop", "measure.probes", "vit_imagenet.data",
+])  # fmt: skip
 
 
 class Program:

@@ -8,7 +8,7 @@ import socket
 import sys
 import traceback
 
-import torch._dynamo  # noqa: F401 (the first optimiser of a process would)
+import torch._dynamo  # noqa: F401 (a run of two processes needs it)
 import toy_run  # noqa: F401
 
 with socket.socket() as free:
