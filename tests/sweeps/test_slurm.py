@@ -13,8 +13,8 @@ import pytest
 from sweeps import __main__ as command
 from sweeps import on_slurm
 from sweeps.on_slurm import minutes, parameters
-from sweeps.pool import Needs, PoolOptions, open_pool, stop_seconds
-from tests.sweeps.conftest import REFUSES, ROOT, at, saved, wait_until
+from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool, stop_seconds
+from tests.sweeps.conftest import FAILS, REFUSES, ROOT, at, saved, wait_until
 from training.errors import UserError
 
 
@@ -72,17 +72,20 @@ def test_small_runs_share_a_job_and_its_gpu_and_outcomes_come_back(
     opened, job, slurm, monkeypatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    pool = opened(jobs=2)
-    runs = [job(name, part="place") for name in "abc"] + [job("user", REFUSES)]
+    pool = opened(jobs=3)
+    runs = [job(name, part="place") for name in "abcd"]
+    runs += [job("user", REFUSES), job("fails", FAILS)]
     futures = [pool.submit(run, Needs(gpus=0.5)) for run in runs]
-    assert pool.slots == 4
-    assert {at(run)["CUDA_VISIBLE_DEVICES"] for run in runs[:3]} == {"7"}
-    assert "array=0-1%2" in asked(slurm, 100)[0]  # two jobs of two runs
-    for run in runs[:3]:
+    assert pool.slots == 6
+    assert {at(run)["CUDA_VISIBLE_DEVICES"] for run in runs} == {"7"}
+    assert "array=0-2%3" in asked(slurm, 100)[0]  # three jobs of two runs
+    for run in runs[:4]:
         (run.run_dir / "go").touch()
-    assert [future.result(30)["status"] for future in futures[:3]] == ["finished"] * 3
+    assert [future.result(30)["status"] for future in futures[:4]] == ["finished"] * 4
     with pytest.raises(UserError, match="^corpus.txt: no such file$"):
-        futures[3].result(60)
+        futures[4].result(60)
+    with pytest.raises(RunFailed, match="RuntimeError: no such thing; the end of"):
+        futures[5].result(60)
     assert json.loads(log(runs[0], "jobs.json")) == {}
 
 
