@@ -149,16 +149,12 @@ def test_a_resumed_fp16_run_has_its_scale_and_skips_the_same_steps(tmp_path, mon
 
 def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
     overrides = ["training.data_workers=2", "training.log_every=1"]
-    process = subprocess.Popen(
-        [sys.executable, SCRIPT, "train", tmp_path / "run", *overrides],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TOY_PAUSE": "1"},
-    )  # fmt: skip
+    process = start("train", tmp_path / "run", *overrides, TOY_PAUSE=1)
     while "step 3" not in process.stdout.readline():
         pass
-    workers = below(process.pid)
+    workers = below(process.pids[0])
     assert len(workers) >= 2
-    process.kill()
+    process.send_signal(signal.SIGKILL)
     process.wait()
     assert toy.train(tmp_path / "run", overrides)["resumed_from"] == [2]
     assert all(gone(worker) for worker in workers)
