@@ -22,9 +22,10 @@ FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range(13, 18)
 TRAIN = f"FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range({FAILS}, {FAILS + 5})" + '''
 import json, os, random, shutil, signal, sys, time
 from training import runs
+from training.config import to_yaml
 from training.errors import RunError, UserError
 from training.experiment import Experiment
-from training.files import locked, write_json
+from training.files import locked, write_json, write_text
 from training.settings import RunConfig
 from training.signals import StopRequest
 
@@ -55,6 +56,7 @@ class Counting(Experiment):
 
     def count(self, config, run_dir, progress, stop):
         begins(run_dir)
+        write_text(run_dir / "config.yaml", to_yaml(config))
         saved, steps = sorted(run_dir.glob("checkpoints/*/state.json")), config.training.steps
         now = {"step": 0, "loss": 4.0, "resumed_from": []}
         if saved:
@@ -69,7 +71,7 @@ class Counting(Experiment):
             progress(step, steps, now["loss"])
             if config.checkpoint.every or stop.requested:
                 folder = run_dir / f"checkpoints/step-{step:08d}"
-                folder.mkdir(parents=True)
+                folder.mkdir(parents=True, exist_ok=True)  # it may have died right here
                 write_json(folder / "state.json", now)
             if stop.requested:
                 break

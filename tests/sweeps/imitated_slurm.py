@@ -39,6 +39,8 @@ def sbatch(script):
     tasks = [f"{number}_{i}" for i in range(int(array[1]) + 1)] if array else [str(number)]
     for task in tasks:
         (STATE / task).touch()
+        if (STATE / "full").exists():  # the job stays in the queue
+            continue
         subprocess.Popen(
             [sys.executable, "-S", __file__, "run", task, str(STATE / f"script-{number}")],
             start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -91,6 +91,7 @@ def test_small_runs_share_a_job_and_its_gpu_and_outcomes_come_back(
 
 def test_as_many_runs_are_here_as_the_jobs_in_the_queue_hold(opened, job, slurm):
     """Whatever their needs, the last run's included."""
+    (slurm / "full").touch()
     pool, names = opened(jobs=3), iter("abcdefghijklmnop")
 
     def fill(gpus):
@@ -112,6 +113,7 @@ def test_runs_get_jobs_with_their_own_resources(opened, job, slurm, toy):
         "slurm=mail-type=END slurm=begin=16:00 slurm=signal_delay_s=300 slurm=exclusive=true "
         "slurm=requeue=false 'slurm=setup=[\"module load cuda\"]'"
     )
+    (slurm / "full").touch()
     words = [word.split("=", 1) for word in shlex.split(options)]
     given = {key: value for key, value in words if key != "slurm"}
     pool = opened(**given, slurm=tuple(value for key, value in words if key == "slurm"))
@@ -155,6 +157,7 @@ def test_runs_get_jobs_with_their_own_resources(opened, job, slurm, toy):
 def test_a_job_has_cores_for_all_runs_that_it_trains_at_once(
     opened, job, slurm, needs, options, cpus, packs
 ):
+    (slurm / "full").touch()
     pool = opened(**options)
     for name in "abcd":
         pool.submit(job(name, part="place"), needs)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 
 import pyte
 import pytest
@@ -92,6 +93,9 @@ def test_ctrl_c_in_a_sweep_leaves_a_clean_terminal(times, toy, tmp_path, termina
     sweep = terminal("-m", "sweeps", "run", str(file), "--results", str(tmp_path / "results"),
                      "--workers", "2", "--threads", "1")  # fmt: skip
     sweep.wait_for(r"a-\w+  [━╌]{24}  step ([4-9]|\d\d+)/900")  # only steps 1 and 900 are logged
+    if times == 2:  # their next steps end long after the second Ctrl-C
+        (tmp_path / "pause").write_text("100")
+        time.sleep(0.2)
     for _ in range(times):
         sweep.interrupt()
         if times == 2:
