@@ -128,6 +128,14 @@ def finished(*arguments, **more):
     return program
 
 
+def gone(pid):
+    """Whether a process has ended; one that nobody has waited for counts."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
 def _run(arguments, environment, cwd, files):
     os.environ.clear()
     os.environ.update(environment)

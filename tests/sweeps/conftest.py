@@ -296,11 +296,3 @@ def at(run, rank=0):
 def saved(run):
     """The names of a run's checkpoints."""
     return [path.name for path in run.run_dir.glob("checkpoints/step-*")]
-
-
-def gone(pid):
-    """Whether a process has ended; one that nobody has waited for counts."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True

@@ -11,6 +11,7 @@ import pytest
 from sweeps import pool as pools
 from sweeps import task
 from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool
+from tests.processes import gone
 from tests.sweeps.conftest import (
     DIES,
     FAILS,
@@ -19,7 +20,6 @@ from tests.sweeps.conftest import (
     SECOND_FAILS,
     WRONG_FOLDER,
     at,
-    gone,
     saved,
     wait_until,
 )

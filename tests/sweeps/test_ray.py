@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool
-from tests.sweeps.conftest import DIES, FAILS, REFUSES, at, gone, saved, wait_until
+from tests.processes import gone
+from tests.sweeps.conftest import DIES, FAILS, REFUSES, at, saved, wait_until
 from training.errors import UserError
 
 if importlib.util.find_spec("ray") is None:

@@ -15,7 +15,8 @@ from collections import Counter
 
 import pytest
 
-from tests.sweeps.conftest import DIES, FAILS, ROOT, gone, wait_until
+from tests.processes import gone
+from tests.sweeps.conftest import DIES, FAILS, ROOT, wait_until
 
 BASE = (
     "optimizer: {lr: 0.01}\nschedule: {}\ncheckpoint: {every: 1}\n"

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.processes import Program
+from tests.processes import Program, gone
 from tests.training import toy_run as toy
 from training import checkpoint, files, loop, optimizers, runs, state
 from training.errors import Damaged, UserError
@@ -32,14 +32,6 @@ SCRIPT = Path(__file__).with_name("toy_run.py")
 
 def start(what, folder, *overrides, **more):
     return Program(SCRIPT, what, folder, *overrides, **more)
-
-
-def gone(pid):
-    """Whether a process has ended, also if nobody has asked for its exit code."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def below(pid):
