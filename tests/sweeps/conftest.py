@@ -143,7 +143,7 @@ def ray_settings():
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_prestart_worker_first_driver", "0")  # 16 on every node
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # else 16 on every node
         yield
 
 
