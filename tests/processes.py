@@ -146,6 +146,7 @@ def _run(arguments, environment, cwd, files):
         os.close(opened)
     sys.stdout = open(1, "w", buffering=1, closefd=False)
     sys.stderr = open(2, "w", buffering=1, closefd=False)
+    multiprocessing.set_start_method(None, force=True)  # what this process starts is as elsewhere
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     module = arguments[0] == "-m"
     sys.argv = arguments[1:] if module else arguments
