@@ -94,7 +94,8 @@ def test_ctrl_c_in_a_sweep_leaves_a_clean_terminal(times, toy, tmp_path, termina
                      "--workers", "2", "--threads", "1")  # fmt: skip
     sweep.wait_for(r"a-\w+  [━╌]{24}  step ([4-9]|\d\d+)/900")  # only steps 1 and 900 are logged
     if times == 2:  # their next steps end long after the second Ctrl-C
-        (tmp_path / "pause").write_text("100")
+        (tmp_path / "pause.new").write_text("100")
+        (tmp_path / "pause.new").rename(tmp_path / "pause")
         time.sleep(0.2)
     for _ in range(times):
         sweep.interrupt()
