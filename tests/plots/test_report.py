@@ -488,7 +488,9 @@ def test_a_live_page_draws_again_only_what_has_changed(live, results, monkeypatc
 def test_ctrl_c_ends_a_live_page_cleanly(results):
     process = subprocess.Popen(
         [sys.executable, "-m", "plots", "report", "--live", "--results", str(results.home),
-         "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+         "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # A suite that runs in the background ignores it, and so would its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     line = process.stdout.readline()
     assert str(results.home) in line
     assert "No results yet" in get(line.split()[0])
