@@ -16,6 +16,7 @@ import pytest
 from sweeps import tables
 from sweeps.rules import (
     DONE,
+    FAILED,
     WAIT,
     Cell,
     Confirm,
@@ -23,6 +24,7 @@ from sweeps.rules import (
     Extend,
     Grid,
     Next,
+    mean_losses,
     next_value,
     optimum,
 )
@@ -66,6 +68,15 @@ def test_coverage_goes_on_to_the_first_unstable_value(losses, value):
     assert next_value(losses, 1.0, Coverage(excess=0.2, gap=0.5)) == value
 
 
+def test_coverage_is_as_wide_as_it_is_told():
+    losses = {1: 3.0, 2: 2.0, 2**1.5: 2.3, 4: 2.5}
+    assert next_value(losses, 1.0, Coverage(excess=0.1)) is None
+    assert next_value(losses, 1.0, Coverage(excess=0.2)) is None
+    assert next_value(losses, 1.0, Coverage(excess=0.3)) == 8.0
+    assert next_value(losses, 1.0, Coverage(excess=0.2, gap=0.4)) == 2**1.75
+    assert Extend(key="lr", coverage=Coverage(excess=0.3)).next(cell(losses)) == Next(((8.0,),))
+
+
 def cell(losses, given=None, **more):
     """A cell by its losses; None where a run is not done."""
     results = {
@@ -82,8 +93,23 @@ def test_a_rule_answers_with_places_wait_or_done():
     assert rule.next(cell({1.0: 3.0, 2.0: None})) == WAIT
     assert rule.next(cell({1.0: 3.0, 2.0: 2.0})) == Next(((4.0,),))
     assert rule.next(cell({1.0: 3.0, 2.0: 2.0, 4.0: 5.0})) == DONE
+    failed = cell({1.0: 3.0})
+    failed.results[1.0,][0] = FAILED
+    assert rule.next(failed) == DONE and optimum(failed) is None
+    known = cell({0.5: 1.0, 1.0: 2.0})
+    known.results[0.25,] = {0: FAILED}
+    assert rule.next(known).note == "a: lr 0.25 failed, and it is needed"
     limit = rule.next(cell({1.0: 4.0, 2.0: 3.0, 4.0: 2.0, 8.0: 1.0}, given=[1.0, 2.0]))
     assert limit.done and limit.note == "a: 2 values of lr added, and more are needed"
+
+
+def test_a_place_counts_by_the_mean_of_its_seeds():
+    several = cell({1.0: 3.0, 2.0: 2.0})
+    several.results[2.0,][1] = {"status": "finished", "final_eval_loss": 5.0}
+    several.results[1.0,][1] = FAILED  # has no say
+    assert mean_losses(several) == {1.0: 3.0, 2.0: 3.5} and optimum(several) == (1.0,)
+    several.results[1.0,][2] = {"status": "diverged", "final_eval_loss": None}
+    assert mean_losses(several) == {1.0: math.inf, 2.0: 3.5}
 
 
 def test_a_value_that_makes_no_config_ends_an_extension_with_its_reason():
