@@ -179,6 +179,7 @@ def facts(paths: Sequence[Path], counted: bool = True) -> list[str]:
     return [
         *(f"sweep{'s' * (len(sweeps) > 1)} {' and '.join(sweeps)}{preset}"
           for preset, sweeps in by_preset.items()),
+        *("only " + " and ".join(origin["only"]) for origin in origins if "only" in origin),
         *(["data: " + " and ".join(data)] if data else []),
         *list(dict.fromkeys(filter(None, counts)))[:1],
     ]
@@ -242,7 +243,7 @@ def _makers(path: Path, source: str) -> str:
 
 def _sweep_files(path: Path) -> list[str]:
     """Where the sweep of a shipped table may be described."""
-    paper, stem = path.parent.name, path.name.partition(".")[0]
+    paper, stem = path.parent.name, path.name.partition(".")[0].removesuffix("_desktop")
     sweep = re.sub(r"_(metrics|observations|kernels|attention|distances)$", "", stem)
     return [f"{experiment}/sweeps/{sweep}.yaml" for experiment in EXPERIMENTS.get(paper, ())]
 
@@ -258,10 +259,11 @@ def commands(path: Path, source: str) -> list[str]:
     if file is None:
         return []
     text = (ROOT / file).read_text(encoding="utf-8")
-    small = re.search("^  laptop:", text, re.MULTILINE) is not None  # has that preset
+    preset = "desktop" if stem.endswith("_desktop") else "laptop"
+    has = re.search(f"^  {preset}:", text, re.MULTILINE) is not None
     experiment, _, name = file.partition("/sweeps/")
-    folder = f"results/{experiment}/{name.removesuffix('.yaml')}{'_laptop' * small}"
-    found = [f"python -m sweeps run {file}{' --preset laptop' * small}"]
+    folder = f"results/{experiment}/{name.removesuffix('.yaml')}" + f"_{preset}" * has
+    found = [f"python -m sweeps run {file}" + f" --preset {preset}" * has]
     if source == "distances.csv":
         found.append(f"python -m vit_cifar5m.distances {folder}")
     return [*found, f"python -m plots ship {folder}/{source} {paper}/{stem}"]

@@ -18,7 +18,7 @@ import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import ALIGNMENT_START, MLP_PEAK, READOUT_PEAK, SGD_ALIGNMENT
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Finding, Printed, reach
 from plots.tables import CURVE, PARAMETERIZATION, SEED, STEP, WIDTH, TableError
 
 TABLES = ("everett/figure_1_5_6_7_alignment",)
@@ -62,18 +62,25 @@ def trace(rows: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Peak:
-    """The highest alignment of one layer over training: mean over seeds and their spread."""
+    """The highest alignment of one layer over training: mean over seeds, and its standard error."""
 
     value: float
-    spread: float
+    error: float
     seeds: int
     step: int
 
     def text(self) -> str:
         """In words."""
-        spread = f" ± {self.spread:.3f}" if math.isfinite(self.spread) else ""
-        seeds = f"{self.seeds} seed{'s' * (self.seeds != 1)}"
-        return f"{self.value:.3f}{spread} at step {self.step} ({seeds})"
+        error = f" ± {self.error:.3f}" if math.isfinite(self.error) else ""
+        return f"{self.value:.3f}{error} at step {self.step} ({_seeds(self.seeds)})"
+
+    def surely(self, bound: float) -> bool:
+        """Whether the mean differs from a bound: beyond its 95 % interval, if seeds give one."""
+        return not abs(self.value - bound) <= reach(self.seeds) * self.error
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' * (count != 1)}"
 
 
 def peak(rows: pd.DataFrame) -> Peak:
@@ -85,7 +92,7 @@ def peak(rows: pd.DataFrame) -> Peak:
     means = groups.mean()
     place = means.idxmax()
     values = groups.get_group(place)
-    return Peak(float(means[place]), float(values.std()), len(values), int(place[0]))
+    return Peak(float(means[place]), float(values.sem()), len(values), int(place[0]))
 
 
 def of(
@@ -102,7 +109,7 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     widths = sorted(map(int, table[WIDTH].unique()))
     seeds = table[SEED].nunique()
     result = [f"log alignment ratio; widths {', '.join(map(str, widths))}, {seeds} "
-              f"seed{'s' * (seeds != 1)}; ± is the standard deviation over seeds", HEADER]
+              f"seed{'s' * (seeds != 1)}; ± is one standard error over seeds", HEADER]
     for curve in style.present(FIGURES, table[CURVE]):
         for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
             name = f"{curve}, {label}: "
@@ -138,19 +145,22 @@ def _peak(rows: pd.DataFrame, curve: str, rule: str, kinds: Sequence[str], name:
     low, high = READOUT_PEAK[rule] if kinds == ("readout",) else (-math.inf, MLP_PEAK)
     published = f"<= {high}" if low < 0 else f"> {low}" if high == 1 else f"{low} to {high}"
     inside = found.value > low if high == 1 else low <= found.value <= high
-    miss = f"disagrees: {'below' if found.value <= low else 'above'}"
-    return Finding(name, found.text(), published, "agrees" if inside else miss)
+    word = "agrees" if inside else f"disagrees: {'below' if found.value <= low else 'above'}"
+    if not (found.surely(low) and found.surely(high)):
+        word = "within noise"
+    return Finding(name, found.text(), published, word)
 
 
 def _highest(table: pd.DataFrame, curve: str, rule: str, name: str) -> Finding:
     name += "kind of layer with the highest peak"
     rows = {kind: of(table, curve, rule, [kind]) for kind in table[KIND].unique()}
-    peaks = {kind: peak(own).value for kind, own in rows.items() if not own.empty}
+    peaks = {kind: peak(own) for kind, own in rows.items() if not own.empty}
     if not peaks:
         return Finding(name, "not measured", "readout")
-    best = max(peaks, key=lambda kind: peaks[kind])
+    best = max(peaks, key=lambda kind: peaks[kind].value)
     word = "agrees" if best == "readout" else "disagrees"
-    return Finding(name, f"{KINDS.get(best, best)} {peaks[best]:.3f}", "readout", word)
+    measured = f"{KINDS.get(best, best)} {peaks[best].value:.3f} ({_seeds(peaks[best].seeds)})"
+    return Finding(name, measured, "readout", word)
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
