@@ -14,6 +14,7 @@ every line is one sentence.
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -29,6 +30,7 @@ from bart_span_denoise.bpe import EOS, PAD, Bpe
 from bart_span_denoise.noise import Noise
 from training import token_cache
 from training.errors import UserError
+from training.files import scratch_folder
 from training.text import SPLITS, open_source, split_sentences
 from training.token_cache import Progress, TokenCache
 
@@ -319,6 +321,13 @@ def _write_bpe(folder: Path, loaded: Bpe) -> dict[str, Any]:
 
 
 # Sources
+
+
+def binarise(data: DataConfig, folder: Path, num_threads: int = 1) -> None:
+    """Makes the folder that source binarised reads, with the BPE's files, of a text source."""
+    with scratch_folder(folder) as scratch:
+        _Text(data, num_threads).build(scratch)
+        os.rename(scratch, folder)
 
 
 def _checksums(data: DataConfig) -> dict[str, str]:

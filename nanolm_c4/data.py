@@ -13,7 +13,7 @@ import re
 import shutil
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,8 +139,7 @@ class Tokenizer:
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
         """Ids [length] (int32) of each text, without BOS and EOS."""
-        ids = self._processor.encode(texts, num_threads=self.num_threads)
-        return [np.array(one, dtype=np.int32) for one in ids]
+        return self._processor.encode(texts, num_threads=self.num_threads, out_type="numpy")
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids; BOS, EOS and pad vanish."""
@@ -155,7 +154,8 @@ def load_tokenizer(path: str | Path, num_threads: int = 1) -> Tokenizer:
         return Tokenizer(path.read_bytes(), num_threads)
     except FileNotFoundError:
         raise UserError(
-            f"tokenizer: {path} does not exist; expected a SentencePiece model"
+            f"tokenizer: {path} does not exist; expected a SentencePiece model, as bash "
+            "scripts/download.sh c4 fetches T5's"
         ) from None
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
@@ -238,8 +238,8 @@ def _tokenizer_identity(source: str, tokenizer: str | None, vocab_size: int) -> 
         return {"sha256": sha256(Path(tokenizer).expanduser())}
     if source == "c4":
         raise UserError(
-            "tokenizer: source c4 needs T5's SentencePiece model; download spiece.model of "
-            "google-t5/t5-base from the Hugging Face hub and give its path as tokenizer"
+            "tokenizer: source c4 needs T5's SentencePiece model; give data/t5/spiece.model, which "
+            "bash scripts/download.sh c4 fetches"
         )
     version = importlib.metadata.version("sentencepiece")
     return {"vocab_size": vocab_size, "sentencepiece": version}
@@ -296,27 +296,28 @@ def _write_split(
     Only the document starts, 8 bytes each, are kept in memory.
     """
     starts, counts = array("q", [0]), Counter(documents=0, characters=0, bytes=0, unknown=0)
-    progress = Progress(split, report)
+    progress, documents = Progress(split, report), source.documents(split)
+    first, last = (np.array([id], dtype) for id in (tokenizer.bos, tokenizer.eos))
     with open(folder / f"{split}.bin", "wb") as file:
-        for text, ids in _encoded(source.documents(split), tokenizer):
-            file.write(ids.astype(dtype).tobytes())
-            starts.append(starts[-1] + len(ids))
-            counts["documents"] += 1
-            counts["characters"] += len(text)
-            counts["bytes"] += len(text.encode("utf-8"))
-            counts["unknown"] += int(np.count_nonzero(ids == tokenizer.unk))
+        while texts := list(islice(documents, ENCODE_DOCUMENTS)):
+            encoded = tokenizer.encode(texts)
+            ends = starts[-1] + np.cumsum([len(ids) + 2 for ids in encoded])
+            if limit is not None:  # the document that reaches it is the last one
+                kept = int(np.searchsorted(ends, limit)) + 1
+                texts, encoded, ends = texts[:kept], encoded[:kept], ends[:kept]
+            starts.extend(ends.tolist())
+            parts = [part for ids in encoded for part in (first, ids.astype(dtype), last)]
+            tokens = np.concatenate(parts)
+            file.write(tokens.tobytes())
+            counts["documents"] += len(texts)
+            counts["characters"] += sum(map(len, texts))
+            counts["bytes"] += len("".join(texts).encode("utf-8"))
+            counts["unknown"] += int(np.count_nonzero(tokens == tokenizer.unk))
             if limit is not None and starts[-1] >= limit:
                 break
             progress(counts["documents"], starts[-1])
     np.save(folder / f"{split}_offsets.npy", np.frombuffer(starts, dtype=np.int64))
     return {**counts, "tokens": starts[-1]}
-
-
-def _encoded(documents: Iterator[str], tokenizer: Tokenizer) -> Iterator[tuple[str, np.ndarray]]:
-    """Each document with its ids: BOS, tokens, EOS."""
-    while texts := list(islice(documents, ENCODE_DOCUMENTS)):
-        for text, ids in zip(texts, tokenizer.encode(texts), strict=True):
-            yield text, np.concatenate(([tokenizer.bos], ids, [tokenizer.eos]))
 
 
 def _token_dtype(vocab_size: int) -> str:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# BART-large and R2C2 by span denoising as in Dinan, Yaida & Zhang (Part II) on GPU nodes. data/bart
-# must hold a corpus of fairseq-preprocess and GPT-2's BPE files (bart_span_denoise/README.md).
+# BART-large and R2C2 by span denoising as in Dinan, Yaida & Zhang (Part II) on GPU nodes, after bash
+# scripts/download.sh bart, which makes data/bart of your text.
 #
 # One run of BART-large (DDP), with key=value changes, or of R2C2 (FSDP2), on this node's GPUS (8), or
 # on NODES nodes, called on every one of them with its rank and the first one's address:

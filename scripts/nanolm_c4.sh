@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# "Scaling Exponents Across Parameterizations and Optimizers" (Everett et al. 2024) on GPU nodes. C4
-# comes from data.path or the hub, T5's tokeniser from data/t5 (nanolm_c4/README.md).
+# "Scaling Exponents Across Parameterizations and Optimizers" (Everett et al. 2024) on GPU nodes, after
+# bash scripts/download.sh c4.
 #
 # One run, configs/paper.yaml with key=value changes, on this node's GPUS (8), or on NODES nodes,
 # called on every one of them with its rank and the first one's address:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # "Infinite Limits of Multi-head Transformer Dynamics" (Bordelon, Chaudhry & Pehlevan 2024): Vision
-# Transformers on CIFAR-5M (data/cifar5m, vit_cifar5m/README.md) and a decoder on C4, scaled in head
+# Transformers on CIFAR-5M and a decoder on C4 (bash scripts/download.sh cifar5m c4), scaled in head
 # dimension (Figures 2, 11, 13), heads (3, 4), depth (5) and all three (6 to 10; decoder: 7, 12).
 #
 # One run, configs/paper.yaml with key=value changes, on this node's GPUS (8):

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# ViT-B on ImageNet as in Dinan, Yaida & Zhang (Part II) on GPU nodes. data/imagenet must hold
-# train/CLASS/*.JPEG and val/CLASS/*.JPEG, or give data.source, data.path (vit_imagenet/README.md).
+# ViT-B on ImageNet as in Dinan, Yaida & Zhang (Part II) on GPU nodes, after bash scripts/download.sh
+# imagenet, or give data.source and data.path (vit_imagenet/README.md).
 #
 # One run, configs/paper.yaml with key=value changes, on this node's GPUS (8), or on NODES nodes,
 # called on every one of them with its rank and the first one's address:

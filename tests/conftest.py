@@ -21,11 +21,12 @@ SLOW = """
     param_groups/test_installed.py param_groups/test_models.py param_groups/test_suggest.py
     param_groups/test_tensors.py
     sweeps/test_confirm.py sweeps/test_cost.py sweeps/test_pool.py sweeps/test_ray.py
-    sweeps/test_search.py sweeps/test_slurm.py sweeps/test_survives.py sweeps/test_terminal.py
+    sweeps/test_many_at_once.py sweeps/test_search.py sweeps/test_slurm.py sweeps/test_survives.py
+    sweeps/test_terminal.py
     test_costs.py test_examples.py test_experiments.py test_integrations.py test_readme.py
     training/test_config_fuzz.py training/test_optimizers.py training/test_resume.py
-    training/test_several_processes.py training/test_sharding.py training/test_token_cache.py
-    training/test_trackers.py
+    training/test_kills.py training/test_several_processes.py training/test_sharding.py
+    training/test_token_cache.py training/test_trackers.py
 """.split()
 
 

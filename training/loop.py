@@ -136,12 +136,12 @@ class Loop:
         initialise(task)
         # Not wrapped by accelerate, which would look for a package at every step.
         self.optimizer = build_optimizer(task)
-        if self.sharding is None:
-            self.model = self.accelerator.prepare_model(task.model)
-        else:  # autocast and compilation are all that accelerate has to add
-            self.model = self.accelerator.prepare_model(
-                task.model, device_placement=False, evaluation_mode=True
-            )
+        # Of sharded models accelerate has only autocast and compilation to add. Told where a model
+        # is to be placed, it does not load torch's tensors of several processes to find out.
+        whole = self.sharding is None
+        self.model = self.accelerator.prepare_model(
+            task.model, device_placement=whole, evaluation_mode=not whole
+        )
 
     def _start_recorders(self) -> list[Log]:
         """The logs of the task's recorders."""

@@ -36,6 +36,7 @@ from training import sharding
 from training.adafactor import Adafactor
 from training.decoupled import (
     PARAM_SCALE_FLOOR,
+    AdamW,
     Decoupled,
     Group,
     OptimizerError,
@@ -84,7 +85,7 @@ def build(
     if name == "sgd":
         return SGD(groups, momentum, fused)
     if name == "adam":
-        return torch.optim.AdamW(groups, betas=betas, fused=fused, foreach=not fused)
+        return AdamW(groups, betas=betas, fused=fused, foreach=not fused)
     if name == "adam_param_scaling":
         return AdamParamScaling(groups, betas, fused)
     if name == "adafactor":

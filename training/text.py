@@ -31,6 +31,7 @@ C4_PATH, C4_NAME = "allenai/c4", "en"
 # The hub's commit of C4 that is streamed. A name without a commit would follow whatever its owner
 # publishes next, under an unchanged cache.
 C4_REVISION = "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"
+FETCHED = Path("data/c4")  # scripts/download.sh puts a commit's files into its folder COMMIT
 # What is read from disk, and the `datasets` builder that reads it.
 FORMATS = {
     ".txt": "text",
@@ -389,7 +390,13 @@ def _c4_source(path: str | None, text_key: str) -> Source:
         "name": C4_NAME,
         "text_key": text_key,
     }
-    return Source(path, fingerprint, lambda split: _read_hub(name, revision, split, text_key))
+
+    def read(split: str) -> Iterator[str]:
+        if (FETCHED / revision).is_dir():  # the same text, so the same fingerprint
+            return _read_fetched(FETCHED / revision, split, text_key)
+        return _read_hub(name, revision, split, text_key)
+
+    return Source(path, fingerprint, read)
 
 
 def _c4_folder(folder: Path, text_key: str) -> Source:
@@ -416,6 +423,24 @@ def _c4_files(folder: Path, split: str) -> list[Path]:
     )
 
 
+def _read_fetched(folder: Path, split: str, text_key: str) -> Iterator[str]:
+    """A split's first files; UserError where they end before the split does."""
+    files = _c4_files(folder, split)
+    total = files[0].name.partition("-of-")[2].partition(".")[0]
+    for number, file in enumerate(files):
+        if file.name != (expected := f"c4-{split}.{number:05d}-of-{total}.json.gz"):
+            raise UserError(
+                f"{file.parent}: no {expected} in it, but later files; fetch it with bash "
+                "scripts/download.sh c4"
+            )
+    yield from _read_files(files, text_key)
+    if len(files) < int(total):
+        raise UserError(
+            f"{folder}: its {len(files)} of {int(total)} files of {split} are not enough; fetch "
+            f"more with bash scripts/download.sh c4 --shards N, or lower data.max_{split}_tokens"
+        )
+
+
 def _read_hub(path: str, revision: str, split: str, text_key: str) -> Iterator[str]:
     """One split streamed from one commit of a dataset on the hub."""
     import datasets
@@ -425,7 +450,7 @@ def _read_hub(path: str, revision: str, split: str, text_key: str) -> Iterator[s
             path, C4_NAME, split=split, revision=revision, streaming=True
         ),
         f"data.path: {path} ({split}) cannot be streamed",
-        f"without a network, download files c4-train.*.json.gz and c4-validation.*.json.gz of "
-        f"{C4_PATH}/{C4_NAME} elsewhere and give their folder as data.path",
+        "without a network, download its files elsewhere with bash scripts/download.sh c4, and "
+        "copy data/c4 here",
     )
     return _texts(records, text_key, path)

@@ -521,7 +521,7 @@ def test_fused_equals_foreach(name, dtype, tolerance):
 
 def test_adam_is_torchs_adamw_and_fused_where_it_can_be():
     optimizer = make("adam", two_groups(SMALL))
-    assert type(optimizer) is torch.optim.AdamW
+    assert isinstance(optimizer, torch.optim.AdamW)
     assert all(row["fused"] for row in optimizer.param_groups)
     assert not any(row["fused"] for row in make("adam", two_groups(SMALL), False).param_groups)
     elsewhere = torch.empty(3, device="meta", requires_grad=True)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.processes import Program
 from tests.training import toy_run as toy
-from training import checkpoint, files, loop, runs, state
+from training import checkpoint, files, loop, optimizers, runs, state
 from training.errors import Damaged, UserError
 from training.files import write_json
 from training.log import Log
@@ -103,7 +103,7 @@ def test_the_summary_of_a_resumed_run_is_that_of_the_whole_one(tmp_path, monkeyp
 def test_no_step_appears_twice_and_old_batches_are_not_read_again(tmp_path, monkeypatch):
     (tmp_path / "notes").mkdir()
     interrupted(tmp_path / "run", 5, monkeypatch, "training.log_every=1")
-    monkeypatch.setattr(torch.optim, "AdamW", torch.optim.AdamW)  # the toy's notes replace it
+    monkeypatch.setattr(optimizers, "AdamW", optimizers.AdamW)  # the toy's notes replace it
     monkeypatch.setenv("TOY_NOTES", str(tmp_path / "notes"))
     toy.train(tmp_path / "run", ["training.log_every=1"])
     lines = [json.loads(x) for x in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from measure.probes import ProbeRecorder
 from param_groups import Everett, Role, Rule, plan
-from training import checkpoint, log, loop, runs, signals
+from training import checkpoint, log, loop, optimizers, runs, signals
 from training.config import parse_overrides, set_keys, validate
 from training.errors import one_line_errors
 from training.settings import RunConfig
@@ -102,7 +102,7 @@ def build_task(config, dropout=0.2):
     )  # fmt: skip
 
 
-class NotedOptimizer(torch.optim.AdamW):
+class NotedOptimizer(optimizers.AdamW):
     """Notes the rates it steps with."""
 
     def step(self, *args, **kwargs):
@@ -113,7 +113,7 @@ class NotedOptimizer(torch.optim.AdamW):
 def train(run_dir, overrides=(), pause=0.0):
     """Trains in this process and returns the summary."""
     if os.environ.get("TOY_NOTES"):
-        torch.optim.AdamW = NotedOptimizer
+        optimizers.AdamW = NotedOptimizer
     config = build_config(overrides)
     run = build_task(config, float(os.environ.get("TOY_DROPOUT", "0.2")))
 
