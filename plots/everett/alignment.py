@@ -157,8 +157,12 @@ def _highest(table: pd.DataFrame, curve: str, rule: str, name: str) -> Finding:
     peaks = {kind: peak(own) for kind, own in rows.items() if not own.empty}
     if not peaks:
         return Finding(name, "not measured", "readout")
-    best = max(peaks, key=lambda kind: peaks[kind].value)
+    best, *others = sorted(peaks, key=lambda kind: -peaks[kind].value)
     word = "agrees" if best == "readout" else "disagrees"
+    for other in others[:1] if best == "readout" else {"readout"} & {*others}:
+        gap = peaks[best].value - peaks[other].value
+        error = math.hypot(peaks[best].error, peaks[other].error)
+        word = "within noise" if gap <= reach(peaks[best].seeds) * error else word
     measured = f"{KINDS.get(best, best)} {peaks[best].value:.3f} ({_seeds(peaks[best].seeds)})"
     return Finding(name, measured, "readout", word)
 
