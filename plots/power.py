@@ -3,11 +3,12 @@
     python -m plots.power            writes plots/power.md from power.yaml and the shipped tables
 
 A claim is judged by its findings, those of tables of preset desktop in place of laptop ones. It
-disagrees if one of them does (at 95 % for all its findings together, after Bonferroni), agrees if
-all do, and is undecided otherwise. That no difference is seen counts as agreement only if one of
-the size `effect` would have been seen: errors must be at most effect / 2.8, which finds it with
-80 % power at 95 % confidence. Errors are taken to fall as the root of the number of runs; n, where
-it is known, follows from Student's quantiles. Costs are the planner's.
+disagrees if more of them do, at 95 % each, than chance has in 5 % of such claims, or if one does at
+95 % for all of them together (Bonferroni). It agrees if all do, and is undecided otherwise. That no
+difference is seen counts as agreement only if one of the size `effect` would have been seen: errors
+must be at most effect / 2.8, which finds it with 80 % power at 95 % confidence. Errors are taken to
+fall as the root of the number of runs; n, where it is known, follows from Student's quantiles.
+Costs are the planner's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,7 @@ AGREES, DISAGREES, UNDECIDED, OUT = "agrees", "disagrees", "undecided", "out of 
 GOOD = ("agrees", "as expected", "confirmed", "within one step")
 BAD = ("disagrees", "off by")
 NUMBER = r"[+-]?\d+(?:\.\d+)?"
+BY_SIZE = re.compile(rf"\d+: ({NUMBER})±({NUMBER})")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Judged:
     value: float
     error: float
     n: int | None
+    alone: bool = False
+    """A disagreement that holds for all the claim's findings together."""
 
 
 @dataclass(frozen=True)
@@ -64,10 +69,15 @@ class Claim:
     @property
     def word(self) -> str:
         """The verdict on the claim, without regard to cost."""
-        words = {one.word for one in self.found}
         if "out" in self.said:
             return OUT
-        return next((word for word in (DISAGREES, UNDECIDED) if word in words), AGREES)
+        against = [one for one in self.found if one.word == DISAGREES]
+        total, least = len(self.found), len(against)
+        chance = sum(math.comb(total, k) * 0.05**k * 0.95 ** (total - k)
+                     for k in range(least, total + 1))
+        if any(one.alone for one in against) or chance < 0.05:
+            return DISAGREES
+        return AGREES if all(one.word == AGREES for one in self.found) else UNDECIDED
 
     @property
     def needed(self) -> float:
@@ -77,7 +87,7 @@ class Claim:
     @property
     def worst(self) -> Judged | None:
         """The undecided finding with the largest error."""
-        open_ones = [one for one in self.found if one.word == UNDECIDED]
+        open_ones = [one for one in self.found if one.word != AGREES and not one.alone]
         return max(open_ones, key=lambda one: one.error if one.error > 0 else math.inf,
                    default=None)
 
@@ -123,7 +133,7 @@ def _judge(said: dict[str, Any]) -> Iterator[Judged]:
         table = pd.read_csv(shipped(said["met"]))
         rows = table[table["table"] == said["rows"]] if "rows" in said else table
         for met in rows["met"].dropna():
-            yield Judged(AGREES if met else DISAGREES, math.nan, math.nan, None)
+            yield Judged(AGREES if met else DISAGREES, math.nan, math.nan, None, alone=not met)
     if "findings" not in said:
         return
     pattern, lines = re.compile(said["findings"]), []
@@ -163,32 +173,32 @@ def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
     seeds = re.search(r"\(n = (\d+)\)|\((\d+) seeds?\)", line.measured)
     n = int(seeds[1] or seeds[2]) if seeds else None
     rule = said.get("judge", "verdict")
-    published = said.get("published", line.published)
-    aim = float(published) if re.fullmatch(NUMBER, str(published)) else 0.0
     widths = re.search(r"\(n = (\d+) widths", line.measured)  # a line through them has two less
-    surely = _quantile(int(widths[1]) - 1 if widths else n, 0.05 / count)
-    word = UNDECIDED
+    reach, far = (_quantile(int(widths[1]) - 1 if widths else n, tail)
+                  for tail in (0.05, 0.05 / count))
+    bounds = re.findall(rf"{NUMBER}(?:/\d+)?", str(said.get("published", line.published)))
+    # The nearest bound of a range, and zero where a sign is claimed.
+    off = min((abs(value - float(Fraction(bound))) for bound in bounds), default=abs(value))
+    word, known = UNDECIDED, error > 0
     if rule == "near":
-        word = AGREES if abs(value - aim) <= said["effect"] else DISAGREES
+        sizes = [abs(float(one) - float(bounds[0])) for one, _ in BY_SIZE.findall(line.measured)]
+        word = AGREES if max(sizes, default=off) <= said["effect"] else DISAGREES
     elif rule in ("below", "above"):
-        gain = -value if rule == "below" else value
-        if abs(gain) > _quantile(n, 0.05 if gain > 0 else 0.05 / count) * error:
-            word = AGREES if gain > 0 else DISAGREES
+        if abs(value) > reach * error:
+            word = AGREES if (value < 0) == (rule == "below") else DISAGREES
     elif "published" in said:
-        word = AGREES if abs(value - aim) <= surely * error else DISAGREES
+        word = AGREES if off <= reach * error else DISAGREES
     elif "same scaling: " in line.verdict:
-        word = line.verdict.partition("same scaling: ")[2]
+        word, off = line.verdict.partition("same scaling: ")[2], 0.0  # its error is not printed
     elif line.verdict.startswith(BAD):
-        word = DISAGREES
-        if error > 0 and abs(value - aim) <= surely * error:
-            word = UNDECIDED  # one of so many findings is expected to be as far off
+        word = UNDECIDED if known and off <= reach * error else DISAGREES
     elif line.verdict.startswith(GOOD) and "in sign" not in line.verdict:
         word = AGREES
     if rule == "equal" and word == AGREES and not error <= said["effect"] / POWER:
         word = UNDECIDED  # nor would a difference have been seen
     if rule == "verdict" and n == 1:
         word = UNDECIDED
-    return Judged(word, value, error, n)
+    return Judged(word, value, error, n, alone=known and off > far * error)
 
 
 def _quantile(n: int | None, tail: float) -> float:
@@ -198,8 +208,7 @@ def _quantile(n: int | None, tail: float) -> float:
 
 def measured(text: str) -> tuple[float, float]:
     """(number, standard error) of a finding; of numbers by size, the last minus the first."""
-    by_size = re.findall(rf"\d+: ({NUMBER})±({NUMBER})", text)
-    if by_size:
+    if by_size := BY_SIZE.findall(text):
         first, last = by_size[0], by_size[-1]
         return float(last[0]) - float(first[0]), math.hypot(float(first[1]), float(last[1]))
     if pair := re.search(rf"({NUMBER}) ± ({NUMBER}|\?)", text):

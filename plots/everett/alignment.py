@@ -18,7 +18,7 @@ import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import ALIGNMENT_START, MLP_PEAK, READOUT_PEAK, SGD_ALIGNMENT
-from plots.findings import HEADER, Finding, Printed, reach
+from plots.findings import HEADER, Finding, Printed, number, reach
 from plots.tables import CURVE, PARAMETERIZATION, SEED, STEP, WIDTH, TableError
 
 TABLES = ("everett/figure_1_5_6_7_alignment",)
@@ -158,13 +158,13 @@ def _highest(table: pd.DataFrame, curve: str, rule: str, name: str) -> Finding:
     if not peaks:
         return Finding(name, "not measured", "readout")
     best, *others = sorted(peaks, key=lambda kind: -peaks[kind].value)
-    word = "agrees" if best == "readout" else "disagrees"
+    word, top = "agrees" if best == "readout" else "disagrees", peaks[best]
+    measured = f"{KINDS.get(best, best)} {top.value:.3f}"
     for other in others[:1] if best == "readout" else {"readout"} & {*others}:
-        gap = peaks[best].value - peaks[other].value
-        error = math.hypot(peaks[best].error, peaks[other].error)
-        word = "within noise" if gap <= reach(peaks[best].seeds) * error else word
-    measured = f"{KINDS.get(best, best)} {peaks[best].value:.3f} ({_seeds(peaks[best].seeds)})"
-    return Finding(name, measured, "readout", word)
+        gap, error = top.value - peaks[other].value, math.hypot(top.error, peaks[other].error)
+        measured += f", {number(gap, error)} above {KINDS.get(other, other)}"
+        word = "within noise" if gap <= reach(top.seeds) * error else word
+    return Finding(name, f"{measured} ({_seeds(top.seeds)})", "readout", word)
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:

@@ -30,18 +30,33 @@ def test_the_page_has_the_verdicts_of_the_shipped_tables():
     ("-1.00 ± 0.09", "-1", "agrees within 2 SE", {"judge": "equal", "effect": 0.28}, 1, "agrees"),
     ("-1.00 ± 0.30", "-1", "agrees within 2 SE", {"judge": "equal", "effect": 0.28}, 1,
      "undecided"),
-    # 2.5 standard errors are much for one finding, and not for the farthest of twelve.
-    ("-0.75 ± 0.10", "-1", "off by +0.25, 2.5 SE", {}, 1, "disagrees"),
-    ("-0.75 ± 0.10", "-1", "off by +0.25, 2.5 SE", {}, 12, "undecided"),
+    ("-0.75 ± 0.10", "-1", "off by +0.25, 2.5 SE", {}, 12, "disagrees"),
+    ("0.85 ± 0.01 (3 seeds)", "> 0.9", "disagrees: below", {}, 1, "disagrees"),
     ("-0.60 ± 0.10 (n = 4 widths)", "-1", "off by +0.40, 4.0 SE", {}, 1, "undecided"),
     ("-0.30 ± 0.10 (n = 3)", "", "", {"judge": "below"}, 1, "undecided"),
     ("-0.30 ± 0.10 (n = 30)", "", "", {"judge": "below"}, 1, "agrees"),
     ("0.498 (0.4 to 0.6)", "0.5", "off by -0.002", {"judge": "near", "effect": 0.05}, 1, "agrees"),
+    ("8: 0.02±0.01, 16: 0.02±0.01", "", "", {"judge": "near", "effect": 0.01, "published": 0}, 1,
+     "disagrees"),
     ("^(-1.43 ± 0.38)", "", "", {"judge": "equal", "effect": 1.4, "published": -1}, 1, "agrees"),
 ])
 def test_findings_are_judged(measured, published, word, said, count, expected):
     line = Finding("name", measured, published, word)
     assert power.judged(line, said, count).word == expected
+
+
+def test_a_few_findings_of_many_disagree_by_chance():
+    def word(agreeing, *offs):
+        lines = [Finding("x", f"{off} ± 0.10", "0", "off by it") for off in offs]
+        found = [power.judged(line, {}, agreeing + len(offs)) for line in lines]
+        agrees = power.Judged(power.AGREES, 0.0, 0.1, None)
+        return power.Claim({"effect": 1}, found + [agrees] * agreeing).word
+
+    assert word(0, 0.25) == power.DISAGREES  # 2.5 standard errors are enough for one finding,
+    assert word(11, 0.25) == power.UNDECIDED  # and not for one of twelve;
+    assert word(9, 0.25, 0.25, 0.25) == power.DISAGREES  # three of twelve are too many,
+    assert word(11, 0.40) == power.DISAGREES  # and four standard errors too far.
+    assert word(3) == power.AGREES
 
 
 def test_errors_of_what_is_undecided_say_how_many_runs_decide_it():
