@@ -88,7 +88,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     decoder's are exchanged.
     """
     shape, words, counts = config.model, vocabulary(config), parameters(config)
-    low = config.training.precision == "bf16"
+    low = config.training.precision != "fp32"
     return on_each_gpu(
         config, shards, replicas, parameters=counts["total"], optimizer=optimizer_state(config),
         outside=counts["embedding"], block=_blocks(shape)[1], layers=2 * shape.layers,
@@ -141,7 +141,7 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
 
 def _kept_by_blocks(config: Config) -> tuple[int, int]:
     """Bytes per token that an encoder's and a decoder's block keep."""
-    shape, low = config.model, config.training.precision == "bf16"
+    shape, low = config.model, config.training.precision != "fp32"
     size, extra = (BF16, 2) if low else (FP32, 0)  # two more roundings per attention
     width, stream = shape.width, FP32 * shape.width
     heads, dropped = FP32 * (width // shape.head_dim), width if shape.dropout else 0
@@ -153,7 +153,7 @@ def _kept_by_blocks(config: Config) -> tuple[int, int]:
 
 def _weight_copies(config: Config, shards: int) -> int:
     """Bytes of the blocks' matrices rounded to bf16, once per step; of one if recomputed."""
-    if config.training.precision != "bf16":
+    if config.training.precision == "fp32":
         return 0
     encoder, decoder = _blocks(config.model)
     return BF16 * (config.model.layers * (encoder + decoder) if shards == 1 else decoder)

@@ -18,9 +18,10 @@ experiment the check sets some keys that do not depend on width (CHECK_SETTINGS,
 the learning rate) unless they are given on the command line; `--as-configured` leaves them alone.
 
 `--scan KEY` goes through the values of another key than the width: model.heads and model.head_dim,
-whose width is in proportion, or model.layers, where the prescription has a rule for the depth
-(Bordelon et al., 2024). The powers then are of that size. Models of different depths are compared
-by the RMS over all their blocks, which stands under names like blocks.*.mlp.up.
+whose width is in proportion, or model.layers, where the prescription knows the depth (Bordelon et
+al.'s, and Everett et al.'s of nanolm_c4 with or without alpha_depth). The powers then are of that
+size. Models of different depths are compared by the RMS over all their blocks, which stands under
+names like blocks.*.mlp.up.
 
 Your own model: a file with `def task(width: int, seed: int) -> Check`, see measure.coordinates.
 

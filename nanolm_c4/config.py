@@ -58,8 +58,11 @@ BORDELON = "bordelon"
 # The keys that a rule needs, and all that it has beside them.
 _EVERETT_NEEDS = ("alignment", "base_width")
 _GAMMAS = ("gamma_embedding", "gamma_hidden", "gamma_readout")
-_EVERETT_HAS = (*_EVERETT_NEEDS, *_GAMMAS, "eps_per_layer", "embedding_std", "qk_exponent")
-_BORDELON_NEEDS = _BORDELON_HAS = ("alpha_attention", "alpha_depth", "beta0", "gamma0")
+_EVERETT_HAS = (
+    *_EVERETT_NEEDS, *_GAMMAS, "eps_per_layer", "embedding_std", "qk_exponent", "base_depth"
+)
+_BORDELON_HAS = ("alpha_attention", "beta0", "gamma0")
+_BORDELON_NEEDS = (*_BORDELON_HAS, "alpha_depth")
 _BORDELON_OPTIMIZERS = ("adam", "adam_atan2", "sgd")
 
 
@@ -91,7 +94,10 @@ class PrescriptionConfig(Section):
     alpha_attention: Alpha | None = None
     """bordelon: attention logits are multiplied by head_dim^(-this)."""
     alpha_depth: Alpha | None = None
-    """bordelon: residual branches are multiplied by beta0 layers^(-this)."""
+    """Residual branches are multiplied by (layers / base_depth)^(-this), and rates in them follow;
+    by default neither. bordelon: by beta0 layers^(-this)."""
+    base_depth: PositiveInt | None = None
+    """Blocks at which alpha_depth changes nothing; by default 1. All rules but bordelon."""
     beta0: PositiveFloat | None = None
     """bordelon: constant on every residual branch."""
     gamma0: PositiveFloat | None = None
@@ -109,13 +115,20 @@ class PrescriptionConfig(Section):
                 raise ValueError(
                     f"prescription.{key} belongs to {owner} and not to {rule}; leave it out"
                 )
+        if self.base_depth is not None and self.alpha_depth is None:
+            raise ValueError(
+                "prescription.base_depth acts with prescription.alpha_depth alone; give both or "
+                "neither"
+            )
         return self
 
     @model_serializer(mode="wrap")
     def _own_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The keys of this rule: what another one has is no part of which run it is."""
+        """The keys of this rule: what another one has is no part of which run it is, nor is a rule
+        for the depth that is not asked for."""
         others = _EVERETT_HAS if self.parameterization == BORDELON else _BORDELON_HAS
-        return {key: value for key, value in dump(self).items() if key not in others}
+        unset = {key for key in ("alpha_depth", "base_depth") if getattr(self, key) is None}
+        return {key: value for key, value in dump(self).items() if key not in {*others, *unset}}
 
 
 class DataConfig(Section):

@@ -88,7 +88,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     logits of a chunk and the readout's gradient."""
     shape, weights, block = config.model, parameters(config)["total"], _block(config.model)
     scales = 0 if _is_bordelon(config) else 2 * shape.width
-    low = config.training.precision == "bf16"
+    low = config.training.precision != "fp32"
     return on_each_gpu(
         config, shards, replicas, parameters=weights, optimizer=optimizer_state(config),
         outside=weights - shape.layers * (block + scales), block=block, layers=shape.layers,
@@ -125,7 +125,7 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
     """
     shape, width = config.model, config.model.width
     numbers = FP32 * (8 + 2 * shape.mlp_ratio) * width
-    if config.training.precision == "bf16":
+    if config.training.precision != "fp32":
         numbers = 2 * FP32 * width + BF16 * (8 + 2 * shape.mlp_ratio) * width
     block = numbers + FP32 * (4 + shape.heads)
     blocks = shape.layers * FP32 * width + block if recomputed else shape.layers * block
@@ -149,7 +149,7 @@ def _weight_copies(config: Config, shards: int) -> int:
     Autocast rounds them to bf16, once per step; a multiplier makes a product. Where blocks are
     recomputed only one has its copies.
     """
-    low = config.training.precision == "bf16"
+    low = config.training.precision != "fp32"
     if not low and config.prescription.parameterization not in _MULTIPLIED:
         return 0
     blocks = config.model.layers if shards == 1 else 1

@@ -33,6 +33,7 @@ def prescription(config: Config):
     return Everett(
         width=shape.width,
         optimizer=config.optimizer.name,
+        depth=shape.layers,
         **rule.model_dump(),
     )
 
@@ -57,10 +58,10 @@ def build_model(config: Config, vocab_size: int):
 
 def rules(config: Config):
     """The role of every tensor that the config's model has."""
-    from param_groups.roles import DECODER_RULES, Role, Rule
+    from param_groups.roles import DECODER_RULES, DEEP_DECODER_RULES, Role, Rule
 
     if config.prescription.parameterization != BORDELON:
-        return DECODER_RULES
+        return DECODER_RULES if config.prescription.alpha_depth is None else DEEP_DECODER_RULES
     no_scales = [rule for rule in DECODER_RULES if rule.role is not Role.NORM_SCALE]
     return (*no_scales, Rule("readout.bias", Role.READOUT_BIAS))
 

@@ -1,11 +1,12 @@
-"""`python -m param_groups exponents | solve | table`: the theory and the papers' numbers."""
+"""`python -m param_groups exponents | constraints | solve | table`: theory and papers' numbers."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,16 @@ def show_exponents(args: argparse.Namespace) -> str:
         return json.dumps(tables.everett_table(), indent=1)
     text = tables.render(tables.everett_rows(), args.style)
     return text if args.style else f"Powers of the width n (Everett et al., Table 1)\n\n{text}"
+
+
+def show_constraints(args: argparse.Namespace) -> str:
+    """Everett et al., Table 2."""
+    rows = tables.constraint_rows()
+    if args.json:
+        return json.dumps([dict(zip(rows[0], row, strict=True)) for row in rows[1:]], indent=1)
+    text = tables.render(rows, args.style)
+    note = "\n".join(textwrap.wrap(tables.CONSTRAINTS_NOTE, 98))
+    return text if args.style else f"Everett et al., Table 2\n\n{text}\n\n{note}"
 
 
 def show_solution(args: argparse.Namespace) -> str:
@@ -202,18 +213,22 @@ def show_suggestion(args: argparse.Namespace) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m param_groups", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="exponents|solve|table|suggest")
-    _add_exponents(commands)
+    names = "exponents|constraints|solve|table|suggest"
+    commands = parser.add_subparsers(required=True, metavar=names)
+    _add_plain(commands, "exponents", show_exponents, "Everett et al., Table 1")
+    _add_plain(commands, "constraints", show_constraints, "Everett et al., Table 2")
     _add_solve(commands)
     _add_table(commands)
     _add_suggest(commands)
     return parser
 
 
-def _add_exponents(commands: _Commands) -> None:
-    parser = commands.add_parser("exponents", help="Everett et al., Table 1")
+def _add_plain(
+    commands: _Commands, name: str, command: Callable[[argparse.Namespace], str], text: str
+) -> None:
+    parser = commands.add_parser(name, help=text)
     _add_styles(parser)
-    parser.set_defaults(command=show_exponents)
+    parser.set_defaults(command=command)
 
 
 def _add_solve(commands: _Commands) -> None:
@@ -253,6 +268,7 @@ def _add_table(commands: _Commands) -> None:
     for layer in exponents.LAYERS:
         _own(everett, f"gamma-{layer}", type=float, help="constant on its rate (default 1)")
     _own(everett, "qk-exponent", type=float, help="power of the head dimension on q.k")
+    _own(everett, "base-depth", type=float, help="depth at which the depth's powers cancel")
     dinan = parser.add_argument_group("dinan")
     _own(dinan, "strategy", help=", ".join((*DINAN_STRATEGIES, "meta_principled")))
     _own(dinan, "s", type=float, help="in [0, 1], with meta_principled")

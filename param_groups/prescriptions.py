@@ -41,6 +41,7 @@ LAYER_TYPE = {
     Role.POSITION_EMBEDDING: "embedding",
     Role.PATCH_EMBEDDING: "embedding",
     Role.NORM_SCALE: "embedding",
+    Role.FINAL_NORM_SCALE: "embedding",
     Role.NORM_BIAS: "embedding",
     Role.HIDDEN_BIAS: "embedding",
     Role.READOUT_BIAS: "embedding",
@@ -61,6 +62,16 @@ LAYER_TYPE = {
 }
 # Their gradients' powers of n are derived for Adam's family and Adafactor only, which need none.
 _NOT_SGD = {Role.LORA_A, Role.LORA_B, Role.RELATIVE_POSITION, Role.ROUTER}
+# What is outside of all residual branches, where gradients and rates know no depth.
+_TRUNK = {
+    Role.TOKEN_EMBEDDING,
+    Role.POSITION_EMBEDDING,
+    Role.PATCH_EMBEDDING,
+    Role.FINAL_NORM_SCALE,
+    Role.READOUT,
+    Role.READOUT_BIAS,
+}
+_SCALES = {Role.NORM_SCALE, Role.FINAL_NORM_SCALE, Role.LAYER_SCALE}
 _BIASES = {Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS}
 
 # Everett C.1: where the embedding's initialisation is constant in n, its std is 0.01; "we otherwise
@@ -83,6 +94,24 @@ class Everett(Prescription):
     keeps the multiplier, rate and epsilon of n and carries the constant in its std, so that its
     variance is 1/fan_in and the equivalence classes of App. B.2 hold exactly. `qk_exponent` is
     the power of the head dimension on attention logits (default -1/2; -1 for muP and mean field).
+
+    The paper has no rule for the depth. `alpha_depth` in [1/2, 1] adds that of Bordelon et al.
+    2024, relative to `base_depth` L_b as widths are to b, with r = L/L_b for `depth` L:
+
+        branches times r^(-alpha); rates of tensors in branches times r^(alpha - 1) for Adam and
+        parameter scaling, r^(2 alpha - 1) for SGD; their gradients go as r^(-alpha).
+
+    Derivation: 2L branches that start independent add r^(-alpha) sqrt(L), at most of order one, to
+    the stream, so activations and gradients in the stream have no power of L. Updates add up in one
+    direction: a tensor whose branch's output changes by d moves the stream by L r^(-alpha) d, which
+    is of order one at every L for d ~ r^(alpha - 1). Adam's d goes as its rate, parameter scaling's
+    as well, since no initial size depends on L; SGD's as rate times gradient, r^(-alpha). What no
+    branch holds (embeddings, last norm, readout) keeps its rate: its gradient has no power of L.
+    Bordelon et al., Tables 1 and 2, give the whole model the branches' rate and undo it in the
+    first and the last layer by a multiplier, L^(1 - alpha) for Adam and L^(1/2 - alpha) for SGD,
+    which is the same training. At alpha = 1 the initial branches add r^(-1) sqrt(L) to the stream,
+    which falls with L until the embedding's scale carries it: with 0.01 at depths far beyond those
+    in use, so take an `embedding_std` of order one there.
     """
 
     parameterization: str
@@ -96,6 +125,9 @@ class Everett(Prescription):
     eps_per_layer: bool = False
     embedding_std: float | None = None
     qk_exponent: float | None = None
+    depth: int | None = None
+    base_depth: float = 1.0
+    alpha_depth: float | None = None
 
     def __post_init__(self) -> None:
         choose("parameterization", self.parameterization, exponents.PARAMETERIZATIONS)
@@ -113,6 +145,13 @@ class Everett(Prescription):
             check_positive("Everett", embedding_std=self.embedding_std)
         if self.qk_exponent is not None and not finite(self.qk_exponent):
             raise PlanError(f"Everett: qk_exponent must be finite, got {self.qk_exponent!r}")
+        check_positive("Everett", base_depth=self.base_depth)
+        if self.depth is not None:
+            check_sizes("Everett", depth=self.depth)
+        if self.alpha_depth is not None:
+            _check_alpha("Everett", "alpha_depth", self.alpha_depth)
+            if self.depth is None:
+                raise PlanError("Everett: alpha_depth needs depth, the number of blocks")
 
     def lr_exponent(self, layer: str) -> Fraction:
         """-c_l, the power of n/b in a layer type's learning rate."""
@@ -122,7 +161,24 @@ class Everett(Prescription):
         return _solved(self.parameterization, family, self.alignment)[layer]
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
-        """Table 1 at this width; see the class for the constants."""
+        """Table 1 at this width, then the rule for the depth; see the class for the constants."""
+        found = self._at_width(role, fan_in, fan_out)
+        if self.alpha_depth is None or role in _TRUNK:
+            return found
+        if role is Role.NORM_BIAS:
+            raise PlanError(
+                "Everett: alpha_depth tells no branch's norm_bias from the last norm's; use norms "
+                "without biases"
+            )
+        gradient = self.residual_multiplier()
+        lr = self._depth_ratio ** (self.alpha_depth - 1) / (
+            gradient if self.optimizer == "sgd" else 1.0
+        )
+        eps = gradient ** (2 if self.optimizer == "adafactor" else 1) if self.eps_per_layer else 1.0
+        return replace(found, lr=found.lr * lr, eps=found.eps * eps)
+
+    def _at_width(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
+        """Table 1, for a model of any depth."""
         layer_type = LAYER_TYPE[role]
         if role in _NOT_SGD and (self.optimizer == "sgd" or self.eps_per_layer):
             raise PlanError(
@@ -159,9 +215,17 @@ class Everett(Prescription):
             return _ATTENTION_EXPONENT[self.parameterization]
         return self.qk_exponent
 
+    def residual_multiplier(self) -> float:
+        """(L/L_b)^(-alpha_depth); 1 without a rule for the depth."""
+        return float(self._depth_ratio ** -(self.alpha_depth or 0.0))
+
     @property
     def _ratio(self) -> float:
         return self.width / self.base_width
+
+    @property
+    def _depth_ratio(self) -> float:
+        return (self.depth or self.base_depth) / self.base_depth
 
     def _gamma(self, layer_type: str) -> float:
         return float(getattr(self, f"gamma_{layer_type}"))
@@ -176,7 +240,7 @@ class Everett(Prescription):
         self, role: Role, layer_type: str, fan_in: int, b: Fraction, multiplier: float
     ) -> tuple[float, float]:
         """(mean, std) of the initial values."""
-        if role in (Role.NORM_SCALE, Role.LAYER_SCALE):
+        if role in _SCALES:
             return 1.0 / multiplier, 0.0
         if role in _BIASES or role is Role.LORA_B:
             return 0.0, 0.0
@@ -196,6 +260,12 @@ def _solved(name: str, family: str, alignment: str | Alignment) -> exponents.Exp
 
 def _power(base: float, exponent: Fraction) -> float:
     return 1.0 if exponent == 0 else float(base) ** float(exponent)
+
+
+def _check_alpha(owner: str, name: str, value: object) -> None:
+    """Raises PlanError for a power of the depth or the head dimension that leaves no limit."""
+    if not (finite(value) and 0.5 <= value <= 1):
+        raise PlanError(f"{owner}: {name} must lie in [1/2, 1], got {value!r}")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -379,9 +449,7 @@ class Bordelon(Prescription):
         check_sizes("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
         check_positive("Bordelon", beta0=self.beta0, gamma0=self.gamma0)
         for name in ("alpha_attention", "alpha_depth"):
-            value = getattr(self, name)
-            if not (finite(value) and 0.5 <= value <= 1):
-                raise PlanError(f"Bordelon: {name} must lie in [1/2, 1], got {value!r}")
+            _check_alpha("Bordelon", name, getattr(self, name))
         object.__setattr__(self, "width", self.head_dim * self.heads)
 
     @property

@@ -41,6 +41,7 @@ class Role(StrEnum):
     POSITION_EMBEDDING = "position_embedding"
     PATCH_EMBEDDING = "patch_embedding"
     NORM_SCALE = "norm_scale"
+    FINAL_NORM_SCALE = "final_norm_scale"  # after the last block; told apart by depth rules alone
     NORM_BIAS = "norm_bias"
     QUERY = "query"
     KEY = "key"
@@ -78,6 +79,7 @@ class Layout(StrEnum):
 _TABLES = {Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.RELATIVE_POSITION}
 _VECTORS = {
     Role.NORM_SCALE,
+    Role.FINAL_NORM_SCALE,
     Role.NORM_BIAS,
     Role.HIDDEN_BIAS,
     Role.READOUT_BIAS,
@@ -318,4 +320,10 @@ DECODER_RULES = (
     Rule("blocks.*.mlp.down.weight", Role.MLP_OUT),
     Rule("*norm.weight", Role.NORM_SCALE),
     Rule("readout.weight", Role.READOUT),
+)
+# The same for a prescription with a rule for the depth, which the last norm is not subject to.
+DEEP_DECODER_RULES = (
+    *(rule for rule in DECODER_RULES if rule.role is not Role.NORM_SCALE),
+    Rule("blocks.*norm.weight", Role.NORM_SCALE),
+    Rule("final_norm.weight", Role.FINAL_NORM_SCALE),
 )

@@ -1,4 +1,4 @@
-"""Exponents as tables: Everett et al.'s and Stratos' Table 1, solutions; as text, CSV or LaTeX."""
+"""Exponents as tables: of Everett et al., Stratos and the solver; as text, CSV or LaTeX."""
 
 from __future__ import annotations
 
@@ -65,6 +65,38 @@ def everett_rows() -> Rows:
             )
             rows.append((name, layer, *map(str, (*own, *solved))))
     return rows
+
+
+# Everett et al., Table 2. One update times its multiplier is n^-d: the d of embedding, hidden
+# layers and readout, in which alone the optimisers differ.
+_UPDATES = {
+    "sgd": ("g_1 + a_1 + c_1", "g_l + a_l + c_l", "2*a_r + c_r"),
+    "adam": ("a_1 + c_1", "a_l + c_l", "a_r + c_r"),
+    "adafactor": ("c_1", "1/2 + c_l", "a_r + b_r + c_r"),
+}
+CONSTRAINTS_NOTE = """1 is the embedding, l a hidden layer, k the layer before it, L the last hidden
+layer, r the readout, and g_l = min(a_r + b_r, 2*a_r + c_r) + a_l the negative exponent of a
+gradient. The paper prints g_l with a max and without + a_l, and + omega_l; its own Table 1 needs
+what stands here. Nontrivial: one of the first three constraints on logits is an equality."""
+
+
+def constraint_rows() -> Rows:
+    """Everett et al.'s Table 2: what each optimiser's exponents must satisfy, a line each."""
+    rows: Rows = [("constraint", *OPTIMIZERS)]
+    at_start = ("a_1 + b_1 == 0", "a_l + b_l == 1/2", "a_r + b_r >= 1/2")
+    rows += [("stable at init", *[text] * len(OPTIMIZERS)) for text in at_start]
+    first, hidden, last = zip(*(_UPDATES[optimizer] for optimizer in OPTIMIZERS), strict=True)
+    for kind, updates, rest in (
+        ("stable activations", first, ""),
+        ("stable activations", hidden, " - alpha_l"),
+        ("stable activations", hidden, " + r_k - u_l"),
+        ("stable activations", ("1/2",) * 3, " + r_k - omega_l"),
+        ("stable logits", ("a_r + b_r",) * 3, " + r_L - omega_r"),
+        ("stable logits", last, " - alpha_r"),
+        ("stable logits", last, " + r_L - u_r"),
+    ):
+        rows.append((kind, *(f"{update}{rest} >= 0" for update in updates)))
+    return [*rows, ("stable logits", "", "", "c_r >= 0")]
 
 
 _STRATOS = {"sp": "standard", "ntk": "ntk", "mup": "mup", "mf": "mean_field"}

@@ -21,7 +21,7 @@ from plots import tables
 from plots.catalogue import drawings, load, told
 from plots.explorer import explorer
 from plots.findings import HEADER, Finding
-from plots.tables import ROOT, RUN, SEED, STATUS, TableError
+from plots.tables import ROOT, RUN, SEED, STATUS, TableError, source_of
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
 DPI = 150
@@ -34,12 +34,6 @@ VERDICTS = {
     "open": (r"within noise|undecided|not measured", "~", "undecided: within noise or few runs"),
     "none": (r"", "–", "no verdict: no claim, or words only"),
 }
-# File that a sweep writes, by the ending of the shipped table's name.
-SOURCES = {
-    "metrics": "metrics.csv", "observations": "observations.csv", "alignment": "probes.csv",
-    "kernels": "observed_kernels.csv", "attention": "observed_attention.csv",
-    "distances": "distances.csv",
-}
 
 
 def kind(verdict: str) -> str:
@@ -48,16 +42,6 @@ def kind(verdict: str) -> str:
 
 
 # Tables: which a figure is drawn from.
-
-
-def source_of(table: str) -> tuple[str, str]:
-    """(sweep, file that the sweep writes) of a shipped table PAPER/NAME."""
-    paper, _, stem = table.partition("/")
-    if paper == "theory" or stem.startswith("initial_"):
-        return "effective_theory" if paper == "theory" else "initial", f"{stem}.csv"
-    end = stem.rpartition("_")[2]
-    sweep = stem if end == "alignment" else stem.removesuffix(f"_{end}" if end in SOURCES else "")
-    return sweep, SOURCES.get(end, "results.csv")
 
 
 def own_table(table: str, results: Path) -> Path | None:
@@ -105,8 +89,7 @@ def sources(name: str, results: Path | None, live: bool) -> Source | None:
     if live:
         return None
     paths = [tables.shipped(table) for table in listed]
-    made = [command for table, path in zip(listed, paths)
-            for command in tables.commands(path, source_of(table)[1])]
+    made = [command for table in listed for command in tables.commands(table)]
     made = [command for command in dict.fromkeys(made) if " plots ship " not in command]
     return Source(paths, False, [*made, f"python -m plots {name}"])
 

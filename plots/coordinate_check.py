@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import Finding, Printed, number
+from plots.findings import Estimate, Finding, Printed
 from plots.tables import TableError
 
 TABLES = ()  # a check is the user's own
@@ -64,7 +64,7 @@ def findings(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> list[Printed]:
         what = "initial RMS" if slope["quantity"] == "init" else f"change, step {slope['step']}"
         measured = [math.nan if slope[key] is None else slope[key] for key in ("slope", "error")]
         predicted = "" if slope["predicted"] is None else f"{slope['predicted']:+.2f}"
-        text.append(Finding(f"{name}: {what}", number(*measured, 2), predicted, word))
+        text.append(Finding(f"{name}: {what}", Estimate(*measured).text(2), predicted, word))
     return text
 
 
@@ -108,56 +108,32 @@ def draw(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> Iterator[tuple[str, ob
     colors = {("change", t): c for t, c in enumerate(sns.color_palette("viridis", steps), start=1)}
     colors["init", 0] = "black"
     for axis, (name, word) in zip(axes.flat, chosen.items()):
-        _draw_panel(axis, means(table, name), _expected(result, name), colors)
+        predicted = {(slope["quantity"], slope["step"]): slope["predicted"]
+                     for slope in result["slopes"]
+                     if slope["name"] == name and slope["predicted"] is not None}
+        for key, line in means(table, name).items():
+            axis.plot(line.index, line.values, "o-", ms=3, lw=1.2, color=colors[key])
+            if key in predicted:
+                law = line.iloc[0] * (line.index / line.index[0]) ** predicted[key]
+                axis.plot(line.index, law, "--", lw=0.9, color=colors[key])
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log", base=2)
+        axis.tick_params(labelsize=6)
+        axis.set_xlabel("width", fontsize=7)
         axis.set_title(f"{name.replace(' along', chr(10) + 'along')}\n{word}", fontsize=7,
                        color=VERDICTS[word])
     for axis in axes.flat[len(chosen):]:
         axis.set_visible(False)
-    for row in axes:
-        row[0].set_ylabel("RMS")
-    style.legend(figure, _entries(colors), fontsize=7, frameon=True)
-    figure.suptitle(_title(result), fontsize=9)
-    yield NAME, figure
-
-
-def _expected(result: Mapping[str, Any], name: str) -> dict[tuple[str, int], float]:
-    """(quantity, step) -> the slope to draw dashed: predicted of the first steps, where known."""
-    return {
-        (slope["quantity"], slope["step"]): slope["predicted"]
-        for slope in result["slopes"]
-        if slope["name"] == name and slope["predicted"] is not None
-    }
-
-
-def _draw_panel(
-    axis,
-    lines: Mapping[tuple[str, int], pd.Series],
-    expected: Mapping[tuple[str, int], float],
-    colors: Mapping[tuple[str, int], Any],
-) -> None:
-    for key, line in lines.items():
-        axis.plot(line.index, line.values, "o-", ms=3, lw=1.2, color=colors[key])
-        if key in expected:
-            law = line.iloc[0] * (line.index / line.index[0]) ** expected[key]
-            axis.plot(line.index, law, "--", lw=0.9, color=colors[key])
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
-    axis.tick_params(labelsize=6)
-    axis.set_xlabel("width", fontsize=7)
-
-
-def _entries(colors: Mapping[tuple[str, int], Any]) -> list[tuple[str, dict]]:
+    style.label_grid(axes, y=["RMS"] * down)
     names = {0: "at initialisation", 1: "change after step 1"}
     steps = sorted((step, color) for (_, step), color in colors.items())
-    return [
+    style.legend(figure, [
         *((names.get(step, f"step {step}"), {"color": color, "marker": "o", "ms": 3})
           for step, color in steps),
         ("slope predicted for the first steps", {"color": "black", "ls": "--", "lw": 0.9}),
-    ]
-
-
-def _title(result: Mapping[str, Any]) -> str:
+    ], fontsize=7, frameon=True)
     rule = result.get("prescription", {})
     keys = ("name", "parameterization", "strategy", "optimizer", "alignment")
-    words = [str(rule[key]) for key in keys if isinstance(rule.get(key), str)]
-    return f"coordinate check: {', '.join(words) or 'own plan'}"
+    words = [rule[key] for key in keys if isinstance(rule.get(key), str)]
+    figure.suptitle(f"coordinate check: {', '.join(words) or 'own plan'}", fontsize=9)
+    yield NAME, figure

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 
 @dataclass(frozen=True)
@@ -24,81 +25,111 @@ Printed = Finding | str  # of what a figure prints: a finding, or what findings 
 HEADER = str(Finding("finding", "measured", "published", "verdict"))
 
 
-def number(value: float, error: float, digits: int = 3, sign: str = "+") -> str:
-    """value ± error, with ? for an error that is unknown; `sign` "" leaves a plus out."""
-    if math.isnan(value):
-        return "not measured"
-    known = f"± {error:.{digits}f}" if math.isfinite(error) else "± ?"
-    return f"{value:{sign}.{digits}f} {known}"
+@dataclass(frozen=True)
+class Estimate:
+    """A number, its standard error (NaN: unknown) and, where they are known, how many independent
+    `groups` (seeds, or runs of a fit) both come from, from which `fitted` parameters were estimated
+    (1: a mean).
+
+    Verdicts have intervals of 95 % coverage where the groups are known. Else these are two standard
+    errors, which have 70 % with two groups and 82 % with three.
+    """
+
+    value: float
+    error: float
+    groups: int | None = None
+    fitted: int = 1
+
+    def __sub__(self, other: Estimate) -> Estimate:
+        """The difference of two independent numbers; their errors add in squares."""
+        return Estimate(self.value - other.value, math.hypot(self.error, other.error))
+
+    def __neg__(self) -> Estimate:
+        """The number with the other sign, to judge a claim that it is below zero."""
+        return replace(self, value=-self.value)
+
+    def text(self, digits: int = 3, sign: str = "+") -> str:
+        """value ± error (n = groups), with ? for an unknown error; `sign` "" leaves a plus out."""
+        if math.isnan(self.value):
+            return "not measured"
+        known = f"± {self.error:.{digits}f}" if math.isfinite(self.error) else "± ?"
+        groups = "" if self.groups is None else f" (n = {self.groups})"
+        return f"{self.value:{sign}.{digits}f} {known}{groups}"
+
+    def compact(self) -> str:
+        """value±error, without an error that is unknown."""
+        return f"{self.value:.3f}" + (f"±{self.error:.3f}" if math.isfinite(self.error) else "")
+
+    @property
+    def bar(self) -> float | None:
+        """The length of an error bar; None for an unknown error."""
+        return self.error if math.isfinite(self.error) else None
+
+    # Verdicts
+
+    @property
+    def reach(self) -> float:
+        """Standard errors on either side: 2, or Student's 97.5 % quantile."""
+        if self.groups is None:
+            return 2.0
+        from scipy.special import stdtrit
+
+        return float(stdtrit(self.groups - self.fitted, 0.975))
+
+    @property
+    def few(self) -> str:
+        """The verdict where fewer than two degrees of freedom are left, or ""."""
+        known = self.groups is None or self.groups - self.fitted >= 2
+        return "" if known else f"undecided (n = {self.groups})"
+
+    def claimed_gain(self) -> str:
+        """Whether the paper is right that this is above zero: outside the interval or within it."""
+        if not math.isfinite(self.value):
+            return "not measured"
+        if self.few:
+            return self.few
+        word = "agrees" if self.value > 0 else "disagrees"
+        if not math.isfinite(self.error):
+            return f"{word} in sign, " + ("one seed" if self.groups is None else "error unknown")
+        return "within noise" if abs(self.value) <= self.reach * self.error else word
+
+    def claimed_no_fall(self) -> str:
+        """Whether this may be zero or more, as the paper says: by its interval's upper end."""
+        return self._verdict(self.value + self.reach * self.error >= 0)
+
+    def claimed_equal(self) -> str:
+        """Whether a difference that the paper finds none in lies within the interval."""
+        return self._verdict(abs(self.value) <= self.reach * self.error)
+
+    def _verdict(self, agrees: bool) -> str:
+        if not math.isfinite(self.value):
+            return "not measured"
+        unknown = "" if math.isfinite(self.error) else "undecided: error unknown"
+        return self.few or unknown or ("agrees" if agrees else "disagrees")
+
+    def distance(self, published: float) -> str:
+        """How far this lies from the published number, in its own standard errors."""
+        if not math.isfinite(self.value):
+            return "not measured"
+        off = self.value - published
+        if self.few:
+            return self.few
+        if not math.isfinite(self.error):
+            return f"off by {off:+.2f}, error unknown"
+        error = max(self.error, 1e-9)  # the rounding of a fit
+        if abs(off) <= self.reach * error:
+            return "agrees within " + ("2 SE" if self.groups is None else "95 %")
+        return f"off by {off:+.2f}, {abs(off) / error:.1f} SE"
+
+    def finding(self, name: str, published: float, beside: str | None = None) -> Finding:
+        """Beside a published number; `beside` is its text, -1/2 as the papers write it if None."""
+        beside = exact_text(published) if beside is None else beside
+        return Finding(name, self.text(), beside, self.distance(published))
 
 
-def compact(value: float, error: float) -> str:
-    """value±error, without an error that is unknown."""
-    return f"{value:.3f}" + (f"±{error:.3f}" if math.isfinite(error) else "")
+UNKNOWN = Estimate(math.nan, math.nan)
 
 
-# Verdicts. `n`, where given, is the number of independent values (seeds, or runs of a fit) that
-# mean and error come from: intervals then have 95 % coverage. Two standard errors have 70 % at
-# n = 2 and 82 % at n = 3.
-
-
-def reach(n: int | None, fitted: int = 1) -> float:
-    """Standard errors on either side of an interval: 2, or Student's 97.5 % quantile for n values
-    from which `fitted` parameters were estimated (1: a mean)."""
-    if n is None:
-        return 2.0
-    from scipy.special import stdtrit
-
-    return float(stdtrit(n - fitted, 0.975))
-
-
-def few(n: int | None, fitted: int = 1) -> str:
-    """The verdict where n values leave fewer than two degrees of freedom, or ""."""
-    return f"undecided (n = {n})" if n is not None and n - fitted < 2 else ""
-
-
-def claimed_gain(gain: float, error: float, n: int | None = None) -> str:
-    """Whether a gain the paper claims is there: outside the interval of `reach` or within it."""
-    if not math.isfinite(gain):
-        return "not measured"
-    if few(n):
-        return few(n)
-    word = "agrees" if gain > 0 else "disagrees"
-    if not math.isfinite(error):
-        return f"{word} in sign, " + ("one seed" if n is None else "error unknown")
-    return "within noise" if abs(gain) <= reach(n) * error else word
-
-
-def _unknown(value: float, error: float, n: int | None) -> str:
-    """Why there is no verdict, or ""."""
-    if not math.isfinite(value):
-        return "not measured"
-    return few(n) or ("" if math.isfinite(error) else "undecided: error unknown")
-
-
-def claimed_no_fall(value: float, error: float, n: int | None = None) -> str:
-    """Whether a number the paper says is not below zero may be so: its interval's upper end."""
-    known = "agrees" if value + reach(n) * error >= 0 else "disagrees"
-    return _unknown(value, error, n) or known
-
-
-def claimed_equal(difference: float, error: float, n: int | None = None) -> str:
-    """Whether a difference the paper finds none in lies within the interval of `reach`."""
-    known = "agrees" if abs(difference) <= reach(n) * error else "disagrees"
-    return _unknown(difference, error, n) or known
-
-
-def distance(
-    value: float, error: float, published: float, n: int | None = None, fitted: int = 1
-) -> str:
-    """How far a measured number lies from the published one, in its own standard errors."""
-    if not math.isfinite(value):
-        return "not measured"
-    if few(n, fitted):
-        return few(n, fitted)
-    if not math.isfinite(error):
-        return f"off by {value - published:+.2f}, error unknown"
-    error = max(error, 1e-9)  # the rounding of a fit
-    if abs(value - published) <= reach(n, fitted) * error:
-        return "agrees within " + ("2 SE" if n is None else "95 %")
-    return f"off by {value - published:+.2f}, {abs(value - published) / error:.1f} SE"
+def exact_text(value: float) -> str:
+    """An exponent as the papers write it: -1/2."""
+    return str(Fraction(value).limit_denominator(64))

@@ -9,32 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from measure.fits import (
-    WINDOW,
-    IrreduciblePowerLaw,
-    Optimum,
-    PowerLaw,
-    irreducible_power_law,
-    optimum,
-    power_law,
-    stability,
-)
-from plots.findings import Finding, claimed_equal, claimed_gain, number
+from measure import fits
+from plots import tables
+from plots.findings import UNKNOWN, Estimate, Finding
 from plots.style import LABELS, LOSS_LABEL, STAR, VERTEX, empty, present
-from plots.tables import (
-    CURVE,
-    EPS,
-    LOSS,
-    OPTIMIZER,
-    PARAMETERIZATION,
-    PARAMETERS,
-    RATE,
-    SEED,
-    STATUS,
-    WIDTH,
-    counts,
-    mean_losses,
-)
+from plots.tables import CURVE, LOSS, PARAMETERIZATION, RATE, SEED, STATUS, WIDTH
 
 # Seeds differ most close to divergence; what errors of optima and best losses rest on is the
 # spread of points whose mean loss is at most this much above their sweep's lowest.
@@ -64,12 +43,12 @@ class RateSweep:
     losses: Mapping[float, float]
     seeds: Mapping[float, int]
     noise: float
-    best: Optimum
+    best: fits.Optimum
 
     @property
     def stable(self) -> dict[float, float]:
         """The sweep up to its first unstable rate, which is left out."""
-        largest, _ = stability(self.losses)
+        largest, _ = fits.stability(self.losses)
         return {
             rate: loss
             for rate, loss in sorted(self.losses.items())
@@ -86,19 +65,27 @@ class RateSweep:
         """Standard error of the lowest mean loss, from the spread over seeds."""
         return self.noise / math.sqrt(self.seeds[self.best.grid_value])
 
+    @property
+    def lowest(self) -> Estimate:
+        """Both."""
+        return Estimate(self.loss, self.error)
+
+
+Lines = Mapping[tuple[str, ...], Mapping[int, RateSweep]]  # what tells a line apart -> its sweeps
+
 
 def rate_sweeps(
-    rows: pd.DataFrame, noise: float = math.nan, window: float | None = WINDOW
+    rows: pd.DataFrame, noise: float = math.nan, window: float | None = fits.WINDOW
 ) -> dict[int, RateSweep]:
     """Width -> sweep, of one line of a figure; widths where every run diverged are left out. The
     parabola of the optimum reaches `window` octaves, or to the neighbours of the best rate."""
     found = {}
     for width, cell in rows.groupby(WIDTH):
-        losses, seeds = mean_losses(cell, RATE), counts(cell, RATE)
+        losses, seeds = tables.mean_losses(cell, RATE), tables.counts(cell, RATE)
         if any(map(math.isfinite, losses.values())):
             spread = noise / math.sqrt(min(seeds.values()))
-            best = optimum(losses, window, spread)
-            size = float(cell[PARAMETERS].iloc[0]) if PARAMETERS in cell else math.nan
+            best = fits.optimum(losses, window, spread)
+            size = float(cell[tables.PARAMETERS].iloc[0]) if tables.PARAMETERS in cell else math.nan
             found[int(width)] = RateSweep(int(width), size, losses, seeds, noise, best)
     return found
 
@@ -120,7 +107,7 @@ def lost_lines(rows: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     return text
 
 
-def edge_lines(sweeps: Mapping[tuple[str, ...], Mapping[int, RateSweep]]) -> list[str]:
+def edge_lines(sweeps: Lines) -> list[str]:
     """Names the widths whose best rate is the first or last of those tried: their loss is an upper
     bound. A single rate was not searched for, and is not named."""
     text = []
@@ -143,7 +130,8 @@ def seed_noise(rows: pd.DataFrame) -> tuple[float, int]:
     Points have two finished seeds or more, none of them diverged, and a mean loss at most NEAR
     above the lowest of their sweep.
     """
-    sweep = [key for key in (CURVE, PARAMETERIZATION, OPTIMIZER, EPS, WIDTH) if key in rows]
+    keys = (CURVE, PARAMETERIZATION, tables.OPTIMIZER, tables.EPS, WIDTH)
+    sweep = [key for key in keys if key in rows]
     kept = rows[rows[STATUS] != "failed"]
     points = kept.groupby([*sweep, RATE], dropna=False)[LOSS].agg(["mean", "var", "count", "size"])
     points = points[points["count"] == points["size"]]
@@ -174,40 +162,33 @@ def noise_lines(table: pd.DataFrame) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class Exponent:
-    """The power of width in the optimal rate.
+def basis(table: pd.DataFrame, found: Lines, keys: Sequence[str]) -> list[str]:
+    """What a figure's findings rest on: optima at an edge, widths that are lost, and the noise;
+    `keys` are the columns that tell its lines apart."""
+    return [*edge_lines(found), *lost_lines(table, keys), *noise_lines(table)]
 
-    `law` weighs all widths alike, `weighted` those whose optimum has an error, by it; None where
-    there are fewer than two widths. `edge` are widths left out because the best rate is the first
-    or last one tried.
+
+@dataclass(frozen=True)
+class Exponent(Estimate):
+    """The power of width in the optimal rate; NaN for fewer than two widths.
+
+    `law` weighs all widths alike, `weighted` those whose optimum has an error, by it. The standard
+    error is the larger of the one from the scatter of widths, which is small by chance where widths
+    are few, and the one that the optima's own errors imply. `edge` are widths left out because the
+    best rate is the first or last one tried.
     """
 
-    law: PowerLaw | None
-    weighted: PowerLaw | None
-    widths: int
-    edge: tuple[int, ...]
+    law: fits.PowerLaw | None = None
+    weighted: fits.PowerLaw | None = None
+    widths: int = 0
+    edge: tuple[int, ...] = ()
 
-    @property
-    def value(self) -> float:
-        """The exponent; NaN without a fit."""
-        return self.law.exponent if self.law else math.nan
-
-    @property
-    def error(self) -> float:
-        """Its standard error: the larger of the one from the scatter of widths, which is small by
-        chance where widths are few, and the one that the optima's own errors imply."""
-        if self.law is None:
-            return math.nan
-        same = self.weighted and self.weighted.n == self.law.n
-        return float(np.fmax(self.law.error, self.weighted.error if same else math.nan))
-
-    def text(self) -> str:
+    def text(self, digits: int = 2, sign: str = "+") -> str:
         """In words, with what it rests on."""
         edge = f"; at edge: {_listed(self.edge)}" if self.edge else ""
         if self.law is None:
             return f"no fit: {self.widths} width{'s' * (self.widths != 1)}{edge}"
-        return f"{number(self.value, self.error, 2)} (n = {self.widths} widths{edge})"
+        return f"{super().text(digits, sign)} (n = {self.widths} widths{edge})"
 
 
 def exponent(sweeps: Mapping[int, RateSweep]) -> Exponent:
@@ -215,13 +196,16 @@ def exponent(sweeps: Mapping[int, RateSweep]) -> Exponent:
     used = {width: sweep.best for width, sweep in sweeps.items() if not sweep.best.at_edge}
     edge = tuple(sorted(set(sweeps) - set(used)))
     law = weighted = None
-    if len(used) > 1:
-        law = power_law(list(used), [best.value for best in used.values()])
+    value, error = math.nan, math.nan
     known = {w: best for w, best in used.items() if math.isfinite(best.error) and best.error > 0}
     if len(known) > 1:
         values = [best.value for best in known.values()]
-        weighted = power_law(list(known), values, [best.error for best in known.values()])
-    return Exponent(law, weighted, len(used), edge)
+        weighted = fits.power_law(list(known), values, [best.error for best in known.values()])
+    if len(used) > 1:
+        law = fits.power_law(list(used), [best.value for best in used.values()])
+        same = weighted and weighted.n == law.n
+        value, error = law.exponent, np.fmax(law.error, weighted.error if same else math.nan)
+    return Exponent(value, float(error), law=law, weighted=weighted, widths=len(used), edge=edge)
 
 
 def optima_note(fits: Iterable[Exponent]) -> str:
@@ -230,10 +214,10 @@ def optima_note(fits: Iterable[Exponent]) -> str:
     return f"{OPTIMA_NOTE}; {HOLLOW_NOTE}" if hollow else OPTIMA_NOTE
 
 
-def loss_law(sweeps: Mapping[int, RateSweep]) -> IrreduciblePowerLaw | None:
+def loss_law(sweeps: Mapping[int, RateSweep]) -> fits.IrreduciblePowerLaw | None:
     """Best loss against parameters as a power law with a floor; None below four sizes."""
     try:
-        return irreducible_power_law(
+        return fits.irreducible_power_law(
             [sweep.parameters for sweep in sweeps.values()],
             [sweep.loss for sweep in sweeps.values()],
             max(sweep.error for sweep in sweeps.values()),
@@ -242,7 +226,7 @@ def loss_law(sweeps: Mapping[int, RateSweep]) -> IrreduciblePowerLaw | None:
         return None
 
 
-def law_text(law: IrreduciblePowerLaw) -> str:
+def law_text(law: fits.IrreduciblePowerLaw) -> str:
     """The law's two telling numbers."""
     if not math.isfinite(law.exponent_error):
         return f"floor not determined (n = {law.n})"
@@ -252,23 +236,21 @@ def law_text(law: IrreduciblePowerLaw) -> str:
 
 def gain(
     before: Mapping[int, RateSweep], after: Mapping[int, RateSweep], last: bool = True
-) -> tuple[int | None, float, float]:
-    """(width, loss before minus after, its standard error) at the largest common width, or the
-    smallest; (None, NaN, NaN) without a common one."""
+) -> tuple[int | None, Estimate]:
+    """(width, loss before minus after) at the largest common width, or the smallest; None for the
+    width without a common one."""
     common = sorted(set(before) & set(after))
     if not common:
-        return None, math.nan, math.nan
+        return None, UNKNOWN
     width = common[-1 if last else 0]
-    first, second = before[width], after[width]
-    return width, first.loss - second.loss, math.hypot(first.error, second.error)
+    return width, before[width].lowest - after[width].lowest
 
 
 def gain_text(before: Mapping[int, RateSweep], after: Mapping[int, RateSweep]) -> str:
     """The gain at the largest common width, and the smallest one's if that is another."""
-    width, change, error = gain(before, after)
-    small, earlier, _ = gain(before, after, last=False)
-    note = f" ({earlier:+.3f} at {small})" if small != width else ""
-    return "not measured" if width is None else f"{number(change, error)} at D = {width}{note}"
+    (width, change), (small, earlier) = gain(before, after), gain(before, after, last=False)
+    note = f" ({earlier.value:+.3f} at {small})" if small != width else ""
+    return "not measured" if width is None else f"{change.text()} at D = {width}{note}"
 
 
 def compared(
@@ -280,12 +262,11 @@ def compared(
 ) -> Finding:
     """The gain as a finding: the paper says that there is one (`gains`), a loss (`loses`), neither
     (`equal`), or nothing (None), in the words `published`."""
-    _, change, error = gain(before, after)
-    word = ""
-    if claim is not None:
-        judge = claimed_equal if claim == "equal" else claimed_gain
-        word = judge(-change if claim == "loses" else change, error)
-    return Finding(name, gain_text(before, after), published or claim or "no claim", word)
+    _, change = gain(before, after)
+    verdicts = {None: "", "gains": change.claimed_gain(), "loses": (-change).claimed_gain(),
+                "equal": change.claimed_equal()}
+    published = published or claim or "no claim"
+    return Finding(name, gain_text(before, after), published, verdicts[claim])
 
 
 def lines_of(
@@ -401,27 +382,25 @@ def draw_best(axis, sweeps: Mapping[int, RateSweep], **look) -> None:
         look["ls"] = ""
     axis.errorbar(sizes, values, yerr=errors, capsize=2, **look)
     axis.set_xscale("log")
-    _size_ticks(axis)
 
 
 def size_panels(axes, panels: Iterable[Iterable[tuple[Mapping[int, RateSweep], dict]]]) -> None:
-    """Best loss against size, in every panel a line per (sweeps, look); a panel without any says
-    so."""
+    """Best loss against size, in every panel a line per (sweeps, look), with ticks such as 200k or
+    1M at decades, or in between where there are too few of them; a panel without any line says so.
+    """
+    from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
+
     for axis, drawn in zip(axes, panels):
         drawn = list(drawn)
         for sweeps, look in drawn:
             draw_best(axis, sweeps, **look)
-        if not drawn:
+        if drawn:
+            low, high = axis.get_xlim()
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
+            axis.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axis.xaxis.set_minor_locator(NullLocator())
+        else:
             empty(axis, "no finished run")
         axis.set_xlabel("parameters")
     axes[0].set_ylabel(LOSS_LABEL)
 
-
-def _size_ticks(axis) -> None:
-    """Ticks such as 200k or 1M: at decades, or in between where there are too few of them."""
-    from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
-
-    low, high = axis.get_xlim()
-    axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
-    axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-    axis.xaxis.set_minor_locator(NullLocator())

@@ -60,15 +60,10 @@ def cards(results: Path | None, live: bool, kept: dict[str, tuple[str, Card]]) -
         if source is not None:
             used |= {path for path in source.paths if source.own}
             yield card(name, source, lambda: figure_card(name, source))
-    for path in _sweeps(results) if results else []:
-        if path not in used:
-            yield card(f"sweep/{path}", Source([path], True), lambda: sweep_card(path))
-
-
-def _sweeps(results: Path) -> list[Path]:
-    """Every results.csv of a sweep below a results folder."""
-    return sorted({path for depth in ("", "*/", "*/*/") for path in
-                   results.glob(f"{depth}results.csv")})
+    own = {path for depth in ("", "*/", "*/*/") for path in results.glob(f"{depth}results.csv")
+           } if results else set()
+    for path in sorted(own - used):
+        yield card(f"sweep/{path}", Source([path], True), lambda: sweep_card(path))
 
 
 def page(made: Sequence[Card], state: str = "") -> str:
@@ -82,12 +77,19 @@ def page(made: Sequence[Card], state: str = "") -> str:
     contents, rows, parts = "", "", ""
     for paper, listed in groups.items():
         short, long, question = papers[paper]
-        inner = "".join(
-            f'<li><a href="#{anchor(card.name)}">{escape(_short(card))}</a></li>'
-            for card in listed)
+        lasts = [(card.name, card.name.rpartition("/")[2].replace("_", " ")) for card in listed]
+        inner = "".join(f'<li><a href="#{anchor(name)}">{escape(last)}</a></li>'
+                        for name, last in lasts)
         contents += f'<li><a href="#{paper}">{escape(short)}</a><ul>{inner}</ul></li>'
         total = sum((card.counts for card in listed), Counter())
-        rows += _overview_row(paper, short, len(listed), total)
+        whole = sum(total.values())
+        bar = "".join(
+            f'<span class="{key}" style="flex:{total[key]}" title="{total[key]} {words}"></span>'
+            for key, (_, _, words) in VERDICTS.items() if total[key])
+        cells = "".join(f"<td>{total[key] or ''}</td>" for key in VERDICTS)
+        rows += (f'<tr><th scope="row"><a href="#{paper}">{escape(short)}</a></th>'
+                 f'<td>{len(listed)}</td>{cells}<td><div class="bar" role="img" '
+                 f'aria-label="{whole} findings">{bar}</div></td></tr>')
         parts += (f'<section id="{paper}"><header class="paper"><h2>{escape(short)}</h2>'
                   f'<p class="long">{escape(long)}</p><p>{escape(question)}</p></header>'
                   + "".join(card.html for card in listed) + "</section>")
@@ -105,21 +107,6 @@ def page(made: Sequence[Card], state: str = "") -> str:
     }
     text = TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], text)
-
-
-def _short(card: Card) -> str:
-    return card.name.rpartition("/")[2].replace("_", " ")
-
-
-def _overview_row(paper: str, short: str, figures: int, counts: Counter[str]) -> str:
-    whole = sum(counts.values())
-    bar = "".join(
-        f'<span class="{key}" style="flex:{counts[key]}" title="{counts[key]} {words}"></span>'
-        for key, (_, _, words) in VERDICTS.items() if counts[key])
-    cells = "".join(f"<td>{counts[key] or ''}</td>" for key in VERDICTS)
-    return (f'<tr><th scope="row"><a href="#{paper}">{escape(short)}</a></th><td>{figures}</td>'
-            f'{cells}<td><div class="bar" role="img" aria-label="{whole} findings">{bar}</div>'
-            "</td></tr>")
 
 
 @cache

@@ -108,9 +108,6 @@ def subplots(down: int, across: int, panel: tuple[float, float], **options):
 def legend(figure, entries: Sequence[tuple[str, Any]], **options) -> None:
     """One legend below all panels, (label, line properties or an artist) each, in as many columns
     as fit."""
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], **look) if isinstance(look, dict) else look for _, look in entries]
     labels = [label for label, _ in entries]
     options = {"ncols": len(labels), "fontsize": 8, "frameon": False, **options}
     inches = [0.55 + 0.0073 * options["fontsize"] * len(label) for label in labels]
@@ -121,7 +118,27 @@ def legend(figure, entries: Sequence[tuple[str, Any]], **options) -> None:
 
     while options["ncols"] > 1 and across(options["ncols"]) > figure.get_figwidth():
         options["ncols"] -= 1
-    figure.legend(handles, labels, loc="outside lower center", **options)
+    figure.legend(handles=handles(entries), loc="outside lower center", **options)
+
+
+def handles(entries: Sequence[tuple[str, Any]]) -> list:
+    """What a legend shows for (label, line properties or an artist) each."""
+    from matplotlib.lines import Line2D
+
+    found = [Line2D([], [], **look) if isinstance(look, dict) else look for _, look in entries]
+    for handle, (label, _) in zip(found, entries):
+        handle.set_label(label)
+    return found
+
+
+def label_grid(axes, titles: Iterable[str] = (), x: str = "", y: Iterable[str] = ()) -> None:
+    """Titles above the first row of panels, what all have below the last, and `y` left of rows."""
+    for axis, title in zip(axes[0], titles):
+        axis.set_title(title)
+    for axis in axes[-1] if x else ():
+        axis.set_xlabel(x)
+    for row, label in zip(axes, y):
+        row[0].set_ylabel(label)
 
 
 def empty(axis, why: str) -> None:

@@ -8,7 +8,7 @@ import json
 import math
 import operator
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ WIDTH, RATE, EPS = "model.width", "optimizer.lr", "optimizer.eps"
 DECAY = "optimizer.weight_decay"
 RUN, STEP, HORIZON = "run", "step", "horizon"
 RESULTS = (CURVE, SEED, STATUS, LOSS)
-# Columns of words; all others hold numbers, these whole ones.
+# Columns of words; all others hold numbers, COUNTS whole ones.
 WORDS = {
     CURVE, STATUS, PARAMETERIZATION, OPTIMIZER, HORIZON, RUN, "prescription.strategy", "layer",
     "role", "kind", "commit", "stem", "quantity", "part", "block", "entry", "table", "row",
@@ -37,6 +37,12 @@ EXPERIMENTS = {
     "everett": ("nanolm_c4",),
     "dinan": ("vit_imagenet", "bart_span_denoise"),
     "bordelon": ("vit_cifar5m", "nanolm_c4"),
+}
+# File that a sweep writes, by the ending of the shipped table's name.
+SOURCES = {
+    "metrics": "metrics.csv", "observations": "observations.csv", "alignment": "probes.csv",
+    "kernels": "observed_kernels.csv", "attention": "observed_attention.csv",
+    "distances": "distances.csv",
 }
 
 
@@ -112,6 +118,15 @@ def shipped(name: str) -> Path:
     return packed if packed.exists() else DATA / f"{name}.csv"
 
 
+def read_each(
+    paths: Sequence[Path], sources: Mapping[str, Sequence[str]], numbers: Sequence[str] = ()
+) -> list[pd.DataFrame]:
+    """A table for each of `sources`, a file's usual name -> the columns it needs."""
+    expect(paths, *sources)
+    return [read(path, columns, source, numbers=numbers)
+            for path, (source, columns) in zip(paths, sources.items())]
+
+
 def expect(paths: Sequence[Path], *sources: str) -> None:
     """TableError unless there is one table for each of `sources`."""
     if len(paths) != len(sources):
@@ -122,12 +137,20 @@ def expect(paths: Sequence[Path], *sources: str) -> None:
 
 
 def read(
-    path: Path, columns: Sequence[str], source: str = "results.csv", maker: str = "the sweep"
+    path: Path, columns: Sequence[str], source: str = "results.csv", maker: str = "the sweep",
+    numbers: Sequence[str] = (),
 ) -> pd.DataFrame:
-    """A table with `columns`; TableError if it is missing, lacks one or is empty. `source` and
-    `maker` are the file's usual name and what writes it, for messages."""
+    """A table with `columns`, those of numbers as floats; TableError if it is missing, lacks one,
+    is empty or has a word for a number. `source` and `maker` are the file's usual name and what
+    writes it, for messages; `numbers` are further columns of numbers: those that may be missing,
+    and those that hold WORDS in other tables."""
     if path.is_relative_to(DATA) and not path.exists():
-        raise TableError(f"{path}: no such table; {_makers(path, source)}")
+        table_name = f"{path.parent.name}/{path.name.partition('.')[0]}"
+        found = [f"`{command}`" for command in commands(table_name)]
+        sweeps = " or ".join(sweep_files(table_name)) or path.stem
+        how = (f"{', '.join(found[:-1])} and {found[-1]} make it" if found[1:] else
+               f"{found[0]} makes it" if found else f"no sweep {sweeps} makes it")
+        raise TableError(f"{path}: no such table; {how}")
     try:
         table = pd.read_csv(path)
     except Exception as error:  # whatever pandas and the decompressor of a damaged file raise
@@ -137,8 +160,11 @@ def read(
         raise TableError(f"{path}: no column {missing[0]!r}; is it the {source} of {maker}?")
     if table.empty:
         raise TableError(f"{path}: no runs in it; run {maker} first")
-    for column in (*columns, *({PARAMETERS} & {*table})):
+    numbers = [*(column for column in columns if column not in WORDS),
+               *(column for column in numbers if column in table)]
+    for column in (*numbers, *({PARAMETERS} & {*table})):
         _check_numbers(table[column], path)
+    table = table.astype(dict.fromkeys(numbers, float))
     for condition in _conditions:
         table = condition.rows(table, path)
     _met.extend([path] if _conditions else [])
@@ -147,8 +173,6 @@ def read(
 
 def _check_numbers(cells: pd.Series, path: Path) -> None:
     """TableError for a word in a column of numbers, and for counts that are none."""
-    if cells.name in WORDS:
-        return
     try:
         values = pd.to_numeric(cells, errors="coerce")
     except OverflowError:
@@ -232,51 +256,41 @@ def _span(values: pd.Series) -> str:
     return f"{low}" if low == high else f"{low} to {high}"
 
 
-def _makers(path: Path, source: str) -> str:
-    """The commands that make a shipped table, as a message has them."""
-    found = commands(path, source)
-    if not found:
-        return f"no sweep {' or '.join(_sweep_files(path)) or path.stem} makes it"
-    text = ", ".join(f"`{command}`" for command in found[:-1])
-    return f"{text} and `{found[-1]}` make it" if text else f"`{found[-1]}` makes it"
+def source_of(table: str) -> tuple[str, str]:
+    """(sweep, file that the sweep writes) of a shipped table PAPER/NAME."""
+    paper, _, stem = table.partition("/")
+    if paper == "theory" or stem.startswith("initial_"):
+        return "effective_theory" if paper == "theory" else "initial", f"{stem}.csv"
+    stem = stem.removesuffix("_desktop")
+    end = stem.rpartition("_")[2]
+    sweep = stem if end == "alignment" else stem.removesuffix(f"_{end}" if end in SOURCES else "")
+    return sweep, SOURCES.get(end, "results.csv")
 
 
-def _sweep_files(path: Path) -> list[str]:
-    """Where the sweep of a shipped table may be described."""
-    paper, stem = path.parent.name, path.name.partition(".")[0].removesuffix("_desktop")
-    sweep = re.sub(r"_(metrics|observations|kernels|attention|distances)$", "", stem)
-    return [f"{experiment}/sweeps/{sweep}.yaml" for experiment in EXPERIMENTS.get(paper, ())]
+def sweep_files(table: str) -> list[str]:
+    """Where the sweep of a shipped table PAPER/NAME may be described."""
+    experiments = EXPERIMENTS.get(table.partition("/")[0], ())
+    return [f"{experiment}/sweeps/{source_of(table)[0]}.yaml" for experiment in experiments]
 
 
-def commands(path: Path, source: str) -> list[str]:
-    """The commands that make a shipped table from its sweep's `source`; [] if no sweep does."""
-    paper, stem = path.parent.name, path.name.partition(".")[0]
-    if paper == "theory":
+def commands(table: str) -> list[str]:
+    """The commands that make a shipped table PAPER/NAME; [] if no sweep does."""
+    sweep, source = source_of(table)
+    if sweep == "effective_theory":
         return ["python -m effective_theory.run --ship plots/data/theory"]
-    if stem.startswith("initial_"):
+    if sweep == "initial":
         return ["python -m vit_cifar5m.initial --ship plots/data/bordelon"]
-    file = next((file for file in _sweep_files(path) if (ROOT / file).exists()), None)
+    file = next((file for file in sweep_files(table) if (ROOT / file).exists()), None)
     if file is None:
         return []
     text = (ROOT / file).read_text(encoding="utf-8")
-    preset = "desktop" if stem.endswith("_desktop") else "laptop"
+    preset = "desktop" if table.endswith("_desktop") else "laptop"
     has = re.search(f"^  {preset}:", text, re.MULTILINE) is not None
-    experiment, _, name = file.partition("/sweeps/")
-    folder = f"results/{experiment}/{name.removesuffix('.yaml')}" + f"_{preset}" * has
+    folder = f"results/{file.partition('/')[0]}/{sweep}" + f"_{preset}" * has
     found = [f"python -m sweeps run {file}" + f" --preset {preset}" * has]
     if source == "distances.csv":
         found.append(f"python -m vit_cifar5m.distances {folder}")
-    return [*found, f"python -m plots ship {folder}/{source} {paper}/{stem}"]
-
-
-def numbers(table: pd.DataFrame, path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """The table with `columns` as numbers; TableError at the first that is none."""
-    for column in columns:
-        try:
-            table = table.assign(**{column: pd.to_numeric(table[column]).astype(float)})
-        except (ValueError, TypeError) as error:
-            raise TableError(f"{path}: column {column!r} has no number: {error}") from None
-    return table
+    return [*found, f"python -m plots ship {folder}/{source} {table}"]
 
 
 def only(table: pd.DataFrame, path: Path, column: str, known: Iterable[str]) -> pd.DataFrame:
@@ -297,12 +311,10 @@ def one_run_each(rows: pd.DataFrame, path: Path, keys: Sequence[str], expected: 
     again = rows[rows.duplicated(list(keys))]
     if again.empty:
         return
-    point = ", ".join(f"{key} {_plainly(again.iloc[0][key])}" for key in keys)
+    values = {key: again.iloc[0][key] for key in keys}
+    point = ", ".join(f"{key} {value if isinstance(value, str) else f'{value:g}'}"
+                      for key, value in values.items())
     raise TableError(f"{path}: two runs with {point}; expected one; is it the {expected}?")
-
-
-def _plainly(value: object) -> str:
-    return value if isinstance(value, str) else f"{value:g}"
 
 
 def name(path: Path) -> str:

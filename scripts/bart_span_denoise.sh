@@ -39,7 +39,7 @@ each() {
     [ -z "$suffix" ] || stages=(bart_span_denoise/figure_5)
     if [ -z "$(preset "$@")" ]; then
       "$@" --launch "$(launcher "one_node_8gpu$suffix") --main_process_port 0" || code=$?
-    elif [ -z "$suffix" ]; then # Figure 5 has one size
+    else
       "$@" || code=$?
     fi
     # A dry run goes on to say what the other sweep would do.

@@ -24,7 +24,7 @@ stages=(
   # The constants, tuned at the base width.
   "nanolm_c4/constants"
   "nanolm_c4/figure_2_adam nanolm_c4/figure_3_sgd nanolm_c4/figure_3_param_scaling
-   nanolm_c4/figure_1_5_6_7_alignment nanolm_c4/figure_9_weight_decay"
+   nanolm_c4/figure_1_5_6_7_alignment nanolm_c4/figure_9_weight_decay nanolm_c4/depth"
   "nanolm_c4/figure_4_epsilon nanolm_c4/figure_8_mitigations nanolm_c4/figure_10_adafactor"
 )
 
@@ -43,6 +43,7 @@ figures() {
   everett epsilon figure_4_epsilon:results figure_8_mitigations:results
   everett weight_decay figure_9_weight_decay:results figure_12_adam:results
   everett adafactor figure_10_adafactor:results
+  everett depth depth:results
   echo "figures, findings and Table 4: $out"
 }
 

@@ -37,6 +37,7 @@ from training.memory import is_observation
 # and largest laptop runs of the four experiments took 0.010 to 0.18 s per step of 0.1 to 11.5
 # GFLOP, which this says within a factor of two.
 CPU_FLOPS, CPU_STEP = 5e10, 0.01  # FLOP/s, and seconds of a step beside
+PARAMETERS = ("embedding", "non_embedding", "total")  # as Everett et al., Table 3, counts them
 CPU_MOST = 30 * 86400  # seconds of one core; beyond, nobody asks for it
 _TITLES = {"optimizer": "state", "weight_copies": "copies", "total": "peak"}  # of kinds of memory
 
@@ -302,17 +303,18 @@ def text(counts: Mapping[str, Any], setting: Setting) -> str:
     preset = f" (preset {counts['preset']})" if counts["preset"] else ""
     names = [" ".join(f"{key} {value}" for key, value in size["model"].items()) for size in sizes]
     rows = [
-        (name, f"{size['parameters']['total']:,}", size["all"], size["to_do"]["runs"])
+        (name, *(f"{size['parameters'][kind]:,}" for kind in PARAMETERS), size["all"],
+         size["to_do"]["runs"])
         for name, size in zip(names, sizes)
     ]
-    rows += [(title, "", counts[key], number["to_do"])
+    rows += [(title, "", "", "", counts[key], number["to_do"])
              for title, key in (("all", "all"), ("to do", "to_do"))]  # fmt: skip
     lines = [
         f"{counts['file']}{preset}: {number['all']} runs, {number['done']} done, "
         f"{number['started']} started, {number['to_do']} to do",
         *(f"assumed or not counted: {note}" for note in counts["notes"]),
         "",
-        _work_table(("model", "parameters"), rows),
+        _work_table(("model", "embedding", "non-embedding", "parameters"), rows),
     ]
     if more := counts["may_add"]["runs"]:
         flops = _short(counts["may_add"]["flops"])

@@ -24,6 +24,11 @@ class Gpu:
     watts: float
     source: str
 
+    @property
+    def fp16(self) -> float:
+        """The same datasheets give tensor cores one number for both half precisions."""
+        return self.bf16
+
 
 GPUS = (
     Gpu("H100", 989e12, 67e12, 80e9, 700, "NVIDIA H100 datasheet, SXM, without sparsity"),

@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+LAUNCH_CONFIGS = Path(__file__).resolve().parents[1] / "scripts/accelerate"
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch", "accelerate", "training.loop", "measure.probes"])
 
@@ -84,6 +86,19 @@ class Program:
     def terminate(self):
         """SIGTERM to all processes."""
         self.send_signal(signal.SIGTERM)
+
+
+def launch_environment(config, *options):
+    """What `accelerate launch` with a file of `LAUNCH_CONFIGS` tells the processes, by its code."""
+    from accelerate.commands import launch
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    given = ["--config_file", str(LAUNCH_CONFIGS / f"{config}.yaml"), *options, "program.py"]
+    arguments = launch.launch_command_parser().parse_args(given)
+    arguments, *_ = launch._validate_launch_command(arguments)
+    prefixes = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")
+    environment = prepare_multi_gpu_env(arguments)
+    return {key: value for key, value in environment.items() if key.startswith(prefixes)}
 
 
 class _Growing:

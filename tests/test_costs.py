@@ -75,7 +75,7 @@ class Costed:
 
 
 def autocast(config):
-    low = config.training.precision == "bf16"
+    low = config.training.precision != "fp32"
     return torch.autocast("cpu", torch.bfloat16) if low else contextlib.nullcontext()
 
 
@@ -154,7 +154,7 @@ def vit_beside(config):
     """Targets and log-probabilities; under autocast the images themselves and the rounded head bias
     live on without being kept."""
     shape, rows = config.model, config.training.batch_size
-    low = config.training.precision == "bf16"
+    low = config.training.precision != "fp32"
     alive = 4 * rows * 3 * shape.image_size**2 + 2 * shape.classes
     return 2 * 4 * rows * shape.classes - (alive if low else 0)
 

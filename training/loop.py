@@ -24,6 +24,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import (
     AutocastKwargs,
     DistributedDataParallelKwargs,
+    convert_outputs_to_fp32,
     send_to_device,
     set_seed,
 )
@@ -76,6 +77,12 @@ class Loop:
         self.sharding = sharding.requested()
         self.precision = self._precision()
         self.accelerator = self._accelerator()
+        # Micikevicius et al. (2018) scale the loss so that small gradients are not lost in fp16's
+        # range. torch's scaler with its own numbers (torch.amp.GradScaler): from 2^16 on, halved
+        # after a step that overflows, doubled after 2000 in a row that do not.
+        fp16 = self.precision == "fp16"
+        self.scaler = torch.amp.GradScaler(self.accelerator.device.type, enabled=fp16)
+        self.skips_overflow = self.settings.skip_overflow or fp16
         # For models that draw during training; accelerate adds the process index.
         set_seed(task.config.seed % 2**31, device_specific=True)
         self._prepare()
@@ -91,14 +98,14 @@ class Loop:
         )  # fmt: skip
         self.checkpoints = Checkpoints(
             task, run_dir, self.accelerator, self.optimizer,
-            self.losses, self.history, self.logs,
+            self.losses, self.history, self.logs, self.scaler,
         )  # fmt: skip
 
     def _precision(self) -> str:
         """The config's precision, or fp32 where a processor could only imitate it."""
         process, wanted = processes.state(), self.settings.precision
         if (
-            wanted == "fp32"
+            wanted != "bf16"
             or environment.has_bf16_units(process.device)
             or os.environ.get(EMULATE_BF16) == "1"
         ):
@@ -114,6 +121,8 @@ class Loop:
     def _accelerator(self) -> Accelerator:
         # accelerate keeps its state per process; runs of one worker may differ in precision.
         AcceleratorState._reset_state()
+        # The mesh of processes is sharding's; accelerate would make another, and refuses on CPUs.
+        os.environ.pop("ACCELERATE_USE_PARALLELISM_CONFIG", None)
         return Accelerator(
             cpu=processes.ON_CPU,
             mixed_precision="bf16" if self.precision == "bf16" else "no",
@@ -131,7 +140,12 @@ class Loop:
         """Puts the model in place with its initial values, and builds its optimiser."""
         task, device = self.task, self.accelerator.device
         if self.sharding is not None:
-            sharding.shard(task.model, device, self.sharding)
+            sharding.shard(task.model, device, self.sharding, sharding.replicas())
+        if self.precision == "fp16":  # which accelerate has for GPUs alone, with its own scaler
+            autocast = torch.autocast(
+                device.type, torch.float16, cache_enabled=self.sharding is None
+            )
+            task.model.forward = convert_outputs_to_fp32(autocast(task.model.forward))
         sharding.allocate(task.model, device)
         initialise(task)
         # Not wrapped by accelerate, which would look for a package at every step.
@@ -170,6 +184,7 @@ class Loop:
             self._write(diverged.step, {"diverged": diverged.loss})
         except Stopped as stopped:
             status = {"status": "stopped", "step": stopped.step}
+        self.checkpoints.settle()
         summary = self._summary(status)
         if self.accelerator.is_main_process:
             write_json(self.run_dir / "summary.json", summary)
@@ -206,8 +221,9 @@ class Loop:
         self.wait_seconds += time.perf_counter() - asked
         schedules.set_lr(self.optimizer, self.factor(step - 1))
         total, count = self._forward_backward(micro)
-        norm = self._clip(want_norm or self.settings.skip_overflow)
-        if self.settings.skip_overflow and not math.isfinite(norm):
+        self.scaler.unscale_(self.optimizer)
+        norm = self._clip(want_norm or self.skips_overflow)
+        if self.skips_overflow and not math.isfinite(norm):
             self._skip(step)
             total, count = torch.zeros_like(total), torch.zeros_like(count)
         else:
@@ -215,6 +231,7 @@ class Loop:
                 self.gradient_scale = self._gradient_to_epsilon()
             self._update(step)
             self.history.skipped_in_a_row = 0
+        self.scaler.update()
         self.optimizer.zero_grad()
         self.losses.add(total, count)
         return norm
@@ -231,7 +248,7 @@ class Loop:
             with self._without_exchange() if more else contextlib.nullcontext():
                 loss_sum = self.task.loss(self.model, batch)
                 # Gradients are averaged over processes, the loss over the targets of all of them.
-                accelerator.backward(loss_sum * (world / count))
+                accelerator.backward(self.scaler.scale(loss_sum * (world / count)))
             total += loss_sum.detach()
         return total, count
 
@@ -323,8 +340,12 @@ class Loop:
         return math.ceil(share / (self.settings.micro_batch_size or share))
 
     def _evaluates(self, step: int) -> bool:
-        every = self.settings.eval_every
-        return step == self.settings.steps or bool(every and step % every == 0)
+        every, n = self.settings.eval_every, self.settings.eval_per_octave
+        if step == self.settings.steps or (every and step % every == 0):
+            return True
+        # Whether some 2^(k/n) is rounded to the step.
+        low, high = n * math.log2(step - 0.5), n * math.log2(step + 0.5)
+        return math.ceil(low) < high
 
     def _evaluate(self, step: int) -> None:
         started = time.perf_counter()
@@ -347,8 +368,10 @@ class Loop:
         line["gradient_norm"] = None if norm is None else float(norm)
         if self.settings.gradient_scale:
             line["gradient_to_epsilon"] = self.gradient_scale
-        if self.settings.skip_overflow:
+        if self.skips_overflow:
             line["skipped_steps"] = self.history.skipped
+        if self.scaler.is_enabled():
+            line["loss_scale"] = self.scaler.get_scale()
         self._write(step, line)
         self._log_timing(step)
 

@@ -161,8 +161,8 @@ def linear_cross_entropy(tokens: int, width: int, words: int, low: bool) -> int:
     """Bytes of training.linear_cross_entropy while it has a chunk of logits, or after.
 
     Its input, masked and not, and the gradient; the output's weight rounded (where the precision
-    is `low`, bf16), its gradient and one chunk's part of that; logits and their softmax. After:
-    the weight's gradient, and that times the loss's own.
+    is `low`, bf16 or fp16), its gradient and one chunk's part of that; logits and their softmax.
+    After: the weight's gradient, and that times the loss's own.
     """
     size = BF16 if low else FP32
     chunks = max(1, ceil(tokens, max(1, LOGITS_PER_CHUNK // words)))

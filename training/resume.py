@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -57,6 +60,7 @@ class _Meta(Section):
     eval_targets: Count | None
     random: Annotated[list[dict[str, Any]], Field(min_length=1)]
     logs: dict[str, _Position]
+    loss_scale: dict[str, float] = {}  # of an fp16 run, as torch.amp.GradScaler saves it
 
 
 _NEWER = ("observations.jsonl", "timing.jsonl")  # which the first checkpoints do not know
@@ -78,16 +82,20 @@ class Checkpoints:
         losses: Losses,
         history: History,
         logs: Sequence[Log],
+        scaler: torch.amp.GradScaler,
     ) -> None:
         self.task, self.run_dir, self.folder = task, run_dir, run_dir / "checkpoints"
         self.accelerator, self.optimizer = accelerator, optimizer
-        self.losses, self.history, self.logs = losses, history, logs
+        self.losses, self.history, self.logs, self.scaler = losses, history, logs, scaler
         self.settings = task.config.checkpoint
         self.stop = signals.StopRequest()
         self.saved_at, self.saved_step = time.monotonic(), -1
-        self.control = None
+        self.control = self.writers = None
         if accelerator.num_processes > 1:  # what is agreed on there does not wait for a GPU
             self.control = distributed.new_group(backend="gloo", timeout=processes.TIMEOUT)
+        if any(map(sharding.is_sharded, task.model.parameters())):  # and what a thread writes
+            self.writers = distributed.new_group(backend="gloo", timeout=processes.TIMEOUT)
+        self.writing: Future | None = None
 
     # Saving
 
@@ -98,7 +106,10 @@ class Checkpoints:
         """
         every, minutes = self.settings.every, self.settings.minutes
         late = minutes is not None and time.monotonic() - self.saved_at > 60 * minutes
-        stop, late = self._agreed(self.stop.requested, late)
+        failed = self.writing is not None and self.writing.done() and self.writing.exception()
+        stop, late, failed = self._agreed(self.stop.requested, late, bool(failed))
+        if failed:
+            self.settle()
         due = late or bool(every and step % every == 0)
         if step == self.task.config.training.steps:
             due = self.settings.final or bool(every) or minutes is not None
@@ -115,7 +126,14 @@ class Checkpoints:
         """Saves, unless that was done after this step; raises Stopped."""
         if self.saved_step != step:
             self._save(step)
+        self.settle()
         raise Stopped(step)
+
+    def settle(self) -> None:
+        """Waits until the last checkpoint is on the disk; raises UserError if it cannot be."""
+        if self.writing is not None:
+            writing, self.writing = self.writing, None
+            checkpoint.finish(self.folder, self.saved_step, writing)
 
     def _agreed(self, *flags: bool) -> list[bool]:
         """Each flag, true where it is so in any process: all must do the same."""
@@ -125,6 +143,8 @@ class Checkpoints:
         return [bool(flag) for flag in found.tolist()]
 
     def _save(self, step: int) -> None:
+        """Saves; a sharded run goes on as soon as its tensors are copied, one save at a time."""
+        self.settle()
         self.saved_step = step
         losses, pending = self.losses.state(self.accelerator)
         random_states = gather_object([state.random_state(self.accelerator.device)])
@@ -134,21 +154,25 @@ class Checkpoints:
             **_under("optimizer", state.optimizer_tensors(self.optimizer)),
             **_under("pending", pending),
         }
-        tensors = sharding.gather(tensors, keep=self.accelerator.is_main_process)
-        if not self.accelerator.is_main_process:
-            return
-        meta = {
-            "config": runs.identity(self.task.config),
-            "data": self.task.data_checksum,
-            "plan": self.task.plan.to_dict(),
-            "losses": losses,
-            **self.history.state(),
-            "random": random_states,
-            "logs": {log.path.name: log.position() for log in self.logs},
-            "environment": environment.describe(self.accelerator.device),
-            "precision": self.accelerator.mixed_precision,
-        }
-        checkpoint.save(self.folder, step, tensors, meta, self.settings.keep)
+        meta: dict[str, Any] = {}
+        if self.accelerator.is_main_process:
+            meta = {
+                "config": runs.identity(self.task.config),
+                "data": self.task.data_checksum,
+                "plan": self.task.plan.to_dict(),
+                "losses": losses,
+                **self.history.state(),
+                "random": random_states,
+                "logs": {log.path.name: log.position() for log in self.logs},
+                "environment": environment.describe(self.accelerator.device),
+                "precision": self.accelerator.mixed_precision,
+                "loss_scale": self.scaler.state_dict(),
+            }
+        saving = (self.folder, step, tensors, meta, self.settings.keep)
+        if self.writers is not None:
+            self.writing = checkpoint.save_shards(*saving, self.writers)
+        elif self.accelerator.is_main_process:
+            checkpoint.save(*saving)
 
     def discard(self) -> None:
         """Removes all checkpoints, of a run that needs none any more."""
@@ -158,29 +182,112 @@ class Checkpoints:
 
     def resume(self) -> int:
         """Brings back the newest good checkpoint; returns the number of steps it had taken."""
-        found: list[Checkpoint] = []
-        path = processes.on_main(lambda: self._start(found))
+        if self.settings.resume == "never":
+            processes.on_main(self.discard)
+        read: list[Checkpoint] = []
+        path = self._newest_good(read)
+        processes.on_main(lambda: self._start(read))
         if path is None:
             return 0
-        saved = found[0] if found else checkpoint.load(path, verify=False)
-        self.saved_step = saved.step
-        state.load_model(self.task.model, saved.part("model"))
+        sharded = self.writers is not None
+        saved = read[0] if read else checkpoint.load(path, verify=False, shapes_only=sharded)
+        if sharded:
+            saved = self._fetched(saved)
+        else:
+            state.load_model(self.task.model, saved.part("model"))
         state.load_optimizer(self.optimizer, saved.part("optimizer"))
+        self.saved_step = saved.step
         self.losses.restore(saved.meta["losses"], saved.part("pending"), self.accelerator)
         self.history.restore(saved.meta, saved.step)
+        self.scaler.load_state_dict(saved.meta.get("loss_scale", {}))
         states, index = saved.meta["random"], self.accelerator.process_index
         if index < len(states):  # a process that was not there before keeps its seed's state
             state.set_random_state(states[index], self.accelerator.device)
         return saved.step
 
-    def _start(self, read: list[Checkpoint]) -> Path | None:
-        """The checkpoint to resume from, also put into `read`, with the logs cut back to it.
+    def _fetched(self, saved: Checkpoint) -> Checkpoint:
+        """The checkpoint with this process's parts of its tensors; those of the model in place."""
+        tensors = {
+            **_under("model", state.model_tensors(self.task.model)),
+            **_under("optimizer", state.optimizer_places(self.optimizer, saved.part("optimizer"))),
+            **_under("pending", {
+                name: torch.empty_like(tensor, device="cpu")
+                for name, tensor in saved.part("pending").items()
+            }),
+        }  # fmt: skip
+        try:
+            checkpoint.read(saved.path, tensors, self.writers)
+        except Damaged as error:  # its checksums were right a moment ago
+            raise RunError(f"{error}; repair that and give the same command again") from None
+        return replace(saved, tensors=tensors)
 
-        None to start from step 0. Nothing is changed if there are checkpoints but none can be used.
+    def _newest_good(self, read: list[Checkpoint]) -> Path | None:
+        """The newest checkpoint that is whole; those that are not are named and set aside.
+
+        All processes call it and share the work of comparing checksums, which takes longer than
+        reading; the first one does the rest and keeps what it has read in `read`. None to start
+        from step 0. Raises RunError when none is whole, or when it was made by another config or
+        plan; nothing is changed then.
         """
-        if self.settings.resume == "never":
-            self.discard()
-        found = self._newest_good()
+        rank, world = self.accelerator.process_index, self.accelerator.num_processes
+        damaged: list[tuple[Path, Damaged]] = []
+        for path in processes.on_main(lambda: checkpoint.paths(self.folder))[::-1]:
+            damage = None
+            try:
+                checkpoint.check(path, rank, world)
+            except Damaged as error:
+                damage = error
+            found = [error for error in gather_object([damage]) if error is not None]
+            if processes.on_main(functools.partial(self._usable, path, found, damaged, read)):
+                return path
+        processes.on_main(lambda: self._refuse(damaged))
+        return None
+
+    def _refuse(self, damaged: list[tuple[Path, Damaged]]) -> None:
+        """Raises RunError if all checkpoints are damaged, of which the newest comes first."""
+        if damaged:
+            raise RunError(
+                f"{self.folder}: no checkpoint can be used ({damaged[0][1]}); repair it, or "
+                "start from step 0 with checkpoint.resume=never, which deletes them"
+            )
+
+    def _usable(
+        self,
+        path: Path,
+        found: list[Damaged],
+        damaged: list[tuple[Path, Damaged]],
+        read: list[Checkpoint],
+    ) -> bool:
+        """Whether a checkpoint that has been `found` damaged or not is one to resume from."""
+        try:
+            if found:
+                raise found[0]
+            saved, plan = self._read(path)
+        except Damaged as damage:
+            print(f"not used: {damage}", file=sys.stderr)
+            damaged.append((path, damage))
+            return False
+        config = self.task.config
+        runs.refuse_differences(path, saved.meta["config"], plan, config, self.task.plan)
+        if saved.meta.get("data") not in (None, self.task.data_checksum):
+            raise RunError(
+                f"{path}: the run began on other data than its config's files hold now; bring "
+                "those back, choose another --run-dir or delete the folder"
+            )
+        precision = self.accelerator.mixed_precision
+        if saved.meta.get("precision", precision) != precision:
+            raise RunError(
+                f"{path}: the run began with mixed precision {saved.meta['precision']!r}, here "
+                f"it would go on with {precision!r}; resume it on a processor like the first"
+            )
+        for bad, _ in damaged:
+            checkpoint.set_aside(bad)
+        read.append(saved)
+        return True
+
+    def _start(self, read: list[Checkpoint]) -> None:
+        """Cuts the logs back to the checkpoint that was read, and tidies the folder."""
+        found = read[0] if read else None
         checkpoint.tidy(self.folder)
         for left in self.run_dir.glob(".*.tmp"):
             left.unlink()
@@ -191,56 +298,19 @@ class Checkpoints:
             length = self._position(found.meta, log)["bytes"] if found else 0
             if length or log.path.exists() or log is self.logs[0]:
                 log.cut(length)
-        if found is None:
-            return None
-        print(f"resuming after step {found.step} ({found.path})", file=sys.stderr)
-        read.append(found)
-        return found.path
-
-    def _newest_good(self) -> Checkpoint | None:
-        """The newest checkpoint that is whole; those that are not are named and set aside.
-
-        Raises RunError when none is whole, or when it was made by another config or plan.
-        """
-        damaged: list[tuple[Path, Damaged]] = []
-        for path in reversed(checkpoint.paths(self.folder)):
-            try:
-                found, plan = self._read(path)
-            except Damaged as damage:
-                print(f"not used: {damage}", file=sys.stderr)
-                damaged.append((path, damage))
-                continue
-            config = self.task.config
-            runs.refuse_differences(path, found.meta["config"], plan, config, self.task.plan)
-            if found.meta.get("data") not in (None, self.task.data_checksum):
-                raise RunError(
-                    f"{path}: the run began on other data than its config's files hold now; bring "
-                    "those back, choose another --run-dir or delete the folder"
-                )
-            precision = self.accelerator.mixed_precision
-            if found.meta.get("precision", precision) != precision:
-                raise RunError(
-                    f"{path}: the run began with mixed precision {found.meta['precision']!r}, here "
-                    f"it would go on with {precision!r}; resume it on a processor like the first"
-                )
-            for bad, _ in damaged:
-                checkpoint.set_aside(bad)
-            return found
-        if damaged:
-            raise RunError(
-                f"{self.folder}: no checkpoint can be used ({damaged[0][1]}); repair it, or "
-                "start from step 0 with checkpoint.resume=never, which deletes them"
-            )
-        return None
+        if found is not None:
+            print(f"resuming after step {found.step} ({found.path})", file=sys.stderr)
 
     def _read(self, path: Path) -> tuple[Checkpoint, Plan]:
         """A checkpoint that this run can load, and its plan; Damaged for any other."""
-        found = checkpoint.load(path)
+        found = checkpoint.load(path, verify=False, shapes_only=self.writers is not None)
         try:
             meta, plan = found.meta, Plan.from_dict(found.meta["plan"])
             validate(_Meta, meta, "meta.json")
             for kept in meta["random"]:
                 state.check_random_state(kept, self.accelerator.device)
+            scaler = torch.amp.GradScaler("cpu", enabled=self.scaler.is_enabled())
+            scaler.load_state_dict(meta.get("loss_scale", {}))
             steps = self.task.config.training.steps
             if found.step > steps and meta["config"]["training"]["steps"] == steps:
                 raise Damaged(f"{path}: of step {found.step} in a run of {steps}")

@@ -90,13 +90,17 @@ class LoopConfig(Section):
     """Steps between lines of metrics.jsonl."""
     eval_every: Count = 0
     """Steps between evaluations; 0 evaluates at the end only."""
+    eval_per_octave: Annotated[int, Field(ge=0, le=64)] = 0
+    """Evaluations per doubling of the step, from step 1 on: for axes that are logarithmic. Beside
+    those of eval_every; 0 for none."""
     eval_batch_size: Size = 64
     """Samples per forward pass of an evaluation, per process."""
     eval_samples: PositiveInt | None = None
     """Validation samples to use, from the first on; all by default."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 runs the forward pass under autocast; weights and optimiser state stay float32. On a
-    processor without bf16 units a run says so and is float32."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """bf16 and fp16 run the forward pass under autocast; weights and optimiser state stay float32.
+    On a processor without bf16 units a bf16 run says so and is float32. fp16 scales the loss as
+    torch.amp.GradScaler does, logs the scale, and skips steps as skip_overflow does."""
     compile: bool = False
     """torch.compile the model."""
     data_workers: Annotated[int, Field(ge=0, le=1024)] = 0  # all start at once, on one machine
@@ -114,6 +118,14 @@ class LoopConfig(Section):
     probe_samples: PositiveInt = 8
     """Validation samples that a probe's forward pass sees, from the first on. For text, rows
     without padding are used first."""
+
+    def _unused(self) -> tuple[str, ...]:
+        """Keys that ask for nothing: omitted, so that run ids do not change."""
+        return () if self.eval_per_octave else ("eval_per_octave",)
+
+    @model_serializer(mode="wrap")
+    def _used(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {key: value for key, value in dump(self).items() if key not in self._unused()}
 
 
 class ObservedLoopConfig(LoopConfig):
@@ -134,11 +146,9 @@ class ObservedLoopConfig(LoopConfig):
             )
         return self
 
-    @model_serializer(mode="wrap")
-    def _observed(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omitted when nothing is observed, so run ids do not change."""
+    def _unused(self) -> tuple[str, ...]:
         own = () if self.observe_every else ("observe_every", "observe_samples")
-        return {key: value for key, value in dump(self).items() if key not in own}
+        return (*super()._unused(), *own)
 
 
 class CheckpointConfig(Section):

@@ -3,7 +3,9 @@
 Every tensor is cut along its first axis into one part per process, and is whole only while its
 unit (a block, or the rest of the model) computes. Torch calls such a tensor a DTensor; its name,
 and so its row in the plan, stay what they were. `accelerate launch` asks for it with a config
-file whose distributed_type is FSDP; everything else about the run is as with DDP.
+file whose distributed_type is FSDP; everything else about the run is as with DDP. With replicas
+(HSDP) the processes form groups, of a node each, say: parts are exchanged within a group, and
+every group holds all of them.
 
 The model is cut here and not by accelerate, which would move the optimiser to new parameters and
 keeps the whole model in each process until then.
@@ -14,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -38,6 +40,7 @@ def requested() -> FullyShardedDataParallelPlugin | None:
         return None
     if processes.state().num_processes == 1:
         raise UserError("a single process has nothing to shard: launch several, or without FSDP")
+    replicas()
     if os.environ.get("FSDP_VERSION", "1") != "2":
         raise UserError("FSDP version 1 is not supported: set fsdp_version: 2 in the launch config")
     for key in ("fsdp_offload_params", "fsdp_activation_checkpointing_offload"):
@@ -54,22 +57,56 @@ def requested() -> FullyShardedDataParallelPlugin | None:
         ) from None
 
 
+def replicas() -> int:
+    """How many times the launcher's config repeats the sharded model; 1 without HSDP.
+
+    Raises UserError where the processes cannot be divided so.
+    """
+    prefix, world = "PARALLELISM_CONFIG_", processes.state().num_processes
+    sizes = {
+        key.removeprefix(prefix).lower(): int(value)
+        for key, value in os.environ.items()
+        if key.startswith(prefix) and key.endswith("_SIZE")
+    }
+    if not sizes:
+        return 1
+    copies, shards = sizes.pop("dp_replicate_size", 1), sizes.pop("dp_shard_size", 1)
+    if copies * shards != world or shards == 1 or set(sizes.values()) > {1}:
+        raise UserError(
+            f"the launch config's parallelism_config: dp_replicate_size {copies} times "
+            f"dp_shard_size {shards}; expected {world}, the number of processes, at least 2 in a "
+            "shard group, and 1 for every other size"
+        )
+    return copies
+
+
 def building() -> AbstractContextManager:
     """Where a model is built: on meta if it will be sharded, as it takes no memory before it is."""
     return contextlib.nullcontext() if requested() is None else torch.device("meta")
 
 
 def shard(
-    model: nn.Module, device: torch.device, settings: FullyShardedDataParallelPlugin
+    model: nn.Module,
+    device: torch.device,
+    settings: FullyShardedDataParallelPlugin,
+    copies: int = 1,
 ) -> None:
     """Cuts a model in place, on the device or on meta: each unit first, then what is left.
 
-    Never more than one unit of a model on the CPU is whole on the device.
+    `copies` groups of processes hold all parts each. Weights and gradients are exchanged in the
+    weights' float32 whatever autocast computes in, so that a run in bfloat16 adds up its gradients
+    in float32 and ends as it would unsharded. Never more than one unit of a model on the CPU is
+    whole on the device.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    mesh = init_device_mesh(device.type, (distributed.get_world_size(),))
+    world = distributed.get_world_size()
+    if copies == 1:
+        mesh = init_device_mesh(device.type, (world,))
+    else:
+        names = ("replicate", "shard")
+        mesh = init_device_mesh(device.type, (copies, world // copies), mesh_dim_names=names)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 0:
             raise UserError(
@@ -139,54 +176,52 @@ def local(tensor: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def cut(whole: Tensor, like: Tensor, first_axis: bool = True) -> Tensor:
-    """A copy of a whole tensor, sharded as `like` and on its device.
-
-    Without `first_axis` the tensor lacks the axis that is cut, and every process has all of it.
-    """
+def cut(whole: Tensor, like: Tensor) -> Tensor:
+    """A copy of a whole tensor, sharded as `like` and on its device."""
     if not is_sharded(like):
         return whole.clone()
+    return wrap(_part(whole, like).to(like.device, copy=True), like, whole.shape, True)
+
+
+def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype, first_axis: bool) -> Tensor:
+    """A tensor without values, sharded as `like` and on its device; see `wrap`."""
+    whole = torch.empty(tuple(shape), dtype=dtype, device="meta")
     part = _part(whole, like) if first_axis else whole
-    return wrap(part.to(like.device, copy=True), like, whole.shape, first_axis)
+    return wrap(torch.empty_like(part, device=like.device), like, shape, first_axis)
 
 
 def wrap(part: Tensor, like: Tensor, shape: Sequence[int], first_axis: bool) -> Tensor:
-    """Makes the parts that the processes hold one tensor of `shape`; see `cut`."""
+    """Makes the parts that the processes hold one tensor of `shape`, sharded as `like`.
+
+    Without `first_axis` the tensor lacks the axis that is cut, and every process has all of it.
+    """
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
+    mesh = like.device_mesh
     return DTensor.from_local(
         part,
-        like.device_mesh,
-        [Shard(0) if first_axis else Replicate()],
+        mesh,
+        [*[Replicate()] * (mesh.ndim - 1), Shard(0) if first_axis else Replicate()],
         run_check=False,
         shape=torch.Size(shape),
         stride=torch.empty(tuple(shape), device="meta").stride(),
     )
 
 
-@torch.no_grad()
-def gather(tensors: Mapping[str, Tensor], keep: bool) -> dict[str, Tensor]:
-    """Whole tensors, on the CPU where they were sharded; nothing without `keep`.
-
-    All processes call it, one tensor is whole on their devices at a time.
-    """
-    kept = {}
-    for name, tensor in tensors.items():
-        whole = tensor.full_tensor().cpu() if is_sharded(tensor) else tensor
-        if keep:
-            kept[name] = whole
-    return kept
-
-
 def total(values: Tensor, owner: Tensor) -> Tensor:
     """The sum over the processes that share `owner`, in place; as it is if nobody does."""
     if is_sharded(owner):
-        distributed.all_reduce(values, group=owner.device_mesh.get_group())
+        distributed.all_reduce(values, group=owner.device_mesh.get_group(_shards(owner)))
     return values
 
 
 def _part(whole: Tensor, like: Tensor) -> Tensor:
     """The rows of a whole tensor that this process holds of `like`: cut as torch cuts."""
-    parts = whole.chunk(like.device_mesh.size())
-    rank = like.device_mesh.get_local_rank()
+    parts = whole.chunk(like.device_mesh.size(_shards(like)))
+    rank = like.device_mesh.get_local_rank(_shards(like))
     return parts[rank] if rank < len(parts) else whole[:0]
+
+
+def _shards(tensor: Tensor) -> int:
+    """The axis of the mesh of processes along which a tensor is cut: the last."""
+    return tensor.device_mesh.ndim - 1

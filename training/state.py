@@ -72,25 +72,35 @@ def check_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor
             raise Damaged(f"optimizer/{path}: shape {tuple(value.shape)} in the checkpoint")
 
 
+def optimizer_places(
+    optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Tensors of the kinds of `saved` without values, sharded as their parameters; not numbers."""
+    params, places = _named(optimizer), {}
+    for path, value in saved.items():
+        name, _, key = path.rpartition("/")
+        if value.ndim == 0:
+            places[path] = torch.empty((), dtype=value.dtype)
+        else:
+            first = keeps_first_axis(key, params[name].shape)
+            places[path] = sharding.empty(params[name], value.shape, value.dtype, first)
+    return places
+
+
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Tensor]) -> None:
-    """Gives an optimiser its state back, on its parameters' devices; its groups stay as planned."""
-    params = _named(optimizer)
-    states: dict[str, dict[str, Tensor]] = {}
+    """Gives an optimiser its state back, on its parameters' devices; its groups stay as planned.
+
+    The state of a sharded parameter is sharded alike.
+    """
+    order = list(_named(optimizer))
+    indexed: dict[int, dict[str, Tensor]] = {}
     for path, tensor in saved.items():
         name, _, key = path.rpartition("/")
         # Copies: the tensors read from a file are views of it, and the file will be removed.
-        states.setdefault(name, {})[key] = _own_state(key, tensor, params[name])
-    order = list(params)
-    indexed = {order.index(name): state for name, state in states.items()}
+        own = tensor if sharding.is_sharded(tensor) else tensor.clone()
+        indexed.setdefault(order.index(name), {})[key] = own
     # torch's own loading knows which state lives where (a step count on the CPU, say).
     optimizer.load_state_dict({**optimizer.state_dict(), "state": indexed})
-
-
-def _own_state(key: str, saved: Tensor, param: Tensor) -> Tensor:
-    """A copy of saved state; of a sharded parameter this process's part, but for numbers."""
-    if saved.ndim == 0:
-        return saved.clone()
-    return sharding.cut(saved, param, keeps_first_axis(key, param.shape))
 
 
 def _named(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -92,7 +92,7 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
     Before the blocks: the patches. After: the last norm's input, mean and deviation, and the
     tokens' mean. Where blocks are recomputed, each keeps its input, and one of them all of it.
     """
-    shape, low = config.model, config.training.precision == "bf16"
+    shape, low = config.model, config.training.precision != "fp32"
     size = BF16 if low else FP32
     stream = FP32 * shape.width
     block = 2 * stream + size * (10 if low else 8) * shape.width + FP32 * (4 + shape.heads)
@@ -108,7 +108,7 @@ def _weight_copies(config: Config, shards: int) -> int:
     """
     shape = config.model
     blocks = shape.layers if shards == 1 else 1
-    size = BF16 if config.training.precision == "bf16" else FP32
+    size = BF16 if config.training.precision != "fp32" else FP32
     return size * (shape.classes * shape.width + blocks * _block(shape))
 
 

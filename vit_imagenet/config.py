@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from training.config import Count, Layers, NonNegativeFloat, Section, Size
 from training.settings import RunConfig
@@ -29,6 +29,13 @@ class ModelConfig(Section):
     """Side of an image in pixels; a multiple of patch_size."""
     classes: Size
     """Output dimension n_out; the data's number of classes."""
+    head_bias: bool = True
+    """Biases in the head block; false is the experiment of footnote 44."""
+
+    @model_serializer(mode="wrap")
+    def _head(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """The bias is the rule, and no part of a run's name."""
+        return {k: v for k, v in dump(self).items() if k != "head_bias" or not self.head_bias}
 
 
 class PrescriptionConfig(Section):

@@ -51,11 +51,11 @@ def parameters(config: Config) -> dict[str, int]:
     """Numbers of parameters: embedding and non_embedding, and total, their sum.
 
     embedding is the stem, n_patch n of patchify and T n of positions; non_embedding the blocks'
-    (4 + 2M) L n^2 and the head's n_out n + n_out.
+    (4 + 2M) L n^2 and the head's n_out n, with its bias n_out more.
     """
     shape = config.model
     embedding = (patch_numbers(shape) + tokens(shape)) * shape.width
-    others = shape.layers * _block(shape) + (shape.width + 1) * shape.classes
+    others = shape.layers * _block(shape) + (shape.width + shape.head_bias) * shape.classes
     return {"embedding": embedding, "non_embedding": others, "total": embedding + others}
 
 
@@ -83,7 +83,8 @@ def optimizer_state(config: Config) -> int:
         raise UserError(
             f"optimizer.name {name}: Dinan et al. prescribe for adam and sgd alone; use one of them"
         )
-    tensors = 4 * config.model.layers + 4  # in blocks; patchify, positions, the head's two
+    # In blocks; patchify, positions, the head's two.
+    tensors = 4 * config.model.layers + 3 + config.model.head_bias
     counts = tensors if name == "adam" else 0
     return FP32 * (_STATES_LIKE_WEIGHTS[name] * parameters(config)["total"] + counts)
 
@@ -98,7 +99,7 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
     their rounding. After: the last norm's input, mean and deviation, and the tokens' mean. Where
     blocks are recomputed, each keeps its input, and one of them all of it.
     """
-    shape, low = config.model, config.training.precision == "bf16"
+    shape, low = config.model, config.training.precision != "fp32"
     size = BF16 if low else FP32
     stream = FP32 * shape.width
     block = 2 * stream + size * (6 + 2 * shape.mlp_ratio) * shape.width
@@ -111,7 +112,7 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
 
 def _weight_copies(config: Config, shards: int) -> int:
     """Bytes of all matrices rounded to bf16, once per step; of one block if they are recomputed."""
-    if config.training.precision != "bf16":
+    if config.training.precision == "fp32":
         return 0
     shape = config.model
     blocks = shape.layers if shards == 1 else 1

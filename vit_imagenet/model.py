@@ -1,8 +1,9 @@
 """timm's Vision Transformer as Dinan, Yaida & Zhang train it (Part II, section 1B).
 
 No class token: the tokens of the last LayerNorm are averaged, (1.23), and the head reads the mean.
-Learned positions, GELU in its exact form, LayerNorm with eps 1e-6. No biases but the head's, and
-norms without parameters: those are the tensors for which the paper has learning rates.
+Learned positions, GELU in its exact form, LayerNorm with eps 1e-6. No biases but the head's
+(footnote 44: nor that), and norms without parameters: those are the tensors for which the paper has
+learning rates.
 
 Sizes: B batch, T tokens (patches), n width, n_out classes, M MLP multiplier, L blocks.
 """
@@ -28,7 +29,7 @@ ROLES = (
     Rule("blocks.*.mlp.fc1.weight", Role.MLP_IN),
     Rule("blocks.*.mlp.fc2.weight", Role.MLP_OUT),
     Rule("head.weight", Role.READOUT),
-    Rule("head.bias", Role.READOUT_BIAS),
+    Rule("head.bias", Role.READOUT_BIAS),  # the last one: a model may lack it
 )
 
 
@@ -40,7 +41,7 @@ def build(model: ModelConfig, attention_scale: float | None = None) -> VisionTra
     unless it is timm's own, C^(-1/2) at head dimension C.
     """
     _check_attention(model.head_dim, attention_scale)
-    return VisionTransformer(
+    network = VisionTransformer(
         img_size=model.image_size,
         patch_size=model.patch_size,
         num_classes=model.classes,
@@ -57,6 +58,9 @@ def build(model: ModelConfig, attention_scale: float | None = None) -> VisionTra
         embed_layer=_patchify,
         weight_init="skip",
     )
+    if not model.head_bias:  # for which timm has no option, either
+        network.head.register_parameter("bias", None)
+    return network
 
 
 def _patchify(**arguments: Any) -> PatchEmbed:

@@ -41,7 +41,8 @@ def build_plan(config: Config, model=None):
     if model is None:
         with torch.device("meta"):
             model = build_model(config)
-    return plan(model, ROLES, prescription(config), **config.optimizer.numbers)
+    roles = ROLES if config.model.head_bias else ROLES[:-1]
+    return plan(model, roles, prescription(config), **config.optimizer.numbers)
 
 
 def build_task(config: Config):

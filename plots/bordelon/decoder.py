@@ -26,7 +26,6 @@ from plots.bordelon.observed import LABELS, SeedPairs, Strip
 from plots.bordelon.published import ALPHA_CLAIMS, ALPHA_SIDES, FLOPS_PER_PARAMETER, GROWTH
 from plots.bordelon.scans import (
     ALPHA,
-    BANDS,
     EVAL_LOSS,
     HEAD_DIM,
     HEADS,
@@ -34,17 +33,18 @@ from plots.bordelon.scans import (
     SIZES,
     SYMBOLS,
     TRAIN_LOSS,
-    LossCurve,
 )
-from plots.findings import HEADER, Finding, Printed
-from plots.statistics import Estimate, differences, mean
+from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.statistics import differences, mean
 from plots.tables import CURVE, LOSS, PARAMETERS, RUN, SEED, STATUS, STEP, TableError
 
 TABLES = ("bordelon/figure_7_12", "bordelon/figure_7_12_metrics", "bordelon/figure_7_12_kernels")
 STEPS, TARGETS = "steps", "targets"
 FLOPS = "flops"
 KINDS = ("last_token", "spatial")
-RESULTS = (CURVE, SEED, STATUS, *SIZES, ALPHA, LOSS, PARAMETERS, STEPS, TARGETS, RUN)
+PLACE = (CURVE, *SIZES, ALPHA, SEED, RUN)
+BySize = dict[int, dict[int, float]]  # size -> seed -> a loss
+
 
 @dataclass(frozen=True)
 class Runs:
@@ -60,8 +60,7 @@ def read(paths: Sequence[Path]) -> Runs:
     """The tables of one sweep; TableError for bad ones, or without a finished run."""
     tables.expect(paths, "results.csv", "metrics.csv", "observed_kernels.csv")
     results, metrics, entries = paths
-    table = tables.read(results, RESULTS)
-    table = tables.numbers(table, results, [*SIZES, ALPHA, SEED, LOSS, PARAMETERS, STEPS, TARGETS])
+    table = tables.read(results, [*PLACE, STATUS, LOSS, PARAMETERS, STEPS, TARGETS])
     table = table[table[STATUS] == "finished"]
     if table.empty:
         raise TableError(f"{results}: no run in it is finished; run the sweep first")
@@ -69,9 +68,7 @@ def read(paths: Sequence[Path]) -> Runs:
                  "results.csv of figure_7_12.yaml")
     # Tokens per step from the whole run.
     cost = FLOPS_PER_PARAMETER * table[PARAMETERS] * table[TARGETS] / table[STEPS]
-    logged = tables.read(metrics, [CURVE, *SIZES, ALPHA, SEED, RUN, STEP, TRAIN_LOSS, EVAL_LOSS],
-                         "metrics.csv")
-    logged = tables.numbers(logged, metrics, [*SIZES, ALPHA, SEED, STEP, TRAIN_LOSS, EVAL_LOSS])
+    logged = tables.read(metrics, [*PLACE, STEP, TRAIN_LOSS, EVAL_LOSS], "metrics.csv")
     logged = logged[logged[RUN].isin(table[RUN])]
     if logged.empty:
         raise TableError(f"{metrics}: none of its runs is in {results}; give tables of one sweep")
@@ -85,9 +82,9 @@ def read(paths: Sequence[Path]) -> Runs:
 # Losses
 
 
-def finals(runs: Runs, by: str, alpha: float) -> dict[int, dict[int, float]]:
+def finals(runs: Runs, by: str, alpha: float) -> BySize:
     """Size -> seed -> final evaluation loss, of a scan."""
-    found: dict[int, dict[int, float]] = {}
+    found: BySize = {}
     for row in scans.scan(runs.results, by, alpha).sort_values(by).to_dict("records"):
         found.setdefault(int(row[by]), {})[int(row[SEED])] = float(row[LOSS])
     return found
@@ -133,25 +130,22 @@ def findings(runs: Runs) -> list[Printed]:
         HEADER,
     ]
     for alpha in scans.alphas(runs.results):
+        place = f"{scans.alpha_name(alpha)}: "
         for by in SIZES:
             found = finals(runs, by, alpha)
-            result += [_losses(found, by, alpha), _growth(found, by, alpha)]
-            result += [_per_flop(gap, by, alpha) for gap in equal_flops(runs, by, alpha)]
-        result.append(_little(*(finals(runs, by, alpha) for by in (HEADS, LAYERS)), alpha))
+            texts = [f"{size}: {mean(own).compact()}" for size, own in found.items()]
+            n = "-".join(map(str, sorted({len(own) for own in found.values()})))
+            measured = f"{', '.join(texts)} (n = {n})" if texts else "not measured"
+            result += [Finding(f"{place}final loss by {SYMBOLS[by]}", measured),
+                       _growth(found, by, place)]
+            result += [_per_flop(gap, by, place) for gap in equal_flops(runs, by, alpha)]
+        result.append(_little(*(finals(runs, by, alpha) for by in (HEADS, LAYERS)), place))
     return [*result, *_of_alpha(runs), *_of_kernels(runs.kernels)]
 
 
-def _losses(found: dict[int, dict[int, float]], by: str, alpha: float) -> Finding:
-    texts = [f"{size}: {mean(own).compact()}" for size, own in found.items()]
-    seeds = sorted({len(own) for own in found.values()})
-    n = "-".join(map(str, seeds))
-    name = f"{scans.alpha_name(alpha)}: final loss by {SYMBOLS[by]}"
-    return Finding(name, f"{', '.join(texts)} (n = {n})" if texts else "not measured")
-
-
-def _growth(found: dict[int, dict[int, float]], by: str, alpha: float) -> Finding:
+def _growth(found: BySize, by: str, place: str) -> Finding:
     """What growing the base model to the largest of the scan gains."""
-    name = f"{scans.alpha_name(alpha)}: loss of the base minus that of the largest {SYMBOLS[by]}"
+    name = f"{place}loss of the base minus that of the largest {SYMBOLS[by]}"
     published = GROWTH[by]
     if len(found) < 2:
         return Finding(name, "not measured", published)
@@ -159,26 +153,24 @@ def _growth(found: dict[int, dict[int, float]], by: str, alpha: float) -> Findin
     return Finding(name, gain.text(4), published, "" if by == LAYERS else gain.claimed_gain())
 
 
-def _little(
-    heads: dict[int, dict[int, float]], layers: dict[int, dict[int, float]], alpha: float
-) -> Finding:
+def _little(heads: BySize, layers: BySize, place: str) -> Finding:
     """Whether growing H gains more than growing L does, by the largest factor both scans have."""
-    name = f"{scans.alpha_name(alpha)}: gain of growing H minus that of L"
     factors = [{size / min(found): own for size, own in found.items()} if found else {}
                for found in (heads, layers)]
     factor = max(factors[0].keys() & factors[1].keys(), default=1)
     # Ours: the paper compares them neither by a number nor at equal cost.
     if factor == 1:
+        name = f"{place}gain of growing H minus that of L"
         return Finding(name, "not measured", "above 0 (ours)")
     gain = mean(differences(*(differences(found[1], found[factor]) for found in factors)))
-    name = f"{scans.alpha_name(alpha)}: gain of {factor:g} times H minus that of L"
+    name = f"{place}gain of {factor:g} times H minus that of L"
     return Finding(name, gain.text(4), "above 0 (ours)", gain.claimed_gain())
 
 
-def _per_flop(gap: tuple[int, int, Estimate], by: str, alpha: float) -> Finding:
+def _per_flop(gap: tuple[int, int, Estimate], by: str, place: str) -> Finding:
     low, high, gain = gap
     symbol = SYMBOLS[by]
-    name = f"{scans.alpha_name(alpha)}: the same, {symbol} = {low} minus {high}, at equal FLOPs"
+    name = f"{place}the same, {symbol} = {low} minus {high}, at equal FLOPs"
     # The paper says nothing of when growing pays.
     better = {"agrees": f"{symbol} = {high} is better", "disagrees": f"{symbol} = {low} is better"}
     verdict = gain.claimed_gain() if gain.groups else ""
@@ -186,43 +178,33 @@ def _per_flop(gap: tuple[int, int, Estimate], by: str, alpha: float) -> Finding:
 
 
 def _of_alpha(runs: Runs) -> list[Finding]:
-    """What alpha_A = 1/2 gains; at equal size, so at equal FLOPs as well."""
+    """What alpha_A = 1/2 gains, at equal size and so at equal FLOPs as well, beside the paper's two
+    claims of it; after N, whether growing N gains more at 1/2, as heads differ (section 3.2)."""
     if set(scans.alphas(runs.results)) != {1.0, 0.5}:
         return [Finding("loss at alpha_A = 1 minus that at 1/2", "not measured")]
     result = []
     for by in SIZES:
         one, half = (finals(runs, by, alpha) for alpha in (1.0, 0.5))
         for size in sorted(one.keys() & half.keys()):
-            # The base model is in all scans, and said once.
-            if size == scans.base(runs.results)[by]:
-                result += [_between(one[size], half[size], "base", True)] if by == HEADS else []
-            else:
-                place = f"{SYMBOLS[by]} = {size}"
-                result.append(_between(one[size], half[size], place, by != LAYERS))
+            place = f"{SYMBOLS[by]} = {size}"
+            if size == scans.base(runs.results)[by]:  # it is in all scans, and said once
+                if by != HEADS:
+                    continue
+                place = "base"
+            gain = mean(differences(one[size], half[size]))
+            verdict = gain.claimed_gain()
+            claim = (ALPHA_CLAIMS, ALPHA_SIDES.get(verdict, verdict)) if by != LAYERS else ()
+            name = f"loss at alpha_A = 1 minus that at 1/2, {place}"
+            result.append(Finding(name, gain.text(4), *claim))
         if by == HEAD_DIM:
-            result.append(_more(one, half))
+            name, claim = "gain of growing N at alpha_A = 1/2 minus that at 1", ("above 0",)
+            measured = "not measured"
+            if len(one) > 1 and len(half) > 1:
+                gain = mean(differences(*(differences(found[min(found)], found[max(found)])
+                                          for found in (half, one))))
+                measured, claim = gain.text(4), ("above 0", gain.claimed_gain())
+            result.append(Finding(name, measured, *claim))
     return result
-
-
-def _between(one: dict[int, float], half: dict[int, float], place: str, claimed: bool) -> Finding:
-    """A model's loss at alpha_A = 1 minus that at 1/2, and the paper's claims of it."""
-    gain = mean(differences(one, half))
-    name = f"loss at alpha_A = 1 minus that at 1/2, {place}"
-    if not claimed:
-        return Finding(name, gain.text(4))
-    verdict = gain.claimed_gain()
-    return Finding(name, gain.text(4), ALPHA_CLAIMS, ALPHA_SIDES.get(verdict, verdict))
-
-
-def _more(one: dict[int, dict[int, float]], half: dict[int, dict[int, float]]) -> Finding:
-    """Whether growing N gains more at alpha_A = 1/2, the diversity of heads (section 3.2)."""
-    name = "gain of growing N at alpha_A = 1/2 minus that at 1"
-    both = [found for found in (half, one) if len(found) > 1]
-    if len(both) < 2:
-        return Finding(name, "not measured", "above 0")
-    gain = mean(differences(*(differences(found[min(found)], found[max(found)])
-                              for found in both)))
-    return Finding(name, gain.text(4), "above 0", gain.claimed_gain())
 
 
 def _of_kernels(kernels: pd.DataFrame) -> list[Printed]:
@@ -265,25 +247,21 @@ def _across(kernels: pd.DataFrame, kind: str, by: str) -> list[Finding]:
 
 def draw(runs: Runs) -> Iterator[tuple[str, object]]:
     """Figures 7 and 12."""
-    yield "figure_7_dynamics", _steps(runs)
-    yield "figure_12_flops", _flops(runs)
+    trained = runs.metrics[np.isfinite(runs.metrics[TRAIN_LOSS])]
+    yield "figure_7_dynamics", _steps(trained, scans.alphas(runs.results))
+    yield "figure_12_flops", _flops(trained, scans.alphas(runs.results))
     for kind, letter in zip(KINDS, "bc"):
         title = f"({letter}) {kind.replace('_', ' ')} kernels\n{observed.first_seed(runs.kernels)}"
         strips = _strips(runs.kernels, kind)
         yield f"figure_7_{kind}", observed.draw_strips(strips, LABELS[kind], title)
 
 
-def _trained(runs: Runs) -> pd.DataFrame:
-    return runs.metrics[np.isfinite(runs.metrics[TRAIN_LOSS])]
-
-
-def _steps(runs: Runs):
+def _steps(rows: pd.DataFrame, own: list[float]):
     """Figure 7a: training loss against steps, a row per scan and a column per alpha_A; then what
     alpha_A = 1/2 gains, which is too little to be seen across panels."""
-    rows, own = _trained(runs), scans.alphas(runs.results)
     both = own == [1.0, 0.5]
     figure, axes = style.subplots(len(SIZES), len(own) + both, (3.5, 2.3), sharex=True)
-    figure.suptitle(f"(a) training loss\n{BANDS}, of runs of equal seeds on the right")
+    figure.suptitle(f"(a) training loss\n{scans.BANDS}, of runs of equal seeds on the right")
     for row, by in zip(axes, SIZES):
         for axis, alpha in zip(row, own):
             axis.set_title(scans.alpha_title(alpha))
@@ -299,7 +277,7 @@ def _steps(runs: Runs):
     return figure
 
 
-def _gains(rows: pd.DataFrame, by: str) -> dict[int, LossCurve]:
+def _gains(rows: pd.DataFrame, by: str) -> dict[int, scans.LossCurve]:
     """Size -> training loss at alpha_A = 1 minus that at 1/2, of runs of equal seeds."""
     one, half = ({int(size): scans.by_seed(own, by, TRAIN_LOSS)
                   for size, own in scans.scan(rows, by, alpha).groupby(by)} for alpha in (1.0, 0.5))
@@ -309,11 +287,10 @@ def _gains(rows: pd.DataFrame, by: str) -> dict[int, LossCurve]:
             for size, own in gains.items() if own.size}
 
 
-def _flops(runs: Runs):
+def _flops(rows: pd.DataFrame, own: list[float]):
     """Figure 12: the same training losses against FLOPs."""
-    rows, own = _trained(runs), scans.alphas(runs.results)
     figure, axes = style.subplots(len(SIZES), len(own), (3.6, 2.3), sharex=True, sharey=True)
-    figure.suptitle(f"training loss against compute\n{BANDS}; FLOPs: 6 per parameter "
+    figure.suptitle(f"training loss against compute\n{scans.BANDS}; FLOPs: 6 per parameter "
                     "and token, of which the paper's caption leaves out the tokens")
     for row, by in zip(axes, SIZES):
         for axis, alpha in zip(row, own):

@@ -5,8 +5,9 @@
 Tables of a sweep over model.layers such as vit_cifar5m/sweeps/figure_5.yaml. (a) ||W - W_0|| /
 ||W_0|| of query and key weights at the last observed step, pooled over blocks, against L, expected
 to go as L^(alpha_L - 1), like the change of attention logits that they cause. (b) evaluation loss
-against training FLOPs, 6 per parameter and token. Exponents are unweighted fits to means over
-seeds, their errors jackknife ones over seeds.
+against training FLOPs, 6 per parameter and token. Of several eta_0 both show one per alpha_L, as
+movement compares depths at equal eta_0: that whose runs end with the lowest loss. Exponents are
+unweighted fits to means over seeds, their errors jackknife ones over seeds.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from plots.bordelon import scans
 from plots.bordelon.published import FLOPS_PER_PARAMETER
 from plots.bordelon.scans import ALPHA_LOOKS, CHANCE, LAYERS
 from plots.bordelon.scans import EVAL_LOSS as LOSS
-from plots.findings import HEADER, Finding, Printed
-from plots.statistics import Estimate, complete, exponent, jackknife
+from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.statistics import complete, exponent, jackknife
 from plots.tables import RATE, TableError
 
 TABLES = ("bordelon/figure_5_observations", "bordelon/figure_5", "bordelon/figure_5_metrics")
@@ -32,12 +33,11 @@ PATCH, IMAGE, BATCH = "model.patch_size", 32, "training.batch_size"
 MOVED = {"query_weight_relative": r"$W_Q$", "key_weight_relative": r"$W_K$"}
 # What that movement makes of the attention logits, (16); not drawn.
 INDUCED = {"attention_change_weights": "A by W_Q, W_K"}
-COLUMNS = (
-    (LAYERS, ALPHA_L, "seed", "run", "step", "block", *MOVED, *INDUCED),
-    (LAYERS, ALPHA_L, RATE, PATCH, BATCH, "seed", "run", "status", "parameters"),
-    ("run", "step", "eval_loss"),
-)
-SOURCES = ("observations.csv", "results.csv", "metrics.csv")
+COLUMNS = {
+    "observations.csv": (LAYERS, ALPHA_L, "seed", "run", "step", "block", *MOVED, *INDUCED),
+    "results.csv": (LAYERS, ALPHA_L, RATE, PATCH, BATCH, "seed", "run", "status", "parameters"),
+    "metrics.csv": ("run", "step", "eval_loss"),
+}
 FLOPS = "flops"
 STYLES = {0.5: "-", 1.0: "--"}  # as in the paper: alpha_L = 1 is dashed
 
@@ -45,28 +45,27 @@ STYLES = {0.5: "-", 1.0: "--"}  # as in the paper: alpha_L = 1 is dashed
 def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """(movement, losses): a row per run at the last observed step, a row per run and evaluation.
 
-    Runs that did not finish are left out. TableError unless there are three tables of one sweep
-    with one rate of each alpha_L.
+    Runs that did not finish are left out. TableError unless there are three tables of one sweep.
     """
-    tables.expect(paths, *SOURCES)
-    found = [_read(*item) for item in zip(paths, COLUMNS, SOURCES)]
-    observations, results, metrics = found
+    observations, results, metrics = tables.read_each(paths, COLUMNS)
     finished = results[results["status"] == "finished"]
     if finished.empty:
         raise TableError(f"{paths[1]}: no finished run in it; finish the sweep first")
-    for alpha, rates in finished.groupby(ALPHA_L)[RATE].unique().items():
-        if len(rates) > 1:
-            raise TableError(f"{paths[1]}: {len(rates)} values of {RATE} with {ALPHA_L} {alpha:g}; "
-                             "expected one rate of each: keep the runs of the best one")
+    finished = _best_rates(finished, metrics)
     keys = (LAYERS, ALPHA_L, "seed")
     tables.one_run_each(finished, paths[1], keys, "results.csv of figure_5.yaml")
     return _movement(observations, finished, paths[0]), _losses(metrics, finished, paths[2])
 
 
-def _read(path: Path, columns: Sequence[str], source: str) -> pd.DataFrame:
-    table = tables.read(path, columns, source)
-    words = ("run", "block", "status")
-    return tables.numbers(table, path, [column for column in columns if column not in words])
+def _best_rates(finished: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
+    """The runs of one rate per alpha_L: that of the most finished runs, over depths and seeds, then
+    of the lowest mean of their last losses, then the lower one."""
+    last = metrics.dropna(subset=[LOSS]).sort_values("step").groupby("run")[LOSS].last()
+    rates = finished.assign(last=finished["run"].map(last)).groupby([ALPHA_L, RATE])
+    ranked = rates.agg(runs=("run", "count"), loss=("last", "mean")).reset_index()
+    ranked = ranked.sort_values(["runs", "loss", RATE], ascending=[False, True, True])
+    best = ranked.drop_duplicates(ALPHA_L)[[ALPHA_L, RATE]]
+    return finished.merge(best, on=[ALPHA_L, RATE])
 
 
 def _movement(observations: pd.DataFrame, finished: pd.DataFrame, path: Path) -> pd.DataFrame:
@@ -94,7 +93,6 @@ def alphas(rows: pd.DataFrame) -> list[float]:
     return sorted(rows[ALPHA_L].unique())
 
 
-# ------------------------------------------------------------------------------------------------
 # Findings
 
 
@@ -104,24 +102,16 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     result = [_basis(movement, losses), HEADER]
     for alpha in alphas(movement):
         rows = movement[movement[ALPHA_L] == alpha]
+        depths = sorted(rows[LAYERS].unique())
         for column, label in (MOVED | INDUCED).items():
-            result += _of_weight(rows, column, alpha, label.strip("$"))
+            what = label.strip("$")
+            name = f"5a: L in the movement of {what}, alpha_L = {scans.alpha_text(alpha)}"
+            result.append(exponent(rows, "seed", LAYERS, column).finding(name, alpha - 1))
+            if len(depths) > 2:  # the power is one of large L
+                name = f"5a: the same, {what}, L = {depths[-2]:.0f} to {depths[-1]:.0f} alone"
+                deep = exponent(rows[rows[LAYERS].isin(depths[-2:])], "seed", LAYERS, column)
+                result.append(deep.finding(name, alpha - 1))
     return [*result, *_of_losses(losses)]
-
-
-def _of_weight(rows: pd.DataFrame, column: str, alpha: float, label: str) -> list[Finding]:
-    """The power over all depths, and between the two deepest: it is one of large L."""
-    depths = sorted(rows[LAYERS].unique())
-    name = f"5a: L in the movement of {label}, alpha_L = {scans.alpha_text(alpha)}"
-    found = [_power(name, rows, column, alpha)]
-    if len(depths) > 2:
-        name = f"5a: the same, {label}, L = {depths[-2]:.0f} to {depths[-1]:.0f} alone"
-        found.append(_power(name, rows[rows[LAYERS].isin(depths[-2:])], column, alpha))
-    return found
-
-
-def _power(name: str, rows: pd.DataFrame, column: str, alpha: float) -> Finding:
-    return exponent(rows, "seed", LAYERS, column).finding(name, alpha - 1)
 
 
 def _of_losses(losses: pd.DataFrame) -> list[Finding]:
@@ -135,23 +125,26 @@ def _of_losses(losses: pd.DataFrame) -> list[Finding]:
     if alphas(last) != [0.5, 1.0]:
         return [Finding("5b: loss with alpha_L = 1/2 minus alpha_L = 1", "not measured")]
     depths = sorted(last[LAYERS].unique())
-    result = [_levels(last, alpha) for alpha in alphas(last)]
+    result = []
+    for alpha, rows in last.groupby(ALPHA_L):
+        means = rows.groupby(LAYERS)[LOSS].mean()
+        values = ", ".join(f"{depth:.0f}: {loss:.3f}" for depth, loss in means.items())
+        name = f"5b: final loss by L, alpha_L = {scans.alpha_text(alpha)} (nats)"
+        result.append(Finding(name, values))
     for depth in depths:
         both = complete(last[last[LAYERS] == depth], "seed", ALPHA_L)
         found = jackknife(both, "seed", lambda part, depth=depth: _gain(part, depth))
         name = f"5b: final loss, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
         claimed = depth == depths[-1] and len(depths) > 1
-        result.append(Finding(name, found.text(), "above 0", _verdict(found, last)) if claimed else
-                      Finding(name, found.text()))
-    if len(depths) > 1:
-        result.append(_growth(last, depths[0], depths[-1]))
+        claim = ("above 0", _verdict(found, last)) if claimed else ()
+        result.append(Finding(name, found.text(), *claim))
+    if len(depths) > 1:  # by how much the gain at the largest depth exceeds that at the least
+        low, high = depths[0], depths[-1]
+        ends = complete(last[last[LAYERS].isin((low, high))], "seed", ALPHA_L, LAYERS)
+        found = jackknife(ends, "seed", lambda part: _gain(part, high) - _gain(part, low))
+        name = f"5b: that gain at L = {high:.0f} minus at L = {low:.0f} (nats)"
+        result.append(Finding(name, found.text()))
     return result
-
-
-def _levels(last: pd.DataFrame, alpha: float) -> Finding:
-    means = last[last[ALPHA_L] == alpha].groupby(LAYERS)[LOSS].mean()
-    values = ", ".join(f"{depth:.0f}: {loss:.3f}" for depth, loss in means.items())
-    return Finding(f"5b: final loss by L, alpha_L = {scans.alpha_text(alpha)} (nats)", values)
 
 
 def _verdict(found: Estimate, last: pd.DataFrame) -> str:
@@ -165,14 +158,6 @@ def _verdict(found: Estimate, last: pd.DataFrame) -> str:
         + ", ".join(f"{depth:.0f}" for own, depth in lost if own == alpha)
         for alpha in sorted({alpha for alpha, _ in lost})
     )
-
-
-def _growth(last: pd.DataFrame, low: float, high: float) -> Finding:
-    """By how much the gain at the largest depth exceeds that at the least."""
-    ends = complete(last[last[LAYERS].isin((low, high))], "seed", ALPHA_L, LAYERS)
-    found = jackknife(ends, "seed", lambda part: _gain(part, high) - _gain(part, low))
-    name = f"5b: that gain at L = {high:.0f} minus at L = {low:.0f} (nats)"
-    return Finding(name, found.text())
 
 
 def _gain(rows: pd.DataFrame, depth: float) -> float:
@@ -193,7 +178,6 @@ def _basis(movement: pd.DataFrame, losses: pd.DataFrame) -> str:
     )
 
 
-# ------------------------------------------------------------------------------------------------
 # Figure
 
 

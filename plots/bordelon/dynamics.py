@@ -14,16 +14,7 @@ import pandas as pd
 
 from plots import style
 from plots.bordelon import scans
-from plots.bordelon.scans import (
-    ALPHA,
-    BANDS,
-    HEAD_DIM,
-    LOSS_LABEL,
-    SYMBOLS,
-    TRAIN_LOSS,
-    Gap,
-    Losses,
-)
+from plots.bordelon.scans import ALPHA, BANDS, HEAD_DIM, TRAIN_LOSS, Losses
 from plots.findings import HEADER, Finding, Printed
 from plots.statistics import jackknife
 from plots.tables import SEED
@@ -54,18 +45,16 @@ def findings(losses: Losses) -> list[Printed]:
         place = f"{scans.plain(title)}: " if title else ""
         found = scans.gaps(own, HEAD_DIM)
         for gap in found:
-            name = f"{place}loss of {SYMBOLS[HEAD_DIM]} = {gap.low} minus that of {gap.high}"
-            # The paper speaks of similar dynamics; this is ours.
-            beside = "shrinks (ours)" if gap is not found[0] else ""
-            result.append(Finding(name, gap.estimate.text(4), beside, _shrinks(gap, found[0])))
+            name = f"{place}loss of N = {gap.low} minus that of {gap.high}"
+            # The paper speaks of similar dynamics; that they come closer is ours.
+            claim = ("shrinks (ours)", _shrinks(gap, found[0])) if gap is not found[0] else ()
+            result.append(Finding(name, gap.estimate.text(4), *claim))
     return [*result, *scans.cut_lines(losses.cut)]
 
 
-def _shrinks(gap: Gap, first: Gap) -> str:
+def _shrinks(gap: scans.Gap, first: scans.Gap) -> str:
     """Whether a step in size changes less than the first one did, in absolute value; of the seeds
     that both have."""
-    if gap is first:
-        return ""
     both = pd.DataFrame({"first": first.by_seed, "gap": gap.by_seed}).dropna()
     both = both.rename_axis(SEED).reset_index()
 
@@ -83,5 +72,5 @@ def draw(losses: Losses) -> Iterator[tuple[str, object]]:
     for axis, (title, rows) in zip(axes[0], found.items()):
         scans.draw_lines(axis, rows, HEAD_DIM, TRAIN_LOSS, "linear")
         axis.set_title(title)
-    axes[0][0].set_ylabel(LOSS_LABEL)
+    axes[0][0].set_ylabel(scans.LOSS_LABEL)
     yield "figure_11_dynamics", figure

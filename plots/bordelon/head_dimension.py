@@ -7,7 +7,7 @@ after. Figure 13, from figure_13.yaml: how far entries of k and A have moved. It
 the movement of W_Q and W_K causes at the initial residual stream, which is what the paper's
 exponents speak of; the lower row has all movement, of which embeddings and other layers cause a
 part. Both are means over blocks and the observed samples. Draws the figures whose tables it is
-given.
+given; with both, also writes table_3.csv, the paper's Table 3 with the powers measured.
 
 Powers are unweighted fits to means over seeds; their errors are jackknife ones over seeds.
 """
@@ -26,8 +26,8 @@ from plots import style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import CAPTION_2B, DERIVED
 from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, HEAD_DIM
-from plots.findings import HEADER, Finding, Printed
-from plots.statistics import Estimate, complete, exponent, law
+from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.statistics import complete, exponent, law
 from plots.tables import CURVE, OPTIMIZER, RUN, SEED, STEP, TableError
 
 TABLES = ("bordelon/figure_11_observations", "bordelon/figure_13_observations")
@@ -53,37 +53,20 @@ def read(paths: Sequence[Path]) -> list[pd.DataFrame]:
 def _read(path: Path) -> pd.DataFrame:
     """The rows for all blocks together; TableError for a table that lacks what its figure needs,
     that has two runs where a figure expects one, or, for Figure 13, not both of its steps."""
-    table = tables.read(path, COLUMNS, "observations.csv")
-    measured = [*INDUCED, *TOTAL] if OPTIMIZER in table else [VARIANCE]
-    missing = [column for column in measured if column not in table]
-    if missing:
-        raise TableError(
-            f"{path}: no column {missing[0]!r}; is it the observations.csv of the sweep?"
-        )
-    table = tables.only(table, path, BLOCK, [ALL])
-    table = tables.numbers(table, path, [ALPHA, HEAD_DIM, SEED, STEP, *measured])
-    table = tables.only(table, path, ALPHA, ALPHA_LOOKS)
-    return _checked(table, path)
-
-
-def _checked(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """The rows, if they are of one of the two sweeps."""
-    source = "observations.csv of figure_11.yaml"
-    if OPTIMIZER in rows:
-        source = "observations.csv of figure_13.yaml"
-        tables.one_run_each(rows[rows[STEP] > 0], path, (OPTIMIZER, *POINT), source)
-        return _both_steps(rows, path)
-    tables.one_run_each(rows, path, POINT, source)
-    return rows
-
-
-def _both_steps(rows: pd.DataFrame, path: Path) -> pd.DataFrame:
-    """The rows, if there are some after the first step and after one number more (200)."""
+    moved = OPTIMIZER in tables.read(path, COLUMNS, "observations.csv")
+    measured = [*INDUCED, *TOTAL] if moved else [VARIANCE]
+    rows = tables.read(path, [*COLUMNS, *measured], "observations.csv")
+    rows = tables.only(tables.only(rows, path, BLOCK, [ALL]), path, ALPHA, ALPHA_LOOKS)
+    source = f"observations.csv of figure_{13 if moved else 11}.yaml"
+    if not moved:
+        tables.one_run_each(rows, path, POINT, source)
+        return rows
+    tables.one_run_each(rows[rows[STEP] > 0], path, (OPTIMIZER, *POINT), source)
     steps = sorted(rows.loc[rows[STEP] > 0, STEP].unique())
     if len(steps) != 2 or steps[0] != 1:
         found = ", ".join(f"{step:g}" for step in steps) or "0"
         raise TableError(f"{path}: observed after {found} steps; expected step 1 and one later "
-                         "step; is it the whole observations.csv of figure_13.yaml?")
+                         f"step; is it the whole {source}?")
     return rows
 
 
@@ -225,17 +208,14 @@ def movement_findings(rows: pd.DataFrame) -> list[Finding]:
         for optimizer, alpha, step, found in cells(rows):
             for column, what in columns.items():
                 place = f"{style.OPTIMIZERS[optimizer]}, {scans.alpha_name(alpha)}, t = {step}"
-                result.append(_movement(f"{place}: change of {what} {kind}", power(found, column),
-                                        predicted(column, optimizer, alpha, step),
-                                        suppressed(optimizer, step)))
+                name = f"{place}: change of {what} {kind}"
+                measured, theory = power(found, column), predicted(column, optimizer, alpha, step)
+                if theory is None:
+                    result.append(Finding(name, measured.text()))
+                    continue
+                beside = f"{theory} {DERIVED}" if suppressed(optimizer, step) else str(theory)
+                result.append(measured.finding(name, float(theory), beside))
     return result
-
-
-def _movement(name: str, measured: Estimate, theory: Fraction | None, derived: bool) -> Finding:
-    if theory is None:
-        return Finding(name, measured.text())
-    beside = f"{theory} {DERIVED}" if derived else str(theory)
-    return measured.finding(name, float(theory), beside)
 
 
 def _figure_13(rows: pd.DataFrame):
@@ -249,7 +229,13 @@ def _figure_13(rows: pd.DataFrame):
         panels = {(optimizer, column): row[2 * i + j] for i, optimizer in enumerate(optimizers)
                   for j, column in enumerate(columns)}
         for (optimizer, column), axis in panels.items():
-            _draw_movement(axis, rows, optimizer, column)
+            for name, alpha, step, found in cells(rows):
+                if name == optimizer:
+                    theory = predicted(column, optimizer, alpha, step)
+                    label = f"${_printed(power(found, column))}$"
+                    label += f" [${theory}$]" if theory is not None else ""
+                    _draw_points(axis, found, column, label, _look(alpha, step == 1))
+            _finish(axis, rows)
             what = columns[column]
             cause = kind.replace("W_Q, W_K", "$W_Q$, $W_K$")
             axis.set_title(f"{style.OPTIMIZERS[optimizer]}: change of {what} {cause}", fontsize=9)
@@ -265,34 +251,32 @@ def _figure_13(rows: pd.DataFrame):
     return figure
 
 
-def _draw_movement(axis, rows: pd.DataFrame, optimizer: str, column: str) -> None:
-    for name, alpha, step, found in cells(rows):
-        if name == optimizer:
-            theory = predicted(column, optimizer, alpha, step)
-            label = f"${_printed(power(found, column))}$"
-            label += f" [${theory}$]" if theory is not None else ""
-            _draw_points(axis, found, column, label, _look(alpha, step == 1))
-    _finish(axis, rows)
-
-
 # Both
 
 
-def _unreached(findings: Sequence[Finding]) -> list[str]:
-    """What SGD's later exponents presuppose, where they disagree; nothing here measures it."""
-    late = [f for f in findings if f.name.startswith("SGD") and ", t = 1:" not in f.name]
-    if not any(f.verdict.startswith("off") for f in late):
-        return []
-    return ["note: SGD does not reach all exponents after its first step; Figure 13 expects them "
-            "once W_O and the gradient correlate, which is not measured here"]
-
-
 def findings(found: Sequence[pd.DataFrame]) -> list[Printed]:
-    """The powers of the figures whose tables there are, with what they rest on."""
-    text = ["powers of N in means over seeds (n), ± jackknife over seeds", *_spreads(found), HEADER]
+    """The powers of the figures whose tables there are, with what they rest on: how much runs that
+    differ in their seeds alone scatter, by figure and optimiser."""
+    text: list[Printed] = ["powers of N in means over seeds (n), ± jackknife over seeds"]
     for rows in found:
-        own = (movement_findings if OPTIMIZER in rows else variance_findings)(rows)
-        text += [*own, *_unreached(own)]
+        if OPTIMIZER not in rows:
+            text.append(f"Figure 2b: {_spread(rows, [VARIANCE])}")
+            continue
+        for optimizer in _optimizers(rows):
+            spread = _spread(rows[rows[OPTIMIZER] == optimizer], [*INDUCED, *TOTAL])
+            text.append(f"Figure 13, {style.OPTIMIZERS[optimizer]}: {spread}")
+    text.append(HEADER)
+    for rows in found:
+        if OPTIMIZER not in rows:
+            text += variance_findings(rows)
+            continue
+        own = movement_findings(rows)
+        late = (f for f in own if f.name.startswith("SGD") and ", t = 1:" not in f.name)
+        text += own
+        if any(finding.verdict.startswith("off") for finding in late):
+            text.append("note: SGD does not reach all exponents after its first step; Figure 13 "
+                        "expects them once W_O and the gradient correlate, which is not measured "
+                        "here")
     return text
 
 
@@ -303,19 +287,33 @@ def draw(found: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
             yield "figure_13_movement", _figure_13(rows)
         else:
             yield "figure_2b_head_variance", _figure_2b(rows)
+    if len(found) > 1:
+        yield "table_3", table_3(found)
 
 
-def _spreads(found: Sequence[pd.DataFrame]) -> list[str]:
-    """A line per figure and optimiser: how much runs that differ in their seeds alone scatter."""
-    lines = []
-    for rows in found:
-        if OPTIMIZER not in rows:
-            lines.append(f"Figure 2b: {_spread(rows, [VARIANCE])}")
-            continue
-        for optimizer in _optimizers(rows):
-            spread = _spread(rows[rows[OPTIMIZER] == optimizer], [*INDUCED, *TOTAL])
-            lines.append(f"Figure 13, {style.OPTIMIZERS[optimizer]}: {spread}")
-    return lines
+def table_3(found: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """The paper's Table 3, a row per alpha_A and entry: the variance of A(0) over heads, then what
+    W_Q and W_K change in A and in k, per optimiser and after the later of Figure 13's steps."""
+    variances, = (rows for rows in found if OPTIMIZER not in rows)
+    moved, = (rows for rows in found if OPTIMIZER in rows)
+    entries = [
+        ("", alpha, 0, "variance of A(0)", 1 - 2 * exact(alpha),
+         power(variance_rows(variances[variances[ALPHA] == alpha])["at initialisation"], VARIANCE))
+        for alpha in scans.alphas(variances)
+    ]
+    for optimizer, alpha, step, rows in cells(moved):
+        if step == moved[STEP].max():
+            entries += [
+                (optimizer, alpha, step, f"update to {what}",
+                 predicted(column, optimizer, alpha, step), power(rows, column))
+                for column, what in reversed(INDUCED.items())
+            ]
+    return pd.DataFrame([
+        {"alpha_attention": alpha, "entry": entry, "optimizer": optimizer, "step": step,
+         "published": float(published), "exponent": measured.value,
+         "standard_error": measured.error, "seeds": measured.groups}
+        for optimizer, alpha, step, entry, published, measured in entries
+    ]).sort_values("alpha_attention", ascending=False, kind="stable")
 
 
 def _spread(rows: pd.DataFrame, columns: Sequence[str]) -> str:

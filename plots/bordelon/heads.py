@@ -25,8 +25,8 @@ from plots.bordelon import scans
 from plots.bordelon.published import FIGURE_4B_STEPS, SQUARE_ERROR
 from plots.bordelon.scans import ALPHA_LOOKS, CHANCE, HEADS
 from plots.bordelon.scans import EVAL_LOSS as LOSS
-from plots.findings import HEADER, Finding, Printed
-from plots.statistics import Estimate, complete, exponent, fitted, jackknife, law, power_of
+from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.statistics import complete, exponent, fitted, jackknife, law, power_of
 from plots.tables import TableError
 
 TABLES = (
@@ -54,17 +54,13 @@ LEARNT = 0.1  # nats below CHANCE from which a size counts as having learnt; our
 KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of it
 
 
-# ------------------------------------------------------------------------------------------------
 # Tables
 
 
 def read(paths: Sequence[Path]) -> list[pd.DataFrame]:
     """The tables as numbers, in the order of COLUMNS; TableError for one that is missing or another
     one, or without an evaluation."""
-    tables.expect(paths, *COLUMNS)
-    found = []
-    for path, (source, columns) in zip(paths, COLUMNS.items()):
-        found.append(tables.numbers(tables.read(path, columns, source), path, columns))
+    found = tables.read_each(paths, COLUMNS, ["layer"])
     found[-1] = found[-1][np.isfinite(found[-1][LOSS])]
     if found[-1].empty:
         raise TableError(f"{paths[-1]}: no evaluation in it; set training.eval_every in the sweep")
@@ -73,7 +69,6 @@ def read(paths: Sequence[Path]) -> list[pd.DataFrame]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------
 # What exponents are of
 
 
@@ -86,11 +81,6 @@ def kurtoses(attention: pd.DataFrame) -> pd.Series:
     """Head dimension -> excess kurtosis of A, from moments averaged over networks of all H."""
     moments = attention.groupby("head_dim")[["second_moment", "fourth_moment"]].mean()
     return moments["fourth_moment"] / moments["second_moment"] ** 2 - 3
-
-
-def kurtosis_exponent(attention: pd.DataFrame) -> Estimate:
-    """The power of N in the excess kurtosis."""
-    return jackknife(attention, "network", lambda part: power_of(fitted(kurtoses(part))))
 
 
 def density(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
@@ -109,40 +99,50 @@ def gaussian(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
     return np.exp(-((a / deviation) ** 2) / 2) / (deviation * math.sqrt(2 * math.pi))
 
 
-# ------------------------------------------------------------------------------------------------
 # Findings
 
 
 def findings(all_tables: Sequence[pd.DataFrame]) -> list[Printed]:
     """Fig. 3a, then 3b and c, then 4a and b."""
     kernels, attention, bins, distances, metrics = all_tables
-    return [*_basis(kernels, attention, distances, metrics), HEADER,
-            *_of_kernels(kernels), *_of_attention(attention), *_of_density(bins),
-            *_of_losses(metrics), *_of_distances(distances)]
+    seeds = distances.groupby(HEADS)["seed"].nunique()
+    return [
+        f"3a: N = {kernels['head_dim'].iloc[0]:.0f}, L = {kernels['layers'].iloc[0]:.0f}, "
+        f"H = {_sizes(kernels['heads'])}, {kernels['network'].nunique()} networks each; "
+        "square error over the mean square of the limit's kernel",
+        f"3b, c: N = {_sizes(attention['head_dim'])}, H = {_sizes(attention['heads'])}, "
+        f"{attention['network'].nunique()} networks each; ± is jackknife over networks",
+        f"4a: eval loss after {metrics['step'].max():.0f} steps; a size has learnt when its mean "
+        f"ends {LEARNT:g} nats below ln 10 (ours); ± is jackknife over seeds",
+        f"4b: H = {_sizes(distances[HEADS])}, {scans.span(seeds)} seeds; ± is jackknife over seeds;"
+        " exponents without the widest models, which are the ensemble all are compared with",
+        HEADER,
+        *_of_initial(kernels, attention), *_of_density(bins), *_of_losses(metrics),
+        *_of_distances(distances),
+    ]
 
 
-def _of_kernels(kernels: pd.DataFrame) -> list[Finding]:
+def _sizes(column: pd.Series) -> str:
+    return ", ".join(f"{size:g}" for size in sorted(column.unique()))
+
+
+def _of_initial(kernels: pd.DataFrame, attention: pd.DataFrame) -> list[Finding]:
+    """3a: the power of H in the error of kernels; 3c: those of N in the moments of A."""
     rows, result = relative_errors(kernels), []
     for layer in sorted(rows["layer"].unique()):
         found = exponent(rows[rows["layer"] == layer], "network", "heads", "error")
         name = f"3a: H in the kernel's square error, layer {layer:.0f}"
         result.append(found.finding(name, SQUARE_ERROR))
     found = exponent(rows, "network", "heads", "error")
-    return [*result, found.finding("3a: the same, all layers", SQUARE_ERROR)]
-
-
-def _of_attention(attention: pd.DataFrame) -> list[Finding]:
-    result = []
+    result.append(found.finding("3a: the same, all layers", SQUARE_ERROR))
     for alpha, rows in attention.groupby("alpha_attention"):
+        place = scans.alpha_name(alpha)
         found = exponent(rows, "network", "head_dim", "second_moment")
-        name = f"3c: N in the variance of A, {scans.alpha_name(alpha)}"
-        result.append(found.finding(name, 1 - 2 * alpha))
-        name = f"3c: N in the excess kurtosis of A, {scans.alpha_name(alpha)}"
-        result.append(kurtosis_exponent(rows).finding(name, -1.0))
-        measured = kurtoses(rows)
-        values = ", ".join(f"{v * n:.2f}" for n, v in measured.items())
-        result.append(Finding(f"3c: N x excess kurtosis, {scans.alpha_name(alpha)}", values,
-                              f"{KURTOSIS:g} (exact)"))
+        result.append(found.finding(f"3c: N in the variance of A, {place}", 1 - 2 * alpha))
+        found = jackknife(rows, "network", lambda part: power_of(fitted(kurtoses(part))))
+        result.append(found.finding(f"3c: N in the excess kurtosis of A, {place}", -1.0))
+        values = ", ".join(f"{v * n:.2f}" for n, v in kurtoses(rows).items())
+        result.append(Finding(f"3c: N x excess kurtosis, {place}", values, f"{KURTOSIS:g} (exact)"))
     return result
 
 
@@ -194,61 +194,44 @@ def _shares(law: Callable, edges: Sequence[float], head_dim: float, alpha: float
 
 
 def _of_losses(metrics: pd.DataFrame) -> list[Finding]:
-    """4a: whether the final loss falls with H, and its spread over seeds."""
+    """4a: whether the final loss falls with H, and its spread over seeds. Runs at chance agree, as
+    they all do nothing, so that there is a verdict on the spread only of sizes that have learnt."""
     last = scans.final(metrics)
     sizes = sorted(last[HEADS].unique())
     if len(sizes) < 2:
         return [Finding("4a: final loss and its spread over seeds by H", "not measured")]
     low, high = sizes[0], sizes[-1]
 
+    def by_size(values: pd.Series) -> str:
+        return ", ".join(f"{size:.0f}: {value:.3f}" for size, value in values.items())
+
     def fall(part: pd.DataFrame) -> float:
         means = part.groupby(HEADS)[LOSS].mean()
         return means.get(low, math.nan) - means.get(high, math.nan)
 
+    def spread_exponent(rows: pd.DataFrame) -> Estimate:
+        return jackknife(complete(rows, "seed", HEADS), "seed", lambda part: power_of(
+            fitted(part.groupby(HEADS)[LOSS].std().dropna())))
+
     both = complete(last[last[HEADS].isin((low, high))], "seed", HEADS)
     found = jackknife(both, "seed", fall)
     groups = last.groupby(HEADS)[LOSS]
-    return [
-        Finding("4a: final loss by H (nats)", _by_size(groups.mean())),
+    means = groups.mean()
+    result = [
+        Finding("4a: final loss by H (nats)", by_size(means)),
         Finding(f"4a: final loss, H = {low:.0f} minus H = {high:.0f} (nats)",
                 found.text(), "above 0", found.claimed_gain()),
         Finding("4a: standard deviation over seeds by H (nats)",
-                f"{_by_size(groups.std())} (n = {_count(groups)})"),
-        *_of_spread(last),
+                f"{by_size(groups.std())} (n = {scans.span(groups.count())})"),
+        Finding("4a: H in that deviation, all H", spread_exponent(last).text(), "below 0"),
     ]
-
-
-def _of_spread(last: pd.DataFrame) -> list[Finding]:
-    """The power of H in the spread over seeds.
-
-    Runs at chance agree, as they all do nothing, so that there is a verdict only on sizes that have
-    learnt.
-    """
-    means = last.groupby(HEADS)[LOSS].mean()
     learnt = sorted(means.index[means < CHANCE - LEARNT])
-    every = Finding("4a: H in that deviation, all H", _spread_exponent(last).text(), "below 0")
     if len(learnt) < 2:
-        return [every, Finding("4a: the same, of H that have learnt", "not measured", "below 0",
-                               "no verdict: at chance")]
-    found = _spread_exponent(last[last[HEADS].isin(learnt)])
-    names = ", ".join(f"{size:.0f}" for size in learnt)
-    name = f"4a: the same, of H that have learnt ({names})"
-    return [every, Finding(name, found.text(), "below 0", found.claimed_fall())]
-
-
-def _spread_exponent(last: pd.DataFrame) -> Estimate:
-    def power(part: pd.DataFrame) -> float:
-        return power_of(fitted(part.groupby(HEADS)[LOSS].std().dropna()))
-
-    return jackknife(complete(last, "seed", HEADS), "seed", power)
-
-
-def _by_size(values: pd.Series) -> str:
-    return ", ".join(f"{size:.0f}: {value:.3f}" for size, value in values.items())
-
-
-def _count(groups) -> str:
-    return scans.span(groups.count())
+        return [*result, Finding("4a: the same, of H that have learnt", "not measured", "below 0",
+                                 "no verdict: at chance")]
+    found = spread_exponent(last[last[HEADS].isin(learnt)])
+    name = f"4a: the same, of H that have learnt ({', '.join(f'{size:.0f}' for size in learnt)})"
+    return [*result, Finding(name, found.text(), "below 0", (-found).claimed_gain())]
 
 
 def shown_steps(distances: pd.DataFrame) -> list[int]:
@@ -258,6 +241,8 @@ def shown_steps(distances: pd.DataFrame) -> list[int]:
 
 
 def _of_distances(distances: pd.DataFrame) -> list[Finding]:
+    """4b: the power of H at every step, and whether it weakens in training: whether the last one
+    is closer to zero than the earliest."""
     result, steps = [], shown_steps(distances)
     distances = distances[distances[MEMBER] == 0]
     for step in steps:
@@ -268,11 +253,6 @@ def _of_distances(distances: pd.DataFrame) -> list[Finding]:
             result.append(found.finding(name, SQUARE_ERROR))
         else:
             result.append(Finding(f"4b: the same, step {step}", found.text()))
-    return [*result, _weakening(distances, steps)]
-
-
-def _weakening(distances: pd.DataFrame, steps: Sequence[int]) -> Finding:
-    """Whether the last exponent is closer to zero than the earliest of training."""
     first, last = next((s for s in steps if s), steps[0]), steps[-1]
 
     def gain(part: pd.DataFrame) -> float:
@@ -282,44 +262,16 @@ def _weakening(distances: pd.DataFrame, steps: Sequence[int]) -> Finding:
 
     ends = distances[distances["step"].isin((first, last))]
     found = jackknife(complete(ends, "seed", HEADS, "step"), "seed", gain)
-    return Finding(f"4b: exponent at step {last} minus step {first}", found.text(), "above 0",
-                   found.claimed_gain())
+    name = f"4b: exponent at step {last} minus step {first}"
+    return [*result, Finding(name, found.text(), "above 0", found.claimed_gain())]
 
 
-def _basis(
-    kernels: pd.DataFrame, attention: pd.DataFrame, distances: pd.DataFrame, metrics: pd.DataFrame
-) -> list[str]:
-    """What the findings rest on."""
-    seeds = distances.groupby(HEADS)["seed"].nunique()
-    return [
-        f"3a: N = {kernels['head_dim'].iloc[0]:.0f}, L = {kernels['layers'].iloc[0]:.0f}, "
-        f"H = {_sizes(kernels['heads'])}, {kernels['network'].nunique()} networks each; "
-        "square error over the mean square of the limit's kernel",
-        f"3b, c: N = {_sizes(attention['head_dim'])}, H = {_sizes(attention['heads'])}, "
-        f"{attention['network'].nunique()} networks each; ± is jackknife over networks",
-        f"4a: eval loss after {metrics['step'].max():.0f} steps; a size has learnt when its mean "
-        f"ends {LEARNT:g} nats below ln 10 (ours); ± is jackknife over seeds",
-        f"4b: H = {_sizes(distances[HEADS])}, {scans.span(seeds)} seeds; ± is jackknife over seeds;"
-        " exponents without the widest models, which are the ensemble all are compared with",
-    ]
-
-
-def _sizes(column: pd.Series) -> str:
-    return ", ".join(f"{size:g}" for size in sorted(column.unique()))
-
-
-# ------------------------------------------------------------------------------------------------
 # Figures
 
 
 def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
-    """Figures 3 and 4."""
-    yield "figure_3_initial_heads", _figure_3(*all_tables[:3])
-    yield "figure_4_many_heads", _figure_4(*all_tables[3:])
-
-
-def _figure_3(kernels: pd.DataFrame, attention: pd.DataFrame, bins: pd.DataFrame):
-    """Figure 3, and the variance and kurtosis that its text speaks of."""
+    """Figure 3, with the variance and kurtosis that its text speaks of, and Figure 4."""
+    kernels, attention, bins, distances, metrics = all_tables
     figure, axes = style.subplots(2, 2, (4.3, 3.2))
     figure.suptitle("initial kernels and attention\n"
                     f"{kernels['network'].nunique()} networks per point in (a), "
@@ -334,7 +286,14 @@ def _figure_3(kernels: pd.DataFrame, attention: pd.DataFrame, bins: pd.DataFrame
         _draw_density(axis, shown[shown["head_dim"] == size], size, alpha)
         title = rf"({label}) $N = {size:.0f}$, $\alpha_A$ = {scans.alpha_text(alpha)}"
         axis.set_title(title, fontsize=9)
-    return figure
+    yield "figure_3_initial_heads", figure
+    figure, axes = style.subplots(1, 2, (4.6, 3.4))
+    figure.suptitle("training with many heads\nmeans over seeds; (a) bands: standard deviation, as "
+                    "in the paper; (b) bars: standard error, hollow: the widest models, which are "
+                    "the ensemble")
+    _draw_losses(axes[0][0], metrics)
+    _draw_distances(axes[0][1], distances)
+    yield "figure_4_many_heads", figure
 
 
 def _draw_kernels(axis, rows: pd.DataFrame) -> None:
@@ -406,17 +365,6 @@ def _draw_density(axis, bins: pd.DataFrame, head_dim: float, alpha: float) -> No
     axis.set_xlabel(r"$A_h$ at one pair of tokens")
     axis.set_ylabel("density over heads")
     axis.legend(fontsize=6)
-
-
-def _figure_4(distances: pd.DataFrame, metrics: pd.DataFrame):
-    """Figure 4a and b."""
-    figure, axes = style.subplots(1, 2, (4.6, 3.4))
-    figure.suptitle("training with many heads\nmeans over seeds; (a) bands: standard deviation, as "
-                    "in the paper; (b) bars: standard error, hollow: the widest models, which are "
-                    "the ensemble")
-    _draw_losses(axes[0][0], metrics)
-    _draw_distances(axes[0][1], distances)
-    return figure
 
 
 def _draw_losses(axis, metrics: pd.DataFrame) -> None:

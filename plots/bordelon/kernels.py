@@ -23,30 +23,11 @@ import pandas as pd
 from measure.fits import irreducible_power_law
 from plots import style, tables
 from plots.bordelon import observed, scans
-from plots.bordelon.observed import ATTENDED, BLOCK, HEAD, LABELS, STATES, TOKEN, VALUE, Pairs
+from plots.bordelon.observed import BLOCK, HEAD, LABELS, STATES, VALUE, Pairs
 from plots.bordelon.published import CAPTION_2B, DERIVED
-from plots.bordelon.scans import (
-    ALPHA,
-    BANDS,
-    EVAL_LOSS,
-    HEAD_DIM,
-    HEADS,
-    LAYERS,
-    LOSS_LABEL,
-    SIZES,
-    SYMBOLS,
-    TRAIN_LOSS,
-    Losses,
-)
-from plots.findings import HEADER, Finding, Printed
-from plots.statistics import (
-    complete,
-    differences,
-    exact_text,
-    exponent,
-    jackknife,
-    mean,
-)
+from plots.bordelon.scans import EVAL_LOSS, HEAD_DIM, LAYERS, SIZES, SYMBOLS, TRAIN_LOSS, Losses
+from plots.findings import HEADER, Finding, Printed, exact_text
+from plots.statistics import complete, differences, exponent, jackknife, mean
 from plots.tables import SEED, STEP
 
 TABLES = (
@@ -71,12 +52,8 @@ def read(paths: Sequence[Path]) -> Data:
     attention = observed.read_observed(paths[1], "observed_attention.csv")
     for kind in KINDS:
         observed.check(kernels, kind, paths[0])
-    loaded = [scans.read_losses(paths[2:], HEADS, loss) for loss in (EVAL_LOSS, TRAIN_LOSS)]
-    test, train = (
-        losses._replace(rows=tables.numbers(losses.rows, paths[2], [ALPHA, *SIZES]))
-        for losses in loaded
-    )
-    return Data(kernels, attention, test, train)
+    losses = (scans.read_losses(paths[2:], scans.HEADS, loss) for loss in (EVAL_LOSS, TRAIN_LOSS))
+    return Data(kernels, attention, *losses)
 
 
 # Attention
@@ -86,7 +63,8 @@ def entries(rows: pd.DataFrame, by: str, alpha: float) -> dict[tuple[int, int], 
     """(size, seed) -> A as (2, places, heads): before and after; a place has a block, too."""
     found = {}
     for (size, seed), run in scans.scan(rows, by, alpha).groupby([by, SEED]):
-        grid = run.pivot(index=[STEP, BLOCK, TOKEN, ATTENDED], columns=HEAD, values=VALUE)
+        place = [BLOCK, observed.TOKEN, observed.ATTENDED]
+        grid = run.pivot(index=[STEP, *place], columns=HEAD, values=VALUE)
         steps = grid.index.get_level_values(STEP).unique()
         if len(steps) == 2 and not grid.isna().to_numpy().any():
             states = [grid.loc[step].to_numpy() for step in sorted(steps)]
@@ -122,7 +100,8 @@ def findings(data: Data) -> list[Printed]:
 
 
 def _scales(found: Pairs, kind: str) -> list[Finding]:
-    """How the initial kernel's scale falls with depth: branches add an amount of order 1/L."""
+    """How the initial kernel's scale falls with depth: branches add an amount of order 1/L. Then
+    the exponent with which it does."""
     values: dict[int, dict[int, float]] = {}
     for (size, seed), (initial, _) in found.items():
         values.setdefault(size, {})[seed] = observed.scale(initial)
@@ -133,13 +112,8 @@ def _scales(found: Pairs, kind: str) -> list[Finding]:
     fall = mean(differences(values[min(values)], values[max(values)]))
     rows = pd.DataFrame([{LAYERS: size, SEED: seed, VALUE: one}
                          for size, own in values.items() for seed, one in own.items()])
-    return [Finding(name, f"{text} (n = {fall.groups})", "falls", fall.claimed_gain()),
-            _excess(rows, kind)]
-
-
-def _excess(rows: pd.DataFrame, kind: str) -> Finding:
-    """The exponent with which the scale falls to that of the embedding."""
-    name = f"initial {kind} kernel: exponent of L in what branches add"
+    result = [Finding(name, f"{text} (n = {fall.groups})", "falls", fall.claimed_gain())]
+    name = f"initial {kind} kernel: exponent of L in what branches add"  # to that of the embedding
 
     def power(part: pd.DataFrame) -> float:
         means = part.groupby(LAYERS)[VALUE].mean()
@@ -150,8 +124,8 @@ def _excess(rows: pd.DataFrame, kind: str) -> Finding:
     try:
         found = jackknife(complete(rows, SEED, LAYERS), SEED, power)
     except (ValueError, RuntimeError) as error:
-        return Finding(name, f"not measured: {error}", f"-1 {DERIVED}")
-    return found.finding(name, -1.0, f"-1 {DERIVED}")
+        return [*result, Finding(name, f"not measured: {error}", f"-1 {DERIVED}")]
+    return [*result, found.finding(name, -1.0, f"-1 {DERIVED}")]
 
 
 def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[Finding]:
@@ -181,7 +155,7 @@ def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[
 def draw(data: Data) -> Iterator[tuple[str, object]]:
     """Figures 6 and 8 to 10."""
     yield "figure_6_dynamics", _dynamics(data.test.rows, EVAL_LOSS, "test loss (nats/image)")
-    yield "figure_8_dynamics", _dynamics(data.train.rows, TRAIN_LOSS, LOSS_LABEL)
+    yield "figure_8_dynamics", _dynamics(data.train.rows, TRAIN_LOSS, scans.LOSS_LABEL)
     for kind, letter, number in zip(KINDS, "bc", (9, 10)):
         kernels, unit = data.kernels, LABELS[kind]
         largest, every = (strips(kernels, kind)
@@ -200,7 +174,12 @@ def _attention(attention: pd.DataFrame):
     figure.suptitle("(d) attention logits of heads\nticks: heads of all seeds at one pair of "
                     "tokens; curves: Gaussian kernel estimates; sd: standard deviation")
     for row, alpha in zip(axes, own):
-        found = one_place(entries(attention, HEAD_DIM, alpha))
+        # N -> A (2, heads of all seeds) of the last block, the last token attending to the middle:
+        # the places of a block are sorted, and the last but one is (last, middle) of its token.
+        seeds: dict[int, list[np.ndarray]] = {}
+        for (size, _), states in entries(attention, HEAD_DIM, alpha).items():
+            seeds.setdefault(size, []).append(states[:, -2])
+        found = {size: np.concatenate(own, axis=1) for size, own in sorted(seeds.items())}
         for (size, values), color in zip(found.items(), style.width_colors(list(found)).values()):
             for axis, state in zip(row, values):
                 deviation = f", sd {state.std(ddof=1):.2f}" if len(state) > 1 else ""
@@ -210,18 +189,8 @@ def _attention(attention: pd.DataFrame):
             if axis.get_legend_handles_labels()[0]:
                 axis.legend(fontsize=7, frameon=False)
         row[0].set_ylabel("density over heads")
-    for axis in axes[-1]:
-        axis.set_xlabel("attention logit A")
+    style.label_grid(axes, x="attention logit A")
     return figure
-
-
-def one_place(found: Mapping[tuple[int, int], np.ndarray]) -> dict[int, np.ndarray]:
-    """N -> A (2, heads of all seeds) of the last block, the last token attending to the middle."""
-    result: dict[int, list[np.ndarray]] = {}
-    for (size, _), states in found.items():
-        # The places of a block are sorted; the last but one is (last, middle) of its token.
-        result.setdefault(size, []).append(states[:, -2])
-    return {size: np.concatenate(own, axis=1) for size, own in sorted(result.items())}
 
 
 def _draw_density(axis, values: np.ndarray, **look) -> None:
@@ -241,7 +210,9 @@ def _dynamics(rows: pd.DataFrame, loss: str, label: str):
     alpha = scans.alphas(rows)[0]
     figure, axes = style.subplots(1, len(SIZES), (3.4, 2.9), sharex=True, sharey=True)
     name = "(a) test loss" if loss == EVAL_LOSS else "training loss"
-    figure.suptitle(f"{name}\n{BANDS}")
+    first = rows[STEP].min()
+    early = f"; first evaluation at step {first:.0f}" if first > 1 and loss == EVAL_LOSS else ""
+    figure.suptitle(f"{name}{early}\n{scans.BANDS}")
     for axis, by in zip(axes[0], SIZES):
         scans.draw_lines(axis, scans.scan(rows, by, alpha), by, loss)
         axis.set_title(f"{SYMBOLS[by]} grows, {scans.alpha_title(alpha)}")

@@ -16,8 +16,7 @@ import pandas as pd
 
 from plots import style, tables
 from plots.bordelon.scans import ALPHA, SIZES, SYMBOLS, alphas, base, scan
-from plots.findings import Finding
-from plots.statistics import Estimate
+from plots.findings import Estimate, Finding
 from plots.tables import CURVE, RUN, SEED, STEP, TableError
 
 KIND, ROW, COLUMN, VALUE = "kind", "row", "column", "value"
@@ -41,8 +40,7 @@ def read_observed(path: Path, source: str) -> pd.DataFrame:
         "observed_attention.csv": [BLOCK, TOKEN, ATTENDED, HEAD, VALUE],
     }[source]
     needed = [*PLACE, *own, KIND] if COLUMN in own else [*PLACE, *own]
-    rows = tables.read(path, needed, source)
-    rows = tables.numbers(rows, path, [*SIZES, ALPHA, SEED, STEP, *own])
+    rows = tables.read(path, needed, source, numbers=own)
     tables.one_run_each(rows.drop_duplicates(RUN), path, (*SIZES, ALPHA, SEED),
                  f"{source} of figure_6.yaml or figure_7_12.yaml")
     return rows[np.isfinite(rows[VALUE])]

@@ -17,17 +17,9 @@ import pandas as pd
 from plots import rates, style, tables
 from plots.bordelon import scans
 from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, CHANCE, HEAD_DIM
-from plots.findings import HEADER, Finding, Printed, distance, number
-from plots.rates import (
-    Exponent,
-    RateSweep,
-    edge_lines,
-    exponent,
-    lost_lines,
-    rate_sweeps,
-    seed_noise,
-)
-from plots.tables import CURVE, LOSS, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
+from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.rates import RateSweep, exponent, rate_sweeps, seed_noise
+from plots.tables import CURVE, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
 
 TABLES = ("bordelon/figure_2",)
 LOSS_LABEL = "evaluation loss (nats/image)"
@@ -38,10 +30,8 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
     TableError for a table that lacks a column or has two runs at one rate.
     """
-    tables.expect(paths, "results.csv")
+    (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, ALPHA, HEAD_DIM, RATE]})
     path = paths[0]
-    table = tables.read(path, [*RESULTS, ALPHA, HEAD_DIM, RATE])
-    table = tables.numbers(table, path, [ALPHA, HEAD_DIM, RATE, LOSS])
     table = tables.only(table, path, ALPHA, ALPHA_LOOKS)
     tables.one_run_each(table, path, [ALPHA, HEAD_DIM, RATE, SEED], "results.csv of figure_2.yaml")
     rows = table.assign(**{WIDTH: table[HEAD_DIM], CURVE: table[ALPHA].map(scans.alpha_title)})
@@ -61,35 +51,27 @@ def fits(rows: pd.DataFrame) -> dict[float, dict[int, RateSweep]]:
     return found
 
 
-def penalty(sweeps: Mapping[int, RateSweep]) -> tuple[float, float]:
-    """(loss of the largest N at the best grid rate of the smallest, above its own best; error).
-
-    NaN if that rate was not run there; both 0 if the two are best at the same one.
-    """
-    if len(sweeps) < 2:
-        return math.nan, math.nan
-    small, large = sweeps[min(sweeps)], sweeps[max(sweeps)]
-    loss = large.losses.get(small.best.grid_value, math.nan)
-    error = 0.0 if small.best.grid_value == large.best.grid_value else math.sqrt(2) * large.error
-    return loss - large.loss, error
-
-
 def findings(rows: pd.DataFrame) -> list[Printed]:
     """Per alpha_A: the best rates, their exponent of N, and what transfer costs."""
     fitted = fits(rows)
-    result = [_noise(rows), HEADER]
+    noise = {int(n): seed_noise(own) for n, own in rows.groupby(HEAD_DIM)}
+    known = [f"{spread:.3f} at N = {n}" for n, (spread, points) in noise.items() if points]
+    result = ["no point near an optimum has two seeds; spread over seeds unknown" if not known else
+              f"final loss varies over seeds by {', '.join(known)} nats (standard deviation near "
+              "optima, both alpha_A together; N without one take that of all)", HEADER]
     for alpha, sweeps in fitted.items():
         place = scans.alpha_name(alpha)
         best = ", ".join(f"{n}: {_optimum(sweep)}" for n, sweep in sweeps.items())
         fit = exponent(sweeps)
-        verdict = distance(fit.value, fit.error, 0.0, fit.widths, fitted=2)
+        verdict = Estimate(fit.value, fit.error, fit.widths, fitted=2).distance(0.0)
         result += [
             Finding(f"{place}: best rate by N", best or "every run diverged"),
             Finding(f"{place}: exponent of N in the best rate", fit.text(), "0", verdict),
-            _transfer(place, sweeps),
+            Finding(f"{place}: cost of the smallest N's rate at the largest N", _transfer(sweeps),
+                    "about 0"),
         ]
     named = {(scans.alpha_title(alpha),): sweeps for alpha, sweeps in fitted.items()}
-    notes = [*lost_lines(rows, [CURVE]), *edge_lines(named)]
+    notes = [*rates.lost_lines(rows, [CURVE]), *rates.edge_lines(named)]
     return [*result, *(scans.plain(note).replace(" D = ", " N = ") for note in notes)]
 
 
@@ -101,23 +83,17 @@ def _optimum(sweep: RateSweep) -> str:
     return f"{best.value:.3g}" + (f" x/÷ {2**best.error:.2g}" if math.isfinite(best.error) else "")
 
 
-def _transfer(place: str, sweeps: Mapping[int, RateSweep]) -> Finding:
-    name = f"{place}: cost of the smallest N's rate at the largest N"
-    value, error = penalty(sweeps)
-    if error == 0:
-        return Finding(name, "same grid rate", "about 0")
-    note = "nats" if math.isnan(value) else f"nats, of {sweeps[max(sweeps)].loss:.3f}"
-    return Finding(name, f"{number(value, error)} {note}", "about 0")
-
-
-def _noise(rows: pd.DataFrame) -> str:
-    """What stands behind the errors: the spread at each N."""
-    found = {int(n): seed_noise(own) for n, own in rows.groupby(HEAD_DIM)}
-    known = [f"{noise:.3f} at N = {n}" for n, (noise, points) in found.items() if points]
-    if not known:
-        return "no point near an optimum has two seeds; spread over seeds unknown"
-    return (f"final loss varies over seeds by {', '.join(known)} nats (standard deviation near "
-            "optima, both alpha_A together; N without one take that of all)")
+def _transfer(sweeps: Mapping[int, RateSweep]) -> str:
+    """The loss of the largest N at the best grid rate of the smallest, above its own best; not
+    measured if that rate was not run there."""
+    if len(sweeps) < 2:
+        return "not measured nats"
+    small, large = sweeps[min(sweeps)], sweeps[max(sweeps)]
+    if small.best.grid_value == large.best.grid_value:
+        return "same grid rate"
+    loss = large.losses.get(small.best.grid_value, math.nan)
+    cost = Estimate(loss - large.loss, math.sqrt(2) * large.error)
+    return f"{cost.text()} nats" + ("" if math.isnan(loss) else f", of {large.loss:.3f}")
 
 
 def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
@@ -138,18 +114,9 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
         axis.set_xlabel(r"learning rate $\eta_0$")
     axes[0][0].set_ylabel(LOSS_LABEL)
     axes[0][0].set_ylim(top=min(axes[0][0].get_ylim()[1], 1.05 * CHANCE))
-    _draw_optima(axes[0][-1], fitted, head_dims)
-    entries = [(f"N = {n}", {"color": c, "marker": "o", "ms": 3}) for n, c in colors.items()]
-    chance = ("chance, ln 10", {"color": "black", "ls": ":", "lw": 1})
-    style.legend(figure, [*entries, *style.STAR_ENTRIES, chance])
-    yield "figure_2a_rate_transfer", figure
-
-
-def _draw_optima(
-    axis, fitted: Mapping[float, Mapping[int, RateSweep]], head_dims: list[int]
-) -> None:
+    axis = axes[0][-1]
     for alpha, sweeps in fitted.items():
-        fit: Exponent = exponent(sweeps)
+        fit = exponent(sweeps)
         power = rf": $N^{{{fit.value:+.2f} \pm {fit.error:.2f}}}$" if fit.law else ""
         label = scans.alpha_title(alpha) + power
         rates.draw_optima(axis, sweeps, fit, label=label, **ALPHA_LOOKS[alpha])
@@ -157,7 +124,9 @@ def _draw_optima(
             rates.draw_published(axis, sweeps, 0.0, color=ALPHA_LOOKS[alpha]["color"])
     if head_dims:
         rates.octave_limits(axis, head_dims)
-    axis.set_xlabel("head dimension N")
-    axis.set_ylabel(r"best learning rate $\eta_0$")
-    axis.set_title("best rate")
+    axis.set(title="best rate", xlabel="head dimension N", ylabel=r"best learning rate $\eta_0$")
     axis.legend(fontsize=7)
+    entries = [(f"N = {n}", {"color": c, "marker": "o", "ms": 3}) for n, c in colors.items()]
+    chance = ("chance, ln 10", {"color": "black", "ls": ":", "lw": 1})
+    style.legend(figure, [*entries, *style.STAR_ENTRIES, chance])
+    yield "figure_2a_rate_transfer", figure

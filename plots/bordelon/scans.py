@@ -19,8 +19,9 @@ import numpy as np
 import pandas as pd
 
 from plots import style, tables
-from plots.statistics import Estimate, jackknife
-from plots.tables import CURVE, LOSS, RUN, SEED, STEP, TableError
+from plots.findings import Estimate
+from plots.statistics import mean
+from plots.tables import CURVE, RUN, SEED, STEP, TableError
 
 HEAD_DIM, HEADS, LAYERS = "model.head_dim", "model.heads", "model.layers"
 SIZES = (HEADS, HEAD_DIM, LAYERS)
@@ -57,25 +58,15 @@ def read_losses(paths: Sequence[Path], by: str, loss: str = TRAIN_LOSS) -> Losse
     for bad ones."""
     whole, cut = [], []
     for path in paths:
-        table = _losses(path, by, loss)
-        kept = _whole(table)
+        columns = [CURVE, by, SEED, RUN, STEP, loss]
+        table = tables.read(path, columns, "metrics.csv", numbers=[ALPHA, *SIZES])
+        table = table[np.isfinite(table[loss])]
+        if table.empty:
+            raise TableError(f"{path}: no run has logged a {loss}")
+        kept = table[table.groupby(RUN)[STEP].transform("max") == table[STEP].max()]
         whole.append(kept)
         cut += sorted({*table[RUN]} - {*kept[RUN]})
     return Losses(pd.concat(whole, ignore_index=True), cut)
-
-
-def _losses(path: Path, by: str, loss: str) -> pd.DataFrame:
-    table = tables.read(path, [CURVE, by, SEED, RUN, STEP, loss], "metrics.csv")
-    columns = [by, SEED, STEP, loss, *([ALPHA] if ALPHA in table else [])]
-    table = tables.numbers(table, path, columns)
-    table = table[np.isfinite(table[loss])]
-    if table.empty:
-        raise TableError(f"{path}: no run has logged a {loss}")
-    return table
-
-
-def _whole(table: pd.DataFrame) -> pd.DataFrame:
-    return table[table.groupby(RUN)[STEP].transform("max") == table[STEP].max()]
 
 
 # Scans and their losses
@@ -161,8 +152,7 @@ class Gap:
     @property
     def estimate(self) -> Estimate:
         """The mean over seeds, with its standard error."""
-        rows = self.by_seed.rename(LOSS).rename_axis(SEED).reset_index()
-        return jackknife(rows, SEED, lambda part: float(part[LOSS].mean()))
+        return mean(self.by_seed.to_dict())
 
 
 def gaps(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> list[Gap]:
@@ -231,17 +221,16 @@ def label_decades(axis, along: str = "y") -> None:
     subs = (1.0, 2.0, 5.0) if high / low < FEW_DECADES else (1.0,)
     # Numbers for what is read as one, powers where zeros would have to be counted.
     plain = 5e-5 <= low and high < 1e5
+
+    def label(value: float, _) -> str:
+        digit, exponent = f"{value:.0e}".split("e")
+        factor = "" if digit == "1" else rf"{digit}\cdot"
+        return f"{value:g}" if plain else f"${factor}10^{{{int(exponent)}}}$"
+
     ticks = axis.yaxis if along == "y" else axis.xaxis
     ticks.set_major_locator(LogLocator(subs=subs, numticks=20))
-    ticks.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}" if plain else _power(x)))
+    ticks.set_major_formatter(FuncFormatter(label))
     ticks.set_minor_locator(NullLocator())
-
-
-def _power(value: float) -> str:
-    """A tick's value as 5·10^-4, in matplotlib's notation."""
-    digit, exponent = f"{value:.0e}".split("e")
-    factor = "" if digit == "1" else rf"{digit}\cdot"
-    return f"${factor}10^{{{int(exponent)}}}$"
 
 
 def draw_lines(

@@ -14,21 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from plots import rates, style, tables
+from plots.dinan import searches
 from plots.dinan.published import BART_RATES, BART_WIDTH, RATE_EXPONENTS
-from plots.dinan.searches import (
-    Point,
-    Search,
-    Sweep,
-    bits,
-    by_loss,
-    exactly,
-    limits,
-    mapped_rate,
-    model_name,
-)
-from plots.findings import HEADER, Finding, Printed, claimed_equal, claimed_gain, distance, number
-from plots.rates import Exponent, RateSweep, exponent, rate_sweeps, seed_noise
-from plots.statistics import mean_and_error
+from plots.dinan.searches import Point, Search, Sweep, bits, exactly, mapped_rate, model_name
+from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.rates import RateSweep, exponent, rate_sweeps, seed_noise
+from plots.statistics import average
 
 TABLES = ("dinan/figure_3_4", "dinan/figure_3_4_metrics")
 STRATEGIES = tuple(RATE_EXPONENTS)
@@ -42,7 +33,7 @@ LOST = {"marker": "X", "ms": 6, "ls": "", "zorder": 4}
 def read(paths: Sequence[Path]) -> Sweep:
     """Both tables of one sweep, in any order."""
     tables.expect(paths, "results.csv", "metrics.csv")
-    return by_loss(paths)[0]
+    return searches.by_loss(paths)[0]
 
 
 def fits(sweep: Sweep) -> dict[str, dict[int, RateSweep]]:
@@ -82,70 +73,53 @@ def findings(sweep: Sweep) -> list[Printed]:
     for width in sweep.widths:
         found = sweep.at(width)
         for strategy in STRATEGIES:
-            if strategy in found:
-                result += _of_search(found[strategy], fitted[strategy].get(width))
+            name = f"{style.STRATEGIES[strategy]}, n = {width}: "
+            search, fit = found.get(strategy), fitted[strategy].get(width)
+            if search is None:
+                result.append(Finding(name + "lr*", "not measured"))
+            elif search.optimum is None or fit is None:
+                result += [Finding(name + "lr*", "every run diverged"), _skipped(search, name)]
             else:
-                name = f"{style.STRATEGIES[strategy]}, n = {width}: lr*"
-                result.append(Finding(name, "not measured"))
-        result += [_match(fitted, width), _robustness(found, fitted, width)]
-    laws = {strategy: exponent(fitted[strategy]) for strategy in STRATEGIES}
-    result += [_exponent(strategy, law) for strategy, law in laws.items()]
-    return [*result, _own_exponent(laws["neural_tangent"]), *sweep.failed]
+                result += [*_optimum(search, fit, name), _skipped(search, name)]
+        result += _between(found, {s: fitted[s].get(width) for s in STRATEGIES}, width)
+    return [*result, *_exponents(fitted), *sweep.failed]
 
 
-def _of_search(search: Search, fit: RateSweep | None) -> list[Finding]:
-    if search.optimum is None or fit is None:
-        return [Finding(f"{search.name}: lr*", "every run diverged"), _skipped(search)]
-    return [_optimum(search), _vertex(search, fit), _minimum(search), _lowered(search, fit),
-            _skipped(search)]
-
-
-def _optimum(search: Search) -> Finding:
-    """The best rate of the grid."""
-    best, n = search.optimum, len(search.points)
+def _optimum(search: Search, fit: RateSweep, name: str) -> list[Finding]:
+    """The best rate of the grid, the lowest point of the parabola around it in mapped units, the
+    loss there, and what a lower rate costs."""
+    best, vertex, n = search.optimum, fit.best, len(search.points)
     edge = "" if best not in (search.points[0], search.points[-1]) else ", at the edge"
-    measured = f"{best.rate:.3g}, mapped {best.mapped:.3g} (of {n} rate{'s' * (n != 1)}{edge})"
-    name = f"{search.name}: lr* of the grid"
-    if search.width != BART_WIDTH:
-        return Finding(name, measured)
-    theirs = BART_RATES[search.strategy]
-    octaves = math.log2(best.rate / theirs)
-    return Finding(name, measured, f"{theirs:g}", f"lr x 2^{octaves:+.1f}")
+    grid = f"{best.rate:.3g}, mapped {best.mapped:.3g} (of {n} rate{'s' * (n != 1)}{edge})"
+    error = f"{vertex.error:.2f}" if math.isfinite(vertex.error) else "?"
+    parabola = f"{vertex.value:.3g}, ± {error} octaves ({vertex.n} rates)"
+    beside: list[tuple[str, ...]] = [(), ()]
+    if search.width == BART_WIDTH:
+        theirs = BART_RATES[search.strategy]
+        there = mapped_rate(search.strategy, theirs, BART_WIDTH)
+        beside = [
+            (f"{theirs:g}", f"lr x 2^{math.log2(best.rate / theirs):+.1f}"),
+            (f"{there:.3g} (grid)", f"lr x 2^{math.log2(vertex.value / there):+.2f}"),
+        ]
+    if not vertex.inside:
+        why = "the best rate is at the edge" if vertex.at_edge else "runs diverge beside the best"
+        parabola, beside[1] = f"no parabola: {why}", ()
+    loss, costs = average([run.best for run in best.runs]), degradation(search, fit)
+    in_bits = Estimate(bits(loss.value), bits(loss.error))
+    cost = average(costs).text(4) + (f" (n = {len(costs)})" if costs else "")
+    return [
+        Finding(name + "lr* of the grid", grid, *beside[0]),
+        Finding(name + "lr* by a parabola, mapped", parabola, *beside[1]),
+        Finding(name + "lowest loss",
+                f"{loss.text(4, '')} nats, {in_bits.text(4, '')} bits (n = {len(best.runs)})"),
+        Finding(name + f"loss at lr* / {LOWERED} minus lowest (nats)", cost),
+    ]
 
 
-def _vertex(search: Search, fit: RateSweep) -> Finding:
-    """The lowest point of the parabola around it, in mapped units."""
-    name, best = f"{search.name}: lr* by a parabola, mapped", fit.best
-    if not best.inside:
-        why = "the best rate is at the edge" if best.at_edge else "runs diverge beside the best"
-        return Finding(name, f"no parabola: {why}")
-    error = f"{best.error:.2f}" if math.isfinite(best.error) else "?"
-    measured = f"{best.value:.3g}, ± {error} octaves ({best.n} rates)"
-    if search.width != BART_WIDTH:
-        return Finding(name, measured)
-    theirs = mapped_rate(search.strategy, BART_RATES[search.strategy], BART_WIDTH)
-    octaves = math.log2(best.value / theirs)
-    return Finding(name, measured, f"{theirs:.3g} (grid)", f"lr x 2^{octaves:+.2f}")
-
-
-def _minimum(search: Search) -> Finding:
-    best = search.optimum
-    value, error = mean_and_error([run.best for run in best.runs])
-    measured = (f"{number(value, error, 4, '')} nats, "
-                f"{number(bits(value), bits(error), 4, '')} bits (n = {len(best.runs)})")
-    return Finding(f"{search.name}: lowest loss", measured)
-
-
-def _lowered(search: Search, fit: RateSweep) -> Finding:
-    values = degradation(search, fit)
-    measured = number(*mean_and_error(values), 4)
-    return Finding(f"{search.name}: loss at lr* / {LOWERED} minus lowest (nats)",
-                   f"{measured} (n = {len(values)})" if values else measured)
-
-
-def _skipped(search: Search) -> Finding:
-    """Steps skipped per run, by falling rate."""
-    name = f"{search.name}: overflowing steps per run, by lr"
+def _skipped(search: Search, name: str) -> Finding:
+    """Steps skipped per run, by falling rate, and whether rates above the optimum skip more than
+    the others."""
+    name += "overflowing steps per run, by lr"
     counts = {
         point: [run.skipped for run in point.runs if run.skipped is not None]
         for point in reversed(search.points)
@@ -155,63 +129,51 @@ def _skipped(search: Search) -> Finding:
         return Finding(name, "not recorded", "at the higher lr")
     hit = [f"{point.rate:.3g}: {value:.3g}" for point, value in means.items() if value]
     others = ["others none"] if 0 < len(hit) < len(means) else []
-    return Finding(name, ", ".join(hit + others) or "none", "at the higher lr",
-                   _at_higher_rates(search, means))
+    verdict = "" if hit else "none here"
+    if hit and search.optimum is not None:
+        above, below = ([value for point, value in means.items()
+                         if (point.rate > search.optimum.rate) == higher]
+                        for higher in (True, False))
+        verdict = "not measured"
+        if above and below:
+            more = average(above).value > average(below).value
+            verdict = "agrees" if more else "disagrees"
+    return Finding(name, ", ".join(hit + others) or "none", "at the higher lr", verdict)
 
 
-def _at_higher_rates(search: Search, skipped: Mapping[Point, float]) -> str:
-    """Whether rates above the optimum skip more steps per run than the others."""
-    if not any(skipped.values()):
-        return "none here"
-    if search.optimum is None:
-        return ""
-    higher = [value for p, value in skipped.items() if p.rate > search.optimum.rate]
-    others = [value for p, value in skipped.items() if p.rate <= search.optimum.rate]
-    if not higher or not others:
-        return "not measured"
-    return "agrees" if mean_and_error(higher)[0] > mean_and_error(others)[0] else "disagrees"
-
-
-def _match(fitted: Mapping[str, Mapping[int, RateSweep]], width: int) -> Finding:
-    """How far apart the two strategies' optima lie once they are mapped."""
+def _between(
+    found: Mapping[str, Search], fitted: Mapping[str, RateSweep | None], width: int
+) -> list[Finding]:
+    """How far apart the two strategies' optima lie once they are mapped, and whether lowering the
+    rate costs the standard strategy more."""
     name = f"n = {width}: mapped lr*, neural-tangent / standard (octaves)"
-    both = [fitted[strategy].get(width) for strategy in ("neural_tangent", "standard")]
-    if None in both:
-        return Finding(name, "not measured", "0", "not measured")
-    theirs, ours = (fit.best for fit in both)
-    gap, error = math.log2(theirs.value / ours.value), math.hypot(theirs.error, ours.error)
-    within = abs(gap) <= GRID_STEP / 2  # the paper compares points of a grid
-    verdict = "agrees within the paper's grid" if within else claimed_equal(gap, error)
-    return Finding(name, number(gap, error, 2), "0", verdict)
-
-
-def _robustness(
-    found: Mapping[str, Search], fitted: Mapping[str, Mapping[int, RateSweep]], width: int
-) -> Finding:
-    """Whether lowering the rate costs the standard strategy more."""
+    both = [fitted[strategy] for strategy in ("neural_tangent", "standard")]
+    match = Finding(name, "not measured", "0", "not measured")
+    if None not in both:
+        first, second = (Estimate(math.log2(fit.best.value), fit.best.error) for fit in both)
+        gap = first - second
+        within = abs(gap.value) <= GRID_STEP / 2  # the paper compares points of a grid
+        verdict = "agrees within the paper's grid" if within else gap.claimed_equal()
+        match = Finding(name, gap.text(2), "0", verdict)
+    costs = {s: average(degradation(found.get(s), fitted[s])) for s in STRATEGIES}
+    more = costs["standard"] - costs["neural_tangent"]
     name = f"n = {width}: cost of lr* / {LOWERED}, standard - neural-tangent"
-    values = [degradation(found.get(s), fitted[s].get(width)) for s in STRATEGIES]
-    (first, first_error), (second, second_error) = map(mean_and_error, values)
-    gap, error = first - second, math.hypot(first_error, second_error)
-    return Finding(name, number(gap, error, 4), "above 0", claimed_gain(gap, error))
+    return [match, Finding(name, more.text(4), "above 0", more.claimed_gain())]
 
 
-def _exponent(strategy: str, fit: Exponent) -> Finding:
-    name = f"{style.STRATEGIES[strategy]}: exponent of the width in mapped lr*"
-    if fit.law is None:
-        return Finding(name, fit.text())
-    power = RATE_EXPONENTS["neural_tangent"]
-    verdict = distance(fit.value, fit.error, float(power))
-    return Finding(name, fit.text(), f"{power} (lambda)", verdict)
-
-
-def _own_exponent(fit: Exponent) -> Finding:
-    """Neural-tangent's global rate is what lambda leaves to tune: it should not know the width."""
-    name = "neural-tangent: exponent of the width in lr* itself"
-    if fit.law is None:
-        return Finding(name, fit.text())
-    own = fit.value - float(RATE_EXPONENTS["neural_tangent"])
-    return Finding(name, number(own, fit.error, 2), "0", distance(own, fit.error, 0.0))
+def _exponents(fitted: Mapping[str, Mapping[int, RateSweep]]) -> list[Finding]:
+    """The mapped optima's powers of the width; then that of neural-tangent's global rate, which is
+    what lambda leaves to tune and should not know the width."""
+    power, result = RATE_EXPONENTS["neural_tangent"], []
+    for strategy in STRATEGIES:
+        fit = exponent(fitted[strategy])
+        name = f"{style.STRATEGIES[strategy]}: exponent of the width in mapped lr*"
+        beside = (f"{power} (lambda)", fit.distance(float(power))) if fit.law else ()
+        result.append(Finding(name, fit.text(), *beside))
+    fit = exponent(fitted["neural_tangent"])
+    own = Estimate(fit.value - float(power), fit.error)
+    beside = (own.text(2), "0", own.distance(0.0)) if fit.law else (fit.text(),)
+    return [*result, Finding("neural-tangent: exponent of the width in lr* itself", *beside)]
 
 
 # Figure 3
@@ -245,7 +207,7 @@ def _curves(sweep: Sweep):
         found = sweep.at(width)
         lines = [point.line for search in found.values() for point in search.points]
         last = max((steps[-1] for steps, _ in lines if len(steps)), default=1.0)
-        low, high = limits(
+        low, high = searches.limits(
             [point.line for search in found.values() for point in search.points
              if math.isfinite(point.loss)], last
         )
@@ -260,9 +222,15 @@ def _curves(sweep: Sweep):
         overflow = any(run.overflows for search in found.values() for run in search.runs)
         row[0].set_ylim(low - (0.16 if overflow else 0.06) * (high - low),
                         high + 0.06 * (high - low))
-    for axis in axes[-1]:
-        axis.set_xlabel("updates")
-    style.legend(figure, _entries(sweep))
+    style.label_grid(axes, x="updates")
+    runs = [run for search in sweep.searches.values() for run in search.runs]
+    entries = [("optimum *", {"color": "black", "lw": 1.9})]
+    if any(run.diverged for run in runs):
+        entries.append(("diverged", {"color": "gray", **LOST}))
+    if any(run.overflows for run in runs):
+        entries.append(("gradient overflow", {"color": "gray", "marker": "|", "ls": "", "ms": 6,
+                                              "mew": 1}))
+    style.legend(figure, entries)
     return figure
 
 
@@ -273,7 +241,9 @@ def _draw_search(axis, search: Search, top: float) -> None:
         best = point is search.optimum
         look = {"color": colors[point], "lw": 1.9 if best else 1.0, "zorder": 3 if best else 2}
         steps, losses = point.line
-        handles[point], = axis.plot(steps, losses, label=_label(point) + " *" * best, **look)
+        mapped = "" if point.mapped == point.rate else f" ({exactly(point.mapped)})"
+        label = f"{exactly(point.rate)}{mapped} [{point.text}]" + " *" * best
+        handles[point], = axis.plot(steps, losses, label=label, **look)
         if not math.isfinite(point.loss) and len(steps):
             axis.plot(steps[-1], min(losses[-1], top), color=colors[point], **LOST)
     for point in reversed(search.points):
@@ -283,33 +253,13 @@ def _draw_search(axis, search: Search, top: float) -> None:
             axis.plot(steps, [height] * len(steps), "|", color=colors[point], ms=4, mew=1,
                       transform=axis.get_xaxis_transform(), clip_on=False)
             row += 1
+    mapped = "" if search.strategy == "standard" else r" ($n^{-3/2}$ lr)"
     axis.legend(
-        handles=[handles[point] for point in reversed(search.points)], title=_title(search),
+        handles=[handles[point] for point in reversed(search.points)],
+        title=f"lr{mapped} [minimum loss, nats]",
         loc="upper left", fontsize=6.5, title_fontsize=6.5, alignment="left", frameon=False,
         bbox_to_anchor=(1.16, 1.03), borderaxespad=0,  # right of the scale in bits
     )
-
-
-def _label(point: Point) -> str:
-    mapped = "" if point.mapped == point.rate else f" ({exactly(point.mapped)})"
-    return f"{exactly(point.rate)}{mapped} [{point.text}]"
-
-
-def _title(search: Search) -> str:
-    mapped = "" if search.strategy == "standard" else r" ($n^{-3/2}$ lr)"
-    return f"lr{mapped} [minimum loss, nats]"
-
-
-def _entries(sweep: Sweep) -> list[tuple[str, dict]]:
-    """What occurs in some panel."""
-    runs = [run for search in sweep.searches.values() for run in search.runs]
-    entries = [("optimum *", {"color": "black", "lw": 1.9})]
-    if any(run.diverged for run in runs):
-        entries.append(("diverged", {"color": "gray", **LOST}))
-    if any(run.overflows for run in runs):
-        entries.append(("gradient overflow", {"color": "gray", "marker": "|", "ls": "", "ms": 6,
-                                              "mew": 1}))
-    return entries
 
 
 # Optima
@@ -326,23 +276,18 @@ def _optima(sweep: Sweep):
         axis.set_title(style.STRATEGIES[strategy])
         rates.draw_rates(axis, fitted[strategy], colors)
         axis.set_xlabel("lr" if strategy == "standard" else r"$n^{-3/2}$ lr")
-    _join(axes[0][0], axes[0][1])
+    limits = [(axis.get_xlim(), axis.get_ylim()) for axis in axes[0][:2] if axis.lines]
+    if limits:  # the same rates and losses in both panels, with room for stars at the lowest
+        (lows, highs), (bottoms, tops) = (list(zip(*ends)) for ends in zip(*limits))
+        bottom = min(bottoms) - 0.05 * (max(tops) - min(bottoms))
+        for axis in axes[0][:2]:
+            axis.set(xlim=(min(lows), max(highs)), ylim=(bottom, max(tops)))
     axes[0][0].set_ylabel("minimum " + style.VALIDATION_LABEL)
     _draw_widths(axes[0][2], fitted, sweep.widths)
     entries = [(f"n = {width}", {"color": color, "marker": "o", "ms": 3})
                for width, color in colors.items()]
     style.legend(figure, [*entries, *style.STAR_ENTRIES])
     return figure
-
-
-def _join(first, second) -> None:
-    """The same rates and losses in both panels, with room for stars at the lowest."""
-    limits = [(axis.get_xlim(), axis.get_ylim()) for axis in (first, second) if axis.lines]
-    if limits:
-        (lows, highs), (bottoms, tops) = (list(zip(*ends)) for ends in zip(*limits))
-        for axis in (first, second):
-            bottom = min(bottoms) - 0.05 * (max(tops) - min(bottoms))
-            axis.set(xlim=(min(lows), max(highs)), ylim=(bottom, max(tops)))
 
 
 def _draw_widths(axis, fitted: Mapping[str, Mapping[int, RateSweep]], widths: list[int]) -> None:

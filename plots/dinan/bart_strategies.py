@@ -16,29 +16,32 @@ from pathlib import Path
 import numpy as np
 
 from plots import style, tables
-from plots.dinan.published import RATE_EXPONENTS
-from plots.dinan.searches import Point, Run, Sweep, bits, by_loss, limits, loss_text, model_name
-from plots.findings import HEADER, Finding, Printed, claimed_gain, number
-from plots.statistics import mean_and_error
+from plots.dinan import searches
+from plots.dinan.published import MODELS, RATE_EXPONENTS
+from plots.dinan.searches import Point, Run, Sweep, model_name
+from plots.findings import HEADER, Finding, Printed
+from plots.statistics import average
 
-# Figure 5's tables, of the larger model, are optional.
-SMALLER = ("dinan/figure_3_4", "dinan/figure_3_4_metrics")
-LARGER = ("dinan/figure_5", "dinan/figure_5_metrics")
-TABLES = SMALLER + LARGER if tables.shipped(LARGER[0]).exists() else SMALLER
+TABLES = (
+    "dinan/figure_3_4", "dinan/figure_3_4_metrics", "dinan/figure_5", "dinan/figure_5_metrics",
+)
+# Which of them a figure is drawn of, for its caption.
+PARTS = {"figure_4_bart_strategies": slice(2), "figure_5_bart_r2c2": slice(4)}
 STRATEGIES = tuple(RATE_EXPONENTS)
+LAYERS = "model.layers"
 Data = tuple[Sweep, Sweep | None]
 
 
 def read(paths: Sequence[Path]) -> Data:
-    """One sweep, or two by rising width; TableError if the second has no larger model."""
-    found = by_loss(paths)
+    """One sweep, or two by rising size; TableError if the second has no larger model."""
+    found = searches.by_loss(paths)
     if len(found) > 2:
         raise tables.TableError(f"{paths[0]}: expected the tables of one sweep or two, got "
                                 f"{len(paths)}")
     sweep, larger = found[0], found[1] if len(found) == 2 else None
-    if larger and larger.widths[-1] <= sweep.widths[-1]:
-        raise tables.TableError(f"{larger.path}: width {larger.widths[-1]} as in {sweep.path}; "
-                                "expected a larger model")
+    if larger and searches.largest(larger) <= searches.largest(sweep):
+        raise tables.TableError(f"{larger.path}: {searches.largest(larger):,.0f} parameters as in "
+                                f"{sweep.path}; expected a larger model")
     return sweep, larger
 
 
@@ -46,6 +49,14 @@ def optima(sweep: Sweep, width: int) -> dict[str, Point]:
     """Strategy -> its best point at a width, where not all diverged."""
     found = {strategy: search.optimum for strategy, search in sweep.at(width).items()}
     return {strategy: point for strategy, point in found.items() if point is not None}
+
+
+def named(sweep: Sweep, width: int) -> str:
+    """The paper's name of a model; of others the width, and the blocks where the table has them."""
+    name, layers = model_name(width), sweep.rows.get(LAYERS)
+    if layers is None or width in MODELS:
+        return name
+    return f"{name}, {layers.iloc[0]} + {layers.iloc[0]} blocks"
 
 
 def lowest(run: Run, last: float) -> float:
@@ -78,16 +89,15 @@ def findings(data: Data) -> list[Printed]:
         HEADER,
     ]
     for width in sweep.widths:
-        result += _of_width(optima(sweep, width), width)
-        result.append(_difference(optima(sweep, width), width, None))
+        found, name = optima(sweep, width), named(sweep, width)
+        result += [*_losses(found, name), _difference(found, name, None)]
     if larger:
-        width, last = larger.widths[-1], end(larger)
-        result += _of_width(optima(larger, width), width)
-        result.append(_difference(optima(larger, width), width, last))
-        result.append(_speed(optima(larger, width), width, last))
-        small = sweep.widths[-1]
-        result.append(_difference(optima(sweep, small), small, last, early=True))
-        result.append(_speed(optima(sweep, small), small, last))
+        last, (own, other) = end(larger), ((one, one.widths[-1]) for one in (larger, sweep))
+        found, name = optima(*own), named(*own)
+        result += _losses(found, name)
+        result += [_difference(found, name, last), _speed(found, name, last)]
+        found, name = optima(*other), named(*other)
+        result += [_difference(found, name, last, early=True), _speed(found, name, last)]
     else:
         result.append("Figure 5 needs the tables of bart_span_denoise/sweeps/figure_5.yaml too")
     return [*result, *(line for own in data if own for line in own.failed)]
@@ -99,42 +109,43 @@ def end(sweep: Sweep) -> float:
     return max((run.steps[-1] for point in points for run in point.runs), default=math.nan)
 
 
-def _of_width(found: Mapping[str, Point], width: int) -> list[Finding]:
-    return [_loss(found.get(strategy), strategy, width) for strategy in STRATEGIES]
-
-
-def _loss(point: Point | None, strategy: str, width: int) -> Finding:
-    name = f"{style.STRATEGIES[strategy]}, {model_name(width)}: lowest loss (nats)"
-    if point is None:
-        return Finding(name, "not measured")
-    value, error = mean_and_error([run.best for run in point.runs])
-    measured = (f"{number(value, error, 4, '')} (n = {len(point.runs)}), {bits(value):.4f} bits, "
-                f"at {point.pair}")
-    return Finding(name, measured)
+def _losses(found: Mapping[str, Point], model: str) -> list[Finding]:
+    """The mean of the lowest losses of both strategies."""
+    result = []
+    for strategy in STRATEGIES:
+        name = f"{style.STRATEGIES[strategy]}, {model}: lowest loss (nats)"
+        if strategy not in found:
+            result.append(Finding(name, "not measured"))
+            continue
+        loss, point = average([run.best for run in found[strategy].runs]), found[strategy]
+        measured = (f"{loss.text(4, '')} (n = {len(point.runs)}), "
+                    f"{searches.bits(loss.value):.4f} bits, at {point.pair}")
+        result.append(Finding(name, measured))
+    return result
 
 
 def _difference(
-    found: Mapping[str, Point], width: int, last: float | None, early: bool = False
+    found: Mapping[str, Point], model: str, last: float | None, early: bool = False
 ) -> Finding:
     """Standard minus neural-tangent. The paper has standard marginally better for BART-large, and
     neural-tangent for R2C2, early in training."""
     where = f" up to step {last:g}" if last is not None else ""
-    name = f"{model_name(width)}: standard - neural-tangent{where} (nats)"
+    name = f"{model}: standard - neural-tangent{where} (nats)"
     published = "above 0" if last is not None else "below 0, marginally"
     if not all(strategy in found for strategy in STRATEGIES):
         return Finding(name, "not measured", "" if early else published, "not measured")
     until = math.inf if last is None else last
-    pairs = [mean_and_error([lowest(run, until) for run in found[s].runs]) for s in STRATEGIES]
-    gap, error = pairs[0][0] - pairs[1][0], math.hypot(pairs[0][1], pairs[1][1])
+    first, second = (average([lowest(run, until) for run in found[s].runs]) for s in STRATEGIES)
+    gap = first - second
     if early:
-        return Finding(name, number(gap, error, 4))
-    verdict = claimed_gain(gap if last is not None else -gap, error)
-    return Finding(name, number(gap, error, 4), published, verdict)
+        return Finding(name, gap.text(4))
+    verdict = (-gap if last is None else gap).claimed_gain()
+    return Finding(name, gap.text(4), published, verdict)
 
 
-def _speed(found: Mapping[str, Point], width: int, last: float) -> Finding:
+def _speed(found: Mapping[str, Point], model: str, last: float) -> Finding:
     """How many updates neural-tangent takes to the loss that standard has at `last`, by seed."""
-    name = f"{model_name(width)}: updates to standard's loss then, relative"
+    name = f"{model}: updates to standard's loss then, relative"
     if not all(strategy in found for strategy in STRATEGIES):
         return Finding(name, "not measured")
     standard = {run.seed: run for run in found["standard"].runs}
@@ -147,8 +158,7 @@ def _speed(found: Mapping[str, Point], width: int, last: float) -> Finding:
     missing = f", {short} did not reach it" if short else ""
     if not reached:
         return Finding(name, f"not reached (n = {len(values)})")
-    speed = number(*mean_and_error(reached), 3, "")
-    return Finding(name, f"{speed} (n = {len(reached)}{missing})")
+    return Finding(name, f"{average(reached).text(3, '')} (n = {len(reached)}{missing})")
 
 
 # Figures
@@ -173,7 +183,7 @@ def _figure_4(sweep: Sweep):
         for strategy, point in found.items():
             _draw_point(axis, strategy, point)
         _finish(axis, points, math.inf)
-        axis.set_title(model_name(width))
+        axis.set_title(named(sweep, width))
         _legend(axis, [_entry(s, p.shown, p.text) for s, p in found.items()], "(lr, wd)")
     axes[0][0].set_ylabel(style.VALIDATION_LABEL)
     return figure
@@ -189,9 +199,11 @@ def _figure_5(sweep: Sweep, larger: Sweep):
         for strategy, point in optima(own, width).items():
             _draw_point(axis, strategy, point, **look)
             points.append(point)
-            text = loss_text([lowest(run, last) for run in point.runs])
-            entries.append(_entry(strategy, point.shown, text, model_name(width) + " ", **look))
+            text = searches.loss_text([lowest(run, last) for run in point.runs])
+            entries.append(_entry(strategy, point.shown, text, named(own, width) + " ", **look))
     _finish(axis, points, last, 0.25)  # a third of it is warm-up
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high + 0.2 * (high - low))  # the legend has four entries
     axis.set_ylabel(style.VALIDATION_LABEL)
     _legend(axis, entries, f"(lr, wd), up to step {last:g}")
     return figure
@@ -212,7 +224,7 @@ def _finish(axis, points: Sequence[Point], last: float, first: float = 0.1) -> N
     lines = [(run.steps, run.losses) for point in points for run in point.runs]
     longest = max((steps[-1] for steps, _ in lines), default=1.0)
     last = min(last, longest)
-    low, high = limits(lines, last, first)
+    low, high = searches.limits(lines, last, first)
     axis.set_ylim(low - 0.06 * (high - low), high + 0.25 * (high - low))
     style.update_ticks(axis, 1.02 * last if last == longest else last)
     axis.set_xlabel("updates")
@@ -225,8 +237,5 @@ def _entry(strategy: str, pair: str, text: str, model: str = "", **look) -> tupl
 
 
 def _legend(axis, entries: Sequence[tuple[str, dict]], what: str) -> None:
-    from matplotlib.lines import Line2D
-
-    handles = [Line2D([], [], label=label, **look) for label, look in entries]
-    axis.legend(handles=handles, title=f"{what} [minimum loss, nats]", fontsize=7, title_fontsize=7,
-                loc="upper right")
+    axis.legend(handles=style.handles(entries), title=f"{what} [minimum loss, nats]", fontsize=7,
+                title_fontsize=7, loc="upper right")

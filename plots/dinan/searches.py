@@ -21,8 +21,20 @@ from plots import style, tables
 from plots.dinan import spikes
 from plots.dinan.published import MODELS, RATE_EXPONENTS
 from plots.dinan.spikes import LR_FACTOR, TOP1, TRAIN_LOSS
-from plots.statistics import mean_and_error
-from plots.tables import CURVE, DECAY, LOSS, RATE, RUN, SEED, STATUS, STEP, WIDTH, TableError
+from plots.statistics import average
+from plots.tables import (
+    CURVE,
+    DECAY,
+    LOSS,
+    PARAMETERS,
+    RATE,
+    RUN,
+    SEED,
+    STATUS,
+    STEP,
+    WIDTH,
+    TableError,
+)
 
 EPOCH, EVAL_LOSS = "epoch", "eval_loss"
 SKIPPED = "skipped_steps"  # so far, because the gradient was not finite; may be absent
@@ -48,8 +60,9 @@ ACCURACY = Measure(
     (RATE, DECAY), (CURVE, RATE, DECAY, SEED), "results.csv of one search per strategy",
 )
 LOWEST_LOSS = Measure(
-    "best_eval_loss", EVAL_LOSS, (SEED, RATE, DECAY, WIDTH, LOSS), (STEP,), (RATE, WIDTH),
-    (CURVE, WIDTH, RATE, SEED), "results.csv of a sweep with one weight decay per rate",
+    "best_eval_loss", EVAL_LOSS, (SEED, RATE, DECAY, WIDTH, PARAMETERS, LOSS), (STEP,),
+    (RATE, WIDTH, PARAMETERS), (CURVE, WIDTH, RATE, SEED),
+    "results.csv of a sweep with one weight decay per rate",
 )
 
 
@@ -176,11 +189,6 @@ class Search:
     optimum: Point | None  # None if all diverged
 
     @property
-    def name(self) -> str:
-        """Strategy and width."""
-        return f"{style.STRATEGIES[self.strategy]}, n = {self.width}"
-
-    @property
     def firsts(self) -> list[Run]:
         """The first seed of every point."""
         return [point.runs[0] for point in self.points]
@@ -285,9 +293,8 @@ def percent(run: Run) -> str:
 
 def loss_text(losses: Sequence[float]) -> str:
     """Mean and standard error over seeds."""
-    value, error = mean_and_error(losses)
     n = len(losses)
-    return f"{value:.3f}" if n == 1 else f"{value:.3f} ± {error:.3f}, n = {n}"
+    return f"{losses[0]:.3f}" if n == 1 else f"{average(losses).text(sign='')}, n = {n}"
 
 
 def mapped_rate(strategy: str, rate: float, width: int) -> float:
@@ -355,7 +362,7 @@ def by_accuracy(paths: Sequence[Path]) -> Sweep:
 
 
 def by_loss(paths: Sequence[Path]) -> list[Sweep]:
-    """Searches of BART models, sweeps by rising width, points by rising rate; the optimum has the
+    """Searches of BART models, sweeps by rising size, points by rising rate; the optimum has the
     lowest loss. Results have mapped rates and lowest losses in the columns that fits read."""
     found = []
     for path, results, logs in _read(paths, LOWEST_LOSS, RATE_EXPONENTS):
@@ -375,14 +382,23 @@ def by_loss(paths: Sequence[Path]) -> list[Sweep]:
         rates = [mapped_rate(strategy, rate, int(width)) for strategy, rate, width in columns]
         rows = kept.assign(**{RATE: rates, LOSS: kept[LOWEST_LOSS.best]})
         found.append(Sweep(path, rows, searches, _failed_lines(results)))
-    return sorted(found, key=lambda sweep: sweep.widths[-1])
+    return sorted(found, key=largest)
+
+
+def largest(sweep: Sweep) -> float:
+    """The parameters of a sweep's largest model."""
+    return float(sweep.rows[PARAMETERS].max())
 
 
 def _read(
     paths: Sequence[Path], measure: Measure, curves: Iterable[str]
 ) -> list[tuple[Path, pd.DataFrame, Mapping[str, pd.DataFrame]]]:
     """(path, results, run -> rows of its metrics) of every sweep, failed runs left in."""
-    kinds = {path: STATUS in tables.read(path, [CURVE], _source(path)) for path in paths}
+    kinds = {
+        path: STATUS in tables.read(path, [CURVE], "metrics.csv" if path.stem.endswith("metrics")
+                                    else "results.csv")
+        for path in paths
+    }
     results = [path for path, is_results in kinds.items() if is_results]
     metrics = [path for path, is_results in kinds.items() if not is_results]
     if len(kinds) != len(paths) or not results or len(results) != len(metrics):
@@ -390,24 +406,13 @@ def _read(
                          f"results are the tables with a column {STATUS!r}")
     logs: dict[str, pd.DataFrame] = {}
     for path in metrics:
-        logs |= dict(iter(_metrics(path, measure, curves).groupby(RUN)))
-    return [
-        (path, _results(path, measure, curves, logs, metrics[0] if len(metrics) == 1 else path),
-         logs)
-        for path in results
-    ]
-
-
-def _source(path: Path) -> str:
-    return "metrics.csv" if path.stem.endswith("metrics") else "results.csv"
-
-
-def _metrics(path: Path, measure: Measure, curves: Iterable[str]) -> pd.DataFrame:
-    columns = [*measure.metrics, measure.logged]
-    table = tables.read(path, [CURVE, SEED, RUN, *columns], "metrics.csv")
-    columns += [SKIPPED] if SKIPPED in table else []
-    table = tables.numbers(tables.only(table, path, CURVE, curves), path, columns)
-    return table.sort_values([RUN, STEP], kind="stable")
+        columns = [CURVE, SEED, RUN, *measure.metrics, measure.logged]
+        table = tables.read(path, columns, "metrics.csv", numbers=[SKIPPED])
+        table = tables.only(table, path, CURVE, curves).sort_values([RUN, STEP], kind="stable")
+        logs |= dict(iter(table.groupby(RUN)))
+    logged_in = metrics[0] if len(metrics) == 1 else None
+    return [(path, _results(path, measure, curves, logs, logged_in or path), logs)
+            for path in results]
 
 
 def _results(
@@ -416,8 +421,7 @@ def _results(
 ) -> pd.DataFrame:
     """Every run has its place in the search, a finished one its best value and evaluations."""
     columns = [*measure.results, measure.best]
-    rows = tables.read(path, [*tables.RESULTS, RUN, *columns])
-    rows = tables.numbers(tables.only(rows, path, CURVE, curves), path, columns)
+    rows = tables.only(tables.read(path, [*tables.RESULTS, RUN, *columns]), path, CURVE, curves)
     for column in (RATE, DECAY, *measure.positive):
         above = column in measure.positive
         bad = rows[~(rows[column] > 0 if above else rows[column] >= 0)]

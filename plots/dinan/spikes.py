@@ -42,41 +42,29 @@ def warm_up_end(steps: Sequence[int], lr_factors: Sequence[float]) -> int:
     return next((step for step, factor in zip(steps, lr_factors) if factor == peak), 0)
 
 
-def accuracy_spikes(
-    steps: Sequence[int], top1: Sequence[float], warm_up: int, drop: float = ACCURACY_DROP
-) -> list[int]:
-    """The steps at which accuracy spikes begin; accuracies and `drop` are fractions."""
+def accuracy_spikes(steps: Sequence[int], top1: Sequence[float], warm_up: int) -> list[int]:
+    """The steps at which accuracy spikes begin; accuracies are fractions."""
     best, beyond = -math.inf, []
     for step, value in zip(steps, top1):
-        beyond.append(step >= warm_up and best - value > drop + _ROUNDING)
+        beyond.append(step >= warm_up and best - value > ACCURACY_DROP + _ROUNDING)
         best = max(best, value)
     return _begins(steps, beyond)
 
 
-def loss_spikes(
-    steps: Sequence[int],
-    losses: Sequence[float],
-    warm_up: int,
-    window: int = WINDOW,
-    fewest: int = FEWEST,
-    mads: float = MADS,
-    share: float = SHARE,
-) -> list[int]:
+def loss_spikes(steps: Sequence[int], losses: Sequence[float], warm_up: int) -> list[int]:
     """The steps at which loss spikes begin."""
     lines = [(step, loss) for step, loss in zip(steps, losses) if math.isfinite(loss)]
     values = [loss for _, loss in lines]
     beyond = []
     for index, (step, loss) in enumerate(lines):
-        before = values[max(0, index - window):index]
-        known = step >= warm_up and len(before) >= fewest
-        beyond.append(known and loss > _threshold(before, mads, share))
+        before = values[max(0, index - WINDOW):index]
+        if step < warm_up or len(before) < FEWEST:
+            beyond.append(False)
+            continue
+        middle = median(before)
+        deviation = median(abs(value - middle) for value in before)
+        beyond.append(loss > middle + max(MADS * deviation, SHARE * middle))
     return _begins([step for step, _ in lines], beyond)
-
-
-def _threshold(before: Sequence[float], mads: float, share: float) -> float:
-    middle = median(before)
-    deviation = median(abs(loss - middle) for loss in before)
-    return middle + max(mads * deviation, share * middle)
 
 
 def _begins(steps: Sequence[int], beyond: Sequence[bool]) -> list[int]:

@@ -10,24 +10,13 @@ best accuracy of every point and marks the six neighbours that confirm the optim
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from plots import style
-from plots.dinan import spikes
+from plots.dinan import searches, spikes
 from plots.dinan.published import BULK_EXPONENTS, VIT_OPTIMA, VIT_WIDTH
-from plots.dinan.searches import (
-    EPOCH,
-    Point,
-    Search,
-    Sweep,
-    by_accuracy,
-    enlarge_end,
-    exactly,
-    pair,
-    percent,
-)
+from plots.dinan.searches import EPOCH, Point, Search, Sweep, enlarge_end, exactly, pair, percent
 from plots.dinan.spikes import TOP1
 from plots.findings import HEADER, Finding, Printed
 
@@ -38,11 +27,8 @@ COLORS = style.PALETTE[:-1]  # of learning rates; black is the optimum's
 DASHES = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)), (0, (1, 3)))
 # Maps saturate this many points below the best, so that one bad corner does not wash out the rest.
 SPAN = 5.0
-
-
-def read(paths: Sequence[Path]) -> Sweep:
-    """Both tables of one sweep, in any order."""
-    return by_accuracy(paths)
+LOST = (0.6, 0.6, 0.6)  # the colour of runs that diverged
+read = searches.by_accuracy
 
 
 @dataclass(frozen=True)
@@ -107,71 +93,38 @@ def bulk_rate(strategy: str, rate: float, width: int) -> float:
 def findings(sweep: Sweep) -> list[Printed]:
     """Optimum, confirmation, spikes and divergence of every strategy."""
     found = sweep.by_strategy
-    result = ["one run per point, its first seed; best top-1 over training; equal accuracies are "
-              "decided by the final loss", spikes.NOTE, HEADER]
+    text: list[Printed] = [
+        "one run per point, its first seed; best top-1 over training; equal accuracies are "
+        "decided by the final loss", spikes.NOTE, HEADER]
     for strategy, label in style.STRATEGIES.items():
         if strategy not in found:
-            result.append(Finding(f"{label}: optimum (lr*, wd*)", "not measured"))
+            text.append(Finding(f"{label}: optimum (lr*, wd*)", "not measured"))
             continue
-        search = found[strategy]
-        result += [
-            _optimum(strategy, search),
-            _confirmation(strategy, search),
-            *_products(strategy, search),
-            *_spikes(strategy, search),
-            _diverged(strategy, search),
+        search, there, state = found[strategy], VIT_OPTIMA.get(strategy), confirm(found[strategy])
+        optimum, n, runs = search.optimum, len(search.points), search.firsts
+        beside, product = ("in a figure only",), ""
+        if there:
+            octaves = (math.log2(optimum.rate / there[0]), math.log2(optimum.decay / there[1]))
+            beside = pair(*there), "lr x 2^{:+.1f}, wd x 2^{:+.1f}".format(*octaves)
+            product = f"{there[0] * there[1]:.3g}"
+        text += [
+            Finding(f"{label}: optimum (lr*, wd*) [best top-1, %]",
+                    f"{optimum.label(optimum.runs[:1])} of {n} point{'s' * (n != 1)}", *beside),
+            Finding(f"{label}: neighbours of the optimum", state.measured, "all lower",
+                    state.verdict),
+            Finding(f"{label}: lr* wd*", f"{optimum.rate * optimum.decay:.3g}", product),
         ]
-    return [*result, *sweep.failed]
-
-
-def _optimum(strategy: str, search: Search) -> Finding:
-    optimum, n = search.optimum, len(search.points)
-    measured = f"{optimum.label(optimum.runs[:1])} of {n} point{'s' * (n != 1)}"
-    name = f"{style.STRATEGIES[strategy]}: optimum (lr*, wd*) [best top-1, %]"
-    if strategy not in VIT_OPTIMA:
-        return Finding(name, measured, "in a figure only")
-    there = VIT_OPTIMA[strategy]
-    octaves = [math.log2(ours / theirs)
-               for ours, theirs in zip((optimum.rate, optimum.decay), there)]
-    verdict = "lr x 2^{:+.1f}, wd x 2^{:+.1f}".format(*octaves)
-    return Finding(name, measured, pair(*there), verdict)
-
-
-def _confirmation(strategy: str, search: Search) -> Finding:
-    state = confirm(search)
-    name = f"{style.STRATEGIES[strategy]}: neighbours of the optimum"
-    return Finding(name, state.measured, "all lower", state.verdict)
-
-
-def _products(strategy: str, search: Search) -> list[Finding]:
-    """lr* wd*, and the rate of the blocks where the table says how wide the model is."""
-    label, optimum = style.STRATEGIES[strategy], search.optimum
-    there = VIT_OPTIMA.get(strategy)
-    published = f"{there[0] * there[1]:.3g}" if there else ""
-    result = [Finding(f"{label}: lr* wd*", f"{optimum.rate * optimum.decay:.3g}", published)]
-    if search.width is not None:
-        rate = bulk_rate(strategy, optimum.rate, search.width)
-        theirs = f"{bulk_rate(strategy, there[0], VIT_WIDTH):.3g}" if there else ""
-        measured = f"{rate:.3g} at n = {search.width}"
-        result.append(Finding(f"{label}: rate of the blocks' matrices", measured, theirs))
-    return result
-
-
-def _spikes(strategy: str, search: Search) -> list[Finding]:
-    """Both kinds of spikes over the first seed of all points."""
-    counts = [run.spikes for run in search.firsts]
-    result = []
-    for kind, found in zip(("accuracy", "training loss"), zip(*counts)):
-        hit = sum(map(bool, found))
-        name = f"{style.STRATEGIES[strategy]}: spikes in {kind}"
-        result.append(Finding(name, f"{sum(found)} in {hit} of {len(found)} runs"))
-    return result
-
-
-def _diverged(strategy: str, search: Search) -> Finding:
-    diverged = sum(run.diverged for run in search.firsts)
-    name = f"{style.STRATEGIES[strategy]}: diverged"
-    return Finding(name, f"{diverged} of {len(search.firsts)} runs")
+        if search.width is not None:
+            rate = bulk_rate(strategy, optimum.rate, search.width)
+            theirs = f"{bulk_rate(strategy, there[0], VIT_WIDTH):.3g}" if there else ""
+            measured = f"{rate:.3g} at n = {search.width}"
+            text.append(Finding(f"{label}: rate of the blocks' matrices", measured, theirs))
+        for kind, counts in zip(("accuracy", "training loss"), zip(*(run.spikes for run in runs))):
+            measured = f"{sum(counts)} in {sum(map(bool, counts))} of {len(counts)} runs"
+            text.append(Finding(f"{label}: spikes in {kind}", measured))
+        diverged = sum(run.diverged for run in runs)
+        text.append(Finding(f"{label}: diverged", f"{diverged} of {len(runs)} runs"))
+    return [*text, *sweep.failed]
 
 
 def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
@@ -192,10 +145,7 @@ def _curves(found: Mapping[str, Search]):
             _draw_curves(axis, found[strategy])
         else:
             style.empty(axis, "not run")
-    for axis in axes[-1]:
-        axis.set_xlabel("epoch")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("top-1 validation accuracy (%)")
+    style.label_grid(axes, x="epoch", y=["top-1 validation accuracy (%)"] * 2)
     return figure
 
 
@@ -204,37 +154,28 @@ def _seeds(found: Mapping[str, Search]) -> str:
 
 
 def _draw_curves(axis, search: Search) -> None:
-    """One line per point, the optimum's last and thick; a cross ends one that diverged."""
-    looks, handles = _looks(search), {}
+    """One line per point, the optimum's last and thick; colours tell learning rates apart, dashes
+    weight decays; a cross ends a run that diverged."""
+    rates = sorted({point.rate for point in search.points})
+    decays = sorted({point.decay for point in search.points}, reverse=True)
+    handles = {}
     for point in sorted(search.points, key=lambda point: point == search.optimum):
         best = point == search.optimum
-        look = {"color": "black", "lw": 1.8} if best else {"lw": 1.0, **looks[point]}
+        look = {"color": "black", "lw": 1.8} if best else {
+            "color": COLORS[rates.index(point.rate) % len(COLORS)], "lw": 1.0,
+            "ls": DASHES[decays.index(point.decay) % len(DASHES)],
+        }
         if point.runs[0].diverged:
             look |= {"marker": "X", "ms": 6, "markevery": [-1]}
         line = point.runs[0].accuracy
         label = f"{point.shown} [{percent(point.runs[0])}]" + " *" * best
         handles[point], = axis.plot(line[EPOCH], 100 * line[TOP1], label=label, **look)
     enlarge_end(axis)
-    _legend(axis, [handles[point] for point in search.points])
-
-
-def _looks(search: Search) -> dict[Point, dict]:
-    """Colours tell learning rates apart, dashes weight decays."""
-    rates = sorted({point.rate for point in search.points})
-    decays = sorted({point.decay for point in search.points}, reverse=True)
-    return {
-        point: {"color": COLORS[rates.index(point.rate) % len(COLORS)],
-                "ls": DASHES[decays.index(point.decay) % len(DASHES)]}
-        for point in search.points
-    }
-
-
-def _legend(axis, handles: Sequence) -> None:
-    columns = math.ceil(len(handles) / 22)
     axis.legend(
-        handles=handles, title="(lr, wd) [best top-1, %]", loc="upper left", ncols=columns,
-        bbox_to_anchor=(1.01, 1.03), borderaxespad=0, frameon=False, fontsize=7,
-        title_fontsize=7, alignment="left", handlelength=3.2, labelspacing=0.3, columnspacing=1.0,
+        handles=[handles[point] for point in search.points], title="(lr, wd) [best top-1, %]",
+        loc="upper left", ncols=math.ceil(len(handles) / 22), bbox_to_anchor=(1.01, 1.03),
+        borderaxespad=0, frameon=False, fontsize=7, title_fontsize=7, alignment="left",
+        handlelength=3.2, labelspacing=0.3, columnspacing=1.0,
     )
 
 
@@ -246,7 +187,10 @@ def _map(found: Mapping[str, Search]):
     figure, axes = style.subplots(2, 2, (4.6, 3.4))
     figure.suptitle("the optima and their neighbours\n"
                     f"best top-1 (%) of the first seed ({_seeds(found)}) of every point")
-    span = _span(found)
+    # The points of accuracy that the colours cover: all that occur, in halves, up to SPAN.
+    gaps = [_gap(search, point) for search in found.values() for point in search.points
+            if not (point.runs[0].diverged or search.optimum.runs[0].diverged)]
+    span = min(SPAN, max(0.5, math.ceil(2 * max(gaps, default=0)) / 2))
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items()):
         axis.grid(False)
         if strategy in found:
@@ -257,15 +201,20 @@ def _map(found: Mapping[str, Search]):
         else:
             axis.set_title(label, fontsize=9)
             style.empty(axis, "not run")
-    for axis in axes[-1]:
-        axis.set_xlabel("learning rate")
-    for axis in axes[:, 0]:
-        axis.set_ylabel("weight decay")
+    style.label_grid(axes, x="learning rate", y=["weight decay"] * 2)
     scale = ScalarMappable(Normalize(-span, 0), "viridis")
     bar = figure.colorbar(scale, ax=axes, extend="min" if span == SPAN else "neither", shrink=0.8,
                           aspect=30)
     bar.set_label("best top-1 minus the optimum's (points)")
-    style.legend(figure, _marks(found))
+    box = {"marker": "s", "ms": 11, "ls": "", "mfc": "white"}
+    marks = [("optimum", {**box, "mec": style.VERMILION, "mew": 2.5}),
+             ("neighbour", {**box, "mec": "black", "mew": 1.5})]
+    if any(confirm(search).missing for search in found.values()):
+        question = {"color": "black", "marker": "$?$", "ls": "", "ms": 7}
+        marks.append(("neighbour, not run", question))
+    if any(run.diverged for search in found.values() for run in search.firsts):
+        marks.append(("diverged", {**box, "mfc": LOST, "mec": LOST}))
+    style.legend(figure, marks)
     return figure
 
 
@@ -274,80 +223,42 @@ def _gap(search: Search, point: Point) -> float:
     return 100 * (search.optimum.runs[0].best - point.runs[0].best)
 
 
-def _span(found: Mapping[str, Search]) -> float:
-    """The points of accuracy that the colours cover: all that occur, in halves, up to SPAN."""
-    gaps = [_gap(search, point) for search in found.values() for point in search.points
-            if not (point.runs[0].diverged or search.optimum.runs[0].diverged)]
-    return min(SPAN, max(0.5, math.ceil(2 * max(gaps, default=0)) / 2))
-
-
-def _marks(found: Mapping[str, Search]) -> list[tuple[str, dict]]:
-    """Legend entries of what is drawn."""
-    box = {"marker": "s", "ms": 11, "ls": "", "mfc": "white"}
-    marks = [("optimum", {**box, "mec": style.VERMILION, "mew": 2.5}),
-             ("neighbour", {**box, "mec": "black", "mew": 1.5})]
-    if any(confirm(search).missing for search in found.values()):
-        question = {"color": "black", "marker": "$?$", "ls": "", "ms": 7}
-        marks.append(("neighbour, not run", question))
-    if any(run.diverged for search in found.values() for run in search.firsts):
-        marks.append(("diverged", {**box, "mfc": _LOST, "mec": _LOST}))
-    return marks
-
-
-_LOST = (0.6, 0.6, 0.6)
-
-
 def _draw_map(axis, search: Search, span: float) -> None:
     """A square per point in octaves, with its accuracy written in it."""
-    optimum, around = search.optimum, neighbours(search.optimum)
-    side = _side(search.points)
-    beside = [search.at(*place) for place in around]
-    # What is drawn last lies on top: edges of neighbours, then that of the optimum.
-    for point in sorted(search.points, key=lambda p: (p == optimum, p in beside)):
-        edge = style.VERMILION if point == optimum else "black" if point in beside else "white"
-        width = 2.5 if point == optimum else 1.5 if point in beside else 0.5
-        _draw_square(axis, search, point, span, side, {"edgecolor": edge, "linewidth": width})
-    missing = [place for place, point in zip(around, beside) if point is None]
-    for rate, decay in missing:
-        axis.text(math.log2(rate), math.log2(decay), "?", ha="center", va="center", fontsize=9)
-    _map_axes(axis, [(p.rate, p.decay) for p in search.points] + missing, side)
-
-
-def _draw_square(
-    axis, search: Search, point: Point, span: float, side: float, edge: Mapping
-) -> None:
     import matplotlib
     from matplotlib.patches import Rectangle
 
-    run, best = point.runs[0], search.optimum.runs[0]
-    x, y = math.log2(point.rate), math.log2(point.decay)
-    share = 0.0
-    if not run.diverged and not best.diverged:
-        share = min(max(1 - _gap(search, point) / span, 0.0), 1.0)
-    color = _LOST if run.diverged else matplotlib.colormaps["viridis"](share)
-    corner = (x - side / 2, y - side / 2)
-    axis.add_patch(Rectangle(corner, side, side, facecolor=color, **edge))
-    ink = "black" if share > 0.6 or run.diverged else "white"
-    text = "div." if run.diverged else percent(run)
-    axis.text(x, y, text, ha="center", va="center", fontsize=6, color=ink)
-
-
-def _side(points: Sequence[Point]) -> float:
-    """One octave, or the finest distance of two points' rates or decays if that is less."""
-    gaps = [1.0]
-    for values in ({p.rate for p in points}, {p.decay for p in points}):
+    optimum, around = search.optimum, neighbours(search.optimum)
+    beside = [search.at(*place) for place in around]
+    gaps = [1.0]  # an octave, or the finest distance of two points' rates or decays if that is less
+    for values in ({p.rate for p in search.points}, {p.decay for p in search.points}):
         logs = sorted(map(math.log2, values))
         gaps += [high - low for low, high in zip(logs, logs[1:]) if high - low > 1e-3]
-    return min(gaps)
-
-
-def _map_axes(axis, places: Sequence[tuple[float, float]], side: float) -> None:
-    """Ticks at the values that were run, at most eight, and room around."""
-    for values, along in zip(zip(*places), (axis.xaxis, axis.yaxis)):
+    side = min(gaps)
+    # What is drawn last lies on top: edges of neighbours, then that of the optimum.
+    for point in sorted(search.points, key=lambda p: (p == optimum, p in beside)):
+        edge, width = ("black", 1.5) if point in beside else ("white", 0.5)
+        if point == optimum:
+            edge, width = style.VERMILION, 2.5
+        lost, x, y = point.runs[0].diverged, math.log2(point.rate), math.log2(point.decay)
+        share = 0.0
+        if not lost and not optimum.runs[0].diverged:
+            share = min(max(1 - _gap(search, point) / span, 0.0), 1.0)
+        color = LOST if lost else matplotlib.colormaps["viridis"](share)
+        axis.add_patch(Rectangle((x - side / 2, y - side / 2), side, side, facecolor=color,
+                                 edgecolor=edge, linewidth=width))
+        ink = "black" if share > 0.6 or lost else "white"
+        text = "div." if lost else percent(point.runs[0])
+        axis.text(x, y, text, ha="center", va="center", fontsize=6, color=ink)
+    missing = [place for place, point in zip(around, beside) if point is None]
+    for rate, decay in missing:
+        axis.text(math.log2(rate), math.log2(decay), "?", ha="center", va="center", fontsize=9)
+    places = [(p.rate, p.decay) for p in search.points] + missing
+    # Ticks at the values that were run, at most eight, and room around.
+    for values, along, limits in zip(zip(*places), (axis.xaxis, axis.yaxis),
+                                     (axis.set_xlim, axis.set_ylim)):
         values = sorted({f"{value:.3g}": value for value in values}.values())
         shown = values[:: math.ceil(len(values) / 8)]
         labels = [exactly(value) for value in shown]
         along.set_ticks([math.log2(value) for value in shown], labels=labels, fontsize=7)
-        low, high = math.log2(values[0]), math.log2(values[-1])
-        limits = (low - 0.6 * side, high + 0.6 * side)
-        (axis.set_xlim if along is axis.xaxis else axis.set_ylim)(*limits)
+        limits(math.log2(values[0]) - 0.6 * side, math.log2(values[-1]) + 0.6 * side)

@@ -9,26 +9,27 @@ best accuracy with its standard error; and mid-training spikes per run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
 from plots import style
 from plots.dinan import spikes
 from plots.dinan.published import VIT_CLAIMS, VIT_OPTIMA
-from plots.dinan.searches import EPOCH, Run, Search, Sweep, by_accuracy, enlarge_end
+from plots.dinan.searches import EPOCH, Search, Sweep, by_accuracy, enlarge_end
 from plots.dinan.spikes import TOP1
-from plots.findings import HEADER, Finding, Printed, claimed_gain, number
-from plots.statistics import mean_and_error
+from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.statistics import average
 
 TABLES = ("dinan/figure_1_2", "dinan/figure_1_2_metrics")
-KINDS = ("accuracy", "training loss")
-
-
-def read(paths: Sequence[Path]) -> Sweep:
-    """Both tables of one sweep, in any order."""
-    return by_accuracy(paths)
+read = by_accuracy
+# Kind of spikes and the runs they are counted in -> marks.
+SPIKES = {
+    ("accuracy", "all runs"): {"marker": "o", "ms": 4, "ls": ""},
+    ("accuracy", "optimum"): {"marker": "o", "ms": 4, "ls": "", "mfc": "white"},
+    ("training loss", "all runs"): {"marker": "v", "ms": 5, "ls": ""},
+    ("training loss", "optimum"): {"marker": "v", "ms": 5, "ls": "", "mfc": "white"},
+}
 
 
 def best_accuracies(search: Search) -> list[float]:
@@ -36,84 +37,60 @@ def best_accuracies(search: Search) -> list[float]:
     return [100 * run.best for run in search.optimum.runs if not run.diverged]
 
 
-def _spike_counts(runs: Sequence[Run], kind: str) -> list[int]:
-    return [run.spikes[KINDS.index(kind)] for run in runs]
+def spike_counts(search: Search, kind: str, where: str) -> list[int]:
+    """Spikes of a kind in every run, or in those at the optimum."""
+    runs = search.optimum.runs if where == "optimum" else search.runs
+    return [run.spikes[kind != "accuracy"] for run in runs]
 
 
 def findings(sweep: Sweep) -> list[Printed]:
     """Accuracies, the paper's comparisons of them, spikes, and the product of rate and decay."""
     found = sweep.by_strategy
-    return [
+    text: list[Printed] = [
         "± is the standard error over n runs, without that of a finite validation set; errors "
         "of differences add in squares",
         spikes.NOTE,
         HEADER,
-        *(_accuracy(found, strategy) for strategy in style.STRATEGIES),
-        *(_difference(found, *claim) for claim in VIT_CLAIMS),
-        *(
-            _spikes(found, strategy, kind, where)
-            for kind in KINDS
-            for where in ("all runs", "optimum")
-            for strategy in style.STRATEGIES
-        ),
-        _product(found),
-        *sweep.failed,
     ]
+    accuracies = {strategy: best_accuracies(search) for strategy, search in found.items()}
+    for strategy, label in style.STRATEGIES.items():
+        name = f"{label}: best top-1 (%)"
+        if strategy not in found:
+            text.append(Finding(name, "not measured"))
+            continue
+        values, point = accuracies[strategy], found[strategy].optimum
+        lost = len(point.runs) - len(values)
+        n = f"(n = {len(values)}{f', {lost} diverged' if lost else ''})"
+        measured = f"{average(values).text(2, '')} {n} at {point.pair}"
+        text.append(Finding(name, measured, "in a figure only"))
+    for better, worse in VIT_CLAIMS:
+        gain = average(accuracies.get(better, ())) - average(accuracies.get(worse, ()))
+        name = f"{style.STRATEGIES[better]} - {style.STRATEGIES[worse]}: best top-1 (points)"
+        text.append(Finding(name, gain.text(2), "higher", _verdict(gain)))
+    for kind, where in SPIKES:
+        counts = {strategy: spike_counts(search, kind, where) for strategy, search in found.items()}
+        start = counts.get("standard", [])
+        for strategy, label in style.STRATEGIES.items():
+            name, own = f"{label}: spikes in {kind} per run, {where}", counts.get(strategy, [])
+            measured = f"{average(own).text(2, '')} (n = {len(own)})" if own else "not measured"
+            fewer = _verdict(average(start) - average(own))
+            if start and not any(own) and not any(start):
+                fewer = "none in either"
+            claimed = own and strategy != "standard"
+            text.append(Finding(name, measured, *(("fewer", fewer) if claimed else ())))
+    return [*text, _product(found), *sweep.failed]
 
 
-def _accuracy(found: Mapping[str, Search], strategy: str) -> Finding:
-    name = f"{style.STRATEGIES[strategy]}: best top-1 (%)"
-    if strategy not in found:
-        return Finding(name, "not measured")
-    values, point = best_accuracies(found[strategy]), found[strategy].optimum
-    lost = len(point.runs) - len(values)
-    note = f", {lost} diverged" if lost else ""
-    measured = f"{number(*mean_and_error(values), 2, '')} (n = {len(values)}{note}) at {point.pair}"
-    return Finding(name, measured, "in a figure only")
-
-
-def _difference(found: Mapping[str, Search], better: str, worse: str) -> Finding:
-    name = f"{style.STRATEGIES[better]} - {style.STRATEGIES[worse]}: best top-1 (points)"
-    values = [best_accuracies(found[s]) if s in found else [] for s in (better, worse)]
-    pairs = list(map(mean_and_error, values))
-    gain, error = pairs[0][0] - pairs[1][0], math.hypot(pairs[0][1], pairs[1][1])
-    return Finding(name, number(gain, error, 2), "higher", _verdict(gain, error))
-
-
-def _verdict(gain: float, error: float) -> str:
+def _verdict(gain: Estimate) -> str:
     """What a claimed gain came to; seeds that all tie say nothing about its error."""
-    if error == 0 and gain != 0:
-        return f"{'agrees' if gain > 0 else 'disagrees'} in sign, seeds tie"
-    return claimed_gain(gain, error)
-
-
-def _spikes(found: Mapping[str, Search], strategy: str, kind: str, where: str) -> Finding:
-    """Spikes per run, and whether there are fewer than under the standard strategy."""
-    name = f"{style.STRATEGIES[strategy]}: spikes in {kind} per run, {where}"
-    if strategy not in found:
-        return Finding(name, "not measured")
-    counts = {s: _spike_counts(_runs(found[s], where), kind)
-              for s in (strategy, "standard") if s in found}
-    own = counts[strategy]
-    measured = f"{number(*mean_and_error(own), 2, '')} (n = {len(own)})"
-    if strategy == "standard":
-        return Finding(name, measured)
-    return Finding(name, measured, "fewer", _fewer(own, counts.get("standard", [])))
-
-
-def _runs(search: Search, where: str) -> Sequence[Run]:
-    return search.optimum.runs if where == "optimum" else search.runs
-
-
-def _fewer(own: Sequence[int], standard: Sequence[int]) -> str:
-    if standard and not any(own) and not any(standard):
-        return "none in either"
-    (value, error), (start, start_error) = mean_and_error(own), mean_and_error(standard)
-    return _verdict(start - value, math.hypot(error, start_error))
+    if gain.error == 0 and gain.value != 0:
+        return f"{'agrees' if gain.value > 0 else 'disagrees'} in sign, seeds tie"
+    return gain.claimed_gain()
 
 
 def _product(found: Mapping[str, Search]) -> Finding:
-    """lr* wd* of neural-tangent over that of standard."""
+    """lr* wd* of neural-tangent over that of standard; a step of the search is an octave of either
+    factor."""
     name = "lr* wd*: neural-tangent / standard"
     both = ("standard", "neural_tangent")
     if not all(strategy in found for strategy in both):
@@ -122,14 +99,10 @@ def _product(found: Mapping[str, Search]) -> Finding:
     theirs = VIT_OPTIMA["standard"][0] * VIT_OPTIMA["standard"][1]
     octaves = math.log2(products[1] / products[0])
     measured = f"{products[1]:.3g} / {products[0]:.3g} = 2^{octaves:+.1f}"
-    return Finding(name, measured, f"both {theirs:.3g}", _equal_products(octaves))
-
-
-def _equal_products(octaves: float) -> str:
-    """A step of the search is an octave of either factor."""
-    if abs(octaves) < 0.5:
-        return "agrees"
-    return "within one step of the search" if abs(octaves) < 1.01 else "disagrees"
+    verdict = "agrees" if abs(octaves) < 0.5 else "disagrees"
+    if 0.5 <= abs(octaves) < 1.01:
+        verdict = "within one step of the search"
+    return Finding(name, measured, f"both {theirs:.3g}", verdict)
 
 
 def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
@@ -144,17 +117,21 @@ def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
     _draw_curves(left, found)
     _draw_accuracies(axes[0, 1], found)
     _draw_spikes(axes[1, 1], found)
+    ticks = [label.replace("-", "-\n") for label in style.STRATEGIES.values()]
     for axis in axes[:, 1]:
-        axis.set_xticks(range(len(style.STRATEGIES)), labels=_TICKS, fontsize=7)
-        axis.set_xlim(-0.6, len(style.STRATEGIES) - 0.4)
+        axis.set_xticks(range(len(ticks)), labels=ticks, fontsize=7)
+        axis.set_xlim(-0.6, len(ticks) - 0.4)
         axis.grid(False, axis="x")
     figure.suptitle("strategies at their optima\nleft: mean over seeds (thick) and every seed "
                     "(thin), the last epochs enlarged; right: seeds, mean ± standard error")
-    style.legend(figure, _entries(found), title="strategy (lr*, wd*)", title_fontsize=8)
+    entries = [
+        (f"{style.STRATEGIES[strategy]} {search.optimum.shown}",
+         {"color": style.STRATEGY_COLORS[strategy], "marker": style.STRATEGY_MARKERS[strategy],
+          "ms": 4})
+        for strategy, search in found.items()
+    ]
+    style.legend(figure, entries, title="strategy (lr*, wd*)", title_fontsize=8)
     yield "figure_2_vit_strategies", figure
-
-
-_TICKS = [label.replace("-", "-\n") for label in style.STRATEGIES.values()]
 
 
 def _draw_curves(axis, found: Mapping[str, Search]) -> None:
@@ -172,56 +149,30 @@ def _draw_curves(axis, found: Mapping[str, Search]) -> None:
     axis.set_ylabel("top-1 validation accuracy (%)")
 
 
-def _entries(found: Mapping[str, Search]) -> list[tuple[str, dict]]:
-    return [
-        (f"{style.STRATEGIES[strategy]} {search.optimum.shown}",
-         {"color": style.STRATEGY_COLORS[strategy], "marker": style.STRATEGY_MARKERS[strategy],
-          "ms": 4})
-        for strategy, search in found.items()
-    ]
-
-
 def _draw_accuracies(axis, found: Mapping[str, Search]) -> None:
     """Every seed, the mean and its standard error."""
     for place, strategy in enumerate(style.STRATEGIES):
         values = best_accuracies(found[strategy]) if strategy in found else []
         if values:
             color, marker = style.STRATEGY_COLORS[strategy], style.STRATEGY_MARKERS[strategy]
-            value, error = mean_and_error(values)
+            mean = average(values)
             beside = [place - 0.3 + 0.3 * index / len(values) for index in range(len(values))]
             axis.plot(beside, values, color=color, marker=marker, ms=4, ls="", alpha=0.5, mew=0)
-            axis.errorbar(place + 0.15, value, error if math.isfinite(error) else None,
-                          color=color, marker=marker, ms=5, capsize=3)
+            axis.errorbar(place + 0.15, mean.value, mean.bar, color=color, marker=marker, ms=5,
+                          capsize=3)
     axis.set_ylabel("best top-1 (%)")
 
 
 def _draw_spikes(axis, found: Mapping[str, Search]) -> None:
     """Mean spikes per run: both kinds, of all runs and of those at the optimum."""
-    places = [(kind, where) for kind in KINDS for where in ("all runs", "optimum")]
-    for place, strategy in enumerate(style.STRATEGIES):
-        for index, (kind, where) in enumerate(places):
+    for place, (strategy, color) in enumerate(style.STRATEGY_COLORS.items()):
+        for index, ((kind, where), look) in enumerate(SPIKES.items()):
             if strategy in found:
-                counts = _spike_counts(_runs(found[strategy], where), kind)
-                value, error = mean_and_error(counts)
-                look = {**_LOOKS[kind, where], "color": style.STRATEGY_COLORS[strategy]}
-                axis.errorbar(place + 0.17 * (index - 1.5), value,
-                              error if math.isfinite(error) else None, capsize=2, lw=1, **look)
+                mean = average(spike_counts(found[strategy], kind, where))
+                axis.errorbar(place + 0.17 * (index - 1.5), mean.value, mean.bar, capsize=2, lw=1,
+                              color=color, **look)
     low, high = axis.get_ylim()
     axis.set_ylim(min(low, 0) - 0.02 * high, 1.45 * max(high, 1))  # room for the legend
     axis.set_ylabel("spikes per run")
-    axis.legend(handles=_spike_entries(), fontsize=6.5, ncols=2, loc="upper center")
-
-
-_LOOKS = {
-    ("accuracy", "all runs"): {"marker": "o", "ms": 4, "ls": ""},
-    ("accuracy", "optimum"): {"marker": "o", "ms": 4, "ls": "", "mfc": "white"},
-    ("training loss", "all runs"): {"marker": "v", "ms": 5, "ls": ""},
-    ("training loss", "optimum"): {"marker": "v", "ms": 5, "ls": "", "mfc": "white"},
-}
-
-
-def _spike_entries() -> list:
-    from matplotlib.lines import Line2D
-
-    return [Line2D([], [], color="black", label=f"{kind}, {where}", **look)
-            for (kind, where), look in _LOOKS.items()]
+    entries = [(", ".join(place), {"color": "black", **look}) for place, look in SPIKES.items()]
+    axis.legend(handles=style.handles(entries), fontsize=6.5, ncols=2, loc="upper center")

@@ -3,5 +3,5 @@
 PAPER = "Everett et al."
 FIGURES = (
     "quickstart", "loss_vs_size", "alignment", "epsilon", "weight_decay", "adafactor",
-    "learning_rates",
+    "learning_rates", "depth",
 )

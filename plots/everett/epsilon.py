@@ -17,19 +17,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import style, tables
+from plots import rates, style, tables
 from plots.everett.published import EPSILON_GAIN
 from plots.findings import HEADER, Finding, Printed
-from plots.rates import (
-    BEST_NOTE,
-    RateSweep,
-    compared,
-    edge_lines,
-    lines_of,
-    lost_lines,
-    noise_lines,
-    size_panels,
-)
 from plots.tables import CURVE, EPS, PARAMETERIZATION, WIDTH, TableError
 
 TABLES = ("everett/figure_4_epsilon", "everett/figure_8_mitigations")
@@ -51,7 +41,6 @@ EQUIVALENT = (("standard", "ntk"), ("mup", "mean_field"))
 # Heat maps saturate here, so that one diverging corner does not wash out the rest.
 MOST = 0.5
 COLUMNS = (*tables.RESULTS, PARAMETERIZATION, WIDTH)
-Lines = dict[tuple[str, ...], dict[int, RateSweep]]
 Data = tuple[pd.DataFrame | None, pd.DataFrame | None]  # heat maps, mitigations
 
 
@@ -61,29 +50,18 @@ def read(paths: Sequence[Path]) -> Data:
     for path in paths:
         curves = set(tables.read(path, [CURVE])[CURVE])
         if curves & HEAT_ONLY and heat is None:
-            heat = _read(path, (*COLUMNS, EPS))
+            heat = tables.read(path, (*COLUMNS, EPS)).dropna(subset=[CURVE, PARAMETERIZATION])
         elif curves & MITIGATION_ONLY and mitigations is None:
-            columns = (*COLUMNS, tables.RATE, tables.PARAMETERS)
-            mitigations = _read(path, columns)
+            mitigations = tables.read(path, (*COLUMNS, tables.RATE, tables.PARAMETERS))
+            mitigations = mitigations.dropna(subset=[CURVE, PARAMETERIZATION])
         else:
             raise TableError(f"{path}: expected one table of Figure 4 and one of Figure 8, got "
                              f"the curves {', '.join(sorted(map(str, curves)))}")
     if mitigations is not None and (mitigations[CURVE] == "enlarged").any():
-        _enlarged(mitigations, paths)
+        rows = mitigations[mitigations[CURVE] == "enlarged"]
+        if EPS not in rows or rows[EPS].nunique() != 1:
+            raise TableError(f"{paths[-1]}: curve 'enlarged' needs one value in column {EPS}")
     return heat, mitigations
-
-
-def _read(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    return tables.read(path, columns).dropna(subset=[CURVE, PARAMETERIZATION])
-
-
-def _enlarged(table: pd.DataFrame, paths: Sequence[Path]) -> float:
-    """The enlarged epsilon of a table; TableError when it is not one number."""
-    rows = table[table[CURVE] == "enlarged"]
-    values = set(rows[EPS].dropna()) if EPS in rows else set()
-    if len(values) != 1:
-        raise TableError(f"{paths[-1]}: curve 'enlarged' needs one value in column {EPS}")
-    return float(values.pop())
 
 
 def heat_map(table: pd.DataFrame, curve: str, rule: str) -> pd.DataFrame:
@@ -102,6 +80,10 @@ def heat_map(table: pd.DataFrame, curve: str, rule: str) -> pd.DataFrame:
 
 def heat_findings(table: pd.DataFrame) -> list[Finding]:
     """The best epsilon at the largest width and what the ends of the range cost."""
+
+    def best(line: pd.Series) -> str:
+        return "none" if line.isna().all() else f"{line.idxmin():g}"
+
     result = []
     for curve in style.present(SCALINGS, table[CURVE]):
         for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
@@ -112,20 +94,15 @@ def heat_findings(table: pd.DataFrame) -> list[Finding]:
                 continue
             row = grid.iloc[-1].dropna()
             ends = f"{row.index[0]:g}: {row.iloc[0]:+.3f}, {row.index[-1]:g}: {row.iloc[-1]:+.3f}"
-            bests = {width: _best(line) for width, line in grid.iterrows()}
-            moved = ", ".join(f"{eps} at {width}" for width, eps in bests.items())
+            moved = ", ".join(f"{best(line)} at {width}" for width, line in grid.iterrows())
             measured = f"{ends} at D = {grid.index[-1]}"
             result.append(Finding(name, measured, "both ends cost", f"best: {moved}"))
     return result
 
 
-def _best(line: pd.Series) -> str:
-    return "none" if line.isna().all() else f"{line.idxmin():g}"
-
-
-def lines(table: pd.DataFrame) -> Lines:
+def lines(table: pd.DataFrame) -> rates.Lines:
     """(parameterisation, curve) -> sweeps by width, of what has a finished run."""
-    return lines_of(table, {PARAMETERIZATION: style.LABELS}, NAMES)
+    return rates.lines_of(table, {PARAMETERIZATION: style.LABELS}, NAMES)
 
 
 def baseline(table: pd.DataFrame) -> str:
@@ -145,14 +122,14 @@ def mitigation_findings(table: pd.DataFrame) -> list[Finding]:
             pair = found.get((rule, start), {}), found.get((rule, curve), {})
             published = {"equal": "no gain"}.get(claim or "")
             name = f"{label}: gain of {curve} over {start}"
-            result.append(compared(name, *pair, claim, published))
+            result.append(rates.compared(name, *pair, claim, published))
     for first, second in EQUIVALENT:
         run = table[PARAMETERIZATION].isin([first, second]).any()
         for curve in (start, *MITIGATIONS) if run else ():
             pair = found.get((first, curve), {}), found.get((second, curve), {})
             name = f"{style.LABELS[first]} - {style.LABELS[second]}: {curve}"
-            result.append(compared(name, *pair, "equal") if curve in MITIGATIONS
-                          else compared(name, *pair, None, "apart"))
+            said = ("equal",) if curve in MITIGATIONS else (None, "apart")
+            result.append(rates.compared(name, *pair, *said))
     return result
 
 
@@ -176,9 +153,7 @@ def findings(data: Data) -> list[Printed]:
             f"loss before minus after in nats ± its error from seeds; {caption(mitigations)}",
             HEADER,
             *mitigation_findings(mitigations),
-            *edge_lines(lines(mitigations)),
-            *lost_lines(mitigations, [CURVE, PARAMETERIZATION]),
-            *noise_lines(mitigations),
+            *rates.basis(mitigations, lines(mitigations), [CURVE, PARAMETERIZATION]),
         ]
     return text
 
@@ -203,34 +178,30 @@ def _figure_4(heat: pd.DataFrame | None, mitigations: pd.DataFrame | None):
         notes.append("(a, b) colours by the root of the loss, cells reach half way to the next ε")
     if mitigations is not None:
         _draw_mitigations(figure, axes[-1], mitigations)
-        notes += [f"(c, d) {BEST_NOTE}", caption(mitigations)]
+        notes += [f"(c, d) {rates.BEST_NOTE}", caption(mitigations)]
     figure.suptitle("\n" + "; ".join(notes))
     return figure
 
 
 def _draw_heat(figure, axes, table: pd.DataFrame, scalings, rules) -> None:
+    """Half of the colours are the lowest quarter of losses, where most cells are."""
     from matplotlib.cm import ScalarMappable
+    from matplotlib.colors import PowerNorm
 
+    scale = PowerNorm(0.5, 0, MOST, clip=True)
     for row, (curve, title) in zip(axes, scalings.items()):
         for axis, (rule, label) in zip(row, rules.items()):
-            _draw_grid(axis, heat_map(table, curve, rule))
+            _draw_grid(axis, heat_map(table, curve, rule), scale)
             axis.set_title(f"{title}, {label}", fontsize=9)
         for axis in row[len(rules):]:
             axis.set_visible(False)
         row[0].set_ylabel("width D")
-    bar = figure.colorbar(ScalarMappable(_scale(), "viridis"), ax=axes, extend="max",
-                          shrink=0.8, aspect=30)
+    bar = figure.colorbar(ScalarMappable(scale, "viridis"), ax=axes, extend="max", shrink=0.8,
+                          aspect=30)
     bar.set_label("loss above the row's best (nats)\ngray: diverged, white: not run", fontsize=8)
 
 
-def _scale():
-    """Roots of losses as colours: half of the scale is the lowest quarter, where most cells are."""
-    from matplotlib.colors import PowerNorm
-
-    return PowerNorm(0.5, 0, MOST, clip=True)
-
-
-def _draw_grid(axis, grid: pd.DataFrame) -> None:
+def _draw_grid(axis, grid: pd.DataFrame, scale) -> None:
     """Cells on a logarithmic axis of ε, each from half way to its neighbours."""
     import matplotlib
     import numpy as np
@@ -241,7 +212,7 @@ def _draw_grid(axis, grid: pd.DataFrame) -> None:
         style.empty(axis, "not run")
         return
     values = grid[[eps for eps in grid.columns if eps > 0]].to_numpy(float)
-    colors = matplotlib.colormaps["viridis"](_scale()(np.nan_to_num(values)).filled())
+    colors = matplotlib.colormaps["viridis"](scale(np.nan_to_num(values)).filled())
     colors[np.isinf(values)] = (0.6, 0.6, 0.6, 1)
     colors[np.isnan(values)] = (1, 1, 1, 1)
     half = np.diff(powers) / 2 if len(powers) > 1 else np.array([0.5])
@@ -266,7 +237,7 @@ def _draw_mitigations(figure, axes, table: pd.DataFrame) -> None:
     panels = figure.add_subplot(grid[line, :middle]), figure.add_subplot(grid[line, middle:])
     shown = "mean_field" if "mean_field" in rules else list(rules)[-1]
     colored = style.looks(list(rules))
-    size_panels(panels, (
+    rates.size_panels(panels, (
         _curves(table, found, shown),
         [(found[rule, curve], {**colored[rule], **light})
          for rule in rules for curve, light in ((start, {}), ("per_layer", {"ls": "--", "ms": 3}))
@@ -276,46 +247,39 @@ def _draw_mitigations(figure, axes, table: pd.DataFrame) -> None:
     panels[1].set_title("(d) all: solid baseline, dashed per-layer ε", fontsize=9)
     panels[1].set_ylabel(style.LOSS_LABEL)
     for axis, entries in zip(panels, (_entries(table), style.rule_entries(rules))):
-        _small_legend(axis, entries)
+        low, high = axis.get_ylim()
+        axis.set_ylim(low, high + 0.3 * (high - low))  # room for the legend
+        axis.legend(handles=style.handles(entries), fontsize=7, ncols=2, loc="upper right")
 
 
-def _small_legend(axis, entries: Sequence[tuple[str, dict]]) -> None:
-    from matplotlib.lines import Line2D
-
-    low, high = axis.get_ylim()
-    axis.set_ylim(low, high + 0.3 * (high - low))  # room for the legend
-    axis.legend([Line2D([], [], **look) for _, look in entries], [label for label, _ in entries],
-                fontsize=7, ncols=2, loc="upper right")
+def _named(table: pd.DataFrame) -> dict[str, tuple[str, dict]]:
+    """Curve -> label, colour and mark; curves of one's own have the colours that others leave."""
+    labels, looks = style.present(NAMES, table[CURVE]), dict(CURVE_LOOKS)
+    own = [name for name in labels if name not in NAMES]
+    left = (style.GREEN, style.PINK, style.BLUE) * len(own)
+    looks |= {name: {**look, "color": color}
+              for (name, look), color in zip(style.looks(own).items(), left)}
+    if "enlarged" in labels:
+        labels["enlarged"] += f" = {table[table[CURVE] == 'enlarged'][EPS].iloc[0]:g}"
+    return {name: (label, looks[name]) for name, label in labels.items()}
 
 
 def _entries(table: pd.DataFrame) -> list[tuple[str, dict]]:
-    found = style.present(NAMES, table[CURVE])
-    if "enlarged" in found:
-        found["enlarged"] += f" = {table[table[CURVE] == 'enlarged'][EPS].iloc[0]:g}"
-    return [(label, {"lw": 1.2, **look}) for label, look in zip(found.values(), _looks(table))]
+    return [(label, {"lw": 1.2, **look}) for label, look in _named(table).values()]
 
 
-def _looks(table: pd.DataFrame) -> list[dict[str, object]]:
-    """Colour and mark of every curve; of those of one's own, what others leave."""
-    own = [name for name in table[CURVE].unique() if name not in NAMES]
-    return [*(CURVE_LOOKS[name] for name in NAMES if (table[CURVE] == name).any()),
-            *({**look, "color": color} for look, color in
-              zip(style.looks(own).values(), (style.GREEN, style.PINK, style.BLUE) * len(own)))]
-
-
-def _curves(table: pd.DataFrame, found: Lines, rule: str) -> list[tuple[dict, dict]]:
+def _curves(table: pd.DataFrame, found: rates.Lines, rule: str) -> list[tuple[dict, dict]]:
     """(sweeps, look) of every curve of one parameterisation."""
-    named = zip(style.present(NAMES, table[CURVE]), _looks(table))
-    return [(found[rule, curve], dict(look)) for curve, look in named if (rule, curve) in found]
+    return [(found[rule, curve], look) for curve, (_, look) in _named(table).items()
+            if (rule, curve) in found]
 
 
 def _figure_8(table: pd.DataFrame):
     """Every mitigation, a panel per parameterisation."""
     rules, found = style.present(style.LABELS, table[PARAMETERIZATION]), lines(table)
     figure, axes = style.subplots(1, len(rules), (2.5, 2.6), sharey=True)
-    size_panels(axes[0], (_curves(table, found, rule) for rule in rules))
-    for axis, label in zip(axes[0], rules.values()):
-        axis.set_title(label)
-    figure.suptitle(f"\n{BEST_NOTE}; {caption(table)}")
+    rates.size_panels(axes[0], (_curves(table, found, rule) for rule in rules))
+    style.label_grid(axes, rules.values())
+    figure.suptitle(f"\n{rates.BEST_NOTE}; {caption(table)}")
     style.legend(figure, _entries(table))
     return figure

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from plots import style, tables
-from plots.rates import RateSweep, curve_sweeps, draw_rates, loss_limits
-from plots.tables import CURVE, HORIZON, PARAMETERIZATION, WIDTH
+from plots import rates, style, tables
+from plots.tables import CURVE, HORIZON, PARAMETERIZATION
 
 EXPONENT_NOTE = (
     "exponent of the optimal rate in the width ± the larger of two standard errors: from the "
@@ -18,8 +17,7 @@ EXPONENT_NOTE = (
 HORIZONS = ("fixed", "compute_optimal")
 COMPUTE_OPTIMAL = "20 tokens per parameter"  # Everett et al., App. H, after Hoffmann et al.
 HORIZON_STYLES = {"fixed": ("o", "-"), "compute_optimal": ("s", "--")}
-COLUMNS = (*tables.RESULTS, WIDTH, tables.RATE)
-Lines = dict[tuple[str, str], dict[int, RateSweep]]
+COLUMNS = (*tables.RESULTS, tables.WIDTH, tables.RATE)
 
 
 def places(table: pd.DataFrame) -> dict[str, tuple[str, str]]:
@@ -44,13 +42,13 @@ def horizon_labels(table: pd.DataFrame) -> dict[str, str]:
     return {"fixed": "fixed steps", "compute_optimal": label}
 
 
-def lines(table: pd.DataFrame) -> Lines:
+def lines(table: pd.DataFrame) -> rates.Lines:
     """(parameterisation, horizon) -> sweeps by width, of what has a finished run."""
     found, where = {}, places(table)
     for rule in style.present(style.LABELS, [rule for rule, _ in where.values()]):
         own = [curve for curve, (name, _) in where.items() if name == rule]
         own.sort(key=lambda curve: HORIZONS.index(where[curve][1]))
-        sweeps = curve_sweeps(table[table[CURVE].isin(own)], own)
+        sweeps = rates.curve_sweeps(table[table[CURVE].isin(own)], own)
         found |= {where[curve]: line for curve, line in sweeps.items()}
     return found
 
@@ -62,30 +60,28 @@ def by_rule(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_rows(
-    axes, found: Lines, rules: Mapping[str, str], labels: Mapping[str, str], colors
+    axes, found: rates.Lines, rules: Mapping[str, str], labels: Mapping[str, str], colors
 ) -> None:
     """A row of loss against rate for every horizon that has runs, a column per parameterisation;
     the columns share their rates, the rows their losses."""
-    for row, horizon in zip(axes, drawn_horizons(found)):
+    shown = drawn_horizons(found)
+    for row, horizon in zip(axes, shown):
         own = [found.get((rule, horizon), {}) for rule in rules]
         for axis, first, sweeps in zip(row, axes[0], own):
             if axis is not first:
                 axis.sharex(first)
                 first.tick_params(labelbottom=False)
             if sweeps:
-                draw_rates(axis, sweeps, colors)
+                rates.draw_rates(axis, sweeps, colors)
             else:
                 style.empty(axis, "no finished run")
-        loss_limits(row, own)
+        rates.loss_limits(row, own)
         for axis in row[1:]:
             axis.tick_params(labelleft=False)
-        row[0].set_ylabel(f"{labels[horizon]}\n{style.LOSS_LABEL}")
-    for axis, title in zip(axes[0], rules.values()):
-        axis.set_title(title)
-    for axis in row:
-        axis.set_xlabel("learning rate")
+    names = (f"{labels[horizon]}\n{style.LOSS_LABEL}" for horizon in shown)
+    style.label_grid(axes, rules.values(), "learning rate", names)
 
 
-def drawn_horizons(found: Lines) -> list[str]:
+def drawn_horizons(found: rates.Lines) -> list[str]:
     """The horizons that have a finished run; the first where none has."""
     return [one for one in HORIZONS if any(one == other for _, other in found)] or [HORIZONS[0]]

@@ -6,44 +6,27 @@ al., Figures 11 to 13 and Table 4).
 One figure per table, that is per optimiser: a column per parameterisation; loss against rate for
 a fixed number of steps and for a compute-optimal one, stable rates only; optimum against width,
 with the slope that the paper prints. A curve or an optimiser of your own is drawn under its name.
-Also writes table_4.csv, measured exponents next to the published ones.
+Also writes table_4.csv, measured exponents next to the published ones: of the straight line in
+logarithms, and of a power law with an irreducible term, which the paper says it fits (App. H).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import pandas as pd
 
-from plots import style, tables
-from plots.everett.horizons import (
-    COLUMNS,
-    EXPONENT_NOTE,
-    HORIZON_STYLES,
-    Lines,
-    by_rule,
-    draw_rows,
-    drawn_horizons,
-    horizon_labels,
-    lines,
-)
+from measure.fits import IrreduciblePowerLaw, irreducible_power_law
+from plots import rates, style, tables
+from plots.everett import horizons
+from plots.everett.horizons import HORIZON_STYLES
 from plots.everett.published import TABLE_4
-from plots.findings import HEADER, Finding, Printed, distance, number
-from plots.rates import (
-    RATE_NOTE,
-    Exponent,
-    draw_optima,
-    draw_published,
-    exponent,
-    lost_lines,
-    noise_lines,
-    octave_limits,
-    optima_note,
-)
+from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, WIDTH, TableError
 
 TABLES = ("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
@@ -56,23 +39,21 @@ Data = dict[str, pd.DataFrame]  # by optimiser
 
 
 def read(paths: Sequence[Path]) -> Data:
-    """Optimiser -> table of Figure 11, 12 or 13, in the order given."""
-    data = dict(map(_read, paths))
+    """Optimiser -> table of Figure 11, 12 or 13, in the order given. The optimiser is what the
+    table's column says, or its file's name, or else it is called as the file."""
+    data = {}
+    for path in paths:
+        table = horizons.by_rule(tables.read(path, horizons.COLUMNS))
+        named = sorted(set(table[OPTIMIZER].dropna())) if OPTIMIZER in table else []
+        if len(named) > 1:
+            raise TableError(f"{path}: {len(named)} optimisers, expected one: {', '.join(named)}; "
+                             f"choose with --where {OPTIMIZER}={named[0]}")
+        stem = tables.name(path)
+        named += [optimizer for optimizer in FIGURES if optimizer in stem.split("_")]
+        data[(named or [stem])[0]] = table
     if len(data) < len(paths):
         raise TableError(f"{paths[-1]}: two tables of one optimiser")
     return data
-
-
-def _read(path: Path) -> tuple[str, pd.DataFrame]:
-    """(optimiser, table): as its column says, or its file's name, or else called as the file."""
-    table = by_rule(tables.read(path, COLUMNS))
-    named = sorted(set(table[OPTIMIZER].dropna())) if OPTIMIZER in table else []
-    if len(named) > 1:
-        raise TableError(f"{path}: {len(named)} optimisers, expected one: {', '.join(named)}; "
-                         f"choose with --where {OPTIMIZER}={named[0]}")
-    stem = tables.name(path)
-    named += [optimizer for optimizer in FIGURES if optimizer in stem.split("_")]
-    return (named or [stem])[0], table
 
 
 @dataclass(frozen=True)
@@ -84,7 +65,9 @@ class Entry:
     horizon: str
     label: str
     """The horizon in this table's words."""
-    fit: Exponent
+    fit: rates.Exponent
+    floored: IrreduciblePowerLaw | None
+    """The optima as a power law with an irreducible term; None below four widths."""
 
     @property
     def name(self) -> str:
@@ -95,10 +78,6 @@ class Entry:
     def published(self) -> float:
         """The paper's exponent; NaN for what it does not have."""
         return TABLE_4[self.horizon].get(self.optimizer, {}).get(self.rule, math.nan)
-
-    def finding(self) -> Finding:
-        """The entry as a finding."""
-        return _beside(self.name, self.fit.text(), self.fit.value, self.fit.error, self.published)
 
     def record(self) -> dict[str, object]:
         """The entry as a row of table_4.csv."""
@@ -116,49 +95,97 @@ class Entry:
             "weighted_error": weighted.error if weighted else math.nan,
             "weighted_widths": weighted.n if weighted else 0,
             "widths_at_edge": " ".join(map(str, self.fit.edge)),
+            **self._floored(),
             "published": self.published,
             "difference": self.fit.value - self.published,
         }
 
 
-def _beside(name: str, text: str, value: float, error: float, published: float) -> Finding:
+    @property
+    def levels_off(self) -> bool:
+        """Whether the widths determine the irreducible term."""
+        return self.floored is not None and math.isfinite(self.floored.exponent_error)
+
+    def _floored(self) -> dict[str, float]:
+        law = self.floored if self.levels_off else None
+        return {
+            "irreducible_exponent": -law.exponent if law else math.nan,
+            "irreducible_error": law.exponent_error if law else math.nan,
+            "irreducible_rate": law.floor if law else math.nan,
+        }
+
+
+def floored(sweeps: Mapping[int, rates.RateSweep]) -> IrreduciblePowerLaw | None:
+    """lr* = floor + amplitude D^-k over the widths whose optimum is not at the edge, each optimum
+    weighing alike; None where there are fewer than four, or the fit does not end."""
+    used = {width: sweep.best for width, sweep in sweeps.items() if not sweep.best.at_edge}
+    known = [math.log(2) * b.error * b.value for b in used.values() if math.isfinite(b.error)]
+    noise = float(np.sqrt(np.mean(np.square(known)))) if known else math.nan
+    try:
+        # In units of the largest: the fit is made for losses, which are of order 1.
+        unit = max(best.value for best in used.values())
+        relative = [best.value / unit for best in used.values()]
+        law = irreducible_power_law(list(used), relative, noise / unit)
+    except (ValueError, RuntimeError):
+        return None
+    floor, error = unit * law.floor, unit * law.floor_error
+    return replace(law, floor=floor, floor_error=error, amplitude=unit * law.amplitude)
+
+
+def floored_lines(table_4: Sequence[Entry]) -> list[str]:
+    """The exponents with an irreducible term, and where it cannot be fitted."""
+    text = []
+    for entry in table_4:
+        if entry.levels_off and entry.floored:
+            law = entry.floored
+            exponent = Estimate(-law.exponent, law.exponent_error).text(2)
+            text.append(f"{entry.name}: with an irreducible rate {exponent}, rate "
+                        f"{law.floor:.2g} ± {law.floor_error:.1g} (n = {law.n})")
+    bound = [entry.name for entry in table_4 if entry.floored and not entry.levels_off]
+    few = [entry.name for entry in table_4 if not entry.floored]
+    if bound:
+        text.append("an irreducible rate is not determined, as the fit ends at a bound (no rate "
+                    f"left over, or an optimum that does not fall): {'; '.join(bound)}")
+    if few:
+        text.append(f"an irreducible rate takes four widths, not at an edge: {'; '.join(few)}")
+    return text
+
+
+def _beside(name: str, measured: Estimate, published: float) -> Finding:
     if math.isnan(published):
-        return Finding(name, text, "no claim")
-    return Finding(name, text, f"{published:+.2f}", distance(value, error, published))
+        return Finding(name, measured.text(2), "no claim")
+    return Finding(name, measured.text(2), f"{published:+.2f}", measured.distance(published))
 
 
 def entries(data: Data) -> list[Entry]:
     """Table 4, as far as there are tables: what has no run at all is left out."""
     return [
-        Entry(optimizer, rule, horizon, labels[horizon], exponent(sweeps))
+        Entry(optimizer, rule, horizon, labels[horizon], rates.exponent(sweeps), floored(sweeps))
         for optimizer, table in data.items()
-        for labels in [horizon_labels(table)]
-        for (rule, horizon), sweeps in lines(table).items()
+        for labels in [horizons.horizon_labels(table)]
+        for (rule, horizon), sweeps in horizons.lines(table).items()
     ]
 
 
 def horizon_lines(table_4: Sequence[Entry]) -> list[Printed]:
     """The claim of App. H: compute-optimal exponents are the smaller ones."""
-    fits = {(entry.optimizer, entry.rule, entry.horizon): entry for entry in table_4}
-    grown = ", ".join(dict.fromkeys(e.label for e in table_4 if e.horizon == "compute_optimal"))
+    fixed = {(e.optimizer, e.rule): e for e in table_4 if e.horizon == "fixed"}
+    grown = [entry for entry in table_4 if entry.horizon == "compute_optimal"]
+    labels = ", ".join(dict.fromkeys(entry.label for entry in grown))
     text: list[Printed] = []
-    changes = []
-    for entry in table_4:
-        fixed = fits.get((entry.optimizer, entry.rule, "fixed"))
-        if entry.horizon == "fixed" or fixed is None or not (fixed.fit.law and entry.fit.law):
-            continue
-        change = entry.fit.value - fixed.fit.value
-        error = math.hypot(fixed.fit.error, entry.fit.error)
-        name = f"{entry.name.removesuffix(entry.label)}{grown} minus fixed"
-        published = entry.published - fixed.published
-        text.append(_beside(name, number(change, error, 2), change, error, published))
-        changes.append((change, error))
+    changes: list[Estimate] = []
+    for entry in grown:
+        start = fixed.get((entry.optimizer, entry.rule))
+        if start and start.fit.law and entry.fit.law:
+            changes.append(entry.fit - start.fit)
+            name = f"{entry.name.removesuffix(entry.label)}{labels} minus fixed"
+            text.append(_beside(name, changes[-1], entry.published - start.published))
     if not changes:
         return ["growing minus fixed horizon's exponent: not measured"]
-    drops = [-change for change, _ in changes]
-    sure = sum(change < -2 * error for change, error in changes)
+    drops = [-change.value for change in changes]
+    sure = sum(change.value < -2 * change.error for change in changes)
     text.append(
-        f"the exponent at {grown} is smaller in {sum(drop > 0 for drop in drops)} of "
+        f"the exponent at {labels} is smaller in {sum(drop > 0 for drop in drops)} of "
         f"{len(drops)} settings ({sure} beyond two standard errors), by {median(drops):.2f} in the "
         f"median, {min(drops):.2f} to {max(drops):.2f}; "
         "the paper's Table 4: in 12 of 12, by 0.405, 0.18 to 1.05"
@@ -169,16 +196,16 @@ def horizon_lines(table_4: Sequence[Entry]) -> list[Printed]:
 def findings(data: Data) -> list[Printed]:
     """Table 4 and what the horizon changes."""
     table_4 = entries(data)
-    text = [EXPONENT_NOTE, HEADER, *(entry.finding() for entry in table_4)]
+    text = [horizons.EXPONENT_NOTE, HEADER]
+    text += [_beside(entry.name, entry.fit, entry.published) for entry in table_4]
     for entry in table_4:
-        weighted = entry.fit.weighted
-        if weighted:
-            text.append(f"{entry.name}: weighted by the optima's own errors "
-                        f"{number(weighted.exponent, weighted.error, 2)} (n = {weighted.n})")
-    text += horizon_lines(table_4)
+        if weighted := entry.fit.weighted:
+            own = Estimate(weighted.exponent, weighted.error, weighted.n)
+            text.append(f"{entry.name}: weighted by the optima's own errors {own.text(2)}")
+    text += [*floored_lines(table_4), *horizon_lines(table_4)]
     for optimizer, table in data.items():
-        text += [f"{optimizer}, {line}" for line in lost_lines(table, [CURVE])]
-        text += [f"{optimizer}, {line}" for line in noise_lines(table)]
+        notes = (*rates.lost_lines(table, [CURVE]), *rates.noise_lines(table))
+        text += [f"{optimizer}, {line}" for line in notes]
     return text
 
 
@@ -190,16 +217,33 @@ def draw(data: Data) -> Iterator[tuple[str, object]]:
 
 
 def _figure(optimizer: str, table: pd.DataFrame):
-    found, labels = lines(table), horizon_labels(table)
-    rules, shown = style.present(style.LABELS, table[PARAMETERIZATION]), drawn_horizons(found)
+    """Loss against rate at every horizon, then the optima and their powers of the width."""
+    found, labels = horizons.lines(table), horizons.horizon_labels(table)
+    rules = style.present(style.LABELS, table[PARAMETERIZATION])
+    shown = horizons.drawn_horizons(found)
     figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
-    draw_rows(axes[:-1], found, rules, labels, colors)
+    horizons.draw_rows(axes[:-1], found, rules, labels, colors)
     table_4 = entries({optimizer: table})
     for axis, (rule, look) in zip(axes[-1], style.looks(list(rules)).items()):
         own = [entry for entry in table_4 if entry.rule == rule]
-        _draw_exponents(axis, found, own, look["color"])
-        octave_limits(axis, sorted(colors))
+        for entry in own:
+            fit, sweeps = entry.fit, found[rule, entry.horizon]
+            marker, line = HORIZON_STYLES[entry.horizon]
+            error = f" ± {fit.error:.2f}" if math.isfinite(fit.error) else ""
+            label = f"$D^{{{fit.value:+.2f}}}${error}" if fit.law else "no fit"
+            if math.isfinite(entry.published):
+                label += f" (paper $D^{{{entry.published:+.2f}}}$)"
+                dots = PUBLISHED_LOOKS[entry.horizon]
+                rates.draw_published(axis, sweeps, entry.published, ls=dots)
+            rates.draw_optima(axis, sweeps, fit, label=label, color=look["color"], marker=marker,
+                              ls=line)
+        axis.set_xlabel("width D")
+        if own:
+            axis.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
+        else:
+            style.empty(axis, "no finished run")
+        rates.octave_limits(axis, sorted(colors))
     axes[-1, 0].set_ylabel("optimal learning rate")
     handles = [*style.width_entries(colors), *style.STAR_ENTRIES]
     for horizon in shown:
@@ -210,23 +254,6 @@ def _figure(optimizer: str, table: pd.DataFrame):
                             {"color": "0.45", "ls": PUBLISHED_LOOKS[horizon]}))
     style.legend(figure, handles, ncols=4)
     name = style.OPTIMIZERS.get(optimizer, optimizer)
-    note = optima_note(entry.fit for entry in table_4)
-    figure.suptitle(f"{name}, one global learning rate\n{RATE_NOTE}; {note}")
+    note = rates.optima_note(entry.fit for entry in table_4)
+    figure.suptitle(f"{name}, one global learning rate\n{rates.RATE_NOTE}; {note}")
     return figure
-
-
-def _draw_exponents(axis, found: Lines, own: Sequence[Entry], color: str) -> None:
-    for entry in own:
-        marker, line = HORIZON_STYLES[entry.horizon]
-        fit, sweeps = entry.fit, found[entry.rule, entry.horizon]
-        error = f" ± {fit.error:.2f}" if math.isfinite(fit.error) else ""
-        label = f"$D^{{{fit.value:+.2f}}}${error}" if fit.law else "no fit"
-        if math.isfinite(entry.published):
-            label += f" (paper $D^{{{entry.published:+.2f}}}$)"
-            draw_published(axis, sweeps, entry.published, ls=PUBLISHED_LOOKS[entry.horizon])
-        draw_optima(axis, sweeps, fit, label=label, color=color, marker=marker, ls=line)
-    axis.set_xlabel("width D")
-    if own:
-        axis.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-    else:
-        style.empty(axis, "no finished run")

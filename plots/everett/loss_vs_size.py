@@ -14,21 +14,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import style, tables
+from plots import rates, style, tables
 from plots.everett.published import BEST, INTERVENTIONS
-from plots.findings import HEADER, Finding, Printed
-from plots.rates import (
-    BEST_NOTE,
-    RateSweep,
-    compared,
-    edge_lines,
-    law_text,
-    lines_of,
-    loss_law,
-    lost_lines,
-    noise_lines,
-    size_panels,
-)
+from plots.findings import HEADER, Printed
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, TableError
 
 TABLES = ("everett/figure_2_adam", "everett/figure_3_sgd", "everett/figure_3_param_scaling")
@@ -40,65 +28,47 @@ CURVES = {
     "none_constants": "no alignment + constants",
 }
 STEPS = (("global", "full"), ("full", "full_constants"), ("full_constants", "none_constants"))
-COLUMNS = (
-    *tables.RESULTS, tables.PARAMETERS, PARAMETERIZATION, OPTIMIZER, tables.WIDTH, tables.RATE
-)
-Lines = dict[tuple[str, ...], dict[int, RateSweep]]
+KEYS = [OPTIMIZER, PARAMETERIZATION, CURVE]
+COLUMNS = (*tables.RESULTS, tables.PARAMETERS, *KEYS, tables.WIDTH, tables.RATE)
 
 
 def read(paths: Sequence[Path]) -> dict[str, pd.DataFrame]:
     """File name -> table of Figure 2 or 3."""
-    data = {tables.name(path): _read(path) for path in paths}
+    data = {tables.name(path): tables.read(path, COLUMNS).dropna(subset=KEYS) for path in paths}
     if len(data) < len(paths):
         raise TableError(f"{paths[-1]}: two tables would be drawn to one file name")
     return data
 
 
-def _read(path: Path) -> pd.DataFrame:
-    table = tables.read(path, COLUMNS)
-    return table.dropna(subset=[CURVE, PARAMETERIZATION, OPTIMIZER])
-
-
-def lines(table: pd.DataFrame) -> Lines:
+def lines(table: pd.DataFrame) -> rates.Lines:
     """(optimiser, parameterisation, curve) -> sweeps by width, of what has a finished run."""
     keys = {OPTIMIZER: style.OPTIMIZERS, PARAMETERIZATION: style.LABELS}
-    return lines_of(table, keys, CURVES)
+    return rates.lines_of(table, keys, CURVES)
 
 
 def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
-    """What every intervention changes, table by table, then the lowest loss of all."""
-    result = [line for name, table in data.items() for line in (name, *_of_table(table))]
-    return [*result, best(list(data.values()))]
-
-
-def _of_table(table: pd.DataFrame) -> list[Printed]:
-    """What every intervention changes at the largest width, and what the paper says."""
-    found = lines(table)
-    own = [curve for curve in table[CURVE].unique() if curve not in CURVES]
-    steps = [
-        _step(found, optimizer, rule, before, after)
-        for optimizer in style.present(style.OPTIMIZERS, table[OPTIMIZER])
-        for before, after in (*STEPS, *((STEPS[0][0], curve) for curve in own))
-        for rule in style.present(style.LABELS, table[PARAMETERIZATION])
-    ]
-    laws = {key: loss_law(sweeps) for key, sweeps in found.items()}
-    return [
-        "loss before minus after in nats ± its error from seeds, at the largest width",
-        HEADER,
-        *steps,
-        *(f"{optimizer}, {style.LABELS.get(rule, rule)}, {curve}: {law_text(law)}"
-          for (optimizer, rule, curve), law in laws.items() if law),
-        *edge_lines(found),
-        *lost_lines(table, [OPTIMIZER, PARAMETERIZATION, CURVE]),
-        *noise_lines(table),
-    ]
-
-
-def _step(found: Lines, optimizer: str, rule: str, before: str, after: str) -> Finding:
-    pair = [found.get((optimizer, rule, curve), {}) for curve in (before, after)]
-    name = f"{optimizer}, {style.LABELS.get(rule, rule)}: {before} -> {after}"
-    claim = INTERVENTIONS.get(optimizer, {}).get((before, after), {}).get(rule)
-    return compared(name, *pair, None if claim is None else "gains" if claim else "loses")
+    """What every intervention changes at the largest width and what the paper says, table by
+    table, then the lowest loss of all."""
+    text: list[Printed] = []
+    for name, table in data.items():
+        found = lines(table)
+        text += [name, "loss before minus after in nats ± its error from seeds, at the largest "
+                       "width", HEADER]
+        own = [("global", curve) for curve in table[CURVE].unique() if curve not in CURVES]
+        for optimizer in style.present(style.OPTIMIZERS, table[OPTIMIZER]):
+            for before, after in (*STEPS, *own):
+                for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
+                    pair = [found.get((optimizer, rule, curve), {}) for curve in (before, after)]
+                    gains = INTERVENTIONS.get(optimizer, {}).get((before, after), {}).get(rule)
+                    claim = None if gains is None else "gains" if gains else "loses"
+                    step = f"{optimizer}, {label}: {before} -> {after}"
+                    text.append(rates.compared(step, *pair, claim))
+        for (optimizer, rule, curve), sweeps in found.items():
+            if law := rates.loss_law(sweeps):
+                label = style.LABELS.get(rule, rule)
+                text.append(f"{optimizer}, {label}, {curve}: {rates.law_text(law)}")
+        text += rates.basis(table, found, KEYS)
+    return [*text, best(list(data.values()))]
 
 
 def best(tables_: Sequence[pd.DataFrame]) -> str:
@@ -116,28 +86,23 @@ def best(tables_: Sequence[pd.DataFrame]) -> str:
 
 
 def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, object]]:
-    """One figure per table."""
+    """One figure per table: a row per optimiser, a column per intervention."""
     for name, table in data.items():
-        yield name, _figure(table)
-
-
-def _figure(table: pd.DataFrame):
-    found, curves = lines(table), style.present(CURVES, table[CURVE])
-    optimizers = style.present(style.OPTIMIZERS, table[OPTIMIZER])
-    rules = style.present(style.LABELS, table[PARAMETERIZATION])
-    looks = style.looks(list(rules))
-    figure, axes = style.subplots(
-        len(optimizers), len(curves), (2.5, 2.5), sharex=True, sharey="row"
-    )
-    for row, (optimizer, label) in zip(axes, optimizers.items()):
-        size_panels(row, (
-            [(found[optimizer, rule, curve], looks[rule]) for rule in rules
-             if (optimizer, rule, curve) in found]
-            for curve in curves
-        ))
-        row[0].set_ylabel(f"{label}\n{style.LOSS_LABEL}")
-    for axis, title in zip(axes[0], curves.values()):
-        axis.set_title(title)
-    style.legend(figure, style.rule_entries(rules))
-    figure.suptitle(f"\n{BEST_NOTE}")
-    return figure
+        found, curves = lines(table), style.present(CURVES, table[CURVE])
+        optimizers = style.present(style.OPTIMIZERS, table[OPTIMIZER])
+        rules = style.present(style.LABELS, table[PARAMETERIZATION])
+        looks = style.looks(list(rules))
+        figure, axes = style.subplots(
+            len(optimizers), len(curves), (2.5, 2.5), sharex=True, sharey="row"
+        )
+        for row, optimizer in zip(axes, optimizers):
+            rates.size_panels(row, (
+                [(found[optimizer, rule, curve], looks[rule]) for rule in rules
+                 if (optimizer, rule, curve) in found]
+                for curve in curves
+            ))
+        names = (f"{label}\n{style.LOSS_LABEL}" for label in optimizers.values())
+        style.label_grid(axes, curves.values(), y=names)
+        style.legend(figure, style.rule_entries(rules))
+        figure.suptitle(f"\n{rates.BEST_NOTE}")
+        yield name, figure

@@ -15,8 +15,8 @@ from pathlib import Path
 import pandas as pd
 
 from plots import rates, style, tables
-from plots.findings import Finding, Printed, number
-from plots.rates import RateSweep, exponent, rate_sweeps
+from plots.findings import Estimate, Finding, Printed
+from plots.rates import RateSweep, exponent
 from plots.tables import CURVE, LOSS, RATE, WIDTH, TableError
 
 TABLES = ("everett/quickstart",)
@@ -32,15 +32,13 @@ HEADER = str(Finding("finding", "measured", "expected"))
 
 def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The sweep's table; TableError if a curve lacks one of the two widths that are compared."""
-    tables.expect(paths, "results.csv")
-    path = paths[0]
-    table = tables.read(path, (*tables.RESULTS, WIDTH, RATE))
+    (table,) = tables.read_each(paths, {"results.csv": (*tables.RESULTS, WIDTH, RATE)})
     for curve in (STANDARD, MUP):
         found = sweeps(table, curve)
         for width in (TUNED_AT, USED_AT):
             if width not in found:
                 raise TableError(
-                    f"{path}: no finished run of curve {curve!r} at {WIDTH} {width}; "
+                    f"{paths[0]}: no finished run of curve {curve!r} at {WIDTH} {width}; "
                     "finish the sweep first"
                 )
     return table
@@ -48,7 +46,8 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def sweeps(table: pd.DataFrame, curve: str) -> dict[int, RateSweep]:
     """Width -> sweep; its optimum is the vertex through the best rate and its neighbours."""
-    return rate_sweeps(table[table[CURVE] == curve], seed_spread(table, curve)[0], window=None)
+    noise, _ = seed_spread(table, curve)
+    return rates.rate_sweeps(table[table[CURVE] == curve], noise, window=None)
 
 
 def transfer_penalty(table: pd.DataFrame, curve: str) -> float:
@@ -88,11 +87,10 @@ def findings(table: pd.DataFrame) -> list[Printed]:
                       f"(standard deviation, pooled over {n} points with two seeds)")
         edges = [str(width) for width, one in sweeps(table, curve).items() if not one.best.inside]
         if edges:
-            note = f"no parabola at width {', '.join(edges)}; grid point used"
-            result.append(f"{title}: {note}")
+            result.append(f"{title}: no parabola at width {', '.join(edges)}; grid point used")
         if curve not in TITLES:
             fit = exponent(sweeps(table, curve))
-            result.append(Finding(name + title, number(fit.value, fit.error, 3)))
+            result.append(Finding(name + title, Estimate(fit.value, fit.error).text()))
     return result
 
 

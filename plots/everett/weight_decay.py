@@ -12,40 +12,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
-from plots import style, tables
+from plots import rates, style, tables
 from plots.everett import horizons
-from plots.everett.horizons import (
-    EXPONENT_NOTE,
-    HORIZON_STYLES,
-    HORIZONS,
-    Lines,
-    draw_rows,
-    drawn_horizons,
-    horizon_labels,
-)
-from plots.findings import HEADER, Finding, Printed, claimed_equal, number
-from plots.rates import (
-    BEST_NOTE,
-    RATE_NOTE,
-    compared,
-    edge_lines,
-    exponent,
-    lines_of,
-    lost_lines,
-    noise_line,
-    size_panels,
-)
+from plots.everett.horizons import HORIZON_STYLES, HORIZONS
+from plots.findings import HEADER, Finding, Printed
 from plots.tables import CURVE, DECAY, PARAMETERIZATION, WIDTH
 
 TABLES = ("everett/figure_9_weight_decay", "everett/figure_12_adam")
 FIGURE = "figure_9_weight_decay"
 CURVES = {f"decay_{horizon}": horizon for horizon in HORIZONS}
-COLUMNS = (
-    *tables.RESULTS, tables.PARAMETERS, PARAMETERIZATION, WIDTH, tables.RATE
-)
+PLAIN = (*horizons.COLUMNS, tables.PARAMETERS)
+DECAYED = (*PLAIN, PARAMETERIZATION)
 
 
 def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -53,20 +32,19 @@ def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     tables.expect(paths, "results.csv (with decay)", "results.csv (without)")
     if not tables.read(paths[0], [CURVE])[CURVE].isin(CURVES).any():
         paths = paths[::-1]
-    decayed = tables.read(paths[0], COLUMNS)
+    decayed = tables.read(paths[0], DECAYED)
     tables.only(decayed, paths[0], CURVE, CURVES)
     own = ~decayed[CURVE].isin(CURVES)  # columns of their own
     decayed.loc[own, PARAMETERIZATION] = decayed[CURVE] + ", " + decayed[PARAMETERIZATION]
     grows = decayed[tables.HORIZON] != "fixed" if tables.HORIZON in decayed else False
     decayed.loc[own, CURVE] = "decay_fixed"
     decayed.loc[own & grows, CURVE] = "decay_compute_optimal"
-    plain = tables.read(paths[1], [*horizons.COLUMNS, tables.PARAMETERS])
-    return decayed, horizons.by_rule(plain)
+    return decayed, horizons.by_rule(tables.read(paths[1], PLAIN))
 
 
-def lines(table: pd.DataFrame) -> Lines:
+def lines(table: pd.DataFrame) -> rates.Lines:
     """(parameterisation, horizon) -> sweeps by width of the runs with decay."""
-    found = lines_of(table, {PARAMETERIZATION: style.LABELS}, CURVES)
+    found = rates.lines_of(table, {PARAMETERIZATION: style.LABELS}, CURVES)
     return {(rule, CURVES[curve]): sweeps for (rule, curve), sweeps in found.items()}
 
 
@@ -74,53 +52,42 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
     """The exponents with and without decay, and what decay changes at the largest width."""
     decayed, plain = data
     with_decay, without = lines(decayed), horizons.lines(plain)
-    labels = horizon_labels(decayed)
     rules = style.present(style.LABELS, decayed[PARAMETERIZATION])
-    keys = [(rule, horizon, labels[horizon]) for horizon in HORIZONS for rule in rules]
+    exponents, gains = [], []
+    for horizon, words in horizons.horizon_labels(decayed).items():
+        for rule, label in rules.items():
+            pair = [found.get((rule, horizon), {}) for found in (without, with_decay)]
+            old, new = map(rates.exponent, pair)
+            change = new - old
+            note = f" ({new.value:+.2f}, {old.value:+.2f})" if new.law and old.law else ""
+            exponents.append(Finding(f"exponent with decay - without: {label}, {words}",
+                                     change.text(2) + note, "similar", change.claimed_equal()))
+            name = f"gain in loss from decay: {label}, {words}"
+            gains.append(rates.compared(name, *pair, "gains", "slight gain"))
     text = [
-        EXPONENT_NOTE,
-        HEADER,
-        *(_exponents(with_decay, without, *key) for key in keys),
-        *(_gain(with_decay, without, *key) for key in keys),
-        *edge_lines(with_decay),
-        *("without decay, " + line for line in edge_lines(without)),
-        *lost_lines(decayed, [CURVE, PARAMETERIZATION]),
+        horizons.EXPONENT_NOTE, HEADER, *exponents, *gains,
+        *rates.edge_lines(with_decay),
+        *("without decay, " + line for line in rates.edge_lines(without)),
+        *rates.lost_lines(decayed, [CURVE, PARAMETERIZATION]),
     ]
     for rule, label in rules.items():
-        own = plain[plain[PARAMETERIZATION] == rule]
-        text.append(noise_line(decayed[decayed[PARAMETERIZATION] == rule], f"{label}, with decay"))
-        text.append(noise_line(own, f"{label}, without decay"))
+        for table, what in ((decayed, "with"), (plain, "without")):
+            own = table[table[PARAMETERIZATION] == rule]
+            text.append(rates.noise_line(own, f"{label}, {what} decay"))
     return text
-
-
-def _exponents(
-    with_decay: Lines, without: Lines, rule: str, horizon: str, label: str
-) -> Finding:
-    fit, plain = (exponent(table.get((rule, horizon), {})) for table in (with_decay, without))
-    name = f"exponent with decay - without: {style.LABELS.get(rule, rule)}, {label}"
-    change, error = fit.value - plain.value, float(np.hypot(fit.error, plain.error))
-    note = f" ({fit.value:+.2f}, {plain.value:+.2f})" if fit.law and plain.law else ""
-    word = claimed_equal(change, error)
-    return Finding(name, number(change, error, 2) + note, "similar", word)
-
-
-def _gain(with_decay: Lines, without: Lines, rule: str, horizon: str, label: str) -> Finding:
-    pair = [table.get((rule, horizon), {}) for table in (without, with_decay)]
-    name = f"gain in loss from decay: {style.LABELS.get(rule, rule)}, {label}"
-    return compared(name, *pair, "gains", "slight gain")
 
 
 def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple[str, object]]:
     """Figure 9."""
     decayed, plain = data
     with_decay, without = lines(decayed), horizons.lines(plain)
-    labels, shown = horizon_labels(decayed), drawn_horizons(with_decay)
+    labels, shown = horizons.horizon_labels(decayed), horizons.drawn_horizons(with_decay)
     rules = style.present(style.LABELS, decayed[PARAMETERIZATION])
     figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
     colors = style.width_colors(sorted(map(int, decayed[WIDTH].unique())))
-    draw_rows(axes[:-1], with_decay, rules, labels, colors)
+    horizons.draw_rows(axes[:-1], with_decay, rules, labels, colors)
     looks = style.looks(list(rules))
-    size_panels(axes[-1], (
+    rates.size_panels(axes[-1], (
         [
             (found[rule, horizon], {"color": color, "marker": HORIZON_STYLES[horizon][0],
                                     "ls": HORIZON_STYLES[horizon][1], "mfc": face})
@@ -142,12 +109,8 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple[str, object]
     entries.append(("without decay", {"color": "gray", "marker": "o", "mfc": "white", "ms": 4}))
     entries += style.STAR_ENTRIES
     style.legend(figure, entries, ncols=min(len(entries), 5))
-    title = "Adam, one global learning rate, independent weight decay"
-    figure.suptitle(f"{title}{_decay(decayed)}\n{RATE_NOTE}; last row: {BEST_NOTE}")
+    values = sorted(decayed[DECAY].dropna().unique()) if DECAY in decayed else []
+    per_step = f" of {', '.join(f'{value:g}' for value in values)} per step" if values else ""
+    title = f"Adam, one global learning rate, independent weight decay{per_step}"
+    figure.suptitle(f"{title}\n{rates.RATE_NOTE}; last row: {rates.BEST_NOTE}")
     yield FIGURE, figure
-
-
-def _decay(table: pd.DataFrame) -> str:
-    """The decay per step, where the table says it."""
-    values = sorted(table[DECAY].dropna().unique()) if DECAY in table else []
-    return f" of {', '.join(f'{value:g}' for value in values)} per step" if values else ""

@@ -60,7 +60,7 @@ MARKS = (
     ("fitted, initialisation or step 1", {"color": "gray", "marker": "o", "ms": 4.5, "ls": ""}),
     ("fitted, last step", {"color": "gray", "marker": "x", "ms": 4.5, "ls": ""}),
 )
-_VERDICTS = {"True": "met", "False": "missed"}
+_VERDICTS = {"True": "met", "False": "missed", "": ""}
 _WIDTH = 0.8  # of a column of the figure that its rows' points spread over
 
 
@@ -79,7 +79,7 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     odd = table.loc[~table["kind"].isin(CLAIMS), "kind"]
     if not odd.empty:
         raise TableError(f"{path}: kind {odd.iloc[0]!r}; expected {', '.join(CLAIMS)}")
-    verdict = pd.Series([_verdict(cell) for cell in table["met"]], table.index, object)
+    verdict = table["met"].map(str, na_action="ignore").fillna("").map(_VERDICTS)
     if verdict.isna().any():
         value = table.loc[verdict.isna(), "met"].iloc[0]
         raise TableError(f"{path}: met {value!r}; expected True, False or nothing")
@@ -88,30 +88,24 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     return table.sort_values("table", key=lambda names: names.map(order), kind="stable")
 
 
-def _verdict(cell: object) -> str | None:
-    """None for a cell that holds something else."""
-    return "" if pd.isna(cell) else _VERDICTS.get(str(cell))
-
-
 def findings(table: pd.DataFrame) -> list[Printed]:
     """Per table, how many exponents are as predicted, and those that are not or are not judged."""
     lines = []
     for name, rows in table.groupby("table", sort=False):
-        lines.append(f"{name}, {_steps(rows)}: {_counts(rows)}")
-        lines += _moved(rows)
+        first, last = int(rows["step"].min()), int(rows["step"].max())
+        when = f"step {first}" if first == last else f"steps {first} to {last}"
+        lines.append(f"{name}, {when if last else 'initialisation'}: {_counts(rows)}")
+        if last:  # how far the networks had come in training
+            end = rows[rows["step"] == last].drop_duplicates("row")
+            shown = ", ".join(f"{ROWS.get(row, row)} {m:.1%}"
+                              for row, m in zip(end["row"], end["moved"]))
+            lines.append(f"    last activations' change before step {last}: {shown}")
         told = rows[(rows["verdict"] == "missed") | (rows["kind"] == "hypothetical")]
         for (row, column, verdict), own in told.groupby(["row", "column", "verdict"], sort=False):
-            lines.append(f"    {verdict or 'hypothetical'}: {row}, {column}, {_span(own)}")
+            shown = ", ".join(f"{m:.2f} ± {e:.2f}" for m, e in zip(own["measured"], own["error"]))
+            lines.append(f"    {verdict or 'hypothetical'}: {row}, {column}, predicted "
+                         f"{own['predicted'].iloc[0]:g}: {shown}  {own['note'].iloc[0]}".rstrip())
     return [*lines, SHARED]
-
-
-def _moved(rows: pd.DataFrame) -> list[str]:
-    """How far the networks had come in training; nothing at initialisation."""
-    last = rows[rows["step"] == rows["step"].max()].drop_duplicates("row")
-    if not last["step"].max():
-        return []
-    shown = ", ".join(f"{ROWS.get(row, row)} {m:.1%}" for row, m in zip(last["row"], last["moved"]))
-    return [f"    last activations' change before step {last['step'].max():g}: {shown}"]
 
 
 def _counts(rows: pd.DataFrame) -> str:
@@ -126,19 +120,6 @@ def _counts(rows: pd.DataFrame) -> str:
     as_bounds = f" ({bounds} as upper bounds)" if bounds else ""
     missed = (verdict == "missed").sum()
     return f"{met} met{as_bounds}, {missed} missed, {(verdict == '').sum()} not judged{reasons}"
-
-
-def _steps(rows: pd.DataFrame) -> str:
-    first, last = int(rows["step"].min()), int(rows["step"].max())
-    if last == 0:
-        return "initialisation"
-    return f"step {first}" if first == last else f"steps {first} to {last}"
-
-
-def _span(rows: pd.DataFrame) -> str:
-    """One row's exponents over the steps, and what is predicted."""
-    shown = ", ".join(f"{m:.2f} ± {e:.2f}" for m, e in zip(rows["measured"], rows["error"]))
-    return f"predicted {rows['predicted'].iloc[0]:g}: {shown}  {rows['note'].iloc[0]}".rstrip()
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:

@@ -75,18 +75,12 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     for stem in theory_tables.stems(table):
         for kind, found in zip(("G", "tangent"), curves(table, stem)):
             for name, curve in found.items():
-                lines.append(f"{stem:<9} {kind:<8} {name:<10} {_law(curve)}")
+                shown = ", ".join(f"{100 * d:+.2f} ± {100 * e:.2f}"
+                                  for d, e in zip(curve["signed"], curve["error"]))
+                law = decay(curve)
+                falls = f"goes as n^(-{law[0]:.2f} ± {law[1]:.2f})" if law else "no correction seen"
+                lines.append(f"{stem:<9} {kind:<8} {name:<10} {shown} %; {falls}")
     return lines
-
-
-def _law(curve: pd.DataFrame) -> str:
-    shown = ", ".join(
-        f"{100 * d:+.2f} ± {100 * e:.2f}" for d, e in zip(curve["signed"], curve["error"])
-    )
-    law = decay(curve)
-    if law is None:
-        return f"{shown} %; no correction seen"
-    return f"{shown} %; goes as n^(-{law[0]:.2f} ± {law[1]:.2f})"
 
 
 def decay(curve: pd.DataFrame) -> tuple[float, float] | None:

@@ -15,7 +15,7 @@ import pandas as pd
 from plots import style
 from plots.findings import Printed
 from plots.theory import tables as theory_tables
-from plots.theory.tables import KERNELS, STEMS, blocks, short, widths
+from plots.theory.tables import KERNELS, STEMS
 
 TABLES = (KERNELS,)
 ROWS = (
@@ -51,12 +51,24 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     """A column per stem."""
     stems = theory_tables.stems(table)
     figure, axes = style.subplots(len(ROWS), len(stems), (3.6, 2.5))
-    colors = style.width_colors(widths(table))
+    colors = style.width_colors(theory_tables.widths(table))
     for column, stem in enumerate(stems):
         for axis, (quantity, part, label) in zip(axes[:, column], ROWS):
-            _panel(axis, diagonal(table, stem, quantity, part), colors)
+            rows = diagonal(table, stem, quantity, part)
+            names = theory_tables.blocks(rows)
+            place = {name: index for index, name in enumerate(names)}
+            theory = rows.drop_duplicates("block")
+            axis.plot(theory["block"].map(place), theory["predicted"], color="black", lw=1,
+                      zorder=1)
+            for index, (width, color) in enumerate(colors.items()):
+                own = rows[rows["width"] == width]
+                shift = 0.12 * (index - (len(colors) - 1) / 2)  # side by side, to be seen
+                axis.errorbar(own["block"].map(place) + shift, own["measured"], own["error"],
+                              color=color, marker="o", ms=4, ls="", zorder=2)
+            axis.set_xticks(range(len(names)), [*map(theory_tables.short, names)], fontsize=8)
+            axis.set_ylim(bottom=0)
             axis.set_ylabel(label)
-        axes[0, column].set_title(STEMS[stem])
+    style.label_grid(axes, (STEMS[stem] for stem in stems))
     entries = [("theory, leading order", {"color": "black", "lw": 1})]
     entries += [
         (f"n = {width}", {"color": color, "marker": "o", "ms": 4, "ls": ""})
@@ -65,19 +77,3 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     style.legend(figure, entries)
     figure.suptitle("\npoints: means over random networks with standard errors")
     yield "kernels", figure
-
-
-def _panel(axis, rows: pd.DataFrame, colors: dict) -> None:
-    names = blocks(rows)
-    place = {name: index for index, name in enumerate(names)}
-    theory = rows.drop_duplicates("block")
-    axis.plot(theory["block"].map(place), theory["predicted"], color="black", lw=1, zorder=1)
-    for index, (width, color) in enumerate(colors.items()):
-        own = rows[rows["width"] == width]
-        shift = 0.12 * (index - (len(colors) - 1) / 2)  # side by side, so that all can be seen
-        axis.errorbar(
-            own["block"].map(place) + shift, own["measured"], own["error"],
-            color=color, marker="o", ms=4, ls="", zorder=2,
-        )
-    axis.set_xticks(range(len(names)), [short(name) for name in names], fontsize=8)
-    axis.set_ylim(bottom=0)

@@ -61,8 +61,11 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     """A panel per stem."""
     stems = theory_tables.stems(table)
     figure, axes = style.subplots(1, len(stems), (4.4, 2.8))
+    networks: set[float] = set()
     for axis, stem in zip(axes[0], stems):
-        found = shares(table, stem)
+        found, own = shares(table, stem), table[table["stem"] == stem]
+        largest = widths(own)[-1]
+        networks |= {*own[own["width"] == largest]["networks"]}
         places = range(len(found))
         axis.bar(places, found["predicted"], color=style.SKY)
         axis.errorbar(
@@ -70,7 +73,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
             capsize=2,
         )
         axis.set_xticks(places, [GROUPS[group] for group in found.index], fontsize=8)
-        axis.set_title(f"{STEMS[stem]}, n = {widths(table[table['stem'] == stem])[-1]}")
+        axis.set_title(f"{STEMS[stem]}, n = {largest}")
         axis.xaxis.grid(False)
     axes[0, 0].set_ylabel(r"share of tr $\Theta$")
     entries = [
@@ -78,14 +81,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         ("networks", {"color": "black", "marker": "o", "ms": 3, "ls": ""}),
     ]
     style.legend(figure, entries)
-    figure.suptitle(f"\nbars: theory; points: {_networks(table)} networks ± standard error; "
-                    f"{LETTERS}")
+    counts = " and ".join(f"{count:g}" for count in sorted(networks))
+    figure.suptitle(f"\nbars: theory; points: {counts} networks ± standard error; {LETTERS}")
     yield "shares", figure
-
-
-def _networks(table: pd.DataFrame) -> str:
-    """How many are drawn: those of the largest width of each stem."""
-    drawn = [table[(table["stem"] == stem) & (table["width"] == width)]["networks"]
-             for stem in theory_tables.stems(table)
-             for width in widths(table[table["stem"] == stem])[-1:]]
-    return " and ".join(f"{count:g}" for count in sorted(pd.concat(drawn).unique()))

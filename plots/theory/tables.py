@@ -6,10 +6,10 @@ extrapolation to infinite width. bigram: one row per fitted exponent.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from plots import tables
@@ -25,7 +25,6 @@ BIGRAM_COLUMNS = (
     "table", "row", "column", "step", "kind", "predicted", "measured", "error", "moved", "z", "met",
     "note",
 )
-_NUMBERS = ("width", "networks", "predicted", "predicted_error", "measured", "error")
 # Groups in the order of a forward pass, and their symbols in the paper.
 GROUPS = {
     "stem": "stem",
@@ -48,24 +47,10 @@ STEMS = {"vision": "vision", "language": "language, tied head"}
 def read_kernels(paths: Sequence[Path], *quantities: str) -> pd.DataFrame:
     """The table of kernels; TableError if it is missing, lacks a column or has a bad number, or
     has not these quantities of every stem, up to the head, at a finite width."""
-    tables.expect(paths, "kernels.csv")
+    table = _read(paths, "kernels.csv", KERNEL_COLUMNS, "part", "block")
     path = paths[0]
-    table = _texts(tables.read(path, KERNEL_COLUMNS, "kernels.csv", MAKER), "part", "block")
-    table = tables.only(tables.numbers(table, path, _NUMBERS), path, "stem", STEMS)
-    _need(table, path, quantities)
-    return table
-
-
-def read_bigram(paths: Sequence[Path]) -> pd.DataFrame:
-    """The table of exponents; TableError as above."""
-    tables.expect(paths, "bigram.csv")
-    path = paths[0]
-    table = _texts(tables.read(path, BIGRAM_COLUMNS, "bigram.csv", MAKER), "note")
-    return tables.numbers(table, path, ("step", "predicted", "measured", "error", "moved"))
-
-
-def _need(table: pd.DataFrame, path: Path, quantities: Sequence[str]) -> None:
-    finite = table[table["width"].map(math.isfinite) & (table["block"] == "head")]
+    table = tables.only(table, path, "stem", STEMS)
+    finite = table[np.isfinite(table["width"]) & (table["block"] == "head")]
     for stem in stems(table):
         for quantity in quantities:
             found = finite[(finite["stem"] == stem) & (finite["quantity"] == quantity)]
@@ -81,6 +66,19 @@ def _need(table: pd.DataFrame, path: Path, quantities: Sequence[str]) -> None:
             f"{path}: {row['stem']} n = {row['width']:g} {row['quantity']} {row['block']} "
             f"{row['part']} stands there twice; one table holds one config per stem"
         )
+    return table
+
+
+def read_bigram(paths: Sequence[Path]) -> pd.DataFrame:
+    """The table of exponents; TableError as above."""
+    return _read(paths, "bigram.csv", BIGRAM_COLUMNS, "note")
+
+
+def _read(paths: Sequence[Path], source: str, columns: Sequence[str], *texts: str) -> pd.DataFrame:
+    """The table, empty cells of the columns `texts` as empty words."""
+    tables.expect(paths, source)
+    table = tables.read(paths[0], columns, source, MAKER)
+    return table.assign(**{key: table[key].astype(object).fillna("") for key in texts})
 
 
 def stems(table: pd.DataFrame) -> list[str]:
@@ -90,8 +88,7 @@ def stems(table: pd.DataFrame) -> list[str]:
 
 def widths(table: pd.DataFrame) -> list[int]:
     """The finite widths of a table, rising."""
-    finite = table.loc[table["width"].map(math.isfinite), "width"]
-    return sorted(int(width) for width in finite.unique())
+    return sorted(map(int, table.loc[np.isfinite(table["width"]), "width"].unique()))
 
 
 def blocks(rows: pd.DataFrame) -> list[str]:
@@ -104,8 +101,3 @@ def short(block: str) -> str:
     kind, _, number = block.partition(".")
     name = {"attention": "att", "mlp": "MLP"}.get(kind, kind)
     return f"{name} {int(number) + 1}" if number else name
-
-
-def _texts(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Empty cells of these columns as empty words."""
-    return table.assign(**{key: table[key].astype(object).fillna("") for key in columns})

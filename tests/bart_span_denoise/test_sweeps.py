@@ -14,8 +14,9 @@ SWEEPS = ROOT / "bart_span_denoise/sweeps"
 
 def test_neural_tangent_runs_are_the_standard_ones_mapped(tmp_path):
     """(n^(3/2) lr, n^(-3/2) wd), point by point (section 2E)."""
-    for name, n in (("figure_3_4", 1024), ("figure_5", 2048)):
-        points = load_sweep(SWEEPS / f"{name}.yaml", tmp_path).points
+    for name, preset, n in (("figure_3_4", None, 1024), ("figure_5", None, 2048),
+                            ("figure_5", "laptop", 64)):
+        points = load_sweep(SWEEPS / f"{name}.yaml", tmp_path, preset).points
         standard, mapped = (
             [point.config.optimizer for point in points if point.curve == curve]
             for curve in ("standard", "neural_tangent")

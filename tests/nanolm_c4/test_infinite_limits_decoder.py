@@ -366,6 +366,7 @@ OWN = ("alpha_attention", "alpha_depth", "beta0", "gamma0")
 EVERETTS = {
     "alignment": "full", "base_width": 8, "gamma_embedding": 1.0, "gamma_hidden": 1.0,
     "gamma_readout": 1.0, "eps_per_layer": "false", "embedding_std": 1.0, "qk_exponent": -1.0,
+    "base_depth": 2,
 }
 MISTAKES = [
     *((LAPTOP, f"prescription.{key}=null", f"key 'prescription.{key}' is missing; bordelon needs")
@@ -374,7 +375,10 @@ MISTAKES = [
        f"prescription.{key} belongs to Everett et al.'s rules and not to bordelon; leave it out")
       for key, value in EVERETTS.items()),
     *((FOLDER / "laptop.yaml", f"prescription.{key}=1.0",
-       f"prescription.{key} belongs to bordelon and not to standard; leave it out") for key in OWN),
+       f"prescription.{key} belongs to bordelon and not to standard; leave it out")
+      for key in OWN if key != "alpha_depth"),
+    (FOLDER / "laptop.yaml", "prescription.base_depth=2",
+     "prescription.base_depth acts with prescription.alpha_depth alone; give both or neither"),
     *((FOLDER / "laptop.yaml", f"prescription.{key}=null",
        f"key 'prescription.{key}' is missing; standard needs a value")
       for key in ("alignment", "base_width")),

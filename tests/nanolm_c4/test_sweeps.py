@@ -20,7 +20,7 @@ RUNS = {
     # 4 parameterisations, 5 first rates, 14 sizes for 50,000 steps and 10 compute-optimal ones
     "figure_11_sgd": 4 * 5 * (14 + 10),
     "figure_12_adam": 4 * 5 * (14 + 10),
-    "figure_13_adafactor": 4 * 5 * (14 + 10),
+    "figure_13_adafactor": 4 * 5 * (11 + 10),  # sizes up to 4B parameters (App. G)
     # 4 parameterisations, 14 sizes, 4 settings, 3 first rates
     "figure_2_adam": 4 * 14 * 4 * 3,
     "figure_3_sgd": 4 * 14 * 4 * 3,

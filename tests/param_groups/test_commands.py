@@ -150,6 +150,7 @@ def test_adamw_is_adam(capsys):
     "command",
     [
         "exponents",
+        "constraints",
         SOLVE.format("mup", "adam", "1", "1/2", "1"),
         "table --prescription dinan --width 64",
         "table --prescription stratos",

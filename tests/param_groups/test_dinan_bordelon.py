@@ -422,6 +422,32 @@ def test_dinans_neural_tangent_is_not_everetts_ntk(layer, dinan, everett):
     assert math.log(rates[1].lr / rates[0].lr) / math.log(4) == pytest.approx(everett, abs=1e-12)
 
 
+@pytest.mark.parametrize("alpha", ALPHAS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adam_atan2"])
+@pytest.mark.parametrize("depth", [1, 6])
+def test_everetts_mean_field_with_a_rule_for_the_depth_is_bordelons(depth, optimizer, alpha):
+    """The same training: scale and rate of every tensor once multipliers are absorbed, at constants
+    that agree: beta0 = base_depth^alpha, and base_depth's share in the branches' rates a gamma."""
+    base, n = 3, 32
+    rate = base ** (2 * alpha - 1 if optimizer == "sgd" else alpha - 1)
+    everett = Everett(
+        "mean_field", n, 1, optimizer=optimizer, embedding_std=1.0, gamma_hidden=rate,
+        depth=depth, base_depth=base, alpha_depth=alpha,
+    )
+    theirs = Bordelon(8, 4, depth, optimizer=optimizer, alpha_depth=alpha, beta0=base**alpha)
+    # Under SGD their first and last layer's multipliers have beta0^(1/2), which enters twice.
+    share = base**alpha if optimizer == "sgd" else 1.0
+    for role in (*EMBEDDINGS, *BLOCK, Role.READOUT):
+        mine, other = (
+            rule(role, *fans(role, n, 1)).absorbed(optimizer) for rule in (everett, theirs)
+        )
+        own = 1.0 if role in BLOCK else share
+        assert own * mine.lr == pytest.approx(other.lr, rel=1e-13), role
+        assert mine.init_std == pytest.approx(other.init_std, rel=1e-13), role
+    assert everett.residual_multiplier() == pytest.approx(theirs.residual_multiplier(), rel=1e-14)
+    assert everett.attention_scale(8) == pytest.approx(theirs.attention_scale(8), rel=1e-14)
+
+
 @pytest.mark.parametrize(
     ("prescription", "expected"),
     [

@@ -7,7 +7,7 @@ from fractions import Fraction
 import pytest
 
 from param_groups import exponents as ex
-from param_groups.tables import everett_rows, everett_table
+from param_groups.tables import constraint_rows, everett_rows, everett_table
 
 # Everett et al., Table 1, as powers of n, typed from the paper and not from the module.
 # Columns: init variance, multiplier, gradient, then sgd, adam, adafactor at full and at no
@@ -410,3 +410,29 @@ def test_rates_must_name_each_layer_once():
 def test_there_is_at_least_one_hidden_layer(depth):
     with pytest.raises(ex.ExponentError, match="hidden_layers must be a whole number"):
         ex.solve("ntk", "adam", "full", hidden_layers=depth)
+
+
+@pytest.mark.parametrize("optimizer", ex.OPTIMIZERS)
+def test_the_printed_constraints_decide_what_is_stable(optimizer):
+    """Table 2, every line evaluated, for all parameterisations and rates about the largest."""
+    header, *rows = constraint_rows()
+    texts = [row[header.index(optimizer)] for row in rows if row[header.index(optimizer)]]
+    seen = set()
+    steps = [Fraction(step, 2) for step in range(-2, 3)]
+    for name, kind in itertools.product(ex.PARAMETERIZATIONS, ex.ALIGNMENTS):
+        table, alignment = ex.PARAMETERIZATION_TABLE[name], Fraction(1 if kind == "full" else 1 / 2)
+        best = ex.solve(name, optimizer, kind).c
+        for shifts in itertools.product(steps, repeat=3):
+            c = {layer: best[layer] + shift for layer, shift in zip(ex.LAYERS, shifts)}
+            chain = ex.residuals(name, optimizer, kind, c)
+            values = {"r_k": chain[0], "r_L": chain[1]}
+            for letter, layer in zip("1lr", ex.LAYERS):
+                values |= {f"a_{letter}": table[layer].a, f"b_{letter}": table[layer].b,
+                           f"c_{letter}": c[layer], f"alpha_{letter}": alignment,
+                           f"u_{letter}": alignment, f"omega_{letter}": Fraction(1, 2)}
+            below = min(table.readout.scale, 2 * table.readout.a + c["readout"])
+            values |= {f"g_{letter}": below + values[f"a_{letter}"] for letter in "1l"}
+            printed = all(eval(text, {}, values) for text in texts)
+            assert printed == ex.is_stable(name, optimizer, kind, c), (name, kind, c)
+            seen.add(printed)
+    assert seen == {True, False}

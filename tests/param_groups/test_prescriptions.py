@@ -67,7 +67,7 @@ PATCH, VOCABULARY, CLASSES = 48, 1000, 1000
 
 def fans(role, n, mlp_ratio=4):
     """(fan_in, fan_out) of a role in a model of width n."""
-    if role in (*EMBEDDINGS, *VECTORS):
+    if role in (*EMBEDDINGS, *VECTORS, Role.FINAL_NORM_SCALE):
         return 1, n
     return {
         Role.PATCH_EMBEDDING: (PATCH, n),
@@ -239,7 +239,53 @@ def test_everett_gives_a_fused_matrix_what_its_parts_get():
     assert prescription(Role.QKV, 192, 3 * 192) == prescription(Role.QUERY, 192, 192)
 
 
+TRUNK = (*EMBEDDINGS, Role.PATCH_EMBEDDING, Role.FINAL_NORM_SCALE, Role.READOUT, Role.READOUT_BIAS)
+
+
+@pytest.mark.parametrize(("depth", "base"), [(24, 8), (3, 8), (8, 8), (6, 1)])
+@pytest.mark.parametrize("alpha", [0.5, 0.75, 1.0])
+@pytest.mark.parametrize("optimizer", FAMILY)
+@pytest.mark.parametrize("name", NAMES)
+def test_everett_over_depth(name, optimizer, alpha, depth, base):
+    """Branches shrink; their rates keep the sum of all updates constant, Bordelon et al., C.1."""
+    roles = (*TRUNK, *BLOCK, Role.NORM_SCALE, Role.HIDDEN_BIAS, Role.RELATIVE_POSITION)
+    if optimizer == "sgd":
+        roles = roles[:-1]
+    plain = Everett(name, 192, 128, optimizer=optimizer, depth=depth)
+    deep = Everett(
+        name, 192, 128, optimizer=optimizer, depth=depth, base_depth=base, alpha_depth=alpha
+    )
+    before, after = everything(plain, roles), everything(deep, roles)
+    power = {"sgd": 2 * alpha - 1}.get(optimizer, alpha - 1)
+    for role in roles:
+        expected = before[role].lr * (1 if role in TRUNK else (depth / base) ** power)
+        assert after[role].lr == pytest.approx(expected, rel=1e-14), role
+        assert after[role].eps == before[role].eps
+        assert after[role].init_std == before[role].init_std
+        assert after[role].multiplier == before[role].multiplier
+    assert deep.residual_multiplier() == pytest.approx((depth / base) ** -alpha, rel=1e-14)
+    assert plain.residual_multiplier() == 1.0
+    if depth == base:
+        assert after == before and deep.residual_multiplier() == 1.0
+
+
+@pytest.mark.parametrize("optimizer", FAMILY)
+def test_everett_epsilon_follows_the_gradient_over_depth(optimizer):
+    plain, deep = (
+        Everett("mup", 192, 128, optimizer=optimizer, eps_per_layer=True, depth=9, **own)
+        for own in ({}, {"alpha_depth": 0.5})
+    )
+    factor = 1 / 9 if optimizer == "adafactor" else 1 / 3
+    for role, scale in {Role.QUERY: factor, Role.NORM_SCALE: factor, Role.READOUT: 1.0}.items():
+        before, after = (rule(role, *fans(role, 192)).eps for rule in (plain, deep))
+        assert after == pytest.approx(scale * before, rel=1e-14)
+
+
 EVERETT_ERRORS = [
+    ({"alpha_depth": 0.4, "depth": 4}, r"alpha_depth must lie in \[1/2, 1\], got 0.4"),
+    ({"alpha_depth": 1.0}, "alpha_depth needs depth"),
+    ({"depth": 2.5}, "depth must be an integer"),
+    ({"base_depth": 0}, "base_depth must be positive"),
     ({"parameterization": "standrd"}, "unknown parameterization 'standrd'.*'standard'"),
     ({"optimizer": "adm"}, "unknown optimizer 'adm'.*'adam'"),
     ({"optimizer": "muon"}, "no exponents for 'muon': its updates are orthogonalised.*adamw"),
@@ -262,6 +308,11 @@ EVERETT_ERRORS = [
 def test_everett_refuses_what_it_cannot_use(changes, message):
     with pytest.raises(PlanError, match=message):
         Everett(**{"parameterization": "mup", "width": 192, "base_width": 128, **changes})
+
+
+def test_everett_over_depth_needs_to_know_which_norm_is_last():
+    with pytest.raises(PlanError, match="no branch's norm_bias from the last norm's"):
+        Everett("mup", 192, 128, depth=2, alpha_depth=1.0)(Role.NORM_BIAS, 1, 192)
 
 
 @pytest.mark.parametrize("head_dim", [0, -4, "64"])

@@ -53,7 +53,7 @@ def test_the_shipped_tables_draw_the_shipped_figure(name, tmp_path):
             new, old = (matplotlib.image.imread(folder / file) for folder in (tmp_path, home))
             assert new.shape == old.shape
             assert (np.abs(new - old).max(axis=-1) > 0.2).mean() < 0.01, file
-        assert (home / file).stat().st_size > 2_000
+        assert (home / file).stat().st_size > (500 if file.endswith(".csv") else 2_000)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in SLOW])
@@ -208,9 +208,9 @@ def test_help_is_that_of_the_figure(capsys):
     ("dinan/figure_3_4", "results.csv", [
         "sweeps run bart_span_denoise/sweeps/figure_3_4.yaml --preset laptop",
         "plots ship results/bart_span_denoise/figure_3_4_laptop/results.csv dinan/figure_3_4"]),
-    ("dinan/figure_5", "results.csv", [  # R2C2 has no small form
-        "sweeps run bart_span_denoise/sweeps/figure_5.yaml",
-        "plots ship results/bart_span_denoise/figure_5/results.csv dinan/figure_5"]),
+    ("dinan/figure_5", "results.csv", [
+        "sweeps run bart_span_denoise/sweeps/figure_5.yaml --preset laptop",
+        "plots ship results/bart_span_denoise/figure_5_laptop/results.csv dinan/figure_5"]),
     ("bordelon/figure_4_distances", "distances.csv", [
         "sweeps run vit_cifar5m/sweeps/figure_4.yaml --preset laptop",
         "vit_cifar5m.distances results/vit_cifar5m/figure_4_laptop",

@@ -16,6 +16,7 @@ from plots.__main__ import load
 from plots.everett import alignment, epsilon, learning_rates, loss_vs_size, quickstart
 from plots.findings import Finding
 from plots.rates import gain
+from plots.style import LABELS
 
 ROOT = Path(__file__).resolve().parents[2]
 NANOLM, THEORY = "nanolm_c4/README.md", "effective_theory/README.md"
@@ -78,7 +79,7 @@ def table_4_claims() -> Iterator[tuple[str, str]]:
     for name, both in rows.items():
         cells = [f"{pair(e.fit.value, e.fit.error, 2, '+')} | {e.published:+.2f}" for e in both]
         yield NANOLM, f"| {name} | {' | '.join(cells)} |"
-    agree = [entry.finding().verdict.startswith("agrees") for entry in entries]
+    agree = [entry.fit.distance(entry.published).startswith("agrees") for entry in entries]
     yield NANOLM, f"{sum(agree)} of {len(agree)} exponents lie within two standard errors"
     own = [good for good, entry in zip(agree, entries) if entry.optimizer == "adafactor"]
     assert len(own) == 8 and all(own)
@@ -87,6 +88,14 @@ def table_4_claims() -> Iterator[tuple[str, str]]:
     smaller, sure = re.search(r"smaller in (\d+ of \d+) settings \((\d+) beyond", last).groups()
     yield NANOLM, f"exponent is the smaller one in {smaller} settings (the paper: 12 of 12)"
     yield NANOLM, f"beyond two standard errors in {sure}."
+    wide = [entry for entry in entries if entry.floored]
+    yield NANOLM, f"{sum(e.levels_off for e in wide)} of {len(wide)} with four widths"
+
+
+def gained(before, after, last=True) -> tuple[float, float]:
+    """The gain at the largest (or smallest) width and its error."""
+    _, found = gain(before, after, last)
+    return found.value, found.error
 
 
 def loss_claims() -> Iterator[tuple[str, str]]:
@@ -94,7 +103,7 @@ def loss_claims() -> Iterator[tuple[str, str]]:
              for key, line in loss_vs_size.lines(table).items()}
 
     def change(optimizer, rule, before, after, last=True):
-        return gain(lines[optimizer, rule, before], lines[optimizer, rule, after], last)[1:]
+        return gained(lines[optimizer, rule, before], lines[optimizer, rule, after], last)
 
     optimizers = ("sgd", "adam", "adam_param_scaling")
     tuned = [change(o, r, "full", "full_constants") for o in optimizers for r in RULES]
@@ -127,7 +136,7 @@ def alignment_claims() -> Iterator[tuple[str, str]]:
                    f"{span(first.groupby(keys)['alignment'].mean(), 3)}")
 
     def peaks(curves, rules, kinds):
-        return {(c, r): alignment.peak(alignment.of(table, c, r, kinds)).value
+        return {(c, r): alignment.peak(alignment.of(table, c, r, kinds))[0].value
                 for c in curves for r in rules}
 
     two = ("adam", "adafactor")
@@ -144,7 +153,7 @@ def alignment_claims() -> Iterator[tuple[str, str]]:
     table = alignment.read([tables.shipped("everett/figure_1_5_6_7_alignment_desktop")])
 
     def three(rule, kinds=("readout",)):
-        found = alignment.peak(alignment.of(table, "adam", rule, kinds))
+        found = alignment.peak(alignment.of(table, "adam", rule, kinds))[0]
         return pair(found.value, found.error, 3)
 
     yield NANOLM, (f"peaks at {three('mup')} with muP, {three('mean_field')} with mean-field, "
@@ -155,7 +164,7 @@ def alignment_claims() -> Iterator[tuple[str, str]]:
 def epsilon_claims() -> Iterator[tuple[str, str]]:
     heat, table = read("everett/epsilon")
     lines = epsilon.lines(table)
-    cost = {rule: gain(lines[rule, "enlarged"], lines[rule, "small"])[1:] for rule in RULES}
+    cost = {rule: gained(lines[rule, "enlarged"], lines[rule, "small"]) for rule in RULES}
     yield NANOLM, f"costs mean-field {pair(*cost['mean_field'], 3)} nats at D = 128"
     yield NANOLM, (f"NTK {pair(*cost['ntk'], 3)}, muP {pair(*cost['mup'], 3)} and standard "
                    f"{pair(*cost['standard'], 3)}; the paper's order")
@@ -167,7 +176,7 @@ def epsilon_claims() -> Iterator[tuple[str, str]]:
     ends = [epsilon.heat_map(heat, curve, "mean_field").loc[128].iloc[-1]
             for curve in ("per_layer", "constant")]
     yield NANOLM, f"ε = 1e-3, D = 128: {ends[0]:.2f} in place of {ends[1]:.2f}"
-    pairs = [gain(lines[a, "small"], lines[b, "small"])[1:] for a, b in epsilon.EQUIVALENT]
+    pairs = [gained(lines[a, "small"], lines[b, "small"]) for a, b in epsilon.EQUIVALENT]
     yield NANOLM, f"standard - NTK {pair(*pairs[0])}, muP - mean-field {pair(*pairs[1])}"
 
 
@@ -196,6 +205,23 @@ def decay_and_adafactor_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"{min(shares)} to {max(shares)} % of the span between parameterisations"
     same = sum("same scaling: agrees" in line.verdict for line in rows.values())
     yield NANOLM, f"the same from D = 32 to 128 within noise in {same} of 8 settings"
+
+
+def depth_claims() -> Iterator[tuple[str, str]]:
+    def number(name):
+        return re.match(r"[+-][\d.]+ ± [\d.]+", found("everett/depth")[name].measured)[0]
+
+    start = "exponent of L in the best rate, "
+    for label, row in {"no rule": "no rule", "alpha_L = 1/2": "α_L = ½",
+                       "alpha_L = 1": "α_L = 1"}.items():
+        columns = [*(LABELS[rule] for rule in RULES), "mean"]
+        cells = " | ".join(number(f"{start}{label}: {column}") for column in columns)
+        yield NANOLM, f"| {row} | {cells} |"
+        yield NANOLM, number(f"cost of the base depth's rate at the deepest, {label}")[1:] if (
+            label != "no rule") else "costs nothing without a rule"
+        if label != "no rule":
+            yield NANOLM, number(f"gain of {label} in the best loss: mean")[1:]
+    assert number("cost of the base depth's rate at the deepest, no rule") == "+0.000 ± 0.000"
 
 
 def theory_claims() -> Iterator[tuple[str, str]]:
@@ -227,7 +253,7 @@ def theory_claims() -> Iterator[tuple[str, str]]:
 
 
 CLAIMS = (quickstart_claims, table_4_claims, loss_claims, alignment_claims, epsilon_claims,
-          decay_and_adafactor_claims, theory_claims)
+          decay_and_adafactor_claims, depth_claims, theory_claims)
 
 
 @pytest.mark.parametrize("claims", CLAIMS, ids=lambda claims: claims.__name__)

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 from scipy.stats import t
 
-from plots.statistics import Estimate, differences, exponent, jackknife, law, mean
+from plots.findings import Estimate
+from plots.statistics import differences, exponent, jackknife, law, mean
 
 
 def test_jackknife_is_the_standard_error_of_a_mean():
@@ -41,13 +42,30 @@ def test_powers_that_differ_between_seeds_have_their_scatter_as_error():
     assert found.error == pytest.approx(np.std(slopes, ddof=1) / 2, rel=0.05)
 
 
-def test_verdicts_know_how_few_seeds_there_are():
-    reach = t.ppf(0.975, df=2)
-    near, far = (Estimate(1.0 + k * reach * 0.1, 0.1, 3) for k in (0.99, 1.01))
-    assert near.distance(1.0) == "agrees within 95 %" and far.distance(1.0).startswith("off by")
-    assert Estimate(0.3, 0.1, 2).claimed_gain() == "undecided (n = 2)"
-    assert Estimate(0.5, 0.1, 3).claimed_gain() == "agrees"
-    assert Estimate(0.5, 0.1, 3).claimed_fall() == "disagrees"
+@pytest.mark.parametrize("n", [3, 10, None])
+def test_verdicts_on_few_seeds_are_wrong_as_rarely_as_they_say(n):
+    quantile = 2.0 if n is None else t.ppf(0.975, df=n - 1)
+    inside, outside = (Estimate((1 + side) * quantile, 1.0, n) for side in (-1e-4, 1e-4))
+    assert (inside.claimed_gain(), outside.claimed_gain()) == ("within noise", "agrees")
+    assert (inside.claimed_equal(), (-outside).claimed_equal()) == ("agrees", "disagrees")
+    assert (-outside).claimed_gain() == "disagrees"
+    of_a_fit = {"groups": None if n is None else n + 1, "fitted": 2}
+    near, far = (Estimate(5 + found.value, 1.0, **of_a_fit) for found in (inside, outside))
+    assert near.distance(5.0) == "agrees within " + ("2 SE" if n is None else "95 %")
+    assert far.distance(5.0).startswith("off by")
+
+
+def test_verdicts_need_two_degrees_of_freedom_and_an_error():
+    for n in (1, 2):
+        few = Estimate(9.0, 0.1, n)
+        found = {few.claimed_gain(), few.claimed_equal(), few.claimed_no_fall(), few.distance(1.0)}
+        assert found == {f"undecided (n = {n})"}
+    assert Estimate(9.0, 0.1, 3, fitted=2).distance(1.0) == "undecided (n = 3)"
+    assert Estimate(math.nan, math.nan, 0).claimed_gain() == "not measured"
+    assert Estimate(1.0, math.nan, 3).claimed_gain() == "agrees in sign, error unknown"
+    assert Estimate(1.0, math.nan).claimed_gain() == "agrees in sign, one seed"
+    change = Estimate(1.0, 3.0) - Estimate(0.5, 4.0, 7)
+    assert (change.value, change.error, change.groups) == (0.5, 5.0, None)
 
 
 def test_sizes_without_a_number_above_zero_are_left_out():
@@ -76,7 +94,6 @@ def test_what_is_not_below_zero_is_judged_by_one_side():
     assert Estimate(0.4, 0.01, 5).claimed_no_fall() == "agrees"
     assert Estimate(-0.02, 0.01, 5).claimed_no_fall() == "agrees"
     assert Estimate(-0.4, 0.01, 5).claimed_no_fall() == "disagrees"
-    assert Estimate(-0.4, 0.01, 2).claimed_no_fall() == "undecided (n = 2)"
     assert Estimate(-0.4, math.nan, 5).claimed_no_fall() == "undecided: error unknown"
 
 

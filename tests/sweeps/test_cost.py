@@ -189,10 +189,11 @@ def test_a_run_that_no_number_of_gpus_holds_says_so(write, said):
 def test_the_table_has_the_counts_and_what_they_assume(write, said):
     lines = said(write())
     assert lines[0].endswith("s.yaml: 12 runs, 0 done, 0 started, 12 to do")
-    titles = "model parameters runs to do tokens FLOPs 1 H100 1 H200 1 A100 1 CPU core"
+    titles = ("model embedding non-embedding parameters runs to do tokens FLOPs 1 H100 1 H200 "
+              "1 A100 1 CPU core")
     assert titles in lines
-    (row,) = [row.split() for row in lines if row.startswith("width 64 2")]
-    assert row[2:6] == ["233,792", "6", "6", "9.22e+05"]
+    (row,) = [row.split() for row in lines if row.startswith("width 64 6")]
+    assert row[2:8] == ["65,536", "168,256", "233,792", "6", "6", "9.22e+05"]
     for words in ("6 per weight", "40 %", "989", "312", "141 GB", "datasheet", "not measured"):
         assert words in " ".join(lines)
 

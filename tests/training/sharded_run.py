@@ -1,29 +1,34 @@
-"""What a sharded run must be able to do, small; the tests launch it with two processes.
+"""What a sharded run must be able to do, small; the tests launch it with several processes.
 
-    sharded_run.py check DIR                 parts, update rules, refusals
+    sharded_run.py check DIR                 parts, update rules, refusals, one of the runs below
     sharded_run.py train DIR                 the runs below, each into its folder
-    sharded_run.py run DIR [key=value ...]   one run, exit code as documented
+    sharded_run.py run DIR [key=value ...]   one run, exit code as documented; with SLOW_SAVE=STEP
+                                             the checkpoint of that step never gets done
 
 Tensors do not divide by two: 131 rows, 1 row, 1 entry. Widths are past Adafactor's 128.
 """
 
+import errno
 import math
 import os
+import re
 import signal
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 from torch import distributed, nn
+from torch.distributed import tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.data import Dataset
 
 from measure.probes import ProbeRecorder
 from param_groups import Everett, Role, Rule, plan
 from param_groups.layers import Embedding, LayerNorm, Linear, Multiplied
-from training import loop, optimizers, processes, runs, sharding, signals, state
+from training import checkpoint, loop, optimizers, processes, runs, sharding, signals, state
 from training.config import parse_overrides, set_keys, validate
 from training.errors import UserError, one_line_errors
 from training.linear_cross_entropy import linear_cross_entropy
@@ -55,6 +60,7 @@ RUNS = {
     "accumulated": ["training.micro_batch_size=1", "optimizer.clip_norm=0.05"],
     "one_sample": ["training.eval_samples=1", "training.steps=2", "training.eval_every=1"],
     "bf16": ["training.precision=bf16", "optimizer.name=sgd", "optimizer.lr=0.3"],
+    "fp16": ["training.precision=fp16", "optimizer.name=sgd", "optimizer.lr=19.2"],
     "tiny_gradients": ["optimizer.name=adam_atan2"],  # which scales them by a power of two
 }
 
@@ -148,8 +154,27 @@ def train(run_dir, overrides, stop_at=None, **more):
 def train_all(folder):
     """Every one of `RUNS`, the model with or without memory when it is handed over."""
     for index, (name, overrides) in enumerate(RUNS.items()):
-        scale = 1e-13 if name == "tiny_gradients" else 1.0
+        scale = {"tiny_gradients": 1e-13, "fp16": 1 / 64}.get(name, 1.0)
         train(folder / name, overrides, scale=scale, meta=index % 2 == 0)
+
+
+def train_on(folder):
+    """Two of `RUNS` stopped after step 3, and on from step 2 as that checkpoint is damaged."""
+    for name in ("adafactor", "adam_atan2"):
+        overrides = [*RUNS[name], "checkpoint.every=2"]
+        assert train(folder / name, overrides, stop_at=3)["step"] == 3
+        if distributed.get_rank() == 0:
+            flip(max(folder.glob(f"{name}/checkpoints/step-00000003/shard-00002-*")))
+        distributed.barrier()
+        assert train(folder / name, overrides)["resumed_from"] == [2]
+        assert (folder / name / "checkpoints/damaged-step-00000003").is_dir()
+
+
+def flip(path):
+    """Changes one bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
 
 
 def check_parts():
@@ -157,10 +182,12 @@ def check_parts():
     whole = build_task([])
     whole.plan.initialise(whole.model, 3)
     wanted = dict(whole.model.named_parameters())
-    world, rank = distributed.get_world_size(), distributed.get_rank()
+    copies = sharding.replicas()
+    world = distributed.get_world_size() // copies
+    rank = distributed.get_rank() % world
     for meta in (False, True):
         task = build_task([], meta=meta)
-        sharding.shard(task.model, torch.device("cpu"), sharding.requested())
+        sharding.shard(task.model, torch.device("cpu"), sharding.requested(), copies)
         assert all(p.is_meta == meta for p in task.model.parameters())
         sharding.allocate(task.model, torch.device("cpu"))
         task.plan.initialise(task.model, 3)
@@ -184,14 +211,16 @@ SHAPES = {
 }  # fmt: skip
 
 
-def compare_optimizers():
+def compare_optimizers(folder):
     """Each rule, seven steps: sharded tensors end where whole ones do, with their state."""
-    mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
+    copies = sharding.replicas()
+    mesh = init_device_mesh("cpu", (copies, distributed.get_world_size() // copies))
+    group = distributed.new_group(backend="gloo")
     for name in optimizers.OPTIMIZERS:
         ends = {}
         for kind in ("whole", "sharded"):
             tensors = build_tensors(mesh if kind == "sharded" else None)
-            ends[kind] = step_all(name, tensors)
+            ends[kind] = step_all(name, tensors, folder / name, group)
         assert ends["whole"].keys() == ends["sharded"].keys()
         for path, wanted in ends["whole"].items():
             got = ends["sharded"][path]
@@ -199,6 +228,24 @@ def compare_optimizers():
             torch.testing.assert_close(
                 got, wanted, **close, msg=lambda found: f"{name} {path}: {found}"
             )
+
+
+def check_loss_scale():
+    """An overflow in one process's part of a gradient halves the scale of all, once."""
+    copies = sharding.replicas()
+    mesh = init_device_mesh("cpu", (copies, distributed.get_world_size() // copies))
+    tensors = build_tensors(mesh)
+    optimizer = torch.optim.SGD(tensors.values())
+    scaler = torch.amp.GradScaler("cpu")
+    for step, worst in enumerate((2.0**10, math.inf, 2.0**10)):
+        scaler.scale(torch.ones(()))
+        for key, parameter in tensors.items():
+            gradient = torch.ones(SHAPES[key])
+            gradient.view(-1)[0] = worst if key == "tall" else 1.0
+            parameter.grad = place(gradient, parameter.device_mesh)
+        scaler.unscale_(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == (2.0**15 if step else 2.0**16)
 
 
 def build_tensors(mesh):
@@ -215,33 +262,43 @@ def build_tensors(mesh):
 def place(values, mesh):
     if mesh is None:
         return values
-    placements = [torch.distributed.tensor.Shard(0)]
-    return torch.distributed.tensor.distribute_tensor(values, mesh, placements)
+    placements = [tensor.Replicate(), tensor.Shard(0)]
+    return tensor.distribute_tensor(values, mesh, placements)
 
 
-def step_all(name, tensors):
+def step_all(name, tensors, folder, group):
     """Seven steps with gradients that differ between halves; saves and loads state on the way."""
     groups = [{"params": list(tensors.values()), "param_names": list(tensors), "lr": 0.02,
                "initial_lr": 0.02, "eps": 1e-9, "weight_decay": 0.1}]  # fmt: skip
     optimizer = optimizers.build(name, groups)
     generator = torch.Generator().manual_seed(1)
     for step in range(7):
-        for key, tensor in tensors.items():
+        for key, parameter in tensors.items():
             gradient = torch.randn(SHAPES[key], generator=generator)
             gradient[: (len(gradient) + 1) // 2] *= 1e-3
             if key == "small":
                 gradient *= 1e-20 if step else 0.0  # adam_atan2's power of two
             if key == "tall":
                 gradient[-1] *= 1e12
-            mesh = tensor.device_mesh if sharding.is_sharded(tensor) else None
-            tensor.grad = place(gradient, mesh)
+            mesh = parameter.device_mesh if sharding.is_sharded(parameter) else None
+            parameter.grad = place(gradient, mesh)
         optimizer.step()
         if step == 3:
-            saved = sharding.gather(state.optimizer_tensors(optimizer), keep=True)
+            saved = state.optimizer_tensors(optimizer)
             optimizer = optimizers.build(name, groups)
+            if mesh is not None:
+                writing = checkpoint.save_shards(folder, step, saved, {}, 1, group)
+                checkpoint.finish(folder, step, writing)
+                distributed.barrier()
+                found = checkpoint.load(folder / f"step-{step:08d}", shapes_only=True)
+                saved = state.optimizer_places(optimizer, found.tensors)
+                checkpoint.read(found.path, saved, group)
             state.load_optimizer(optimizer, saved)
     ends = {**tensors, **state.optimizer_tensors(optimizer)}
-    return {k: t.detach() for k, t in sharding.gather(ends, keep=True).items()}
+    return {
+        key: (value.full_tensor() if sharding.is_sharded(value) else value).detach()
+        for key, value in ends.items()
+    }
 
 
 def expect_refusals(folder):
@@ -256,9 +313,23 @@ def expect_refusals(folder):
     task.model.register_buffer("mask", torch.ones(3, device="meta"))
     with pytest.raises(ValueError, match="buffer 'mask' is on the meta device"):
         sharding.allocate(task.model, torch.device("cpu"))
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with pytest.MonkeyPatch.context() as patch:
+        if distributed.get_rank() == 1:
+            patch.setattr(checkpoint, "_checksum", mock.Mock(side_effect=full))
+        first = distributed.get_rank() == 0
+        with pytest.raises(UserError if first else SystemExit) as refusal:
+            train(folder / "full", RUNS["sgd"])
+    assert not first or re.search(
+        "step-00000005: cannot write the checkpoint: No space left on device; none was there yet",
+        str(refusal.value),
+    )
+    distributed.barrier()
+    assert not list((folder / "full/checkpoints").iterdir())
     for key, value, message in (
         ("FSDP_VERSION", "1", "set fsdp_version: 2 in the launch config"),
         ("FSDP_OFFLOAD_PARAMS", "true", "fsdp_offload_params is not supported: set it to false"),
+        ("PARALLELISM_CONFIG_DP_SHARD_SIZE", "3", "dp_shard_size 3; expected 4, the number of pro"),
     ):
         before = os.environ[key]
         os.environ[key] = value
@@ -267,17 +338,34 @@ def expect_refusals(folder):
         os.environ[key] = before
 
 
+def slow_down(name):
+    """Lets the second process take for ever to write its file of the checkpoint of this name."""
+    checksum = checkpoint._checksum
+
+    def slow(path):
+        if name in path.parent.name and "shard-00002" in path.name:
+            time.sleep(1000)
+        return checksum(path)
+
+    checkpoint._checksum = slow
+
+
 def main():
     command, *rest = sys.argv[1:]
     torch.set_num_threads(1)
     processes.state()
+    if "SLOW_SAVE" in os.environ:
+        slow_down(f"step-{int(os.environ['SLOW_SAVE']):08d}")
     with one_line_errors(OSError):
         if command == "check":
             check_parts()
-            compare_optimizers()
+            compare_optimizers(Path(rest[0]))
+            check_loss_scale()
             expect_refusals(Path(rest[0]))
+            train(Path(rest[0]) / "adafactor", RUNS["adafactor"])
         elif command == "train":
             train_all(Path(rest[0]))
+            train_on(Path(rest[0]) / "on")
         elif train(Path(rest[0]), rest[1:], pause=0.05)["status"] == "stopped":
             raise SystemExit(signals.STOPPED)
 

@@ -119,12 +119,13 @@ def test_a_target_outside_the_vocabulary_is_refused(target):
         linear_cross_entropy(x, weight, targets)
 
 
-def test_under_autocast_the_products_are_bf16_and_all_else_float32():
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_under_autocast_the_products_are_low_and_all_else_float32(low):
     x, weight, targets = draw(torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", low):
         loss, x_grad, weight_grad = both(linear_cross_entropy, x, weight, targets)
     assert {loss.dtype, x_grad.dtype, weight_grad.dtype} == {torch.float32}
-    rounded = (x.detach().bfloat16() @ weight.detach().bfloat16().T).float()
+    rounded = (x.detach().to(low) @ weight.detach().to(low).T).float()
     wanted = F.cross_entropy(rounded, targets, ignore_index=IGNORE, reduction="sum")
     torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=0)
     exact = both(two_steps, x, weight, targets)

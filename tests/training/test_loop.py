@@ -18,7 +18,7 @@ from training.config import validate
 from training.errors import UserError
 from training.loop import train
 from training.settings import RunConfig
-from training.task import Task
+from training.task import Task, build_optimizer
 
 IGNORE = -100
 
@@ -156,6 +156,14 @@ def test_metrics_hold_train_and_eval_losses_at_their_steps(tmp_path):
     assert all(line["gradient_norm"] > 0 for line in lines if "train_loss" in line)
 
 
+def test_evaluations_per_octave_are_a_function_of_the_step(tmp_path):
+    run = task(training__eval_per_octave=2, training__steps=40)
+    train(run, tmp_path)
+    evals = [line["step"] for line in metrics(tmp_path) if "eval_loss" in line]
+    assert evals == sorted({round(2 ** (k / 2)) for k in range(11)} | {40})
+    assert "eval_per_octave" not in task().config.model_dump()["training"]  # run ids stay
+
+
 def test_logged_losses_are_weighted_by_targets(tmp_path):
     train(task(training__log_every=100, optimizer__lr=1e-30, training__steps=4), tmp_path)
     run, data = task(), Rows()
@@ -248,11 +256,55 @@ def test_the_summary_says_what_and_where(tmp_path):
     assert not list(tmp_path.glob(".*"))  # no temporary files stay
 
 
-@pytest.mark.parametrize("changes", [{"training__precision": "bf16"}, {"training__compile": True}])
-def test_bf16_and_compile_train_to_about_the_same_loss(tmp_path, changes):
+@pytest.mark.parametrize(
+    "changes",
+    [{"training__precision": "bf16"}, {"training__compile": True},
+     {"training__precision": "fp16", "training__compile": True}],
+)  # fmt: skip
+def test_half_precision_and_compile_train_to_about_the_same_loss(tmp_path, changes):
     plain = train(task(), tmp_path / "plain")
     other = train(task(**changes), tmp_path / "other")
     assert other["final_eval_loss"] == pytest.approx(plain["final_eval_loss"], rel=0.03)
+
+
+def test_fp16_is_a_plain_loop_with_torchs_scaler(tmp_path):
+    """To the bit, through steps whose gradient is past fp16's range until the scale has fallen."""
+    settings = {"training__precision": "fp16", "training__log_every": 1, "training__steps": 16,
+                "optimizer__clip_norm": 1.0}  # fmt: skip
+    run, reference, data = task(**settings), task(**settings), Rows()
+    run.loss = lambda model, batch: model(*batch) * 64.0
+    summary = train(run, tmp_path)
+    reference.plan.initialise(reference.model, 0)
+    optimizer, model = build_optimizer(reference), reference.model
+    scaler, scales, losses = torch.amp.GradScaler("cpu"), [], []
+    from training.sampling import sample_ids
+
+    for step in range(16):
+        factor = schedules.factor("cosine", step, warmup_steps=2, total_steps=16)
+        schedules.set_lr(optimizer, factor)
+        ids = sample_ids(len(data), 0, step * 8, 8)
+        targets = data.targets[ids]
+        with torch.autocast("cpu", torch.float16):
+            loss = model(data.ids[ids], targets) * 64.0 * (1 / (targets != IGNORE).sum())
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+        losses.append(loss.item())
+    lines = [line for line in metrics(tmp_path) if "train_loss" in line]
+    assert [line["loss_scale"] for line in lines] == scales
+    skipped = [line["step"] for line in metrics(tmp_path) if "event" in line]
+    before = [2.0**16, *scales]
+    assert skipped == [n for n, scale in enumerate(scales, 1) if scale < before[n - 1]] != []
+    assert summary["skipped_steps"] == len(skipped) < 10 and summary["precision"] == "fp16"
+    kept = [(line["train_loss"], loss) for line, loss in zip(lines, losses)
+            if line["step"] not in skipped]  # fmt: skip
+    assert [a for a, _ in kept] == pytest.approx([b for _, b in kept], rel=1e-6)
+    for name, value in model.state_dict().items():
+        assert torch.equal(run.model.state_dict()[name], value), name
 
 
 @pytest.mark.parametrize("units", [True, False])

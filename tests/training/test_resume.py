@@ -128,6 +128,25 @@ def test_it_does_so_however_it_is_computed(tmp_path, monkeypatch, overrides):
     assert toy.left_behind(tmp_path / "died") == toy.left_behind(tmp_path / "whole")
 
 
+def test_a_resumed_fp16_run_has_its_scale_and_skips_the_same_steps(tmp_path, monkeypatch):
+    forward = toy.Toy.forward
+    words = ["training.precision=fp16", "training.log_every=1", "training.divergence_factor=100"]
+
+    def loud(model, ids):  # past 65504 until the scale has been halved twice, then twice more
+        times = torch.where(model.calls < 4, 16.0, 64.0) if model.training else 1.0
+        return forward(model, ids) * times
+
+    monkeypatch.setattr(toy.Toy, "forward", loud)
+    toy.train(tmp_path / "whole", words)
+    interrupted(tmp_path / "died", 3, monkeypatch, *words)
+    assert toy.train(tmp_path / "died", words)["resumed_from"] == [2]
+    assert toy.left_behind(tmp_path / "died") == toy.left_behind(tmp_path / "whole")
+    lines = [json.loads(line) for line in (tmp_path / "died/metrics.jsonl").open()]
+    assert [line["step"] for line in lines if "event" in line] == [1, 2, 5, 6]
+    scales = [line["loss_scale"] for line in lines if "loss_scale" in line]
+    assert scales == [2**15, *[2**14] * 3, 2**13, *[2**12] * 2]
+
+
 def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
     overrides = ["training.data_workers=2", "training.log_every=1"]
     process = subprocess.Popen(

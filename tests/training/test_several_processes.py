@@ -13,7 +13,7 @@ import torch
 from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
-from tests.processes import Program
+from tests.processes import LAUNCH_CONFIGS, Program, launch_environment
 from tests.training import toy_run as toy
 from training.config import load
 from training.sampling import sample_ids
@@ -177,16 +177,18 @@ def test_a_refusal_is_one_line_of_one_process(tmp_path):
     ("name", "processes", "options"),
     [
         ("one_gpu", 1, []),
-        ("one_node_8gpu", 2, ["--num_processes", "2"]),
         ("several_nodes", 2, ["--num_machines", "1", "--num_processes", "2",
                               "--main_process_port", "0"]),
     ],
 )  # fmt: skip
 def test_accelerate_launches_with_the_config_files(tmp_path, name, processes, options):
-    """The files as they are, with as many processes as a test has, each with a worker for data."""
+    """The files as they are, with as many processes as a test has, each with a worker for data.
+
+    test_sharding.py launches those that shard.
+    """
     result = subprocess.run(
         [Path(sys.executable).with_name("accelerate"), "launch", "--config_file",
-         ROOT / f"scripts/accelerate/{name}.yaml", *options, SCRIPT, "train", tmp_path / "run",
+         LAUNCH_CONFIGS / f"{name}.yaml", *options, SCRIPT, "train", tmp_path / "run",
          "training.data_workers=1"],
         capture_output=True, text=True, timeout=200,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
@@ -200,15 +202,25 @@ def test_accelerate_launches_with_the_config_files(tmp_path, name, processes, op
 
 
 def test_the_config_files_are_for_eight_gpus_per_node():
-    loaded = {path.stem: load_config_from_file(str(path))
-              for path in (ROOT / "scripts/accelerate").glob("*.yaml")}  # fmt: skip
+    loaded = {path.stem: load_config_from_file(str(path)) for path in LAUNCH_CONFIGS.iterdir()}
     sizes = {name: (file.num_machines, file.num_processes) for name, file in loaded.items()}
     assert sizes == {
         "one_gpu": (1, 1), "one_node_8gpu": (1, 8), "one_node_8gpu_fsdp": (1, 8),
-        "several_nodes": (2, 16), "several_nodes_fsdp": (2, 16),
+        "several_nodes": (2, 16), "several_nodes_fsdp": (2, 16), "several_nodes_hsdp": (2, 16),
     }  # fmt: skip
     # Precision is the experiment config's; a second place to set it would be one that is not read.
     assert {file.mixed_precision for file in loaded.values()} == {"no"}
+    for name, file in loaded.items():
+        if name != "one_gpu":  # whose one process is told nothing
+            launch_environment(name)  # accelerate refuses a key that it does not know
+        if name.endswith("sdp"):
+            # Only what `sharding` reads: a key that nothing reads would promise something.
+            assert file.distributed_type == "FSDP" and file.fsdp_config.keys() == {
+                "fsdp_version", "fsdp_reshard_after_forward", "fsdp_activation_checkpointing",
+            }  # fmt: skip
+            copies = {"parallelism_config_dp_replicate_size": 2,
+                      "parallelism_config_dp_shard_size": 8}  # fmt: skip
+            assert file.parallelism_config == (copies if name.endswith("hsdp") else {})
 
 
 def test_every_process_drops_out_for_itself(tmp_path):

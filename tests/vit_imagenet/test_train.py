@@ -114,6 +114,16 @@ def test_the_paper_s_plan_is_printed_with_its_numbers(capsys):
     assert list(decays.values()) == pytest.approx([8e-4] * len(decays))
 
 
+def test_the_head_s_bias_can_be_turned_off():
+    """Footnote 44: one tensor and one row of the plan less, and another run."""
+    paper = ROOT / "vit_imagenet/configs/paper.yaml"
+    config, without = (load(Config, paper, words) for words in ([], ["model.head_bias=false"]))
+    names = [{row.name for row in train.build_plan(c).rows} for c in (config, without)]
+    assert names[0] - names[1] == {"head.bias"} and names[1] < names[0]
+    assert train.parameters(config)["total"] - train.parameters(without)["total"] == 1000
+    assert runs.run_id(config) != runs.run_id(without)
+
+
 def test_the_arithmetic_of_the_paper_s_recipe_is_printed():
     config = load(Config, ROOT / "vit_imagenet/configs/paper.yaml")
     task = SimpleNamespace(config=config, train_data=range(1281167))

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from plots.bordelon import dynamics, head_dimension, rate_transfer, scans
-from plots.bordelon.scans import HEAD_DIM, HEADS
+from plots.bordelon.scans import HEAD_DIM
 from plots.findings import Finding
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -201,6 +201,17 @@ def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path):
     assert titles[-1] == "Adam: change of A in all"
 
 
+def test_both_tables_make_the_papers_table_3(tmp_path):
+    """Its six powers, those of the updates twice: after the later step, per optimiser."""
+    paths = [written(tmp_path / "13.csv", movement_rows()),
+             written(tmp_path / "11.csv", variance_rows())]
+    table = dict(head_dimension.draw(head_dimension.read(paths)))["table_3"]
+    assert list(table["exponent"]) == pytest.approx(list(table["published"]), abs=1e-6)
+    assert list(table["published"]) == [-1, 0, 0, 0, 0, 0, 0, -0.5, 0, -0.5]
+    assert list(table["step"]) == [0, 200, 200, 200, 200] * 2 and set(table["seeds"]) == {3}
+    assert list(table["entry"][:3]) == ["variance of A(0)", "update to A", "update to k"]
+
+
 def test_sgd_that_misses_the_exponents_of_later_steps_is_noted(tmp_path):
     path = tmp_path / "t.csv"
     kept = text_of(head_dimension.findings(head_dimension.read([written(path, movement_rows())])))
@@ -290,23 +301,24 @@ def test_tables_of_other_figures_are_one_line(what, tmp_path, refused):
 # Figure 11
 
 
-def logged(size, seed, loss, by=HEAD_DIM, **more):
+def logged(size, seed, loss, **more):
     """A run's metrics: `loss` times what one seed's samples are worth, falling with the step."""
-    key = {"curve": "dynamics", by: size, "seed": seed, "run": f"{more}-{size}-{seed}", **more}
+    key = {"curve": "dynamics", HEAD_DIM: size, "seed": seed, **more}
+    key["run"] = f"{more}-{size}-{seed}"
     return [
         {**key, "step": step, "train_loss": math.nan if step % 2 else loss + seed + 1 / step}
         for step in range(1, 101)
     ]
 
 
-def dynamics_rows(alphas=(1.0, 0.5), by=HEAD_DIM, seeds=(0, 1, 2)):
+def dynamics_rows(alphas=(1.0, 0.5), seeds=(0, 1, 2)):
     """Losses 2 + 1/N: doubling N halves what it gains; seeds differ by far more."""
     return [
         row
         for alpha in alphas
         for n in N
         for seed in seeds
-        for row in logged(n, seed, 2 + 1 / n + 0.001 * seed / n, by,
+        for row in logged(n, seed, 2 + 1 / n + 0.001 * seed / n,
                           **{"prescription.alpha_attention": alpha})
     ]
 
@@ -363,27 +375,7 @@ def test_a_figure_has_a_panel_per_alpha_and_a_line_per_size(tmp_path):
     assert len(dict(dynamics.draw(losses))["figure_11_dynamics"].axes) == 1
 
 
-def test_any_size_can_be_scanned(tmp_path):
-    losses = scans.read_losses([written(tmp_path / "m.csv", dynamics_rows((1.0,), HEADS))], HEADS)
-    assert list(scans.lines(losses.rows, HEADS)) == list(N)
-
-
 def test_two_runs_of_one_size_and_seed_are_refused(tmp_path, refused):
     again = [{**row, "run": "second"} for row in dynamics_rows((1.0,))]
     path = written(tmp_path / "m.csv", dynamics_rows((1.0,)) + again)
     assert "two runs with model.head_dim 8 and seed 0" in refused("bordelon/dynamics", path)
-
-
-COLUMNS = {
-    "rate_transfer": (rate_rows, "final_eval_loss"),
-    "dynamics": (dynamics_rows, "train_loss"),
-    "head_dimension": (variance_rows, "head_variance"),
-    "head_dimension, 13": (movement_rows, "attention_change_weights"),
-}
-
-
-@pytest.mark.parametrize("name", COLUMNS)
-def test_a_table_that_lacks_a_column_is_one_line(name, tmp_path, refused):
-    rows, column = COLUMNS[name]
-    path = written(tmp_path / "t.csv", pd.DataFrame(rows()).drop(columns=column))
-    assert f"{path}: no column '{column}'" in refused(f"bordelon/{name.partition(',')[0]}", path)

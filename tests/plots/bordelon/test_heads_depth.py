@@ -227,6 +227,30 @@ def test_runs_that_did_not_finish_count_nowhere(tmp_path):
     assert set(movement["seed"]) == set(losses["seed"]) == {0, 2}
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_of_several_rates_one_per_alpha_is_shown(tmp_path, lost):
+    """The better one on average over depths, unless a run of it is lost."""
+    paths = depth_tables(tmp_path)
+    observations, results, metrics = map(pd.read_csv, paths)
+    more = [table.assign(run="more-" + table["run"]) for table in (observations, results, metrics)]
+    more[1]["optimizer.lr"] *= 2
+    more[2]["eval_loss"] += more[2]["model.layers"].map({1: 0.3, 4: -0.3, 16: -0.3})
+    half = more[1]["prescription.alpha_depth"] == 0.5
+    if lost:
+        gone = half & (more[1]["model.layers"] == 4) & (more[1]["seed"] == 0)
+        more[1].loc[gone, "status"] = "diverged"
+    for path, old, new in zip(paths, (observations, results, metrics), more):
+        pd.concat([new, old]).to_csv(path, index=False)
+    movement, losses = depth.read(paths)
+    for table in (movement, losses):
+        assert table["run"].nunique() == 18
+        for alpha, new in ((0.5, not lost), (1.0, True)):
+            runs = table[table["prescription.alpha_depth"] == alpha]["run"]
+            assert set(runs.str.startswith("more")) == {new}
+    basis = depth.findings((movement, losses))[0]
+    assert f"eta_0 = {2 if lost else 4} (alpha_L = 1/2), 8 (alpha_L = 1)" in basis
+
+
 def test_tables_of_depth_that_are_wrong_are_one_line(tmp_path):
     paths = depth_tables(tmp_path)
     with pytest.raises(TableError, match="2 tables given, expected 3: observations.csv"):
@@ -236,9 +260,6 @@ def test_tables_of_depth_that_are_wrong_are_one_line(tmp_path):
     results = pd.read_csv(paths[1])
     pd.concat([results, results.assign(run="again")]).to_csv(paths[1], index=False)
     with pytest.raises(TableError, match="two runs with model.layers 1, prescription.alpha_depth"):
-        depth.read(paths)
-    results.assign(**{"optimizer.lr": range(18)}).to_csv(paths[1], index=False)
-    with pytest.raises(TableError, match="9 values of optimizer.lr with prescription.alpha_depth"):
         depth.read(paths)
     lost = depth_tables(tmp_path, statuses=("diverged",))
     with pytest.raises(TableError, match="no finished run in it; finish the sweep first"):

@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from plots import findings
 from plots.__main__ import make
 from plots.bordelon import decoder, kernels, observed
 from plots.bordelon.scans import ALPHA, HEAD_DIM, HEADS, LAYERS, Losses
+from plots.findings import Finding
 from plots.tables import TableError
 from sweeps import tables as sweep_tables
 from sweeps.sweep_file import load_sweep
@@ -101,7 +101,7 @@ def attention_rows(alphas=(1.0, 0.5), heads=400, seeds=(0,)):
 
 
 def by_name(lines):
-    return {line.name: line for line in lines if isinstance(line, findings.Finding)}
+    return {line.name: line for line in lines if isinstance(line, Finding)}
 
 
 def data(kernel_table, attention_table):
@@ -187,30 +187,6 @@ def test_tables_with_two_runs_of_one_place_are_refused(tmp_path):
     pd.concat([rows, again]).to_csv(results, index=False)
     with pytest.raises(TableError, match="two runs with model.heads"):
         decoder.read([results, metrics, kernel_table])
-
-
-def test_verdicts_on_few_seeds_are_wrong_as_rarely_as_they_say():
-    # 97.5 % quantiles of Student's t with 2 and 9 degrees of freedom.
-    for n, quantile in ((3, 4.3027), (10, 2.2622), (None, 2.0)):
-        inside, outside = (1 - 1e-4) * quantile, (1 + 1e-4) * quantile
-        assert findings.claimed_gain(inside, 1.0, n) == "within noise"
-        assert findings.claimed_gain(outside, 1.0, n) == "agrees"
-        assert findings.claimed_gain(-outside, 1.0, n) == "disagrees"
-        assert findings.claimed_equal(inside, 1.0, n) == "agrees"
-        assert findings.claimed_equal(-outside, 1.0, n) == "disagrees"
-        fitted = {} if n is None else {"n": n + 1, "fitted": 2}
-        close = "agrees within " + ("2 SE" if n is None else "95 %")
-        assert findings.distance(5 + inside, 1.0, 5.0, **fitted) == close
-        assert findings.distance(5 + outside, 1.0, 5.0, **fitted).startswith("off by")
-    for n in (1, 2):
-        undecided = f"undecided (n = {n})"
-        assert findings.claimed_gain(9.0, 0.1, n) == undecided
-        assert findings.claimed_equal(9.0, 0.1, n) == undecided
-        assert findings.distance(9.0, 0.1, 1.0, n) == undecided
-    assert findings.distance(9.0, 0.1, 1.0, 3, fitted=2) == "undecided (n = 3)"
-    assert findings.claimed_gain(math.nan, math.nan, 0) == "not measured"
-    assert findings.claimed_gain(1.0, math.nan, 3) == "agrees in sign, error unknown"
-    assert findings.claimed_gain(1.0, math.nan) == "agrees in sign, one seed"
 
 
 def test_the_scale_of_initial_kernels_falls_as_the_branches_do():

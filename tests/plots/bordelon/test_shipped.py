@@ -10,7 +10,7 @@ from plots import tables
 from plots.__main__ import load
 from plots.bordelon.dynamics import panels
 from plots.bordelon.scans import HEAD_DIM, gaps
-from plots.findings import Finding, number
+from plots.findings import Estimate, Finding
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -72,7 +72,7 @@ def of_dynamics():
     one, half = (gap.estimate for gap in found)
     # The README speaks of losses that rise and fall, without signs.
     assert one.value < 0 < half.value
-    return [Finding("11", number(abs(found.value), found.error)) for found in (one, half)]
+    return [Finding("11", Estimate(abs(found.value), found.error).text()) for found in (one, half)]
 
 
 def test_the_readme_names_the_commit_of_its_tables():

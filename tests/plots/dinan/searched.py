@@ -79,7 +79,8 @@ def run(strategy, mapped, loss, *, width=1024, seed=0, status="finished", skips=
            "optimizer.weight_decay": 0.01 / power, "model.width": width, "seed": seed, "run": name}
     lost = status != "finished"
     result = {**key, "status": status, "best_eval_loss": loss,
-              "final_eval_loss": math.nan if lost else 9 - math.log2(mapped), "parameters": 7.0}
+              "final_eval_loss": math.nan if lost else 9 - math.log2(mapped),
+              "parameters": width**2}
     lines = [
         {**key, "step": step, "train_loss": 1.0,
          "eval_loss": math.nan if step % 10 else loss * (2 - step / steps),

@@ -1,6 +1,5 @@
 """Dinan et al.'s Figures 3 to 5: losses, optima and findings right on constructed tables."""
 
-import importlib
 import math
 from pathlib import Path
 
@@ -326,6 +325,20 @@ def test_figure_5_ends_with_the_larger_model_and_dashes_the_smaller(tmp_path):
     ]
 
 
+def test_a_larger_model_may_be_narrow_and_deep(tmp_path):
+    results, metrics = frames(r2c2())
+    results = results.assign(**{"model.width": 64, "model.layers": 22})
+    small = written(tmp_path / "a", *frames(both()))
+    data = bart_strategies.read([*written(tmp_path / "b", results, metrics), *small])
+    assert [sweep.widths for sweep in data] == [[1024], [64]]
+    name = "n = 64, 22 + 22 blocks"
+    assert f"standard, {name}: lowest loss (nats)" in lines(bart_strategies.findings(data))
+    figure = dict(bart_strategies.draw(data))["figure_5_bart_r2c2"]
+    first, *_, last = figure.axes[0].get_legend().get_texts()
+    assert first.get_text().startswith(f"{name} standard")
+    assert last.get_text().startswith("BART-large neural-tangent")
+
+
 # Commands and files
 
 def test_without_the_larger_models_tables_figure_5_is_said_to_be_missing(tmp_path):
@@ -346,22 +359,11 @@ def test_tables_that_make_no_sweeps_are_refused(tmp_path):
     with pytest.raises(TableError, match="4 tables given, expected 2: results.csv metrics.csv"):
         bart_rates.read([*paths, *more])
     again = written(tmp_path / "c", *frames(both()))
-    with pytest.raises(TableError, match="width 1024 as in .*; expected a larger model"):
+    with pytest.raises(TableError, match="1,048,576 parameters as in .*; expected a larger model"):
         bart_strategies.read([*paths, *again])
     last = written(tmp_path / "d", *frames(both(width=64)))
     with pytest.raises(TableError, match="expected the tables of one sweep or two, got 6"):
         bart_strategies.read([*paths, *more, *last])
-
-
-def test_the_larger_models_tables_are_drawn_where_they_are_shipped(tmp_path, monkeypatch):
-    assert bart_strategies.TABLES == bart_strategies.SMALLER
-    with monkeypatch.context() as patched:
-        patched.setattr(tables, "DATA", tmp_path)
-        (tmp_path / "dinan").mkdir()
-        (tmp_path / "dinan/figure_5.csv").touch()
-        both_sweeps = importlib.reload(bart_strategies).TABLES
-    assert both_sweeps == bart_strategies.SMALLER + bart_strategies.LARGER
-    importlib.reload(bart_strategies)
 
 
 def test_the_readme_quotes_the_shipped_tables():
@@ -372,3 +374,7 @@ def test_the_readme_quotes_the_shipped_tables():
     for finding in found:
         value, _, error, *_ = finding.measured.split()
         assert f"n^({value} ± {error})" in readme, finding.name
+    data = bart_strategies.read([tables.shipped(table) for table in bart_strategies.TABLES])
+    for name, finding in lines(bart_strategies.findings(data)).items():
+        if "22 + 22" in name or "step 100" in name:
+            assert " ".join(finding.measured.lstrip("+").split()[:3]) in readme, name

@@ -28,11 +28,6 @@ def test_accuracy_spikes_begin_where_accuracy_falls_below_its_best(top1, begins)
     assert spikes.accuracy_spikes(steps, top1, warm_up=3) == begins
 
 
-def test_the_drop_that_makes_a_spike_is_an_argument():
-    assert spikes.accuracy_spikes([1, 2, 3], [0.5, 0.3, 0.6], 0, drop=0.2) == []
-    assert spikes.accuracy_spikes([1, 2, 3], [0.5, 0.3, 0.6], 0, drop=0.1) == [2]
-
-
 def series(spread, *ending):
     """20 losses of median 1 and MAD `spread`, then `ending`, at steps 10, 20, ..."""
     losses = [1 + spread, 1 - spread] * 10 + list(ending)
@@ -61,16 +56,12 @@ def test_loss_spikes_need_warm_up_to_be_over_and_enough_lines_before():
     assert spikes.loss_spikes(steps, losses, warm_up=211) == []
     assert spikes.loss_spikes(steps, losses, warm_up=210) == [210]
     assert spikes.loss_spikes(steps[1:], losses[1:], warm_up=0) == []
-    assert spikes.loss_spikes(steps[1:], losses[1:], warm_up=0, fewest=19) == [210]
 
 
-def test_the_window_the_deviations_and_the_share_are_arguments():
-    # Of the 20 lines before, 10 are at 3 and the last 10 at 1.
-    steps, losses = list(range(21)), [3.0] * 10 + [1.0] * 10 + [1.5]
-    assert spikes.loss_spikes(steps, losses, 0) == []  # m = 2
-    assert spikes.loss_spikes(steps, losses, 0, window=10, fewest=10) == [20]
-    assert spikes.loss_spikes(steps, losses, 0, window=10, fewest=10, share=0.6) == []
-    assert spikes.loss_spikes(*series(0.1, 1.5), warm_up=0, mads=4) == [210]
+def test_the_median_is_that_of_the_last_fifty_lines():
+    losses = [3.0] * 30 + [1.0] * 30 + [1.5]
+    assert spikes.loss_spikes(range(61), losses, 0) == [60]  # m = 1; of all lines before, m = 2
+    assert spikes.loss_spikes(range(56), [*losses[:55], 1.5], 0) == []  # as many at 3: m = 2
 
 
 def test_warm_up_ends_with_the_first_line_of_the_highest_factor():

@@ -2,16 +2,19 @@
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from matplotlib.text import Text
 
+from measure.fits import Optimum
 from plots import rates, style, tables
 from plots.__main__ import make
 from plots.everett import (
     adafactor,
     alignment,
+    depth,
     epsilon,
     learning_rates,
     loss_vs_size,
@@ -132,6 +135,19 @@ def probes(readout=0.95, mlp=0.7, curves=tuple(alignment.FIGURES), widths=(64, 1
                                 "layer": layer, "alignment": value,
                             })
     return pd.DataFrame(rows)
+
+
+def depths(**powers):
+    """Depth in place of width: one base depth of 32, and three more in every curve."""
+    powers = {"no_rule": -0.5, "half": 0.0, "one": 0.0} | powers
+    rows = [row for rule in RULES
+            for row in sweep("base", rule, widths=(32,), exponent=0.0, spread=0.002)]
+    for curve, exponent in powers.items():
+        for rule in RULES:
+            shifted = {"exponent": exponent, "widths": (64, 128, 256), "spread": 0.002}
+            rows += sweep(curve, rule, shift=0.1 * (curve == "no_rule"), **shifted)
+    # A power of 0 has its optimum at 2^-7 everywhere, so the base lies on every line but no_rule's.
+    return pd.DataFrame(rows).assign(**{"model.layers": lambda table: table["model.width"]})
 
 
 def written(folder, **named):
@@ -266,6 +282,21 @@ def test_table_4_is_recovered_beside_the_published_numbers(tmp_path):
     found = {line[:38].strip(): line for line in text.splitlines()}
     assert "agrees within 2 SE" in found["adam, NTK, fixed steps"]  # both -0.50
     assert "off by +0.37" in found["adam, standard, compute-optimal"]
+    assert not abs(row["irreducible_exponent"] + 0.9) > 0.01  # NaN where it ends at a rate of 0
+
+
+def test_table_4_has_the_exponent_beside_an_irreducible_rate():
+    """Where the optima level off it is another one, where they do not there is none."""
+    def sweeps(law, widths=(16, 32, 64, 128)):
+        return {width: SimpleNamespace(best=Optimum(law(width), 1.0, 3.0, True, error=1e-4))
+                for width in widths}
+
+    level = learning_rates.floored(sweeps(lambda width: 0.001 + 0.02 / width))
+    assert level.exponent == pytest.approx(1, rel=1e-3)
+    assert level.floor == pytest.approx(0.001, rel=1e-3)
+    for law in (lambda width: 0.01 - 5e-5 * width, lambda width: 1e-4 * width):
+        assert math.isnan(learning_rates.floored(sweeps(law)).exponent_error)
+    assert learning_rates.floored(sweeps(lambda width: 1 / width, (16, 32, 64))) is None
 
 
 def test_the_claim_on_horizons_counts_and_measures_the_drops():
@@ -438,12 +469,15 @@ def case(name):
         "adafactor": lambda: ({"own": families(**two)}, {"figure_10_adafactor"}),
         "epsilon": lambda: ({"heat": heat(lost=-12), "mitigations": mitigations()},
                             {"figure_4_epsilon", "figure_8_mitigations"}),
+        "depth": lambda: ({"own_depth": depths()}, {"depth"}),
         "alignment": lambda: ({"probes": probes(curves=("adam",), widths=(64,))},
                               {"figure_1_alignment", "figure_6_alignment_adam"}),
     }[name]()
 
 
-FIGURES = ("loss_vs_size", "learning_rates", "weight_decay", "adafactor", "epsilon", "alignment")
+FIGURES = (
+    "loss_vs_size", "learning_rates", "weight_decay", "adafactor", "epsilon", "alignment", "depth",
+)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -491,6 +525,21 @@ def test_curves_of_ones_own_are_drawn_under_their_names(tmp_path, name, monkeypa
     assert "own_curve" in found and any("own_curve" in text for text in texts)
     if name != "learning_rates":  # it has its rules from the names of curves
         assert "own_rule" in found and any("own_rule" in text for text in texts)
+
+
+def test_the_best_rate_over_depth_stands_beside_what_the_rule_is_to_do(tmp_path):
+    paths = written(tmp_path, depth=depths(one=0.5))
+    found = lines(depth.findings(depth.read(paths)))
+    start = "exponent of L in the best rate, "
+    half, one = (found[f"{start}alpha_L = {alpha}: mean"] for alpha in ("1/2", "1"))
+    assert half.measured.lstrip("+-") == "0.00 ± 0.00 (n = 4)"
+    assert half.verdict == "agrees within 95 %" and one.verdict.startswith("off by +0.")
+    assert "n = 4 depths" in found[f"{start}alpha_L = 1/2: muP"].measured
+    gain = found["gain of alpha_L = 1/2 in the best loss: mean"]
+    assert gain.measured == "+0.100 ± 0.001 (n = 4), nats"
+    assert found["cost of the base depth's rate at the deepest, alpha_L = 1/2"].measured == (
+        "+0.000 ± 0.000 nats (n = 4 of 4)"
+    )
 
 
 def test_tables_that_do_not_belong_together_are_refused(tmp_path):

@@ -1,0 +1,74 @@
+"""The rule for the depth in NanoDO's decoder: its plan, and what grows with depth."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from measure import coordinate_check
+from nanolm_c4 import train
+from nanolm_c4.config import Config
+from training.config import load
+
+LAPTOP = Path(__file__).resolve().parents[2] / "nanolm_c4/configs/laptop.yaml"
+RULES = ("standard", "ntk", "mup", "mean_field")
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+@pytest.mark.parametrize("rule", RULES)
+def test_what_branches_hold_follows_the_depth_and_nothing_else_does(rule, alpha, capsys):
+    """Eight blocks beside the base depth of two, under Adam."""
+    words = [f"prescription.parameterization={rule}", f"prescription.alpha_depth={alpha}",
+             "prescription.base_depth=2", "optimizer.lr=0.5"]
+    small, large = (
+        train.build_plan(load(Config, LAPTOP, [*words, f"model.layers={layers}"]))
+        for layers in (2, 8)
+    )
+    plain = train.build_plan(load(Config, LAPTOP, [words[0], words[3]]))
+    assert [(row.name, row.lr, row.init_std, row.multiplier) for row in small.rows] == [
+        (row.name, row.lr, row.init_std, row.multiplier) for row in plain.rows
+    ]
+    assert small.forward == plain.forward
+    for row in large.rows:
+        power = alpha - 1 if row.name.startswith("blocks.") else 0
+        own = small[re.sub(r"\.\d\.", ".0.", row.name)]
+        assert row.lr == pytest.approx(4**power * own.lr, rel=1e-12), row.name
+        assert (row.init_std, row.multiplier) == (own.init_std, own.multiplier)
+    config = load(Config, LAPTOP, [*words, "model.layers=8"])
+    decoder = train.build_model(config, 64)
+    train.build_plan(config, decoder).initialise(decoder, seed=0)
+    assert {block.residual_multiplier for block in decoder.blocks} == {4**-alpha}
+    train.EXPERIMENT.main([str(LAPTOP), *words, "model.layers=8", "--plan"])
+    assert f"forward pass: residual_multiplier {4**-alpha:g}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "grows"), [
+    (["prescription.alpha_depth=0.5"], False),
+    (["prescription.alpha_depth=1.0"], False),
+    ([], True),
+])
+def test_the_coordinate_check_over_depth(words, grows, tmp_path):
+    """muP, whose embeddings have scale 1: with a rule the stream moves alike at every depth."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    random = np.random.default_rng(0)
+    for i in range(20):
+        (texts / f"{i:02}.txt").write_text(" ".join(map(str, random.integers(0, 999, 60))))
+    argv = ["nanolm_c4", str(LAPTOP), "data.source=local", f"data.path={texts}",
+            f"data.cache_dir={tmp_path / 'cache'}", "data.tokenizer_vocab_size=90",
+            "data.validation_fraction=0.2", "model.width=32", "model.head_dim=8",
+            "model.context=8", "prescription.parameterization=mup", "prescription.alignment=full",
+            "prescription.base_width=32", *words, "--scan", "model.layers", "--widths", "4", "16",
+            "64", "--steps", "1", "--seeds", "2", "--out", str(tmp_path / "out")]
+    try:
+        coordinate_check.main(argv)
+    except SystemExit as ended:
+        assert ended.code == 1
+    found = json.loads((tmp_path / "out/coordinate_check.json").read_text())
+    (stream,) = (s for s in found["slopes"]
+                 if (s["quantity"], s["name"], s["step"]) == ("change", "blocks.*", 1))
+    assert found["passed"] is not grows
+    assert stream["predicted"] == grows  # the number of blocks to this power
+    assert stream["slope"] == pytest.approx(float(grows), abs=0.25)
