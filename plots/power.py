@@ -5,10 +5,10 @@
 A claim is judged by its findings, those of tables of preset desktop in place of laptop ones. It
 disagrees if more of them do, at 95 % each, than chance has in 5 % of such claims, or if one does at
 95 % for all of them together (Bonferroni); findings count as independent. It agrees if all do, and
-is undecided otherwise. That no difference is seen counts as agreement only if one of the size `effect` would have been seen: errors
-must be at most effect / 2.8, which finds it with 80 % power at 95 % confidence. Errors are taken to
-fall as the root of the number of runs; n, where it is known, follows from Student's quantiles.
-Costs are the planner's.
+is undecided otherwise. That no difference is seen counts as agreement only if one of the size
+`effect` would have been seen: errors must be at most effect / 2.8, which finds it with 80 % power
+at 95 % confidence. Errors are taken to fall as the root of the number of runs; n, where it is
+known, follows from Student's quantiles. Costs are the planner's.
 """
 
 from __future__ import annotations
