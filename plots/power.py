@@ -13,6 +13,7 @@ known, follows from Student's quantiles. Costs are the planner's.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import json
 import math
@@ -368,7 +369,10 @@ and so overstate the errors of curves with tuned constants.
 
 
 def main() -> None:
-    """Writes the page."""
+    """Writes the page; there are no options."""
+    parser = argparse.ArgumentParser(prog="python -m plots.power", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.parse_args()
     PAGE.write_text(page(), encoding="utf-8")
     print(PAGE)
 
