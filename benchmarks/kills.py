@@ -90,8 +90,12 @@ class Watched:
         self.times[phase].append(time.perf_counter())
         aim = self.aim
         if aim and (aim.phase, aim.call) == (phase, len(self.times[phase])):
-            kill = os.kill, (os.getpid(), signal.SIGKILL)
-            threading.Timer(aim.delay, *kill).start()
+            threading.Timer(aim.delay, self.kill).start()
+
+    def kill(self) -> None:
+        """Ends this process, and says that it was the aim: one that fails is no kill."""
+        (self.folder / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def end(self, phase: str) -> None:
         self.times[phase][-1] = time.perf_counter() - self.times[phase][-1]
@@ -116,7 +120,8 @@ class Family:
     def lived(self, folder: Path, aim: Aim | None = None) -> bool:
         """Trains the run in `folder`, with a cache beside it; False if it was killed."""
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "late").unlink(missing_ok=True)
+        for mark in ("late", "killed"):
+            (folder / mark).unlink(missing_ok=True)
         with socket.socket() as found:
             found.bind(("127.0.0.1", 0))
             port = found.getsockname()[1]
@@ -129,7 +134,7 @@ class Family:
                 os.kill(other, signal.SIGTERM)
                 time.sleep(0.2)
                 os.kill(other, signal.SIGKILL)
-        if -signal.SIGKILL in codes.values():
+        if (folder / "killed").exists():
             return False
         if any(codes.values()):
             raise SystemExit(f"{folder}: ended with {codes}\n{(folder / 'log').read_text()}")

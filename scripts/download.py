@@ -19,7 +19,7 @@ from pathlib import Path
 
 from scripts.fetch import AGAIN, PARTIAL, Fetcher, File, amount, noted, say, settle
 from training.errors import UserError, nearest, one_line_errors
-from training.files import locked, scratch_folder, write_bytes
+from training.files import locked, write_bytes, writing
 from training.text import C4_NAME, C4_PATH, C4_REVISION, FETCHED
 
 DATA = Path("data")
@@ -32,6 +32,7 @@ HUB = "https://huggingface.co"
 # (2021), Table 1: 156e9 words, so over 152e6 tokens a file; paper.yaml takes 6.6e9, of 44 files.
 C4_FILES = {"validation": 8, "train": 1024}
 C4_FILE, C4_VALIDATION, C4_SHARDS = 319_000_000, 330_000_000, 48
+PATHS_AT_ONCE = 500  # that the hub is asked about; it answers for 1,000 at most
 # The hub's pointer of this commit to spiece.model, the same file for all sizes of T5.
 T5 = File(
     f"{HUB}/google-t5/t5-base/resolve/a9723ea7f1b39c1eae772870f3b547bf6ef7e6c1/spiece.model",
@@ -109,9 +110,12 @@ def _c4(fetcher: Fetcher, options: argparse.Namespace) -> None:
 def _on_hub(fetcher: Fetcher, names: list[str]) -> dict[str, tuple[int, str]]:
     """Size and SHA-256 of files of C4 at C4_REVISION, as the hub has them."""
     url = f"{HUB}/api/datasets/{C4_PATH}/paths-info/{C4_REVISION}"
-    answer = fetcher.request("POST", url, data={"paths": names})
+    answers = [
+        fetcher.request("POST", url, data={"paths": names[first : first + PATHS_AT_ONCE]})
+        for first in range(0, len(names), PATHS_AT_ONCE)
+    ]
     try:
-        large = {entry["path"]: entry["lfs"] for entry in answer.json()}
+        large = {entry["path"]: entry["lfs"] for answer in answers for entry in answer.json()}
         return {name: (int(large[name]["size"]), str(large[name]["oid"])) for name in names}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(
@@ -127,7 +131,7 @@ def _cifar5m(fetcher: Fetcher, options: argparse.Namespace) -> None:
         try:
             _, labels = open_part(path, DATA / "cache/cifar5m")  # the config's data.cache_dir
         except UserError as error:
-            if "cache_dir: " in str(error):  # a full disk: what was received is kept
+            if not str(error).startswith(f"{path}:"):  # the cache's fault: the file is kept
                 raise OSError(str(error)) from None
             raise
         _check_count(path, len(labels), PART_IMAGES)
@@ -144,22 +148,31 @@ def _part_bytes() -> int:
 
 def _check_count(path: Path, found: int, expected: int) -> None:
     if found != expected:
-        raise UserError(f"{path}: {found} images, expected {expected}; fetch it again")
+        raise UserError(
+            f"{path}: {found} images, expected {expected}; delete it if it is still there, and "
+            f"{AGAIN}"
+        )
 
 
 def _cifar10(fetcher: Fetcher, options: argparse.Namespace) -> None:
     from vit_cifar5m.data import BINARY_TEST, BINARY_TRAIN, open_batch
 
     fetcher.fetch(CIFAR10)
-    batches = CIFAR10.path.parent / "cifar-10-batches-bin"
-    if not batches.exists():
-        with scratch_folder(batches) as scratch, tarfile.open(CIFAR10.path) as archive:
-            archive.extractall(scratch, filter="data")
-            os.rename(scratch / batches.name, batches)
-    for name in (*BINARY_TRAIN, BINARY_TEST):
-        _, labels = open_batch(batches, name)
-        _check_count(batches / name, len(labels), BATCH_IMAGES)
-        settle(File(CIFAR10.url, batches / name, 0), batches / name)
+    batches, names = CIFAR10.path.parent / "cifar-10-batches-bin", (*BINARY_TRAIN, BINARY_TEST)
+    with writing(batches), tarfile.open(CIFAR10.path) as archive:
+        batches.mkdir(exist_ok=True)
+        for name in names:  # each alone: one that was damaged and deleted comes again
+            if not (batches / name).exists():
+                member = f"{batches.name}/{name}"
+                archive.extract(member, batches.parent / PARTIAL, filter="data")
+                os.replace(batches.parent / PARTIAL / member, batches / name)
+
+    def check(path: Path) -> None:
+        _, labels = open_batch(batches, path.name)
+        _check_count(path, len(labels), BATCH_IMAGES)
+
+    for name in names:
+        settle(File(CIFAR10.url, batches / name, 0, check=check), batches / name)
 
 
 def _imagenet(fetcher: Fetcher, options: argparse.Namespace) -> None:
@@ -183,13 +196,14 @@ def _imagenet(fetcher: Fetcher, options: argparse.Namespace) -> None:
     for split in splits:
         say(f"{folder / split}: from {needed[split]}, whose MD5 is compared first")
         shutil.rmtree(partial, ignore_errors=True)  # of a command that was cut off
-        partial.mkdir(parents=True)
         try:
-            if split == "train":
-                published.parse_train_archive(partial, str(needed["train"]))
-            else:
-                published.parse_devkit_archive(partial, str(needed["devkit"]))
-                published.parse_val_archive(partial, str(needed["val"]))
+            with writing(partial):
+                partial.mkdir(parents=True)
+                if split == "train":
+                    published.parse_train_archive(partial, str(needed["train"]))
+                else:
+                    published.parse_devkit_archive(partial, str(needed["devkit"]))
+                    published.parse_val_archive(partial, str(needed["val"]))
         except RuntimeError as error:  # "The archive FILE is not present ... or is corrupted."
             file = str(error).partition(" is not ")[0].removeprefix("The archive ")
             raise UserError(
@@ -205,7 +219,7 @@ def _imagenet(fetcher: Fetcher, options: argparse.Namespace) -> None:
 
 
 def _bart(fetcher: Fetcher, options: argparse.Namespace) -> None:
-    from bart_span_denoise import corpora, data
+    from bart_span_denoise import bpe, corpora, data
     from bart_span_denoise.config import DataConfig
 
     for file in BPE:
@@ -229,7 +243,16 @@ def _bart(fetcher: Fetcher, options: argparse.Namespace) -> None:
         )
         for stale in DATA.glob(f".{folder.name}.*.tmp"):  # of a command that was killed
             shutil.rmtree(stale)
-        data.binarise(text, folder, os.cpu_count() or 1)
+        with writing(folder):
+            data.binarise(text, folder, os.cpu_count() or 1)
+    elif options.text is not None:
+        say(f"{folder}: is there already; --text is read once it is deleted or renamed")
+    own = folder / "dict.txt"
+    if bpe.load_dictionary(own, own.name) != bpe.load_dictionary(dictionary, own.name):
+        raise UserError(
+            f"{own}: not BART's dictionary, {dictionary}; rename {folder}, and make it with that "
+            "one (fairseq-preprocess --srcdict) or with --text FOLDER"
+        )
     for file in BPE[:2]:
         if not (folder / file.path.name).exists():
             write_bytes(folder / file.path.name, file.path.read_bytes())

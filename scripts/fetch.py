@@ -68,11 +68,14 @@ class Fetcher:
         self.session.mount("https://", adapter)
         self.session.max_redirects = 5
         self.mirror = f"{mirror.rstrip('/')}/" if mirror else "https://"
-        parts = urlsplit(self.mirror)
-        if parts.scheme == "http" and parts.hostname in ("127.0.0.1", "::1", "localhost"):
+        try:
+            scheme, host = urlsplit(self.mirror).scheme, urlsplit(self.mirror).hostname
+        except ValueError as error:
+            raise UserError(f"--mirror: {mirror} given ({error}); expected https://HOST") from None
+        if scheme == "http" and host in ("127.0.0.1", "::1", "localhost"):
             self.session.mount(self.mirror, adapter)
             self.session.trust_env = False  # no proxy stands between a machine and itself
-        elif parts.scheme != "https":
+        elif scheme != "https":
             raise UserError(f"--mirror: {mirror} given; expected https://, as http can be forged")
 
     def request(self, method: str, url: str, **options: object) -> requests.Response:
@@ -115,11 +118,7 @@ class Fetcher:
                 f"{part}: cannot write: {error.strerror or error}; expected room for "
                 f"{amount(file.size)}; {AGAIN}"
             ) from None
-        try:
-            settle(file, part)
-        except UserError:
-            part.unlink()
-            raise
+        settle(file, part)
         os.replace(part, file.path)
 
     def _receive(self, file: File, part: Path) -> None:
@@ -158,7 +157,7 @@ class Fetcher:
                 for chunk in answer.raw.stream(CHUNK, decode_content=False):
                     opened.write(chunk)
                     if opened.tell() > file.most:
-                        opened.truncate(0)
+                        part.unlink()
                         raise UserError(f"{file.url}: more than the {file.most} bytes expected")
                     if time.monotonic() > due:
                         say(f"{file.path}: {amount(opened.tell())} of {amount(file.size)}")
@@ -187,11 +186,26 @@ def _check_offer(file: File, answer: requests.Response, start: int) -> None:
 def settle(file: File, path: Path) -> None:
     """Checks the content of a file, or of what becomes it, and notes its SHA-256.
 
-    UserError if that is neither what is published nor what was noted, or the content is wrong.
+    UserError if that is neither what is published nor what was noted, or the content is wrong;
+    what was received is deleted then, and kept where only the note cannot be read or written.
     """
     sums, before = file.path.parent / SUMS, noted(file.path.parent)
     name, digest = file.path.name, sha256(path)
-    expected, source = file.sha256 or before.get(name), "published" if file.sha256 else f"in {sums}"
+    try:
+        _check_content(file, path, digest, before.get(name))
+    except UserError:
+        if path != file.path:
+            path.unlink()
+        raise
+    if before.get(name) != digest:
+        before[name] = digest
+        write_text(sums, "".join(f"{before[name]}  {name}\n" for name in sorted(before)))
+
+
+def _check_content(file: File, path: Path, digest: str, before: str | None) -> None:
+    """UserError if content of this SHA-256 is not the file's, whose noted one is `before`."""
+    sums = file.path.parent / SUMS
+    expected, source = file.sha256 or before, "published" if file.sha256 else f"in {sums}"
     if expected not in (None, digest):
         action = f"delete it and {AGAIN}" if path == file.path else "it is deleted; try again"
         if not file.sha256:
@@ -199,17 +213,15 @@ def settle(file: File, path: Path) -> None:
         raise UserError(
             f"{path}: its SHA-256 is {digest}, but the one {source} is {expected}; {action}"
         )
-    if before.get(name) != digest:
+    if before != digest:
         file.check(path)
-        before[name] = digest
-        write_text(sums, "".join(f"{before[name]}  {name}\n" for name in sorted(before)))
 
 
 def noted(folder: Path) -> dict[str, str]:
     """The SHA-256 of each file of a folder, as they were when it came."""
     sums = folder / SUMS
-    lines = sums.read_text(encoding="utf-8").splitlines() if sums.exists() else []
     try:
+        lines = sums.read_text(encoding="utf-8").splitlines() if sums.exists() else []
         return {name: digest for digest, name in (line.split("  ", 1) for line in lines)}
     except ValueError:
         raise UserError(

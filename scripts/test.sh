@@ -10,7 +10,9 @@ if [ "${1:-}" = quick ]; then
 fi
 if [ "$#" -eq 0 ]; then
   ruff check .
-  mypy
-  set -- tests
+  mypy & types=$!  # which alone would leave the other cores idle
+  python -m pytest --numprocesses 2 tests || failed=$?
+  wait "$types"
+  exit "${failed:-0}"
 fi
 exec python -m pytest --numprocesses 2 "$@"

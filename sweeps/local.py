@@ -7,6 +7,7 @@ which they came; one that has no room yet holds back those behind it.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -188,7 +189,11 @@ class LocalPool(Pool):
         except BaseException as error:
             done = Future[dict[str, Any]]()
             done.set_exception(error)
-        done.add_done_callback(lambda done: self.desk.submit(self._end, run, done))
+        done.add_done_callback(lambda done: self._tell(run, done))
+
+    def _tell(self, run: _Run, done: Future[dict[str, Any]]) -> None:
+        with contextlib.suppress(RuntimeError):  # interrupted twice, Python takes the desk down
+            self.desk.submit(self._end, run, done)
 
     def _idle(self, run: _Run) -> _Worker | None:
         """An idle worker of the run's GPUs; ends those that are in the way of the run.

@@ -287,8 +287,7 @@ def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict
         except KeyboardInterrupt:
             stopped = True
             process.stdin.close()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(stop_seconds())
+            _wait_for_stop(process, answer if answers else None)
         finally:
             with contextlib.suppress(ProcessLookupError):  # every process of the run
                 os.killpg(process.pid, signal.SIGKILL)
@@ -300,6 +299,16 @@ def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict
         return STOPPED
     message = f"{command[0]} ended with code {code} and no word of the run"
     return {"error": "failed", "message": message, "tail": log_tail(job.run_dir)}
+
+
+def _wait_for_stop(process: subprocess.Popen[str], answer: Path | None) -> None:
+    """Gives a run's processes the time to save, and once the first has answered, that is, all have,
+    an eighth of it to end: torchrun may wait for minutes for a process of another node."""
+    end = time.monotonic() + stop_seconds()
+    while process.poll() is None and time.monotonic() < end:
+        if answer is not None and answer.exists():
+            end = min(end, time.monotonic() + stop_seconds() / 8)
+        time.sleep(0.05)
 
 
 def take_outcome(path: Path) -> dict[str, Any] | None:
@@ -338,6 +347,7 @@ def main() -> None:
     first = os.environ.get("RANK", "0") == "0"
     try:
         outcome = train(job)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # asked too late: it has stopped with others
     except SystemExit:  # the first process has found what is wrong, see processes.on_main
         return
     if first:

@@ -3,7 +3,6 @@ counters and optimisers, and the memory that a step takes. nanolm_c4's are in it
 
 import contextlib
 import functools
-import gc
 import importlib
 import itertools
 import subprocess
@@ -19,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.saved_tensors import saved_tensors
+from tests.memory import most_alive, saved_tensors
 from training import optimizers
 from training.config import set_keys, validate
 from training.errors import UserError
@@ -375,16 +374,7 @@ def peak_bytes(case, config, recomputed=False):
         optimizer.step()
         optimizer.zero_grad()
 
-    step()
-    gc.collect()
-    state = [value for entry in optimizer.state.values() for value in entry.values()]
-    live = sum(t.untyped_storage().nbytes() for t in [*model.parameters(), *state])
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        step()
-    events = profiler.profiler.kineto_results.events()
-    records = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
-    return live + max(itertools.accumulate(event.nbytes() for event in records))
+    return most_alive(model, optimizer, step)
 
 
 DEEP = (64, 4, 16, 4, 100, 62, 16)

@@ -1,9 +1,11 @@
 """scripts/download.sh: files come whole or not at all, and the paper-size configs find them."""
 
+import errno
 import gzip
 import hashlib
 import io
 import json
+import os
 import shutil
 import tarfile
 import threading
@@ -11,6 +13,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.parse import parse_qs
 
 import numpy as np
 import pytest
@@ -46,11 +49,13 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self):
         """The hub's sizes and checksums of files."""
-        self.rfile.read(int(self.headers["Content-Length"]))
+        asked = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())["paths"]
+        assert len(asked) <= 2, "the hub has a limit too"
         rows = [
-            {"path": path.split(C4_REVISION + "/")[1], "lfs": {
+            {"path": name, "lfs": {
                 "size": len(content), "oid": hashlib.sha256(content).hexdigest()}}
-            for path, content in self.server.contents.items() if "/c4-" in path
+            for path, content in self.server.contents.items()
+            if (name := path.partition(C4_REVISION + "/")[2]) in asked
         ]  # fmt: skip
         self.answer(200, json.dumps(rows).encode())
 
@@ -82,7 +87,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Connection", "close")
         length = len(body) + 100 * ("says more" in fault) - 100 * ("says less" in fault)
         body = body.swapcase() if "forged" in fault else body
-        for name, value in ({"Content-Length": length} | headers).items():
+        told = {} if "no length" in fault else {"Content-Length": length}
+        for name, value in (told | headers).items():
             self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body[: len(body) // 2] if "breaks off" in fault else body)
@@ -149,6 +155,7 @@ def test_a_file_comes_whole_over_a_bad_line(server, faults, asked, exact):
         (["says more"], {}, "the server has 10340 bytes, expected 10240"),
         (["says less"], {}, "the server has 10140 bytes, expected 10240"),
         ([], {"size": 5000, "exact": False}, "has 10240 bytes, expected at most 10000"),
+        (["no length"], {"size": 5000, "exact": False}, "more than the 10000 bytes expected"),
         (["says less"], {"exact": False}, "its SHA-256 is "),
         (["forged"], {}, "its SHA-256 is "),
         (["breaks off, no ranges"] * 20, {}, "broke off 6 times"),
@@ -187,6 +194,11 @@ def test_a_file_that_changed_is_named(server, changes):
     file.path.write_bytes(b"other")
     line = error_line(lambda: Fetcher(server.url).fetch(file))
     assert line.startswith("data/file.bin: its SHA-256 is ") and "delete it and give" in line
+    file.path.unlink()
+    Path("data/SHA256SUMS").write_bytes(b"\xff")  # what was received is kept
+    line = error_line(lambda: Fetcher(server.url).fetch(file))
+    assert line.startswith("data/SHA256SUMS: not lines of a SHA-256, two spaces and a name; delet")
+    assert left() == [".partial/file.bin", "SHA256SUMS"]
 
 
 def test_a_full_disk_is_one_line(server, monkeypatch, capsys):
@@ -212,6 +224,8 @@ def refusal(capsys, server, *words):
 def test_mistakes_in_the_command_are_one_line(server, capsys):
     line = error_line(lambda: Fetcher("http://host.example"))
     assert line.startswith("--mirror: http://host.example given; expected https://")
+    line = error_line(lambda: Fetcher("https://[::1"))
+    assert line.startswith("--mirror: https://[::1 given (") and "expected https://HOST" in line
     assert "cifar5: no such data; expected c4, " in refusal(capsys, server, "cifar5")
     assert "--shards: 0 given, expected 1 to 1024" in refusal(capsys, server, "--shards", "0")
 
@@ -253,6 +267,7 @@ def test_c4(server, monkeypatch, capsys):
     small(monkeypatch, "T5", model)
     server.contents[download.T5.url.removeprefix("https://")] = model
     monkeypatch.setattr(download, "C4_FILES", {"validation": 1, "train": 3})
+    monkeypatch.setattr(download, "PATHS_AT_ONCE", 2)
     place = f"huggingface.co/datasets/allenai/c4/resolve/{C4_REVISION}/en/c4-"
     for name, part in {
         "validation.00000-of-00001": texts[:9],
@@ -314,7 +329,7 @@ def archive(members, mode="w"):
     return file.getvalue()
 
 
-def test_cifar10(server, monkeypatch):
+def test_cifar10(server, monkeypatch, capsys):
     from vit_cifar5m.config import Config
     from vit_cifar5m.data import BINARY_TEST, BINARY_TRAIN, from_config
 
@@ -326,10 +341,20 @@ def test_cifar10(server, monkeypatch):
     server.contents[place] = archive(names, "w:gz")
     small(monkeypatch, "CIFAR10", server.contents[place])
     fetched(server, "cifar10")
+    batch = Path("data/cifar10/cifar-10-batches-bin") / BINARY_TEST
+    batch.write_bytes(b"other")
+    line = refusal(capsys, server, "cifar10")
+    assert f"{batch}: its SHA-256 is " in line and "delete it and give the same" in line
+    batch.unlink()
+    fetched(server, "cifar10")
     changes = ["data.source=cifar10", "data.path=data/cifar10", "data.validation_images=2"]
     config = load(Config, ROOT / "vit_cifar5m/configs/paper.yaml", changes)
     images = from_config(config.data, seed=0)
     assert len(images.train) == 10 and images.train[0][1] == 3
+
+
+def full_disk(*args):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_imagenet(server, monkeypatch, capsys):
@@ -374,6 +399,10 @@ def test_imagenet(server, monkeypatch, capsys):
     assert "ILSVRC2012_img_val.tar: its MD5 is not the published one; fetch it again" in line
     assert Path("data/imagenet/train").exists() and not Path("data/imagenet/val").exists()
     (Path("mine") / names["val"]).write_bytes(contents["val"])
+    with monkeypatch.context() as full:
+        full.setattr(published, "parse_devkit_archive", full_disk)
+        line = refusal(capsys, server, "imagenet", "--archives", "mine")
+        assert "data/imagenet/.partial: cannot write: No space left on device; fix" in line
     fetched(server, "imagenet", "--archives", "mine")
     config = load(Config, ROOT / "vit_imagenet/configs/paper.yaml", [])
     images = from_config(config.data, image_size=32, classes=2, seed=0)
@@ -400,7 +429,11 @@ def test_bart(server, monkeypatch, capsys):
     line = refusal(capsys, server, "bart")
     assert line.startswith("error: data/bart: no corpus there") and "--text FOLDER" in line
     fetched(server, "bart", "--text", str(as_txt(Path("text"), chapters)))
+    assert "data/bart: is there already; --text is read once it is" in capsys.readouterr().err
     config = load(Config, ROOT / "bart_span_denoise/configs/bart_large.yaml", [])
     corpus = from_config(config)
     text = corpus.bpe.decode(corpus.train.clean(0)[0])
     assert corpus.vocab_size == 400 and text[:200] in "".join(chapters)
+    own = Path("data/bart/dict.txt")
+    own.write_text("".join(own.read_text().splitlines(keepends=True)[::-1]))
+    assert "data/bart/dict.txt: not BART's dictionary, data" in refusal(capsys, server, "bart")

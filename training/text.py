@@ -419,7 +419,7 @@ def _c4_files(folder: Path, split: str) -> list[Path]:
             return files
     raise UserError(
         f"data.path: {folder} holds no c4-{split}.*.json.gz; expected files of "
-        f"{C4_PATH}/{C4_NAME} as downloaded, of both splits"
+        f"{C4_PATH}/{C4_NAME} as bash scripts/download.sh c4 fetches them, of both splits"
     )
 
 

@@ -2,8 +2,6 @@
 
 import contextlib
 import functools
-import gc
-import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from measure import observations
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
-from tests.saved_tensors import saved_tensors
+from tests.memory import most_alive, most_allocated, saved_tensors
 from training import adafactor, memory, optimizers
 from training import linear_cross_entropy as losses
 from training.config import load
@@ -177,23 +175,7 @@ def peak_bytes(config, recomputed=False):
         optimizer.step()
         optimizer.zero_grad()
 
-    step()
-    gc.collect()
-    state = [value for entry in optimizer.state.values() for value in entry.values()]
-    live = sum(t.untyped_storage().nbytes() for t in [*model.parameters(), *state])
-    return live + most_allocated(step)
-
-
-def most_allocated(function):
-    """The largest sum of what a call allocates and has not yet freed."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        function()
-    events = profiler.profiler.kineto_results.events()
-    records = sorted(
-        (event for event in events if event.name() == "[memory]"), key=lambda e: e.start_ns()
-    )
-    return max(itertools.accumulate(event.nbytes() for event in records))
+    return most_alive(model, optimizer, step)
 
 
 @pytest.mark.parametrize(

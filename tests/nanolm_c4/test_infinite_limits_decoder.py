@@ -16,6 +16,7 @@ from nanolm_c4 import cost, model, train
 from nanolm_c4.config import Config
 from param_groups import PlanError
 from sweeps.sweep_file import load_sweep
+from tests.memory import most_alive, most_allocated, saved_tensors
 from training import config as configs
 from training import linear_cross_entropy as losses
 from training import optimizers, runs
@@ -165,24 +166,14 @@ def test_the_fused_loss_under_bf16_is_the_same_within_rounding():
     torch.testing.assert_close(low, expected, rtol=0.02, atol=0)
 
 
-def peak_bytes(step):
-    """The largest sum of what a step allocates and has not yet freed."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-        step()
-    events = profiler.profiler.kineto_results.events()
-    records = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
-    return max(itertools.accumulate(event.nbytes() for event in records))
-
-
 def test_the_loss_never_holds_all_logits(monkeypatch):
     words, rows = 4000, 64
     decoder = build(settings(f"model.vocab_size={words}", head_dim=4), dtype=torch.float32)[0]
     ids = tokens(rows, words=words)
     all_logits = 4 * rows * T * words
-    fused = peak_bytes(lambda: decoder(ids, ids).backward())
+    fused = most_allocated(lambda: decoder(ids, ids).backward())
     monkeypatch.setitem(losses._CHUNK, "cpu", 16 * words)
-    chunked = peak_bytes(lambda: decoder(ids, ids).backward())
+    chunked = most_allocated(lambda: decoder(ids, ids).backward())
     assert chunked < 0.5 * all_logits < all_logits < fused
 
 
@@ -443,29 +434,15 @@ def test_parameters_are_those_of_the_model(N, H, L, ratio):
     assert counts["embedding"] == decoder.token_embedding.weight.numel()
 
 
-def saved_bytes(decoder, ids):
-    """Bytes that autograd keeps for the backward pass, parameters excluded."""
-    own = {parameter.untyped_storage().data_ptr() for parameter in decoder.parameters()}
-    kept = {}
-
-    def keep(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        decoder(ids, ids)
-    return sum(storage.nbytes() for storage in kept.values())
-
-
 def test_activations_are_what_autograd_keeps():
     """Beside them it keeps the weights times their multipliers and the readout's gradient."""
     config = settings("training.batch_size=4", head_dim=16, layers=3)
     decoder, _ = build(config, dtype=torch.float32)
     parts = cost.memory(config)
     expected = parts["activations"] + parts["weight_copies"] + 4 * V * (64 + model.BIAS_COLUMNS)
-    assert expected == pytest.approx(saved_bytes(decoder, tokens(4)), rel=0.02)
+    with saved_tensors(decoder) as kept:
+        decoder(tokens(4), tokens(4))
+    assert expected == pytest.approx(sum(one.nbytes() for one in kept.values()), rel=0.02)
     assert model.BIAS_COLUMNS == cost._BIAS_COLUMNS
 
 
@@ -484,9 +461,8 @@ def test_the_memory_of_a_step_is_its_peak(words, rows, width):
         optimizer.step()
         optimizer.zero_grad()
 
-    step()
-    live = 12 * cost.parameters(config)["total"]  # weights and Adam's two moments
-    assert cost.memory(config)["total"] == pytest.approx(live + peak_bytes(step), rel=0.1)
+    expected = most_alive(decoder, optimizer, step)
+    assert cost.memory(config)["total"] == pytest.approx(expected, rel=0.1)
 
 
 # ------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from nanolm_c4.train import EXPERIMENT
+from tests.experiment_cases import write_texts
 
 ROOT = Path(__file__).resolve().parents[2]
 LAPTOP = "nanolm_c4/configs/laptop.yaml"
@@ -25,12 +26,15 @@ def test_the_plan_has_the_papers_rates(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([LAPTOP, "model.vocab_size=5"], "model.vocab_size 5 is smaller than the tokeniser's"),
+        ([LAPTOP, "model.vocab_size=5", "data.source=local", "data.path={texts}/one",
+          "data.tokenizer_vocab_size=80"], "model.vocab_size 5 is smaller than the tokeniser's"),
         ([LAPTOP, "data.source=local"], "data.path is missing"),
     ],
 )
 def test_a_users_mistake_is_one_line(tmp_path, capsys, monkeypatch, arguments, message):
     monkeypatch.chdir(ROOT)
+    write_texts(tmp_path / "texts")
+    arguments = [word.format(texts=tmp_path / "texts") for word in arguments]
     run = ["data.cache_dir=" + str(tmp_path), "--run-dir", str(tmp_path / "run")]
     with pytest.raises(SystemExit) as caught:
         EXPERIMENT.main([*arguments, *run])

@@ -8,24 +8,8 @@ import pytest
 
 from param_groups import exponents as ex
 from param_groups.tables import constraint_rows, everett_rows, everett_table
+from tests.param_groups.table_1 import PAPER
 
-# Everett et al., Table 1, as powers of n, typed from the paper and not from the module.
-# Columns: init variance, multiplier, gradient, then sgd, adam, adafactor at full and at no
-# alignment.
-PAPER = """
-standard   embedding   0    0  -1/2   1/2    0    0   1/2    0    0
-standard   hidden     -1    0  -1/2  -1/2   -1 -1/2     0 -1/2    0
-standard   readout    -1    0     0    -1   -1 -1/2  -1/2 -1/2    0
-ntk        embedding   0    0  -1/2   1/2    0    0   1/2    0    0
-ntk        hidden      0 -1/2    -1   1/2 -1/2 -1/2     1    0    0
-ntk        readout     0 -1/2  -1/2     0 -1/2 -1/2   1/2    0    0
-mup        embedding  -1  1/2  -1/2     0 -1/2    0     0 -1/2    0
-mup        hidden     -1    0    -1     0   -1 -1/2   1/2 -1/2    0
-mup        readout    -1 -1/2  -1/2     0 -1/2    0     0    0    0
-mean_field embedding   0    0    -1     1    0    0     1    0    0
-mean_field hidden      0 -1/2  -3/2     1 -1/2 -1/2   3/2    0    0
-mean_field readout     0   -1    -1     1    0    0     1  1/2    0
-"""
 ROWS = {(line.split()[0], line.split()[1]): line.split()[2:] for line in PAPER.split("\n") if line}
 LAYERS = ("embedding", "hidden", "readout")
 NAMES = ("standard", "ntk", "mup", "mean_field")

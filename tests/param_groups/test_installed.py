@@ -76,9 +76,3 @@ def test_the_command_of_the_wheel_needs_no_torch(installed, tmp_path):
     finally:
         hidden.rename(elsewhere)
     assert table["mup"]["hidden"]["lr"]["adam"]["full"] == "-1"
-
-
-def test_types_are_complete():
-    """mypy in strict mode, as pyproject.toml configures it."""
-    pytest.importorskip("mypy")
-    run(sys.executable, "-m", "mypy", cwd=ROOT)

@@ -7,26 +7,11 @@ import pytest
 
 from param_groups import Everett, Numbers, PlanError, Role
 from param_groups.exponents import TENSOR_PROGRAMS, Alignment
+from tests.param_groups.table_1 import PAPER
 
 # ------------------------------------------------------------------------------------------------
 # Everett et al.
 
-# Everett et al., Table 1, as powers of n: init variance, multiplier, gradient, then the learning
-# rates of sgd, adam and adafactor with full alignment and with none.
-PAPER = """
-standard   embedding   0    0  -1/2   1/2    0    0   1/2    0    0
-standard   hidden     -1    0  -1/2  -1/2   -1 -1/2     0 -1/2    0
-standard   readout    -1    0     0    -1   -1 -1/2  -1/2 -1/2    0
-ntk        embedding   0    0  -1/2   1/2    0    0   1/2    0    0
-ntk        hidden      0 -1/2    -1   1/2 -1/2 -1/2     1    0    0
-ntk        readout     0 -1/2  -1/2     0 -1/2 -1/2   1/2    0    0
-mup        embedding  -1  1/2  -1/2     0 -1/2    0     0 -1/2    0
-mup        hidden     -1    0    -1     0   -1 -1/2   1/2 -1/2    0
-mup        readout    -1 -1/2  -1/2     0 -1/2    0     0    0    0
-mean_field embedding   0    0    -1     1    0    0     1    0    0
-mean_field hidden      0 -1/2  -3/2     1 -1/2 -1/2   3/2    0    0
-mean_field readout     0   -1    -1     1    0    0     1  1/2    0
-"""
 NAMES = ("standard", "ntk", "mup", "mean_field")
 TABLE = {
     tuple(line.split()[:2]): [float(Fraction(cell)) for cell in line.split()[2:]]

@@ -1,8 +1,5 @@
 """Suggestions: right where they are certain, marked where they are not, and code that runs."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch import nn
@@ -10,6 +7,7 @@ from torch import nn
 from measure import stock
 from param_groups import Layout, Role, assign, rules_for
 from param_groups import models as shipped
+from param_groups.__main__ import main
 from param_groups.suggest import suggest
 
 
@@ -150,8 +148,6 @@ def test_experts_and_gates_that_shapes_do_not_settle_are_marked():
     }
 
 
-def test_the_command_prints_code():
-    command = [sys.executable, "-m", "param_groups", "suggest", "hf:gpt2"]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert 'Rule("lm_head.weight", Role.READOUT)' in result.stdout
+def test_the_command_prints_code(capsys):
+    main(["suggest", "hf:gpt2"])
+    assert 'Rule("lm_head.weight", Role.READOUT)' in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""A toy experiment for tests of sweeps: real runs of the loop, as slow and as faulty as asked."""
+"""A toy experiment for tests of sweeps: runs that are as slow and as faulty as asked."""
 
 import json
 import os
@@ -20,14 +20,19 @@ FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range(13, 18)
 
 # Each run notes its name when it begins to train, and its process with what that may use.
 TRAIN = f"FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range({FAILS}, {FAILS + 5})" + '''
-import json, os, signal, sys, time
-import toy_run
-from training import loop, processes, runs
-from training.settings import RunConfig
+import json, os, random, shutil, signal, sys, time
+from training import runs
+from training.config import to_yaml
 from training.errors import RunError, UserError
 from training.experiment import Experiment
+from training.files import locked, write_json, write_text
+from training.settings import RunConfig
+from training.signals import StopRequest
 
-class Toy(Experiment):
+class Counting(Experiment):
+    """Counts its steps in place of training, without torch: a process starts in tenths of a second.
+    It saves, stops and resumes as the loop does."""
+
     def run(self, config, run_dir, progress=None):
         print("loading the data", flush=True)
         rank = os.environ.get("RANK", "0")
@@ -40,41 +45,94 @@ class Toy(Experiment):
         if config.seed == DIES:
             os.kill(os.getpid(), signal.SIGKILL)
         if config.seed == REFUSES:
-            processes.on_main(lambda: refuse())
+            self.refuse()
         if config.seed == WRONG_FOLDER:
             raise RunError(f"{run_dir}: holds something else")
+        return self.work(config, run_dir, progress)
+
+    def work(self, config, run_dir, progress):
+        with locked(run_dir, "run"), StopRequest() as stop:
+            return runs.done(run_dir) or self.count(config, run_dir, progress, stop)
+
+    def count(self, config, run_dir, progress, stop):
+        begins(run_dir)
+        write_text(run_dir / "config.yaml", to_yaml(config))
+        saved, steps = sorted(run_dir.glob("checkpoints/*/state.json")), config.training.steps
+        now = {"step": 0, "loss": 4.0, "resumed_from": []}
+        if saved:
+            now = json.loads(saved[-1].read_text())
+            now["resumed_from"].append(now["step"])
+        for step in range(now["step"] + 1, steps + 1):
+            slowly(run_dir)
+            drawn = random.Random(f"{config.seed} {step}").random()
+            now.update(step=step, loss=now["loss"] * (1 - config.optimizer.lr) + 0.01 * drawn)
+            with open(run_dir / "metrics.jsonl", "a") as file:
+                file.write(json.dumps({"step": step, "train_loss": now["loss"]}) + "\\n")
+            progress(step, steps, now["loss"])
+            if config.checkpoint.every or stop.requested:
+                folder = run_dir / f"checkpoints/step-{step:08d}"
+                folder.mkdir(parents=True, exist_ok=True)  # it may have died right here
+                write_json(folder / "state.json", now)
+            if stop.requested:
+                break
+        status = "finished" if now["step"] == steps else "stopped"
+        summary = {"status": status, "steps": steps, "final_eval_loss": now["loss"],
+                   "best_eval_loss": now["loss"], "first_train_loss": 4.0, **now}
+        write_json(run_dir / "summary.json", summary)
+        if status == "finished":
+            shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
+        return summary
+
+    def refuse(self):
+        raise UserError("corpus.txt: no such file")
+
+class Training(Counting):
+    """A real run of the loop."""
+
+    def work(self, config, run_dir, progress):
+        import toy_run
+        from training import loop
+
         task = toy_run.build_task(config)
         count = task.count
 
-        def slowly(batch):
-            (run_dir / "training").touch()
-            time.sleep(pause(run_dir))
+        def paused(batch):
+            slowly(run_dir)
             return count(batch)
 
         def train():
-            if rank == "0":
-                with open(run_dir.parent / "calls.txt", "a") as file:
-                    file.write(f"{time.time()} {run_dir.name}\\n")
+            if os.environ.get("RANK", "0") == "0":
+                begins(run_dir)
             return loop.train(task, run_dir, progress)
 
-        task.count = slowly
+        task.count = paused
         return runs.train_once(run_dir, config, task.plan, train)
 
-def pause(run_dir):
-    """Seconds per batch: a file two folders above the sweep's, for places that stand already."""
+    def refuse(self):
+        from training import processes
+
+        processes.on_main(super().refuse)
+
+def begins(run_dir):
+    with open(run_dir.parent / "calls.txt", "a") as file:
+        file.write(f"{time.time()} {run_dir.name}\\n")
+
+def slowly(run_dir):
+    """Waits as long as a file two folders above the sweep's says, for places that stand already."""
+    (run_dir / "training").touch()
     file = run_dir.parents[3] / "pause"
-    return float(file.read_text() if file.exists() else os.environ.get("PAUSE", "0"))
+    time.sleep(float(file.read_text() if file.exists() else os.environ.get("PAUSE", "0")))
 
-def refuse():
-    raise UserError("corpus.txt: no such file")
+def made(kind):
+    return kind(
+        name=__name__.partition(".")[0], description="toy", config=RunConfig, build_task=print,
+        build_plan=print,
+        parameters=lambda config: {"embedding": 88, "non_embedding": 88, "total": 176},
+        flops=lambda config: config.optimizer.lr, tokens_per_step=lambda config: 24,
+        memory=lambda config, shards=1, replicas=1: {"total": 1000}, result=str,
+    )
 
-EXPERIMENT = Toy(
-    name=__name__.partition(".")[0], description="toy", config=RunConfig,
-    build_task=toy_run.build_task, build_plan=lambda config: toy_run.build_task(config).plan,
-    parameters=lambda config: {"embedding": 88, "non_embedding": 88, "total": 176},
-    flops=lambda config: config.optimizer.lr, tokens_per_step=lambda config: 24,
-    memory=lambda config, shards=1, replicas=1: {"total": 1000}, result=str,
-)
+EXPERIMENT = made(Counting)
 '''
 
 
@@ -85,6 +143,7 @@ def ray_settings():
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_prestart_worker_first_driver", "0")  # else 16 on every node
         yield
 
 
@@ -144,9 +203,10 @@ def toy(tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "train.py").write_text(TRAIN)
-    (package / "place").mkdir()
-    (package / "place" / "__init__.py").write_text("")
-    (package / "place" / "train.py").write_text(PLACE)
+    for part, text in (("real", REAL), ("place", PLACE)):
+        (package / part).mkdir()
+        (package / part / "__init__.py").write_text("")
+        (package / part / "train.py").write_text(text)
     places = [ROOT, tmp_path, ROOT / "tests" / "training"]
     for place in places[1:]:
         monkeypatch.syspath_prepend(place)
@@ -157,9 +217,10 @@ def toy(tmp_path, monkeypatch):
 
 @pytest.fixture
 def job(toy, tmp_path):
-    """Makes a run of the toy, saved at every step."""
+    """Makes a run of the toy, or of a part of its package, saved at every step."""
 
-    def make(name, seed=0, experiment=toy, threads=None):
+    def make(name, seed=0, part=None, threads=None):
+        experiment = f"{toy}.{part}" if part else toy
         config = {
             "optimizer": {"lr": 0.05}, "schedule": {}, "checkpoint": {"every": 1},
             "training": {"steps": 30, "batch_size": 4, "log_every": 1}, "seed": seed,
@@ -192,6 +253,8 @@ def slurm(tmp_path, monkeypatch):
         monkeypatch.setenv(name, value)
     return tmp_path / "slurm-state"
 
+
+REAL = "from ..train import Training, made\n\nEXPERIMENT = made(Training)\n"
 
 # Holds its place, without torch, until its folder has a file `go`.
 PLACE = """
@@ -233,11 +296,3 @@ def at(run, rank=0):
 def saved(run):
     """The names of a run's checkpoints."""
     return [path.name for path in run.run_dir.glob("checkpoints/step-*")]
-
-
-def gone(pid):
-    """Whether a process has ended; one that nobody has waited for counts."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True

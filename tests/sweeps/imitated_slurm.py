@@ -33,11 +33,14 @@ def sbatch(script):
         print((STATE / "refuses").read_text(), file=sys.stderr)
         sys.exit(1)
     number = 100 + len(list(STATE.glob("script-*")))
-    (STATE / f"script-{number}").write_text(Path(script).read_text())
+    (STATE / f"new-{number}").write_text(Path(script).read_text())
+    (STATE / f"new-{number}").rename(STATE / f"script-{number}")  # whole for who waits for it
     array = re.search(r"--array=0-(\d+)", Path(script).read_text())
     tasks = [f"{number}_{i}" for i in range(int(array[1]) + 1)] if array else [str(number)]
     for task in tasks:
         (STATE / task).touch()
+        if (STATE / "full").exists():  # the job stays in the queue
+            continue
         subprocess.Popen(
             [sys.executable, "-S", __file__, "run", task, str(STATE / f"script-{number}")],
             start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,

@@ -24,10 +24,10 @@ def file(toy, tmp_path):
     return path
 
 
-def test_of_eight_drivers_of_one_sweep_one_trains_and_others_look_on(
-    toy, file, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setenv("PAUSE", "0.2")
+def test_of_eight_drivers_of_one_sweep_one_trains_and_others_look_on(toy, file, tmp_path, capsys):
+    slow, fast = tmp_path / "pause", tmp_path / "fast"
+    slow.write_text("2")  # seconds a batch, until all other drivers have come and been refused
+    fast.write_text("0.1")
     words = [str(file), "--results", str(tmp_path / "results")]
     drivers = [
         Program("-m", "sweeps", "run", *words, "--threads", "1", cwd=ROOT) for _ in range(8)
@@ -40,6 +40,8 @@ def test_of_eight_drivers_of_one_sweep_one_trains_and_others_look_on(
             command.main(["list", "--results", str(tmp_path / "results")])
         for summary in folder.glob("*/summary.json"):
             json.loads(summary.read_text())
+        if sum(driver.poll() is None for driver in drivers) == 1 and fast.exists():
+            fast.replace(slow)
     ended = [(*driver.communicate(), driver.returncode) for driver in drivers]
     assert sorted(code for *_, code in ended) == [0] + [2] * 7, ended
     for _, errors, code in ended:

@@ -11,6 +11,7 @@ import pytest
 from sweeps import pool as pools
 from sweeps import task
 from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool
+from tests.processes import gone
 from tests.sweeps.conftest import (
     DIES,
     FAILS,
@@ -19,7 +20,6 @@ from tests.sweeps.conftest import (
     SECOND_FAILS,
     WRONG_FOLDER,
     at,
-    gone,
     saved,
     wait_until,
 )
@@ -27,9 +27,9 @@ from training.config import read_yaml, validate
 from training.errors import RunError, UserError
 from training.files import Busy, locked
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone")
-TWO = (*TORCHRUN, "--nproc_per_node=2")  # starts every run
-SEVERAL = (*TORCHRUN, "--nproc_per_node={processes}")  # those that need several processes
+TWO = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2")
+FORKED = (sys.executable, str(ROOT / "tests/sweeps/forked.py"))
+SEVERAL = (*FORKED, "{processes}")  # for runs that need several processes; the others start all
 PAIR = Needs(processes=2)
 
 
@@ -49,7 +49,7 @@ def steps(run):
 
 def test_a_future_holds_the_summary_or_what_went_wrong(opened, job):
     pool = opened(workers=1, threads=3)
-    fine, second = job("fine"), job("second", seed=1)
+    fine, second = job("fine", part="real"), job("second", seed=1, part="real")
     assert pool.slots == 1
     first = pool.submit(fine, Needs())
     assert first.result(300)["status"] == "finished" and not saved(fine)
@@ -68,7 +68,7 @@ def test_a_future_holds_the_summary_or_what_went_wrong(opened, job):
     with pytest.raises(RunError, match="holds something else"):
         pool.submit(job("wrong", WRONG_FOLDER), Needs()).result(300)
     with pytest.raises(RunError, match="another config"):
-        pool.submit(job("fine", seed=2), Needs()).result(300)
+        pool.submit(job("fine", seed=2, part="real"), Needs()).result(300)
     third = job("third", seed=3)
     with locked(third.run_dir, "run"), pytest.raises(Busy, match="another process"):
         pool.submit(third, Needs()).result(300)
@@ -96,7 +96,7 @@ def test_a_worker_that_dies_costs_its_own_run_only(opened, job, monkeypatch):
 def test_stopped_runs_save_and_go_on_and_waiting_ones_do_not_start(opened, job, monkeypatch):
     monkeypatch.setenv("PAUSE", "0.3")
     pool = opened(workers=1, threads=1)
-    running, waiting = job("running"), job("waiting", seed=1)
+    running, waiting = job("running", part="real"), job("waiting", seed=1)
     futures = [pool.submit(running, Needs()), pool.submit(waiting, Needs())]
     wait_until(lambda: steps(running) >= 2)
     pool.stop()
@@ -109,9 +109,9 @@ def test_stopped_runs_save_and_go_on_and_waiting_ones_do_not_start(opened, job, 
     assert summary["status"] == "finished" and len(summary["resumed_from"]) == 1
 
 
-def test_a_run_that_does_not_train_yet_is_stopped_too(opened, job, toy):
+def test_a_run_that_does_not_train_yet_is_stopped_too(opened, job):
     pool = opened(workers=1)
-    run = job("run", experiment=f"{toy}.place")
+    run = job("run", part="place")
     future = pool.submit(run, Needs())
     pool.stop()  # while its process starts
     assert future.result(300) == {"status": "stopped"}
@@ -143,22 +143,27 @@ import sys
 from pathlib import Path
 from sweeps.pool import Job, Needs, PoolOptions, open_pool
 if __name__ == "__main__":
-    experiment, folder, launch = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
+    names, experiment, folder, launch = *sys.argv[1:3], Path(sys.argv[3]), sys.argv[4:]
     pool = open_pool("local", PoolOptions(workers=2, threads=1, launch=tuple(launch)))
-    jobs = [Job(n, experiment, {**CONFIG, "seed": s}, folder / n) for s, n in enumerate("ab")]
+    jobs = [Job(n, experiment, {**CONFIG, "seed": s}, folder / n) for s, n in enumerate(names)]
     futures = [pool.submit(job, Needs()) for job in jobs]
     assert "torch" not in sys.modules
     print([future.result()["status"] for future in futures])
 """
 
 
-@pytest.mark.parametrize("launch", [(), TWO], ids=["one process", "two processes"])
-def test_a_killed_driver_leaves_checkpoints_and_no_process(job, toy, tmp_path, monkeypatch, launch):
+@pytest.mark.parametrize(
+    ("names", "part", "launch"), [("ab", None, ()), ("a", "real", TWO)],
+    ids=["one process", "two processes"],
+)  # fmt: skip
+def test_a_killed_driver_leaves_checkpoints_and_no_process(
+    job, tmp_path, monkeypatch, names, part, launch
+):
     monkeypatch.setenv("PAUSE", "0.3")
     script = tmp_path / "driver.py"
-    runs, ranks = (job("a"), job("b", seed=1)), (0, 1) if launch else (0,)
+    runs, ranks = [job(name, part=part) for name in names], (0, 1) if launch else (0,)
     script.write_text(f"CONFIG = {runs[0].config}\n{DRIVER}")
-    words = [sys.executable, script, toy, runs[0].run_dir.parent, *launch]
+    words = [sys.executable, script, names, runs[0].experiment, runs[0].run_dir.parent, *launch]
     driver = subprocess.Popen(words, cwd=ROOT)
     wait_until(lambda: all(steps(run) for run in runs))
     pids = [at(run, rank)["pid"] for run in runs for rank in ranks]
@@ -178,7 +183,7 @@ def test_a_killed_driver_leaves_checkpoints_and_no_process(job, toy, tmp_path, m
 def test_two_processes_stop_with_a_checkpoint_and_go_on_as_the_same_run(opened, job, monkeypatch):
     monkeypatch.setenv("PAUSE", "0.2")
     pool = opened(workers=1, threads=1, launch=SEVERAL)
-    run = job("run")
+    run = job("run", part="real")
     future = pool.submit(run, PAIR)
     wait_until(lambda: steps(run) >= 2)
     pool.stop()
@@ -194,7 +199,7 @@ def test_two_processes_stop_with_a_checkpoint_and_go_on_as_the_same_run(opened, 
     assert not (run.run_dir / ".outcome.json").exists()
     # The config is written as any other way of running writes it: nothing is trained again.
     assert pool.submit(run, Needs()).result(300) == summary
-    alone = job("alone", seed=1)
+    alone = job("alone", seed=1, part="real")
     assert pool.submit(alone, Needs()).result(300)["status"] == "finished"
     assert not started(alone, rank=1)  # SEVERAL is not for it
     ours, theirs = (read_yaml(one.run_dir / "config.yaml") for one in (run, alone))
@@ -202,14 +207,29 @@ def test_two_processes_stop_with_a_checkpoint_and_go_on_as_the_same_run(opened, 
 
 
 def test_the_first_process_tells_what_is_wrong_and_the_others_end(opened, job):
-    pool = opened(workers=1, threads=1, launch=TWO)
-    run = job("run", REFUSES)
+    pool = opened(workers=1, threads=1, launch=(*FORKED, "2"))
+    run = job("run", REFUSES, part="real")
     with pytest.raises(UserError, match="^corpus.txt: no such file$"):
         pool.submit(run, Needs()).result(300)
     assert all(gone(at(run, rank)["pid"]) for rank in (0, 1))
     with pytest.raises(RunFailed):
-        pool.submit(job("second", SECOND_FAILS), Needs()).result(300)
+        pool.submit(job("second", SECOND_FAILS, part="real"), Needs()).result(300)
     assert "no such thing" in (run.run_dir.parent / "second" / "log.txt").read_text()
+
+
+def test_a_launcher_that_stays_after_the_first_process_has_answered_is_ended(
+    opened, job, monkeypatch
+):
+    """torchrun waits for minutes for a node whose process was gone when it was told to stop."""
+    monkeypatch.setenv("TRAINING_STOP_SECONDS", "16")
+    run = job("run")
+    answer = '{"summary": {"status": "stopped", "step": 3}}'
+    script = f"cd {run.run_dir}; touch at-0; read line; echo '{answer}' > {task.ANSWER}; sleep 100"
+    pool = opened(workers=1, launch=("sh", "-c", script))
+    future = pool.submit(run, Needs())
+    wait_until(lambda: started(run))
+    pool.stop()
+    assert future.result(12) == {"status": "stopped", "step": 3}
 
 
 def test_a_launch_command_that_is_wrong_is_named(opened, job):
@@ -293,11 +313,11 @@ def test_gpus_are_those_that_cuda_would_see(gpus, listed, visible, expected):
 class Placed:
     """Submits runs that hold their places until they are released."""
 
-    def __init__(self, pool, job, toy):
-        self.pool, self.job, self.toy, self.runs = pool, job, toy, {}
+    def __init__(self, pool, job):
+        self.pool, self.job, self.runs = pool, job, {}
 
     def __call__(self, name, gpus, **needs):
-        run = self.job(name, experiment=f"{self.toy}.place")
+        run = self.job(name, part="place")
         self.runs[name] = run, self.pool.submit(run, Needs(gpus=gpus, **needs))
 
     def devices(self, *names):
@@ -311,9 +331,9 @@ class Placed:
 
 
 @pytest.fixture
-def placed(opened, job, toy, monkeypatch):
+def placed(opened, job, monkeypatch):
     monkeypatch.setattr("sweeps.local.cores", lambda: 64)
-    return lambda **options: Placed(opened(**options), job, toy)
+    return lambda **options: Placed(opened(**options), job)
 
 
 def test_runs_are_packed_on_gpus_by_what_they_need(gpus, placed):
@@ -354,11 +374,11 @@ def test_a_run_of_a_whole_gpu_shares_it_with_no_idle_process(gpus, placed):
 
 
 @pytest.mark.parametrize("initialized", [True, False])
-def test_a_process_gives_gpu_memory_back_when_its_run_ends(job, toy, monkeypatch, initialized):
+def test_a_process_gives_gpu_memory_back_when_its_run_ends(job, monkeypatch, initialized):
     freed = []
     monkeypatch.setattr("torch.cuda.is_initialized", lambda: initialized)
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: freed.append("cache"))
-    run = job("run", experiment=f"{toy}.place")
+    run = job("run", part="place")
     run.run_dir.mkdir(parents=True)
     (run.run_dir / "go").touch()
     assert task.perform(run, Needs()) == {"summary": {"status": "finished"}}
@@ -402,7 +422,7 @@ def test_workers_at_a_time_share_the_gpus(gpus, placed, visible, options, expect
     ],
 )
 def test_threads_are_an_equal_share_of_the_cores(
-    gpus, opened, job, toy, monkeypatch, visible, options, needs, expected
+    gpus, opened, job, monkeypatch, visible, options, needs, expected
 ):
     gpus(0, visible)
     monkeypatch.setattr("sweeps.local.cores", lambda: 8)

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool
-from tests.sweeps.conftest import DIES, FAILS, REFUSES, at, gone, saved, wait_until
+from tests.processes import gone
+from tests.sweeps.conftest import DIES, FAILS, REFUSES, at, saved, wait_until
 from training.errors import UserError
 
 if importlib.util.find_spec("ray") is None:
@@ -38,11 +39,10 @@ def lineage(pid):
     return parents
 
 
-def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job, toy):
+def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job):
     pool = opened()
-    place = f"{toy}.place"
-    whole = {name: job(name, experiment=place) for name in ("eight", "four")}
-    parts = [job(f"part-{index}", experiment=place) for index in range(8)]
+    whole = {name: job(name, part="place") for name in ("eight", "four")}
+    parts = [job(f"part-{index}", part="place") for index in range(8)]
     futures = []
     for count, run in zip((8, 4), whole.values()):
         futures.append(pool.submit(run, Needs(gpus=count)))
@@ -60,7 +60,7 @@ def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job, toy)
 
 def test_a_run_on_two_nodes_is_one_run(opened, job, tmp_path):
     (tmp_path / "pause").write_text("0.3")
-    pool, run = opened(launch=TORCHRUN), job("two")
+    pool, run = opened(launch=TORCHRUN), job("two", part="real")
     needs = Needs(gpus=16, processes=2, nodes=2)
     future = pool.submit(run, needs)
     wait_until(lambda: saved(run))
@@ -77,7 +77,7 @@ def test_a_run_on_two_nodes_is_one_run(opened, job, tmp_path):
 
 def test_a_run_on_two_nodes_that_loses_one_is_lost(opened, job, tmp_path):
     (tmp_path / "pause").write_text("0.3")
-    pool, run = opened(launch=TORCHRUN), job("two")
+    pool, run = opened(launch=TORCHRUN), job("two", part="real")
     future = pool.submit(run, Needs(gpus=16, processes=2, nodes=2))
     wait_until(lambda: (run.run_dir / "training").exists())
     second = lineage(at(run, 1)["pid"])
@@ -117,12 +117,12 @@ def test_a_stopped_run_saves_and_a_waiting_one_does_not_start(opened, job, monke
 
 
 def test_without_an_address_ray_starts_here_whatever_runs_on_this_machine(
-    ray_cluster, open_engine, job, toy
+    ray_cluster, open_engine, job
 ):
     pool = open_engine("ray", workers=1, threads=1)
     nodes = pool.ray.nodes()
     assert len(nodes) == 1 and "GPU" not in nodes[0]["Resources"]  # and not the two of the cluster
-    future = pool.submit(job("run", experiment=f"{toy}.place"), Needs())
+    future = pool.submit(job("run", part="place"), Needs())
     run = job("run")
     at(run)
     (run.run_dir / "go").touch()

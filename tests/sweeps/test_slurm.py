@@ -13,8 +13,8 @@ import pytest
 from sweeps import __main__ as command
 from sweeps import on_slurm
 from sweeps.on_slurm import minutes, parameters
-from sweeps.pool import Needs, PoolOptions, open_pool, stop_seconds
-from tests.sweeps.conftest import REFUSES, ROOT, at, saved, wait_until
+from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool, stop_seconds
+from tests.sweeps.conftest import FAILS, REFUSES, ROOT, at, saved, wait_until
 from training.errors import UserError
 
 
@@ -41,7 +41,7 @@ def asked(slurm, number):
 
 def test_a_warned_job_saves_is_requeued_and_resumes(opened, job, slurm, monkeypatch):
     monkeypatch.setenv("PAUSE", "0.3")
-    run = job("run")
+    run = job("run", part="real")
     future = opened().submit(run, Needs())
     wait_until(lambda: saved(run))
     os.kill(step(slurm), signal.SIGUSR2)
@@ -69,35 +69,39 @@ def test_a_preempted_job_saves_and_leaves_the_rest_to_slurm(opened, job, slurm, 
 
 
 def test_small_runs_share_a_job_and_its_gpu_and_outcomes_come_back(
-    opened, job, slurm, toy, monkeypatch
+    opened, job, slurm, monkeypatch
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    pool = opened(jobs=2)
-    runs = [job(name, experiment=f"{toy}.place") for name in "abc"] + [job("user", REFUSES)]
+    pool = opened(jobs=3)
+    runs = [job(name, part="place") for name in "abcd"]
+    runs += [job("user", REFUSES), job("fails", FAILS)]
     futures = [pool.submit(run, Needs(gpus=0.5)) for run in runs]
-    assert pool.slots == 4
-    assert {at(run)["CUDA_VISIBLE_DEVICES"] for run in runs[:3]} == {"7"}
-    assert "array=0-1%2" in asked(slurm, 100)[0]  # two jobs of two runs
-    for run in runs[:3]:
+    assert pool.slots == 6
+    assert {at(run)["CUDA_VISIBLE_DEVICES"] for run in runs} == {"7"}
+    assert "array=0-2%3" in asked(slurm, 100)[0]  # three jobs of two runs
+    for run in runs[:4]:
         (run.run_dir / "go").touch()
-    assert [future.result(30)["status"] for future in futures[:3]] == ["finished"] * 3
+    assert [future.result(30)["status"] for future in futures[:4]] == ["finished"] * 4
     with pytest.raises(UserError, match="^corpus.txt: no such file$"):
-        futures[3].result(60)
+        futures[4].result(60)
+    with pytest.raises(RunFailed, match="RuntimeError: no such thing; the end of"):
+        futures[5].result(60)
     assert json.loads(log(runs[0], "jobs.json")) == {}
 
 
-def test_as_many_runs_are_here_as_the_jobs_in_the_queue_hold(opened, job, slurm, toy):
+def test_as_many_runs_are_here_as_the_jobs_in_the_queue_hold(opened, job, slurm):
     """Whatever their needs, the last run's included."""
+    (slurm / "full").touch()
     pool, names = opened(jobs=3), iter("abcdefghijklmnop")
 
     def fill(gpus):
         count = 0
         while pool.slots > len(pool.runs):
-            pool.submit(job(next(names), experiment=f"{toy}.place"), Needs(gpus=gpus))
+            pool.submit(job(next(names), part="place"), Needs(gpus=gpus))
             count += 1
         return count
 
-    pool.submit(job(next(names), experiment=f"{toy}.place"), Needs(gpus=1))
+    pool.submit(job(next(names), part="place"), Needs(gpus=1))
     assert fill(0.25) == 8  # two jobs of four
     wait_until(lambda: all(run.id for run in pool.runs))
     assert len({run.id for run in pool.runs}) == 3 and fill(0.25) == fill(1) == 0
@@ -109,6 +113,7 @@ def test_runs_get_jobs_with_their_own_resources(opened, job, slurm, toy):
         "slurm=mail-type=END slurm=begin=16:00 slurm=signal_delay_s=300 slurm=exclusive=true "
         "slurm=requeue=false 'slurm=setup=[\"module load cuda\"]'"
     )
+    (slurm / "full").touch()
     words = [word.split("=", 1) for word in shlex.split(options)]
     given = {key: value for key, value in words if key != "slurm"}
     pool = opened(**given, slurm=tuple(value for key, value in words if key == "slurm"))
@@ -118,7 +123,7 @@ def test_runs_get_jobs_with_their_own_resources(opened, job, slurm, toy):
         "large": Needs(gpus=16, processes=16, nodes=2, cpus=64),
         "cpu": Needs(gpus=0),
     }.items():
-        pool.submit(job(name, experiment=f"{toy}.place"), needs)
+        pool.submit(job(name, part="place"), needs)
     wait_until(lambda: len(list(slurm.glob("script-*"))) == 3)
     pair, srun = asked(slurm, 100)
     assert pair >= {
@@ -150,11 +155,12 @@ def test_runs_get_jobs_with_their_own_resources(opened, job, slurm, toy):
     ],
 )
 def test_a_job_has_cores_for_all_runs_that_it_trains_at_once(
-    opened, job, slurm, toy, needs, options, cpus, packs
+    opened, job, slurm, needs, options, cpus, packs
 ):
+    (slurm / "full").touch()
     pool = opened(**options)
     for name in "abcd":
-        pool.submit(job(name, experiment=f"{toy}.place"), needs)
+        pool.submit(job(name, part="place"), needs)
     wait_until(lambda: list(slurm.glob("script-*")))
     said, srun = asked(slurm, 100)
     assert f"cpus-per-task={cpus}" in said and f" --cpus-per-task={cpus} " in srun
@@ -309,9 +315,9 @@ def test_a_driver_of_ray_has_a_script(file, slurm, capsys):
     assert end.value.code == 2 and "scripts/slurm/ray.sh" in capsys.readouterr().err
 
 
-def test_no_job_is_lost_while_slurm_does_not_answer(opened, job, slurm, tmp_path, toy):
+def test_no_job_is_lost_while_slurm_does_not_answer(opened, job, slurm):
     """squeue fails now and then on a busy cluster."""
-    run = job("run", experiment=f"{toy}.place")
+    run = job("run", part="place")
     future = opened().submit(run, Needs())
     at(run)
     tool = Path(os.environ["PATH"].split(os.pathsep)[0]) / "squeue"

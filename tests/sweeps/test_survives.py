@@ -15,7 +15,8 @@ from collections import Counter
 
 import pytest
 
-from tests.sweeps.conftest import DIES, FAILS, ROOT, gone, wait_until
+from tests.processes import gone
+from tests.sweeps.conftest import DIES, FAILS, ROOT, wait_until
 
 BASE = (
     "optimizer: {lr: 0.01}\nschedule: {}\ncheckpoint: {every: 1}\n"
@@ -209,9 +210,12 @@ def test_a_node_that_dies_has_its_runs_resumed_elsewhere(engine, whole):
 
 ENDS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL],
                                ids=["stopped", "killed"])  # fmt: skip
+LOCAL = pytest.mark.parametrize("engine", ["local"], indirect=True)
 
 
+# What a driver remembers of a search is the same on every engine.
 @ENDS
+@LOCAL
 def test_an_interrupted_search_ends_with_its_number_of_trials(engine, number):
     driver, _ = engine.interrupted("search", "c")
     driver.send_signal(number)
@@ -223,7 +227,7 @@ def test_an_interrupted_search_ends_with_its_number_of_trials(engine, number):
 
 
 @ENDS
-@pytest.mark.parametrize("engine", ["local"], indirect=True)
+@LOCAL
 def test_an_interrupted_search_of_one_trial_at_a_time_ends_as_an_undisturbed_one(engine, number):
     """With several, what is tried depends on which have ended."""
     path = engine.folder / engine.toy / "c.yaml"
@@ -239,7 +243,7 @@ def test_an_interrupted_search_of_one_trial_at_a_time_ends_as_an_undisturbed_one
         assert ours == theirs and ours.count("\n") > TRIALS
 
 
-@pytest.mark.parametrize("engine", ["local"], indirect=True)
+@LOCAL
 def test_a_sweep_that_former_code_has_begun_goes_on(engine, whole):
     """Its launchers counted failures in files beside the runs and noted what was asked so far."""
     path = engine.folder / engine.toy / "s.yaml"
@@ -269,6 +273,7 @@ def test_a_sweep_that_former_code_has_begun_goes_on(engine, whole):
     assert runs == engine.trained("former").keys()
 
 
+@LOCAL  # what the others say of such runs is tested with each of them
 def test_a_run_that_fails_or_dies_is_reported_and_the_rest_goes_on(engine):
     path = engine.folder / engine.toy / "s.yaml"
     path.write_text(

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 
 import pyte
 import pytest
@@ -92,6 +93,10 @@ def test_ctrl_c_in_a_sweep_leaves_a_clean_terminal(times, toy, tmp_path, termina
     sweep = terminal("-m", "sweeps", "run", str(file), "--results", str(tmp_path / "results"),
                      "--workers", "2", "--threads", "1")  # fmt: skip
     sweep.wait_for(r"a-\w+  [━╌]{24}  step ([4-9]|\d\d+)/900")  # only steps 1 and 900 are logged
+    if times == 2:  # their next steps end long after the second Ctrl-C
+        (tmp_path / "pause.new").write_text("100")
+        (tmp_path / "pause.new").rename(tmp_path / "pause")
+        time.sleep(0.2)
     for _ in range(times):
         sweep.interrupt()
         if times == 2:
@@ -108,7 +113,7 @@ def test_a_run_in_a_terminal_has_a_bar_that_ctrl_c_removes(toy, tmp_path, termin
     (tmp_path / "base.yaml").write_text(BASE)
     folder = tmp_path / "results" / "toys" / "single" / "run"
     folder.mkdir(parents=True)
-    code = f"from {toy}.train import EXPERIMENT as e; e.main()"
+    code = f"from {toy}.real.train import EXPERIMENT as e; e.main()"
     run = terminal("-c", code, str(tmp_path / "base.yaml"), "--run-dir", str(folder))
     run.wait_for(r"^step ([4-9]|\d\d+)/900  [━╌]{24}  \d+ s left")
     assert run.shows(r"^step 1/900  train loss \d")

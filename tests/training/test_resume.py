@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.processes import Program
+from tests.processes import Program, gone
 from tests.training import toy_run as toy
 from training import checkpoint, files, loop, optimizers, runs, state
 from training.errors import Damaged, UserError
@@ -32,14 +32,6 @@ SCRIPT = Path(__file__).with_name("toy_run.py")
 
 def start(what, folder, *overrides, **more):
     return Program(SCRIPT, what, folder, *overrides, **more)
-
-
-def gone(pid):
-    """Whether a process has ended, also if nobody has asked for its exit code."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except FileNotFoundError:
-        return True
 
 
 def below(pid):
@@ -149,25 +141,21 @@ def test_a_resumed_fp16_run_has_its_scale_and_skips_the_same_steps(tmp_path, mon
 
 def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
     overrides = ["training.data_workers=2", "training.log_every=1"]
-    process = subprocess.Popen(
-        [sys.executable, SCRIPT, "train", tmp_path / "run", *overrides],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TOY_PAUSE": "1"},
-    )  # fmt: skip
+    process = start("train", tmp_path / "run", *overrides, TOY_PAUSE=1)
     while "step 3" not in process.stdout.readline():
         pass
-    workers = below(process.pid)
+    workers = below(process.pids[0])
     assert len(workers) >= 2
-    process.kill()
+    process.send_signal(signal.SIGKILL)
     process.wait()
     assert toy.train(tmp_path / "run", overrides)["resumed_from"] == [2]
     assert all(gone(worker) for worker in workers)
 
 
-@pytest.mark.parametrize("final", [[], ["checkpoint.final=false"]])
-def test_a_run_killed_wherever_a_file_changes_goes_on_to_the_same_end(tmp_path, final):
+def test_a_run_killed_wherever_a_file_changes_goes_on_to_the_same_end(tmp_path):
     """SIGKILL before and after every sync, rename and removal, in half a file, in half a line."""
-    crash = start("crash", tmp_path, "training.steps=5", "checkpoint.keep=1", *final)
+    words = ["training.steps=4", "checkpoint.keep=1", "checkpoint.final=false"]
+    crash = start("crash", tmp_path, *words)
     out, errors = crash.communicate()
     assert crash.returncode == 0, out[-2000:] + errors[-2000:]
     places = int(out.split()[-2])

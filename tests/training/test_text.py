@@ -238,7 +238,8 @@ def test_c4_reads_its_own_splits(tmp_path, below):
     assert found == {"train": DOCUMENTS[:50], "validation": DOCUMENTS[50:]}
 
 
-def test_c4_without_network_says_how_to_prepare():
+def test_c4_without_network_says_how_to_prepare(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     line = error_line(lambda: read("c4"))
     assert line.startswith("data.path: allenai/c4 (validation) cannot be streamed")
     assert "without a network, download" in line
@@ -251,7 +252,7 @@ def test_c4_without_network_says_how_to_prepare():
         (f"owner/web@{'a' * 40}", "owner/web", "a" * 40),
     ],
 )
-def test_c4_streams_from_the_hub(monkeypatch, path, name, revision):
+def test_c4_streams_from_the_hub(monkeypatch, tmp_path, path, name, revision):
     """What is asked of `datasets`, with the hub's answer replaced by records of its shape."""
     import datasets
 
@@ -262,6 +263,7 @@ def test_c4_streams_from_the_hub(monkeypatch, path, name, revision):
         texts = DOCUMENTS[50:] if split == "validation" else DOCUMENTS[:50]
         return ({"text": text, "timestamp": "t", "url": "u"} for text in texts)
 
+    monkeypatch.chdir(tmp_path)  # where nothing has been downloaded
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     assert read("c4", path) == {"train": DOCUMENTS[:50], "validation": DOCUMENTS[50:]}
     assert sorted(asked) == [

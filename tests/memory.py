@@ -1,0 +1,42 @@
+"""What autograd keeps for a backward pass, and what a step takes."""
+
+import gc
+import itertools
+from contextlib import contextmanager
+
+import torch
+
+
+@contextmanager
+def saved_tensors(model):
+    """The storages that a forward pass of the block keeps, by address, parameters excluded."""
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage  # held, so that its address is not given out again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield kept
+
+
+def most_allocated(function):
+    """The largest sum of what a call allocates and has not yet freed."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        function()
+    events = profiler.profiler.kineto_results.events()
+    records = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
+    return max(itertools.accumulate(event.nbytes() for event in records))
+
+
+def most_alive(model, optimizer, step):
+    """The largest sum of live tensors in a second step."""
+    step()
+    gc.collect()
+    state = [value for entry in optimizer.state.values() for value in entry.values()]
+    live = sum(tensor.untyped_storage().nbytes() for tensor in [*model.parameters(), *state])
+    return live + most_allocated(step)

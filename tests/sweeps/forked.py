@@ -1,0 +1,33 @@
+"""`python forked.py N -m MODULE ...`: N processes of a program with torchrun's variables, forked
+where torch is imported. One that fails ends the others."""
+
+import os
+import runpy
+import signal
+import socket
+import sys
+
+import torch._dynamo  # noqa: F401 (a run of two processes needs it)
+import toy_run  # noqa: F401
+
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = free.getsockname()[1]
+ranks, failed, started = int(sys.argv[1]), False, []
+for rank in range(ranks):
+    started.append(os.fork())
+    if started[-1] == 0:
+        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
+               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+        os.environ.update({name: str(value) for name, value in own.items()})
+        sys.argv = sys.argv[3:]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        sys.stdout.flush()
+        os._exit(0)  # to take torch down would take as long as the run
+while started:
+    pid, status = os.wait()
+    started.remove(pid)
+    for other in started if status and not failed else ():
+        os.kill(other, signal.SIGTERM)
+    failed = failed or status != 0
+sys.exit(failed)
