@@ -1,10 +1,11 @@
 """Keeps a sweep's table with the figures it draws.
 
-    python -m plots ship results.csv PAPER/NAME
+    python -m plots ship results.csv PAPER/NAME [--where curve=adam]
 
 Copies the table to plots/data/PAPER/NAME.csv and writes NAME.json: sweep, data, commit, versions,
-device and number of runs, read from the runs' configs and summaries. Tables above 1.5 MB, such as
-those of kernels, are kept compressed, as NAME.csv.gz.
+device and number of runs, read from the runs' configs and summaries. Of a sweep that has not
+ended, --where keeps the part that has; the JSON and the figures' captions say so. Tables above
+1.5 MB, such as those of kernels, are kept compressed, as NAME.csv.gz.
 """
 
 from __future__ import annotations
@@ -17,9 +18,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 import yaml
 
-from plots.tables import DATA, TableError
+from plots.tables import DATA, Condition, TableError
 
 PAPERS = ("everett", "dinan", "bordelon", "theory")
 LARGE = 1_500_000  # bytes
@@ -32,13 +34,25 @@ EMBEDDED = {
 }
 
 
-def provenance(table: Path) -> dict[str, object]:
-    """The sweep, the data and the environment that all runs of a table share; TableError when
-    environments differ or are missing."""
+def part(table: Path, where: Sequence[str]) -> bytes:
+    """A table's text, with the rows alone that meet all conditions."""
+    written = table.read_bytes()
+    if not where:
+        return written
+    rows = pd.read_csv(table)
+    for text in where:
+        rows = Condition.parse(text).rows(rows, table)
+    header, *lines = written.splitlines(keepends=True)
+    return header + b"".join(lines[index] for index in rows.index)
+
+
+def provenance(table: Path, written: bytes) -> dict[str, object]:
+    """The sweep, the data and the environment that all runs of a table with this text share;
+    TableError when environments differ or are missing."""
     try:
-        with open(table, newline="", encoding="utf-8") as file:
-            # A table of probes has many rows per run.
-            names = list(dict.fromkeys(row["run"] for row in csv.DictReader(file)))
+        # A table of probes has many rows per run.
+        lines = csv.DictReader(written.decode("utf-8").splitlines())
+        names = list(dict.fromkeys(row["run"] for row in lines))
     except (KeyError, UnicodeDecodeError, csv.Error) as error:
         raise TableError(f"{table}: no result table: {error!r}; expected a CSV file with a column "
                         "run") from None
@@ -71,10 +85,9 @@ def _data(config: Path) -> dict[str, str]:
     return {"data": EMBEDDED.get(experiment, source) if source == "embedded" else source}
 
 
-def keep(table: Path, path: Path) -> None:
-    """Copies a table to `path`, or to `path`.gz if it is large; the other one is removed."""
+def keep(written: bytes, path: Path) -> None:
+    """Writes a table to `path`, or to `path`.gz if it is large; the other one is removed."""
     packed = path.with_name(path.name + ".gz")
-    written = table.read_bytes()
     if len(written) < LARGE:
         path.write_bytes(written)
         packed.unlink(missing_ok=True)
@@ -89,19 +102,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("table", type=Path, help="results.csv of a finished sweep")
     parser.add_argument("name", help="paper and name, for example everett/quickstart")
+    parser.add_argument("--where", metavar="COLUMN<=VALUE", action="append", default=[],
+                        help="keep these rows alone, of a sweep that has not ended")
     parser.add_argument("--data", type=Path, default=DATA, help="folder to write to")
     args = parser.parse_args(argv)
     try:
         paper, _, name = args.name.partition("/")
         if paper not in PAPERS or not name or "/" in name:
             raise TableError(f"{args.name}: expected PAPER/NAME, PAPER one of {', '.join(PAPERS)}")
-        origin = provenance(args.table)
+        written = part(args.table, args.where)
+        origin = provenance(args.table, written) | ({"only": args.where} if args.where else {})
     except (OSError, TableError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     folder = args.data / paper
     folder.mkdir(parents=True, exist_ok=True)
-    keep(args.table, folder / f"{name}.csv")
+    keep(written, folder / f"{name}.csv")
     text = json.dumps(origin, indent=1) + "\n"
     (folder / f"{name}.json").write_text(text, encoding="utf-8")
 

@@ -203,6 +203,7 @@ def facts(paths: Sequence[Path], counted: bool = True) -> list[str]:
     return [
         *(f"sweep{'s' * (len(sweeps) > 1)} {' and '.join(sweeps)}{preset}"
           for preset, sweeps in by_preset.items()),
+        *("only " + " and ".join(origin["only"]) for origin in origins if "only" in origin),
         *(["data: " + " and ".join(data)] if data else []),
         *list(dict.fromkeys(filter(None, counts)))[:1],
     ]
@@ -260,6 +261,7 @@ def source_of(table: str) -> tuple[str, str]:
     paper, _, stem = table.partition("/")
     if paper == "theory" or stem.startswith("initial_"):
         return "effective_theory" if paper == "theory" else "initial", f"{stem}.csv"
+    stem = stem.removesuffix("_desktop")
     end = stem.rpartition("_")[2]
     sweep = stem if end == "alignment" else stem.removesuffix(f"_{end}" if end in SOURCES else "")
     return sweep, SOURCES.get(end, "results.csv")
@@ -282,9 +284,10 @@ def commands(table: str) -> list[str]:
     if file is None:
         return []
     text = (ROOT / file).read_text(encoding="utf-8")
-    small = re.search("^  laptop:", text, re.MULTILINE) is not None  # has that preset
-    folder = f"results/{file.partition('/')[0]}/{sweep}{'_laptop' * small}"
-    found = [f"python -m sweeps run {file}{' --preset laptop' * small}"]
+    preset = "desktop" if table.endswith("_desktop") else "laptop"
+    has = re.search(f"^  {preset}:", text, re.MULTILINE) is not None
+    folder = f"results/{file.partition('/')[0]}/{sweep}" + f"_{preset}" * has
+    found = [f"python -m sweeps run {file}" + f" --preset {preset}" * has]
     if source == "distances.csv":
         found.append(f"python -m vit_cifar5m.distances {folder}")
     return [*found, f"python -m plots ship {folder}/{source} {table}"]

@@ -39,6 +39,9 @@ class Around(Section):
     """Columns of its runs that must have these values."""
     at: dict[str, Any] = {}
     """Values to look for in place of the point's own, such as {model.width: 1024}."""
+    preset: str | None = None
+    """Preset of that sweep; by default this sweep's own. Another one with other seeds, so that a
+    rate is chosen on some seeds and judged on others."""
 
 
 def cached(parse: Callable[[Path], Any]) -> Callable[[Path], Any]:
@@ -117,7 +120,7 @@ class Sources:
         `settings` are the point's own keys and values. Raises Missing when that sweep has no such
         run yet, UserError when its table has no such column.
         """
-        table, command = self._place("results.csv", around.sweep, "run")
+        table, command = self._place("results.csv", around.sweep, "run", around.preset)
         if "curve" in around.where:
             command += f" --curves {around.where['curve']}"
         try:
@@ -178,12 +181,14 @@ class Sources:
             raise UserError(f"{path}: {len(fitting)} entries fit {where}; keep one")
         return fitting[0]["set"]
 
-    def _place(self, name: str, source: str, command: str) -> tuple[Path, str]:
+    def _place(
+        self, name: str, source: str, command: str, preset: str | None = None
+    ) -> tuple[Path, str]:
         """A file among another sweep's results, and the command that makes it."""
-        file = self.file.parent / source
-        preset = f" --preset {self.preset}" if self.preset else ""
-        path = folder_of(file, self.results, self.preset) / name
-        return path, f"python -m sweeps {command} {file}{preset}"
+        file, preset = self.file.parent / source, preset or self.preset
+        path = folder_of(file, self.results, preset) / name
+        option = f" --preset {preset}" if preset else ""
+        return path, f"python -m sweeps {command} {file}{option}"
 
 
 def _refuse_unfinished(

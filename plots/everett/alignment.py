@@ -17,7 +17,7 @@ import pandas as pd
 
 from plots import style, tables
 from plots.everett.published import ALIGNMENT_START, MLP_PEAK, READOUT_PEAK, SGD_ALIGNMENT
-from plots.findings import HEADER, Finding, Printed
+from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.tables import CURVE, PARAMETERIZATION, SEED, STEP, WIDTH, TableError
 
 TABLES = ("everett/figure_1_5_6_7_alignment",)
@@ -59,19 +59,22 @@ def trace(rows: pd.DataFrame) -> pd.DataFrame:
     return layers.groupby(level=STEP).agg(["mean", "min", "max"])
 
 
-def peak(rows: pd.DataFrame) -> tuple[float, str]:
-    """(highest mean over seeds of one layer at one step, the same in words with the standard
-    deviation over seeds there).
+def peak(rows: pd.DataFrame) -> tuple[Estimate, str]:
+    """(highest mean over seeds of one layer at one step, the same in words with its step).
 
     Means come first: the highest of noisy values would rise with the number of seeds.
     """
     groups = rows.groupby([STEP, LAYER])[ALIGNMENT]
     means = groups.mean()
     step, layer = means.idxmax()
-    values, highest = groups.get_group((step, layer)), float(means[step, layer])
-    spread = f" ± {values.std():.3f}" if len(values) > 1 else ""
-    seeds = f"{len(values)} seed{'s' * (len(values) != 1)}"
-    return highest, f"{highest:.3f}{spread} at step {step:.0f} ({seeds})"
+    values = groups.get_group((step, layer))
+    found = Estimate(float(means[step, layer]), float(values.sem()), len(values))
+    error = f" ± {found.error:.3f}" if found.bar is not None else ""
+    return found, f"{found.value:.3f}{error} at step {step:.0f} ({_seeds(len(values))})"
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' * (count != 1)}"
 
 
 def of(
@@ -86,9 +89,8 @@ def of(
 def findings(table: pd.DataFrame) -> list[Printed]:
     """Start, and peaks of readout and MLP layers, at the largest width of every line."""
     widths = sorted(map(int, table[WIDTH].unique()))
-    seeds = table[SEED].nunique()
-    result = [f"log alignment ratio; widths {', '.join(map(str, widths))}, {seeds} "
-              f"seed{'s' * (seeds != 1)}; ± is the standard deviation over seeds", HEADER]
+    result = [f"log alignment ratio; widths {', '.join(map(str, widths))}, "
+              f"{_seeds(table[SEED].nunique())}; ± is one standard error over seeds", HEADER]
     for curve in style.present(FIGURES, table[CURVE]):
         for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
             name, kinds = f"{curve}, {label}: ", list(table[KIND].unique())
@@ -100,15 +102,7 @@ def findings(table: pd.DataFrame) -> list[Printed]:
             result.append(_peak(of(table, curve, rule, MLP), curve, below, rule,
                                 name + "highest peak of MLP layers"))
             if curve != "sgd":
-                rows = {kind: of(table, curve, rule, [kind]) for kind in kinds}
-                peaks = {kind: peak(own)[0] for kind, own in rows.items() if not own.empty}
-                best = max(peaks, key=lambda kind: peaks[kind], default="")
-                result.append(Finding(
-                    name + "kind of layer with the highest peak",
-                    f"{KINDS.get(best, best)} {peaks[best]:.3f}" if peaks else "not measured",
-                    "readout",
-                    ("agrees" if best == "readout" else "disagrees") if peaks else "",
-                ))
+                result.append(_highest(table, curve, rule, kinds, name))
     return result
 
 
@@ -131,15 +125,37 @@ def _peak(
     Adafactor, or what it says of SGD."""
     if rows.empty:
         return Finding(name, "not measured")
-    value, text = peak(rows)
+    found, text = peak(rows)
     if curve not in ("adam", "adafactor") or ends is None:
         words = SGD_ALIGNMENT.get(rule, "") if curve == "sgd" else ""
         return Finding(name, text, words, "no number to compare")
     low, high = ends
     published = f"<= {high}" if low < 0 else f"> {low}" if high == 1 else f"{low} to {high}"
-    inside = value > low if high == 1 else low <= value <= high
-    miss = f"disagrees: {'below' if value <= low else 'above'}"
-    return Finding(name, text, published, "agrees" if inside else miss)
+    inside = found.value > low if high == 1 else low <= found.value <= high
+    word = "agrees" if inside else f"disagrees: {'below' if found.value <= low else 'above'}"
+    if min(abs(found.value - low), abs(found.value - high)) <= found.reach * found.error:
+        word = "within noise"
+    return Finding(name, text, published, word)
+
+
+def _highest(
+    table: pd.DataFrame, curve: str, rule: str, kinds: Sequence[str], name: str
+) -> Finding:
+    """Which kind of layer has the highest peak, and by how much: above the readout, which the paper
+    names, or where it is the readout above the next one."""
+    name += "kind of layer with the highest peak"
+    rows = {kind: of(table, curve, rule, [kind]) for kind in kinds}
+    peaks = {kind: peak(own)[0] for kind, own in rows.items() if not own.empty}
+    if not peaks:
+        return Finding(name, "not measured", "readout")
+    best, *others = sorted(peaks, key=lambda kind: -peaks[kind].value)
+    word, top = "agrees" if best == "readout" else "disagrees", peaks[best]
+    measured = f"{KINDS.get(best, best)} {top.value:.3f}"
+    for other in others[:1] if best == "readout" else {"readout"} & {*others}:
+        gap = top - peaks[other]
+        measured += f", {gap.text()} above {KINDS.get(other, other)}"
+        word = "within noise" if gap.value <= top.reach * gap.error else word
+    return Finding(name, f"{measured} ({_seeds(top.groups or 0)})", "readout", word)
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:

@@ -136,7 +136,7 @@ def alignment_claims() -> Iterator[tuple[str, str]]:
                    f"{span(first.groupby(keys)['alignment'].mean(), 3)}")
 
     def peaks(curves, rules, kinds):
-        return {(c, r): alignment.peak(alignment.of(table, c, r, kinds))[0]
+        return {(c, r): alignment.peak(alignment.of(table, c, r, kinds))[0].value
                 for c in curves for r in rules}
 
     two = ("adam", "adafactor")
@@ -150,6 +150,15 @@ def alignment_claims() -> Iterator[tuple[str, str]]:
     sgd = [*peaks(["sgd"], RULES, ["readout"]).values(),
            *peaks(["sgd"], RULES, alignment.MLP).values()]
     yield NANOLM, f"SGD's peaks are {span(sgd)}"
+    table = alignment.read([tables.shipped("everett/figure_1_5_6_7_alignment_desktop")])
+
+    def three(rule, kinds=("readout",)):
+        found = alignment.peak(alignment.of(table, "adam", rule, kinds))[0]
+        return pair(found.value, found.error, 3)
+
+    yield NANOLM, (f"peaks at {three('mup')} with muP, {three('mean_field')} with mean-field, "
+                   f"{three('standard')} with standard and {three('ntk')} with NTK")
+    yield NANOLM, f"MLP layers peak at {three('mup', alignment.MLP)} with muP, above 0.8"
 
 
 def epsilon_claims() -> Iterator[tuple[str, str]]:

@@ -129,6 +129,19 @@ def test_the_optimum_taken_is_the_lowest_mean_over_seeds(tmp_path):
         best("short")
 
 
+def test_rates_may_come_from_another_preset_than_the_sweep_s_own(tmp_path):
+    (tmp_path / "s.yaml").write_text("experiment: e\npresets: {small: {}, large: {}}\n")
+    folder = tmp_path / "results" / "e" / "s_small"
+    folder.mkdir(parents=True)
+    text = "curve,lr,kind,status,final_eval_loss\na,0.5,k,finished,3\n"
+    (folder / "results.csv").write_text(text)
+    sources = Sources(tmp_path / "t.yaml", tmp_path / "results", "large")
+    around = Around(sweep="s.yaml", match=["kind"], preset="small")
+    assert sources.best(around, {"kind": "k"}, "lr") == 0.5
+    with pytest.raises(Missing, match="s_large/results.csv does not exist; first run .* large$"):
+        sources.best(around.model_copy(update={"preset": None}), {"kind": "k"}, "lr")
+
+
 def test_a_sweep_that_is_not_complete_gives_no_optimum(toy):
     source = drive(work_of(toy, write(toy, "source.yaml", SOURCE)))
     manifest = source.folder / "manifest.json"

@@ -1,0 +1,381 @@
+"""Which claims of the papers are decided here, and what it would take to decide the others.
+
+    python -m plots.power            writes plots/power.md from power.yaml and the shipped tables
+
+A claim is judged by its findings, those of tables of preset desktop in place of laptop ones. It
+disagrees if more of them do, at 95 % each, than chance has in 5 % of such claims, or if one does at
+95 % for all of them together (Bonferroni); findings count as independent. It agrees if all do, and
+is undecided otherwise. That no difference is seen counts as agreement only if one of the size
+`effect` would have been seen: errors must be at most effect / 2.8, which finds it with 80 % power
+at 95 % confidence. Errors are taken to fall as the root of the number of runs; n, where it is
+known, follows from Student's quantiles. Costs are the planner's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+from scipy.special import stdtrit
+
+from plots.catalogue import load
+from plots.findings import Finding, Printed
+from plots.rates import seed_noise
+from plots.tables import CURVE, DATA, LOSS, PARAMETERIZATION, ROOT, shipped
+
+CLAIMS, PAGE = ROOT / "plots" / "power.yaml", ROOT / "plots" / "power.md"
+POWER = 2.8  # standard errors: 1.96 for 95 % confidence and 0.84 for 80 % power
+DESKTOP = 3.0  # core-hours of a sweep file: 1.5 hours of two cores
+REACH = 48.0  # core-hours: a day of two cores; beyond, a claim is out of reach here
+AGREES, DISAGREES, UNDECIDED, OUT = "agrees", "disagrees", "undecided", "out of reach"
+GOOD = ("agrees", "as expected", "confirmed", "within one step")
+BAD = ("disagrees", "off by")
+NUMBER = r"[+-]?\d+(?:\.\d+)?"
+BY_SIZE = re.compile(rf"\d+: ({NUMBER})±({NUMBER})")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One finding: its verdict, its number with the standard error (NaN: unknown) and how many
+    independent values that rests on (None: not said, as where noise is pooled)."""
+
+    word: str
+    value: float
+    error: float
+    n: int | None
+    alone: bool = False
+    """A disagreement that holds for all the claim's findings together."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim with the verdict on each of its findings."""
+
+    said: dict[str, Any]
+    found: list[Judged]
+
+    @property
+    def word(self) -> str:
+        """The verdict on the claim, without regard to cost."""
+        if "out" in self.said:
+            return OUT
+        against = [one for one in self.found if one.word == DISAGREES]
+        total, least = len(self.found), len(against)
+        chance = sum(math.comb(total, k) * 0.05**k * 0.95 ** (total - k)
+                     for k in range(least, total + 1))
+        if any(one.alone for one in against) or chance < 0.05:
+            return DISAGREES
+        return AGREES if all(one.word == AGREES for one in self.found) else UNDECIDED
+
+    @property
+    def needed(self) -> float:
+        """The standard error that finds the effect."""
+        return float(self.said.get("effect", math.nan)) / POWER
+
+    @property
+    def worst(self) -> Judged | None:
+        """The undecided finding with the largest error."""
+        open_ones = [one for one in self.found if one.word != AGREES and not one.alone]
+        return max(open_ones, key=lambda one: one.error if one.error > 0 else math.inf,
+                   default=None)
+
+    @property
+    def times(self) -> float:
+        """How many times the runs there are decide what is undecided."""
+        worst = self.worst
+        if worst is None:
+            return math.nan
+        if not worst.error > 0:
+            return 3.0 / (worst.n or 1)  # no spread is known: three seeds give one
+        if worst.n is None or worst.n < 2:
+            return max(1.0, (worst.error / self.needed) ** 2)
+        spread, n = worst.error * math.sqrt(worst.n), max(worst.n, 3)
+        while n < 10_000 and (stdtrit(n - 1, 0.975) + stdtrit(n - 1, 0.8)) * spread > (
+            POWER * self.needed * math.sqrt(n)
+        ):
+            n += 1
+        return n / worst.n
+
+
+def claims(path: Path = CLAIMS) -> dict[str, list[Claim]]:
+    """Paper -> its claims, judged by the shipped tables."""
+    said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {paper: [Claim(one, list(_judge(one))) for one in ones] for paper, ones in said.items()}
+
+
+@functools.cache
+def printed(figure: str) -> Sequence[Printed]:
+    """What a figure says of the shipped tables; of two findings of one name, that of the tables of
+    preset desktop."""
+    module = load(figure)
+    laptop = module.findings(module.read([shipped(name) for name in module.TABLES]))
+    paths = [shipped(f"{name}_desktop") for name in module.TABLES]
+    paths = [path for path in paths if path.exists()]
+    desktop = module.findings(module.read(paths)) if paths else []
+    better = {line.name: line for line in desktop if isinstance(line, Finding)}
+    return [better.get(line.name, line) if isinstance(line, Finding) else line for line in laptop]
+
+
+def _judge(said: dict[str, Any]) -> Iterator[Judged]:
+    if "met" in said:
+        table = pd.read_csv(shipped(said["met"]))
+        rows = table[table["table"] == said["rows"]] if "rows" in said else table
+        for met in rows["met"].dropna():
+            yield Judged(AGREES if met else DISAGREES, math.nan, math.nan, None, alone=not met)
+    if "findings" not in said:
+        return
+    pattern, lines = re.compile(said["findings"]), []
+    for line in printed(said["figure"]):
+        if isinstance(line, Finding) and pattern.match(line.name):
+            lines.append(line)
+        elif isinstance(line, str) and "published" in said and (start := pattern.match(line)):
+            lines.append(Finding(line, line[start.end():]))
+    if not lines:
+        raise ValueError(f"{said['claim']}: {said['figure']} has no finding {said['findings']!r}")
+    for line in lines:
+        found = judged(line, said, len(lines))
+        if "noise" in said and found.word == UNDECIDED:
+            found = replace(found, error=_noise(**said["noise"]))
+        yield found
+
+
+def _noise(table: str, curves: Sequence[str]) -> float:
+    """Standard error of a difference of two curves with one run each: the parameterisation's with
+    the largest."""
+    rows = pd.read_csv(shipped(table))
+    noise = _spreads(rows)
+    return max(math.hypot(*(noise[curve, rule] for curve in curves))
+               for rule in rows[PARAMETERIZATION].unique())
+
+
+def _spreads(rows: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """(curve, parameterisation) -> standard deviation of one run's loss over seeds, where known."""
+    keys = [CURVE, PARAMETERIZATION]
+    found = {names: seed_noise(own)[0] for names, own in rows.groupby(keys, sort=False)}
+    return {names: noise for names, noise in found.items() if noise > 0}
+
+
+def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
+    """The verdict on one of `count` findings of a claim."""
+    value, error = measured(line.measured)
+    seeds = re.search(r"\(n = (\d+)\)|\((\d+) seeds?\)", line.measured)
+    n = int(seeds[1] or seeds[2]) if seeds else None
+    rule = said.get("judge", "verdict")
+    widths = re.search(r"\(n = (\d+) widths", line.measured)  # a line through them has two less
+    reach, far = (_quantile(int(widths[1]) - 1 if widths else n, tail)
+                  for tail in (0.05, 0.05 / count))
+    bounds = re.findall(rf"{NUMBER}(?:/\d+)?", str(said.get("published", line.published)))
+    # The nearest bound of a range, and zero where a sign is claimed.
+    off = min((abs(value - float(Fraction(bound))) for bound in bounds), default=abs(value))
+    word, known = UNDECIDED, error > 0
+    if rule == "near":
+        sizes = [abs(float(one) - float(bounds[0])) for one, _ in BY_SIZE.findall(line.measured)]
+        word = AGREES if max(sizes, default=off) <= said["effect"] else DISAGREES
+    elif rule in ("below", "above"):
+        if abs(value) > reach * error:
+            word = AGREES if (value < 0) == (rule == "below") else DISAGREES
+    elif "published" in said:
+        word = AGREES if off <= reach * error else DISAGREES
+    elif "same scaling: " in line.verdict:
+        word, off = line.verdict.partition("same scaling: ")[2], 0.0  # its error is not printed
+    elif line.verdict.startswith(BAD):
+        word = UNDECIDED if known and off <= reach * error else DISAGREES
+    elif line.verdict.startswith(GOOD) and "in sign" not in line.verdict:
+        word = AGREES
+    if rule == "equal" and word == AGREES and not error <= said["effect"] / POWER:
+        word = UNDECIDED  # nor would a difference have been seen
+    if rule == "verdict" and n == 1:
+        word = UNDECIDED
+    return Judged(word, value, error, n, alone=known and off > far * error)
+
+
+def _quantile(n: int | None, tail: float) -> float:
+    """Standard errors to either side that leave `tail` out."""
+    return float(stdtrit(max(n - 1, 1) if n else math.inf, 1 - tail / 2))
+
+
+def measured(text: str) -> tuple[float, float]:
+    """(number, standard error) of a finding; of numbers by size, the last minus the first."""
+    if by_size := BY_SIZE.findall(text):
+        first, last = by_size[0], by_size[-1]
+        return float(last[0]) - float(first[0]), math.hypot(float(first[1]), float(last[1]))
+    if pair := re.search(rf"({NUMBER}) ± ({NUMBER}|\?)", text):
+        return float(pair[1]), math.nan if pair[2] == "?" else float(pair[2])
+    alone = re.match(NUMBER, text)
+    return float(alone[0]) if alone else math.nan, math.nan
+
+
+@functools.cache
+def planned(sweep: str, preset: str | None) -> dict[str, float]:
+    """The planner's runs, core-hours and H100-hours of a sweep before it asks for more; of a file
+    without this preset {}."""
+    file = f"{sweep.replace('/', '/sweeps/')}.yaml"
+    text = (ROOT / file).read_text(encoding="utf-8")
+    if preset and not re.search(f"^  {preset}:", text, re.MULTILINE):
+        return {}
+    command = [sys.executable, "-m", "sweeps", "cost", file, "--json"]
+    command += ["--preset", preset] if preset else []
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    all_runs = [size["all"] for size in json.loads(found.stdout)["files"][0]["sizes"]]
+    return {
+        "runs": sum(size["runs"] for size in all_runs),
+        "core": sum(size["cpu_seconds"] for size in all_runs) / 3600,
+        "H100": sum(size["gpu_hours"]["H100"] for size in all_runs),
+    }
+
+
+def cost(sweep: str) -> float:
+    """Core-hours of a sweep's preset laptop, with the runs that it asked for as it went."""
+    preset = "laptop" if planned(sweep, "laptop") else None
+    name, plan = f"{sweep}_laptop" if preset else sweep, planned(sweep, preset)
+    made = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(DATA.glob("*/*.json")))
+    runs = max((one["runs"] for one in made if one.get("sweep") == name), default=0)
+    return plan["core"] * max(1.0, runs / plan["runs"])
+
+
+def verdict(claim: Claim) -> tuple[str, float]:
+    """(verdict, core-hours that decide it): out of reach where they are more than a day's."""
+    if claim.word != UNDECIDED:
+        return claim.word, math.nan
+    hours = claim.times * sum(cost(sweep) for sweep in claim.said.get("sweeps", ()))
+    return (OUT if hours > REACH else UNDECIDED), hours
+
+
+def spreads() -> Iterator[str]:
+    """How much seeds differ by curve, as rows of the page."""
+    for path in sorted(DATA.glob("everett/figure_*.csv")):
+        rows = pd.read_csv(path)
+        if LOSS in rows:
+            noise = _spreads(rows)
+            for curve in dict.fromkeys(curve for curve, _ in noise):
+                own = [value for (name, _), value in noise.items() if name == curve]
+                most = f" to {max(own):.3f}" if len(own) > 1 else ""
+                yield f"| `{path.stem}` | {curve} | {min(own):.3f}{most} |"
+
+
+def page() -> str:
+    """The page, as Markdown."""
+    papers = claims()
+    verdicts = {id(one): verdict(one) for ones in papers.values() for one in ones}
+    count = Counter(word for word, _ in verdicts.values())
+    total = sum(count.values())
+    text = [HEAD.format(total=total, **{word.replace(" ", "_"): count[word] for word in
+                                        (AGREES, DISAGREES, UNDECIDED, OUT)})]
+    for paper, ones in papers.items():
+        text.append(f"\n## {paper}\n\n{COLUMNS}")
+        text += [_row(one, *verdicts[id(one)]) for one in ones]
+    text += [ORDER, *_order(papers, verdicts)]
+    made = [(path, json.loads(path.read_text(encoding="utf-8")))
+            for path in sorted(DATA.glob("*/*_desktop.json"))]
+    text += [SHIPPED] * bool(made)
+    for path, one in made:
+        only, where = ", ".join(one.get("only", ())), one["environment"]
+        text.append(f"| `{path.parent.name}/{path.stem}` | {one['runs']} | {only} | "
+                    f"{where['commit'][:10]} | {where['device']} |")
+    text += [SPREAD, *spreads()]
+    return "\n".join(text) + "\n"
+
+
+def _row(claim: Claim, word: str, hours: float) -> str:
+    count = Counter(one.word for one in claim.found)
+    split = " / ".join(str(count[word]) for word in (AGREES, UNDECIDED, DISAGREES))
+    worst, now, runs = claim.worst, "", ""
+    if "out" in claim.said:
+        paper_hours = sum(planned(sweep, None)["H100"] for sweep in claim.said["sweeps"])
+        now, split = claim.said["out"], ""
+        runs = f"{paper_hours:,.0f} H100-hours, all of the figure at the paper's size"
+    elif worst is not None and word != DISAGREES:
+        error = f"{worst.error:.3f}" if worst.error > 0 else "unknown"
+        now = f"{error} → {claim.needed:.3f}"
+        seeds = f" (n = {math.ceil(claim.times * worst.n)})" if worst.n else ""
+        runs = f"x {claim.times:.1f}{seeds}" + f", {hours:.1f} core-hours" * (hours > 0)
+    return f"| {claim.said['claim']} | {claim.said['where']} | {word} | {split} | {now} | {runs} |"
+
+
+def _order(papers: dict[str, list[Claim]], verdicts: dict[int, tuple[str, float]]) -> list[str]:
+    """Sweeps by the claims that they decide in an hour: each is run for its dearest claim that a
+    preset's hours allow."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for claim in (one for ones in papers.values() for one in ones):
+        word, hours = verdicts[id(claim)]
+        sweeps = tuple(claim.said.get("sweeps", ()))
+        if word == UNDECIDED and 0 < hours <= DESKTOP * len(sweeps):
+            found.setdefault(sweeps, []).append(hours)
+    ranked = sorted(found.items(), key=lambda item: max(item[1]) / len(item[1]))
+    return [f"| {', '.join(f'`{sweep}`' for sweep in sweeps)} | {len(hours)} | {max(hours):.1f} | "
+            f"{len(hours) / max(max(hours), 0.01):.1f} | {', '.join(map(_desktop, sweeps))} |"
+            for sweeps, hours in ranked]
+
+
+def _desktop(sweep: str) -> str:
+    plan = planned(sweep, "desktop")
+    return f"{plan['runs']} runs, {plan['core']:.1f}" if plan else "none"
+
+
+HEAD = f"""# What is decided here, and what it would take
+
+Written by `python -m plots.power` from `power.yaml` and the shipped tables; not edited by hand.
+
+Of {{total}} claims of the four papers that a figure here bears on,
+**{{agrees}} agree, {{disagrees}} disagree, {{undecided}} are undecided and {{out_of_reach}} out
+of reach** at this scale: small models, short runs, embedded data. A disagreement says that a claim
+does not hold *here*.
+
+How a claim is judged stands in `power.py`. *Findings* counts those that agree / are undecided /
+disagree. *Error* is the largest standard error among the undecided ones, and what it must become.
+*To decide* multiplies the runs of the preset `laptop` (n: independent seeds), with the planner's
+hours of one core; above {REACH:.0f} a claim is out of reach."""
+COLUMNS = """| claim | where | verdict | findings | error → needed | to decide |
+|---|---|---|---|---|---|"""
+ORDER = f"""
+## What pays most
+
+Undecided claims that at most {DESKTOP:.0f} core-hours per sweep file decide, by claims per hour.
+The last column has the runs and core-hours of the file's preset `desktop` before it extends itself:
+`python -m sweeps run FILE --preset desktop`, which Ctrl-C stops and the same command continues,
+then `python -m plots ship .../results.csv PAPER/NAME_desktop`.
+
+| sweeps | claims | core-hours | claims per hour | preset desktop |
+|---|---|---|---|---|"""
+SHIPPED = """
+## Tables of preset desktop
+
+Where *only* says something, the preset has not been run to its end: these are the runs there are.
+
+| table | runs | only | commit | machine |
+|---|---|---|---|---|"""
+SPREAD = """
+## How much seeds differ
+
+Everett et al.: standard deviation over seeds of one run's final loss near the optimum, from the
+least to the most of the parameterisations. Figures pool it over the curves of a parameterisation,
+and so overstate the errors of curves with tuned constants.
+
+| table | curve | nats |
+|---|---|---|"""
+
+
+def main() -> None:
+    """Writes the page; there are no options."""
+    parser = argparse.ArgumentParser(prog="python -m plots.power", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.parse_args()
+    PAGE.write_text(page(), encoding="utf-8")
+    print(PAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""The page of claims: its verdicts are those of the shipped tables; rules that give them."""
+
+import math
+
+import pytest
+
+from plots import power
+from plots.findings import Finding
+
+
+def test_the_page_has_the_verdicts_of_the_shipped_tables():
+    rows = [line.split(" | ") for line in power.PAGE.read_text(encoding="utf-8").splitlines()]
+    written = {(row[0].removeprefix("| "), row[1]): row[2:4] for row in rows if len(row) == 6}
+    for claim in (one for ones in power.claims().values() for one in ones):
+        word, split = written.pop((claim.said["claim"], claim.said["where"]))
+        counts = [sum(one.word == known for one in claim.found)
+                  for known in (power.AGREES, power.UNDECIDED, power.DISAGREES)]
+        assert split == ("" if "out" in claim.said else " / ".join(map(str, counts))), claim.said
+        # What is undecided may be out of reach for its cost, which the planner knows.
+        assert word == claim.word or (claim.word, word) == (power.UNDECIDED, power.OUT)
+    assert set(written) <= {("claim", "where"), ("---", "---")}
+
+
+@pytest.mark.parametrize(("measured", "published", "word", "said", "count", "expected"), [
+    ("+0.30 ± 0.10", "gains", "agrees", {}, 1, "agrees"),
+    ("+0.10 ± 0.10", "gains", "within noise", {}, 1, "undecided"),
+    ("+0.69 (1 seed)", "> 0.5", "agrees", {}, 1, "undecided"),
+    ("+0.30 ± ?", "gains", "agrees in sign, one seed", {}, 1, "undecided"),
+    # An equality holds where a difference would have been seen, and not where errors are large.
+    ("-1.00 ± 0.09", "-1", "agrees within 2 SE", {"judge": "equal", "effect": 0.28}, 1, "agrees"),
+    ("-1.00 ± 0.30", "-1", "agrees within 2 SE", {"judge": "equal", "effect": 0.28}, 1,
+     "undecided"),
+    ("-0.75 ± 0.10", "-1", "off by +0.25, 2.5 SE", {}, 12, "disagrees"),
+    ("0.85 ± 0.01 (3 seeds)", "> 0.9", "disagrees: below", {}, 1, "disagrees"),
+    ("-0.60 ± 0.10 (n = 4 widths)", "-1", "off by +0.40, 4.0 SE", {}, 1, "undecided"),
+    ("-0.30 ± 0.10 (n = 3)", "", "", {"judge": "below"}, 1, "undecided"),
+    ("-0.30 ± 0.10 (n = 30)", "", "", {"judge": "below"}, 1, "agrees"),
+    ("0.498 (0.4 to 0.6)", "0.5", "off by -0.002", {"judge": "near", "effect": 0.05}, 1, "agrees"),
+    ("8: 0.02±0.01, 16: 0.02±0.01", "", "", {"judge": "near", "effect": 0.01, "published": 0}, 1,
+     "disagrees"),
+    ("^(-1.43 ± 0.38)", "", "", {"judge": "equal", "effect": 1.4, "published": -1}, 1, "agrees"),
+])
+def test_findings_are_judged(measured, published, word, said, count, expected):
+    line = Finding("name", measured, published, word)
+    assert power.judged(line, said, count).word == expected
+
+
+def test_a_few_findings_of_many_disagree_by_chance():
+    def word(agreeing, *offs):
+        lines = [Finding("x", f"{off} ± 0.10", "0", "off by it") for off in offs]
+        found = [power.judged(line, {}, agreeing + len(offs)) for line in lines]
+        agrees = power.Judged(power.AGREES, 0.0, 0.1, None)
+        return power.Claim({"effect": 1}, found + [agrees] * agreeing).word
+
+    assert word(0, 0.25) == power.DISAGREES  # 2.5 standard errors are enough for one finding,
+    assert word(11, 0.25) == power.UNDECIDED  # and not for one of twelve;
+    assert word(9, 0.25, 0.25, 0.25) == power.DISAGREES  # three of twelve are too many,
+    assert word(11, 0.40) == power.DISAGREES  # and four standard errors too far.
+    assert word(3) == power.AGREES
+
+
+def test_errors_of_what_is_undecided_say_how_many_runs_decide_it():
+    def times(*found):
+        return power.Claim({"effect": 0.28}, list(found)).times
+
+    open_one = power.Judged(power.UNDECIDED, 0.0, 0.3, None)
+    assert times(open_one) == pytest.approx(9)
+    assert math.isnan(times(power.Judged(power.AGREES, 0.0, 0.3, None)))
+    # Of three seeds the error itself is uncertain: 10 times as many.
+    assert times(power.Judged(power.UNDECIDED, 0.0, 0.3, 3)) == pytest.approx(10)
+    assert times(power.Judged(power.UNDECIDED, 0.1, math.nan, 1)) == 3
+
+
+def test_numbers_by_size_are_the_last_minus_the_first():
+    assert power.measured("4: 0.90±0.03, 8: 0.95±0.04 (n = 3)") == pytest.approx((0.05, 0.05))
+
+
+def test_a_pattern_that_matches_no_finding_is_named(tmp_path):
+    path = tmp_path / "claims.yaml"
+    claim = "{claim: c, where: w, figure: everett/quickstart, findings: none of it}"
+    path.write_text(f"P:\n- {claim}\n")
+    with pytest.raises(ValueError, match="everett/quickstart has no finding 'none of it'"):
+        power.claims(path)
