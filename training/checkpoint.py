@@ -124,10 +124,11 @@ def save_shards(
     class Writer(dcp.HuggingFaceStorageWriter):
         """What fails in one of these in any process fails the save in all of them."""
 
-        def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-            super().set_up_storage_writer(is_coordinator, *args, **kwargs)
-            if is_coordinator:  # the others write when they have heard from this one
-                _clear(Path(self.path))
+        def prepare_global_plan(self, plans: Any) -> Any:
+            # In the first process, once all have made the folder and before any writes into it.
+            for left in Path(self.path).iterdir():
+                _clear(left)
+            return super().prepare_global_plan(plans)
 
         def write_data(self, plan: Any, planner: Any) -> Any:
             written = super().write_data(plan, planner).value()
@@ -145,11 +146,15 @@ def save_shards(
                     sums |= result.storage_data
             _complete(path, sums, content, keep)
 
+    writer = Writer(str(_temporary(path)), save_distributed=True)
+    # All is on the host by then. Else torch would wait for the thread's own GPU, which is the first
+    # of the machine in every process, and take memory there.
+    writer.per_thread_copy_ahead = 0
     # Without pinned or shared memory, threads and streams: the copy is made when `stage` returns.
     stager = DefaultStager(StagingOptions(False, False, False, False))
     writing = dcp.async_save(
         {name: tensor.contiguous() for name, tensor in tensors.items()},
-        storage_writer=Writer(str(_temporary(path)), save_distributed=True),
+        storage_writer=writer,
         process_group=group,
         async_stager=stager,
     )
