@@ -176,15 +176,15 @@ class Loop:
         if self.accelerator.is_main_process:
             self.trackers.start([log for log in self.logs if log is not self.timing])
         status: dict[str, Any] = {"status": "finished", "step": self.settings.steps}
-        try:
-            with self.checkpoints.stop:
+        with self.checkpoints.stop:
+            try:
                 self._train(first)
-        except Diverged as diverged:
-            status = {"status": "diverged", "step": diverged.step}
-            self._write(diverged.step, {"diverged": diverged.loss})
-        except Stopped as stopped:
-            status = {"status": "stopped", "step": stopped.step}
-        self.checkpoints.settle()
+            except Diverged as diverged:
+                status = {"status": "diverged", "step": diverged.step}
+                self._write(diverged.step, {"diverged": diverged.loss})
+            except Stopped as stopped:
+                status = {"status": "stopped", "step": stopped.step}
+            self.checkpoints.settle()
         summary = self._summary(status)
         if self.accelerator.is_main_process:
             write_json(self.run_dir / "summary.json", summary)

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.processes import Program, gone
 from tests.training import toy_run as toy
-from training import checkpoint, files, loop, optimizers, runs, state
+from training import checkpoint, files, loop, optimizers, resume, runs, state
 from training.errors import Damaged, UserError
 from training.files import write_json
 from training.log import Log
@@ -203,6 +203,22 @@ def test_the_last_step_is_saved_before_its_evaluation(tmp_path, monkeypatch):
     assert names(tmp_path / "run") == ["step-00000007"]
     summary = toy.train(tmp_path / "run", ["training.eval_every=0", *words])
     assert summary["resumed_from"] == [7] and not names(tmp_path / "run")
+
+
+def test_a_signal_does_not_end_the_wait_for_the_last_checkpoint(tmp_path, monkeypatch):
+    settle = resume.Checkpoints.settle
+
+    def told(checkpoints):
+        if (tmp_path / "checkpoints/step-00000007").exists():
+            os.kill(os.getpid(), signal.SIGTERM)
+        settle(checkpoints)
+
+    monkeypatch.setattr(resume.Checkpoints, "settle", told)
+    before = signal.signal(signal.SIGTERM, lambda *_: pytest.fail("the run has not heard it"))
+    try:
+        assert toy.train(tmp_path)["status"] == "finished"
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
