@@ -12,7 +12,7 @@ if [ "$#" -eq 0 ]; then
   ruff check .
   mypy & types=$!  # which alone would leave the other cores idle
   python -m pytest --numprocesses 2 tests || failed=$?
-  wait "$types"
+  wait "$types" || { echo "mypy has found mistakes; they stand above" >&2; exit 1; }
   exit "${failed:-0}"
 fi
 exec python -m pytest --numprocesses 2 "$@"
