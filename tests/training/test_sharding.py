@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -174,7 +175,9 @@ def test_a_run_goes_on_in_other_numbers_of_processes(tmp_path):
     assert small.train(run, overrides, stop_at=3)["step"] == 3
     process = start(ONE_NODE, "run", run, *overrides, SLOW_SAVE="8")
     wait_for(process, 9)  # the run goes on while the checkpoint is being written
-    assert (run / "checkpoints/.writing-step-00000008").is_dir()
+    while not (run / "checkpoints/.writing-step-00000008").is_dir():  # perhaps not yet begun
+        assert process.poll() is None, process.files[1].read_text()
+        time.sleep(0.01)
     for pid in process.pids:
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=60)
