@@ -6,8 +6,9 @@ Tables of a sweep over model.layers such as vit_cifar5m/sweeps/figure_5.yaml. (a
 ||W_0|| of query and key weights at the last observed step, pooled over blocks, against L, expected
 to go as L^(alpha_L - 1), like the change of attention logits that they cause. (b) evaluation loss
 against training FLOPs, 6 per parameter and token. Of several eta_0 both show one per alpha_L, as
-movement compares depths at equal eta_0: that whose runs end with the lowest loss. Exponents are
-unweighted fits to means over seeds, their errors jackknife ones over seeds.
+movement compares depths at equal eta_0: of those with the most finished runs that whose runs end
+with the lowest loss, on the seeds that are shown. Exponents are unweighted fits to means over
+seeds, their errors jackknife ones over seeds.
 """
 
 from __future__ import annotations

@@ -100,7 +100,6 @@ class Entry:
             "difference": self.fit.value - self.published,
         }
 
-
     @property
     def levels_off(self) -> bool:
         """Whether the widths determine the irreducible term."""

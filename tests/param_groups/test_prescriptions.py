@@ -4,8 +4,9 @@ import math
 from fractions import Fraction
 
 import pytest
+import torch
 
-from param_groups import Everett, Numbers, PlanError, Role
+from param_groups import Everett, Numbers, PlanError, Role, Rule, plan
 from param_groups.exponents import TENSOR_PROGRAMS, Alignment
 from tests.param_groups.table_1 import PAPER
 
@@ -296,6 +297,13 @@ def test_everett_refuses_what_it_cannot_use(changes, message):
 
 
 def test_everett_over_depth_needs_to_know_which_norm_is_last():
+    norms = torch.nn.ModuleDict({name: torch.nn.LayerNorm(192, bias=False) for name in ("a", "b")})
+    rules = Rule("a.weight", Role.NORM_SCALE), Rule("b.weight", Role.NORM_SCALE)
+    rule = Everett("mup", 192, 128, depth=2, alpha_depth=1.0)
+    with pytest.raises(PlanError, match="the last norm's scale the role 'final_norm_scale'"):
+        plan(norms, rules, rule, lr=0.1, applied={"residual_multiplier": 0.5})
+    rules = rules[0], Rule("b.weight", Role.FINAL_NORM_SCALE)
+    assert plan(norms, rules, rule, lr=0.1, applied={"residual_multiplier": 0.5}).rows
     with pytest.raises(PlanError, match="no branch's norm_bias from the last norm's"):
         Everett("mup", 192, 128, depth=2, alpha_depth=1.0)(Role.NORM_BIAS, 1, 192)
 

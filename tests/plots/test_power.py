@@ -26,9 +26,13 @@ def test_the_page_has_the_verdicts_of_the_shipped_tables():
     ("+0.10 ± 0.10", "gains", "within noise", {}, 1, "undecided"),
     ("+0.69 (1 seed)", "> 0.5", "agrees", {}, 1, "undecided"),
     ("+0.30 ± ?", "gains", "agrees in sign, one seed", {}, 1, "undecided"),
+    ("-0.30 ± ?", "gains", "disagrees in sign, one seed", {}, 1, "undecided"),
+    ("+0.30 ± ?", "0", "off by +0.30, error unknown", {}, 2, "undecided"),
     # An equality holds where a difference would have been seen, and not where errors are large.
     ("-1.00 ± 0.09", "-1", "agrees within 2 SE", {"judge": "equal", "effect": 0.28}, 1, "agrees"),
     ("-1.00 ± 0.30", "-1", "agrees within 2 SE", {"judge": "equal", "effect": 0.28}, 1,
+     "undecided"),
+    ("-1.00 ± 0.09 (n = 3)", "-1", "agrees within 95 %", {"judge": "equal", "effect": 0.28}, 1,
      "undecided"),
     ("-0.75 ± 0.10", "-1", "off by +0.25, 2.5 SE", {}, 12, "disagrees"),
     ("0.85 ± 0.01 (3 seeds)", "> 0.9", "disagrees: below", {}, 1, "disagrees"),
@@ -43,6 +47,13 @@ def test_the_page_has_the_verdicts_of_the_shipped_tables():
 def test_findings_are_judged(measured, published, word, said, count, expected):
     line = Finding("name", measured, published, word)
     assert power.judged(line, said, count).word == expected
+
+
+def test_a_sign_is_judged_by_the_distance_from_zero():
+    """And not from the number that the paper prints."""
+    line = Finding("name", "+0.40 ± 0.15", "-1.05", "off by +1.45, 9.7 SE")
+    found = power.judged(line, {"judge": "below"}, 12)
+    assert (found.word, found.alone) == (power.DISAGREES, False)
 
 
 def test_a_few_findings_of_many_disagree_by_chance():
