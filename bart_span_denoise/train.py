@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from bart_span_denoise.config import Config
-from bart_span_denoise.cost import flops, memory, parameters, tokens_per_step
+from bart_span_denoise.cost import (
+    flops,
+    memory,
+    parameters,
+    tokens,
+    tokens_per_step,
+    vocabulary,
+)
 from training.errors import UserError
 from training.experiment import Experiment
 
@@ -56,6 +63,19 @@ def build_plan(config: Config, model=None):
         with torch.device("meta"):
             model = build_model(config, planned_vocab_size(config))
     return plan(model, RULES, prescription(config), **config.optimizer.numbers)
+
+
+def build_blank(config: Config, rows: int):
+    """A model without values, its loss, and a batch of full samples without content: no data."""
+    import torch
+
+    ids = torch.empty(rows, tokens(config), dtype=torch.int64)
+    return build_model(config, vocabulary(config)), loss, (ids, ids, ids)
+
+
+def loss(model, batch):
+    """The summed loss in nats."""
+    return model(*batch)
 
 
 def planned_vocab_size(config: Config) -> int:
@@ -111,7 +131,7 @@ def build_task(config: Config):
         plan=build_plan(config, model),
         train_data=corpus.train,
         eval_data=corpus.validation,
-        loss=lambda model, batch: model(*batch),
+        loss=loss,
         count=data.count,
         # Padded to the longest row, all batches have one shape: torch.compile compiles once.
         collate=functools.partial(data.collate, multiple=longest),
@@ -162,6 +182,7 @@ EXPERIMENT = Experiment(
     config=Config,
     build_task=build_task,
     build_plan=build_plan,
+    build_blank=build_blank,
     parameters=parameters,
     flops=flops,
     tokens_per_step=tokens_per_step,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from nanolm_c4.config import BORDELON, Config
-from nanolm_c4.cost import flops, memory, parameters, tokens_per_step
+from nanolm_c4.cost import flops, memory, parameters, tokens_per_step, vocabulary
 from training.errors import UserError
 from training.experiment import Experiment
 
@@ -78,6 +78,19 @@ def build_plan(config: Config, model=None):
     return plan(model, rules(config), prescription(config), **config.optimizer.numbers)
 
 
+def build_blank(config: Config, rows: int):
+    """A model without values, its loss, and a batch of full samples without content: no data."""
+    import torch
+
+    ids = torch.empty(rows, config.model.context, dtype=torch.int64)
+    return build_model(config, vocabulary(config)), loss, (ids, ids)
+
+
+def loss(model, batch):
+    """The summed loss in nats."""
+    return model(*batch)
+
+
 def planned_vocab_size(config: Config) -> int:
     """Rows of the embedding before there is a corpus: the config's, or its tokeniser's ids."""
     if config.model.vocab_size:
@@ -121,7 +134,7 @@ def build_task(config: Config):
         train_data=corpus.train_rows(config.model.context),
         eval_data=corpus.validation_rows(config.model.context, config.data.evaluation == "split"),
         observe_data=corpus.packed_validation_rows(config.model.context),
-        loss=lambda model, batch: model(*batch),
+        loss=loss,
         count=lambda batch: (batch[1] != IGNORE).sum(),
         collate=collate,
         forward=lambda model, batch: model(batch[0]),
@@ -141,6 +154,7 @@ EXPERIMENT = Experiment(
     config=Config,
     build_task=build_task,
     build_plan=build_plan,
+    build_blank=build_blank,
     parameters=parameters,
     flops=flops,
     tokens_per_step=tokens_per_step,

@@ -17,6 +17,7 @@ same commit, is copied from there. See sweeps/README.md.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -167,7 +168,9 @@ def _run(args: argparse.Namespace) -> int:
     asked = read(args, looks=args.dry_run)
     if args.dry_run:
         work = work_of(asked, args.storage, looks=True)
-        print(work.dry_run(), flush=True)
+        gpu = needs.memory_of(args.gpu)
+        place = functools.partial(needs.in_words, work.experiment, gpu=gpu)
+        print(work.dry_run(place), flush=True)
         if args.command != "submit":  # a cluster's data may be on its nodes alone
             asked.refuse_missing_data(work.configs())
         return 0
@@ -184,17 +187,22 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
         print(line, file=sys.stderr)
     gpu = needs.memory_of(args.gpu)
     unsaid = "gpus" not in asked.config.needs.model_fields_set and args.gpus_per_node != 0
-    if gpu is None and args.engine != "local" and unsaid:
+    unknown = gpu is None and args.engine != "local" and unsaid
+    if unknown:
         print(
             "this machine has no GPU to go by: every run gets 1 GPU, unless --gpu names one of the "
             f"cluster's or {args.file} says `needs: {{gpus: ...}}`", file=sys.stderr
         )  # fmt: skip
     engine = pool.open_pool(*pool.options(args))
-    driver = Driver(
-        work, engine, lambda point: needs.needs_of(work.experiment, point.config,
-                                                   work.needs(point), gpu)
-    )
-    if not driver.run():
+
+    def needed(point: Any) -> pool.Needs:
+        said = work.needs(point)
+        found = needs.needs_of(work.experiment, point.config, said, gpu)
+        if unknown and "gpus" not in said:
+            needs.refuse_more_than_any_holds(work.experiment, point.config)
+        return found
+
+    if not Driver(work, engine, needed).run():
         print("stopped; the same command goes on from here", file=sys.stderr)
         return STOPPED
     for line in work.report():

@@ -2,14 +2,16 @@
 
     python -m sweeps cost nanolm_c4/sweeps/quickstart.yaml [MORE.yaml ...] [key=value ...]
         [--where 'model.width<=256'] [--preset laptop] [--curves NAME ...] [--utilisation 0.4]
-        [--gpus 8] [--gpus-per-run 8] [--sharded] [--json]
+        [--gpus 8] [--gpus-per-run 8] [--sharded] [--simulate [--csv FILE]] [--json]
 
 Nothing is trained, built or written. Runs, tokens, FLOPs and the time of one GPU stand per model
 size, for the whole sweep and for the runs without a result; memory is that of the largest run of a
 size, on each of the GPUs that share it, and a run that does not fit says on how many it would if
 its weights and state were sharded. --gpus N adds the time that N GPUs take, and their energy. All
-numbers are closed forms, in the experiment's cost.py; what other sweeps have yet to find is
-assumed, and named. Data that runs would not find here are named at the end, in a note.
+numbers are closed forms, in the experiment's cost.py; --simulate checks them by one step of each
+size on fake tensors, and says on how many GPUs of each kind it fits and how it is launched. What
+other sweeps have yet to find is assumed, and named. Data that runs would not find here are named at
+the end, in a note.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.asked import Asked
-from sweeps.needs import GPUS, Gpu
+from sweeps.needs import GPUS, Gpu, gpus_of, holds, peak_of
 from sweeps.progress import columns, duration
 from sweeps.reuse import Store
 from sweeps.sources import preset_of
@@ -51,6 +53,7 @@ class Setting:
     utilisation: float = 0.4
     gpus: int | None = None
     """How many there are."""
+    simulate: bool = False
 
     def check(self) -> None:
         """Raises UserError for a number that means nothing."""
@@ -259,16 +262,13 @@ def _size(
         memories.append((config, cost.memory(config, **{how: setting.gpus_per_run})))
     config, memory = max(memories, key=lambda item: item[1]["total"])
 
-    def gpus_needed(gpu: Gpu) -> int | None:
-        """The smallest power of two over which the run can be sharded to fit; None if there is
-        none."""
-        count = 1
-        while config.training.batch_size % count == 0:
-            if cost.memory(config, shards=count)["total"] <= gpu.memory:
-                return count
-            count *= 2
-        return None
+    peak, batch = peak_of(cost, config), config.training.batch_size
+    counts = {gpu.name: gpus_of(peak, batch, gpu.memory) for gpu in GPUS}
+    simulated = {}
+    if setting.simulate:
+        from sweeps.simulated import launches
 
+        simulated = {"simulated": launches(work.asked, config)}
     return {
         "model": {key: getattr(config.model, key) for key in varying},
         "parameters": cost.parameters(config),
@@ -280,8 +280,9 @@ def _size(
             "peak_of": "observation" if is_observation(memory) else "training_step",
             "memory_bytes": memory,
         },
-        "fits": {gpu.name: memory["total"] <= gpu.memory for gpu in GPUS},
-        "gpus_when_sharded": {gpu.name: gpus_needed(gpu) for gpu in GPUS},
+        "fits": {gpu.name: holds(gpu.memory, memory["total"]) for gpu in GPUS},
+        "gpus": counts,
+        **simulated,
     }
 
 
@@ -338,6 +339,11 @@ def text(counts: Mapping[str, Any], setting: Setting) -> str:
             f"the peak is an observation's, not a training step's, at {', '.join(large)}: fewer "
             "training.observe_samples lower it"
         )
+    if setting.simulate:
+        from sweeps.simulated import table
+
+        steps = [(name, size["simulated"]) for name, size in zip(names, sizes)]
+        lines += ["", "simulated, the largest run of each size:", table(steps)]
     if setting.sharded and any(size["largest_run"]["observed"] for size in sizes):
         lines.append("a sharded run cannot be observed: planned without training.observe_every")
     return "\n".join(lines)
@@ -380,11 +386,11 @@ def _fit(size: Mapping[str, Any], gpu: str) -> str:
     """Whether a run fits, and else on how many GPUs it does when sharded."""
     if size["fits"][gpu]:
         return "fits"
-    needed = size["gpus_when_sharded"][gpu]
+    needed = size["gpus"][gpu]
     if not needed:
         return "DOES NOT FIT on any number"
     unobserved = ", unobserved" if size["largest_run"]["observed"] else ""
-    return f"DOES NOT FIT ({needed} sharded do{unobserved})"
+    return f"DOES NOT FIT ({needed:g} sharded do{unobserved})"
 
 
 def assumptions(setting: Setting) -> list[str]:
@@ -405,9 +411,10 @@ def assumptions(setting: Setting) -> list[str]:
         f"{CPU_FLOPS / 1e9:g} GFLOP/s and {1000 * CPU_STEP:g} ms per step, measured on one core of "
         "a cloud server; yours may take half or twice as long.",
         "Memory: GB are 1e9 bytes; closed forms of what eager training and its observations hold "
-        "(torch.compile holds less), not measured on these GPUs. A run fits if its peak is below "
-        "the GPU's nominal memory. A sharded run recomputes its blocks' activations, a third more "
-        "work, which FLOPs and times leave out: give a lower utilisation for it.",
+        "(torch.compile holds less), not measured on these GPUs. A run fits if its peak, a tenth "
+        "more and 1 GB are below the GPU's nominal memory, as engines count. A sharded run "
+        "recomputes its blocks' activations, a third more work, which FLOPs and times leave out: "
+        "give a lower utilisation for it.",
         f"GPUs: {peaks}.",
         *([energy] if setting.gpus else []),
     ]
@@ -419,16 +426,27 @@ def add_arguments(add: Any) -> None:
     add("--gpus", type=int, metavar="N", help="GPUs there are: adds time and energy")
     add("--gpus-per-run", type=int, default=1, metavar="N", help="GPUs of one run (default 1)")
     add("--sharded", action="store_true", help="weights and state divided over them (FSDP2)")
+    add("--simulate", action="store_true", help="one step of each size on fake tensors: GPUs that "
+        "it needs, its memory and FLOPs beside the closed forms, its launch command")  # fmt: skip
+    add("--csv", type=Path, metavar="FILE", help="with --simulate: its table as a file")
     add("--json", action="store_true", help="all of it as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Prints what sweeps cost, and a note where data are not here; UserError for a mistake."""
-    setting = Setting(args.gpus_per_run, args.sharded, args.utilisation, args.gpus)
+    setting = Setting(args.gpus_per_run, args.sharded, args.utilisation, args.gpus,
+                      args.simulate)  # fmt: skip
     setting.check()
+    if args.csv and not args.simulate:
+        raise UserError("--csv holds the simulated table: give --simulate, too")
     works = [read(file, args.results, args.storage, args.said) for file in args.files]
     counts = [report(work, setting) for work in works]
     total = together(works, setting) if len(works) > 1 else None
+    if args.csv:
+        from sweeps.simulated import CSV_COLUMNS, csv_rows
+        from sweeps.tables import write_csv
+
+        write_csv(args.csv, CSV_COLUMNS, csv_rows(counts))
     if args.json:
         content = {"files": counts, "together": total, "assumptions": assumptions(setting)}
         print(json.dumps(content, indent=1))

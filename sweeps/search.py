@@ -228,8 +228,12 @@ class SearchWork:
             if old.get("where") == study.where and old.get("rate") not in (None, study.rate)
         ]
 
-    def dry_run(self) -> str:
-        """What is to do, one line per study; later rounds are not known, and not counted."""
+    def dry_run(self, place: Callable[[Any, Mapping[str, Any]], str] = lambda *_: "") -> str:
+        """What is to do, one line per study; later rounds are not known, and not counted.
+
+        `place` says the GPUs of a config and its needs.
+        """
+        said = self.search.config.needs.model_dump(exclude_unset=True)
         lines = list(self.search.sources.assumed)
         for study in self.search.studies:
             last = self.rounds[study.name][-1]
@@ -237,7 +241,8 @@ class SearchWork:
             rate = "" if study.rate is None else f"={study.rate:.4g}"
             lines.append(
                 f"{study.name}: {RATE}{rate} ({study.rate_from}), {at}, "
-                f"{last.missing} of {last.wanted} trials to do"
+                f"{last.missing} of {last.wanted} trials to do  "
+                f"{place(self.search.run(study, self.search.middle)[0], said)}".rstrip()
             )
         lines.append(
             f"{len(self.search.studies)} studies, {self.total - self.done} trials to do in the "

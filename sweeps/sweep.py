@@ -149,10 +149,11 @@ class SweepWork:
         """What a user should know before anything runs."""
         return []
 
-    def dry_run(self) -> str:
-        """What is to do, one line per run."""
+    def dry_run(self, place: Callable[[Any, Mapping[str, Any]], str] = lambda *_: "") -> str:
+        """What is to do, one line per run; `place` says the GPUs of a config and its needs."""
         lines = [
-            f"{cell_name((point.curve, point.values))} seed={point.seed}  {point.run}"
+            f"{cell_name((point.curve, point.values))} seed={point.seed}  {point.run}  "
+            f"{place(point.config, self.needs(point))}".rstrip()
             for point in self.left
         ]
         total = f"{len(lines)} of {self.total} runs to do, about {self.todo[0]:.3g} FLOPs"

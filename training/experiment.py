@@ -27,6 +27,8 @@ from training.errors import UserError, nearest, one_line_errors
 from training.settings import RunConfig
 
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from param_groups import Plan
     from training.task import Progress, Task
 
@@ -40,7 +42,10 @@ class Experiment:
 
     - `config`: the class of its configs.
     - `build_task(config)`: model, plan, data and loss, for the loop and the coordinate check.
-    - `build_plan(config)`: every tensor's numbers, from a model on the meta device and no data.
+    - `build_plan(config, model=None)`: every tensor's numbers, by default of a model on the meta
+      device and no data.
+    - `build_blank(config, rows)`: a model, its summed loss as in `Task`, and a batch of so many
+      samples without content, on torch's default device, for a simulated step; no data are read.
     - `parameters(config)`: {"embedding", "non_embedding", "total"}, numbers of parameters.
     - `flops(config)`: floating-point operations of the whole training.
     - `tokens_per_step(config)`: positions that one optimiser step sees, over all processes.
@@ -57,7 +62,8 @@ class Experiment:
     description: str
     config: type[RunConfig]
     build_task: Callable[[Any], Task]
-    build_plan: Callable[[Any], Plan]
+    build_plan: Callable[..., Plan]
+    build_blank: Callable[[Any, int], tuple[nn.Module, Callable[..., Tensor], Any]]
     parameters: Callable[[Any], dict[str, int]]
     flops: Callable[[Any], float]
     tokens_per_step: Callable[[Any], int]

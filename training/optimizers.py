@@ -139,7 +139,7 @@ def _check_group(group: Group, label: str) -> None:
 
 # Devices with a fused kernel. On others than the CPU it wants step counts there, which torch keeps
 # for its own optimisers alone; param scaling drives it only where an RMS needs no exchange.
-_FUSED_ON = {
+FUSED_ON = {
     "sgd": ("cpu", "cuda"),
     "adam": ("cpu", "cuda"),
     "adam_param_scaling": ("cpu",),
@@ -151,7 +151,7 @@ def _choose_fused(name: str, groups: list[Group], fused: bool | None) -> bool:
     """Whether to run the fused kernel."""
     params = [param for group in groups for param in group["params"]]
     found = sorted({param.device.type for param in params})
-    supported = all(device in _FUSED_ON.get(name, ()) for device in found)
+    supported = all(device in FUSED_ON.get(name, ()) for device in found)
     if name == "adam_param_scaling" and any(map(sharding.is_sharded, params)):
         supported = False
     if fused and not supported:

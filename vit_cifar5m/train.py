@@ -47,6 +47,21 @@ def build_plan(config: Config, model=None):
     return plan(model, ROLES, prescription(config), **config.optimizer.numbers)
 
 
+def build_blank(config: Config, rows: int):
+    """A model without values, its loss, and a batch of full samples without content: no data."""
+    import torch
+
+    images, labels = torch.empty(rows, 3, 32, 32), torch.empty(rows, dtype=torch.int64)
+    return build_model(config), loss, (images, labels)
+
+
+def loss(model, batch):
+    """The summed loss in nats."""
+    from vit_cifar5m.model import cross_entropy
+
+    return cross_entropy(model(batch[0]), batch[1])
+
+
 def build_data(config: Config):
     """Images for training and validation; UserError if their classes are not the model's."""
     from training import processes
@@ -79,7 +94,7 @@ def build_task(config: Config):
     from training import sharding
     from training.task import Task
     from vit_cifar5m import data
-    from vit_cifar5m.model import cross_entropy, measure
+    from vit_cifar5m.model import measure
 
     images = build_data(config)
     with sharding.building():
@@ -90,7 +105,7 @@ def build_task(config: Config):
         plan=build_plan(config, model),
         train_data=images.train,
         eval_data=images.validation,
-        loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
+        loss=loss,
         count=lambda batch: torch.tensor(len(batch[0])),
         collate=data.collate,
         forward=lambda model, batch: model(batch[0]),
@@ -132,6 +147,7 @@ EXPERIMENT = Experiment(
     config=Config,
     build_task=build_task,
     build_plan=build_plan,
+    build_blank=build_blank,
     parameters=parameters,
     flops=flops,
     tokens_per_step=tokens_per_step,

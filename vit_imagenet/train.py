@@ -45,6 +45,22 @@ def build_plan(config: Config, model=None):
     return plan(model, roles, prescription(config), **config.optimizer.numbers)
 
 
+def build_blank(config: Config, rows: int):
+    """A model without values, its loss, and a batch of full samples without content: no data."""
+    import torch
+
+    shape = config.model
+    images = torch.empty(rows, 3, shape.image_size, shape.image_size)
+    return build_model(config), loss, (images, torch.empty(rows, shape.classes))
+
+
+def loss(model, batch):
+    """The summed loss in nats."""
+    from vit_imagenet.losses import soft_cross_entropy
+
+    return soft_cross_entropy(model(batch[0]), batch[1])
+
+
 def build_task(config: Config):
     """Model, plan, data and loss of a config, for the loop and for the coordinate check."""
     import torch
@@ -69,7 +85,7 @@ def build_task(config: Config):
         plan=build_plan(config, model),
         train_data=images.train,
         eval_data=images.validation,
-        loss=lambda model, batch: losses.soft_cross_entropy(model(batch[0]), batch[1]),
+        loss=loss,
         count=lambda batch: torch.tensor(len(batch[0])),
         collate=transforms.Collate(config.data.augmentation, config.model.classes, config.seed),
         forward=lambda model, batch: model(batch[0]),
@@ -117,6 +133,7 @@ EXPERIMENT = Experiment(
     config=Config,
     build_task=build_task,
     build_plan=build_plan,
+    build_blank=build_blank,
     parameters=parameters,
     flops=flops,
     tokens_per_step=tokens_per_step,

@@ -1,0 +1,136 @@
+"""Simulated steps: against the closed forms and a real step, and what `cost --simulate` says."""
+
+import csv
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from torch import distributed
+
+from sweeps import simulated
+from sweeps.__main__ import main
+from sweeps.needs import GPUS, gpus_of, needs_of, peak_of, refuse_more_than_any_holds
+from sweeps.sweep_file import load_sweep
+from training.config import load
+from training.errors import UserError
+from training.experiment import load_experiment
+from training.simulate import simulate
+
+ROOT = Path(__file__).resolve().parents[2]
+# Few blocks, and matrices of the papers' sizes: fake tensors take no time for these.
+FAMILIES = {
+    "nanolm_c4": ("paper", "model.layers=2", "model.width=4096", "training.micro_batch_size=16"),
+    "vit_imagenet": ("paper", "model.layers=2", "training.micro_batch_size=128"),
+    "vit_cifar5m": ("paper", "model.layers=2"),
+    "bart_span_denoise": ("bart_large", "model.layers=2", "training.micro_batch_size=8"),
+}
+
+
+@pytest.mark.parametrize("shards", [1, 8])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_closed_forms_are_those_of_a_simulated_step(name, shards):
+    base, *changes = FAMILIES[name]
+    experiment = load_experiment(name)
+    config = load(experiment.config, ROOT / f"{name}/configs/{base}.yaml", changes)
+    step = simulate(experiment, config, shards)
+    assert not distributed.is_initialized()
+    assert step.parameters == experiment.parameters(config)["total"]
+    closed = experiment.memory(config, shards=shards)["total"]
+    assert closed == pytest.approx(step.memory, rel=simulated.TOLERANCE)
+    flops = experiment.flops(config) / config.training.steps
+    if shards == 1:
+        assert flops == pytest.approx(step.flops, rel=0.02)  # a stem's gradient by the images
+    else:
+        assert 1.2 < step.flops / flops < 1.4  # blocks are computed again
+
+
+SWEEP = """
+experiment: nanolm_c4
+config: {base}
+set: {{model.layers: 2, training.micro_batch_size: 4, optimizer.lr: 0.0005}}
+grid: {{model.width: [128, 16384]}}
+curves: {{a: {{}}}}
+"""
+
+
+@pytest.fixture
+def sweep(tmp_path):
+    path = tmp_path / "s.yaml"
+    path.write_text(SWEEP.format(base=ROOT / "nanolm_c4/configs/paper.yaml"))
+    return path
+
+
+def test_the_command_says_where_each_size_fits_and_how_it_is_launched(sweep, tmp_path, capsys):
+    table = tmp_path / "t.csv"
+    main(["cost", str(sweep), "--simulate", "--csv", str(table), "--results", str(tmp_path)])
+    out = capsys.readouterr().out
+    with open(table, newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["model"] for row in rows} == {"width=128", "width=16384"}
+    assert not any(row["disagree"] for row in rows)
+    points = {point.config.model.width: point.config for point in load_sweep(sweep).points}
+    experiment = load_experiment("nanolm_c4")
+    for row in rows:
+        config = points[int(row["model"].partition("=")[2])]
+        assert row["launch"] in out
+        for gpu in (gpu for gpu in GPUS if gpu.name in row["on"].split()):
+            peak = peak_of(experiment, config)
+            assert float(row["gpus"]) == gpus_of(peak, 256, gpu.memory)
+        words = shlex.split(row["launch"])
+        at = words.index("-m")
+        assert words[at + 1] == "nanolm_c4.train"
+        assert load(experiment.config, Path(words[at + 2]), words[at + 3 :]) == config
+        several = float(row["gpus"]) > 1
+        assert several == (words[0] == "accelerate") == (row["sharding"] == "FSDP2")
+        assert not several or f"--num_processes {row['gpus']}" in row["launch"]
+
+
+def test_a_closed_form_that_is_wrong_is_named(sweep, tmp_path, capsys, monkeypatch):
+    experiment = load_experiment("nanolm_c4")
+    flops = experiment.flops
+    object.__setattr__(experiment, "flops", lambda config: 2 * flops(config))
+    words = ["cost", str(sweep), "--simulate", "--json", "--where", "model.width==128"]
+    try:
+        main([*words, "--results", str(tmp_path)])
+    finally:
+        object.__setattr__(experiment, "flops", flops)
+    (size,) = json.loads(capsys.readouterr().out)["files"][0]["sizes"]
+    (entry,) = size["simulated"]
+    assert entry["disagree"] == ["step_flops"]
+    text = simulated.table([("width 128", size["simulated"])])
+    assert "the closed forms are wrong for width 128" in text and "step_flops" in text
+
+
+def test_a_table_without_a_simulation_is_refused(sweep, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["cost", str(sweep), "--csv", "t.csv"])
+    assert ended.value.code == 2 and "give --simulate, too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("gpu", "wide"), [("H100", "4 GPUs"), ("B200", "1 GPU")])
+def test_a_dry_run_says_what_each_run_takes(sweep, tmp_path, capsys, gpu, wide):
+    with pytest.raises(SystemExit):  # its tokeniser is not here
+        main(["run", str(sweep), "--dry-run", "--gpu", gpu, "--results", str(tmp_path)])
+    narrow_line, wide_line, _ = capsys.readouterr().out.splitlines()
+    assert narrow_line.endswith("  1/8 GPU") and wide_line.endswith(f"  {wide}")
+    sweep.write_text(sweep.read_text() + "needs: {gpus: 16, processes: 16, nodes: 2}\n")
+    with pytest.raises(SystemExit):
+        main(["run", str(sweep), "--dry-run", "--results", str(tmp_path)])
+    assert capsys.readouterr().out.count("  16 GPUs on 2 nodes\n") == 2
+
+
+def test_what_no_gpu_holds_or_cannot_be_sharded_is_not_started(sweep):
+    experiment, (_, wide) = load_experiment("nanolm_c4"), load_sweep(sweep).points
+    with pytest.raises(UserError, match="more than one B200 holds: name the GPUs .* by --gpu"):
+        refuse_more_than_any_holds(experiment, with_training(wide.config, micro_batch_size=None))
+    refuse_more_than_any_holds(experiment, wide.config)
+    for key in ("probe_every", "observe_every"):
+        looking = with_training(wide.config, **{key: 100})
+        with pytest.raises(UserError, match=f"training.{key} is not possible"):
+            needs_of(experiment, looking, {}, 80e9)
+        assert needs_of(experiment, looking, {"gpus": 8}, 80e9).gpus == 8
+
+
+def with_training(config, **changes):
+    return config.model_copy(update={"training": config.training.model_copy(update=changes)})

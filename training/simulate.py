@@ -1,0 +1,208 @@
+"""One training step of a model that is never allocated: its parameters, FLOPs and memory per GPU.
+
+The repository's own model, plan, sharding and optimiser run on torch's fake tensors, which have
+shapes and no values, in a fake process group of the planned size. Counted is what an eager step
+takes on a GPU: torch.compile keeps less, and what kernels hold for themselves is not seen. The
+tensors are said to be on the CPU, as autograd asks for a real GPU where they are said to be on one;
+functions that do otherwise on a CPU are told not to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import torch
+from accelerate.utils import FullyShardedDataParallelPlugin, convert_outputs_to_fp32
+from torch import Tensor, distributed, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.nn import functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from training import linear_cross_entropy, optimizers, sharding
+from training.experiment import Experiment
+
+_CPU = torch.device("cpu")
+_BLOCK = 512  # bytes; torch's allocator of GPU memory rounds up to a multiple
+_aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """What one optimiser step takes."""
+
+    parameters: int
+    """Of the whole model; tied ones count once."""
+    flops: float
+    """Of all GPUs together, forward passes that are computed again included."""
+    memory: int
+    """Bytes on the first GPU, which has the largest part, at their peak."""
+
+
+def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
+    """A step of a run on one GPU, or sharded over several as scripts/accelerate does it.
+
+    Raises RuntimeError inside a process group.
+    """
+    if distributed.is_initialized():
+        raise RuntimeError("a simulated step makes a process group: there is one already")
+    batch_size = config.training.batch_size
+    share = math.ceil(batch_size / shards)
+    rows = min(config.training.micro_batch_size or share, share)
+    with contextlib.ExitStack() as stack:
+        if shards > 1:
+            stack.enter_context(_fake_processes(shards))
+        with torch.device("meta"):
+            model, loss, example = experiment.build_blank(config, rows)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        plan = experiment.build_plan(config, model)
+        plan.apply_multipliers(model)
+        if shards > 1:
+            settings = FullyShardedDataParallelPlugin(
+                fsdp_version=2, reshard_after_forward=True, activation_checkpointing=True
+            )
+            sharding.shard(model, _CPU, settings)
+        stack.enter_context(_as_on_a_gpu())
+        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        memory = stack.enter_context(_Memory())
+        sharding.allocate(model, _CPU)
+        if config.training.precision == "bf16":
+            _round_to_bf16(model, cached=shards == 1)
+        optimizer = optimizers.build(
+            config.optimizer.name, plan.groups(model),
+            fused="cuda" in optimizers.FUSED_ON.get(config.optimizer.name, ()),
+        )  # fmt: skip
+
+        def step(micro_batches: int) -> None:
+            for _ in range(micro_batches):
+                batch = tree_map_only(Tensor, lambda t: torch.empty_like(t, device=_CPU), example)
+                (loss(model, batch) / batch_size).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+        flops = FlopCounterMode(display=False, custom_mapping=_ATTENTION)
+        with flops:
+            step(1)  # which also makes the optimiser's state
+        step(min(2, math.ceil(share / rows)))  # what is summed in one is there in all that follow
+    return Simulated(parameters, flops.get_total_flops() * batch_size / rows, memory.most)
+
+
+class _Memory(TorchDispatchMode):
+    """Bytes of all storages that are alive, and the most there have been."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._sizes: WeakIdKeyDictionary = WeakIdKeyDictionary()  # storage -> [bytes]
+
+    def __enter__(self) -> _Memory:
+        gc.collect()
+        resize, own = torch.UntypedStorage.resize_, self
+
+        def resized(storage: torch.UntypedStorage, size: int) -> None:
+            resize(storage, size)  # which no operator shows: FSDP frees whole weights by it
+            own._see(storage)
+
+        self._resizing = mock.patch.object(torch.UntypedStorage, "resize_", resized)
+        self._resizing.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._resizing.stop()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # its parts come by afterwards
+        if func is _aten._local_scalar_dense.default:
+            return 1  # fake tensors have no values, and memory does not depend on them
+        result = func(*args, **(kwargs or {}))
+        tree_map_only(Tensor, lambda tensor: self._see(tensor.untyped_storage()), result)
+        return result
+
+    def _see(self, storage: torch.UntypedStorage) -> None:
+        if storage not in self._sizes:
+            self._sizes[storage] = [0]
+            weakref.finalize(storage, self._change, self._sizes[storage], 0).atexit = False
+        self._change(self._sizes[storage], -(-storage.nbytes() // _BLOCK) * _BLOCK)
+
+    def _change(self, size: list[int], to: int) -> None:
+        self.now += to - size[0]
+        size[0] = to
+        self.most = max(self.most, self.now)
+
+
+@contextlib.contextmanager
+def _fake_processes(count: int) -> Iterator[None]:
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        yield
+    finally:
+        distributed.destroy_process_group()
+
+
+def _round_to_bf16(model: nn.Module, cached: bool) -> None:
+    """The forward pass under autocast and its result in float32, as accelerate has them."""
+    forward = model.forward
+
+    def rounded(*args: Any, **kwargs: Any) -> Any:
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):
+            return forward(*args, **kwargs)
+
+    model.forward = convert_outputs_to_fp32(rounded)
+
+
+@contextlib.contextmanager
+def _as_on_a_gpu() -> Iterator[None]:
+    """Has functions take the memory of a GPU, though their tensors say they are on a CPU."""
+    attention = functional.scaled_dot_product_attention
+
+    def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """A CPU keeps its mask as numbers and not as bytes."""
+        return torch.native_dropout(x, p, training)[0] if p and training else x
+
+    def attention_without_dropout(*args: Any, dropout_p: float = 0.0, **kwargs: Any) -> Tensor:
+        """A CPU keeps all weights for it, a GPU draws it again from its seed."""
+        return attention(*args, **kwargs)
+
+    patch = mock.patch.object
+    with (
+        patch(functional, "dropout", dropout),
+        patch(functional, "scaled_dot_product_attention", attention_without_dropout),
+        patch(linear_cross_entropy, "_CHUNK", {}),
+        patch(linear_cross_entropy, "_PIECE", 1 << 62),
+    ):
+        yield
+
+
+def _attention_forward(
+    q: Any, k: Any, v: Any, dropout: float = 0.0, causal: bool = False, **_: Any
+) -> int:
+    """FLOPs of two products, of the half of all pairs that a causal mask leaves."""
+    batch, heads, queries, width = q
+    return 4 * batch * heads * queries * k[2] * width // (2 if causal else 1)
+
+
+def _attention_backward(
+    grad: Any, q: Any, k: Any, v: Any, out: Any, logs: Any, dropout: float = 0.0,
+    causal: bool = False, **_: Any,
+) -> int:  # fmt: skip
+    """Twice the forward pass's; what a kernel computes again is not counted."""
+    return 2 * _attention_forward(q, k, v, dropout, causal)
+
+
+_ATTENTION = {  # torch's counter does not know the kernels of a CPU
+    _aten._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+}
