@@ -91,7 +91,8 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     low = config.training.precision != "fp32"
     return on_each_gpu(
         config, shards, replicas, parameters=counts["total"], optimizer=optimizer_state(config),
-        outside=counts["embedding"], block=_blocks(shape)[1], layers=2 * shape.layers,
+        outside=counts["embedding"], block=_blocks(shape)[1],
+        output=words * shape.width, layers=2 * shape.layers,
         weight_copies=_weight_copies(config, shards),
         activations=lambda rows: activations(config, rows, shards > 1),
         loss=lambda rows: linear_cross_entropy(rows * tokens(config), shape.width, words, low),

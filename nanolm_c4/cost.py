@@ -91,7 +91,8 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     low = config.training.precision != "fp32"
     return on_each_gpu(
         config, shards, replicas, parameters=weights, optimizer=optimizer_state(config),
-        outside=weights - shape.layers * (block + scales), block=block, layers=shape.layers,
+        outside=weights - shape.layers * (block + scales), block=block,
+        output=vocabulary(config) * shape.width, layers=shape.layers,
         weight_copies=_weight_copies(config, shards),
         activations=lambda rows: activations(config, rows, shards > 1),
         loss=lambda rows: _loss(config, rows * shape.context, low),

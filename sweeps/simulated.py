@@ -93,9 +93,12 @@ def _launch(asked: Asked, config: Any, shards: int) -> str:
     """The command that trains this one config, as an engine starts it."""
     base = asked.path.parent / asked.config.config
     before = dict(runs.flat(validate(type(config), asked.base, str(base)).model_dump(mode="json")))
-    settings = dict(runs.flat(config.model_dump(mode="json")))
+    # A dump leaves out some keys at their default.
+    settings = {key: _value(config, key) for key in before}
+    settings |= dict(runs.flat(config.model_dump(mode="json")))
     if shards > 1 and (key := looks_at_whole_tensors(config)):
         settings[f"training.{key}"] = 0
+        settings.pop("training.observe_samples", None)  # means nothing then
     changes = [
         f"{key}={json.dumps(value)}" for key, value in settings.items()
         if key not in before or before[key] != value
@@ -106,6 +109,12 @@ def _launch(asked: Asked, config: Any, shards: int) -> str:
     file = base.resolve()
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return shlex.join([*start, f"{asked.experiment.name}.train", str(shown), *changes])
+
+
+def _value(config: Any, key: str) -> Any:
+    for word in key.split("."):
+        config = getattr(config, word, None)
+    return config
 
 
 def table(named: Iterable[tuple[str, Sequence[Mapping[str, Any]]]]) -> str:

@@ -38,6 +38,7 @@ def on_each_gpu(
     optimizer: int,
     outside: int,
     block: int,
+    output: int,
     layers: int,
     weight_copies: int,
     activations: Callable[[int], int],
@@ -52,15 +53,15 @@ def on_each_gpu(
     scripts/accelerate do; `replicas` repeat them (DDP). Kinds: weights, gradients, optimizer,
     weight_copies (for autocast and multipliers), activations (kept for the backward pass by eager
     autograd; torch.compile keeps fewer), loss (logits and what is made of them), communication
-    (see below), update (scratch of the optimiser's step), observation (of the representations,
-    where there are any; not of a sharded run) and total.
+    (DDP's buckets, or what FSDP2 holds whole), update (scratch of the optimiser's step),
+    observation (of the representations, where there are any; not of a sharded run) and total.
 
     The total is not the sum: gradients and activations of a block do not exist together, unless
     gradients are accumulated over micro-batches, and an observation has neither.
 
-    `parameters`, `outside` (of no block) and `block` count weights, `optimizer`, `weight_copies`,
-    `update` and `observation` bytes; `activations` and `loss` are functions of a micro-batch's
-    rows, and `update` may be one of whether gradients are summed, over micro-batches or shards.
+    `parameters`, `outside` (of no block), `block` and `output` (of the last matrix) count weights,
+    `optimizer`, `weight_copies`, `update` and `observation` bytes; `activations` and `loss` are
+    functions of a micro-batch's rows, and `update` may be one of whether gradients are summed, over micro-batches or shards.
     """
     share = ceil(config.training.batch_size, shards * replicas)
     rows = min(config.training.micro_batch_size or share, share)
@@ -72,12 +73,36 @@ def on_each_gpu(
         "weight_copies": weight_copies,
         "activations": activations(rows),
         "loss": loss(rows),
-        "communication": communication(parameters, outside, block, shards, replicas),
+        "communication": FP32 * parameters if shards == 1 < replicas else 0,  # DDP's buckets
         "update": update(summed) if callable(update) else update,
     }
     if observation is not None:  # an experiment that observes
         parts["observation"] = observation if shards == 1 else 0
-    return {**parts, "total": peak(parts, rows < share, layers)}
+    if shards == 1:
+        return {**parts, "total": peak(parts, rows < share, layers)}
+    return sharded_peak(parts, rows < share, outside, block, output)
+
+
+def sharded_peak(
+    parts: Mapping[str, int], accumulates: bool, outside: int, block: int, output: int
+) -> dict[str, int]:
+    """The parts, with as `communication` what FSDP2 holds whole at the largest of three moments.
+
+    The weights of no block are whole from the forward pass on. At the loss the last block's
+    gathered weights are still held. In its backward pass a block has its weights, the next one's,
+    its gradients and those of the one before, and the output's gradient waits for the end. There
+    the weights are gone, and the gradients of no block exist twice. The counts are of weights.
+    """
+    always = parts["weights"] + parts["optimizer"]
+    summed = parts["gradients"] if accumulates else 0
+    backward = parts["gradients"] + parts["weight_copies"] + parts["activations"]
+    moments = [
+        (FP32 * (outside + block), summed + parts["activations"] + parts["loss"]),
+        (FP32 * (outside + output + 4 * block), backward),
+        (FP32 * 2 * outside, parts["gradients"] + parts["update"]),
+    ]
+    whole, beside = max(moments, key=sum)
+    return {**parts, "communication": whole, "total": always + whole + beside}
 
 
 def is_observation(parts: Mapping[str, int]) -> bool:
@@ -144,17 +169,6 @@ def _attention(of: Observed) -> int:
     formed = square + max(3 * of.stream, entries if of.causal else 0)
     movement = entries + formed + (4 if of.layers > 1 else 2) * of.stream
     return max(movement, (3 if of.heads >= 4 else 2) * entries + entries // of.heads)
-
-
-def communication(total: int, outside: int, block: int, shards: int, replicas: int) -> int:
-    """Bytes of DDP's buckets, or of what FSDP2 holds whole.
-
-    The latter: the `outside` weights, of no block, two blocks' weights (one fetched ahead) and two
-    blocks' gradients (one being summed). `total` and `block` count weights, too.
-    """
-    if shards == 1:
-        return FP32 * total if replicas > 1 else 0
-    return FP32 * (outside + 4 * block)
 
 
 def linear_cross_entropy(tokens: int, width: int, words: int, low: bool) -> int:

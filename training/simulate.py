@@ -108,6 +108,7 @@ class _Memory(TorchDispatchMode):
 
     def __enter__(self) -> _Memory:
         gc.collect()
+        gc.freeze()  # what is there already is not looked through at every peak
         resize, own = torch.UntypedStorage.resize_, self
 
         def resized(storage: torch.UntypedStorage, size: int) -> None:
@@ -121,6 +122,7 @@ class _Memory(TorchDispatchMode):
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)
         self._resizing.stop()
+        gc.unfreeze()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, DTensor) for kind in types):
@@ -140,7 +142,9 @@ class _Memory(TorchDispatchMode):
     def _change(self, size: list[int], to: int) -> None:
         self.now += to - size[0]
         size[0] = to
-        self.most = max(self.most, self.now)
+        if self.now > self.most:  # perhaps only for cycles, which Python clears when it likes
+            gc.collect()
+            self.most = max(self.most, self.now)
 
 
 @contextlib.contextmanager

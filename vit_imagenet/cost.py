@@ -65,7 +65,8 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     shape, weights = config.model, parameters(config)["total"]
     return on_each_gpu(
         config, shards, replicas, parameters=weights, optimizer=optimizer_state(config),
-        outside=weights - shape.layers * _block(shape), block=_block(shape), layers=shape.layers,
+        outside=weights - shape.layers * _block(shape), block=_block(shape),
+        output=shape.classes * shape.width, layers=shape.layers,
         weight_copies=_weight_copies(config, shards),
         activations=lambda rows: activations(config, rows, shards > 1),
         # Targets, log-probabilities, their product and its gradients.
