@@ -61,7 +61,8 @@ def on_each_gpu(
 
     `parameters`, `outside` (of no block), `block` and `output` (of the last matrix) count weights,
     `optimizer`, `weight_copies`, `update` and `observation` bytes; `activations` and `loss` are
-    functions of a micro-batch's rows, and `update` may be one of whether gradients are summed, over micro-batches or shards.
+    functions of a micro-batch's rows, and `update` may be one of whether gradients are summed,
+    over micro-batches or shards.
     """
     share = ceil(config.training.batch_size, shards * replicas)
     rows = min(config.training.micro_batch_size or share, share)
