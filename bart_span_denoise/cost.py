@@ -95,6 +95,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
         output=words * shape.width, layers=2 * shape.layers,
         weight_copies=_weight_copies(config, shards),
         activations=lambda rows: activations(config, rows, shards > 1),
+        inside=lambda rows: rows * tokens(config) * _kept_by_blocks(config)[1],
         loss=lambda rows: linear_cross_entropy(rows * tokens(config), shape.width, words, low),
         update=lambda summed: FP32 * words * shape.width * (2 if summed else 1),
     )

@@ -95,6 +95,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
         output=vocabulary(config) * shape.width, layers=shape.layers,
         weight_copies=_weight_copies(config, shards),
         activations=lambda rows: activations(config, rows, shards > 1),
+        inside=lambda rows: rows * shape.context * _kept_by_block(config),
         loss=lambda rows: _loss(config, rows * shape.context, low),
         update=ceil(FP32 * weights, shards) if config.optimizer.name in _UNFUSED else 0,
         observation=_observation(config),
@@ -124,15 +125,20 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
     readout's bias widens by its columns), the ids.
     Where blocks are recomputed, each keeps its input, and one of them all of it.
     """
-    shape, width = config.model, config.model.width
-    numbers = FP32 * (8 + 2 * shape.mlp_ratio) * width
-    if config.training.precision != "fp32":
-        numbers = 2 * FP32 * width + BF16 * (8 + 2 * shape.mlp_ratio) * width
-    block = numbers + FP32 * (4 + shape.heads)
+    shape, width, block = config.model, config.model.width, _kept_by_block(config)
     blocks = shape.layers * FP32 * width + block if recomputed else shape.layers * block
     columns = _BIAS_COLUMNS if _is_bordelon(config) else 0
     ends = FP32 * (2 * width + columns + 2) + 8  # ids are int64
     return rows * shape.context * (blocks + ends) + 8 * shape.context
+
+
+def _kept_by_block(config: Config) -> int:
+    """Bytes per token that a block keeps."""
+    shape, width = config.model, config.model.width
+    numbers = FP32 * (8 + 2 * shape.mlp_ratio) * width
+    if config.training.precision != "fp32":
+        numbers = 2 * FP32 * width + BF16 * (8 + 2 * shape.mlp_ratio) * width
+    return numbers + FP32 * (4 + shape.heads)
 
 
 def _loss(config: Config, positions: int, low: bool) -> int:

@@ -42,6 +42,7 @@ def on_each_gpu(
     layers: int,
     weight_copies: int,
     activations: Callable[[int], int],
+    inside: Callable[[int], int],
     loss: Callable[[int], int],
     update: int | Callable[[bool], int] = 0,
     observation: int | None = None,
@@ -60,9 +61,9 @@ def on_each_gpu(
     gradients are accumulated over micro-batches, and an observation has neither.
 
     `parameters`, `outside` (of no block), `block` and `output` (of the last matrix) count weights,
-    `optimizer`, `weight_copies`, `update` and `observation` bytes; `activations` and `loss` are
-    functions of a micro-batch's rows, and `update` may be one of whether gradients are summed,
-    over micro-batches or shards.
+    `optimizer`, `weight_copies`, `update` and `observation` bytes; `activations`, those `inside`
+    one block and `loss` are functions of a micro-batch's rows, and `update` may be one of whether
+    gradients are summed, over micro-batches or shards.
     """
     share = ceil(config.training.batch_size, shards * replicas)
     rows = min(config.training.micro_batch_size or share, share)
@@ -81,25 +82,33 @@ def on_each_gpu(
         parts["observation"] = observation if shards == 1 else 0
     if shards == 1:
         return {**parts, "total": peak(parts, rows < share, layers)}
-    return sharded_peak(parts, rows < share, outside, block, output)
+    return sharded_peak(parts, rows < share, inside(rows), outside, block, output, layers)
 
 
 def sharded_peak(
-    parts: Mapping[str, int], accumulates: bool, outside: int, block: int, output: int
+    parts: Mapping[str, int],
+    accumulates: bool,
+    inside: int,
+    outside: int,
+    block: int,
+    output: int,
+    layers: int,
 ) -> dict[str, int]:
     """The parts, with as `communication` what FSDP2 holds whole at the largest of three moments.
 
     The weights of no block are whole from the forward pass on. At the loss the last block's
     gathered weights are still held. In its backward pass a block has its weights, the next one's,
-    its gradients and those of the one before, and the output's gradient waits for the end. There
-    the weights are gone, and the gradients of no block exist twice. The counts are of weights.
+    the gradients of the one before, and the bytes of its own activations, `inside`, which become
+    its gradients; the output's gradient waits for the end. There the weights are gone, and the
+    gradients of no block exist twice. `outside`, `block` and `output` count weights.
     """
     always = parts["weights"] + parts["optimizer"]
     summed = parts["gradients"] if accumulates else 0
-    backward = parts["gradients"] + parts["weight_copies"] + parts["activations"]
+    inputs = parts["activations"] - inside
+    backward = parts["gradients"] + parts["weight_copies"] + inputs + max(inside, FP32 * block)
     moments = [
-        (FP32 * (outside + block), summed + parts["activations"] + parts["loss"]),
-        (FP32 * (outside + output + 4 * block), backward),
+        (FP32 * (outside + block), summed + inputs + parts["loss"]),
+        (FP32 * (outside + output + min(3, layers) * block), backward),
         (FP32 * 2 * outside, parts["gradients"] + parts["update"]),
     ]
     whole, beside = max(moments, key=sum)

@@ -4,7 +4,8 @@ The repository's own model, plan, sharding and optimiser run on torch's fake ten
 shapes and no values, in a fake process group of the planned size. Counted is what an eager step
 takes on a GPU: torch.compile keeps less, and what kernels hold for themselves is not seen. The
 tensors are said to be on the CPU, as autograd asks for a real GPU where they are said to be on one;
-functions that do otherwise on a CPU are told not to.
+functions that do otherwise on a CPU are told not to. Gradients that meet, as of tied weights, are
+added into a third tensor where real ones may be added in place.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
         flops = FlopCounterMode(display=False, custom_mapping=_ATTENTION)
         with flops:
             step(1)  # which also makes the optimiser's state
+        memory.most = 0  # the counter's hooks have kept tensors
         step(min(2, math.ceil(share / rows)))  # what is summed in one is there in all that follow
     return Simulated(parameters, flops.get_total_flops() * batch_size / rows, memory.most)
 

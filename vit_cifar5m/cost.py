@@ -69,6 +69,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
         output=shape.classes * shape.width, layers=shape.layers,
         weight_copies=_weight_copies(config, shards),
         activations=lambda rows: activations(config, rows, shards > 1),
+        inside=lambda rows: rows * tokens(shape) * _kept_by_block(config),
         loss=lambda rows: 4 * FP32 * rows * shape.classes,
         update=ceil(FP32 * weights, shards) if config.optimizer.name in _UNFUSED else 0,
         observation=_observation(config),
@@ -93,13 +94,18 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
     Before the blocks: the patches. After: the last norm's input, mean and deviation, and the
     tokens' mean. Where blocks are recomputed, each keeps its input, and one of them all of it.
     """
-    shape, low = config.model, config.training.precision != "fp32"
-    size = BF16 if low else FP32
-    stream = FP32 * shape.width
-    block = 2 * stream + size * (10 if low else 8) * shape.width + FP32 * (4 + shape.heads)
+    shape, size = config.model, FP32 if config.training.precision == "fp32" else BF16
+    stream, block = FP32 * shape.width, _kept_by_block(config)
     blocks = shape.layers * stream + block if recomputed else shape.layers * block
     per_token = size * patch_numbers(shape) + blocks + stream + FP32 * 2
     return rows * (tokens(shape) * per_token + size * shape.width)
+
+
+def _kept_by_block(config: Config) -> int:
+    """Bytes per token that a block keeps."""
+    shape, low = config.model, config.training.precision != "fp32"
+    inner = (BF16 * 10 if low else FP32 * 8) * shape.width
+    return 2 * FP32 * shape.width + inner + FP32 * (4 + shape.heads)
 
 
 def _weight_copies(config: Config, shards: int) -> int:

@@ -69,6 +69,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
         output=shape.classes * shape.width, layers=shape.layers,
         weight_copies=_weight_copies(config, shards),
         activations=lambda rows: activations(config, rows, shards > 1),
+        inside=lambda rows: rows * tokens(shape) * _kept_by_block(config),
         # Targets, log-probabilities, their product and its gradients.
         loss=lambda rows: 4 * FP32 * rows * shape.classes,
     )
@@ -102,13 +103,18 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
     """
     shape, low = config.model, config.training.precision != "fp32"
     size = BF16 if low else FP32
-    stream = FP32 * shape.width
-    block = 2 * stream + size * (6 + 2 * shape.mlp_ratio) * shape.width
-    block += FP32 * (4 + shape.width // shape.head_dim)
+    stream, block = FP32 * shape.width, _kept_by_block(config)
     blocks = shape.layers * stream + block if recomputed else shape.layers * block
     images = patch_numbers(shape) * (FP32 + (BF16 if low else 0))
     per_token = images + blocks + stream + FP32 * 2
     return rows * (tokens(shape) * per_token + size * shape.width)
+
+
+def _kept_by_block(config: Config) -> int:
+    """Bytes per token that a block keeps."""
+    shape, size = config.model, FP32 if config.training.precision == "fp32" else BF16
+    kept = 2 * FP32 * shape.width + size * (6 + 2 * shape.mlp_ratio) * shape.width
+    return kept + FP32 * (4 + shape.width // shape.head_dim)
 
 
 def _weight_copies(config: Config, shards: int) -> int:

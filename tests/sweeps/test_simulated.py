@@ -20,7 +20,7 @@ from training.simulate import simulate
 ROOT = Path(__file__).resolve().parents[2]
 # Few blocks, and matrices of the papers' sizes: fake tensors take no time for these.
 FAMILIES = {
-    "nanolm_c4": ("paper", "model.layers=2", "model.width=4096", "training.micro_batch_size=16"),
+    "nanolm_c4": ("paper", "model.layers=3", "model.width=4096", "training.micro_batch_size=16"),
     "vit_imagenet": ("paper", "model.layers=2", "training.micro_batch_size=128"),
     "vit_cifar5m": ("paper", "model.layers=2"),
     "bart_span_denoise": ("bart_large", "model.layers=2", "training.micro_batch_size=8"),
@@ -108,7 +108,7 @@ def test_a_table_without_a_simulation_is_refused(sweep, capsys):
     assert ended.value.code == 2 and "give --simulate, too" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("gpu", "wide"), [("H100", "4 GPUs"), ("B200", "1 GPU")])
+@pytest.mark.parametrize(("gpu", "wide"), [("H100", "2 GPUs"), ("B200", "1 GPU")])
 def test_a_dry_run_says_what_each_run_takes(sweep, tmp_path, capsys, gpu, wide):
     with pytest.raises(SystemExit):  # its tokeniser is not here
         main(["run", str(sweep), "--dry-run", "--gpu", gpu, "--results", str(tmp_path)])
