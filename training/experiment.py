@@ -45,7 +45,7 @@ class Experiment:
     - `build_plan(config, model=None)`: every tensor's numbers, by default of a model on the meta
       device and no data.
     - `build_blank(config, rows)`: a model, its summed loss as in `Task`, and a batch of so many
-      samples without content, on torch's default device, for a simulated step; no data are read.
+      samples without content, on torch's default device, for `training.simulate`; no data are read.
     - `parameters(config)`: {"embedding", "non_embedding", "total"}, numbers of parameters.
     - `flops(config)`: floating-point operations of the whole training.
     - `tokens_per_step(config)`: positions that one optimiser step sees, over all processes.
@@ -63,12 +63,12 @@ class Experiment:
     config: type[RunConfig]
     build_task: Callable[[Any], Task]
     build_plan: Callable[..., Plan]
-    build_blank: Callable[[Any, int], tuple[nn.Module, Callable[..., Tensor], Any]]
     parameters: Callable[[Any], dict[str, int]]
     flops: Callable[[Any], float]
     tokens_per_step: Callable[[Any], int]
     memory: Callable[..., dict[str, int]]
     result: Callable[[dict[str, Any]], str]
+    build_blank: Callable[[Any, int], tuple[nn.Module, Callable[..., Tensor], Any]] | None = None
     reads: tuple[str, ...] = ("data.path",)
     arithmetic: Callable[[Task, int], list[str]] = lambda task, processes: []
 

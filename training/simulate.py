@@ -32,6 +32,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from training import linear_cross_entropy, optimizers, sharding
+from training.errors import UserError
 from training.experiment import Experiment
 
 _CPU = torch.device("cpu")
@@ -54,8 +55,13 @@ class Simulated:
 def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
     """A step of a run on one GPU, or sharded over several as scripts/accelerate does it.
 
-    Raises RuntimeError inside a process group.
+    Raises RuntimeError inside a process group, UserError for an experiment without build_blank.
     """
+    if experiment.build_blank is None:
+        raise UserError(
+            f"{experiment.name}/train.py: EXPERIMENT has no build_blank, which a simulated step "
+            "needs; add one as in nanolm_c4/train.py"
+        )
     if distributed.is_initialized():
         raise RuntimeError("a simulated step makes a process group: there is one already")
     batch_size = config.training.batch_size

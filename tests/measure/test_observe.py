@@ -87,7 +87,7 @@ def build_task(config):
 EXPERIMENT = Experiment(
     name="observed", description="", config=Config, build_task=build_task,
     flops=lambda config: 1.0, result=str,
-    **dict.fromkeys(["build_plan", "build_blank", "parameters", "tokens_per_step", "memory"]),
+    **dict.fromkeys(["build_plan", "parameters", "tokens_per_step", "memory"]),
 )
 run = EXPERIMENT.run
 '''
