@@ -84,8 +84,9 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
         memory = stack.enter_context(_Memory())
         sharding.allocate(model, _CPU)
-        if config.training.precision == "bf16":
-            _round_to_bf16(model, cached=shards == 1)
+        if config.training.precision != "fp32":
+            half = torch.bfloat16 if config.training.precision == "bf16" else torch.float16
+            _round(model, half, cached=shards == 1)
         optimizer = optimizers.build(
             config.optimizer.name, plan.groups(model),
             fused="cuda" in optimizers.FUSED_ON.get(config.optimizer.name, ()),
@@ -164,12 +165,12 @@ def _fake_processes(count: int) -> Iterator[None]:
         distributed.destroy_process_group()
 
 
-def _round_to_bf16(model: nn.Module, cached: bool) -> None:
-    """The forward pass under autocast and its result in float32, as accelerate has them."""
+def _round(model: nn.Module, half: torch.dtype, cached: bool) -> None:
+    """The forward pass under autocast and its result in float32, as the loop has them."""
     forward = model.forward
 
     def rounded(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):
+        with torch.autocast("cpu", half, cache_enabled=cached):
             return forward(*args, **kwargs)
 
     model.forward = convert_outputs_to_fp32(rounded)
