@@ -21,7 +21,7 @@ from unittest import mock
 
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin, convert_outputs_to_fp32
-from torch import Tensor, distributed, nn
+from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
@@ -86,7 +86,8 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
         sharding.allocate(model, _CPU)
         if config.training.precision != "fp32":
             half = torch.bfloat16 if config.training.precision == "bf16" else torch.float16
-            _round(model, half, cached=shards == 1)
+            autocast = torch.autocast("cpu", half, cache_enabled=shards == 1)
+            model.forward = convert_outputs_to_fp32(autocast(model.forward))  # as the loop
         optimizer = optimizers.build(
             config.optimizer.name, plan.groups(model),
             fused="cuda" in optimizers.FUSED_ON.get(config.optimizer.name, ()),
@@ -163,17 +164,6 @@ def _fake_processes(count: int) -> Iterator[None]:
         yield
     finally:
         distributed.destroy_process_group()
-
-
-def _round(model: nn.Module, half: torch.dtype, cached: bool) -> None:
-    """The forward pass under autocast and its result in float32, as the loop has them."""
-    forward = model.forward
-
-    def rounded(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast("cpu", half, cache_enabled=cached):
-            return forward(*args, **kwargs)
-
-    model.forward = convert_outputs_to_fp32(rounded)
 
 
 @contextlib.contextmanager
