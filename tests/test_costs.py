@@ -413,6 +413,7 @@ def test_the_total_is_the_peak_of_a_step(case, shape, changes):
     [
         (BART, DEEP, {"training__micro_batch_size": 4}),
         (VIT, IMAGES, {"training__precision": "bf16"}),
+        (VIT, (256, 2, 64, 4, 4, 8, 10, 2), {"optimizer__name": "sgd"}),
     ],
 )
 def test_a_simulated_step_takes_what_a_real_one_does(case, shape, changes):

@@ -81,7 +81,8 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
             )
             sharding.shard(model, _CPU, settings)
         stack.enter_context(_as_on_a_gpu())
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
+        stack.enter_context(fake)  # nothing is computed, not even where there is no fake kernel
         memory = stack.enter_context(_Memory())
         sharding.allocate(model, _CPU)
         if config.training.precision != "fp32":
@@ -139,6 +140,8 @@ class _Memory(TorchDispatchMode):
             return NotImplemented  # its parts come by afterwards
         if func is _aten._local_scalar_dense.default:
             return 1  # fake tensors have no values, and memory does not depend on them
+        if func is _aten._fused_sgd_.default:
+            return None  # it has no fake kernel, and takes no memory
         result = func(*args, **(kwargs or {}))
         tree_map_only(Tensor, lambda tensor: self._see(tensor.untyped_storage()), result)
         return result
