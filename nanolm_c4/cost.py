@@ -22,8 +22,9 @@ from training.memory import (
 _STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_param_scaling": 2, "adam_atan2": 2}
 _SCALARS = {"sgd": 0}  # single numbers per tensor: all others keep a step count
 _FACTORED_FROM = 128  # training.adafactor.ADAFACTOR_MIN_DIM
-# Their step on a GPU holds one more number per weight of a group (torch has no fused kernel).
-_UNFUSED = ("adam_param_scaling", "adafactor", "adam_atan2")
+# Numbers per weight that their step holds besides: directions and, of Adam's, roots (no fused
+# kernel makes them on a GPU).
+_SCRATCH = {"adam_param_scaling": 2, "adafactor": 1, "adam_atan2": 2}
 # Hidden weights have a multiplier n^(-1/2) (Everett et al., Table 1): a product that is kept.
 _MULTIPLIED = ("ntk", "mean_field", BORDELON)
 _BIAS_COLUMNS = 8  # nanolm_c4.model: what a readout's bias adds to the loss's matrices
@@ -97,7 +98,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
         activations=lambda rows: activations(config, rows, shards > 1),
         inside=lambda rows: rows * shape.context * _kept_by_block(config),
         loss=lambda rows: _loss(config, rows * shape.context, low),
-        update=ceil(FP32 * weights, shards) if config.optimizer.name in _UNFUSED else 0,
+        update=ceil(FP32 * weights * _SCRATCH.get(config.optimizer.name, 0), shards),
         observation=_observation(config),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -65,10 +66,11 @@ def launches(asked: Asked, config: Any) -> list[dict[str, Any]]:
             "closed_forms": forms,
             "launch": None if gpus is None else _launch(asked, config, shards),
         }
-        entry["disagree"] = [
-            key for key, said in forms.items()
-            if said != entry[key] and (key not in _STEP or abs(said / entry[key] - 1) > TOLERANCE)
-        ]  # fmt: skip
+        off = [key for key in _STEP if abs(forms[key] / entry[key] - 1) > TOLERANCE]
+        off += ["parameters"] if forms["parameters"] != entry["parameters"] else []
+        # Near a GPU's size the forms may ask for more GPUs than it takes, and not for fewer.
+        off += ["gpus"] if (by_closed_form or math.inf) < (gpus or math.inf) else []
+        entry["disagree"] = off
         found.append(entry)
     return found
 
@@ -161,7 +163,7 @@ def csv_rows(counts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 CSV_COLUMNS = (
-    "file", "model", "optimizer", "precision", "parameters", "on", "gpus", "sharding",
-    "micro_batch", "memory_bytes", "memory_bytes_by_closed_form", "step_flops",
-    "step_flops_by_closed_form", "disagree", "launch",
+    "file", "model", "optimizer", "precision", "parameters", "on", "gpus",
+    "gpus_by_closed_form", "sharding", "micro_batch", "memory_bytes",
+    "memory_bytes_by_closed_form", "step_flops", "step_flops_by_closed_form", "disagree", "launch",
 )  # fmt: skip

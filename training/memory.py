@@ -98,14 +98,15 @@ def sharded_peak(
 
     The weights of no block are whole from the forward pass on. At the loss the last block's
     gathered weights are still held. In its backward pass a block has its weights, the next one's,
-    the gradients of the one before, and the bytes of its own activations, `inside`, which become
-    its gradients; the output's gradient waits for the end. There the weights are gone, and the
-    gradients of no block exist twice. `outside`, `block` and `output` count weights.
+    the gradients of the one before, and its own activations, `inside` bytes, and copies of weights,
+    which go as its gradients come; the output's gradient waits for the end. There the weights are
+    gone, and the gradients of no block exist twice. `outside`, `block` and `output` count weights.
     """
     always = parts["weights"] + parts["optimizer"]
     summed = parts["gradients"] if accumulates else 0
     inputs = parts["activations"] - inside
-    backward = parts["gradients"] + parts["weight_copies"] + inputs + max(inside, FP32 * block)
+    turning = max(inside + parts["weight_copies"], FP32 * block)
+    backward = parts["gradients"] + inputs + turning
     moments = [
         (FP32 * (outside + block), summed + inputs + parts["loss"]),
         (FP32 * (outside + output + min(3, layers) * block), backward),

@@ -15,8 +15,9 @@ CHANNELS = 3
 # What training/optimizers.py keeps of every tensor: in its shape, and single numbers.
 _STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_atan2": 2}
 _SCALARS = {"sgd": 0, "adam": 1, "adam_atan2": 1}  # step counts per tensor
-# Its step on a GPU holds one more number per weight (torch has no fused kernel).
-_UNFUSED = ("adam_atan2",)
+# Numbers per weight that its step holds besides: directions and roots (no fused kernel makes them
+# on a GPU).
+_SCRATCH = {"adam_atan2": 2}
 
 
 def tokens(shape: ModelConfig) -> int:
@@ -71,7 +72,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
         activations=lambda rows: activations(config, rows, shards > 1),
         inside=lambda rows: rows * tokens(shape) * _kept_by_block(config),
         loss=lambda rows: 4 * FP32 * rows * shape.classes,
-        update=ceil(FP32 * weights, shards) if config.optimizer.name in _UNFUSED else 0,
+        update=ceil(FP32 * weights * _SCRATCH.get(config.optimizer.name, 0), shards),
         observation=_observation(config),
     )
 

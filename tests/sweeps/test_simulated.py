@@ -78,6 +78,7 @@ def test_the_command_says_where_each_size_fits_and_how_it_is_launched(sweep, tmp
         for gpu in (gpu for gpu in GPUS if gpu.name in row["on"].split()):
             peak = peak_of(experiment, config)
             assert float(row["gpus"]) == gpus_of(peak, 256, gpu.memory)
+            assert row["gpus_by_closed_form"] == row["gpus"]
         words = shlex.split(row["launch"])
         at = words.index("-m")
         assert words[at + 1] == "nanolm_c4.train"
