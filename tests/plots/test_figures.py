@@ -37,7 +37,12 @@ def drawn(name, turn):
         return text, {file.name: file.read_bytes() for file in files}
 
 
-@pytest.mark.parametrize("name", NAMES)
+def once(names):
+    """Figures as parameters; a process that draws one does so for all tests of it."""
+    return [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in names]
+
+
+@pytest.mark.parametrize("name", once(NAMES))
 def test_the_shipped_tables_draw_the_shipped_figure(name, tmp_path):
     """Letters may lie a pixel off on another machine, what is drawn may not."""
     text, files = drawn(name, 1)
@@ -56,7 +61,7 @@ def test_the_shipped_tables_draw_the_shipped_figure(name, tmp_path):
         assert (home / file).stat().st_size > (500 if file.endswith(".csv") else 2_000)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in SLOW])
+@pytest.mark.parametrize("name", once(name for name in NAMES if name not in SLOW))
 def test_the_same_tables_give_the_same_bytes(name):
     assert drawn(name, 1) == drawn(name, 2)
 
@@ -183,7 +188,7 @@ def test_a_call_without_a_name_or_with_too_much_says_what_to_give(words, capsys)
 
 
 def test_help_is_that_of_the_figure(capsys):
-    main(["depth", "--help"])
+    main(["bordelon/depth", "--help"])
     usage = "python -m plots bordelon/depth [OBSERVATIONS RESULTS METRICS]"
     assert usage in capsys.readouterr().out
     main(["--help"])

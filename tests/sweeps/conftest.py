@@ -295,4 +295,4 @@ def at(run, rank=0):
 
 def saved(run):
     """The names of a run's checkpoints."""
-    return [path.name for path in run.run_dir.glob("checkpoints/step-*")]
+    return [path.parent.name for path in run.run_dir.glob("checkpoints/step-*/state.*")]

@@ -85,7 +85,8 @@ def test_a_driver_in_an_allocation_has_a_cluster_and_is_requeued_once_it_has_sav
     run = "python -m sweeps run s.yaml --gpu H100 --engine ray --address first:20123"
     wait_until(lambda: run in asked())
     if warned:
-        wait_until(lambda: "token the-token" in asked())
+        second = "ray start --address first:20123 --block"
+        wait_until(lambda: "token the-token" in asked() and second in asked())
         done.send_signal(signal.SIGTERM)
     assert done.wait(30) == code, done.stderr.read()
     lines = asked()

@@ -106,7 +106,8 @@ class Engine:
 
     def at_work(self, results, kind="s"):
         """The processes of runs that have saved and are not done."""
-        folders = [path.parents[1] for path in self.runs(results, kind).glob("*/checkpoints/step*")]
+        states = self.runs(results, kind).glob("*/checkpoints/step*/state.*")
+        folders = [path.parents[2] for path in states]
         pids = {json.loads((folder / "at-0").read_text())["pid"] for folder in folders}
         return [pid for pid in pids if not gone(pid)]
 

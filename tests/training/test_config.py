@@ -146,7 +146,7 @@ def test_the_saved_config_is_complete_and_reads_back():
     # Left out: the other rule's keys, the second name of the width, what is not asked for.
     unset = {"model.heads", "training.observe_every", "training.observe_samples"}
     unset |= {"training.eval_per_octave"}
-    others = ("alpha_attention", "alpha_depth", "beta0", "gamma0")
+    others = ("alpha_attention", "alpha_depth", "base_depth", "beta0", "gamma0")
     unset |= {f"prescription.{key}" for key in others}
     for key, _ in config.leaves(Config):
         node = data

@@ -18,6 +18,8 @@ from tests.training import sharded_run as small
 from training import checkpoint, sharding
 from training.errors import Damaged, UserError
 
+pytestmark = pytest.mark.xdist_group("sharding")  # the runs are made once
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("sharded_run.py")
 # The files as they are, with as many processes as a test has.
