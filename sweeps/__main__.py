@@ -199,7 +199,7 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
         said = work.needs(point)
         found = needs.needs_of(work.experiment, point.config, said, gpu)
         if unknown and "gpus" not in said:
-            needs.refuse_more_than_any_holds(work.experiment, point.config)
+            needs.refuse_more_than_one_holds(work.experiment, point.config)
         return found
 
     if not Driver(work, engine, needed).run():

@@ -81,12 +81,12 @@ def needs_of(
     return validate(Needs, {**found, **said}, "needs")
 
 
-def refuse_more_than_any_holds(experiment: Experiment, config: Any) -> None:
-    """Raises UserError for a run that no single GPU holds, where the kind of GPU is not known."""
-    peak, largest = experiment.memory(config)["total"], max(GPUS, key=lambda gpu: gpu.memory)
-    if not holds(largest.memory, peak):
+def refuse_more_than_one_holds(experiment: Experiment, config: Any) -> None:
+    """Raises UserError for a run that the smallest GPU cannot hold, where none is named."""
+    peak, smallest = experiment.memory(config)["total"], min(GPUS, key=lambda gpu: gpu.memory)
+    if not holds(smallest.memory, peak):
         raise UserError(
-            f"needs {peak / 1e9:.3g} GB, more than one {largest.name} holds: name the GPUs of the "
+            f"needs {peak / 1e9:.3g} GB, more than one {smallest.name} holds: name the GPUs of the "
             "place by --gpu, so that it is sharded over as many as it needs, or say `needs` in the "
             "sweep file"
         )

@@ -11,7 +11,7 @@ from torch import distributed
 
 from sweeps import simulated
 from sweeps.__main__ import main
-from sweeps.needs import GPUS, gpus_of, needs_of, peak_of, refuse_more_than_any_holds
+from sweeps.needs import GPUS, gpus_of, needs_of, peak_of, refuse_more_than_one_holds
 from sweeps.sweep_file import load_sweep
 from training.config import load
 from training.errors import UserError
@@ -129,10 +129,10 @@ def test_a_dry_run_says_what_each_run_takes(sweep, tmp_path, capsys, gpu, wide):
 
 
 def test_what_no_gpu_holds_or_cannot_be_sharded_is_not_started(sweep):
-    experiment, (_, wide) = load_experiment("nanolm_c4"), load_sweep(sweep).points
-    with pytest.raises(UserError, match="more than one B200 holds: name the GPUs .* by --gpu"):
-        refuse_more_than_any_holds(experiment, with_training(wide.config, micro_batch_size=None))
-    refuse_more_than_any_holds(experiment, wide.config)
+    experiment, (narrow, wide) = load_experiment("nanolm_c4"), load_sweep(sweep).points
+    with pytest.raises(UserError, match="more than one [AH]100 holds: name the GPUs .* by --gpu"):
+        refuse_more_than_one_holds(experiment, wide.config)
+    refuse_more_than_one_holds(experiment, narrow.config)
     for key in ("probe_every", "observe_every"):
         looking = with_training(wide.config, **{key: 100})
         with pytest.raises(UserError, match=f"training.{key} is not possible"):
