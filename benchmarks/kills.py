@@ -3,12 +3,12 @@
     python -m benchmarks.kills [--families ...] [--kills 52] [--json FILE]
 
 The experiments at their smallest (tests/experiment_cases.py), from files, with a cache to be built,
-and the decoder in two processes, too. A run gets SIGKILL four times, once each, in random order, in
-the midst of a training step, an evaluation and the writing of a checkpoint, after a first one while
-its data are prepared: at a random call of the function concerned, after a random part of the time
-that it takes in an undisturbed run. Of two processes one gets it and the other is ended as torchrun
-does. Then the run goes on to its end, and its logs, observations and weights are compared byte for
-byte with those of the undisturbed run. Prints JSON.
+in one process and in two. A run gets SIGKILL four times, once each, in random order, in the midst
+of a training step, an evaluation and the writing of a checkpoint, after a first one while its data
+are prepared: at a random call of the function concerned, after a random part of the time that it
+takes in an undisturbed run. Of two processes one gets it and the other is ended as torchrun does.
+Then the run goes on to its end, and its logs, observations and weights are compared byte for byte
+with those of the undisturbed run. Prints JSON.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ from training.config import load
 from training.experiment import Experiment, load_experiment
 
 PHASES = ("data", "step", "evaluation", "checkpoint")
-FAMILIES = {**{name: (name, 1) for name in CASES}, "two_processes": ("nanolm_c4", 2)}
+FAMILIES = {  # experiment and number of processes
+    **{name: (name, 1) for name in CASES},
+    **{f"{name}_two_processes": (name, 2) for name in CASES},
+}
 # What makes a case's run read files: two of them are embedded by default.
 SOURCES = {
     "vit_imagenet": [*SHARDS, "data.augmentation.mix_group=4"],
