@@ -81,7 +81,8 @@ class Run:
     """A run of a sweep, or a trial of a search with values in the middle of their ranges."""
 
     identity: tuple[str, str]
-    """Equal for runs that are the same: their experiment, and the hash of their config."""
+    """Equal for runs that are the same: their experiment, the hash of their config, and the search
+    whose constants they will take, where those are not known yet."""
     config: Any
     tokens: int
     flops: float
@@ -153,7 +154,7 @@ def read(file: Path, results: Path, storage: str | None, said: Mapping[str, Any]
             taken = int(saved[-1].name.rpartition("-")[2]) if saved else 0
             work.started += 1
         share = 1 - (taken or 0) / point.config.training.steps
-        work.add(point.config, {run.rpartition("-")[2]: share})
+        work.add(point.config, {run.rpartition("-")[2] + point.unknown: share})
     return work
 
 

@@ -240,6 +240,8 @@ class Point:
     seed: int
     config: Any
     run: str
+    unknown: str = ""
+    """The search whose constants it takes, while they are not known."""
 
     def cell(self, searched: Sequence[str]) -> CellKey:
         """The curve and the values that the searched keys vary within."""
@@ -285,7 +287,7 @@ class Sweep(Asked):
         Raises UserError if they make no valid config.
         """
         rule, name = self.config.curves[curve], f"curve {curve!r}"
-        settings = {**self.adjusted(curve, values), "seed": seed}
+        settings, unknown = {**self.adjusted(curve, values), "seed": seed}, ""
         if rule.constants:
             asked = flat(set_keys(self.base, {**settings, **rule.constants_of}))
             try:
@@ -295,6 +297,7 @@ class Sweep(Asked):
             except Missing as missing:
                 without = f"{name} is counted with the config's own constants"
                 self.sources.assume(missing, without)
+                unknown = str(self.config.constants)
         if rule.horizon:
             config = self.validated(name, {**settings, "schedule.warmup_steps": 0})
             parameters = self.experiment.parameters(config)["non_embedding"]
@@ -305,7 +308,8 @@ class Sweep(Asked):
                 warmup = round(rule.horizon.warmup_fraction * steps)
                 settings["schedule.warmup_steps"] = warmup
         config = self.validated(name, settings)
-        return Point(curve, tuple(values.items()), seed, config, runs.run_id(config, curve))
+        run = runs.run_id(config, curve)
+        return Point(curve, tuple(values.items()), seed, config, run, unknown)
 
     def grid(self, curve: str) -> list[dict[str, Any]]:
         """Every combination of a curve's grid values, the last key varying fastest."""

@@ -147,8 +147,8 @@ class Experiment:
         if processes.state().is_main_process:
             outcome = f"{summary['status']}: {self.result(summary)}; {run_dir}/summary.json"
             print(f"{Steps.clear()}{outcome}", file=sys.stderr)
+        processes.leave()  # together: torchrun ends all once the first one is gone
         if summary["status"] == "stopped":
-            processes.state().wait_for_everyone()  # torchrun ends all once the first one is gone
             raise SystemExit(signals.STOPPED)
 
 

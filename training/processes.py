@@ -51,3 +51,10 @@ def on_main(function: Callable[[], Any]) -> Any:
             raise error
         raise SystemExit(2)
     return value
+
+
+def leave() -> None:
+    """Ends the group of processes once all are here: one whose peers are gone may abort at exit."""
+    process = state()
+    process.wait_for_everyone()
+    process.destroy_process_group()

@@ -143,6 +143,15 @@ def test_planning_writes_nothing_and_knows_results_of_other_sweeps(write, planne
     assert result["together"]["all"]["flops"] == pytest.approx(result["files"][0]["all"]["flops"])
 
 
+def test_runs_with_constants_to_come_are_not_those_without(planned):
+    sweeps = Path(__file__).parents[2] / "nanolm_c4/sweeps"
+    names = ("figure_2_adam", "figure_1_5_6_7_alignment")
+    result = planned(*(sweeps / f"{name}.yaml" for name in names))
+    assert result["together"]["all"]["runs"] == 672 + 36
+    again = planned(sweeps / "figure_2_adam.yaml", sweeps / "figure_2_adam.yaml")
+    assert again["together"]["all"]["runs"] == 672
+
+
 def test_gpu_hours_are_flops_over_the_peak_of_the_runs_precision(write, planned):
     path = write(LARGE, "paper")
     (half,) = planned(path, "--utilisation", 0.5)["files"]
