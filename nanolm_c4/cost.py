@@ -12,19 +12,16 @@ from training.memory import (
     BF16,
     FP32,
     Observed,
-    ceil,
     linear_cross_entropy,
     observation,
     on_each_gpu,
+    scratch,
 )
 
 # What training/optimizers.py keeps in the shape of every tensor; adafactor is counted below.
 _STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_param_scaling": 2, "adam_atan2": 2}
 _SCALARS = {"sgd": 0}  # single numbers per tensor: all others keep a step count
 _FACTORED_FROM = 128  # training.adafactor.ADAFACTOR_MIN_DIM
-# Numbers per weight that their step holds besides: directions and, of Adam's, roots (no fused
-# kernel makes them on a GPU).
-_SCRATCH = {"adam_param_scaling": 2, "adafactor": 1, "adam_atan2": 2}
 # Hidden weights have a multiplier n^(-1/2) (Everett et al., Table 1): a product that is kept.
 _MULTIPLIED = ("ntk", "mean_field", BORDELON)
 _BIAS_COLUMNS = 8  # nanolm_c4.model: what a readout's bias adds to the loss's matrices
@@ -98,7 +95,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
         activations=lambda rows: activations(config, rows, shards > 1),
         inside=lambda rows: rows * shape.context * _kept_by_block(config),
         loss=lambda rows: _loss(config, rows * shape.context, low),
-        update=ceil(FP32 * weights * _SCRATCH.get(config.optimizer.name, 0), shards),
+        update=scratch(config.optimizer.name, weights, shards),
         observation=_observation(config),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from typing import TypeGuard
@@ -115,6 +115,9 @@ class Prescription(ABC):
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """The numbers of one unfused role."""
 
+    def check_roles(self, roles: Collection[str]) -> None:
+        """Raises PlanError for a model whose roles, together, leave a tensor's numbers open."""
+
     def attention_exponent(self) -> float:
         """The power of the head dimension on query-key products before the softmax."""
         return -0.5
@@ -188,6 +191,13 @@ def check_positive(owner: str, **values: float) -> None:
     for name, value in values.items():
         if not (finite(value) and value > 0):
             raise PlanError(f"{owner}: {name} must be positive and finite, got {value!r}")
+
+
+def check_limits(owner: str, **powers: float) -> None:
+    """Raises PlanError for a power of the depth or the head dimension that leaves no limit."""
+    for name, value in powers.items():
+        if not (finite(value) and 0.5 <= value <= 1):
+            raise PlanError(f"{owner}: {name} must lie in [1/2, 1], got {value!r}")
 
 
 def check_sizes(owner: str, **values: int) -> None:

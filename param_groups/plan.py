@@ -259,12 +259,7 @@ def plan(
             numbers = absorbed
         rows.append(_row(assignment, numbers, lr, eps, wd, decay_mode))
     roles = {row.role for row in rows}
-    deep = getattr(prescription, "alpha_depth", None) is not None
-    if deep and Role.NORM_SCALE in roles and Role.FINAL_NORM_SCALE not in roles:
-        raise PlanError(
-            f"{type(prescription).__name__}: alpha_depth gives norms in branches another rate than "
-            "the last one: use a rule that gives the last norm's scale the role 'final_norm_scale'"
-        )
+    prescription.check_roles(roles)
     forward = _forward(model, roles, prescription, applied or {}, head_dim)
     origin = prescription.describe()
     return Plan(tuple(rows), origin, lr, eps, weight_decay, decay_mode, forward)

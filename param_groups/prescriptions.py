@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -23,12 +24,13 @@ from param_groups.contract import (
     UNIFORM,
     Numbers,
     Prescription,
+    check_limits,
     check_positive,
     check_sizes,
     finite,
 )
 from param_groups.exponents import Alignment
-from param_groups.roles import PlanError, Role, choose
+from param_groups.roles import TRUNK, PlanError, Role, choose
 
 # ------------------------------------------------------------------------------------------------
 # Everett et al.
@@ -62,15 +64,6 @@ LAYER_TYPE = {
 }
 # Their gradients' powers of n are derived for Adam's family and Adafactor only, which need none.
 _NOT_SGD = {Role.LORA_A, Role.LORA_B, Role.RELATIVE_POSITION, Role.ROUTER}
-# What is outside of all residual branches, where gradients and rates know no depth.
-_TRUNK = {
-    Role.TOKEN_EMBEDDING,
-    Role.POSITION_EMBEDDING,
-    Role.PATCH_EMBEDDING,
-    Role.FINAL_NORM_SCALE,
-    Role.READOUT,
-    Role.READOUT_BIAS,
-}
 _SCALES = {Role.NORM_SCALE, Role.FINAL_NORM_SCALE, Role.LAYER_SCALE}
 _BIASES = {Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS}
 
@@ -134,22 +127,17 @@ class Everett(Prescription):
         self._settle_optimizer(OPTIMIZER_FAMILY)
         if not isinstance(self.alignment, Alignment):
             choose("alignment", self.alignment, (*exponents.ALIGNMENTS, "global"))
-        check_positive("Everett", width=self.width, base_width=self.base_width)
-        check_positive(
-            "Everett",
-            gamma_embedding=self.gamma_embedding,
-            gamma_hidden=self.gamma_hidden,
-            gamma_readout=self.gamma_readout,
-        )
+        positive = ["width", "base_width", "base_depth"]
+        positive += [f"gamma_{layer}" for layer in exponents.LAYERS]
+        check_positive("Everett", **{name: getattr(self, name) for name in positive})
         if self.embedding_std is not None:
             check_positive("Everett", embedding_std=self.embedding_std)
         if self.qk_exponent is not None and not finite(self.qk_exponent):
             raise PlanError(f"Everett: qk_exponent must be finite, got {self.qk_exponent!r}")
-        check_positive("Everett", base_depth=self.base_depth)
         if self.depth is not None:
             check_sizes("Everett", depth=self.depth)
         if self.alpha_depth is not None:
-            _check_alpha("Everett", "alpha_depth", self.alpha_depth)
+            check_limits("Everett", alpha_depth=self.alpha_depth)
             if self.depth is None:
                 raise PlanError("Everett: alpha_depth needs depth, the number of blocks")
 
@@ -163,7 +151,7 @@ class Everett(Prescription):
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """Table 1 at this width, then the rule for the depth; see the class for the constants."""
         found = self._at_width(role, fan_in, fan_out)
-        if self.alpha_depth is None or role in _TRUNK:
+        if self.alpha_depth is None or role in TRUNK:  # where gradients and rates know no depth
             return found
         if role is Role.NORM_BIAS:
             raise PlanError(
@@ -171,11 +159,19 @@ class Everett(Prescription):
                 "without biases"
             )
         gradient = self.residual_multiplier()
-        lr = self._depth_ratio ** (self.alpha_depth - 1) / (
-            gradient if self.optimizer == "sgd" else 1.0
-        )
+        lr = self._depth_ratio ** (self.alpha_depth - 1)
+        lr /= gradient if self.optimizer == "sgd" else 1.0
         eps = gradient ** (2 if self.optimizer == "adafactor" else 1) if self.eps_per_layer else 1.0
         return replace(found, lr=found.lr * lr, eps=found.eps * eps)
+
+    def check_roles(self, roles: Collection[str]) -> None:
+        """The rule for the depth gives the last norm another rate than those in branches."""
+        norms = {Role.NORM_SCALE, Role.FINAL_NORM_SCALE} & set(roles)
+        if self.alpha_depth is not None and norms == {Role.NORM_SCALE}:
+            raise PlanError(
+                "Everett: alpha_depth gives norms in branches another rate than the last one: use "
+                "a rule that gives the last norm's scale the role 'final_norm_scale'"
+            )
 
     def _at_width(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """Table 1, for a model of any depth."""
@@ -260,12 +256,6 @@ def _solved(name: str, family: str, alignment: str | Alignment) -> exponents.Exp
 
 def _power(base: float, exponent: Fraction) -> float:
     return 1.0 if exponent == 0 else float(base) ** float(exponent)
-
-
-def _check_alpha(owner: str, name: str, value: object) -> None:
-    """Raises PlanError for a power of the depth or the head dimension that leaves no limit."""
-    if not (finite(value) and 0.5 <= value <= 1):
-        raise PlanError(f"{owner}: {name} must lie in [1/2, 1], got {value!r}")
 
 
 # ------------------------------------------------------------------------------------------------
@@ -448,8 +438,9 @@ class Bordelon(Prescription):
         self._settle_optimizer(("adam", "adam_atan2", "sgd"))
         check_sizes("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
         check_positive("Bordelon", beta0=self.beta0, gamma0=self.gamma0)
-        for name in ("alpha_attention", "alpha_depth"):
-            _check_alpha("Bordelon", name, getattr(self, name))
+        check_limits(
+            "Bordelon", alpha_attention=self.alpha_attention, alpha_depth=self.alpha_depth
+        )
         object.__setattr__(self, "width", self.head_dim * self.heads)
 
     @property

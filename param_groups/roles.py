@@ -63,6 +63,15 @@ class Role(StrEnum):
 
 
 FUSED_PARTS = {Role.QKV: (Role.QUERY, Role.KEY, Role.VALUE)}
+# What stands outside of all residual branches.
+TRUNK = {
+    Role.TOKEN_EMBEDDING,
+    Role.POSITION_EMBEDDING,
+    Role.PATCH_EMBEDDING,
+    Role.FINAL_NORM_SCALE,
+    Role.READOUT,
+    Role.READOUT_BIAS,
+}
 
 
 class Layout(StrEnum):

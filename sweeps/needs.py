@@ -69,11 +69,10 @@ def needs_of(
                 f"{needed}, and no number of GPUs of {gpu / 1e9:.3g} GB among which its batch can "
                 "be divided holds it; say `needs` in the sweep file"
             )
-        if gpus > 1 and (key := looks_at_whole_tensors(config)):
+        if gpus > 1 and (keys := of_whole_tensors(config)):
             raise UserError(
-                f"{needed}, more than a GPU of {gpu / 1e9:.3g} GB holds, and training.{key} is not "
-                "possible where tensors are sharded: set it to 0 there, or say `needs` in the "
-                "sweep file"
+                f"{needed}, more than a GPU of {gpu / 1e9:.3g} GB holds, and {' and '.join(keys)} "
+                "cannot be where tensors are sharded: set 0 there, or say `needs` in the sweep file"
             )
         found = {"gpus": gpus}
         if gpus > 1:
@@ -141,7 +140,7 @@ def holds(gpu: float, peak: float) -> bool:
     return MARGIN * peak + CONTEXT <= gpu
 
 
-def looks_at_whole_tensors(config: Any) -> str | None:
-    """The key of a config's training by which its run cannot be sharded."""
+def of_whole_tensors(config: Any) -> list[str]:
+    """The keys of a config by which its run cannot be sharded."""
     keys = "probe_every", "observe_every"
-    return next((key for key in keys if getattr(config.training, key, 0)), None)
+    return [f"training.{key}" for key in keys if getattr(config.training, key, 0)]

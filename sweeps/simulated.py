@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.asked import Asked
-from sweeps.needs import GPUS, NODE, counted, gpus_of, looks_at_whole_tensors, peak_of
+from sweeps.needs import GPUS, NODE, counted, gpus_of, of_whole_tensors, peak_of
 from sweeps.pool import Needs
 from sweeps.progress import columns
 from sweeps.task import Node, launch_command
@@ -65,6 +65,7 @@ def launches(asked: Asked, config: Any) -> list[dict[str, Any]]:
             "parameters": one["parameters"],
             "closed_forms": forms,
             "launch": None if gpus is None else _launch(asked, config, shards),
+            "without": of_whole_tensors(config) if shards > 1 else [],
         }
         off = [key for key in _STEP if abs(forms[key] / entry[key] - 1) > TOLERANCE]
         off += ["parameters"] if forms["parameters"] != entry["parameters"] else []
@@ -98,8 +99,8 @@ def _launch(asked: Asked, config: Any, shards: int) -> str:
     # A dump leaves out some keys at their default.
     settings = {key: _value(config, key) for key in before}
     settings |= dict(runs.flat(config.model_dump(mode="json")))
-    if shards > 1 and (key := looks_at_whole_tensors(config)):
-        settings[f"training.{key}"] = 0
+    if shards > 1 and (keys := of_whole_tensors(config)):
+        settings |= dict.fromkeys(keys, 0)
         settings.pop("training.observe_samples", None)  # means nothing then
     changes = [
         f"{key}={json.dumps(value)}" for key, value in settings.items()
@@ -139,7 +140,9 @@ def table(named: Iterable[tuple[str, Sequence[Mapping[str, Any]]]]) -> str:
                 )
                 lines.append(f"the closed forms are wrong for {name} on {entry['on'][0]}: {words}")
     launched = [
-        f"{name} on {', '.join(entry['on'])}:\n    {entry['launch']}"
+        f"{name} on {', '.join(entry['on'])}"
+        f"{', without ' * bool(entry['without'])}{' and '.join(entry['without'])}:\n"
+        f"    {entry['launch']}"
         for name, entries in named for entry in entries if entry["launch"]
     ]  # fmt: skip
     return "\n".join([columns(rows), *lines, "", "one run of each by hand:", *launched])

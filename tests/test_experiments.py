@@ -202,9 +202,15 @@ def test_two_processes_train_the_run_that_one_does(small, tmp_path):
         words += ["model.dropout=0.0", "model.attention_dropout=0.0"]
     small.experiment.run(small.config(*words, "training.eval_batch_size=50"), tmp_path / "1")
     more = [f"training.micro_batch_size={4 if small.case.name == 'vit_imagenet' else 2}"]
+    script = tmp_path / "both.py"
+    script.write_text(
+        f"import sys; from torch import distributed; from {small.case.name}.train import *\n"
+        "EXPERIMENT.main(sys.argv[1:])\n"
+        "assert not distributed.is_initialized(), 'a peer may abort in it at its exit'\n"
+    )
     result = finished(
-        "-m", f"{small.case.name}.train", small.case.config, *small.words(*words, *more),
-        "--run-dir", tmp_path / "2", ranks=2, cwd=ROOT,
+        script, small.case.config, *small.words(*words, *more), "--run-dir", tmp_path / "2",
+        ranks=2, cwd=ROOT, PYTHONPATH=ROOT,
     )  # fmt: skip
     assert result.returncode == 0, result.err
     assert result.err.count("step 6/6") == 1  # one process speaks

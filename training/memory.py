@@ -12,11 +12,19 @@ from typing import Any
 FP32, BF16 = 4, 2  # bytes of a number
 LOGITS_PER_CHUNK = 1 << 27  # training.linear_cross_entropy, on a GPU
 LINE = 64  # bytes to which training.linear_cross_entropy pads a row of logits
+# Numbers per weight that an optimiser's step holds besides: directions and, of Adam's, roots. No
+# fused kernel makes them on a GPU.
+_SCRATCH = {"adam_param_scaling": 2, "adafactor": 1, "adam_atan2": 2}
 
 
 def ceil(number: int, parts: int) -> int:
     """`number` divided by `parts`, rounded up."""
     return -(-number // parts)
+
+
+def scratch(optimizer: str, weights: int, shards: int) -> int:
+    """Bytes that the step of an optimiser over so many weights takes on each of its shards."""
+    return ceil(FP32 * weights * _SCRATCH.get(optimizer, 0), shards)
 
 
 def peak(parts: Mapping[str, int], accumulates: bool, layers: int) -> int:

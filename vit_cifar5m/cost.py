@@ -7,7 +7,7 @@ Sizes: L blocks, n = N H width, H heads, T tokens (patches), n_patch numbers of 
 
 from __future__ import annotations
 
-from training.memory import BF16, FP32, Observed, ceil, observation, on_each_gpu
+from training.memory import BF16, FP32, Observed, observation, on_each_gpu, scratch
 from vit_cifar5m.config import Config, ModelConfig
 
 CHANNELS = 3
@@ -15,9 +15,6 @@ CHANNELS = 3
 # What training/optimizers.py keeps of every tensor: in its shape, and single numbers.
 _STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_atan2": 2}
 _SCALARS = {"sgd": 0, "adam": 1, "adam_atan2": 1}  # step counts per tensor
-# Numbers per weight that its step holds besides: directions and roots (no fused kernel makes them
-# on a GPU).
-_SCRATCH = {"adam_atan2": 2}
 
 
 def tokens(shape: ModelConfig) -> int:
@@ -72,7 +69,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
         activations=lambda rows: activations(config, rows, shards > 1),
         inside=lambda rows: rows * tokens(shape) * _kept_by_block(config),
         loss=lambda rows: 4 * FP32 * rows * shape.classes,
-        update=ceil(FP32 * weights * _SCRATCH.get(config.optimizer.name, 0), shards),
+        update=scratch(config.optimizer.name, weights, shards),
         observation=_observation(config),
     )
 

@@ -135,7 +135,7 @@ def test_what_no_gpu_holds_or_cannot_be_sharded_is_not_started(sweep):
     refuse_more_than_one_holds(experiment, narrow.config)
     for key in ("probe_every", "observe_every"):
         looking = with_training(wide.config, **{key: 100})
-        with pytest.raises(UserError, match=f"training.{key} is not possible"):
+        with pytest.raises(UserError, match=f"training.{key} cannot be where tensors are sharded"):
             needs_of(experiment, looking, {}, 80e9)
         assert needs_of(experiment, looking, {"gpus": 8}, 80e9).gpus == 8
 

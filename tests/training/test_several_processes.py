@@ -174,14 +174,15 @@ def test_a_refusal_is_one_line_of_one_process(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
-    [("one_node_8gpu", []), ("several_nodes", ["--num_machines", "1", "--main_process_port", "0"])],
-)
-def test_accelerate_launches_with_the_config_files(tmp_path, name, options):
-    """The files as they are, with two processes, each with a worker for data."""
+    ("name", "processes", "options"),
+    [("one_gpu", 1, []), ("one_node_8gpu", 2, []),
+     ("several_nodes", 2, ["--num_machines", "1", "--main_process_port", "0"])],
+)  # fmt: skip
+def test_accelerate_launches_with_the_config_files(tmp_path, name, processes, options):
+    """The files as they are, with as many processes as a test has, each with a worker for data."""
     result = subprocess.run(
         [Path(sys.executable).with_name("accelerate"), "launch", "--config_file",
-         LAUNCH_CONFIGS / f"{name}.yaml", "--num_processes", "2", *options,
+         LAUNCH_CONFIGS / f"{name}.yaml", "--num_processes", str(processes), *options,
          SCRIPT, "train", tmp_path / "run", "training.data_workers=1"],
         capture_output=True, text=True, timeout=200,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
@@ -189,7 +190,8 @@ def test_accelerate_launches_with_the_config_files(tmp_path, name, options):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert len(lines(tmp_path / "run", "probes.jsonl")) == 4  # steps 1, 3, 6, 7: one process writes
-    assert [len(notes(tmp_path, "ids", rank)) for rank in (0, 1)] == [7 * 4 // 2] * 2
+    read = [len(notes(tmp_path, "ids", rank)) for rank in range(processes)]
+    assert read == [7 * 4 // processes] * processes
 
 
 def test_the_config_files_are_for_eight_gpus_per_node():
