@@ -65,17 +65,32 @@ def test_gemmas_norms_start_at_zero_because_they_add_one():
 
 @pytest.mark.parametrize("name", ["hf:gpt2", "hf:llama", "hf:bert", "timm:vit_small_patch16_224"])
 def test_the_attention_scale_reaches_the_forward_pass(name):
-    """Attention logits times almost zero: all positions get the mean, whatever the queries are."""
-    model = stock.build(name, 64).eval()
-    batch = stock.batch_of(name, 0)
+    """Attention logits times almost zero: all positions get the mean, whatever the queries are.
+
+    In float64 and with queries 100 times as large: as initialised, attention is near the mean and
+    the loss may round to the same float32.
+    """
+    width = 64
+    model = stock.build(name, width).eval().double()
+    batch = {
+        key: tensor.double() if tensor.is_floating_point() else tensor
+        for key, tensor in stock.batch_of(name, 0).items()
+    }
+    queries = [  # GPT-2 (of shape in, out) and timm (out, in) hold them beside keys and values
+        tensor[..., :width] if "c_attn" in key else tensor[:width]
+        for key, tensor in model.named_parameters()
+        if any(part in key for part in ("q_proj", "query", "qkv", "c_attn"))
+    ]
+    assert queries
     with torch.no_grad():
+        for tensor in queries:
+            tensor.mul_(100)
         before = stock.loss_of(model, batch)
         assert stock.set_attention_scale(model, 1e-9)
         flat = stock.loss_of(model, batch)
-        for key, tensor in model.named_parameters():
-            if "q_proj" in key or "query" in key:
-                tensor.mul_(7)
-        assert flat != before
+        for tensor in queries:
+            tensor.mul_(7)
+        assert abs(flat - before) > 1e-6
         assert stock.loss_of(model, batch) == pytest.approx(flat.item())
 
 
