@@ -18,14 +18,12 @@ Three places where the paper's text contradicts its own Table 1 are resolved her
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-PARAMETERIZATIONS = ("standard", "ntk", "mup", "mean_field")
 LAYERS = ("embedding", "hidden", "readout")
 OPTIMIZERS = ("sgd", "adam", "adafactor")
-ALIGNMENTS = ("full", "none")
 
 Number = Fraction | int | float | str
 Exponents = dict[str, Fraction]
@@ -51,7 +49,7 @@ def fraction(text: Number) -> Fraction:
         ) from None
 
 
-def _check_name(kind: str, name: object, valid: Sequence[str]) -> str:
+def _check_name(kind: str, name: object, valid: Collection[str]) -> str:
     """Return name if it is valid, else raise with the valid names and the nearest of them."""
     if name in valid:
         return str(name)
@@ -118,19 +116,19 @@ class Alignment:
         alpha_readout: Number | None = None,
         u_readout: Number | None = None,
     ) -> None:
-        given = {"alpha": alpha, "omega": omega, "u": u}
-        readout = {"alpha": alpha_readout, "omega": omega_readout, "u": u_readout}
+        given = {
+            "alpha": alpha,
+            "omega": omega,
+            "u": u,
+            "omega_readout": omega if omega_readout is None else omega_readout,
+            "alpha_readout": alpha if alpha_readout is None else alpha_readout,
+            "u_readout": u if u_readout is None else u_readout,
+        }
         for name, value in given.items():
-            self._set(name, value)
-            own = readout[name]
-            self._set(f"{name}_readout", value if own is None else own)
-
-    def _set(self, name: str, value: Number) -> None:
-        """Store one exponent exactly, or say which one lies outside [0, 1]."""
-        exact = fraction(value)
-        if not 0 <= exact <= 1:
-            raise ExponentError(f"alignment exponent {name} must lie in [0, 1], got {exact}")
-        object.__setattr__(self, name, exact)
+            exact = fraction(value)
+            if not 0 <= exact <= 1:
+                raise ExponentError(f"alignment exponent {name} must lie in [0, 1], got {exact}")
+            object.__setattr__(self, name, exact)
 
     def at(self, layer: str) -> tuple[Fraction, Fraction, Fraction]:
         """Return (alpha, omega, u) of the hidden layers or of the readout."""
@@ -147,7 +145,7 @@ NO_ALIGNMENT = Alignment(alpha=HALF, omega=HALF, u=HALF)
 # open, because alpha = 1 is already the largest value it could take.
 TENSOR_PROGRAMS = Alignment(alpha=1, omega=HALF, u=1, omega_readout=1)
 
-_ALIGNMENT_BY_NAME = {"full": FULL_ALIGNMENT, "none": NO_ALIGNMENT}
+ALIGNMENTS = {"full": FULL_ALIGNMENT, "none": NO_ALIGNMENT}
 
 
 # Everett et al., Table 1, columns "Initialization Variance" (n^-2b) and "Parameter Multiplier"
@@ -163,14 +161,14 @@ def _parameterization(value: str | Parameterization) -> Parameterization:
     """Look a name up in Table 1; pass a parameterization through."""
     if isinstance(value, Parameterization):
         return value
-    return PARAMETERIZATION_TABLE[_check_name("parameterization", value, PARAMETERIZATIONS)]
+    return PARAMETERIZATION_TABLE[_check_name("parameterization", value, PARAMETERIZATION_TABLE)]
 
 
 def _alignment(value: str | Alignment) -> Alignment:
     """Look up "full" or "none"; pass an alignment through."""
     if isinstance(value, Alignment):
         return value
-    return _ALIGNMENT_BY_NAME[_check_name("alignment", value, ALIGNMENTS)]
+    return ALIGNMENTS[_check_name("alignment", value, ALIGNMENTS)]
 
 
 def _rates(c: Mapping[str, Number]) -> Exponents:
