@@ -53,6 +53,11 @@ def block_names(depth: int) -> tuple[str, ...]:
     return ("stem", *middle, "head")
 
 
+def group(name: str) -> str:
+    """The parameter group of a tensor "mlp.0.mlp_in", a key of InitConfig and RatesConfig."""
+    return name.rsplit(".", 1)[-1]
+
+
 class InitConfig(Section):
     """C_G, (1.25)-(1.33): variance of every group's entries, times its power of the width."""
 

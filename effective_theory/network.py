@@ -6,7 +6,6 @@ head's. Matrices are (out, in) and have the names of the groups in InitConfig an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -14,19 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from effective_theory.config import Config, block_names
+from effective_theory.config import Config, block_names, group
+from effective_theory.gaussian import ACTIVATIONS
 from param_groups.roles import Role, default_layout, fans
 from training.errors import UserError
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "erf": torch.erf,
-    "identity": lambda w: w,
-}
 
 
 class Use(NamedTuple):
@@ -175,11 +165,6 @@ class Encoder(nn.Module):
         z = z + self.readout_bias
         trace["readout_bias"] = Use(torch.ones_like(z[..., :1]), z)
         return z.mean(1) if self.config.model.pooling else z
-
-
-def group(name: str) -> str:
-    """The parameter group of a tensor, a key of InitConfig and RatesConfig."""
-    return name.rsplit(".", 1)[-1]
 
 
 def _tensor(*shape: int, dtype: torch.dtype) -> nn.Parameter:

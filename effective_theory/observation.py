@@ -11,9 +11,9 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from effective_theory.config import ALPHABET
-from effective_theory.network import Encoder, Trace, Use, group
-from param_groups import Dinan
+from effective_theory.config import ALPHABET, group
+from effective_theory.network import Encoder, Trace, Use
+from effective_theory.tangent import prescription
 
 Key = tuple[str, ...]  # ("theta", "head", "stem") and the like
 Values = dict[Key, Tensor]
@@ -66,16 +66,10 @@ def tangent_kernels(
 
 def rate(encoder: Encoder, name: str) -> float:
     """lambda_G of a tensor for SGD: (1.99)-(1.107) and, for s > 0, footnote 26."""
-    model, rates = encoder.config.model, encoder.config.rates
-    prescription = Dinan(
-        width=encoder.width,
-        strategy="meta_principled",
-        s=model.s,
-        optimizer="sgd",
-        mlp_factor="keep",
-    )
-    factor = getattr(rates, "stem" if encoder.tied and name == "readout" else group(name))
-    return factor * prescription.lr_factor(encoder.role(name), *encoder.fans(name))
+    own = "stem" if encoder.tied and name == "readout" else group(name)
+    rule = prescription(encoder.config.model.s, encoder.width, "sgd")
+    closed = rule.lr_factor(encoder.role(name), *encoder.fans(name))
+    return getattr(encoder.config.rates, own) * closed
 
 
 def _theta(encoder: Encoder, block: str, kernels: dict[str, Tensor]) -> Values:

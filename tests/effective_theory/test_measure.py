@@ -290,15 +290,12 @@ def test_combining_refuses_other_widths_and_networks_counted_twice():
             combine(parts)
 
 
-def test_extrapolation_is_exact_on_straight_lines_and_parabolas():
+def test_extrapolation_is_exact_on_straight_lines():
     widths = [64, 128, 256, 1024]
-    a, b, c = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(0)).double()
+    a, b = torch.randn(2, 2, 5, generator=torch.Generator().manual_seed(0)).double()
     ses = [torch.rand(2, 5, generator=torch.Generator().manual_seed(n)) + 0.1 for n in widths]
     line = [a + b / n for n in widths]
     torch.testing.assert_close(extrapolate(widths, line, ses).value, a)
-    parabola = [a + b / n + c * 1000 / n**2 for n in widths]
-    torch.testing.assert_close(extrapolate(widths, parabola, ses, order=2).value, a)
-    assert (extrapolate(widths, parabola, ses).value - a).abs().max() > 1e-2
     known = [torch.zeros(2, 5)] * 4
     value, se = extrapolate(widths, line, known)
     torch.testing.assert_close(value, a)
@@ -335,11 +332,9 @@ def test_the_limit_extrapolates_every_kernel():
     assert not result.mean.magnitudes and not result.mean.off_diagonal
 
 
-@pytest.mark.parametrize(("order", "needed"), [(1, 2), (2, 4)])
-def test_too_few_widths_to_extrapolate(order, needed):
-    ones = [torch.ones(1)] * (needed - 1)
-    with pytest.raises(UserError, match=f"{needed - 1} of the {needed} widths .* order {order}"):
-        extrapolate(list(range(1, needed)), ones, ones, order)
+def test_one_width_is_too_few_to_extrapolate():
+    with pytest.raises(UserError, match="has 1 of the 2 widths .* measure more widths"):
+        extrapolate([1], [torch.ones(1)], [torch.ones(1)])
 
 
 def test_more_components_than_the_width():
