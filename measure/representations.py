@@ -34,13 +34,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training import sharding
 from training.errors import UserError
 
-LAYER_NORM_EPS = 1e-6  # App. B
 NEEDED = ("heads", "attention_scale", "query", "key")
 _PIECE = 1 << 18  # entries; a float64 copy of them stays in a CPU's cache
 _SMALL = 1e-6  # relative; a token that is not attended to changes nothing but rounding
@@ -287,11 +285,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------------
 # Kernels of the residual stream, in float64
-
-
-def normalise(h: Tensor) -> Tensor:
-    """LayerNorm without parameters over the last axis: for kernels of normalised features."""
-    return F.layer_norm(h, h.shape[-1:], eps=LAYER_NORM_EPS)
 
 
 def pooled_kernel(h: Tensor) -> Tensor:
