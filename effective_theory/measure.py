@@ -81,7 +81,10 @@ class Measured:
     @property
     def mean(self) -> KernelMeans:
         """Means over networks."""
-        return _named(_rooted(self.averages))
+        return _named({
+            key: value.sqrt() if key[0] == "magnitudes" else value
+            for key, value in self.averages.items()
+        })  # fmt: skip
 
     @property
     def se(self) -> KernelMeans:
@@ -263,10 +266,6 @@ def _standard_errors(measured: Measured) -> Values:
     count = measured.count
     divisor = count * (count - 1) or math.nan
     return {key: (square / divisor).sqrt() for key, square in measured.squares.items()}
-
-
-def _rooted(values: Values) -> Values:
-    return {key: value.sqrt() if key[0] == "magnitudes" else value for key, value in values.items()}
 
 
 def _named(values: Values) -> KernelMeans:

@@ -42,7 +42,10 @@ class Attention(nn.Module):
 
     def forward(self, s: Tensor, trace: Trace) -> Tensor:
         """Signals (D, T, n) -> residual (D, T, n)."""
-        query, key, value = (self._project(s, name, trace) for name in ("query", "key", "value"))
+        query, key, value = (
+            _linear(self, name, s, trace).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for name in ("query", "key", "value")
+        )
         mixed = self.weights(query, key) @ value
         return _linear(self, "attention_output", mixed.transpose(1, 2).flatten(2), trace)
 
@@ -53,9 +56,6 @@ class Attention(nn.Module):
             later = torch.ones(products.shape[-2:], dtype=torch.bool).triu(1)
             products = products.masked_fill(later, -torch.inf)
         return products.softmax(-1)
-
-    def _project(self, s: Tensor, name: str, trace: Trace) -> Tensor:
-        return _linear(self, name, s, trace).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class Mlp(nn.Module):

@@ -20,9 +20,6 @@ from effective_theory.bigram_exponents import (
 from effective_theory.stratos import STRATOS_TABLE
 from param_groups import exponents as ex
 
-SMALL = BigramConfig(
-    vocabulary=5, widths=(6, 9), seeds=3, steps=3, learning_rate=0.1, small_learning_rate=0.1
-)
 FITTED = BigramConfig(widths=(64, 128, 256, 512, 1024), seeds=48, steps=2)
 
 
