@@ -27,7 +27,6 @@ benchmarks/representations.py measures both.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -192,19 +191,13 @@ def _hooks(
     entering = {"entering": block, "attention": attention, "normed": attention.query}
     leaving = {"leaving": block, "query": attention.query, "key": attention.key}
     for what, module in entering.items():
-        keep = functools.partial(_keep_input, seen.setdefault((what, index), []))
-        yield module.register_forward_pre_hook(keep, with_kwargs=True)
+        keep = seen.setdefault((what, index), []).append
+        yield module.register_forward_pre_hook(
+            lambda _, args, kwargs, keep=keep: keep((*args, *kwargs.values())[0]), with_kwargs=True
+        )
     for what, module in leaving.items():
-        keep = functools.partial(_keep_output, seen.setdefault((what, index), []))
-        yield module.register_forward_hook(keep)
-
-
-def _keep_input(kept: list[Any], module: nn.Module, args: tuple, kwargs: dict) -> None:
-    kept.append((*args, *kwargs.values())[0])
-
-
-def _keep_output(kept: list[Any], module: nn.Module, args: tuple, output: Any) -> None:
-    kept.append(output)
+        keep = seen.setdefault((what, index), []).append
+        yield module.register_forward_hook(lambda _, args, output, keep=keep: keep(output))
 
 
 def _check_calls(seen: dict[tuple[str, int], list[Any]], blocks: int, outputs: Any) -> None:

@@ -1,6 +1,7 @@
 """Stock models by name: shipped rules give them the theory's powers, and the check takes them."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -113,10 +114,16 @@ def test_torchs_own_attention_is_covered(model):
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("gpt2", "write hf:gpt2"), ("hf:gpt7", "hf:gpt7: cannot build"), ("timm:vitt", "timm:vitt")],
+    [
+        ("gpt2", "write hf:gpt2"), ("hf:gpt7", "hf:gpt7: cannot build"), ("timm:vitt", "timm:vitt"),
+        ("hf:clip", "hf:clip: .* is neither a language model nor an image or speech"),
+        ("timm:swin_tiny_patch4_window7_224", "timm is not installed"),
+    ],  # fmt: skip
 )
-def test_an_unknown_stock_model_is_one_line(name, message):
-    with pytest.raises(PlanError, match=message) as error:
+def test_an_unknown_stock_model_is_one_line(name, message, monkeypatch):
+    if "not installed" in message:
+        monkeypatch.setitem(sys.modules, "timm", None)
+    with torch.device("meta"), pytest.raises(PlanError, match=message) as error:
         shipped.stock(name)
     assert "\n" not in str(error.value)
 
