@@ -19,7 +19,7 @@ from param_groups.roles import BLOCK, PlanError, Role
 if TYPE_CHECKING:  # a generic class for type checkers alone
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-# The stem and head of each paper's models.
+# The stem of each paper's models; norms, BLOCK and readout follow.
 _STEMS = {
     "language": (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING),
     "vision": (Role.PATCH_EMBEDDING, Role.POSITION_EMBEDDING),

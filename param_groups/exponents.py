@@ -311,42 +311,6 @@ def is_stable(
     return is_stable_at_init(parameterization) and min(chain) >= 0 and bounded
 
 
-def is_nontrivial(
-    parameterization: str | Parameterization,
-    optimizer: str,
-    alignment: str | Alignment,
-    c: Mapping[str, Number],
-    *,
-    hidden_layers: int = 1,
-) -> bool:
-    """Whether training moves the logits by at least a constant: r_{L+1} <= 0.
-
-    Everett et al., Definition B.3. For stable rates this is the equality in one of the logit
-    constraints of Table 2. The paper says that its maximal rates always reach r_{L+1} = 0
-    (B.17); by its own definition muP and mean-field with SGD or Adafactor and no alignment do
-    not: there r_{L+1} = 1/2, because the readout's rate is limited by other constraints first.
-    Raises as `residuals` does.
-    """
-    chain = residuals(parameterization, optimizer, alignment, c, hidden_layers=hidden_layers)
-    return chain[-1] <= 0
-
-
-def is_feature_learning(
-    parameterization: str | Parameterization,
-    optimizer: str,
-    alignment: str | Alignment,
-    c: Mapping[str, Number],
-    *,
-    hidden_layers: int = 1,
-) -> bool:
-    """Whether the last activations change by a constant: r_L = 0 (Everett et al., section 3.2).
-
-    Raises as `residuals` does.
-    """
-    chain = residuals(parameterization, optimizer, alignment, c, hidden_layers=hidden_layers)
-    return chain[-2] == 0
-
-
 @dataclass(frozen=True)
 class Solution:
     """The largest stable learning rates of one case and what they do.
@@ -357,8 +321,22 @@ class Solution:
     c: Exponents
     residuals: tuple[Fraction, ...]
     stable: bool
-    nontrivial: bool
-    feature_learning: bool
+
+    @property
+    def nontrivial(self) -> bool:
+        """Whether training moves the logits by at least a constant: r_{L+1} <= 0.
+
+        Everett et al., Definition B.3. For stable rates this is the equality in one of the logit
+        constraints of Table 2. The paper says that its maximal rates always reach r_{L+1} = 0
+        (B.17); by its own definition muP and mean-field with SGD or Adafactor and no alignment do
+        not: there r_{L+1} = 1/2, because other constraints limit the readout's rate first.
+        """
+        return self.residuals[-1] <= 0
+
+    @property
+    def feature_learning(self) -> bool:
+        """Whether the last activations change by a constant: r_L = 0 (Everett et al., 3.2)."""
+        return self.residuals[-2] == 0
 
     @property
     def lr(self) -> Exponents:
@@ -459,13 +437,8 @@ def solve(
     d["readout"] = _least_readout_update(table, optimizer, aligned, before)
     c = {layer: d[layer] - _offset(table, optimizer, layer) for layer in LAYERS}
     case = (table, optimizer, aligned, c)
-    return Solution(
-        c=c,
-        residuals=residuals(*case, hidden_layers=hidden_layers),
-        stable=is_stable(*case, hidden_layers=hidden_layers),
-        nontrivial=is_nontrivial(*case, hidden_layers=hidden_layers),
-        feature_learning=is_feature_learning(*case, hidden_layers=hidden_layers),
-    )
+    chain = residuals(*case, hidden_layers=hidden_layers)
+    return Solution(c, chain, is_stable(*case, hidden_layers=hidden_layers))
 
 
 _SHIFT_OF_C = {"sgd": 2, "adam": 1, "adafactor": 0}

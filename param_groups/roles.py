@@ -221,7 +221,14 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
         tensors.setdefault(parameter, []).append(name)
     if not tensors:
         raise PlanError("the model has no parameters")
-    _refuse_idle_rules(rules, [name for names in tensors.values() for name in names])
+    every = [name for names in tensors.values() for name in names]
+    for rule in rules:
+        if not any(map(rule.matches, every)):
+            nearest = difflib.get_close_matches(rule.pattern, every, n=1, cutoff=0.0)
+            raise PlanError(
+                f"rule {rule.pattern!r} -> {rule.role} matches no tensor; the nearest name is "
+                f"{nearest[0]!r}"
+            )
     matching = {
         parameter: [rule for rule in rules if any(map(rule.matches, names))]
         for parameter, names in tensors.items()
@@ -264,16 +271,6 @@ def _refuse_wrapped(model: nn.Module) -> None:
             raise PlanError(
                 f"the model is inside {wrapper}; plan the unwrapped, uncompiled model before "
                 "wrapping it"
-            )
-
-
-def _refuse_idle_rules(rules: Sequence[Rule], names: Sequence[str]) -> None:
-    for rule in rules:
-        if not any(map(rule.matches, names)):
-            nearest = difflib.get_close_matches(rule.pattern, names, n=1, cutoff=0.0)
-            raise PlanError(
-                f"rule {rule.pattern!r} -> {rule.role} matches no tensor; the nearest name is "
-                f"{nearest[0]!r}"
             )
 
 

@@ -243,7 +243,8 @@ def test_tables_have_the_documented_shape_numbers_and_lines(case, capsys):
 
 EVERETT = "table --prescription everett --width 64 --base-width 32"
 BORDELON = "table --prescription bordelon --head-dim 8 --heads 4 --depth 3"
-# A mistake in a value: one line that names it and what would be valid.
+# A mistake in a value: one line that names it and what would be valid. What the prescriptions
+# refuse is tested with them; here some of it, as it arrives.
 ONE_LINE = [
     (SOLVE.format("standrd", "adam", "1", "1", "1"), "'standrd'.*did you mean 'standard'"),
     (SOLVE.format("mup", "adm", "1", "1", "1"), "'adm'.*did you mean 'adam'"),
@@ -253,15 +254,14 @@ ONE_LINE = [
     (SOLVE.format("mup", "adam", "one", "1", "1"), "'one' is not an exact number"),
     (SOLVE.format("mup", "adam", "1/0", "1", "1"), "'1/0' is not an exact number"),
     (SOLVE.format("mup", "adam", "3/2", "1", "1"), r"alpha must lie in \[0, 1\], got 3/2"),
+    (EVERETT + " --s 0.5", "--s goes with --prescription dinan, not everett"),
+    (BORDELON + " --mlp-ratio 2", "--mlp-ratio goes with --prescription everett and dinan, not"),
     ("table --prescription everett --base-width 32", "everett needs --width"),
     ("table --prescription everett --width 32", "everett needs --base-width"),
     ("table --prescription dinan", "dinan needs --width"),
     ("table --prescription bordelon --head-dim 8 --heads 4", "bordelon needs --depth"),
     ("table --prescription bordelon --heads 8 --depth 4", "bordelon needs --head-dim"),
     (EVERETT + " --parameterization mupp", "unknown parameterization 'mupp'.*'mup'"),
-    (EVERETT + " --optimizer adm", "unknown optimizer 'adm'.*'adam'"),
-    (EVERETT + " --alignment partial", "unknown alignment 'partial'.*full, none, global"),
-    (EVERETT + " --embedding-std -1", "embedding_std must be positive"),
     (EVERETT + " --embedding-std nan", "embedding_std must be positive and finite, got nan"),
     (EVERETT + " --head-dim 0", "--head-dim must be at least 1, got 0"),
     (EVERETT + " --mlp-ratio 0", "--mlp-ratio must be at least 1, got 0"),
@@ -269,11 +269,7 @@ ONE_LINE = [
     (EVERETT + " --outputs 0", "--outputs must be at least 1, got 0"),
     ("table --prescription everett --width 0 --base-width 32", "width must be positive"),
     ("table --prescription dinan --width 64 --strategy ntk", "unknown strategy 'ntk'.*valid"),
-    ("table --prescription dinan --width 64 --s 0.5", "fixes s"),
-    ("table --prescription dinan --width 64 --strategy meta_principled", r"needs s in \[0, 1\]"),
-    ("table --prescription dinan --width 64 --optimizer adafactor", "unknown optimizer"),
     (BORDELON + " --alpha-depth 2", "alpha_depth must lie in"),
-    (BORDELON + " --gamma0 0", "gamma0 must be positive"),
 ]
 
 

@@ -149,14 +149,6 @@ def test_initialising_sets_the_multiplier_of_every_layer():
     torch.testing.assert_close(effective, torch.ones(8))
 
 
-def test_multipliers_can_be_set_without_touching_the_values():
-    """After loading a checkpoint, which holds tensors and no multipliers."""
-    model = Decoder()
-    decoder_plan(model=model).apply_multipliers(model)
-    assert model.readout.multiplier == pytest.approx(8**-0.5)
-    assert model.readout.weight.isnan().all()
-
-
 def test_a_second_plan_replaces_the_multipliers():
     model = Decoder()
     decoder_plan(model=model).initialise(model, seed=0)

@@ -159,6 +159,8 @@ def test_attentions_of_two_head_dimensions_each_get_their_own():
     rules = [Rule(f"*.{rule.pattern}", rule.role) for rule in ATTENTION]
     made(model, rules).initialise(model, seed=0)
     assert (model["one"].attention_scale, model["other"].attention_scale) == (1 / 4, 1 / 16)
+    with pytest.raises(PlanError, match="module '' applies attention_scale; it needs head_dim"):
+        made(Attention(None), ATTENTION)
 
 
 def test_an_attention_scale_that_a_stock_model_lacks_is_an_error_with_three_ways_out():
@@ -174,6 +176,8 @@ def test_what_the_user_applies_is_in_the_plan_and_checked():
     for value in (0.3, 0.25, 1 / 8, 1e-300):  # the library's 1/sqrt(16) and other integers' powers
         with pytest.raises(PlanError, match=f"is {value:g}, but Everett has 0.0625 for head dim"):
             made(Stock(), ATTENTION, applied={"attention_scale": value}, head_dim=16)
+    with pytest.raises(PlanError, match="attention_scale must be positive and finite, got -1"):
+        made(Stock(), ATTENTION, applied={"attention_scale": -1}, head_dim=16)
     with pytest.raises(PlanError, match="logit_multiplier is 0.5, but Everett has 1"):
         made(Stock(), ATTENTION, "standard", applied={"logit_multiplier": 0.5})
     with pytest.raises(PlanError, match="unknown forward factor 'scale'"):
