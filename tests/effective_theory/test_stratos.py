@@ -5,11 +5,7 @@ from fractions import Fraction
 
 import pytest
 
-from effective_theory.stratos import (
-    STRATOS_TABLE,
-    general_violations,
-    violations,
-)
+from effective_theory.stratos import STRATOS_TABLE, general_violations, violations
 from param_groups import exponents as ex
 from param_groups.tables import STRATOS_NAMES, stratos_table
 
