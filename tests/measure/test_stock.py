@@ -116,7 +116,7 @@ def test_torchs_own_attention_is_covered(model):
     ("name", "message"),
     [
         ("gpt2", "write hf:gpt2"), ("hf:gpt7", "hf:gpt7: cannot build"), ("timm:vitt", "timm:vitt"),
-        ("hf:clip", "hf:clip: .* is neither a language model nor an image or speech"),
+        ("hf:vits", "hf:vits: .* is neither a language model nor an image or speech"),
         ("timm:swin_tiny_patch4_window7_224", "timm is not installed"),
     ],  # fmt: skip
 )
