@@ -13,7 +13,6 @@ those until all is on the disk are told apart. Prints JSON.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 import time
 from pathlib import Path
@@ -23,17 +22,11 @@ from benchmarks import harness
 
 
 def shapes(width: int) -> dict[str, Any]:
-    """The decoder's tensors by name, without memory: L = 8, context 512, V = 32,101."""
+    """The decoder's tensors by name, without memory."""
     import torch
 
-    from nanolm_c4.model import Decoder
-
-    heads = max(1, width // 128)
     with torch.device("meta"):
-        model = Decoder(
-            vocab_size=32_101, context=512, layers=8, heads=heads, head_dim=width // heads,
-            mlp_ratio=4, attention_scale=1.0,
-        )  # fmt: skip
+        model = harness.paper_decoder(width, 128)
     return {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
@@ -56,16 +49,12 @@ def measure(width: int, repeats: int, folder: Path) -> dict[str, Any]:
         checkpoint.load(path)
         saves.append(saved - started)
         loads.append(time.perf_counter() - saved)
-    size = (path / "state.safetensors").stat().st_size
-    seconds = {"save": saves, "load": loads}
     return {
         "width": width,
         "parameters": sum(shape.numel() for shape in found.values()),
-        "gigabytes": size / 1e9,
-        "n": repeats,
-        **{f"{what}_seconds_median": statistics.median(times) for what, times in seconds.items()},
-        **{f"{what}_seconds_all": times for what, times in seconds.items()},
-    }
+        "gigabytes": (path / "state.safetensors").stat().st_size / 1e9,
+        "save_seconds": harness.spread(saves), "load_seconds": harness.spread(loads),
+    }  # fmt: skip
 
 
 def measure_sharded(rank: int, args: argparse.Namespace, folder: Path, rows: Any) -> None:

@@ -1,4 +1,4 @@
-"""What the driver costs per run, when runs cost nothing: `python benchmarks/driver.py [RUNS ...]`.
+"""What the driver costs per run, when runs cost nothing: `python -m benchmarks.driver [RUNS ...]`.
 
 Runs end at once, in a pool that hands their summaries straight back; every cell is extended, so
 that the rules have work, too. The time is processor time, and the driver's alone: choosing,
@@ -11,24 +11,20 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import math
 import resource
-import sys
 import tempfile
 import time
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from sweeps.driver import Driver  # noqa: E402
-from sweeps.pool import Job, Needs  # noqa: E402
-from sweeps.reuse import Store  # noqa: E402
-from sweeps.sweep import SweepWork  # noqa: E402
-from sweeps.sweep_file import load_sweep  # noqa: E402
+from benchmarks import harness
+from sweeps.driver import Driver
+from sweeps.pool import Job, Needs
+from sweeps.reuse import Store
+from sweeps.sweep import SweepWork
+from sweeps.sweep_file import load_sweep
 
 SWEEP = """
 experiment: nanolm_c4
@@ -63,7 +59,7 @@ class Instant:
 def measure(runs: int, folder: Path) -> dict[str, float]:
     """Processor seconds of loading and driving about `runs` runs, and milliseconds per run."""
     path = folder / "sweep.yaml"
-    config = ROOT / "nanolm_c4/configs/laptop.yaml"
+    config = harness.ROOT / "nanolm_c4/configs/laptop.yaml"
     seeds = max(1, runs // (2 * 25 * 8))  # two curves, widths, rates with those that are added
     widths = [16 * (i + 1) for i in range(max(1, runs // (2 * 8 * seeds)))]
     path.write_text(SWEEP.format(config=config, widths=widths, seeds=list(range(seeds))))
@@ -83,13 +79,20 @@ def measure(runs: int, folder: Path) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """One line of JSON per size."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = harness.parser(__doc__)
     parser.add_argument("runs", type=int, nargs="*", default=[1000, 5000, 10000])
-    for runs in parser.parse_args().runs:
+    return parser.parse_args(argv)
+
+
+def main() -> None:
+    """A row per size."""
+    args, rows = parse(), []
+    for runs in args.runs:
         with tempfile.TemporaryDirectory() as folder:
-            print(json.dumps(measure(runs, Path(folder))), flush=True)
+            rows.append(measure(runs, Path(folder)))
+    harness.show(args, "cpu", rows)
 
 
 if __name__ == "__main__":

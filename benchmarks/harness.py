@@ -181,6 +181,17 @@ def answer(case: Case, measure: Callable[[Case], Any]) -> None:
 # The decoder that is timed
 
 
+def paper_decoder(width: int, head_dim: int) -> Any:
+    """Everett et al.'s decoder at one width: L = 8, context 512, V = 32,101."""
+    from nanolm_c4.model import Decoder
+
+    heads = max(1, width // head_dim)
+    return Decoder(
+        vocab_size=32_101, context=512, layers=8, heads=heads, head_dim=width // heads,
+        mlp_ratio=4, attention_scale=head_dim**-0.5,
+    )  # fmt: skip
+
+
 def decoder_config(case: Case, **training: Any) -> Any:
     """nanolm_c4's config for a case: muP, Adam, float32 unless `training` says otherwise."""
     from nanolm_c4.config import Config

@@ -13,6 +13,12 @@ import math
 import sys
 from functools import partial
 
+try:
+    import mup
+    from mup import MuAdamW, MuReadout, MuSGD, set_base_shapes
+except ImportError as missing:
+    sys.exit(f"{missing}: the first lines of benchmarks/mup_comparison.py say how to install mup")
+
 import torch
 from torch import nn
 from torch.optim import SGD, AdamW
@@ -20,12 +26,6 @@ from torch.optim import SGD, AdamW
 from measure.stock import sizes
 from param_groups import Everett, PlanError, Role, Rule, plan, rules_for
 from param_groups.models import stock
-
-try:
-    import mup
-    from mup import MuAdamW, MuReadout, MuSGD, set_base_shapes
-except ImportError as missing:
-    sys.exit(f"{missing}: the first lines of benchmarks/mup_comparison.py say how to install mup")
 
 BASE, TIMES, LR = 64, 4, 0.01
 

@@ -26,12 +26,10 @@ from typing import Any
 import torch
 
 from benchmarks import harness
-from nanolm_c4.model import Decoder
 from param_groups import Everett, Plan, plan
 from param_groups.roles import DECODER_RULES
 from training import allocator, optimizers
 
-LAYERS, CONTEXT, VOCABULARY, HEAD_DIM = 8, 512, 32101, 64
 BETAS, LR, EPS, WEIGHT_DECAY = (0.9, 0.98), 2**-9, 1e-9, 1e-4
 REFERENCE = "fused_adamw"
 
@@ -49,20 +47,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def decoder(width: int) -> Decoder:
-    """The decoder of the paper at one width."""
-    return Decoder(
-        vocab_size=VOCABULARY,
-        context=CONTEXT,
-        layers=LAYERS,
-        heads=width // HEAD_DIM,
-        head_dim=HEAD_DIM,
-        mlp_ratio=4,
-        attention_scale=HEAD_DIM**-0.5,
-    )
-
-
-def make_plan(model: Decoder, width: int, optimizer: str) -> Plan:
+def make_plan(model: torch.nn.Module, width: int, optimizer: str) -> Plan:
     """A plan in which embeddings, hidden matrices, scales and readout each need another group."""
     prescription = Everett(
         parameterization="standard",
@@ -108,7 +93,7 @@ def build(groups: list[dict[str, Any]], name: str) -> dict[str, torch.optim.Opti
 
 def measure(width: int, name: str, args: argparse.Namespace) -> dict[str, Any]:
     """One rule at one width."""
-    model = decoder(width)
+    model = harness.paper_decoder(width, 64)
     plan_ms: dict[str, float] = {}
 
     def paid(part: str, action: Callable[[], Any]) -> Any:

@@ -32,6 +32,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ MODES = {
     "bf16_compile": {"precision": "bf16", "compile": True},
 }
 IMPLEMENTATIONS = ("nanolm_c4", "plain")
+KEYS = ("width", "mode", "allocator", "implementation")  # of a case that trains
 TUNED = {
     "MALLOC_MMAP_THRESHOLD_": str(2**34),
     "MALLOC_TRIM_THRESHOLD_": str(2**34),
@@ -83,11 +85,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 
 def measure(case: harness.Case) -> dict[str, Any]:
     """Runs one case in this process."""
-    if case["what"] != "train":
-        return measure_matmul(case)
-    if case["implementation"] == "nanolm_c4":
-        return measure_nanolm(case)
-    return measure_plain(case)
+    kinds = {"matmul": measure_matmul, "nanolm_c4": measure_nanolm, "plain": measure_plain}
+    return kinds[case.get("implementation", "matmul")](case)
 
 
 class Stopwatch:
@@ -160,13 +159,14 @@ class _TensorPeak:
 
 def measure_nanolm(case: harness.Case) -> dict[str, Any]:
     """A run of nanolm_c4 on random rows, timed where the loop asks for the number of targets."""
-    _keep_memory()
     import torch
 
     from nanolm_c4 import train
     from nanolm_c4.data import collate
-    from training import loop
+    from training import allocator, loop
     from training import task as tasks
+
+    allocator.keep_memory()  # what a training command does first
 
     config = _config(case)
     rows = _random_rows(case)
@@ -195,13 +195,6 @@ def measure_nanolm(case: harness.Case) -> dict[str, Any]:
     raise RuntimeError("the run ended before enough steps were timed")
 
 
-def _keep_memory() -> None:
-    """What a training command does first."""
-    from training import allocator
-
-    allocator.keep_memory()
-
-
 def _config(case: harness.Case) -> Any:
     return harness.decoder_config(
         case,
@@ -217,12 +210,13 @@ def _random_rows(case: harness.Case) -> list[Any]:
 
 def measure_plain(case: harness.Case) -> dict[str, Any]:
     """The plain GPT on the same rows."""
-    if case["allocator"] == "default":
-        _keep_memory()
     import torch
 
     from benchmarks.plain_gpt import PlainGPT, train
+    from training import allocator
 
+    if case["allocator"] == "default":
+        allocator.keep_memory()
     rows = _random_rows(case)
     watch = Stopwatch(case)
 
@@ -250,25 +244,15 @@ def measure_matmul(case: harness.Case) -> dict[str, Any]:
     import torch
 
     sizes = (4096, 8192, 16384) if case["device"] == "cuda" else (1024, 2048, 3072)
-    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    return {
-        name: max(_matmul_rate(size, kind, case["device"]) for size in sizes)
-        for name, kind in kinds.items()
-    }
-
-
-def _matmul_rate(size: int, dtype: Any, device: str) -> float:
-    import torch
-
-    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    out, times = torch.empty_like(a), []
-    for _ in range(7):
-        started = time.perf_counter()
-        torch.mm(a, b, out=out)
-        if device == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return 2 * size**3 / statistics.median(times[2:])
+    best = {"fp32": 0.0, "bf16": 0.0}
+    for size, (name, kind) in itertools.product(sizes, (("fp32", torch.float32),
+                                                        ("bf16", torch.bfloat16))):  # fmt: skip
+        a, b = (torch.randn(size, size, device=case["device"]).to(kind) for _ in range(2))
+        out = torch.empty_like(a)
+        product = partial(torch.mm, a, b, out=out)
+        times = [harness.milliseconds(product, case["device"]) for _ in range(7)]
+        best[name] = max(best[name], 2e3 * size**3 / statistics.median(times[2:]))
+    return best
 
 
 # The launching process
@@ -279,9 +263,7 @@ def cases(args: argparse.Namespace) -> list[harness.Case]:
     keys = ("steps", "warmup", "layers", "context", "vocab", "head_dim", "batch", "threads")
     shared = {**{key: getattr(args, key) for key in keys}, "device": args.device}
     grid = itertools.product(args.widths, args.modes, args.allocators, args.implementations)
-    names = ("width", "mode", "allocator", "implementation")
-    training = [{"what": "train", **dict(zip(names, values))} for values in grid]
-    return [{**shared, **case} for case in ({"what": "matmul"}, *training)]
+    return [{**shared, **case} for case in ({}, *(dict(zip(KEYS, values)) for values in grid))]
 
 
 def launch(case: harness.Case) -> dict[str, Any]:
@@ -293,25 +275,22 @@ def launch(case: harness.Case) -> dict[str, Any]:
     return harness.fresh("throughput", case, variables)
 
 
-def label(case: harness.Case) -> str:
-    """A case in a few words."""
-    keys = ("width", "mode", "allocator", "implementation")
-    return " ".join([case["what"], *(str(case[key]) for key in keys if key in case)])
-
-
 def summarise(
     case: harness.Case, results: list[dict[str, Any]], ceiling: dict[str, Any]
 ) -> dict[str, Any]:
     """One row of the table: statistics over all timed steps of all processes of a case."""
+    from nanolm_c4 import train
+
     steps = [ms for result in results for ms in result["ms"]]
     median, tokens = statistics.median(steps), case["batch"] * case["context"]
-    flops = _flops(case)
+    config = _config(case)
+    flops = train.flops(config) / config.training.steps
     rate = flops / median * 1e3
     low, _, high = statistics.quantiles(steps, n=4)
     peak = statistics.median(result["peak_mb"] for result in results)
     start = statistics.median(result["start_mb"] for result in results)
     return {
-        **{key: case[key] for key in ("width", "mode", "allocator", "implementation")},
+        **{key: case[key] for key in KEYS},
         "n": len(steps),
         "ms_per_step": median,
         "ms_min": min(steps),
@@ -327,21 +306,13 @@ def summarise(
     }
 
 
-def _flops(case: harness.Case) -> float:
-    from nanolm_c4.train import flops
-
-    config = _config(case)
-    return flops(config) / config.training.steps
-
-
 def comparisons(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Ratios of nanolm_c4 to the plain GPT, each against its target.
 
     `speed` compares the fastest process of each: a shared machine now and then slows a whole
     process several times over, which a median over few processes does not withstand.
     """
-    found = {tuple(row[k] for k in ("width", "mode", "allocator", "implementation")): row
-             for row in rows}  # fmt: skip
+    found = {tuple(row[key] for key in KEYS): row for row in rows}
     result = []
     for (width, mode, allocator, implementation), ours in found.items():
         other = "tuned" if allocator == "default" else allocator
@@ -372,7 +343,8 @@ def main() -> None:
             results.append(launch(case))
             ms = results[-1].get("ms")
             shown = f"{statistics.median(ms):.1f} ms, {results[-1]['peak_mb']:.0f} MB" if ms else ""
-            print(f"{repeat + 1}/{args.repeats} {label(case)} {shown}", file=sys.stderr)
+            label = " ".join(str(case[key]) for key in KEYS if key in case) or "matmul"
+            print(f"{repeat + 1}/{args.repeats} {label} {shown}", file=sys.stderr)
     (_, matmul), *training = measured
     ceiling = {
         kind: statistics.median(result[kind] for result in matmul) for kind in ("fp32", "bf16")

@@ -207,6 +207,9 @@ def chosen(names: Iterable[str] | None, known: Iterable[str], table: str) -> lis
     return known if names is None else list(names)
 
 
+_SATURATES = "the softmax saturates, so the asymptote is reached slowly; see the local slope"
+
+
 def table_2(config: BigramConfig, rows: Iterable[str] | None = None) -> list[FittedExponent]:
     """Elementwise variances at initialization, Table 2: its rows are "1" to "6".
 
@@ -219,8 +222,8 @@ def table_2(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Fit
         logits = f"h_{config.hidden_layers + 2}"
         predictions = columns(map(Fraction, cells), config.hidden_layers, logits)
         for column, predicted in predictions.items():
-            note = _saturation(last, column)
-            place = Place("Table 2", name, column, predicted, note=note)
+            slow = last == "0" and "'" in column  # gradients of rows 5 and 6
+            place = Place("Table 2", name, column, predicted, note=_SATURATES if slow else "")
             found.append(fit(place, squares[column], config.widths))
     return found
 
@@ -242,10 +245,3 @@ def _initial_sizes(
         return {**sizes(result), error: mean_square(result.h[-1].softmax(1) - mean)}
 
     return measure
-
-
-def _saturation(last: str, column: str) -> str:
-    """A note on the gradients of rows 5 and 6; "" elsewhere."""
-    if last == "0" and "'" in column:
-        return "the softmax saturates, so the asymptote is reached slowly; see the local slope"
-    return ""

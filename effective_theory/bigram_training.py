@@ -21,7 +21,7 @@ part of themselves (`FittedExponent.moved`), and a small one where they grow.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
@@ -169,6 +169,9 @@ def _ratio(product: torch.Tensor, matrix: RankOne, vector: torch.Tensor) -> torc
     return mean_square(product) / (matrix.mean_square() * mean_square(vector))
 
 
+_MOVED = "moved"
+
+
 @lru_cache(maxsize=8)
 def _trained(item: Member, config: BigramConfig) -> Mapping[tuple[str, int], np.ndarray]:
     """(name, step) -> mean squares, (widths, networks); Tables 1, 3 and the alignments share it."""
@@ -182,27 +185,17 @@ def _trained(item: Member, config: BigramConfig) -> Mapping[tuple[str, int], np.
         for number, step in enumerate(steps, 1):
             start = start or step.before
             both = step_sizes(step) | alignment_sizes(step, variances)
-            both[_MOVED] = _moved(start, step.before)
+            change = step.before.h[-2] - start.h[-2]  # of h_{L+1}, since initialization
+            both[_MOVED] = mean_square(change) / mean_square(start.h[-2])
             found |= {(name, number): values for name, values in both.items()}
         return found
 
     return over_widths(config, measure)
 
 
-_MOVED = "moved"
-
-
-def _moved(start: Pass, now: Pass) -> torch.Tensor:
-    """Mean square of the change of h_{L+1}, relative to h_{L+1}."""
-    return mean_square(now.h[-2] - start.h[-2]) / mean_square(start.h[-2])
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A remark on a column at one step, and the kind of its prediction."""
-
-    note: str = ""
-    kind: Claim = "prediction"
+# A note on a column at one step, and the kind of its prediction.
+Remark = tuple[str, Claim]
+_NONE: Remark = ("", "prediction")
 
 
 def _rows(
@@ -210,7 +203,7 @@ def _rows(
     name: str,
     item: Member,
     predictions: Mapping[str, Fraction],
-    about: Callable[[str, int], Cell],
+    about: Callable[[str, int], Remark],
     config: BigramConfig,
 ) -> list[FittedExponent]:
     """A fit for every predicted column and every step, all of them of an RMS."""
@@ -219,8 +212,8 @@ def _rows(
     for step in range(1, config.steps + 1):
         moved = float(np.sqrt(squares[_MOVED, step][-1].mean()))
         for column, predicted in predictions.items():
-            cell = about(column, step)
-            place = Place(table, name, column, predicted, step, cell.kind, moved, cell.note)
+            note, claim = about(column, step)
+            place = Place(table, name, column, predicted, step, claim, moved, note)
             found.append(fit(place, squares[column, step], config.widths, root=True))
     return found
 
@@ -235,7 +228,7 @@ def table_1(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Fit
     for name in chosen(rows, STRATOS_TABLE, "Table 1"):
         item = member(name)
         predictions = _predicted_rms(item, config.hidden_layers)
-        about = _about_logits(item, config, Cell("omega_{L+1} = 1/2 would make it 0"))
+        about = _about_logits(item, config, ("omega_{L+1} = 1/2 would make it 0", _NONE[1]))
         found += _rows("Table 1", name, item, predictions, about, config)
     return found
 
@@ -271,7 +264,7 @@ def _member_of_table_3(name: str) -> Member:
     return member("mup" if name == "SP+emb/readout (31)" else "sp")
 
 
-_VIOLATED = Cell("the model violates Condition A.2 from its first step", "hypothetical")
+_VIOLATED: Remark = ("the model violates Condition A.2 from its first step", "hypothetical")
 
 
 def table_3(config: BigramConfig, rows: Iterable[str] | None = None) -> list[FittedExponent]:
@@ -287,27 +280,25 @@ def table_3(config: BigramConfig, rows: Iterable[str] | None = None) -> list[Fit
         cells = map(Fraction, TABLE_3[name].split())
         predictions = columns(cells, config.hidden_layers, logits)
         predictions[f"{logits}[y]"] = predictions[logits]
-        cell = _VIOLATED if "A.2" in name else Cell()
-        found += _rows(
-            "Table 3", name, item, predictions, _about_logits(item, config, cell), config
-        )
+        about = _about_logits(item, config, _VIOLATED if "A.2" in name else _NONE)
+        found += _rows("Table 3", name, item, predictions, about, config)
     return found
 
 
 def _about_logits(
-    item: Member, config: BigramConfig, logits: Cell
-) -> Callable[[str, int], Cell]:
+    item: Member, config: BigramConfig, logits: Remark
+) -> Callable[[str, int], Remark]:
     """What to say of columns that growing logits make misread: `logits` of their changes."""
     column_of_logits = f"dh_{config.hidden_layers + 2}"
     rms = f"one logit of {config.vocabulary} grows, which their RMS shows only for large d"
 
-    def about(column: str, step: int) -> Cell:
+    def about(column: str, step: int) -> Remark:
         if item.logits_grow and column.startswith(column_of_logits):
-            notes = (logits.note, "" if "[y]" in column else rms)
-            return replace(logits, note="; ".join(filter(None, notes)))
+            notes = (logits[0], "" if "[y]" in column else rms)
+            return "; ".join(filter(None, notes)), logits[1]
         if item.logits_grow and "'" in column and step > 1:
-            return Cell("shrinks where the grown logits saturate the softmax")
-        return Cell()
+            return "shrinks where the grown logits saturate the softmax", "prediction"
+        return _NONE
 
     return about
 
@@ -325,12 +316,13 @@ def alignment(config: BigramConfig, rows: Iterable[str] | None = None) -> list[F
         predictions |= {f"alpha_{l}": alpha, f"omega_{l}": omega, f"u_{l}": u}
     predictions[f"omega_{last}[y]"] = predictions[f"omega_{last}"]
 
-    def about(column: str, step: int) -> Cell:
+    def about(column: str, step: int) -> Remark:
         if column.startswith("u_"):
             return _OF_U
         if column == f"omega_{last}":
-            return Cell(f"the RMS over {config.vocabulary} logits shows it only for large d")
-        return Cell()
+            note = f"the RMS over {config.vocabulary} logits shows it only for large d"
+            return note, "prediction"
+        return _NONE
 
     found = []
     for name in chosen(rows, STRATOS_TABLE, "alignment"):
@@ -338,7 +330,7 @@ def alignment(config: BigramConfig, rows: Iterable[str] | None = None) -> list[F
     return found
 
 
-_OF_U = Cell(
+_OF_U: Remark = (
     "1/2 while changes are small (C sqrt(d) << 1), towards 1 once activations have taken them up",
     "bound",
 )

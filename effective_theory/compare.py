@@ -64,7 +64,8 @@ class Comparison:
         NaN for numbers that are the same in all networks up to rounding and norm_eps, such as the
         diagonal of F: there only the ratio says something.
         """
-        spread = math.hypot(self.error, _known(self.predicted_error))
+        own = 0.0 if math.isnan(self.predicted_error) else self.predicted_error
+        spread = math.hypot(self.error, own)
         fixed = spread <= _FIXED * abs(self.predicted)
         return math.nan if fixed else (self.measured - self.predicted) / spread
 
@@ -202,10 +203,6 @@ def _kernel_rows(
                 quantity, block, part, REST, kernel[apart].norm(), unknown[apart].norm(),
                 case.mean.rests[key], case.se.rests[key],
             )
-
-
-def _known(error: float) -> float:
-    return 0.0 if math.isnan(error) else error
 
 
 def as_json(result: Result) -> dict[str, Any]:

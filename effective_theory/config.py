@@ -53,6 +53,11 @@ def block_names(depth: int) -> tuple[str, ...]:
     return ("stem", *middle, "head")
 
 
+def group(name: str) -> str:
+    """The parameter group of a tensor "mlp.0.mlp_in", a key of InitConfig and RatesConfig."""
+    return name.rsplit(".", 1)[-1]
+
+
 class InitConfig(Section):
     """C_G, (1.25)-(1.33): variance of every group's entries, times its power of the width."""
 
@@ -155,15 +160,12 @@ class Config(Section):
     measure: MeasureConfig = MeasureConfig()
 
     @model_validator(mode="after")
-    def _heads_divide_the_width(self) -> Config:
-        width, heads = self.model.width, self.model.heads
-        if width % heads:
-            raise ValueError(f"model.width {width} is not a multiple of model.heads {heads}")
-        return self
-
-    @model_validator(mode="after")
-    def _seeds_belong_to_widths(self) -> Config:
-        widths, seeds = self.measure.widths, self.measure.seeds
+    def _fits_together(self) -> Config:
+        model, widths, seeds = self.model, self.measure.widths, self.measure.seeds
+        if model.width % model.heads:
+            raise ValueError(
+                f"model.width {model.width} is not a multiple of model.heads {model.heads}"
+            )
         if len(widths) != len(seeds):
             raise ValueError(
                 f"measure.seeds has {len(seeds)} numbers for {len(widths)} measure.widths; give "
@@ -171,11 +173,6 @@ class Config(Section):
             )
         if len(set(widths)) != len(widths):
             raise ValueError(f"measure.widths {list(widths)} has a width twice")
-        return self
-
-    @model_validator(mode="after")
-    def _stem_has_its_head(self) -> Config:
-        model = self.model
         if model.stem == "language" and model.pooling:
             raise ValueError("model.pooling is for vision; set it to false for language")
         if model.stem == "language" and model.outputs < ALPHABET:
@@ -183,17 +180,14 @@ class Config(Section):
                 f"model.outputs {model.outputs} is the vocabulary of a language model and must "
                 f"hold the {ALPHABET} letters of its text"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _stem_reads_its_keys(self) -> Config:
-        stem = self.model.stem
-        for key, reason in _UNREAD[stem].items():
+        for key, reason in _UNREAD[model.stem].items():
             section, name = key.split(".")
             given = getattr(getattr(self, section), name)
             default = type(getattr(self, section)).model_fields[name].default
             if given != default:
-                raise ValueError(f"{key} {given}: stem {stem} {reason}; leave it at {default}")
+                raise ValueError(
+                    f"{key} {given}: stem {model.stem} {reason}; leave it at {default}"
+                )
         return self
 
     def check_measurement(self) -> None:

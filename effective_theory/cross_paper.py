@@ -9,11 +9,12 @@ a + theta, b - theta, c - theta (SGD: 2 theta) changes none of what is trained.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from effective_theory.stratos import STRATOS_NAMES, STRATOS_TABLE
+from effective_theory.stratos import STRATOS_TABLE
 from measure.theory import powers
 from param_groups import Bordelon, Dinan, Prescription, Role
 from param_groups.exponents import (
@@ -26,6 +27,7 @@ from param_groups.exponents import (
     shift,
     solve,
 )
+from param_groups.tables import STRATOS_NAMES
 
 OPTIMIZERS = ("sgd", "adam")
 # One role stands for each layer type; the tests check that the others of its type agree.
@@ -46,14 +48,10 @@ class Scaling:
     b: Fraction
     c: Fraction
 
-    def shifted(self, theta: Fraction, optimizer: str) -> Scaling:
-        """The same training with n^(-theta) moved from the weights to the multiplier."""
-        layer, c = shift(Layer(self.a, self.b), self.c, theta, optimizer)
-        return Scaling(layer.a, layer.b, c)
-
     def with_multiplier(self, a: Fraction, optimizer: str) -> Scaling:
         """The member of the equivalence class that has multiplier exponent `a`."""
-        return self.shifted(a - self.a, optimizer)
+        layer, c = shift(Layer(self.a, self.b), self.c, a - self.a, optimizer)
+        return Scaling(layer.a, layer.b, c)
 
     def __str__(self) -> str:
         return f"({self.a}, {self.b}, {self.c})"
@@ -113,23 +111,30 @@ def facts() -> list[Fact]:
     """All of them, in the README's order."""
     return [
         dinan_is_the_solver(),
-        maximal_update_is_mup(),
+        _one_class(
+            "Dinan et al.'s maximal-update strategy (s = 1) is muP up to the shift theta",
+            lambda optimizer: (dinan(Fraction(1), optimizer), everett("mup", optimizer)),
+        ),
         neural_tangent_is_not_ntk(),
         stratos_is_everett(),
-        bordelon_is_mean_field(),
+        _one_class(
+            "Bordelon et al.'s scaling in the number of heads is muP up to the shift theta",
+            lambda optimizer: (bordelon(optimizer), everett("mup", optimizer)),
+        ),
     ]
 
 
 def dinan_is_the_solver() -> Fact:
     """Dinan's rates are the largest stable ones for his initialisation, for every s."""
-    cases = [(Fraction(i, 8), optimizer) for i in range(9) for optimizer in OPTIMIZERS]
     lines, holds = [], True
-    for s, optimizer in cases:
+    for s, optimizer in itertools.product((Fraction(i, 8) for i in range(9)), OPTIMIZERS):
         own = dinan(s, optimizer)
         table = Parameterization(*(Layer(own[layer].a, own[layer].b) for layer in LAYERS))
+        rates = {layer: own[layer].c for layer in LAYERS}
         solved = solve(table, optimizer, TENSOR_PROGRAMS).c
-        holds &= all(own[layer].c == solved[layer] for layer in LAYERS)
-        lines.append(f"s = {str(s):<4} {optimizer:<5} c = {_rates(own)}; solver {_joined(solved)}")
+        holds &= rates == solved
+        mine, theirs = (f"({', '.join(map(str, c.values()))})" for c in (rates, solved))
+        lines.append(f"s = {str(s):<4} {optimizer:<5} c = {mine}; solver {theirs}")
     statement = (
         "Dinan et al.'s learning rates are the largest stable ones of Everett et al.'s solver at "
         "alpha = 1, omega = 1 in the readout, with unit multipliers, for every s"
@@ -137,16 +142,11 @@ def dinan_is_the_solver() -> Fact:
     return Fact(statement, holds, tuple(lines))
 
 
-def maximal_update_is_mup() -> Fact:
-    """s = 1 and muP are one equivalence class; the solver agrees under full alignment."""
-    lines, holds = [], True
-    for optimizer in OPTIMIZERS:
-        mine, theirs = dinan(Fraction(1), optimizer), everett("mup", optimizer)
-        same, text = _compare(mine, theirs, optimizer)
-        holds &= same
-        lines += text
-    statement = "Dinan et al.'s maximal-update strategy (s = 1) is muP up to the shift theta"
-    return Fact(statement, holds, tuple(lines))
+def _one_class(statement: str, pair: Callable[[str], tuple[Scalings, Scalings]]) -> Fact:
+    """Whether two prescriptions, given by optimiser, are one up to the shift."""
+    compared = [_compare(*pair(optimizer), optimizer) for optimizer in OPTIMIZERS]
+    lines = tuple(line for _, text in compared for line in text)
+    return Fact(statement, all(same for same, _ in compared), lines)
 
 
 def neural_tangent_is_not_ntk() -> Fact:
@@ -176,17 +176,6 @@ def stratos_is_everett() -> Fact:
     return Fact(statement, holds, tuple(lines))
 
 
-def bordelon_is_mean_field() -> Fact:
-    """Bordelon's width scaling is muP's class, which is the mean-field class."""
-    lines, holds = [], True
-    for optimizer in OPTIMIZERS:
-        same, text = _compare(bordelon(optimizer), everett("mup", optimizer), optimizer)
-        holds &= same
-        lines += text
-    statement = "Bordelon et al.'s scaling in the number of heads is muP up to the shift theta"
-    return Fact(statement, holds, tuple(lines))
-
-
 def _by_layer(rule: Callable[[int], Prescription]) -> dict[str, Scaling]:
     return {layer: scaling(rule, _ROLES[layer]) for layer in LAYERS}
 
@@ -202,14 +191,6 @@ def _compare(mine: Scalings, theirs: Scalings, optimizer: str) -> tuple[bool, li
         for layer in LAYERS
     ]
     return moved == dict(theirs), lines
-
-
-def _rates(scalings: Scalings) -> str:
-    return _joined({layer: scalings[layer].c for layer in LAYERS})
-
-
-def _joined(rates: Mapping[str, Fraction]) -> str:
-    return "(" + ", ".join(str(rates[layer]) for layer in LAYERS) + ")"
 
 
 def main() -> None:

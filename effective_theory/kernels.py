@@ -47,7 +47,8 @@ def forward(config: Config, x: Tensor) -> Kernels:
     for x of the wrong rank, for a zero signal without norm_eps and for numbers beyond float64.
     """
     blocks = block_names(config.model.depth)
-    g = stem_kernel(config, x).expand(REPLICATES, -1, -1)
+    g = config.init.stem * input_kernel(config, x) + config.init.position * same_token(x)
+    g = g.expand(REPLICATES, -1, -1)
     G, F = {}, {}
     for index, block in enumerate(blocks):
         G[block] = check_finite(config, f"G of block {block}", g)
@@ -97,12 +98,6 @@ def same_token(x: Tensor) -> Tensor:
     """delta_{t1 t2} over all pairs: (P, P)."""
     samples, tokens = x.shape[:2]
     return torch.eye(tokens, dtype=torch.float64).repeat(samples, samples)
-
-
-def stem_kernel(config: Config, x: Tensor) -> Tensor:
-    """G^(1), (1.41) or (1.45): (P, P)."""
-    stem, position = config.init.stem, config.init.position
-    return stem * input_kernel(config, x) + position * same_token(x)
 
 
 def norm_scale(config: Config, block: str, g: Tensor) -> Tensor:

@@ -10,16 +10,16 @@ import contextlib
 import math
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,7 +81,10 @@ class Measured:
     @property
     def mean(self) -> KernelMeans:
         """Means over networks."""
-        return _named(_rooted(self.averages))
+        return _named({
+            key: value.sqrt() if key[0] == "magnitudes" else value
+            for key, value in self.averages.items()
+        })  # fmt: skip
 
     @property
     def se(self) -> KernelMeans:
@@ -183,22 +186,21 @@ def combine(parts: Sequence[Measured]) -> Measured:
 
 
 def extrapolate(
-    widths: Sequence[int], means: Sequence[Tensor], ses: Sequence[Tensor], order: int = 1
+    widths: Sequence[int], means: Sequence[Tensor], ses: Sequence[Tensor]
 ) -> Extrapolated:
-    """Weighted least squares of mean = a + b / n (+ c / n^2 with order 2), entry by entry: a.
+    """Weighted least squares of mean = a + b / n, entry by entry: a.
 
     At a fixed number of heads the corrections in H / n are of this form too. The standard error is
     the one that the given errors imply. Entries that are exactly known at every width weigh
-    equally. UserError for fewer than 2 widths, or fewer than 4 with order 2.
+    equally. UserError for fewer than 2 widths.
     """
-    needed = {1: 2, 2: 4}[order]
-    if len(widths) < needed:
+    if len(widths) < 2:
         raise UserError(
-            f"measure.widths has {len(widths)} of the {needed} widths that an extrapolation of "
-            f"order {order} in 1/n needs; measure more widths"
+            f"measure.widths has {len(widths)} of the 2 widths that an extrapolation in 1/n needs; "
+            "measure more widths"
         )
     ratio = min(widths) / torch.tensor(list(widths), dtype=torch.float64)
-    terms = torch.stack([ratio**power for power in range(order + 1)], -1)  # (widths, order + 1)
+    terms = torch.stack([torch.ones_like(ratio), ratio], -1)  # (widths, 2)
     y = torch.stack([mean.double() for mean in means], -1)  # (..., widths)
     errors = torch.stack([se.double() for se in ses], -1)
     floor = 1e-9 * y.abs().amax(-1, keepdim=True).clamp_min(1e-200)
@@ -211,7 +213,7 @@ def extrapolate(
     return Extrapolated(value, first[..., 0].sqrt() * least[..., 0])
 
 
-def limit(measured: Sequence[Measured], s: float = 0.0, order: int = 1) -> Limit:
+def limit(measured: Sequence[Measured], s: float = 0.0) -> Limit:
     """`extrapolate` of everything that has a limit; see there for errors.
 
     Gradients have none worth the name: they go as powers of the width. At s > 0 the head's kernel
@@ -223,7 +225,7 @@ def limit(measured: Sequence[Measured], s: float = 0.0, order: int = 1) -> Limit
     for key in measured[0].averages:
         if _has_limit(key, s):
             values = [part.averages[key] for part in measured]
-            means[key], ses[key] = extrapolate(widths, values, [se[key] for se in errors], order)
+            means[key], ses[key] = extrapolate(widths, values, [se[key] for se in errors])
     return Limit(_named(means), _named(ses))
 
 
@@ -264,10 +266,6 @@ def _standard_errors(measured: Measured) -> Values:
     count = measured.count
     divisor = count * (count - 1) or math.nan
     return {key: (square / divisor).sqrt() for key, square in measured.squares.items()}
-
-
-def _rooted(values: Values) -> Values:
-    return {key: value.sqrt() if key[0] == "magnitudes" else value for key, value in values.items()}
 
 
 def _named(values: Values) -> KernelMeans:
@@ -311,10 +309,10 @@ def _run_jobs(
         min(processes, len(jobs)), multiprocessing.get_context("spawn"), _prepare_process
     )
     try:
-        arrays = {key: value.numpy() for key, value in directions.items()}
-        futures = {pool.submit(_job, config, *job, x.numpy(), arrays): job for job in jobs}
+        given = pickle.dumps((x, directions))
+        futures = {pool.submit(_job, config, *job, given): job for job in jobs}
         for future in as_completed(futures):
-            yield futures[future], _received(future)
+            yield futures[future], pickle.loads(future.result())
     except BrokenProcessPool:
         _end(pool)
         raise UserError(
@@ -339,23 +337,10 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _job(
-    config: Config, width: int, seeds: range, x: np.ndarray, directions: dict[Key, np.ndarray]
-) -> tuple:
-    """`measure` with arrays in place of tensors, which would be sent as shared memory."""
-    tensors = {key: torch.from_numpy(value) for key, value in directions.items()}
-    part = measure(config, width, seeds, torch.from_numpy(x), tensors)
-    averages, squares = (
-        {key: value.numpy() for key, value in values.items()}
-        for values in (part.averages, part.squares)
-    )
-    return width, part.seeds, averages, squares
-
-
-def _received(future: Future) -> Measured:
-    width, seeds, *both = future.result()
-    tensors = ({key: torch.as_tensor(value) for key, value in values.items()} for values in both)
-    return Measured(width, seeds, *tensors)
+def _job(config: Config, width: int, seeds: range, given: bytes) -> bytes:
+    """`measure` with pickles in place of tensors, which would be sent as shared memory."""
+    x, directions = pickle.loads(given)
+    return pickle.dumps(measure(config, width, seeds, x, directions))
 
 
 def _end(pool: ProcessPoolExecutor) -> None:

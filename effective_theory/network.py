@@ -6,7 +6,6 @@ head's. Matrices are (out, in) and have the names of the groups in InitConfig an
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -14,19 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from effective_theory.config import Config, block_names
+from effective_theory.config import Config, block_names, group
+from effective_theory.gaussian import ACTIVATIONS
 from param_groups.roles import Role, default_layout, fans
 from training.errors import UserError
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "erf": torch.erf,
-    "identity": lambda w: w,
-}
 
 
 class Use(NamedTuple):
@@ -52,7 +42,10 @@ class Attention(nn.Module):
 
     def forward(self, s: Tensor, trace: Trace) -> Tensor:
         """Signals (D, T, n) -> residual (D, T, n)."""
-        query, key, value = (self._project(s, name, trace) for name in ("query", "key", "value"))
+        query, key, value = (
+            _linear(self, name, s, trace).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for name in ("query", "key", "value")
+        )
         mixed = self.weights(query, key) @ value
         return _linear(self, "attention_output", mixed.transpose(1, 2).flatten(2), trace)
 
@@ -63,9 +56,6 @@ class Attention(nn.Module):
             later = torch.ones(products.shape[-2:], dtype=torch.bool).triu(1)
             products = products.masked_fill(later, -torch.inf)
         return products.softmax(-1)
-
-    def _project(self, s: Tensor, name: str, trace: Trace) -> Tensor:
-        return _linear(self, name, s, trace).unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
 
 class Mlp(nn.Module):
@@ -175,11 +165,6 @@ class Encoder(nn.Module):
         z = z + self.readout_bias
         trace["readout_bias"] = Use(torch.ones_like(z[..., :1]), z)
         return z.mean(1) if self.config.model.pooling else z
-
-
-def group(name: str) -> str:
-    """The parameter group of a tensor, a key of InitConfig and RatesConfig."""
-    return name.rsplit(".", 1)[-1]
 
 
 def _tensor(*shape: int, dtype: torch.dtype) -> nn.Parameter:

@@ -11,9 +11,9 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from effective_theory.config import ALPHABET
-from effective_theory.network import Encoder, Trace, Use, group
-from param_groups import Dinan
+from effective_theory.config import ALPHABET, group
+from effective_theory.network import Encoder, Trace, Use
+from effective_theory.tangent import prescription
 
 Key = tuple[str, ...]  # ("theta", "head", "stem") and the like
 Values = dict[Key, Tensor]
@@ -30,7 +30,10 @@ def observe(encoder: Encoder, x: Tensor, directions: Directions | None = None) -
         z = encoder(x, trace)
     values: Values = {}
     for block, preactivations in z.items():
-        values["G", block] = _gram(_free_outputs(encoder, block, preactivations.detach()))
+        # Without the outputs of a tied head that inputs may have, whose contact terms (footnote 19)
+        # the leading order leaves out.
+        free = ALPHABET if encoder.tied and block == "head" else 0
+        values["G", block] = _gram(preactivations.detach()[..., free:])
         if block != "head":
             values["F", block] = _gram(encoder.norm(preactivations.detach()))
         kernels = tangent_kernels(encoder, z, trace, block)
@@ -59,23 +62,18 @@ def tangent_kernels(
     count = len(components(encoder, block))
     kernels = {}
     for (name, use), cotangent in zip(uses.items(), cotangents, strict=True):
-        kernels[name] = _product_kernel(use, cotangent).unflatten(0, (count, -1))
-        kernels[name] = _by_pairs(kernels[name], count)
+        kernel = _product_kernel(use, cotangent)  # (K T, D, K T, D) -> (K, K, D T, D T)
+        kernel = kernel.unflatten(2, (count, -1)).unflatten(0, (count, -1))
+        kernels[name] = kernel.permute(0, 3, 2, 1, 5, 4).flatten(4, 5).flatten(2, 3)
     return kernels
 
 
 def rate(encoder: Encoder, name: str) -> float:
     """lambda_G of a tensor for SGD: (1.99)-(1.107) and, for s > 0, footnote 26."""
-    model, rates = encoder.config.model, encoder.config.rates
-    prescription = Dinan(
-        width=encoder.width,
-        strategy="meta_principled",
-        s=model.s,
-        optimizer="sgd",
-        mlp_factor="keep",
-    )
-    factor = getattr(rates, "stem" if encoder.tied and name == "readout" else group(name))
-    return factor * prescription.lr_factor(encoder.role(name), *encoder.fans(name))
+    own = "stem" if encoder.tied and name == "readout" else group(name)
+    rule = prescription(encoder.config.model.s, encoder.width, "sgd")
+    closed = rule.lr_factor(encoder.role(name), *encoder.fans(name))
+    return getattr(encoder.config.rates, own) * closed
 
 
 def _theta(encoder: Encoder, block: str, kernels: dict[str, Tensor]) -> Values:
@@ -121,12 +119,6 @@ def _gram(vectors: Tensor) -> Tensor:
     return rows @ rows.T / rows.shape[1]
 
 
-def _free_outputs(encoder: Encoder, block: str, z: Tensor) -> Tensor:
-    """Without the outputs of a tied head that inputs may have, whose contact terms (footnote 19)
-    the leading order leaves out."""
-    return z[..., ALPHABET:] if encoder.tied and block == "head" else z
-
-
 def components(encoder: Encoder, block: str) -> list[int]:
     """The components whose gradients are taken."""
     first = ALPHABET if encoder.tied and block == "head" else 0
@@ -169,9 +161,3 @@ def _product_kernel(use: Use, cotangent: Tensor) -> Tensor:
         right = cotangent[:, sample].reshape(rows, -1)
         columns.append(mixed.reshape(rows * samples, -1) @ right.T)
     return torch.stack(columns, -1).view(rows, samples, rows, samples).detach().double()
-
-
-def _by_pairs(kernel: Tensor, count: int) -> Tensor:
-    """(K, T, D, K T, D) -> (K, K, D T, D T)."""
-    kernel = kernel.unflatten(3, (count, -1))
-    return kernel.permute(0, 3, 2, 1, 5, 4).flatten(4, 5).flatten(2, 3)

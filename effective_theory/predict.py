@@ -147,7 +147,8 @@ def _contact_lines(config: Config, x: Tensor, kernels: Kernels) -> list[str]:
         return []
     largest = contact.leading.diagonal(dim1=1, dim2=2).amax(1)
     terms = ", ".join(
-        f"{_letter(i)} {value:.4g}" for i, value in zip(contact.outputs, largest, strict=True)
+        f"{LETTERS[i].replace(' ', 'space')} {value:.4g}"
+        for i, value in zip(contact.outputs, largest, strict=True)
     )
     return [
         "",
@@ -155,10 +156,6 @@ def _contact_lines(config: Config, x: Tensor, kernels: Kernels) -> list[str]:
         f"at n = {config.model.width} and at most, on the diagonal",
         f"  {terms}",
     ]
-
-
-def _letter(output: int) -> str:
-    return "space" if LETTERS[output] == " " else LETTERS[output]
 
 
 if __name__ == "__main__":

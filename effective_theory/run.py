@@ -23,13 +23,21 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.config import load
+import torch
+
+from effective_theory import bigram_training, compare
+from effective_theory.bigram import BigramConfig
+from effective_theory.bigram_exponents import FittedExponent
+from effective_theory.config import Config
+from training.config import describe, load
+from training.environment import describe as describe_environment
 from training.errors import UserError, one_line_errors
+from training.files import write_json, write_text
 
 CONFIGS = Path(__file__).resolve().parent / "configs"
 OUT = Path("results/effective_theory")
@@ -56,10 +64,9 @@ def main(argv: Sequence[str] | None = None) -> None:
 class Job:
     """What one call does."""
 
-    kernels: Mapping[str, Any]
+    kernels: Mapping[str, Config]
     """Configs of encoders, by name."""
-    bigram: Any | None
-    """The bigram model's config."""
+    bigram: BigramConfig | None
     out: Path
     workers: int
     ship: Path | None
@@ -74,32 +81,60 @@ def run(job: Job) -> list[str]:
     start, missed = time.perf_counter(), []
     if job.kernels:
         rows = [row for name, config in job.kernels.items() for row in _encoder(job, name, config)]
-        _keep(job, "kernels", [row.to_dict() for row in rows], start)
+        _keep(job, "kernels", [row.to_dict() for row in rows], job.kernels, start)
         missed += [_missed(row) for row in rows if row.met is False]
     if job.bigram is not None:
         begun = time.perf_counter()
-        rows = _bigram(job)
+        rows = bigram_training.tables(job.bigram)
+        seconds = time.perf_counter() - begun
+        print(f"{BIGRAM}: {seconds:.0f} s", flush=True)
+        _write_entries(job, BIGRAM, job.bigram, seconds, {"rows": [row.to_dict() for row in rows]})
         numbers = [row.to_dict() | {"predicted": float(row.predicted)} for row in rows]
-        _keep(job, BIGRAM, numbers, begun)
+        _keep(job, BIGRAM, numbers, {BIGRAM: job.bigram}, begun)
         missed += [_missed_exponent(row) for row in rows if row.met is False]
     print(f"{time.perf_counter() - start:.0f} s; results: {job.out}")
     return missed
 
 
-def _keep(job: Job, name: str, rows: Sequence[Mapping[str, Any]], start: float) -> None:
-    """Writes a table, ships it when asked, and says how to draw it."""
+def _encoder(job: Job, name: str, config: Config) -> list[compare.Comparison]:
+    """One config's comparisons: printed, and written with every entry."""
+    start = time.perf_counter()
+    result = compare.compare(config, job.workers, _progress(name))
+    seconds = time.perf_counter() - start
+    print(compare.table(result.rows), f"{name}: {seconds:.0f} s\n", sep="\n", flush=True)
+    _write_entries(job, name, config, seconds, compare.as_json(result))
+    return result.rows
+
+
+def _write_entries(job: Job, name: str, config: Any, seconds: float, found: Mapping) -> None:
+    """NAME.json."""
+    job.out.mkdir(parents=True, exist_ok=True)
+    value = {"config": config.model_dump(mode="json"), "seconds": seconds, **found}
+    environment = describe_environment(torch.device("cpu"))
+    write_json(job.out / f"{name}.json", {"environment": environment} | _finite(value))
+
+
+def _keep(
+    job: Job, name: str, rows: Sequence[Mapping], configs: Mapping[str, Any], start: float
+) -> None:
+    """Writes a table, says how to draw it and, when asked, ships it with what it was made of."""
     table = job.out / f"{name}.csv"
     write_table(table, rows)
     if job.ship:
-        _ship(job, name, time.perf_counter() - start)
+        shutil.copyfile(table, job.ship / table.name)
+        origin = {
+            "environment": describe_environment(torch.device("cpu")),
+            "seconds": round(time.perf_counter() - start),
+            "workers": job.workers,
+            "configs": {key: config.model_dump(mode="json") for key, config in configs.items()},
+        }
+        write_json(job.ship / f"{name}.json", origin)
     for figure in FIGURES[name]:
         print(f"figure: python -m plots theory/{figure} {table}", flush=True)
 
 
 def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     """A CSV file of dictionaries with the same keys; lists are left out, NaN is an empty cell."""
-    from training.files import write_text
-
     columns = [key for key, value in rows[0].items() if not isinstance(value, list)]
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, extrasaction="ignore", lineterminator="\n")
@@ -107,42 +142,6 @@ def write_table(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     writer.writerows({key: _cell(value) for key, value in row.items()} for row in rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, text.getvalue())
-
-
-def _encoder(job: Job, name: str, config: Any) -> list[Any]:
-    """One config's comparisons: printed, and written with every entry."""
-    from effective_theory import compare
-
-    start = time.perf_counter()
-    result = compare.compare(config, job.workers, _progress(name))
-    seconds = time.perf_counter() - start
-    print(compare.table(result.rows), f"{name}: {seconds:.0f} s\n", sep="\n", flush=True)
-    value = {"config": config.model_dump(mode="json"), "seconds": seconds}
-    _write_json(job.out / f"{name}.json", value | compare.as_json(result))
-    return result.rows
-
-
-def _bigram(job: Job) -> list[Any]:
-    """The bigram model's exponents, written with the sizes behind them."""
-    from effective_theory import bigram_training
-
-    start = time.perf_counter()
-    rows = bigram_training.tables(job.bigram)
-    seconds = time.perf_counter() - start
-    print(f"{BIGRAM}: {seconds:.0f} s", flush=True)
-    value = {"config": job.bigram.model_dump(mode="json"), "seconds": seconds}
-    _write_json(job.out / f"{BIGRAM}.json", value | {"rows": [row.to_dict() for row in rows]})
-    return rows
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    import torch
-
-    from training.environment import describe
-    from training.files import write_json
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, {"environment": describe(torch.device("cpu"))} | _finite(value))
 
 
 def _finite(value: Any) -> Any:
@@ -161,24 +160,6 @@ def _cell(value: Any) -> Any:
     return "" if unknown else value
 
 
-def _ship(job: Job, name: str, seconds: float) -> None:
-    """Copies a table to the folder that ships it, with what it was made of, and where."""
-    import torch
-
-    from training.environment import describe
-    from training.files import write_json
-
-    configs = {BIGRAM: job.bigram} if name == BIGRAM else job.kernels
-    origin = {
-        "environment": describe(torch.device("cpu")),
-        "seconds": round(seconds),
-        "workers": job.workers,
-        "configs": {key: config.model_dump(mode="json") for key, config in configs.items()},
-    }
-    shutil.copyfile(job.out / f"{name}.csv", job.ship / f"{name}.csv")
-    write_json(job.ship / f"{name}.json", origin)
-
-
 def _prepare(option: str, folder: Path) -> None:
     """Finds out before minutes of work whether results can be written."""
     try:
@@ -191,21 +172,21 @@ def _prepare(option: str, folder: Path) -> None:
         ) from None
 
 
-def _missed(row: Any) -> str:
+def _missed(row: compare.Comparison) -> str:
     return (
         f"missed: {row.stem} n = {row.width:g} {row.quantity} {row.block} {row.part}: measured / "
         f"predicted = {row.ratio:.4f}, z = {row.z:.1f}, tolerance {row.tolerance:.0%}"
     )
 
 
-def _missed_exponent(row: Any) -> str:
+def _missed_exponent(row: FittedExponent) -> str:
     return (
         f"missed: {row.table}, {row.row}, {row.column}, step {row.step}: {row.measured:.3f} ± "
         f"{row.error:.3f}, predicted {row.predicted}"
     )
 
 
-def _progress(name: str):
+def _progress(name: str) -> Callable[[int, int], None] | None:
     """Networks done, on one line of a terminal."""
     if not sys.stderr.isatty():
         return None
@@ -229,23 +210,16 @@ def _job(args: argparse.Namespace) -> Job:
         raise UserError(f"{others[0]}: keys of the bigram model are written bigram.key=value")
     if own and BIGRAM not in files:
         raise UserError(f"bigram.{own[0]}: the bigram model is not among {', '.join(files)}")
-    return Job(
-        kernels=_encoders(files, others),
-        bigram=_bigram_config(files, own),
-        out=args.out,
-        workers=args.workers,
-        ship=args.ship,
-    )
+    bigram = load(BigramConfig, files[BIGRAM], own) if BIGRAM in files else None
+    return Job(_encoders(files, others), bigram, args.out, args.workers, args.ship)
 
 
-def _encoders(files: Mapping[str, Path], overrides: Iterable[str]) -> dict[str, Any]:
-    from effective_theory.config import Config
-
+def _encoders(files: Mapping[str, Path], overrides: list[str]) -> dict[str, Config]:
     stems, configs = {}, {}
     for name, path in files.items():
         if name == BIGRAM:
             continue
-        configs[name] = load(Config, path, list(overrides))
+        configs[name] = load(Config, path, overrides)
         configs[name].check_measurement()
         stem = configs[name].model.stem
         if stem in stems:
@@ -255,12 +229,6 @@ def _encoders(files: Mapping[str, Path], overrides: Iterable[str]) -> dict[str, 
             )
         stems[stem] = path
     return configs
-
-
-def _bigram_config(files: Mapping[str, Path], overrides: Iterable[str]) -> Any | None:
-    from effective_theory.bigram import BigramConfig
-
-    return load(BigramConfig, files[BIGRAM], list(overrides)) if BIGRAM in files else None
 
 
 def _files(names: Sequence[str]) -> dict[str, Path]:
@@ -289,10 +257,6 @@ def _file(name: str) -> Path:
 
 
 def _parser() -> argparse.ArgumentParser:
-    from effective_theory.bigram import BigramConfig
-    from effective_theory.config import Config
-    from training.config import describe
-
     parser = argparse.ArgumentParser(
         prog="python -m effective_theory.run",
         description=__doc__,

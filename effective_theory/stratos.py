@@ -35,8 +35,6 @@ STRATOS_TABLE: dict[str, dict[str, Exponents]] = {
     }
     for name, symbols in _ROWS.items()
 }
-# His names for Everett et al.'s parameterisations.
-STRATOS_NAMES = {"sp": "standard", "ntk": "ntk", "mup": "mup", "mf": "mean_field"}
 
 
 def violations(

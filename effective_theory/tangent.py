@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from effective_theory.config import Config, RatesConfig
+from effective_theory.config import group as group_of
 from effective_theory.gaussian import REPLICATES, attention_means, mean_and_error
 from effective_theory.kernels import (
     Kernels,
@@ -60,7 +61,7 @@ class Tangent:
         """
         result = {}
         for group in RatesConfig.model_fields:
-            own = [part for name, part in self.parts[block].items() if _group(name) == group]
+            own = [part for name, part in self.parts[block].items() if group_of(name) == group]
             if own:
                 result[group] = torch.stack(own).sum(0)
         return result
@@ -82,17 +83,12 @@ def tangent(config: Config, x: Tensor, kernels: Kernels) -> Tangent:
     for stream, (before, block) in enumerate(zip(kernels.blocks, kernels.blocks[1:], strict=False)):
         step = {"attention": _attention, "mlp": _mlp, "head": _head}[block.split(".")[0]]
         norms[block] = step(_Step(config, x, kernels, before, block, stream), norms[before])
-    theta = {
-        block: mean_and_error(_theta(config, rates, block, own)) for block, own in norms.items()
-    }
-    means = {
-        block: {name: mean_and_error(norm)[0] for name, norm in own.items()}
-        for block, own in norms.items()
-    }
-    parts = {
-        block: {name: rates[name] * norm for name, norm in own.items()}
-        for block, own in means.items()
-    }
+    theta, means, parts = {}, {}, {}
+    for block, own in norms.items():
+        total = torch.stack([rates[name] * norm for name, norm in own.items()]).sum(0)
+        theta[block] = mean_and_error(check_finite(config, f"Theta of block {block}", total))
+        means[block] = {name: mean_and_error(norm)[0] for name, norm in own.items()}
+        parts[block] = {name: rates[name] * norm for name, norm in means[block].items()}
     return Tangent(
         theta={block: mean for block, (mean, _) in theta.items()},
         theta_se={block: error for block, (_, error) in theta.items()},
@@ -104,43 +100,31 @@ def tangent(config: Config, x: Tensor, kernels: Kernels) -> Tangent:
     )
 
 
-def _theta(
-    config: Config, rates: dict[str, float], block: str, norms: dict[str, Tensor]
-) -> Tensor:
-    """Theta of every randomisation: (REPLICATES, P, P)."""
-    total = torch.stack([rates[name] * norm for name, norm in norms.items()]).sum(0)
-    return check_finite(config, f"Theta of block {block}", total)
-
-
 def at_width(config: Config, derived: Tangent, width: int) -> Tangent:
     """The tangent kernels at another width: those before the head go as n^s, norms as Theta over
     lambda_G."""
     sized = config.model_copy(update={"model": config.model.model_copy(update={"width": width})})
-    rise = (width / config.model.width) ** config.model.s
-    before = {name: _sgd(config, replace(size, rate=1.0))
-              for name, size in tensors(config, derived.patch, derived.tokens).items()}
-    sizes = tensors(sized, derived.patch, derived.tokens)
-    after = {name: _sgd(sized, replace(size, rate=1.0)) for name, size in sizes.items()}
-
-    def factor(block: str) -> float:
-        return 1.0 if block == "head" else rise
-
-    def nested(found: dict[str, dict[str, Tensor]], rates: bool) -> dict[str, dict[str, Tensor]]:
-        return {
-            block: {
-                name: factor(block) * (before[name] / after[name] if rates else 1.0) * kernel
-                for name, kernel in own.items()
-            }
-            for block, own in found.items()
-        }
-
+    rates, growth = {}, {}
+    before = tensors(config, derived.patch, derived.tokens)
+    for name, size in tensors(sized, derived.patch, derived.tokens).items():
+        rates[name] = _sgd(sized, size)
+        old = _sgd(config, replace(before[name], rate=1.0))
+        growth[name] = old / _sgd(sized, replace(size, rate=1.0))
+    rise = {block: (width / config.model.width) ** config.model.s for block in derived.theta}
+    rise["head"] = 1.0
     return replace(
         derived,
-        theta={block: factor(block) * kernel for block, kernel in derived.theta.items()},
-        theta_se={block: factor(block) * kernel for block, kernel in derived.theta_se.items()},
-        parts=nested(derived.parts, rates=False),
-        norms=nested(derived.norms, rates=True),
-        rates={name: _sgd(sized, size) for name, size in sizes.items()},
+        theta={block: rise[block] * kernel for block, kernel in derived.theta.items()},
+        theta_se={block: rise[block] * kernel for block, kernel in derived.theta_se.items()},
+        parts={
+            block: {name: rise[block] * kernel for name, kernel in own.items()}
+            for block, own in derived.parts.items()
+        },
+        norms={
+            block: {name: rise[block] * growth[name] * kernel for name, kernel in own.items()}
+            for block, own in derived.norms.items()
+        },
+        rates=rates,
     )
 
 
@@ -226,12 +210,14 @@ def adamw_factors(config: Config, derived: Tangent) -> dict[str, AdamWFactor]:
     gradients, result = magnitudes(config, derived), {}
     for name, size in tensors(config, derived.patch, derived.tokens).items():
         fans = size.role, size.fan_in, size.fan_out
-        closed = _prescription(config, "adam").lr_factor(*fans)
-        scaling = closed / _prescription(config, "sgd").lr_factor(*fans)
+        closed, sgd = (
+            prescription(config.model.s, config.model.width, optimizer).lr_factor(*fans)
+            for optimizer in ("adam", "sgd")
+        )
         predicted = derived.rates[name] * gradients[name]
         ratio = torch.tensor(predicted / closed, dtype=torch.float64)
         check_finite(config, f"AdamW's factor of {name}", ratio)
-        result[name] = AdamWFactor(predicted, closed, float(ratio), scaling)
+        result[name] = AdamWFactor(predicted, closed, float(ratio), closed / sgd)
     return result
 
 
@@ -318,20 +304,11 @@ def _added(skip: dict[str, Tensor], residual: dict[str, Tensor]) -> dict[str, Te
 
 def _sgd(config: Config, tensor: TensorSize) -> float:
     """lambda_G, (1.99)-(1.107) with footnote 26."""
-    prescription = _prescription(config, "sgd")
-    return tensor.rate * prescription.lr_factor(tensor.role, tensor.fan_in, tensor.fan_out)
-
-
-def _prescription(config: Config, optimizer: str) -> Dinan:
-    model = config.model
-    return Dinan(
-        width=model.width,
-        strategy="meta_principled",
-        s=model.s,
-        optimizer=optimizer,
-        mlp_factor="keep",
+    return tensor.rate * prescription(config.model.s, config.model.width, "sgd").lr_factor(
+        tensor.role, tensor.fan_in, tensor.fan_out
     )
 
 
-def _group(name: str) -> str:
-    return name.rsplit(".", 1)[-1]
+def prescription(s: float, width: int, optimizer: str) -> Dinan:
+    """The paper's learning-rate factors at one s and width, with the M of its theory."""
+    return Dinan(width, "meta_principled", s, optimizer, mlp_factor="keep")

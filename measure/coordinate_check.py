@@ -217,8 +217,13 @@ def experiment_target(
     data, given = read_yaml(path), parse_overrides(overrides)
     chosen = {} if as_configured else _check_settings(found.config, data, given)
     where = f"{path} with {' '.join(overrides)}" if overrides else str(path)
-    if width_key == "model.width":
-        _refuse_width_by_heads(set_keys(data, given).get("model"), where)
+    model = set_keys(data, given).get("model")
+    by_heads = isinstance(model, Mapping) and model.get("heads") is not None
+    if width_key == "model.width" and by_heads and model.get("width") is None:
+        raise UserError(
+            f"{where}: gives model.heads and no model.width to scan; scan the heads, to which the "
+            "width is in proportion: --scan model.heads --widths 4 8 16 32"
+        )
 
     def config(width: int, seed: int) -> Section:
         values = {**chosen, **given, width_key: width, "seed": seed}
@@ -230,17 +235,6 @@ def experiment_target(
     configs = [config(width, 0) for width in widths]
     folder = runs.RESULTS / experiment / "coordinate_check" / runs.run_id(configs[0], path.stem)
     return Target(build, folder, {"set_for_the_check": chosen, "overrides": given})
-
-
-def _refuse_width_by_heads(model: object, where: str) -> None:
-    """UserError for a model that is given by its heads and has no width to go through."""
-    if not isinstance(model, Mapping) or model.get("width") is not None:
-        return
-    if model.get("heads") is not None:
-        raise UserError(
-            f"{where}: gives model.heads and no model.width to scan; scan the heads, to which the "
-            "width is in proportion: --scan model.heads --widths 4 8 16 32"
-        )
 
 
 def _check_settings(

@@ -53,7 +53,9 @@ def optimum(
     at_edge = best in (values[0], values[-1])
     near = _neighbours(losses, values, best) if window is None else _around(losses, best, window)
     if not at_edge and not near[0] < best < near[-1]:
-        return Optimum(best, best, losses[best], False, error=_resolution(values, best))
+        index = values.index(best)  # it may be anywhere in its grid point's cell
+        cell = math.log2(values[index + 1] / values[index - 1]) / 2
+        return Optimum(best, best, losses[best], False, error=cell / math.sqrt(12))
     vertex = None
     if not at_edge:
         x = np.log2(near) - math.log2(best)
@@ -62,12 +64,6 @@ def optimum(
         return Optimum(best, best, losses[best], False, at_edge)
     place, error, lowest = vertex
     return Optimum(best * 2.0**place, best, losses[best], True, at_edge, error, len(near), lowest)
-
-
-def _resolution(values: Sequence[float], best: float) -> float:
-    """Standard deviation, in octaves, of a value that may be anywhere in a grid point's cell."""
-    index = values.index(best)
-    return math.log2(values[index + 1] / values[index - 1]) / 2 / math.sqrt(12)
 
 
 def _neighbours(

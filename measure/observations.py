@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from measure import representations
-from measure.representations import Block, Capture, Forward, capture, rms
+from measure.representations import Capture, Forward, capture, rms
 from training.errors import UserError
 from training.files import sync, writing
 from training.log import Log, finite
@@ -135,15 +135,14 @@ def arrays_of(now: Capture) -> dict[str, Tensor]:
         "pooled_kernel": representations.pooled_kernel(last),
         "last_token_kernel": representations.sample_kernel(last),
         "spatial_kernel": representations.spatial_kernel(last),
-        "attention_entries": torch.stack([_at_places(block, places) for block in now.blocks]),
+        "attention_entries": torch.stack([
+            torch.stack([representations.attention_entries(block, 0, *place) for place in places])
+            for block in now.blocks
+        ]),  # fmt: skip
         "attention_places": torch.tensor(places),
         "outputs": now.outputs if now.outputs.ndim == 2 else now.outputs[:, -1],
     }
     return {name: array.cpu().contiguous() for name, array in arrays.items()}
-
-
-def _at_places(block: Block, places: Sequence[tuple[int, int]]) -> Tensor:
-    return torch.stack([representations.attention_entries(block, 0, *place) for place in places])
 
 
 def attention_places(tokens: int) -> list[tuple[int, int]]:
@@ -194,7 +193,8 @@ def current_state(task: Task) -> nn.Module:
 
 def initial_state(task: Task) -> nn.Module:
     """A copy of the model with the values that it starts from, which the seed decides."""
-    with torch.random.fork_rng(devices=_cuda_devices(task.model)):
+    cuda = {p.device for p in task.model.parameters() if p.device.type == "cuda"}
+    with torch.random.fork_rng(devices=list(cuda)):
         model = _twin(task.model, lambda p: nn.Parameter(torch.empty_like(p), p.requires_grad))
         initialise(replace(task, model=model))
     return model
@@ -205,10 +205,6 @@ def _twin(model: nn.Module, parameter: Callable[[nn.Parameter], nn.Parameter]) -
     replaced = {id(own): parameter(own) for own in model.parameters()}
     twin = copy.deepcopy(model, {**replaced})
     return extract_model_from_parallel(twin, keep_fp32_wrapper=False)
-
-
-def _cuda_devices(model: nn.Module) -> list[torch.device]:
-    return list({p.device for p in model.parameters() if p.device.type == "cuda"})
 
 
 # ------------------------------------------------------------------------------------------------

@@ -29,19 +29,20 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from training import runs
+import torch
+
+from measure import observations, representations
+from measure.observations import Observation
+from param_groups import Plan
+from param_groups.rows import align
+from training import checkpoint, runs, state
 from training.config import read_yaml, validate
 from training.errors import Damaged, RunError, UserError, one_line_errors
 from training.experiment import load_experiment
 from training.files import write_json
-
-if TYPE_CHECKING:
-    import torch
-
-    from measure.observations import Observation
-    from training.task import Task
+from training.task import Task
 
 SAMPLES = 8  # of a run that has observed nothing
 
@@ -66,9 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             args.run, args.reference, args.samples, args.experiment, args.step
         )
         if args.arrays is not None:
-            from measure.observations import write_arrays
-
-            write_arrays(args.arrays, arrays)
+            observations.write_arrays(args.arrays, arrays)
         if args.out is not None:
             write_json(args.out, report)
         print(json.dumps(report, indent=1) if args.json else table(report))
@@ -105,9 +104,6 @@ def observe_run(
     Of the newest checkpoint or that of `step`, on as many samples as `load_kept` says; RunError or
     UserError for what cannot be observed.
     """
-    from measure import observations
-    from measure.representations import capture
-
     run = load_kept(run_dir, samples, experiment, step)
     initial = observations.initial_state(run.task)
     forward = observations.forward_of(run.task)
@@ -115,7 +111,7 @@ def observe_run(
     report = {"run": str(run_dir), **found.line(run.step)}
     if references:
         report["function_distance"] = _distance(run, found, references, experiment)
-    start = observations.arrays_of(capture(initial, run.batch, forward))
+    start = observations.arrays_of(representations.capture(initial, run.batch, forward))
     states = {0: start, run.step: found.arrays}
     return report, {f"step_{s}/{name}": a for s, own in states.items() for name, a in own.items()}
 
@@ -127,8 +123,6 @@ def _distance(
     experiment: str | None,
 ) -> dict[str, Any]:
     """How far the run's function is from the limit of the references."""
-    from measure import representations
-
     own = run.run_dir.resolve()
     folders = list(dict.fromkeys(folder.resolve() for folder in references))
     others = [folder for folder in folders if folder != own]
@@ -145,9 +139,6 @@ def _outputs_like(
     run: Kept, found: Observation, folder: Path, experiment: str | None
 ) -> torch.Tensor:
     """The logits of a reference on the run's own samples, after as many steps."""
-    from measure import observations
-    from measure.representations import capture
-
     other = load_kept(folder, found.samples, experiment, run.step)
     if not _same(run.batch, other.batch):
         raise RunError(
@@ -155,7 +146,7 @@ def _outputs_like(
             "runs on the same data"
         )
     forward = observations.forward_of(other.task)
-    outputs = capture(other.task.model, other.batch, forward).outputs
+    outputs = representations.capture(other.task.model, other.batch, forward).outputs
     if outputs.shape != found.outputs.shape:
         raise RunError(
             f"{folder}: its outputs have shape {tuple(outputs.shape)}, those of {run.run_dir} "
@@ -166,8 +157,6 @@ def _outputs_like(
 
 def _same(first: Any, second: Any) -> bool:
     """Whether two batches hold the same tensors."""
-    import torch
-
     if isinstance(first, torch.Tensor):
         same_kind = isinstance(second, torch.Tensor) and first.shape == second.shape
         return same_kind and torch.equal(first, second)
@@ -190,11 +179,6 @@ def load_kept(
     when that is damaged or was made by another plan; UserError for no such experiment and
     for too few samples.
     """
-    import torch
-
-    from measure import observations
-    from training import checkpoint, state
-
     _check_ended(run_dir)
     name = experiment or run_dir.resolve().parent.parent.name
     own = load_experiment(name, run_dir)
@@ -243,8 +227,6 @@ def _check_ended(run_dir: Path) -> None:
 
 def _checkpoint(run_dir: Path, step: int | None) -> Path:
     """The newest checkpoint of a run, or that of a step."""
-    from training import checkpoint
-
     kept = {int(path.name.removeprefix("step-")): path
             for path in checkpoint.paths(run_dir / "checkpoints")}  # fmt: skip
     if not kept:
@@ -262,8 +244,6 @@ def _checkpoint(run_dir: Path, step: int | None) -> Path:
 
 def _refuse_others(path: Path, saved: Any, task: Task) -> None:
     """Raises RunError unless the checkpoint was made by this config and plan."""
-    from param_groups import Plan
-
     try:
         plan = Plan.from_dict(saved.meta["plan"])
         config = dict(saved.meta["config"])
@@ -274,8 +254,6 @@ def _refuse_others(path: Path, saved: Any, task: Task) -> None:
 
 def table(report: dict[str, Any]) -> str:
     """The report for people: a row per quantity, a column per block."""
-    from param_groups.rows import align
-
     blocks, whole = report["blocks"], report["all"]
     header = ("quantity", *(f"block {numbers['block']}" for numbers in blocks), "all")
     rows = [

@@ -239,8 +239,12 @@ class Probes:
                 if state:
                     correction = 1 - group["betas"][1] ** state["step"].double()
                     bound = 10 * group["eps"] * correction.sqrt()
-                    count = _count_below(state["exp_avg_sq"], bound)
-                    counts["below", names[id(parameter)]] = count
+                    # Not v < bound^2, which float32 cannot hold for the smallest eps; NaN is not.
+                    below = [
+                        torch.count_nonzero(block.sqrt() < bound)
+                        for block in _blocks(state["exp_avg_sq"])
+                    ]
+                    counts["below", names[id(parameter)]] = torch.stack(below).sum().double()
         return counts
 
     def _check_optimizer(self) -> None:
@@ -410,8 +414,9 @@ def _record(use: _Use, module: nn.Module, args: tuple, kwargs: dict, output: Ten
     """A forward hook that adds the input and the product without the bias to `use`."""
     (entering,) = (*args, *kwargs.values())
     leaving, multiplier = output, 1.0
-    if isinstance(module, nn.Conv2d):
-        entering = _covered(entering, module.stride)
+    if isinstance(module, nn.Conv2d):  # what is outside of whole patches is not in the product
+        height, width = (n - n % step for n, step in zip(entering.shape[-2:], module.stride))
+        entering = entering[..., :height, :width]
     if module.bias is not None:
         # Formed again: subtracting a large bias would leave its rounding errors.
         leaving, multiplier = _product(module, entering), _multiplier(module)
@@ -436,12 +441,6 @@ def _product(module: nn.Module, entering: Tensor) -> Tensor:
     return F.linear(entering, module.weight)
 
 
-def _covered(image: Tensor, stride: tuple[int, int]) -> Tensor:
-    """The part of (..., H, W) inside whole patches; the rest takes no part in the product."""
-    height, width = (size - size % step for size, step in zip(image.shape[-2:], stride))
-    return image[..., :height, :width]
-
-
 def _norms_by_name(quantity: str, tensors: dict[str, Tensor]) -> Measured:
     norms = _norms(list(tensors.values()))
     return {(quantity, name): norm for name, norm in zip(tensors, norms)}
@@ -463,13 +462,6 @@ def _norm_in_blocks(tensor: Tensor) -> Tensor:
     """The norm without a float64 copy of the tensor, which torch's CPU kernel would make."""
     norms = [torch.linalg.vector_norm(b, dtype=torch.float64) for b in _blocks(tensor)]
     return torch.stack(norms).norm()
-
-
-def _count_below(square: Tensor, bound: Tensor) -> Tensor:
-    """The number of entries whose root is below `bound`; NaN is not."""
-    # Not square < bound^2, which float32 cannot hold for the smallest eps.
-    counts = [torch.count_nonzero(block.sqrt() < bound) for block in _blocks(square)]
-    return torch.stack(counts).sum().double()
 
 
 def _blocks(tensor: Tensor) -> Sequence[Tensor]:

@@ -27,20 +27,17 @@ benchmarks/representations.py measures both.
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training import sharding
 from training.errors import UserError
 
-LAYER_NORM_EPS = 1e-6  # App. B
 NEEDED = ("heads", "attention_scale", "query", "key")
 _PIECE = 1 << 18  # entries; a float64 copy of them stays in a CPU's cache
 _SMALL = 1e-6  # relative; a token that is not attended to changes nothing but rounding
@@ -194,19 +191,13 @@ def _hooks(
     entering = {"entering": block, "attention": attention, "normed": attention.query}
     leaving = {"leaving": block, "query": attention.query, "key": attention.key}
     for what, module in entering.items():
-        keep = functools.partial(_keep_input, seen.setdefault((what, index), []))
-        yield module.register_forward_pre_hook(keep, with_kwargs=True)
+        keep = seen.setdefault((what, index), []).append
+        yield module.register_forward_pre_hook(
+            lambda _, args, kwargs, keep=keep: keep((*args, *kwargs.values())[0]), with_kwargs=True
+        )
     for what, module in leaving.items():
-        keep = functools.partial(_keep_output, seen.setdefault((what, index), []))
-        yield module.register_forward_hook(keep)
-
-
-def _keep_input(kept: list[Any], module: nn.Module, args: tuple, kwargs: dict) -> None:
-    kept.append((*args, *kwargs.values())[0])
-
-
-def _keep_output(kept: list[Any], module: nn.Module, args: tuple, output: Any) -> None:
-    kept.append(output)
+        keep = seen.setdefault((what, index), []).append
+        yield module.register_forward_hook(lambda _, args, output, keep=keep: keep(output))
 
 
 def _check_calls(seen: dict[tuple[str, int], list[Any]], blocks: int, outputs: Any) -> None:
@@ -287,11 +278,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 # ------------------------------------------------------------------------------------------------
 # Kernels of the residual stream, in float64
-
-
-def normalise(h: Tensor) -> Tensor:
-    """LayerNorm without parameters over the last axis: for kernels of normalised features."""
-    return F.layer_norm(h, h.shape[-1:], eps=LAYER_NORM_EPS)
 
 
 def pooled_kernel(h: Tensor) -> Tensor:

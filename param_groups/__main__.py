@@ -14,67 +14,63 @@ from param_groups import exponents, tables
 from param_groups.contract import OPTIMIZER_FAMILY, Numbers, Prescription, exponent_optimizer
 from param_groups.exponents import Alignment, ExponentError
 from param_groups.prescriptions import DINAN_STRATEGIES, Bordelon, Dinan, Everett
-from param_groups.roles import PlanError, Role
+from param_groups.roles import BLOCK, PlanError, Role
 
 if TYPE_CHECKING:  # a generic class for type checkers alone
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-# The roles of each paper's models, in the order of a forward pass.
-_BLOCK = (
-    Role.QUERY,
-    Role.KEY,
-    Role.VALUE,
-    Role.ATTENTION_OUTPUT,
-    Role.MLP_IN,
-    Role.MLP_OUT,
-)
+# The stem of each paper's models; norms, BLOCK and readout follow.
 _STEMS = {
     "language": (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING),
     "vision": (Role.PATCH_EMBEDDING, Role.POSITION_EMBEDDING),
 }
 
 
+# What a command found: its value for JSON, its rows for all tables, its text for people.
+_Found = tuple[object, tables.Rows, Callable[[str], str]]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one command; a mistake of the user's is one line and exit code 2."""
     args = _parser().parse_args(argv)
     try:
-        print(args.command(args))
+        found = args.command(args)
+        if isinstance(found, str):
+            print(found)
+            return
+        value, rows, text = found
+        table = tables.render(rows, args.style)
+        print(json.dumps(value, indent=1) if args.json else table if args.style else text(table))
     except (ExponentError, PlanError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-def show_exponents(args: argparse.Namespace) -> str:
+def published_exponents(_: argparse.Namespace) -> _Found:
     """Everett et al., Table 1, as the solver derives it."""
-    if args.json:
-        return json.dumps(tables.everett_table(), indent=1)
-    text = tables.render(tables.everett_rows(), args.style)
-    return text if args.style else f"Powers of the width n (Everett et al., Table 1)\n\n{text}"
+    title = "Powers of the width n (Everett et al., Table 1)"
+    return tables.everett_table(), tables.everett_rows(), lambda text: f"{title}\n\n{text}"
 
 
-def show_constraints(args: argparse.Namespace) -> str:
+def constraints(_: argparse.Namespace) -> _Found:
     """Everett et al., Table 2."""
     rows = tables.constraint_rows()
-    if args.json:
-        return json.dumps([dict(zip(rows[0], row, strict=True)) for row in rows[1:]], indent=1)
-    text = tables.render(rows, args.style)
+    value = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
     note = "\n".join(textwrap.wrap(tables.CONSTRAINTS_NOTE, 98))
-    return text if args.style else f"Everett et al., Table 2\n\n{text}\n\n{note}"
+    return value, rows, lambda text: f"Everett et al., Table 2\n\n{text}\n\n{note}"
 
 
-def show_solution(args: argparse.Namespace) -> str:
+def solution(args: argparse.Namespace) -> _Found:
     """The largest stable learning rates under the alignment given."""
     alignment = Alignment(args.alpha, args.omega, args.u, omega_readout=args.omega_readout)
     optimizer = exponent_optimizer(args.optimizer)
     family = OPTIMIZER_FAMILY.get(optimizer, optimizer)
-    solution = exponents.solve(args.parameterization, family, alignment)
-    if args.json:
-        return json.dumps(solution.to_dict(), indent=1)
-    text = tables.render(tables.solution_rows(solution), args.style)
-    return text if args.style else f"{text}\n{tables.properties(solution)}"
+    solved = exponents.solve(args.parameterization, family, alignment)
+    rows = tables.solution_rows(solved)
+    return solved.to_dict(), rows, lambda text: f"{text}\n{tables.properties(solved)}"
 
 
-def show_table(args: argparse.Namespace) -> str:
+def numbers_table(args: argparse.Namespace) -> _Found:
     """What a prescription gives every role at one width."""
     if args.prescription == "stratos":
         return _stratos(args)
@@ -84,26 +80,20 @@ def show_table(args: argparse.Namespace) -> str:
         for role in _roles(args)
     }
     forward = prescription.forward(args.head_dim)
-    if args.json:
-        roles = {role: asdict(value) for role, value in numbers.items()}
-        return json.dumps(
-            {"prescription": prescription.describe(), "roles": roles, "forward": forward}, indent=1
-        )
-    text = tables.render(_rows(numbers), args.style)
-    return text if args.style else f"{text}\n{_forward_text(forward, prescription)}"
+    roles = {role: asdict(value) for role, value in numbers.items()}
+    value = {"prescription": prescription.describe(), "roles": roles, "forward": forward}
+    factors = _forward_text(forward, prescription)
+    return value, _rows(numbers), lambda text: f"{text}\n{factors}"
 
 
-def _stratos(args: argparse.Namespace) -> str:
+def _stratos(args: argparse.Namespace) -> _Found:
     """His Table 1 has no width: exponents alone, Adam with full alignment."""
     given = [name for name in (*_EVERYWHERE, "head_dim") if vars(args).get(name) is not None]
     if given or args.optimizer != "adam":
         name = given[0].replace("_", "-") if given else "optimizer"
         raise PlanError(f"--prescription stratos prints exponents of Adam; leave out --{name}")
-    if args.json:
-        return json.dumps(tables.stratos_table(), indent=1)
-    text = tables.render(tables.stratos_rows(), args.style)
     title = "Stratos, Table 1: multiplier n^-a, std n^-b, rate n^-c"
-    return text if args.style else f"{title}\n\n{text}"
+    return tables.stratos_table(), tables.stratos_rows(), lambda text: f"{title}\n\n{text}"
 
 
 def _forward_text(forward: dict[str, float], prescription: Prescription) -> str:
@@ -142,7 +132,10 @@ def _prescription(args: argparse.Namespace) -> Prescription:
             )
     values: dict[str, Any] = {name: getattr(args, name) for name in own if name in args}
     vars(args)["mlp_ratio"] = values.pop("mlp_ratio", 4)
-    _check_sizes(args, "head_dim", "mlp_ratio", "patch_inputs", "outputs")
+    for name in ("head_dim", "mlp_ratio", "patch_inputs", "outputs"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise PlanError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if kind is Everett:
         values.setdefault("parameterization", "standard")
     elif kind is Dinan:
@@ -158,28 +151,19 @@ def _prescription(args: argparse.Namespace) -> Prescription:
     return kind(**values, optimizer=args.optimizer)
 
 
-def _check_sizes(args: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            raise PlanError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
-
-
 def _roles(args: argparse.Namespace) -> tuple[Role, ...]:
     norms = (Role.NORM_SCALE,) if args.prescription == "everett" else ()
     tied = args.prescription == "dinan" and args.model == "language"
     bias = (args.prescription, args.model) in (("dinan", "vision"), ("bordelon", "language"))
     readout = () if tied else (Role.READOUT, *((Role.READOUT_BIAS,) if bias else ()))
-    return (*_STEMS[args.model], *norms, *_BLOCK, *readout)
+    return (*_STEMS[args.model], *norms, *BLOCK, *readout)
 
 
 def _fans(role: Role, width: int, args: argparse.Namespace) -> tuple[int, int]:
     hidden = width * (1 if args.prescription == "bordelon" else args.mlp_ratio)
     return {
+        **dict.fromkeys((*_STEMS["language"], Role.NORM_SCALE), (1, width)),
         Role.PATCH_EMBEDDING: (args.patch_inputs, width),
-        Role.TOKEN_EMBEDDING: (1, width),
-        Role.POSITION_EMBEDDING: (1, width),
-        Role.NORM_SCALE: (1, width),
         Role.MLP_IN: (width, hidden),
         Role.MLP_OUT: (hidden, width),
         Role.READOUT: (width, args.outputs),
@@ -187,10 +171,8 @@ def _fans(role: Role, width: int, args: argparse.Namespace) -> tuple[int, int]:
     }.get(role, (width, width))
 
 
-def _rows(numbers: dict[str, Numbers]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [
-        ("role", "init", "std", "multiplier", "relative lr", "eps factor")
-    ]
+def _rows(numbers: dict[str, Numbers]) -> tables.Rows:
+    rows: tables.Rows = [("role", "init", "std", "multiplier", "relative lr", "eps factor")]
     for role, value in numbers.items():
         init = f"{value.init_distribution} {value.init_mean:.4g}" if value.init_std == 0 else (
             value.init_distribution
@@ -200,7 +182,7 @@ def _rows(numbers: dict[str, Numbers]) -> list[tuple[str, ...]]:
     return rows
 
 
-def show_suggestion(args: argparse.Namespace) -> str:
+def suggestion(args: argparse.Namespace) -> str:
     """Rules guessed for a stock model of the library's own size, as code."""
     import torch
 
@@ -215,20 +197,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m param_groups", description=__doc__)
     names = "exponents|constraints|solve|table|suggest"
     commands = parser.add_subparsers(required=True, metavar=names)
-    _add_plain(commands, "exponents", show_exponents, "Everett et al., Table 1")
-    _add_plain(commands, "constraints", show_constraints, "Everett et al., Table 2")
+    for name, command, number in (
+        ("exponents", published_exponents, 1), ("constraints", constraints, 2)
+    ):  # fmt: skip
+        plain = commands.add_parser(name, help=f"Everett et al., Table {number}")
+        _add_styles(plain)
+        plain.set_defaults(command=command)
     _add_solve(commands)
     _add_table(commands)
-    _add_suggest(commands)
+    suggest = commands.add_parser("suggest", help="rules to look over for a stock model")
+    suggest.add_argument("model", help="hf:gpt2 or timm:vit_tiny_patch16_224, not downloaded")
+    suggest.set_defaults(command=suggestion)
     return parser
-
-
-def _add_plain(
-    commands: _Commands, name: str, command: Callable[[argparse.Namespace], str], text: str
-) -> None:
-    parser = commands.add_parser(name, help=text)
-    _add_styles(parser)
-    parser.set_defaults(command=command)
 
 
 def _add_solve(commands: _Commands) -> None:
@@ -245,7 +225,7 @@ def _add_solve(commands: _Commands) -> None:
         parser.add_argument(f"--{name}", required=True, help=meaning + ", in [0, 1]")
     parser.add_argument("--omega-readout", help="omega of the readout, if different")
     _add_styles(parser)
-    parser.set_defaults(command=show_solution)
+    parser.set_defaults(command=solution)
 
 
 def _add_table(commands: _Commands) -> None:
@@ -260,7 +240,7 @@ def _add_table(commands: _Commands) -> None:
     _own(parser, "width", type=int, help="n")
     _own(parser, "mlp-ratio", type=int, help="MLP width over n, M in dinan (default 4)")
     everett = parser.add_argument_group("everett")
-    _own(everett, "parameterization", help=", ".join(exponents.PARAMETERIZATIONS))
+    _own(everett, "parameterization", help=", ".join(exponents.PARAMETERIZATION_TABLE))
     _own(everett, "alignment", help="full, none or global")
     _own(everett, "base-width", type=int, help="width at which the exponents cancel")
     _own(everett, "eps-per-layer", action="store_true", help="scale epsilon with the gradient")
@@ -278,13 +258,7 @@ def _add_table(commands: _Commands) -> None:
     _own(bordelon, "depth", type=int, help="L")
     for name in ("alpha-attention", "alpha-depth", "beta0", "gamma0"):
         _own(bordelon, name, type=float, help="default 1")
-    parser.set_defaults(command=show_table)
-
-
-def _add_suggest(commands: _Commands) -> None:
-    parser = commands.add_parser("suggest", help="rules to look over for a stock model")
-    parser.add_argument("model", help="hf:gpt2 or timm:vit_tiny_patch16_224, not downloaded")
-    parser.set_defaults(command=show_suggestion)
+    parser.set_defaults(command=numbers_table)
 
 
 def _add_styles(parser: argparse.ArgumentParser) -> None:

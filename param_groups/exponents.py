@@ -18,14 +18,12 @@ Three places where the paper's text contradicts its own Table 1 are resolved her
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-PARAMETERIZATIONS = ("standard", "ntk", "mup", "mean_field")
 LAYERS = ("embedding", "hidden", "readout")
 OPTIMIZERS = ("sgd", "adam", "adafactor")
-ALIGNMENTS = ("full", "none")
 
 Number = Fraction | int | float | str
 Exponents = dict[str, Fraction]
@@ -51,7 +49,7 @@ def fraction(text: Number) -> Fraction:
         ) from None
 
 
-def _check_name(kind: str, name: object, valid: Sequence[str]) -> str:
+def _check_name(kind: str, name: object, valid: Collection[str]) -> str:
     """Return name if it is valid, else raise with the valid names and the nearest of them."""
     if name in valid:
         return str(name)
@@ -118,19 +116,19 @@ class Alignment:
         alpha_readout: Number | None = None,
         u_readout: Number | None = None,
     ) -> None:
-        given = {"alpha": alpha, "omega": omega, "u": u}
-        readout = {"alpha": alpha_readout, "omega": omega_readout, "u": u_readout}
+        given = {
+            "alpha": alpha,
+            "omega": omega,
+            "u": u,
+            "omega_readout": omega if omega_readout is None else omega_readout,
+            "alpha_readout": alpha if alpha_readout is None else alpha_readout,
+            "u_readout": u if u_readout is None else u_readout,
+        }
         for name, value in given.items():
-            self._set(name, value)
-            own = readout[name]
-            self._set(f"{name}_readout", value if own is None else own)
-
-    def _set(self, name: str, value: Number) -> None:
-        """Store one exponent exactly, or say which one lies outside [0, 1]."""
-        exact = fraction(value)
-        if not 0 <= exact <= 1:
-            raise ExponentError(f"alignment exponent {name} must lie in [0, 1], got {exact}")
-        object.__setattr__(self, name, exact)
+            exact = fraction(value)
+            if not 0 <= exact <= 1:
+                raise ExponentError(f"alignment exponent {name} must lie in [0, 1], got {exact}")
+            object.__setattr__(self, name, exact)
 
     def at(self, layer: str) -> tuple[Fraction, Fraction, Fraction]:
         """Return (alpha, omega, u) of the hidden layers or of the readout."""
@@ -147,7 +145,7 @@ NO_ALIGNMENT = Alignment(alpha=HALF, omega=HALF, u=HALF)
 # open, because alpha = 1 is already the largest value it could take.
 TENSOR_PROGRAMS = Alignment(alpha=1, omega=HALF, u=1, omega_readout=1)
 
-_ALIGNMENT_BY_NAME = {"full": FULL_ALIGNMENT, "none": NO_ALIGNMENT}
+ALIGNMENTS = {"full": FULL_ALIGNMENT, "none": NO_ALIGNMENT}
 
 
 # Everett et al., Table 1, columns "Initialization Variance" (n^-2b) and "Parameter Multiplier"
@@ -163,14 +161,14 @@ def _parameterization(value: str | Parameterization) -> Parameterization:
     """Look a name up in Table 1; pass a parameterization through."""
     if isinstance(value, Parameterization):
         return value
-    return PARAMETERIZATION_TABLE[_check_name("parameterization", value, PARAMETERIZATIONS)]
+    return PARAMETERIZATION_TABLE[_check_name("parameterization", value, PARAMETERIZATION_TABLE)]
 
 
 def _alignment(value: str | Alignment) -> Alignment:
     """Look up "full" or "none"; pass an alignment through."""
     if isinstance(value, Alignment):
         return value
-    return _ALIGNMENT_BY_NAME[_check_name("alignment", value, ALIGNMENTS)]
+    return ALIGNMENTS[_check_name("alignment", value, ALIGNMENTS)]
 
 
 def _rates(c: Mapping[str, Number]) -> Exponents:
@@ -313,42 +311,6 @@ def is_stable(
     return is_stable_at_init(parameterization) and min(chain) >= 0 and bounded
 
 
-def is_nontrivial(
-    parameterization: str | Parameterization,
-    optimizer: str,
-    alignment: str | Alignment,
-    c: Mapping[str, Number],
-    *,
-    hidden_layers: int = 1,
-) -> bool:
-    """Whether training moves the logits by at least a constant: r_{L+1} <= 0.
-
-    Everett et al., Definition B.3. For stable rates this is the equality in one of the logit
-    constraints of Table 2. The paper says that its maximal rates always reach r_{L+1} = 0
-    (B.17); by its own definition muP and mean-field with SGD or Adafactor and no alignment do
-    not: there r_{L+1} = 1/2, because the readout's rate is limited by other constraints first.
-    Raises as `residuals` does.
-    """
-    chain = residuals(parameterization, optimizer, alignment, c, hidden_layers=hidden_layers)
-    return chain[-1] <= 0
-
-
-def is_feature_learning(
-    parameterization: str | Parameterization,
-    optimizer: str,
-    alignment: str | Alignment,
-    c: Mapping[str, Number],
-    *,
-    hidden_layers: int = 1,
-) -> bool:
-    """Whether the last activations change by a constant: r_L = 0 (Everett et al., section 3.2).
-
-    Raises as `residuals` does.
-    """
-    chain = residuals(parameterization, optimizer, alignment, c, hidden_layers=hidden_layers)
-    return chain[-2] == 0
-
-
 @dataclass(frozen=True)
 class Solution:
     """The largest stable learning rates of one case and what they do.
@@ -359,8 +321,22 @@ class Solution:
     c: Exponents
     residuals: tuple[Fraction, ...]
     stable: bool
-    nontrivial: bool
-    feature_learning: bool
+
+    @property
+    def nontrivial(self) -> bool:
+        """Whether training moves the logits by at least a constant: r_{L+1} <= 0.
+
+        Everett et al., Definition B.3. For stable rates this is the equality in one of the logit
+        constraints of Table 2. The paper says that its maximal rates always reach r_{L+1} = 0
+        (B.17); by its own definition muP and mean-field with SGD or Adafactor and no alignment do
+        not: there r_{L+1} = 1/2, because other constraints limit the readout's rate first.
+        """
+        return self.residuals[-1] <= 0
+
+    @property
+    def feature_learning(self) -> bool:
+        """Whether the last activations change by a constant: r_L = 0 (Everett et al., 3.2)."""
+        return self.residuals[-2] == 0
 
     @property
     def lr(self) -> Exponents:
@@ -461,13 +437,8 @@ def solve(
     d["readout"] = _least_readout_update(table, optimizer, aligned, before)
     c = {layer: d[layer] - _offset(table, optimizer, layer) for layer in LAYERS}
     case = (table, optimizer, aligned, c)
-    return Solution(
-        c=c,
-        residuals=residuals(*case, hidden_layers=hidden_layers),
-        stable=is_stable(*case, hidden_layers=hidden_layers),
-        nontrivial=is_nontrivial(*case, hidden_layers=hidden_layers),
-        feature_learning=is_feature_learning(*case, hidden_layers=hidden_layers),
-    )
+    chain = residuals(*case, hidden_layers=hidden_layers)
+    return Solution(c, chain, is_stable(*case, hidden_layers=hidden_layers))
 
 
 _SHIFT_OF_C = {"sgd": 2, "adam": 1, "adafactor": 0}

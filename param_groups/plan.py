@@ -17,7 +17,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from param_groups.contract import Numbers, Prescription, finite
-from param_groups.roles import UNTIE, Assignment, PlanError, Role, Rule, assign, check_width, choose
+from param_groups.roles import (
+    BLOCK,
+    UNTIE,
+    Assignment,
+    PlanError,
+    Role,
+    Rule,
+    assign,
+    check_width,
+    choose,
+)
 from param_groups.rows import Factor, Row, factor_differences, row_differences, table
 
 if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
@@ -71,7 +81,10 @@ class Plan:
         frozen = {name for name, p in parameters.items() if not p.requires_grad} - kept
         drawn = [row for row in self.rows if row.name not in kept | frozen]
         for row in drawn:
-            tensors.check_fillable(parameters[row.name], row)
+            if parameters[row.name].is_meta:
+                raise PlanError(
+                    f"{row.name!r} is on the meta device and has no values to initialise"
+                )
         tensors.layer_multipliers(model, self.rows)
         for row in drawn:
             tensors.fill(parameters[row.name], row, seed)
@@ -271,10 +284,7 @@ def fans_of(model: nn.Module, rules: Sequence[Rule]) -> Fans:
 
 
 # Roles whose fan-in grows with the width; of all others the fan-out does.
-_SUMS_OVER_WIDTH = {
-    Role.QUERY, Role.KEY, Role.VALUE, Role.QKV, Role.ATTENTION_OUTPUT, Role.MLP_IN, Role.MLP_OUT,
-    Role.HIDDEN, Role.READOUT, Role.ROUTER, Role.LORA_A,
-}  # fmt: skip
+_SUMS_OVER_WIDTH = {*BLOCK, Role.QKV, Role.HIDDEN, Role.READOUT, Role.ROUTER, Role.LORA_A}
 
 
 def _ratios(
@@ -323,7 +333,7 @@ def _forward(
     from param_groups import tensors
 
     factors = []
-    for name, size in tensors.applied_factors(model):
+    for name, size in dict.fromkeys(found[1:] for found in tensors.applied_factors(model)):
         choose("forward factor", name, _FACTORS)
         factors.append(Factor(name, _factor(prescription, name, size), size))
     for name, value in applied.items():

@@ -30,7 +30,7 @@ from param_groups.contract import (
     finite,
 )
 from param_groups.exponents import Alignment
-from param_groups.roles import TRUNK, PlanError, Role, choose
+from param_groups.roles import BIASES, BLOCK, SCALES, TRUNK, PlanError, Role, choose
 
 # ------------------------------------------------------------------------------------------------
 # Everett et al.
@@ -39,33 +39,20 @@ from param_groups.roles import TRUNK, PlanError, Role, choose
 # biases; like every tensor of fan-in 1 they scale as the embedding layer (Yang et al. 2022, Table
 # 8: "input weights and all biases"), the readout's apart (see `Everett.numbers`).
 LAYER_TYPE = {
-    Role.TOKEN_EMBEDDING: "embedding",
-    Role.POSITION_EMBEDDING: "embedding",
-    Role.PATCH_EMBEDDING: "embedding",
-    Role.NORM_SCALE: "embedding",
-    Role.FINAL_NORM_SCALE: "embedding",
-    Role.NORM_BIAS: "embedding",
-    Role.HIDDEN_BIAS: "embedding",
-    Role.READOUT_BIAS: "embedding",
-    Role.QUERY: "hidden",
-    Role.KEY: "hidden",
-    Role.VALUE: "hidden",
-    Role.ATTENTION_OUTPUT: "hidden",
-    Role.MLP_IN: "hidden",
-    Role.MLP_OUT: "hidden",
+    **dict.fromkeys(
+        (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING), "embedding"
+    ),
+    **dict.fromkeys((*SCALES, *BIASES), "embedding"),
+    **dict.fromkeys((*BLOCK, Role.HIDDEN), "hidden"),
     Role.READOUT: "readout",
-    Role.HIDDEN: "hidden",
     Role.ROUTER: "readout",  # its outputs are as few at every width
     Role.DEPTHWISE: "embedding",  # fan-in constant
-    Role.LAYER_SCALE: "embedding",
     Role.LORA_A: "hidden",  # sums over n
     Role.LORA_B: "embedding",  # sums over the rank
     Role.RELATIVE_POSITION: "embedding",
 }
 # Their gradients' powers of n are derived for Adam's family and Adafactor only, which need none.
 _NOT_SGD = {Role.LORA_A, Role.LORA_B, Role.RELATIVE_POSITION, Role.ROUTER}
-_SCALES = {Role.NORM_SCALE, Role.FINAL_NORM_SCALE, Role.LAYER_SCALE}
-_BIASES = {Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS}
 
 # Everett C.1: where the embedding's initialisation is constant in n, its std is 0.01; "we otherwise
 # omit constant factors", so muP's embedding has effective scale 1.
@@ -123,7 +110,7 @@ class Everett(Prescription):
     alpha_depth: float | None = None
 
     def __post_init__(self) -> None:
-        choose("parameterization", self.parameterization, exponents.PARAMETERIZATIONS)
+        choose("parameterization", self.parameterization, exponents.PARAMETERIZATION_TABLE)
         self._settle_optimizer(OPTIMIZER_FAMILY)
         if not isinstance(self.alignment, Alignment):
             choose("alignment", self.alignment, (*exponents.ALIGNMENTS, "global"))
@@ -236,9 +223,9 @@ class Everett(Prescription):
         self, role: Role, layer_type: str, fan_in: int, b: Fraction, multiplier: float
     ) -> tuple[float, float]:
         """(mean, std) of the initial values."""
-        if role in _SCALES:
+        if role in SCALES:
             return 1.0 / multiplier, 0.0
-        if role in _BIASES or role is Role.LORA_B:
+        if role in BIASES or role is Role.LORA_B:
             return 0.0, 0.0
         power = _power(self.width, -b)
         if role in (Role.PATCH_EMBEDDING, Role.DEPTHWISE):  # inputs of order one, fan-in constant
@@ -280,26 +267,15 @@ DINAN_INIT = {
     "vit": {
         Role.PATCH_EMBEDDING: Draw(NORMAL, 1.0),
         Role.POSITION_EMBEDDING: Draw(NORMAL, 0.02**2, per_fan_in=False),
-        Role.QUERY: Draw(UNIFORM, 1 / 2),
-        Role.KEY: Draw(UNIFORM, 1 / 2),
-        Role.VALUE: Draw(UNIFORM, 1 / 2),
+        **dict.fromkeys((Role.QUERY, Role.KEY, Role.VALUE), Draw(UNIFORM, 1 / 2)),
         Role.ATTENTION_OUTPUT: Draw(UNIFORM, 1 / 3),
         Role.MLP_IN: Draw(UNIFORM, 2 / 5),
         Role.MLP_OUT: Draw(UNIFORM, 8 / 5),
     },
-    "bart": {
-        role: Draw(NORMAL, 0.02**2, per_fan_in=False)
-        for role in (
-            Role.TOKEN_EMBEDDING,
-            Role.POSITION_EMBEDDING,
-            Role.QUERY,
-            Role.KEY,
-            Role.VALUE,
-            Role.ATTENTION_OUTPUT,
-            Role.MLP_IN,
-            Role.MLP_OUT,
-        )
-    },
+    "bart": dict.fromkeys(
+        (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, *BLOCK),
+        Draw(NORMAL, 0.02**2, per_fan_in=False),
+    ),
 }
 
 # Part II, sections 1 and 2: the strategies by name, as s of footnote 8; None is "standard".
@@ -363,8 +339,7 @@ class Dinan(Prescription):
         n = self.width
         sgd = {  # (1.99)-(1.107) with Lambda = 1
             Role.PATCH_EMBEDDING: 1 / fan_in,
-            Role.TOKEN_EMBEDDING: 1.0,
-            Role.POSITION_EMBEDDING: 1.0,
+            **dict.fromkeys((Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING), 1.0),
             Role.MLP_OUT: 1 / fan_in if self.mlp_factor == "keep" else 1 / n,
             Role.READOUT_BIAS: 1.0,
         }.get(role, 1 / n)

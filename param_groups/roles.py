@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -62,6 +62,8 @@ class Role(StrEnum):
     LORA_B = "lora_b"  # (n, rank): starts at zero
 
 
+# The matrices of a block, in the order of its forward pass.
+BLOCK = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUTPUT, Role.MLP_IN, Role.MLP_OUT)
 FUSED_PARTS = {Role.QKV: (Role.QUERY, Role.KEY, Role.VALUE)}
 # What stands outside of all residual branches.
 TRUNK = {
@@ -86,14 +88,8 @@ class Layout(StrEnum):
 
 
 _TABLES = {Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.RELATIVE_POSITION}
-_VECTORS = {
-    Role.NORM_SCALE,
-    Role.FINAL_NORM_SCALE,
-    Role.NORM_BIAS,
-    Role.HIDDEN_BIAS,
-    Role.READOUT_BIAS,
-    Role.LAYER_SCALE,
-}
+SCALES = {Role.NORM_SCALE, Role.FINAL_NORM_SCALE, Role.LAYER_SCALE}
+BIASES = {Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS}
 
 UNTIE = (
     "; untie word embedding and readout (in Hugging Face's configs tie_word_embeddings=False), as "
@@ -103,17 +99,11 @@ UNTIE = (
 # The axis of a tensor that must be the model's width; roles not listed (biases, norms over head
 # dimensions, value projections to fewer heads) may have any size.
 _WIDTH_AXIS = {
-    Role.TOKEN_EMBEDDING: "fan_out",
-    Role.POSITION_EMBEDDING: "fan_out",
-    Role.PATCH_EMBEDDING: "fan_out",
-    Role.QUERY: "fan_in",
-    Role.KEY: "fan_in",
-    Role.VALUE: "fan_in",
-    Role.QKV: "fan_in",
-    Role.ATTENTION_OUTPUT: "fan_out",
-    Role.MLP_IN: "fan_in",
-    Role.MLP_OUT: "fan_out",
-    Role.READOUT: "fan_in",
+    **dict.fromkeys((*BLOCK[:3], Role.QKV, Role.MLP_IN, Role.READOUT), "fan_in"),
+    **dict.fromkeys(
+        (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING), "fan_out"
+    ),
+    **dict.fromkeys((Role.ATTENTION_OUTPUT, Role.MLP_OUT), "fan_out"),
 }
 
 
@@ -170,7 +160,7 @@ def default_layout(role: Role) -> Layout:
     """The axes a role has unless its rule says otherwise."""
     if role in _TABLES:
         return Layout.TABLE
-    return Layout.VECTOR if role in _VECTORS else Layout.LINEAR
+    return Layout.VECTOR if role in SCALES | BIASES else Layout.LINEAR
 
 
 def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
@@ -190,10 +180,7 @@ def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
         if len(shape) != 3:
             raise PlanError(f"{name!r} has shape {tuple(shape)}, but {layout} needs three axes")
         return (shape[2], shape[1]) if layout is Layout.EXPERTS else (shape[1], shape[2])
-    kernel = 1
-    for size in shape[2:]:
-        kernel *= size
-    return shape[1] * kernel, shape[0]
+    return math.prod(shape[1:]), shape[0]
 
 
 def check_width(assignment: Assignment, width: float) -> None:
@@ -217,7 +204,7 @@ def present(catalogue: Iterable[Rule], model: nn.Module) -> list[Rule]:
     still an error in `assign`; only the opposite check is given up.
     """
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    return [rule for rule in catalogue if any(rule.matches(name) for name in names)]
+    return [rule for rule in catalogue if any(map(rule.matches, names))]
 
 
 def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
@@ -227,30 +214,41 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     two rules give different roles, and a rule that matches nothing.
     """
     _refuse_wrapped(model)
-    _check_rules(rules)
-    aliases = _aliases(model)
-    _refuse_idle_rules(rules, [name for names in aliases.values() for name in names])
-    parameters = dict(model.named_parameters(remove_duplicate=False))
-    unnamed = [names[0] for names in aliases.values() if not _matching(rules, names)]
+    if isinstance(rules, (str, Rule)) or not all(isinstance(rule, Rule) for rule in rules):
+        raise PlanError(f"rules are a list of Rule(pattern, role), got {rules!r}")
+    tensors: dict[nn.Parameter, list[str]] = {}  # with all their names
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        tensors.setdefault(parameter, []).append(name)
+    if not tensors:
+        raise PlanError("the model has no parameters")
+    every = [name for names in tensors.values() for name in names]
+    for rule in rules:
+        if not any(map(rule.matches, every)):
+            nearest = difflib.get_close_matches(rule.pattern, every, n=1, cutoff=0.0)
+            raise PlanError(
+                f"rule {rule.pattern!r} -> {rule.role} matches no tensor; the nearest name is "
+                f"{nearest[0]!r}"
+            )
+    matching = {
+        parameter: [rule for rule in rules if any(map(rule.matches, names))]
+        for parameter, names in tensors.items()
+    }
+    unnamed = [
+        f"{names[0]!r} {tuple(parameter.shape)}"
+        for parameter, names in tensors.items()
+        if not matching[parameter]
+    ]
     if unnamed:
-        raise PlanError(_unnamed_message(unnamed, parameters))
+        more = f" and {len(unnamed) - 3} more" if len(unnamed) > 3 else ""
+        shown = ", ".join(unnamed[:3])
+        raise PlanError(f"no rule names {shown}{more}; add Rule(pattern, role) for it")
     assignments = []
-    for names in aliases.values():
-        rule = _only_rule(_matching(rules, names), names)
+    for parameter, (first, *tied) in tensors.items():
+        rule = _only_rule(matching[parameter], (first, *tied))
         layout = rule.layout or default_layout(rule.role)
-        first, tied = names[0], names[1:]
-        found = Assignment(first, parameters[first], rule.role, layout, tied, rule.scale)
+        found = Assignment(first, parameter, rule.role, layout, tuple(tied), rule.scale)
         assignments.append(found)
     return assignments
-
-
-def _aliases(model: nn.Module) -> dict[int, tuple[str, ...]]:
-    names: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(parameter), []).append(name)
-    if not names:
-        raise PlanError("the model has no parameters")
-    return {key: tuple(value) for key, value in names.items()}
 
 
 # By class name, so that neither torch.compile nor another library is imported to look.
@@ -276,25 +274,6 @@ def _refuse_wrapped(model: nn.Module) -> None:
             )
 
 
-def _check_rules(rules: Sequence[Rule]) -> None:
-    if isinstance(rules, (str, Rule)) or not all(isinstance(rule, Rule) for rule in rules):
-        raise PlanError(f"rules are a list of Rule(pattern, role), got {rules!r}")
-
-
-def _refuse_idle_rules(rules: Sequence[Rule], names: Sequence[str]) -> None:
-    for rule in rules:
-        if not any(rule.matches(name) for name in names):
-            nearest = difflib.get_close_matches(rule.pattern, names, n=1, cutoff=0.0)
-            raise PlanError(
-                f"rule {rule.pattern!r} -> {rule.role} matches no tensor; the nearest name is "
-                f"{nearest[0]!r}"
-            )
-
-
-def _matching(rules: Sequence[Rule], names: Sequence[str]) -> list[Rule]:
-    return [rule for rule in rules if any(rule.matches(name) for name in names)]
-
-
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     claimed = {
         (rule.role, rule.layout or default_layout(rule.role), rule.scale) for rule in matching
@@ -309,12 +288,6 @@ def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     )
     hint = UNTIE if {role for role, *_ in claimed} == {Role.TOKEN_EMBEDDING, Role.READOUT} else ""
     raise PlanError(f"tensor {names[0]!r}{tied} is named by two rules: {claims}{hint}")
-
-
-def _unnamed_message(unnamed: Sequence[str], parameters: Mapping[str, nn.Parameter]) -> str:
-    shown = ", ".join(f"{name!r} {tuple(parameters[name].shape)}" for name in unnamed[:3])
-    more = f" and {len(unnamed) - 3} more" if len(unnamed) > 3 else ""
-    return f"no rule names {shown}{more}; add Rule(pattern, role) for it"
 
 
 # Rules of the decoder in nanolm_c4; those of other people's models are in `models`.

@@ -49,10 +49,6 @@ class Guess:
     layout: Layout | None = None
     doubt: str = ""
 
-    def same(self, other: Guess) -> bool:
-        """Whether both read the tensor alike."""
-        return (self.role, self.layout) == (other.role, other.layout)
-
 
 @dataclass(frozen=True)
 class Suggestion:
@@ -93,13 +89,10 @@ def suggest(model: nn.Module) -> Suggestion:
         said = path.replace(".base_layer", "")  # where peft puts the layer that it adapts
         guesses[name] = _guess(said, own, module, parameter)
         if re.search(r"(^|\.)(gate|gating|wg)$", path):
-            chooses = _has_experts(modules[path.rpartition(".")[0]])
+            beside = modules[path.rpartition(".")[0]].named_children()
+            chooses = any("expert" in child for child, _ in beside)
             guesses[name] = _gate(own, guesses[name], chooses, parameter)
     return _as_rules(guesses)
-
-
-def _has_experts(module: nn.Module) -> bool:
-    return any("expert" in name for name, _ in module.named_children())
 
 
 def _gate(own: str, guess: Guess, chooses: bool, parameter: torch.Tensor) -> Guess:

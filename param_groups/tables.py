@@ -52,18 +52,16 @@ def everett_table() -> dict[str, dict[str, dict[str, object]]]:
 
 def everett_rows() -> Rows:
     """The same with a line per layer; rates in the paper's order, full alignment first."""
-    rates = [f"{optimizer} {kind}" for kind in ALIGNMENTS for optimizer in OPTIMIZERS]
-    rows: Rows = [("parameterization", "layer", "init variance", "multiplier", "gradient", *rates)]
-    for name, scales in PARAMETERIZATION_TABLE.items():
-        gradient = gradient_exponents(name)
+    columns = [(optimizer, kind) for kind in ALIGNMENTS for optimizer in OPTIMIZERS]
+    titles = (f"{optimizer} {kind}" for optimizer, kind in columns)
+    rows: Rows = [("parameterization", "layer", "init variance", "multiplier", "gradient", *titles)]
+    for name in PARAMETERIZATION_TABLE:
+        gradients = gradient_exponents(name)
+        rates = [solve(name, *column).lr for column in columns]
         for layer in LAYERS:
-            own = -2 * scales[layer].b, -scales[layer].a, gradient[layer]
-            solved = (
-                solve(name, optimizer, kind).lr[layer]
-                for kind in ALIGNMENTS
-                for optimizer in OPTIMIZERS
-            )
-            rows.append((name, layer, *map(str, (*own, *solved))))
+            own = PARAMETERIZATION_TABLE[name][layer]
+            powers = -2 * own.b, -own.a, gradients[layer], *(rate[layer] for rate in rates)
+            rows.append((name, layer, *map(str, powers)))
     return rows
 
 
@@ -99,7 +97,8 @@ def constraint_rows() -> Rows:
     return [*rows, ("stable logits", "", "", "c_r >= 0")]
 
 
-_STRATOS = {"sp": "standard", "ntk": "ntk", "mup": "mup", "mf": "mean_field"}
+# His names for Everett et al.'s parameterisations.
+STRATOS_NAMES = {"sp": "standard", "ntk": "ntk", "mup": "mup", "mf": "mean_field"}
 
 
 def stratos_table() -> dict[str, dict[str, dict[str, str]]]:
@@ -113,20 +112,16 @@ def stratos_table() -> dict[str, dict[str, dict[str, str]]]:
             }
             for layer in LAYERS
         }
-        for name, known in _STRATOS.items()
+        for name, known in STRATOS_NAMES.items()
     }
 
 
 def stratos_rows() -> Rows:
     """The same with a line per layer."""
-    return [
-        ("parameterization", "layer", "a", "b", "c"),
-        *(
-            (name, layer, *entry.values())
-            for name, layers in stratos_table().items()
-            for layer, entry in layers.items()
-        ),
-    ]
+    rows: Rows = [("parameterization", "layer", "a", "b", "c")]
+    for name, layers in stratos_table().items():
+        rows += [(name, layer, *entry.values()) for layer, entry in layers.items()]
+    return rows
 
 
 def solution_rows(solution: Solution) -> Rows:

@@ -113,12 +113,6 @@ def named_by(rows: Sequence[Row], keep: Iterable[str]) -> set[str]:
     return kept
 
 
-def check_fillable(parameter: nn.Parameter, row: Row) -> None:
-    """Raises PlanError for a tensor without memory."""
-    if parameter.is_meta:
-        raise PlanError(f"{row.name!r} is on the meta device and has no values to initialise")
-
-
 @torch.no_grad()
 def fill(parameter: nn.Parameter, row: Row, seed: int) -> None:
     """Draws one tensor's values from (seed, name), in float32 on the CPU, and puts them there."""
@@ -192,23 +186,17 @@ def layer_multipliers(model: nn.Module, rows: Sequence[Row]) -> dict[Multiplied,
 # Factors of the forward pass
 
 
-def applied_factors(model: nn.Module) -> list[tuple[str, int | None]]:
-    """The factors that a model's modules apply, each once: (name, head dimension of an attention).
+def applied_factors(model: nn.Module) -> Iterator[tuple[Scaled, str, int | None]]:
+    """The factors that a model's modules apply: (module, name, head dimension of an attention).
 
-    Raises PlanError for a factor with an unknown name, and for an attention without head dimension.
+    Raises PlanError for an attention without head dimension.
     """
-    found: dict[tuple[str, int | None], None] = {}
     for path, module in model.named_modules():
         for name in module.factors if isinstance(module, Scaled) else ():
-            found[name, _head_dim(path, module) if name == "attention_scale" else None] = None
-    return list(found)
-
-
-def _head_dim(path: str, module: Scaled) -> int:
-    head_dim = getattr(module, "head_dim", None)
-    if not isinstance(head_dim, int):
-        raise PlanError(f"module {path!r} applies attention_scale; it needs head_dim, its size")
-    return head_dim
+            size = getattr(module, "head_dim", None) if name == "attention_scale" else None
+            if name == "attention_scale" and not isinstance(size, int):
+                raise PlanError(f"module {path!r} applies {name}; it needs head_dim, its size")
+            yield module, name, size
 
 
 # What libraries call the head dimension of an attention.
@@ -243,11 +231,9 @@ def factor_places(
 ) -> Iterator[tuple[Scaled, str, float]]:
     """(module, attribute, value) wherever the model applies a factor of the plan."""
     values = {(factor.name, factor.head_dim): factor.value for factor in forward or ()}
-    for path, module in model.named_modules():
-        for name in module.factors if isinstance(module, Scaled) else ():
-            key = (name, _head_dim(path, module) if name == "attention_scale" else None)
-            if key in values:
-                yield module, name, values[key]
+    for module, name, size in applied_factors(model):
+        if (name, size) in values:
+            yield module, name, values[name, size]
 
 
 # ------------------------------------------------------------------------------------------------

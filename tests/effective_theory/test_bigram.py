@@ -12,13 +12,13 @@ from effective_theory import bigram, bigram_exponents, bigram_training
 from effective_theory.bigram import BigramConfig, GaussianMatrix, Model, Sum, propagate
 from effective_theory.stratos import STRATOS_TABLE
 from param_groups import exponents as ex
+from tests.effective_theory.test_bigram_exponents import FITTED
 from training.config import validate
 from training.errors import UserError
 
 SMALL = BigramConfig(
     vocabulary=5, widths=(6, 9), seeds=3, steps=3, learning_rate=0.1, small_learning_rate=0.1
 )
-FITTED = BigramConfig(widths=(64, 128, 256, 512, 1024), seeds=48, steps=2)
 
 
 class Dense:

@@ -20,9 +20,6 @@ from effective_theory.bigram_exponents import (
 from effective_theory.stratos import STRATOS_TABLE
 from param_groups import exponents as ex
 
-SMALL = BigramConfig(
-    vocabulary=5, widths=(6, 9), seeds=3, steps=3, learning_rate=0.1, small_learning_rate=0.1
-)
 FITTED = BigramConfig(widths=(64, 128, 256, 512, 1024), seeds=48, steps=2)
 
 
@@ -74,22 +71,12 @@ def row(measured, seeds=300, width=512, **changes):
 
 
 @pytest.mark.parametrize(("measured", "changes", "met"), [
-    (0.0, {}, True),
-    (0.06, {}, True),
-    (-0.06, {}, True),
-    (0.08, {}, False),
-    (-0.08, {}, False),
-    (-0.9, {"predicted": Fraction(-1)}, False),
-    (0.08, {"note": "see there"}, False),
-    (0.08, {"seeds": 299}, None),
-    (0.0, {"seeds": 299}, None),
-    (0.08, {"width": 504}, None),
-    (-0.8, {"kind": "bound"}, True),
-    (0.06, {"kind": "bound"}, True),
-    (0.08, {"kind": "bound"}, False),
-    (-0.8, {"kind": "bound", "seeds": 299}, None),
-    (0.0, {"kind": "hypothetical"}, None),
-    (0.5, {"kind": "hypothetical"}, None),
+    (0.0, {}, True), (0.06, {}, True), (-0.06, {}, True), (0.08, {}, False), (-0.08, {}, False),
+    (-0.9, {"predicted": Fraction(-1)}, False), (0.08, {"note": "see there"}, False),
+    (0.08, {"seeds": 299}, None), (0.0, {"seeds": 299}, None), (0.08, {"width": 504}, None),
+    (-0.8, {"kind": "bound"}, True), (0.06, {"kind": "bound"}, True),
+    (0.08, {"kind": "bound"}, False), (-0.8, {"kind": "bound", "seeds": 299}, None),
+    (0.0, {"kind": "hypothetical"}, None), (0.5, {"kind": "hypothetical"}, None),
 ])
 def test_what_is_judged_and_what_is_met(measured, changes, met):
     found = row(measured, **changes)

@@ -12,18 +12,13 @@ from effective_theory.inputs import inputs, one_hot
 from effective_theory.kernels import contact_terms, forward
 from training.errors import UserError
 
-_DRAWS = 1024
 
-
-def _config(stem="vision", *, draws=_DRAWS, init=None, data=None, **model):
-    model = {"stem": stem, "pooling": stem == "vision", "depth": 1, "heads": 2} | model
-    return Config(
-        model=model,
-        init=init or {},
-        data=data or {},
-        theory={"attention_draws": draws},
-        measure={"widths": (12,), "seeds": (2,)},
-    )
+def _config(stem="vision", *, draws=1024, theory=None, **keys):
+    """A small config: keys of the model, and sections by name."""
+    sections = {name: keys.pop(name) for name in ("init", "rates", "data") if name in keys}
+    model = {"stem": stem, "pooling": stem == "vision", "depth": 1, "heads": 2} | keys
+    theory = {"attention_draws": draws} | (theory or {})
+    return Config(model=model, theory=theory, measure={"widths": (12,), "seeds": (2,)}, **sections)
 
 
 def _close(actual, expected, tolerance=1e-12):

@@ -13,13 +13,9 @@ from effective_theory.network import ACTIVATIONS, Encoder
 from training.errors import UserError
 
 BLOCK_TENSORS = [
-    "attention.0.query",
-    "attention.0.key",
-    "attention.0.value",
-    "attention.0.attention_output",
-    "mlp.0.mlp_in",
-    "mlp.0.mlp_out",
-]
+    *(f"attention.0.{name}" for name in ("query", "key", "value", "attention_output")),
+    "mlp.0.mlp_in", "mlp.0.mlp_out",
+]  # fmt: skip
 
 
 def config(stem="vision", init=None, **model):
@@ -79,24 +75,13 @@ def test_attention_is_torchs(causal):
     block = encoder(config(causal=causal, heads=2), 8).attention[0]
     s = torch.randn(3, 5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     mask = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
+    without = dict.fromkeys(("in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "out_proj_bias"))
     expected, _ = F.multi_head_attention_forward(
-        *[s.transpose(0, 1)] * 3,
-        embed_dim_to_check=8,
-        num_heads=2,
-        in_proj_weight=None,
-        in_proj_bias=None,
-        bias_k=None,
-        bias_v=None,
-        add_zero_attn=False,
-        dropout_p=0.0,
-        out_proj_weight=block.attention_output,
-        out_proj_bias=None,
-        attn_mask=mask,
-        use_separate_proj_weight=True,
-        q_proj_weight=block.query,
-        k_proj_weight=block.key,
-        v_proj_weight=block.value,
-    )
+        *[s.transpose(0, 1)] * 3, embed_dim_to_check=8, num_heads=2, **without,
+        add_zero_attn=False, dropout_p=0.0, out_proj_weight=block.attention_output,
+        attn_mask=mask, use_separate_proj_weight=True, q_proj_weight=block.query,
+        k_proj_weight=block.key, v_proj_weight=block.value,
+    )  # fmt: skip
     torch.testing.assert_close(block(s, {}), expected.transpose(0, 1))
 
 

@@ -5,14 +5,9 @@ from fractions import Fraction
 
 import pytest
 
-from effective_theory.stratos import (
-    STRATOS_NAMES,
-    STRATOS_TABLE,
-    general_violations,
-    violations,
-)
+from effective_theory.stratos import STRATOS_TABLE, general_violations, violations
 from param_groups import exponents as ex
-from param_groups.tables import stratos_table
+from param_groups.tables import STRATOS_NAMES, stratos_table
 
 TABLES = ex.PARAMETERIZATION_TABLE
 GRID = [ex.Alignment(*values) for values in itertools.product((0.5, 0.75, 1), repeat=3)]

@@ -5,36 +5,17 @@ import math
 import pytest
 import torch
 
-from effective_theory.config import Config, RatesConfig
+from effective_theory.config import RatesConfig
 from effective_theory.gaussian import activation_kernels
 from effective_theory.kernels import forward
 from effective_theory.tangent import adamw_factors, magnitudes, tangent, tensors
+from tests.effective_theory.test_kernel_theory import _close, _config, _x
 from training.errors import UserError
-
-
-def _config(stem="vision", *, draws=1024, init=None, rates=None, theory=None, **model):
-    model = {"stem": stem, "pooling": stem == "vision", "depth": 1, "heads": 2} | model
-    return Config(
-        model=model,
-        init=init or {},
-        rates=rates or {},
-        theory={"attention_draws": draws} | (theory or {}),
-        measure={"widths": (48,), "seeds": (2,)},
-    )
-
-
-def _x(samples=2, tokens=3, pixels=5):
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(samples, tokens, pixels, generator=generator, dtype=torch.float64)
 
 
 def _derive(config, x):
     kernels = forward(config, x)
     return kernels, tangent(config, x, kernels)
-
-
-def _close(actual, expected, tolerance=1e-12):
-    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def _hat(kernels, block, theta):
@@ -168,18 +149,19 @@ def test_attention_agrees_with_gradients_of_random_weights():
 @pytest.mark.parametrize("stem", ["vision", "language"])
 def test_theta_is_the_same_for_every_strategy_and_size(stem):
     x = _x() if stem == "vision" else torch.tensor([[1, 2, 3], [2, 2, 5]])
-    base = {"width": 48, "heads": 2, "depth": 2, "draws": 256}
+    base = {"width": 48, "heads": 2, "draws": 256}
     _, expected = _derive(_config(stem, **base), x)
+    factors = adamw_factors(_config(stem, **base), expected)
     assert 0.5 < float(expected.theta["head"].diagonal().mean()) < 10
-    changes = [{"s": 0.5}, {"s": 1.0}, {"width": 768, "s": 1.0}, {"mlp_ratio": 1}, {"heads": 12}]
+    changes = [{"s": 0.5}, {"width": 768, "s": 1.0}, {"mlp_ratio": 1}, {"heads": 12}]
     for change in (*changes, {"outputs": 1000}):
         config = _config(stem, **base | change)
         _, derived = _derive(config, x)
         _close(derived.theta["head"], expected.theta["head"], 1e-9)
         for name, part in expected.parts["head"].items():
             _close(derived.parts["head"][name], part, 1e-9)
-        for name, factor in adamw_factors(_config(stem, **base), expected).items():
-            assert adamw_factors(config, derived)[name].ratio == pytest.approx(factor.ratio)
+        for name, factor in adamw_factors(config, derived).items():
+            assert factor.ratio == pytest.approx(factors[name].ratio)
 
 
 def test_ratio_does_not_know_the_patch_size():
@@ -209,13 +191,11 @@ def test_rates_and_closed_forms_are_those_of_the_paper():
     config = _config(width=n, outputs=out)
     _, derived = _derive(config, _x())
     root = n**-0.5
+    attention = (f"attention.0.{name}" for name in ("query", "key", "value", "attention_output"))
     expected = {  # (1.99)-(1.107) and (1.108)-(1.116)
         "stem": (1 / patch, root / patch),
         "position": (1, root),
-        "attention.0.query": (1 / n, root / n),
-        "attention.0.key": (1 / n, root / n),
-        "attention.0.value": (1 / n, root / n),
-        "attention.0.attention_output": (1 / n, root / n),
+        **dict.fromkeys(attention, (1 / n, root / n)),
         "mlp.0.mlp_in": (1 / n, 1 / (n * (m * n) ** 0.5)),
         "mlp.0.mlp_out": (1 / (m * n), root / (m * n)),
         "readout": (1 / n, 1 / (n * out**0.5)),

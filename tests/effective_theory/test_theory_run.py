@@ -22,15 +22,10 @@ def call(*argv: str) -> int:
     return done.value.code
 
 
-@pytest.fixture(scope="module")
-def out(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("theory")
+def test_writes_tables_and_json(tmp_path):
+    out = tmp_path / "theory"
     # exponents of so few networks may miss their tolerance, which is exit code 1
-    assert call("--out", str(folder), "--workers", "1", *SMALL) in (0, 1)
-    return folder
-
-
-def test_writes_tables_and_json(out):
+    assert call("--out", str(out), "--workers", "1", *SMALL) in (0, 1)
     with open(out / "kernels.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["stem"] for row in rows} == {"vision", "language"}
@@ -38,13 +33,8 @@ def test_writes_tables_and_json(out):
     for name in ("vision", "language", "bigram"):
         value = json.loads((out / f"{name}.json").read_text())
         assert value["rows"] and value["config"] and value["environment"]["packages"]["torch"]
-
-
-def test_every_prediction_of_the_table_is_in_the_json(out):
-    value = json.loads((out / "vision.json").read_text())
-    with open(out / "kernels.csv", newline="") as file:
-        count = sum(row["stem"] == "vision" for row in csv.DictReader(file))
-    assert len(value["rows"]) == count
+        if name != "bigram":
+            assert len(value["rows"]) == sum(row["stem"] == name for row in rows)
 
 
 def test_ships_tables_with_where_they_were_made(tmp_path, capsys):

@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from measure import observations, observe
+from measure import observations, observe, representations
 from nanolm_c4.config import Config as DecoderConfig
 from sweeps import tables
 from sweeps.reuse import Store, take_over
@@ -99,17 +99,37 @@ SETTINGS = {
 }
 
 
+pytestmark = pytest.mark.xdist_group("observe")  # what all look at is trained once
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory):
+    """The train module of an experiment in a package of its own."""
+    root = tmp_path_factory.mktemp("package")
+    name = "observed_" + root.name.replace("-", "_")
+    (root / name).mkdir()
+    (root / name / "__init__.py").write_text("")
+    (root / name / "train.py").write_text(TOY)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(root))
+        yield importlib.import_module(f"{name}.train")
+
+
+def toy_in(package, root):
+    """The experiment with a folder of runs."""
+    name = package.__name__.partition(".")[0]
+    return SimpleNamespace(**vars(package), folder=root / "results" / name / "single")
+
+
 @pytest.fixture
-def toy(tmp_path, monkeypatch):
-    """The train module of an experiment in a package of its own, and its folder of runs."""
-    name = "observed_" + tmp_path.name.replace("-", "_")
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text("")
-    (tmp_path / name / "train.py").write_text(TOY)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    module = importlib.import_module(f"{name}.train")
-    module.folder = tmp_path / "results" / name / "single"
-    return module
+def toy(package, tmp_path):
+    return toy_in(package, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def run(package, tmp_path_factory):
+    """A finished run, to look at."""
+    return train(toy_in(package, tmp_path_factory.mktemp("run")), "run")
 
 
 def config(toy, **changes):
@@ -145,12 +165,11 @@ def values(numbers):
 # During training
 
 
-def test_steps_zero_every_few_and_the_last_are_observed(toy):
-    folder = train(toy, "run")
-    found = lines(folder)
+def test_steps_zero_every_few_and_the_last_are_observed(run):
+    found = lines(run)
     assert [line["step"] for line in found] == [0, 2, 4, 5]
     assert {line["samples"] for line in found} == {3}
-    assert set(left(folder)[1]) == {f"step_{step}.safetensors" for step in (0, 2, 4, 5)}
+    assert set(left(run)[1]) == {f"step_{step}.safetensors" for step in (0, 2, 4, 5)}
     start, end = found[0], found[-1]
     for numbers in (*start["blocks"], start["all"]):
         assert all(value == 0 for key, value in numbers.items()
@@ -167,21 +186,17 @@ def test_steps_zero_every_few_and_the_last_are_observed(toy):
     )
 
 
-def test_arrays_are_of_the_last_block_and_of_fixed_places(toy):
-    folder = train(toy, "run")
-    arrays = load_file(folder / "observations/step_5.safetensors")
-    report, _ = observe.observe_run(folder, samples=3)
-    final = observe.load_kept(folder, 3)
-    from measure import representations
-
+def test_arrays_are_of_the_last_block_and_of_fixed_places(run):
+    arrays = load_file(run / "observations/step_5.safetensors")
+    final = observe.load_kept(run, 3)
+    assert final.step == 5
     seen = representations.capture(final.task.model, final.batch, final.task.forward)
     last = seen.stream[-1]
     close = {"rtol": 1e-5, "atol": 1e-6}
-    torch.testing.assert_close(
-        arrays["pooled_kernel"], representations.pooled_kernel(last), **close
-    )
-    torch.testing.assert_close(arrays["spatial_kernel"], representations.spatial_kernel(last))
-    torch.testing.assert_close(arrays["last_token_kernel"], representations.sample_kernel(last))
+    for name, kernel in {"pooled": representations.pooled_kernel,
+                         "spatial": representations.spatial_kernel,
+                         "last_token": representations.sample_kernel}.items():
+        torch.testing.assert_close(arrays[f"{name}_kernel"], kernel(last), **close)
     assert arrays["attention_places"].tolist() == [[5, 0], [5, 3], [3, 0], [5, 5]]
     expected = torch.stack(
         [torch.stack([b.logits()[0, :, t, s] for t, s in arrays["attention_places"].tolist()])
@@ -191,7 +206,6 @@ def test_arrays_are_of_the_last_block_and_of_fixed_places(toy):
     with torch.no_grad():
         logits = final.task.model.eval()(final.batch[0])
     torch.testing.assert_close(arrays["outputs"], logits[:, -1], **close)
-    assert report["step"] == 5
 
 
 def test_logits_of_a_model_without_tokens_are_stored_whole(toy, tmp_path):
@@ -441,12 +455,39 @@ write_observed_attention = writer(tables.OBSERVED_ATTENTION)
 
 
 def sweep(toy, **more):
-    package = Path(toy.__file__).parent
-    (package / "base.yaml").write_text(json.dumps(SETTINGS))
-    keys = {"experiment": package.name, "config": "base.yaml", "grid": {"width": [8, 16]}}
-    text = json.dumps({**keys, "curves": {"a": {}}, **more})
-    (package / "s.yaml").write_text(text)
-    return load_sweep(package / "s.yaml", toy.folder.parent.parent)
+    folder = Path(toy.__file__).parent
+    (folder / "base.yaml").write_text(json.dumps(SETTINGS))
+    keys = {"experiment": folder.name, "config": "base.yaml", "grid": {"width": [8, 16]}}
+    text = json.dumps({**keys, "curves": {"a": {}}, "set": {"training.steps": 3}, **more})
+    (folder / "s.yaml").write_text(text)
+    return load_sweep(folder / "s.yaml", toy.folder.parent.parent)
+
+
+@pytest.fixture(scope="module")
+def observed(package, tmp_path_factory):
+    """A sweep that asks for observations, and the summaries of its two runs."""
+    toy = toy_in(package, tmp_path_factory.mktemp("sweep"))
+    asked = sweep(toy, observations=True)
+    return asked, {p.run: toy.run(p.config, asked.folder / p.run) for p in asked.points}
+
+
+def table(path):
+    """The rows of a table; what a run is and where it stands in the grid comes first."""
+    with open(path, newline="") as file:
+        rows = list(csv.DictReader(file))
+    place = ["curve", "training.steps", "width", "horizon", "constants", "seed", "run", "step"]
+    assert list(rows[0])[: len(place)] == place
+    return rows
+
+
+@contextmanager
+def changed(path):
+    """A file that is as before afterwards."""
+    content = path.read_bytes()
+    try:
+        yield
+    finally:
+        path.write_bytes(content)
 
 
 def test_only_finished_runs_are_in_the_tables(observed):
@@ -460,39 +501,19 @@ def test_only_finished_runs_are_in_the_tables(observed):
             assert {row["run"] for row in table(write(asked, some))} == {second}
 
 
-def test_a_sweeps_table_has_a_row_per_block_and_one_for_all(toy):
-    asked = sweep(toy, observations=True)
-    summaries = {}
-    for point in asked.points:
-        summaries[point.run] = toy.run(point.config, asked.folder / point.run)
-    assert write_observations(sweep(toy), summaries) is None
-    with open(write_observations(asked, summaries), newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 2 * 4 * 3  # runs, steps, two blocks and all
-    row = next(r for r in rows if (r["width"], r["step"], r["block"]) == ("16", "5", "1"))
+def test_a_sweeps_table_has_a_row_per_block_and_one_for_all(toy, observed):
+    asked, summaries = observed
+    rows = table(write_observations(asked, summaries))
+    assert len(rows) == 2 * 3 * 3  # runs, steps, two blocks and all
+    row = next(r for r in rows if (r["width"], r["step"], r["block"]) == ("16", "3", "1"))
     line = lines(asked.folder / row["run"])[-1]
     assert float(row["key_change_weights"]) == line["blocks"][1]["key_change_weights"]
     assert row["function_change"] == "" and (row["curve"], row["seed"]) == ("a", "0")
-    row = next(r for r in rows if (r["run"], r["step"], r["block"]) == (row["run"], "5", "all"))
+    row = next(r for r in rows if (r["run"], r["step"], r["block"]) == (row["run"], "3", "all"))
     assert float(row["function_change"]) == line["all"]["function_change"]
     failed = {run: {"status": "failed"} for run in summaries}
-    assert write_observations(asked, failed) is None
-
-
-@pytest.fixture
-def observed(toy):
-    """A sweep that asks for observations, and the summaries of its two runs."""
-    asked = sweep(toy, observations=True, grid={"width": [8, 16]}, set={"training.steps": 3})
-    return asked, {p.run: toy.run(p.config, asked.folder / p.run) for p in asked.points}
-
-
-def table(path):
-    """The rows of a table; what a run is and where it stands in the grid comes first."""
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
-    place = ["curve", "training.steps", "width", "horizon", "constants", "seed", "run", "step"]
-    assert list(rows[0])[: len(place)] == place
-    return rows
+    for write in (write_observations, write_observed_kernels, write_observed_attention):
+        assert write(sweep(toy), summaries) is None and write(asked, failed) is None
 
 
 def test_kernels_of_the_first_and_the_last_step_are_in_a_table(observed):
@@ -530,37 +551,36 @@ def test_attention_logits_over_heads_are_in_a_table(observed):
 
 def test_large_kernels_are_thinned_and_unknown_arrays_left_out(observed):
     asked, summaries = observed
-    folder = asked.folder / asked.points[0].run / "observations"
+    path = asked.folder / asked.points[0].run / "observations/step_3.safetensors"
     kernel = torch.arange(130.0 * 130).view(130, 130)
     kernel[2, 4] = torch.nan
-    arrays = {"spatial_kernel": kernel, "outputs": torch.ones(2, 3)}
-    save_file(arrays, folder / "step_3.safetensors")
-    rows = table(write_observed_kernels(asked, summaries))
-    own = [r for r in rows if (r["run"], r["step"]) == (asked.points[0].run, "3")]
-    assert {r["kind"] for r in own} == {"spatial"} and len(own) == 44 * 45 / 2
-    assert {int(r["column"]) for r in own} == set(range(0, 130, 3))
-    assert all(float(r["value"]) == 130 * int(r["row"]) + int(r["column"]) for r in own)
-    rows = table(write_observed_attention(asked, summaries))
-    assert (asked.points[0].run, "3") not in {(r["run"], r["step"]) for r in rows}
-    kernel[0, 3] = torch.inf
-    save_file({"spatial_kernel": kernel}, folder / "step_3.safetensors")
-    rows = table(write_observed_kernels(asked, summaries))
-    assert [(r["row"], r["column"]) for r in rows if r["value"] == ""] == [("0", "3")]
+    with changed(path):
+        save_file({"spatial_kernel": kernel, "outputs": torch.ones(2, 3)}, path)
+        rows = table(write_observed_kernels(asked, summaries))
+        own = [r for r in rows if (r["run"], r["step"]) == (asked.points[0].run, "3")]
+        assert {r["kind"] for r in own} == {"spatial"} and len(own) == 44 * 45 / 2
+        assert {int(r["column"]) for r in own} == set(range(0, 130, 3))
+        assert all(float(r["value"]) == 130 * int(r["row"]) + int(r["column"]) for r in own)
+        rows = table(write_observed_attention(asked, summaries))
+        assert (asked.points[0].run, "3") not in {(r["run"], r["step"]) for r in rows}
+        kernel[0, 3] = torch.inf
+        save_file({"spatial_kernel": kernel}, path)
+        rows = table(write_observed_kernels(asked, summaries))
+        assert [(r["row"], r["column"]) for r in rows if r["value"] == ""] == [("0", "3")]
 
 
-def test_arrays_tables_are_asked_for_and_name_what_cannot_be_read(toy, observed):
+def test_arrays_that_cannot_be_read_are_named_and_leave_no_table(observed):
     asked, summaries = observed
-    failed = {run: {"status": "failed"} for run in summaries}
-    for write in (write_observed_kernels, write_observed_attention):
-        assert write(sweep(toy), summaries) is None and write(asked, failed) is None
-    folder = asked.folder / asked.points[0].run
-    path = folder / "observations/step_3.safetensors"
-    for damage in (lambda: path.write_bytes(path.read_bytes()[:-8]), path.unlink):
-        damage()
-        for write in (write_observed_kernels, write_observed_attention):
-            with pytest.raises(RunError, match="cannot read the arrays of step 3") as error:
-                write(asked, summaries)
-            assert str(path) in str(error.value) and "to run again" in str(error.value)
+    path = asked.folder / asked.points[0].run / "observations/step_3.safetensors"
+    for kept in asked.folder.glob("observed_*.csv"):
+        kept.unlink()
+    with changed(path):
+        for damage in (lambda: path.write_bytes(path.read_bytes()[:-8]), path.unlink):
+            damage()
+            for write in (write_observed_kernels, write_observed_attention):
+                with pytest.raises(RunError, match="cannot read the arrays of step 3") as error:
+                    write(asked, summaries)
+                assert str(path) in str(error.value) and "to run again" in str(error.value)
     assert not list(asked.folder.glob("observed_*.csv"))
 
 
@@ -571,8 +591,8 @@ def test_a_sweep_writes_every_table_it_is_asked_for(observed):
     assert {"observations.csv", "observed_kernels.csv", "observed_attention.csv"} <= written
 
 
-def test_a_run_taken_from_another_sweep_brings_its_observations(toy, monkeypatch):
-    folder = train(toy, "run")
+def test_a_run_taken_from_another_sweep_brings_its_observations(run, toy, monkeypatch):
+    folder = shutil.copytree(run, toy.folder / "run")
     summary = json.loads((folder / "summary.json").read_text())
     summary["environment"]["commit"] = "abc"
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -599,35 +619,38 @@ def refusal(capsys, *words):
     return error[-1]
 
 
-def test_the_command_prints_what_training_observed_and_writes_it(toy, tmp_path, capsys):
-    folder = train(toy, "run")
-    command(folder, "--samples", "3", "--out", tmp_path / "report.json")
+def test_the_command_prints_what_training_observed_and_writes_it(run, tmp_path, capsys):
+    command(run, "--samples", "3", "--out", tmp_path / "report.json")
     shown = capsys.readouterr().out.splitlines()
-    assert shown[0] == f"{folder}: 3 samples, step 5 beside step 0"
+    assert shown[0] == f"{run}: 3 samples, step 5 beside step 0"
     assert shown[1].split() == ["quantity", "block", "0", "block", "1", "all"]
-    report, observed = json.loads((tmp_path / "report.json").read_text()), lines(folder)[-1]
+    report, observed = json.loads((tmp_path / "report.json").read_text()), lines(run)[-1]
     assert report["all"] == pytest.approx(observed["all"], rel=1e-5)
     row = next(line.split() for line in shown if line.startswith("head_variance"))
     assert row[1:] == [f"{b['head_variance']:.4g}" for b in (*report["blocks"], report["all"])]
-    command(folder, "--json")  # as many samples as in training
+    command(run, "--json")  # as many samples as in training
     assert json.loads(capsys.readouterr().out) == report
-    command(train(toy, "unobserved", training__observe_every=0), "--json")
-    assert json.loads(capsys.readouterr().out)["samples"] == 8
 
 
-def test_the_command_writes_what_training_stored_of_a_step(toy, tmp_path):
-    folder = train(toy, "run")
-    command(folder, "--samples", "3", "--step", "4", "--arrays", tmp_path / "new/arrays",
+def test_a_run_that_observed_nothing_shows_a_few_samples_as_far_as_there_are(toy, monkeypatch):
+    folder = train(toy, "unobserved", training__observe_every=0)
+    assert observe.observe_run(folder)[0]["samples"] == 8
+    monkeypatch.setattr(observe, "SAMPLES", 31)
+    assert observe.observe_run(folder)[0]["samples"] == 30
+
+
+def test_the_command_writes_what_training_stored_of_a_step(run, tmp_path):
+    command(run, "--samples", "3", "--step", "4", "--arrays", tmp_path / "new/arrays",
             "--out", tmp_path / "report.json")
     written = load_file(tmp_path / "new/arrays")
     stored = {f"step_{step}/{name}": array for step in (0, 4) for name, array in
-              load_file(folder / f"observations/step_{step}.safetensors").items()}
+              load_file(run / f"observations/step_{step}.safetensors").items()}
     assert written.keys() == stored.keys() and len(written) == 2 * 6
     for name, array in written.items():
         torch.testing.assert_close(array, stored[name], rtol=1e-5, atol=1e-6)
     assert not torch.equal(written["step_0/outputs"], written["step_4/outputs"])
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["arrays"]
-    report, line = json.loads((tmp_path / "report.json").read_text()), lines(folder)[2]
+    report, line = json.loads((tmp_path / "report.json").read_text()), lines(run)[2]
     assert (report["step"], line["step"]) == (4, 4)
     assert report["all"] == pytest.approx(line["all"], rel=1e-5)
 
@@ -669,12 +692,9 @@ def test_references_give_the_distance_to_their_mean_with_and_without_the_run(toy
     assert "mean of the other 2 references, its scatter taken off" in capsys.readouterr().out
 
 
-def test_runs_that_cannot_be_observed_are_one_line(toy, capsys, tmp_path):
-    folder = train(toy, "run")
-
+def test_runs_that_cannot_be_observed_are_one_line(run, toy, capsys, tmp_path):
     def broken(name, change):
-        copy = toy.folder / name
-        shutil.copytree(folder, copy)
+        copy = shutil.copytree(run, toy.folder / name)
         change(copy)
         return refusal(capsys, copy)
 
@@ -701,45 +721,37 @@ def test_runs_that_cannot_be_observed_are_one_line(toy, capsys, tmp_path):
     assert "no checkpoint in it; run the same config with checkpoint.final=true, which" in (
         broken("d", lambda c: shutil.rmtree(c / "checkpoints")))
     assert "no checkpoint of step 3, it has kept 4, 5; checkpoint.every and checkpoint.keep" in (
-        refusal(capsys, folder, "--step", 3))
+        refusal(capsys, run, "--step", 3))
     assert "differs from what was written (checksum); the run has to" in broken("e", tear)
     assert "another config (optimizer.lr 0.02 -> 0.01)" in broken("f", other_config)
     assert "experiment 'nothing' has no train.py here" in (
-        refusal(capsys, folder, "--experiment", "nothing"))
+        refusal(capsys, run, "--experiment", "nothing"))
     assert "experiment 'training' has no train.py" in (
-        refusal(capsys, folder, "--experiment", "training"))
-    assert "--samples: 0 given, expected at least 1" in refusal(capsys, folder, "--samples", 0)
+        refusal(capsys, run, "--experiment", "training"))
+    assert "--samples: 0 given, expected at least 1" in refusal(capsys, run, "--samples", 0)
 
 
-def test_by_default_no_more_samples_are_asked_for_than_there_are(toy, monkeypatch):
-    folder = train(toy, "run", training__observe_every=0)
-    monkeypatch.setattr(observe, "SAMPLES", 31)
-    assert observe.observe_run(folder)[0]["samples"] == 30
-
-
-def test_more_samples_than_there_are_is_one_line(toy, capsys):
-    folder = train(toy, "run")
-    command(folder, "--samples", 30)
+def test_more_samples_than_there_are_is_one_line(run, capsys):
+    command(run, "--samples", 30)
     assert "30 samples, step 5" in capsys.readouterr().out
-    assert refusal(capsys, folder, "--samples", 31) == (
-        f"error: {folder}: --samples 31 is more than the 30 samples of the validation data; lower "
+    assert refusal(capsys, run, "--samples", 31) == (
+        f"error: {run}: --samples 31 is more than the 30 samples of the validation data; lower "
         "it or give more validation data"
     )
 
 
-def test_references_on_other_data_or_outputs_are_one_line(toy, capsys):
-    folder = train(toy, "run")
+def test_references_on_other_data_or_outputs_are_one_line(run, toy, capsys):
     data = train(toy, "data", data_seed=3)
     outputs = train(toy, "outputs", vocabulary=21)
     short = train(toy, "short", training__steps=1)
     assert f"{short}: no checkpoint of step 5, it has kept 1" in (
-        refusal(capsys, folder, "--reference", short))
-    assert f"{data}: its first 3 samples are not those of {folder}; compare" in (
-        refusal(capsys, folder, "--reference", data))
-    line = refusal(capsys, folder, "--reference", outputs)
+        refusal(capsys, run, "--reference", short))
+    assert f"{data}: its first 3 samples are not those of {run}; compare" in (
+        refusal(capsys, run, "--reference", data))
+    line = refusal(capsys, run, "--reference", outputs)
     assert "its outputs have shape (3, 6, 21), those of" in line and "same outputs" in line
     assert "leaving one out needs an ensemble of at least two" in (
-        refusal(capsys, folder, "--reference", folder))
+        refusal(capsys, run, "--reference", run))
 
 
 def test_help_describes_the_keys():

@@ -29,6 +29,12 @@ def decoder(parameterization="mup", rule="adam", eps=1e-9, lr=0.01, **changes):
     return model, numbers, optimizers.build(rule, numbers.groups(model, check=False))
 
 
+def probed(*args, **options):
+    """The decoder with its probes and optimiser."""
+    model, numbers, optimizer = decoder(*args, **options)
+    return model, Probes(model, numbers, optimizer), optimizer
+
+
 def rows(seed=0, batch=3):
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(0, 40, (batch, 9), generator=generator)
@@ -161,8 +167,8 @@ def test_a_bias_is_left_out_however_large(multiplier):
 
 @pytest.mark.parametrize("parameterization", ["standard", "ntk", "mup", "mean_field"])
 def test_every_dense_layer_of_the_decoder(parameterization):
-    model, numbers, optimizer = decoder(parameterization)
-    line = probed_step(model, Probes(model, numbers, optimizer), optimizer)
+    model, probe, optimizer = probed(parameterization)
+    line = probed_step(model, probe, optimizer)
     inputs = {}
     dense = {name: m for name, m in model.named_modules() if isinstance(m, Linear)}
     for name, module in dense.items():
@@ -270,8 +276,7 @@ def test_a_vision_transformer_of_timm():
 
 
 def test_under_autocast_the_ratios_are_those_of_its_rounded_products():
-    model, numbers, optimizer = decoder()
-    probe = Probes(model, numbers, optimizer)
+    model, probe, optimizer = probed()
     exact = probe.alignment(lambda: model(rows()[0]))
     with torch.autocast("cpu", torch.bfloat16):
         rounded = probe.alignment(lambda: model(rows()[0]))
@@ -286,8 +291,7 @@ def test_under_autocast_the_ratios_are_those_of_its_rounded_products():
 
 @pytest.mark.parametrize("rule", optimizers.OPTIMIZERS)
 def test_rms_of_every_tensor(rule):
-    model, numbers, optimizer = decoder(rule=rule)
-    probe = Probes(model, numbers, optimizer)
+    model, probe, optimizer = probed(rule=rule)
     for seed in range(2):
         old = {name: p.detach().clone() for name, p in model.named_parameters()}
         line = probed_step(model, probe, optimizer, seed)
@@ -352,8 +356,7 @@ def test_the_share_below_ten_eps_follows_each_groups_eps(rule, monkeypatch):
 
 
 def test_an_eps_whose_square_is_no_float32():
-    model, numbers, optimizer = decoder(eps=1e-30)
-    line = probed_step(model, Probes(model, numbers, optimizer), optimizer)
+    line = probed_step(*probed(eps=1e-30))
     embedding = line["tensors"]["token_embedding.weight"]["below_10_eps"]
     unseen = 1 - len(set(rows()[0].flatten().tolist())) / 40
     assert embedding == pytest.approx(unseen) and 0 < unseen < 1
@@ -361,8 +364,7 @@ def test_an_eps_whose_square_is_no_float32():
 
 @pytest.mark.parametrize("rule", ["sgd", "adafactor", "adam_atan2"])
 def test_rules_without_an_eps_beside_sqrt_v_have_no_share(rule):
-    model, numbers, optimizer = decoder(rule=rule)
-    line = probed_step(model, Probes(model, numbers, optimizer), optimizer)
+    line = probed_step(*probed(rule=rule))
     assert {tensor["below_10_eps"] for tensor in line["tensors"].values()} == {None}
 
 
@@ -466,8 +468,7 @@ def test_hooks_modes_and_random_state_are_as_before(fails):
 
 
 def test_no_copy_of_the_parameters_outlives_the_step():
-    model, numbers, optimizer = decoder()
-    probe = Probes(model, numbers, optimizer)
+    model, probe, optimizer = probed()
     probed_step(model, probe, optimizer)
     assert probe._old == {} and probe._measured == {}
     assert all(p.grad_fn is None for p in model.parameters())
@@ -584,8 +585,7 @@ def test_a_plan_with_the_axes_exchanged_is_refused():
 
 
 def test_a_layer_that_is_not_called_is_an_error_and_hooks_go():
-    model, numbers, optimizer = decoder()
-    probe = Probes(model, numbers, optimizer)
+    model, probe, optimizer = probed()
     with pytest.raises(RuntimeError, match=r"'blocks.0.attention.query' was not called .*\(13 of"):
         probe.alignment(lambda: None)
     with pytest.raises(RuntimeError, match=r"'readout' was not called .*\(1 of 13"):
@@ -595,16 +595,14 @@ def test_a_layer_that_is_not_called_is_an_error_and_hooks_go():
 
 
 def test_a_layer_called_more_often_than_before_is_an_error():
-    model, numbers, optimizer = decoder()
-    probe = Probes(model, numbers, optimizer)
+    model, probe, optimizer = probed()
     probe.alignment(lambda: model(rows()[0]))
     with pytest.raises(RuntimeError, match="called 2 times .* but 1 times in the first"):
         probe.alignment(lambda: [model(rows()[0]) for _ in range(2)])
 
 
 def test_a_tensor_replaced_or_added_later_is_an_error():
-    model, numbers, optimizer = decoder()
-    probe = Probes(model, numbers, optimizer)
+    model, probe, optimizer = probed()
     model.readout.extra = nn.Parameter(torch.zeros(2))
     with pytest.raises(RuntimeError, match="'readout.extra' was replaced, added or removed"):
         probe.alignment(lambda: model(rows()[0]))
@@ -616,8 +614,7 @@ def test_a_tensor_replaced_or_added_later_is_an_error():
 
 
 def test_the_calls_of_a_step_belong_together():
-    model, numbers, optimizer = decoder()
-    probe = Probes(model, numbers, optimizer)
+    model, probe, optimizer = probed()
     with pytest.raises(RuntimeError, match="no tensor has a gradient"):
         probe.before_step()
     with pytest.raises(RuntimeError, match="after_step without before_step"):
@@ -638,8 +635,7 @@ def test_the_calls_of_a_step_belong_together():
 def test_a_resumed_optimiser_keeps_its_share():
     lines = []
     for resumed in (False, True):
-        model, numbers, optimizer = decoder(eps=1e-4)
-        probe = Probes(model, numbers, optimizer)
+        model, probe, optimizer = probed(eps=1e-4)
         probed_step(model, probe, optimizer)
         if resumed:  # replaces the optimiser's groups and state
             optimizer.load_state_dict(optimizer.state_dict())

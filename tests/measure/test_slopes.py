@@ -18,7 +18,7 @@ from measure.slopes import (
     fit,
     slope_of,
     verdict,
-)
+)  # fmt: skip
 from param_groups import Plan
 
 

@@ -1,6 +1,7 @@
 """Stock models by name: shipped rules give them the theory's powers, and the check takes them."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from param_groups import Everett, PlanError, Role, assign, plan, present, rules_
 from param_groups import models as shipped
 from param_groups.models import TORCH_DECODER_RULES
 
-STAGED = ("timm:convnext_tiny", "timm:swin_tiny_patch4_window7_224")
+STAGED = "timm:swin_tiny_patch4_window7_224"  # a width per stage
 # Full alignment, Adam, multipliers absorbed (Everett et al., Table 1): powers of the width in the
 # initial std and the rate.
 POWERS = {
@@ -27,8 +28,10 @@ def planned(name, rule, width):
         return stock.planned(name, rule, width)
 
 
-@pytest.mark.parametrize("rule", ["mup", "standard"])
-@pytest.mark.parametrize("name", stock.MODELS)
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [*((name, "mup") for name in stock.MODELS), ("hf:gpt2", "standard"), (STAGED, "standard")],
+)
 def test_every_tensor_of_a_stock_model_has_the_powers_of_the_theory(name, rule):
     small, large = (planned(name, rule, width) for width in (64, 256))
     for model, numbers, _ in (small, large):
@@ -100,28 +103,27 @@ def test_models_without_a_place_for_the_attention_scale_are_named():
     assert not stock.set_attention_scale(nn.MultiheadAttention(16, 2), 0.1)
 
 
-TORCH = {
-    "nn.Transformer": lambda: nn.Transformer(16, 2, 1, 1, 32),
-    "nn.MultiheadAttention": lambda: nn.MultiheadAttention(16, 2),
-    "keys and values of other sizes": lambda: nn.MultiheadAttention(
-        16, 2, kdim=8, vdim=12, add_bias_kv=True
-    ),
-}
-
-
-@pytest.mark.parametrize("case", TORCH)
-def test_torchs_own_attention_is_covered(case):
-    model = TORCH[case]()
+@pytest.mark.parametrize("model", [
+    nn.Transformer(16, 2, 1, 1, 32), nn.MultiheadAttention(16, 2),
+    nn.MultiheadAttention(16, 2, kdim=8, vdim=12, add_bias_kv=True),
+])  # fmt: skip
+def test_torchs_own_attention_is_covered(model):
     found = assign(model, present(TORCH_DECODER_RULES, model))
     assert [a.name for a in found] == [name for name, _ in model.named_parameters()]
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("gpt2", "write hf:gpt2"), ("hf:gpt7", "hf:gpt7: cannot build"), ("timm:vitt", "timm:vitt")],
+    [
+        ("gpt2", "write hf:gpt2"), ("hf:gpt7", "hf:gpt7: cannot build"), ("timm:vitt", "timm:vitt"),
+        ("hf:vits", "hf:vits: .* is neither a language model nor an image or speech"),
+        ("timm:swin_tiny_patch4_window7_224", "timm is not installed"),
+    ],  # fmt: skip
 )
-def test_an_unknown_stock_model_is_one_line(name, message):
-    with pytest.raises(PlanError, match=message) as error:
+def test_an_unknown_stock_model_is_one_line(name, message, monkeypatch):
+    if "not installed" in message:
+        monkeypatch.setitem(sys.modules, "timm", None)
+    with torch.device("meta"), pytest.raises(PlanError, match=message) as error:
         shipped.stock(name)
     assert "\n" not in str(error.value)
 

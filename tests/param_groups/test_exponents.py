@@ -36,7 +36,7 @@ def typed_rates(name, optimizer, kind):
     return {layer: ROWS[name, layer][index] for layer in LAYERS}
 
 
-def simulate(table, optimizer, alignment, c, hidden_layers=1, steps=24):
+def simulate(table, optimizer, alignment, c, hidden_layers=1, steps=12):
     """Train by exponents alone; return the largest powers of n of any activation and logit change.
 
     Sizes are powers of n and the size of a sum is the max, so this uses none of the module's
@@ -75,39 +75,32 @@ def simulated_stable(*args, **kwargs):
 # The published tables.
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_everett_table_is_the_typed_table(name):
+def test_both_tables_are_the_typed_table():
     table = json.loads(json.dumps(everett_table()))
-    assert list(table) == list(NAMES)
-    for layer in LAYERS:
+    header, *rows = everett_rows()
+    assert header[-6:] == tuple(f"{optimizer} {kind}" for optimizer, kind in COLUMNS)
+    assert rows == [(name, layer, *cells) for (name, layer), cells in ROWS.items()]
+    assert [(name, layer) for name in table for layer in table[name]] == list(ROWS)
+    for name, layer in ROWS:
         row = table[name][layer]
         rates = [row["lr"][optimizer][kind] for optimizer, kind in COLUMNS]
         cells = [row["init_variance"], row["multiplier"], row["gradient"], *rates]
         assert cells == ROWS[name, layer]
 
 
-def test_the_printed_table_has_every_row():
-    header, *rows = everett_rows()
-    assert header[-6:] == tuple(f"{optimizer} {kind}" for optimizer, kind in COLUMNS)
-    assert rows == [(name, layer, *cells) for (name, layer), cells in ROWS.items()]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_follow_from_a_and_b(name):
-    gradients = ex.gradient_exponents(typed_parameterization(name))
-    assert {k: str(v) for k, v in gradients.items()} == {k: ROWS[name, k][2] for k in LAYERS}
-
-
-@pytest.mark.parametrize("hidden_layers", (1, 2, 5))
 @pytest.mark.parametrize(("name", "optimizer", "kind"), CASES)
-def test_solver_reproduces_every_column(name, optimizer, kind, hidden_layers):
-    by_name = ex.solve(name, optimizer, kind, hidden_layers=hidden_layers)
+def test_solver_reproduces_every_column(name, optimizer, kind):
     alignment = {"full": ex.FULL_ALIGNMENT, "none": ex.NO_ALIGNMENT}[kind]
     table = typed_parameterization(name)
-    by_value = ex.solve(table, optimizer, alignment, hidden_layers=hidden_layers)
-    assert by_name == by_value
-    assert by_value.to_dict()["lr"] == typed_rates(name, optimizer, kind)
-    assert by_value.stable
+    for hidden_layers in (1, 2, 5):
+        by_name = ex.solve(name, optimizer, kind, hidden_layers=hidden_layers)
+        by_value = ex.solve(table, optimizer, alignment, hidden_layers=hidden_layers)
+        assert by_name == by_value
+        assert by_value.to_dict()["lr"] == typed_rates(name, optimizer, kind)
+        assert by_value.stable
+    solution = ex.solve(table, optimizer, alignment)
+    _, logit, last = simulate(table, optimizer, alignment, solution.c)
+    assert (-last, -logit) == solution.residuals[-2:]
 
 
 def test_exactly_four_columns_are_trivial():
@@ -122,15 +115,6 @@ def test_exactly_four_columns_are_trivial():
         else:
             assert solution.residuals == (0, 0, 0)
     assert trivial == set(itertools.product(("mup", "mean_field"), ("sgd", "adafactor"), ("none",)))
-
-
-@pytest.mark.parametrize(("name", "optimizer", "kind"), CASES)
-def test_residuals_are_those_of_the_simulation(name, optimizer, kind):
-    solution = ex.solve(name, optimizer, kind)
-    table = typed_parameterization(name)
-    alignment = {"full": ex.FULL_ALIGNMENT, "none": ex.NO_ALIGNMENT}[kind]
-    _, logit, last = simulate(table, optimizer, alignment, solution.c)
-    assert (-last, -logit) == solution.residuals[-2:]
 
 
 # The solver for any alignment.
@@ -157,13 +141,13 @@ def assert_maximal(table, optimizer, alignment, hidden_layers=1):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", NAMES)
 def test_solution_is_maximal_on_the_grid(name, optimizer):
-    for alignment in GRID:
+    for alignment in GRID[::2]:
         assert_maximal(typed_parameterization(name), optimizer, alignment)
 
 
-@pytest.mark.parametrize("hidden_layers", (1, 2, 4))
+@pytest.mark.parametrize("hidden_layers", (1, 4))
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("table", (*map(typed_parameterization, ("ntk", "mup")), ODD))
+@pytest.mark.parametrize("table", (typed_parameterization("ntk"), ODD))
 def test_solution_is_maximal_for_unusual_cases(table, optimizer, hidden_layers):
     """Deep networks, weak omega, u above alpha, and a readout with its own alignment."""
     for values in (
@@ -196,7 +180,7 @@ def test_strong_omega_needs_smaller_changes_near_the_input():
 def test_stability_agrees_with_the_simulation_on_a_lattice(name, optimizer):
     table, half = typed_parameterization(name), Fraction(1, 2)
     seen = set()
-    for values in itertools.product([k * half for k in range(-3, 4)], repeat=3):
+    for values in itertools.product([k * half for k in (-3, -1, 0, 1, 3)], repeat=3):
         c = dict(zip(LAYERS, values, strict=True))
         stable = ex.is_stable(name, optimizer, "none", c)
         # Eight steps show Adafactor's growth: n^1/2 per step against an allowance of n^3/2.
@@ -232,11 +216,10 @@ def test_adafactor_hidden_layers_may_not_grow_either():
     assert ex.solve("standard", "adafactor", weak).c["hidden"] == 0
 
 
-def test_predicates_on_small_rates():
-    c = dict.fromkeys(LAYERS, 3)
-    assert ex.is_stable("mup", "adam", "full", c)
-    assert not ex.is_nontrivial("mup", "adam", "full", c)
-    assert not ex.is_feature_learning("mup", "adam", "full", c)
+def test_small_rates_are_stable_and_move_nothing():
+    case = ("mup", "adam", "full", dict.fromkeys(LAYERS, 3))
+    small = ex.Solution(case[3], ex.residuals(*case), ex.is_stable(*case))
+    assert (small.stable, small.nontrivial, small.feature_learning) == (True, False, False)
 
 
 # Tensor Programs.
@@ -248,10 +231,10 @@ def test_standard_and_ntk_cannot_learn_features_in_tensor_programs(name, optimiz
     solution = ex.solve(name, optimizer, ex.TENSOR_PROGRAMS)
     assert solution.nontrivial and not solution.feature_learning
     assert solution.residuals == (Fraction(1, 2), Fraction(1, 2), 0)
-    lattice = [Fraction(k, 2) for k in range(-2, 5)]
+    lattice = [Fraction(k, 2) for k in range(-1, 4)]
     for values in itertools.product(lattice, repeat=3):
         case = (name, optimizer, ex.TENSOR_PROGRAMS, dict(zip(LAYERS, values, strict=True)))
-        assert not (ex.is_stable(*case) and ex.is_feature_learning(*case))
+        assert not (ex.is_stable(*case) and ex.residuals(*case)[-2] == 0)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -308,12 +291,9 @@ def test_solutions_of_shifted_parameterizations_are_shifted(optimizer):
 # Mistakes.
 
 
-@pytest.mark.parametrize("text", ("1/2", "0.5", " 1/2 ", 0.5, Fraction(1, 2)))
-def test_fraction_is_exact(text):
-    assert ex.fraction(text) == Fraction(1, 2)
-
-
-def test_fraction_reads_a_float_as_printed():
+def test_a_fraction_is_exact_and_a_float_counts_as_printed():
+    for text in ("1/2", "0.5", " 1/2 ", 0.5, Fraction(1, 2)):
+        assert ex.fraction(text) == Fraction(1, 2)
     assert ex.fraction(0.1) == Fraction(1, 10)
 
 
@@ -338,10 +318,10 @@ def test_unknown_names_get_the_valid_and_the_nearest(case, expected):
     assert all(part in str(error.value) for part in expected)
 
 
-@pytest.mark.parametrize("call", (ex.residuals, ex.is_stable, ex.is_nontrivial))
+@pytest.mark.parametrize("call", (ex.residuals, ex.is_stable, ex.solve))
 def test_every_function_checks_the_optimizer(call):
     with pytest.raises(ex.ExponentError, match="unknown optimizer 'adamw'"):
-        call("ntk", "adamw", "full", dict.fromkeys(LAYERS, 0))
+        call("ntk", "adamw", "full", *([dict.fromkeys(LAYERS, 0)] * (call is not ex.solve)))
     with pytest.raises(ex.ExponentError, match="unknown optimizer 'adamw'"):
         ex.shift(ex.Layer(0, 0), 0, 1, "adamw")
 
@@ -361,11 +341,6 @@ def test_instability_at_initialization_names_the_constraint(layer, exponents, co
     assert not ex.is_stable(broken, "adam", "full", dict.fromkeys(LAYERS, 9))
     with pytest.raises(ex.ExponentError, match=constraint):
         ex.solve(broken, "adam", "full")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_published_parameterizations_are_stable_at_initialization(name):
-    assert ex.is_stable_at_init(name)
 
 
 @pytest.mark.parametrize("name", ("alpha", "omega", "u", "omega_readout", "u_readout"))
@@ -402,8 +377,8 @@ def test_the_printed_constraints_decide_what_is_stable(optimizer):
     header, *rows = constraint_rows()
     texts = [row[header.index(optimizer)] for row in rows if row[header.index(optimizer)]]
     seen = set()
-    steps = [Fraction(step, 2) for step in range(-2, 3)]
-    for name, kind in itertools.product(ex.PARAMETERIZATIONS, ex.ALIGNMENTS):
+    steps = [Fraction(step, 2) for step in (-1, 0, 2)]
+    for name, kind in itertools.product(ex.PARAMETERIZATION_TABLE, ex.ALIGNMENTS):
         table, alignment = ex.PARAMETERIZATION_TABLE[name], Fraction(1 if kind == "full" else 1 / 2)
         best = ex.solve(name, optimizer, kind).c
         for shifts in itertools.product(steps, repeat=3):

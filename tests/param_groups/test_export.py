@@ -1,6 +1,7 @@
 """Multipliers for other trainers: applied as they apply them, every tensor gets the plan's rate."""
 
 import re
+from dataclasses import replace
 
 import pytest
 from torch import nn
@@ -23,6 +24,12 @@ def made(parameterization="standard", **settings):
     return plan(model, RULES, Everett(parameterization, WIDTH, 4), **settings)
 
 
+def faster(name):
+    """A plan in which one block's tensor has a rate of its own."""
+    rows = tuple(replace(row, lr=2 * row.lr) if row.name == name else row for row in made().rows)
+    return replace(made(), rows=rows)
+
+
 @pytest.mark.parametrize("trainer", KEYS)
 @pytest.mark.parametrize("decay_mode", ["independent", "global", "per_group"])
 def test_each_tensor_is_matched_once_and_gets_its_numbers(trainer, decay_mode):
@@ -43,6 +50,7 @@ def test_each_tensor_is_matched_once_and_gets_its_numbers(trainer, decay_mode):
         (lambda: made("mup", absorb_multipliers=True), "one epsilon, but '0.weight' has"),
         (lambda: made(applied={"logit_multiplier": 1.0}), "does not apply logit_multiplier 1"),
         (lambda: made(lr=0.0, weight_decay=0.0), "a learning rate of 0"),
+        (lambda: faster("1.1.weight"), "'1.0.weight' has other numbers than the same tensor"),
     ],
 )
 def test_what_a_trainer_cannot_do_is_refused(numbers, message):

@@ -6,7 +6,7 @@ import torch
 import transformers
 from torch import nn
 
-from param_groups import Everett, PlanError, Role, Rule, fans_of, plan, rules_for
+from param_groups import Dinan, Everett, PlanError, Role, Rule, fans_of, plan, rules_for
 from param_groups.models import CATALOGUE, LLAMA_RULES, LORA_RULES, fitting
 from param_groups.roles import assign, present
 
@@ -87,31 +87,25 @@ def on_meta(build, width):
 
 
 @pytest.mark.parametrize("case", MODELS)
-def test_exactly_the_models_own_rules_fit(case):
-    rules, build = MODELS[case]
-    assert list(fitting(on_meta(build, 32))) == [f"{rules}_RULES"]
-
-
-@pytest.mark.parametrize("parameterization", ["standard", "mup"])
-@pytest.mark.parametrize("case", MODELS)
-def test_twice_the_base_models_width_halves_what_sums_over_it(case, parameterization):
+def test_its_own_rules_fit_and_twice_the_base_models_width_halves_what_sums_over_it(case):
     """Adam: matrices learn half as fast; at the base itself every rate is the global one."""
-    build = MODELS[case][1]
+    name, build = MODELS[case]
     small, wide = on_meta(build, 32), on_meta(build, 64)
+    ((found, _),) = fitting(small).items()
+    assert found == f"{name}_RULES"
     rules = rules_for(small)
-    rule = Everett(parameterization, 32, 32, optimizer="adamw", qk_exponent=-0.5)
-    at_base = plan(small, rules, rule, lr=1.0, base=small)
-    assert {row.lr for row in at_base.rows} == {1.0}
-    numbers = plan(wide, rules, rule, lr=1.0, base=fans_of(small, rules))
-    absorbed = plan(wide, rules, rule, lr=1.0, base=small, absorb_multipliers=True)
-    for row in numbers.rows:
-        before, effective = at_base[row.name], absorbed[row.name].lr
-        at_small = before.lr * before.multiplier
-        grew = row.fan_in / before.fan_in
-        if row.role in ("router", "readout") or grew != 1:
-            assert effective / at_small == pytest.approx(1 / grew), row.name
-        else:
-            assert effective / at_small == pytest.approx(1), row.name
+    for parameterization in ("standard", "mup"):
+        rule = Everett(parameterization, 32, 32, optimizer="adamw", qk_exponent=-0.5)
+        at_base = plan(small, rules, rule, lr=1.0, base=small)
+        assert {row.lr for row in at_base.rows} == {1.0}
+        numbers = plan(wide, rules, rule, lr=1.0, base=fans_of(small, rules))
+        absorbed = plan(wide, rules, rule, lr=1.0, base=small, absorb_multipliers=True)
+        for row in numbers.rows:
+            before, effective = at_base[row.name], absorbed[row.name].lr
+            at_small = before.lr * before.multiplier
+            grew = row.fan_in / before.fan_in
+            falls = row.role in ("router", "readout") or grew != 1
+            assert effective / at_small == pytest.approx(1 / grew if falls else 1), row.name
 
 
 def test_a_model_of_one_width_gets_the_same_plan_from_a_base_model():
@@ -140,6 +134,8 @@ def test_a_base_needs_the_same_tensors_and_the_base_width():
     rules = rules_for(model)
     with pytest.raises(PlanError, match="its base width as width, too"):
         plan(model, rules, Everett("standard", 64, 32), lr=0.1, base=model)
+    with pytest.raises(PlanError, match="Dinan is for models of one width"):
+        Dinan(32).scaled(2.0)
     with pytest.raises(PlanError, match="base model is another: 'lm_head.weight'"):
         fans = {k: v for k, v in fans_of(model, rules).items() if k != "lm_head.weight"}
         plan(model, rules, Everett("standard", 32, 32), lr=0.1, base=fans)
@@ -233,20 +229,16 @@ def test_lora_trains_its_factors_and_keeps_the_frozen_weights():
 # Tied embeddings, and models without rules
 
 
-def test_a_tied_model_names_the_way_out_at_once():
-    model = hf("GPT2LMHeadModel", "GPT2Config", vocab_size=96, n_embd=32, n_layer=1, n_head=2)
-    with pytest.raises(PlanError, match="tie_word_embeddings=False"):
-        assign(model, CATALOGUE["GPT2_RULES"])
-    rules = [rule for rule in CATALOGUE["GPT2_RULES"] if rule.role is not Role.READOUT]
-    with pytest.raises(PlanError, match="tie_word_embeddings=False"):
-        plan(model, rules, Everett("mup", 32, 16, qk_exponent=-0.5), lr=0.1)
-
-
-def test_a_tied_model_is_refused_at_its_own_width_when_planned_with_a_base():
+def test_a_tied_model_is_refused_with_the_way_out_at_its_own_width():
     tied = lambda n: hf("GPT2LMHeadModel", "GPT2Config", vocab_size=96, n_embd=n, n_layer=1,
                         n_head=2)  # fmt: skip
     model, base = on_meta(tied, 64), on_meta(tied, 16)
+    with pytest.raises(PlanError, match="tied to lm_head.weight; name it once.*tie_word_emb"):
+        assign(model, CATALOGUE["GPT2_RULES"])
     rules = [rule for rule in CATALOGUE["GPT2_RULES"] if rule.role is not Role.READOUT]
+    assert assign(model, rules)[0].tied_to == ("lm_head.weight",)
+    with pytest.raises(PlanError, match="tie_word_embeddings=False"):
+        plan(model, rules, Everett("mup", 64, 16, qk_exponent=-0.5), lr=0.1)
     with pytest.raises(PlanError, match="token_embedding lr 1 x.*readout lr 0.25 x.*untie"):
         plan(model, rules, Everett("standard", 16, 16), lr=1.0, base=base)
 

@@ -101,36 +101,20 @@ def names_of(model):
 # 1e-8 * 2^(-1/2, -1, -1/2) for embedding, hidden and readout, multipliers sqrt(8), 1, 1/sqrt(8).
 ROOT = math.sqrt(2)
 # name: role, shape, fans, mean, std, distribution, multiplier, lr, eps
+EMBEDDED, HIDDEN = (0.1 / ROOT, 1e-8 / ROOT), (0.05, 0.5e-8)
 MUP_ROWS = {
     "tokens.weight": (
-        ("token_embedding", (11, 8), (1, 8), 0.0, 8**-0.5, "normal", 8**0.5),
-        (0.1 / ROOT, 1e-8 / ROOT),
-    ),
+        ("token_embedding", (11, 8), (1, 8), 0.0, 8**-0.5, "normal", 8**0.5), EMBEDDED),
     "positions.weight": (
-        ("position_embedding", (5, 8), (1, 8), 0.0, 8**-0.5, "normal", 8**0.5),
-        (0.1 / ROOT, 1e-8 / ROOT),
-    ),
+        ("position_embedding", (5, 8), (1, 8), 0.0, 8**-0.5, "normal", 8**0.5), EMBEDDED),
     "blocks.1.norm.weight": (
-        ("norm_scale", (8,), (1, 8), 8**-0.5, 0.0, "constant", 8**0.5),
-        (0.1 / ROOT, 1e-8 / ROOT),
-    ),
-    "blocks.1.query.weight": (
-        ("query", (8, 8), (8, 8), 0.0, 8**-0.5, "normal", 1.0),
-        (0.05, 0.5e-8),
-    ),
-    "blocks.1.up.weight": (
-        ("mlp_in", (32, 8), (8, 32), 0.0, 8**-0.5, "normal", 1.0),
-        (0.05, 0.5e-8),
-    ),
-    "blocks.1.down.weight": (
-        ("mlp_out", (8, 32), (32, 8), 0.0, 32**-0.5, "normal", 1.0),
-        (0.05, 0.5e-8),
-    ),
+        ("norm_scale", (8,), (1, 8), 8**-0.5, 0.0, "constant", 8**0.5), EMBEDDED),
+    "blocks.1.query.weight": (("query", (8, 8), (8, 8), 0.0, 8**-0.5, "normal", 1.0), HIDDEN),
+    "blocks.1.up.weight": (("mlp_in", (32, 8), (8, 32), 0.0, 8**-0.5, "normal", 1.0), HIDDEN),
+    "blocks.1.down.weight": (("mlp_out", (8, 32), (32, 8), 0.0, 32**-0.5, "normal", 1.0), HIDDEN),
     "readout.weight": (
-        ("readout", (11, 8), (8, 11), 0.0, 8**-0.5, "normal", 8**-0.5),
-        (0.1 / ROOT, 1e-8 / ROOT),
-    ),
-}
+        ("readout", (11, 8), (8, 11), 0.0, 8**-0.5, "normal", 8**-0.5), EMBEDDED),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", MUP_ROWS)
@@ -208,19 +192,17 @@ def test_groups_carry_real_numbers_and_the_names_of_their_tensors():
         ("query+mlp_in+mlp_out", 6),
     ]
     parameters = dict(model.named_parameters())
+    assert sorted(sum((group["param_names"] for group in groups), [])) == sorted(parameters)
     for group in groups:
         assert group["initial_lr"] == group["lr"]
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
             row = result[name]
             assert parameter is parameters[name]
-            assert (group["lr"], group["eps"], group["weight_decay"]) == (
-                row.lr,
-                row.eps,
-                row.weight_decay,
-            )
+            for key in ("lr", "eps", "weight_decay"):
+                assert group[key] == getattr(row, key)
 
 
-@pytest.mark.parametrize("name", ["standard", "ntk", "mup", "mean_field"])
+@pytest.mark.parametrize("name", ["ntk", "mup"])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor"])
 @pytest.mark.parametrize("mode", DECAY_MODES)
 def test_at_the_base_width_the_model_is_one_group(name, optimizer, mode):
@@ -230,14 +212,6 @@ def test_at_the_base_width_the_model_is_one_group(name, optimizer, mode):
     (group,) = decoder_plan(prescription, model, **settings).groups(model, check=False)
     assert (group["lr"], group["eps"]) == (0.3, 1e-9)
     assert sorted(group["param_names"]) == sorted(names_of(model))
-
-
-@pytest.mark.parametrize("base", [4, 6, 8, 16])
-def test_every_trainable_tensor_is_in_exactly_one_group(base):
-    model = Decoder()
-    groups = decoder_plan(mup(base=base, eps_per_layer=True), model).groups(model, check=False)
-    given = [id(p) for group in groups for p in group["params"]]
-    assert sorted(given) == sorted(id(p) for p in model.parameters())
 
 
 def test_frozen_tensors_are_planned_but_not_trained():
@@ -336,8 +310,7 @@ def head_plan(mode, model):
 
 @pytest.mark.parametrize("mode", DECAY_MODES)
 def test_rate_times_decay_is_what_the_mode_says(mode):
-    model = Head()
-    result = head_plan(mode, model)
+    result = head_plan(mode, Head())
     rates = {
         "positions.weight": LR * WIDTH**-0.5,
         "query.weight": LR * WIDTH**-1.5,
@@ -349,6 +322,7 @@ def test_rate_times_decay_is_what_the_mode_says(mode):
         assert row.lr * row.weight_decay == pytest.approx(expected_decay(mode, rate), rel=1e-14)
         assert row.decay_per_step == row.lr * row.weight_decay
     assert result["head.bias"].weight_decay == 0.0
+    assert {row.weight_decay for row in decoder_plan(decay_mode=mode).rows} == {0.0}
 
 
 @pytest.mark.parametrize("mode", DECAY_MODES)
@@ -370,19 +344,12 @@ def test_adamw_shrinks_the_tensors_by_exactly_that(mode):
         )
 
 
-@pytest.mark.parametrize("mode", DECAY_MODES)
-def test_no_decay_is_no_decay_in_every_mode(mode):
-    assert {row.weight_decay for row in decoder_plan(decay_mode=mode).rows} == {0.0}
-
-
 # ------------------------------------------------------------------------------------------------
 # Saving, comparing, printing
 
 PLANS = {
     "decoder": lambda: decoder_plan(weight_decay=0.1, decay_mode="global"),
-    "an alignment of exact fractions": lambda: decoder_plan(
-        mup(alignment=TENSOR_PROGRAMS)
-    ),
+    "an alignment of exact fractions": lambda: decoder_plan(mup(alignment=TENSOR_PROGRAMS)),
     "dinan": lambda: head_plan("independent", Head()),
 }
 
@@ -405,24 +372,16 @@ def broken(change):
 @pytest.mark.parametrize(
     "data",
     [
-        broken(lambda data: data.pop("rows")),
-        broken(lambda data: data.pop("decay_mode")),
+        broken(lambda data: data.pop("rows")), broken(lambda data: data.pop("decay_mode")),
         broken(lambda data: data.update(colour="red")),
         broken(lambda data: data["rows"][0].pop("lr")),
         broken(lambda data: data["rows"][0].update(colour="red")),
-        {},
-        {"rows": ["row"]},
-        [],
-        None,
-    ],
+        {}, {"rows": ["row"]}, [], None,
+    ],  # fmt: skip
 )
 def test_what_is_not_a_saved_plan_is_an_error(data):
     with pytest.raises(PlanError, match="not a saved plan"):
         Plan.from_dict(data)
-
-
-def test_equal_plans_have_no_differences():
-    assert decoder_plan().differences(decoder_plan()) == []
 
 
 def test_another_road_to_the_same_numbers_is_no_difference():
@@ -430,17 +389,14 @@ def test_another_road_to_the_same_numbers_is_no_difference():
     at_base = {"prescription": mup(base=WIDTH)}
     one = decoder_plan(**at_base, weight_decay=0.1, decay_mode="per_group")
     other = decoder_plan(**at_base, weight_decay=0.1, decay_mode="global")
-    assert one != other and one.differences(other) == []
+    assert one != other and one.differences(other) == one.differences(one) == []
 
 
-def test_differences_name_tensor_field_and_both_values():
+def test_differences_name_tensor_field_and_both_values_or_the_plan_that_has_it():
     lines = decoder_plan(lr=0.1).differences(decoder_plan(lr=0.2))
     assert len(lines) == len(decoder_plan().rows)
     assert "blocks.0.query.weight: lr 0.05 -> 0.1" in lines
     assert lines == sorted(lines)
-
-
-def test_differences_name_tensors_that_only_one_plan_has():
     short, long = decoder_plan(model=Decoder(depth=1)), decoder_plan()
     assert "blocks.1.up.weight: only in the second plan" in short.differences(long)
     assert "blocks.1.up.weight: only in the first plan" in long.differences(short)

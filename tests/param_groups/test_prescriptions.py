@@ -1,6 +1,8 @@
 """The papers' numbers, typed from their tables, against what the prescriptions give each role."""
 
+import itertools
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -24,29 +26,18 @@ COLUMN = {
     for kind in ("full", "none")
     for index, family in enumerate(("sgd", "adam", "adafactor"))
 }
-FAMILY = {
-    "sgd": "sgd",
-    "adam": "adam",
-    "adam_atan2": "adam",
-    "adafactor": "adafactor",
-    "adam_param_scaling": "adafactor",
-}
+FAMILY = {"sgd": "sgd", **dict.fromkeys(("adam", "adam_atan2"), "adam"),
+          **dict.fromkeys(("adafactor", "adam_param_scaling"), "adafactor")}  # fmt: skip
 EMBEDDINGS = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING)
 VECTORS = (Role.NORM_SCALE, Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS)
-BLOCK = (
-    Role.QUERY,
-    Role.KEY,
-    Role.VALUE,
-    Role.ATTENTION_OUTPUT,
-    Role.MLP_IN,
-    Role.MLP_OUT,
-)
+BLOCK = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUTPUT, Role.MLP_IN, Role.MLP_OUT)
 TYPES = {
     **dict.fromkeys((*EMBEDDINGS, Role.PATCH_EMBEDDING, *VECTORS[:3]), "embedding"),
     **dict.fromkeys(BLOCK, "hidden"),
     Role.READOUT: "readout",
     Role.READOUT_BIAS: "readout bias",
 }
+ALPHAS = (0.5, 0.75, 1.0)
 WIDTHS = [(256, 128), (192, 128), (64, 128), (128, 128)]  # n/b = 2, 1.5, 0.5, 1
 PATCH, VOCABULARY, CLASSES = 48, 1000, 1000
 
@@ -69,43 +60,38 @@ def everything(prescription, roles=tuple(TYPES)):
     return {role: prescription(role, *fans(role, n)) for role in roles}
 
 
-@pytest.mark.parametrize(("n", "b"), WIDTHS)
-@pytest.mark.parametrize("alignment", ["full", "none", "global"])
 @pytest.mark.parametrize("optimizer", FAMILY)
 @pytest.mark.parametrize("name", NAMES)
-def test_everett_rates_are_the_papers_powers_of_the_width_ratio(name, optimizer, alignment, n, b):
+def test_everett_rates_are_the_papers_powers_of_the_width_ratio(name, optimizer):
     """Fractional ratios included: the base width need not divide the width."""
-    got = everything(Everett(name, n, b, optimizer=optimizer, alignment=alignment))
-    for role, layer in TYPES.items():
-        power = 0.0
-        if alignment != "global":
-            power = TABLE[name, layer][COLUMN[FAMILY[optimizer], alignment]]
-        assert got[role].lr == pytest.approx((n / b) ** power, rel=1e-14), role
+    for (n, b), alignment in itertools.product(WIDTHS, ("full", "none", "global")):
+        got = everything(Everett(name, n, b, optimizer=optimizer, alignment=alignment))
+        for role, layer in TYPES.items():
+            power = 0.0
+            if alignment != "global":
+                power = TABLE[name, layer][COLUMN[FAMILY[optimizer], alignment]]
+            assert got[role].lr == pytest.approx((n / b) ** power, rel=1e-14), (role, n, alignment)
+            assert got[role].eps == 1.0
 
 
 @pytest.mark.parametrize("optimizer", FAMILY)
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("n", [8, 128])
-def test_everett_at_the_base_width_is_the_global_rate_and_epsilon(name, optimizer, n):
+def test_everett_at_the_base_width_is_the_global_rate_and_epsilon(name, optimizer):
     """Exactly, so that the whole model shares one optimiser group there."""
-    for alignment in ("full", "none", "global", TENSOR_PROGRAMS):
-        prescription = Everett(
-            name, n, n, optimizer=optimizer, alignment=alignment, eps_per_layer=True
-        )
-        assert {(row.lr, row.eps) for row in everything(prescription).values()} == {(1.0, 1.0)}
+    for n, kind in itertools.product((8, 128), ("full", "none", "global", TENSOR_PROGRAMS)):
+        rule = Everett(name, n, n, optimizer=optimizer, alignment=kind, eps_per_layer=True)
+        assert {(row.lr, row.eps) for row in everything(rule).values()} == {(1.0, 1.0)}
 
 
-@pytest.mark.parametrize(("n", "b"), WIDTHS)
 @pytest.mark.parametrize("optimizer", FAMILY)
 @pytest.mark.parametrize("name", NAMES)
-def test_everett_epsilon_follows_the_gradient_if_asked(name, optimizer, n, b):
-    per_layer = everything(Everett(name, n, b, optimizer=optimizer, eps_per_layer=True))
-    constant = everything(Everett(name, n, b, optimizer=optimizer))
-    for role, layer in TYPES.items():
-        # Adafactor adds epsilon to the gradient's square, the others to the gradient.
-        expected = (n / b) ** (TABLE[name, layer][2] * (2 if optimizer == "adafactor" else 1))
-        assert per_layer[role].eps == pytest.approx(expected, rel=1e-14), role
-        assert constant[role].eps == 1.0
+def test_everett_epsilon_follows_the_gradient_if_asked(name, optimizer):
+    for n, b in WIDTHS:
+        got = everything(Everett(name, n, b, optimizer=optimizer, eps_per_layer=True))
+        for role, layer in TYPES.items():
+            # Adafactor adds epsilon to the gradient's square, the others to the gradient.
+            expected = (n / b) ** (TABLE[name, layer][2] * (2 if optimizer == "adafactor" else 1))
+            assert got[role].eps == pytest.approx(expected, rel=1e-14), (role, n)
 
 
 @pytest.mark.parametrize(("n", "b"), WIDTHS)
@@ -137,14 +123,10 @@ def test_everett_second_mlp_matrix_has_variance_one_over_its_fan_in(name, ratio)
 @pytest.mark.parametrize(
     ("name", "given", "effective"),
     [
-        ("standard", None, 0.01),
-        ("ntk", None, 0.01),
-        ("mup", None, 1.0),
-        ("mean_field", None, 0.01),
-        ("standard", 0.5, 0.5),
-        ("mup", 0.01, 0.01),
+        ("standard", None, 0.01), ("ntk", None, 0.01), ("mup", None, 1.0),
+        ("mean_field", None, 0.01), ("standard", 0.5, 0.5), ("mup", 0.01, 0.01),
         ("mean_field", 1.0, 1.0),
-    ],
+    ],  # fmt: skip
 )
 def test_everett_embeddings_have_the_effective_scale_asked_for(name, given, effective, role):
     for n in (64, 192):
@@ -154,14 +136,10 @@ def test_everett_embeddings_have_the_effective_scale_asked_for(name, given, effe
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_everett_patches_are_a_dense_layer_on_inputs_of_order_one(name):
-    row = Everett(name, 192, 128)(Role.PATCH_EMBEDDING, PATCH, 192)
-    assert row.init_std * row.multiplier == pytest.approx(PATCH**-0.5, rel=1e-14)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_everett_norm_scales_start_at_one_and_biases_at_zero(name):
+def test_everett_patches_see_inputs_of_order_one_norms_start_at_one_and_biases_at_zero(name):
     got = everything(Everett(name, 192, 128))
+    patches = got[Role.PATCH_EMBEDDING]
+    assert patches.init_std * patches.multiplier == pytest.approx(PATCH**-0.5, rel=1e-14)
     scale = got[Role.NORM_SCALE]
     assert scale.init_mean * scale.multiplier == pytest.approx(1.0, rel=1e-14)
     for role in VECTORS:
@@ -184,14 +162,10 @@ def test_everett_gammas_multiply_the_rates_of_their_layer_type():
 @pytest.mark.parametrize(
     ("name", "given", "power"),
     [
-        ("standard", None, -0.5),
-        ("ntk", None, -0.5),
-        ("mup", None, -1.0),
-        ("mean_field", None, -1.0),
-        ("mup", -0.5, -0.5),
-        ("standard", -1.0, -1.0),
+        ("standard", None, -0.5), ("ntk", None, -0.5), ("mup", None, -1.0),
+        ("mean_field", None, -1.0), ("mup", -0.5, -0.5), ("standard", -1.0, -1.0),
         ("standard", 0.0, 0.0),
-    ],
+    ],  # fmt: skip
 )
 def test_everett_attention_scales(name, given, power):
     prescription = Everett(name, 256, 128, qk_exponent=given)
@@ -228,31 +202,25 @@ def test_everett_gives_a_fused_matrix_what_its_parts_get():
 TRUNK = (*EMBEDDINGS, Role.PATCH_EMBEDDING, Role.FINAL_NORM_SCALE, Role.READOUT, Role.READOUT_BIAS)
 
 
-@pytest.mark.parametrize(("depth", "base"), [(24, 8), (3, 8), (8, 8), (6, 1)])
-@pytest.mark.parametrize("alpha", [0.5, 0.75, 1.0])
 @pytest.mark.parametrize("optimizer", FAMILY)
 @pytest.mark.parametrize("name", NAMES)
-def test_everett_over_depth(name, optimizer, alpha, depth, base):
+def test_everett_over_depth(name, optimizer):
     """Branches shrink; their rates keep the sum of all updates constant, Bordelon et al., C.1."""
     roles = (*TRUNK, *BLOCK, Role.NORM_SCALE, Role.HIDDEN_BIAS, Role.RELATIVE_POSITION)
-    if optimizer == "sgd":
-        roles = roles[:-1]
-    plain = Everett(name, 192, 128, optimizer=optimizer, depth=depth)
-    deep = Everett(
-        name, 192, 128, optimizer=optimizer, depth=depth, base_depth=base, alpha_depth=alpha
-    )
-    before, after = everything(plain, roles), everything(deep, roles)
-    power = {"sgd": 2 * alpha - 1}.get(optimizer, alpha - 1)
-    for role in roles:
-        expected = before[role].lr * (1 if role in TRUNK else (depth / base) ** power)
-        assert after[role].lr == pytest.approx(expected, rel=1e-14), role
-        assert after[role].eps == before[role].eps
-        assert after[role].init_std == before[role].init_std
-        assert after[role].multiplier == before[role].multiplier
-    assert deep.residual_multiplier() == pytest.approx((depth / base) ** -alpha, rel=1e-14)
-    assert plain.residual_multiplier() == 1.0
-    if depth == base:
-        assert after == before and deep.residual_multiplier() == 1.0
+    roles = roles[:-1] if optimizer == "sgd" else roles
+    for alpha, (depth, base) in itertools.product(ALPHAS, [(24, 8), (3, 8), (8, 8), (6, 1)]):
+        plain = Everett(name, 192, 128, optimizer=optimizer, depth=depth)
+        deep = replace(plain, base_depth=base, alpha_depth=alpha)
+        before, after = everything(plain, roles), everything(deep, roles)
+        power = {"sgd": 2 * alpha - 1}.get(optimizer, alpha - 1)
+        for role in roles:
+            expected = before[role].lr * (1 if role in TRUNK else (depth / base) ** power)
+            assert after[role].lr == pytest.approx(expected, rel=1e-14), (role, alpha, depth)
+            assert replace(after[role], lr=before[role].lr) == before[role]
+        assert deep.residual_multiplier() == pytest.approx((depth / base) ** -alpha, rel=1e-14)
+        assert plain.residual_multiplier() == 1.0
+        if depth == base:
+            assert after == before and deep.residual_multiplier() == 1.0
 
 
 @pytest.mark.parametrize("optimizer", FAMILY)
@@ -319,13 +287,8 @@ def test_a_head_dimension_that_is_none_is_an_error(head_dim):
 
 # What moving a multiplier m into the tensor does to rate and epsilon, by optimiser: the gradient
 # shrinks by m, and Adafactor adds epsilon to its square.
-ABSORBED = {
-    "sgd": (2, 1),
-    "adam": (1, 1),
-    "adam_atan2": (1, 1),
-    "adafactor": (0, 2),
-    "adam_param_scaling": (0, 1),
-}
+ABSORBED = {"sgd": (2, 1), "adam": (1, 1), "adam_atan2": (1, 1), "adafactor": (0, 2),
+            "adam_param_scaling": (0, 1)}  # fmt: skip
 
 
 @pytest.mark.parametrize("m", [4.0, 0.125])
@@ -334,14 +297,9 @@ def test_absorbing_a_multiplier_is_exact(optimizer, m):
     """Powers of two, so the numbers can be compared for equality."""
     numbers = Numbers(0.5, "uniform", 0.25, multiplier=m, lr=2.0, eps=8.0, decays=False)
     lr_power, eps_power = ABSORBED[optimizer]
+    expected = {"multiplier": 1.0, "lr": 2.0 * m**lr_power, "eps": 8.0 / m**eps_power}
     assert numbers.absorbed(optimizer) == Numbers(
-        0.5 * m,
-        "uniform",
-        0.25 * m,
-        multiplier=1.0,
-        lr=2.0 * m**lr_power,
-        eps=8.0 / m**eps_power,
-        decays=False,
+        0.5 * m, "uniform", 0.25 * m, decays=False, **expected
     )
 
 
@@ -352,21 +310,11 @@ def test_equivalent_parameterizations_are_one_after_absorbing(pair, optimizer, a
     """Up to the constants at the base width, which the two absorb differently."""
 
     def growth(name):
-        rows = [
-            everything(
-                Everett(
-                    name,
-                    n,
-                    64,
-                    optimizer=optimizer,
-                    alignment=alignment,
-                    eps_per_layer=True,
-                    embedding_std=1.0,
-                )
-            )
-            for n in (64, 192)
-        ]
-        small, large = ({r: x.absorbed(optimizer) for r, x in row.items()} for row in rows)
+        settings = {"optimizer": optimizer, "alignment": alignment, "eps_per_layer": True}
+        small, large = (
+            {role: row.absorbed(optimizer) for role, row in everything(rule).items()}
+            for rule in (Everett(name, n, 64, embedding_std=1.0, **settings) for n in (64, 192))
+        )
         return {
             (role, value): getattr(large[role], value) / (getattr(small[role], value) or 1.0)
             for role in TYPES

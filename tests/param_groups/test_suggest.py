@@ -148,6 +148,49 @@ def test_experts_and_gates_that_shapes_do_not_settle_are_marked():
     }
 
 
+class Bare(nn.Module):
+    """Tensors that stand in a module without a layer of their own."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.w1, self.mystery = (
+            nn.Parameter(torch.ones(shape)) for shape in ((8,), (8, 8), (8, 8))
+        )
+
+
+class MaskedNorm(nn.Module):
+    """A norm that cannot be called with one tensor, so that nothing is known of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8))
+
+    def forward(self, x, mask):
+        return x * mask * self.weight
+
+
+def test_what_names_shapes_and_layers_say_besides():
+    model = nn.ModuleDict({
+        "moe": nn.ModuleDict({"gate": nn.Linear(8, 4), "experts": nn.Linear(8, 8)}),
+        "bare": Bare(), "masked": MaskedNorm(), "qkv": nn.Linear(8, 20), "fc1": nn.Conv2d(8, 16, 1),
+        "decoder": nn.Linear(8, 20), "attention": nn.MultiheadAttention(8, 2, kdim=4, vdim=4),
+    })  # fmt: skip
+    expected = {
+        "moe.gate.bias": (Role.READOUT_BIAS, "a router's bias"),
+        "bare.weight": (Role.NORM_SCALE, "a vector called weight"),
+        "bare.w1": (Role.MLP_IN, "is it stored as (out, in)?"),
+        "bare.mystery": (Role.HIDDEN, "a tensor whose name says nothing"),
+        "masked.weight": (Role.NORM_SCALE, "is it the scale of a norm that starts at 1?"),
+        "qkv.weight": (Role.QKV, "other than three parts of one size"),
+        "decoder.weight": (Role.READOUT, ""),
+        "fc1.weight": (Role.MLP_IN, ""),
+        "attention.q_proj_weight": (Role.QUERY, ""),
+    }
+    found = suggest(model)
+    roles = read(model, found.rules)
+    assert {name: (roles[name][0], found.doubts.get(name, "")) for name in expected} == expected
+
+
 def test_the_command_prints_code(capsys):
     main(["suggest", "hf:gpt2"])
     assert 'Rule("lm_head.weight", Role.READOUT)' in capsys.readouterr().out

@@ -39,33 +39,20 @@ def values(model):
 # What keeps its values
 
 
-def test_a_frozen_tensor_keeps_its_values():
-    model = Pair(nn.Linear)
+@pytest.mark.parametrize("frozen", [True, False])
+def test_frozen_tensors_and_those_to_keep_keep_their_values_alone(frozen):
+    """Those to keep are trained; the others are drawn as without them."""
+    model, whole = Pair(nn.Linear), Pair(nn.Linear)
     before = values(model)
-    model.first.weight.requires_grad_(False)
-    made(model, absorb_multipliers=True).initialise(model, seed=0)
-    after = values(model)
-    assert torch.equal(after["first.weight"], before["first.weight"])
-    assert not torch.equal(after["last.weight"], before["last.weight"])
-
-
-def test_tensors_named_by_keep_keep_their_values_and_are_trained():
-    model = Pair(nn.Linear)
-    before = values(model)
+    model.first.weight.requires_grad_(not frozen)
     numbers = made(model, absorb_multipliers=True)
-    numbers.initialise(model, seed=0, keep=["first.*"])
-    after = values(model)
-    assert torch.equal(after["first.weight"], before["first.weight"])
-    assert not torch.equal(after["last.weight"], before["last.weight"])
+    numbers.initialise(model, seed=0, keep=() if frozen else ["first.*"])
+    numbers.initialise(whole, seed=0)
+    assert torch.equal(model.first.weight, before["first.weight"])
+    assert torch.equal(model.last.weight, whole.last.weight)
+    assert not torch.equal(model.last.weight, before["last.weight"])
     trained = {name for group in numbers.groups(model) for name in group["param_names"]}
-    assert trained == {"first.weight", "last.weight"}
-
-
-def test_the_other_tensors_are_drawn_as_without_keep():
-    whole, part = Pair(), Pair()
-    made(whole).initialise(whole, seed=0)
-    made(part).initialise(part, seed=0, keep=["first.*"])
-    assert torch.equal(whole.last.weight, part.last.weight)
+    assert trained == {"last.weight"} | (set() if frozen else {"first.weight"})
 
 
 def test_a_name_to_keep_that_no_tensor_has_is_an_error_and_nothing_is_drawn():
@@ -93,10 +80,6 @@ def test_groups_without_initialise_are_an_error_that_says_what_to_call():
     model = Pair(nn.Linear)
     with pytest.raises(PlanError, match=r"plan.initialise\(model, seed\).*apply_multipliers"):
         made(model, absorb_multipliers=True).groups(model)
-
-
-def test_the_check_can_be_skipped():
-    model = Pair(nn.Linear)
     assert made(model, absorb_multipliers=True).groups(model, check=False)
 
 
@@ -176,6 +159,8 @@ def test_attentions_of_two_head_dimensions_each_get_their_own():
     rules = [Rule(f"*.{rule.pattern}", rule.role) for rule in ATTENTION]
     made(model, rules).initialise(model, seed=0)
     assert (model["one"].attention_scale, model["other"].attention_scale) == (1 / 4, 1 / 16)
+    with pytest.raises(PlanError, match="module '' applies attention_scale; it needs head_dim"):
+        made(Attention(None), ATTENTION)
 
 
 def test_an_attention_scale_that_a_stock_model_lacks_is_an_error_with_three_ways_out():
@@ -191,6 +176,8 @@ def test_what_the_user_applies_is_in_the_plan_and_checked():
     for value in (0.3, 0.25, 1 / 8, 1e-300):  # the library's 1/sqrt(16) and other integers' powers
         with pytest.raises(PlanError, match=f"is {value:g}, but Everett has 0.0625 for head dim"):
             made(Stock(), ATTENTION, applied={"attention_scale": value}, head_dim=16)
+    with pytest.raises(PlanError, match="attention_scale must be positive and finite, got -1"):
+        made(Stock(), ATTENTION, applied={"attention_scale": -1}, head_dim=16)
     with pytest.raises(PlanError, match="logit_multiplier is 0.5, but Everett has 1"):
         made(Stock(), ATTENTION, "standard", applied={"logit_multiplier": 0.5})
     with pytest.raises(PlanError, match="unknown forward factor 'scale'"):
