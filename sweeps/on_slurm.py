@@ -42,6 +42,8 @@ from training.config import parse_yaml
 from training.errors import UserError
 from training.files import write_json
 
+LOOK_SECONDS = 0.5  # between looks at what has come and what jobs have left
+ASK_SECONDS = 1.0  # between two questions to SLURM at least, and up to 15 the longer nothing happens
 _SEVERAL_NODES = (
     "bash", "scripts/slurm/several_nodes.sh", "scripts/accelerate/several_nodes_fsdp.yaml"
 )  # fmt: skip
@@ -141,15 +143,15 @@ class SlurmPool(Pool):
     def _watch(self) -> None:
         """Submits what came since, takes outcomes, and asks SLURM which jobs it knows.
 
-        It is asked every second at first, and less often the longer nothing has happened.
+        It is asked less often the longer nothing has happened.
         """
         changed = asked = time.monotonic()
-        while not self.closed.wait(0.5):
+        while not self.closed.wait(LOOK_SECONDS):
             try:
                 happened = self._send() + self._collect()
                 now = time.monotonic()
                 changed = now if happened else changed
-                if now - asked > min(15.0, 1.0 + (now - changed) / 10):
+                if now - asked > min(15.0, ASK_SECONDS + (now - changed) / 10):
                     asked = now
                     self._miss()
             except Exception as error:

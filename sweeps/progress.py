@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from sweeps.task import STEP
 from training.experiment import bar
 from training.files import is_locked, open_plain, read_text
 
 LINES = 20  # runs at work that are shown; a cluster may have thousands
-STEP = ".step"  # in the folder of a run at work: the step it has taken, every second or so
 TAIL = 4096  # bytes at the end of metrics.jsonl, which hold its last line
 
 

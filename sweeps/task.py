@@ -31,11 +31,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from sweeps.pool import Job, Needs, RunFailed, stop_seconds
-from sweeps.progress import STEP
 from training import allocator, signals
 from training.errors import RunError, UserError, is_users
 from training.files import Busy, open_plain, write_json, writing
 
+STEP = ".step"  # in the folder of a run at work: the step it has taken
 STEP_SECONDS = 1.0  # between two notes of the step that a run is at
 FIRST_SECONDS = 5.0  # for the first process of a run to report what all of them have found
 ANSWER = ".outcome.json"  # in a run's folder, from a process that cannot hand its outcome back

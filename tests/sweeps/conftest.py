@@ -4,12 +4,14 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
+from sweeps import on_slurm
 from sweeps.pool import Job, PoolOptions, open_pool
 from tests.sweeps import imitated_slurm
 
@@ -17,10 +19,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # Seeds with which a run does not end well.
 FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range(13, 18)
+HOLD, DEAF = 60, 100  # seconds of a step: until it is told to stop or to go on; whatever it is told
 
 # Each run notes its name when it begins to train, and its process with what that may use.
 TRAIN = f"FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range({FAILS}, {FAILS + 5})" + '''
-import json, os, random, shutil, signal, sys, time
+import json, os, random, shutil, signal, socket, sys, time
 from training import runs
 from training.config import to_yaml
 from training.errors import RunError, UserError
@@ -62,18 +65,21 @@ class Counting(Experiment):
         if saved:
             now = json.loads(saved[-1].read_text())
             now["resumed_from"].append(now["step"])
-        for step in range(now["step"] + 1, steps + 1):
-            slowly(run_dir)
+        first = now["step"] + 1
+        for step in range(first, steps + 1):
+            if step > first:
+                slowly(run_dir)
+            stopping = self.agreed(stop.requested)
             drawn = random.Random(f"{config.seed} {step}").random()
             now.update(step=step, loss=now["loss"] * (1 - config.optimizer.lr) + 0.01 * drawn)
             with open(run_dir / "metrics.jsonl", "a") as file:
                 file.write(json.dumps({"step": step, "train_loss": now["loss"]}) + "\\n")
             progress(step, steps, now["loss"])
-            if config.checkpoint.every or stop.requested:
+            if config.checkpoint.every or stopping:
                 folder = run_dir / f"checkpoints/step-{step:08d}"
                 folder.mkdir(parents=True, exist_ok=True)  # it may have died right here
                 write_json(folder / "state.json", now)
-            if stop.requested:
+            if stopping:
                 break
         status = "finished" if now["step"] == steps else "stopped"
         summary = {"status": status, "steps": steps, "final_eval_loss": now["loss"],
@@ -83,8 +89,57 @@ class Counting(Experiment):
             shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
         return summary
 
+    def agreed(self, stopping):
+        return stopping
+
     def refuse(self):
         raise UserError("corpus.txt: no such file")
+
+class Pair(Counting):
+    """A run of two processes: the first one counts, and at every step they agree whether to stop.
+    They meet at PAIR, or where torchrun's variables say."""
+
+    def work(self, config, run_dir, progress):
+        own = os.environ
+        where = own.get("PAIR") or own["MASTER_ADDR"] + ":" + own["MASTER_PORT"]
+        where = where.rpartition(":")[0], int(where.rpartition(":")[2])
+        if own["RANK"] == "0":
+            with socket.create_server(where) as server:
+                server.settimeout(60)
+                self.other = server.accept()[0]
+            with self.other:
+                summary = super().work(config, run_dir, progress)
+                self.other.send(b"e")
+            return summary
+        with StopRequest() as stop, meet(*where) as first:
+            while (word := first.recv(1)) == b"s":
+                first.send(bytes([stop.requested]))
+        if not word:
+            raise RuntimeError("the first process is gone")
+        return {}
+
+    def agreed(self, stopping):
+        self.other.send(b"s")
+        word = self.other.recv(1)
+        if not word:
+            raise RuntimeError("the second process is gone")
+        return stopping or word == bytes([True])
+
+    def refuse(self):
+        if os.environ["RANK"] != "0":  # as processes.on_main
+            time.sleep(0.5)
+            raise SystemExit(2)
+        super().refuse()
+
+def meet(host, port):
+    end = time.monotonic() + 60
+    while True:
+        try:
+            return socket.create_connection((host, port))
+        except ConnectionRefusedError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.02)
 
 class Training(Counting):
     """A real run of the loop."""
@@ -94,10 +149,12 @@ class Training(Counting):
         from training import loop
 
         task = toy_run.build_task(config)
-        count = task.count
+        count, batches = task.count, []
 
         def paused(batch):
-            slowly(run_dir)
+            batches.append(batch)
+            if len(batches) > 1:
+                slowly(run_dir)
             return count(batch)
 
         def train():
@@ -108,20 +165,23 @@ class Training(Counting):
         task.count = paused
         return runs.train_once(run_dir, config, task.plan, train)
 
-    def refuse(self):
-        from training import processes
-
-        processes.on_main(super().refuse)
-
 def begins(run_dir):
     with open(run_dir.parent / "calls.txt", "a") as file:
         file.write(f"{time.time()} {run_dir.name}\\n")
 
 def slowly(run_dir):
-    """Waits as long as a file two folders above the sweep's says, for places that stand already."""
+    """Waits as long as the file `pause` says, looking at it all the time; a run that is asked to
+    stop waits no longer, unless it is to be deaf."""
     (run_dir / "training").touch()
-    file = run_dir.parents[3] / "pause"
-    time.sleep(float(file.read_text() if file.exists() else os.environ.get("PAUSE", "0")))
+    file, begun = run_dir.parents[3] / "pause", time.monotonic()
+    while True:
+        seconds = float(file.read_text()) if file.exists() else 0.0
+        asked = getattr(signal.getsignal(signal.SIGTERM), "__self__", None)
+        if asked is not None and asked.requested and seconds < DEAF:
+            return
+        if time.monotonic() - begun >= seconds:
+            return
+        time.sleep(0.02)
 
 def made(kind):
     return kind(
@@ -133,7 +193,9 @@ def made(kind):
     )
 
 EXPERIMENT = made(Counting)
-'''
+# Of sweeps.task, where it has started a process of a run.
+sys.modules["__main__"].FIRST_SECONDS = 0.5
+''' + f"DEAF = {DEAF}\n"
 
 
 @pytest.fixture(scope="session")
@@ -203,7 +265,7 @@ def toy(tmp_path, monkeypatch):
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "train.py").write_text(TRAIN)
-    for part, text in (("real", REAL), ("place", PLACE)):
+    for part, text in (("real", REAL), ("pair", PAIR), ("place", PLACE)):
         (package / part).mkdir()
         (package / part / "__init__.py").write_text("")
         (package / part / "train.py").write_text(text)
@@ -213,6 +275,17 @@ def toy(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, places)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     return name
+
+
+@pytest.fixture
+def pause(tmp_path):
+    """Says how long a step takes from now on, wherever runs of the toy are at work."""
+
+    def pause(seconds):
+        (tmp_path / "pause.new").write_text(str(seconds))
+        (tmp_path / "pause.new").rename(tmp_path / "pause")
+
+    return pause
 
 
 @pytest.fixture
@@ -249,12 +322,15 @@ def open_engine():
 @pytest.fixture
 def slurm(tmp_path, monkeypatch):
     """An imitated SLURM, whose commands are first on PATH; the folder of its state."""
+    monkeypatch.setattr(on_slurm, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(on_slurm, "ASK_SECONDS", 0.3)
     for name, value in imitated_slurm.install(tmp_path).items():
         monkeypatch.setenv(name, value)
     return tmp_path / "slurm-state"
 
 
 REAL = "from ..train import Training, made\n\nEXPERIMENT = made(Training)\n"
+PAIR = REAL.replace("Training", "Pair")
 
 # Holds its place, without torch, until its folder has a file `go`.
 PLACE = """
@@ -280,11 +356,17 @@ EXPERIMENT = Place(
 """
 
 
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
 def wait_until(condition, seconds=60):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.05)
+        time.sleep(0.02)
 
 
 def at(run, rank=0):

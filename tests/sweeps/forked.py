@@ -1,5 +1,5 @@
 """`python forked.py N -m MODULE ...`: N processes of a program with torchrun's variables, forked
-where torch is imported. One that fails ends the others."""
+where torch is imported if they train. One that fails ends the others."""
 
 import os
 import runpy
@@ -7,8 +7,9 @@ import signal
 import socket
 import sys
 
-import torch._dynamo  # noqa: F401 (a run of two processes needs it)
-import toy_run  # noqa: F401
+if ".real" in sys.argv[-1]:
+    import torch._dynamo  # noqa: F401 (a run of two processes needs it)
+    import toy_run  # noqa: F401
 
 with socket.socket() as free:
     free.bind(("127.0.0.1", 0))

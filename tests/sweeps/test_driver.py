@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from functools import partial
 
 import pytest
 
@@ -68,6 +69,7 @@ class Ends:
 @pytest.fixture
 def impatient(monkeypatch):
     monkeypatch.setattr(driving, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(driving, "LOOK_SECONDS", 0.02)
 
 
 @pytest.mark.parametrize(
@@ -279,16 +281,16 @@ def test_runs_on_a_cluster_whose_gpus_nobody_named_are_warned_of(
 
 
 def test_commands_that_only_look_start_without_torch(toy):
-    path = write_file(toy, SWEEP)
-    for words in (["--help"], ["run", "--help"], ["run", str(path), "--dry-run"],
-                  ["status", str(path)], ["cost", "nanolm_c4/sweeps/quickstart.yaml"]):  # fmt: skip
-        code = (
-            "import sys\nfrom sweeps.__main__ import main\n"
-            f"try: main({words!r})\nexcept SystemExit as end: assert not end.code\n"
-            "assert not {'torch', 'optuna'} & set(sys.modules)"
-        )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    path = str(write_file(toy, SWEEP))
+    commands = [["--help"], ["run", "--help"], ["run", path, "--dry-run"], ["status", path],
+                ["cost", "nanolm_c4/sweeps/quickstart.yaml"]]  # fmt: skip
+    code = (
+        f"import sys\nfrom sweeps.__main__ import main\nfor words in {commands!r}:\n"
+        "    try: main(words)\n    except SystemExit as end: assert not end.code, words\n"
+        "    assert not {'torch', 'optuna'} & set(sys.modules), words"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_options_of_the_other_kind_are_refused(toy, capsys):
@@ -302,7 +304,8 @@ def test_options_of_the_other_kind_are_refused(toy, capsys):
         assert ended.value.code == 2 and line in capsys.readouterr().err
 
 
-def test_a_second_driver_is_refused_until_the_first_is_killed(toy, capsys):
+def test_a_second_driver_is_refused_until_the_first_is_killed(toy, capsys, monkeypatch):
+    monkeypatch.setattr(command, "locked", partial(locked, patience=0))
     file, results = write_file(toy, SWEEP), toy.parent / "results"
     hold = "import sys, time; from pathlib import Path; from training.files import locked\n"
     hold += "with locked(Path(sys.argv[1]), 'sweep'): print('held', flush=True); time.sleep(100)"
@@ -320,9 +323,10 @@ def test_a_second_driver_is_refused_until_the_first_is_killed(toy, capsys):
     command.main([*words, "--dry-run"])  # who only looks is not refused
     first.kill()
     first.wait()
+    monkeypatch.setattr(Driver, "run", lambda self: False)
     with pytest.raises(SystemExit) as end:
-        command.main(words)  # its runs fail
-    assert end.value.code == 1
+        command.main(words)
+    assert end.value.code == 75  # it drives, and is stopped
 
 
 def test_a_driver_holds_its_sweep_while_it_drives(toy, monkeypatch):

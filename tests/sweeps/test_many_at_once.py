@@ -2,12 +2,13 @@
 
 import csv
 import json
+import time
 
 import pytest
 
 from sweeps import __main__ as command
 from tests.processes import Program
-from tests.sweeps.conftest import ROOT, wait_until
+from tests.sweeps.conftest import HOLD, ROOT, wait_until
 from training.signals import STOPPED
 
 BASE = (
@@ -24,10 +25,10 @@ def file(toy, tmp_path):
     return path
 
 
-def test_of_eight_drivers_of_one_sweep_one_trains_and_others_look_on(toy, file, tmp_path, capsys):
-    slow, fast = tmp_path / "pause", tmp_path / "fast"
-    slow.write_text("2")  # seconds a batch, until all other drivers have come and been refused
-    fast.write_text("0.1")
+def test_of_eight_drivers_of_one_sweep_one_trains_and_others_look_on(
+    toy, file, tmp_path, capsys, pause
+):
+    pause(HOLD)  # until all other drivers have come and been refused
     words = [str(file), "--results", str(tmp_path / "results")]
     drivers = [
         Program("-m", "sweeps", "run", *words, "--threads", "1", cwd=ROOT) for _ in range(8)
@@ -40,8 +41,9 @@ def test_of_eight_drivers_of_one_sweep_one_trains_and_others_look_on(toy, file, 
             command.main(["list", "--results", str(tmp_path / "results")])
         for summary in folder.glob("*/summary.json"):
             json.loads(summary.read_text())
-        if sum(driver.poll() is None for driver in drivers) == 1 and fast.exists():
-            fast.replace(slow)
+        if sum(driver.poll() is None for driver in drivers) == 1:
+            pause(0.02)
+        time.sleep(0.05)
     ended = [(*driver.communicate(), driver.returncode) for driver in drivers]
     assert sorted(code for *_, code in ended) == [0] + [2] * 7, ended
     for _, errors, code in ended:

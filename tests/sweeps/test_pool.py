@@ -13,13 +13,16 @@ from sweeps import task
 from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool
 from tests.processes import gone
 from tests.sweeps.conftest import (
+    DEAF,
     DIES,
     FAILS,
+    HOLD,
     REFUSES,
     ROOT,
     SECOND_FAILS,
     WRONG_FOLDER,
     at,
+    free_port,
     saved,
     wait_until,
 )
@@ -75,7 +78,7 @@ def test_a_future_holds_the_summary_or_what_went_wrong(opened, job):
     assert at(third)["pid"] == at(fine)["pid"]
 
 
-def test_a_worker_that_dies_costs_its_own_run_only(opened, job, monkeypatch):
+def test_a_worker_that_dies_costs_its_own_run_only(opened, job):
     pool = opened(workers=2, threads=1)
     dead, fine = job("dead", DIES), job("fine")
     futures = [pool.submit(dead, Needs()), pool.submit(fine, Needs())]
@@ -93,18 +96,18 @@ def test_a_worker_that_dies_costs_its_own_run_only(opened, job, monkeypatch):
         assert pool.submit(again, Needs()).result(300)["status"] == "finished"
 
 
-def test_stopped_runs_save_and_go_on_and_waiting_ones_do_not_start(opened, job, monkeypatch):
-    monkeypatch.setenv("PAUSE", "0.3")
+def test_stopped_runs_save_and_go_on_and_waiting_ones_do_not_start(opened, job, pause):
+    pause(HOLD)
     pool = opened(workers=1, threads=1)
-    running, waiting = job("running", part="real"), job("waiting", seed=1)
+    running, waiting = job("running"), job("waiting", seed=1)
     futures = [pool.submit(running, Needs()), pool.submit(waiting, Needs())]
-    wait_until(lambda: steps(running) >= 2)
+    wait_until(lambda: saved(running))
     pool.stop()
     assert [future.result(300)["status"] for future in futures] == ["stopped", "stopped"]
     assert len(saved(running)) >= 1 and not waiting.run_dir.exists()
     pool.shutdown()
     assert gone(at(running)["pid"])
-    monkeypatch.setenv("PAUSE", "0")
+    pause(0)
     summary = opened(workers=1).submit(running, Needs()).result(300)
     assert summary["status"] == "finished" and len(summary["resumed_from"]) == 1
 
@@ -123,8 +126,8 @@ def test_a_run_that_does_not_train_yet_is_stopped_too(opened, job):
 
 
 @pytest.mark.parametrize("way", ["called again", "out of time"])
-def test_what_does_not_stop_is_killed(opened, job, monkeypatch, way):
-    monkeypatch.setenv("PAUSE", "100")
+def test_what_does_not_stop_is_killed(opened, job, monkeypatch, pause, way):
+    pause(DEAF)
     monkeypatch.setenv("TRAINING_STOP_SECONDS", "0.5" if way == "out of time" else "100")
     pool = opened(workers=1, threads=1)
     run = job("run")
@@ -153,13 +156,14 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("names", "part", "launch"), [("ab", None, ()), ("a", "real", TWO)],
+    ("names", "part", "launch"), [("ab", None, ()), ("a", "pair", TWO)],
     ids=["one process", "two processes"],
 )  # fmt: skip
 def test_a_killed_driver_leaves_checkpoints_and_no_process(
-    job, tmp_path, monkeypatch, names, part, launch
+    job, tmp_path, monkeypatch, pause, names, part, launch
 ):
-    monkeypatch.setenv("PAUSE", "0.3")
+    pause(HOLD)
+    monkeypatch.setenv("PAIR", f"127.0.0.1:{free_port()}")  # torchrun's own port is its own
     script = tmp_path / "driver.py"
     runs, ranks = [job(name, part=part) for name in names], (0, 1) if launch else (0,)
     script.write_text(f"CONFIG = {runs[0].config}\n{DRIVER}")
@@ -180,26 +184,27 @@ def test_a_killed_driver_leaves_checkpoints_and_no_process(
 # Several processes per run.
 
 
-def test_two_processes_stop_with_a_checkpoint_and_go_on_as_the_same_run(opened, job, monkeypatch):
-    monkeypatch.setenv("PAUSE", "0.2")
+def test_two_processes_stop_with_a_checkpoint_and_go_on_as_the_same_run(opened, job, pause):
+    """Real ones: of all that follows, they are the only ones that train."""
+    pause(HOLD)
     pool = opened(workers=1, threads=1, launch=SEVERAL)
     run = job("run", part="real")
     future = pool.submit(run, PAIR)
-    wait_until(lambda: steps(run) >= 2)
+    wait_until(lambda: saved(run))
     pool.stop()
     assert future.result(300)["status"] == "stopped"
     (reached,) = [int(name.removeprefix("step-")) for name in saved(run)][-1:]
     assert all(gone(at(run, rank)["pid"]) for rank in (0, 1))
 
-    monkeypatch.setenv("PAUSE", "0")
+    pause(0)
     pool = opened(workers=1, threads=1, launch=SEVERAL)
     summary = pool.submit(run, PAIR).result(300)
     assert (summary["status"], summary["resumed_from"]) == ("finished", [reached])
     assert (run.run_dir / "log.txt").read_text().count("loading the data") == 4
     assert not (run.run_dir / ".outcome.json").exists()
     # The config is written as any other way of running writes it: nothing is trained again.
-    assert pool.submit(run, Needs()).result(300) == summary
-    alone = job("alone", seed=1, part="real")
+    assert task.train(run) == {"summary": summary}
+    alone = job("alone", seed=1)
     assert pool.submit(alone, Needs()).result(300)["status"] == "finished"
     assert not started(alone, rank=1)  # SEVERAL is not for it
     ours, theirs = (read_yaml(one.run_dir / "config.yaml") for one in (run, alone))
@@ -208,12 +213,12 @@ def test_two_processes_stop_with_a_checkpoint_and_go_on_as_the_same_run(opened, 
 
 def test_the_first_process_tells_what_is_wrong_and_the_others_end(opened, job):
     pool = opened(workers=1, threads=1, launch=(*FORKED, "2"))
-    run = job("run", REFUSES, part="real")
+    run = job("run", REFUSES, part="pair")
     with pytest.raises(UserError, match="^corpus.txt: no such file$"):
         pool.submit(run, Needs()).result(300)
     assert all(gone(at(run, rank)["pid"]) for rank in (0, 1))
     with pytest.raises(RunFailed):
-        pool.submit(job("second", SECOND_FAILS, part="real"), Needs()).result(300)
+        pool.submit(job("second", SECOND_FAILS, part="pair"), Needs()).result(300)
     assert "no such thing" in (run.run_dir.parent / "second" / "log.txt").read_text()
 
 

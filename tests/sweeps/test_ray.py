@@ -11,16 +11,16 @@ import pytest
 
 from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool
 from tests.processes import gone
-from tests.sweeps.conftest import DIES, FAILS, REFUSES, at, saved, wait_until
+from tests.sweeps.conftest import DIES, FAILS, HOLD, REFUSES, at, saved, wait_until
 from training.errors import UserError
 
 if importlib.util.find_spec("ray") is None:
     pytest.skip("Ray is an extra", allow_module_level=True)
 pytestmark = pytest.mark.xdist_group("ray")
 
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "1",
-            "--nnodes", "{nodes}", "--node_rank", "{rank}", "--master_addr", "{address}",
-            "--master_port", "{port}")  # fmt: skip
+# Starts one process of a run on every node, which meet where Ray says.
+START = ("env", "RANK={rank}", "PAIR={address}:{port}", sys.executable)
+PAIR = Needs(gpus=16, processes=2, nodes=2)
 
 
 @pytest.fixture
@@ -30,19 +30,14 @@ def opened(open_engine, ray_cluster):
     )
 
 
-def lineage(pid):
-    """A process of a run, the command that has started it, and Ray's worker."""
-    parents = [pid]
-    for _ in range(2):
-        stat = Path(f"/proc/{parents[-1]}/stat").read_text()
-        parents.append(int(stat.rpartition(")")[2].split()[1]))
-    return parents
+def parent(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job):
     pool = opened()
     whole = {name: job(name, part="place") for name in ("eight", "four")}
-    parts = [job(f"part-{index}", part="place") for index in range(8)]
+    parts = [job(f"part-{index}", part="place") for index in range(5)]
     futures = []
     for count, run in zip((8, 4), whole.values()):
         futures.append(pool.submit(run, Needs(gpus=count)))
@@ -52,38 +47,39 @@ def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job):
     assert {name: len(set(gpus)) for name, gpus in seen.items()} == {"eight": 8, "four": 4}
     shared = [at(run)["CUDA_VISIBLE_DEVICES"] for run in parts]
     assert len(set(shared)) == 2 and not set(shared) & set(seen["four"])
-    assert pool.slots == 11 and at(parts[0])["OMP_NUM_THREADS"] == "1"
+    assert pool.slots == 8 and at(parts[0])["OMP_NUM_THREADS"] == "1"
     for run in (*whole.values(), *parts):
         (run.run_dir / "go").touch()
     assert {future.result(300)["status"] for future in futures} == {"finished"}
 
 
-def test_a_run_on_two_nodes_is_one_run(opened, job, tmp_path):
-    (tmp_path / "pause").write_text("0.3")
-    pool, run = opened(launch=TORCHRUN), job("two", part="real")
-    needs = Needs(gpus=16, processes=2, nodes=2)
-    future = pool.submit(run, needs)
+def test_a_run_on_two_nodes_is_one_run(opened, job, pause):
+    pause(HOLD)
+    pool, run = opened(launch=START), job("two", part="pair")
+    future = pool.submit(run, PAIR)
     wait_until(lambda: saved(run))
     assert at(run)["pid"] != at(run, 1)["pid"]
     pool.stop()
     assert future.result(300)["status"] == "stopped"
     wait_until(lambda: all(gone(at(run, rank)["pid"]) for rank in (0, 1)))
     pool.shutdown()
-    (tmp_path / "pause").write_text("0")
-    summary = opened(launch=TORCHRUN).submit(run, needs).result(300)
+    pause(0)
+    summary = opened(launch=START).submit(run, PAIR).result(300)
     assert summary["status"] == "finished" and len(summary["resumed_from"]) == 1
     assert (run.run_dir / "log.txt").read_text().count("loading the data") == 4
 
 
-def test_a_run_on_two_nodes_that_loses_one_is_lost(opened, job, tmp_path):
-    (tmp_path / "pause").write_text("0.3")
-    pool, run = opened(launch=TORCHRUN), job("two", part="real")
-    future = pool.submit(run, Needs(gpus=16, processes=2, nodes=2))
-    wait_until(lambda: (run.run_dir / "training").exists())
-    second = lineage(at(run, 1)["pid"])
-    os.kill(second[0], signal.SIGSTOP)  # else it would save when those above it end
-    for pid in reversed(second):
+def test_a_run_on_two_nodes_that_loses_one_is_lost(opened, job, pause):
+    pause(HOLD)
+    pool, run = opened(launch=START), job("two", part="pair")
+    future = pool.submit(run, PAIR)
+    wait_until(lambda: saved(run))
+    second = at(run, 1)["pid"]
+    worker = parent(second)
+    os.kill(second, signal.SIGSTOP)  # else it would save when the one above it ends
+    for pid in (worker, second):
         os.kill(pid, signal.SIGKILL)
+    pause(0)
     with pytest.raises(pool.lost):
         future.result(300)
 
@@ -104,8 +100,8 @@ def test_futures_hold_what_they_do_on_this_machine(opened, job, capsys):
     assert "large waits for a node with 1 CPU, 9 GPU" in capsys.readouterr().err
 
 
-def test_a_stopped_run_saves_and_a_waiting_one_does_not_start(opened, job, monkeypatch, tmp_path):
-    (tmp_path / "pause").write_text("0.3")
+def test_a_stopped_run_saves_and_a_waiting_one_does_not_start(opened, job, pause):
+    pause(HOLD)
     pool = opened()
     running, waiting = job("running"), job("waiting", seed=1)
     futures = [pool.submit(running, Needs()), pool.submit(waiting, Needs(gpus=9))]

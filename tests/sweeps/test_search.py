@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -558,6 +559,7 @@ def test_a_mistake_that_only_a_run_can_find_ends_the_command_in_one_line(toy):
 def test_a_second_driver_is_refused_before_it_reads_a_trial(toy, monkeypatch):
     """Both would number their trials alike, and a loss would belong to the other one's values."""
     monkeypatch.setattr("sweeps.storage.Storage.trials", None)
+    monkeypatch.setattr("sweeps.__main__.locked", partial(locked, patience=0))
     path, results = write_search(toy), toy.parent / "results"
     with locked(results / toy.name / "s", "sweep"), pytest.raises(SystemExit) as end:
         main(["search", str(path), "--results", str(results)])

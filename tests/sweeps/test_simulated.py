@@ -49,8 +49,8 @@ def test_closed_forms_are_those_of_a_simulated_step(name, shards):
 SWEEP = """
 experiment: nanolm_c4
 config: {base}
-set: {{model.layers: 5, training.micro_batch_size: 4, optimizer.lr: 0.0005}}
-grid: {{model.width: [128, 8192]}}
+set: {{model.layers: 2, training.micro_batch_size: 4, optimizer.lr: 0.0005}}
+grid: {{model.width: [128, 12288]}}
 curves: {{a: {{}}}}
 """
 
@@ -68,7 +68,7 @@ def test_the_command_says_where_each_size_fits_and_how_it_is_launched(sweep, tmp
     out = capsys.readouterr().out
     with open(table, newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["model"] for row in rows} == {"width=128", "width=8192"}
+    assert {row["model"] for row in rows} == {"width=128", "width=12288"}
     assert not any(row["disagree"] for row in rows)
     points = {point.config.model.width: point.config for point in load_sweep(sweep).points}
     experiment = load_experiment("nanolm_c4")

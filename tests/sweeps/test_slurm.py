@@ -14,7 +14,7 @@ from sweeps import __main__ as command
 from sweeps import on_slurm
 from sweeps.on_slurm import minutes, parameters
 from sweeps.pool import Needs, PoolOptions, RunFailed, open_pool, stop_seconds
-from tests.sweeps.conftest import FAILS, REFUSES, ROOT, at, saved, wait_until
+from tests.sweeps.conftest import FAILS, HOLD, REFUSES, ROOT, at, saved, wait_until
 from training.errors import UserError
 
 
@@ -39,22 +39,23 @@ def asked(slurm, number):
     return set(re.findall("^#SBATCH --(.*)$", text, re.MULTILINE)), srun
 
 
-def test_a_warned_job_saves_is_requeued_and_resumes(opened, job, slurm, monkeypatch):
-    monkeypatch.setenv("PAUSE", "0.3")
-    run = job("run", part="real")
+def test_a_warned_job_saves_is_requeued_and_resumes(opened, job, slurm, pause):
+    pause(HOLD)
+    run = job("run")
     future = opened().submit(run, Needs())
     wait_until(lambda: saved(run))
     os.kill(step(slurm), signal.SIGUSR2)
     wait_until(lambda: (slurm / "scontrol.txt").exists())
     assert (slurm / "scontrol.txt").read_text() == "requeue 100\n"
     stopped = json.loads((run.run_dir / "summary.json").read_text())
+    pause(0)
     summary = future.result(60)
     assert (summary["status"], summary["resumed_from"]) == ("finished", [stopped["step"]])
     assert "Traceback" not in log(run, "100_0_log.err")
 
 
-def test_a_preempted_job_saves_and_leaves_the_rest_to_slurm(opened, job, slurm, monkeypatch):
-    monkeypatch.setenv("PAUSE", "0.3")
+def test_a_preempted_job_saves_and_leaves_the_rest_to_slurm(opened, job, slurm, pause):
+    pause(HOLD)
     run = job("run")
     future = opened().submit(run, Needs())
     wait_until(lambda: saved(run))
@@ -64,6 +65,7 @@ def test_a_preempted_job_saves_and_leaves_the_rest_to_slurm(opened, job, slurm, 
     # Only SLURM knows whether it was cancelled or preempted: it waits, and asks for nothing.
     assert stopped["status"] == "stopped" and not (slurm / "scontrol.txt").exists()
     assert not future.done()
+    pause(0)
     os.kill(step(slurm), signal.SIGUSR2)
     assert future.result(60)["resumed_from"] == [stopped["step"]]
 
@@ -236,7 +238,7 @@ def test_other_time_limits_are_refused(text):
 
 
 @pytest.fixture
-def file(toy, tmp_path, monkeypatch):
+def file(toy, tmp_path, monkeypatch, pause):
     package = tmp_path / toy
     (package / "base.yaml").write_text(
         "optimizer: {lr: 0.01}\nschedule: {}\ncheckpoint: {every: 1}\n"
@@ -247,12 +249,12 @@ def file(toy, tmp_path, monkeypatch):
         "grid: {optimizer.lr: [0.01, 0.02]}\n"
     )
     monkeypatch.chdir(ROOT)
-    (tmp_path / "pause").write_text("0.3")
+    pause(HOLD)
     return package / "s.yaml"
 
 
 @pytest.mark.parametrize("engine", ["local", "slurm"])
-def test_a_driver_that_is_warned_comes_back_and_ends(engine, file, tmp_path, slurm, capsys):
+def test_a_driver_that_is_warned_comes_back_and_ends(engine, file, tmp_path, slurm, capsys, pause):
     results = tmp_path / "results"
     words = ["--engine", engine, "--threads", "1", "--partition", "gpu", "--gpus-per-node", "2"]
     command.main(["submit", str(file), "--results", str(results), *words, "--after", "7:8"])
@@ -265,7 +267,7 @@ def test_a_driver_that_is_warned_comes_back_and_ends(engine, file, tmp_path, slu
     wait_until(lambda: list(folder.glob("*/checkpoints/step-*")))
     os.kill(int((slurm / "100.step").read_text()), signal.SIGUSR2)
     wait_until(lambda: (slurm / "scontrol.txt").exists())
-    (tmp_path / "pause").write_text("0")
+    pause(0)
     wait_until(lambda: not (slurm / "100").exists())
     assert (folder / "results.csv").read_text().count("finished") == 2
     ended = [json.loads(path.read_text()) for path in folder.glob("*/summary.json")]
@@ -323,6 +325,6 @@ def test_no_job_is_lost_while_slurm_does_not_answer(opened, job, slurm):
     tool = Path(os.environ["PATH"].split(os.pathsep)[0]) / "squeue"
     tool.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(TimeoutError):
-        future.result(5)
+        future.result(1.5)  # it is asked every third of a second
     (run.run_dir / "go").touch()
     assert future.result(30)["status"] == "finished"

@@ -20,6 +20,7 @@ TOOLS = {
     "scontrol": 'if [ "$1" = show ]; then echo first; echo second; fi',
     "ray": '[ -e "$LOG.up" ] || { touch "$LOG.up"; exit 1; }',  # it takes a while to start
     "accelerate": "",
+    "sleep": 'if [ "$1" = 2 ]; then exec /bin/sleep 0.1; fi; exec /bin/sleep "$@"',
     "python": """
         case "$*" in
           -c*) echo the-token ;;

@@ -9,14 +9,12 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 
-from tests.processes import gone
-from tests.sweeps.conftest import DIES, FAILS, ROOT, wait_until
+from tests.processes import Program, gone
+from tests.sweeps.conftest import DIES, FAILS, HOLD, ROOT, wait_until
 
 BASE = (
     "optimizer: {lr: 0.01}\nschedule: {}\ncheckpoint: {every: 1}\n"
@@ -26,7 +24,7 @@ SWEEP = """
 config: base.yaml
 grid: {optimizer.lr: [0.01, 0.02]}
 curves: {a: {}}
-extend: {key: optimizer.lr, points: 2}
+extend: {key: optimizer.lr, points: 1}
 needs: {gpus: 0, cpus: 16}  # all cores of one of Ray's nodes
 """
 TRIALS = 4
@@ -46,8 +44,9 @@ RAY = [
 class Engine:
     """Starts drivers of one engine."""
 
-    def __init__(self, name, toy, tmp_path, request, monkeypatch):
+    def __init__(self, name, toy, tmp_path, request):
         self.name, self.toy, self.folder, self.drivers = name, toy, tmp_path, []
+        self.pause = request.getfixturevalue("pause")
         self.options = ["--engine", name, "--threads", "1"]
         if name == "local":
             self.options += ["--workers", "2"]
@@ -60,26 +59,23 @@ class Engine:
     def launch(self, results, kind="s", pause=0.0):
         """A driver as a process. Where workers stand already, a file has runs take their time."""
         self.pause(pause)
-        driver = subprocess.Popen(
-            [sys.executable, "-m", "sweeps", "run", str(self.folder / self.toy / f"{kind}.yaml"),
-             "--results", str(self.folder / results), *self.options],
-            cwd=ROOT, text=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        )  # fmt: skip
-        self.drivers.append(driver)
-        return driver
-
-    def pause(self, seconds):
-        """A file says it, for workers that stand already: runs at work change their pace, too."""
-        (self.folder / "pause.new").write_text(str(seconds))
-        (self.folder / "pause.new").rename(self.folder / "pause")
+        file = self.folder / self.toy / f"{kind}.yaml"
+        words = ["run", file, "--results", self.folder / results, *self.options]
+        self.drivers.append(Program("-m", "tests.sweeps.impatient", *words, cwd=ROOT))
+        return self.drivers[-1]
 
     def finish(self, driver):
         _, errors = driver.communicate(timeout=300)
         return driver.returncode, errors
 
+    def kill(self, driver):
+        driver.send_signal(signal.SIGKILL)
+        driver.communicate()
+
     def interrupted(self, results, kind="s", runs=1):
-        """A driver with so many runs at work, far from their end, and their processes."""
-        driver = self.launch(results, kind, pause=1.0)
+        """A driver with so many runs at work that wait in their second step, and their processes.
+        """
+        driver = self.launch(results, kind, pause=HOLD)
         wait_until(lambda: len(self.at_work(results, kind)) >= runs, seconds=120)
         return driver, self.at_work(results, kind)
 
@@ -124,26 +120,27 @@ class Engine:
         pytest.param("ray", marks=RAY),
     ]
 )
-def engine(request, toy, tmp_path, monkeypatch):
+def engine(request, toy, tmp_path):
     """An engine, a sweep file `s.yaml` and a search file `c.yaml` of a toy experiment."""
     package = tmp_path / toy
     (package / "base.yaml").write_text(BASE)
     (package / "s.yaml").write_text(f"experiment: {toy}\n" + SWEEP)
     (package / "c.yaml").write_text(f"experiment: {toy}\n" + SEARCH)
-    made = Engine(request.param, toy, tmp_path, request, monkeypatch)
+    made = Engine(request.param, toy, tmp_path, request)
     yield made
     for driver in made.drivers:  # of a test that has failed
-        driver.kill()
+        if driver.poll() is None:
+            driver.send_signal(signal.SIGKILL)
 
 
 _tables = []
 
 
 @pytest.fixture
-def whole(toy, tmp_path, engine, request, monkeypatch):
+def whole(toy, tmp_path, engine, request):
     """The table of a sweep that nothing has disturbed, on this machine."""
     if not _tables:
-        _tables.append(Engine("local", toy, tmp_path, request, monkeypatch).whole("whole"))
+        _tables.append(Engine("local", toy, tmp_path, request).whole("whole"))
         assert len(_tables[0].splitlines()) >= 1 + 2 + 1  # at least one point more
     return _tables[0]
 
@@ -161,9 +158,9 @@ def test_a_killed_worker_costs_its_own_run_a_few_steps(engine, whole):
 
 def test_a_killed_driver_is_started_again_and_ends_with_the_same_table(engine, whole):
     driver, pids = engine.interrupted("killed")
-    driver.kill()
-    driver.communicate()
+    engine.kill(driver)
     if engine.name == "slurm":  # its jobs go on
+        engine.pause(0)
         wait_until(lambda: any(one["status"] == "finished" for one in engine.summaries("killed")))
     else:
         wait_until(lambda: all(map(gone, pids)), seconds=20)
@@ -253,8 +250,7 @@ def test_a_sweep_that_former_code_has_begun_goes_on(engine, whole):
     engine.whole("former")
     path.write_text(text)
     driver, pids = engine.interrupted("former")
-    driver.kill()
-    driver.communicate()
+    engine.kill(driver)
     wait_until(lambda: all(map(gone, pids)))
     folder = engine.runs("former")
     done, begun = sorted(
