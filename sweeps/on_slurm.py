@@ -43,7 +43,7 @@ from training.errors import UserError
 from training.files import write_json
 
 LOOK_SECONDS = 0.5  # between looks at what has come and what jobs have left
-ASK_SECONDS = 1.0  # between two questions to SLURM at least, and up to 15 the longer nothing happens
+ASK_SECONDS = 1.0  # between two questions to SLURM; up to 15 the longer nothing has happened
 _SEVERAL_NODES = (
     "bash", "scripts/slurm/several_nodes.sh", "scripts/accelerate/several_nodes_fsdp.yaml"
 )  # fmt: skip
@@ -141,10 +141,7 @@ class SlurmPool(Pool):
         return self.options.pack or (int(1 / needs.gpus) if shares else 1)
 
     def _watch(self) -> None:
-        """Submits what came since, takes outcomes, and asks SLURM which jobs it knows.
-
-        It is asked less often the longer nothing has happened.
-        """
+        """Submits what came since, takes outcomes, and asks SLURM which jobs it knows."""
         changed = asked = time.monotonic()
         while not self.closed.wait(LOOK_SECONDS):
             try:
