@@ -19,13 +19,21 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from sweeps import cost, needs, pool
-from sweeps.sources import is_override
+from sweeps import cost, look, needs, on_slurm, pool, reference
+from sweeps.driver import Driver
+from sweeps.progress import status
+from sweeps.reuse import Store
+from sweeps.search import SearchWork
+from sweeps.search_file import load_search
+from sweeps.sources import is_override, preset_of
+from sweeps.storage import Storage
+from sweeps.sweep import SweepWork
+from sweeps.sweep_file import Sweep, load_sweep
 from training import runs
 from training.errors import UserError, one_line_errors
 from training.files import Busy, locked
@@ -39,16 +47,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     """The command: exit code 0, 1 if a run failed, 2 for a user's mistake, 75 when stopped."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in _LOOKING:
-        from sweeps import look
-
-        look.main(words)
-        return
+        return look.main(words)
     parser = _parser()
     args, rest = parser.parse_known_args(words)
     args.words = words[1:]
     if args.command == "reference":
-        from sweeps import reference
-
         return reference.write()
     # Overrides may stand anywhere; argparse gives some of them to the list before.
     changes = [w for w in [*args.file, *(args.curves or ()), *rest] if is_override(w)]
@@ -62,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.files = list(map(Path, files))
     args.file = args.files[0]
     with one_line_errors(OSError):
-        command = {"cost": cost.run, "status": _status, "submit": _submit}.get(args.command, _run)
+        command = {"cost": _cost, "status": _status, "submit": _submit}.get(args.command, _run)
         code = command(args)
     if code:
         raise SystemExit(code)
@@ -118,54 +121,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def read(args: argparse.Namespace, looks: bool) -> Any:
+def read(args: argparse.Namespace, file: Path, looks: bool) -> Any:
     """The sweep or search in a file; with `looks` nothing is refused as missing."""
-    from sweeps.sources import preset_of
-
-    if "search" in preset_of(args.file, args.preset):
-        from sweeps.search_file import load_search
-
-        return load_search(args.file, args.results, draft=looks, **args.said)
-    from sweeps.sweep_file import load_sweep
-
-    if args.storage:
-        raise UserError(f"--storage: {args.file} is a sweep, which has no trials to store")
-    return load_sweep(args.file, args.results, draft=looks, **args.said)
+    is_search = "search" in preset_of(file, args.preset)
+    if args.storage and not is_search and args.command != "cost":  # of both kinds
+        raise UserError(f"--storage: {file} is a sweep, which has no trials to store")
+    load = load_search if is_search else load_sweep
+    return load(file, args.results, draft=looks, **args.said)
 
 
-def work_of(asked: Any, storage: str | None, looks: bool) -> Any:
+def work_of(asked: Any, storage: str | None, looks: bool) -> SweepWork | SearchWork:
     """What is left of a sweep or search; with `looks` nothing is written."""
-    from sweeps.reuse import Store
-    from sweeps.sweep_file import Sweep
-
     recall = Store(asked.folder, looks).recall
     if isinstance(asked, Sweep):
-        from sweeps.sweep import SweepWork
-
         return SweepWork(asked, recall)
-    from sweeps.search import SearchWork
-    from sweeps.storage import Storage
-
     return SearchWork(asked, Storage(asked.folder, storage), recall)
-
-
-@contextmanager
-def _only_driver(folder: Path, file: Path) -> Iterator[None]:
-    """Holds a sweep's folder: two drivers would number their trials alike. UserError if held."""
-    with ExitStack() as held:
-        try:
-            held.enter_context(locked(folder, "sweep"))
-        except Busy:
-            raise UserError(
-                f"{folder}: another driver is at work here; `python -m sweeps status {file}` shows "
-                "how far it is"
-            ) from None
-        yield
 
 
 def _run(args: argparse.Namespace) -> int:
     """Runs what is left of a sweep or search, or lists it."""
-    asked = read(args, looks=args.dry_run)
+    asked = read(args, args.file, looks=args.dry_run)
     if args.dry_run:
         work = work_of(asked, args.storage, looks=True)
         gpu = needs.memory_of(args.gpu)
@@ -174,14 +149,19 @@ def _run(args: argparse.Namespace) -> int:
         if args.command != "submit":  # a cluster's data may be on its nodes alone
             asked.refuse_missing_data(work.configs())
         return 0
-    with _only_driver(asked.folder, args.file):  # before it reads what is done
+    with ExitStack() as held:  # before it reads what is done: two would number their trials alike
+        try:
+            held.enter_context(locked(asked.folder, "sweep"))
+        except Busy:
+            raise UserError(
+                f"{asked.folder}: another driver is at work here; `python -m sweeps status "
+                f"{args.file}` shows how far it is"
+            ) from None
         return _drive(asked, args)
 
 
 def _drive(asked: Any, args: argparse.Namespace) -> int:
     """The driver of a sweep or search to its end; the exit code."""
-    from sweeps.driver import Driver
-
     work = work_of(asked, args.storage, looks=False)
     for line in work.before():
         print(line, file=sys.stderr)
@@ -213,20 +193,26 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
 
 def _submit(args: argparse.Namespace) -> int:
     """Has the same command run in a job; a mistake in the file is one line here, too."""
-    from sweeps import on_slurm
-
     if args.dry_run:
         return _run(args)
-    asked = read(args, looks=True)
+    asked = read(args, args.file, looks=True)
     work_of(asked, args.storage, looks=True)
     print(on_slurm.submit_driver(args, args.words, asked.folder.absolute() / "slurm"))
     return 0
 
 
-def _status(args: argparse.Namespace) -> int:
-    from sweeps.progress import status
+def _look(args: argparse.Namespace, file: Path) -> SweepWork | SearchWork:
+    """A sweep or search of which nothing is written."""
+    return work_of(read(args, file, looks=True), args.storage, looks=True)
 
-    print(status(work_of(read(args, looks=True), args.storage, looks=True)))
+
+def _cost(args: argparse.Namespace) -> int:
+    cost.run(args, lambda: [_look(args, file) for file in args.files])
+    return 0
+
+
+def _status(args: argparse.Namespace) -> int:
+    print(status(_look(args, args.file)))
     return 0
 
 

@@ -20,18 +20,19 @@ import argparse
 import json
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from sweeps.asked import Asked
-from sweeps.needs import GPUS, Gpu, gpus_of, holds, peak_of
+from sweeps.needs import GPUS, gpus_of, holds, peak_of
 from sweeps.progress import columns, duration
-from sweeps.reuse import Store
-from sweeps.sources import preset_of
+from sweeps.search import SearchWork
+from sweeps.simulated import CSV_COLUMNS, csv_rows, launches
+from sweeps.simulated import table as step_table
 from sweeps.sweep import SweepWork
-from sweeps.sweep_file import load_sweep
+from sweeps.tables import write_csv
 from training.errors import UserError
 from training.memory import is_observation
 
@@ -42,38 +43,6 @@ CPU_FLOPS, CPU_STEP = 5e10, 0.01  # FLOP/s, and seconds of a step beside
 PARAMETERS = ("embedding", "non_embedding", "total")  # as Everett et al., Table 3, counts them
 CPU_MOST = 30 * 86400  # seconds of one core; beyond, nobody asks for it
 _TITLES = {"optimizer": "state", "weight_copies": "copies", "total": "peak"}  # of kinds of memory
-
-
-@dataclass(frozen=True)
-class Setting:
-    """How runs use GPUs: how many each, sharded or repeated, at which share of the peak."""
-
-    gpus_per_run: int = 1
-    sharded: bool = False
-    utilisation: float = 0.4
-    gpus: int | None = None
-    """How many there are."""
-    simulate: bool = False
-
-    def check(self) -> None:
-        """Raises UserError for a number that means nothing."""
-        if self.gpus_per_run < 1:
-            raise UserError(f"--gpus-per-run {self.gpus_per_run}: expected at least 1")
-        if not 0 < self.utilisation <= 1:
-            raise UserError(
-                f"--utilisation {self.utilisation}: expected a share of the peak, such as 0.4"
-            )
-        if self.sharded and self.gpus_per_run == 1:
-            raise UserError("--sharded divides a run over GPUs; say over how many: --gpus-per-run")
-        if self.gpus is not None and self.gpus < self.gpus_per_run:
-            raise UserError(f"--gpus {self.gpus}: a run alone takes {self.gpus_per_run}")
-
-    def how(self) -> str:
-        """In words."""
-        if self.gpus_per_run == 1:
-            return "one GPU per run"
-        kind = "sharded, FSDP2" if self.sharded else "replicated, DDP"
-        return f"{self.gpus_per_run} GPUs per run, {kind}"
 
 
 @dataclass(frozen=True)
@@ -89,21 +58,17 @@ class Run:
     left: float
     """The share of its steps still to be taken."""
 
-    def hours(self, gpu: Gpu, setting: Setting, share: float = 1.0) -> float:
-        """GPU-hours; twice the GPUs take half the time."""
-        peak = getattr(gpu, self.config.training.precision)
-        return share * self.flops / (peak * setting.utilisation) / 3600
-
 
 @dataclass
 class Work:
     """The runs of one file."""
 
     asked: Asked
+    notes: list[str]
+    may_add: dict[str, float]
+    """The most that results can still ask for."""
     runs: list[Run] = field(default_factory=list)
     started: int = 0
-    notes: list[str] = field(default_factory=list)
-    may_add: dict[str, float] = field(default_factory=lambda: {"runs": 0, "flops": 0.0})
 
     def add(self, config: Any, left: Mapping[str, float]) -> None:
         """Takes up runs with one config, and what is left of each by its name."""
@@ -114,37 +79,29 @@ class Work:
         ]
 
 
-def read(file: Path, results: Path, storage: str | None, said: Mapping[str, Any]) -> Work:
-    """The runs of a sweep or search file, and how far they are; UserError as for running it.
-
-    `storage` is the database of a search's trials, where it has one.
-    """
-    if "search" in preset_of(file, said.get("preset")):
-        from sweeps.search_file import load_search
-        from sweeps.storage import Storage
-
-        found = load_search(file, results, draft=True, **said)
-        work = Work(found, notes=list(found.sources.assumed))
-        trials = Storage(found.folder, storage).trials
-        for study in found.studies:
-            config, _ = found.run(study, found.middle)
-            rounds = found.config.rounds_of(study, trials)
+def read(found: SweepWork | SearchWork) -> Work:
+    """The runs of a sweep or search, and how far they are."""
+    if isinstance(found, SearchWork):
+        search = found.search
+        work = Work(search, [*search.sources.assumed], {"runs": 0, "flops": 0.0})
+        for study in search.studies:
+            config, _ = search.run(study, search.middle)
+            rounds = found.rounds[study.name]
             for played in rounds:
                 done = len(played.counted)
                 left = {f"{played.key} {i}": float(i >= done) for i in range(played.wanted)}
                 work.add(config, left)
                 work.started += len(played.running)
             if rounds[-1].missing:
-                later = (found.config.rounds - len(rounds)) * found.config.trials
+                later = (search.config.rounds - len(rounds)) * search.config.trials
                 work.may_add["runs"] += later
-                work.may_add["flops"] += later * found.experiment.flops(config)
+                work.may_add["flops"] += later * search.experiment.flops(config)
         return work
-    sweep = load_sweep(file, results, draft=True, **said)
-    found = SweepWork(sweep, Store(sweep.folder, looks=True).recall)
-    work = Work(sweep, notes=[*sweep.sources.assumed], may_add=may_add(found))
-    work.notes += [f"{run}: {why}" for run, why in found.reasons.items()]
+    sweep = found.sweep
+    failed = (f"{run}: {why}" for run, why in found.reasons.items())
+    work = Work(sweep, [*sweep.sources.assumed, *failed], may_add(found))
     for run, point in found.points.items():
-        taken = None
+        taken = 0
         if found.results.get(run, {"status": "failed"})["status"] != "failed":
             taken = point.config.training.steps
         elif (sweep.folder / run / "metrics.jsonl").exists():
@@ -153,7 +110,7 @@ def read(file: Path, results: Path, storage: str | None, said: Mapping[str, Any]
             saved = checkpoint.paths(sweep.folder / run / "checkpoints")
             taken = int(saved[-1].name.rpartition("-")[2]) if saved else 0
             work.started += 1
-        share = 1 - (taken or 0) / point.config.training.steps
+        share = 1 - taken / point.config.training.steps
         work.add(point.config, {run.rpartition("-")[2] + point.unknown: share})
     return work
 
@@ -178,7 +135,7 @@ def may_add(found: SweepWork) -> dict[str, float]:
     return most
 
 
-def report(work: Work, setting: Setting) -> dict[str, Any]:
+def report(work: Work, args: argparse.Namespace) -> dict[str, Any]:
     """The counts of one file as JSON types, by model size from the smallest on, and in all."""
     groups: dict[str, list[Run]] = {}
     dumps: dict[int, str] = {}  # the trials of a study share a config, thousands of them
@@ -188,7 +145,7 @@ def report(work: Work, setting: Setting) -> dict[str, Any]:
     models = [group[0].config.model.model_dump() for group in groups.values()]
     varying = [key for key in models[0] if len({str(model[key]) for model in models}) > 1]
     varying = varying or list(models[0])[:1]  # of models that are all the same
-    sizes = [_size(group, varying, work, setting) for group in groups.values()]
+    sizes = [_size(group, varying, work, args) for group in groups.values()]
     to_do = [run for run in work.runs if run.left]
     return {
         "file": str(work.asked.path),
@@ -201,12 +158,12 @@ def report(work: Work, setting: Setting) -> dict[str, Any]:
             "to_do": len(to_do),
         },
         "sizes": sorted(sizes, key=lambda size: size["parameters"]["total"]),
-        **_totals(work.runs, setting),
+        **_totals(work.runs, args),
         "may_add": work.may_add,
     }
 
 
-def _totals(runs: Sequence[Run], setting: Setting) -> dict[str, Any]:
+def _totals(runs: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
     """Runs, tokens, FLOPs and time of some runs, and of what is to do of them."""
     totals: dict[str, Any] = {}
     for name in ("all", "to_do"):
@@ -216,37 +173,35 @@ def _totals(runs: Sequence[Run], setting: Setting) -> dict[str, Any]:
             "runs": len(parts),
             "tokens": sum(round(share * run.tokens) for run, share in parts),
             "flops": sum(share * run.flops for run, share in parts),
-            "gpu_hours": {
-                gpu.name: sum(run.hours(gpu, setting, share) for run, share in parts)
-                for gpu in GPUS
-            },
+            "gpu_hours": {},
             "cpu_seconds": sum(
                 share * (run.flops / CPU_FLOPS + run.config.training.steps * CPU_STEP)
                 for run, share in parts
             ),
         }
-    totals["longest_run_hours"] = {
-        gpu.name: max((run.hours(gpu, setting, run.left) for run in runs), default=0.0)
-        / setting.gpus_per_run
-        for gpu in GPUS
-    }
-    if setting.gpus:
-        totals["with_gpus"] = {
-            gpu.name: {
-                "hours": max(totals["to_do"]["gpu_hours"][gpu.name] / setting.gpus,
-                             totals["longest_run_hours"][gpu.name]),
-                "kwh": totals["to_do"]["gpu_hours"][gpu.name] * gpu.watts / 1000,
+    totals["longest_run_hours"], ends = {}, {}
+    for gpu in GPUS:
+        each = [
+            run.flops / (getattr(gpu, run.config.training.precision) * args.utilisation) / 3600
+            for run in runs
+        ]  # GPU-hours; twice the GPUs take half the time
+        hours = sum(run.left * own for run, own in zip(runs, each))
+        totals["all"]["gpu_hours"][gpu.name] = sum(each)
+        totals["to_do"]["gpu_hours"][gpu.name] = hours
+        most = max((run.left * own for run, own in zip(runs, each)), default=0.0)
+        longest = totals["longest_run_hours"][gpu.name] = most / args.gpus_per_run
+        if args.gpus:
+            ends[gpu.name] = {
+                "hours": max(hours / args.gpus, longest), "kwh": hours * gpu.watts / 1000
             }
-            for gpu in GPUS
-        }  # fmt: skip
-    return totals
+    return totals | ({"with_gpus": ends} if args.gpus else {})
 
 
 def _size(
-    runs: Sequence[Run], varying: Sequence[str], work: Work, setting: Setting
+    runs: Sequence[Run], varying: Sequence[str], work: Work, args: argparse.Namespace
 ) -> dict[str, Any]:
     """One model size: its counts, and the memory of its largest run."""
-    cost, how = work.asked.experiment, "shards" if setting.sharded else "replicas"
+    cost, how = work.asked.experiment, "shards" if args.sharded else "replicas"
     unlike: dict[str, Any] = {}  # by what memory can depend on: not the rates, seed, length
     for config in {id(run.config): run.config for run in runs}.values():
         dump = config.model_dump(mode="json")
@@ -255,25 +210,21 @@ def _size(
         unlike.setdefault(json.dumps(dump, sort_keys=True), config)
     memories = []
     for config in unlike.values():
-        if config.training.batch_size % setting.gpus_per_run:
+        if config.training.batch_size % args.gpus_per_run:
             raise UserError(
                 f"{work.asked.path}: training.batch_size {config.training.batch_size} does not "
-                f"divide by {setting.gpus_per_run} GPUs; change --gpus-per-run"
+                f"divide by {args.gpus_per_run} GPUs; change --gpus-per-run"
             )
-        memories.append((config, cost.memory(config, **{how: setting.gpus_per_run})))
+        memories.append((config, cost.memory(config, **{how: args.gpus_per_run})))
     config, memory = max(memories, key=lambda item: item[1]["total"])
 
     peak, batch = peak_of(cost, config), config.training.batch_size
     counts = {gpu.name: gpus_of(peak, batch, gpu.memory) for gpu in GPUS}
-    simulated = {}
-    if setting.simulate:
-        from sweeps.simulated import launches
-
-        simulated = {"simulated": launches(work.asked, config)}
+    simulated = {"simulated": launches(work.asked, config)} if args.simulate else {}
     return {
         "model": {key: getattr(config.model, key) for key in varying},
         "parameters": cost.parameters(config),
-        **_totals(runs, setting),
+        **_totals(runs, args),
         "largest_run": {
             "optimizer": config.optimizer.name,
             "precision": config.training.precision,
@@ -287,19 +238,7 @@ def _size(
     }
 
 
-def together(works: Sequence[Work], setting: Setting) -> dict[str, Any]:
-    """All files at once; a run that several have is trained once, as sweeps share their results.
-
-    One that is done in one sweep only was made at another commit, and is still to do.
-    """
-    most: dict[tuple[str, str], Run] = {}
-    for run in (run for work in works for run in work.runs):
-        if run.identity not in most or run.left > most[run.identity].left:
-            most[run.identity] = run
-    return _totals(list(most.values()), setting)
-
-
-def text(counts: Mapping[str, Any], setting: Setting) -> str:
+def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
     """One file's report for people."""
     number, sizes = counts["runs"], counts["sizes"]
     preset = f" (preset {counts['preset']})" if counts["preset"] else ""
@@ -321,8 +260,8 @@ def text(counts: Mapping[str, Any], setting: Setting) -> str:
     if more := counts["may_add"]["runs"]:
         flops = _short(counts["may_add"]["flops"])
         lines.append(f"results may ask for up to {more} more runs, {flops} FLOPs")
-    lines += _ends(counts, setting)
-    lines += ["", f"GB per GPU, the largest run of each size ({setting.how()}):"]
+    lines += _ends(counts, args)
+    lines += ["", f"GB per GPU, the largest run of each size ({_how(args)}):"]
     used = [size["largest_run"]["memory_bytes"] for size in sizes]
     shown = dict.fromkeys(part for parts in used for part in parts if parts[part])
     titles = (_TITLES.get(part, part.replace("_", " ")) for part in shown)
@@ -340,12 +279,10 @@ def text(counts: Mapping[str, Any], setting: Setting) -> str:
             f"the peak is an observation's, not a training step's, at {', '.join(large)}: fewer "
             "training.observe_samples lower it"
         )
-    if setting.simulate:
-        from sweeps.simulated import table
-
+    if args.simulate:
         steps = [(name, size["simulated"]) for name, size in zip(names, sizes)]
-        lines += ["", "simulated, the largest run of each size:", table(steps)]
-    if setting.sharded and any(size["largest_run"]["observed"] for size in sizes):
+        lines += ["", "simulated, the largest run of each size:", step_table(steps)]
+    if args.sharded and any(size["largest_run"]["observed"] for size in sizes):
         lines.append("a sharded run cannot be observed: planned without training.observe_every")
     return "\n".join(lines)
 
@@ -367,19 +304,27 @@ def _short(number: float) -> str:
     return f"{number:.3g}" if number >= 1e5 else f"{number:,.0f}"
 
 
-def _ends(counts: Mapping[str, Any], setting: Setting) -> list[str]:
+def _how(args: argparse.Namespace) -> str:
+    """How runs use GPUs, in words."""
+    if args.gpus_per_run == 1:
+        return "one GPU per run"
+    kind = "sharded, FSDP2" if args.sharded else "replicated, DDP"
+    return f"{args.gpus_per_run} GPUs per run, {kind}"
+
+
+def _ends(counts: Mapping[str, Any], args: argparse.Namespace) -> list[str]:
     """When it can be over at the earliest, and its energy."""
     if not counts["to_do"]["runs"]:
         return []
     hours = counts["longest_run_hours"]
     each = ", ".join(f"{duration(3600 * hours[gpu.name])} on {gpu.name}" for gpu in GPUS)
-    lines = [f"the longest run to do: {each} ({setting.how()})"]
-    if setting.gpus:
+    lines = [f"the longest run to do: {each} ({_how(args)})"]
+    if args.gpus:
         ends = (
             f"{duration(3600 * found['hours'])} and {found['kwh']:.3g} kWh on {name}"
             for name, found in counts["with_gpus"].items()
         )
-        lines.append(f"with {setting.gpus} GPUs, at least: {', '.join(ends)}")
+        lines.append(f"with {args.gpus} GPUs, at least: {', '.join(ends)}")
     return lines
 
 
@@ -394,7 +339,7 @@ def _fit(size: Mapping[str, Any], gpu: str) -> str:
     return f"DOES NOT FIT ({needed:g} sharded do{unobserved})"
 
 
-def assumptions(setting: Setting) -> list[str]:
+def assumptions(args: argparse.Namespace) -> list[str]:
     """What every number rests on."""
     peaks = "; ".join(
         f"{gpu.name} {gpu.bf16 / 1e12:g} TFLOP/s bf16, {gpu.fp32 / 1e12:g} fp32, "
@@ -407,7 +352,7 @@ def assumptions(setting: Setting) -> list[str]:
     )
     return [
         "FLOPs: 6 per weight of a matrix and token, and attention; evaluation, probes and "
-        f"observations are not counted. Time of a GPU: at {100 * setting.utilisation:g} % of the "
+        f"observations are not counted. Time of a GPU: at {100 * args.utilisation:g} % of the "
         "dense peak of each run's precision (fp32 without TF32). Time of a CPU core: "
         f"{CPU_FLOPS / 1e9:g} GFLOP/s and {1000 * CPU_STEP:g} ms per step, measured on one core of "
         "a cloud server; yours may take half or twice as long.",
@@ -417,7 +362,7 @@ def assumptions(setting: Setting) -> list[str]:
         "recomputes its blocks' activations, a third more work, which FLOPs and times leave out: "
         "give a lower utilisation for it.",
         f"GPUs: {peaks}.",
-        *([energy] if setting.gpus else []),
+        *([energy] if args.gpus else []),
     ]
 
 
@@ -433,36 +378,45 @@ def add_arguments(add: Any) -> None:
     add("--json", action="store_true", help="all of it as JSON")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(
+    args: argparse.Namespace, opened: Callable[[], Sequence[SweepWork | SearchWork]]
+) -> None:
     """Prints what sweeps cost, and a note where data are not here; UserError for a mistake."""
-    setting = Setting(args.gpus_per_run, args.sharded, args.utilisation, args.gpus,
-                      args.simulate)  # fmt: skip
-    setting.check()
+    if args.gpus_per_run < 1:
+        raise UserError(f"--gpus-per-run {args.gpus_per_run}: expected at least 1")
+    if not 0 < args.utilisation <= 1:
+        raise UserError(
+            f"--utilisation {args.utilisation}: expected a share of the peak, such as 0.4"
+        )
+    if args.sharded and args.gpus_per_run == 1:
+        raise UserError("--sharded divides a run over GPUs; say over how many: --gpus-per-run")
+    if args.gpus is not None and args.gpus < args.gpus_per_run:
+        raise UserError(f"--gpus {args.gpus}: a run alone takes {args.gpus_per_run}")
     if args.csv and not args.simulate:
         raise UserError("--csv holds the simulated table: give --simulate, too")
-    works = [read(file, args.results, args.storage, args.said) for file in args.files]
-    counts = [report(work, setting) for work in works]
-    total = together(works, setting) if len(works) > 1 else None
+    works = [read(work) for work in opened()]
+    counts, total = [report(work, args) for work in works], None
+    if len(works) > 1:
+        # A run that several files have is trained once, as sweeps share their results. One that is
+        # done in one sweep only was made at another commit, and is still to do.
+        every = sorted((run for work in works for run in work.runs), key=lambda run: run.left)
+        total = _totals(list({run.identity: run for run in every}.values()), args)
     if args.csv:
-        from sweeps.simulated import CSV_COLUMNS, csv_rows
-        from sweeps.tables import write_csv
-
         write_csv(args.csv, CSV_COLUMNS, csv_rows(counts))
     if args.json:
-        content = {"files": counts, "together": total, "assumptions": assumptions(setting)}
+        content = {"files": counts, "together": total, "assumptions": assumptions(args)}
         print(json.dumps(content, indent=1))
     else:
-        tables = [text(count, setting) for count in counts]
+        tables = [text(count, args) for count in counts]
         if total:
             left = total["to_do"]["runs"]
             rows = [("all", total["all"], left), ("to do", total["to_do"], left)]
             table = _work_table(["all files, each run once"], rows)
-            tables.append("\n".join([table, *_ends(total, setting)]))
-        footnotes = [textwrap.fill(line, 100) for line in assumptions(setting)]
+            tables.append("\n".join([table, *_ends(total, args)]))
+        footnotes = [textwrap.fill(line, 100) for line in assumptions(args)]
         print("\n\n".join([*tables, "\n".join(footnotes)]), flush=True)
     for work in works:
         try:
             work.asked.refuse_missing_data(run.config for run in work.runs if run.left)
         except UserError as error:  # a plan is made before its data are there
             print(f"note: {error}", file=sys.stderr)
-    return 0
