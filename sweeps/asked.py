@@ -23,7 +23,7 @@ SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.g
 
 @dataclass(frozen=True)
 class Condition:
-    """One `--where`, such as model.width<=256: which runs are meant, by a key of their config."""
+    """One condition, such as model.width<=256: which runs are meant, by one of their keys."""
 
     key: str
     sign: str
@@ -31,16 +31,20 @@ class Condition:
     text: str
 
     @classmethod
-    def read(cls, text: str) -> Condition:
+    def read(cls, text: str, place: str = "--where") -> Condition:
         """The condition in a word of the command line; UserError if it is none."""
         found = CONDITION.fullmatch(text.strip())
         if found is None:
             raise UserError(
-                f"--where {text!r}: expected a key, one of {' '.join(SIGNS)} and a value, such as "
+                f"{place} {text!r}: expected a key, one of {' '.join(SIGNS)} and a value, such as "
                 "'model.width<=256'"
             )
         sign = {"=": "=="}.get(found[2], found[2])
-        return cls(found[1], sign, parse_yaml(found[3], f"--where {text}"), text)
+        return cls(found[1], sign, parse_yaml(found[3], f"{place} {text}"), text)
+
+    def compare(self, value: Any) -> bool:
+        """Whether a value stands so to the condition's; TypeError if it cannot be compared."""
+        return bool(SIGNS[self.sign](value, self.value))
 
     def holds(self, config: Section) -> bool:
         """Whether a run is meant; UserError for a key or a comparison that makes no sense."""
@@ -56,7 +60,7 @@ class Condition:
         if value is None and self.sign not in ("==", "!="):
             return False
         try:
-            return bool(SIGNS[self.sign](value, self.value))
+            return self.compare(value)
         except TypeError:
             raise UserError(
                 f"--where {self.text}: {self.key} is {value!r}, which is neither more nor less "

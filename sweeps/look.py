@@ -15,28 +15,25 @@ import argparse
 import functools
 import json
 import math
-import operator
 import re
 import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from sweeps.asked import CONDITION, SIGNS
+from sweeps.asked import Condition
 from sweeps.progress import columns, last_line
 from training import runs
-from training.config import parse_yaml
 from training.errors import RunError, UserError, nearest, one_line_errors, reason
 from training.files import is_locked, read_text
 
 COLUMNS = 8  # keys that a list shows unless --keys names them
-COMPARE: dict[str, Callable[[Any, Any], bool]] = {"=": operator.eq, **SIGNS}
 COLORS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 
 
@@ -113,11 +110,10 @@ class Run:
                   "final_eval_loss": found.get("eval_loss")}  # fmt: skip
         return {**losses, **found}
 
-    def value(self, key: str) -> Any:
-        """A key of the config, of the summary, or `run` and `sweep`; KeyError if it has none."""
-        if key in ("run", "sweep"):
-            return self.folder.name if key == "run" else self.sweep
-        return self.config[key] if key in self.config else self.result[key]
+    @functools.cached_property
+    def values(self) -> dict[str, Any]:
+        """What it is found by: keys of its config and its summary, its name and its sweep."""
+        return {**self.result, **self.config, "run": self.folder.name, "sweep": self.sweep}
 
     @functools.cached_property
     def lines(self) -> list[dict[str, Any]]:
@@ -203,30 +199,18 @@ def named(word: str, results: Path) -> Run:
     return fitting[0]
 
 
-def fits(run: Run, key: str, sign: str, wanted: Any) -> bool:
-    """Whether a run's key stands so to a value; a run without the key does not."""
-    try:
-        return COMPARE[sign](run.value(key), wanted)
-    except (KeyError, TypeError):
-        return False
-
-
 # Commands
 
 
 def list_(args: argparse.Namespace) -> None:
     """Prints a line per run that fits all conditions."""
     every = [run for run in find(args.results) if _readable(run)]
-    found, asked = every, list(args.keys or ())
-    for word in args.where:
-        match = CONDITION.fullmatch(word)
-        if match is None:
-            raise UserError(f"command line: expected key=value, key>value, ..., got {word!r}")
-        key, sign, text = match.groups()
-        asked.append(key)
-        wanted = parse_yaml(text, f"command line, {key}")
-        found = [run for run in found if fits(run, key, sign, wanted)]
-    _refuse_unknown(every, asked)
+    conditions = [Condition.read(word, "command line") for word in args.where]
+    known = {key for run in every for key in run.values}
+    for key in (*(args.keys or ()), *(condition.key for condition in conditions)):
+        if key not in known:
+            raise UserError(f"no run has the key {key!r}{nearest(key, sorted(known))}")
+    found = [run for run in every if all(_fits(run, condition) for condition in conditions)]
     if args.paths:
         print(*(run.folder for run in found), sep="\n")
         return
@@ -234,7 +218,7 @@ def list_(args: argparse.Namespace) -> None:
     if args.keys is None:
         differing = _differing([run.config for run in found])
         keys, hidden = differing[:COLUMNS], differing[COLUMNS:]
-    cells = {run: [run.config.get(key, run.result.get(key)) for key in keys] for run in found}
+    cells = {run: [run.values.get(key) for key in keys] for run in found}
     found.sort(key=lambda run: (run.sweep, [_order(value) for value in cells[run]]))
     rows = [
         (run.sweep, run.folder.name, run.result["status"], str(run.result.get("step", 0)),
@@ -250,6 +234,13 @@ def list_(args: argparse.Namespace) -> None:
     print(f"{len(found)} of {len(every)} runs{f': {told}' if told else ''}", file=sys.stderr)
     if hidden:
         print(f"{', '.join(hidden)} differ, too; --keys shows them", file=sys.stderr)
+
+
+def _fits(run: Run, condition: Condition) -> bool:
+    """Whether a run is meant; one without the key, or with another kind of value, is not."""
+    with suppress(KeyError, TypeError):
+        return condition.compare(run.values[condition.key])
+    return False
 
 
 def _readable(run: Run) -> bool:
@@ -327,22 +318,6 @@ def open_(args: argparse.Namespace) -> None:
     if (run.folder / "tensorboard").is_dir():
         print(f"curves: tensorboard --logdir {run.folder}; of all its sweep's runs: "
               f"tensorboard --logdir {run.folder.parent}")  # fmt: skip
-
-
-def _refuse_unknown(every: list[Run], keys: Iterable[str]) -> None:
-    """UserError for a key that no run has."""
-    for key in keys:
-        if not any(_has(run, key) for run in every):
-            known = {name for run in every[:1] for name in (*run.config, *run.result)}
-            raise UserError(f"no run has the key {key!r}{nearest(key, ['sweep', *sorted(known)])}")
-
-
-def _has(run: Run, key: str) -> bool:
-    try:
-        run.value(key)
-    except KeyError:
-        return False
-    return True
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -108,8 +108,8 @@ def test_a_list_shows_what_differs_and_the_last_losses(command, results):
 @pytest.mark.parametrize(("words", "message"), [
     (("list", "optimizer.rl=1"), "no run has the key 'optimizer.rl'; did you mean 'optimizer.lr'?"),
     (("list", "--keys", "sed"), "no run has the key 'sed'; did you mean 'seed'?"),
-    (("list", "width"), "command line: expected key=value, key>value, ..., got 'width'"),
-    (("list", "seed=["), "command line, seed"),
+    (("list", "width"), "command line 'width': expected a key, one of < <= > >= == != and"),
+    (("list", "seed=["), "command line seed=["),
     (("show", "mpu-aa11"), "no run 'mpu-aa11'; did you mean 'mup-aa11'?"),
     (("show", "mup-ab"), "2 runs begin with 'mup-ab': toys/first/mup-ab22, toys/second/mup-ab22;"),
     (("show", "mup-aa", "--png", "curve.xyz"), "--png: Format 'xyz' is not supported"),
