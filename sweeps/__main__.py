@@ -187,7 +187,7 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
         return STOPPED
     for line in work.report():
         print(line, file=sys.stderr)
-    print(work.table())
+    print(work.table)
     return int(work.failed)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.sources import Sources, folder_of, preset_of, read_file
+from training import runs
 from training.config import Section, leaves, parse_overrides, parse_yaml, set_keys, validate
 from training.errors import UserError, nearest
 from training.experiment import Experiment, load_experiment
@@ -87,6 +88,10 @@ class Asked:
         one."""
         where = f"{self.path}, {name}"
         return validate(self.experiment.config, set_keys(self.base, settings), where)
+
+    def keys(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """All dotted keys of the base config, some of them set."""
+        return dict(runs.flat(set_keys(self.base, settings)))
 
     def is_meant(self, config: Section) -> bool:
         """Whether --where leaves a run with this config in."""

@@ -29,7 +29,7 @@ from sweeps.asked import Asked
 from sweeps.needs import GPUS, gpus_of, holds, peak_of
 from sweeps.progress import columns, duration
 from sweeps.search import SearchWork
-from sweeps.simulated import CSV_COLUMNS, csv_rows, launches
+from sweeps.simulated import CSV_COLUMNS, csv_rows, launches, size_of
 from sweeps.simulated import table as step_table
 from sweeps.sweep import SweepWork
 from sweeps.tables import write_csv
@@ -117,8 +117,7 @@ def read(found: SweepWork | SearchWork) -> Work:
 
 def may_add(found: SweepWork) -> dict[str, float]:
     """The most that `extend` or `confirm` can still add, in cells that are not complete."""
-    config = found.sweep.config
-    rule = config.extend or config.confirm
+    config, rule = found.sweep.config, found.sweep.rule
     most: dict[str, float] = {"runs": 0, "flops": 0.0}
     largest: dict[Any, float] = {}
     seeds: dict[Any, list[int]] = {}
@@ -202,12 +201,9 @@ def _size(
 ) -> dict[str, Any]:
     """One model size: its counts, and the memory of its largest run."""
     cost, how = work.asked.experiment, "shards" if args.sharded else "replicas"
-    unlike: dict[str, Any] = {}  # by what memory can depend on: not the rates, seed, length
+    unlike: dict[str, Any] = {}  # by what memory can depend on
     for config in {id(run.config): run.config for run in runs}.values():
-        dump = config.model_dump(mode="json")
-        dump["optimizer"] = dump["optimizer"]["name"]
-        dump["training"]["steps"] = dump["schedule"] = dump["seed"] = None
-        unlike.setdefault(json.dumps(dump, sort_keys=True), config)
+        unlike.setdefault(size_of(config), config)
     memories = []
     for config in unlike.values():
         if config.training.batch_size % args.gpus_per_run:

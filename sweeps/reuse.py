@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import secrets
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from training import environment, runs
 from training.errors import RunError
+from training.files import scratch_folder
 
 # A finished run's own files; nothing else in its folder is a result.
 _FILES = (
@@ -68,15 +68,11 @@ def take_over(source: Path, target: Path | None) -> dict[str, Any] | None:
         return summary
     if target.exists() and any(target.iterdir()):
         return None
-    aside = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    aside.mkdir(parents=True)
-    try:
+    with scratch_folder(target) as aside:
         for name in _FILES:
             if (source / name).exists():
                 shutil.copyfile(source / name, aside / name)
         if (source / _FOLDER).is_dir():
             shutil.copytree(source / _FOLDER, aside / _FOLDER, symlinks=True)
         aside.rename(target)  # over an empty folder at most; otherwise OSError
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
     return summary

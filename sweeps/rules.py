@@ -80,14 +80,6 @@ class Cell:
         return all(None not in self.seeds(place).values() for place in self.results)
 
 
-class Grid:
-    """Runs what the file names."""
-
-    def next(self, cell: Cell) -> Next:
-        """Nothing more."""
-        return DONE
-
-
 class Coverage(Section):
     """Go on above the optimum until the first unstable value is known (Everett et al., App. C)."""
 
@@ -263,7 +255,7 @@ class Confirm(Section):
         return Next(done=True, note=f"{cell.name}: {where} is not confirmed: {reason}")
 
 
-Rule = Grid | Extend | Confirm
+Rule = Extend | Confirm
 
 
 def score(summary: Summary, metric: str) -> Score | None:

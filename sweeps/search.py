@@ -53,6 +53,7 @@ class SearchWork:
         self.search, self.storage, self.recall = search, storage, recall
         self.folder, self.experiment = search.folder, search.experiment
         self.name, self.retries = search.config.experiment, search.config.retries
+        self.table = self.folder / "constants.yaml"  # what a user wants to know
         self.rounds: dict[str, list[Round]] = {}
         self.entries: dict[str, dict[str, Any]] = {}
         self.broken: dict[str, str] = {}
@@ -205,7 +206,7 @@ class SearchWork:
         content = {"search": {**made, **settings}, "constants": entries}
         # One object may stand in several places; aliases would make the file hard to read.
         text = yaml.safe_dump(json.loads(json.dumps(content)), sort_keys=False)
-        write_text(self.folder / "constants.yaml", text)
+        write_text(self.table, text)
         keys = [*self.search.config.grid, "round", "trial", *self.search.config.search]
         rows = [
             {**study.where, **trial.values, "study": study.name, "round": played.number,
@@ -218,7 +219,7 @@ class SearchWork:
 
     def before(self) -> list[str]:
         """Names the studies whose constants were found at another rate: they are searched again."""
-        path = self.folder / "constants.yaml"
+        path = self.table
         known = read_yaml(path).get("constants") or [] if path.exists() else []
         return [
             f"{study.name}: its rate is {study.rate:g}, its constants in {path} were found at "
@@ -249,10 +250,6 @@ class SearchWork:
             f"rounds that are known, about {self.todo[0]:.3g} FLOPs"
         )
         return "\n".join(lines)
-
-    def table(self) -> str:
-        """The file that holds what a user wants to know."""
-        return str(self.folder / "constants.yaml")
 
     def _read(self, study: Study) -> None:
         """The rounds of a study; what was begun in a round that is new here is handed out again."""

@@ -16,9 +16,9 @@ from sweeps.asked import Asked, open_file
 from sweeps.pool import Needs
 from sweeps.sources import Around, Missing
 from sweeps.study import RATE, Study, Tuning
-from sweeps.sweep_file import Values, flat, grid_values
+from sweeps.sweep_file import Values, grid_values
 from training import runs
-from training.config import Count, PositiveFloat, Section, set_keys
+from training.config import Count, PositiveFloat, Section
 from training.errors import UserError
 
 
@@ -114,7 +114,7 @@ class Search(Asked):
             raise UserError(f"{self.path}: rates: {found} study {name!r}; exactly one must")
         rate = fitting[0]
         try:
-            best = self.sources.best(rate.around, flat(set_keys(self.base, settings)), RATE)
+            best = self.sources.best(rate.around, self.keys(settings), RATE)
         except Missing as missing:
             self.sources.assume(missing, "counted with the config's own rate")
             return None, "config"

@@ -20,7 +20,7 @@ from training.memory import is_observation
 
 TOLERANCE = 0.1  # a closed form is this near to the simulation, or said to disagree
 _STEP = ("memory_bytes", "step_flops")
-_steps: dict[str, dict[str, Any]] = {}  # what has been simulated: files share sizes
+_steps: dict[Any, dict[str, Any]] = {}  # what has been simulated: files share sizes
 
 
 def launches(asked: Asked, config: Any) -> list[dict[str, Any]]:
@@ -76,14 +76,19 @@ def launches(asked: Asked, config: Any) -> list[dict[str, Any]]:
     return found
 
 
-def _step(asked: Asked, config: Any, shards: int) -> dict[str, Any]:
-    """The simulated step; rates, seed and length do not change it."""
-    from training.simulate import simulate  # torch, for which other commands do not wait
-
+def size_of(config: Any) -> str:
+    """What the memory and FLOPs of a step can depend on: not the rates, seed and length."""
     content = config.model_dump(mode="json")
     content["optimizer"] = content["optimizer"]["name"]
     content["schedule"] = content["seed"] = content["training"]["steps"] = None
-    key = json.dumps([asked.experiment.name, content, shards], sort_keys=True)
+    return json.dumps(content, sort_keys=True)
+
+
+def _step(asked: Asked, config: Any, shards: int) -> dict[str, Any]:
+    """The simulated step."""
+    from training.simulate import simulate  # torch, for which other commands do not wait
+
+    key = asked.experiment.name, size_of(config), shards
     if key not in _steps:
         step = simulate(asked.experiment, config, shards)
         _steps[key] = {

@@ -8,6 +8,7 @@ training: the next command finds the runs of the same trials.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -117,8 +118,9 @@ class Storage:
                     f"--storage {self.url}: cannot open it: {str(error).splitlines()[0]}"
                 ) from None
         else:
+            # Optuna's own lock outlives a killed process by half a minute; there is one driver.
             with writing(self.path):
-                backend = JournalFileBackend(str(self.path), _Alone())
+                backend = JournalFileBackend(str(self.path), threading.Lock())
             try:
                 self._storage = JournalStorage(backend)
             except ValueError as error:
@@ -127,14 +129,3 @@ class Storage:
                     "trained again"
                 ) from None
         return self._storage
-
-
-class _Alone:
-    """No lock: Optuna's own outlive a killed process by half a minute, and there is one driver."""
-
-    def acquire(self) -> bool:
-        """Held at once."""
-        return True
-
-    def release(self) -> None:
-        """Nothing to release."""

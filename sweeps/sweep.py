@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sweeps import tables
-from sweeps.rules import FAILED, Cell, Summary
+from sweeps.rules import DONE, FAILED, Cell, Summary
 from sweeps.sources import read_table
 from sweeps.sweep_file import CellKey, Point, Sweep
 from training.errors import RunError, UserError
@@ -29,6 +29,7 @@ class SweepWork:
         self.sweep, self.recall = sweep, recall
         self.folder, self.experiment = sweep.folder, sweep.experiment
         self.name, self.retries = sweep.config.experiment, sweep.config.retries
+        self.table = self.folder / "results.csv"  # what a user wants to know
         self.points: dict[str, Point] = {}
         self.results: dict[str, Summary] = {}
         self.reasons: dict[str, str] = {}
@@ -114,7 +115,7 @@ class SweepWork:
     def failed_before(self) -> set[str]:
         """Runs that an earlier command, or one at work now, has given up."""
         try:
-            rows = read_table(self.folder / "results.csv")
+            rows = read_table(self.table)
         except (OSError, ValueError):
             return set()
         failed = {row["run"] for row in rows if row["status"] == "failed"}
@@ -159,10 +160,6 @@ class SweepWork:
         total = f"{len(lines)} of {self.total} runs to do, about {self.todo[0]:.3g} FLOPs"
         return "\n".join([*self.sweep.sources.assumed, *lines, total])
 
-    def table(self) -> str:
-        """The file that holds what a user wants to know."""
-        return str(self.folder / "results.csv")
-
     def _add(self, point: Point) -> None:
         """Takes up a point, and its result if there is one."""
         if point.run in self.points:
@@ -201,7 +198,7 @@ class SweepWork:
         """
         cell = self.cells[key]
         while not cell.settled:
-            answer = self.sweep.rule.next(cell)
+            answer = self.sweep.rule.next(cell) if self.sweep.rule else DONE
             cell.settled = answer.done
             if answer.note:
                 self.notes[cell.name] = answer.note

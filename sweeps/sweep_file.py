@@ -14,15 +14,13 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from sweeps.asked import Asked, open_file
 from sweeps.pool import Needs
-from sweeps.rules import Confirm, Extend, Grid, Place, Rule, Transfer
+from sweeps.rules import Confirm, Extend, Place, Rule, Transfer
 from sweeps.sources import Around, Missing
 from training import runs
-from training.config import PositiveFloat, Section, set_keys, shifted
+from training.config import PositiveFloat, Section, shifted
 from training.errors import UserError
 
 MOST = 1_000_000  # combinations of a grid; more is a slip, which would fill the memory
-
-
 Exponent = Annotated[float, Field(ge=-1000, le=1000)]  # of two, as floats have them
 
 
@@ -262,9 +260,9 @@ class Sweep(Asked):
     """Points of the grid that --where leaves out."""
 
     @property
-    def rule(self) -> Rule:
-        """How its cells are searched."""
-        return self.config.confirm or self.config.extend or Grid()
+    def rule(self) -> Rule | None:
+        """How its cells are searched; None runs what the file names."""
+        return self.config.confirm or self.config.extend
 
     def adjusted(self, curve: str, values: Mapping[str, Any]) -> dict[str, Any]:
         """The config keys that the sweep, a curve and its grid values set, as adjusted there."""
@@ -289,7 +287,7 @@ class Sweep(Asked):
         rule, name = self.config.curves[curve], f"curve {curve!r}"
         settings, unknown = {**self.adjusted(curve, values), "seed": seed}, ""
         if rule.constants:
-            asked = flat(set_keys(self.base, {**settings, **rule.constants_of}))
+            asked = self.keys({**settings, **rule.constants_of})
             try:
                 found = self.sources.constants(str(self.config.constants), asked)
                 self.refuse_overrides(found, f"the constants of {self.config.constants}")
@@ -332,7 +330,7 @@ class Sweep(Asked):
         try:
             centre = self.sources.best(axis.around, settings, key)
         except Missing as missing:
-            centre = flat(set_keys(self.base, settings)).get(key)
+            centre = self.keys(settings).get(key)
             self.sources.assume(missing, f"curve {curve!r} is counted around {key} {centre:g}")
         return [shifted(centre, step) for step in sorted(axis.steps)]
 
@@ -357,15 +355,6 @@ class Sweep(Asked):
         if points and not meant:
             raise UserError(f"left out by --where {' '.join(c.text for c in self.where)}")
         return meant
-
-
-def flat(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested sections as {dotted key: value}."""
-    leaves = {}
-    for key, value in data.items():
-        inner = isinstance(value, Mapping)
-        leaves |= flat(value, f"{prefix}{key}.") if inner else {prefix + key: value}
-    return leaves
 
 
 def _applies(rule: MoreSeeds | Adjust, values: Mapping[str, Any]) -> bool:

@@ -190,12 +190,8 @@ def _observed(run_dir: Path, summary: Summary) -> Iterator[Values]:
             yield {"step": line["step"], **numbers}
 
 
-# Arrays of an observed step, by what the table calls them.
-_KERNELS = {
-    "pooled": "pooled_kernel",
-    "last_token": "last_token_kernel",
-    "spatial": "spatial_kernel",
-}
+# Kinds of kernels of an observed step.
+_KERNELS = ("pooled", "last_token", "spatial")
 KERNEL_SIDE = 64  # rows of a kernel at most, as many as a figure shows
 _DIGITS = 6  # of float32
 Arrays = Mapping[str, "np.ndarray"]
@@ -231,8 +227,8 @@ def _kernel_rows(arrays: Arrays) -> Iterator[Values]:
 
     Of a kernel with more than 64 rows every k-th row and column is there, under its own number.
     """
-    for kind, name in _KERNELS.items():
-        kernel = arrays.get(name, ())
+    for kind in _KERNELS:
+        kernel = arrays.get(f"{kind}_kernel", ())
         kept = range(0, len(kernel), -(-len(kernel) // KERNEL_SIDE) or 1)
         for row, column in itertools.combinations_with_replacement(kept, 2):
             value = _rounded(kernel[row, column])
@@ -254,17 +250,15 @@ def _rounded(value: float) -> float | None:
     return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
 
 
-_RESULT_COLUMNS = (
-    *("status", "step", "steps", "final_eval_loss", "best_eval_loss"),
-    *("first_train_loss", "final_train_loss", "targets", "parameters"),
+_RESULT_COLUMNS = tuple(
+    "status step steps final_eval_loss best_eval_loss first_train_loss final_train_loss targets "
+    "parameters".split()
 )
 _NOT_EXTRA = (*_RESULT_COLUMNS, "best_eval_step")
 RESULTS = Table(
     "results.csv",
     _RESULT_COLUMNS,
-    lambda run_dir, summary: [
-        {**summary, "commit": summary.get("environment", {}).get("commit")}
-    ],
+    lambda run_dir, summary: [{**summary, "commit": summary.get("environment", {}).get("commit")}],
     statuses=("finished", "diverged", "failed"),
     measures=("final_eval_", "best_eval_"),
     last=("commit", "run"),
@@ -278,33 +272,18 @@ METRICS = Table(
 )
 PROBES = Table("probes.csv", ("step", "layer", "role", "fan_in", "alignment"), _alignment)
 # Of finished runs alone: the last observed step of any other is not the end of training.
-OBSERVATIONS = Table(
-    "observations.csv",
-    (
-        *("step", "block", "stream_rms", "stream_change", "kernel_alignment", "kernel_change"),
-        *("attention_rms", "head_variance", "excess_kurtosis"),
-        *("query_change", "key_change", "attention_change"),
-        *("query_change_weights", "key_change_weights", "attention_change_weights"),
-        *("query_weight_change", "query_weight_relative"),
-        *("key_weight_change", "key_weight_relative"),
-        *("embedding_rms", "embedding_change", "function_change"),
-    ),
-    _observed,
-    statuses=("finished",),
-    wanted="observations",
-)
-OBSERVED_KERNELS = Table(
-    "observed_kernels.csv",
-    ("step", "kind", "row", "column", "value"),
-    _at_ends(_kernel_rows),
-    statuses=("finished",),
-    wanted="observations",
-)
-OBSERVED_ATTENTION = Table(
-    "observed_attention.csv",
-    ("step", "block", "token", "attended", "head", "value"),
-    _at_ends(_attention_rows),
-    statuses=("finished",),
-    wanted="observations",
-)
+OBSERVATIONS, OBSERVED_KERNELS, OBSERVED_ATTENTION = (
+    Table(name, tuple(names.split()), rows, statuses=("finished",), wanted="observations")
+    for name, names, rows in (
+        ("observations.csv",
+         "step block stream_rms stream_change kernel_alignment kernel_change attention_rms "
+         "head_variance excess_kurtosis query_change key_change attention_change "
+         "query_change_weights key_change_weights attention_change_weights query_weight_change "
+         "query_weight_relative key_weight_change key_weight_relative embedding_rms "
+         "embedding_change function_change", _observed),
+        ("observed_kernels.csv", "step kind row column value", _at_ends(_kernel_rows)),
+        ("observed_attention.csv", "step block token attended head value",
+         _at_ends(_attention_rows)),
+    )
+)  # fmt: skip
 TABLES = (RESULTS, METRICS, PROBES, OBSERVATIONS, OBSERVED_KERNELS, OBSERVED_ATTENTION)

@@ -87,7 +87,7 @@ def toy(tmp_path, monkeypatch):
 def run(package, text, workers=1, **options):
     """(rows of the table, notes, folder) of a sweep run by the driver."""
     work = drive(work_of(package, write_file(package, text), **options), FakePool(workers))
-    return table(work.table()), work.report(), work.folder
+    return table(work.table), work.report(), work.folder
 
 
 def table(path):

@@ -22,7 +22,6 @@ from sweeps.rules import (
     Confirm,
     Coverage,
     Extend,
-    Grid,
     Next,
     mean_losses,
     next_value,
@@ -89,7 +88,6 @@ def cell(losses, given=None, **more):
 
 def test_a_rule_answers_with_places_wait_or_done():
     rule = Extend(key="lr", points=2)
-    assert Grid().next(cell({1.0: None})) == DONE
     assert rule.next(cell({1.0: 3.0, 2.0: None})) == WAIT
     assert rule.next(cell({1.0: 3.0, 2.0: 2.0})) == Next(((4.0,),))
     assert rule.next(cell({1.0: 3.0, 2.0: 2.0, 4.0: 5.0})) == DONE

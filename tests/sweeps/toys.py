@@ -127,7 +127,7 @@ def calls(package):
 
 def rows_of(work):
     """The rows of a sweep's table."""
-    with open(work.table(), newline="") as file:
+    with open(work.table, newline="") as file:
         return list(csv.DictReader(file))
 
 
