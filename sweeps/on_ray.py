@@ -1,10 +1,8 @@
 """Runs on Ray (`--engine ray`): this machine's, or a cluster's with `--address`.
 
-Nodes may join and leave at any time. Ray finds out that a worker or a node has died; the driver
-then submits the run again and it resumes, as the run's folder is its state: all nodes must see the
-results folder, and the repository at the same path. A driver that is stopped has its runs save;
-one that is killed takes them with it, and each loses what it has done since its last checkpoint
-(at most `checkpoint.minutes`).
+Nodes may join and leave at any time: the driver submits a run whose worker or node has died again,
+and it resumes, as all nodes see the results folder, and the repository at the same path. A driver
+that is stopped has its runs save; one that is killed takes them with it.
 
 Clusters that this starts want a token of every client and node (RAY_AUTH_MODE=disabled switches it
 off), and nothing is reported to Ray's makers.

@@ -1,17 +1,10 @@
 """Runs on a SLURM cluster (`--engine slurm`): jobs through submitit, each with what its runs need.
 
-    python -m sweeps run nanolm_c4/sweeps/figure_12_adam.yaml --engine slurm --partition gpu
-
-Equal runs are an array; runs that have a share of a GPU, or `--pack` runs, are one job. A job is
-warned `signal_delay_s` before its time limit, by default in time for its runs to save what they
-need to go on; it is then requeued and resumes. What SLURM preempts or cancels without that warning
-(SIGTERM) saves, too, and leaves it to SLURM whether it starts again. The driver may die and be
-started again: jobs go on, and their results are found in the results folder, which all nodes see.
-
-    python -m sweeps submit FILE [options of `python -m sweeps run`]
-
-has the driver itself run in a job: with `--engine slurm` a small one that submits the others, by
-default one that trains the whole sweep where it is.
+Equal runs are an array; runs that have a share of a GPU, or `--pack` runs, are one job. Warned
+`signal_delay_s` before its time limit, a job has its runs save, is requeued and resumes; after
+SIGTERM alone they save, too, and SLURM decides whether it starts again. Jobs outlive their driver:
+one that is started again takes them over, by files in the results folder, which all nodes see.
+`submit` has the driver itself run in a job.
 
 The folder `slurm` beside the runs holds the jobs' logs, what has become of their runs, and
 submitit's own files. Those are pickles that submitit writes and reads to start a job; nothing else

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shlex
@@ -102,7 +103,10 @@ def _launch(asked: Asked, config: Any, shards: int) -> str:
     base = asked.path.parent / asked.config.config
     before = dict(runs.flat(validate(type(config), asked.base, str(base)).model_dump(mode="json")))
     # A dump leaves out some keys at their default.
-    settings = {key: _value(config, key) for key in before}
+    settings = {
+        key: functools.reduce(lambda part, word: getattr(part, word, None), key.split("."), config)
+        for key in before
+    }
     settings |= dict(runs.flat(config.model_dump(mode="json")))
     if shards > 1 and (keys := of_whole_tensors(config)):
         settings |= dict.fromkeys(keys, 0)
@@ -117,12 +121,6 @@ def _launch(asked: Asked, config: Any, shards: int) -> str:
     file = base.resolve()
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     return shlex.join([*start, f"{asked.experiment.name}.train", str(shown), *changes])
-
-
-def _value(config: Any, key: str) -> Any:
-    for word in key.split("."):
-        config = getattr(config, word, None)
-    return config
 
 
 def table(named: Iterable[tuple[str, Sequence[Mapping[str, Any]]]]) -> str:

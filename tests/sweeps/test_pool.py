@@ -225,7 +225,7 @@ def test_a_launcher_that_stays_after_the_first_process_has_answered_is_ended(
     opened, job, monkeypatch
 ):
     """torchrun waits for minutes for a node whose process was gone when it was told to stop."""
-    monkeypatch.setenv("TRAINING_STOP_SECONDS", "16")
+    monkeypatch.setenv("TRAINING_STOP_SECONDS", "8")
     run = job("run")
     answer = '{"summary": {"status": "stopped", "step": 3}}'
     script = f"cd {run.run_dir}; touch at-0; read line; echo '{answer}' > {task.ANSWER}; sleep 100"
@@ -233,7 +233,7 @@ def test_a_launcher_that_stays_after_the_first_process_has_answered_is_ended(
     future = pool.submit(run, Needs())
     wait_until(lambda: started(run))
     pool.stop()
-    assert future.result(12) == {"status": "stopped", "step": 3}
+    assert future.result(7) == {"status": "stopped", "step": 3}
 
 
 def test_a_launch_command_that_is_wrong_is_named(opened, job):
