@@ -7,9 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from training.config import WIDEST, Fraction01, Layers, PositiveInt, Section, Size
-from training.settings import RunConfig
-
-Probability = Annotated[float, Field(ge=0, le=1)]
+from training.strategies import StrategyRunConfig
 
 
 class ModelConfig(Section):
@@ -32,19 +30,6 @@ class ModelConfig(Section):
     """Dropout on embeddings and residual branches."""
     attention_dropout: Fraction01 = 0.1
     """Dropout on attention weights."""
-
-
-class PrescriptionConfig(Section):
-    """Which scaling strategy gives every tensor its numbers (Dinan et al., Part II, section 2)."""
-
-    strategy: Literal[
-        "standard", "neural_tangent", "hybrid", "maximal_update", "meta_principled"
-    ]
-    """The paper compares standard and neural_tangent; meta_principled has an `s` of its own."""
-    s: Probability | None = None
-    """0 is neural_tangent, 1/2 hybrid, 1 maximal_update (footnote 8)."""
-    mlp_factor: Literal["drop", "keep"] = "drop"
-    """keep has the theory's factors of M in (1.114), (1.115); the paper's runs drop them."""
 
 
 class NoiseConfig(Section):
@@ -104,13 +89,14 @@ class DataConfig(Section):
         return self
 
 
-class Config(RunConfig):
+class Config(StrategyRunConfig):
     """One run."""
 
-    without_effect: ClassVar[tuple[str, ...]] = (*RunConfig.without_effect, "data.cache_dir")
+    without_effect: ClassVar[tuple[str, ...]] = (
+        *StrategyRunConfig.without_effect, "data.cache_dir"
+    )  # fmt: skip
 
     model: ModelConfig
-    prescription: PrescriptionConfig
     data: DataConfig
 
     @model_validator(mode="after")
@@ -119,15 +105,5 @@ class Config(RunConfig):
             raise ValueError(
                 f"model.width {self.model.width} is not a multiple of model.head_dim "
                 f"{self.model.head_dim}"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _strategy_has_its_s(self) -> Config:
-        named = self.prescription.strategy != "meta_principled"
-        if named is not (self.prescription.s is None):
-            raise ValueError(
-                "prescription.s goes with strategy meta_principled, which needs it; the other "
-                "strategies fix it"
             )
         return self

@@ -11,15 +11,12 @@ where no sample of the batch is longer. What is counted is thus the most a run c
 from __future__ import annotations
 
 from bart_span_denoise.config import Config, ModelConfig
-from training.errors import UserError
-from training.memory import BF16, FP32, linear_cross_entropy, on_each_gpu
+from training import memory as gpu
+from training.memory import BF16, FP32, linear_cross_entropy
 
 PAPER_VOCABULARY = 50_265  # GPT-2's BPE in fairseq's dictionary, with its five special symbols
 ENDS = 2  # a start and an end around the content
 INT64 = 8
-
-# What training/optimizers.py keeps in the shape of every tensor; adam a step count each, too.
-_STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2}
 # Matrices of n^2 weights in attention: Q, K, V, U. The decoder's blocks have it twice.
 _ATTENTION = 4
 
@@ -89,7 +86,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     """
     shape, words, counts = config.model, vocabulary(config), parameters(config)
     low = config.training.precision != "fp32"
-    return on_each_gpu(
+    return gpu.on_each_gpu(
         config, shards, replicas, parameters=counts["total"], optimizer=optimizer_state(config),
         outside=counts["embedding"], block=_blocks(shape)[1],
         output=words * shape.width, layers=2 * shape.layers,
@@ -102,32 +99,17 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
 
 
 def optimizer_state(config: Config) -> int:
-    """Bytes of the optimiser's state over all tensors, after its first step.
-
-    Raises UserError for an optimiser for which the paper has no rates.
-    """
-    name = config.optimizer.name
-    if name not in _STATES_LIKE_WEIGHTS:
-        raise UserError(
-            f"optimizer.name {name}: Dinan et al. prescribe for adam and sgd alone; use one of them"
-        )
+    """Bytes of the optimiser's state over all tensors, after its first step."""
     tensors = (3 * _ATTENTION + 4) * config.model.layers + 3  # in blocks; words, two of positions
-    counts = tensors if name == "adam" else 0
-    return FP32 * (_STATES_LIKE_WEIGHTS[name] * parameters(config)["total"] + counts)
+    return gpu.optimizer_state(config.optimizer.name, parameters(config)["total"], tensors)
 
 
 def activations(config: Config, rows: int, recomputed: bool = False) -> int:
     """Bytes kept for the backward pass of `rows` samples, without copies of weights.
 
-    Per token, in float32: an encoder block keeps both norms' inputs and outputs, q, k, v, the
-    attention's output, and the MLP's hidden layer before and after GELU: (8 + 2M) n; a decoder
-    block 6 n more, for its second attention. Under bf16 autocast the residual stream stays
-    float32, the rest is bf16, and q, k, v each keep their own rounding of their input, k and v of
-    the decoder's second attention that of the encoder's output. A norm keeps mean and deviation,
-    attention H logarithms and, where it has a mask, one number per key. Dropout keeps one byte per
-    number, as on a GPU; attention's, drawn anew from its seed, none. Outside of blocks: ids and
-    targets, the stems' norms, the last norms' inputs, the encoder's output and the gradient of the
-    decoder's. Where blocks are recomputed, each keeps its input, and one decoder block all of it.
+    Outside of blocks: ids and targets, the stems' norms, the last norms' inputs, the encoder's
+    output and the gradient of the decoder's. Where blocks are recomputed, each keeps its input, and
+    one decoder block all of it.
     """
     shape, count = config.model, tokens(config)
     stream = FP32 * shape.width
@@ -142,15 +124,18 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
 
 
 def _kept_by_blocks(config: Config) -> tuple[int, int]:
-    """Bytes per token that an encoder's and a decoder's block keep."""
+    """Bytes per token that an encoder's and a decoder's block keep, see training.memory.
+
+    A decoder block has a second attention with its norm; its k and v keep their roundings of the
+    encoder's output. Attention with a mask keeps one number per key. Dropout keeps one byte per
+    number, as on a GPU; attention's, drawn anew from its seed, none.
+    """
     shape, low = config.model, config.training.precision != "fp32"
-    size, extra = (BF16, 2) if low else (FP32, 0)  # two more roundings per attention
-    width, stream = shape.width, FP32 * shape.width
-    heads, dropped = FP32 * (width // shape.head_dim), width if shape.dropout else 0
-    norm = 2 * FP32 + stream
-    attention = norm + size * (5 + extra) * width + heads + dropped
-    mlp = norm + size * (1 + 2 * shape.mlp_ratio) * width + dropped
-    return attention + size + mlp, 2 * attention + size + mlp
+    width, heads, size = shape.width, shape.width // shape.head_dim, BF16 if low else FP32
+    dropped = width if shape.dropout else 0
+    encoder = gpu.kept_by_block(width, shape.mlp_ratio, heads, low) + size + 2 * dropped
+    attention = FP32 * (width + 2 + heads) + size * (5 + 2 * low) * width + dropped
+    return encoder, encoder + attention
 
 
 def _weight_copies(config: Config, shards: int) -> int:

@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from bart_span_denoise import fairseq_library
-from bart_span_denoise.model import Attention, Bart
+from bart_span_denoise.model import Bart
+from training.blocks import Attention
 from training.errors import UserError
 
 _ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}

@@ -8,19 +8,9 @@ Sizes: L layers, D width, F MLP width, V vocabulary, T context, H heads; r = F /
 from __future__ import annotations
 
 from nanolm_c4.config import BORDELON, Config, ModelConfig
-from training.memory import (
-    BF16,
-    FP32,
-    Observed,
-    linear_cross_entropy,
-    observation,
-    on_each_gpu,
-    scratch,
-)
+from training import memory as gpu
+from training.memory import BF16, FP32, Observed, linear_cross_entropy
 
-# What training/optimizers.py keeps in the shape of every tensor; adafactor is counted below.
-_STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_param_scaling": 2, "adam_atan2": 2}
-_SCALARS = {"sgd": 0}  # single numbers per tensor: all others keep a step count
 _FACTORED_FROM = 128  # training.adafactor.ADAFACTOR_MIN_DIM
 # Hidden weights have a multiplier n^(-1/2) (Everett et al., Table 1): a product that is kept.
 _MULTIPLIED = ("ntk", "mean_field", BORDELON)
@@ -87,7 +77,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     shape, weights, block = config.model, parameters(config)["total"], _block(config.model)
     scales = 0 if _is_bordelon(config) else 2 * shape.width
     low = config.training.precision != "fp32"
-    return on_each_gpu(
+    return gpu.on_each_gpu(
         config, shards, replicas, parameters=weights, optimizer=optimizer_state(config),
         outside=weights - shape.layers * (block + scales), block=block,
         output=vocabulary(config) * shape.width, layers=shape.layers,
@@ -95,31 +85,29 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
         activations=lambda rows: activations(config, rows, shards > 1),
         inside=lambda rows: rows * shape.context * _kept_by_block(config),
         loss=lambda rows: _loss(config, rows * shape.context, low),
-        update=scratch(config.optimizer.name, weights, shards),
+        update=gpu.scratch(config.optimizer.name, weights, shards),
         observation=_observation(config),
     )
 
 
 def optimizer_state(config: Config) -> int:
     """Bytes of the optimiser's state over all tensors, after its first step."""
-    name = config.optimizer.name
+    tensors = _tensors(config)
+    if config.optimizer.name != "adafactor":
+        weights = sum(rows * columns * count for rows, columns, count in tensors)
+        count = sum(count for *_, count in tensors)
+        return gpu.optimizer_state(config.optimizer.name, weights, count)
     numbers = 0
-    for rows, columns, count in _tensors(config):
-        kept = _STATES_LIKE_WEIGHTS.get(name, 1) * rows * columns
-        if name == "adafactor" and min(rows, columns) >= _FACTORED_FROM:
-            kept = rows + columns
-        numbers += count * (kept + _SCALARS.get(name, 1))
+    for rows, columns, count in tensors:
+        factored = min(rows, columns) >= _FACTORED_FROM
+        numbers += count * (1 + (rows + columns if factored else rows * columns))
     return FP32 * numbers
 
 
 def activations(config: Config, rows: int, recomputed: bool = False) -> int:
     """Bytes kept for the backward pass of `rows` sequences, without copies of weights.
 
-    Per token, in float32: each block keeps both norms' inputs and outputs, q, k, v, the attention's
-    output, and the MLP's hidden layer before and after GELU: (8 + 2r) D. Under bf16 autocast the
-    residual stream stays float32, the rest is bf16, and q, k, v each keep their own rounding of
-    their common input. Four numbers are the norms' means and deviations, H the attention's
-    logarithms. After the blocks: the last norm's input, the gradient of its output (which a
+    After the blocks, per token: the last norm's input, the gradient of its output (which a
     readout's bias widens by its columns), the ids.
     Where blocks are recomputed, each keeps its input, and one of them all of it.
     """
@@ -131,12 +119,8 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
 
 
 def _kept_by_block(config: Config) -> int:
-    """Bytes per token that a block keeps."""
-    shape, width = config.model, config.model.width
-    numbers = FP32 * (8 + 2 * shape.mlp_ratio) * width
-    if config.training.precision != "fp32":
-        numbers = 2 * FP32 * width + BF16 * (8 + 2 * shape.mlp_ratio) * width
-    return numbers + FP32 * (4 + shape.heads)
+    shape, low = config.model, config.training.precision != "fp32"
+    return gpu.kept_by_block(shape.width, shape.mlp_ratio, shape.heads, low)
 
 
 def _loss(config: Config, positions: int, low: bool) -> int:
@@ -173,7 +157,7 @@ def _observation(config: Config) -> int:
         return 0
     hidden = shape.mlp_ratio * shape.width
     multiplied = config.prescription.parameterization in _MULTIPLIED
-    return observation(
+    return gpu.observation(
         Observed(
             samples=settings.observe_samples,
             tokens=shape.context,

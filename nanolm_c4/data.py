@@ -1,6 +1,6 @@
 """Text to training rows: documents -> SentencePiece -> token files on disk -> fixed rows.
 
-`prepare` tokenises a source once into a cache folder and returns a `Corpus`, whose rows a
+`from_config` tokenises a source once into a cache folder and returns a `Corpus`, whose rows a
 DataLoader reads from memory-mapped files. `python -m nanolm_c4.data --help` does the same ahead
 of time, for clusters whose compute nodes have no network.
 """
@@ -167,68 +167,56 @@ def load_tokenizer(path: str | Path, num_threads: int = 1) -> Tokenizer:
 # Token cache
 
 
-def prepare(
-    *,
-    source: str = "embedded",
-    path: str | None = None,
-    text_key: str = "text",
-    tokenizer: str | None = None,
-    vocab_size: int = 1024,
-    validation_fraction: float = 0.05,
-    max_train_tokens: int | None = None,
-    max_validation_tokens: int | None = None,
-    cache_dir: str | Path = "data/cache",
-    num_threads: int = 1,
-    progress: Report | None = None,
+def from_config(
+    data: DataConfig, num_threads: int = 1, report: Report = token_cache.print_line
 ) -> Corpus:
-    """Tokenises a source once and returns the corpus on disk; later calls only open it.
+    """The corpus that a config's data section describes; tokenised once, later calls open it.
 
-    `tokenizer` is the path of a SentencePiece model; None trains one of `vocab_size` pieces on
-    the training documents. A given tokeniser brings its own vocabulary, and c4, which has its
-    own splits, does without `validation_fraction`. A split ends after the document with which it
-    reaches its maximum of tokens. `progress` gets a line now and then (default: on stderr).
+    A given tokeniser brings its own vocabulary, and c4, which has its own splits, does without
+    `validation_fraction`. A split ends after the document with which it reaches its maximum of
+    tokens. `report` gets a line now and then.
 
     The result is a folder of `cache_dir` named by all that decides its content. It appears under
     its name only when complete, so an interrupted or a concurrent preparation does no harm.
-    Raises UserError for every mistake in these arguments or in the files they name.
+    Raises UserError for every mistake in these keys or in the files they name.
     """
-    report = progress or token_cache.print_line
-    _check_positive(
-        vocab_size=vocab_size,
-        num_threads=num_threads,
-        max_train_tokens=max_train_tokens,
-        max_validation_tokens=max_validation_tokens,
-    )
-    documents = open_source(source, path, text_key, validation_fraction)
-    limits = {"train": max_train_tokens, "validation": max_validation_tokens}
+    if num_threads < 1:
+        raise UserError(f"num_threads: {num_threads} given, expected at least 1")
+    documents = open_source(data.source, data.path, data.text_key, data.validation_fraction)
+    limits = {"train": data.max_train_tokens, "validation": data.max_validation_tokens}
+    given, vocab_size = data.tokenizer, data.tokenizer_vocab_size
     identity = {
         **documents.fingerprint,
-        "tokenizer": _tokenizer_identity(source, tokenizer, vocab_size),
+        "tokenizer": _tokenizer_identity(data.source, given, vocab_size),
         "limits": limits,
         "code_version": CODE_VERSION,
     }
-    folder = Path(cache_dir).expanduser().resolve() / f"{source}-{token_cache.digest(identity)}"
+    name = f"{data.source}-{token_cache.digest(identity)}"
+    folder = Path(data.cache_dir).expanduser().resolve() / name
 
     def build(folder: Path) -> dict[str, Any]:
         model = folder / "tokenizer.model"
-        _put_tokenizer(model, documents, tokenizer, vocab_size, report)
+        _put_tokenizer(model, documents, given, vocab_size, report)
         loaded = load_tokenizer(model, num_threads)
-        return identity | _write_tokens(folder, documents, loaded, limits, report)
+        dtype = _token_dtype(loaded.vocab_size)
+        counts = {
+            split: _write_split(folder, split, documents, loaded, dtype, limits[split], report)
+            for split in SPLITS
+        }
+        return {
+            **identity,
+            "vocab_size": loaded.vocab_size,
+            "bos": loaded.bos,
+            "eos": loaded.eos,
+            "pad": loaded.pad,
+            "dtype": dtype,
+            **counts,
+            # UTF-8 bytes of text for each stored token, BOS and EOS among them
+            "bytes_per_token": {s: round(c["bytes"] / c["tokens"], 4) for s, c in counts.items()},
+        }
 
     token_cache.prepare(folder, build, ("numpy", "sentencepiece", "datasets"), report)
     return Corpus(folder)
-
-
-def from_config(data: DataConfig, num_threads: int = 1) -> Corpus:
-    """The corpus that a config's data section describes."""
-    settings = data.model_dump(exclude={"evaluation", "tokenizer_vocab_size"})
-    return prepare(**settings, vocab_size=data.tokenizer_vocab_size, num_threads=num_threads)
-
-
-def _check_positive(**numbers: int | None) -> None:
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise UserError(f"{name}: {value} given, expected at least 1")
 
 
 def _tokenizer_identity(source: str, tokenizer: str | None, vocab_size: int) -> dict[str, Any]:
@@ -255,31 +243,6 @@ def _put_tokenizer(
     source.documents("validation")  # an empty one is refused before the training, not after
     report(f"training a tokeniser of {vocab_size} pieces on {source.label}")
     train_tokenizer(source.documents("train"), vocab_size, model)
-
-
-def _write_tokens(
-    folder: Path,
-    source: Source,
-    tokenizer: Tokenizer,
-    limits: dict[str, int | None],
-    report: Report,
-) -> dict[str, Any]:
-    """Writes the token files of both splits; returns what meta.json says of them."""
-    dtype = _token_dtype(tokenizer.vocab_size)
-    counts = {
-        split: _write_split(folder, split, source, tokenizer, dtype, limits[split], report)
-        for split in SPLITS
-    }
-    return {
-        "vocab_size": tokenizer.vocab_size,
-        "bos": tokenizer.bos,
-        "eos": tokenizer.eos,
-        "pad": tokenizer.pad,
-        "dtype": dtype,
-        **counts,
-        # UTF-8 bytes of text for each stored token, BOS and EOS among them
-        "bytes_per_token": {s: round(c["bytes"] / c["tokens"], 4) for s, c in counts.items()},
-    }
 
 
 def _write_split(
@@ -468,7 +431,9 @@ def main(arguments: list[str] | None = None) -> None:
     """Prepares a config's corpus and prints its folder and meta.json."""
     from nanolm_c4.config import Config
 
-    prepare = lambda config, threads: from_config(config.data, threads)  # noqa: E731
+    def prepare(config: Config, threads: int) -> Corpus:
+        return from_config(config.data, threads)
+
     token_cache.command("nanolm_c4.data", Config, prepare, arguments)
 
 

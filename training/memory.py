@@ -22,6 +22,30 @@ def ceil(number: int, parts: int) -> int:
     return -(-number // parts)
 
 
+# What training/optimizers.py keeps of every tensor: numbers in its shape, and a step count.
+_STATES = {"sgd": (1, 0), "adam": (2, 1), "adam_param_scaling": (2, 1), "adam_atan2": (2, 1)}
+
+
+def optimizer_state(optimizer: str, weights: int, tensors: int) -> int:
+    """Bytes of an optimiser's state over so many weights in so many tensors, after its first
+    step."""
+    numbers, counts = _STATES[optimizer]
+    return FP32 * (numbers * weights + counts * tensors)
+
+
+def kept_by_block(width: int, mlp_ratio: int, heads: int, low: bool, roundings: int = 2) -> int:
+    """Bytes per token that a pre-norm block keeps for its backward pass, weights excluded.
+
+    In float32: both norms' inputs and outputs, q, k, v, the attention's output, and the MLP's
+    hidden layer before and after GELU, 8 + 2r widths; four numbers are the norms' means and
+    deviations, and the attention keeps a logarithm per head. Under autocast (`low`) the residual
+    stream stays float32, the rest is bf16, and where q, k, v are three products, each keeps its
+    own rounding of their common input: two more `roundings`.
+    """
+    inner = BF16 * (6 + roundings + 2 * mlp_ratio) if low else FP32 * (6 + 2 * mlp_ratio)
+    return (2 * FP32 + inner) * width + FP32 * (4 + heads)
+
+
 def scratch(optimizer: str, weights: int, shards: int) -> int:
     """Bytes that the step of an optimiser over so many weights takes on each of its shards."""
     return ceil(FP32 * weights * _SCRATCH.get(optimizer, 0), shards)

@@ -7,14 +7,11 @@ Sizes: L blocks, n = N H width, H heads, T tokens (patches), n_patch numbers of 
 
 from __future__ import annotations
 
-from training.memory import BF16, FP32, Observed, observation, on_each_gpu, scratch
+from training import memory as gpu
+from training.memory import BF16, FP32, Observed
 from vit_cifar5m.config import Config, ModelConfig
 
 CHANNELS = 3
-
-# What training/optimizers.py keeps of every tensor: in its shape, and single numbers.
-_STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2, "adam_atan2": 2}
-_SCALARS = {"sgd": 0, "adam": 1, "adam_atan2": 1}  # step counts per tensor
 
 
 def tokens(shape: ModelConfig) -> int:
@@ -61,7 +58,7 @@ def parameters(config: Config) -> dict[str, int]:
 def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]:
     """Bytes on each of `shards * replicas` GPUs, see training.memory.on_each_gpu."""
     shape, weights = config.model, parameters(config)["total"]
-    return on_each_gpu(
+    return gpu.on_each_gpu(
         config, shards, replicas, parameters=weights, optimizer=optimizer_state(config),
         outside=weights - shape.layers * _block(shape), block=_block(shape),
         output=shape.classes * shape.width, layers=shape.layers,
@@ -69,7 +66,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
         activations=lambda rows: activations(config, rows, shards > 1),
         inside=lambda rows: rows * tokens(shape) * _kept_by_block(config),
         loss=lambda rows: 4 * FP32 * rows * shape.classes,
-        update=scratch(config.optimizer.name, weights, shards),
+        update=gpu.scratch(config.optimizer.name, weights, shards),
         observation=_observation(config),
     )
 
@@ -77,18 +74,12 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
 def optimizer_state(config: Config) -> int:
     """Bytes of the optimiser's state over all tensors, after its first step."""
     tensors = 6 * config.model.layers + 3  # in blocks; patches, positions, readout
-    name = config.optimizer.name
-    kept = _STATES_LIKE_WEIGHTS[name] * parameters(config)["total"]
-    return FP32 * (kept + _SCALARS[name] * tensors)
+    return gpu.optimizer_state(config.optimizer.name, parameters(config)["total"], tensors)
 
 
 def activations(config: Config, rows: int, recomputed: bool = False) -> int:
     """Bytes kept for the backward pass of `rows` images, without copies of weights.
 
-    Per token, in float32: each block keeps both norms' inputs and outputs, q, k, v, the attention's
-    output, and the MLP's hidden layer before and after GELU: 10 n. Under bf16 autocast the residual
-    stream stays float32, the rest is bf16, and q, k, v each keep their own rounding of their
-    common input. Four numbers are the norms' means and deviations, H the attention's logarithms.
     Before the blocks: the patches. After: the last norm's input, mean and deviation, and the
     tokens' mean. Where blocks are recomputed, each keeps its input, and one of them all of it.
     """
@@ -100,10 +91,8 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
 
 
 def _kept_by_block(config: Config) -> int:
-    """Bytes per token that a block keeps."""
     shape, low = config.model, config.training.precision != "fp32"
-    inner = (BF16 * 10 if low else FP32 * 8) * shape.width
-    return 2 * FP32 * shape.width + inner + FP32 * (4 + shape.heads)
+    return gpu.kept_by_block(shape.width, 1, shape.heads, low)
 
 
 def _weight_copies(config: Config, shards: int) -> int:
@@ -127,7 +116,7 @@ def _observation(config: Config) -> int:
     shape, settings = config.model, config.training
     if not settings.observe_every:
         return 0
-    return observation(
+    return gpu.observation(
         Observed(
             samples=settings.observe_samples,
             tokens=tokens(shape),

@@ -34,8 +34,10 @@ from vit_cifar5m.data import Images, collate, from_config
 
 BATCH, LR, WARMUP = 128, 1e-3, 100
 WIDTH, BLOCKS, HEADS, PATCH = 64, 2, 4, 4
-MEASURED = (100, 200, 300, 500, 1000)  # steps of the ViT; the last one, too
+MEASURED = (100, 200, 300, 500, 1000)  # steps of the ViT, to the last one
+LINEAR_IMAGES = 50_000  # that the regression sees once
 EVALUATED_AT_ONCE = 512
+THREADS = 2
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Result = dict[str, float]
@@ -47,24 +49,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--seeds", type=_positive, default=3, help="how many (default 3)")
-    add("--steps", type=_positive, default=1000, help="of the ViT (default 1000)")
-    add("--linear-images", type=_positive, default=50_000, help="of the regression (50,000)")
-    add("--linear-passes", type=_positive, default=1, help="over these images (default 1)")
-    add("--validation-images", type=_positive, default=2048, help="held out (default 2048)")
-    add("--threads", type=_positive, default=2, help="of torch (default 2)")
+    add("--seeds", type=int, choices=range(1, 100), default=3, metavar="N", help="(default 3)")
     add("--json", type=Path, metavar="FILE", help="write the result there, too")
     return parser.parse_args(argv)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
-
-
-_positive.__name__ = "positive whole number"  # what argparse calls it
 
 
 class PlainViT(nn.Module):
@@ -103,14 +90,12 @@ def once(images: Images, steps: int) -> Iterator[Batch]:
         yield collate(images.train.__getitems__(range(step * BATCH, (step + 1) * BATCH)))
 
 
-def passes(images: Images, count: int, epochs: int, seed: int) -> Iterator[Batch]:
-    """Shuffled passes over the first `count` images; only a pass's last batch may be smaller."""
+def shuffled(images: Images, count: int, seed: int) -> Iterator[Batch]:
+    """One pass over the first `count` images; its last batch may be smaller."""
     samples = images.train.__getitems__(range(count))
-    generator = np.random.default_rng(seed)
-    for _ in range(epochs):
-        order = generator.permutation(count)
-        for first in range(0, count, BATCH):
-            yield collate([samples[i] for i in order[first : first + BATCH]])
+    order = np.random.default_rng(seed).permutation(count)
+    for first in range(0, count, BATCH):
+        yield collate([samples[i] for i in order[first : first + BATCH]])
 
 
 def train(model: nn.Module, batches: Iterator[Batch]) -> Iterator[int]:
@@ -138,20 +123,18 @@ def evaluate(model: nn.Module, images: Images) -> Result:
     return {"accuracy": right / len(held_out), "loss": loss / len(held_out)}
 
 
-def measure(seed: int, options: argparse.Namespace) -> dict[tuple[str, int], Result]:
+def measure(seed: int) -> dict[tuple[str, int], Result]:
     """Results of one seed by classifier and step."""
-    wanted = max(options.linear_images, options.steps * BATCH)
-    images = from_config(DataConfig(validation_images=options.validation_images), seed, wanted)
+    images = from_config(DataConfig(), seed)
     found = {}
     regression = linear()
-    batches = passes(images, options.linear_images, options.linear_passes, seed)
-    for step in train(regression, batches):
+    for step in train(regression, shuffled(images, LINEAR_IMAGES, seed)):
         pass
     found["logistic regression", step] = evaluate(regression, images)
     torch.manual_seed(seed)
     vit = PlainViT()
-    for step in train(vit, once(images, options.steps)):
-        if step in MEASURED or step == options.steps:
+    for step in train(vit, once(images, MEASURED[-1])):
+        if step in MEASURED:
             found["ViT", step] = evaluate(vit, images)
     return found
 
@@ -174,15 +157,13 @@ def rows(results: list[dict[tuple[str, int], Result]]) -> Iterator[dict[str, Any
 def main(argv: list[str] | None = None) -> None:
     """Trains both classifiers with every seed and prints what they reach."""
     options = parse(argv)
-    torch.set_num_threads(options.threads)
+    torch.set_num_threads(THREADS)
     results = []
     for seed in range(options.seeds):
-        results.append(measure(seed, options))
+        results.append(measure(seed))
         print(f"seed {seed}: {results[-1]}", file=sys.stderr)
-    arguments = {key: value for key, value in vars(options).items() if key != "json"}
     document = {
         "environment": environment.describe(torch.device("cpu")),
-        "arguments": arguments,
         "n": options.seeds,
         "rows": list(rows(results)),
     }

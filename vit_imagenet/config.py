@@ -7,9 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from training.config import Count, Layers, NonNegativeFloat, Section, Size
-from training.settings import RunConfig
-
-Probability = Annotated[float, Field(ge=0, le=1)]
+from training.strategies import Probability, StrategyRunConfig
 
 
 class ModelConfig(Section):
@@ -36,19 +34,6 @@ class ModelConfig(Section):
     def _head(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """The bias is the rule, and no part of a run's name."""
         return {k: v for k, v in dump(self).items() if k != "head_bias" or not self.head_bias}
-
-
-class PrescriptionConfig(Section):
-    """Which scaling strategy gives every tensor its numbers (Dinan et al., Part II, section 1)."""
-
-    strategy: Literal[
-        "standard", "neural_tangent", "hybrid", "maximal_update", "meta_principled"
-    ]
-    """The paper's four, or meta_principled with an `s` of its own."""
-    s: Probability | None = None
-    """0 is neural_tangent, 1/2 hybrid, 1 maximal_update (footnote 8)."""
-    mlp_factor: Literal["drop", "keep"] = "drop"
-    """keep has the theory's factors of M in (1.114), (1.115); the paper's runs drop them."""
 
 
 class AugmentationConfig(Section):
@@ -114,11 +99,11 @@ class DataConfig(Section):
         return self
 
 
-class Config(RunConfig):
+class Config(StrategyRunConfig):
     """One run."""
 
     without_effect: ClassVar[tuple[str, ...]] = (
-        *RunConfig.without_effect,
+        *StrategyRunConfig.without_effect,
         "data.cache_dir",
         "data.max_unreadable",
     )
@@ -132,7 +117,6 @@ class Config(RunConfig):
     }
 
     model: ModelConfig
-    prescription: PrescriptionConfig
     data: DataConfig
 
     @model_validator(mode="after")
@@ -163,14 +147,4 @@ class Config(RunConfig):
                     f"training.{key} {images} does not consist of whole groups of "
                     f"data.augmentation.mix_group {mixing.mix_group}; change one of them"
                 )
-        return self
-
-    @model_validator(mode="after")
-    def _strategy_has_its_s(self) -> Config:
-        named = self.prescription.strategy != "meta_principled"
-        if named is not (self.prescription.s is None):
-            raise ValueError(
-                "prescription.s goes with strategy meta_principled, which needs it; the other "
-                "strategies fix it"
-            )
         return self

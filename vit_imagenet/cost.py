@@ -8,14 +8,11 @@ patch, n_out classes.
 
 from __future__ import annotations
 
-from training.errors import UserError
-from training.memory import BF16, FP32, on_each_gpu
+from training import memory as gpu
+from training.memory import BF16, FP32
 from vit_imagenet.config import Config, ModelConfig
 
 CHANNELS = 3
-
-# What training/optimizers.py keeps in the shape of every tensor; adam a step count each, too.
-_STATES_LIKE_WEIGHTS = {"sgd": 1, "adam": 2}
 
 
 def tokens(shape: ModelConfig) -> int:
@@ -63,7 +60,7 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     """Bytes on each of `shards * replicas` GPUs, see training.memory.on_each_gpu; the images are
     among the activations, and the kernels of these rules need no scratch."""
     shape, weights = config.model, parameters(config)["total"]
-    return on_each_gpu(
+    return gpu.on_each_gpu(
         config, shards, replicas, parameters=weights, optimizer=optimizer_state(config),
         outside=weights - shape.layers * _block(shape), block=_block(shape),
         output=shape.classes * shape.width, layers=shape.layers,
@@ -76,30 +73,18 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
 
 
 def optimizer_state(config: Config) -> int:
-    """Bytes of the optimiser's state over all tensors, after its first step.
-
-    Raises UserError for an optimiser for which the paper has no rates.
-    """
-    name = config.optimizer.name
-    if name not in _STATES_LIKE_WEIGHTS:
-        raise UserError(
-            f"optimizer.name {name}: Dinan et al. prescribe for adam and sgd alone; use one of them"
-        )
+    """Bytes of the optimiser's state over all tensors, after its first step."""
     # In blocks; patchify, positions, the head's two.
     tensors = 4 * config.model.layers + 3 + config.model.head_bias
-    counts = tensors if name == "adam" else 0
-    return FP32 * (_STATES_LIKE_WEIGHTS[name] * parameters(config)["total"] + counts)
+    return gpu.optimizer_state(config.optimizer.name, parameters(config)["total"], tensors)
 
 
 def activations(config: Config, rows: int, recomputed: bool = False) -> int:
     """Bytes kept for the backward pass of `rows` images, without copies of weights.
 
-    Per token, in float32: each block keeps both norms' inputs and outputs, q, k, v, the attention's
-    output, and the MLP's hidden layer before and after GELU: (8 + 2M) n. Under bf16 autocast the
-    residual stream stays float32, the rest is bf16. Four numbers are the norms' means and
-    deviations, H the attention's logarithms. Before the blocks: the patches, under autocast beside
-    their rounding. After: the last norm's input, mean and deviation, and the tokens' mean. Where
-    blocks are recomputed, each keeps its input, and one of them all of it.
+    Before the blocks: the patches, under autocast beside their rounding. After: the last norm's
+    input, mean and deviation, and the tokens' mean. Where blocks are recomputed, each keeps its
+    input, and one of them all of it.
     """
     shape, low = config.model, config.training.precision != "fp32"
     size = BF16 if low else FP32
@@ -111,10 +96,10 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
 
 
 def _kept_by_block(config: Config) -> int:
-    """Bytes per token that a block keeps."""
-    shape, size = config.model, FP32 if config.training.precision == "fp32" else BF16
-    kept = 2 * FP32 * shape.width + size * (6 + 2 * shape.mlp_ratio) * shape.width
-    return kept + FP32 * (4 + shape.width // shape.head_dim)
+    """Bytes per token that a block keeps; q, k and v are one product."""
+    shape, low = config.model, config.training.precision != "fp32"
+    heads = shape.width // shape.head_dim
+    return gpu.kept_by_block(shape.width, shape.mlp_ratio, heads, low, roundings=0)
 
 
 def _weight_copies(config: Config, shards: int) -> int:

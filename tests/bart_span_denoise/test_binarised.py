@@ -1,12 +1,8 @@
 """Corpora of fairseq-preprocess: read as fairseq does, packed like text, and named when damaged."""
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +16,7 @@ from tests.bart_span_denoise.texts import (
     LIMIT,
     SIZE,
     clean,
+    fairseq_preprocess,
     line_tokens,
     of_split,
     prepare,
@@ -29,24 +26,8 @@ from tests.text_files import error_line
 from training.sampling import Place
 from training.text import split_sentences
 
-ROOT = Path(data.__file__).parents[1]
-PREPROCESS = """
-import json, sys
-from bart_span_denoise import fairseq_library
-fairseq = fairseq_library.load()
-from fairseq import options
-from fairseq_cli import preprocess
-for arguments in json.load(sys.stdin):
-    preprocess.main(options.get_preprocessing_parser().parse_args(arguments))
-"""
-
-
-def fairseq_preprocess(*runs):
-    """fairseq's own command, once for each list of arguments."""
-    subprocess.run(
-        [sys.executable, "-c", PREPROCESS],
-        input=json.dumps(runs), text=True, cwd=ROOT, check=True, capture_output=True,
-    )  # fmt: skip
+# fairseq takes seconds to import: one process has all tests that do.
+pytestmark = pytest.mark.xdist_group("fairseq")
 
 
 def write_encoded(folder, gpt2, split_lines):
@@ -73,7 +54,6 @@ def binarised(tmp_path_factory, gpt2):
         (root / name).mkdir()
     write_encoded(root / "sentences", gpt2, split_sentences)
     write_encoded(root / "documents", gpt2, lambda document: [document])
-    runs = []
     for name, more in {
         "sentences": ["--srcdict", gpt2["bpe_dictionary"], "--dataset-impl", "mmap"],
         "documents": ["--dataset-impl", "mmap"],
@@ -81,8 +61,7 @@ def binarised(tmp_path_factory, gpt2):
     }.items():
         text = root / ("sentences" if name == "cached" else name)
         files = ["--trainpref", f"{text}/train.bpe", "--validpref", f"{text}/validation.bpe"]
-        runs.append(["--only-source", *files, "--destdir", f"{root}/{name}-bin", *more])
-    fairseq_preprocess(*runs)
+        fairseq_preprocess(*files, "--destdir", root / f"{name}-bin", *more)
     return {name: root / f"{name}-bin" for name in ("sentences", "documents", "cached")}
 
 
@@ -253,14 +232,11 @@ def test_broken_binarised_corpora_are_named(tmp_path, binarised, case):
     assert not (tmp_path / "cache").exists() or list((tmp_path / "cache").iterdir()) == []
 
 
-def test_other_formats_of_fairseq_say_which_is_read(tmp_path, binarised):
+def test_other_formats_and_missing_bpes_say_what_is_read(tmp_path, binarised):
     settings = {"noise": {"unit": "token"}}
     line = error_line(lambda: prepare_binarised(tmp_path, binarised["cached"], **settings))
     assert line.startswith(f"data.path: {binarised['cached'] / 'train.idx'} is not fairseq's mmap")
     assert "--dataset-impl mmap" in line
-
-
-def test_words_of_a_binarised_corpus_need_the_bpe(tmp_path, binarised):
     line = error_line(lambda: prepare_binarised(tmp_path, binarised["sentences"]))
     assert line.startswith("data.noise.unit: word needs data.bpe_encoder and data.bpe_vocab")
     assert "set data.noise.unit=token" in line

@@ -17,6 +17,8 @@ from bart_span_denoise import bpe, fairseq_library
 from bart_span_denoise.bpe import FILES, Bpe
 from tests.text_files import error_line
 
+# fairseq takes seconds to import: one process has all tests that do.
+pytestmark = pytest.mark.xdist_group("fairseq")
 ROOT = Path(bpe.__file__).parents[1]
 SIZE = 400
 TEXTS = [
@@ -105,20 +107,16 @@ def changed(tmp_path, folder, name, change):
 
 
 @pytest.mark.parametrize("text", VARIED, ids=range(len(VARIED)))
-def test_text_comes_back(ours, text):
+def test_ids_are_fairseqs_and_text_comes_back(ours, theirs, text):
     ids = ours.encode(text)
+    assert ids.tolist() == fairseq_ids(theirs, text)
     assert ours.decode(ids) == text
     assert ids.dtype == np.int64
     assert ((ids > ours.unk) & (ids < ours.mask)).all()
 
 
-@pytest.mark.parametrize("text", VARIED, ids=range(len(VARIED)))
-def test_ids_are_fairseqs(ours, theirs, text):
-    assert ours.encode(text).tolist() == fairseq_ids(theirs, text)
-
-
 def test_ids_are_fairseqs_on_random_text(ours, theirs):
-    texts = random_texts(3000)
+    texts = random_texts(1000)
     expected = [fairseq_ids(theirs, text) for text in texts]
     assert [ids.tolist() for ids in ours.encode_batch(texts)] == expected
     assert [ours.encode(text).tolist() for text in texts] == expected
@@ -234,21 +232,16 @@ KEYS = dict(zip(FILES, ("data.bpe_encoder", "data.bpe_vocab", "data.bpe_dictiona
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_is_named(tmp_path, folder, name):
-    files = changed(tmp_path, folder, name, lambda text: text)
-    (tmp_path / name).unlink()
+def test_missing_and_binary_files_are_named(tmp_path, folder, name):
+    files, file = changed(tmp_path, folder, name, lambda text: text), tmp_path / name
+    file.write_bytes(b"\xff\xfe\x00")
     line = error_line(lambda: Bpe(*files))
-    assert line.startswith(f"{KEYS[name]}: {tmp_path / name} does not exist; expected ")
-    (tmp_path / name).mkdir()
-    assert f"{tmp_path / name} cannot be read" in error_line(lambda: Bpe(*files))
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_binary_files_are_named(tmp_path, folder, name):
-    files = changed(tmp_path, folder, name, lambda text: text)
-    (tmp_path / name).write_bytes(b"\xff\xfe\x00")
+    assert line.startswith(f"{KEYS[name]}: {file} is not UTF-8 text")
+    file.unlink()
     line = error_line(lambda: Bpe(*files))
-    assert line.startswith(f"{KEYS[name]}: {tmp_path / name} is not UTF-8 text")
+    assert line.startswith(f"{KEYS[name]}: {file} does not exist; expected ")
+    file.mkdir()
+    assert f"{file} cannot be read" in error_line(lambda: Bpe(*files))
 
 
 WRONG = {

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import subprocess
 import sys
 import zipfile
 from argparse import Namespace
@@ -13,13 +12,17 @@ import torch.nn.functional as F
 
 from bart_span_denoise import fairseq_interop, fairseq_library
 from bart_span_denoise.model import PADDING, Bart
+from tests.processes import finished
 from training.errors import UserError
 from training.linear_cross_entropy import IGNORE
 
 WIDTH, VOCABULARY, ROWS = 32, 40, 14
 
-# fairseq's attention calls torch with masks of two types.
-pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
+pytestmark = [
+    pytest.mark.xdist_group("fairseq"),  # importing it takes seconds: one process has all
+    # Its attention calls torch with masks of two types.
+    pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask"),
+]
 
 
 def small(seed=0, **changes):
@@ -262,9 +265,9 @@ for a, b in zip(before, state()):
 """
 
 
-def test_importing_fairseq_leaves_the_process_as_it_was():
-    command = [sys.executable, "-c", STATE]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
-    assert "fairseq" not in done.stderr and "INFO" not in done.stderr
+def test_importing_fairseq_leaves_the_process_as_it_was(tmp_path):
+    script = tmp_path / "state.py"
+    script.write_text(STATE)
+    done = finished(script, PYTHONPATH=os.pathsep.join(filter(None, sys.path)))
+    assert (done.returncode, done.out) == (0, ""), done.err
+    assert "fairseq" not in done.err and "INFO" not in done.err

@@ -20,6 +20,8 @@ from bart_span_denoise import fairseq_library
 from bart_span_denoise.noise import Noise, generator, permute_sentences
 from training.errors import UserError
 
+# fairseq takes seconds to import: one process has all tests that do.
+pytestmark = pytest.mark.xdist_group("fairseq")
 START, END, FULL_STOP = 0, 2, 17
 VOCABULARY = 3000
 MASK = VOCABULARY - 1
@@ -139,12 +141,9 @@ def test_every_part_of_the_place_counts():
     assert len(found) == len(places)
 
 
-def test_not_the_stream_of_the_data_order():
+def test_streams_overlap_neither_the_data_orders_nor_the_neighbours():
     order = np.random.Generator(np.random.Philox(key=np.array([3, 5], dtype=np.uint64)))
     assert not np.array_equal(order.random(8), generator(3, 5, 0).random(8))
-
-
-def test_streams_of_neighbouring_samples_do_not_overlap():
     draws = np.concatenate([generator(0, 0, index).random(2000) for index in range(4)])
     assert len(np.unique(draws)) == len(draws)
 
@@ -182,7 +181,7 @@ def _runs(row):
     return {tuple(row[i:j]) for i in range(len(row)) for j in range(i + 1, len(row) + 1)}
 
 
-def test_sentences_stay_whole():
+def test_sentences_stay_whole_and_without_permutation_in_order():
     tokens, ends = text(3)
     clean = permuted(noise(), (tokens, ends))
     begin = np.flatnonzero(np.isin(clean, tokens[np.append(1, ends[:-1])]))
@@ -190,11 +189,7 @@ def test_sentences_stay_whole():
     sentences = np.split(tokens[1:-1], ends[:-1] - 1)
     assert sorted(map(tuple, moved)) == sorted(map(tuple, sentences))
     assert not np.array_equal(clean, tokens)
-
-
-def test_without_permutation_the_order_stays():
-    sample = text(3)
-    assert np.array_equal(permuted(noise(permute=False), sample), sample[0])
+    assert np.array_equal(permuted(noise(permute=False), (tokens, ends)), tokens)
 
 
 # The statistics of fairseq
@@ -260,15 +255,15 @@ def spans_of(clean, corrupted):
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_spans_are_those_of_fairseq(fairseq, unit):
-    samples = [text(seed) for seed in range(1000)]
+    samples = [text(seed) for seed in range(400)]
     pairs = both(fairseq, samples, unit, permute=False)
     rows = [[spans_of(clean, out) for out in pair] for (clean, _), pair in zip(samples, pairs)]
     table = np.array(rows)  # [samples, 2, statistics]
     close(table[:, 0], table[:, 1])
-    assert 0.264 < table[:, :, 0].mean() < 0.271
+    assert 0.263 < table[:, :, 0].mean() < 0.272
 
 
-SIZES = {"of 512 tokens, permuted": [512] * 600, "short": [1 + n % 12 for n in range(1200)]}
+SIZES = {"of 512 tokens, permuted": [512] * 300, "short": [1 + n % 12 for n in range(1200)]}
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -318,29 +313,20 @@ def budget(size, fraction="0.3"):
     return int((Decimal(fraction) * size).quantize(Decimal(1), rounding=ROUND_HALF_UP))
 
 
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("fraction", ["0.05", "0.3", "0.5", "0.9", "1.0"])
-def test_exact_share_of_tokens(fraction):
-    exact = noise("token", "exact", fraction=float(fraction))
-    for size in [*range(41), 255, 512]:
-        for index in range(5):
-            sample = text(index, size)
-            clean = permuted(exact, sample, index=index)
-            table = gaps(clean, corrupt(exact, sample, index=index))
-            assert table[:, 0].sum() == budget(size, fraction), (size, index)
-
-
-@pytest.mark.parametrize("fraction", ["0.05", "0.3", "0.5", "0.9", "1.0"])
-def test_exact_share_of_words_is_as_near_as_its_rule_allows(fraction):
-    exact = noise("word", "exact", fraction=float(fraction))
-    off = []
-    for size in [*range(41), *[512] * 20]:
+def test_the_exact_share_is_met_and_masks_are_never_adjacent(unit, fraction):
+    """To the token, or as near as whole words allow; right on average."""
+    exact, off = noise(unit, "exact", fraction=float(fraction)), []
+    for size in [*range(41), 255, *[512] * 10]:
         for index in range(5):
             tokens, ends = text(index, size)
             clean = permuted(exact, (tokens, ends), index=index)
-            removed = gaps(clean, corrupt(exact, (tokens, ends), index=index))[:, 0].sum()
+            out = corrupt(exact, (tokens, ends), index=index)
+            off.append(gaps(clean, out)[:, 0].sum() - budget(size, fraction))
             longest = max(map(len, words_of(clean, tokens, ends)), default=0)
-            assert abs(removed - budget(size, fraction)) <= longest / 2, (size, index)
-            off.append(removed - budget(size, fraction))
+            assert abs(off[-1]) <= (longest / 2 if unit == "word" else 0), (size, index)
+            assert not ((out[1:] == MASK) & (out[:-1] == MASK)).any()
     assert abs(np.mean(off)) < 0.1  # by cutting, words of two tokens would give 0.25
 
 
@@ -355,19 +341,10 @@ def words_of(clean, tokens, ends):
     return words
 
 
-@pytest.mark.parametrize("unit", UNITS)
-@pytest.mark.parametrize("fraction", [0.3, 0.8, 1.0])
-def test_exact_masks_are_never_adjacent(unit, fraction):
-    exact = noise(unit, "exact", fraction=fraction)
-    for index in range(300):
-        out = corrupt(exact, text(index, size=(512, 5, 20)[index % 3]), index=index)
-        assert not ((out[1:] == MASK) & (out[:-1] == MASK)).any()
-
-
 def test_exact_lengths_are_poisson_until_the_budget():
     """Against lengths drawn one by one, the last one cut; 154 of 512 tokens."""
     exact, rng, ours, theirs = noise("token", "exact"), np.random.default_rng(0), [], []
-    for index in range(1500):
+    for index in range(600):
         sample = text(index)
         removed, masks = gaps(
             permuted(exact, sample, index=index), corrupt(exact, sample, index=index)
@@ -378,13 +355,13 @@ def test_exact_lengths_are_poisson_until_the_budget():
             lengths.append(min(rng.poisson(3), 154 - sum(lengths)))
         theirs.append(np.bincount(lengths, minlength=30)[:12])
     close(ours, theirs)
-    assert np.mean(ours, axis=0)[0] == pytest.approx(51.3 * np.exp(-3), rel=0.05)
+    assert np.mean(ours, axis=0)[0] == pytest.approx(51.3 * np.exp(-3), rel=0.08)
 
 
 def test_exact_lengths_in_words_are_poisson():
     """Zero words as often as Poisson(3) has it; the mean of all is 3 words."""
     exact, table = noise("word", "exact"), []
-    for index in range(400):
+    for index in range(200):
         tokens, ends = text(index)
         clean = permuted(exact, (tokens, ends), index=index)
         out = corrupt(exact, (tokens, ends), index=index)
@@ -394,7 +371,7 @@ def test_exact_lengths_in_words_are_poisson():
         table.append([len(gone), masks, empty])
     words, masks, empty = np.sum(table, axis=0)
     assert words / masks == pytest.approx(3, rel=0.03)
-    assert empty / masks == pytest.approx(np.exp(-3), rel=0.1)
+    assert empty / masks == pytest.approx(np.exp(-3), rel=0.15)
 
 
 def test_exact_place_of_one_span_is_uniform():
@@ -415,7 +392,7 @@ def test_exact_place_of_one_span_is_uniform():
 @pytest.mark.parametrize("unit, mode", ALL)
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 30, 200, 512])
 def test_what_is_left_is_the_permuted_text_without_whole_spans(unit, mode, size):
-    for index in range(40):
+    for index in range(20):
         tokens, ends = text(index, size)
         setting = noise(unit, mode)
         out = corrupt(setting, (tokens, ends), index=index)
@@ -437,12 +414,6 @@ def assert_whole_words(content, out, starts):
     for number in range(len(content) + 1):
         part = there[word == number]
         assert part.all() or not part.any() and number > 0
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_empty_sample(mode):
-    sample = np.array([START, END]), []
-    assert corrupt(noise("word", mode), sample).tolist() == [START, END]
 
 
 def test_one_token():

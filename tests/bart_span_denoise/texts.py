@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from bart_span_denoise import data
+from bart_span_denoise import data, fairseq_library
 from bart_span_denoise.bpe import EOS
 from bart_span_denoise.config import Config
 from training.text import in_validation
@@ -57,6 +57,17 @@ def config(tmp_path, positions="paper", seed=0, noise=None, **settings):
 
 def prepare(tmp_path, **settings):
     return data.from_config(config(tmp_path, **settings))
+
+
+def fairseq_preprocess(*arguments):
+    """fairseq's own command, with `--only-source` and these arguments."""
+    fairseq_library.load()
+    with fairseq_library._process_as_it_was():
+        from fairseq import options
+        from fairseq_cli import preprocess
+
+        words = ["--only-source", *map(str, arguments)]
+        preprocess.main(options.get_preprocessing_parser().parse_args(words))
 
 
 def as_jsonl(file, texts=DOCUMENTS):

@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from measure import observations
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
+from nanolm_c4.model import BIAS_COLUMNS
 from tests.memory import most_alive, most_allocated, saved_tensors
 from training import adafactor, memory, optimizers
 from training import linear_cross_entropy as losses
@@ -39,6 +40,7 @@ TABLE_3 = {
     96: (394_457_088, 14_896_472_064, 15_290_929_152),
     128: (525_942_784, 26_304_413_696, 26_830_356_480),
 }
+BORDELON = "infinite_limits_laptop"  # Bordelon et al.'s decoder, with biases and without scales
 GLOBAL = ["prescription.parameterization=standard", "prescription.alignment=global"]
 SHAPES = [  # width, layers, head_dim, mlp_ratio, context, vocabulary, rows
     (64, 1, 16, 4, 64, 100, 4),
@@ -51,12 +53,12 @@ def paper(*overrides):
     return load(Config, ROOT / "nanolm_c4/configs/paper.yaml", overrides)
 
 
-def small(shape=SHAPES[0], *overrides):
-    """The laptop config at one of SHAPES."""
+def small(shape=SHAPES[0], *overrides, file="laptop"):
+    """A laptop config at one of SHAPES."""
     keys = ("width", "layers", "head_dim", "mlp_ratio", "context", "vocab_size")
     model = [f"model.{key}={value}" for key, value in zip(keys, shape)]
-    size = [f"training.batch_size={shape[-1]}"]
-    return load(Config, ROOT / "nanolm_c4/configs/laptop.yaml", [*model, *size, *overrides])
+    size = ["model.heads=null", f"training.batch_size={shape[-1]}"]
+    return load(Config, ROOT / f"nanolm_c4/configs/{file}.yaml", [*model, *size, *overrides])
 
 
 def build(config, device="cpu"):
@@ -81,9 +83,10 @@ def test_parameters_are_those_of_the_papers_table(heads, counts):
     assert cost.parameters(paper(f"model.width={128 * heads}")) == expected
 
 
+@pytest.mark.parametrize("file", ["laptop", BORDELON])
 @pytest.mark.parametrize("shape", [*SHAPES, (6144, 8, 128, 4, 512, 32_101, 256)])
-def test_parameters_are_those_of_the_model_class(shape):
-    config = small(shape)
+def test_parameters_are_those_of_the_model_class(shape, file):
+    config = small(shape, file=file)
     model, _ = build(config, "meta")
     total = sum(parameter.numel() for parameter in model.parameters())
     assert cost.parameters(config) == {
@@ -146,15 +149,15 @@ def saved_bytes(config):
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("rule", ["standard", "mup", "ntk", "mean_field"])
+@pytest.mark.parametrize("rule", ["standard", "mup", "ntk", "mean_field", "bordelon"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_activations_are_what_autograd_keeps(shape, rule, precision):
     """Beside them it keeps the copies of weights and the readout's gradient."""
-    config = small(
-        shape, f"prescription.parameterization={rule}", f"training.precision={precision}"
-    )
+    words = [f"prescription.parameterization={rule}", f"training.precision={precision}"]
+    config = small(shape, *words, file=BORDELON if rule == "bordelon" else "laptop")
     parts = cost.memory(config)
-    expected = parts["activations"] + parts["weight_copies"] + 4 * shape[5] * shape[0]
+    width = shape[0] + (BIAS_COLUMNS if rule == "bordelon" else 0)
+    expected = parts["activations"] + parts["weight_copies"] + 4 * shape[5] * width
     assert expected == pytest.approx(saved_bytes(config), rel=0.02)
 
 
@@ -179,38 +182,36 @@ def peak_bytes(config, recomputed=False):
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("file", "shape", "words"),
     [
-        ((256, 1, 64, 4, 32, 64, 2),),  # the optimiser's step is the peak
-        ((64, 4, 16, 4, 64, 100, 64),),  # activations are
-        ((64, 4, 16, 4, 64, 100, 16), "training.micro_batch_size=4"),
-        ((128, 2, 32, 4, 32, 4000, 8),),  # the readout is
-        ((256, 2, 64, 4, 32, 64, 2), "prescription.parameterization=ntk"),
-        ((256, 2, 64, 4, 32, 64, 2), "optimizer.name=sgd"),
+        ("laptop", (256, 1, 64, 4, 32, 64, 2), ()),  # the optimiser's step is the peak
+        ("laptop", (64, 4, 16, 4, 32, 100, 32), ()),  # activations are
+        ("laptop", (64, 4, 16, 4, 64, 100, 16), ("training.micro_batch_size=4",)),
+        ("laptop", (128, 2, 32, 4, 32, 4000, 8), ()),  # the readout is
+        ("laptop", (256, 2, 64, 4, 32, 64, 2), ("prescription.parameterization=ntk",)),
+        ("laptop", (256, 2, 64, 4, 32, 64, 2), ("optimizer.name=sgd",)),
+        (BORDELON, (256, 3, 8, 1, 8, 64, 2), ()),
+        (BORDELON, (64, 3, 8, 1, 8, 64, 64), ()),
+        (BORDELON, (64, 3, 8, 1, 8, 4000, 64), ()),
     ],
 )
-def test_the_total_is_the_peak_of_a_step(settings):
-    config = small(*settings)
+def test_the_total_is_the_peak_of_a_step(file, shape, words):
+    config = small(shape, *words, file=file)
     assert cost.memory(config)["total"] == pytest.approx(peak_bytes(config), rel=0.1)
 
 
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("infinite_limits_laptop", (128, 2, 4, 1, 128, 64, 4)),  # attention logits are the peak
-        ("infinite_limits_laptop", (128, 1, 32, 1, 64, 4000, 16)),  # the output is
+        (BORDELON, (128, 2, 4, 1, 128, 64, 4)),  # attention logits are the peak
+        (BORDELON, (128, 1, 32, 1, 64, 4000, 16)),  # the output is
         ("laptop", (256, 2, 32, 4, 32, 64, 16)),  # the MLP is
     ],
 )
 def test_an_observation_takes_what_its_closed_form_says(tmp_path, name, shape):
-    width, layers, head_dim, ratio, context, words, rows = shape
-    bordelon = name != "laptop"
-    config = load(Config, ROOT / f"nanolm_c4/configs/{name}.yaml", [
-        f"model.layers={layers}", f"model.head_dim={head_dim}", f"model.mlp_ratio={ratio}",
-        f"model.context={context}", f"model.vocab_size={words}",
-        f"model.heads={width // head_dim}" if bordelon else f"model.width={width}",
-        "training.observe_every=10", f"training.observe_samples={rows}",
-    ])
+    observed = ["training.observe_every=10", f"training.observe_samples={shape[-1]}"]
+    config = small(shape, *observed, file=name)
+    words, rows, context = shape[5], shape[6], shape[4]
     model, plan = build(config, "meta")
     ids = torch.randint(words, (rows, context), generator=torch.Generator().manual_seed(0))
     task = Task(
@@ -248,13 +249,13 @@ def test_a_gpu_takes_no_more_rows_than_its_share_of_the_batch():
 
 
 def test_blocks_that_are_recomputed_keep_their_input_and_one_of_them_everything():
-    config = small((64, 8, 16, 4, 64, 100, 64))
+    config = small((64, 8, 16, 4, 32, 100, 32))
     parts = cost.memory(config)
-    kept = cost.activations(config, 64, recomputed=True)
+    kept = cost.activations(config, 32, recomputed=True)
     assert kept < parts["activations"] / 3
     expected = parts["weights"] + parts["optimizer"] + kept + parts["loss"]
     assert expected == pytest.approx(peak_bytes(config, recomputed=True), rel=0.1)
-    assert cost.memory(config, shards=2)["activations"] == cost.activations(config, 32, True)
+    assert cost.memory(config, shards=2)["activations"] == cost.activations(config, 16, True)
 
 
 def test_sharded_runs_have_the_copies_of_one_block():
@@ -266,6 +267,7 @@ def test_sharded_runs_have_the_copies_of_one_block():
 
 def test_what_the_closed_forms_assume_of_other_modules_holds():
     assert cost._FACTORED_FROM == adafactor.ADAFACTOR_MIN_DIM
+    assert cost._BIAS_COLUMNS == BIAS_COLUMNS
     assert (memory.LOGITS_PER_CHUNK, memory.LINE) == (losses._CHUNK_ELSEWHERE, losses._LINE)
     for rule in ("standard", "mup", "ntk", "mean_field"):
         _, plan = build(small(SHAPES[0], f"prescription.parameterization={rule}"), "meta")

@@ -4,7 +4,6 @@ import io
 import os
 import pickle
 import random
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,11 +11,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from nanolm_c4 import data
+from nanolm_c4.config import DataConfig
 from tests.text_files import as_c4, as_txt, error_line, of_split
 from training.sampling import BatchIds
 from training.text import embedded_file, read_embedded
 
-ROOT = Path(data.__file__).parents[1]
 SYLLABLES = "ka ri no the mu sel to ven ba pi lor e dan is wo ghu".split()
 WORDS = [a + b + c for a in SYLLABLES for b in SYLLABLES[::3] for c in ("", "s", "'s", "ing")]
 
@@ -31,16 +30,15 @@ def write_documents(count, seed=0):
 DOCUMENTS = write_documents(60)
 
 
-def prepare(tmp_path, **settings):
-    """`prepare` at toy size, silent unless told otherwise."""
+def prepare(tmp_path, threads=1, **settings):
+    """The corpus of a config's data section at toy size."""
     toy = {
         "source": "local",
-        "vocab_size": 64,
+        "tokenizer_vocab_size": 64,
         "validation_fraction": 0.3,
-        "cache_dir": tmp_path / "cache",
-        "progress": lambda line: None,
+        "cache_dir": str(tmp_path / "cache"),
     }
-    return data.prepare(**{**toy, **settings})
+    return data.from_config(DataConfig(**{**toy, **settings}), threads, lambda line: None)
 
 
 def train_model(file, **ids):
@@ -81,30 +79,18 @@ def corpus(folder, tmp_path_factory):
     return prepare(tmp_path_factory.mktemp("prepared"), path=str(folder))
 
 
-@pytest.fixture(scope="module")
-def embedded(tmp_path_factory):
-    return data.prepare(cache_dir=tmp_path_factory.mktemp("bible"), progress=lambda line: None)
-
-
-# The embedded corpus
-
-
-def test_embedded_corpus_survives_the_round_trip(embedded):
+def test_the_embedded_corpus_survives_the_round_trip(tmp_path):
     chapters = read_embedded(embedded_file())
+    corpus = data.from_config(DataConfig(cache_dir=str(tmp_path)), report=lambda line: None)
     for split in data.SPLITS:
-        assert stored_documents(embedded, split) == of_split(chapters, split, 0.05)
-        assert embedded.meta[split]["unknown"] == 0
-
-
-def test_embedded_numbers(embedded):
-    assert embedded.vocab_size == 1024
-    counts = [embedded.meta[split] for split in data.SPLITS]
+        assert stored_documents(corpus, split) == of_split(chapters, split, 0.05)
+        assert corpus.meta[split]["unknown"] == 0
+    counts = [corpus.meta[split] for split in data.SPLITS]
+    assert corpus.vocab_size == 1024 > corpus.tokens("train").max()
     assert sum(count["documents"] for count in counts) == 1189
-    chapters = read_embedded(embedded_file())
     assert sum(count["characters"] for count in counts) == sum(map(len, chapters))
-    assert 40 < embedded.meta["validation"]["documents"] < 80
-    assert 3.0 < embedded.meta["bytes_per_token"]["train"] < 3.5
-    assert embedded.tokens("train").max() < 1024
+    assert 40 < corpus.meta["validation"]["documents"] < 80
+    assert 3.0 < corpus.meta["bytes_per_token"]["train"] < 3.5
 
 
 # Splits
@@ -255,7 +241,7 @@ def test_whatever_changes_the_content_changes_the_folder(tmp_path, t5):
     path = as_txt(tmp_path / "documents", DOCUMENTS)
     settings = [
         {},
-        {"vocab_size": 60},
+        {"tokenizer_vocab_size": 70},
         {"validation_fraction": 0.4},
         {"max_train_tokens": 100},
         {"max_validation_tokens": 100},
@@ -273,12 +259,9 @@ def test_small_vocabularies_take_two_bytes(corpus):
     assert data._token_dtype(2**16 + 1) == "<u4"
 
 
-@pytest.mark.parametrize(
-    "name", ["vocab_size", "num_threads", "max_train_tokens", "max_validation_tokens"]
-)
-def test_numbers_below_one_are_refused(tmp_path, folder, name):
-    line = error_line(lambda: prepare(tmp_path, path=str(folder), **{name: 0}))
-    assert line == f"{name}: 0 given, expected at least 1"
+def test_no_threads_are_refused(tmp_path, folder):
+    line = error_line(lambda: prepare(tmp_path, threads=0, path=str(folder)))
+    assert line == "num_threads: 0 given, expected at least 1"
 
 
 # Rows
@@ -363,26 +346,22 @@ def test_context_errors(corpus):
         assert error_line(lambda rows=rows: rows(1)) == "context: 1 given, expected at least 2"
 
 
-def test_pickling_carries_no_opened_file(corpus):
+def test_what_spawned_workers_are_sent_carries_no_opened_file(corpus):
     rows = corpus.train_rows(16)
     first, _ = rows[0]
-    content = pickle.dumps(rows)
+    content = pickle.dumps((rows, data.collate))
     assert len(content) < 10_000
-    again, _ = pickle.loads(content)[0]
-    assert torch.equal(first, again)
+    again, collate = pickle.loads(content)
+    assert torch.equal(first, collate([again[0]])[0][0])
 
 
-@pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
-def test_workers_change_no_batch(corpus, method, workers):
+def test_workers_change_no_batch(corpus):
     rows = corpus.train_rows(16)
     sampler = BatchIds(len(rows), 0, 8, 4, rank=1, world_size=2, first_step=0, last_step=5)
-
-    def read(**settings):
-        loader = DataLoader(rows, batch_sampler=sampler, collate_fn=data.collate, **settings)
-        return list(loader)
-
-    alone, helped = read(), read(num_workers=workers, multiprocessing_context=method)
+    alone, helped = (
+        list(DataLoader(rows, batch_sampler=sampler, collate_fn=data.collate, num_workers=workers))
+        for workers in (0, 2)
+    )
     assert len(alone) == len(helped) == 5
-    for (inputs, targets), (other_inputs, other_targets) in zip(alone, helped, strict=True):
-        assert torch.equal(inputs, other_inputs)
-        assert torch.equal(targets, other_targets)
+    for batch, other in zip(alone, helped, strict=True):
+        assert all(map(torch.equal, batch, other))

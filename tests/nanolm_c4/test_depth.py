@@ -4,12 +4,13 @@ import json
 import re
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from measure import coordinate_check
 from nanolm_c4 import train
 from nanolm_c4.config import Config
+from tests.nanolm_c4.test_infinite_limits_decoder import numbers
+from tests.text_files import as_txt
 from training.config import load
 
 LAPTOP = Path(__file__).resolve().parents[2] / "nanolm_c4/configs/laptop.yaml"
@@ -51,11 +52,7 @@ def test_what_branches_hold_follows_the_depth_and_nothing_else_does(rule, alpha,
 ])
 def test_the_coordinate_check_over_depth(words, grows, tmp_path):
     """muP, whose embeddings have scale 1: with a rule the stream moves alike at every depth."""
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    random = np.random.default_rng(0)
-    for i in range(20):
-        (texts / f"{i:02}.txt").write_text(" ".join(map(str, random.integers(0, 999, 60))))
+    texts = as_txt(tmp_path / "texts", numbers())
     argv = ["nanolm_c4", str(LAPTOP), "data.source=local", f"data.path={texts}",
             f"data.cache_dir={tmp_path / 'cache'}", "data.tokenizer_vocab_size=90",
             "data.validation_fraction=0.2", "model.width=32", "model.head_dim=8",

@@ -12,11 +12,13 @@ import torch.nn.functional as F
 import yaml
 
 from measure import coordinate_check
-from nanolm_c4 import cost, model, train
+from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
 from param_groups import PlanError
 from sweeps.sweep_file import load_sweep
-from tests.memory import most_alive, most_allocated, saved_tensors
+from tests.experiment_cases import write_texts
+from tests.memory import most_allocated
+from tests.text_files import as_txt
 from training import config as configs
 from training import linear_cross_entropy as losses
 from training import optimizers, runs
@@ -54,6 +56,12 @@ def with_readout(decoder, seed=1):
     for tensor in decoder.readout.parameters():
         tensor.data.normal_(generator=generator)
     return decoder
+
+
+def numbers():
+    """Documents of random numbers, as text."""
+    random = np.random.default_rng(0)
+    return [" ".join(map(str, random.integers(0, 999, 60))) for _ in range(20)]
 
 
 def tokens(rows=3, seed=2, words=V, length=T):
@@ -242,10 +250,10 @@ def two_steps(config, seed):
     return [moved.square().mean().sqrt().item(), (last - first).square().mean().sqrt().item()]
 
 
-# One size at a time, by a factor of 8 or 16; the others are N = 8, H = 4, L = 2.
+# One size at a time, by a factor of 8; the others are N = 8, H = 4, L = 2.
 # Two blocks of alpha_L = 1 are too few: the stream changes by a third (Adam) or a half (SGD) more
 # than in 64, eight by a tenth.
-SIZES = {"head_dim": (4, 16, 64), "heads": (2, 8, 32), "layers": (4, 8, 32)}
+SIZES = {"head_dim": (4, 32), "heads": (2, 16), "layers": (4, 32)}
 TOLERANCE = 0.15  # of a slope; the exponents of the theory differ by halves
 
 
@@ -270,11 +278,7 @@ def test_a_step_changes_residual_stream_and_logits_alike_at_every_size(alphas, o
 
 def test_the_coordinate_checks_command_scans_the_heads(tmp_path, capsys):
     """Two steps: the first moves the readout alone, which starts at zero."""
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    random = np.random.default_rng(0)
-    for i in range(20):
-        (texts / f"{i:02}.txt").write_text(" ".join(map(str, random.integers(0, 999, 60))))
+    texts = as_txt(tmp_path / "texts", numbers())
     words = ["data.source=local", f"data.path={texts}", f"data.cache_dir={tmp_path / 'cache'}",
              "data.tokenizer_vocab_size=90", "data.validation_fraction=0.2", "model.layers=2",
              "model.context=8"]
@@ -293,14 +297,8 @@ def test_the_coordinate_checks_command_scans_the_heads(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("path", [LAPTOP, PAPER])
-def test_shipped_configs_plan_and_read_back(path, capsys):
-    words = [] if path == PAPER else ["model.vocab_size=1024"]
-    train.EXPERIMENT.main([str(path), *words, "--plan"])
-    assert "readout.bias" in (text := capsys.readouterr().out) and "name bordelon" in text
-    train.EXPERIMENT.main([str(path), *words, "--plan", "--json"])
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    config = load(Config, path, words)
-    assert sum(math.prod(row["shape"]) for row in rows) == cost.parameters(config)["total"]
+def test_a_saved_config_has_the_rules_own_keys_and_reads_back(path):
+    config = load(Config, path)
     saved = yaml.safe_load(configs.to_yaml(config))
     assert validate(Config, saved, "saved") == config
     assert "alignment" not in saved["prescription"]
@@ -417,71 +415,16 @@ def test_a_model_with_everetts_tensors_cannot_be_planned():
 
 
 # ------------------------------------------------------------------------------------------------
-# What it costs
-
-
-@pytest.mark.parametrize(("N", "H", "L", "ratio"), [(8, 8, 4, 1), (16, 2, 3, 1), (4, 5, 1, 3)])
-def test_parameters_are_those_of_the_model(N, H, L, ratio):
-    config = settings(f"model.mlp_ratio={ratio}", head_dim=N, heads=H, layers=L)
-    n = N * H
-    blocks, tables, readout = L * (4 + 2 * ratio) * n**2, (V + T) * n, V * n + V
-    counts = cost.parameters(config)
-    assert counts["total"] == blocks + tables + readout == counts["embedding"] + (
-        counts["non_embedding"]
-    )
-    decoder = train.build_model(config, V)
-    assert counts["total"] == sum(parameter.numel() for parameter in decoder.parameters())
-    assert counts["embedding"] == decoder.token_embedding.weight.numel()
-
-
-def test_activations_are_what_autograd_keeps():
-    """Beside them it keeps the weights times their multipliers and the readout's gradient."""
-    config = settings("training.batch_size=4", head_dim=16, layers=3)
-    decoder, _ = build(config, dtype=torch.float32)
-    parts = cost.memory(config)
-    expected = parts["activations"] + parts["weight_copies"] + 4 * V * (64 + model.BIAS_COLUMNS)
-    with saved_tensors(decoder) as kept:
-        decoder(tokens(4), tokens(4))
-    assert expected == pytest.approx(sum(one.nbytes() for one in kept.values()), rel=0.02)
-    assert model.BIAS_COLUMNS == cost._BIAS_COLUMNS
-
-
-@pytest.mark.parametrize(("words", "rows", "width"), [(4000, 64, 64), (64, 64, 64), (64, 2, 256)])
-def test_the_memory_of_a_step_is_its_peak(words, rows, width):
-    """The readout's, the activations' and the optimiser's."""
-    config = settings(
-        f"model.vocab_size={words}", f"training.batch_size={rows}", heads=width // 8, layers=3
-    )
-    decoder, plan = build(config, dtype=torch.float32)
-    optimizer = optimizers.build("adam", plan.groups(decoder))
-    ids = tokens(rows, words=words)
-
-    def step():
-        decoder(ids, ids).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    expected = most_alive(decoder, optimizer, step)
-    assert cost.memory(config)["total"] == pytest.approx(expected, rel=0.1)
-
-
-# ------------------------------------------------------------------------------------------------
 # A run
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_run_learns(tmp_path, optimizer):
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
-    random = np.random.default_rng(0)
-    words = ["".join(random.choice(syllables, random.integers(1, 4))) for _ in range(300)]
-    for i in range(40):
-        (texts / f"{i:02}.txt").write_text(" ".join(random.choice(words, 60)))
+    write_texts(tmp_path)
     config = settings(
-        "model.vocab_size=null", "data.source=local", f"data.path={texts}", "training.steps=30",
-        "data.tokenizer_vocab_size=90", f"data.cache_dir={tmp_path / 'cache'}",
-        "data.validation_fraction=0.2", optimizer=optimizer,
+        "model.vocab_size=null", "data.source=local", f"data.path={tmp_path / 'one'}",
+        "training.steps=30", "data.tokenizer_vocab_size=90", "data.validation_fraction=0.2",
+        f"data.cache_dir={tmp_path / 'cache'}", optimizer=optimizer,
     )
     summary = train.EXPERIMENT.run(config, tmp_path / "run")
     assert summary["status"] == "finished"

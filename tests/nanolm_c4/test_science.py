@@ -41,7 +41,7 @@ def batch(seed, rows=4):
     return ids[:, :-1], ids[:, 1:]
 
 
-def losses(settings, steps=20, optimizer="adam_atan2"):
+def losses(settings, steps=10, optimizer="adam_atan2"):
     """The losses of some steps in float64, trained as planned."""
     model, numbers = build(settings)
     rule = optimizers.build(optimizer, numbers.groups(model), betas=(0.9, 0.95))
@@ -138,7 +138,7 @@ PROBES = {
     "hidden": "blocks.0.mlp.up.weight",
     "readout": "readout.weight",
 }
-WIDTHS = (64, 128, 256, 512)
+WIDTHS = (64, 128, 256)
 
 
 def gradient_rms(name, seed):
@@ -164,7 +164,7 @@ def gradient_rms(name, seed):
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_gradients_at_initialisation_scale_as_in_the_table(name):
-    runs = [gradient_rms(name, seed) for seed in range(3)]
+    runs = [gradient_rms(name, seed) for seed in range(2)]
     for layer, expected in GRADIENTS[name].items():
         logs = [[math.log(value) for value in run[layer]] for run in runs]
         mean = [math.exp(sum(seeds) / len(seeds)) for seeds in zip(*logs)]
@@ -174,15 +174,15 @@ def test_gradients_at_initialisation_scale_as_in_the_table(name):
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_logits_start_at_the_scale_of_the_parameterisation(name):
     """Order one for standard and NTK, width^(-1/2) for muP and mean field."""
-    scales = []
-    for width in WIDTHS:
+    scales, widths = [], (64, 512)
+    for width in widths:
         settings = config(
             model__width=width, model__head_dim=16, prescription__parameterization=name
         )
         model, _ = build(settings, torch.float32)
         scales.append(model(batch(0)[0]).detach().square().mean().sqrt().item())
     expected = 0.0 if name in ("standard", "ntk") else -0.5
-    assert power_law(WIDTHS, scales).exponent == pytest.approx(expected, abs=0.05)
+    assert power_law(widths, scales).exponent == pytest.approx(expected, abs=0.05)
 
 
 def test_every_tensor_of_the_decoder_has_a_row_and_one_group():

@@ -7,6 +7,7 @@ import pytest
 
 from nanolm_c4 import train
 from sweeps.sweep_file import load_sweep
+from tests.experiment_cases import write_texts
 from training.config import set_keys, validate
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,19 +109,21 @@ def test_laptop_runs_have_the_curves_of_the_papers(drafts):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """A folder that the runs of this module tokenise into once."""
-    return tmp_path_factory.mktemp("cache")
+def texts(tmp_path_factory):
+    """Little documents, and the cache that the runs of this module tokenise them into once."""
+    root = tmp_path_factory.mktemp("texts")
+    write_texts(root)
+    return root
 
 
-def two_steps(config, cache, **more):
+def two_steps(config, texts, **more):
     """A config cut to two steps of two rows of a small text."""
     keys = {
         "training.steps": 2, "training.batch_size": 2, "training.micro_batch_size": None,
         "training.eval_samples": 2, "training.eval_batch_size": 2, "training.compile": False,
-        "training.precision": "fp32", "schedule.warmup_steps": 1, "data.source": "embedded",
-        "data.tokenizer": None, "data.max_train_tokens": 20_000,
-        "data.max_validation_tokens": 5_000, "data.cache_dir": str(cache), **more,
+        "training.precision": "fp32", "schedule.warmup_steps": 1, "data.source": "local",
+        "data.path": str(texts / "one"), "data.tokenizer": None, "data.tokenizer_vocab_size": 80,
+        "data.validation_fraction": 0.2, "data.cache_dir": str(texts / "cache"), **more,
     }
     data = set_keys(config.model_dump(mode="json"), keys)
     return validate(type(config), data, "test")
@@ -128,13 +131,13 @@ def two_steps(config, cache, **more):
 
 @pytest.mark.parametrize("preset", [None, "laptop"])
 @pytest.mark.parametrize("name", FIGURES)
-def test_the_first_run_of_a_sweep_takes_two_steps(drafts, cache, tmp_path, name, preset):
+def test_the_first_run_of_a_sweep_takes_two_steps(drafts, texts, tmp_path, name, preset):
     points = drafts[name, preset].points
     smallest = min(point.config.model.width for point in points)
     first = next(point for point in points if point.config.model.width == smallest)
     # The paper's narrowest models keep their width, heads, vocabulary and prescription.
     more = {} if preset else {"model.width": 128, "model.layers": 2, "model.context": 64}
-    summary = train.EXPERIMENT.run(two_steps(first.config, cache, **more), tmp_path / "run")
+    summary = train.EXPERIMENT.run(two_steps(first.config, texts, **more), tmp_path / "run")
     assert (summary["status"], summary["step"]) == ("finished", 2)
     if name == "figure_1_5_6_7_alignment":
         assert len((tmp_path / "run" / "probes.jsonl").read_text().splitlines()) == 2

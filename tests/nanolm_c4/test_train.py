@@ -29,6 +29,9 @@ def test_the_plan_has_the_papers_rates(capsys):
         ([LAPTOP, "model.vocab_size=5", "data.source=local", "data.path={texts}/one",
           "data.tokenizer_vocab_size=80"], "model.vocab_size 5 is smaller than the tokeniser's"),
         ([LAPTOP, "data.source=local"], "data.path is missing"),
+        ([LAPTOP, "data.max_train_tokens=0"], "data.max_train_tokens: expected greater than 0"),
+        ([LAPTOP, "data.max_validation_tokens=0"], "tokens: expected greater than 0"),
+        ([LAPTOP, "data.tokenizer_vocab_size=63"], "size: expected greater than or equal to 64"),
     ],
 )
 def test_a_users_mistake_is_one_line(tmp_path, capsys, monkeypatch, arguments, message):
