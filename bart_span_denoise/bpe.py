@@ -52,6 +52,9 @@ class Bpe:
         whole: bool = True,
         dictionary_key: str = "data.bpe_dictionary",
     ) -> None:
+        from tokenizers import Tokenizer, models
+        from tokenizers.pre_tokenizers import ByteLevel
+
         numbers = _read_encoder(encoder)
         merges = _read_merges(vocab, encoder, numbers)
         known = load_dictionary(dictionary, dictionary_key)
@@ -62,9 +65,15 @@ class Bpe:
         for index, symbol in enumerate(self.symbols):
             if self._tokens[index] is not None:
                 self._ids[int(symbol)] = index
-        if whole:
-            _check_whole(self._ids, numbers, merges, where)
-        self._tokenizer = _tokenizer(numbers, merges)
+        lacking = [numbers[t] for t in _makeable(merges) if self._ids[numbers[t]] == UNK]
+        if whole and lacking:
+            raise UserError(
+                f"{where} lacks {len(lacking)} of the BPE's tokens, the first {min(lacking)}; "
+                "expected one for every token, as in fairseq's dict.txt for GPT-2"
+            )
+        # GPT-2's BPE in `tokenizers`, which gives the numbers of fairseq's own, faster.
+        self._tokenizer = Tokenizer(models.BPE(vocab=numbers, merges=merges))
+        self._tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
 
     def encode(self, text: str) -> np.ndarray:
         """Token ids [length] (int64), without start and end token."""
@@ -151,23 +160,9 @@ def train(texts: Iterable[str], size: int, folder: Path) -> None:
         )
     lines = [HEADER, *(" ".join(pair) for pair in model["merges"])]
     symbols = [f"{number} 1" for number in sorted(model["vocab"].values())]
-    contents = (json.dumps(model["vocab"]), _lines(lines), _lines(symbols))
+    contents = (json.dumps(model["vocab"]), *("\n".join([*part, ""]) for part in (lines, symbols)))
     for name, content in zip(FILES, contents, strict=True):
         write_bytes(folder / name, content.encode("utf-8"))
-
-
-def _lines(lines: list[str]) -> str:
-    return "\n".join(lines) + "\n"
-
-
-def _tokenizer(numbers: dict[str, int], merges: list[tuple[str, str]]) -> Any:
-    """GPT-2's BPE in `tokenizers`, which gives the numbers of fairseq's own, faster."""
-    from tokenizers import Tokenizer, models
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    tokenizer = Tokenizer(models.BPE(vocab=numbers, merges=merges))
-    tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    return tokenizer
 
 
 @contextmanager
@@ -303,14 +298,3 @@ def _tokens(
             f"{found}, expected numbers of data.bpe_encoder {encoder}; is it over another BPE?"
         )
     return tokens
-
-
-def _check_whole(
-    ids: np.ndarray, numbers: dict[str, int], merges: list[tuple[str, str]], where: str
-) -> None:
-    lacking = [numbers[token] for token in _makeable(merges) if ids[numbers[token]] == UNK]
-    if lacking:
-        raise UserError(
-            f"{where} lacks {len(lacking)} of the BPE's tokens, the first {min(lacking)}; expected "
-            "one for every token, as in fairseq's dict.txt for GPT-2"
-        )

@@ -195,13 +195,8 @@ def from_config(config: Config, num_threads: int = 1) -> Corpus:
     _check_bpe_keys(data)
     recipe = _Binarised(data) if data.source == "binarised" else _Text(data, num_threads)
     cache = _prepare(recipe, limit, Path(data.cache_dir).expanduser().resolve())
-    settings = {
-        "mask_id": cache.meta["mask"],
-        "vocab_size": cache.meta["vocab_size"],
-        "word_starts": cache.word_starts,
-        **data.noise.model_dump(),
-    }
-    noise = Noise(**settings)
+    known = (cache.meta["mask"], cache.meta["vocab_size"], cache.word_starts)
+    noise = Noise(*known, **data.noise.model_dump())
     return Corpus(cache, TrainSamples(cache, noise, config.seed), ValidationSamples(cache, noise))
 
 
@@ -397,20 +392,20 @@ class _Text:
 
     def identity(self) -> dict[str, Any]:
         """All that decides the samples, but for their length."""
-        return {**self.source.fingerprint, "bpe": self._bpe_identity(), "limits": self.limits}
-
-    def _bpe_identity(self) -> dict[str, Any]:
-        return _checksums(self.data) or {
+        known = _checksums(self.data) or {
             "trained_vocab_size": self.data.trained_vocab_size,
             "tokenizers": importlib.metadata.version("tokenizers"),
         }
+        return {**self.source.fingerprint, "bpe": known, "limits": self.limits}
 
     def build(self, folder: Path) -> dict[str, Any]:
         """Writes the folder's files; returns their share of meta.json."""
         loaded = self._bpe(folder)
-        meta = _write_bpe(folder, loaded)
-        counts = {split: self._write_split(folder, split, loaded) for split in SPLITS}
-        return {**meta, "corpus": None, "stops": False, **counts}
+        counts = {split: Counter(documents=0, characters=0, unknown=0) for split in SPLITS}
+        for split in SPLITS:
+            lines = self._lines(split, loaded, counts[split])
+            corpora.write(folder / STEMS[split], lines, loaded.vocab_size)
+        return {**_write_bpe(folder, loaded), "corpus": None, "stops": False, **counts}
 
     def _bpe(self, folder: Path) -> Bpe:
         """The given BPE or a trained one, its files put into the folder."""
@@ -424,13 +419,6 @@ class _Text:
         token_cache.print_line(f"training a BPE of {size} symbols on {self.source.label}")
         bpe.train(_training_texts(self.source.documents("train")), size, folder)
         return Bpe(*(folder / name for name in bpe.FILES))
-
-    def _write_split(self, folder: Path, split: str, loaded: Bpe) -> dict[str, int]:
-        """Streams one split's tokens into its files; returns what was counted."""
-        counts = Counter(documents=0, characters=0, unknown=0)
-        lines = self._lines(split, loaded, counts)
-        corpora.write(folder / STEMS[split], lines, loaded.vocab_size)
-        return dict(counts)
 
     def _lines(self, split: str, loaded: Bpe, counts: Counter) -> Iterator[np.ndarray]:
         """The ids of each sentence, and of an empty line behind each document, with </s>."""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.processes import finished
+
 ROOT = Path(__file__).resolve().parents[1]
 READMES = {
     path: path.read_text()
@@ -105,12 +107,14 @@ def test_documented_commands_parse(command, monkeypatch, capsys):
     assert not code or "does not exist on this machine" in said, said  # all else was right
 
 
-def test_the_example_for_ones_own_model_runs():
+def test_the_example_for_ones_own_model_runs(tmp_path):
     code = re.search(r"```python\n(.*?)```", README, re.S)[1]
     assert len(code.strip().splitlines()) <= 11
-    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "blocks.*.attn.qkv.weight (12 tensors)" in result.stdout
+    script = tmp_path / "example.py"
+    script.write_text(code)
+    result = finished(script, cwd=ROOT, PYTHONPATH=ROOT)
+    assert result.returncode == 0, result.err
+    assert "blocks.*.attn.qkv.weight (12 tensors)" in result.out
 
 
 @pytest.mark.parametrize("path", READMES, ids=lambda path: path.parent.name)

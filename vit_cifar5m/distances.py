@@ -72,7 +72,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     with one_line_errors(OSError):
         path = args.out or args.sweep / TABLE
-        write(path, rows(read_runs(args.sweep)))
+        table = rows(read_runs(args.sweep))
+        others = dict.fromkeys(key for row in table for key in row if key not in PLACE + MEASURED)
+        write(path, [*PLACE, *others, *MEASURED], table)
     print(path)
 
 
@@ -250,13 +252,12 @@ def _some(steps: Mapping[int, Any]) -> str:
     return ", ".join(shown if len(shown) <= 6 else [*shown[:3], "...", shown[-1]])
 
 
-def write(path: Path, table: Sequence[Mapping[str, Any]]) -> None:
-    """Writes the table as CSV, whole or not at all."""
+def write(path: Path, columns: Sequence[str], table: Sequence[Mapping[str, Any]]) -> None:
+    """Writes a table as CSV, whole or not at all; what a row lacks is empty."""
     from training.files import write_text
 
-    keys = dict.fromkeys(key for row in table for key in row if key not in (*PLACE, *MEASURED))
     text = io.StringIO()
-    writer = csv.DictWriter(text, [*PLACE, *keys, *MEASURED], lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
     write_text(path, text.getvalue())

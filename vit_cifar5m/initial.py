@@ -23,9 +23,7 @@ float32 on the GPU if there is one, sums in float64.
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
-import io
 import itertools
 import sys
 import time
@@ -46,6 +44,7 @@ from training.config import (
     validate,
 )
 from training.errors import UserError, one_line_errors
+from vit_cifar5m import distances
 from vit_cifar5m.config import Exponent, ModelConfig, SourceConfig
 
 if TYPE_CHECKING:
@@ -308,16 +307,9 @@ def compute(settings: Settings) -> dict[str, Rows]:
 
 def write_tables(folder: Path, tables: Mapping[str, Rows]) -> list[Path]:
     """Writes each table as CSV, whole or not at all."""
-    from training.files import write_text
-
-    paths = []
-    for name, rows in tables.items():
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        paths.append(folder / f"{name}.csv")
-        write_text(paths[-1], text.getvalue())
+    paths = [folder / f"{name}.csv" for name in tables]
+    for path, rows in zip(paths, tables.values()):
+        distances.write(path, list(rows[0]), rows)
     return paths
 
 

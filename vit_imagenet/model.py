@@ -11,14 +11,13 @@ Sizes: B batch, T tokens (patches), n width, n_out classes, M MLP multiplier, L 
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from param_groups.roles import PlanError, Role, Rule
+from param_groups.roles import Role, Rule
 from vit_imagenet.config import ModelConfig
 
 ROLES = (
@@ -33,14 +32,13 @@ ROLES = (
 )
 
 
-def build(model: ModelConfig, attention_scale: float | None = None) -> VisionTransformer:
+def build(model: ModelConfig) -> VisionTransformer:
     """The network (B, 3, size, size) -> logits (B, n_out), allocated but not initialised.
 
     Has n_patch n + T n + (4 + 2M) L n^2 + n_out n + n_out parameters; the plan gives them their
-    values. `attention_scale` is the prescription's factor on query-key products. Raises PlanError
-    unless it is timm's own, C^(-1/2) at head dimension C.
+    values. timm calls torch's attention without a scale, which then is C^(-1/2) at head dimension
+    C, as the paper's prescriptions have it; the plan refuses any other.
     """
-    _check_attention(model.head_dim, attention_scale)
     network = VisionTransformer(
         img_size=model.image_size,
         patch_size=model.patch_size,
@@ -66,13 +64,3 @@ def build(model: ModelConfig, attention_scale: float | None = None) -> VisionTra
 def _patchify(**arguments: Any) -> PatchEmbed:
     """timm's patch embedding without its bias, for which VisionTransformer has no option."""
     return PatchEmbed(**{**arguments, "bias": False})
-
-
-def _check_attention(head_dim: int, scale: float | None) -> None:
-    """timm calls torch's attention without a scale, which then is C^(-1/2)."""
-    own = head_dim**-0.5
-    if scale is not None and not math.isclose(scale, own, rel_tol=1e-9):
-        raise PlanError(
-            f"the prescription multiplies query-key products by {scale:g}, but timm's attention "
-            f"multiplies them by head_dim^(-1/2) = {own:g}; use a prescription that does"
-        )

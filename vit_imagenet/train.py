@@ -28,7 +28,7 @@ def build_model(config: Config):
     """timm's VisionTransformer, allocated but not initialised: the plan does that."""
     from vit_imagenet.model import build
 
-    return build(config.model, prescription(config).attention_scale(config.model.head_dim))
+    return build(config.model)
 
 
 def build_plan(config: Config, model=None):

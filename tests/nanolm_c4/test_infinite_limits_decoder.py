@@ -129,26 +129,11 @@ def test_logits_are_those_of_the_papers_listing(alphas, optimizer):
     np.testing.assert_allclose(decoder(ids).detach(), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_norms_have_no_parameters_and_the_readouts_is_the_only_bias():
-    names = [name for name, _ in build(settings())[0].named_parameters()]
-    assert not [name for name in names if "norm" in name]
-    assert [name for name in names if name.endswith("bias")] == ["readout.bias"]
-
-
 def test_training_starts_from_zero_logits():
     decoder, _ = build(settings())
     ids = tokens()
     assert not decoder(ids).any()
     assert decoder(ids, ids).item() == pytest.approx(ids.numel() * math.log(V), rel=1e-14)
-
-
-def test_no_position_sees_a_later_one():
-    decoder, ids = with_readout(build(settings(alphas=(0.5, 0.5)))[0]), tokens(rows=1)
-    for position in (0, 3, 6):
-        decoder.zero_grad()
-        decoder(ids)[0, position].sum().backward()
-        touched = decoder.position_embedding.weight.grad.abs().sum(-1) > 0
-        assert touched.tolist() == [index <= position for index in range(T)]
 
 
 def test_the_fused_loss_has_the_bias_and_its_gradient():

@@ -1,6 +1,5 @@
 """What the theory promises of the decoder: equivalent parameterisations, gradients, base width."""
 
-import itertools
 import math
 
 import pytest
@@ -9,8 +8,6 @@ import torch
 from measure.fits import power_law
 from nanolm_c4 import train
 from nanolm_c4.config import Config
-from param_groups import Everett, plan
-from param_groups.roles import DECODER_RULES
 from training import optimizers
 from training.config import load
 
@@ -183,12 +180,3 @@ def test_logits_start_at_the_scale_of_the_parameterisation(name):
         scales.append(model(batch(0)[0]).detach().square().mean().sqrt().item())
     expected = 0.0 if name in ("standard", "ntk") else -0.5
     assert power_law(widths, scales).exponent == pytest.approx(expected, abs=0.05)
-
-
-def test_every_tensor_of_the_decoder_has_a_row_and_one_group():
-    model = train.build_model(config(model__width=32), VOCABULARY)
-    for name, alignment in itertools.product(GRADIENTS, ("full", "none", "global")):
-        prescription = Everett(name, 32, 64, alignment=alignment)
-        numbers = plan(model, DECODER_RULES, prescription, lr=0.1)
-        names = [n for group in numbers.groups(model, check=False) for n in group["param_names"]]
-        assert sorted(names) == sorted(n for n, _ in model.named_parameters())

@@ -1,12 +1,11 @@
 """What an observation costs, against a run that makes one; all other costs are in test_costs."""
 
-import itertools
 from pathlib import Path
 
 import pytest
-import torch
 
 from measure import observations
+from tests.memory import most_allocated
 from training import memory
 from training.config import load
 from vit_cifar5m import cost, train
@@ -28,16 +27,12 @@ def settings(shape=PAPER, rows=4, **changes):
 def observed_peaks(config, folder, monkeypatch):
     """The most bytes each observation of a run allocates and has not yet freed."""
     found, observe = [], observations.ObservationRecorder.observe
-    activities = [torch.profiler.ProfilerActivity.CPU]
 
     def measured(self):
         assert all(parameter.grad is None for parameter in self.run.task.model.parameters())
-        with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
-            observation = observe(self)
-        events = profiler.profiler.kineto_results.events()
-        records = sorted((e for e in events if e.name() == "[memory]"), key=lambda e: e.start_ns())
-        found.append(max(itertools.accumulate(event.nbytes() for event in records)))
-        return observation
+        made = []
+        found.append(most_allocated(lambda: made.append(observe(self))))
+        return made[0]
 
     monkeypatch.setattr(observations.ObservationRecorder, "observe", measured)
     train.EXPERIMENT.run(config, folder)

@@ -266,52 +266,58 @@ def test_names_of_a_folder_are_kept_in_one_string(folder):
     assert opened(folder).train.source[4].name.endswith("ant/über 1.jpg")
 
 
-def break_folder(root, how):
-    """One mistake in a good folder; its error."""
-    if how == "missing":
-        root.rename(root.with_name("elsewhere"))
-        return f"data.path: {root} does not exist; expected a folder with train/ and val/"
-    if how == "a file":
-        root.rename(root.with_name("elsewhere"))
-        root.write_bytes(b"")
-        return f"data.path: {root} is a file; expected a folder with train/ and val/"
-    if how == "no split":
-        (root / "val").rename(root / "validation")
-        return f"{root} has no folder val/; expected val/CLASS"
-    if how == "no classes":
-        (root / "train").rename(root / "old")
-        (root / "train").mkdir()
-        return f"{root}/train: no class folder in it; expected train/CLASS"
-    if how == "flat":
-        for file in [*root.glob("val/*/*")]:
-            file.rename(root / "val" / file.name)
-        for name in CLASSES:
-            (root / "val" / name).rmdir()
-        return (
-            f"{root}/val: no class folder in it; expected val/CLASS/*.JPEG: sort its images into "
-            "the class folders of train/ (the 1,000 of ImageNet, "
-        )
-    if how == "empty class":
-        for file in (root / "train" / "bee").iterdir():
-            file.rename(file.with_suffix(".txt"))
-        return f"{root}/train/bee: no image in this class's folder; expected files that end in .jpg"
-    where = {"extra in val": ("val", "train"), "extra in train": ("train", "val")}[how]
-    (root / where[0] / "wasp").mkdir()
-    return f"{root}: class wasp is in {where[0]}/ but not in {where[1]}/; both need"
+def aside(root):
+    root.rename(root.with_name("elsewhere"))
 
 
-MISTAKES = (
-    "missing", "a file", "no split", "no classes", "flat", "empty class", "extra in val",
-    "extra in train",
-)
+def flatten(root):
+    for file in [*root.glob("val/*/*")]:
+        file.rename(root / "val" / file.name)
+    for name in CLASSES:
+        (root / "val" / name).rmdir()
+
+
+MISTAKES = {
+    "missing": (aside, "data.path: {root} does not exist; expected a folder with train/ and val/"),
+    "a file": (
+        lambda root: (aside(root), root.write_bytes(b"")),
+        "data.path: {root} is a file; expected a folder with train/ and val/",
+    ),
+    "no split": (
+        lambda root: (root / "val").rename(root / "validation"),
+        "{root} has no folder val/; expected val/CLASS",
+    ),
+    "no classes": (
+        lambda root: ((root / "train").rename(root / "old"), (root / "train").mkdir()),
+        "{root}/train: no class folder in it; expected train/CLASS",
+    ),
+    "flat": (
+        flatten,
+        "{root}/val: no class folder in it; expected val/CLASS/*.JPEG: sort its images into the "
+        "class folders of train/ (the 1,000 of ImageNet, ",
+    ),
+    "empty class": (
+        lambda root: [f.rename(f.with_suffix(".txt")) for f in (root / "train/bee").iterdir()],
+        "{root}/train/bee: no image in this class's folder; expected files that end in .jpg",
+    ),
+    "extra in val": (
+        lambda root: (root / "val/wasp").mkdir(),
+        "{root}: class wasp is in val/ but not in train/; both need",
+    ),
+    "extra in train": (
+        lambda root: (root / "train/wasp").mkdir(),
+        "{root}: class wasp is in train/ but not in val/; both need",
+    ),
+}
 
 
 @pytest.mark.parametrize("how", MISTAKES)
 def test_mistakes_in_a_folder_are_one_line(folder, how):
-    expected = break_folder(folder, how)
+    damage, expected = MISTAKES[how]
+    damage(folder)
     with pytest.raises(UserError) as caught:
         opened(folder)
-    assert expected in str(caught.value) and "\n" not in str(caught.value)
+    assert expected.format(root=folder) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_shards_that_are_missing_mixed_damaged_or_lack_a_column_are_one_line(tmp_path):

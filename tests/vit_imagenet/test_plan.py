@@ -3,7 +3,6 @@
 Expected numbers are the paper's formulas, written out here and not taken from the prescription.
 """
 
-import functools
 import math
 
 import pytest
@@ -63,58 +62,17 @@ def variances(n):
     }
 
 
-@functools.cache
-def initialised(n):
-    """All values of a kind of tensor, over blocks, after the plan has drawn them."""
-    model = network(n, device="cpu")
-    for parameter in model.parameters():
-        parameter.data.fill_(math.nan)
-    plan(model, ROLES, Dinan(n), lr=1.0).initialise(model, seed=3)
-    values = {}
-    for name, parameter in model.named_parameters():
-        kind = next((kind for kind in BULK if kind in name), name.removesuffix(".weight"))
-        values.setdefault(kind, []).append(parameter.detach().flatten().double())
-    return {kind: torch.cat(parts) for kind, parts in values.items()}
-
-
-def check_moments(values, distribution, variance):
-    """Mean, variance and kurtosis, each within five standard errors."""
-    count, kurtosis = len(values), {"normal": 3.0, "uniform": 9 / 5}[distribution]
-    standard = values / math.sqrt(variance)
-    second, fourth = standard.square().mean().item(), standard.pow(4).mean().item()
-    eighth = {"normal": 105.0, "uniform": 9.0}[distribution]
-    assert abs(standard.mean().item()) < 5 / math.sqrt(count)
-    assert abs(second - 1) < 5 * math.sqrt((kurtosis - 1) / count)
-    assert abs(fourth - kurtosis) < 5 * math.sqrt((eighth - kurtosis**2) / count)
-
-
-@pytest.mark.parametrize("kind", variances(1))
-@pytest.mark.parametrize("n", [192, 384])
-def test_initial_values_have_the_distribution_of_the_papers_table(n, kind):
-    distribution, variance = variances(n)[kind]
-    values = initialised(n)[kind]
-    check_moments(values, distribution, variance)
-    if distribution == "uniform":
-        bound = math.sqrt(3 * variance)
-        assert 0.999 * bound < values.abs().max().item() <= bound * (1 + 1e-6)
-    else:
-        assert values.abs().max().item() > 4 * math.sqrt(variance)  # not truncated
-
-
-def test_the_attentions_output_is_uniform_within_one_over_root_n():
-    for n in (192, 384):
-        assert initialised(n)["attn.proj"].abs().max().item() == pytest.approx(n**-0.5, rel=1e-4)
-
-
 @pytest.mark.parametrize(("strategy", "s"), STRATEGIES)
 @pytest.mark.parametrize("n", [192, 384])
-def test_the_head_starts_at_the_strategys_size(n, strategy, s):
-    """std n^(-1/2), n^(-3/4), n^(-1) for s = 0, 1/2, 1; standard runs start as s = 0."""
-    model = network(n, layers=1, device="cpu")
-    model.head.bias.data.fill_(1.0)
-    plan(model, ROLES, Dinan(n, **strategy), lr=1.0).initialise(model, seed=0)
-    check_moments(model.head.weight.detach().flatten().double(), "normal", n ** -(1 + (s or 0)))
-    assert not model.head.bias.any()
+def test_initial_values_are_those_of_the_papers_table(n, strategy, s):
+    """The head: std n^(-1/2), n^(-3/4), n^(-1) for s = 0, 1/2, 1; standard runs start as s = 0."""
+    found = rows(n, Dinan(n, **strategy))
+    assert found.pop("head.bias").init_std == 0
+    expected = {**variances(n), "head": ("normal", n ** -(1 + (s or 0)))}
+    assert found.keys() == expected.keys()
+    for name, (distribution, variance) in expected.items():
+        assert found[name].init_distribution == distribution
+        assert found[name].init_std == pytest.approx(math.sqrt(variance), rel=1e-12)
 
 
 def test_strategies_differ_in_the_head_alone_when_they_start():
@@ -154,39 +112,6 @@ def test_rates_are_those_of_the_papers_table(strategy, s, n):
     assert rates(n, Dinan(n, **strategy), lr=1.7) == pytest.approx(expected, rel=1e-12)
 
 
-def test_rates_of_the_papers_neural_tangent_run():
-    bulk = dict.fromkeys(BULK, 9.397e-4)
-    head = {"head": 8.235e-4, "head.bias": 0.6325}
-    expected = {"patch_embed.proj": 9.397e-4, "pos_embed": 0.7217, **bulk, **head}
-    assert rates(768, Dinan(768), lr=20.0) == pytest.approx(expected, rel=1e-4)
-
-
-@pytest.mark.parametrize("n", WIDTHS)
-@pytest.mark.parametrize(("strategy", "s"), STRATEGIES)
-def test_keeping_m_halves_the_first_mlp_rate_and_quarters_the_second(strategy, s, n):
-    """(1.114), (1.115) at M = 4; standard runs have one rate in any case."""
-    dropped = rates(n, Dinan(n, **strategy))
-    kept = rates(n, Dinan(n, mlp_factor="keep", **strategy))
-    ratios = {name: dropped[name] / kept[name] for name in dropped}
-    expected = dict.fromkeys(dropped, 1.0)
-    if s is not None:
-        expected |= {"mlp.fc1": math.sqrt(M), "mlp.fc2": M}
-    assert ratios == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize("n", WIDTHS)
-@pytest.mark.parametrize("s", [0, 1 / 2, 1, 0.3])
-def test_rates_for_sgd(s, n):
-    """(1.99)-(1.107) times n^s outside the head; X has its fan-in where M is kept."""
-    expected = {"patch_embed.proj": n**s / N_PATCH, "pos_embed": n**s, "head": 1 / n}
-    expected |= {**dict.fromkeys(BULK, n**s / n), "head.bias": 1.0}
-    family = {"strategy": "meta_principled", "s": s, "optimizer": "sgd"}
-    assert rates(n, Dinan(n, **family)) == pytest.approx(expected, rel=1e-12)
-    expected["mlp.fc2"] /= M
-    kept = rates(n, Dinan(n, mlp_factor="keep", **family))
-    assert kept == pytest.approx(expected, rel=1e-12)
-
-
 def test_equal_bulk_rates_predict_the_optima_of_the_other_strategies():
     """lr = bulk n^((3 - s) / 2) gives the blocks the same rate at every s.
 
@@ -211,21 +136,6 @@ def test_equal_bulk_rates_predict_the_optima_of_the_other_strategies():
 
 # --------------------------------------------------------------------------------------------------
 # Decay
-
-
-@pytest.mark.parametrize("mlp_factor", ["keep", "drop"])
-@pytest.mark.parametrize(("strategy", "s"), STRATEGIES)
-@pytest.mark.parametrize("n", WIDTHS)
-def test_a_step_decays_every_tensor_but_the_head_bias_alike(n, strategy, s, mlp_factor):
-    """(1.94): lr* wd* = 8e-4 of a tensor, whatever its relative rate."""
-    matched = 1e-3 * n ** ((3 - (s or 0)) / 2)
-    lr, wd = OPTIMA.get(strategy["strategy"], (matched, 8e-4 / matched))
-    prescription = Dinan(n, mlp_factor=mlp_factor, **strategy)
-    found = rows(n, prescription, lr=lr, wd=wd)
-    assert found.pop("head.bias").weight_decay == 0
-    assert len(found) == 7
-    for row in found.values():
-        assert row.decay_per_step == pytest.approx(8e-4, rel=1e-12)
 
 
 class ByHand:
@@ -276,9 +186,10 @@ def test_ten_steps_are_those_of_equation_1_94(strategy, s, mode):
 
 
 def test_a_first_step_of_the_papers_model_changes_every_tensor_by_its_rate():
-    """ViT-B/16 whole: Adam's first step moves an entry by its rate times g / (abs(g) + eps)."""
+    """ViT-B/16 but for ten of twelve blocks, which are alike: Adam's first step moves an entry by
+    its rate times g / (abs(g) + eps)."""
     lr, wd = OPTIMA["neural_tangent"]
-    model = network(768, device="cpu")
+    model = network(768, layers=2, device="cpu")
     settings = {"lr": lr, "eps": 1e-8, "weight_decay": wd, "decay_mode": "global"}
     planned = plan(model, ROLES, Dinan(768), **settings)
     planned.initialise(model, seed=0)

@@ -7,25 +7,19 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.experiment_cases import CASES
 from tests.processes import finished
+from tests.test_experiments import lines
 
 ROOT = Path(__file__).resolve().parents[2]
-OVERRIDES = [
-    "model.width=16", "model.head_dim=8", "model.layers=1", "model.image_size=8",
-    "data.eval_resize=8", "training.steps=6", "schedule.warmup_steps=2", "training.batch_size=16",
-    "training.log_every=2", "training.eval_every=3", "data.augmentation.mix_group=4",
-]
 
 
 def launch(processes, folder, *overrides):
+    words = [*CASES["vit_imagenet"].small, "training.batch_size=16", "training.eval_every=3"]
     return finished(
-        "-m", "vit_imagenet.train", "vit_imagenet/configs/laptop.yaml", *OVERRIDES, *overrides,
+        "-m", "vit_imagenet.train", "vit_imagenet/configs/laptop.yaml", *words, *overrides,
         "--run-dir", folder, ranks=processes, cwd=ROOT,
     )  # fmt: skip
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def write_images(root):

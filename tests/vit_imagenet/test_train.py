@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from tests.experiment_cases import write_photos
+from tests.experiment_cases import CASES, write_photos
+from tests.test_experiments import lines
 from training import runs
 from training.config import load
 from training.errors import UserError
@@ -16,20 +17,11 @@ from vit_imagenet.config import Config
 
 ROOT = Path(__file__).resolve().parents[2]
 LAPTOP = ROOT / "vit_imagenet/configs/laptop.yaml"
-SMALL = [
-    "model.width=16", "model.head_dim=8", "model.layers=1", "model.image_size=8",
-    "data.eval_resize=8", "training.steps=6", "training.batch_size=8", "training.log_every=2",
-    "training.eval_every=0", "training.eval_samples=20", "schedule.warmup_steps=2",
-    "data.augmentation.mix_group=4", "training.eval_batch_size=8",
-]
+SMALL = CASES["vit_imagenet"].small
 
 
 def settings(*overrides):
     return load(Config, LAPTOP, [*SMALL, *overrides])
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -46,9 +38,9 @@ def test_accuracies_are_shares_and_epochs_are_counted(tmp_path):
     assert summary["status"] == "finished"
     assert 0 <= summary["final_eval_top1"] <= summary["final_eval_top5"] <= 1
     assert summary["targets"] == 6 * 8
-    lines = [line for line in metrics(tmp_path) if "eval_top1" in line]
+    found = [line for line in lines(tmp_path) if "eval_top1" in line]
     per_epoch = len(train.build_task(config).train_data) // 8
-    assert [line["epoch"] for line in lines] == pytest.approx(
+    assert [line["epoch"] for line in found] == pytest.approx(
         [3 / per_epoch, 6 / per_epoch], abs=1e-6
     )
 
@@ -154,7 +146,7 @@ def test_the_arithmetic_of_the_paper_s_recipe_is_printed():
         (["data.augmentation.mix_group=3"], "mix_group: expected a multiple of 2"),
         (["data.augmentation.mix_group=48"], "training.batch_size 128 does not consist of whole"),
         (["training.micro_batch_size=16"], "training.micro_batch_size 16 does not consist of wh"),
-        (["optimizer.name=adafactor"], "optimizer 'adafactor'"),
+        (["optimizer.name=adafactor"], "optimizer.name adafactor: Dinan et al. prescribe"),
         (["training.batch_size=4096"], "training.batch_size 4096 is more than the"),
     ],
 )

@@ -10,34 +10,17 @@ from PIL import Image
 from timm.data import Mixup, create_transform
 from torch.utils.data import DataLoader
 
+from tests.vit_imagenet.test_data import SIZE, UNMIXED, digits, equal
 from training.errors import UserError
 from training.sampling import EpochPlaces, Place
-from vit_imagenet.config import AugmentationConfig, DataConfig
-from vit_imagenet.data import from_config
+from vit_imagenet.config import AugmentationConfig
 from vit_imagenet.transforms import Collate, eval_collate, seeded
 
-SIZE = 16
 OFF = {"crop_scale": (1.0, 1.0), "flip": 0.0, "rand_augment": None, "erasing": 0.0}
-UNMIXED = {"mixup": 0.0, "cutmix": 0.0}
-
-
-def digits(augmentation=None, seed=0, eval_resize=20):
-    augmentation = AugmentationConfig(**(augmentation or {}))
-    data = DataConfig(augmentation=augmentation, eval_resize=eval_resize)
-    return from_config(data, image_size=SIZE, classes=10, seed=seed)
 
 
 def places(count, epoch=0, first=0):
     return [Place(epoch, first + i, i) for i in range(count)]
-
-
-def equal(found, expected):
-    """Whether two nested samples hold the same bits."""
-    if isinstance(found, torch.Tensor):
-        return torch.equal(found, expected)
-    if isinstance(found, (tuple, list)):
-        return len(found) == len(expected) and all(map(equal, found, expected))
-    return found == expected
 
 
 # Randomness
