@@ -32,17 +32,14 @@ def token_type(vocab_size: int) -> str:
 
 def write(prefix: Path, lines: Iterable[np.ndarray], vocab_size: int) -> None:
     """Writes prefix.bin and prefix.idx; each line's ids end with </s>."""
-    dtype, sizes = np.dtype(token_type(vocab_size)), array("i")
+    dtype, lengths = np.dtype(token_type(vocab_size)), array("i")
     with open(prefix.with_suffix(".bin"), "wb") as file:
         for line in lines:
             file.write(line.astype(dtype).tobytes())
-            sizes.append(len(line))
-    _write_index(prefix.with_suffix(".idx"), np.frombuffer(sizes, dtype=np.int32), dtype)
-
-
-def _write_index(path: Path, sizes: np.ndarray, dtype: np.dtype) -> None:
+            lengths.append(len(line))
+    sizes = np.frombuffer(lengths, dtype=np.int32)
     code = next(code for code, name in TYPES.items() if np.dtype(name) == dtype)
-    with open(path, "wb") as file:
+    with open(prefix.with_suffix(".idx"), "wb") as file:
         file.write(HEADER.pack(MAGIC, VERSION, code, len(sizes)))
         file.write(sizes.astype("<i4").tobytes())
         end = 0

@@ -334,6 +334,7 @@ class Corpus(TokenCache):
 class Rows:
     """Map-style dataset of (inputs [context], targets [context]), both int64 tensors.
 
+    Kinds of it have a length and `_fetch(ids_B)`, inputs and targets [B, context] as arrays.
     `__getitems__`, which DataLoader calls with a whole batch of ids, reads the batch at once.
     """
 
@@ -341,9 +342,6 @@ class Rows:
         if context < 2:
             raise UserError(f"context: {context} given, expected at least 2")
         self.corpus, self.context = corpus, context
-
-    def __len__(self) -> int:
-        raise NotImplementedError
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self.__getitems__([index])[0]
@@ -356,9 +354,6 @@ class Rows:
             raise IndexError(f"row {ids_B.min()} .. {ids_B.max()} of {len(self)}")
         inputs_BxT, targets_BxT = self._fetch(ids_B)
         return list(zip(torch.from_numpy(inputs_BxT), torch.from_numpy(targets_BxT), strict=True))
-
-    def _fetch(self, ids_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        raise NotImplementedError
 
 
 class PackedRows(Rows):

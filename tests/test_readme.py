@@ -88,6 +88,8 @@ def parses(words):
         arguments = [*arguments, "--help"]
     elif module == "sweeps" and arguments[0] in ("run", "search", "submit"):
         arguments = [*dict.fromkeys([*arguments, "--dry-run"])]
+    elif module == "effective_theory.predict":
+        arguments = [*arguments, "theory.attention_draws=256"]
     elif module.startswith(LONG):
         arguments = [*arguments, "--help"]
     sys.argv = [module, *arguments]

@@ -33,7 +33,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.errors import RunError, UserError, one_line_errors
+from pydantic import BaseModel, TypeAdapter
+
+from training.errors import RunError, UserError, one_line_errors, reason
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +45,15 @@ TABLE = "distances.csv"
 PLACE = ("curve", HEADS, "seed", "run", "step")  # then the grid's other keys
 MEASURED = ("square_distance", "widest", "references", "member")
 _STEP = re.compile(r"step_(\d+)\.safetensors")
+
+
+class Entry(BaseModel):
+    """What is needed of a run in the sweep's manifest."""
+
+    run: str
+    curve: str
+    values: dict[str, Any]
+    seed: int
 
 
 @dataclass(frozen=True)
@@ -81,12 +92,26 @@ def main(argv: Sequence[str] | None = None) -> None:
 def rows(found: Sequence[Run]) -> list[dict[str, Any]]:
     """The table's rows, by curve, the grid's other values, heads, seed and step.
 
-    The other values in the order in which the sweep has them. UserError if a limit has too few
-    models.
+    Curves and other values in the order in which the sweep has them. UserError if a limit has too
+    few models.
     """
     curves = list(dict.fromkeys(run.curve for run in found))
-    groups = sorted(_groups(found), key=lambda group: curves.index(group[0].curve))
-    return [row for group in groups for row in _of_group(group)]
+    table = []
+    for group in sorted(_groups(found), key=lambda group: curves.index(group[0].curve)):
+        widest = max(run.heads for run in group)
+        members = [run for run in group if run.heads == widest]
+        seeds = len({run.seed for run in members})
+        if seeds < 3:
+            others = ", ".join(f"{key} {value}" for key, value in group[0].others.items())
+            raise UserError(
+                f"curve {group[0].curve!r}{others and ' with '}{others}: {seeds} "
+                f"seed{'s' * (seeds != 1)} of the widest models ({HEADS} {widest}); expected at "
+                "least three, as a run is not compared with models of its seed: give the sweep "
+                "more seeds"
+            )
+        for run in sorted(group, key=lambda run: (run.heads, run.seed)):
+            table += _of_run(run, members)
+    return table
 
 
 def _groups(found: Sequence[Run]) -> list[list[Run]]:
@@ -96,26 +121,6 @@ def _groups(found: Sequence[Run]) -> list[list[Run]]:
         limit = (run.curve, json.dumps(run.others, sort_keys=True))
         groups.setdefault(limit, []).append(run)
     return list(groups.values())
-
-
-def _of_group(group: Sequence[Run]) -> list[dict[str, Any]]:
-    widest = max(run.heads for run in group)
-    members = [run for run in group if run.heads == widest]
-    seeds = len({run.seed for run in members})
-    if seeds < 3:
-        raise UserError(
-            f"{_limit(group[0])}: {seeds} seed{'s' * (seeds != 1)} of the widest models "
-            f"({HEADS} {widest}); expected at least three, as a run is not compared with "
-            "models of its seed: give the sweep more seeds"
-        )
-    ordered = sorted(group, key=lambda run: (run.heads, run.seed))
-    return [row for run in ordered for row in _of_run(run, members)]
-
-
-def _limit(run: Run) -> str:
-    """How messages name a limit."""
-    values = ", ".join(f"{key} {value}" for key, value in run.others.items())
-    return f"curve {run.curve!r}" + (f" with {values}" if values else "")
 
 
 def _of_run(run: Run, members: Sequence[Run]) -> list[dict[str, Any]]:
@@ -154,44 +159,33 @@ def read_runs(folder: Path) -> list[Run]:
     return found
 
 
-def _entries(path: Path) -> list[dict[str, Any]]:
+def _entries(path: Path) -> list[Entry]:
     """The runs that the manifest names; RunError if it is damaged."""
-    cure = "run the sweep again to write it again; runs that are done are kept"
     try:
-        entries = json.loads(path.read_text(encoding="utf-8"))
+        return TypeAdapter(list[Entry]).validate_json(path.read_bytes())
     except ValueError as error:
-        raise RunError(f"{path}: cannot read it ({error}); {cure}") from None
-    wanted = {"run": str, "curve": str, "values": dict, "seed": int}
-    if not isinstance(entries, list) or not all(_has(entry, wanted) for entry in entries):
         raise RunError(
-            f"{path}: cannot read it: expected a list of runs, each with {', '.join(wanted)}; "
-            f"{cure}"
-        )
-    return entries
+            f"{path}: cannot read it ({reason(error)}), expected a list of runs, each with "
+            f"{', '.join(Entry.model_fields)}; run the sweep again to write it again; runs that "
+            "are done are kept"
+        ) from None
 
 
-def _has(entry: Any, wanted: Mapping[str, type]) -> bool:
-    """Whether it is a mapping with values of these types."""
-    if not isinstance(entry, dict):
-        return False
-    return all(isinstance(entry.get(key), kind) for key, kind in wanted.items())
-
-
-def _run(folder: Path, entry: Mapping[str, Any]) -> Run | None:
+def _run(folder: Path, entry: Entry) -> Run | None:
     """The run of a manifest's entry, None if it diverged or failed."""
     from training import runs
 
-    run_dir = folder / entry["run"]
+    run_dir = folder / entry.run
     summary = runs.summary(run_dir)
     if summary is None or summary["status"] == "stopped":
         raise RunError(f"{run_dir}: not finished; run the sweep to its end first")
     if summary["status"] != "finished":
         return None
-    if HEADS not in entry["values"]:
+    if HEADS not in entry.values:
         raise UserError(f"{folder}: its grid has no {HEADS}; expected a sweep over heads")
-    others = dict(entry["values"])
+    others = dict(entry.values)
     heads = int(others.pop(HEADS))
-    return Run(entry["curve"], others, heads, entry["seed"], entry["run"], _logits(run_dir))
+    return Run(entry.curve, others, heads, entry.seed, entry.run, _logits(run_dir))
 
 
 def _logits(run_dir: Path) -> dict[int, torch.Tensor]:

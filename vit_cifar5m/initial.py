@@ -154,9 +154,13 @@ class Networks:
     def __init__(self, settings: Settings) -> None:
         import torch
 
+        from vit_cifar5m import data
+
         self.settings = settings
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        self.images = first_images(settings).to(self.device)
+        held_out = data.held_out(settings.data, settings.samples, "samples")
+        images, _ = data.collate([held_out[index] for index in range(settings.samples)])
+        self.images = images.to(self.device)
 
     def captures(
         self, shape: ModelConfig, alpha: float, networks: int
@@ -190,14 +194,6 @@ class Networks:
         )
 
 
-def first_images(settings: Settings) -> torch.Tensor:
-    """The images [B, 3, 32, 32], normalised."""
-    from vit_cifar5m import data
-
-    held_out = data.held_out(settings.data, settings.samples, "samples")
-    return data.collate([held_out[index] for index in range(settings.samples)])[0]
-
-
 # ------------------------------------------------------------------------------------------------
 # Tables
 
@@ -211,7 +207,7 @@ def kernel_rows(networks: Networks) -> Rows:
     asked, rows = networks.settings.kernels, []
     *smaller, widest = sorted(asked.heads)
     limits = list(zip(*_kernels(networks, widest, asked.reference_networks), strict=True))
-    sizes = [_mean_square(of_layer) for of_layer in limits]
+    sizes = [(sum(k) / len(k)).square().mean().item() for k in limits]  # of the kernels' mean
 
     def add(heads: int, network: int, layer: int, error: float, references: int) -> None:
         rows.append({"head_dim": asked.head_dim, "layers": asked.layers, "heads": heads,
@@ -240,14 +236,11 @@ def _kernels(networks: Networks, heads: int, count: int) -> Iterator[list[torch.
         yield [token_kernel(h).cpu() for h in seen.stream[1:]]
 
 
-def _mean_square(kernels: Sequence[torch.Tensor]) -> float:
-    """Mean square entry of the kernels' mean."""
-    return (sum(kernels) / len(kernels)).square().mean().item()
-
-
 def attention_rows(networks: Networks) -> tuple[Rows, Rows]:
     """initial_attention.csv and initial_density.csv."""
     import torch
+
+    from measure.representations import attention_entries
 
     moments, density = [], []
     asked = networks.settings.attention
@@ -257,7 +250,8 @@ def attention_rows(networks: Networks) -> tuple[Rows, Rows]:
         entries, shape = [], networks.shape(head_dim, heads, asked.layers)
         for network, seen in enumerate(networks.captures(shape, alpha, asked.networks)):
             moments.append({**place, "network": network, **_moments(seen)})
-            entries.append(_at_place(seen))
+            # Every head's, where the last token of the first sample attends to the first.
+            entries.append(attention_entries(seen.blocks[-1], 0, -1, 0).double().cpu())
         found = _density(torch.cat(entries), head_dim ** (0.5 - alpha))
         density += [{**place, "networks": asked.networks, **row} for row in found]
     return moments, density
@@ -272,13 +266,6 @@ def _moments(seen: Capture) -> dict[str, float]:
     square = entries.double().square()
     return {"variance": head_variance(entries), "second_moment": square.mean().item(),
             "fourth_moment": square.square().mean().item()}
-
-
-def _at_place(seen: Capture) -> torch.Tensor:
-    """A of every head where the last token of the first sample attends to the first, (H,)."""
-    from measure.representations import attention_entries
-
-    return attention_entries(seen.blocks[-1], 0, -1, 0).double().cpu()
 
 
 def _density(entries: torch.Tensor, unit: float) -> Rows:

@@ -32,12 +32,9 @@ class Unreadables:
         self.flags = torch.zeros(size, dtype=torch.uint8).share_memory_()
         self.limit = limit
 
-    def __contains__(self, index: int) -> bool:
-        return bool(self.flags[index])
-
     def note(self, index: int, name: str, reason: object) -> None:
         """Names an image on stderr; UserError when it is one more than data.max_unreadable."""
-        if index in self:
+        if self.flags[index]:
             return
         self.flags[index] = 1
         count = int(self.flags.sum(dtype=torch.int64))

@@ -138,10 +138,9 @@ def image_folder(path: str) -> tuple[Files, Files, list[str]]:
 def existing_folder(path: str, content: str) -> Path:
     """The folder that data.path names."""
     root = Path(path).expanduser()
-    if not root.exists():
-        raise UserError(f"data.path: {root} does not exist; expected a folder with {content}")
     if not root.is_dir():
-        raise UserError(f"data.path: {root} is a file; expected a folder with {content}")
+        problem = "is a file" if root.exists() else "does not exist"
+        raise UserError(f"data.path: {root} {problem}; expected a folder with {content}")
     return root
 
 
