@@ -288,45 +288,18 @@ def builder(key, name, **fields):
     return build
 
 
-def fitted(key, values, optimizer, **fields):
-    result = measure(builder(key, optimizer, **fields), values, steps=1, seeds=range(SEEDS))
-    return {(slope.quantity, slope.name): slope for slope in fit(result)}
-
-
-KEY = "blocks.0.attention.key"
-
-
-@pytest.mark.parametrize(
-    ("key", "optimizer", "alpha", "aim", "slope"),
-    [
-        ("head_dim", "adam", 0.5, -0.5, -0.5),  # the rate; the multiplier N^(-1)
-        ("head_dim", "adam", 1.0, -0.5, -0.5),
-        ("head_dim", "sgd", 0.5, -0.5, -1.0),
-        ("head_dim", "sgd", 1.0, -0.5, -1.0),
-        ("heads", "adam", 0.5, -0.5, -0.5),
-        ("heads", "sgd", 0.5, -0.5, -0.5),
-    ],
-)
-def test_the_check_knows_the_updates_of_queries_and_keys(key, optimizer, alpha, aim, slope):
-    sizes = {"head_dim": 4} if key == "heads" else {}
-    found = fitted(key, WIDTHS, optimizer, alpha_attention=alpha, **sizes)
-    update = found["update", f"{KEY}.weight"]
-    assert (update.aim, update.predicted) == (pytest.approx(aim), pytest.approx(slope))
+@pytest.mark.parametrize(("optimizer", "slope"), [("adam", -0.5), ("sgd", -1.0)])
+def test_the_check_knows_the_updates_of_queries_and_keys(optimizer, slope):
+    """The rate has N^(-1/2), the multiplier N^(-1) at alpha 1/2; all other aims and exponents are
+    in tests/measure, the scans of alpha 1 in test_cifar5m_train."""
+    build = builder("head_dim", optimizer, alpha_attention=0.5)
+    result = measure(build, WIDTHS, steps=1, seeds=range(SEEDS))
+    found = {(slope.quantity, slope.name): slope for slope in fit(result)}
+    update = found["update", "blocks.0.attention.key.weight"]
+    assert (update.aim, update.predicted) == (pytest.approx(-0.5), pytest.approx(slope))
     assert update.slope == pytest.approx(slope, abs=TOLERANCE)
-    assert update.verdict == (OK if aim == slope else EXCEPTION)
-    assert bool(update.note) == (aim != slope)
-    assert not [s for s in found.values() if s.verdict in (GROWS, SHRINKS, NOT_FINITE)]
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-@pytest.mark.parametrize("alpha", [0.5, 1.0])
-def test_depths_are_compared_by_the_rms_over_blocks(optimizer, alpha):
-    found = fitted("depth", DEPTHS, optimizer, alpha_depth=alpha)
-    for name in ("attention.value", "mlp.down"):
-        update = found["update", f"blocks.*.{name}.weight"]
-        assert update.aim == pytest.approx(alpha - 1)
-        assert update.slope == pytest.approx(alpha - 1, abs=TOLERANCE)
-    assert found["change", "blocks.*"].verdict == OK
+    assert update.verdict == (OK if slope == -0.5 else EXCEPTION)
+    assert bool(update.note) == (slope != -0.5)
     assert not [s for s in found.values() if s.verdict in (GROWS, SHRINKS, NOT_FINITE)]
 
 

@@ -1,27 +1,18 @@
 """What an observation costs, against a run that makes one; all other costs are in test_costs."""
 
-from pathlib import Path
-
 import pytest
 
 from measure import observations
+from tests.cost_cases import CIFAR
 from tests.memory import most_allocated
 from training import memory
-from training.config import load
 from vit_cifar5m import cost, train
-from vit_cifar5m.config import Config
 
-ROOT = Path(__file__).resolve().parents[2]
 PAPER = (16, 16, 4, 4)  # N, H, L, patch
 
 
 def settings(shape=PAPER, rows=4, **changes):
-    """A config; `__` stands for the dot of a key."""
-    names = ("model.head_dim", "model.heads", "model.layers", "model.patch_size")
-    values = dict(zip(names, shape)) | {"training.batch_size": rows, "training.steps": 7}
-    values |= {key.replace("__", "."): value for key, value in changes.items()}
-    path = ROOT / "vit_cifar5m/configs/laptop.yaml"
-    return load(Config, path, [f"{key}={value}" for key, value in values.items()])
+    return CIFAR.settings((*shape, rows), **changes)
 
 
 def observed_peaks(config, folder, monkeypatch):

@@ -1,4 +1,4 @@
-"""What is special to a run on CIFAR-5m: images seen once, the rule's numbers, the size scans."""
+"""Configs and runs on CIFAR-5m: images seen once, the rule's numbers, mistakes, the size scans."""
 
 import json
 from pathlib import Path
@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from measure import coordinate_check
-from training import signals
+from training import runs, signals
 from training import task as tasks
-from training.config import load
+from training.config import leaves, load
 from training.errors import UserError
 from training.sampling import sample_ids
 from vit_cifar5m import data, shapes, train
@@ -17,7 +17,7 @@ from vit_cifar5m.config import Config
 from vit_cifar5m.model import VisionTransformer
 
 ROOT = Path(__file__).resolve().parents[2]
-LAPTOP = ROOT / "vit_cifar5m/configs/laptop.yaml"
+LAPTOP, PAPER = (ROOT / f"vit_cifar5m/configs/{name}.yaml" for name in ("laptop", "paper"))
 SMALL = [
     "model.head_dim=4", "model.heads=2", "model.layers=1", "model.patch_size=16",
     "training.steps=6", "training.batch_size=8", "training.log_every=2", "training.eval_every=3",
@@ -31,6 +31,51 @@ def settings(*overrides):
 
 def metrics(folder):
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_papers_base_model_is_that_of_figure_6():
+    config = load(Config, PAPER)
+    model, rule = config.model, config.prescription
+    assert (model.head_dim, model.heads, model.layers, model.width) == (16, 16, 4, 256)
+    assert (rule.alpha_attention, rule.alpha_depth, rule.beta0, rule.gamma0) == (1, 1, 4, 0.1)
+    assert config.optimizer.name == "sgd"
+    assert config.optimizer.momentum > 0
+    images = 5 * 1_000_448  # Nakkiran et al. (2021) train on five of six files
+    assert config.training.steps == images // config.training.batch_size
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["model.patch_size=5"], "model.patch_size 5 does not divide model.image_size 32"),
+        (["model.image_size=64"], "model.image_size"),
+        (["model.width=32"], "model.width"),
+        (["model.heads=0"], "model.heads"),
+        (["prescription.alpha_attention=0.4"], "prescription.alpha_attention"),
+        (["prescription.alpha_depth=1.1"], "prescription.alpha_depth"),
+        (["prescription.gamma0=0.0"], "prescription.gamma0"),
+        (["data.source=cifar5m"], "data.path is missing: the folder of the cifar5m source"),
+        (["data.sauce=1"], "did you mean 'data.source'"),
+        (["optimizer.name=adafactor"], "optimizer.name adafactor: Bordelon et al. prescribe rates"),
+        (["data.source=cifar5m", "data.path=nowhere"], "data.path: nowhere is not a folder"),
+    ],
+)
+def test_what_is_impossible_is_one_line_and_exit_code_2(words, message, capsys, tmp_path):
+    with pytest.raises(SystemExit) as ended:
+        train.EXPERIMENT.main([str(LAPTOP), *words, "--run-dir", str(tmp_path / "run")])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and message in line
+    assert str(LAPTOP) in line or "nowhere" in line
+    assert not (tmp_path / "run").exists()
+
+
+def test_every_key_has_its_help_text():
+    assert not [key for key, item in leaves(Config) if not item.description]
+
+
+def test_where_files_are_kept_makes_no_other_run():
+    assert runs.run_id(settings()) == runs.run_id(settings("data.cache_dir=elsewhere"))
+    assert runs.run_id(settings()) != runs.run_id(settings("data.validation_images=7"))
 
 
 def test_a_run_says_how_its_numbers_come_about(tmp_path, capsys):
@@ -92,7 +137,7 @@ def test_a_stopped_and_resumed_run_trains_once_on_every_image(tmp_path, monkeypa
 def test_a_run_that_needs_more_drawn_images_than_cifar_5m_has_gets_them():
     """The paper's steps on drawn images: 19540 x 256 = 5,002,240 of them."""
     words = ["data.source=embedded", "data.path=null", "model.head_dim=2", "model.heads=2"]
-    config = load(Config, ROOT / "vit_cifar5m/configs/paper.yaml", words)
+    config = load(Config, PAPER, words)
     assert len(train.build_data(config).train) == 5_002_240
     words = ["data.train_images=6000000", "training.batch_size=64"]
     config = load(Config, LAPTOP, [*words, "training.steps=93750"])
