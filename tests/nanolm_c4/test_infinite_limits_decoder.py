@@ -15,7 +15,6 @@ from measure import coordinate_check
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
 from param_groups import PlanError
-from sweeps.sweep_file import load_sweep
 from tests.experiment_cases import write_texts
 from tests.memory import most_allocated
 from tests.text_files import as_txt
@@ -309,31 +308,6 @@ def test_a_run_is_the_same_run_whether_width_or_heads_is_given():
     assert by_width == by_heads and runs.run_id(by_width) == runs.run_id(by_heads)
     assert (by_width.model.heads, by_heads.model.width) == (4, 32)
     assert runs.run_id(by_heads) != runs.run_id(settings(heads=8, head_dim=4))
-
-
-def test_everetts_configs_keep_their_identity():
-    """The keys of the other rule, and heads, are in no identity: names of runs stay."""
-    identity = runs.identity(load(Config, FOLDER / "laptop.yaml"))
-    assert set(identity["prescription"]) == {
-        "parameterization", "alignment", "base_width", "gamma_embedding", "gamma_hidden",
-        "gamma_readout", "eps_per_layer", "embedding_std", "qk_exponent",
-    }
-    assert set(identity["model"]) == {
-        "width", "layers", "head_dim", "mlp_ratio", "context", "vocab_size"
-    }
-
-
-def test_each_of_the_three_sizes_is_one_key_of_a_sweep(tmp_path):
-    path = tmp_path / "sweep.yaml"
-    grids = {"N": ("head_dim", [4, 16]), "H": ("heads", [2, 8]), "L": ("layers", [2, 6])}
-    curves = {name: {"grid": {f"model.{key}": values}} for name, (key, values) in grids.items()}
-    sweep = {"experiment": "nanolm_c4", "config": str(LAPTOP), "curves": curves}
-    sweep["set"] = {"model.heads": 4, "model.layers": 2}
-    path.write_text(yaml.safe_dump(sweep, sort_keys=False))
-    shapes = [point.config.model for point in load_sweep(path, tmp_path).points]
-    assert [(shape.head_dim, shape.heads, shape.layers, shape.width) for shape in shapes] == [
-        (4, 4, 2, 16), (16, 4, 2, 64), (8, 2, 2, 16), (8, 8, 2, 64), (8, 4, 2, 32), (8, 4, 6, 32)
-    ]
 
 
 OWN = ("alpha_attention", "alpha_depth", "beta0", "gamma0")
