@@ -199,7 +199,7 @@ def test_gamma0_is_how_much_features_move_for_a_change_of_the_output(optimizer, 
 # --------------------------------------------------------------------------------------------------
 # All layers after several steps: the attention logits move further than W_Q and W_K alone move them
 
-HEAD_DIMS, DRAWS, STEPS = (32, 64, 256), 5, 20
+HEAD_DIMS, DRAWS, STEPS = (32, 256), 5, 20
 
 
 def fitted_to_images(rule, seed, cut):
