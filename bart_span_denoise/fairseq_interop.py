@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from bart_span_denoise import fairseq_library
-from bart_span_denoise.model import Bart
-from training.blocks import Attention
+from bart_span_denoise.model import Attention, Bart
 from training.errors import UserError
 
 _ATTENTION = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "output": "out_proj"}

@@ -19,9 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from param_groups import Role, Rule
-from param_groups.layers import Embedding, Scaled
+from param_groups.layers import Embedding, Linear, Scaled
 from training import sharding
-from training.blocks import MLP, Attention, at_least_float32
 from training.errors import UserError
 from training.linear_cross_entropy import linear_cross_entropy
 
@@ -53,6 +52,11 @@ RULES = (
 def norm(width: int) -> nn.LayerNorm:
     """Normalisation over the last axis, without parameters."""
     return nn.LayerNorm(width, eps=NORM_EPS, elementwise_affine=False)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Softmax and loss are computed in float32 also under autocast."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
 class _FrozenRow(torch.autograd.Function):
@@ -100,6 +104,58 @@ class WordEmbedding(Embedding):
         weight.masked_fill_((part == 0).to(weight.device), 0.0)
 
 
+class Attention(Scaled):
+    """Multi-head attention; logits are q.k times `attention_scale`; dropout on probabilities."""
+
+    factors = ("attention_scale",)
+
+    def __init__(self, width: int, heads: int, attention_scale: float, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.head_dim = width // heads
+        self.attention_scale = attention_scale
+        self.dropout = dropout
+        self.query = Linear(width, width)
+        self.key = Linear(width, width)
+        self.value = Linear(width, width)
+        self.output = Linear(width, width)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+    def forward(
+        self,
+        x_BxTxD: Tensor,
+        source_BxSxD: Tensor,
+        mask_Bx1x1xS: Tensor | None = None,
+        causal: bool = False,
+    ) -> Tensor:
+        """Queries from x, keys and values from the source; True in the mask may be attended to."""
+        y_BxHxTxK = F.scaled_dot_product_attention(
+            self._heads(self.query(x_BxTxD)),
+            self._heads(self.key(source_BxSxD)),
+            self._heads(self.value(source_BxSxD)),
+            attn_mask=mask_Bx1x1xS,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=causal,
+            scale=self.attention_scale,
+        )
+        return self.output(y_BxHxTxK.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """Two dense layers with exact GELU between."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = Linear(width, hidden)
+        self.down = Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D) -> (..., D)."""
+        return self.down(F.gelu(self.up(x)))
+
+
 class EncoderBlock(nn.Module):
     """Self-attention over all tokens that are not [pad], then MLP."""
 
@@ -124,7 +180,7 @@ class DecoderBlock(nn.Module):
     def __init__(self, width: int, hidden: int, attention: dict, dropout: float) -> None:
         super().__init__()
         self.attention_norm = norm(width)
-        self.attention = Attention(width, **attention, is_causal=True)
+        self.attention = Attention(width, **attention)
         self.cross_attention_norm = norm(width)
         self.cross_attention = Attention(width, **attention)
         self.mlp_norm = norm(width)
@@ -133,7 +189,8 @@ class DecoderBlock(nn.Module):
 
     def forward(self, x_BxTxD: Tensor, source_BxSxD: Tensor, mask_Bx1x1xS: Tensor) -> Tensor:
         """(B, T, D) and the encoder's normalised output (B, S, D) -> (B, T, D)."""
-        x_BxTxD = x_BxTxD + self.dropout(self.attention(self.attention_norm(x_BxTxD)))
+        y = self.attention_norm(x_BxTxD)
+        x_BxTxD = x_BxTxD + self.dropout(self.attention(y, y, causal=True))
         y = self.cross_attention_norm(x_BxTxD)
         x_BxTxD = x_BxTxD + self.dropout(self.cross_attention(y, source_BxSxD, mask_Bx1x1xS))
         return x_BxTxD + self.dropout(self.mlp(self.mlp_norm(x_BxTxD)))

@@ -5,26 +5,99 @@ embedding and readout, no biases, LayerNorm with a scale and eps 1e-6, a last La
 readout. Bordelon, Chaudhry & Pehlevan's (App. B) differs in three things: norms have no scale,
 every residual branch has a multiplier, and the readout has a bias.
 
-Sizes: B batch, T context, V vocabulary, D width, F MLP width, L layers.
+Sizes: B batch, T context, V vocabulary, D width, H heads, K head dimension, F MLP width.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups.layers import Embedding, LayerNorm, Linear
-from training.blocks import Block, at_least_float32
+from param_groups.layers import Embedding, LayerNorm, Linear, Scaled
 from training.linear_cross_entropy import linear_cross_entropy
+
+
+def at_least_float32(x: torch.Tensor) -> torch.Tensor:
+    """Softmax and loss are computed in float32 also under autocast, as in NanoDO."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+class Attention(Scaled):
+    """Causal self-attention; logits are q.k times `attention_scale`."""
+
+    factors = ("attention_scale",)
+
+    def __init__(self, width: int, heads: int, attention_scale: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.head_dim = width // heads
+        self.attention_scale = attention_scale
+        self.query = Linear(width, width)
+        self.key = Linear(width, width)
+        self.value = Linear(width, width)
+        self.output = Linear(width, width)
+
+    def forward(self, x_BxTxD: torch.Tensor) -> torch.Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        split = (*x_BxTxD.shape[:2], self.heads, -1)
+        q_BxHxTxK = self.query(x_BxTxD).view(split).transpose(1, 2)
+        k_BxHxTxK = self.key(x_BxTxD).view(split).transpose(1, 2)
+        v_BxHxTxK = self.value(x_BxTxD).view(split).transpose(1, 2)
+        y_BxHxTxK = F.scaled_dot_product_attention(
+            q_BxHxTxK, k_BxHxTxK, v_BxHxTxK, is_causal=True, scale=self.attention_scale
+        )
+        return self.output(y_BxHxTxK.transpose(1, 2).reshape(x_BxTxD.shape))
+
+
+class MLP(nn.Module):
+    """Two dense layers with GELU between."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up = Linear(width, hidden)
+        self.down = Linear(hidden, width)
+
+    def forward(self, x_BxTxD: torch.Tensor) -> torch.Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        return self.down(F.gelu(self.up(x_BxTxD), approximate="tanh"))
 
 
 def layer_norm(width: int, scale: bool) -> nn.Module:
     """Normalisation over the last axis, with a scale or with no parameter at all; eps 1e-6."""
     return LayerNorm(width) if scale else nn.LayerNorm(width, 1e-6, elementwise_affine=False)
+
+
+class Block(Scaled):
+    """One pre-LayerNorm block: attention and MLP, on branches times `residual_multiplier`."""
+
+    factors = ("residual_multiplier",)
+
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        hidden: int,
+        attention_scale: float,
+        residual_multiplier: float,
+        norm_scale: bool,
+    ) -> None:
+        super().__init__()
+        self.residual_multiplier = residual_multiplier
+        self.attention_norm = layer_norm(width, norm_scale)
+        self.attention = Attention(width, heads, attention_scale)
+        self.mlp_norm = layer_norm(width, norm_scale)
+        self.mlp = MLP(width, hidden)
+
+    def forward(self, x_BxTxD: torch.Tensor) -> torch.Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        # x + alpha * branch in one pass, which at alpha = 1 is x + branch to the last bit.
+        branch_BxTxD = self.attention(self.attention_norm(x_BxTxD))
+        x_BxTxD = torch.add(x_BxTxD, branch_BxTxD, alpha=self.residual_multiplier)
+        branch_BxTxD = self.mlp(self.mlp_norm(x_BxTxD))
+        return torch.add(x_BxTxD, branch_BxTxD, alpha=self.residual_multiplier)
 
 
 # One for the bias; the others are zeros, so that rows stay a multiple of 16 bytes in bf16: matrix
@@ -70,13 +143,13 @@ class Decoder(nn.Module):
         width = heads * head_dim
         self.token_embedding = Embedding(vocab_size, width)
         self.position_embedding = Embedding(context, width)
-        norm = functools.partial(layer_norm, scale=norm_scale)
-        factors = (attention_scale, residual_multiplier)
         self.blocks = nn.ModuleList(
-            Block(width, heads, mlp_ratio * width, *factors, norm, is_causal=True)
+            Block(
+                width, heads, mlp_ratio * width, attention_scale, residual_multiplier, norm_scale
+            )
             for _ in range(layers)
         )
-        self.final_norm = norm(width)
+        self.final_norm = layer_norm(width, norm_scale)
         self.readout = Linear(width, vocab_size, bias=readout_bias)
 
     def forward(

@@ -16,9 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from param_groups.layers import Embedding, Linear
+from param_groups.layers import Embedding, Linear, Scaled
 from param_groups.roles import Role, Rule
-from training.blocks import Block
 from vit_cifar5m.config import ModelConfig
 
 CHANNELS = 3
@@ -41,6 +40,68 @@ def _norm(width: int) -> nn.LayerNorm:
     return nn.LayerNorm(width, eps=1e-6, elementwise_affine=False)
 
 
+class Attention(Scaled):
+    """Self-attention among all tokens; the logits are q.k times `attention_scale`, (3)."""
+
+    factors = ("attention_scale",)
+
+    def __init__(self, width: int, heads: int, attention_scale: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.head_dim = width // heads
+        self.attention_scale = attention_scale
+        self.query = Linear(width, width)
+        self.key = Linear(width, width)
+        self.value = Linear(width, width)
+        self.output = Linear(width, width)
+
+    def forward(self, x_BxTxD: torch.Tensor) -> torch.Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        split = (*x_BxTxD.shape[:2], self.heads, -1)
+        q_BxHxTxN = self.query(x_BxTxD).view(split).transpose(1, 2)
+        k_BxHxTxN = self.key(x_BxTxD).view(split).transpose(1, 2)
+        v_BxHxTxN = self.value(x_BxTxD).view(split).transpose(1, 2)
+        y_BxHxTxN = F.scaled_dot_product_attention(
+            q_BxHxTxN, k_BxHxTxN, v_BxHxTxN, scale=self.attention_scale
+        )
+        return self.output(y_BxHxTxN.transpose(1, 2).reshape(x_BxTxD.shape))
+
+
+class MLP(nn.Module):
+    """Two dense layers of the stream's width with GELU between, (4)."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.up = Linear(width, width)
+        self.down = Linear(width, width)
+
+    def forward(self, x_BxTxD: torch.Tensor) -> torch.Tensor:
+        """(B, T, D) -> (B, T, D)."""
+        return self.down(F.gelu(self.up(x_BxTxD), approximate="tanh"))
+
+
+class Block(Scaled):
+    """Attention, then MLP, each on a residual branch times `residual_multiplier`, (1)."""
+
+    factors = ("residual_multiplier",)
+
+    def __init__(
+        self, width: int, heads: int, attention_scale: float, residual_multiplier: float
+    ) -> None:
+        super().__init__()
+        self.residual_multiplier = residual_multiplier
+        self.attention_norm = _norm(width)
+        self.attention = Attention(width, heads, attention_scale)
+        self.mlp_norm = _norm(width)
+        self.mlp = MLP(width)
+
+    def forward(self, x_BxTxD: torch.Tensor) -> torch.Tensor:
+        """The residual stream (B, T, D) before and after the block."""
+        scale = self.residual_multiplier
+        x_BxTxD = x_BxTxD.add(self.attention(self.attention_norm(x_BxTxD)), alpha=scale)
+        return x_BxTxD.add(self.mlp(self.mlp_norm(x_BxTxD)), alpha=scale)
+
+
 class VisionTransformer(nn.Module):
     """Images (B, 3, size, size) -> logits (B, classes), allocated but not initialised.
 
@@ -60,9 +121,8 @@ class VisionTransformer(nn.Module):
         tokens = (shape.image_size // shape.patch_size) ** 2
         self.patch_embedding = Linear(CHANNELS * shape.patch_size**2, width)
         self.position_embedding = Embedding(tokens, width)
-        factors = (attention_scale, residual_multiplier)
         self.blocks = nn.ModuleList(
-            Block(width, shape.heads, width, *factors, _norm, is_causal=False)
+            Block(width, shape.heads, attention_scale, residual_multiplier)
             for _ in range(shape.layers)
         )
         self.final_norm = _norm(width)

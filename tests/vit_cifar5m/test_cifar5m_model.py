@@ -186,7 +186,7 @@ def test_attention_is_torchs_fused_one(monkeypatch):
     calls, fused = [], F.scaled_dot_product_attention
 
     def spy(*args, **kwargs):
-        calls.append((tuple(args[0].shape), kwargs["scale"], kwargs["is_causal"]))
+        calls.append((tuple(args[0].shape), kwargs["scale"], kwargs.get("is_causal", False)))
         return fused(*args, **kwargs)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
