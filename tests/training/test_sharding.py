@@ -198,6 +198,12 @@ def test_a_run_goes_on_in_other_numbers_of_processes(tmp_path):
     assert_same_run(run, tmp_path / "whole", 1e-4)
 
 
+def test_xdist_keeps_a_group_in_one_process(request):
+    """Else every process would make the runs."""
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@sharding")
+
+
 def test_one_process_is_not_sharded(monkeypatch):
     assert sharding.requested() is None
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
