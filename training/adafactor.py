@@ -35,9 +35,6 @@ class Adafactor(Decoupled):
     State: "v_row" (without axis j) and "v_col" (without axis i), or "v" (theta's shape).
     """
 
-    def __init__(self, groups: list[Group]) -> None:
-        super().__init__(groups, {})
-
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         steps, directions = self._steps(params), []
         torch._foreach_add_(steps, 1.0)

@@ -60,8 +60,14 @@ class Decoupled(Eager):
     """What the rules below share: the loop over groups, decay, per-parameter state and steps.
 
     Parameters without a gradient are left alone, decay and step count included. The state of a
-    parameter is "step" (a float tensor on the CPU, as torch keeps it) and the rule's tensors.
+    parameter is "step" (a float tensor on the CPU, as torch keeps it) and the rule's tensors. A
+    group's numbers are the plan's and the rule's, `fused` says which of torch's kernels to use.
     """
+
+    def __init__(self, groups: list[Group], fused: bool = False, **numbers: Any) -> None:
+        super().__init__(groups, numbers)
+        # Not in the groups: a checkpoint must not bring along the choice made for its device.
+        self._fused = fused
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from accelerate import Accelerator
@@ -37,6 +36,7 @@ def evaluate(
     batches = _batches(size, settings.eval_batch_size, accelerator)
     loader = loading.loader(task, accelerator, task.eval_data, task.eval_batch,
                             batch_sampler=batches)  # fmt: skip
+    measure = task.measure or (lambda model, batch: {"loss": task.loss(model, batch)})
     names, sums, stopped = ["loss"], [], False
     model.eval()
     for batch, ids in zip(loading.batches(loader), batches):
@@ -45,7 +45,7 @@ def evaluate(
             break
         count = (task.eval_count or task.count)(batch)
         batch = send_to_device(batch, accelerator.device, non_blocking=True)
-        measured = _measure(task, model, batch)
+        measured = measure(model, batch)
         names = list(measured)
         if ids is not PLACEHOLDER:
             sums.append([*measured.values(), count])
@@ -66,13 +66,6 @@ def _batches(size: int, batch: int, accelerator: Accelerator) -> list[Sequence[i
     batches = [own[first : first + batch] for first in range(0, len(own), batch)]
     most = math.ceil(len(eval_ids(size, 0, world)) / batch)
     return [*batches, *[PLACEHOLDER] * (most - len(batches))]
-
-
-def _measure(task: Task, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
-    """The sums of one batch by name."""
-    if task.measure is not None:
-        return task.measure(model, batch)
-    return {"loss": task.loss(model, batch)}
 
 
 def _means(

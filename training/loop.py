@@ -9,6 +9,7 @@ that resumes where it was stopped, however it was stopped.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import sys
@@ -29,7 +30,8 @@ from accelerate.utils import (
     set_seed,
 )
 
-from training import environment, loading, processes, runs, schedules, sharding
+from param_groups.schedules import factor as schedule_factor
+from training import environment, loading, processes, runs, sharding
 from training.errors import UserError
 from training.evaluation import evaluate
 from training.files import write_json
@@ -195,7 +197,8 @@ class Loop:
     def _train(self, taken: int) -> None:
         """Every step after the first `taken`; an evaluation the checkpoint misses comes first."""
         settings, evals = self.settings, self.history.evals
-        batches = loading.batches(loading.train_loader(self.task, self.accelerator, taken))
+        loader = loading.train_loader(self.task, self.accelerator, taken)
+        batches, micro_batches = loading.batches(loader), loader.batch_sampler.micro_batches
         if taken and self._evaluates(taken) and (not evals or evals[-1][0] < taken):
             self._evaluate(taken)
         self.checkpoints.saved_at = time.monotonic()
@@ -204,7 +207,7 @@ class Loop:
         self.timed = (taken, self.history.train_seconds(), self.wait_seconds)
         for step in range(taken + 1, settings.steps + 1):
             logged = step in (1, settings.steps) or step % settings.log_every == 0
-            norm = self._step(step, batches, logged)
+            norm = self._step(step, itertools.islice(batches, micro_batches), logged)
             if logged:
                 self._log_step(step, norm)
             if self.progress is not None and self.accelerator.is_main_process:
@@ -217,9 +220,11 @@ class Loop:
     def _step(self, step: int, batches: Iterator[Any], want_norm: bool) -> torch.Tensor | None:
         """One optimiser step over this process's micro-batches; the gradient norm if wanted."""
         asked = time.perf_counter()
-        micro = [next(batches) for _ in range(self._micro_batches)]
+        micro = list(batches)
         self.wait_seconds += time.perf_counter() - asked
-        schedules.set_lr(self.optimizer, self.factor(step - 1))
+        factor = self.factor(step - 1)  # one of all groups: the ratios of their rates stay
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
         total, count = self._forward_backward(micro)
         self.scaler.unscale_(self.optimizer)
         norm = self._clip(want_norm or self.skips_overflow)
@@ -326,18 +331,13 @@ class Loop:
     def factor(self, taken: int) -> float:
         """The schedule's factor for the step after `taken` steps."""
         schedule = self.task.config.schedule
-        return schedules.factor(
+        return schedule_factor(
             schedule.name,
             taken,
             warmup_steps=schedule.warmup_steps,
             total_steps=schedule.steps or self.settings.steps,
             floor=self.task.config.floor,
         )
-
-    @property
-    def _micro_batches(self) -> int:
-        share = self.settings.batch_size // self.accelerator.num_processes
-        return math.ceil(share / (self.settings.micro_batch_size or share))
 
     def _evaluates(self, step: int) -> bool:
         every, n = self.settings.eval_every, self.settings.eval_per_octave

@@ -118,7 +118,6 @@ class _Memory(TorchDispatchMode):
         self._sizes: WeakIdKeyDictionary = WeakIdKeyDictionary()  # storage -> [bytes]
 
     def __enter__(self) -> _Memory:
-        gc.collect()
         gc.freeze()  # what is there already is not looked through at every peak
         resize, own = torch.UntypedStorage.resize_, self
 

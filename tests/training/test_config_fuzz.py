@@ -22,7 +22,7 @@ BOMB = "a0: &a0 [1]\n" + "".join(
 
 
 @settings(
-    max_examples=150, derandomize=True, database=None, deadline=None,
+    max_examples=60, derandomize=True, database=None, deadline=None,
     suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 @given(inputs())

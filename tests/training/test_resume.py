@@ -7,10 +7,9 @@ import json
 import math
 import os
 import pickle
-import resource
+import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.processes import Program, gone
+from tests.processes import Program, finished, gone
 from tests.training import toy_run as toy
 from training import checkpoint, files, loop, optimizers, resume, runs, state
 from training.errors import Damaged, UserError
@@ -30,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("toy_run.py")
 
 
-def start(what, folder, *overrides, **more):
-    return Program(SCRIPT, what, folder, *overrides, **more)
+def start(folder, *overrides, **more):
+    return Program(SCRIPT, folder, *overrides, **more)
 
 
 def below(pid):
@@ -141,7 +140,7 @@ def test_a_resumed_fp16_run_has_its_scale_and_skips_the_same_steps(tmp_path, mon
 
 def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
     overrides = ["training.data_workers=2", "training.log_every=1"]
-    process = start("train", tmp_path / "run", *overrides, TOY_PAUSE=1)
+    process = start(tmp_path / "run", *overrides, TOY_PAUSE=1)
     while "step 3" not in process.stdout.readline():
         pass
     workers = below(process.pids[0])
@@ -152,14 +151,54 @@ def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
     assert all(gone(worker) for worker in workers)
 
 
-def test_a_run_killed_wherever_a_file_changes_goes_on_to_the_same_end(tmp_path):
-    """SIGKILL before and after every sync, rename and removal, in half a file, in half a line."""
+def copy_at_every_change(patch, run):
+    """Has a run's folder copied wherever its files change; returns the copies."""
+    copies = []
+
+    def copy():
+        copies.append(Path(shutil.copytree(run, f"{run}-{len(copies)}")))
+
+    def half_a_file(tensors, path):
+        save_file(tensors, path)
+        os.truncate(path, path.stat().st_size // 2)
+        copy()
+
+    def half_a_line(log, record):
+        size = log.path.stat().st_size if log.path.exists() else 0
+        log.path.open("a").write(json.dumps(record)[:16])
+        copy()
+        os.truncate(log.path, size)
+
+    def replace(owner, name, before=None):
+        function = getattr(owner, name)
+
+        def copying(*args, **kwargs):
+            before(*args) if before else copy()
+            result = function(*args, **kwargs)
+            copy()
+            return result
+
+        patch.setattr(owner, name, copying)
+
+    for owner, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree")):
+        replace(owner, name)
+    replace(checkpoint, "save_file", half_a_file)
+    replace(Log, "append", half_a_line)
+    return copies
+
+
+def test_a_run_killed_wherever_a_file_changes_goes_on_to_the_same_end(tmp_path, monkeypatch):
+    """From its folder as SIGKILL leaves it before and after every sync, rename and removal, in half
+    a file, in half a line."""
     words = ["training.steps=4", "checkpoint.keep=1", "checkpoint.final=false"]
-    crash = start("crash", tmp_path, *words)
-    out, errors = crash.communicate()
-    assert crash.returncode == 0, out[-2000:] + errors[-2000:]
-    places = int(out.split()[-2])
-    assert places > 50
+    whole = tmp_path / "whole"
+    with monkeypatch.context() as patch:
+        copies = copy_at_every_change(patch, whole)
+        toy.train(whole, words)
+    assert len(copies) > 50
+    for copy in copies:
+        toy.train(copy, words)
+        assert toy.left_behind(copy) == toy.left_behind(whole), copy
 
 
 def stop_in_evaluation(monkeypatch, step):
@@ -225,7 +264,7 @@ def test_a_signal_does_not_end_the_wait_for_the_last_checkpoint(tmp_path, monkey
 def test_a_signal_stops_a_run_with_a_checkpoint_and_its_exit_code(tmp_path, number):
     overrides = ["training.steps=30", "training.log_every=1", "checkpoint.every=0"]
     toy.train(tmp_path / "whole", overrides)
-    process = start("train", tmp_path / "run", *overrides, TOY_PAUSE=0.2)
+    process = start(tmp_path / "run", *overrides, TOY_PAUSE=0.2)
     while "step 3" not in process.stdout.readline():
         pass
     process.send_signal(number)
@@ -243,7 +282,7 @@ def test_a_signal_stops_a_run_with_a_checkpoint_and_its_exit_code(tmp_path, numb
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
     words = ["training.log_every=1", "training.steps=9"]
-    process = start("train", tmp_path / "run", *words, TOY_PAUSE=3)
+    process = start(tmp_path / "run", *words, TOY_PAUSE=3)
     while "step 1" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGINT)
@@ -595,22 +634,19 @@ def test_other_settings_of_the_checkpoints_are_welcome(tmp_path, monkeypatch):
 # A full disk, hostile files
 
 
-def limited(folder, size, *overrides):
-    """A run whose files cannot grow beyond `size` bytes, as on a full disk."""
-    return subprocess.run(
-        [sys.executable, SCRIPT, "train", folder, *overrides], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
-    )  # fmt: skip
-
-
 def test_a_checkpoint_that_does_not_fit_ends_the_run_with_one_line(tmp_path, monkeypatch):
+    """Files cannot grow beyond 6 kB, as on a full disk."""
     interrupted(tmp_path / "run", 3, monkeypatch)
-    result = limited(tmp_path / "run", 6000)
-    assert result.returncode == 2, result.stderr
-    last = result.stderr.splitlines()[-1]
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import resource, toy_run\nresource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n"
+        "toy_run.main()\n"
+    )
+    result = finished(script, tmp_path / "run", PYTHONPATH=f"{ROOT}{os.pathsep}{SCRIPT.parent}")
+    assert result.returncode == 2, result.err
+    last = result.err.splitlines()[-1]
     assert last.startswith("error: ") and "step-00000004: cannot write the checkpoint" in last
-    assert "step-00000002 is intact" in last and "Traceback" not in result.stderr
+    assert "step-00000002 is intact" in last and "Traceback" not in result.err
     assert names(tmp_path / "run") == ["step-00000002"]  # nothing half-written
     toy.train(tmp_path / "run")
     toy.train(tmp_path / "whole")

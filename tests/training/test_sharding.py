@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.processes import LAUNCH_CONFIGS, Program, launch_environment
+from tests.processes import LAUNCH_CONFIGS, Program, finished, launch_environment
 from tests.training import sharded_run as small
 from training import checkpoint, sharding
 from training.errors import Damaged, UserError
@@ -73,13 +71,11 @@ def assert_same_run(run, wanted, rtol):
 def runs(tmp_path_factory):
     """All of the script's runs, made by two processes and by this one."""
     folder = tmp_path_factory.mktemp("runs")
-    launched = subprocess.run(
-        [Path(sys.executable).with_name("accelerate"), "launch", "--config_file",
-         LAUNCH_CONFIGS / f"{NODES[0]}.yaml", *NODES[1:], SCRIPT, "train", folder / "two"],
-        capture_output=True, text=True, timeout=200,
-        env={**os.environ, **ALONE, "PYTHONPATH": str(ROOT)},
+    launched = finished(
+        "-m", "accelerate.commands.launch", "--config_file", LAUNCH_CONFIGS / f"{NODES[0]}.yaml",
+        *NODES[1:], SCRIPT, "train", folder / "two", PYTHONPATH=ROOT, **ALONE,
     )  # fmt: skip
-    assert launched.returncode == 0, launched.stderr
+    assert launched.returncode == 0, launched.err
     small.train_all(folder / "one")
     return folder
 
@@ -106,15 +102,14 @@ def test_the_runs_are_sensitive_to_what_is_compared(runs):
             assert (last - first).abs().max() > 1e-3 * last.abs().max(), (name, key)
 
 
-@pytest.mark.parametrize("name", ["adafactor", "adam_atan2"])
-def test_a_resumed_run_ends_with_the_same_bits(runs, name):
+def test_a_resumed_run_ends_with_the_same_bits(runs):
     """Stopped, and its newest checkpoint damaged: on from the one before."""
-    resumed, whole = saved(runs / "two/on" / name), saved(runs / "two" / name)
+    ends = runs / "two/on", runs / "two/adafactor"
+    resumed, whole = map(saved, ends)
     assert resumed.keys() == whole.keys()
     assert all(torch.equal(resumed[key], whole[key]) for key in whole)
-    assert lines(runs / "two/on" / name) == lines(runs / "two" / name)
-    states = [json.loads((newest(run) / "meta.json").read_text())["random"]
-              for run in (runs / "two/on" / name, runs / "two" / name)]  # fmt: skip
+    assert lines(ends[0]) == lines(ends[1])
+    states = [json.loads((newest(run) / "meta.json").read_text())["random"] for run in ends]
     assert states[0] == states[1] and len(states[0]) == 2
 
 
