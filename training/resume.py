@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -66,6 +66,7 @@ class _Meta(Section):
 _NEWER = ("observations.jsonl", "timing.jsonl")  # which the first checkpoints do not know
 
 
+@dataclass
 class Checkpoints:
     """A run's checkpoints: model, optimiser, losses, history, random states and lengths of logs.
 
@@ -73,27 +74,23 @@ class Checkpoints:
     metrics.jsonl.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        run_dir: Path,
-        accelerator: Accelerator,
-        optimizer: torch.optim.Optimizer,
-        losses: Losses,
-        history: History,
-        logs: Sequence[Log],
-        scaler: torch.amp.GradScaler,
-    ) -> None:
-        self.task, self.run_dir, self.folder = task, run_dir, run_dir / "checkpoints"
-        self.accelerator, self.optimizer = accelerator, optimizer
-        self.losses, self.history, self.logs, self.scaler = losses, history, logs, scaler
-        self.settings = task.config.checkpoint
+    task: Task
+    run_dir: Path
+    accelerator: Accelerator
+    optimizer: torch.optim.Optimizer
+    losses: Losses
+    history: History
+    logs: Sequence[Log]
+    scaler: torch.amp.GradScaler
+
+    def __post_init__(self) -> None:
+        self.folder, self.settings = self.run_dir / "checkpoints", self.task.config.checkpoint
         self.stop = signals.StopRequest()
         self.saved_at, self.saved_step = time.monotonic(), -1
         self.control = self.writers = None
-        if accelerator.num_processes > 1:  # what is agreed on there does not wait for a GPU
+        if self.accelerator.num_processes > 1:  # what is agreed on there does not wait for a GPU
             self.control = distributed.new_group(backend="gloo", timeout=processes.TIMEOUT)
-        if any(map(sharding.is_sharded, task.model.parameters())):  # and what a thread writes
+        if any(map(sharding.is_sharded, self.task.model.parameters())):  # and what a thread writes
             self.writers = distributed.new_group(backend="gloo", timeout=processes.TIMEOUT)
         self.writing: Future | None = None
         self.read: Checkpoint | None = None  # by the first process, until the run resumes from it

@@ -40,6 +40,7 @@ def test_any_text_is_a_config_or_one_line_with_exit_code_2(example):
         ("seed: !!bool xyz", "not what its tag says ('xyz')"),
         ("seed: !!timestamp 2001-01-01", "could not determine a constructor for the tag"),
         ("seed: !!binary aGVsbG8=", "could not determine a constructor for the tag"),
+        ("a: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
         ("!!set {a}", "could not determine a constructor for the tag"),
         ("!!map 3", "expected a mapping node"),
         ("seed: " + "9" * 5000, "line 1: not valid YAML: a number of 5000 digits"),

@@ -68,18 +68,12 @@ def test_tensorboard_shows_losses_rates_norms_and_probes(tmp_path):
     assert_shown_whole(folder)
 
 
-def test_a_resumed_run_goes_on_with_the_same_curves(tmp_path):
-    folder, words = folder_of(tmp_path), ["training.trackers=[tensorboard]", "checkpoint.keep=9"]
-    toy.train(folder, words)
-    interrupt(folder, step=4)  # 6 and 7 have been shown
-    toy.train(folder, words)
-    assert_shown_whole(folder)
-
-
-def test_a_tracker_that_is_switched_on_later_shows_the_whole_run(tmp_path):
+@pytest.mark.parametrize("before", [[], ["training.trackers=[tensorboard]"]])
+def test_a_resumed_run_is_shown_whole_and_once(tmp_path, before):
+    """With a tracker from the start or switched on later."""
     folder = folder_of(tmp_path)
-    toy.train(folder, ["checkpoint.keep=9"])
-    interrupt(folder, step=4)
+    toy.train(folder, [*before, "checkpoint.keep=9"])
+    interrupt(folder, step=4)  # 6 and 7 may have been shown
     toy.train(folder, ["training.trackers=[tensorboard]"])
     assert_shown_whole(folder)
 

@@ -6,6 +6,7 @@ The model draws during training (dropout), so that a resume with other random nu
 """
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -53,10 +54,10 @@ class Toy(nn.Module):
 class Rows(Dataset):
     """Rows of tokens; says which are read, by process, if TOY_NOTES names a folder."""
 
-    def __init__(self, seed, noted=False):
+    def __init__(self, seed, noted=False, words=11):
         self.noted = noted
         generator = torch.Generator().manual_seed(seed)
-        self.ids = torch.randint(0, 11, (23, 6), generator=generator)
+        self.ids = torch.randint(0, words, (23, 6), generator=generator)
 
     def __len__(self):
         return len(self.ids)
@@ -109,17 +110,25 @@ def train(run_dir, overrides=(), pause=0.0):
     """Trains in this process and returns the summary."""
     if os.environ.get("TOY_NOTES"):
         optimizers.AdamW = NotedOptimizer
-    config = build_config(overrides)
-    run = build_task(config, float(os.environ.get("TOY_DROPOUT", "0.2")))
+    dropout = float(os.environ.get("TOY_DROPOUT", "0.2"))
+    return run_task(run_dir, build_task(build_config(overrides), dropout), pause)
+
+
+def run_task(run_dir, run, pause=0.0, stop_at=None):
+    """Trains in this process, which asks itself to stop if told when; returns the summary."""
 
     def progress(step, steps, loss):
         if loss is None:
             return
         print(f"step {step}", flush=True)
         time.sleep(pause)
+        if step == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     run_dir.mkdir(parents=True, exist_ok=True)
-    return runs.train_once(run_dir, config, run.plan, lambda: loop.train(run, run_dir, progress))
+    return runs.train_once(
+        run_dir, run.config, run.plan, lambda: loop.train(run, run_dir, progress)
+    )
 
 
 def left_behind(run_dir):
