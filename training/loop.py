@@ -249,22 +249,15 @@ class Loop:
         total = torch.zeros((), device=accelerator.device)
         for index, batch in enumerate(micro, start=1):
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
-            more = index < len(micro)
-            with self._without_exchange() if more else contextlib.nullcontext():
+            # The last one exchanges the gradients of all; where the model is sharded each does, as
+            # every process would else hold the gradient of all of it.
+            exchanges = index == len(micro) or self.sharding is not None
+            with contextlib.nullcontext() if exchanges else accelerator.no_sync(self.model):
                 loss_sum = self.task.loss(self.model, batch)
                 # Gradients are averaged over processes, the loss over the targets of all of them.
                 accelerator.backward(self.scaler.scale(loss_sum * (world / count)))
             total += loss_sum.detach()
         return total, count
-
-    def _without_exchange(self) -> contextlib.AbstractContextManager:
-        """Leaves the gradients of a micro-batch in their process, for the last one to exchange.
-
-        Not of a sharded model: every process would then hold the gradient of all of it.
-        """
-        if self.sharding is not None:
-            return contextlib.nullcontext()
-        return self.accelerator.no_sync(self.model)
 
     def _clip(self, want_norm: bool) -> torch.Tensor | None:
         """The norm of the whole gradient, if it is asked for or clipped."""
@@ -373,32 +366,26 @@ class Loop:
         if self.scaler.is_enabled():
             line["loss_scale"] = self.scaler.get_scale()
         self._write(step, line)
-        self._log_timing(step)
-
-    def _log_timing(self, step: int) -> None:
-        """Speed since the last line: in a separate log, as it differs from run to run."""
+        # Speed since the last line: in a separate log, as it differs from run to run.
         before, then, waited = self.timed
         now = self.history.train_seconds()
         self.timed = (step, now, self.wait_seconds)
         samples = (step - before) * self.settings.batch_size
-        line = {
+        speed = {
             "step": step,
             "samples_per_second": samples / max(now - then, 1e-9),
             "waiting_for_data": (self.wait_seconds - waited) / max(now - then, 1e-9),
         }
         if self.accelerator.is_main_process:
-            self.timing.append(line)
+            self.timing.append(speed)
 
     def _write(self, step: int, line: dict[str, Any]) -> None:
+        """A line of metrics.jsonl, with the epochs taken where the experiment counts them."""
+        if self.task.by_epoch:
+            whole = steps_per_epoch(len(self.task.train_data), self.settings.batch_size)
+            line = {"epoch": round(step / whole, 6), **line}
         if self.accelerator.is_main_process:
-            self.metrics.append({"step": step, **self._epoch(step), **line})
-
-    def _epoch(self, step: int) -> dict[str, float]:
-        """Epochs taken, where the experiment counts them."""
-        if not self.task.by_epoch:
-            return {}
-        size = len(self.task.train_data)
-        return {"epoch": round(step / steps_per_epoch(size, self.settings.batch_size), 6)}
+            self.metrics.append({"step": step, **line})
 
     def _summary(self, status: dict[str, Any]) -> dict[str, Any]:
         """What the run came to, what it cost, and where it was made."""
