@@ -17,7 +17,7 @@ from training.files import open_plain, sync, writing
 
 _PART = 1 << 20  # bytes read at once
 # What a checkpoint keeps of a history as it is.
-_ALIKE = {"evals", "eval_targets", "resumed_from", "eval_seconds", "observe_seconds"}
+_ALIKE = ("evals", "eval_targets", "resumed_from", "eval_seconds", "observe_seconds")
 
 
 class Log:
@@ -111,8 +111,8 @@ class History:
 
     def restore(self, meta: dict[str, Any], step: int) -> None:
         """The inverse of `state`, for a run that resumes after `step`."""
-        for name in _ALIKE & meta.keys():  # older checkpoints do not know observe_seconds
-            setattr(self, name, meta[name])
+        for name in _ALIKE:
+            setattr(self, name, meta.get(name, 0.0))  # older ones do not know observe_seconds
         self.seconds_before = meta["seconds"]
         self.skipped, self.skipped_in_a_row = meta["skipped"]
         self.resumed_from = [*self.resumed_from, step]
