@@ -107,7 +107,7 @@ def build_task(overrides, meta=False, scale=1.0):
         config=config,
         model=model,
         plan=plan(model, RULES, prescription, **config.optimizer.numbers),
-        train_data=toy.Rows(1, words=VOCAB),
+        train_data=toy.Rows(1, noted=True, words=VOCAB),
         eval_data=toy.Rows(2, words=VOCAB),
         loss=lambda model, batch: model(batch),
         # Rows count differently, so that a mean of the processes' means would show.

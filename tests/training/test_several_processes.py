@@ -19,6 +19,7 @@ from vit_cifar5m import train as vit
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("toy_run.py")
+SHARDED = Path(__file__).with_name("sharded_run.py")
 LONG = ["training.steps=40", "training.log_every=1", "checkpoint.every=0"]
 
 
@@ -47,11 +48,12 @@ def notes(folder, what, rank):
 
 def test_two_processes_train_what_one_does_in_the_same_order(tmp_path):
     """Without dropout, whose draws belong to a process."""
-    for processes in (1, 2):
+    told = launch_environment("several_nodes", "--num_machines", "1", "--num_processes", "2")
+    for processes, environment in ((1, {}), (2, told)):
         (tmp_path / f"notes{processes}").mkdir()
         launch(
             processes, tmp_path / f"run{processes}", TOY_DROPOUT=0,
-            TOY_NOTES=tmp_path / f"notes{processes}",
+            TOY_NOTES=tmp_path / f"notes{processes}", **environment,
         )  # fmt: skip
     one, two = weights(tmp_path / "run1"), weights(tmp_path / "run2")
     assert one.keys() == two.keys()
@@ -175,9 +177,10 @@ def test_accelerate_launches_with_the_config_files(tmp_path, name, processes):
 
 
 def test_a_signal_to_the_launcher_stops_all_with_a_checkpoint(tmp_path):
+    """Of a sharded run, whose processes write its parts."""
     options = ["--num_machines", "1", "--main_process_port", "0"]
-    words = [*options, SCRIPT, tmp_path / "run", *LONG]
-    process = accelerated("several_nodes", 2, tmp_path, *words, TOY_PAUSE=0.2)
+    words = [*options, SHARDED, "run", tmp_path / "run", "training.steps=90", "checkpoint.every=0"]
+    process = accelerated("several_nodes_fsdp", 2, tmp_path, *words)
     while "step 3" not in (line := process.stdout.readline()):
         assert line, process.files[1].read_text()
     process.terminate()  # torchrun tells both; its own exit code is not ours to choose
@@ -185,10 +188,10 @@ def test_a_signal_to_the_launcher_stops_all_with_a_checkpoint(tmp_path):
     assert process.returncode != 0
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["status"] == "stopped"
-    saved = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
-    assert saved == [f"step-{summary['step']:08d}"]
+    (saved,) = (tmp_path / "run/checkpoints").iterdir()
+    assert saved.name == f"step-{summary['step']:08d}" and len(list(saved.glob("shard-*"))) == 2
     read = [len(notes(tmp_path, "ids", rank)) for rank in (0, 1)]
-    assert read == [summary["step"] * 4 // 2] * 2
+    assert read == [summary["step"] * 8 // 2] * 2
 
 
 def test_the_config_files_are_for_eight_gpus_per_node():

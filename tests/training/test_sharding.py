@@ -11,19 +11,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.processes import LAUNCH_CONFIGS, Program, finished, launch_environment
+from tests.processes import Program, launch_environment
 from tests.training import sharded_run as small
 from training import checkpoint, sharding
 from training.errors import Damaged, UserError
 
 pytestmark = pytest.mark.xdist_group("sharding")  # the runs are made once
 
-ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("sharded_run.py")
 # The files as they are, with as many processes as a test has.
 ONE_NODE = ["one_node_8gpu_fsdp", "--num_processes", "2"]
-NODES = ["several_nodes_fsdp", "--num_machines", "1", "--num_processes", "2",
-         "--main_process_port", "0"]  # fmt: skip
 COPIES = ["several_nodes_hsdp", "--num_processes", "4", "--parallelism_config_dp_shard_size", "2"]
 ALONE = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -71,11 +68,9 @@ def assert_same_run(run, wanted, rtol):
 def runs(tmp_path_factory):
     """All of the script's runs, made by two processes and by this one."""
     folder = tmp_path_factory.mktemp("runs")
-    launched = finished(
-        "-m", "accelerate.commands.launch", "--config_file", LAUNCH_CONFIGS / f"{NODES[0]}.yaml",
-        *NODES[1:], SCRIPT, "train", folder / "two", PYTHONPATH=ROOT, **ALONE,
-    )  # fmt: skip
-    assert launched.returncode == 0, launched.err
+    process = start(ONE_NODE, "train", folder / "two")
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
     small.train_all(folder / "one")
     return folder
 
