@@ -63,6 +63,21 @@ def interrupted(folder, step, monkeypatch, *overrides):
             toy.train(folder, overrides)
 
 
+@pytest.fixture(scope="module")
+def died(tmp_path_factory):
+    """A run that died after step 5, which tests leave alone."""
+    folder = tmp_path_factory.mktemp("died") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted(folder, 5, patch)
+    return folder
+
+
+@pytest.fixture
+def run(died, tmp_path):
+    """A copy of it in tmp_path / "run"."""
+    return shutil.copytree(died, tmp_path / "run")
+
+
 # ------------------------------------------------------------------------------------------------
 # Killed and stopped runs
 
@@ -323,12 +338,11 @@ def test_an_epsilon_said_or_left_to_the_optimizer_is_the_same_run():
     )
 
 
-def test_resume_never_starts_anew(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    summary = toy.train(tmp_path / "run", ["checkpoint.resume=never"])
+def test_resume_never_starts_anew(run, tmp_path):
+    summary = toy.train(run, ["checkpoint.resume=never"])
     assert summary["resumed_from"] == []
     toy.train(tmp_path / "whole")
-    assert toy.left_behind(tmp_path / "run") == toy.left_behind(tmp_path / "whole")
+    assert toy.left_behind(run) == toy.left_behind(tmp_path / "whole")
 
 
 def test_a_tied_tensor_and_a_buffer_are_saved_once_and_come_back(tmp_path):
@@ -379,36 +393,33 @@ DAMAGES = [
 
 @pytest.mark.parametrize(("file", "damage"), DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    tmp_path, monkeypatch, capsys, file, damage
+    run, tmp_path, capsys, file, damage
 ):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    damage(tmp_path / "run/checkpoints/step-00000004" / file)
-    summary = toy.train(tmp_path / "run")
+    damage(run / "checkpoints/step-00000004" / file)
+    summary = toy.train(run)
     errors = capsys.readouterr().err
     assert "not used: " in errors and "step-00000004" in errors
     assert summary["resumed_from"] == [2]
     toy.train(tmp_path / "whole")
-    assert toy.left_behind(tmp_path / "run")[:3] == toy.left_behind(tmp_path / "whole")[:3]
-    assert "damaged-step-00000004" in names(tmp_path / "run")  # nothing is lost
+    assert toy.left_behind(run)[:3] == toy.left_behind(tmp_path / "whole")[:3]
+    assert "damaged-step-00000004" in names(run)  # nothing is lost
 
 
-def test_without_any_good_checkpoint_the_run_says_so_and_touches_nothing(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    for path in (tmp_path / "run/checkpoints").iterdir():
+def test_without_any_good_checkpoint_the_run_says_so_and_touches_nothing(run):
+    for path in (run / "checkpoints").iterdir():
         flip(path / "state.safetensors")
-    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    before = (run / "metrics.jsonl").read_bytes()
     with pytest.raises(UserError, match=r"no checkpoint can be used .*checkpoint.resume=never"):
-        toy.train(tmp_path / "run")
-    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
-    assert len(names(tmp_path / "run")) == 2
+        toy.train(run)
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert len(names(run)) == 2
 
 
 @pytest.mark.parametrize("damage", [flip, empty])
-def test_a_log_that_lost_lines_is_not_gone_on_with(tmp_path, monkeypatch, damage):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    damage(tmp_path / "run/metrics.jsonl")
+def test_a_log_that_lost_lines_is_not_gone_on_with(run, damage):
+    damage(run / "metrics.jsonl")
     with pytest.raises(UserError, match=r"no checkpoint can be used .*metrics.jsonl: lacks lines"):
-        toy.train(tmp_path / "run")
+        toy.train(run)
 
 
 def test_a_checkpoint_of_another_step_or_format_is_damaged(tmp_path):
@@ -466,19 +477,17 @@ def resealed(path, change):
         lambda meta, tensors: tensors.update({"optimizer/other/exp_avg": torch.ones(3)}),
     ],
 )
-def test_a_checkpoint_of_something_else_is_not_used(tmp_path, monkeypatch, capsys, change):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    resealed(tmp_path / "run/checkpoints/step-00000004", change)
-    assert toy.train(tmp_path / "run")["resumed_from"] == [2]
+def test_a_checkpoint_of_something_else_is_not_used(run, capsys, change):
+    resealed(run / "checkpoints/step-00000004", change)
+    assert toy.train(run)["resumed_from"] == [2]
     assert "not used: " in capsys.readouterr().err
 
 
-def test_a_checkpoint_past_the_end_of_the_run_is_not_used(tmp_path, monkeypatch, capsys):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    path = tmp_path / "run/checkpoints/step-00000004"
+def test_a_checkpoint_past_the_end_of_the_run_is_not_used(run, capsys):
+    path = run / "checkpoints/step-00000004"
     resealed(path, lambda meta, tensors: meta.update(step=100))
     path.rename(path.with_name("step-00000100"))
-    assert toy.train(tmp_path / "run")["resumed_from"] == [2]
+    assert toy.train(run)["resumed_from"] == [2]
     assert "of step 100 in a run of 7" in capsys.readouterr().err
 
 
@@ -495,12 +504,11 @@ def test_a_pipe_or_link_in_the_results_folder_is_refused_in_one_line(tmp_path, n
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "plan.json", "timing.jsonl"])
-def test_a_pipe_is_never_waited_for(tmp_path, monkeypatch, name):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    (tmp_path / "run" / name).unlink()
-    os.mkfifo(tmp_path / "run" / name)
+def test_a_pipe_is_never_waited_for(run, name):
+    (run / name).unlink()
+    os.mkfifo(run / name)
     with contextlib.suppress(UserError):
-        toy.train(tmp_path / "run")
+        toy.train(run)
 
 
 @pytest.mark.parametrize("words", [[], ["checkpoint.resume=never"]])
@@ -513,13 +521,12 @@ def test_a_checkpoints_folder_that_is_a_link_is_refused(tmp_path, monkeypatch, w
     assert names(tmp_path / "other") == ["step-00000002", "step-00000004"]
 
 
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(run):
     for name in ("checksums.json", "meta.json"):
-        path = tmp_path / "run/checkpoints/step-00000004" / name
+        path = run / "checkpoints/step-00000004" / name
         path.unlink()
         os.mkfifo(path)
-    assert toy.train(tmp_path / "run")["resumed_from"] == [2]
+    assert toy.train(run)["resumed_from"] == [2]
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_does_not_end_the_run(
@@ -557,27 +564,25 @@ def test_the_restored_state_does_not_live_in_the_file(tmp_path, monkeypatch):
 # Another config, another plan
 
 
-def test_resuming_with_another_config_is_refused_with_the_difference(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    before = (tmp_path / "run/config.yaml").read_text()
+def test_resuming_with_another_config_is_refused_with_the_difference(run):
+    before = (run / "config.yaml").read_text()
     with pytest.raises(UserError, match=r"another config \(optimizer.beta1 0.9 -> 0.8\)"):
-        toy.train(tmp_path / "run", ["optimizer.beta1=0.8"])
-    assert (tmp_path / "run/config.yaml").read_text() == before
-    (tmp_path / "run/config.yaml").unlink()  # the checkpoint knows, too
+        toy.train(run, ["optimizer.beta1=0.8"])
+    assert (run / "config.yaml").read_text() == before
+    (run / "config.yaml").unlink()  # the checkpoint knows, too
     with pytest.raises(UserError, match=r"step-00000004 holds .*optimizer.beta1 0.9 -> 0.8"):
-        toy.train(tmp_path / "run", ["optimizer.beta1=0.8"])
+        toy.train(run, ["optimizer.beta1=0.8"])
 
 
-def test_resuming_with_another_plan_is_refused_with_the_difference(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
+def test_resuming_with_another_plan_is_refused_with_the_difference(run, monkeypatch):
     original = toy.Everett
     with monkeypatch.context() as patch:
         patch.setattr(toy, "Everett", lambda *a, **k: original(*a, **k, gamma_readout=2.0))
         for _ in range(2):
             with pytest.raises(UserError, match=r"another plan \(readout.weight: lr .* -> .*\)"):
-                toy.train(tmp_path / "run")
-            (tmp_path / "run/plan.json").unlink(missing_ok=True)
-    assert toy.train(tmp_path / "run")["resumed_from"] == [4]
+                toy.train(run)
+            (run / "plan.json").unlink(missing_ok=True)
+    assert toy.train(run)["resumed_from"] == [4]
 
 
 def test_resuming_on_other_data_is_refused(tmp_path, monkeypatch):
@@ -609,9 +614,8 @@ def test_a_run_does_not_go_on_in_another_precision(tmp_path, monkeypatch):
     assert toy.train(tmp_path / "run", ["training.precision=bf16"])["resumed_from"] == [4]
 
 
-def test_other_settings_of_the_checkpoints_are_welcome(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    assert toy.train(tmp_path / "run", ["checkpoint.every=3"])["resumed_from"] == [4]
+def test_other_settings_of_the_checkpoints_are_welcome(run):
+    assert toy.train(run, ["checkpoint.every=3"])["resumed_from"] == [4]
 
 
 # ------------------------------------------------------------------------------------------------
@@ -662,13 +666,12 @@ class Bomb:
         return (Path.touch, (self.path,))
 
 
-def test_hostile_files_execute_and_overwrite_nothing(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
+def test_hostile_files_execute_and_overwrite_nothing(run, tmp_path):
     mark, outside = tmp_path / "executed", tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("kept")
     bomb = pickle.dumps(Bomb(mark))
-    folder = tmp_path / "run/checkpoints"
+    folder = run / "checkpoints"
     newest = folder / "step-00000009"
     newest.mkdir()
     (newest / "state.safetensors").write_bytes(bomb)
@@ -681,8 +684,8 @@ def test_hostile_files_execute_and_overwrite_nothing(tmp_path, monkeypatch):
     (folder / "..step-00000012").mkdir()
     for name in ("state.pt", "optimizer.pkl", "pytorch_model.bin"):
         (folder / name).write_bytes(bomb)
-        (tmp_path / "run" / name).write_bytes(bomb)
-    assert toy.train(tmp_path / "run", ["checkpoint.keep=1"])["resumed_from"] == [4]
+        (run / name).write_bytes(bomb)
+    assert toy.train(run, ["checkpoint.keep=1"])["resumed_from"] == [4]
     assert not mark.exists()
     assert (outside / "kept").read_text() == "kept"
     checkpoint.discard(folder)
