@@ -1,7 +1,5 @@
 """The factor of a schedule, at its corners and against optax's values."""
 
-import math
-
 import pytest
 
 from param_groups.schedules import SHAPES, factor
@@ -35,13 +33,6 @@ def test_corners(name, floor):
     assert at(350) + at(850) == pytest.approx(1 + end, abs=1e-15)
 
 
-def test_a_quarter_of_the_way_down_tells_cosine_from_linear():
-    numbers = {"warmup_steps": 0, "total_steps": 8}
-    assert factor("cosine", 2, **numbers) == pytest.approx((1 + math.sqrt(0.5)) / 2, abs=1e-15)
-    assert factor("linear", 2, **numbers) == 0.75
-    assert factor("constant", 2, **numbers) == 1.0
-
-
 @pytest.mark.parametrize("name", SHAPES)
 def test_no_warmup_starts_at_the_peak(name):
     assert factor(name, 0, warmup_steps=0, total_steps=7) == 1.0
@@ -64,13 +55,3 @@ def test_stays_in_the_unit_interval_and_rises_then_falls(name):
         assert all(0 <= value <= 1 for value in curve)
         assert curve[:warmup] == sorted(curve[:warmup])
         assert curve[warmup:] == sorted(curve[warmup:], reverse=True)
-
-
-def test_a_quoted_minimum_rate_is_a_fraction_of_the_peak():
-    """lr_min = 1e-6 beside a peak of 1e-3, 20 of 300 epochs of 312 steps warming up."""
-    lr, lr_min = 1e-3, 1e-6
-    numbers = {"warmup_steps": 6240, "total_steps": 93600, "floor": lr_min / lr}
-    for step in (6240, 30000, 93599):
-        angle = math.pi * (step - 6240) / (93600 - 6240)
-        expected = lr_min + (lr - lr_min) / 2 * (1 + math.cos(angle))
-        assert lr * factor("cosine", step, **numbers) == pytest.approx(expected, rel=1e-12)
