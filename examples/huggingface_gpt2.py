@@ -15,7 +15,7 @@ from measure.coordinates import Check
 from param_groups import Everett, plan
 from param_groups.models import GPT2_RULES
 
-HEAD_DIM, CONTEXT, STEPS = 16, 64, 150
+HEAD_DIM, CONTEXT, STEPS = 16, 64, 75
 TEXT = torch.tensor(list("".join(topics.values()).encode())).unfold(0, CONTEXT, CONTEXT)
 
 
@@ -30,7 +30,7 @@ def planned(width):
     for block in model.transformer.h:
         block.attn.scaling = rule.attention_scale(HEAD_DIM)  # 1/h; the library's is 1/sqrt(h)
     applied = {"attention_scale": block.attn.scaling}
-    return model, plan(model, GPT2_RULES, rule, lr=2**-8, absorb_multipliers=True, applied=applied)
+    return model, plan(model, GPT2_RULES, rule, lr=2**-7, absorb_multipliers=True, applied=applied)
 
 
 def loss_of(model, ids):
@@ -50,7 +50,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.AdamW(numbers.groups(model), betas=(0.9, 0.95))
     order = torch.randperm(len(TEXT), generator=torch.Generator().manual_seed(0))
     for step in range(STEPS + 1):
-        loss = loss_of(model, TEXT[order[16 * step : 16 * (step + 1)]])
+        loss = loss_of(model, TEXT[order[8 * step : 8 * (step + 1)]])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -42,7 +42,7 @@ def task(width, seed):
     options = {"absorb_multipliers": True, "applied": {"attention_scale": 1 / 16}, "head_dim": 16}
     blocks = [Block(width, 1 / 16) for _ in range(2)] + [nn.RMSNorm(width)]
     model = nn.Sequential(nn.Embedding(256, width), *blocks, nn.Linear(width, 256, False))
-    numbers = plan(model, RULES, rule, lr=2**-8, **options)
+    numbers = plan(model, RULES, rule, lr=2**-7, **options)
     loss = lambda model, ids: nn.functional.cross_entropy(model(ids[:, :-1]).mT, ids[:, 1:])
     return Check(model, numbers, [TEXT[:1]], loss)
 
@@ -51,7 +51,7 @@ if __name__ == "__main__":
     run = task(width=128, seed=0)
     run.plan.initialise(run.model, seed=0)
     optimizer = torch.optim.AdamW(run.plan.groups(run.model), betas=(0.9, 0.95))
-    for step, rows in enumerate(torch.randperm(len(TEXT))[: 16 * 151].split(16)):
+    for step, rows in enumerate(torch.randperm(len(TEXT))[: 8 * 76].split(8)):
         (loss := run.loss(run.model, TEXT[rows])).backward()
         optimizer.step()
         optimizer.zero_grad()

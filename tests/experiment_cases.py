@@ -87,7 +87,7 @@ STRATEGIES: dict[str, Change] = {
 }
 LOOP = ["training.steps=6", "training.batch_size=8", "training.log_every=2",
         "training.eval_every=0", "training.eval_samples=10", "training.eval_batch_size=8",
-        "schedule.warmup_steps=2"]  # fmt: skip
+        "schedule.warmup_steps=2", "checkpoint.minutes=null"]  # fmt: skip
 
 # ------------------------------------------------------------------------------------------------
 

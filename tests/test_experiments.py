@@ -17,7 +17,10 @@ from training.config import leaves, load
 from training.errors import UserError
 from training.experiment import load_experiment
 
-KEYS = [(name, key) for name, case in CASES.items() for key in case.all_changes()]
+# A process that makes an experiment's files and runs does so for all tests of it.
+NAMES = {name: pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CASES}
+KEYS = [pytest.param(name, key, marks=NAMES[name].marks)
+        for name, case in CASES.items() for key in case.all_changes()]  # fmt: skip
 CONFIGS = sorted(
     path.relative_to(ROOT) for name in CASES for path in (ROOT / name / "configs").glob("*.yaml")
 )
@@ -73,7 +76,7 @@ def smalls(tmp_path_factory):
     return small
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(params=NAMES.values())
 def small(request, smalls):
     return smalls(request.param)
 
@@ -92,8 +95,8 @@ def test_help_names_every_key_and_needs_neither_torch_nor_data(name):
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert result.returncode == 0, result.stderr
-    for key, _ in leaves(load_experiment(name).config):
-        assert f"  {key} (" in result.stdout
+    for key, item in leaves(load_experiment(name).config):
+        assert f"  {key} (" in result.stdout and item.description, key
     assert "optimizer.lr (float, required)" in result.stdout
 
 

@@ -35,9 +35,6 @@ class Adafactor(Decoupled):
     State: "v_row" (without axis j) and "v_col" (without axis i), or "v" (theta's shape).
     """
 
-    def __init__(self, groups: list[Group]) -> None:
-        super().__init__(groups, {})
-
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         steps, directions = self._steps(params), []
         torch._foreach_add_(steps, 1.0)
@@ -51,7 +48,15 @@ class Adafactor(Decoupled):
             [second] = self._buffers([param], "v")
             second.mul_(decay).add_(square.mul_(1 - decay))
             directions.append(torch.rsqrt(second, out=square).mul_(grad))
-        self._apply(group, params, directions)
+        # Clip and parameter scale are one number per tensor.
+        scales = param_scales(params)
+        clips = rms(directions, params)
+        torch._foreach_div_(clips, ADAFACTOR_CLIP)
+        torch._foreach_clamp_min_(clips, 1.0)
+        torch._foreach_div_(scales, clips)
+        theta = local_parts(params)
+        decay_weights(group, theta)
+        torch._foreach_addcmul_(theta, directions, scales, value=-group["lr"])
 
     def _factored(
         self, param: Tensor, grad: Tensor, square: Tensor, decay: float, i: int, j: int
@@ -67,18 +72,6 @@ class Adafactor(Decoupled):
         col = v_col.unsqueeze(i).lerp_(col_mean, 1 - decay)
         row = (row / _mean(row, i, param)).rsqrt_()
         return torch.mul(grad, row, out=square).mul_(col.rsqrt())
-
-    @staticmethod
-    def _apply(group: Group, params: list[Tensor], directions: list[Tensor]) -> None:
-        """Lines 3 (clipping) and 4; clip and parameter scale are one number per tensor."""
-        scales = param_scales(params)
-        clips = rms(directions, params)
-        torch._foreach_div_(clips, ADAFACTOR_CLIP)
-        torch._foreach_clamp_min_(clips, 1.0)
-        torch._foreach_div_(scales, clips)
-        theta = local_parts(params)
-        decay_weights(group, theta)
-        torch._foreach_addcmul_(theta, directions, scales, value=-group["lr"])
 
 
 def factored_axes(shape: Sequence[int], min_dim: int = ADAFACTOR_MIN_DIM) -> tuple[int, int] | None:

@@ -17,7 +17,6 @@ are all that is read.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -36,7 +35,7 @@ from safetensors.torch import load_file, save_file
 from torch import distributed
 
 from training.errors import Damaged, UserError, reason
-from training.files import sync
+from training.files import sha256, sync
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint import HuggingFaceStorageReader
@@ -88,7 +87,8 @@ def save(
     try:
         _clear(temporary)
         temporary.mkdir(parents=True)
-        save_file(_storable(tensors), temporary / _STATE)
+        whole = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(whole, temporary / _STATE)
         sync(temporary / _STATE)
         sums = {_STATE: _checksum(temporary / _STATE)}
         _complete(path, sums, _content(step, tensors, meta), keep)
@@ -329,10 +329,6 @@ def _temporary(path: Path) -> Path:
     return path.with_name(f"{_TEMPORARY}{path.name}")
 
 
-def _storable(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-
-
 def _content(step: int, tensors: Mapping[str, torch.Tensor], meta: Mapping[str, Any]) -> str:
     """meta.json, as things are now: training may go on before it is written."""
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
@@ -358,9 +354,7 @@ def _complete(path: Path, sums: dict[str, Any], content: str, keep: int) -> None
 
 
 def _checksum(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"bytes": path.stat().st_size, "sha256": digest}
+    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
 
 
 def _sums(path: Path) -> dict[str, Any]:

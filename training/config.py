@@ -295,14 +295,11 @@ def describe(kind: type[Section]) -> str:
     """All keys of a config with type, default and meaning, for `--help`."""
     lines = []
     for key, item in leaves(kind):
-        default = "required" if item.is_required() else f"default {_shown(item.default)}"
+        shown = "none" if item.default is None else item.default
+        default = "required" if item.is_required() else f"default {shown}"
         lines.append(f"  {key} ({_type_name(item.annotation)}, {default})")
         lines.append(textwrap.indent(textwrap.dedent(item.description or ""), "      "))
     return "\n".join(lines)
-
-
-def _shown(value: Any) -> str:
-    return "none" if value is None else str(value)
 
 
 def _type_name(annotation: Any) -> str:

@@ -60,8 +60,14 @@ class Decoupled(Eager):
     """What the rules below share: the loop over groups, decay, per-parameter state and steps.
 
     Parameters without a gradient are left alone, decay and step count included. The state of a
-    parameter is "step" (a float tensor on the CPU, as torch keeps it) and the rule's tensors.
+    parameter is "step" (a float tensor on the CPU, as torch keeps it) and the rule's tensors. A
+    group's numbers are the plan's and the rule's, `fused` says which of torch's kernels to use.
     """
+
+    def __init__(self, groups: list[Group], fused: bool = False, **numbers: Any) -> None:
+        super().__init__(groups, numbers)
+        # Not in the groups: a checkpoint must not bring along the choice made for its device.
+        self._fused = fused
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -71,9 +77,14 @@ class Decoupled(Eager):
             with torch.enable_grad():
                 loss = closure()
         for index, group in enumerate(self.param_groups):
+            for position, param in enumerate(group["params"]):
+                if param.grad is not None and param.grad.layout != torch.strided:
+                    raise OptimizerError(
+                        f"parameter {param_name(group, position)} of {group_label(group, index)} "
+                        "has a sparse gradient: only dense gradients are supported"
+                    )
             params = [param for param in group["params"] if param.grad is not None]
             if params:
-                self._refuse_sparse(group, index)
                 self._update(group, params, [_laid_out(param) for param in params])
         return loss
 
@@ -83,16 +94,6 @@ class Decoupled(Eager):
         Gradients and what `_buffers` returns are such parts; `params` are the keys to the state.
         """
         raise NotImplementedError
-
-    @staticmethod
-    def _refuse_sparse(group: Group, index: int) -> None:
-        """Raises OptimizerError for a gradient that is not dense."""
-        for position, param in enumerate(group["params"]):
-            if param.grad is not None and param.grad.layout != torch.strided:
-                raise OptimizerError(
-                    f"parameter {param_name(group, position)} of {group_label(group, index)} has a "
-                    "sparse gradient: only dense gradients are supported"
-                )
 
     def _steps(self, params: list[Tensor]) -> list[Tensor]:
         """How many updates each parameter has had, on the CPU; torch's kernels count them up."""

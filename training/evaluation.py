@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from accelerate import Accelerator
@@ -32,53 +31,33 @@ def evaluate(
     `model` is the task's as accelerate has wrapped it. None if `stopping`, which all processes
     answer alike, became true on the way. Raises UserError when no sample could be read.
     """
-    settings = task.config.training
+    settings, world = task.config.training, accelerator.num_processes
     size = min(len(task.eval_data), settings.eval_samples or len(task.eval_data))
-    batches = _batches(size, settings.eval_batch_size, accelerator)
+    own = eval_ids(size, accelerator.process_index, world).tolist()
+    batch_size = settings.eval_batch_size
+    batches = [own[first : first + batch_size] for first in range(0, len(own), batch_size)]
+    # All processes take part in each forward pass of a sharded model, and in each question whether
+    # to stop: those that have no samples left take placeholders.
+    most = math.ceil(len(eval_ids(size, 0, world)) / batch_size)
+    batches += [PLACEHOLDER] * (most - len(batches))
     loader = loading.loader(task, accelerator, task.eval_data, task.eval_batch,
                             batch_sampler=batches)  # fmt: skip
+    measure = task.measure or (lambda model, batch: {"loss": task.loss(model, batch)})
     names, sums, stopped = ["loss"], [], False
     model.eval()
     for batch, ids in zip(loading.batches(loader), batches):
-        stopped = stopping()
-        if stopped:
+        if stopped := stopping():
             break
         count = (task.eval_count or task.count)(batch)
-        batch = send_to_device(batch, accelerator.device, non_blocking=True)
-        measured = _measure(task, model, batch)
+        measured = measure(model, send_to_device(batch, accelerator.device, non_blocking=True))
         names = list(measured)
         if ids is not PLACEHOLDER:
             sums.append([*measured.values(), count])
     model.train()
     if is_sharded:
         sharding.reshard(model)
-    return None if stopped else _means(names, sums, accelerator)
-
-
-def _batches(size: int, batch: int, accelerator: Accelerator) -> list[Sequence[int]]:
-    """The ids of this process's evaluation batches, as many as any process has.
-
-    All take part in each forward pass of a sharded model, and in each question whether to stop;
-    those that have no samples left get PLACEHOLDER.
-    """
-    world = accelerator.num_processes
-    own = eval_ids(size, accelerator.process_index, world).tolist()
-    batches = [own[first : first + batch] for first in range(0, len(own), batch)]
-    most = math.ceil(len(eval_ids(size, 0, world)) / batch)
-    return [*batches, *[PLACEHOLDER] * (most - len(batches))]
-
-
-def _measure(task: Task, model: nn.Module, batch: Any) -> dict[str, torch.Tensor]:
-    """The sums of one batch by name."""
-    if task.measure is not None:
-        return task.measure(model, batch)
-    return {"loss": task.loss(model, batch)}
-
-
-def _means(
-    names: list[str], sums: list[list[torch.Tensor]], accelerator: Accelerator
-) -> tuple[dict[str, float], int]:
-    """Sums of this process's batches as means over the targets of all processes."""
+    if stopped:
+        return None
     device = accelerator.device
     total = torch.zeros(len(names) + 1, dtype=torch.float64, device=device)
     for row in sums:

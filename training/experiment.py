@@ -110,7 +110,10 @@ class Experiment:
         with one_line_errors(OSError):
             config = load(self.config, args.config, args.overrides)
             if args.plan:
-                self._print_plan(config, args.json)
+                from param_groups.plan import dumps
+
+                plan = self.build_plan(config)
+                print(dumps(plan) if args.json else plan.table())
             else:
                 self._train(config, args.run_dir)
 
@@ -130,12 +133,6 @@ class Experiment:
         add("--plan", action="store_true", help="print every tensor's numbers and stop")
         add("--json", action="store_true", help="with --plan: as JSON")
         return parser
-
-    def _print_plan(self, config: RunConfig, as_json: bool) -> None:
-        from param_groups.plan import dumps
-
-        plan = self.build_plan(config)
-        print(dumps(plan) if as_json else plan.table())
 
     def _train(self, config: RunConfig, run_dir: Path | None) -> None:
         """One run with progress on stderr; exit code 75 if a signal stopped it."""

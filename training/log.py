@@ -16,6 +16,8 @@ from training.errors import Damaged
 from training.files import open_plain, sync, writing
 
 _PART = 1 << 20  # bytes read at once
+# What a checkpoint keeps of a history as it is.
+_ALIKE = ("evals", "eval_targets", "resumed_from", "eval_seconds", "observe_seconds")
 
 
 class Log:
@@ -103,25 +105,17 @@ class History:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        return {
-            "evals": self.evals,
-            "seconds": self.seconds(),
-            "eval_seconds": self.eval_seconds,
-            "observe_seconds": self.observe_seconds,
-            "resumed_from": self.resumed_from,
-            "skipped": [self.skipped, self.skipped_in_a_row],
-            "eval_targets": self.eval_targets,
-        }
+        skipped = [self.skipped, self.skipped_in_a_row]
+        alike = {name: getattr(self, name) for name in _ALIKE}
+        return {**alike, "seconds": self.seconds(), "skipped": skipped}
 
     def restore(self, meta: dict[str, Any], step: int) -> None:
         """The inverse of `state`, for a run that resumes after `step`."""
-        self.evals = [(done, means) for done, means in meta["evals"]]
+        for name in _ALIKE:
+            setattr(self, name, meta.get(name, 0.0))  # older ones do not know observe_seconds
         self.seconds_before = meta["seconds"]
-        self.eval_seconds = meta["eval_seconds"]
-        self.observe_seconds = meta.get("observe_seconds", 0.0)  # older checkpoints do not say
-        self.resumed_from = [*meta["resumed_from"], step]
         self.skipped, self.skipped_in_a_row = meta["skipped"]
-        self.eval_targets = meta["eval_targets"]
+        self.resumed_from = [*self.resumed_from, step]
 
     def measured(self, finished: bool) -> dict[str, Any]:
         """Last and best evaluation of the loss, then of whatever else was measured."""

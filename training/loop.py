@@ -9,6 +9,7 @@ that resumes where it was stopped, however it was stopped.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import sys
@@ -29,7 +30,8 @@ from accelerate.utils import (
     set_seed,
 )
 
-from training import environment, loading, processes, runs, schedules, sharding
+from param_groups.schedules import factor as schedule_factor
+from training import environment, loading, processes, runs, sharding
 from training.errors import UserError
 from training.evaluation import evaluate
 from training.files import write_json
@@ -195,7 +197,8 @@ class Loop:
     def _train(self, taken: int) -> None:
         """Every step after the first `taken`; an evaluation the checkpoint misses comes first."""
         settings, evals = self.settings, self.history.evals
-        batches = loading.batches(loading.train_loader(self.task, self.accelerator, taken))
+        loader = loading.train_loader(self.task, self.accelerator, taken)
+        batches, micro_batches = loading.batches(loader), loader.batch_sampler.micro_batches
         if taken and self._evaluates(taken) and (not evals or evals[-1][0] < taken):
             self._evaluate(taken)
         self.checkpoints.saved_at = time.monotonic()
@@ -204,7 +207,7 @@ class Loop:
         self.timed = (taken, self.history.train_seconds(), self.wait_seconds)
         for step in range(taken + 1, settings.steps + 1):
             logged = step in (1, settings.steps) or step % settings.log_every == 0
-            norm = self._step(step, batches, logged)
+            norm = self._step(step, itertools.islice(batches, micro_batches), logged)
             if logged:
                 self._log_step(step, norm)
             if self.progress is not None and self.accelerator.is_main_process:
@@ -217,9 +220,11 @@ class Loop:
     def _step(self, step: int, batches: Iterator[Any], want_norm: bool) -> torch.Tensor | None:
         """One optimiser step over this process's micro-batches; the gradient norm if wanted."""
         asked = time.perf_counter()
-        micro = [next(batches) for _ in range(self._micro_batches)]
+        micro = list(batches)
         self.wait_seconds += time.perf_counter() - asked
-        schedules.set_lr(self.optimizer, self.factor(step - 1))
+        factor = self.factor(step - 1)  # one of all groups: the ratios of their rates stay
+        for group in self.optimizer.param_groups:
+            group["lr"] = group["initial_lr"] * factor
         total, count = self._forward_backward(micro)
         self.scaler.unscale_(self.optimizer)
         norm = self._clip(want_norm or self.skips_overflow)
@@ -244,22 +249,15 @@ class Loop:
         total = torch.zeros((), device=accelerator.device)
         for index, batch in enumerate(micro, start=1):
             batch = send_to_device(batch, accelerator.device, non_blocking=True)
-            more = index < len(micro)
-            with self._without_exchange() if more else contextlib.nullcontext():
+            # The last one exchanges the gradients of all; where the model is sharded each does, as
+            # every process would else hold the gradient of all of it.
+            exchanges = index == len(micro) or self.sharding is not None
+            with contextlib.nullcontext() if exchanges else accelerator.no_sync(self.model):
                 loss_sum = self.task.loss(self.model, batch)
                 # Gradients are averaged over processes, the loss over the targets of all of them.
                 accelerator.backward(self.scaler.scale(loss_sum * (world / count)))
             total += loss_sum.detach()
         return total, count
-
-    def _without_exchange(self) -> contextlib.AbstractContextManager:
-        """Leaves the gradients of a micro-batch in their process, for the last one to exchange.
-
-        Not of a sharded model: every process would then hold the gradient of all of it.
-        """
-        if self.sharding is not None:
-            return contextlib.nullcontext()
-        return self.accelerator.no_sync(self.model)
 
     def _clip(self, want_norm: bool) -> torch.Tensor | None:
         """The norm of the whole gradient, if it is asked for or clipped."""
@@ -326,18 +324,13 @@ class Loop:
     def factor(self, taken: int) -> float:
         """The schedule's factor for the step after `taken` steps."""
         schedule = self.task.config.schedule
-        return schedules.factor(
+        return schedule_factor(
             schedule.name,
             taken,
             warmup_steps=schedule.warmup_steps,
             total_steps=schedule.steps or self.settings.steps,
             floor=self.task.config.floor,
         )
-
-    @property
-    def _micro_batches(self) -> int:
-        share = self.settings.batch_size // self.accelerator.num_processes
-        return math.ceil(share / (self.settings.micro_batch_size or share))
 
     def _evaluates(self, step: int) -> bool:
         every, n = self.settings.eval_every, self.settings.eval_per_octave
@@ -373,32 +366,26 @@ class Loop:
         if self.scaler.is_enabled():
             line["loss_scale"] = self.scaler.get_scale()
         self._write(step, line)
-        self._log_timing(step)
-
-    def _log_timing(self, step: int) -> None:
-        """Speed since the last line: in a separate log, as it differs from run to run."""
+        # Speed since the last line: in a separate log, as it differs from run to run.
         before, then, waited = self.timed
         now = self.history.train_seconds()
         self.timed = (step, now, self.wait_seconds)
         samples = (step - before) * self.settings.batch_size
-        line = {
+        speed = {
             "step": step,
             "samples_per_second": samples / max(now - then, 1e-9),
             "waiting_for_data": (self.wait_seconds - waited) / max(now - then, 1e-9),
         }
         if self.accelerator.is_main_process:
-            self.timing.append(line)
+            self.timing.append(speed)
 
     def _write(self, step: int, line: dict[str, Any]) -> None:
+        """A line of metrics.jsonl, with the epochs taken where the experiment counts them."""
+        if self.task.by_epoch:
+            whole = steps_per_epoch(len(self.task.train_data), self.settings.batch_size)
+            line = {"epoch": round(step / whole, 6), **line}
         if self.accelerator.is_main_process:
-            self.metrics.append({"step": step, **self._epoch(step), **line})
-
-    def _epoch(self, step: int) -> dict[str, float]:
-        """Epochs taken, where the experiment counts them."""
-        if not self.task.by_epoch:
-            return {}
-        size = len(self.task.train_data)
-        return {"epoch": round(step / steps_per_epoch(size, self.settings.batch_size), 6)}
+            self.metrics.append({"step": step, **line})
 
     def _summary(self, status: dict[str, Any]) -> dict[str, Any]:
         """What the run came to, what it cost, and where it was made."""

@@ -51,16 +51,6 @@ def scratch(optimizer: str, weights: int, shards: int) -> int:
     return ceil(FP32 * weights * _SCRATCH.get(optimizer, 0), shards)
 
 
-def peak(parts: Mapping[str, int], accumulates: bool, layers: int) -> int:
-    """The largest of three moments: the backward pass begins; it ends, or the optimiser steps; the
-    representations are observed, in an experiment that can."""
-    begins = parts["weight_copies"] + parts["activations"] + parts["loss"]
-    if accumulates:
-        begins += parts["gradients"]
-    ends = parts["gradients"] + max(parts["update"], parts["activations"] // layers)
-    return _always(parts) + max(begins, ends, parts.get("observation", 0))
-
-
 def on_each_gpu(
     config: Any,
     shards: int,
@@ -112,40 +102,30 @@ def on_each_gpu(
     }
     if observation is not None:  # an experiment that observes
         parts["observation"] = observation if shards == 1 else 0
+    accumulated = parts["gradients"] if rows < share else 0
     if shards == 1:
-        return {**parts, "total": peak(parts, rows < share, layers)}
-    return sharded_peak(parts, rows < share, inside(rows), outside, block, output, layers)
-
-
-def sharded_peak(
-    parts: Mapping[str, int],
-    accumulates: bool,
-    inside: int,
-    outside: int,
-    block: int,
-    output: int,
-    layers: int,
-) -> dict[str, int]:
-    """The parts, with as `communication` what FSDP2 holds whole at the largest of three moments.
-
-    The weights of no block are whole from the forward pass on. At the loss the last block's
-    gathered weights are still held. In its backward pass a block has its weights, the next one's,
-    the gradients of the one before, and its own activations, `inside` bytes, and copies of weights,
-    which go as its gradients come; the output's gradient waits for the end. There the weights are
-    gone, and the gradients of no block exist twice. `outside`, `block` and `output` count weights.
-    """
-    always = parts["weights"] + parts["optimizer"]
-    summed = parts["gradients"] if accumulates else 0
-    inputs = parts["activations"] - inside
-    turning = max(inside + parts["weight_copies"], FP32 * block)
-    backward = parts["gradients"] + inputs + turning
+        # The largest of three moments: the backward pass begins; it ends, or the optimiser steps;
+        # the representations are observed, in an experiment that can.
+        begins = parts["weight_copies"] + parts["activations"] + parts["loss"] + accumulated
+        ends = parts["gradients"] + max(parts["update"], parts["activations"] // layers)
+        most = max(begins, ends, parts.get("observation", 0))
+        return {**parts, "total": _always(parts) + most}
+    # Of three moments the largest, with what FSDP2 holds whole. The weights of no block are whole
+    # from the forward pass on. At the loss the last block's gathered weights are still held. In its
+    # backward pass a block has its weights, the next one's, the gradients of the one before, and
+    # its own activations and copies of weights, which go as its gradients come; the output's
+    # gradient waits for the end. There the weights are gone, and the gradients of no block exist
+    # twice.
+    inputs = parts["activations"] - inside(rows)
+    turning = max(inside(rows) + parts["weight_copies"], FP32 * block)
     moments = [
-        (FP32 * (outside + block), summed + inputs + parts["loss"]),
-        (FP32 * (outside + output + min(3, layers) * block), backward),
+        (FP32 * (outside + block), accumulated + inputs + parts["loss"]),
+        (FP32 * (outside + output + min(3, layers) * block),
+         parts["gradients"] + inputs + turning),
         (FP32 * 2 * outside, parts["gradients"] + parts["update"]),
-    ]
-    whole, beside = max(moments, key=sum)
-    return {**parts, "communication": whole, "total": always + whole + beside}
+    ]  # fmt: skip
+    parts["communication"], beside = max(moments, key=sum)
+    return {**parts, "total": _always(parts) + beside}
 
 
 def is_observation(parts: Mapping[str, int]) -> bool:

@@ -75,7 +75,9 @@ def build(
         raise OptimizerError(
             f"unknown optimizer {name!r}{nearest(name, OPTIMIZERS)} Known: {', '.join(OPTIMIZERS)}"
         )
-    betas = _checked_betas(betas)
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise OptimizerError(f"betas must be two numbers in [0, 1), got {tuple(betas)}")
+    betas = tuple(betas)
     if not 0 <= momentum < 1:
         raise OptimizerError(f"momentum must be in [0, 1), got {momentum}")
     if not 0 < atan2_lambda < math.inf:
@@ -83,21 +85,14 @@ def build(
     groups = _checked_groups(groups)
     fused = _choose_fused(name, groups, fused)
     if name == "sgd":
-        return SGD(groups, momentum, fused)
+        return SGD(groups, fused, momentum=momentum)
     if name == "adam":
         return AdamW(groups, betas=betas, fused=fused, foreach=not fused)
     if name == "adam_param_scaling":
-        return AdamParamScaling(groups, betas, fused)
+        return AdamParamScaling(groups, fused, betas=betas)
     if name == "adafactor":
         return Adafactor(groups)
-    return AdamAtan2(groups, betas, atan2_lambda, fused)
-
-
-def _checked_betas(betas: Sequence[float]) -> tuple[float, float]:
-    """The two betas as a tuple."""
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise OptimizerError(f"betas must be two numbers in [0, 1), got {tuple(betas)}")
-    return betas[0], betas[1]
+    return AdamAtan2(groups, fused, betas=betas, atan2_lambda=atan2_lambda)
 
 
 def _checked_groups(groups: Iterable[Mapping[str, Any]]) -> list[Group]:
@@ -108,33 +103,29 @@ def _checked_groups(groups: Iterable[Mapping[str, Any]]) -> list[Group]:
     owner: dict[int, str] = {}
     for index, group in enumerate(copies):
         label = group_label(group, index)
-        _check_group(group, label)
+        if not group["params"]:
+            raise OptimizerError(f"{label} has no parameters")
+        for key in ("lr", "eps", "weight_decay"):
+            if key not in group:
+                raise OptimizerError(f"{label} has no {key!r}")
+            value = group[key]
+            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+                raise OptimizerError(
+                    f"{key} of {label} must be a finite number >= 0, got {value!r}"
+                )
         for position, param in enumerate(group["params"]):
+            name = f"parameter {param_name(group, position)} of {label}"
+            if not param.is_floating_point():
+                raise OptimizerError(
+                    f"{name} is {param.dtype}: only real floating-point parameters can be trained"
+                )
             if id(param) in owner:
                 raise OptimizerError(
-                    f"parameter {param_name(group, position)} of {label} is already in "
-                    f"{owner[id(param)]}: a parameter belongs to one group, once"
+                    f"{name} is already in {owner[id(param)]}: a parameter belongs to one group, "
+                    "once"
                 )
             owner[id(param)] = label
     return copies
-
-
-def _check_group(group: Group, label: str) -> None:
-    """Refuses a group without parameters, or with a missing, negative or non-finite number."""
-    if not group["params"]:
-        raise OptimizerError(f"{label} has no parameters")
-    for key in ("lr", "eps", "weight_decay"):
-        if key not in group:
-            raise OptimizerError(f"{label} has no {key!r}")
-        value = group[key]
-        if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-            raise OptimizerError(f"{key} of {label} must be a finite number >= 0, got {value!r}")
-    for position, param in enumerate(group["params"]):
-        if not param.is_floating_point():
-            raise OptimizerError(
-                f"parameter {param_name(group, position)} of {label} is {param.dtype}: "
-                "only real floating-point parameters can be trained"
-            )
 
 
 # Devices with a fused kernel. On others than the CPU it wants step counts there, which torch keeps
@@ -168,11 +159,6 @@ class SGD(Decoupled):
     accumulate it; here decay is decoupled as for the other rules.
     """
 
-    def __init__(self, groups: list[Group], momentum: float, fused: bool) -> None:
-        super().__init__(groups, {"momentum": momentum})
-        # Not in the groups: a checkpoint must not bring along the choice made for its device.
-        self._fused = fused
-
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         theta, buffers = local_parts(params), self._buffers(params, "momentum_buffer")
         decay_weights(group, theta)
@@ -185,10 +171,6 @@ class SGD(Decoupled):
 
 class _AdamLike(Decoupled):
     """Rules made of Adam's moments, which torch's AdamW advances."""
-
-    def __init__(self, groups: list[Group], numbers: dict[str, Any], fused: bool) -> None:
-        super().__init__(groups, numbers)
-        self._fused = fused  # as in SGD
 
     def _moments(self, params: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
         """exp_avg, exp_avg_sq and the step counts of each parameter."""
@@ -224,9 +206,6 @@ class AdamParamScaling(_AdamLike):
     (Everett et al., "Adam + parameter scaling").
     """
 
-    def __init__(self, groups: list[Group], betas: tuple[float, float], fused: bool) -> None:
-        super().__init__(groups, {"betas": betas}, fused)
-
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         lr, wd, eps = group["lr"], group["weight_decay"], group["eps"]
         if self._fused:  # AdamW tensor by tensor, at lr * scale and an unchanged lr * decay
@@ -253,11 +232,6 @@ class AdamAtan2(_AdamLike):
     The rule does not see a common factor of all gradients as long as their squares are in the
     number format: in float32, down to about 1e-18. Entries below about 1e-22 fade to no update.
     """
-
-    def __init__(
-        self, groups: list[Group], betas: tuple[float, float], lam: float, fused: bool
-    ) -> None:
-        super().__init__(groups, {"betas": betas, "atan2_lambda": lam}, fused)
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         lam = group["atan2_lambda"]

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -66,6 +66,7 @@ class _Meta(Section):
 _NEWER = ("observations.jsonl", "timing.jsonl")  # which the first checkpoints do not know
 
 
+@dataclass
 class Checkpoints:
     """A run's checkpoints: model, optimiser, losses, history, random states and lengths of logs.
 
@@ -73,29 +74,27 @@ class Checkpoints:
     metrics.jsonl.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        run_dir: Path,
-        accelerator: Accelerator,
-        optimizer: torch.optim.Optimizer,
-        losses: Losses,
-        history: History,
-        logs: Sequence[Log],
-        scaler: torch.amp.GradScaler,
-    ) -> None:
-        self.task, self.run_dir, self.folder = task, run_dir, run_dir / "checkpoints"
-        self.accelerator, self.optimizer = accelerator, optimizer
-        self.losses, self.history, self.logs, self.scaler = losses, history, logs, scaler
-        self.settings = task.config.checkpoint
+    task: Task
+    run_dir: Path
+    accelerator: Accelerator
+    optimizer: torch.optim.Optimizer
+    losses: Losses
+    history: History
+    logs: Sequence[Log]
+    scaler: torch.amp.GradScaler
+
+    def __post_init__(self) -> None:
+        self.folder, self.settings = self.run_dir / "checkpoints", self.task.config.checkpoint
         self.stop = signals.StopRequest()
         self.saved_at, self.saved_step = time.monotonic(), -1
         self.control = self.writers = None
-        if accelerator.num_processes > 1:  # what is agreed on there does not wait for a GPU
+        if self.accelerator.num_processes > 1:  # what is agreed on there does not wait for a GPU
             self.control = distributed.new_group(backend="gloo", timeout=processes.TIMEOUT)
-        if any(map(sharding.is_sharded, task.model.parameters())):  # and what a thread writes
+        if any(map(sharding.is_sharded, self.task.model.parameters())):  # and what a thread writes
             self.writers = distributed.new_group(backend="gloo", timeout=processes.TIMEOUT)
         self.writing: Future | None = None
+        self.read: Checkpoint | None = None  # by the first process, until the run resumes from it
+        self.damaged: list[tuple[Path, Damaged]] = []  # the newest first
 
     # Saving
 
@@ -184,13 +183,13 @@ class Checkpoints:
         """Brings back the newest good checkpoint; returns the number of steps it had taken."""
         if self.settings.resume == "never":
             processes.on_main(self.discard)
-        read: list[Checkpoint] = []
-        path = self._newest_good(read)
-        processes.on_main(lambda: self._start(read))
+        path = self._newest_good()
+        processes.on_main(self._start)
         if path is None:
             return 0
         sharded = self.writers is not None
-        saved = read[0] if read else checkpoint.load(path, verify=False, shapes_only=sharded)
+        saved = self.read or checkpoint.load(path, verify=False, shapes_only=sharded)
+        self.read = None
         if sharded:
             saved = self._fetched(saved)
         else:
@@ -221,16 +220,15 @@ class Checkpoints:
             raise RunError(f"{error}; repair that and give the same command again") from None
         return replace(saved, tensors=tensors)
 
-    def _newest_good(self, read: list[Checkpoint]) -> Path | None:
+    def _newest_good(self) -> Path | None:
         """The newest checkpoint that is whole; those that are not are named and set aside.
 
         All processes call it and share the work of comparing checksums, which takes longer than
-        reading; the first one does the rest and keeps what it has read in `read`. None to start
-        from step 0. Raises RunError when none is whole, or when it was made by another config or
-        plan; nothing is changed then.
+        reading; the first one does the rest and keeps what it has read. None to start from step 0.
+        Raises RunError when none is whole, or when it was made by another config or plan; nothing
+        is changed then.
         """
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        damaged: list[tuple[Path, Damaged]] = []
         for path in processes.on_main(lambda: checkpoint.paths(self.folder))[::-1]:
             damage = None
             try:
@@ -238,26 +236,19 @@ class Checkpoints:
             except Damaged as error:
                 damage = error
             found = [error for error in gather_object([damage]) if error is not None]
-            if processes.on_main(functools.partial(self._usable, path, found, damaged, read)):
+            if processes.on_main(functools.partial(self._usable, path, found)):
                 return path
-        processes.on_main(lambda: self._refuse(damaged))
-        return None
+        return processes.on_main(self._none)
 
-    def _refuse(self, damaged: list[tuple[Path, Damaged]]) -> None:
-        """Raises RunError if all checkpoints are damaged, of which the newest comes first."""
-        if damaged:
+    def _none(self) -> None:
+        """Raises RunError if there are checkpoints, all of them damaged."""
+        if self.damaged:
             raise RunError(
-                f"{self.folder}: no checkpoint can be used ({damaged[0][1]}); repair it, or "
+                f"{self.folder}: no checkpoint can be used ({self.damaged[0][1]}); repair it, or "
                 "start from step 0 with checkpoint.resume=never, which deletes them"
             )
 
-    def _usable(
-        self,
-        path: Path,
-        found: list[Damaged],
-        damaged: list[tuple[Path, Damaged]],
-        read: list[Checkpoint],
-    ) -> bool:
+    def _usable(self, path: Path, found: list[Damaged]) -> bool:
         """Whether a checkpoint that has been `found` damaged or not is one to resume from."""
         try:
             if found:
@@ -265,7 +256,7 @@ class Checkpoints:
             saved, plan = self._read(path)
         except Damaged as damage:
             print(f"not used: {damage}", file=sys.stderr)
-            damaged.append((path, damage))
+            self.damaged.append((path, damage))
             return False
         config = self.task.config
         runs.refuse_differences(path, saved.meta["config"], plan, config, self.task.plan)
@@ -280,14 +271,14 @@ class Checkpoints:
                 f"{path}: the run began with mixed precision {saved.meta['precision']!r}, here "
                 f"it would go on with {precision!r}; resume it on a processor like the first"
             )
-        for bad, _ in damaged:
+        for bad, _ in self.damaged:
             checkpoint.set_aside(bad)
-        read.append(saved)
+        self.read = saved
         return True
 
-    def _start(self, read: list[Checkpoint]) -> None:
+    def _start(self) -> None:
         """Cuts the logs back to the checkpoint that was read, and tidies the folder."""
-        found = read[0] if read else None
+        found = self.read
         checkpoint.tidy(self.folder)
         for left in self.run_dir.glob(".*.tmp"):
             left.unlink()

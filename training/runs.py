@@ -100,7 +100,9 @@ def refuse_differences(
     """Raises RunError, with the differences, unless `where` was made by this config and plan."""
     ours = identity(config)
     theirs = _resolved(saved, type(config))
-    if changed := _differences(theirs, ours):
+    old, new = dict(flat(theirs)), dict(flat(ours))
+    keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    if changed := [f"{key} {old.get(key)} -> {new.get(key)}" for key in keys]:
         raise RunError(
             f"{where} holds a run of another config ({_few(changed)}); "
             "choose another --run-dir or delete the folder"
@@ -127,12 +129,6 @@ def _saved_plan(path: Path) -> Plan | None:
 def _few(lines: list[str], shown: int = 3) -> str:
     more = f"; and {len(lines) - shown} more" if len(lines) > shown else ""
     return "; ".join(lines[:shown]) + more
-
-
-def _differences(saved: Mapping[str, Any], ours: Mapping[str, Any]) -> list[str]:
-    old, new = dict(flat(saved)), dict(flat(ours))
-    keys = dict.fromkeys([*old, *new])
-    return [f"{k} {old.get(k)} -> {new.get(k)}" for k in keys if old.get(k) != new.get(k)]
 
 
 def flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

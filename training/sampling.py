@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -57,6 +58,7 @@ class Place(NamedTuple):
     """Which sample it is."""
 
 
+@dataclass
 class BatchIds(Sampler):
     """Batch sampler of one process: the ids of its micro-batches, step after step.
 
@@ -70,23 +72,18 @@ class BatchIds(Sampler):
     `global_batch` must be a multiple of `world_size`, which the loop makes sure of.
     """
 
-    def __init__(
-        self,
-        size: int,
-        seed: int,
-        global_batch: int,
-        micro_batch: int,
-        rank: int,
-        world_size: int,
-        first_step: int,
-        last_step: int,
-    ) -> None:
-        super().__init__()
-        self.size, self.seed = size, seed
-        self.global_batch, self.micro_batch = global_batch, micro_batch
-        self.share = global_batch // world_size
-        self.share_start = rank * self.share
-        self.first_step, self.last_step = first_step, last_step
+    size: int
+    seed: int
+    global_batch: int
+    micro_batch: int
+    rank: int
+    world_size: int
+    first_step: int
+    last_step: int
+
+    def __post_init__(self) -> None:
+        self.share = self.global_batch // self.world_size
+        self.share_start = self.rank * self.share
 
     @property
     def micro_batches(self) -> int:
@@ -117,9 +114,9 @@ class EpochPlaces(BatchIds):
     Raises UserError when there are fewer samples than one batch.
     """
 
-    def __init__(self, size: int, seed: int, global_batch: int, *args, **kwargs) -> None:
-        super().__init__(size, seed, global_batch, *args, **kwargs)
-        self.steps_per_epoch = steps_per_epoch(size, global_batch)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.steps_per_epoch = steps_per_epoch(self.size, self.global_batch)
 
     def _share(self, step: int) -> list[Place]:
         epoch, batch = divmod(step, self.steps_per_epoch)

@@ -69,7 +69,8 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
     rows = min(config.training.micro_batch_size or share, share)
     with contextlib.ExitStack() as stack:
         if shards > 1:
-            stack.enter_context(_fake_processes(shards))
+            distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=shards)
+            stack.callback(distributed.destroy_process_group)
         with torch.device("meta"):
             model, loss, example = experiment.build_blank(config, rows)
         parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -118,7 +119,6 @@ class _Memory(TorchDispatchMode):
         self._sizes: WeakIdKeyDictionary = WeakIdKeyDictionary()  # storage -> [bytes]
 
     def __enter__(self) -> _Memory:
-        gc.collect()
         gc.freeze()  # what is there already is not looked through at every peak
         resize, own = torch.UntypedStorage.resize_, self
 
@@ -158,15 +158,6 @@ class _Memory(TorchDispatchMode):
         if self.now > self.most:  # perhaps only for cycles, which Python clears when it likes
             gc.collect()
             self.most = max(self.most, self.now)
-
-
-@contextlib.contextmanager
-def _fake_processes(count: int) -> Iterator[None]:
-    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
-    try:
-        yield
-    finally:
-        distributed.destroy_process_group()
 
 
 @contextlib.contextmanager

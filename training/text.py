@@ -218,10 +218,13 @@ def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
         "validation_fraction": fraction,
         "files": _stamps(files, root),
     }
-    alone = files == [root] and _format(root) == "text"  # one document would have no split
+    # One document would have no split: it is cut at blank lines.
+    alone = files == [root] and _format(root) == "text"
 
     def read(split: str) -> Iterator[str]:
-        documents = _paragraphs(root) if alone else _read_files(files, text_key)
+        documents = _read_files(files, text_key)
+        if alone:
+            documents = re.split(r"\n\s*\n", next(documents, ""))
         yield from _of_split(documents, split, fraction)
         if _stamps(files, root) != fingerprint["files"]:
             raise UserError(
@@ -282,11 +285,6 @@ def _read_text(file: Path) -> str:
         ) from error
 
 
-def _paragraphs(file: Path) -> list[str]:
-    """A text file cut at blank lines."""
-    return re.split(r"\n\s*\n", _read_text(file))
-
-
 def _read_records(file: Path, text_key: str) -> Iterator[str]:
     """The texts of one JSON-lines or parquet file, streamed through `datasets`.
 
@@ -329,17 +327,9 @@ def _guarded(
     pass untouched.
     """
     try:
-        records = iter(open_records())
+        yield from open_records()
     except Exception as error:
         raise UserError(f"{problem} ({reason(error)}); {remedy}") from error
-    while True:
-        try:
-            record = next(records)
-        except StopIteration:
-            return
-        except Exception as error:
-            raise UserError(f"{problem} ({reason(error)}); {remedy}") from error
-        yield record
 
 
 def _texts(records: Iterable[dict[str, Any]], text_key: str, label: str) -> Iterator[str]:

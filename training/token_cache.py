@@ -83,14 +83,14 @@ def prepare(
         publish(scratch, folder, cache_problem)
 
 
-def guard(folder: Path, make: Callable[[], Opened], report: Report = print_line) -> Opened:
+def guard(folder: Path, make: Callable[[], Opened]) -> Opened:
     """What `make` opens in a `folder` that it fills itself, whole or not at all, if it is new.
 
     For libraries that keep a cache but never check it: the checksums are noted when the folder is
     first met, and one whose files have changed since is made again.
     """
     if (folder / META).exists() and (problem := cache_problem(folder)):
-        report(f"{folder}: {problem}; rebuilding it")
+        print_line(f"{folder}: {problem}; rebuilding it")
         discard(folder)
     opened = make()
     if not (folder / META).exists():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,7 @@ class Pixels:
         return Record(self.pixels[index], int(self.labels[index]), f"embedded image {index}")
 
 
+@functools.lru_cache(maxsize=2)  # runs of a sweep in one process share them
 def embedded(image_size: int, validation_fraction: float) -> tuple[Pixels, Pixels, list[str]]:
     """1,797 digits of 8 x 8 pixels, scaled up (bicubic): training, validation and classes.
 

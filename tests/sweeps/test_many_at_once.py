@@ -56,7 +56,7 @@ def test_of_eight_drivers_of_one_sweep_one_trains_and_others_look_on(
 
 def test_of_two_runs_in_one_folder_one_trains(tmp_path, monkeypatch):
     monkeypatch.setenv("TOY_PAUSE", "0.1")
-    words = [ROOT / "tests/training/toy_run.py", "train", tmp_path / "run", "training.steps=900"]
+    words = [ROOT / "tests/training/toy_run.py", tmp_path / "run", "training.steps=900"]
     first = Program(*words, PYTHONPATH=ROOT)
     wait_until(lambda: (tmp_path / "run/metrics.jsonl").exists())
     second = Program(*words, PYTHONPATH=ROOT)

@@ -6,11 +6,6 @@ from training.errors import UserError
 from training.experiment import load_experiment
 
 
-def test_every_experiment_of_the_repository_is_found_by_its_folder():
-    for name in ("nanolm_c4", "vit_cifar5m", "vit_imagenet", "bart_span_denoise"):
-        assert load_experiment(name).name == name
-
-
 def test_an_unknown_experiment_is_refused_with_the_nearest_name():
     with pytest.raises(UserError) as caught:
         load_experiment("nanolm", "sweep.yaml")

@@ -1,5 +1,6 @@
 """The training loop on a tiny model: normalisation, accumulation, divergence, files."""
 
+import contextlib
 import json
 import math
 import os
@@ -15,10 +16,12 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from param_groups import Everett, Role, Rule, plan
-from training import environment, schedules
+from param_groups.schedules import factor
+from training import environment
 from training.config import validate
 from training.errors import UserError
 from training.loop import train
+from training.sampling import sample_ids
 from training.settings import RunConfig
 from training.task import Task, build_optimizer
 
@@ -105,11 +108,9 @@ def test_training_is_plain_torch_adamw_on_the_mean_loss_per_target(tmp_path):
     optimizer = torch.optim.AdamW(
         reference.parameters(), lr=0.05, betas=(0.9, 0.98), eps=1e-9, weight_decay=0
     )
-    from training.sampling import sample_ids
-
     for step in range(12):
-        factor = schedules.factor("cosine", step, warmup_steps=2, total_steps=12)
-        optimizer.param_groups[0]["lr"] = 0.05 * factor
+        now = factor("cosine", step, warmup_steps=2, total_steps=12)
+        optimizer.param_groups[0]["lr"] = 0.05 * now
         ids = sample_ids(len(data), 0, step * 8, 8)
         targets = data.targets[ids]
         loss = reference(data.ids[ids], targets) / (targets != IGNORE).sum()
@@ -139,13 +140,6 @@ def test_the_same_config_gives_the_same_bits_whatever_the_loader(tmp_path):
     assert metrics(tmp_path / "0") == metrics(tmp_path / "1")
 
 
-def test_the_seed_changes_weights_and_order(tmp_path):
-    first, second = task(), task(seed=1)
-    train(first, tmp_path / "0")
-    train(second, tmp_path / "1")
-    assert not torch.equal(first.model.readout.weight, second.model.readout.weight)
-
-
 def test_metrics_hold_train_and_eval_losses_at_their_steps(tmp_path):
     summary = train(task(training__eval_every=5), tmp_path)
     lines = metrics(tmp_path)
@@ -170,26 +164,18 @@ def test_logged_losses_are_weighted_by_targets(tmp_path):
     train(task(training__log_every=100, optimizer__lr=1e-30, training__steps=4), tmp_path)
     run, data = task(), Rows()
     run.plan.initialise(run.model, 0)
-    from training.sampling import sample_ids
-
     ids = sample_ids(len(data), 0, 8, 24)  # steps 2 to 4; step 1 is logged by itself
     loss = run.model(data.ids[ids], data.targets[ids]) / (data.targets[ids] != IGNORE).sum()
     assert metrics(tmp_path)[1]["train_loss"] == pytest.approx(loss.item(), rel=1e-5)
 
 
-def test_evaluation_counts_every_target_once(tmp_path):
-    summary = train(task(optimizer__lr=1e-30, training__eval_batch_size=4), tmp_path)
+@pytest.mark.parametrize("samples", [None, 5])
+def test_evaluation_counts_every_target_once_or_those_of_a_subset(tmp_path, samples):
+    changes = {"training__eval_batch_size": 4, "training__eval_samples": samples}
+    summary = train(task(optimizer__lr=1e-30, **changes), tmp_path)
     run, data = task(), Rows(size=21, seed=4)
     run.plan.initialise(run.model, 0)
-    loss = run.model(data.ids, data.targets) / (data.targets != IGNORE).sum()
-    assert summary["final_eval_loss"] == pytest.approx(loss.item(), rel=1e-6)
-
-
-def test_a_subset_can_be_evaluated(tmp_path):
-    summary = train(task(optimizer__lr=1e-30, training__eval_samples=5), tmp_path)
-    run, data = task(), Rows(size=21, seed=4)
-    run.plan.initialise(run.model, 0)
-    ids, targets = data.ids[:5], data.targets[:5]
+    ids, targets = data.ids[:samples], data.targets[:samples]
     loss = run.model(ids, targets) / (targets != IGNORE).sum()
     assert summary["final_eval_loss"] == pytest.approx(loss.item(), rel=1e-6)
 
@@ -246,8 +232,6 @@ def test_the_summary_says_what_and_where(tmp_path):
     assert summary["parameters"] == 2 * 11 * 8
     assert summary["parameters_by_role"] == {"token_embedding": 88, "readout": 88}
     assert summary["wall_seconds"] == summary["train_seconds"] + summary["eval_seconds"]
-    from training.sampling import sample_ids
-
     visited = sample_ids(37, 0, 0, 12 * 8)
     assert summary["targets"] == (Rows().targets[visited] != IGNORE).sum()
     assert summary["targets_per_second"] > 0
@@ -279,11 +263,10 @@ def test_fp16_is_a_plain_loop_with_torchs_scaler(tmp_path):
     reference.plan.initialise(reference.model, 0)
     optimizer, model = build_optimizer(reference), reference.model
     scaler, scales, losses = torch.amp.GradScaler("cpu"), [], []
-    from training.sampling import sample_ids
-
     for step in range(16):
-        factor = schedules.factor("cosine", step, warmup_steps=2, total_steps=16)
-        schedules.set_lr(optimizer, factor)
+        for group in optimizer.param_groups:
+            now = factor("cosine", step, warmup_steps=2, total_steps=16)
+            group["lr"] = group["initial_lr"] * now
         ids = sample_ids(len(data), 0, step * 8, 8)
         targets = data.targets[ids]
         with torch.autocast("cpu", torch.float16):
@@ -331,10 +314,38 @@ def test_decay_follows_the_schedule_in_every_mode(tmp_path, decay_mode):
     start.plan.initialise(start.model, 0)
     peak = {"independent": 0.01, "global": 0.05 * 0.01, "per_group": 0.05 * 0.01}[decay_mode]
     shrink = math.prod(
-        1 - peak * schedules.factor("cosine", step, warmup_steps=2, total_steps=12)
+        1 - peak * factor("cosine", step, warmup_steps=2, total_steps=12)
         for step in range(12)
     )
     torch.testing.assert_close(run.model.readout.weight, start.model.readout.weight * shrink)
+
+
+class Rates:
+    """A recorder of each step's rates over the plan's."""
+
+    def __init__(self, plan):
+        self.plan, self.seen = plan, []
+
+    def start(self, run):
+        self.groups = run.optimizer.param_groups
+        return []
+
+    def around(self, step):
+        self.seen.append([g["lr"] / self.plan[g["param_names"][0]].lr for g in self.groups])
+        return contextlib.nullcontext()
+
+    def after(self, step):
+        pass
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear", "constant"])
+def test_every_groups_rate_is_the_plans_times_one_factor(tmp_path, shape):
+    run = task(schedule__name=shape, schedule__floor=0.1)
+    run.plan = plan(run.model, RULES, Everett("standard", 8, 2, gamma_readout=2), lr=0.05)
+    run.recorders = [Rates(run.plan)]
+    train(run, tmp_path)
+    wanted = [factor(shape, n, warmup_steps=2, total_steps=12, floor=0.1) for n in range(12)]
+    assert run.recorders[0].seen == [pytest.approx([now, now], rel=1e-15) for now in wanted]
 
 
 class Placed(Rows):
@@ -404,12 +415,8 @@ def test_the_floor_in_units_of_the_rate_is_that_fraction(tmp_path):
     train(rate, tmp_path / "rate")
     train(share, tmp_path / "share")
     assert metrics(tmp_path / "rate") == metrics(tmp_path / "share")
-    assert metrics(tmp_path / "rate") != metrics(train_plain(tmp_path))
-
-
-def train_plain(folder):
-    train(task(), folder / "plain")
-    return folder / "plain"
+    train(task(), tmp_path / "plain")
+    assert metrics(tmp_path / "rate") != metrics(tmp_path / "plain")
 
 
 @pytest.mark.parametrize(
@@ -459,36 +466,35 @@ def test_what_the_plan_drew_can_be_changed_before_training(tmp_path):
     assert (run.model.embedding.weight[2] != 0).any()
 
 
-def overflowing(run, steps):
-    """The task with an infinite gradient in some steps, by number from 1."""
+def overflowing(run, steps, what="gradient"):
+    """The task with an infinite gradient, or loss, in some steps, by number from 1."""
     loss, count = run.loss, iter(range(1, 1000))
-
-    class Blow(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * (math.inf if next(count) in steps else 1)
 
     def blown(model, batch):
         value = loss(model, batch)
-        return Blow.apply(value) if value.requires_grad else value
+        if value.requires_grad and next(count) in steps:
+            if what == "loss":
+                return value * math.inf
+            value.register_hook(lambda gradient: gradient * math.inf)
+        return value
 
     run.loss = blown
     return run
 
 
-def test_a_step_without_a_finite_gradient_is_skipped_and_an_event(tmp_path):
-    run = overflowing(task(training__skip_overflow=True, optimizer__clip_norm=1.0), {4, 7})
+@pytest.mark.parametrize("what", ["gradient", "loss"])
+@pytest.mark.parametrize("steps", [{1}, {4, 7}, {4, 5, 6}])
+def test_a_step_that_is_not_finite_is_skipped_and_an_event(tmp_path, what, steps):
+    run = overflowing(task(training__skip_overflow=True, optimizer__clip_norm=1.0), steps, what)
     summary = train(run, tmp_path)
-    assert summary["status"] == "finished" and summary["skipped_steps"] == 2
+    assert (summary["status"], summary["skipped_steps"]) == ("finished", len(steps))
     events = [line for line in metrics(tmp_path) if "event" in line]
-    assert [(line["step"], line["skipped_steps"]) for line in events] == [(4, 1), (7, 2)]
-    assert all(line["event"] == "gradient_overflow" for line in events)
-    assert metrics(tmp_path)[-2]["skipped_steps"] == 2
+    told = [(line["step"], line["skipped_steps"], line["event"]) for line in events]
+    assert told == [(s, n, "gradient_overflow") for n, s in enumerate(sorted(steps), start=1)]
+    assert metrics(tmp_path)[-2]["skipped_steps"] == len(steps)
     assert all(torch.isfinite(value).all() for value in weights(run).values())
+    plain = train(task(), tmp_path / "plain")
+    assert summary["targets"] < plain["targets"]  # what was skipped was not trained on
 
 
 def test_nothing_but_such_steps_is_divergence(tmp_path):
@@ -503,8 +509,6 @@ def test_the_gradient_beside_epsilon_is_its_rms_per_role_after_clipping(tmp_path
     train(run, tmp_path)
     reference, data = Tiny(), Rows()
     run.plan.initialise(reference, 0)
-    from training.sampling import sample_ids
-
     ids = sample_ids(len(data), 0, 0, 8)
     (reference(data.ids[ids], data.targets[ids]) / (data.targets[ids] != IGNORE).sum()).backward()
     torch.nn.utils.clip_grad_norm_(reference.parameters(), 1e-3)
@@ -556,25 +560,6 @@ def test_the_log_of_speed_is_cut_to_the_steps_that_are_not_taken_again(tmp_path)
     lines = [json.loads(line) for line in (tmp_path / "timing.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 3, 6, 9, 12]
     assert all(0 < line["samples_per_second"] < 1e9 for line in lines)
-
-
-@pytest.mark.parametrize("steps", [{1}, {4}, {4, 5, 6}])
-def test_a_step_whose_loss_is_not_finite_is_skipped_like_one_whose_gradient_is_not(tmp_path, steps):
-    run = task(training__skip_overflow=True)
-    loss, count = run.loss, iter(range(1, 1000))
-
-    def blown(model, batch):
-        value = loss(model, batch)
-        training = value.requires_grad
-        return value * (math.inf if training and next(count) in steps else 1)
-
-    run.loss = blown
-    summary = train(run, tmp_path)
-    assert (summary["status"], summary["skipped_steps"]) == ("finished", len(steps))
-    events = [line["step"] for line in metrics(tmp_path) if "event" in line]
-    assert events == sorted(steps)
-    plain = train(task(), tmp_path / "plain")
-    assert summary["targets"] < plain["targets"]  # what was skipped was not trained on
 
 
 def test_a_run_in_one_process_loads_no_compiler(tmp_path):

@@ -1,7 +1,6 @@
 """Every rule against a float64 rewrite of its formula, closed forms, and numbers from optax."""
 
 import copy
-import io
 import math
 
 import numpy as np
@@ -131,14 +130,6 @@ def values(optimizer):
     return [p.detach().numpy().copy() for row in optimizer.param_groups for p in row["params"]]
 
 
-def one_step(name, theta, g, fused=None, dtype=torch.float64, **numbers):
-    """What one update subtracts from theta, per unit of learning rate, in float64."""
-    param = parameter(theta, dtype)
-    param.grad = torch.as_tensor(np.asarray(g)).to(dtype)
-    make(name, [group([param], **{"lr": 1.0, **numbers})], fused).step()
-    return np.asarray(theta) - param.detach().double().numpy()
-
-
 def check_against_reference(name, fused, shapes):
     groups = two_groups(shapes)
     theta = [p.detach().numpy().copy() for row in groups for p in row["params"]]
@@ -169,55 +160,14 @@ def test_every_name_builds_and_is_covered_here():
     assert {name for name, _ in CASES} == set(OPTIMIZERS) == set(REFERENCES)
 
 
-@pytest.mark.parametrize("fused", [True, False])
-def test_adam_starts_with_the_sign_of_the_gradient(fused):
-    update = one_step("adam", [1.0, 2.0, -3.0], [1e-6, -2.0, 50.0], fused)
-    np.testing.assert_allclose(update, [1, -1, 1], rtol=1e-12)
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_param_scaling_starts_with_the_sign_times_the_rms(fused):
-    update = one_step("adam_param_scaling", [3.0, -4.0], [1e-6, -2.0], fused)
-    np.testing.assert_allclose(update, np.array([1, -1]) * math.sqrt(12.5), rtol=1e-12)
-
-
 @pytest.mark.parametrize("name, fused", [case for case in CASES if "ada" in case[0]])
 def test_a_tensor_of_zeros_moves_at_the_floor_of_the_parameter_scale(name, fused):
     atan2_size = 4 / math.pi * LAMBDA * math.atan(1 / LAMBDA)
     expected = {"adam": 1, "adam_atan2": atan2_size}.get(name, 1e-3)
-    update = one_step(name, [0.0, 0.0], [0.5, -2.0], fused)
-    np.testing.assert_allclose(update, [expected, -expected], rtol=1e-12)
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_the_parameter_scale_is_taken_before_decay(fused):
-    update = one_step("adam_param_scaling", [2.0], [1.0], fused, weight_decay=0.25)
-    np.testing.assert_allclose(update, 0.25 * 2.0 + 2.0, rtol=1e-12)
-    update = one_step("adafactor", [2.0], [1.0], weight_decay=0.25)
-    np.testing.assert_allclose(update, 0.25 * 2.0 + 2.0, rtol=1e-12)
-
-
-def test_adafactor_starts_with_the_sign_and_feels_its_eps():
-    np.testing.assert_allclose(one_step("adafactor", [1.0, 1.0], [3.0, -0.1]), [1, -1], rtol=1e-12)
-    update = one_step("adafactor", [1.0, 1.0], [1.0, -2.0], eps=2.0)
-    np.testing.assert_allclose(update, [1 / math.sqrt(3), -2 / math.sqrt(6)], rtol=1e-12)
-
-
-def test_adafactor_is_exact_for_rank_one_gradients():
-    g = np.outer(np.linspace(1, 2, 130), np.linspace(-3, -1, 140))
-    np.testing.assert_allclose(one_step("adafactor", np.ones((130, 140)), g), -1.0, rtol=1e-12)
-
-
-def test_adafactor_clips_the_update_before_scaling_it():
-    param = parameter([2.0, -2.0])
-    optimizer = make("adafactor", [group([param], lr=1.0)])
-    for g in (0.01, 1.0):
-        # The second g / sqrt(v) is 1 / sqrt(2^-0.8) = 1.32 everywhere: too large by that factor.
-        param.grad = parameter([g, g]).detach()
-        scale = rms(param.detach().numpy())
-        before = param.detach().clone()
-        optimizer.step()
-    np.testing.assert_allclose((before - param.detach()).numpy(), scale, rtol=1e-12)
+    param = parameter([0.0, 0.0])
+    param.grad = parameter([0.5, -2.0]).detach()
+    make(name, [group([param], lr=1.0)], fused).step()
+    np.testing.assert_allclose(param.detach().numpy(), [-expected, expected], rtol=1e-12)
 
 
 def test_adafactor_keeps_rows_and_columns_only_where_both_axes_are_long():
@@ -246,15 +196,6 @@ def test_factored_axes_are_the_two_largest():
     assert factored_axes((127, 4096)) is None
     assert factored_axes((4096,)) is None
     assert factored_axes(()) is None
-
-
-def test_atan2_step_where_the_moments_agree():
-    param = parameter([0.0, 0.0, 0.0])
-    param.grad = parameter([0.2, -7.0, 0.0]).detach()
-    build("adam_atan2", [group([param], lr=1.0)]).step()
-    size = 4 / math.pi * 8 * math.atan(1 / 8)
-    np.testing.assert_allclose(param.detach().numpy(), [-size, size, 0], rtol=1e-12)
-    assert round(size, 4) == 1.2667 and param[2].item() == 0.0
 
 
 def test_defaults_are_the_papers():
@@ -368,52 +309,6 @@ def test_agrees_with_optax(name, shape, size, expected):
     np.testing.assert_allclose(got, expected, rtol=tolerance, atol=1e-15)
 
 
-@pytest.mark.parametrize("name, fused", CASES)
-def test_decay_alone_shrinks_by_each_groups_own_factor(name, fused):
-    groups = two_groups(SMALL)
-    start = [p.detach().numpy().copy() for row in groups for p in row["params"]]
-    optimizer = make(name, groups, fused)
-    for _ in range(7):
-        for row in optimizer.param_groups:
-            for param in row["params"]:
-                param.grad = torch.zeros_like(param)
-        optimizer.step()
-    rows = [row for row in NUMBERS for _ in SMALL]
-    for got, theta, row in zip(values(optimizer), start, rows):
-        kept = (1 - row["lr"] * row["weight_decay"]) ** 7
-        np.testing.assert_allclose(got, kept * theta, rtol=1e-12)
-
-
-def test_sgd_keeps_decay_out_of_its_momentum():
-    param = parameter([1.0])
-    optimizer = make("sgd", [group([param], lr=0.5, weight_decay=0.5)])
-    param.grad = torch.zeros_like(param)
-    optimizer.step()
-    assert optimizer.state[param]["momentum_buffer"].item() == 0.0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("name, fused", CASES)
-def test_resumes_bit_for_bit_from_a_state_dict(name, fused, dtype):
-    shapes = [*SMALL, (130, 140)]
-    straight = make(name, two_groups(shapes, dtype), fused)
-    train(straight, range(4))
-    file = io.BytesIO()
-    torch.save(straight.state_dict(), file)
-    file.seek(0)
-    groups = two_groups(shapes, dtype, seed=9)
-    with torch.no_grad():
-        for param, value in zip((p for row in groups for p in row["params"]), values(straight)):
-            param.copy_(torch.from_numpy(value))
-    resumed = make(name, groups, fused)
-    resumed.load_state_dict(torch.load(file, weights_only=True))
-    for optimizer in (straight, resumed):
-        train(optimizer, range(4, 8))
-    for one, other in zip(values(straight), values(resumed)):
-        assert np.array_equal(one, other)
-    assert [row["name"] for row in resumed.param_groups] == ["slow", "fast"]
-
-
 @pytest.mark.parametrize("size", [1.0, 1e-20])
 @pytest.mark.parametrize("name, fused", CASES)
 def test_a_plans_groups_resume_bit_for_bit(name, fused, size):
@@ -510,13 +405,12 @@ def test_a_late_first_gradient_counts_its_own_steps(name, fused):
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adam_param_scaling", "adam_atan2"])
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-13), (torch.float32, 2e-6)])
-def test_fused_equals_foreach(name, dtype, tolerance):
-    runs = [make(name, two_groups(SMALL, dtype), fused) for fused in (True, False)]
+def test_fused_equals_foreach_in_float32(name):
+    runs = [make(name, two_groups(SMALL, torch.float32), fused) for fused in (True, False)]
     for optimizer in runs:
         train(optimizer, range(10))
     for one, other in zip(*map(values, runs)):
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
 
 
 def test_adam_is_torchs_adamw_and_fused_where_it_can_be():

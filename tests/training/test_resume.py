@@ -7,10 +7,9 @@ import json
 import math
 import os
 import pickle
-import resource
+import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.processes import Program, gone
+from tests.processes import Program, finished, gone
 from tests.training import toy_run as toy
 from training import checkpoint, files, loop, optimizers, resume, runs, state
 from training.errors import Damaged, UserError
@@ -30,8 +29,8 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("toy_run.py")
 
 
-def start(what, folder, *overrides, **more):
-    return Program(SCRIPT, what, folder, *overrides, **more)
+def start(folder, *overrides, **more):
+    return Program(SCRIPT, folder, *overrides, **more)
 
 
 def below(pid):
@@ -64,20 +63,41 @@ def interrupted(folder, step, monkeypatch, *overrides):
             toy.train(folder, overrides)
 
 
+@pytest.fixture(scope="module")
+def died(tmp_path_factory):
+    """A run that died after step 5, which tests leave alone."""
+    folder = tmp_path_factory.mktemp("died") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted(folder, 5, patch)
+    return folder
+
+
+@pytest.fixture
+def run(died, tmp_path):
+    """A copy of it in tmp_path / "run"."""
+    return shutil.copytree(died, tmp_path / "run")
+
+
 # ------------------------------------------------------------------------------------------------
 # Killed and stopped runs
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "step"),
-    [*(("adam", step) for step in range(1, 7)),
-     *((name, 3) for name in ("sgd", "adam_param_scaling", "adafactor", "adam_atan2"))],
+    ("words", "step"),
+    [
+        *(([], step) for step in range(1, 7)),
+        *(([f"optimizer.name={name}"], 3)
+          for name in ("sgd", "adam_param_scaling", "adafactor", "adam_atan2")),
+        (["training.micro_batch_size=3", "optimizer.clip_norm=0.5"], 3),
+        (["training.precision=bf16"], 3),
+        (["training.data_workers=2"], 3),
+    ],
 )  # fmt: skip
-def test_a_resumed_run_ends_with_the_same_bits(tmp_path, monkeypatch, optimizer, step):
-    overrides = [f"optimizer.name={optimizer}", "checkpoint.every=2", "training.log_every=3"]
-    toy.train(tmp_path / "whole", overrides)
-    interrupted(tmp_path / "died", step, monkeypatch, *overrides)
-    summary = toy.train(tmp_path / "died", overrides)
+def test_a_resumed_run_ends_with_the_same_bits(tmp_path, monkeypatch, words, step):
+    words = [*words, "checkpoint.every=2", "training.log_every=3"]
+    toy.train(tmp_path / "whole", words)
+    interrupted(tmp_path / "died", step, monkeypatch, *words)
+    summary = toy.train(tmp_path / "died", words)
     assert toy.left_behind(tmp_path / "died") == toy.left_behind(tmp_path / "whole")
     assert summary["resumed_from"] == ([step // 2 * 2] if step > 1 else [])
 
@@ -105,21 +125,6 @@ def test_no_step_appears_twice_and_old_batches_are_not_read_again(tmp_path, monk
     assert read == sample_ids(23, 0, 4 * 4, 3 * 4).tolist()  # steps 5, 6 and 7 of 4 rows each
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["training.micro_batch_size=3", "optimizer.clip_norm=0.5"],
-        ["training.precision=bf16"],
-        ["training.data_workers=2"],
-    ],
-)
-def test_it_does_so_however_it_is_computed(tmp_path, monkeypatch, overrides):
-    toy.train(tmp_path / "whole", overrides)
-    interrupted(tmp_path / "died", 3, monkeypatch, *overrides)
-    toy.train(tmp_path / "died", overrides)
-    assert toy.left_behind(tmp_path / "died") == toy.left_behind(tmp_path / "whole")
-
-
 def test_a_resumed_fp16_run_has_its_scale_and_skips_the_same_steps(tmp_path, monkeypatch):
     forward = toy.Toy.forward
     words = ["training.precision=fp16", "training.log_every=1", "training.divergence_factor=100"]
@@ -141,7 +146,7 @@ def test_a_resumed_fp16_run_has_its_scale_and_skips_the_same_steps(tmp_path, mon
 
 def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
     overrides = ["training.data_workers=2", "training.log_every=1"]
-    process = start("train", tmp_path / "run", *overrides, TOY_PAUSE=1)
+    process = start(tmp_path / "run", *overrides, TOY_PAUSE=1)
     while "step 3" not in process.stdout.readline():
         pass
     workers = below(process.pids[0])
@@ -152,14 +157,54 @@ def test_a_killed_run_with_data_workers_leaves_no_lock_and_no_process(tmp_path):
     assert all(gone(worker) for worker in workers)
 
 
-def test_a_run_killed_wherever_a_file_changes_goes_on_to_the_same_end(tmp_path):
-    """SIGKILL before and after every sync, rename and removal, in half a file, in half a line."""
+def copy_at_every_change(patch, run):
+    """Has a run's folder copied wherever its files change; returns the copies."""
+    copies = []
+
+    def copy():
+        copies.append(Path(shutil.copytree(run, f"{run}-{len(copies)}")))
+
+    def half_a_file(tensors, path):
+        save_file(tensors, path)
+        os.truncate(path, path.stat().st_size // 2)
+        copy()
+
+    def half_a_line(log, record):
+        size = log.path.stat().st_size if log.path.exists() else 0
+        log.path.open("a").write(json.dumps(record)[:16])
+        copy()
+        os.truncate(log.path, size)
+
+    def replace(owner, name, before=None):
+        function = getattr(owner, name)
+
+        def copying(*args, **kwargs):
+            before(*args) if before else copy()
+            result = function(*args, **kwargs)
+            copy()
+            return result
+
+        patch.setattr(owner, name, copying)
+
+    for owner, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree")):
+        replace(owner, name)
+    replace(checkpoint, "save_file", half_a_file)
+    replace(Log, "append", half_a_line)
+    return copies
+
+
+def test_a_run_killed_wherever_a_file_changes_goes_on_to_the_same_end(tmp_path, monkeypatch):
+    """From its folder as SIGKILL leaves it before and after every sync, rename and removal, in half
+    a file, in half a line."""
     words = ["training.steps=4", "checkpoint.keep=1", "checkpoint.final=false"]
-    crash = start("crash", tmp_path, *words)
-    out, errors = crash.communicate()
-    assert crash.returncode == 0, out[-2000:] + errors[-2000:]
-    places = int(out.split()[-2])
-    assert places > 50
+    whole = tmp_path / "whole"
+    with monkeypatch.context() as patch:
+        copies = copy_at_every_change(patch, whole)
+        toy.train(whole, words)
+    assert len(copies) > 50
+    for copy in copies:
+        toy.train(copy, words)
+        assert toy.left_behind(copy) == toy.left_behind(whole), copy
 
 
 def stop_in_evaluation(monkeypatch, step):
@@ -225,7 +270,7 @@ def test_a_signal_does_not_end_the_wait_for_the_last_checkpoint(tmp_path, monkey
 def test_a_signal_stops_a_run_with_a_checkpoint_and_its_exit_code(tmp_path, number):
     overrides = ["training.steps=30", "training.log_every=1", "checkpoint.every=0"]
     toy.train(tmp_path / "whole", overrides)
-    process = start("train", tmp_path / "run", *overrides, TOY_PAUSE=0.2)
+    process = start(tmp_path / "run", *overrides, TOY_PAUSE=0.2)
     while "step 3" not in process.stdout.readline():
         pass
     process.send_signal(number)
@@ -243,7 +288,7 @@ def test_a_signal_stops_a_run_with_a_checkpoint_and_its_exit_code(tmp_path, numb
 
 def test_a_second_ctrl_c_ends_the_run_at_once(tmp_path):
     words = ["training.log_every=1", "training.steps=9"]
-    process = start("train", tmp_path / "run", *words, TOY_PAUSE=3)
+    process = start(tmp_path / "run", *words, TOY_PAUSE=3)
     while "step 1" not in process.stdout.readline():
         pass
     process.send_signal(signal.SIGINT)
@@ -293,12 +338,11 @@ def test_an_epsilon_said_or_left_to_the_optimizer_is_the_same_run():
     )
 
 
-def test_resume_never_starts_anew(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    summary = toy.train(tmp_path / "run", ["checkpoint.resume=never"])
+def test_resume_never_starts_anew(run, tmp_path):
+    summary = toy.train(run, ["checkpoint.resume=never"])
     assert summary["resumed_from"] == []
     toy.train(tmp_path / "whole")
-    assert toy.left_behind(tmp_path / "run") == toy.left_behind(tmp_path / "whole")
+    assert toy.left_behind(run) == toy.left_behind(tmp_path / "whole")
 
 
 def test_a_tied_tensor_and_a_buffer_are_saved_once_and_come_back(tmp_path):
@@ -349,36 +393,33 @@ DAMAGES = [
 
 @pytest.mark.parametrize(("file", "damage"), DAMAGES)
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    tmp_path, monkeypatch, capsys, file, damage
+    run, tmp_path, capsys, file, damage
 ):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    damage(tmp_path / "run/checkpoints/step-00000004" / file)
-    summary = toy.train(tmp_path / "run")
+    damage(run / "checkpoints/step-00000004" / file)
+    summary = toy.train(run)
     errors = capsys.readouterr().err
     assert "not used: " in errors and "step-00000004" in errors
     assert summary["resumed_from"] == [2]
     toy.train(tmp_path / "whole")
-    assert toy.left_behind(tmp_path / "run")[:3] == toy.left_behind(tmp_path / "whole")[:3]
-    assert "damaged-step-00000004" in names(tmp_path / "run")  # nothing is lost
+    assert toy.left_behind(run)[:3] == toy.left_behind(tmp_path / "whole")[:3]
+    assert "damaged-step-00000004" in names(run)  # nothing is lost
 
 
-def test_without_any_good_checkpoint_the_run_says_so_and_touches_nothing(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    for path in (tmp_path / "run/checkpoints").iterdir():
+def test_without_any_good_checkpoint_the_run_says_so_and_touches_nothing(run):
+    for path in (run / "checkpoints").iterdir():
         flip(path / "state.safetensors")
-    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    before = (run / "metrics.jsonl").read_bytes()
     with pytest.raises(UserError, match=r"no checkpoint can be used .*checkpoint.resume=never"):
-        toy.train(tmp_path / "run")
-    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
-    assert len(names(tmp_path / "run")) == 2
+        toy.train(run)
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert len(names(run)) == 2
 
 
 @pytest.mark.parametrize("damage", [flip, empty])
-def test_a_log_that_lost_lines_is_not_gone_on_with(tmp_path, monkeypatch, damage):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    damage(tmp_path / "run/metrics.jsonl")
+def test_a_log_that_lost_lines_is_not_gone_on_with(run, damage):
+    damage(run / "metrics.jsonl")
     with pytest.raises(UserError, match=r"no checkpoint can be used .*metrics.jsonl: lacks lines"):
-        toy.train(tmp_path / "run")
+        toy.train(run)
 
 
 def test_a_checkpoint_of_another_step_or_format_is_damaged(tmp_path):
@@ -436,37 +477,38 @@ def resealed(path, change):
         lambda meta, tensors: tensors.update({"optimizer/other/exp_avg": torch.ones(3)}),
     ],
 )
-def test_a_checkpoint_of_something_else_is_not_used(tmp_path, monkeypatch, capsys, change):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    resealed(tmp_path / "run/checkpoints/step-00000004", change)
-    assert toy.train(tmp_path / "run")["resumed_from"] == [2]
+def test_a_checkpoint_of_something_else_is_not_used(run, capsys, change):
+    resealed(run / "checkpoints/step-00000004", change)
+    assert toy.train(run)["resumed_from"] == [2]
     assert "not used: " in capsys.readouterr().err
 
 
-def test_a_checkpoint_past_the_end_of_the_run_is_not_used(tmp_path, monkeypatch, capsys):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    path = tmp_path / "run/checkpoints/step-00000004"
+def test_a_checkpoint_past_the_end_of_the_run_is_not_used(run, capsys):
+    path = run / "checkpoints/step-00000004"
     resealed(path, lambda meta, tensors: meta.update(step=100))
     path.rename(path.with_name("step-00000100"))
-    assert toy.train(tmp_path / "run")["resumed_from"] == [2]
+    assert toy.train(run)["resumed_from"] == [2]
     assert "of step 100 in a run of 7" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", ["pipe", "link"])
 @pytest.mark.parametrize("name", ["metrics.jsonl", "probes.jsonl", ".lock", "summary.json"])
-def test_a_pipe_in_the_results_folder_is_refused_in_one_line(tmp_path, name):
-    (tmp_path / "run").mkdir()
-    os.mkfifo(tmp_path / "run" / name)
-    with pytest.raises(UserError, match=f"{name}: (cannot write: a pipe|not a summary)"):
+def test_a_pipe_or_link_in_the_results_folder_is_refused_in_one_line(tmp_path, name, kind):
+    victim, file = tmp_path / "victim", tmp_path / "run" / name
+    victim.write_text("mine")
+    file.parent.mkdir()
+    os.mkfifo(file) if kind == "pipe" else file.symlink_to(victim)
+    with pytest.raises(UserError, match=f"{name}: (cannot write: a {kind}|not a summary)"):
         toy.train(tmp_path / "run")
+    assert victim.read_text() == "mine"
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "plan.json", "timing.jsonl"])
-def test_a_pipe_is_never_waited_for(tmp_path, monkeypatch, name):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    (tmp_path / "run" / name).unlink()
-    os.mkfifo(tmp_path / "run" / name)
+def test_a_pipe_is_never_waited_for(run, name):
+    (run / name).unlink()
+    os.mkfifo(run / name)
     with contextlib.suppress(UserError):
-        toy.train(tmp_path / "run")
+        toy.train(run)
 
 
 @pytest.mark.parametrize("words", [[], ["checkpoint.resume=never"]])
@@ -479,24 +521,12 @@ def test_a_checkpoints_folder_that_is_a_link_is_refused(tmp_path, monkeypatch, w
     assert names(tmp_path / "other") == ["step-00000002", "step-00000004"]
 
 
-def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(run):
     for name in ("checksums.json", "meta.json"):
-        path = tmp_path / "run/checkpoints/step-00000004" / name
+        path = run / "checkpoints/step-00000004" / name
         path.unlink()
         os.mkfifo(path)
-    assert toy.train(tmp_path / "run")["resumed_from"] == [2]
-
-
-@pytest.mark.parametrize("name", ["metrics.jsonl", "probes.jsonl", ".lock"])
-def test_no_link_leads_out_of_the_folder(tmp_path, name):
-    victim = tmp_path / "victim"
-    victim.write_text("mine")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / name).symlink_to(victim)
-    with pytest.raises(UserError, match=f"{name}: cannot write: a link"):
-        toy.train(tmp_path / "run")
-    assert victim.read_text() == "mine"
+    assert toy.train(run)["resumed_from"] == [2]
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_does_not_end_the_run(
@@ -534,27 +564,25 @@ def test_the_restored_state_does_not_live_in_the_file(tmp_path, monkeypatch):
 # Another config, another plan
 
 
-def test_resuming_with_another_config_is_refused_with_the_difference(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    before = (tmp_path / "run/config.yaml").read_text()
+def test_resuming_with_another_config_is_refused_with_the_difference(run):
+    before = (run / "config.yaml").read_text()
     with pytest.raises(UserError, match=r"another config \(optimizer.beta1 0.9 -> 0.8\)"):
-        toy.train(tmp_path / "run", ["optimizer.beta1=0.8"])
-    assert (tmp_path / "run/config.yaml").read_text() == before
-    (tmp_path / "run/config.yaml").unlink()  # the checkpoint knows, too
+        toy.train(run, ["optimizer.beta1=0.8"])
+    assert (run / "config.yaml").read_text() == before
+    (run / "config.yaml").unlink()  # the checkpoint knows, too
     with pytest.raises(UserError, match=r"step-00000004 holds .*optimizer.beta1 0.9 -> 0.8"):
-        toy.train(tmp_path / "run", ["optimizer.beta1=0.8"])
+        toy.train(run, ["optimizer.beta1=0.8"])
 
 
-def test_resuming_with_another_plan_is_refused_with_the_difference(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
+def test_resuming_with_another_plan_is_refused_with_the_difference(run, monkeypatch):
     original = toy.Everett
     with monkeypatch.context() as patch:
         patch.setattr(toy, "Everett", lambda *a, **k: original(*a, **k, gamma_readout=2.0))
         for _ in range(2):
             with pytest.raises(UserError, match=r"another plan \(readout.weight: lr .* -> .*\)"):
-                toy.train(tmp_path / "run")
-            (tmp_path / "run/plan.json").unlink(missing_ok=True)
-    assert toy.train(tmp_path / "run")["resumed_from"] == [4]
+                toy.train(run)
+            (run / "plan.json").unlink(missing_ok=True)
+    assert toy.train(run)["resumed_from"] == [4]
 
 
 def test_resuming_on_other_data_is_refused(tmp_path, monkeypatch):
@@ -586,31 +614,27 @@ def test_a_run_does_not_go_on_in_another_precision(tmp_path, monkeypatch):
     assert toy.train(tmp_path / "run", ["training.precision=bf16"])["resumed_from"] == [4]
 
 
-def test_other_settings_of_the_checkpoints_are_welcome(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
-    assert toy.train(tmp_path / "run", ["checkpoint.every=3"])["resumed_from"] == [4]
+def test_other_settings_of_the_checkpoints_are_welcome(run):
+    assert toy.train(run, ["checkpoint.every=3"])["resumed_from"] == [4]
 
 
 # ------------------------------------------------------------------------------------------------
 # A full disk, hostile files
 
 
-def limited(folder, size, *overrides):
-    """A run whose files cannot grow beyond `size` bytes, as on a full disk."""
-    return subprocess.run(
-        [sys.executable, SCRIPT, "train", folder, *overrides], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
-    )  # fmt: skip
-
-
 def test_a_checkpoint_that_does_not_fit_ends_the_run_with_one_line(tmp_path, monkeypatch):
+    """Files cannot grow beyond 6 kB, as on a full disk."""
     interrupted(tmp_path / "run", 3, monkeypatch)
-    result = limited(tmp_path / "run", 6000)
-    assert result.returncode == 2, result.stderr
-    last = result.stderr.splitlines()[-1]
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import resource, toy_run\nresource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n"
+        "toy_run.main()\n"
+    )
+    result = finished(script, tmp_path / "run", PYTHONPATH=f"{ROOT}{os.pathsep}{SCRIPT.parent}")
+    assert result.returncode == 2, result.err
+    last = result.err.splitlines()[-1]
     assert last.startswith("error: ") and "step-00000004: cannot write the checkpoint" in last
-    assert "step-00000002 is intact" in last and "Traceback" not in result.stderr
+    assert "step-00000002 is intact" in last and "Traceback" not in result.err
     assert names(tmp_path / "run") == ["step-00000002"]  # nothing half-written
     toy.train(tmp_path / "run")
     toy.train(tmp_path / "whole")
@@ -642,13 +666,12 @@ class Bomb:
         return (Path.touch, (self.path,))
 
 
-def test_hostile_files_execute_and_overwrite_nothing(tmp_path, monkeypatch):
-    interrupted(tmp_path / "run", 5, monkeypatch)
+def test_hostile_files_execute_and_overwrite_nothing(run, tmp_path):
     mark, outside = tmp_path / "executed", tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("kept")
     bomb = pickle.dumps(Bomb(mark))
-    folder = tmp_path / "run/checkpoints"
+    folder = run / "checkpoints"
     newest = folder / "step-00000009"
     newest.mkdir()
     (newest / "state.safetensors").write_bytes(bomb)
@@ -661,8 +684,8 @@ def test_hostile_files_execute_and_overwrite_nothing(tmp_path, monkeypatch):
     (folder / "..step-00000012").mkdir()
     for name in ("state.pt", "optimizer.pkl", "pytorch_model.bin"):
         (folder / name).write_bytes(bomb)
-        (tmp_path / "run" / name).write_bytes(bomb)
-    assert toy.train(tmp_path / "run", ["checkpoint.keep=1"])["resumed_from"] == [4]
+        (run / name).write_bytes(bomb)
+    assert toy.train(run, ["checkpoint.keep=1"])["resumed_from"] == [4]
     assert not mark.exists()
     assert (outside / "kept").read_text() == "kept"
     checkpoint.discard(folder)

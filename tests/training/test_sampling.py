@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader, Dataset
 
 from training.errors import UserError
 from training.sampling import BatchIds, EpochPlaces, eval_ids, sample_ids
@@ -21,20 +19,6 @@ def batches(**changes):
 
 def flat(micro_batches):
     return [i for ids in micro_batches for i in ids]
-
-
-class MemmapDataset(Dataset):
-    """Rows of a file on disk, as the experiments' data sets are."""
-
-    def __init__(self, file, rows):
-        self.file, self.rows = file, rows
-
-    def __len__(self):
-        return self.rows
-
-    def __getitem__(self, index):
-        values = np.memmap(self.file, np.int64, mode="r", shape=(self.rows, 3))
-        return torch.from_numpy(values[index].copy())
 
 
 def test_every_epoch_is_a_permutation():
@@ -125,20 +109,6 @@ def test_evaluation_takes_each_sample_once(size, world_size):
     shares = [eval_ids(size, rank, world_size) for rank in range(world_size)]
     assert sorted(np.concatenate(shares).tolist()) == list(range(size))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
-
-
-def test_workers_change_no_batch(tmp_path):
-    file = tmp_path / "rows.bin"
-    np.random.default_rng(0).integers(0, 1000, (50, 3)).tofile(file)
-
-    def read(workers):
-        sampler = BatchIds(**ORDER, rank=1, world_size=2, last_step=9)
-        data = MemmapDataset(file, 50)
-        return list(DataLoader(data, batch_sampler=sampler, num_workers=workers))
-
-    alone, helped = read(0), read(2)
-    assert len(alone) == len(helped) == 18
-    assert all(torch.equal(a, b) for a, b in zip(alone, helped, strict=True))
 
 
 def places(**changes):

@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -21,11 +19,12 @@ from vit_cifar5m import train as vit
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("toy_run.py")
+SHARDED = Path(__file__).with_name("sharded_run.py")
 LONG = ["training.steps=40", "training.log_every=1", "checkpoint.every=0"]
 
 
 def start(processes, folder, *overrides, script=SCRIPT, **more):
-    return Program(script, "train", folder, *overrides, ranks=processes, **more)
+    return Program(script, folder, *overrides, ranks=processes, **more)
 
 
 def launch(processes, folder, *overrides, **more):
@@ -49,11 +48,12 @@ def notes(folder, what, rank):
 
 def test_two_processes_train_what_one_does_in_the_same_order(tmp_path):
     """Without dropout, whose draws belong to a process."""
-    for processes in (1, 2):
+    told = launch_environment("several_nodes", "--num_machines", "1", "--num_processes", "2")
+    for processes, environment in ((1, {}), (2, told)):
         (tmp_path / f"notes{processes}").mkdir()
         launch(
             processes, tmp_path / f"run{processes}", TOY_DROPOUT=0,
-            TOY_NOTES=tmp_path / f"notes{processes}",
+            TOY_NOTES=tmp_path / f"notes{processes}", **environment,
         )  # fmt: skip
     one, two = weights(tmp_path / "run1"), weights(tmp_path / "run2")
     assert one.keys() == two.keys()
@@ -112,24 +112,6 @@ def test_two_processes_stop_together_and_one_can_go_on(tmp_path):
     assert second == pytest.approx(first, rel=1e-4, abs=1e-6)
 
 
-def test_a_signal_to_the_launcher_stops_all_with_a_checkpoint(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone",
-         SCRIPT, "train", tmp_path / "run", *LONG],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "TOY_PAUSE": "0.2"},
-    )  # fmt: skip
-    while "step 3" not in process.stdout.readline():
-        pass
-    process.terminate()  # torchrun tells both; its own exit code is not ours to choose
-    process.communicate(timeout=60)
-    assert process.returncode != 0
-    summary = json.loads((tmp_path / "run/summary.json").read_text())
-    assert summary["status"] == "stopped"
-    saved = [path.name for path in (tmp_path / "run/checkpoints").iterdir()]
-    assert saved == [f"step-{summary['step']:08d}"]
-
-
 def test_one_process_observes_or_evaluates_and_none_waits_for_ever(tmp_path):
     """A run with a single evaluation sample, and in the same launch one that observes."""
     file = ROOT / "vit_cifar5m/configs/laptop.yaml"
@@ -173,25 +155,43 @@ def test_a_refusal_is_one_line_of_one_process(tmp_path):
     assert errors.count("optimizer.beta1 0.9 -> 0.5") == 1
 
 
-@pytest.mark.parametrize(
-    ("name", "processes", "options"),
-    [("one_gpu", 1, []), ("one_node_8gpu", 2, []),
-     ("several_nodes", 2, ["--num_machines", "1", "--main_process_port", "0"])],
-)  # fmt: skip
-def test_accelerate_launches_with_the_config_files(tmp_path, name, processes, options):
-    """The files as they are, with as many processes as a test has, each with a worker for data."""
-    result = subprocess.run(
-        [Path(sys.executable).with_name("accelerate"), "launch", "--config_file",
-         LAUNCH_CONFIGS / f"{name}.yaml", "--num_processes", str(processes), *options,
-         SCRIPT, "train", tmp_path / "run", "training.data_workers=1"],
-        capture_output=True, text=True, timeout=200,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1",
-             "CUDA_VISIBLE_DEVICES": "", "TOY_NOTES": str(tmp_path)},
+def accelerated(name, processes, folder, *words, **more):
+    """`accelerate launch` with a config file as it is, but for the number of processes."""
+    return Program(
+        "-m", "accelerate.commands.launch", "--config_file", LAUNCH_CONFIGS / f"{name}.yaml",
+        "--num_processes", processes, *words, OMP_NUM_THREADS=1, CUDA_VISIBLE_DEVICES="",
+        PYTHONPATH=ROOT, TOY_NOTES=folder, **more,
     )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.parametrize(("name", "processes"), [("one_gpu", 1), ("one_node_8gpu", 2)])
+def test_accelerate_launches_with_the_config_files(tmp_path, name, processes):
+    """Each process with a worker for data."""
+    words = [SCRIPT, tmp_path / "run", "training.data_workers=1"]
+    process = accelerated(name, processes, tmp_path, *words)
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
     assert len(lines(tmp_path / "run", "probes.jsonl")) == 4  # steps 1, 3, 6, 7: one process writes
     read = [len(notes(tmp_path, "ids", rank)) for rank in range(processes)]
     assert read == [7 * 4 // processes] * processes
+
+
+def test_a_signal_to_the_launcher_stops_all_with_a_checkpoint(tmp_path):
+    """Of a sharded run, whose processes write its parts."""
+    options = ["--num_machines", "1", "--main_process_port", "0"]
+    words = [*options, SHARDED, "run", tmp_path / "run", "training.steps=90", "checkpoint.every=0"]
+    process = accelerated("several_nodes_fsdp", 2, tmp_path, *words)
+    while "step 3" not in (line := process.stdout.readline()):
+        assert line, process.files[1].read_text()
+    process.terminate()  # torchrun tells both; its own exit code is not ours to choose
+    process.communicate(timeout=60)
+    assert process.returncode != 0
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["status"] == "stopped"
+    (saved,) = (tmp_path / "run/checkpoints").iterdir()
+    assert saved.name == f"step-{summary['step']:08d}" and len(list(saved.glob("shard-*"))) == 2
+    read = [len(notes(tmp_path, "ids", rank)) for rank in (0, 1)]
+    assert read == [summary["step"] * 8 // 2] * 2
 
 
 def test_the_config_files_are_for_eight_gpus_per_node():

@@ -102,14 +102,6 @@ def test_split_share_and_nesting():
     assert small < large
 
 
-@pytest.mark.parametrize("side", SPLITS)
-def test_either_empty_split_is_refused(tmp_path, side):
-    other = {"train": "validation", "validation": "train"}[side]
-    few = as_txt(tmp_path / "few", EXPECTED[other])
-    line = error_line(lambda: read(path=few))
-    assert line.startswith(f"{few}: validation_fraction 0.3 leaves no document for {side}; expec")
-
-
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5])
 def test_fraction_outside_0_and_1_is_refused(tmp_path, fraction):
     line = error_line(lambda: read(path=tmp_path, validation_fraction=fraction))

@@ -17,6 +17,7 @@ import bart_span_denoise.data
 import nanolm_c4.data
 from bart_span_denoise.config import Config as BartConfig
 from nanolm_c4.config import Config as NanolmConfig
+from tests.processes import finished
 from tests.text_files import error_line
 from training import files, token_cache
 from training.config import load
@@ -353,20 +354,17 @@ def test_pickles_carry_no_opened_file(made):
 
 
 def command(experiment, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", f"{experiment.name}.data", *arguments],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    return finished("-m", f"{experiment.name}.data", *arguments, cwd=ROOT)
 
 
 def test_the_command_prepares_what_a_config_describes(experiment, made, text, tmp_path):
     done = command(experiment, *experiment.arguments(text, tmp_path, "--threads", "2"))
-    assert done.returncode == 0, done.stderr
-    printed = json.loads(done.stdout)
+    assert done.returncode == 0, done.err
+    printed = json.loads(done.out)
     assert printed["sha256"] == made.meta["sha256"]
     assert Path(printed["folder"]).parent == tmp_path
     # The libraries' own logs stay silent.
-    assert done.stderr.startswith("training a ") and done.stderr.count("\n") in (1, 3)
+    assert done.err.startswith("training a ") and done.err.count("\n") in (1, 3)
 
 
 def test_a_mistake_ends_the_command_with_one_line(experiment, tmp_path):
@@ -374,8 +372,8 @@ def test_a_mistake_ends_the_command_with_one_line(experiment, tmp_path):
     broken.write_bytes(b'{"text": "a"}\n{"text": \n')
     for path, message in (("/nowhere", "path: /nowhere does not exist"), (broken, "as json")):
         done = command(experiment, *experiment.arguments(path, tmp_path / "cache"))
-        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-        assert message in done.stderr
+        assert (done.returncode, done.out, done.err.count("\n")) == (2, "", 1)
+        assert message in done.err
 
 
 def test_a_full_disk_ends_the_command_with_one_line(

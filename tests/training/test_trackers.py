@@ -1,8 +1,8 @@
 """Trackers show what the JSON lines say, once, whatever happens to the run; none can fail it."""
 
-import importlib.util
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -11,15 +11,12 @@ from accelerate.tracking import TensorBoardTracker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.processes import finished
+from tests.training import toy_run as toy
 from training import runs, trackers
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = Path(__file__).with_name("toy_run.py")
 REMOTE = ("wandb", "mlflow", "trackio")
-
-spec = importlib.util.spec_from_file_location("toy_run", SCRIPT)
-toy = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(toy)
 
 
 def folder_of(tmp_path):
@@ -31,7 +28,7 @@ def interrupt(folder, step):
     (folder / "summary.json").unlink()
     for path in folder.glob("checkpoints/step-*"):
         if int(path.name.removeprefix("step-")) > step:
-            toy.shutil.rmtree(path)
+            shutil.rmtree(path)
 
 
 def lines(folder, name="metrics"):
@@ -71,25 +68,19 @@ def test_tensorboard_shows_losses_rates_norms_and_probes(tmp_path):
     assert_shown_whole(folder)
 
 
-def test_a_resumed_run_goes_on_with_the_same_curves(tmp_path):
-    folder, words = folder_of(tmp_path), ["training.trackers=[tensorboard]", "checkpoint.keep=9"]
-    toy.train(folder, words)
-    interrupt(folder, step=4)  # 6 and 7 have been shown
-    toy.train(folder, words)
-    assert_shown_whole(folder)
-
-
-def test_a_tracker_that_is_switched_on_later_shows_the_whole_run(tmp_path):
+@pytest.mark.parametrize("before", [[], ["training.trackers=[tensorboard]"]])
+def test_a_resumed_run_is_shown_whole_and_once(tmp_path, before):
+    """With a tracker from the start or switched on later."""
     folder = folder_of(tmp_path)
-    toy.train(folder, ["checkpoint.keep=9"])
-    interrupt(folder, step=4)
+    toy.train(folder, [*before, "checkpoint.keep=9"])
+    interrupt(folder, step=4)  # 6 and 7 may have been shown
     toy.train(folder, ["training.trackers=[tensorboard]"])
     assert_shown_whole(folder)
 
 
 def test_only_the_first_of_several_processes_shows_the_run(tmp_path):
     folder = folder_of(tmp_path)
-    result = finished(SCRIPT, "train", folder, "training.trackers=[tensorboard]", ranks=2)
+    result = finished(SCRIPT, folder, "training.trackers=[tensorboard]", ranks=2)
     assert result.returncode == 0, result.err
     assert len(list(folder.glob("tensorboard/*"))) == 1
     assert_shown_whole(folder)
@@ -203,7 +194,7 @@ def test_an_unknown_or_missing_tracker_is_one_line_before_training(
     value, message, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(trackers, "get_available_trackers", lambda: ["tensorboard"])
-    monkeypatch.setattr(sys, "argv", ["toy", "train", str(tmp_path), f"training.trackers={value}"])
+    monkeypatch.setattr(sys, "argv", ["toy", str(tmp_path), f"training.trackers={value}"])
     with pytest.raises(SystemExit) as ended:
         toy.main()
     assert ended.value.code == 2

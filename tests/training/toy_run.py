@@ -1,14 +1,11 @@
-"""A run small enough to be killed hundreds of times; the tests start it as a command.
+"""A run small enough to be resumed hundreds of times; the tests start it as a command, too.
 
-    python tests/training/toy_run.py train DIR [key=value ...]    one run, exit code as documented
-    python tests/training/toy_run.py crash DIR [key=value ...]    one run per place to be killed at
+    python tests/training/toy_run.py DIR [key=value ...]    one run, exit code as documented
 
 The model draws during training (dropout), so that a resume with other random numbers shows.
 """
 
-import json
 import os
-import shutil
 import signal
 import sys
 import time
@@ -21,7 +18,7 @@ from torch.utils.data import Dataset
 
 from measure.probes import ProbeRecorder
 from param_groups import Everett, Role, Rule, plan
-from training import checkpoint, log, loop, optimizers, runs, signals
+from training import loop, optimizers, runs, signals
 from training.config import parse_overrides, set_keys, validate
 from training.errors import one_line_errors
 from training.settings import RunConfig
@@ -34,7 +31,6 @@ SETTINGS = {
     "training": {"steps": 7, "batch_size": 4, "log_every": 2, "eval_every": 3, "probe_every": 3},
     "checkpoint": {"every": 2, "minutes": None, "final": True},
 }
-MARGIN = 16  # bytes of a line that are on the disk when the process dies
 
 
 class Toy(nn.Module):
@@ -58,10 +54,10 @@ class Toy(nn.Module):
 class Rows(Dataset):
     """Rows of tokens; says which are read, by process, if TOY_NOTES names a folder."""
 
-    def __init__(self, seed, noted=False):
+    def __init__(self, seed, noted=False, words=11):
         self.noted = noted
         generator = torch.Generator().manual_seed(seed)
-        self.ids = torch.randint(0, 11, (23, 6), generator=generator)
+        self.ids = torch.randint(0, words, (23, 6), generator=generator)
 
     def __len__(self):
         return len(self.ids)
@@ -114,86 +110,25 @@ def train(run_dir, overrides=(), pause=0.0):
     """Trains in this process and returns the summary."""
     if os.environ.get("TOY_NOTES"):
         optimizers.AdamW = NotedOptimizer
-    config = build_config(overrides)
-    run = build_task(config, float(os.environ.get("TOY_DROPOUT", "0.2")))
+    dropout = float(os.environ.get("TOY_DROPOUT", "0.2"))
+    return run_task(run_dir, build_task(build_config(overrides), dropout), pause)
+
+
+def run_task(run_dir, run, pause=0.0, stop_at=None):
+    """Trains in this process, which asks itself to stop if told when; returns the summary."""
 
     def progress(step, steps, loss):
         if loss is None:
             return
         print(f"step {step}", flush=True)
         time.sleep(pause)
+        if step == stop_at:
+            os.kill(os.getpid(), signal.SIGTERM)
 
     run_dir.mkdir(parents=True, exist_ok=True)
-    return runs.train_once(run_dir, config, run.plan, lambda: loop.train(run, run_dir, progress))
-
-
-class Killer:
-    """Counts the places where files change and ends the process, hard, at the one it is told."""
-
-    def __init__(self, at):
-        self.at, self.count = at, 0
-        for module, name in (
-            (os, "fsync"), (os, "rename"), (os, "replace"), (shutil, "rmtree"),
-        ):  # fmt: skip
-            setattr(module, name, self.around(getattr(module, name)))
-        self.torn(checkpoint, "save_file", self.half_a_file)
-        self.torn(log.Log, "append", self.half_a_line)
-
-    def event(self, before=lambda: None):
-        self.count += 1
-        if self.count == self.at:
-            before()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def around(self, function):
-        def killing(*args, **kwargs):
-            self.event()
-            result = function(*args, **kwargs)
-            self.event()
-            return result
-
-        return killing
-
-    def torn(self, owner, name, half):
-        function = getattr(owner, name)
-
-        def killing(*args):
-            self.event(lambda: half(function, *args))
-            return function(*args)
-
-        setattr(owner, name, killing)
-
-    @staticmethod
-    def half_a_file(save, tensors, path):
-        save(tensors, path)
-        os.truncate(path, path.stat().st_size // 2)
-
-    @staticmethod
-    def half_a_line(append, log, record):
-        with open(log.path, "a") as file:
-            file.write(json.dumps(record)[:MARGIN])
-
-
-def forked(run_dir, overrides, at=None):
-    """Runs in a child process, killed at event `at`; whether it was."""
-    pid = os.fork()
-    if pid == 0:
-        try:
-            quiet = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(quiet, 1)
-            os.dup2(quiet, 2)
-            killer = Killer(at)
-            train(run_dir, overrides)
-            (run_dir / "events").write_text(str(killer.count))
-            os._exit(0)
-        except BaseException as error:
-            (run_dir / "error").write_text(repr(error))
-            os._exit(1)
-    _, status = os.waitpid(pid, 0)
-    if os.WIFSIGNALED(status):
-        return True
-    assert os.WEXITSTATUS(status) == 0, (run_dir / "error").read_text()
-    return False
+    return runs.train_once(
+        run_dir, run.config, run.plan, lambda: loop.train(run, run_dir, progress)
+    )
 
 
 def left_behind(run_dir):
@@ -201,37 +136,17 @@ def left_behind(run_dir):
     states = sorted(run_dir.glob("checkpoints/step-*/state.safetensors"))[-1:]
     logs = [run_dir / "metrics.jsonl", run_dir / "probes.jsonl"]
     rest = {p.name for p in [*run_dir.glob("checkpoints/*"), *run_dir.iterdir()]}
-    rest = {name for name in rest if not name.startswith(("step-", "events", "log"))}
+    rest = {name for name in rest if not name.startswith("step-")}
     saved = [(path.parent.name, path.read_bytes()) for path in states]
     return [saved, *(path.read_bytes() for path in logs), rest]
 
 
-def crash(folder, overrides):
-    """Kills a run at every place where a file changes and lets it go on; prints what differs."""
-    train(folder / "imports", overrides)  # once here, so that the children need not
-    forked(folder / "whole", overrides)
-    whole = left_behind(folder / "whole")
-    events = int((folder / "whole" / "events").read_text())
-    for at in range(1, events + 1):
-        run_dir = folder / f"killed-{at}"
-        assert forked(run_dir, overrides, at), f"not killed at {at}"
-        forked(run_dir, overrides)
-        if left_behind(run_dir) != whole:
-            print(f"differs after a kill at {at}: {left_behind(run_dir)}")
-            raise SystemExit(1)
-        shutil.rmtree(run_dir)
-    print(f"killed at {events} places")
-
-
 def main():
-    command, folder, *overrides = sys.argv[1:]
+    folder, *overrides = sys.argv[1:]
     torch.set_num_threads(1)
     with one_line_errors(OSError):
-        if command == "crash":
-            crash(Path(folder), overrides)
-        elif train(Path(folder), overrides, float(os.environ.get("TOY_PAUSE", "0")))[
-            "status"
-        ] == "stopped":
+        pause = float(os.environ.get("TOY_PAUSE", "0"))
+        if train(Path(folder), overrides, pause)["status"] == "stopped":
             raise SystemExit(signals.STOPPED)
 
 
