@@ -254,12 +254,14 @@ def save(item, folder: Path, name: str, kind: str | None = None) -> list[Path]:
     if isinstance(item, pd.DataFrame):
         item.to_csv(folder / f"{name}.csv", index=False, na_rep="nan")
         return [folder / f"{name}.csv"]
+    paper = kind == "paper"
+    dpi = 300 if paper else DPI
+    item.set_dpi(dpi)
+    item.get_layout_engine().execute(item)
+    item.set_layout_engine(None)  # once for both files; savefig would draw for it each time
     paths = [folder / f"{name}.{kind}" for kind in ("png", "pdf")]
-    for path in paths:
-        metadata = {"CreationDate": None} if path.suffix == ".pdf" else {}
-        paper = kind == "paper"
-        with matplotlib.rc_context({"pdf.fonttype": 42} if paper else {}):
-            item.savefig(path, dpi=300 if paper else DPI, metadata=metadata)
-        item.set_layout_engine("none")  # what the first file laid out holds for the second
+    with matplotlib.rc_context({"pdf.fonttype": 42} if paper else {}):
+        for path, metadata in zip(paths, ({}, {"CreationDate": None})):
+            item.savefig(path, dpi=dpi, metadata=metadata)
     plt.close(item)
     return paths
