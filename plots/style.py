@@ -169,9 +169,9 @@ def rule_entries(rules: Mapping[str, str]) -> list[tuple[str, dict]]:
     return [(label, {**found[rule], "ms": 4, "lw": 1.2}) for rule, label in rules.items()]
 
 
-def width_entries(colors: Mapping[int, tuple]) -> list[tuple[str, dict]]:
-    """Legend entries of widths."""
-    return [(f"D = {w}", {"color": c, "marker": "o", "ms": 3}) for w, c in colors.items()]
+def width_entries(colors: Mapping[int, tuple], symbol: str = "D") -> list[tuple[str, dict]]:
+    """Legend entries of widths, or of another size."""
+    return [(f"{symbol} = {n}", {"color": c, "marker": "o", "ms": 3}) for n, c in colors.items()]
 
 
 def credit(figure, paper: str | None, name: str, facts: Sequence[str] = ()) -> str:

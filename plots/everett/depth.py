@@ -159,9 +159,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         rates.octave_limits(axis, depths)
         axis.set_xlabel("depth L (blocks)")
     axes[-1, 0].set_ylabel("best learning rate")
-    entries = [(f"L = {depth}", look) for (_, look), depth in
-               zip(style.width_entries(colors), colors)]
-    style.legend(figure, [*entries, *style.STAR_ENTRIES])
+    style.legend(figure, [*style.width_entries(colors, "L"), *style.STAR_ENTRIES])
     note = rates.optima_note(map(exponent, found.values())).replace("width", "depth")
     figure.suptitle(f"learning rates against depth, without and with a rule for it\n"
                     f"{rates.RATE_NOTE}; {note}")
