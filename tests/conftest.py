@@ -12,6 +12,7 @@ os.environ["HF_DATASETS_OFFLINE"] = "1"
 
 import pytest
 import torch
+from _pytest.nodeid import coerce_node_id
 
 torch.set_num_threads(1)
 
@@ -30,9 +31,13 @@ SLOW = """
 """.split()
 
 
-def pytest_collection_modifyitems(items):
-    """Marks the tests of slow files."""
+def pytest_collection_modifyitems(config, items):
+    """Marks the tests of slow files, and gives tests of one xdist_group to one process."""
     here = Path(__file__).parent
     for item in items:
         if any((here / name) in (item.path, *item.path.parents) for name in SLOW):
             item.add_marker(pytest.mark.slow)
+        group = item.get_closest_marker("xdist_group")
+        if group and config.getoption("loadgroup", False):
+            # pytest-xdist 3.8 writes this into `_nodeid`, which pytest 9.2 no longer reads.
+            item._id = coerce_node_id(f"{item.nodeid}@{group.args[0]}")
