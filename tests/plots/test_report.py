@@ -423,7 +423,12 @@ def get(address):
 
 
 @pytest.fixture
-def live(results, monkeypatch):
+def live(results, monkeypatch, tmp_path):
+    """The address of a live page that looks every tenth of a second, and not every three."""
+    text = report.TEMPLATE.read_text()
+    assert text.count("resolve, 3000") == 1
+    (tmp_path / "quick.html").write_text(text.replace("resolve, 3000", "resolve, 100"))
+    monkeypatch.setattr(report, "TEMPLATE", tmp_path / "quick.html")
     monkeypatch.setattr(cards, "DPI", 40)
     with report.server(results.home, 0) as served:
         thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.05})
