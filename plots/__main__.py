@@ -17,6 +17,7 @@ the first table.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -89,10 +90,10 @@ def _check_belong(name: str, given: Sequence[Path]) -> None:
     mine = [shipped(table) for table in load(name).TABLES]
     for path in given:
         found = set() if path in mine else _curves(path)
-        if not found or any(found & _curves(table) for table in mine):
+        if not found or any(found & _shipped_curves(table) for table in mine):
             continue
         others = [other for other in names()
-                  if any(found <= _curves(shipped(table)) for table in load(other).TABLES)]
+                  if any(found <= _shipped_curves(shipped(table)) for table in load(other).TABLES)]
         if others:
             raise TableError(f"{path}: this is a table of {' and '.join(others)}, which see with "
                              "`python -m plots NAME --help`")
@@ -104,6 +105,9 @@ def _curves(path: Path) -> set[str]:
         return set(pd.read_csv(path, usecols=[tables.CURVE])[tables.CURVE].astype(str))
     except Exception:  # `tables.read` says what is wrong with it
         return set()
+
+
+_shipped_curves = functools.cache(_curves)
 
 
 def _run(args: argparse.Namespace) -> None:

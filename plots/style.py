@@ -244,6 +244,13 @@ def dress(figure, kind: str) -> None:
         line.set_markersize(1.35 * line.get_markersize())
 
 
+def lay_out(figure, dpi: float) -> None:
+    """Gives panels their places once and for all; savefig would draw a figure for it each time."""
+    figure.set_dpi(dpi)
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine(None)
+
+
 def save(item, folder: Path, name: str, kind: str | None = None) -> list[Path]:
     """Writes a figure as PNG and PDF, or a table as CSV; the same data give the same bytes. A
     figure for a `paper` has 300 dots per inch and letters that stay text in the PDF."""
@@ -256,9 +263,7 @@ def save(item, folder: Path, name: str, kind: str | None = None) -> list[Path]:
         return [folder / f"{name}.csv"]
     paper = kind == "paper"
     dpi = 300 if paper else DPI
-    item.set_dpi(dpi)
-    item.get_layout_engine().execute(item)
-    item.set_layout_engine(None)  # once for both files; savefig would draw for it each time
+    lay_out(item, dpi)
     paths = [folder / f"{name}.{kind}" for kind in ("png", "pdf")]
     with matplotlib.rc_context({"pdf.fonttype": 42} if paper else {}):
         for path, metadata in zip(paths, ({}, {"CreationDate": None})):

@@ -15,6 +15,7 @@ from plots import tables
 from plots.__main__ import load
 from plots.everett import alignment, epsilon, learning_rates, loss_vs_size, quickstart
 from plots.findings import Finding
+from plots.power import of_shipped
 from plots.rates import gain
 from plots.style import LABELS
 
@@ -40,8 +41,7 @@ def read(name: str):
 @functools.cache
 def found(name: str) -> dict[str, Finding]:
     """The findings of a figure by their names."""
-    return {line.name: line for line in load(name).findings(read(name))
-            if isinstance(line, Finding)}
+    return {line.name: line for line in of_shipped(name) if isinstance(line, Finding)}
 
 
 def pair(value: float, error: float, digits: int = 2, sign: str = "") -> str:

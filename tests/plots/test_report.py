@@ -23,7 +23,7 @@ from plots.findings import Finding
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.xdist_group("report")  # the page is drawn once
 # One of every paper, with findings of every verdict; test_figures.py makes the articles of all.
-SHOWN = ("everett/quickstart", "everett/weight_decay", "dinan/vit_strategies", "bordelon/depth",
+SHOWN = ("everett/quickstart", "everett/adafactor", "dinan/bart_strategies", "bordelon/depth",
          "theory/shares")
 
 
@@ -257,9 +257,9 @@ def test_it_is_dark_for_those_who_like_it_dark(page):
 
 
 def test_a_click_or_a_key_sorts_a_table(page):
-    cells = ("[...document.querySelectorAll('#everett-weight_decay .findings tbody tr')]"
+    cells = ("[...document.querySelectorAll('#everett-adafactor .findings tbody tr')]"
              ".map(row => row.cells[1].textContent)")
-    button = "#everett-weight_decay .findings th:nth-child(2) button"
+    button = "#everett-adafactor .findings th:nth-child(2) button"
     before = page.js(cells)
     page.click(button)
     rising = page.js(cells)
