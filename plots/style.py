@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import textwrap
@@ -251,22 +252,22 @@ def lay_out(figure, dpi: float) -> None:
     figure.set_layout_engine(None)
 
 
-def save(item, folder: Path, name: str, kind: str | None = None) -> list[Path]:
-    """Writes a figure as PNG and PDF, or a table as CSV; the same data give the same bytes. A
-    figure for a `paper` has 300 dots per inch and letters that stay text in the PDF."""
+def files(item, name: str, kind: str | None = None) -> dict[str, bytes]:
+    """File name -> content of a figure as PNG and PDF, or of a table as CSV; the same data give the
+    same bytes. A figure for a `paper` has 300 dots per inch and letters that stay text in the PDF.
+    """
     import matplotlib
     import matplotlib.pyplot as plt
 
-    folder.mkdir(parents=True, exist_ok=True)
     if isinstance(item, pd.DataFrame):
-        item.to_csv(folder / f"{name}.csv", index=False, na_rep="nan")
-        return [folder / f"{name}.csv"]
-    paper = kind == "paper"
+        return {f"{name}.csv": item.to_csv(index=False, na_rep="nan").encode()}
+    paper, found = kind == "paper", {}
     dpi = 300 if paper else DPI
     lay_out(item, dpi)
-    paths = [folder / f"{name}.{kind}" for kind in ("png", "pdf")]
     with matplotlib.rc_context({"pdf.fonttype": 42} if paper else {}):
-        for path, metadata in zip(paths, ({}, {"CreationDate": None})):
-            item.savefig(path, dpi=dpi, metadata=metadata)
+        for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
+            file = io.BytesIO()
+            item.savefig(file, format=ending, dpi=dpi, metadata=metadata)
+            found[f"{name}.{ending}"] = file.getvalue()
     plt.close(item)
-    return paths
+    return found

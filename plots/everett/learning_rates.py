@@ -82,7 +82,7 @@ class Entry:
 
     def record(self) -> dict[str, object]:
         """The entry as a row of table_4.csv."""
-        weighted = self.fit.weighted
+        weighted, law = self.fit.weighted, self.floored if self.levels_off else None
         return {
             "optimizer": self.optimizer,
             "parameterization": self.rule,
@@ -96,7 +96,9 @@ class Entry:
             "weighted_error": weighted.error if weighted else math.nan,
             "weighted_widths": weighted.n if weighted else 0,
             "widths_at_edge": " ".join(map(str, self.fit.edge)),
-            **self._floored(),
+            "irreducible_exponent": -law.exponent if law else math.nan,
+            "irreducible_error": law.exponent_error if law else math.nan,
+            "irreducible_rate": law.floor if law else math.nan,
             "published": self.published,
             "difference": self.fit.value - self.published,
         }
@@ -105,14 +107,6 @@ class Entry:
     def levels_off(self) -> bool:
         """Whether the widths determine the irreducible term."""
         return self.floored is not None and math.isfinite(self.floored.exponent_error)
-
-    def _floored(self) -> dict[str, float]:
-        law = self.floored if self.levels_off else None
-        return {
-            "irreducible_exponent": -law.exponent if law else math.nan,
-            "irreducible_error": law.exponent_error if law else math.nan,
-            "irreducible_rate": law.floor if law else math.nan,
-        }
 
 
 def floored(sweeps: Mapping[int, rates.RateSweep]) -> IrreduciblePowerLaw | None:

@@ -77,7 +77,7 @@ def drawn(tmp_path, monkeypatch):
 
     def run(name, *given, **options):
         found = []
-        monkeypatch.setattr(style, "save", lambda item, *_: found.append(item) or [])
+        monkeypatch.setattr(style, "files", lambda item, *_: found.append(item) or {})
         text, _ = make(name, given, tmp_path, **options)
         return [item for item in found if not isinstance(item, pd.DataFrame)], text
 
@@ -148,6 +148,7 @@ def test_labels_are_other_words_wherever_they_stand(drawn, refused):
 
 def test_of_all_figures_one_may_have_the_label(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(command, "names", lambda: ["everett/adafactor", "theory/shares"])
+    monkeypatch.setattr(style, "files", lambda *_: {})
     main(["--all", "--out", str(tmp_path), "--label", "muP=ours"])
     with pytest.raises(SystemExit, match="2"):
         main(["--all", "--out", str(tmp_path), "--label", "muP=ours", "--label", "nothing=x"])

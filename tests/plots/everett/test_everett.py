@@ -517,10 +517,11 @@ def test_curves_of_ones_own_are_drawn_under_their_names(tmp_path, name, monkeypa
 
     def keep(item, *_):
         if not isinstance(item, pd.DataFrame):
+            item.draw_without_rendering()
             texts.update(text.get_text() for text in item.findobj(Text))
-        return []
+        return {}
 
-    monkeypatch.setattr(style, "save", keep)
+    monkeypatch.setattr(style, "files", keep)
     found, _ = make(f"everett/{name}", paths, tmp_path / "out")
     assert "own_curve" in found and any("own_curve" in text for text in texts)
     if name != "learning_rates":  # it has its rules from the names of curves
