@@ -371,9 +371,9 @@ def test_the_decoders_figures_are_drawn(tmp_path, monkeypatch):
     table = tmp_path / "kernels.csv"
     kernel_rows(alphas=(1.0, 0.5), seeds=(0, 1, 2)).to_csv(table, index=False)
     paths = [*runs(tmp_path, losses=gains), table]
-    data = decoder.read(paths)
-    shown = "\n".join(map(str, decoder.findings(data)))
-    assert {*dict(decoder.draw(data))} == {
+    own = decoder.read(paths)
+    shown = "\n".join(map(str, decoder.findings(own)))
+    assert {*dict(decoder.draw(own))} == {
         f"figure_{name}"
         for name in ("7_dynamics", "12_flops", "7_last_token", "7_spatial")}
     assert "alpha_A = 1/2: final spatial kernel: alignment with L = 16" in shown
@@ -391,7 +391,7 @@ def test_the_decoders_figures_are_drawn(tmp_path, monkeypatch):
 # Bad tables
 
 
-def test_bad_dataare_one_line(tmp_path, refused):
+def test_bad_tables_are_one_line(tmp_path, refused):
     made = [tmp_path / f"{name}.csv" for name in ("kernels", "attention")]
     kernel_rows(seeds=(0,)).to_csv(made[0], index=False)
     attention_rows(heads=5).to_csv(made[1], index=False)
