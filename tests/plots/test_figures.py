@@ -55,7 +55,7 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(name, monkey
             pd.testing.assert_frame_equal(pd.read_csv(io.StringIO(item.to_csv(index=False))), old)
             assert (home / f"{stem}.csv").stat().st_size > 500
             continue
-        item.set_dpi(DPI)
+        style.lay_out(item, DPI)
         item.canvas.draw()
         new, old = map(np.asarray, (item.canvas.buffer_rgba(), Image.open(home / f"{stem}.png")))
         assert new.shape == old.shape
