@@ -91,7 +91,8 @@ def test_every_shipped_file_is_drawn_or_read_by_a_figure(tmp_path):
     kept = {*tables.DATA.glob("*/*.csv"), *tables.DATA.glob("*/*.csv.gz")}
     desktop = {path for path in kept if "_desktop.csv" in path.name}  # plots.power reads these
     assert kept - desktop == read
-    assert {path.with_name(path.name.replace("_desktop", "")) for path in desktop} <= read
+    known = {(path.parent, path.name.partition(".")[0]) for path in read}
+    assert {(path.parent, path.name.partition("_desktop.")[0]) for path in desktop} <= known
     assert not [path for path in (*tables.DATA.iterdir(), *style.FIGURES.iterdir())
                 if path.is_file() and path.name != "report.png"]  # a screenshot
 
