@@ -17,6 +17,7 @@ the first table.
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -53,12 +54,11 @@ def make(
         data = module.read(paths)
         text = "\n".join(map(str, module.findings(data)))
         drawn = drawings(name, data, paths, [f"only {text}" for text in where])
-        for _, item, _ in drawn if given else ():
+        for _, item, _ in drawn if given and (where or labels or kind) else ():
             if not isinstance(item, pd.DataFrame):
-                item.draw_without_rendering()  # what cannot be drawn shows before a file is written
+                item.draw_without_rendering()  # what cannot be drawn is not the words' fault
     labels = labels or {}
     missing = set(labels) if unseen is None else unseen
-    written = []
     for _, item, _ in drawn:
         if not isinstance(item, pd.DataFrame):
             missing -= (renamed := style.rename(item, labels))
@@ -70,9 +70,15 @@ def make(
         raise TableError(f"--label {min(missing)!r}: no such words in the figure")
     if kind == "paper":
         text = "\n".join([*(caption for *_, caption in drawn if caption), text])
-    for stem, item, _ in drawn:
-        written += style.save(item, folder, stem, kind)
-    return text, written
+    files: dict[Path, bytes] = {}
+    with told(given):  # what cannot be drawn shows before a file is written
+        for stem, item, _ in drawn:
+            files |= {folder / file: content
+                      for file, content in style.files(item, stem, kind).items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        path.write_bytes(content)
+    return text, list(files)
 
 
 def _check_words(figure, labels: Mapping[str, str]) -> None:
@@ -89,10 +95,10 @@ def _check_belong(name: str, given: Sequence[Path]) -> None:
     mine = [shipped(table) for table in load(name).TABLES]
     for path in given:
         found = set() if path in mine else _curves(path)
-        if not found or any(found & _curves(table) for table in mine):
+        if not found or any(found & _shipped_curves(table) for table in mine):
             continue
         others = [other for other in names()
-                  if any(found <= _curves(shipped(table)) for table in load(other).TABLES)]
+                  if any(found <= _shipped_curves(shipped(table)) for table in load(other).TABLES)]
         if others:
             raise TableError(f"{path}: this is a table of {' and '.join(others)}, which see with "
                              "`python -m plots NAME --help`")
@@ -104,6 +110,9 @@ def _curves(path: Path) -> set[str]:
         return set(pd.read_csv(path, usecols=[tables.CURVE])[tables.CURVE].astype(str))
     except Exception:  # `tables.read` says what is wrong with it
         return set()
+
+
+_shipped_curves = functools.cache(_curves)
 
 
 def _run(args: argparse.Namespace) -> None:

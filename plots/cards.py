@@ -17,7 +17,7 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from plots import tables
+from plots import style, tables
 from plots.catalogue import drawings, load, told
 from plots.explorer import explorer
 from plots.findings import HEADER, Finding
@@ -57,7 +57,6 @@ def own_table(table: str, results: Path) -> Path | None:
     found = [
         folder / file for folder in folders
         if (folder.name == sweep or folder.name.startswith(f"{sweep}_"))
-        and (folder.parent.name in homes or folder.parent == results or folder == results)
         and (folder / file).is_file()
     ]
     return max(found, key=lambda path: path.stat().st_mtime, default=None)
@@ -224,6 +223,7 @@ def _picture(stem: str, item: object, title: str, caption: str) -> str:
     import matplotlib.pyplot as plt
 
     file = io.BytesIO()
+    style.lay_out(item, DPI)
     item.savefig(file, format="webp", dpi=DPI, pil_kwargs={"lossless": True})
     wide, high = (round(inches * SHOWN) for inches in item.get_size_inches())
     plt.close(item)

@@ -116,14 +116,18 @@ def claims(path: Path = CLAIMS) -> dict[str, list[Claim]]:
 
 
 @functools.cache
+def of_shipped(figure: str, preset: str = "") -> Sequence[Printed]:
+    """What a figure says of its shipped tables, or of those whose names end as `preset` says."""
+    module = load(figure)
+    paths = [shipped(f"{name}{preset}") for name in module.TABLES]
+    paths = [path for path in paths if not preset or path.exists()]
+    return module.findings(module.read(paths)) if paths else []
+
+
 def printed(figure: str) -> Sequence[Printed]:
     """What a figure says of the shipped tables; of two findings of one name, that of the tables of
     preset desktop."""
-    module = load(figure)
-    laptop = module.findings(module.read([shipped(name) for name in module.TABLES]))
-    paths = [shipped(f"{name}_desktop") for name in module.TABLES]
-    paths = [path for path in paths if path.exists()]
-    desktop = module.findings(module.read(paths)) if paths else []
+    laptop, desktop = of_shipped(figure), of_shipped(figure, "_desktop")
     better = {line.name: line for line in desktop if isinstance(line, Finding)}
     return [better.get(line.name, line) if isinstance(line, Finding) else line for line in laptop]
 

@@ -81,7 +81,7 @@ def rate_sweeps(
     parabola of the optimum reaches `window` octaves, or to the neighbours of the best rate."""
     found = {}
     for width, cell in rows.groupby(WIDTH):
-        losses, seeds = tables.mean_losses(cell, RATE), tables.counts(cell, RATE)
+        losses, seeds = tables.mean_losses(cell, RATE)
         if any(map(math.isfinite, losses.values())):
             spread = noise / math.sqrt(min(seeds.values()))
             best = fits.optimum(losses, window, spread)
@@ -133,7 +133,8 @@ def seed_noise(rows: pd.DataFrame) -> tuple[float, int]:
     keys = (CURVE, PARAMETERIZATION, tables.OPTIMIZER, tables.EPS, WIDTH)
     sweep = [key for key in keys if key in rows]
     kept = rows[rows[STATUS] != "failed"]
-    points = kept.groupby([*sweep, RATE], dropna=False)[LOSS].agg(["mean", "var", "count", "size"])
+    groups = kept.groupby([*sweep, RATE], dropna=False)[LOSS]
+    points = pd.DataFrame({key: getattr(groups, key)() for key in ("mean", "var", "count", "size")})
     points = points[points["count"] == points["size"]]
     lowest = points.groupby(level=list(range(len(sweep))), dropna=False)["mean"].transform("min")
     points = points[(points["count"] > 1) & (points["mean"] <= (1 + NEAR) * lowest)]

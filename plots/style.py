@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import textwrap
@@ -169,9 +170,9 @@ def rule_entries(rules: Mapping[str, str]) -> list[tuple[str, dict]]:
     return [(label, {**found[rule], "ms": 4, "lw": 1.2}) for rule, label in rules.items()]
 
 
-def width_entries(colors: Mapping[int, tuple]) -> list[tuple[str, dict]]:
-    """Legend entries of widths."""
-    return [(f"D = {w}", {"color": c, "marker": "o", "ms": 3}) for w, c in colors.items()]
+def width_entries(colors: Mapping[int, tuple], symbol: str = "D") -> list[tuple[str, dict]]:
+    """Legend entries of widths, or of another size."""
+    return [(f"{symbol} = {n}", {"color": c, "marker": "o", "ms": 3}) for n, c in colors.items()]
 
 
 def credit(figure, paper: str | None, name: str, facts: Sequence[str] = ()) -> str:
@@ -244,22 +245,29 @@ def dress(figure, kind: str) -> None:
         line.set_markersize(1.35 * line.get_markersize())
 
 
-def save(item, folder: Path, name: str, kind: str | None = None) -> list[Path]:
-    """Writes a figure as PNG and PDF, or a table as CSV; the same data give the same bytes. A
-    figure for a `paper` has 300 dots per inch and letters that stay text in the PDF."""
+def lay_out(figure, dpi: float) -> None:
+    """Gives panels their places once and for all; savefig would draw a figure for it each time."""
+    figure.set_dpi(dpi)
+    figure.get_layout_engine().execute(figure)
+    figure.set_layout_engine(None)
+
+
+def files(item, name: str, kind: str | None = None) -> dict[str, bytes]:
+    """File name -> content of a figure as PNG and PDF, or of a table as CSV; the same data give the
+    same bytes. A figure for a `paper` has 300 dots per inch and letters that stay text in the PDF.
+    """
     import matplotlib
     import matplotlib.pyplot as plt
 
-    folder.mkdir(parents=True, exist_ok=True)
     if isinstance(item, pd.DataFrame):
-        item.to_csv(folder / f"{name}.csv", index=False, na_rep="nan")
-        return [folder / f"{name}.csv"]
-    paths = [folder / f"{name}.{kind}" for kind in ("png", "pdf")]
-    for path in paths:
-        metadata = {"CreationDate": None} if path.suffix == ".pdf" else {}
-        paper = kind == "paper"
-        with matplotlib.rc_context({"pdf.fonttype": 42} if paper else {}):
-            item.savefig(path, dpi=300 if paper else DPI, metadata=metadata)
-        item.set_layout_engine("none")  # what the first file laid out holds for the second
+        return {f"{name}.csv": item.to_csv(index=False, na_rep="nan").encode()}
+    paper, found = kind == "paper", {}
+    dpi = 300 if paper else DPI
+    lay_out(item, dpi)
+    with matplotlib.rc_context({"pdf.fonttype": 42} if paper else {}):
+        for ending, metadata in (("png", {}), ("pdf", {"CreationDate": None})):
+            file = io.BytesIO()
+            item.savefig(file, format=ending, dpi=dpi, metadata=metadata)
+            found[f"{name}.{ending}"] = file.getvalue()
     plt.close(item)
-    return paths
+    return found

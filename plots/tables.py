@@ -328,13 +328,9 @@ def losses(rows: pd.DataFrame) -> pd.Series:
     return rows[LOSS].where(rows[STATUS] != "diverged").fillna(math.inf)
 
 
-def mean_losses(rows: pd.DataFrame, column: str) -> dict[float, float]:
-    """Value of `column` -> mean loss over the rows that have it, infinite where one diverged."""
+def mean_losses(rows: pd.DataFrame, column: str) -> tuple[dict[float, float], dict[float, int]]:
+    """Value of `column` -> mean loss over the rows that have it, infinite where one diverged; and
+    -> how many seeds that mean is of."""
     values = losses(rows)
-    return dict(values.groupby(rows.loc[values.index, column]).mean().items())
-
-
-def counts(rows: pd.DataFrame, column: str) -> dict[float, int]:
-    """Value of `column` -> number of seeds behind its mean loss."""
-    values = losses(rows)
-    return dict(values.groupby(rows.loc[values.index, column]).count().items())
+    groups = values.groupby(rows.loc[values.index, column])
+    return dict(groups.mean().items()), dict(groups.count().items())

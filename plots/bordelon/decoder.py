@@ -24,16 +24,7 @@ from plots import style, tables
 from plots.bordelon import observed, scans
 from plots.bordelon.observed import LABELS, SeedPairs, Strip
 from plots.bordelon.published import ALPHA_CLAIMS, ALPHA_SIDES, FLOPS_PER_PARAMETER, GROWTH
-from plots.bordelon.scans import (
-    ALPHA,
-    EVAL_LOSS,
-    HEAD_DIM,
-    HEADS,
-    LAYERS,
-    SIZES,
-    SYMBOLS,
-    TRAIN_LOSS,
-)
+from plots.bordelon.scans import ALPHA, HEAD_DIM, HEADS, LAYERS, SIZES, SYMBOLS, TRAIN_LOSS
 from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.statistics import differences, mean
 from plots.tables import CURVE, LOSS, PARAMETERS, RUN, SEED, STATUS, STEP, TableError
@@ -68,7 +59,7 @@ def read(paths: Sequence[Path]) -> Runs:
                  "results.csv of figure_7_12.yaml")
     # Tokens per step from the whole run.
     cost = FLOPS_PER_PARAMETER * table[PARAMETERS] * table[TARGETS] / table[STEPS]
-    logged = tables.read(metrics, [*PLACE, STEP, TRAIN_LOSS, EVAL_LOSS], "metrics.csv")
+    logged = tables.read(metrics, [*PLACE, STEP, TRAIN_LOSS, scans.EVAL_LOSS], "metrics.csv")
     logged = logged[logged[RUN].isin(table[RUN])]
     if logged.empty:
         raise TableError(f"{metrics}: none of its runs is in {results}; give tables of one sweep")
@@ -92,8 +83,8 @@ def finals(runs: Runs, by: str, alpha: float) -> BySize:
 
 def at_flops(rows: pd.DataFrame, budget: float) -> float:
     """A run's evaluation loss at some FLOPs, on a line in their logarithm; NaN outside of it."""
-    own = rows[np.isfinite(rows[EVAL_LOSS])].sort_values(FLOPS)
-    spent, losses = own[FLOPS].to_numpy(), own[EVAL_LOSS].to_numpy()
+    own = rows[np.isfinite(rows[scans.EVAL_LOSS])].sort_values(FLOPS)
+    spent, losses = own[FLOPS].to_numpy(), own[scans.EVAL_LOSS].to_numpy()
     # The end of a run is its budget but for rounding.
     if not len(own) or not spent[0] * (1 - 1e-9) <= budget <= spent[-1] * (1 + 1e-9):
         return math.nan

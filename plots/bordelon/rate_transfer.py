@@ -126,7 +126,6 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
         rates.octave_limits(axis, head_dims)
     axis.set(title="best rate", xlabel="head dimension N", ylabel=r"best learning rate $\eta_0$")
     axis.legend(fontsize=7)
-    entries = [(f"N = {n}", {"color": c, "marker": "o", "ms": 3}) for n, c in colors.items()]
     chance = ("chance, ln 10", {"color": "black", "ls": ":", "lw": 1})
-    style.legend(figure, [*entries, *style.STAR_ENTRIES, chance])
+    style.legend(figure, [*style.width_entries(colors, "N"), *style.STAR_ENTRIES, chance])
     yield "figure_2a_rate_transfer", figure

@@ -284,9 +284,7 @@ def _optima(sweep: Sweep):
             axis.set(xlim=(min(lows), max(highs)), ylim=(bottom, max(tops)))
     axes[0][0].set_ylabel("minimum " + style.VALIDATION_LABEL)
     _draw_widths(axes[0][2], fitted, sweep.widths)
-    entries = [(f"n = {width}", {"color": color, "marker": "o", "ms": 3})
-               for width, color in colors.items()]
-    style.legend(figure, [*entries, *style.STAR_ENTRIES])
+    style.legend(figure, [*style.width_entries(colors, "n"), *style.STAR_ENTRIES])
     return figure
 
 

@@ -22,19 +22,7 @@ from plots.dinan import spikes
 from plots.dinan.published import MODELS, RATE_EXPONENTS
 from plots.dinan.spikes import LR_FACTOR, TOP1, TRAIN_LOSS
 from plots.statistics import average
-from plots.tables import (
-    CURVE,
-    DECAY,
-    LOSS,
-    PARAMETERS,
-    RATE,
-    RUN,
-    SEED,
-    STATUS,
-    STEP,
-    WIDTH,
-    TableError,
-)
+from plots.tables import CURVE, DECAY, LOSS, RATE, RUN, SEED, STATUS, STEP, WIDTH, TableError
 
 EPOCH, EVAL_LOSS = "epoch", "eval_loss"
 SKIPPED = "skipped_steps"  # so far, because the gradient was not finite; may be absent
@@ -60,8 +48,8 @@ ACCURACY = Measure(
     (RATE, DECAY), (CURVE, RATE, DECAY, SEED), "results.csv of one search per strategy",
 )
 LOWEST_LOSS = Measure(
-    "best_eval_loss", EVAL_LOSS, (SEED, RATE, DECAY, WIDTH, PARAMETERS, LOSS), (STEP,),
-    (RATE, WIDTH, PARAMETERS), (CURVE, WIDTH, RATE, SEED),
+    "best_eval_loss", EVAL_LOSS, (SEED, RATE, DECAY, WIDTH, tables.PARAMETERS, LOSS), (STEP,),
+    (RATE, WIDTH, tables.PARAMETERS), (CURVE, WIDTH, RATE, SEED),
     "results.csv of a sweep with one weight decay per rate",
 )
 
@@ -387,7 +375,7 @@ def by_loss(paths: Sequence[Path]) -> list[Sweep]:
 
 def largest(sweep: Sweep) -> float:
     """The parameters of a sweep's largest model."""
-    return float(sweep.rows[PARAMETERS].max())
+    return float(sweep.rows[tables.PARAMETERS].max())
 
 
 def _read(

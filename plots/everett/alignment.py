@@ -174,11 +174,15 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
     rules = style.present(style.LABELS, table[PARAMETERIZATION])
     figure, axes = style.subplots(len(kinds), len(rules), (2.4, 1.35), sharex=True, sharey=True)
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
+    for axis in axes.flat:
+        axis.autoscale(False)  # each band would ask for the limits of all panels again
     for row, (kind, label) in zip(axes, kinds.items()):
         for axis, rule in zip(row, rules):
             lines = [(of(table, curve, rule, [kind], width), c) for width, c in colors.items()]
             _draw_traces(axis, lines)
         row[0].set_ylabel(label, fontsize=8)
+    for axis in axes.flat:
+        axis.autoscale()
     style.label_grid(axes, rules.values(), "step")
     entries = [(f"D = {width}", {"color": color}) for width, color in colors.items()]
     style.legend(figure, [*entries, NONE])

@@ -19,7 +19,7 @@ import pandas as pd
 
 from plots import rates, style, tables
 from plots.findings import Estimate, Finding, Printed
-from plots.rates import Exponent, Lines, RateSweep, exponent, lines_of
+from plots.rates import Lines, RateSweep, exponent, lines_of
 from plots.statistics import average
 from plots.tables import CURVE, PARAMETERIZATION, RATE, RESULTS, WIDTH
 
@@ -63,10 +63,14 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         HEADER,
     ]
     for curve, label in curves.items():
-        own = {rule: sweeps for (rule, name), sweeps in found.items() if name == curve}
-        result += [_exponent(rule, label, curve, sweeps) for rule, sweeps in own.items()]
-        powers = [fit for fit in map(exponent, own.values()) if fit.law]
-        result.append(_mean(powers, label, EXPECTED.get(curve, math.nan)))
+        powers = {rule: exponent(sweeps) for (rule, name), sweeps in found.items() if name == curve}
+        name = f"exponent of L in the best rate, {label}: "
+        for rule, fit in powers.items():
+            power = Estimate(fit.value, fit.error, fit.widths, fitted=2)
+            text = fit.text().replace("width", "depth")
+            result.append(_power(name + style.LABELS.get(rule, rule), text, power, curve))
+        mean = _pooled([fit for fit in powers.values() if fit.law])
+        result.append(_power(f"{name}mean", mean.text(2), mean, curve))
     for curve, label in curves.items():
         costs = [cost(sweeps) for (_, name), sweeps in found.items() if name == curve]
         known = [value for value in costs if math.isfinite(value)]
@@ -80,21 +84,11 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     return result
 
 
-def _exponent(rule: str, label: str, curve: str, sweeps: Mapping[int, RateSweep]) -> Finding:
-    fit, expected = exponent(sweeps), EXPECTED.get(curve, math.nan)
-    name = f"exponent of L in the best rate, {label}: {style.LABELS.get(rule, rule)}"
-    text = fit.text().replace("width", "depth")
-    if math.isnan(expected):
+def _power(name: str, text: str, power: Estimate, curve: str) -> Finding:
+    """Beside what is expected of a curve, which one of one's own has not."""
+    if curve not in EXPECTED:
         return Finding(name, text)
-    verdict = Estimate(fit.value, fit.error, fit.widths, fitted=2).distance(expected)
-    return Finding(name, text, f"{expected:g}", verdict)
-
-
-def _mean(powers: Sequence[Exponent], label: str, expected: float) -> Finding:
-    name, mean = f"exponent of L in the best rate, {label}: mean", _pooled(powers)
-    if math.isnan(expected):
-        return Finding(name, mean.text(2))
-    return Finding(name, mean.text(2), f"{expected:g}", mean.distance(expected))
+    return Finding(name, text, f"{EXPECTED[curve]:g}", power.distance(EXPECTED[curve]))
 
 
 def _pooled(values: Sequence[Estimate]) -> Estimate:
@@ -159,9 +153,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         rates.octave_limits(axis, depths)
         axis.set_xlabel("depth L (blocks)")
     axes[-1, 0].set_ylabel("best learning rate")
-    entries = [(f"L = {depth}", look) for (_, look), depth in
-               zip(style.width_entries(colors), colors)]
-    style.legend(figure, [*entries, *style.STAR_ENTRIES])
+    style.legend(figure, [*style.width_entries(colors, "L"), *style.STAR_ENTRIES])
     note = rates.optima_note(map(exponent, found.values())).replace("width", "depth")
     figure.suptitle(f"learning rates against depth, without and with a rule for it\n"
                     f"{rates.RATE_NOTE}; {note}")

@@ -65,6 +65,7 @@ class Entry:
     horizon: str
     label: str
     """The horizon in this table's words."""
+    sweeps: Mapping[int, rates.RateSweep]
     fit: rates.Exponent
     floored: IrreduciblePowerLaw | None
     """The optima as a power law with an irreducible term; None below four widths."""
@@ -81,7 +82,7 @@ class Entry:
 
     def record(self) -> dict[str, object]:
         """The entry as a row of table_4.csv."""
-        weighted = self.fit.weighted
+        weighted, law = self.fit.weighted, self.floored if self.levels_off else None
         return {
             "optimizer": self.optimizer,
             "parameterization": self.rule,
@@ -95,7 +96,9 @@ class Entry:
             "weighted_error": weighted.error if weighted else math.nan,
             "weighted_widths": weighted.n if weighted else 0,
             "widths_at_edge": " ".join(map(str, self.fit.edge)),
-            **self._floored(),
+            "irreducible_exponent": -law.exponent if law else math.nan,
+            "irreducible_error": law.exponent_error if law else math.nan,
+            "irreducible_rate": law.floor if law else math.nan,
             "published": self.published,
             "difference": self.fit.value - self.published,
         }
@@ -104,14 +107,6 @@ class Entry:
     def levels_off(self) -> bool:
         """Whether the widths determine the irreducible term."""
         return self.floored is not None and math.isfinite(self.floored.exponent_error)
-
-    def _floored(self) -> dict[str, float]:
-        law = self.floored if self.levels_off else None
-        return {
-            "irreducible_exponent": -law.exponent if law else math.nan,
-            "irreducible_error": law.exponent_error if law else math.nan,
-            "irreducible_rate": law.floor if law else math.nan,
-        }
 
 
 def floored(sweeps: Mapping[int, rates.RateSweep]) -> IrreduciblePowerLaw | None:
@@ -159,7 +154,8 @@ def _beside(name: str, measured: Estimate, published: float) -> Finding:
 def entries(data: Data) -> list[Entry]:
     """Table 4, as far as there are tables: what has no run at all is left out."""
     return [
-        Entry(optimizer, rule, horizon, labels[horizon], rates.exponent(sweeps), floored(sweeps))
+        Entry(optimizer, rule, horizon, labels[horizon], sweeps, rates.exponent(sweeps),
+              floored(sweeps))
         for optimizer, table in data.items()
         for labels in [horizons.horizon_labels(table)]
         for (rule, horizon), sweeps in horizons.lines(table).items()
@@ -210,24 +206,27 @@ def findings(data: Data) -> list[Printed]:
 
 def draw(data: Data) -> Iterator[tuple[str, object]]:
     """A figure per optimiser, and Table 4: a row per optimiser, parameterisation and horizon."""
+    table_4 = entries(data)
     for optimizer, table in data.items():
-        yield FIGURES.get(optimizer, f"learning_rates_{optimizer}"), _figure(optimizer, table)
-    yield "table_4", pd.DataFrame([entry.record() for entry in entries(data)])
+        own = [entry for entry in table_4 if entry.optimizer == optimizer]
+        name = FIGURES.get(optimizer, f"learning_rates_{optimizer}")
+        yield name, _figure(optimizer, table, own)
+    yield "table_4", pd.DataFrame([entry.record() for entry in table_4])
 
 
-def _figure(optimizer: str, table: pd.DataFrame):
+def _figure(optimizer: str, table: pd.DataFrame, table_4: Sequence[Entry]):
     """Loss against rate at every horizon, then the optima and their powers of the width."""
-    found, labels = horizons.lines(table), horizons.horizon_labels(table)
+    found = {(entry.rule, entry.horizon): entry.sweeps for entry in table_4}
+    labels = horizons.horizon_labels(table)
     rules = style.present(style.LABELS, table[PARAMETERIZATION])
     shown = horizons.drawn_horizons(found)
     figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     horizons.draw_rows(axes[:-1], found, rules, labels, colors)
-    table_4 = entries({optimizer: table})
     for axis, (rule, look) in zip(axes[-1], style.looks(list(rules)).items()):
         own = [entry for entry in table_4 if entry.rule == rule]
         for entry in own:
-            fit, sweeps = entry.fit, found[rule, entry.horizon]
+            fit, sweeps = entry.fit, entry.sweeps
             marker, line = HORIZON_STYLES[entry.horizon]
             error = f" ± {fit.error:.2f}" if math.isfinite(fit.error) else ""
             label = f"$D^{{{fit.value:+.2f}}}${error}" if fit.law else "no fit"

@@ -12,8 +12,7 @@ same in all networks (the gradient of the head's bias) are left out.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
@@ -24,6 +23,7 @@ from plots.theory import tables as theory_tables
 from plots.theory.tables import GROUPS, KERNELS, LETTERS, STEMS, short, widths
 
 TABLES = (KERNELS,)
+read = theory_tables.read_kernels
 MARKERS = "os^DvP*Xh"
 _PALE = {"color": "0.5", "mfc": "none", "ls": "", "ms": 4}
 MARKS = (
@@ -33,11 +33,6 @@ MARKS = (
     ("1 / n", {"color": "black", "ls": ":", "lw": 1}),
 )
 FLOOR = 3e-4  # below it there is only noise
-
-
-def read(paths: Sequence[Path]) -> pd.DataFrame:
-    """The table of kernels, if it has what the figure needs."""
-    return theory_tables.read_kernels(paths, "G", "theta")
 
 
 def errors(rows: pd.DataFrame) -> pd.DataFrame:

@@ -7,8 +7,7 @@ Upper row: the mean diagonal of the forward kernel G; lower row: that of the neu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 import pandas as pd
 
@@ -18,15 +17,11 @@ from plots.theory import tables as theory_tables
 from plots.theory.tables import KERNELS, STEMS
 
 TABLES = (KERNELS,)
+read = theory_tables.read_kernels
 ROWS = (
     ("G", "", r"forward kernel $G^{(\ell)}$"),
     ("theta", "total", r"tangent kernel $\Theta^{(\ell)}$"),
 )
-
-
-def read(paths: Sequence[Path]) -> pd.DataFrame:
-    """The table of kernels, if it has what the figure needs."""
-    return theory_tables.read_kernels(paths, "G", "theta")
 
 
 def diagonal(table: pd.DataFrame, stem: str, quantity: str, part: str) -> pd.DataFrame:

@@ -7,8 +7,8 @@ Bars: theory; points: networks of the largest width, with standard errors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 
 import pandas as pd
 
@@ -19,11 +19,7 @@ from plots.theory.tables import GROUPS, KERNELS, LETTERS, STEMS, widths
 
 TABLES = (KERNELS,)
 COUNTED = ("shares",)
-
-
-def read(paths: Sequence[Path]) -> pd.DataFrame:
-    """The table of kernels, if it has what the figure needs."""
-    return theory_tables.read_kernels(paths, "theta")
+read = partial(theory_tables.read_kernels, quantities=("theta",))
 
 
 def shares(table: pd.DataFrame, stem: str) -> pd.DataFrame:

@@ -44,7 +44,9 @@ LETTERS = (
 STEMS = {"vision": "vision", "language": "language, tied head"}
 
 
-def read_kernels(paths: Sequence[Path], *quantities: str) -> pd.DataFrame:
+def read_kernels(
+    paths: Sequence[Path], quantities: Sequence[str] = ("G", "theta")
+) -> pd.DataFrame:
     """The table of kernels; TableError if it is missing, lacks a column or has a bad number, or
     has not these quantities of every stem, up to the head, at a finite width."""
     table = _read(paths, "kernels.csv", KERNEL_COLUMNS, "part", "block")

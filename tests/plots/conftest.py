@@ -1,18 +1,27 @@
-"""Few pixels, and what a refused table says."""
+"""Few pixels, panels that are not laid out, and what a refused table says."""
 
 import matplotlib.pyplot as plt
 import pytest
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from plots import style
 from plots.__main__ import main
 
 
 @pytest.fixture(autouse=True)
-def coarse(monkeypatch):
-    """Few pixels: what is drawn is the same."""
+def coarse(request, monkeypatch):
+    """Few pixels and, but for tests with `laid_out`, panels where they are first put: what is drawn
+    is the same."""
     monkeypatch.setattr(style, "DPI", 30)
+    if "laid_out" not in request.fixturenames:
+        monkeypatch.setattr(ConstrainedLayoutEngine, "execute", lambda *_: None)
     yield
     plt.close("all")  # figures of tests that save none
+
+
+@pytest.fixture
+def laid_out():
+    """For tests of what a user sees: panels have their places."""
 
 
 @pytest.fixture

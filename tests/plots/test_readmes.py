@@ -15,6 +15,7 @@ from plots import tables
 from plots.__main__ import load
 from plots.everett import alignment, epsilon, learning_rates, loss_vs_size, quickstart
 from plots.findings import Finding
+from plots.power import of_shipped
 from plots.rates import gain
 from plots.style import LABELS
 
@@ -40,8 +41,7 @@ def read(name: str):
 @functools.cache
 def found(name: str) -> dict[str, Finding]:
     """The findings of a figure by their names."""
-    return {line.name: line for line in load(name).findings(read(name))
-            if isinstance(line, Finding)}
+    return {line.name: line for line in of_shipped(name) if isinstance(line, Finding)}
 
 
 def pair(value: float, error: float, digits: int = 2, sign: str = "") -> str:
@@ -152,13 +152,18 @@ def alignment_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"SGD's peaks are {span(sgd)}"
     table = alignment.read([tables.shipped("everett/figure_1_5_6_7_alignment_desktop")])
 
-    def three(rule, kinds=("readout",)):
-        found = alignment.peak(alignment.of(table, "adam", rule, kinds))[0]
+    def three(curve, rule, kinds=("readout",)):
+        found = alignment.peak(alignment.of(table, curve, rule, kinds))[0]
         return pair(found.value, found.error, 3)
 
-    yield NANOLM, (f"peaks at {three('mup')} with muP, {three('mean_field')} with mean-field, "
-                   f"{three('standard')} with standard and {three('ntk')} with NTK")
-    yield NANOLM, f"MLP layers peak at {three('mup', alignment.MLP)} with muP, above 0.8"
+    for rule, label in (("mup", "muP"), ("mean_field", "mean-field")):
+        yield NANOLM, f"{three('adam', rule)} and {three('adafactor', rule)} with {label}"
+    yield NANOLM, (f"peaks at {three('adam', 'standard')[:5]} and {three('adam', 'ntk')} under "
+                   f"Adam, below 0.7, and at {three('adafactor', 'ntk')} under Adafactor")
+    yield NANOLM, f"below 0.8 but for muP under Adam, {three('adam', 'mup', alignment.MLP)}"
+    ends = sorted(three("sgd", rule, alignment.MLP)[:5] for rule in RULES)
+    yield NANOLM, (f"peaks between {three('sgd', 'ntk')} (NTK) and {three('sgd', 'mean_field')} "
+                   f"(mean-field), its MLP layers between {ends[0]} and {ends[-1]}")
 
 
 def epsilon_claims() -> Iterator[tuple[str, str]]:

@@ -371,8 +371,9 @@ def test_the_decoders_figures_are_drawn(tmp_path, monkeypatch):
     table = tmp_path / "kernels.csv"
     kernel_rows(alphas=(1.0, 0.5), seeds=(0, 1, 2)).to_csv(table, index=False)
     paths = [*runs(tmp_path, losses=gains), table]
-    shown, _ = make("bordelon/decoder", paths, tmp_path / "out")
-    assert {path.stem for path in (tmp_path / "out").iterdir()} == {
+    own = decoder.read(paths)
+    shown = "\n".join(map(str, decoder.findings(own)))
+    assert {*dict(decoder.draw(own))} == {
         f"figure_{name}"
         for name in ("7_dynamics", "12_flops", "7_last_token", "7_spatial")}
     assert "alpha_A = 1/2: final spatial kernel: alignment with L = 16" in shown

@@ -7,22 +7,12 @@ from pathlib import Path
 import pytest
 
 from plots import tables
-from plots.__main__ import load
-from plots.bordelon.dynamics import panels
+from plots.bordelon import dynamics
 from plots.bordelon.scans import HEAD_DIM, gaps
 from plots.findings import Estimate, Finding
+from plots.power import of_shipped
 
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def read(figure):
-    module = load(f"bordelon/{figure}")
-    return module, module.read([tables.shipped(table) for table in module.TABLES])
-
-
-def quoted(figure):
-    module, data = read(figure)
-    return [line for line in module.findings(data) if isinstance(line, Finding)]
 
 
 def of_head_dimension(f):
@@ -57,8 +47,9 @@ def of_rate_transfer(f):
 ])
 def test_the_readme_quotes_the_shipped_tables(kept, count):
     readme = (ROOT / "vit_cifar5m/README.md").read_text(encoding="utf-8").replace("−", "-")
-    found = of_dynamics() if kept is None else list(
-        filter(kept, quoted(kept.__name__.removeprefix("of_"))))
+    found = of_dynamics() if kept is None else [
+        line for line in of_shipped(f"bordelon/{kept.__name__.removeprefix('of_')}")
+        if isinstance(line, Finding) and kept(line)]
     assert len(found) == count
     for finding in found:
         measured = re.escape(finding.measured.split(" (n")[0].lstrip("+"))
@@ -66,8 +57,8 @@ def test_the_readme_quotes_the_shipped_tables(kept, count):
 
 
 def of_dynamics():
-    _, losses = read("dynamics")
-    found = [gap for panel in panels(losses.rows).values()
+    losses = dynamics.read([tables.shipped(table) for table in dynamics.TABLES])
+    found = [gap for panel in dynamics.panels(losses.rows).values()
              for gap in gaps(panel, HEAD_DIM) if gap.low == 32]
     one, half = (gap.estimate for gap in found)
     # The README speaks of losses that rise and fall, without signs.
