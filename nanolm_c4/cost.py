@@ -119,6 +119,7 @@ def activations(config: Config, rows: int, recomputed: bool = False) -> int:
 
 
 def _kept_by_block(config: Config) -> int:
+    """Bytes per token that a block keeps; q, k and v are three products."""
     shape, low = config.model, config.training.precision != "fp32"
     return gpu.kept_by_block(shape.width, shape.mlp_ratio, shape.heads, low)
 

@@ -51,8 +51,8 @@ def fraction(text: Number) -> Fraction:
 
 def _check_name(kind: str, name: object, valid: Collection[str]) -> str:
     """Return name if it is valid, else raise with the valid names and the nearest of them."""
-    if name in valid:
-        return str(name)
+    if isinstance(name, str) and name in valid:
+        return name
     nearest = difflib.get_close_matches(str(name).lower(), valid, n=1, cutoff=0.4)
     hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
     raise ExponentError(f"unknown {kind} {name!r}: expected one of {', '.join(valid)}{hint}")

@@ -179,7 +179,7 @@ def selection_lines(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     if not finite:
         return []
     gone = len(rises) - len(finite)
-    return [f"best rates are chosen on the seeds that they are judged by; chosen on the others, the "
+    return ["best rates are chosen on the seeds that they are judged by; chosen on the others, the "
             f"lowest loss is {np.mean(finite):.3f} nats higher in the mean and at most "
             f"{max(finite):.3f} (n = {len(rises)} sweeps"
             f"{f', in {gone} of which a run diverges' if gone else ''})"]

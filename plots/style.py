@@ -249,7 +249,7 @@ def lay_out(figure, dpi: float) -> None:
     """Gives panels their places once and for all; savefig would draw a figure for it each time."""
     figure.set_dpi(dpi)
     figure.get_layout_engine().execute(figure)
-    figure.set_layout_engine(None)
+    figure.set_layout_engine("none")
 
 
 def files(item, name: str, kind: str | None = None) -> dict[str, bytes]:

@@ -38,7 +38,8 @@ def pytest_collection_modifyitems(config, items):
         if any((here / name) in (item.path, *item.path.parents) for name in SLOW):
             item.add_marker(pytest.mark.slow)
         group = item.get_closest_marker("xdist_group")
-        # xdist 3.8 adds the group to `_nodeid`, which pytest 9.2 no longer reads.
         if group and getattr(config.option, "loadgroup", False):
-            name = f"{item.nodeid.removesuffix(f'@{group.args[0]}')}@{group.args[0]}"
-            item._id = type(item.id).parse(name)
+            name = f"@{group.args[0]}"
+            # xdist 3.8 adds the group to `_nodeid`, which pytest 9.2 no longer reads.
+            if not item.nodeid.endswith(name):
+                item._id = type(item.id).parse(item.nodeid + name)

@@ -36,9 +36,11 @@ def most_allocated(function):
 def most_alive(model, optimizer, step):
     """The largest sum of live tensors in a second step."""
     gc.freeze()  # what is there already need not be looked through
-    step()
-    gc.collect()
-    gc.unfreeze()
+    try:
+        step()
+        gc.collect()
+    finally:
+        gc.unfreeze()
     state = [value for entry in optimizer.state.values() for value in entry.values()]
     live = sum(tensor.untyped_storage().nbytes() for tensor in [*model.parameters(), *state])
     return live + most_allocated(step)

@@ -9,7 +9,6 @@ that resumes where it was stopped, however it was stopped.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import os
 import sys
@@ -207,7 +206,7 @@ class Loop:
         self.timed = (taken, self.history.train_seconds(), self.wait_seconds)
         for step in range(taken + 1, settings.steps + 1):
             logged = step in (1, settings.steps) or step % settings.log_every == 0
-            norm = self._step(step, itertools.islice(batches, micro_batches), logged)
+            norm = self._step(step, batches, micro_batches, logged)
             if logged:
                 self._log_step(step, norm)
             if self.progress is not None and self.accelerator.is_main_process:
@@ -217,12 +216,14 @@ class Loop:
             if self._evaluates(step):
                 self._evaluate(step)
 
-    def _step(self, step: int, batches: Iterator[Any], want_norm: bool) -> torch.Tensor | None:
-        """One optimiser step over this process's micro-batches; the gradient norm if wanted."""
+    def _step(
+        self, step: int, batches: Iterator[Any], count: int, want_norm: bool
+    ) -> torch.Tensor | None:
+        """One optimiser step over `count` micro-batches; the gradient norm if wanted."""
         asked = time.perf_counter()
-        micro = list(batches)
+        micro = [next(batches) for _ in range(count)]
         self.wait_seconds += time.perf_counter() - asked
-        factor = self.factor(step - 1)  # one of all groups: the ratios of their rates stay
+        factor = self.factor(step - 1)  # one for all groups: the ratios of their rates stay
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * factor
         total, count = self._forward_backward(micro)

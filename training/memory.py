@@ -110,7 +110,7 @@ def on_each_gpu(
         ends = parts["gradients"] + max(parts["update"], parts["activations"] // layers)
         most = max(begins, ends, parts.get("observation", 0))
         return {**parts, "total": _always(parts) + most}
-    # Of three moments the largest, with what FSDP2 holds whole. The weights of no block are whole
+    # The largest of three moments, with what FSDP2 holds whole. The weights of no block are whole
     # from the forward pass on. At the loss the last block's gathered weights are still held. In its
     # backward pass a block has its weights, the next one's, the gradients of the one before, and
     # its own activations and copies of weights, which go as its gradients come; the output's

@@ -19,8 +19,8 @@ class StrategyConfig(Section):
     strategy: Literal[
         "standard", "neural_tangent", "hybrid", "maximal_update", "meta_principled"
     ]
-    """The paper's four, of which its BART has standard and neural_tangent alone; or meta_principled
-    with an `s` of its own."""
+    """The paper's four (its BART is trained with standard and neural_tangent alone), or
+    meta_principled with an `s` of its own."""
     s: Probability | None = None
     """0 is neural_tangent, 1/2 hybrid, 1 maximal_update (footnote 8)."""
     mlp_factor: Literal["drop", "keep"] = "drop"

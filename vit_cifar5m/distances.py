@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from training.errors import RunError, UserError, one_line_errors, reason
+from training.errors import RunError, UserError, one_line_errors
 
 if TYPE_CHECKING:
     import torch
@@ -47,7 +47,7 @@ MEASURED = ("square_distance", "widest", "references", "member")
 _STEP = re.compile(r"step_(\d+)\.safetensors")
 
 
-class Entry(BaseModel):
+class Entry(BaseModel, strict=True):
     """What is needed of a run in the sweep's manifest."""
 
     run: str
@@ -163,9 +163,11 @@ def _entries(path: Path) -> list[Entry]:
     """The runs that the manifest names; RunError if it is damaged."""
     try:
         return TypeAdapter(list[Entry]).validate_json(path.read_bytes())
-    except ValueError as error:
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = "".join(f"{part}: " for part in first["loc"])
         raise RunError(
-            f"{path}: cannot read it ({reason(error)}), expected a list of runs, each with "
+            f"{path}: cannot read it ({where}{first['msg']}), expected a list of runs, each with "
             f"{', '.join(Entry.model_fields)}; run the sweep again to write it again; runs that "
             "are done are kept"
         ) from None

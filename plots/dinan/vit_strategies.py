@@ -133,8 +133,8 @@ def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
         axis.set_xlim(-0.6, len(ticks) - 0.4)
         axis.grid(False, axis="x")
     figure.suptitle("strategies at their optima\nleft: mean over seeds (thick) and every seed "
-                    "(thin), the last epochs enlarged; right: seeds that did not choose the optimum, "
-                    "mean ± standard error")
+                    "(thin), the last epochs enlarged; right: seeds that did not choose the "
+                    "optimum, mean ± standard error")
     entries = [
         (f"{style.STRATEGIES[strategy]} {search.optimum.shown}",
          {"color": style.STRATEGY_COLORS[strategy], "marker": style.STRATEGY_MARKERS[strategy],

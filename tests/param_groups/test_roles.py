@@ -336,6 +336,79 @@ def test_torch_decoder_roles_are_the_right_ones():
     assert roles_of(model, present(TORCH_DECODER_RULES, model)) == expected
 
 
+def gpt2():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = {"n_embd": 12, "n_head": 3, "n_layer": 1, "vocab_size": 20, "n_positions": 8}
+    with torch.device("meta"):
+        return GPT2LMHeadModel(GPT2Config(**config, bos_token_id=0, eos_token_id=0,
+                                          tie_word_embeddings=False))
+
+
+def test_gpt2_roles_and_transposed_layers_are_the_right_ones():
+    assignments = assign(gpt2(), GPT2_RULES)
+    block = "transformer.h.0."
+    assert {a.name: (a.role, *a.fans) for a in assignments} == {
+        "transformer.wte.weight": (Role.TOKEN_EMBEDDING, 1, 12),
+        "transformer.wpe.weight": (Role.POSITION_EMBEDDING, 1, 12),
+        block + "ln_1.weight": (Role.NORM_SCALE, 1, 12),
+        block + "ln_1.bias": (Role.NORM_BIAS, 1, 12),
+        block + "attn.c_attn.weight": (Role.QKV, 12, 36),
+        block + "attn.c_attn.bias": (Role.HIDDEN_BIAS, 1, 36),
+        block + "attn.c_proj.weight": (Role.ATTENTION_OUTPUT, 12, 12),
+        block + "attn.c_proj.bias": (Role.HIDDEN_BIAS, 1, 12),
+        block + "ln_2.weight": (Role.NORM_SCALE, 1, 12),
+        block + "ln_2.bias": (Role.NORM_BIAS, 1, 12),
+        block + "mlp.c_fc.weight": (Role.MLP_IN, 12, 48),
+        block + "mlp.c_fc.bias": (Role.HIDDEN_BIAS, 1, 48),
+        block + "mlp.c_proj.weight": (Role.MLP_OUT, 48, 12),
+        block + "mlp.c_proj.bias": (Role.HIDDEN_BIAS, 1, 12),
+        "transformer.ln_f.weight": (Role.NORM_SCALE, 1, 12),
+        "transformer.ln_f.bias": (Role.NORM_BIAS, 1, 12),
+        "lm_head.weight": (Role.READOUT, 12, 20),
+    }
+    for assignment in assignments:
+        check_width(assignment, 12)
+
+
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
+def test_llama_and_its_likes_are_covered(kind):
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(
+        hidden_size=12, num_attention_heads=3, num_key_value_heads=1, num_hidden_layers=1,
+        head_dim=4, intermediate_size=20, vocab_size=16, tie_word_embeddings=False,
+        bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = getattr(transformers, f"{kind}ForCausalLM")(config)
+    assignments = {a.name: a for a in assign(model, present(LLAMA_RULES, model))}
+    layer = "model.layers.0."
+    expected = {
+        "model.embed_tokens.weight": (Role.TOKEN_EMBEDDING, 1, 12),
+        layer + "self_attn.q_proj.weight": (Role.QUERY, 12, 12),
+        layer + "self_attn.k_proj.weight": (Role.KEY, 12, 4),
+        layer + "self_attn.v_proj.weight": (Role.VALUE, 12, 4),
+        layer + "self_attn.o_proj.weight": (Role.ATTENTION_OUTPUT, 12, 12),
+        layer + "mlp.gate_proj.weight": (Role.MLP_IN, 12, 20),
+        layer + "mlp.up_proj.weight": (Role.MLP_IN, 12, 20),
+        layer + "mlp.down_proj.weight": (Role.MLP_OUT, 20, 12),
+        layer + "input_layernorm.weight": (Role.NORM_SCALE, 1, 12),
+        layer + "post_attention_layernorm.weight": (Role.NORM_SCALE, 1, 12),
+        "model.norm.weight": (Role.NORM_SCALE, 1, 12),
+        "lm_head.weight": (Role.READOUT, 12, 16),
+    }
+    assert {n: (a.role, *a.fans) for n, a in assignments.items() if n in expected} == expected
+    others = {name.rpartition("self_attn.")[2]: a.role for name, a in assignments.items()
+              if name not in expected}
+    assert others == {
+        "Qwen2": dict.fromkeys(("q_proj.bias", "k_proj.bias", "v_proj.bias"), Role.HIDDEN_BIAS),
+        "Qwen3": dict.fromkeys(("q_norm.weight", "k_norm.weight"), Role.NORM_SCALE),
+    }.get(kind, {})
+    for assignment in assignments.values():
+        check_width(assignment, 12)
+
+
 CATALOGUES = [DECODER_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, GPT2_RULES, LLAMA_RULES]
 
 

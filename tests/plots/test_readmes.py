@@ -158,8 +158,9 @@ def alignment_claims() -> Iterator[tuple[str, str]]:
 
     for rule, label in (("mup", "muP"), ("mean_field", "mean-field")):
         yield NANOLM, f"{three('adam', rule)} and {three('adafactor', rule)} with {label}"
-    yield NANOLM, (f"peaks at {three('adam', 'standard')[:5]} and {three('adam', 'ntk')} under "
-                   f"Adam, below 0.7, and at {three('adafactor', 'ntk')} under Adafactor")
+    four = [f"{three(curve, 'standard')} and {three(curve, 'ntk')}"
+            for curve in ("adam", "adafactor")]
+    yield NANOLM, f"peaks at {four[0]} under Adam, below 0.7, and at {four[1]} under Adafactor"
     yield NANOLM, f"below 0.8 but for muP under Adam, {three('adam', 'mup', alignment.MLP)}"
     ends = sorted(three("sgd", rule, alignment.MLP)[:5] for rule in RULES)
     yield NANOLM, (f"peaks between {three('sgd', 'ntk')} (NTK) and {three('sgd', 'mean_field')} "

@@ -159,12 +159,17 @@ def test_damaged_logits_and_other_folders_are_one_line(tmp_path, capsys):
     assert "no manifest.json in it; expected the results folder" in capsys.readouterr().err
     folder = sweep_folder(tmp_path, PAIR)
     whole = (folder / "manifest.json").read_text()
-    for damaged in (whole[:-9], "{}", '[{"run": "heads-8-0"}]', "[3]"):
+    for damaged, why in (
+        (whole[:-9], "Invalid JSON: "), ("{}", "Input should be a valid array"),
+        ('[{"run": "heads-8-0"}]', "0: curve: Field required"), ("[3]", "0: Input should be "),
+        (whole.replace('"seed": 1', '"seed": "1"'), "seed: Input should be a valid integer"),
+    ):
         (folder / "manifest.json").write_text(damaged)
         with pytest.raises(SystemExit):
             distances.main([str(folder)])
         error = capsys.readouterr().err
         assert "manifest.json: cannot read it" in error and "run the sweep again" in error
+        assert why in error
     (folder / "manifest.json").write_text(whole)
     (folder / "heads-8-1/observations/step_0.safetensors").write_bytes(b"torn")
     with pytest.raises(SystemExit):
