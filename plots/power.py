@@ -314,6 +314,8 @@ def _row(claim: Claim, word: str, hours: float) -> str:
         now = f"{error} → {claim.needed:.3f}"
         seeds = f" (n = {math.ceil(claim.times * worst.n)})" if worst.n else ""
         runs = f"x {claim.times:.1f}{seeds}" + f", {hours:.1f} core-hours" * (hours > 0)
+        if claim.times <= 1 and worst.error <= claim.needed:
+            runs = f"enough runs: errors would show {claim.said['effect']}"
     return f"| {claim.said['claim']} | {claim.said['where']} | {word} | {split} | {now} | {runs} |"
 
 
@@ -324,7 +326,7 @@ def _order(papers: dict[str, list[Claim]], verdicts: dict[int, tuple[str, float]
     for claim in (one for ones in papers.values() for one in ones):
         word, hours = verdicts[id(claim)]
         sweeps = tuple(claim.said.get("sweeps", ()))
-        if word == UNDECIDED and 0 < hours <= DESKTOP * len(sweeps):
+        if word == UNDECIDED and claim.times > 1 and 0 < hours <= DESKTOP * len(sweeps):
             found.setdefault(sweeps, []).append(hours)
     ranked = sorted(found.items(), key=lambda item: max(item[1]) / len(item[1]))
     return [f"| {', '.join(f'`{sweep}`' for sweep in sweeps)} | {len(hours)} | {max(hours):.1f} | "
@@ -349,7 +351,8 @@ does not hold *here*.
 How a claim is judged stands in `power.py`. *Findings* counts those that agree / are undecided /
 disagree. *Error* is the largest standard error among the undecided ones, and what it must become.
 *To decide* multiplies the runs of the preset `laptop` (n: independent seeds), with the planner's
-hours of one core; above {REACH:.0f} a claim is out of reach."""
+hours of one core; above {REACH:.0f} a claim is out of reach. *Enough runs*: an effect of that size would
+have been seen; what there is is smaller, or is seen in a part of the findings."""
 COLUMNS = """| claim | where | verdict | findings | error → needed | to decide |
 |---|---|---|---|---|---|"""
 ORDER = f"""

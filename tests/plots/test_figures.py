@@ -57,6 +57,8 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(name, monkey
             continue
         style.lay_out(item, DPI)
         item.canvas.draw()
+        item.savefig(page := io.BytesIO(), format="pdf")  # has a renderer of its own
+        assert len(page.getvalue()) > 2_000
         new, old = map(np.asarray, (item.canvas.buffer_rgba(), Image.open(home / f"{stem}.png")))
         assert new.shape == old.shape
         apart = (np.maximum(new, old) - np.minimum(new, old)).max(axis=-1) > 51
