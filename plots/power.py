@@ -351,8 +351,8 @@ does not hold *here*.
 How a claim is judged stands in `power.py`. *Findings* counts those that agree / are undecided /
 disagree. *Error* is the largest standard error among the undecided ones, and what it must become.
 *To decide* multiplies the runs of the preset `laptop` (n: independent seeds), with the planner's
-hours of one core; above {REACH:.0f} a claim is out of reach. *Enough runs*: an effect of that size would
-have been seen; what there is is smaller, or is seen in a part of the findings."""
+hours of one core; above {REACH:.0f} a claim is out of reach. *Enough runs*: an effect of that size
+would have been seen; what there is is smaller, or is seen in a part of the findings."""
 COLUMNS = """| claim | where | verdict | findings | error → needed | to decide |
 |---|---|---|---|---|---|"""
 ORDER = f"""
