@@ -132,8 +132,11 @@ class RayPool(Pool):
             self.runs.remove(run)
         if run.group is not None:
             self.ray.util.remove_placement_group(run.group)
-        error = done.exception()
-        if error is None or isinstance(error, self.ray.exceptions.TaskCancelledError):
+        error, errors = done.exception(), self.ray.exceptions
+        stopped = isinstance(error, errors.TaskCancelledError)
+        if self.stops:  # an interruption of what a worker imports may end in any error
+            stopped = stopped or isinstance(error, errors.RayTaskError)
+        if error is None or stopped:
             task.resolve(run.future, task.STOPPED if error else done.result())
         else:
             run.future.set_exception(error)

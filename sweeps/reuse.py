@@ -68,7 +68,7 @@ def take_over(source: Path, target: Path | None) -> dict[str, Any] | None:
         return summary
     if target.exists() and any(target.iterdir()):
         return None
-    with scratch_folder(target) as aside:
+    with scratch_folder(target, "--results") as aside:
         for name in _FILES:
             if (source / name).exists():
                 shutil.copyfile(source / name, aside / name)

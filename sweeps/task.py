@@ -92,7 +92,16 @@ def perform(
     job: Job, needs: Needs, launch: Sequence[str] = (), node: Node = Node()
 ) -> dict[str, Any]:
     """Runs a job to its end in this process's main thread, or in processes that it starts."""
-    asked = signal.signal(signal.SIGTERM, _interrupt), signal.signal(signal.SIGINT, _interrupt)
+    numbers, interrupted = (signal.SIGTERM, signal.SIGINT), False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = [signal.signal(number, interrupt) for number in numbers]
     try:
         if job.threads:
             os.environ["OMP_NUM_THREADS"] = str(job.threads)
@@ -102,7 +111,10 @@ def perform(
         with _log(job.run_dir) as log:
             if command:
                 return _launched(command, job, log, answers=node.rank == 0)
-            return train(job)
+            outcome = train(job)
+            # Compiled code makes an error of its own of an interruption: pydantic's does, when a
+            # config's class is made.
+            return STOPPED if interrupted and "error" in outcome else outcome
     except KeyboardInterrupt:  # before the run trained; a run that trains saves and returns
         return STOPPED
     except UserError as error:
@@ -112,25 +124,19 @@ def perform(
         if torch is not None and torch.cuda.is_initialized():
             gc.collect()
             torch.cuda.empty_cache()  # a run in another process may share the GPU
-        signal.signal(signal.SIGTERM, asked[0])
-        signal.signal(signal.SIGINT, asked[1])
+        for number, handler in zip(numbers, before):
+            signal.signal(number, handler)
         if _parent is not None and os.getppid() != _parent:
             os._exit(0)  # the driver is gone; the executor would wait for its next job for ever
-
-
-def _interrupt(*_: object) -> None:
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def train(job: Job) -> dict[str, Any]:
     """The outcome of a job, trained in this process unless it is done; a traceback goes to the log.
     """
-    from training.config import validate
-    from training.experiment import load_experiment
-
     try:
+        from training.config import validate
+        from training.experiment import load_experiment
+
         experiment = load_experiment(job.experiment)
         config = validate(experiment.config, job.config, str(job.run_dir))
         with _steps(job.run_dir) as progress:

@@ -108,14 +108,17 @@ def _hidden(path: Path) -> Path:
 
 
 @contextmanager
-def scratch_folder(final: Path) -> Iterator[Path]:
-    """A hidden folder next to the final one; deleted at the end, unless the process is killed."""
+def scratch_folder(final: Path, key: str = "cache_dir") -> Iterator[Path]:
+    """A hidden folder next to the final one; deleted at the end, unless the process is killed.
+
+    UserError names the `key` that the user has set the place by, where it cannot be written.
+    """
     scratch = _hidden(final)
     try:
         scratch.mkdir(parents=True)
     except OSError as error:
         raise UserError(
-            f"cache_dir: {final.parent} cannot be written ({reason(error)}); expected a folder "
+            f"{key}: {final.parent} cannot be written ({reason(error)}); expected a folder "
             "with write permission"
         ) from error
     try:

@@ -4,7 +4,6 @@ import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -39,7 +38,7 @@ class Counting(Experiment):
     def run(self, config, run_dir, progress=None):
         print("loading the data", flush=True)
         rank = os.environ.get("RANK", "0")
-        names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
+        names = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NODES")
         (run_dir / f"at-{rank}").write_text(json.dumps(
             {"pid": os.getpid(), "argv": sys.argv, **{name: os.environ.get(name) for name in names}}
         ))
@@ -97,21 +96,21 @@ class Counting(Experiment):
 
 class Pair(Counting):
     """A run of two processes: the first one counts, and at every step they agree whether to stop.
-    They meet at PAIR, or where torchrun's variables say."""
+    They meet at PAIR, or where the first one listens, which is in a file until they have met."""
 
     def work(self, config, run_dir, progress):
-        own = os.environ
-        where = own.get("PAIR") or own["MASTER_ADDR"] + ":" + own["MASTER_PORT"]
-        where = where.rpartition(":")[0], int(where.rpartition(":")[2])
-        if own["RANK"] == "0":
-            with socket.create_server(where) as server:
+        place = run_dir / "place"
+        if os.environ["RANK"] == "0":
+            with socket.create_server(address(os.environ.get("PAIR", "127.0.0.1:0"))) as server:
+                write_text(place, "{}:{}".format(*server.getsockname()))
                 server.settimeout(60)
                 self.other = server.accept()[0]
+            place.unlink()
             with self.other:
                 summary = super().work(config, run_dir, progress)
                 self.other.send(b"e")
             return summary
-        with StopRequest() as stop, meet(*where) as first:
+        with StopRequest() as stop, meet(place) as first:
             while (word := first.recv(1)) == b"s":
                 first.send(bytes([stop.requested]))
         if not word:
@@ -127,16 +126,20 @@ class Pair(Counting):
 
     def refuse(self):
         if os.environ["RANK"] != "0":  # as processes.on_main
-            time.sleep(0.5)
+            time.sleep(2)
             raise SystemExit(2)
         super().refuse()
 
-def meet(host, port):
+def address(text):
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+def meet(place):
     end = time.monotonic() + 60
     while True:
         try:
-            return socket.create_connection((host, port))
-        except ConnectionRefusedError:
+            return socket.create_connection(address(os.environ.get("PAIR") or place.read_text()))
+        except (FileNotFoundError, ConnectionRefusedError):
             if time.monotonic() > end:
                 raise
             time.sleep(0.02)
@@ -194,7 +197,7 @@ def made(kind):
 
 EXPERIMENT = made(Counting)
 # Of sweeps.task, where it has started a process of a run.
-sys.modules["__main__"].FIRST_SECONDS = 0.5
+sys.modules["__main__"].FIRST_SECONDS = 2
 ''' + f"DEAF = {DEAF}\n"
 
 
@@ -354,12 +357,6 @@ EXPERIMENT = Place(
                      "memory", "result"), print)
 )
 """
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 def wait_until(condition, seconds=60):

@@ -22,7 +22,6 @@ from tests.sweeps.conftest import (
     SECOND_FAILS,
     WRONG_FOLDER,
     at,
-    free_port,
     saved,
     wait_until,
 )
@@ -125,6 +124,25 @@ def test_a_run_that_does_not_train_yet_is_stopped_too(opened, job):
     assert future.result(300) == {"status": "stopped"}
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("error", [None, ValueError], ids=["interrupted", "an error in its place"])
+def test_a_stop_while_modules_are_imported_is_a_stop_whatever_they_make_of_it(
+    job, monkeypatch, number, error
+):
+    """Pydantic, compiled, turns an interruption into its SchemaError."""
+
+    def load(name):
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            raise (error or KeyboardInterrupt) from None
+
+    handlers = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+    monkeypatch.setattr("training.experiment.load_experiment", load)
+    assert task.perform(job("run"), Needs()) == {"summary": {"status": "stopped"}}
+    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == handlers
+
+
 @pytest.mark.parametrize("way", ["called again", "out of time"])
 def test_what_does_not_stop_is_killed(opened, job, monkeypatch, pause, way):
     pause(DEAF)
@@ -160,10 +178,9 @@ if __name__ == "__main__":
     ids=["one process", "two processes"],
 )  # fmt: skip
 def test_a_killed_driver_leaves_checkpoints_and_no_process(
-    job, tmp_path, monkeypatch, pause, names, part, launch
+    job, tmp_path, pause, names, part, launch
 ):
     pause(HOLD)
-    monkeypatch.setenv("PAIR", f"127.0.0.1:{free_port()}")  # torchrun's own port is its own
     script = tmp_path / "driver.py"
     runs, ranks = [job(name, part=part) for name in names], (0, 1) if launch else (0,)
     script.write_text(f"CONFIG = {runs[0].config}\n{DRIVER}")
@@ -198,15 +215,15 @@ def test_two_processes_stop_with_a_checkpoint_and_go_on_as_the_same_run(opened, 
 
     pause(0)
     pool = opened(workers=1, threads=1, launch=SEVERAL)
+    summary = pool.submit(run, PAIR).result(300)
     if part == "pair":
-        summary = pool.submit(run, PAIR).result(300)
         assert (run.run_dir / "log.txt").read_text().count("loading the data") == 4
         assert not (run.run_dir / ".outcome.json").exists()
         alone = job("alone", seed=1)
         assert pool.submit(alone, Needs()).result(300)["status"] == "finished"
         assert not started(alone, rank=1)  # SEVERAL is not for it
     else:  # the config is written as any other way of running writes it
-        summary = task.train(run)["summary"]
+        assert task.train(run) == {"summary": summary}
     assert (summary["status"], summary["resumed_from"]) == ("finished", [reached])
 
 
@@ -233,7 +250,7 @@ def test_a_launcher_that_stays_after_the_first_process_has_answered_is_ended(
     future = pool.submit(run, Needs())
     wait_until(lambda: started(run))
     pool.stop()
-    assert future.result(7) == {"status": "stopped", "step": 3}
+    assert future.result(4) == {"status": "stopped", "step": 3}
 
 
 def test_a_launch_command_that_is_wrong_is_named(opened, job):

@@ -19,7 +19,7 @@ if importlib.util.find_spec("ray") is None:
 pytestmark = pytest.mark.xdist_group("ray")
 
 # Starts one process of a run on every node, which meet where Ray says.
-START = ("env", "RANK={rank}", "PAIR={address}:{port}", sys.executable)
+START = ("env", "RANK={rank}", "NODES={nodes}", "PAIR={address}:{port}", sys.executable)
 PAIR = Needs(gpus=16, processes=2, nodes=2)
 
 
@@ -59,6 +59,7 @@ def test_a_run_on_two_nodes_is_one_run(opened, job, pause):
     future = pool.submit(run, PAIR)
     wait_until(lambda: saved(run))
     assert at(run)["pid"] != at(run, 1)["pid"]
+    assert [at(run, rank)["NODES"] for rank in (0, 1)] == ["2", "2"]
     pool.stop()
     assert future.result(300)["status"] == "stopped"
     wait_until(lambda: all(gone(at(run, rank)["pid"]) for rank in (0, 1)))
@@ -110,6 +111,17 @@ def test_a_stopped_run_saves_and_a_waiting_one_does_not_start(opened, job, pause
     assert [future.result(300)["status"] for future in futures] == ["stopped", "stopped"]
     assert json.loads((running.run_dir / "summary.json").read_text())["status"] == "stopped"
     assert not waiting.run_dir.exists()
+
+
+def test_an_error_before_a_run_begins_is_a_stop_once_that_was_asked(
+    opened, job, tmp_path, monkeypatch
+):
+    pool = opened()
+    monkeypatch.setattr("os.getcwd", lambda: str(tmp_path / "gone"))
+    with pytest.raises(FileNotFoundError):
+        pool.submit(job("one"), Needs()).result(300)
+    pool.stop()
+    assert pool.submit(job("two"), Needs()).result(300) == {"status": "stopped"}
 
 
 def test_without_an_address_ray_starts_here_whatever_runs_on_this_machine(

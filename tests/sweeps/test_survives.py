@@ -177,7 +177,8 @@ def test_a_stopped_driver_has_its_runs_save_and_resumes_them(engine, whole):
     driver, _ = engine.interrupted("stopped")
     driver.terminate()
     code, errors = engine.finish(driver)
-    assert code == 75 and "stopping: runs save a checkpoint" in errors
+    assert code == 75, errors
+    assert "stopping: runs save a checkpoint" in errors
     ended = engine.summaries("stopped")
     stopped = [one["step"] for one in ended if one["status"] == "stopped"]
     assert stopped and all(0 < step < 6 for step in stopped)

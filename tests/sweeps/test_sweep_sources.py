@@ -6,6 +6,7 @@ import json
 import pytest
 import yaml
 
+from sweeps.reuse import take_over
 from sweeps.sources import Around, Missing, Sources
 from sweeps.sweep_file import load_sweep, shifted
 from sweeps.tables import write as write_tables
@@ -322,6 +323,14 @@ def test_a_run_of_another_sweep_is_copied_not_trained_again(toy):
     for row in rows:
         folder = toy.parent / "results" / toy.name / "s" / row["run"]
         assert (folder / "summary.json").exists() and row["commit"] == "c0ffee"
+
+
+def test_a_place_where_no_copy_can_be_made_is_named_by_its_option(toy):
+    source = drive(work_of(toy, write(toy, "source.yaml", SOURCE)))
+    run = next(source.folder.glob("*/summary.json")).parent
+    (toy / "file").touch()
+    with pytest.raises(UserError, match="^--results: .*/file cannot be written"):
+        take_over(run, toy / "file" / run.name)
 
 
 @pytest.mark.parametrize("ours", [None, "c0ffee+changes"])
