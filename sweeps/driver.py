@@ -49,7 +49,8 @@ class Driver:
         self.work, self.pool, self.needs = work, pool, needs
         self.board = Board(work)
         self.flights: dict[Future[dict[str, Any]], _Flight] = {}
-        self.ended: queue.SimpleQueue[Future[dict[str, Any]]] = queue.SimpleQueue()
+        # A SimpleQueue waits for ever if a signal comes as its timeout ends (CPython 3.11).
+        self.ended: queue.Queue[Future[dict[str, Any]]] = queue.Queue()
         self.held: list[tuple[float, Any]] = []
         self.tries: Counter[str] = Counter()
         self.losses: Counter[str] = Counter()

@@ -47,7 +47,7 @@ class Counting(Experiment):
         if config.seed == DIES:
             os.kill(os.getpid(), signal.SIGKILL)
         if config.seed == REFUSES:
-            self.refuse()
+            self.refuse(run_dir)
         if config.seed == WRONG_FOLDER:
             raise RunError(f"{run_dir}: holds something else")
         return self.work(config, run_dir, progress)
@@ -91,7 +91,7 @@ class Counting(Experiment):
     def agreed(self, stopping):
         return stopping
 
-    def refuse(self):
+    def refuse(self, run_dir):
         raise UserError("corpus.txt: no such file")
 
 class Pair(Counting):
@@ -124,11 +124,13 @@ class Pair(Counting):
             raise RuntimeError("the second process is gone")
         return stopping or word == bytes([True])
 
-    def refuse(self):
+    def refuse(self, run_dir):
         if os.environ["RANK"] != "0":  # as processes.on_main
             time.sleep(2)
             raise SystemExit(2)
-        super().refuse()
+        while not (run_dir / "at-1").exists():  # or it might be ended before it has begun
+            time.sleep(0.02)
+        super().refuse(run_dir)
 
 def address(text):
     host, _, port = text.rpartition(":")

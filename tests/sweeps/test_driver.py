@@ -72,6 +72,23 @@ def impatient(monkeypatch):
     monkeypatch.setattr(driving, "LOOK_SECONDS", 0.02)
 
 
+def test_a_signal_that_comes_as_a_wait_ends_does_not_hold_the_driver(work, monkeypatch):
+    """It would wait for the next run to end, and not stop those at work: hours."""
+    monkeypatch.setattr(driving, "LOOK_SECONDS", 0.001)
+    driver = Driver(work, FakePool(), lambda point: Needs())
+    rescue = threading.Timer(20, driver.ended.put, [None])  # which is no run: KeyError
+    before = signal.signal(signal.SIGALRM, lambda *_: None)
+    rescue.start()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.00103, 0.00103)
+        for _ in range(1000):
+            driver._take()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        rescue.cancel()
+
+
 @pytest.mark.parametrize(
     ("ends", "calls", "reported"),
     [
