@@ -238,9 +238,9 @@ class Checkpoints:
             found = [error for error in gather_object([damage]) if error is not None]
             if processes.on_main(functools.partial(self._usable, path, found)):
                 return path
-        return processes.on_main(self._none)
+        return processes.on_main(self._refuse_damaged)
 
-    def _none(self) -> None:
+    def _refuse_damaged(self) -> None:
         """Raises RunError if there are checkpoints, all of them damaged."""
         if self.damaged:
             raise RunError(

@@ -58,7 +58,7 @@ class Place(NamedTuple):
     """Which sample it is."""
 
 
-@dataclass
+@dataclass(eq=False)  # two samplers are never one, as torch has it
 class BatchIds(Sampler):
     """Batch sampler of one process: the ids of its micro-batches, step after step.
 
