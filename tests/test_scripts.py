@@ -115,16 +115,19 @@ def test_every_sweep_of_an_experiment_is_run_after_those_it_starts_from(call, sc
 
 
 def test_options_reach_every_sweep_and_a_preset_its_tables(call, tmp_path):
-    for name in ("results.csv", "metrics.csv"):
-        table(tmp_path, f"vit_imagenet/figure_1_2_laptop/{name}")
+    for file in ("figure_1_2_laptop/results", "figure_1_2_laptop/metrics",
+                 "rate_transfer_laptop/results"):
+        table(tmp_path, f"vit_imagenet/{file}.csv")
     lines = call("vit_laptop").calls
-    assert lines[0] == (
-        "python -m sweeps run vit_imagenet/sweeps/figure_1_2.yaml --preset laptop "
-        "--workers 2 --threads 1"
-    )
-    assert [line.split()[3] for line in lines[1:]] == ["dinan/vit_search", "dinan/vit_strategies"]
-    assert all("figure_1_2_laptop/metrics.csv" in line for line in lines[1:])
-    assert len(call("vit_imagenet", "sweeps", "--preset", "laptop", "--dry-run").calls) == 1
+    for line, name in zip(lines, ("figure_1_2", "rate_transfer")):
+        assert line == (
+            f"python -m sweeps run vit_imagenet/sweeps/{name}.yaml --preset laptop "
+            "--workers 2 --threads 1"
+        )
+    figures = ["dinan/vit_search", "dinan/vit_strategies", "dinan/rate_transfer"]
+    assert [line.split()[3] for line in lines[2:]] == figures
+    assert all("figure_1_2_laptop/metrics.csv" in line for line in lines[2:4])
+    assert len(call("vit_imagenet", "sweeps", "--preset", "laptop", "--dry-run").calls) == 2
 
 
 @pytest.mark.parametrize(
