@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from plots import tables
+from plots import rates, tables
 from plots.__main__ import load
 from plots.everett import alignment, epsilon, learning_rates, loss_vs_size, quickstart
 from plots.findings import Finding
@@ -174,6 +174,10 @@ def epsilon_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"costs mean-field {pair(*cost['mean_field'], 3)} nats at D = 128"
     yield NANOLM, (f"NTK {pair(*cost['ntk'], 3)}, muP {pair(*cost['mup'], 3)} and standard "
                    f"{pair(*cost['standard'], 3)}; the paper's order")
+    growth = [rates.gain_by_width(lines[rule, "enlarged"], lines[rule, "small"])
+              for rule in ("mean_field", "ntk")]
+    more, less = (pair(one.value, one.error, 3) for one in growth)
+    yield NANOLM, f"the width it costs mean-field {more} more and NTK {less} (three widths)"
     apart = {width: max(abs(lines[rule, "small"][width].loss - lines[rule, curve][width].loss)
                         for rule in RULES for curve in ("per_layer", "atan2"))
              for width in (32, 64, 128)}

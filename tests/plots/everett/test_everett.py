@@ -88,14 +88,17 @@ def families(gap=0.01, **options):
     return pd.DataFrame(rows)
 
 
-def mitigations(baseline="enlarged", gains=(0.0, 0.2, 0.0, 0.6), **options):
+def mitigations(baseline="enlarged", gains=(0.0, 0.2, 0.0, 0.6), growth=0.0, widths=(32, 64),
+                **options):
+    """Cures gain `gains` at the first width and with every further one a share `growth` of them."""
     rows = []
     for rule, gain in zip(RULES, gains):
         eps = {"enlarged": 1e-4, "default": 1e-9, "small": 1e-15, "per_layer": 1e-12}
         for curve in (baseline, *epsilon.MITIGATIONS):
             columns = {"optimizer.eps": eps.get(curve, math.nan)}
-            shift = gain * (curve == baseline)
-            rows += sweep(curve, rule, shift=shift, widths=(32, 64), **columns, **options)
+            for step, width in enumerate(widths):
+                shift = gain * (1 + growth * step) * (curve == baseline)
+                rows += sweep(curve, rule, shift=shift, widths=(width,), **columns, **options)
     return pd.DataFrame(rows)
 
 
@@ -427,6 +430,19 @@ def test_mitigations_are_measured_against_the_enlarged_epsilon():
     worse = lines(epsilon.mitigation_findings(mitigations(gains=(0.5, 0.0, 0.0, 0.0))))
     assert worse["standard: gain of small over enlarged"].verdict == "disagrees"
     assert worse["NTK: gain of small over enlarged"].verdict == "within noise"
+
+
+def test_what_a_cure_gains_with_every_doubling_of_the_width_is_a_line_through_all_of_them():
+    table = mitigations(growth=0.25, widths=(32, 64, 128))
+    found = lines(epsilon.mitigation_findings(table))
+    grows = found["mean-field: small over enlarged, per doubling of D"]
+    # 0.6 / 4 nats; the error of the first and last gain, 0.0141 each, over the two octaves.
+    assert (grows.measured, grows.published) == ("+0.150 ± 0.010", "grows")
+    assert grows.verdict == "agrees"
+    none = found["muP: small over enlarged, per doubling of D"]
+    assert (none.measured, none.verdict) == ("+0.000 ± 0.010", "agrees")
+    single = lines(epsilon.mitigation_findings(mitigations(widths=(32,))))
+    assert single["NTK: small over enlarged, per doubling of D"].verdict == "not measured"
 
 
 def test_an_enlarged_epsilon_is_named_with_its_value(tmp_path):
