@@ -67,6 +67,21 @@ def quickstart_claims() -> Iterator[tuple[str, str]]:
     spreads = [quickstart.seed_spread(table, curve)[0] for curve in curves]
     yield NANOLM, (f"varies by {spreads[0]:.2f} nats with the standard parameterisation and "
                    f"{spreads[1]:.2f} with muP")
+    other = quickstart.read([ROOT / "benchmarks/results/quickstart_avx2.csv"])
+    runs = ["curve", "model.width", "optimizer.lr", "seed"]
+    both = table.merge(other, on=runs, validate="one_to_one")
+    apart = (both["final_eval_loss_x"] - both["final_eval_loss_y"]).abs()
+    small = both["optimizer.lr"] <= 2**-7
+    assert len(both) == 60 and apart[small].max() < 1e-4
+    yield NANOLM, f"within {apart[~small].max():.3f} at the two largest rates"
+    best = [[sweep.best.grid_value for sweep in quickstart.sweeps(one, curve).values()]
+            for one in (table, other) for curve in curves]
+    assert best[:2] == best[2:]
+    fits = [quickstart.exponent(quickstart.sweeps(other, curve)) for curve in curves]
+    losses = [quickstart.transfer_penalty(other, curve) for curve in curves]
+    yield NANOLM, (f"the exponents are {pair(fits[0].value, fits[0].error)} and "
+                   f"{pair(fits[1].value, fits[1].error, sign='+')}, the penalties "
+                   f"{losses[0]:.3f} and {losses[1]:.3f} nats")
 
 
 def table_4_claims() -> Iterator[tuple[str, str]]:
