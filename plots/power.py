@@ -32,7 +32,7 @@ import pandas as pd
 import yaml
 from scipy.special import stdtrit
 
-from plots.catalogue import load
+from plots import catalogue
 from plots.findings import Finding, Printed
 from plots.rates import seed_noise
 from plots.tables import CURVE, DATA, LOSS, PARAMETERIZATION, ROOT, shipped
@@ -116,18 +116,16 @@ def claims(path: Path = CLAIMS) -> dict[str, list[Claim]]:
 
 
 @functools.cache
-def of_shipped(figure: str, preset: str = "") -> Sequence[Printed]:
-    """What a figure says of its shipped tables, or of those whose names end as `preset` says."""
-    module = load(figure)
-    paths = [shipped(f"{name}{preset}") for name in module.TABLES]
-    paths = [path for path in paths if not preset or path.exists()]
+def of_shipped(figure: str) -> Sequence[Printed]:
+    """What a figure says of its shipped tables."""
+    module, paths = catalogue.load(figure), catalogue.shipped(figure)
     return module.findings(module.read(paths)) if paths else []
 
 
 def printed(figure: str) -> Sequence[Printed]:
     """What a figure says of the shipped tables; of two findings of one name, that of the tables of
     preset desktop."""
-    laptop, desktop = of_shipped(figure), of_shipped(figure, "_desktop")
+    laptop, desktop = of_shipped(figure), of_shipped(f"{figure}{catalogue.DESKTOP}")
     better = {line.name: line for line in desktop if isinstance(line, Finding)}
     return [better.get(line.name, line) if isinstance(line, Finding) else line for line in laptop]
 
