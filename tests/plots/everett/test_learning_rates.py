@@ -18,6 +18,7 @@ from tests.plots.everett.constructed import (
     families,
     horizons,
     lines,
+    sweep,
     written,
 )
 
@@ -51,6 +52,23 @@ def test_table_4_has_the_exponent_beside_an_irreducible_rate():
     for law in (lambda width: 0.01 - 5e-5 * width, lambda width: 1e-4 * width):
         assert math.isnan(learning_rates.floored(sweeps(law)).exponent_error)
     assert learning_rates.floored(sweeps(lambda width: 1 / width, (16, 32, 64))) is None
+
+
+def test_seeds_that_all_widths_share_count_in_the_error_of_an_exponent():
+    """Three seeds whose optima move as D^-0.4, D^-0.5 and D^-0.6: the mean's parabola lies at the
+    mean vertex, so the error is that of a mean of three, 0.1 / 3^(1/2)."""
+    seeds = zip((0, 1, 2), (-0.4, -0.5, -0.6), strict=True)
+    table = pd.DataFrame([row for seed, power in seeds
+                          for row in sweep("mup_fixed", "mup", exponent=power, seeds=(seed,))])
+    (entry,) = learning_rates.entries({"adam": table})
+    assert entry.fit.value == pytest.approx(-0.5)
+    assert entry.by_seed.error == pytest.approx(0.1 / 3**0.5)
+    assert entry.fit.error >= entry.by_seed.error == entry.record()["seed_error"]
+    text = "\n".join(map(str, learning_rates.findings({"adam": table})))
+    assert "muP, fixed steps: jackknife over seeds -0.50 ± 0.06 (n = 3)" in text
+    assert "from leaving a seed out of all widths" in text
+    two = table[table["seed"] < 2]
+    assert learning_rates.entries({"adam": two})[0].by_seed is None
 
 
 def test_the_claim_on_horizons_counts_and_measures_the_drops():
