@@ -9,7 +9,8 @@
     python -m plots report [--results DIR] [--live]   all figures and findings as one HTML page
     python -m plots ship TABLE PAPER/NAME             keeps a table with the figures
 
-NAME is PAPER/FIGURE, such as everett/learning_rates, or FIGURE alone where one paper has it.
+NAME is PAPER/FIGURE, such as everett/learning_rates, or FIGURE alone where one paper has it;
+NAME_desktop is the same of the shipped tables of preset desktop, where there are some.
 Figures are written as PNG and PDF: those of shipped tables to plots/figures/PAPER, others next to
 the first table.
 """
@@ -25,8 +26,8 @@ from pathlib import Path
 import pandas as pd
 
 from plots import report, ship, style, tables
-from plots.catalogue import CHECK, drawings, find, load, names, told
-from plots.tables import Condition, TableError, shipped
+from plots.catalogue import CHECK, DESKTOP, drawings, find, load, names, shipped, told
+from plots.tables import Condition, TableError
 
 
 def make(
@@ -44,7 +45,7 @@ def make(
     A label that the figure lacks is a TableError, or with `unseen` stays in it: those that no
     figure has had so far."""
     module = load(name)
-    paths = list(given) or [shipped(table) for table in module.TABLES]
+    paths = list(given) or shipped(name)
     if not paths:
         raise TableError(f"{name} has no shipped table; give the path of one")
     own = paths[0] if paths[0].is_dir() else paths[0].parent
@@ -92,13 +93,13 @@ def _check_words(figure, labels: Mapping[str, str]) -> None:
 
 def _check_belong(name: str, given: Sequence[Path]) -> None:
     """TableError for a table whose curves are those of another figure's shipped tables."""
-    mine = [shipped(table) for table in load(name).TABLES]
+    mine = shipped(name)
     for path in given:
         found = set() if path in mine else _curves(path)
         if not found or any(found & _shipped_curves(table) for table in mine):
             continue
-        others = [other for other in names()
-                  if any(found <= _shipped_curves(shipped(table)) for table in load(other).TABLES)]
+        others = [other for other in names() if not other.endswith(DESKTOP)
+                  and any(found <= _shipped_curves(table) for table in shipped(other))]
         if others:
             raise TableError(f"{path}: this is a table of {' and '.join(others)}, which see with "
                              "`python -m plots NAME --help`")
@@ -119,7 +120,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.list:
         for name in (*names(), CHECK):
             title = (load(name).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-            print(f"{name:<26}{title}")
+            print(f"{name:<31}{title}")
         return
     chosen = names() if args.all else [find(args.name)]
     labels = dict(args.label)

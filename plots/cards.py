@@ -18,7 +18,7 @@ import pandas as pd
 import yaml
 
 from plots import style, tables
-from plots.catalogue import drawings, load, told
+from plots.catalogue import DESKTOP, drawings, enough, load, shipped, told
 from plots.explorer import explorer
 from plots.findings import HEADER, Finding
 from plots.tables import ROOT, RUN, SEED, STATUS, TableError, source_of
@@ -80,27 +80,19 @@ class Source:
 def sources(name: str, results: Path | None, live: bool) -> Source | None:
     """Where a figure's tables are; None for a live page without results of this figure."""
     listed = load(name).TABLES
-    mine = [own_table(table, results) for table in listed] if results else []
+    apart = name.endswith(DESKTOP)  # beside the figure, which shows your results of any preset
+    mine = [own_table(table, results) for table in listed] if results and not apart else []
     found = [path for path in mine if path]
-    if found and (len(found) == len(listed) or _enough(name, found)):
+    if found and (len(found) == len(listed) or enough(name, found)):
         drawn = " ".join(map(_shown, found))
         return Source(found, True, [f"python -m plots {name} {drawn}"])
     if live:
         return None
-    paths = [tables.shipped(table) for table in listed]
-    made = [command for table in listed for command in tables.commands(table)]
+    paths = shipped(name)
+    kept = [f"{path.parent.name}/{path.name.partition('.')[0]}" for path in paths]
+    made = [command for table in kept for command in tables.commands(table)]
     made = [command for command in dict.fromkeys(made) if " plots ship " not in command]
     return Source(paths, False, [*made, f"python -m plots {name}"])
-
-
-def _enough(name: str, paths: list[Path]) -> bool:
-    """Whether a figure can do with some of its tables."""
-    try:
-        with told(paths):
-            load(name).read(paths)
-    except TableError:
-        return False
-    return True
 
 
 def _shown(path: Path) -> str:
@@ -151,7 +143,8 @@ class Card:
 def figure_card(name: str, source: Source) -> Card:
     """A figure: pictures, claim, findings, curves, and where the numbers are from."""
     title, caption = _words(load(name).__doc__ or name)
-    head = _head(name, title, "your results" if source.own else "")
+    preset = "preset desktop" * name.endswith(DESKTOP)
+    head = _head(name, title, "your results" if source.own else preset)
     try:
         module = load(name)
         with told(source.paths if source.own else ()):
@@ -254,7 +247,7 @@ def _facts(
     name: str, source: Source, counts: Counter[str], rows: Sequence[dict[str, str]]
 ) -> str:
     """The column beside the pictures: claim, verdicts, runs, preset and commands."""
-    claim = _claims().get(name)
+    claim = _claims().get(name.removesuffix(DESKTOP))
     told = f'{_formulas(claim["claim"])} <span class="where">{escape(claim["where"])}</span>' if (
         claim) else "None is listed."
     seen = "".join(

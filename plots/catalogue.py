@@ -15,12 +15,37 @@ from plots import ship, style, tables
 from plots.tables import TableError
 
 CHECK = "coordinate_check"  # of no paper: draws a user's own check
+DESKTOP = "_desktop"  # ends the names of tables and figures of this preset, beside those of laptop
 
 
 def names() -> list[str]:
-    """The figures that have shipped tables, by paper."""
+    """The figures that have shipped tables, by paper; each again as NAME_desktop where tables of
+    preset desktop are shipped, too."""
     packages = {paper: importlib.import_module(f"plots.{paper}") for paper in ship.PAPERS}
-    return [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
+    figures = [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
+    return [name for figure in figures for name in (figure, f"{figure}{DESKTOP}")
+            if name == figure or shipped(name)]
+
+
+def shipped(name: str) -> list[Path]:
+    """The shipped tables of a figure; of NAME_desktop those that there are, if it can do with
+    them."""
+    listed = load(name).TABLES
+    if not name.endswith(DESKTOP):
+        return [tables.shipped(table) for table in listed]
+    paths = [tables.shipped(f"{table}{DESKTOP}") for table in listed]
+    found = [path for path in paths if path.exists()]
+    return found if found == paths or found and enough(name, found) else []
+
+
+def enough(name: str, paths: Sequence[Path]) -> bool:
+    """Whether a figure can do with some of its tables."""
+    try:
+        with told(paths):
+            load(name).read(paths)
+    except TableError:
+        return False
+    return True
 
 
 def find(word: str) -> str:
@@ -39,7 +64,7 @@ def find(word: str) -> str:
 
 def load(name: str) -> ModuleType:
     """The module of a figure: TABLES, read(paths), findings(data) and draw(data)."""
-    return importlib.import_module("plots." + name.replace("/", "."))
+    return importlib.import_module("plots." + name.removesuffix(DESKTOP).replace("/", "."))
 
 
 @contextlib.contextmanager
@@ -76,8 +101,9 @@ def drawings(
     elif parts := getattr(module, "PARTS", {}):  # each of them is drawn of some tables
         facts = [tables.facts(paths[parts[stem]], stem not in counted) for stem, _ in drawn]
     facts += [[]] * (len(drawn) - len(facts))  # what follows the figures, such as Table 4
+    preset = DESKTOP if name.endswith(DESKTOP) else ""
     return [
-        (stem, item, "" if isinstance(item, pd.DataFrame)
+        (f"{stem}{preset}", item, "" if isinstance(item, pd.DataFrame)
          else style.credit(item, paper, stem, [*known, *also]))
         for (stem, item), known in zip(drawn, facts)
     ]

@@ -32,7 +32,7 @@ import pandas as pd
 import yaml
 from scipy.special import stdtrit
 
-from plots.catalogue import load
+from plots import catalogue
 from plots.findings import Finding, Printed
 from plots.rates import seed_noise
 from plots.tables import CURVE, DATA, LOSS, PARAMETERIZATION, ROOT, shipped
@@ -116,18 +116,16 @@ def claims(path: Path = CLAIMS) -> dict[str, list[Claim]]:
 
 
 @functools.cache
-def of_shipped(figure: str, preset: str = "") -> Sequence[Printed]:
-    """What a figure says of its shipped tables, or of those whose names end as `preset` says."""
-    module = load(figure)
-    paths = [shipped(f"{name}{preset}") for name in module.TABLES]
-    paths = [path for path in paths if not preset or path.exists()]
+def of_shipped(figure: str) -> Sequence[Printed]:
+    """What a figure says of its shipped tables."""
+    module, paths = catalogue.load(figure), catalogue.shipped(figure)
     return module.findings(module.read(paths)) if paths else []
 
 
 def printed(figure: str) -> Sequence[Printed]:
     """What a figure says of the shipped tables; of two findings of one name, that of the tables of
     preset desktop."""
-    laptop, desktop = of_shipped(figure), of_shipped(figure, "_desktop")
+    laptop, desktop = of_shipped(figure), of_shipped(f"{figure}{catalogue.DESKTOP}")
     better = {line.name: line for line in desktop if isinstance(line, Finding)}
     return [better.get(line.name, line) if isinstance(line, Finding) else line for line in laptop]
 
@@ -250,12 +248,19 @@ def planned(sweep: str, preset: str | None) -> dict[str, float]:
 
 
 def cost(sweep: str) -> float:
-    """Core-hours of a sweep's preset laptop, with the runs that it asked for as it went."""
-    preset = "laptop" if planned(sweep, "laptop") else None
-    name, plan = f"{sweep}_laptop" if preset else sweep, planned(sweep, preset)
-    made = (json.loads(path.read_text(encoding="utf-8")) for path in sorted(DATA.glob("*/*.json")))
-    runs = max((one["runs"] for one in made if one.get("sweep") == name), default=0)
-    return plan["core"] * max(1.0, runs / plan["runs"])
+    """Core-hours of the runs that findings rest on, those that the sweep asked for as it went
+    included: of its preset desktop where that is shipped, else of laptop."""
+    made: Counter[str] = Counter()
+    for path in DATA.glob("*/*.json"):
+        one = json.loads(path.read_text(encoding="utf-8"))
+        if "sweep" in one:
+            made[one["sweep"]] = max(made[one["sweep"]], one["runs"])
+    preset = "desktop" if f"{sweep}_desktop" in made else "laptop"
+    plan = planned(sweep, preset)
+    name = f"{sweep}_{preset}"
+    if not plan:
+        name, plan = sweep, planned(sweep, None)
+    return plan["core"] * max(1.0, made[name] / plan["runs"])
 
 
 def verdict(claim: Claim) -> tuple[str, float]:
@@ -350,9 +355,10 @@ does not hold *here*.
 
 How a claim is judged stands in `power.py`. *Findings* counts those that agree / are undecided /
 disagree. *Error* is the largest standard error among the undecided ones, and what it must become.
-*To decide* multiplies the runs of the preset `laptop` (n: independent seeds), with the planner's
-hours of one core; above {REACH:.0f} a claim is out of reach. *Enough runs*: an effect of that size
-would have been seen; what there is is smaller, or is seen in a part of the findings."""
+*To decide* multiplies the runs of the preset `laptop`, or of `desktop` where its table is shipped
+(n: independent seeds), with the planner's hours of one core; above {REACH:.0f} a claim is out of
+reach. *Enough runs*: an effect of that size would have been seen; what there is is smaller, or is
+seen in a part of the findings."""
 COLUMNS = """| claim | where | verdict | findings | error → needed | to decide |
 |---|---|---|---|---|---|"""
 ORDER = f"""

@@ -316,6 +316,19 @@ def gain(
     return width, before[width].lowest - after[width].lowest
 
 
+def gain_by_width(before: Mapping[int, RateSweep], after: Mapping[int, RateSweep]) -> Estimate:
+    """What a doubling of the width adds to the gain, in nats: a line through the gains at all
+    common widths, with the error that theirs imply; NaN below two of them."""
+    widths = sorted(set(before) & set(after))
+    if len(widths) < 2:
+        return UNKNOWN
+    octaves = np.log2(widths) - np.mean(np.log2(widths))
+    shares = octaves / (octaves @ octaves)
+    gains = [before[width].lowest - after[width].lowest for width in widths]
+    value = shares @ [change.value for change in gains]
+    return Estimate(float(value), float(np.linalg.norm(shares * [one.error for one in gains])))
+
+
 def gain_text(before: Mapping[int, RateSweep], after: Mapping[int, RateSweep]) -> str:
     """The gain at the largest common width, and the smallest one's if that is another."""
     (width, change), (small, earlier) = gain(before, after), gain(before, after, last=False)

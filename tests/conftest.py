@@ -24,8 +24,9 @@ SLOW = """
     sweeps/test_many_at_once.py sweeps/test_search.py sweeps/test_slurm.py sweeps/test_survives.py
     sweeps/test_terminal.py
     test_costs.py test_examples.py test_experiments.py test_integrations.py test_readme.py
-    training/test_config_fuzz.py training/test_optimizers.py training/test_resume.py
-    training/test_kills.py training/test_several_processes.py training/test_sharding.py
+    training/test_config_fuzz.py training/test_damaged.py training/test_optimizers.py
+    training/test_resume.py training/test_kills.py training/test_several_processes.py
+    training/test_sharding.py
     training/test_token_cache.py training/test_trackers.py
 """.split()
 

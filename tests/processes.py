@@ -74,6 +74,11 @@ class Program:
             time.sleep(0.02)
         return self.returncode
 
+    def wait_for(self, words):
+        """Until it prints a line with these words."""
+        while words not in (line := self.stdout.readline()):
+            assert line, self.files[1].read_text()
+
     def communicate(self, timeout=200):
         """(what it printed, its errors) once all processes have ended."""
         self.wait(timeout)

@@ -12,6 +12,7 @@ import torch
 from param_groups import Plan
 from tests.experiment_cases import CASES, HOW, ROOT, write_files
 from tests.processes import finished
+from tests.run_folders import lines
 from training import loading, loop, task
 from training.config import leaves, load
 from training.errors import UserError
@@ -56,10 +57,6 @@ class Small:
 
 def text(path):
     return path.read_text() if path.exists() else None
-
-
-def lines(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,11 @@
-"""The import rule: which folder stands on which, read from the source; and no circles at all."""
+"""The import rule: which folder stands on which, read from the source; no circles at all; and
+files that are not too long to be read."""
 
 import ast
+import subprocess
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPERIMENTS = ("vit_imagenet", "bart_span_denoise", "nanolm_c4", "vit_cifar5m")
@@ -18,6 +22,9 @@ STANDS_ON = {
 # Files at the edge of the repository, which may import all of these and nobody imports.
 EDGE = ("scripts", "benchmarks", "examples")
 FOLDERS = (*STANDS_ON, *EDGE)
+LONGEST = 500  # lines of a file
+# Files that are longer, and why.
+LONGER = {"tests/sweeps/test_search.py": "still to be divided by what its tests promise"}
 
 
 def modules():
@@ -95,3 +102,14 @@ def test_figures_need_no_torch():
         if importer.partition(".")[0] == "plots":
             heavy = {name.partition(".")[0] for name in imports(path)} & {"torch", "accelerate"}
             assert not heavy, f"{importer} imports {heavy}"
+
+
+def test_no_file_is_too_long_to_be_read():
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone of the repository: git cannot say which files are its own")
+    found = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True,
+                           text=True)  # fmt: skip
+    lengths = {name: len((ROOT / name).read_bytes().splitlines())
+               for name in found.stdout.split() if (ROOT / name).exists()}  # fmt: skip
+    long = {name: length for name, length in lengths.items() if length > LONGEST}
+    assert long.keys() == LONGER.keys(), f"split these, or take them off LONGER: {long}"

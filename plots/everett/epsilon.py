@@ -111,7 +111,8 @@ def baseline(table: pd.DataFrame) -> str:
 
 
 def mitigation_findings(table: pd.DataFrame) -> list[Finding]:
-    """What each mitigation gains at the largest width, and whether equivalent pairs agree then."""
+    """What each mitigation gains at the largest width and with every doubling of the width, and
+    whether equivalent pairs agree once it is taken."""
     found, start = lines(table), baseline(table)
     own = dict.fromkeys([*MITIGATIONS, *style.present(NAMES, table[CURVE])])
     result = []
@@ -123,6 +124,11 @@ def mitigation_findings(table: pd.DataFrame) -> list[Finding]:
             published = {"equal": "no gain"}.get(claim or "")
             name = f"{label}: gain of {curve} over {start}"
             result.append(rates.compared(name, *pair, claim, published))
+            growth = rates.gain_by_width(*pair)
+            verdict = growth.claimed_gain() if claim == "gains" else growth.claimed_equal()
+            said = {"gains": "grows", "equal": "no gain"}.get(claim or "", "no claim")
+            result.append(Finding(f"{label}: {curve} over {start}, per doubling of D",
+                                  growth.text(), said, verdict if claim else ""))
     for first, second in EQUIVALENT:
         run = table[PARAMETERIZATION].isin([first, second]).any()
         for curve in (start, *MITIGATIONS) if run else ():

@@ -11,8 +11,8 @@ from plots import rates, style, tables
 from plots.tables import CURVE, HORIZON, PARAMETERIZATION
 
 EXPONENT_NOTE = (
-    "exponent of the optimal rate in the width ± the larger of two standard errors: from the "
-    "scatter of widths about the line, and from the errors of the optima"
+    "exponent of the optimal rate in the width ± the largest standard error: from the scatter of "
+    "widths about the line, from the errors of the optima"
 )
 HORIZONS = ("fixed", "compute_optimal")
 COMPUTE_OPTIMAL = "20 tokens per parameter"  # Everett et al., App. H, after Hoffmann et al.

@@ -1,6 +1,5 @@
 """What is special to a run of BART: strategies, padding, compiled shapes, fairseq's corpora."""
 
-import json
 import math
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from bart_span_denoise import train
 from bart_span_denoise.config import Config
 from tests.bart_span_denoise.texts import fairseq_preprocess
 from tests.experiment_cases import CASES, write_texts
+from tests.run_folders import lines
 from training import loop
 from training import task as tasks
 from training.config import load
@@ -34,14 +34,10 @@ def settings(texts, *overrides):
     return load(Config, LAPTOP, [*base, *overrides])
 
 
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_a_run_compares_gradients_with_epsilon_and_keeps_the_paddings_row_at_zero(texts, tmp_path):
     task = train.build_task(settings(texts, "optimizer.weight_decay=0.5"))
     loop.train(task, tmp_path)
-    first = metrics(tmp_path)[0]
+    first = lines(tmp_path)[0]
     assert {"token_embedding", "query", "mlp_out"} <= first["gradient_to_epsilon"].keys()
     assert first["skipped_steps"] == 0
     weight = task.model.word_embedding.weight

@@ -200,20 +200,10 @@ def test_the_example_passes_and_leaves_its_table(tmp_path, capsys):
     assert len(rows) == 4 * 3 * (4 + 2 * (5 + 7))
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
+@pytest.fixture
+def data(texts):
     """Overrides for a tiny decoder on a folder of little documents."""
-    root = tmp_path_factory.mktemp("texts")
-    (root / "texts").mkdir()
-    random = torch.Generator().manual_seed(0)
-    syllables = [a + b for a in "bdfgklmnprst" for b in "aeiou"]
-    for i in range(30):
-        ids = torch.randint(len(syllables), (80,), generator=random).tolist()
-        words_ = ["".join(syllables[k] for k in ids[j : j + 2]) for j in range(0, 80, 2)]
-        (root / "texts" / f"{i:02}.txt").write_text(" ".join(words_))
-    return ["data.source=local", f"data.path={root / 'texts'}", f"data.cache_dir={root / 'cache'}",
-            "data.tokenizer_vocab_size=80", "data.validation_fraction=0.2", "model.layers=1",
-            "model.head_dim=8", "model.context=16"]
+    return [*texts, "model.layers=1", "model.head_dim=8", "model.context=16"]
 
 
 def command(*words_):

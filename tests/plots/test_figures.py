@@ -15,15 +15,17 @@ import pytest
 from PIL import Image
 
 from plots import cards, style, tables
-from plots.__main__ import load, main, make, names
+from plots.__main__ import main, make
+from plots.catalogue import DESKTOP, load, names, shipped
 from plots.findings import Finding
 from plots.power import of_shipped
 from training.config import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = names()
+FIGURES = [name for name in NAMES if not name.endswith(DESKTOP)]
 DPI = style.DPI
-TABLES = [(name, index) for name in NAMES for index in range(len(load(name).TABLES))]
+TABLES = [(name, index) for name in FIGURES for index in range(len(load(name).TABLES))]
 TITLES = {
     "everett/adafactor": "Everett et al., Figure 10",
     "everett/weight_decay": "Everett et al., Figure 9: Adam, one global learning rate, indep",
@@ -32,10 +34,6 @@ TITLES = {
     "dinan/vit_strategies": "Dinan et al., Part II, Figure 2",
     "bordelon/rate_transfer": "Bordelon et al., Figure 2a",
 }
-
-
-def shipped(name):
-    return [tables.shipped(table) for table in load(name).TABLES]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,17 +62,18 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(name, monkey
         apart = (np.maximum(new, old) - np.minimum(new, old)).max(axis=-1) > 51
         assert apart.mean() < 0.01, stem
         assert all((home / f"{stem}.{kind}").stat().st_size > 2_000 for kind in ("png", "pdf"))
-        assert item.get_suptitle().startswith(TITLES.get(name, ""))
+        assert item.get_suptitle().startswith(TITLES.get(name.removesuffix(DESKTOP), ""))
     said = " ".join(html.unescape(re.sub("<[^>]*>", "|", card.html)).split())
     found = [line for line in lines if isinstance(line, Finding)]
     assert sum(card.counts.values()) == len(found) == card.html.count("<tr data-kind=")
     assert all(f"|{line.measured}|" in said and line.verdict in said for line in found)
-    assert len(cards._claims()[name]["claim"]) > 40 and "None is listed" not in said
+    claim = cards._claims()[name.removesuffix(DESKTOP)]["claim"]
+    assert len(claim) > 40 and "None is listed" not in said
     assert f"python -m plots {name}" in said.replace("/|", "/")
     made = said[said.index("|Tables, runs and commit|"):]
-    for table in module.TABLES:
-        origin = json.loads((tables.DATA / f"{table}.json").read_text())
-        assert str(tables.shipped(table).relative_to(ROOT)) in made
+    for path in shipped(name):
+        origin = json.loads((path.parent / f"{path.name.partition('.')[0]}.json").read_text())
+        assert str(path.relative_to(ROOT)) in made
         assert origin["environment"]["commit"][:10] in made
         assert not origin.get("runs") or f"{origin['runs']} runs" in made
 
@@ -91,10 +90,7 @@ def test_every_shipped_file_is_drawn_or_read_by_a_figure(tmp_path):
     """No picture or table is left over from a figure that has another name now."""
     read = {path for name in NAMES for path in shipped(name)}
     kept = {*tables.DATA.glob("*/*.csv"), *tables.DATA.glob("*/*.csv.gz")}
-    desktop = {path for path in kept if "_desktop.csv" in path.name}  # plots.power reads these
-    assert kept - desktop == read
-    known = {(path.parent, path.name.partition(".")[0]) for path in read}
-    assert {(path.parent, path.name.partition("_desktop.")[0]) for path in desktop} <= known
+    assert kept == read
     assert not [path for path in (*tables.DATA.iterdir(), *style.FIGURES.iterdir())
                 if path.is_file() and path.name != "report.png"]  # a screenshot
 
@@ -152,7 +148,7 @@ def test_odd_numbers_end_in_a_figure_or_one_line(name, index, value, tmp_path, c
 
 
 @pytest.mark.parametrize("name", [
-    name for name in NAMES if name not in ("everett/loss_vs_size", "everett/learning_rates",
+    name for name in FIGURES if name not in ("everett/loss_vs_size", "everett/learning_rates",
                                            "bordelon/dynamics")])
 def test_too_many_tables_are_refused(name, refused):
     assert "expected" in refused(name, *shipped(name), *shipped(name)[:1])
@@ -253,13 +249,14 @@ def test_a_shipped_table_that_is_missing_names_the_commands_that_make_it(
 
 
 def test_the_figures_import_no_torch():
-    modules = ", ".join(f"plots.{name.replace('/', '.')}" for name in (*NAMES, "coordinate_check"))
+    listed = (*FIGURES, "coordinate_check")
+    modules = ", ".join(f"plots.{name.replace('/', '.')}" for name in listed)
     code = f"import plots.__main__, {modules}, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
 def test_no_figure_is_another_figures_library():
-    figures = {f"plots.{name.replace('/', '.')}" for name in NAMES}
+    figures = {f"plots.{name.replace('/', '.')}" for name in FIGURES}
     for path in (ROOT / "plots").rglob("*.py"):
         for line in path.read_text(encoding="utf-8").splitlines():
             words = line.split()

@@ -1,5 +1,6 @@
 """The page of claims: its verdicts are those of the shipped tables; rules that give them."""
 
+import json
 import math
 
 import pytest
@@ -80,6 +81,28 @@ def test_errors_of_what_is_undecided_say_how_many_runs_decide_it():
     # Of three seeds the error itself is uncertain: 10 times as many.
     assert times(power.Judged(power.UNDECIDED, 0.0, 0.3, 3)) == pytest.approx(10)
     assert times(power.Judged(power.UNDECIDED, 0.1, math.nan, 1)) == 3
+
+
+def test_runs_cost_what_those_of_the_shipped_table_did(tmp_path, monkeypatch):
+    plans = {"desktop": {"runs": 50, "core": 2.0}, "laptop": {"runs": 10, "core": 0.5},
+             None: {"runs": 4, "core": 0.1}}
+    monkeypatch.setattr(power, "DATA", tmp_path)
+    monkeypatch.setattr(power, "planned", lambda sweep, preset: plans.get(preset, {}))
+
+    def ship(sweep, runs):
+        folder = tmp_path / "paper"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{sweep.replace('/', '_')}.json").write_text(
+            json.dumps({"sweep": sweep, "runs": runs})
+        )
+
+    assert power.cost("e/s") == 0.5  # as planned, of the preset laptop
+    ship("e/s_laptop", 30)
+    assert power.cost("e/s") == pytest.approx(1.5)  # the sweep asked for 20 runs more
+    ship("e/s_desktop", 75)
+    assert power.cost("e/s") == pytest.approx(3.0)
+    del plans["desktop"], plans["laptop"]
+    assert power.cost("e/t") == 0.1  # a file without presets
 
 
 def test_numbers_by_size_are_the_last_minus_the_first():

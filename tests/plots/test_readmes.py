@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from plots import tables
+from plots import rates, style, tables
 from plots.__main__ import load
 from plots.everett import alignment, epsilon, learning_rates, loss_vs_size, quickstart
 from plots.findings import Finding
@@ -67,6 +67,21 @@ def quickstart_claims() -> Iterator[tuple[str, str]]:
     spreads = [quickstart.seed_spread(table, curve)[0] for curve in curves]
     yield NANOLM, (f"varies by {spreads[0]:.2f} nats with the standard parameterisation and "
                    f"{spreads[1]:.2f} with muP")
+    other = quickstart.read([ROOT / "benchmarks/results/quickstart_avx2.csv"])
+    runs = ["curve", "model.width", "optimizer.lr", "seed"]
+    both = table.merge(other, on=runs, validate="one_to_one")
+    apart = (both["final_eval_loss_x"] - both["final_eval_loss_y"]).abs()
+    small = both["optimizer.lr"] <= 2**-7
+    assert len(both) == 60 and apart[small].max() < 1e-4
+    yield NANOLM, f"within {apart[~small].max():.3f} at the two largest rates"
+    best = [[sweep.best.grid_value for sweep in quickstart.sweeps(one, curve).values()]
+            for one in (table, other) for curve in curves]
+    assert best[:2] == best[2:]
+    fits = [quickstart.exponent(quickstart.sweeps(other, curve)) for curve in curves]
+    losses = [quickstart.transfer_penalty(other, curve) for curve in curves]
+    yield NANOLM, (f"the exponents are {pair(fits[0].value, fits[0].error)} and "
+                   f"{pair(fits[1].value, fits[1].error, sign='+')}, the penalties "
+                   f"{losses[0]:.3f} and {losses[1]:.3f} nats")
 
 
 def table_4_claims() -> Iterator[tuple[str, str]]:
@@ -83,6 +98,15 @@ def table_4_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"{sum(agree)} of {len(agree)} exponents lie within two standard errors"
     own = [good for good, entry in zip(agree, entries) if entry.optimizer == "adafactor"]
     assert len(own) == 8 and all(own)
+    desktop = [tables.shipped("everett/figure_12_adam_desktop")]
+    for entry in learning_rates.entries(learning_rates.read(desktop)):
+        label, verdict = style.LABELS[entry.rule], entry.fit.distance(entry.published)
+        far = re.sub(r"off by (.*), (.*) SE|agrees.*", lambda found: found[2] or "agrees", verdict)
+        words = far if far == "agrees" else f"off by {far}"
+        yield NANOLM, (f"| {label} | {pair(entry.fit.value, entry.fit.error, 2, '+')} | "
+                       f"{entry.published:+.2f} | {words}")
+        assert entry.fit.widths == 5 and not entry.levels_off
+    yield NANOLM, f"preset `desktop`: {pd.read_csv(*desktop)['run'].nunique()} runs, D = 16 to 256"
     yield NANOLM, "All eight of Adafactor agree"
     last = str(learning_rates.horizon_lines(entries)[-1])
     smaller, sure = re.search(r"smaller in (\d+ of \d+) settings \((\d+) beyond", last).groups()
@@ -174,6 +198,10 @@ def epsilon_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"costs mean-field {pair(*cost['mean_field'], 3)} nats at D = 128"
     yield NANOLM, (f"NTK {pair(*cost['ntk'], 3)}, muP {pair(*cost['mup'], 3)} and standard "
                    f"{pair(*cost['standard'], 3)}; the paper's order")
+    growth = [rates.gain_by_width(lines[rule, "enlarged"], lines[rule, "small"])
+              for rule in ("mean_field", "ntk")]
+    more, less = (pair(one.value, one.error, 3) for one in growth)
+    yield NANOLM, f"the width it costs mean-field {more} more and NTK {less} (three widths)"
     apart = {width: max(abs(lines[rule, "small"][width].loss - lines[rule, curve][width].loss)
                         for rule in RULES for curve in ("per_layer", "atan2"))
              for width in (32, 64, 128)}

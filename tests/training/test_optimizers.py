@@ -27,6 +27,7 @@ NUMBERS = [
     {"name": "slow", "lr": 1e-3, "eps": 1e-2, "weight_decay": 0.5},
     {"name": "fast", "lr": 3e-2, "eps": 1e-8, "weight_decay": 0.02},
 ]
+ELSEWHERE = torch.empty(3, device="meta", requires_grad=True)
 FACTORS = [0.0, 0.25, 0.5, 0.75, 1.0, 0.9, 0.7, 0.5, 0.2, 0.1]
 
 
@@ -64,9 +65,8 @@ def ref_adafactor(theta, g, state, t, eps):
     beta = 1 - t**-0.8
     square = g**2 + eps
     # The factored axes of the shapes in use, written out.
-    rows, cols = {
-        (130, 140): (0, 1), (140, 130): (1, 0), (2, 130, 140): (1, 2)
-    }.get(g.shape, (None, None))  # fmt: skip
+    axes = {(130, 140): (0, 1), (140, 130): (1, 0), (2, 130, 140): (1, 2)}
+    rows, cols = axes.get(g.shape, (None, None))
     if rows is None:
         state["v"] = v = beta * state.get("v", 0) + (1 - beta) * square
     else:
@@ -94,6 +94,11 @@ def group(params, **numbers):
     return {"params": list(params), "param_names": names, "initial_lr": row["lr"], **row}
 
 
+def only(**changes):
+    """A list of one plan group with one parameter."""
+    return [group([parameter([1.0])], **changes)]
+
+
 def two_groups(shapes, dtype=torch.float64, seed=0):
     """The two groups of NUMBERS, each with one parameter of every shape."""
     rng = np.random.default_rng(seed)
@@ -116,13 +121,13 @@ def gradient(shape, step, dtype=torch.float64):
     return torch.tensor(values, dtype=dtype)
 
 
-def train(optimizer, steps, factors=FACTORS):
-    """Steps with the fixed gradients at scheduled rates."""
+def train(optimizer, steps, size=1.0):
+    """Steps with `size` times the fixed gradients at scheduled rates."""
     for step in steps:
         for row in optimizer.param_groups:
-            row["lr"] = row["initial_lr"] * factors[step]
+            row["lr"] = row["initial_lr"] * FACTORS[step]
             for param in row["params"]:
-                param.grad = gradient(tuple(param.shape), step, param.dtype)
+                param.grad = gradient(tuple(param.shape), step, param.dtype) * size
         optimizer.step()
 
 
@@ -130,12 +135,13 @@ def values(optimizer):
     return [p.detach().numpy().copy() for row in optimizer.param_groups for p in row["params"]]
 
 
-def check_against_reference(name, fused, shapes):
-    groups = two_groups(shapes)
-    theta = [p.detach().numpy().copy() for row in groups for p in row["params"]]
-    states = [{} for _ in theta]
+@pytest.mark.parametrize(
+    "name, fused, shapes", [*((*case, SMALL) for case in CASES), ("adafactor", None, LARGE)]
+)
+def test_follows_its_formula_in_two_groups_under_a_schedule(name, fused, shapes):
+    optimizer = make(name, two_groups(shapes), fused)
+    theta, states = values(optimizer), [{} for _ in range(2 * len(shapes))]
     numbers = [row for row in NUMBERS for _ in shapes]
-    optimizer = make(name, groups, fused)
     for step, factor in enumerate(FACTORS):
         train(optimizer, [step])
         for i, row in enumerate(numbers):
@@ -145,15 +151,6 @@ def check_against_reference(name, fused, shapes):
             theta[i] = (1 - lr * row["weight_decay"]) * theta[i] - lr * u
     for got, expected in zip(values(optimizer), theta):
         np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name, fused", CASES)
-def test_follows_its_formula_in_two_groups_under_a_schedule(name, fused):
-    check_against_reference(name, fused, SMALL)
-
-
-def test_adafactor_follows_its_formula_factored_or_not():
-    check_against_reference("adafactor", None, LARGE)
 
 
 def test_every_name_builds_and_is_covered_here():
@@ -189,34 +186,28 @@ def test_adafactor_keeps_rows_and_columns_only_where_both_axes_are_long():
 
 
 def test_factored_axes_are_the_two_largest():
-    assert factored_axes((130, 140)) == (0, 1)
-    assert factored_axes((140, 130)) == (1, 0)
-    assert factored_axes((200, 3, 128)) == (2, 0)
-    assert factored_axes((128, 128)) == (0, 1)
-    assert factored_axes((127, 4096)) is None
-    assert factored_axes((4096,)) is None
-    assert factored_axes(()) is None
+    found = {shape: factored_axes(shape) for shape in ((200, 3, 128), (128, 128), *LARGE, ())}
+    assert found == {(200, 3, 128): (2, 0), (128, 128): (0, 1), (130, 140): (0, 1),
+                     (140, 130): (1, 0), (130, 5): None, (2, 130, 140): (1, 2), (): None}
+    assert factored_axes((127, 4096)) is factored_axes((4096,)) is None
 
 
 def test_defaults_are_the_papers():
-    numbers = [build(name, [group([parameter([1.0])])]).param_groups[0] for name in OPTIMIZERS]
-    by_name = dict(zip(OPTIMIZERS, numbers))
+    by_name = {name: build(name, only()).param_groups[0] for name in OPTIMIZERS}
     assert by_name["sgd"]["momentum"] == 0.9
     assert by_name["adam_atan2"]["atan2_lambda"] == 8.0
-    for name in ("adam", "adam_param_scaling", "adam_atan2"):
-        assert by_name[name]["betas"] == (0.9, 0.98)
+    adams = ("adam", "adam_param_scaling", "adam_atan2")
+    assert {by_name[name]["betas"] for name in adams} == {(0.9, 0.98)}
 
 
-def atan2_path(
-    gradients, scale, dtype=torch.float32, fused=None, betas=BETAS, lam=8.0, **numbers
-):
-    """A parameter's values while trained with scale * gradients."""
+def atan2_path(gradients, dtype=torch.float32, fused=None, betas=BETAS, lam=8.0, **numbers):
+    """A parameter's values while trained with these gradients."""
     param = parameter(np.zeros(gradients.shape[1]), dtype)
     groups = [group([param], **numbers)]
     optimizer = make("adam_atan2", groups, fused, betas=betas, atan2_lambda=lam)
     path = []
     for g in gradients:
-        param.grad = (torch.tensor(g, dtype=torch.float64) * scale).to(dtype)
+        param.grad = torch.tensor(g, dtype=dtype)
         optimizer.step()
         path.append(param.detach().double().numpy().copy())
     return np.array(path)
@@ -227,8 +218,8 @@ def atan2_path(
 def test_atan2_does_not_see_a_common_factor_of_all_gradients(power, fused):
     rng = np.random.default_rng(1)
     gradients = rng.choice([-1.0, 1.0], (12, 40)) * rng.uniform(0.5, 1.0, (12, 40))
-    expected = atan2_path(gradients, 1.0, fused=fused)
-    found = atan2_path(gradients, 2.0**power, fused=fused)
+    expected = atan2_path(gradients, fused=fused)
+    found = atan2_path(gradients * 2.0**power, fused=fused)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
     assert np.abs(expected).max() > 0.1
 
@@ -236,7 +227,7 @@ def test_atan2_does_not_see_a_common_factor_of_all_gradients(power, fused):
 @pytest.mark.parametrize("fused", [True, False])
 def test_atan2_lets_hopelessly_small_entries_rest(fused):
     gradients = np.tile([1.0, 1e-6, 1e-28, -1e-28, 0.0], (6, 1))
-    last = atan2_path(gradients, 1.0, fused=fused)[-1]
+    last = atan2_path(gradients, fused=fused)[-1]
     np.testing.assert_allclose(last[1], last[0], rtol=1e-6)
     assert np.abs(last[2:]).max() < 1e-4 * abs(last[0])
 
@@ -251,7 +242,7 @@ def test_atan2_in_float32_is_the_formula_to_rounding(betas, lam, weight_decay, f
     lr = min(1e-2, 0.1 / max(weight_decay, 1.0))
     numbers = {"lr": lr, "weight_decay": weight_decay}
     single, double = (
-        atan2_path(gradients.astype(np.float32), 1.0, dtype, fused, betas, lam, **numbers)[-1]
+        atan2_path(gradients.astype(np.float32), dtype, fused, betas, lam, **numbers)[-1]
         for dtype in (torch.float32, torch.float64)
     )
     np.testing.assert_allclose(single, double, rtol=2e-6, atol=2e-6 * lr)
@@ -318,45 +309,33 @@ def test_a_plans_groups_resume_bit_for_bit(name, fused, size):
     from param_groups.roles import DECODER_RULES
 
     def start():
-        model = Decoder(
-            vocab_size=150, context=8, layers=2, heads=4, head_dim=32, mlp_ratio=2,
-            attention_scale=0.25,
-        )  # fmt: skip
+        model = Decoder(vocab_size=150, context=8, layers=2, heads=4, head_dim=32, mlp_ratio=2,
+                        attention_scale=0.25)  # fmt: skip
         prescription = Everett("standard", width=128, base_width=32, gamma_embedding=3.0)
         made = plan(model, DECODER_RULES, prescription, lr=1e-2, eps=1e-30, weight_decay=1e-3)
         made.initialise(model, seed=0)
         return model, make(name, made.groups(model), fused)
 
     model, straight = start()
-    train_scaled(straight, range(3), size)
+    train(straight, range(3), size)
     twin, resumed = start()
     twin.load_state_dict(copy.deepcopy(model.state_dict()))
     resumed.load_state_dict(copy.deepcopy(straight.state_dict()))
     assert len(resumed.param_groups) > 1
     for optimizer in (straight, resumed):
-        train_scaled(optimizer, range(3, 6), size)
+        train(optimizer, range(3, 6), size)
     assert all(np.array_equal(a, b) for a, b in zip(values(straight), values(resumed)))
     states = [optimizer.state_dict()["state"] for optimizer in (straight, resumed)]
     for index, state in states[0].items():
         assert all(torch.equal(state[key], states[1][index][key]) for key in state)
 
 
-def train_scaled(optimizer, steps, size):
-    """Steps with `size` times the fixed gradients."""
-    for step in steps:
-        for row in optimizer.param_groups:
-            for param in row["params"]:
-                param.grad = gradient(tuple(param.shape), step, param.dtype) * size
-        optimizer.step()
-
-
 def test_the_parameter_scale_of_a_large_tensor_keeps_its_digits():
     values = torch.full((1 << 22,), 0.02)
     values[::3] = 0.03
     exact = values.double().square().mean().sqrt().item()
-    assert decoupled.rms([values], [values])[0].item() == pytest.approx(exact, rel=5e-6)
-    scattered = values.view(1 << 11, -1).t()
-    assert decoupled.rms([scattered], [scattered])[0].item() == pytest.approx(exact, rel=5e-6)
+    for tensor in (values, values.view(1 << 11, -1).t()):
+        assert decoupled.rms([tensor], [tensor])[0].item() == pytest.approx(exact, rel=5e-6)
     halves = values.bfloat16()
     exact = halves.double().square().mean().sqrt().item()
     assert decoupled.rms([halves], [halves])[0].item() == pytest.approx(exact, rel=1e-2)
@@ -390,8 +369,7 @@ def test_parameters_without_gradient_are_left_alone(name, fused):
 
 @pytest.mark.parametrize("name, fused", CASES)
 def test_a_late_first_gradient_counts_its_own_steps(name, fused):
-    early, late = parameter([1.0, 2.0]), parameter([1.0, 2.0])
-    alone = parameter([1.0, 2.0])
+    early, late, alone = (parameter([1.0, 2.0]) for _ in range(3))
     together = make(name, [group([early, late], eps=1e-8)], fused)
     single = make(name, [group([alone], eps=1e-8)], fused)
     for step in range(4):
@@ -418,8 +396,7 @@ def test_adam_is_torchs_adamw_and_fused_where_it_can_be():
     assert isinstance(optimizer, torch.optim.AdamW)
     assert all(row["fused"] for row in optimizer.param_groups)
     assert not any(row["fused"] for row in make("adam", two_groups(SMALL), False).param_groups)
-    elsewhere = torch.empty(3, device="meta", requires_grad=True)
-    assert not make("adam", [group([elsewhere])]).param_groups[0]["fused"]
+    assert not make("adam", [group([ELSEWHERE])]).param_groups[0]["fused"]
 
 
 @pytest.mark.parametrize("name, fused", OURS)
@@ -457,81 +434,60 @@ def test_gradients_are_only_read_and_closures_run(name, fused):
 def test_the_plan_is_copied(name, fused):
     groups = two_groups(SMALL)
     before = copy.deepcopy([{k: v for k, v in row.items() if k != "params"} for row in groups])
-    optimizer = make(name, groups, fused)
-    train(optimizer, range(2))
+    train(make(name, groups, fused), range(2))
     assert [{k: v for k, v in row.items() if k != "params"} for row in groups] == before
 
 
-def refusal(name="adam", groups=None, **kwargs):
+def refusal(name, groups, **numbers):
     """The message, one line, with which build refuses."""
     with pytest.raises(OptimizerError) as caught:
-        build(name, [group([parameter([1.0])])] if groups is None else groups, **kwargs)
+        build(name, groups, **numbers)
     assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_unknown_names_get_the_nearest_and_all():
-    message = refusal("adam_atan")
+    message = refusal("adam_atan", only())
     assert "'adam_atan'" in message and "did you mean 'adam_atan2'?" in message
     assert all(name in message for name in OPTIMIZERS)
-    assert "did you mean" in refusal("lion")
+    assert "did you mean" in refusal("lion", only())
 
 
 @pytest.mark.parametrize("key", ["lr", "eps", "weight_decay"])
 @pytest.mark.parametrize("value", [-1e-9, math.nan, math.inf, "1e-3", None])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_numbers_out_of_range_name_the_group(name, key, value):
-    groups = [group([parameter([1.0])]), group([parameter([1.0])], name="readout")]
-    groups[1][key] = value
-    message = refusal(name, groups)
+    message = refusal(name, [*only(), *only(name="readout", **{key: value})])
     assert message == f"{key} of group 'readout' must be a finite number >= 0, got {value!r}"
 
 
-@pytest.mark.parametrize("key", ["lr", "eps", "weight_decay"])
-def test_missing_numbers_name_the_group(key):
-    row = group([parameter([1.0])])
-    del row[key]
-    assert refusal(groups=[row]) == f"group 'only' has no '{key}'"
+SHARED = parameter([1.0])
+ALREADY = "is already in group 'a': a parameter belongs to one group, once"
+FUSED = "has no fused kernel for parameters on"
 
 
-@pytest.mark.parametrize("betas", [(1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9,), (0.9, math.nan)])
-def test_betas_are_checked(betas):
-    assert "betas must be two numbers in [0, 1)" in refusal(betas=betas)
-
-
-def test_constants_are_checked():
-    assert "momentum must be in [0, 1), got 1.0" in refusal("sgd", momentum=1.0)
-    assert "atan2_lambda must be positive and finite, got 0" in refusal(atan2_lambda=0)
-
-
-def test_empty_groups_are_refused():
-    assert "no parameter groups" in refusal(groups=[])
-    assert refusal(groups=[group([], name="hidden")]) == "group 'hidden' has no parameters"
-
-
-def test_a_parameter_belongs_to_one_group_once():
-    shared = parameter([1.0])
-    message = refusal(groups=[group([shared], name="a"), group([shared], name="b")])
-    assert "parameter 'tensor0' of group 'b' is already in group 'a'" in message
-    assert "is already in group 'a'" in refusal(groups=[group([shared, shared], name="a")])
-
-
-def test_integer_parameters_are_refused():
-    message = refusal(groups=[group([torch.ones(2, dtype=torch.int64)])])
-    assert "parameter 'tensor0' of group 'only' is torch.int64" in message
-
-
-def test_groups_without_names_are_called_by_position():
-    row = {"params": [parameter([1.0])], "lr": -1.0, "eps": 0.0, "weight_decay": 0.0}
-    assert "lr of group 0" in refusal(groups=[row])
-
-
-def test_fused_is_not_ignored_where_there_is_no_such_kernel():
-    message = refusal("adafactor", fused=True)
-    assert "adafactor has no fused kernel for parameters on cpu" in message
-    elsewhere = group([torch.empty(3, device="meta", requires_grad=True)])
-    message = refusal("adam_param_scaling", [elsewhere], fused=True)
-    assert "has no fused kernel for parameters on meta" in message
+@pytest.mark.parametrize(("name", "groups", "numbers", "message"), [
+    *(("adam", [{name: value for name, value in only()[0].items() if name != key}], {},
+       f"group 'only' has no '{key}'") for key in ("lr", "eps", "weight_decay")),
+    ("adam", [{"params": [SHARED], "lr": -1.0}], {},
+     "lr of group 0 must be a finite number >= 0, got -1.0"),
+    *(("adam", only(), {"betas": betas}, f"betas must be two numbers in [0, 1), got {betas}")
+      for betas in ((1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9,), (0.9, math.nan))),
+    ("sgd", only(), {"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
+    ("adam", only(), {"atan2_lambda": 0}, "atan2_lambda must be positive and finite, got 0"),
+    ("adam", [], {}, "no parameter groups: the plan holds no tensors to train"),
+    ("adam", [group([], name="hidden")], {}, "group 'hidden' has no parameters"),
+    ("adam", [group([SHARED], name="a"), group([SHARED], name="b")], {},
+     f"parameter 'tensor0' of group 'b' {ALREADY}"),
+    ("adam", [group([SHARED] * 2, name="a")], {}, f"parameter 'tensor1' of group 'a' {ALREADY}"),
+    ("adam", [group([torch.ones(2, dtype=torch.int64)])], {}, "parameter 'tensor0' of group 'only' "
+     "is torch.int64: only real floating-point parameters can be trained"),
+    ("adafactor", only(), {"fused": True}, f"fused=True: adafactor {FUSED} cpu"),
+    ("adam_param_scaling", [group([ELSEWHERE])], {"fused": True},
+     f"fused=True: adam_param_scaling {FUSED} meta"),
+])  # fmt: skip
+def test_groups_and_constants_that_cannot_be_used_are_one_line(name, groups, numbers, message):
+    assert refusal(name, groups, **numbers) == message
 
 
 @pytest.mark.parametrize("name, fused", OURS)

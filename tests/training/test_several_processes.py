@@ -12,6 +12,7 @@ from accelerate.commands.config.config_args import load_config_from_file
 from safetensors.torch import load_file
 
 from tests.processes import LAUNCH_CONFIGS, Program, launch_environment
+from tests.run_folders import lines
 from tests.training import toy_run as toy
 from training.config import load
 from training.sampling import sample_ids
@@ -36,10 +37,6 @@ def launch(processes, folder, *overrides, **more):
 
 def weights(folder):
     return load_file(sorted(folder.glob("checkpoints/step-*"))[-1] / "state.safetensors")
-
-
-def lines(folder, name="metrics.jsonl"):
-    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
 def notes(folder, what, rank):
@@ -88,8 +85,7 @@ def test_two_processes_that_are_killed_go_on_to_the_same_bits(tmp_path):
     overrides = ["training.steps=12", "checkpoint.every=3", "training.log_every=1"]
     launch(2, tmp_path / "whole", *overrides)
     process = start(2, tmp_path / "run", *overrides, TOY_PAUSE=0.2)
-    while "step 5" not in process.stdout.readline():
-        pass
+    process.wait_for("step 5")
     os.kill(process.pids[0], signal.SIGKILL)  # torchrun then ends the other
     process.communicate(timeout=60)
     assert not (tmp_path / "run/summary.json").exists()
@@ -99,8 +95,7 @@ def test_two_processes_that_are_killed_go_on_to_the_same_bits(tmp_path):
 
 def test_two_processes_stop_together_and_one_can_go_on(tmp_path):
     process = start(2, tmp_path / "run", *LONG, TOY_PAUSE=0.2, TOY_DROPOUT=0)
-    while "step 3" not in process.stdout.readline():
-        pass
+    process.wait_for("step 3")
     time.sleep(0.1)
     os.kill(process.pids[1], signal.SIGTERM)  # one is told, both stop
     process.communicate(timeout=60)
@@ -181,8 +176,7 @@ def test_a_signal_to_the_launcher_stops_all_with_a_checkpoint(tmp_path):
     options = ["--num_machines", "1", "--main_process_port", "0"]
     words = [*options, SHARDED, "run", tmp_path / "run", "training.steps=90", "checkpoint.every=0"]
     process = accelerated("several_nodes_fsdp", 2, tmp_path, *words)
-    while "step 3" not in (line := process.stdout.readline()):
-        assert line, process.files[1].read_text()
+    process.wait_for("step 3")
     process.terminate()  # torchrun tells both; its own exit code is not ours to choose
     process.communicate(timeout=60)
     assert process.returncode != 0

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.processes import Program, launch_environment
+from tests.run_folders import lines
 from tests.training import sharded_run as small
 from training import checkpoint, sharding
 from training.errors import Damaged, UserError
@@ -31,21 +32,12 @@ def start(options, *arguments, **more):
     return Program(SCRIPT, *arguments, ranks=int(options[2]), **environment)
 
 
-def wait_for(process, step):
-    while (line := process.stdout.readline()) != f"step {step}\n":
-        assert line, process.files[1].read_text()
-
-
 def newest(run):
     return sorted(run.glob("checkpoints/step-*"))[-1]
 
 
 def saved(run):
     return checkpoint.load(newest(run)).tensors
-
-
-def lines(run):
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def assert_same_run(run, wanted, rtol):
@@ -166,7 +158,7 @@ def test_a_run_goes_on_in_other_numbers_of_processes(tmp_path):
     run = tmp_path / "run"
     assert small.train(run, overrides, stop_at=3)["step"] == 3
     process = start(ONE_NODE, "run", run, *overrides, SLOW_SAVE="8")
-    wait_for(process, 9)  # the run goes on while the checkpoint is being written
+    process.wait_for("step 9\n")  # the run goes on while the checkpoint is being written
     while not (run / "checkpoints/.writing-step-00000008").is_dir():  # perhaps not yet begun
         assert process.poll() is None, process.files[1].read_text()
         time.sleep(0.01)
@@ -175,7 +167,7 @@ def test_a_run_goes_on_in_other_numbers_of_processes(tmp_path):
     process.communicate(timeout=60)
     assert not (run / "summary.json").exists() and newest(run).name == "step-00000006"
     process = start(ONE_NODE, "run", run, *overrides)
-    wait_for(process, 14)
+    process.wait_for("step 14\n")
     os.kill(process.pids[1], signal.SIGTERM)  # one is told, both stop
     process.communicate(timeout=60)
     stopped = json.loads((run / "summary.json").read_text())

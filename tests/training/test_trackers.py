@@ -11,6 +11,7 @@ from accelerate.tracking import TensorBoardTracker
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.processes import finished
+from tests.run_folders import lines
 from tests.training import toy_run as toy
 from training import runs, trackers
 
@@ -31,12 +32,8 @@ def interrupt(folder, step):
             shutil.rmtree(path)
 
 
-def lines(folder, name="metrics"):
-    return [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-
-
-def logged(folder, key, name="metrics"):
-    return [(line["step"], line[key]) for line in lines(folder, name) if key in line]
+def logged(folder, key):
+    return [(line["step"], line[key]) for line in lines(folder) if key in line]
 
 
 def curves(folder):
@@ -58,7 +55,7 @@ def assert_shown_whole(folder):
         rates = [(step, factor * row["lr"]) for step, factor in logged(folder, "lr_factor")]
         assert shown[f"lr/{row['role']}"] == rates
     probed = [(line["step"], line["layers"]["readout"]["alignment"])
-              for line in lines(folder, "probes")]  # fmt: skip
+              for line in lines(folder, "probes.jsonl")]  # fmt: skip
     assert shown["probes/layers/readout/alignment"] == probed
 
 
@@ -142,7 +139,8 @@ def test_a_service_is_told_every_line_once_under_the_sweep_and_the_runs_id(name,
     losses = [(step, values["train_loss"]) for step, values in shown if "train_loss" in values]
     assert losses == logged(folder, "train_loss")
     steps = [step for step, _ in shown]
-    assert steps == sorted(steps) and len(steps) == len(lines(folder) + lines(folder, "probes"))
+    assert steps == sorted(steps)
+    assert len(steps) == len(lines(folder) + lines(folder, "probes.jsonl"))
     for options in asked:
         words = " ".join(map(str, options.values()))
         assert "sweep" in words and "experiment" in words and "run-1" in options["name"]
@@ -166,7 +164,7 @@ def test_a_tracker_that_fails_is_dropped_and_the_run_goes_on(
         "training.trackers: wandb is dropped, the run goes on: RuntimeError: no network"
     )
     (shown,) = services["trackio"].values()
-    assert len(shown) == len(lines(folder) + lines(folder, "probes"))
+    assert len(shown) == len(lines(folder) + lines(folder, "probes.jsonl"))
 
 
 def test_links_and_pipes_in_a_run_folder_are_not_followed(told, tmp_path, monkeypatch, capsys):
@@ -183,7 +181,7 @@ def test_links_and_pipes_in_a_run_folder_are_not_followed(told, tmp_path, monkey
     toy.train(folder, ["training.trackers=[tensorboard, mlflow]"])
     assert "tensorboard is dropped" in capsys.readouterr().err
     assert [path.name for path in outside.iterdir()] == ["kept"]
-    assert len(services["mlflow"]["made-0"]) == len(lines(folder) + lines(folder, "probes"))
+    assert len(services["mlflow"]["made-0"]) == len(lines(folder) + lines(folder, "probes.jsonl"))
 
 
 @pytest.mark.parametrize(("value", "message"), [

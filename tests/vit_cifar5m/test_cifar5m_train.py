@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from measure import coordinate_check
-from training import runs, signals
+from tests.run_folders import lines
+from training import runs, shapes, signals
 from training import task as tasks
 from training.config import leaves, load
 from training.errors import UserError
 from training.sampling import sample_ids
-from vit_cifar5m import data, shapes, train
+from vit_cifar5m import data, train
 from vit_cifar5m.config import Config
 from vit_cifar5m.model import VisionTransformer
 
@@ -27,10 +28,6 @@ SMALL = [
 
 def settings(*overrides):
     return load(Config, LAPTOP, [*SMALL, *overrides])
-
-
-def metrics(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def test_the_papers_base_model_is_that_of_figure_6():
@@ -84,12 +81,12 @@ def test_a_run_says_how_its_numbers_come_about(tmp_path, capsys):
     assert summary["status"] == "finished"
     assert 0 <= summary["final_eval_top1"] <= 1
     assert summary["targets"] == 6 * 8
-    assert len([line for line in metrics(tmp_path) if "eval_top1" in line]) == 2
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "batch 8 = 1 processes x 1 micro-batches of 8"
-    assert lines[1].startswith("length 6 steps = 48 images")
+    assert len([line for line in lines(tmp_path) if "eval_top1" in line]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "batch 8 = 1 processes x 1 micro-batches of 8"
+    assert said[1].startswith("length 6 steps = 48 images")
     # SGD: gamma0^2 n L^(2 alpha_depth - 1) = 0.1^2 x 8
-    assert lines[2] == "rate 2 to 2, constant, times 0.08 in every group"
+    assert said[2] == "rate 2 to 2, constant, times 0.08 in every group"
 
 
 @pytest.mark.parametrize("optimizer", [["optimizer.name=sgd", "optimizer.lr=2.0"],

@@ -1,4 +1,4 @@
-"""Figures: drawn from tables alone, the findings right on constructed data."""
+"""The quick start's figure: drawn from its table alone, the findings right on a constructed one."""
 
 import math
 from pathlib import Path
@@ -10,31 +10,16 @@ from plots import tables
 from plots.__main__ import make
 from plots.everett import quickstart
 from plots.everett.quickstart import MUP, STANDARD, findings, read
-from plots.findings import Finding
+from tests.plots.everett.constructed import lines, sweep
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def table(standard=-0.8, mup=0.1, seeds=(0, 1), diverged_above=math.inf):
-    """Losses that are parabolas in log2 lr whose optimum follows a power of width."""
-    rows = []
-    for curve, exponent in ((STANDARD, standard), (MUP, mup)):
-        for width in (32, 64, 128, 256):
-            for power in range(-12, -2):
-                for seed in seeds:
-                    optimum = -7 + exponent * math.log2(width / 64)
-                    loss = 5 - width / 1000 + 0.05 * (power - optimum) ** 2 + 0.02 * seed
-                    gone = 2.0**power > diverged_above
-                    rows.append({
-                        "curve": curve, "model.width": width, "optimizer.lr": 2.0**power,
-                        "seed": seed, "status": "diverged" if gone else "finished",
-                        "final_eval_loss": math.nan if gone else loss, "run": "x",
-                    })
-    return pd.DataFrame(rows)
-
-
-def by_name(found):
-    return {line.name: line for line in found[1:] if isinstance(line, Finding)}
+def table(standard=-0.8, mup=0.1, **options):
+    """A table whose best rates follow these powers of the width."""
+    powers = {"powers": range(-12, -2), **options}
+    return pd.DataFrame([*sweep(STANDARD, "standard", exponent=standard, **powers),
+                         *sweep(MUP, "mup", exponent=mup, **powers)])
 
 
 def value(finding):
@@ -42,7 +27,7 @@ def value(finding):
 
 
 def test_exponents_and_penalties_are_those_the_table_was_made_with():
-    found = by_name(findings(table()))
+    found = lines(findings(table()))
     name = "exponent of the optimal rate in width, "
     assert value(found[name + "standard"]) == pytest.approx(-0.8)
     assert value(found[name + "muP"]) == pytest.approx(0.1)
@@ -56,7 +41,7 @@ def test_exponents_and_penalties_are_those_the_table_was_made_with():
 
 
 def test_a_missed_band_is_printed_as_missed():
-    found = by_name(findings(table(standard=-0.1, mup=0.0)))
+    found = lines(findings(table(standard=-0.1, mup=0.0)))
     name = "exponent of the optimal rate in width, "
     assert found[name + "standard"].verdict == "MISSED"
     assert found[name + "muP"].verdict == "as expected"
@@ -65,13 +50,13 @@ def test_a_missed_band_is_printed_as_missed():
 def test_diverged_runs_are_losses_without_limit_and_seeds_are_averaged():
     losses = quickstart.sweeps(table(diverged_above=2**-5), STANDARD)[64].losses
     assert losses[2.0**-4] == math.inf
-    assert losses[2.0**-7] == pytest.approx(5 - 0.064 + 0.01)
+    assert losses[2.0**-7] == pytest.approx(3 + 2 + 0.01)
 
 
 def test_a_rate_that_was_not_run_there_is_no_finding():
     data = table()
     gone = (data["model.width"] == 256) & (data["optimizer.lr"] == 2.0**-7)
-    found = by_name(findings(data[~gone]))
+    found = lines(findings(data[~gone]))
     finding = found["loss at D=256 with the rate of D=64, standard"]
     assert finding.measured.startswith("+nan") and finding.verdict == "MISSED"
 
@@ -96,7 +81,7 @@ def test_a_sweep_without_one_of_the_two_widths_is_one_line(tmp_path, refused):
 
 def test_the_readme_quotes_the_shipped_table():
     readme = (ROOT / "README.md").read_text()
-    found = by_name(findings(read([tables.shipped("everett/quickstart")])))
+    found = lines(findings(read([tables.shipped("everett/quickstart")])))
     for curve in ("standard", "muP"):
         finding = found[f"exponent of the optimal rate in width, {curve}"]
         assert f"{value(finding):+.2f}".replace("-", "−") in readme

@@ -1,0 +1,143 @@
+"""Tables as the sweeps of Everett et al.'s figures write them, made with known answers."""
+
+import math
+from itertools import product
+
+import pandas as pd
+
+from plots import style
+from plots.everett import adafactor, alignment, epsilon
+from plots.findings import Finding
+
+RULES = tuple(style.LABELS)
+WIDTHS = (32, 64, 128, 256)
+
+
+def sweep(curve, rule, *, exponent=-0.5, shift=0.0, widths=WIDTHS, powers=range(-11, -2),
+          seeds=(0, 1), spread=0.02, diverged_above=math.inf, **columns):
+    """Rows of parabolas in log2 lr: optimum 2^-7 at width 64, moving with a power of width; two
+    seeds lie `spread` apart, `shift` and a power of size with a floor are added."""
+    rows = []
+    for width, power, seed in product(widths, powers, seeds):
+        vertex = -7 + exponent * math.log2(width / 64)
+        loss = 3 + 2 * (width / 64) ** -0.5 + shift + 0.05 * (power - vertex) ** 2
+        gone = 2.0**power > diverged_above
+        rows.append({
+            "curve": curve, "prescription.parameterization": rule, "model.width": width,
+            "optimizer.lr": 2.0**power, "seed": seed, "run": "x", "parameters": width**2,
+            "status": "diverged" if gone else "finished",
+            "final_eval_loss": math.nan if gone else loss + spread * seed, **columns,
+        })
+    return rows
+
+
+SHIFTS = {"global": 0.3, "full": 0.2, "full_constants": 0.0, "none_constants": 0.05}
+
+
+def interventions(optimizer="adam", shifts=SHIFTS, rules=RULES, **options):
+    rows = [
+        row
+        for curve, shift in shifts.items()
+        for rule in rules
+        for row in sweep(curve, rule, shift=shift, **{"optimizer.name": optimizer}, **options)
+    ]
+    return pd.DataFrame(rows)
+
+
+def horizons(fixed=-0.5, optimal=-0.9, rules=RULES, **options):
+    rows = []
+    for rule in rules:
+        rows += sweep(f"{rule}_fixed", rule, exponent=fixed, **options)
+        rows += sweep(f"{rule}_compute_optimal", rule, exponent=optimal, **options)
+    return pd.DataFrame(rows)
+
+
+def decayed(shift=-0.1, **options):
+    rows = []
+    for rule in RULES:
+        rows += sweep("decay_fixed", rule, shift=shift, **options)
+        rows += sweep("decay_compute_optimal", rule, shift=shift, exponent=-0.9)
+    return pd.DataFrame(rows)
+
+
+def families(gap=0.01, **options):
+    rows = [
+        row
+        for family, shift in (("adafactor", gap), ("param_scaling", 0.0))
+        for setting in adafactor.SETTINGS
+        for index, rule in enumerate(RULES)
+        for row in sweep(f"{family}_{setting}", rule, shift=shift + 0.1 * index, **options)
+    ]
+    return pd.DataFrame(rows)
+
+
+def mitigations(baseline="enlarged", gains=(0.0, 0.2, 0.0, 0.6), growth=0.0, widths=(32, 64),
+                **options):
+    """Cures gain `gains` at the first width and with every further one a share `growth` of them."""
+    rows = []
+    for rule, gain in zip(RULES, gains):
+        eps = {"enlarged": 1e-4, "default": 1e-9, "small": 1e-15, "per_layer": 1e-12}
+        for curve in (baseline, *epsilon.MITIGATIONS):
+            columns = {"optimizer.eps": eps.get(curve, math.nan)}
+            for step, width in enumerate(widths):
+                shift = gain * (1 + growth * step) * (curve == baseline)
+                rows += sweep(curve, rule, shift=shift, widths=(width,), **columns, **options)
+    return pd.DataFrame(rows)
+
+
+def heat(lost=None):
+    """Lowest at 1e-9, 0.1 nats per power of ten away from it; `lost` is a diverged epsilon."""
+    return pd.DataFrame(
+        {
+            "curve": curve, "prescription.parameterization": rule, "model.width": width,
+            "optimizer.eps": 10.0**power, "seed": 0, "run": "x",
+            "status": "diverged" if power == lost else "finished",
+            "final_eval_loss": math.nan if power == lost else 4 + 0.1 * abs(power + 9),
+        }
+        for curve in epsilon.SCALINGS for rule in RULES for width in (64, 128)
+        for power in range(-12, -5)
+    )
+
+
+LAYERS = ("blocks.0.mlp.up", "blocks.1.mlp.up", "blocks.0.mlp.down", "blocks.0.attention.query",
+          "blocks.0.attention.key", "blocks.0.attention.value", "blocks.0.attention.output",
+          "readout")
+
+
+def probes(readout=0.95, mlp=0.7, curves=tuple(alignment.FIGURES), widths=(64, 128), seeds=(0, 1)):
+    """From 0.5 up to a peak at step 20 and down; the second block is 0.05 higher there."""
+    rows = []
+    for curve, rule, width, seed, layer in product(curves, RULES, widths, seeds, LAYERS):
+        top = readout if layer == "readout" else mlp + 0.05 * (".1." in layer)
+        for step, height in ((1, 0), (20, 1), (40, 0.5)):
+            rows.append({
+                "curve": curve, "prescription.parameterization": rule, "model.width": width,
+                "seed": seed, "step": step, "run": "x", "layer": layer,
+                "alignment": 0.5 + (top - 0.5 + 0.01 * seed) * height,
+            })
+    return pd.DataFrame(rows)
+
+
+def depths(**powers):
+    """Depth in place of width: one base depth of 32, and three more in every curve."""
+    powers = {"no_rule": -0.5, "half": 0.0, "one": 0.0} | powers
+    rows = [row for rule in RULES
+            for row in sweep("base", rule, widths=(32,), exponent=0.0, spread=0.002)]
+    for curve, exponent in powers.items():
+        for rule in RULES:
+            shifted = {"exponent": exponent, "widths": (64, 128, 256), "spread": 0.002}
+            rows += sweep(curve, rule, shift=0.1 * (curve == "no_rule"), **shifted)
+    # A power of 0 has its optimum at 2^-7 everywhere, so the base lies on every line but no_rule's.
+    return pd.DataFrame(rows).assign(**{"model.layers": lambda table: table["model.width"]})
+
+
+def written(folder, **named):
+    """Tables as files called as the sweeps' are; their paths in the given order."""
+    paths = [folder / f"{stem}.csv" for stem in named]
+    for path, table in zip(paths, named.values()):
+        table.to_csv(path, index=False)
+    return paths
+
+
+def lines(found):
+    return {line.name: line for line in found if isinstance(line, Finding)}

@@ -1,0 +1,169 @@
+"""Best rates and their losses: over width (Figures 11 to 13, Table 4), with weight decay (9), for
+Adafactor and parameter scaling (10), and over depth."""
+
+import math
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from measure.fits import Optimum
+from plots.__main__ import make
+from plots.everett import adafactor, depth, learning_rates, published, weight_decay
+from plots.tables import TableError
+from tests.plots.everett.constructed import (
+    RULES,
+    decayed,
+    depths,
+    families,
+    horizons,
+    lines,
+    sweep,
+    written,
+)
+
+
+def test_table_4_is_recovered_beside_the_published_numbers(tmp_path):
+    paths = written(tmp_path, figure_12_adam=horizons())
+    text, _ = make("everett/learning_rates", paths, tmp_path)
+    table = pd.read_csv(tmp_path / "table_4.csv")
+    rows = {(row["parameterization"], row["horizon"]): row for row in table.to_dict("records")}
+    assert len(rows) == 8
+    row = rows["standard", "compute_optimal"]
+    assert float(row["exponent"]) == pytest.approx(-0.9)
+    assert float(row["published"]) == -1.27
+    assert float(row["difference"]) == pytest.approx(0.37)
+    assert int(row["widths"]) == 4 and float(row["weighted_exponent"]) == pytest.approx(-0.9)
+    found = {line[:38].strip(): line for line in text.splitlines()}
+    assert "agrees within 2 SE" in found["adam, NTK, fixed steps"]  # both -0.50
+    assert "off by +0.37" in found["adam, standard, compute-optimal"]
+    assert not abs(row["irreducible_exponent"] + 0.9) > 0.01  # NaN where it ends at a rate of 0
+
+
+def test_table_4_has_the_exponent_beside_an_irreducible_rate():
+    """Where the optima level off it is another one, where they do not there is none."""
+    def sweeps(law, widths=(16, 32, 64, 128)):
+        return {width: SimpleNamespace(best=Optimum(law(width), 1.0, 3.0, True, error=1e-4))
+                for width in widths}
+
+    level = learning_rates.floored(sweeps(lambda width: 0.001 + 0.02 / width))
+    assert level.exponent == pytest.approx(1, rel=1e-3)
+    assert level.floor == pytest.approx(0.001, rel=1e-3)
+    for law in (lambda width: 0.01 - 5e-5 * width, lambda width: 1e-4 * width):
+        assert math.isnan(learning_rates.floored(sweeps(law)).exponent_error)
+    assert learning_rates.floored(sweeps(lambda width: 1 / width, (16, 32, 64))) is None
+
+
+def test_seeds_that_all_widths_share_count_in_the_error_of_an_exponent():
+    """Three seeds whose optima move as D^-0.4, D^-0.5 and D^-0.6: the mean's parabola lies at the
+    mean vertex, so the error is that of a mean of three, 0.1 / 3^(1/2)."""
+    seeds = zip((0, 1, 2), (-0.4, -0.5, -0.6), strict=True)
+    table = pd.DataFrame([row for seed, power in seeds
+                          for row in sweep("mup_fixed", "mup", exponent=power, seeds=(seed,))])
+    (entry,) = learning_rates.entries({"adam": table})
+    assert entry.fit.value == pytest.approx(-0.5)
+    assert entry.by_seed.error == pytest.approx(0.1 / 3**0.5)
+    assert entry.fit.error >= entry.by_seed.error == entry.record()["seed_error"]
+    text = "\n".join(map(str, learning_rates.findings({"adam": table})))
+    assert "muP, fixed steps: jackknife over seeds -0.50 ± 0.06 (n = 3)" in text
+    assert "from leaving a seed out of all widths" in text
+    two = table[table["seed"] < 2]
+    assert learning_rates.entries({"adam": two})[0].by_seed is None
+
+
+def test_the_claim_on_horizons_counts_and_measures_the_drops():
+    data = {"adam": horizons(), "sgd": horizons(optimal=-0.3, rules=("standard",))}
+    text = str(learning_rates.horizon_lines(learning_rates.entries(data))[-1])
+    assert "smaller in 4 of 5 settings (4 beyond two standard errors), by 0.40" in text
+    assert "-0.20 to 0.40" in text and "in 12 of 12, by 0.405, 0.18 to 1.05" in text
+
+
+def test_the_published_differences_are_those_of_the_erratum():
+    fixed, optimal = (published.TABLE_4[horizon] for horizon in ("fixed", "compute_optimal"))
+    drops = sorted(fixed[o][r] - optimal[o][r] for o in fixed for r in RULES)
+    assert (drops[0], drops[-1]) == (pytest.approx(0.18), pytest.approx(1.05))
+    assert (drops[5] + drops[6]) / 2 == pytest.approx(0.405)
+
+
+def test_one_width_has_no_fit_and_says_so(tmp_path):
+    paths = written(tmp_path, figure_11_sgd=horizons(widths=(64,), seeds=(0,)))
+    text, files = make("everett/learning_rates", paths, tmp_path)
+    assert "no fit: 1 width" in text
+    assert "growing minus fixed horizon's exponent: not measured" in text
+    assert "spread over seeds unknown" in text
+    assert all(file.exists() for file in files)
+
+
+def test_diverged_widths_and_missing_seeds_are_drawn_and_named(tmp_path):
+    table = horizons(rules=("mup",), diverged_above=2**-6)
+    table = table[~((table.seed == 1) & (table["optimizer.lr"] == 2**-8))]
+    gone = (table["model.width"] == 32) & (table.curve == "mup_fixed")
+    table.loc[gone, ["status", "final_eval_loss"]] = ["diverged", math.nan]
+    text, _ = make("everett/learning_rates", written(tmp_path, figure_12_adam=table), tmp_path)
+    assert "adam, mup_fixed: every run diverged at D = 32" in text
+
+
+def test_the_optimiser_comes_from_the_table_before_the_name(tmp_path):
+    table = horizons(rules=("mup",), widths=(32, 64))
+    path, = written(tmp_path, figure_12_adam=table.assign(**{"optimizer.name": "sgd"}))
+    assert list(learning_rates.read([path])) == ["sgd"]
+    path, = written(tmp_path, my_table=table)
+    assert list(learning_rates.read([path])) == ["my_table"]
+    names = ["sgd", "adam"] * (len(table) // 2)
+    path, = written(tmp_path, two=table.assign(**{"optimizer.name": names}))
+    with pytest.raises(TableError, match="2 optimisers, expected one: adam, sgd; choose with"):
+        learning_rates.read([path])
+    path, = written(tmp_path, figure_13_adafactor_laptop=table)
+    assert list(learning_rates.read([path])) == ["adafactor"]
+
+
+def test_a_short_horizon_is_not_called_compute_optimal():
+    table = horizons(widths=(32, 64))
+    optimal = table.curve.str.endswith("optimal")
+    for horizon, label in (("20 tokens per parameter", "compute-optimal"), ("1 token", "1 token")):
+        table["horizon"] = "fixed"
+        table.loc[optimal, "horizon"] = horizon
+        text = "\n".join(map(str, learning_rates.findings({"adam": table})))
+        assert f"adam, muP, {label}" in text and f"exponent at {label} is smaller" in text
+        assert ("compute-optimal" in text) == (label == "compute-optimal")
+
+
+def test_decay_is_compared_with_runs_without(tmp_path):
+    paths = written(tmp_path, figure_12_adam=horizons(), figure_9_weight_decay=decayed())
+    found = lines(weight_decay.findings(weight_decay.read(paths)))  # in either order
+    same = found["exponent with decay - without: muP, fixed steps"]
+    assert same.measured.startswith("+0.00") or same.measured.startswith("-0.00")
+    assert same.verdict == "agrees"
+    better = found["gain in loss from decay: muP, fixed steps"]
+    assert better.measured.startswith("+0.100 ± 0.014") and better.verdict == "agrees"
+    other = weight_decay.findings((decayed(shift=0.1, exponent=0.4), horizons()))
+    assert lines(other)[same.name].verdict == "disagrees"
+    assert lines(other)[better.name].verdict == "disagrees"
+
+
+def test_adafactor_is_compared_with_adam_and_parameter_scaling():
+    alike = lines(adafactor.findings(families(gap=0.01))).values()
+    assert len(alike) == 8
+    assert {finding.verdict for finding in alike} == {
+        "3% of the span of parameterisations; same scaling: agrees"  # 0.01 of 0.3
+    }
+    apart = lines(adafactor.findings(families(gap=0.3))).values()
+    assert all(f.verdict.startswith("100% ") and f.measured.startswith("+0.300") for f in apart)
+    table = families(widths=(64,))
+    one = lines(adafactor.findings(table[table["prescription.parameterization"] == "mup"])).values()
+    assert {f.verdict for f in one} == {"span unknown"}
+
+
+def test_the_best_rate_over_depth_stands_beside_what_the_rule_is_to_do(tmp_path):
+    paths = written(tmp_path, depth=depths(one=0.5))
+    found = lines(depth.findings(depth.read(paths)))
+    start = "exponent of L in the best rate, "
+    half, one = (found[f"{start}alpha_L = {alpha}: mean"] for alpha in ("1/2", "1"))
+    assert half.measured.lstrip("+-") == "0.00 ± 0.00 (n = 4)"
+    assert half.verdict == "agrees within 95 %" and one.verdict.startswith("off by +0.")
+    assert "n = 4 depths" in found[f"{start}alpha_L = 1/2: muP"].measured
+    gain = found["gain of alpha_L = 1/2 in the best loss: mean"]
+    assert gain.measured == "+0.100 ± 0.001 (n = 4), nats"
+    assert found["cost of the base depth's rate at the deepest, alpha_L = 1/2"].measured == (
+        "+0.000 ± 0.000 nats (n = 4 of 4)"
+    )

@@ -1,0 +1,48 @@
+"""Folders of runs: what is in them, and what the tests do to them."""
+
+import json
+
+import pytest
+
+from training import checkpoint, loop
+
+
+class Death(BaseException):
+    """The process ends here: nothing in the code may catch it."""
+
+
+def dies_after(step, train, *args, **kwargs):
+    """A call that trains ends abruptly before the update of the step after `step`."""
+    update = loop.Loop._update
+
+    def dying(self, now):
+        if now == step + 1:
+            raise Death
+        update(self, now)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Death):
+        patch.setattr(loop.Loop, "_update", dying)
+        train(*args, **kwargs)
+
+
+def lines(folder, name="metrics.jsonl"):
+    """The lines of one of a run's logs."""
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def observed_bytes(folder):
+    """All that a run has observed: its log and its arrays by name."""
+    arrays = {path.name: path.read_bytes() for path in (folder / "observations").iterdir()}
+    return (folder / "observations.jsonl").read_bytes(), arrays
+
+
+def checkpoints(folder):
+    """The names of a run's checkpoints."""
+    return sorted(path.name for path in (folder / "checkpoints").glob("*"))
+
+
+def seal(path, **more):
+    """Gives a checkpoint the checksums of its files as they are now, and `more`."""
+    names = ("state.safetensors", "meta.json")
+    sums = {name: checkpoint._checksum(path / name) for name in names}
+    (path / "checksums.json").write_text(json.dumps({**sums, **more}))

@@ -1,0 +1,290 @@
+"""Checkpoints and logs that are damaged or hostile, files in the way, and a full disk."""
+
+import contextlib
+import errno
+import gc
+import json
+import math
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.processes import finished
+from tests.run_folders import checkpoints, dies_after, seal
+from tests.training import toy_run as toy
+from training import checkpoint, files, loop
+from training.errors import Damaged, UserError
+from training.files import write_json
+from training.log import Log
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = Path(__file__).with_name("toy_run.py")
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def link(path):
+    path.rename(path.with_suffix(".real"))
+    path.symlink_to(path.with_suffix(".real").name)
+
+
+def empty(path):
+    path.write_text("")
+
+
+def pipe(path):  # which nobody writes to, so that a reader would wait for ever
+    path.unlink()
+    os.mkfifo(path)
+
+
+DAMAGES = [
+    (file, damage)
+    for file in ("state.safetensors", "meta.json", "checksums.json")
+    for damage in (truncate, flip, Path.unlink, empty, link, pipe)
+]
+
+
+@pytest.mark.parametrize(("file", "damage"), DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(run, whole, capsys, file, damage):
+    damage(run / "checkpoints/step-00000004" / file)
+    summary = toy.train(run)
+    errors = capsys.readouterr().err
+    assert "not used: " in errors and "step-00000004" in errors
+    assert summary["resumed_from"] == [2]
+    assert toy.left_behind(run)[:3] == toy.left_behind(whole)[:3]
+    assert "damaged-step-00000004" in checkpoints(run)  # nothing is lost
+
+
+def test_without_any_good_checkpoint_the_run_says_so_and_touches_nothing(run):
+    for path in (run / "checkpoints").iterdir():
+        flip(path / "state.safetensors")
+    before = (run / "metrics.jsonl").read_bytes()
+    with pytest.raises(UserError, match=r"no checkpoint can be used .*checkpoint.resume=never"):
+        toy.train(run)
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert len(checkpoints(run)) == 2
+
+
+@pytest.mark.parametrize("damage", [flip, empty])
+def test_a_log_that_lost_lines_is_not_gone_on_with(run, damage):
+    damage(run / "metrics.jsonl")
+    with pytest.raises(UserError, match=r"no checkpoint can be used .*metrics.jsonl: lacks lines"):
+        toy.train(run)
+
+
+def test_a_checkpoint_of_another_step_or_format_is_damaged(tmp_path):
+    path = checkpoint.save(tmp_path, 3, {"x": torch.ones(2)}, {}, keep=1)
+    renamed = path.rename(path.with_name("step-00000009"))
+    with pytest.raises(Damaged, match="of step 3"):
+        checkpoint.load(renamed)
+    meta = renamed / "meta.json"
+    meta.write_text(meta.read_text().replace('"format": 1', '"format": 9'))
+    with pytest.raises(Damaged, match="not of format 1"):
+        checkpoint.load(renamed, verify=False)
+
+
+def resealed(path, change):
+    """Changes a checkpoint's meta.json or tensors and makes its checksums fit."""
+    meta = json.loads((path / "meta.json").read_text())
+    tensors = load_file(path / "state.safetensors")
+    change(meta, tensors)
+    meta["tensors"] = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    save_file(tensors, path / "state.safetensors")
+    (path / "meta.json").write_text(json.dumps(meta))
+    seal(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda meta, tensors: meta.pop("logs"),
+        lambda meta, tensors: meta["logs"].pop("probes.jsonl"),
+        lambda meta, tensors: meta.pop("plan"),
+        lambda meta, tensors: meta.pop("random"),
+        lambda meta, tensors: meta.pop("config"),
+        lambda meta, tensors: meta.update(config=3),
+        lambda meta, tensors: meta.update(plan=[1]),
+        lambda meta, tensors: meta.update(seconds="long"),
+        lambda meta, tensors: meta.update(eval_seconds=math.nan),
+        lambda meta, tensors: meta.update(evals=[[3]]),
+        lambda meta, tensors: meta.update(evals=[[3, {"loss": "low"}]]),
+        lambda meta, tensors: meta.update(losses={"first": []}),
+        lambda meta, tensors: meta.update(skipped=0),
+        lambda meta, tensors: meta.update(resumed_from=[None]),
+        lambda meta, tensors: meta.update(eval_targets=1.5),
+        lambda meta, tensors: meta.update(step=4.0),
+        lambda meta, tensors: meta.update(random=[]),
+        lambda meta, tensors: meta.update(random=[{"python": [3, [1], None]}]),
+        lambda meta, tensors: meta["random"][0].update(torch="00"),
+        lambda meta, tensors: meta["random"][0].update(numpy={"bit_generator": "MT19937"}),
+        lambda meta, tensors: meta["logs"]["metrics.jsonl"].update(bytes="all"),
+        lambda meta, tensors: meta["logs"]["metrics.jsonl"].update(bytes=-1),
+        lambda meta, tensors: tensors.pop("model/calls"),
+        lambda meta, tensors: tensors.update({"model/calls": torch.ones((), dtype=torch.int8)}),
+        lambda meta, tensors: tensors.update({"model/calls": torch.ones(3)}),
+        lambda meta, tensors: tensors.update({"optimizer/readout.weight/exp_avg": torch.ones(3)}),
+        lambda meta, tensors: tensors.update({"optimizer/other/exp_avg": torch.ones(3)}),
+    ],
+)
+def test_a_checkpoint_of_something_else_is_not_used(run, capsys, change):
+    resealed(run / "checkpoints/step-00000004", change)
+    assert toy.train(run)["resumed_from"] == [2]
+    assert "not used: " in capsys.readouterr().err
+
+
+def test_a_checkpoint_past_the_end_of_the_run_is_not_used(run, capsys):
+    path = run / "checkpoints/step-00000004"
+    resealed(path, lambda meta, tensors: meta.update(step=100))
+    path.rename(path.with_name("step-00000100"))
+    assert toy.train(run)["resumed_from"] == [2]
+    assert "of step 100 in a run of 7" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "probes.jsonl", ".lock", "summary.json"])
+def test_a_pipe_or_link_in_the_results_folder_is_refused_in_one_line(tmp_path, name, kind):
+    victim, file = tmp_path / "victim", tmp_path / "run" / name
+    victim.write_text("mine")
+    file.parent.mkdir()
+    os.mkfifo(file) if kind == "pipe" else file.symlink_to(victim)
+    with pytest.raises(UserError, match=f"{name}: (cannot write: a {kind}|not a summary)"):
+        toy.train(tmp_path / "run")
+    assert victim.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "plan.json", "timing.jsonl"])
+def test_a_pipe_is_never_waited_for(run, name):
+    pipe(run / name)
+    with contextlib.suppress(UserError):
+        toy.train(run)
+
+
+@pytest.mark.parametrize("words", [[], ["checkpoint.resume=never"]])
+def test_a_checkpoints_folder_that_is_a_link_is_refused(run, tmp_path, words):
+    other = run.rename(tmp_path / "other")
+    run.mkdir()
+    (run / "checkpoints").symlink_to(other / "checkpoints")
+    with pytest.raises(UserError, match="run/checkpoints: a link, not a folder of checkpoints"):
+        toy.train(run, words)
+    assert checkpoints(other) == ["step-00000002", "step-00000004"]
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_does_not_end_the_run(run, monkeypatch, capsys):
+    """As on NFS, while another process has it open."""
+
+    def stays(path):
+        raise OSError(errno.ENOTEMPTY, "Directory not empty")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_remove", stays)
+        toy.train(run, ["checkpoint.keep=1"])
+    assert "step-00000002: cannot be removed: Directory not empty" in capsys.readouterr().err
+
+
+def test_the_restored_state_does_not_live_in_the_file(run, monkeypatch):
+    mapped = []
+    original = loop.Loop._update
+
+    def update(self, step):
+        mapped.append("step-00000004" in Path("/proc/self/maps").read_text())
+        original(self, step)
+
+    monkeypatch.setattr(loop.Loop, "_update", update)
+    gc.collect()
+    toy.train(run)
+    gc.collect()
+    assert len(mapped) == 3 and not any(mapped[1:])
+
+
+# ------------------------------------------------------------------------------------------------
+# A full disk, hostile files
+
+
+def test_a_checkpoint_that_does_not_fit_ends_the_run_with_one_line(tmp_path, whole):
+    """Files cannot grow beyond 6 kB, as on a full disk."""
+    dies_after(3, toy.train, tmp_path / "run")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import resource, toy_run\nresource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))\n"
+        "toy_run.main()\n"
+    )
+    result = finished(script, tmp_path / "run", PYTHONPATH=f"{ROOT}{os.pathsep}{SCRIPT.parent}")
+    assert result.returncode == 2, result.err
+    last = result.err.splitlines()[-1]
+    assert last.startswith("error: ") and "step-00000004: cannot write the checkpoint" in last
+    assert "step-00000002 is intact" in last and "Traceback" not in result.err
+    assert checkpoints(tmp_path / "run") == ["step-00000002"]  # nothing half-written
+    toy.train(tmp_path / "run")
+    assert toy.left_behind(tmp_path / "run") == toy.left_behind(whole)
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_files_that_cannot_be_written_are_named_in_one_line(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match="/dev/full: cannot write: No space left on device"):
+        Log(Path("/dev/full")).append({"step": 1})
+    monkeypatch.setattr(files.os, "fsync", full)
+    for path in (tmp_path / "plan.json", tmp_path / "old.json"):
+        (tmp_path / "old.json").write_text("old")
+        with pytest.raises(UserError, match=f"{path.name}: cannot write: No space left"):
+            write_json(path, {"a": 1})
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["old"]
+
+
+class Bomb:
+    """Unpickling it creates a file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+def test_hostile_files_execute_and_overwrite_nothing(run, tmp_path):
+    mark, outside = tmp_path / "executed", tmp_path / "outside"
+    outside.mkdir()
+    (outside / "kept").write_text("kept")
+    bomb = pickle.dumps(Bomb(mark))
+    folder = run / "checkpoints"
+    newest = folder / "step-00000009"
+    newest.mkdir()
+    (newest / "state.safetensors").write_bytes(bomb)
+    (newest / "meta.json").write_bytes(bomb)
+    seal(newest, **{"../../../outside/kept": {}})
+    (folder / "step-00000010").symlink_to(outside)
+    (folder / "step-00000011").write_bytes(bomb)
+    (folder / "..step-00000012").mkdir()
+    for name in ("state.pt", "optimizer.pkl", "pytorch_model.bin"):
+        (folder / name).write_bytes(bomb)
+        (run / name).write_bytes(bomb)
+    assert toy.train(run, ["checkpoint.keep=1"])["resumed_from"] == [4]
+    assert not mark.exists()
+    assert (outside / "kept").read_text() == "kept"
+    checkpoint.discard(folder)
+    assert (outside / "kept").exists()
+    pickle.loads(bomb)  # the bomb is live
+    assert mark.exists()
+
+
+def test_no_code_of_ours_can_unpickle():
+    """torch.load and pickle are not called where results are read."""
+    folders = ("training", "measure", "param_groups", "plots", "nanolm_c4")
+    for path in [p for folder in folders for p in (ROOT / folder).glob("*.py")]:
+        text = path.read_text()
+        assert "torch.load(" not in text and "import pickle" not in text, path
+        assert "allow_pickle=True" not in text, path
