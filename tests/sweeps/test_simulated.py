@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import distributed
 
-from sweeps import simulated
+from sweeps import simulated, task
 from sweeps.__main__ import main
 from sweeps.needs import GPUS, gpus_of, needs_of, peak_of, refuse_more_than_one_holds
 from sweeps.sweep_file import load_sweep
@@ -126,6 +126,20 @@ def test_a_dry_run_says_what_each_run_takes(sweep, tmp_path, capsys, gpu, wide):
     with pytest.raises(SystemExit):
         main(["run", str(sweep), "--dry-run", "--results", str(tmp_path)])
     assert capsys.readouterr().out.count("  16 GPUs on 2 nodes\n") == 2
+
+
+def test_what_a_launch_command_starts_has_a_gpu_for_each_of_its_processes(sweep, tmp_path, capsys):
+    """A cluster gives a run no other GPUs than those it is said to need."""
+    launch = "accelerate launch --num_processes {}"
+    words = ["run", str(sweep), "--dry-run", "--gpu", "H100", "--results", str(tmp_path)]
+    for count, narrow in ((8, "8 GPUs"), ("{processes}", "1/8 GPU")):
+        with pytest.raises(SystemExit):
+            main([*words, "--launch", launch.format(count)])
+        lines = capsys.readouterr().out.splitlines()
+        # Two of a width that two GPUs hold are not eight copies of it.
+        assert lines[0].endswith(f"  {narrow}") and lines[1].endswith("  2 GPUs")
+    several = [*launch.format(16).split(), "--num_machines", "2"]
+    assert task.said_of_all(launch.format(16).split()) == 16 != task.said_of_all(several)
 
 
 def test_what_no_gpu_holds_or_cannot_be_sharded_is_not_started(sweep):
