@@ -9,7 +9,8 @@
 #     optimizer.weight_decay=3.0517578125e-7
 #   NODES=2 NODE=0 FIRST_NODE=10.0.0.1 bash scripts/bart_span_denoise.sh r2c2
 # The runs of Figures 3, 4 and 5, each on all GPUs of a node, then the figures. Options are those
-# of `python -m sweeps run` (--preset laptop; --engine ray), or of `submit`:
+# of `python -m sweeps run` (--preset laptop; --engine ray), or of `submit`. On SLURM, a run is a job
+# on a node with CPUS (5 for each GPU: itself and four that read its data) cores:
 #   bash scripts/bart_span_denoise.sh sweeps
 #   bash scripts/bart_span_denoise.sh slurm --gpu H100 --partition gpu
 #   bash scripts/bart_span_denoise.sh draw    # what is done so far
@@ -56,7 +57,10 @@ case ${1:-run} in
     each run_sweeps "${@:2}"
     [[ " $* " == *" --dry-run "* ]] || figures "${@:2}"
     ;;
-  slurm) each submit_sweeps --gpus-per-node "${GPUS:-8}" "${@:2}" ;;
+  slurm)
+    each submit_sweeps --gpus-per-node "${GPUS:-8}" \
+      --cpus-per-task "${CPUS:-$((${GPUS:-8} * 5))}" "${@:2}"
+    ;;
   draw) figures "${@:2}" ;;
   r2c2) train bart_span_denoise.train bart_span_denoise/configs/r2c2.yaml _fsdp "${@:2}" ;;
   *)

@@ -29,9 +29,11 @@ DATA = Path("data")
 HUB = "https://huggingface.co"
 # Card of the hub's c4: 326,778,635,540 bytes of `en`, 364,868,892 documents to train on and 364,608
 # to validate on. Size and SHA-256 of each file are asked of the hub, at C4_REVISION. Dodge et al.
-# (2021), Table 1: 156e9 words, so over 152e6 tokens a file; paper.yaml takes 6.6e9, of 44 files.
+# (2021), Table 1: 156e9 words, so over 152e6 tokens a file; paper.yaml takes 6.6e9, of 44 files,
+# the compute-optimal curves of four sweeps 77e9, of 507 (nanolm_c4.sh).
 C4_FILES = {"validation": 8, "train": 1024}
 C4_FILE, C4_VALIDATION, C4_SHARDS = 319_000_000, 330_000_000, 48
+C4_FILE_TOKENS, C4_TOKENS, C4_ALL_TOKENS = 152_000_000, 6_620_000_000, 77_020_000_000
 PATHS_AT_ONCE = 500  # that the hub is asked about; it answers for 1,000 at most
 # The hub's pointer of this commit to spiece.model, the same file for all sizes of T5.
 T5 = File(
@@ -284,14 +286,17 @@ class DataSet:
 
 def _data_sets(shards: int) -> dict[str, DataSet]:
     c4 = shards * C4_FILE + C4_VALIDATION
+    tokens = C4_TOKENS + (C4_ALL_TOKENS if shards * C4_FILE_TOKENS >= C4_ALL_TOKENS else 0)
     parts = 6 * _part_bytes()
     bpe = sum(file.size for file in BPE)
     return {
         "c4": DataSet(
-            f"{shards} of C4's 1,024 English files, its validation, T5's tokeniser (nanolm_c4)",
-            c4, c4 + 2 * 6_620_000_000, ("c4", "t5", "cache/c4-*"), _c4,
+            f"{shards} of C4's 1,024 English files (--shards 512 where the training horizon grows "
+            "with the model), its validation, T5's tokeniser (nanolm_c4)",
+            c4, c4 + 2 * tokens, ("c4", "t5", "cache/c4-*"), _c4,
             # 1.25 million tokens per second of a core, measured with a tokeniser of 8,000 pieces.
-            "the first run tokenises them, 1.5 h of a core, or python -m nanolm_c4.data CONFIG",
+            f"bash scripts/nanolm_c4.sh prepare tokenises them, {tokens / 1.25e6 / 3600:.1f} h of "
+            "a core; else the first run does",
         ),
         "cifar5m": DataSet(
             "CIFAR-5M's six npz files (vit_cifar5m)", parts, parts, ("cifar5m",), _cifar5m,

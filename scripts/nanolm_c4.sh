@@ -1,6 +1,11 @@
 #!/usr/bin/env bash
 # "Scaling Exponents Across Parameterizations and Optimizers" (Everett et al. 2024) on GPU nodes, after
-# bash scripts/download.sh c4.
+# bash scripts/download.sh c4 --shards 512 (without --shards for what trains 50,000 steps alone: one
+# run, and ONLY without Figures 9 and 11 to 13).
+#
+# Text is tokenised once, 19 hours of one core. `sweeps` does so before it trains; before `slurm` do
+# it yourself, as the GPUs of the first jobs would wait for it, and their time limit end it:
+#   bash scripts/nanolm_c4.sh prepare
 #
 # One run, configs/paper.yaml with key=value changes, on this node's GPUS (8), or on NODES nodes,
 # called on every one of them with its rank and the first one's address:
@@ -47,11 +52,24 @@ figures() {
   echo "figures, findings and Table 4: $out"
 }
 
+# Curves of these train for 20 tokens per parameter, on more of the same text.
+growing="nanolm_c4/figure_9_weight_decay nanolm_c4/figure_11_sgd nanolm_c4/figure_12_adam
+  nanolm_c4/figure_13_adafactor"
+
 # The text is tokenised once, before workers ask for it.
 prepare() {
   local config=paper
   [ -z "$(preset "$@")" ] || config=everett_laptop
   python -m nanolm_c4.data "nanolm_c4/configs/$config.yaml" >/dev/null
+  if [ $config = paper ] && [ -n "$(chosen "$growing")" ]; then
+    python -m nanolm_c4.data nanolm_c4/configs/paper.yaml \
+      data.max_train_tokens=77_000_000_000 >/dev/null
+  fi
 }
 
-dispatch nanolm_c4.train nanolm_c4/configs/paper.yaml "$@"
+if [ "${1:-}" = prepare ]; then
+  check_only "${stages[@]}"
+  prepare "${@:2}"
+else
+  dispatch nanolm_c4.train nanolm_c4/configs/paper.yaml "$@"
+fi

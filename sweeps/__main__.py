@@ -34,6 +34,7 @@ from sweeps.sources import is_override, preset_of
 from sweeps.storage import Storage
 from sweeps.sweep import SweepWork
 from sweeps.sweep_file import Sweep, load_sweep
+from sweeps.task import said_of_all
 from training import runs
 from training.errors import UserError, one_line_errors
 from training.files import Busy, locked
@@ -144,7 +145,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.dry_run:
         work = work_of(asked, args.storage, looks=True)
         gpu = needs.memory_of(args.gpu)
-        place = functools.partial(needs.in_words, work.experiment, gpu=gpu)
+        launched = said_of_all(args.launch)
+        place = functools.partial(needs.in_words, work.experiment, gpu=gpu, launched=launched)
         print(work.dry_run(place), flush=True)
         if args.command != "submit":  # a cluster's data may be on its nodes alone
             asked.refuse_missing_data(work.configs())
@@ -177,7 +179,7 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
 
     def needed(point: Any) -> pool.Needs:
         said = work.needs(point)
-        found = needs.needs_of(work.experiment, point.config, said, gpu)
+        found = needs.needs_of(work.experiment, point.config, said, gpu, said_of_all(args.launch))
         if unknown and "gpus" not in said:
             needs.refuse_more_than_one_holds(work.experiment, point.config)
         return found

@@ -216,7 +216,8 @@ def _size(
 
     peak, batch = peak_of(cost, config), config.training.batch_size
     counts = {gpu.name: gpus_of(peak, batch, gpu.memory) for gpu in GPUS}
-    simulated = {"simulated": launches(work.asked, config)} if args.simulate else {}
+    sharded = args.gpus_per_run if args.sharded else None
+    simulated = {"simulated": launches(work.asked, config, sharded)} if args.simulate else {}
     return {
         "model": {key: getattr(config.model, key) for key in varying},
         "parameters": cost.parameters(config),
@@ -277,7 +278,8 @@ def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
         )
     if args.simulate:
         steps = [(name, size["simulated"]) for name, size in zip(names, sizes)]
-        lines += ["", "simulated, the largest run of each size:", step_table(steps)]
+        how = f", {_how(args)}" if args.sharded else ""
+        lines += ["", f"simulated, the largest run of each size{how}:", step_table(steps)]
     if args.sharded and any(size["largest_run"]["observed"] for size in sizes):
         lines.append("a sharded run cannot be observed: planned without training.observe_every")
     return "\n".join(lines)
@@ -346,6 +348,11 @@ def assumptions(args: argparse.Namespace) -> list[str]:
         "With --gpus: GPUs always busy, or as long as the longest run; energy is GPU-hours at the "
         "GPU's rated power, without processors, memory, network, cooling and idle time."
     )
+    simulation = (
+        "Simulated is a step on one GPU, or sharded over several (FSDP2). Shards of which every "
+        "node has all (HSDP) take on each GPU what those of one node take; whole models on several "
+        "GPUs (DDP, --gpus-per-run) are counted in closed forms alone."
+    )
     return [
         "FLOPs: 6 per weight of a matrix and token, and attention; evaluation, probes and "
         f"observations are not counted. Time of a GPU: at {100 * args.utilisation:g} % of the "
@@ -359,6 +366,7 @@ def assumptions(args: argparse.Namespace) -> list[str]:
         "give a lower utilisation for it.",
         f"GPUs: {peaks}.",
         *([energy] if args.gpus else []),
+        *([simulation] if args.simulate else []),
     ]
 
 

@@ -52,11 +52,16 @@ def memory_of(name: str | None) -> float | None:
 
 
 def needs_of(
-    experiment: Experiment, config: Any, said: Mapping[str, Any], gpu: float | None
+    experiment: Experiment,
+    config: Any,
+    said: Mapping[str, Any],
+    gpu: float | None,
+    launched: int = 0,
 ) -> Needs:
     """What a run needs on GPUs of `gpu` bytes; what the sweep file has `said` counts most.
 
-    A run that one GPU does not hold is sharded over as many as do. Raises UserError if no number
+    A run that one GPU does not hold is sharded over as many as do; any other has a GPU for each of
+    the processes that a launch command has `launched` of every run. Raises UserError if no number
     does, and for a run that looks at whole tensors, which cannot be sharded.
     """
     found: dict[str, Any] = {}
@@ -77,6 +82,8 @@ def needs_of(
         found = {"gpus": gpus}
         if gpus > 1:
             found |= {"processes": gpus, "nodes": max(1, int(gpus) // NODE)}
+    if launched and "processes" not in found:
+        found["gpus"] = launched
     return validate(Needs, {**found, **said}, "needs")
 
 
@@ -92,13 +99,17 @@ def refuse_more_than_one_holds(experiment: Experiment, config: Any) -> None:
 
 
 def in_words(
-    experiment: Experiment, config: Any, said: Mapping[str, Any], gpu: float | None
+    experiment: Experiment,
+    config: Any,
+    said: Mapping[str, Any],
+    gpu: float | None,
+    launched: int = 0,
 ) -> str:
     """The GPUs of `needs_of` or why there are none; empty where nothing is known of GPUs."""
     if gpu is None and "gpus" not in said:
         return ""
     try:
-        needs = needs_of(experiment, config, said, gpu)
+        needs = needs_of(experiment, config, said, gpu, launched)
     except UserError as error:
         return f"DOES NOT FIT: {error}"
     where = f" on {needs.nodes} nodes" if needs.nodes > 1 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from sweeps.asked import Asked
-from sweeps.needs import GPUS, NODE, counted, gpus_of, of_whole_tensors, peak_of
+from sweeps.needs import GPUS, NODE, counted, gpus_of, holds, of_whole_tensors, peak_of
 from sweeps.pool import Needs
 from sweeps.progress import columns
 from sweeps.task import Node, launch_command
 from training import runs
-from training.config import validate
+from training.config import set_keys, validate
+from training.errors import UserError
 from training.memory import is_observation
 
 TOLERANCE = 0.1  # a closed form is this near to the simulation, or said to disagree
@@ -24,11 +26,12 @@ _STEP = ("memory_bytes", "step_flops")
 _steps: dict[Any, dict[str, Any]] = {}  # what has been simulated: files share sizes
 
 
-def launches(asked: Asked, config: Any) -> list[dict[str, Any]]:
+def launches(asked: Asked, config: Any, sharded: int | None = None) -> list[dict[str, Any]]:
     """How a run is launched on every kind of GPU, as JSON types: one entry per number of GPUs.
 
-    The simulation says how many; what the closed forms say stands beside it. FLOPs are those of a
-    step on one GPU, where no forward pass is computed again.
+    The simulation says how many, unless the run shall be `sharded` over so many; what the closed
+    forms say stands beside it. FLOPs are those of a step on one GPU, where no forward pass is
+    computed again.
     """
     experiment, batch = asked.experiment, config.training.batch_size
 
@@ -43,11 +46,15 @@ def launches(asked: Asked, config: Any) -> list[dict[str, Any]]:
         unobserved = config.model_copy(update={"training": training})
     alike: dict[tuple[Any, ...], list[str]] = {}
     for gpu in GPUS:
-        counts = [gpus_of(form, batch, gpu.memory) for form in (peak, peak_of(experiment, config))]
+        counts = [
+            gpus_of(form, batch, gpu.memory) if sharded is None
+            else sharded if holds(gpu.memory, form(sharded)) else None
+            for form in (peak, peak_of(experiment, config))
+        ]  # fmt: skip
         alike.setdefault(tuple(counts), []).append(gpu.name)
     found = []
     for (gpus, by_closed_form), names in alike.items():
-        shards = max(1, int(gpus or 1))
+        shards = max(1, int(gpus or sharded or 1))
         share = -(-batch // shards)
         one, step = _step(asked, config, 1), _step(asked, config, shards)
         forms = {
@@ -101,8 +108,10 @@ def _step(asked: Asked, config: Any, shards: int) -> dict[str, Any]:
 def _launch(asked: Asked, config: Any, shards: int) -> str:
     """The command that trains this one config, as an engine starts it."""
     base = asked.path.parent / asked.config.config
+    written = dict(runs.flat(asked.base))
     before = dict(runs.flat(validate(type(config), asked.base, str(base)).model_dump(mode="json")))
-    # A dump leaves out some keys at their default.
+    # A dump leaves out some keys at their default, and what follows from others.
+    before |= {key: value for key, value in written.items() if key not in before}
     settings = {
         key: functools.reduce(lambda part, word: getattr(part, word, None), key.split("."), config)
         for key in before
@@ -111,16 +120,22 @@ def _launch(asked: Asked, config: Any, shards: int) -> str:
     if shards > 1 and (keys := of_whole_tensors(config)):
         settings |= dict.fromkeys(keys, 0)
         settings.pop("training.observe_samples", None)  # means nothing then
-    changes = [
-        f"{key}={json.dumps(value)}" for key, value in settings.items()
-        if key not in before or before[key] != value
-    ]  # fmt: skip
+    changes = {
+        key: value for key, value in settings.items() if key not in before or before[key] != value
+    }
+    for key in [key for key in changes if key.startswith("model.") and key not in written]:
+        # The model's width, where the file has its heads, say: both would be refused.
+        fewer = {other: value for other, value in changes.items() if other != key}
+        with contextlib.suppress(UserError):  # it is needed
+            changed = validate(type(config), set_keys(asked.base, fewer), str(base))
+            changes = fewer if changed.model == config.model else changes
     needs = Needs(gpus=shards, processes=shards, nodes=max(1, shards // NODE))
     words = launch_command(needs, (), Node(0, "FIRST_NODE", 29500))
     start = ["accelerate", *words[words.index("launch") :], "-m"] if words else ["python", "-m"]
     file = base.resolve()
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
-    return shlex.join([*start, f"{asked.experiment.name}.train", str(shown), *changes])
+    said = [f"{key}={json.dumps(value)}" for key, value in changes.items()]
+    return shlex.join([*start, f"{asked.experiment.name}.train", str(shown), *said])
 
 
 def table(named: Iterable[tuple[str, Sequence[Mapping[str, Any]]]]) -> str:

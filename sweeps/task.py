@@ -231,6 +231,14 @@ def only_several(launch: Sequence[str]) -> bool:
     return any("{processes}" in word for word in launch)
 
 
+def said_of_all(launch: Sequence[str]) -> int:
+    """Processes of every run, where a launch command starts all of them and says how many; else
+    0."""
+    words = " ".join(launch)
+    said = None if only_several(launch) or "--num_machines" in words else _COUNT.search(words)
+    return int(said[1]) if said else 0
+
+
 def launch_command(needs: Needs, launch: Sequence[str], node: Node) -> list[str]:
     """The command that starts a run's processes; empty where this process trains.
 

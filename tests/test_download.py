@@ -237,6 +237,10 @@ def test_sizes_and_times_are_said_before_anything_is_fetched(server, capsys):
     assert names == ["c4", "cifar5m", "cifar10", "imagenet", "bart"]
     assert "18.5 GB to fetch (2 min at 1 Gbit/s, 25 min at 100 Mbit/s)" in lines[1]
     assert not server.asked and left(".") == []
+    assert "up to 28.9 GB of disk; " in lines[0] and " tokenises them, 1.5 h of a core" in lines[0]
+    download.main(["--shards", "512"])
+    line = capsys.readouterr().out.splitlines()[0]
+    assert "up to 331 GB of disk; " in line and " tokenises them, 18.6 h of a core" in line
 
 
 # The data sets, at the size of a test: what is fetched is what the paper's config reads

@@ -1,12 +1,14 @@
 """The scripts of the experiments: what they start, in which order, and what they draw."""
 
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from scripts import download
 from sweeps.sweep_file import load_sweep
 
 ROOT = Path(__file__).parents[1]
@@ -116,6 +118,23 @@ def test_every_sweep_of_an_experiment_is_run_after_those_it_starts_from(call, sc
                 assert before == file or before in files[:position], (file, value)
 
 
+def test_all_text_that_sweeps_read_is_tokenised_once_before_they_start(call):
+    """The script's sweeps of growing horizons are those whose files ask for more text."""
+    growing = {}
+    for path in sorted((ROOT / "nanolm_c4/sweeps").glob("*.yaml")):
+        for tokens in re.findall(r"data.max_train_tokens: (\d[\d_]*)", path.read_text()):
+            growing.setdefault(tokens, set()).add(path.stem)
+    [(tokens, names)] = growing.items()
+    paper = "python -m nanolm_c4.data nanolm_c4/configs/paper.yaml"
+    both = [paper, f"{paper} data.max_train_tokens={tokens}"]
+    assert call("nanolm_c4", "prepare").calls == both
+    assert call("nanolm_c4", "sweeps").calls[:2] == both
+    for name in ("figure_2_adam", *names):
+        assert call("nanolm_c4", "prepare", ONLY=name).calls == both[: 1 + (name in names)]
+    assert call("nanolm_c4", "prepare", ONLY="figure_2").returncode == 2
+    assert int(tokens) < download.C4_ALL_TOKENS < 512 * download.C4_FILE_TOKENS
+
+
 def test_options_reach_every_sweep_and_a_preset_its_tables(call, tmp_path):
     for file in ("figure_1_2_laptop/results", "figure_1_2_laptop/metrics",
                  "rate_transfer_laptop/results"):
@@ -188,6 +207,8 @@ def test_whole_nodes_where_one_batch_is_spread_over_them(call):
     large, r2c2 = call("bart_span_denoise", "slurm").calls
     assert "figure_3_4.yaml" in large and "one_node_8gpu.yaml" in large
     assert "figure_5.yaml" in r2c2 and "one_node_8gpu_fsdp.yaml" in r2c2
+    for line in (large, r2c2):  # and cores for the processes that read their data
+        assert " --gpus-per-node 8 --cpus-per-task 40 " in line
 
 
 def test_a_sweep_that_fails_ends_the_script(call, tmp_path):

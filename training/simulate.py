@@ -52,8 +52,9 @@ class Simulated:
     """Bytes on the first GPU, which has the largest part, at their peak."""
 
 
-def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
-    """A step of a run on one GPU, or sharded over several as scripts/accelerate does it.
+def simulate(experiment: Experiment, config: Any, shards: int = 1, copies: int = 1) -> Simulated:
+    """A step of a run on one GPU, or sharded over several as scripts/accelerate does it, also in
+    several `copies` of the shards (HSDP).
 
     Raises RuntimeError inside a process group, UserError for an experiment without build_blank.
     """
@@ -65,11 +66,12 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
     if distributed.is_initialized():
         raise RuntimeError("a simulated step makes a process group: there is one already")
     batch_size = config.training.batch_size
-    share = math.ceil(batch_size / shards)
+    share = math.ceil(batch_size / (shards * copies))
     rows = min(config.training.micro_batch_size or share, share)
     with contextlib.ExitStack() as stack:
         if shards > 1:
-            distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=shards)
+            world = shards * copies
+            distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
             stack.callback(distributed.destroy_process_group)
         with torch.device("meta"):
             model, loss, example = experiment.build_blank(config, rows)
@@ -80,7 +82,7 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1) -> Simulated:
             settings = FullyShardedDataParallelPlugin(
                 fsdp_version=2, reshard_after_forward=True, activation_checkpointing=True
             )
-            sharding.shard(model, _CPU, settings)
+            sharding.shard(model, _CPU, settings, copies)
         stack.enter_context(_as_on_a_gpu())
         fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         stack.enter_context(fake)  # nothing is computed, not even where there is no fake kernel

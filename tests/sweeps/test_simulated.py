@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch import distributed
 
-from sweeps import simulated
+from sweeps import simulated, task
 from sweeps.__main__ import main
 from sweeps.needs import GPUS, gpus_of, needs_of, peak_of, refuse_more_than_one_holds
 from sweeps.sweep_file import load_sweep
@@ -28,16 +28,16 @@ FAMILIES = {
 }
 
 
-@pytest.mark.parametrize("shards", [1, 8])
+@pytest.mark.parametrize(("shards", "copies"), [(1, 1), (8, 1), (4, 2)])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_closed_forms_are_those_of_a_simulated_step(name, shards):
+def test_closed_forms_are_those_of_a_simulated_step(name, shards, copies):
     base, *changes = FAMILIES[name]
     experiment = load_experiment(name)
     config = load(experiment.config, ROOT / f"{name}/configs/{base}.yaml", changes)
-    step = simulate(experiment, config, shards)
+    step = simulate(experiment, config, shards, copies)
     assert not distributed.is_initialized()
     assert step.parameters == experiment.parameters(config)["total"]
-    closed = experiment.memory(config, shards=shards)["total"]
+    closed = experiment.memory(config, shards=shards, replicas=copies)["total"]
     assert closed == pytest.approx(step.memory, rel=simulated.TOLERANCE)
     flops = experiment.flops(config) / config.training.steps
     if shards == 1:
@@ -88,6 +88,56 @@ def test_the_command_says_where_each_size_fits_and_how_it_is_launched(sweep, tmp
         assert not several or f"--num_processes {row['gpus']}" in row["launch"]
 
 
+def test_a_number_of_gpus_that_is_asked_for_is_simulated(sweep, tmp_path, capsys):
+    """Of a narrow model, which would take less than one, too."""
+    words = ["cost", str(sweep), "--simulate", "--sharded", "--gpus-per-run", "2", "--json"]
+    main([*words, "--results", str(tmp_path)])
+    narrow, wide = json.loads(capsys.readouterr().out)["files"][0]["sizes"]
+    for size in (narrow, wide):
+        for entry in size["simulated"]:
+            closed = size["largest_run"]["memory_bytes"]["total"]
+            assert entry["memory_bytes"] == pytest.approx(closed, rel=simulated.TOLERANCE)
+            assert entry["sharding"] == "FSDP2" and entry["micro_batch"] == 4
+            assert entry["gpus"] == 2 and "_fsdp.yaml --num_processes 2 " in entry["launch"]
+    main([*words[:-1], "--where", "model.width==128", "--results", str(tmp_path)])
+    out = capsys.readouterr().out
+    assert "of each size, 2 GPUs per run, sharded, FSDP2:" in out and "(HSDP)" in out
+
+
+def test_the_shipped_table_is_that_of_the_shipped_sweeps(capsys, monkeypatch):
+    """Every size, its largest run and what the closed forms say of it, and no other."""
+    monkeypatch.chdir(ROOT)
+    files = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("*/sweeps/*.yaml"))
+    main(["cost", *files, "--json", "--results", "none"])
+    sizes = {
+        (file["file"], " ".join(f"{key}={value}" for key, value in size["model"].items())): size
+        for file in json.loads(capsys.readouterr().out)["files"] for size in file["sizes"]
+    }  # fmt: skip
+    with open("benchmarks/results/simulated_launch.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    placed, configs = {}, {}
+    for row in rows:
+        size = sizes[row["file"], row["model"]]
+        run = size["largest_run"]
+        assert (row["optimizer"], row["precision"]) == (run["optimizer"], run["precision"])
+        assert int(row["parameters"]) == size["parameters"]["total"]
+        for gpu in row["on"].split():
+            assert float(row["gpus_by_closed_form"]) == size["gpus"][gpu], (row["file"], gpu)
+        placed.setdefault((row["file"], row["model"]), []).extend(row["on"].split())
+        words = shlex.split(row["launch"])
+        module, base, *changes = words[words.index("-m") + 1 :]
+        experiment = load_experiment(module.removesuffix(".train"))
+        if (config := configs.get((base, *changes))) is None:
+            config = configs[base, *changes] = load(experiment.config, Path(base), changes)
+        flops = experiment.flops(config) / config.training.steps
+        assert flops == float(row["step_flops_by_closed_form"])
+        shards = max(1, int(float(row["gpus"])))
+        memory = experiment.memory(with_training(config, observe_every=0), shards=shards)
+        assert memory["total"] == int(row["memory_bytes_by_closed_form"])
+    assert placed.keys() == sizes.keys()
+    assert all(sorted(on) == sorted(gpu.name for gpu in GPUS) for on in placed.values())
+
+
 def test_a_closed_form_that_is_wrong_is_named(sweep, tmp_path, capsys, monkeypatch):
     experiment = load_experiment("nanolm_c4")
     flops = experiment.flops
@@ -126,6 +176,20 @@ def test_a_dry_run_says_what_each_run_takes(sweep, tmp_path, capsys, gpu, wide):
     with pytest.raises(SystemExit):
         main(["run", str(sweep), "--dry-run", "--results", str(tmp_path)])
     assert capsys.readouterr().out.count("  16 GPUs on 2 nodes\n") == 2
+
+
+def test_what_a_launch_command_starts_has_a_gpu_for_each_of_its_processes(sweep, tmp_path, capsys):
+    """A cluster gives a run no other GPUs than those it is said to need."""
+    launch = "accelerate launch --num_processes {}"
+    words = ["run", str(sweep), "--dry-run", "--gpu", "H100", "--results", str(tmp_path)]
+    for count, narrow in ((8, "8 GPUs"), ("{processes}", "1/8 GPU")):
+        with pytest.raises(SystemExit):
+            main([*words, "--launch", launch.format(count)])
+        lines = capsys.readouterr().out.splitlines()
+        # Two of a width that two GPUs hold are not eight copies of it.
+        assert lines[0].endswith(f"  {narrow}") and lines[1].endswith("  2 GPUs")
+    several = [*launch.format(16).split(), "--num_machines", "2"]
+    assert task.said_of_all(launch.format(16).split()) == 16 != task.said_of_all(several)
 
 
 def test_what_no_gpu_holds_or_cannot_be_sharded_is_not_started(sweep):
