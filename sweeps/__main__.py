@@ -32,7 +32,7 @@ from sweeps.search import SearchWork
 from sweeps.search_file import load_search
 from sweeps.sources import is_override, preset_of
 from sweeps.storage import Storage
-from sweeps.sweep import SweepWork
+from sweeps.sweep import SweepWork, Work
 from sweeps.sweep_file import Sweep, load_sweep
 from sweeps.task import said_of_all
 from training import runs
@@ -131,12 +131,12 @@ def read(args: argparse.Namespace, file: Path, looks: bool) -> Any:
     return load(file, args.results, draft=looks, **args.said)
 
 
-def work_of(asked: Any, storage: str | None, looks: bool) -> SweepWork | SearchWork:
+def work_of(asked: Any, storage: str | None, looks: bool) -> Work:
     """What is left of a sweep or search; with `looks` nothing is written."""
     recall = Store(asked.folder, looks).recall
     if isinstance(asked, Sweep):
         return SweepWork(asked, recall)
-    return SearchWork(asked, Storage(asked.folder, storage), recall)
+    return SearchWork(asked, recall, Storage(asked.folder, storage))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -149,7 +149,7 @@ def _run(args: argparse.Namespace) -> int:
         place = functools.partial(needs.in_words, work.experiment, gpu=gpu, launched=launched)
         print(work.dry_run(place), flush=True)
         if args.command != "submit":  # a cluster's data may be on its nodes alone
-            asked.refuse_missing_data(work.configs())
+            asked.refuse_missing_data(point.config for point in work.left)
         return 0
     with ExitStack() as held:  # before it reads what is done: two would number their trials alike
         try:
@@ -203,7 +203,7 @@ def _submit(args: argparse.Namespace) -> int:
     return 0
 
 
-def _look(args: argparse.Namespace, file: Path) -> SweepWork | SearchWork:
+def _look(args: argparse.Namespace, file: Path) -> Work:
     """A sweep or search of which nothing is written."""
     return work_of(read(args, file, looks=True), args.storage, looks=True)
 

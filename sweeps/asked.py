@@ -93,6 +93,10 @@ class Asked:
         """All dotted keys of the base config, some of them set."""
         return dict(runs.flat(set_keys(self.base, settings)))
 
+    def needs(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What the file says that a run at some grid values needs."""
+        return self.config.needs.model_dump(exclude_unset=True)
+
     def is_meant(self, config: Section) -> bool:
         """Whether --where leaves a run with this config in."""
         return all(condition.holds(config) for condition in self.where)

@@ -18,8 +18,7 @@ from typing import Any
 
 from sweeps.pool import Job, Needs, Pool, RunFailed
 from sweeps.progress import Board, last_line
-from sweeps.search import SearchWork
-from sweeps.sweep import SweepWork
+from sweeps.sweep import Work
 from training.errors import RunError, UserError
 from training.files import Busy
 from training.signals import StopRequest
@@ -29,8 +28,6 @@ TABLE_SHARE = 0.05  # of the driver's time at most: the tables of large sweeps t
 LOOK_SECONDS = 0.5  # between looks at signals and at the runs at work
 BUSY_SECONDS = 2.0  # until a run that another process holds is tried again
 LOST = 5  # times that a run may take its place down without having come any further
-
-Work = SweepWork | SearchWork
 
 
 @dataclass(frozen=True)

@@ -81,11 +81,6 @@ class Search(Asked):
     studies: list[Study] = field(default_factory=list)
     """Those that are meant."""
 
-    @property
-    def middle(self) -> dict[str, float]:
-        """The centre of the first round's ranges."""
-        return {key: math.sqrt(low * high) for key, (low, high) in self.config.search.items()}
-
     def study(self, where: dict[str, Any]) -> Study:
         """The study at some grid values; UserError if they make no valid config."""
         # A word that can be a folder's name.
@@ -94,10 +89,12 @@ class Search(Asked):
         settings = {**self.config.set, **where}
         rate, source = self._rate(name, where, settings)
         settings |= {} if rate is None else {RATE: rate}
-        config = self.validated(f"study {name!r}", {**settings, **self.middle})
+        ranges = self.config.search.items()
+        middle = {key: math.sqrt(low * high) for key, (low, high) in ranges}
+        config = self.validated(f"study {name!r}", {**settings, **middle})
         identity = json.dumps([runs.identity(config), self.config.sampler_seed], sort_keys=True)
         chosen = None if RATE in self.config.search else config.optimizer.lr
-        return Study(name, where, settings, identity, chosen, source)
+        return Study(name, where, settings, config, identity, chosen, source)
 
     def _rate(
         self, name: str, where: Mapping[str, Any], settings: Mapping[str, Any]
@@ -147,7 +144,7 @@ def load_search(
         if names.count(name) > 1:
             raise UserError(f"{path}: grid: two studies would be called {name!r}")
     for study in search.every:
-        if search.is_meant(search.run(study, search.middle)[0]):
+        if search.is_meant(study.config):
             search.studies.append(study)
     if not search.studies:
         raise UserError(f"--where: no study of {path} is meant; see them all by --dry-run")

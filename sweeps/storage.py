@@ -47,11 +47,8 @@ class Storage:
             for t in study.get_trials(deepcopy=False)
         ]  # fmt: skip
 
-    def add(
-        self, key: str, number: int, values: Mapping[str, float], ranges: Mapping[str, Bounds],
-        run: str,
-    ) -> Trial:  # fmt: skip
-        """A new running trial, whole or not at all."""
+    def add(self, key: str, trial: Trial, ranges: Mapping[str, Bounds], run: str) -> None:
+        """Notes a new trial, whole or not at all."""
         import optuna
 
         if key not in self._studies:
@@ -60,10 +57,8 @@ class Storage:
                 self._studies[key] = optuna.create_study(
                     study_name=key, storage=self._opened(), load_if_exists=True
                 )
-        trial = Trial(number, dict(values), "running")
         with self._writing():
             self._studies[key].add_trial(frozen(trial, ranges, {"run": run}))
-        return trial
 
     def end(
         self, key: str, trial: Trial, note: Mapping[str, Any], loss: float | None

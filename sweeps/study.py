@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 RATE = "optimizer.lr"
 
 Bounds = tuple[float, float]
-State = Literal["running", "complete", "failed"]
-STATES: dict[State, str] = {"running": "RUNNING", "complete": "COMPLETE", "failed": "FAIL"}
+State = Literal["waiting", "running", "complete", "failed"]
+STATES: dict[State, str] = {
+    "waiting": "WAITING", "running": "RUNNING", "complete": "COMPLETE", "failed": "FAIL"
+}  # fmt: skip
 """Optuna's names."""
 
 
@@ -40,7 +42,7 @@ class Trial:
     values: dict[str, float]
     """Config key -> value tried."""
     state: State
-    """Running means begun, perhaps by a driver that is gone."""
+    """Waiting for its values; running means begun, perhaps by a driver that is gone."""
     loss: float | None = None
     """What the search minimises; a diverged run has a penalty. None unless complete."""
     note: Mapping[str, Any] = field(default_factory=dict)
@@ -54,6 +56,8 @@ class Study:
     name: str
     where: dict[str, Any]
     settings: dict[str, Any]
+    config: Any
+    """With every searched value in the middle of its first range."""
     identity: str
     rate: float | None  # None where it is searched itself
     rate_from: str

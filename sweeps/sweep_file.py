@@ -241,6 +241,11 @@ class Point:
     unknown: str = ""
     """The search whose constants it takes, while they are not known."""
 
+    @property
+    def key(self) -> str:
+        """What it is known by among the points of its sweep."""
+        return self.run
+
     def cell(self, searched: Sequence[str]) -> CellKey:
         """The curve and the values that the searched keys vary within."""
         return self.curve, tuple(item for item in self.values if item[0] not in searched)
@@ -273,10 +278,9 @@ class Sweep(Asked):
 
     def needs(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """What the file says that a run at some grid values needs."""
-        adjusted = (rule.needs for rule in self.config.adjust if _applies(rule, values))
-        said: dict[str, Any] = {}
-        for needs in (self.config.needs, *adjusted):
-            said |= needs.model_dump(exclude_unset=True)
+        said = super().needs(values)
+        for rule in self.config.adjust:
+            said |= rule.needs.model_dump(exclude_unset=True) if _applies(rule, values) else {}
         return said
 
     def point(self, curve: str, values: Mapping[str, Any], seed: int) -> Point:

@@ -202,12 +202,16 @@ def test_early_values_are_uniform_in_the_logarithm():
     assert counts.sum() == 200 and counts.min() > 30
 
 
+FIRST = Trial(0, {"a": 1.0}, "running")
+
+
 def test_what_one_storage_writes_another_one_reads(tmp_path):
     ranges, folder = {"a": WIDE}, tmp_path / "s"
     ours = Storage(folder)
     assert ours.trials("x") == [] and not folder.exists()
-    first = ours.add("x", 0, {"a": 0.1 + 0.2}, ranges, "x-0")
-    second = ours.add("x", 1, {"a": 1.0}, ranges, "x-1")
+    first, second = Trial(0, {"a": 0.1 + 0.2}, "running"), Trial(1, {"a": 1.0}, "running")
+    for trial in (first, second):
+        ours.add("x", trial, ranges, f"x-{trial.number}")
     assert Storage(folder).trials("x") == [first, second]
     ended = ours.end("x", first, {"status": "finished"}, 2.5)
     failed = ours.end("x", second, {"status": "failed"}, None)
@@ -219,7 +223,8 @@ def test_what_one_storage_writes_another_one_reads(tmp_path):
 def test_trials_can_live_in_any_database_that_optuna_knows(tmp_path):
     url = f"sqlite:///{tmp_path}/trials.db"
     ours = Storage(tmp_path / "s", url)
-    trial = ours.end("x", ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0"), {"status": "d"}, 2.5)
+    ours.add("x", FIRST, {"a": WIDE}, "x-0")
+    trial = ours.end("x", FIRST, {"status": "d"}, 2.5)
     assert Storage(tmp_path / "s", url).trials("x") == [trial]
     assert not (tmp_path / "s/journal.jsonl").exists()
     with pytest.raises(UserError, match="--storage nonsense: cannot open it"):
@@ -228,7 +233,8 @@ def test_trials_can_live_in_any_database_that_optuna_knows(tmp_path):
 
 def test_the_journal_is_one_that_optuna_opens_itself(tmp_path):
     ours = Storage(tmp_path)
-    ours.end("x", ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0"), {"status": "finished"}, 2.5)
+    ours.add("x", FIRST, {"a": WIDE}, "x-0")
+    ours.end("x", FIRST, {"status": "finished"}, 2.5)
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.jsonl"))
     study = optuna.load_study(study_name="x", storage=optuna.storages.JournalStorage(backend))
     assert (study.best_value, study.best_params) == (2.5, {"a": 1.0})
@@ -237,18 +243,18 @@ def test_the_journal_is_one_that_optuna_opens_itself(tmp_path):
 
 def test_half_a_line_that_a_crash_left_is_dropped(tmp_path):
     ours = Storage(tmp_path)
-    trial = ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0")
+    ours.add("x", FIRST, {"a": WIDE}, "x-0")
     with open(ours.path, "a") as file:
         file.write('{"op_code": 6, "tri')
     again = Storage(tmp_path)
-    assert again.trials("x") == [trial]
-    ended = again.end("x", trial, {"status": "finished"}, 2.5)
+    assert again.trials("x") == [FIRST]
+    ended = again.end("x", FIRST, {"status": "finished"}, 2.5)
     assert Storage(tmp_path).trials("x") == [ended]
 
 
 def test_a_damaged_journal_is_named(tmp_path):
     ours = Storage(tmp_path)
-    ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0")
+    ours.add("x", FIRST, {"a": WIDE}, "x-0")
     ours.path.write_text("nonsense\n" + ours.path.read_text())
     with pytest.raises(UserError, match=r"journal.jsonl: damaged .*; delete it"):
         Storage(tmp_path).trials("x")
@@ -256,7 +262,7 @@ def test_a_damaged_journal_is_named(tmp_path):
 
 def test_the_penalty_of_divergence_is_the_loss_at_which_a_run_counts_as_diverged(toy):
     search = load(toy, write_search(toy, "set: {training.divergence_factor: 2.5}\n" + SEARCH))
-    config, _ = search.run(search.studies[0], search.middle)
+    config = search.studies[0].config
     assert objective({"status": "finished", "final_eval_loss": 3.0}, config) == 3.0
     assert objective({"status": "diverged", "first_train_loss": 4.0}, config) == 10.0
     assert objective({"status": "diverged", "first_train_loss": None}, config) is None
@@ -323,7 +329,7 @@ def test_diverged_trials_have_the_penalty_and_no_say(toy):
     path = write_search(toy, "set: {diverge_above: 0.9}\nequal_within: 0.9\n" + SEARCH)
     work, rows, constants = run(toy, path)
     diverged = [row for row in rows if row["status"] == "diverged"]
-    assert 1 <= len(diverged) < 11 and work.broken == {}
+    assert 1 <= len(diverged) < 11 and not work.failed
     assert {float(row["loss"]) for row in diverged} == {12.0}  # divergence_factor 3 x 4
     [found] = constants["constants"]
     assert found["diverged"] == len(diverged)
@@ -335,7 +341,7 @@ def test_diverged_trials_have_the_penalty_and_no_say(toy):
 def test_a_study_that_only_diverges_has_no_constants(toy):
     work, rows, constants = run(toy, write_search(toy, "set: {diverge_above: 0}\n" + SEARCH))
     assert len(rows) == 12 and constants["constants"] == []
-    assert work.broken == {"all": "all 12 trials diverged; lower optimizer.lr"}
+    assert work.reasons == {"all": "all 12 trials diverged; lower optimizer.lr"}
 
 
 GRID = "grid: {kind: [plain, other words], optimizer.lr: [0.1, 0.01]}\n"
@@ -391,9 +397,7 @@ def test_failed_trials_are_tried_again_reported_and_replaced_in_the_next_launch(
     work, rows, constants = run(toy, path)
     failed = [row for row in rows if row["status"] == "failed"]
     assert failed and len(rows) == 12 and constants["constants"] == []
-    assert work.broken == {
-        "all": f"{len(failed)} trials failed; the same command replaces them"
-    }
+    assert work.reasons["all"] == f"{len(failed)} trials failed; the same command replaces them"
     assert {calls(toy)[row["run"]] for row in failed} == {2}  # retries: 1
     assert sum("failed 2 times: RuntimeError: something broke" in line
                for line in work.report()) == len(failed)  # fmt: skip
@@ -465,7 +469,7 @@ def test_rates_are_the_best_of_another_sweep(toy):
     path = write_search(toy, RATES + SEARCH)
     search = load(toy, path)
     assert {study.name: study.rate for study in search.studies} == {"plain": 0.2, "other": 0.2}
-    assert search.run(search.studies[1], search.middle)[0].optimizer.lr == 0.2
+    assert search.studies[1].config.optimizer.lr == 0.2
     assert search.studies[1].rate_from == "0.5 x best of rates.yaml"
 
 
@@ -476,7 +480,7 @@ def test_a_study_whose_rate_has_moved_is_named(toy):
     assert work_of(toy, path).before() == []
     (toy / "base.yaml").write_text((toy / "base.yaml").read_text().replace("0.01", "0.02"))
     (line,) = work_of(toy, path).before()
-    name = work.search.studies[0].name
+    name = work.asked.studies[0].name
     assert line.startswith(f"{name}: its rate is 0.02, its constants in ")
     assert "were found at 0.01; it is searched again" in line
 
@@ -576,11 +580,11 @@ def test_the_search_of_the_paper(tmp_path):
     assert [key.rpartition("_")[2] for key in settings.search] == ["embedding", "hidden", "readout"]
     assert set(settings.search.values()) == {WIDE}
     assert len(search.studies) == 16
-    config, _ = search.run(search.studies[0], search.middle)
+    config = search.studies[0].config
     assert config.model.width == config.prescription.base_width == 1024
     assert config.training.steps == 50_000
     small = load_search(path, tmp_path, "laptop", draft=True)
-    config, _ = small.run(small.studies[0], small.middle)
+    config = small.studies[0].config
     assert config.model.width == config.prescription.base_width < 100
 
 
@@ -590,7 +594,7 @@ def test_what_is_saved_is_json_and_yaml_without_surprises(toy):
         json.loads(line)
     assert "&" not in (work.folder / "constants.yaml").read_text()
     assert constants["search"]["file"] == "s.yaml"
-    gamma = work.search.experiment.config.model_fields["gamma"].annotation
+    gamma = work.asked.experiment.config.model_fields["gamma"].annotation
     validate(gamma, {
         key.partition(".")[2]: value for key, value in constants["constants"][0]["set"].items()
     }, "constants.yaml")  # fmt: skip
