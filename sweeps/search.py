@@ -61,7 +61,7 @@ class SearchWork(Work):
         self.replaced = {
             (played.key, trial.number)
             for found in self.rounds.values() for played in found
-            for trial in played.trials if trial.state == "failed"
+            for trial in played.trials if trial.state == "fail"
         }  # fmt: skip
 
     def next(self) -> Task | None:
@@ -103,7 +103,7 @@ class SearchWork(Work):
         for study in self.asked.studies:
             last = self.rounds[study.name][-1]
             open_places = max(0, last.missing - len(last.running))
-            failed = [trial.note["run"] for trial in last.trials if trial.state == "failed"]
+            failed = [trial.note["run"] for trial in last.trials if trial.state == "fail"]
             found.update(failed[max(0, len(failed) - open_places) :])
         return found
 
@@ -127,9 +127,6 @@ class SearchWork(Work):
     def write(self, final: bool) -> None:
         """constants.yaml, one entry per complete study, and trials.csv."""
         every = self.asked.every
-        for study in every:  # perhaps nobody has asked for a trial since
-            if study.name not in self.entries and not self.rounds[study.name][-1].missing:
-                self._settle(study, self.asked.config.next(self.rounds[study.name]).note)
         settings = self.asked.config.model_dump(
             mode="json", include={"trials", "parallel", "equal_within", "edge", "extend", "rounds"}
         )
@@ -175,10 +172,11 @@ class SearchWork(Work):
             last = self.rounds[study.name][-1]
             at = f"round {last.number} of at most {self.asked.config.rounds}"
             rate = "" if study.rate is None else f"={study.rate:.4g}"
+            said = self.asked.needs(study.where)
             lines.append(
                 f"{study.name}: {RATE}{rate} ({study.rate_from}), {at}, "
                 f"{last.missing} of {last.wanted} trials to do  "
-                f"{place(study.config, self.asked.needs(study.where))}".rstrip()
+                f"{place(study.config, said)}".rstrip()
             )
         lines.append(
             f"{len(self.asked.studies)} studies, {self.total - self.done} trials to do in the "
@@ -188,9 +186,16 @@ class SearchWork(Work):
 
     def _read(self, study: Study) -> None:
         """The rounds of a study; of one that is new here, what was begun is handed out again."""
-        before = len(self.rounds.get(study.name, ()))
-        self.rounds[study.name] = self.asked.config.rounds_of(study, self.storage.trials)
-        for played in self.rounds[study.name][before:] if study in self.asked.studies else ():
+        before, config = len(self.rounds.get(study.name, ())), self.asked.config
+        found = self.rounds[study.name] = config.rounds_of(study, self.storage.trials)
+        if not found[-1].missing and (problem := config.next(found).note):
+            self.reasons[study.name] = problem
+        elif not found[-1].missing:
+            self.entries[study.name] = entry(self.asked, found)
+            if edges := ", ".join(self.entries[study.name]["near_edge"]):
+                note = f"{study.name}: {edges} still near an edge after {len(found)} rounds"
+                self.notes[study.name] = note
+        for played in found[before:] if study in self.asked.studies else ():
             first, to_come = len(played.trials), played.missing - len(played.running)
             waiting = (Trial(first + i, {}, "waiting") for i in range(to_come))
             for trial in (*played.counted, *played.running, *waiting):
@@ -219,7 +224,7 @@ class SearchWork(Work):
             played = self.rounds[study.name][-1]
             answer = self.asked.config.next(self.rounds[study.name], self.replaced)
             if answer.done:
-                self._settle(study, answer.note)
+                self.reasons[study.name] = answer.note
             for place in answer.places:
                 values = dict(zip(self.asked.config.search, place))
                 task = self._task(played, Trial(len(played.trials), values, "running"))
@@ -227,18 +232,6 @@ class SearchWork(Work):
                 played.trials.append(task.trial)
                 return task
         return None
-
-    def _settle(self, study: Study, problem: str) -> None:
-        """Records the end of a study, good or bad."""
-        if problem:
-            self.reasons[study.name] = problem
-            return
-        found = self.entries[study.name] = entry(self.asked, self.rounds[study.name])
-        if found["near_edge"]:
-            edges = ", ".join(found["near_edge"])
-            self.notes[study.name] = (
-                f"{study.name}: {edges} still near an edge after {found['rounds']} rounds"
-            )
 
 
 def objective(summary: Mapping[str, Any], config: Any) -> float | None:

@@ -12,13 +12,12 @@ from typing import Any
 
 from pydantic import model_validator
 
-from sweeps.asked import Asked, open_file
-from sweeps.pool import Needs
+from sweeps.asked import Asked, FileConfig, open_file
 from sweeps.sources import Around, Missing
 from sweeps.study import RATE, Study, Tuning
 from sweeps.sweep_file import Values, grid_values
 from training import runs
-from training.config import Count, PositiveFloat, Section
+from training.config import PositiveFloat, Section
 from training.errors import UserError
 
 
@@ -37,23 +36,13 @@ class Rate(Section):
         return {k: v if isinstance(v, list) else [v] for k, v in self.where.items()}
 
 
-class SearchConfig(Tuning):
+class SearchConfig(Tuning, FileConfig):
     """A search file."""
 
-    experiment: str
-    """Experiment folder: a package with a `train` module."""
-    config: str
-    """Base config, relative to the search file."""
-    set: dict[str, Any] = {}
-    """Config keys of all runs."""
     grid: dict[str, Values] = {}
     """Keys to cross; every combination is a study of its own."""
     rates: list[Rate] = []
     """Where each study's optimizer.lr comes from; by default it is the config's own."""
-    retries: Count = 1
-    """How often a run that fails for a reason of its own is tried again."""
-    needs: Needs = Needs()
-    """What every run needs; by default what the model's memory and the GPU's size ask for."""
 
     @model_validator(mode="after")
     def _keys_have_one_source(self) -> SearchConfig:

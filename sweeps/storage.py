@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeps.study import STATES, Bounds, Trial, frozen
+from sweeps.study import Bounds, Trial, frozen
 from training.errors import UserError
 from training.files import writing
 
@@ -40,9 +40,9 @@ class Storage:
             study = self._study(key)
         except KeyError:
             return []
-        notes, ours = study.user_attrs, {name: state for state, name in STATES.items()}
+        notes = study.user_attrs
         return [
-            Trial(t.number, dict(t.params), ours[t.state.name], t.value,
+            Trial(t.number, dict(t.params), t.state.name.lower(), t.value,
                   notes.get(str(t.number), {}))
             for t in study.get_trials(deepcopy=False)
         ]  # fmt: skip
@@ -69,10 +69,10 @@ class Storage:
         """
         from optuna.trial import TrialState
 
-        study, state = self._study(key), "failed" if loss is None else "complete"
+        study, state = self._study(key), "fail" if loss is None else "complete"
         with self._writing():
             study.set_user_attr(str(trial.number), dict(note))
-            study.tell(trial.number, loss, state=TrialState[STATES[state]])
+            study.tell(trial.number, loss, state=TrialState[state.upper()])
         return replace(trial, state=state, loss=loss, note=dict(note))
 
     def _study(self, key: str) -> optuna.Study:

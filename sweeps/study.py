@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 RATE = "optimizer.lr"
 
 Bounds = tuple[float, float]
-State = Literal["waiting", "running", "complete", "failed"]
-STATES: dict[State, str] = {
-    "waiting": "WAITING", "running": "RUNNING", "complete": "COMPLETE", "failed": "FAIL"
-}  # fmt: skip
-"""Optuna's names."""
+State = Literal["waiting", "running", "complete", "fail"]  # as Optuna names them
 
 
 @dataclass(frozen=True)
@@ -76,7 +72,10 @@ class Round:
     @property
     def key(self) -> str:
         """The name of its trials in the storage; other settings or ranges have another one."""
-        return round_key(self.study, self.number, self.ranges)
+        ranges = {key: list(bounds) for key, bounds in self.ranges.items()}
+        text = json.dumps([self.study.identity, ranges])
+        digest = hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+        return f"{self.study.name} round {self.number} {digest}"
 
     @property
     def counted(self) -> list[Trial]:
@@ -97,13 +96,6 @@ class Round:
     def missing(self) -> int:
         """How many of the trials wanted are not complete."""
         return self.wanted - len(self.counted)
-
-
-def round_key(study: Study, number: int, ranges: Mapping[str, Bounds]) -> str:
-    """The name of a round's trials."""
-    text = json.dumps([study.identity, {key: list(bounds) for key, bounds in ranges.items()}])
-    digest = hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
-    return f"{study.name} round {number} {digest}"
 
 
 class Tuning(Section):
@@ -137,7 +129,7 @@ class Tuning(Section):
             return Next(done=True, note=note)
         fresh = [trial for trial in last.trials if (last.key, trial.number) not in replaced]
         if len(fresh) >= last.wanted and not last.running:
-            failed = sum(trial.state == "failed" for trial in fresh)
+            failed = sum(trial.state == "fail" for trial in fresh)
             note = f"{failed} trials failed; the same command replaces them"
             return Next(done=True, note=note)
         if len(fresh) >= last.wanted or len(last.running) >= self.parallel:
@@ -150,8 +142,8 @@ class Tuning(Section):
         found: list[Round] = []
         ranges: dict[str, Bounds] = dict(self.search)
         for number in range(1, self.rounds + 1):
-            known = trials(round_key(study, number, ranges))
-            found.append(Round(study, number, ranges, known, self.trials))
+            found.append(Round(study, number, ranges, [], self.trials))
+            found[-1].trials.extend(trials(found[-1].key))
             if found[-1].missing or not found[-1].finished:
                 break
             best = best_trial(found[-1].finished).values
@@ -216,7 +208,7 @@ def frozen(
     from optuna.trial import TrialState, create_trial
 
     return create_trial(
-        state=TrialState[STATES[trial.state]],
+        state=TrialState[trial.state.upper()],
         value=trial.loss,
         params=trial.values,
         distributions=_distributions(ranges),

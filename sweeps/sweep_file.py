@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from sweeps.asked import Asked, open_file
+from sweeps.asked import Asked, FileConfig, open_file
 from sweeps.pool import Needs
 from sweeps.rules import Confirm, Extend, Place, Rule, Transfer
 from sweeps.sources import Around, Missing
@@ -127,15 +127,9 @@ class Adjust(Section):
         return self
 
 
-class SweepConfig(Section):
+class SweepConfig(FileConfig):
     """A sweep file."""
 
-    experiment: str
-    """Experiment folder: a package with a `train` module."""
-    config: str
-    """Base config, relative to the sweep file."""
-    set: dict[str, Any] = {}
-    """Config keys of all runs."""
     grid: dict[str, Axis] = {}
     """Keys to cross in every curve."""
     constants: str | None = None
@@ -154,15 +148,11 @@ class SweepConfig(Section):
     """Run one cell's optimum in another; needs `extend`."""
     confirm: Confirm | None = None
     """Climb to an optimum over several keys, and confirm it by its neighbours."""
-    needs: Needs = Needs()
-    """What every run needs; by default what the model's memory and the GPU's size ask for."""
     metrics: bool = False
     """Also write metrics.csv, what every run logged, for figures against steps or epochs."""
     observations: bool = False
     """Also write observations.csv, observed_kernels.csv and observed_attention.csv: what finished
     runs with training.observe_every observed."""
-    retries: Annotated[int, Field(ge=0)] = 1
-    """How often a run that fails for a reason of its own is tried again."""
 
     @model_validator(mode="after")
     def _rules_speak_of_the_grid(self) -> SweepConfig:

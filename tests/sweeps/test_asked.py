@@ -8,7 +8,7 @@ from sweeps import reference
 from sweeps.__main__ import main
 from sweeps.search_file import load_search
 from sweeps.sweep_file import load_sweep
-from tests.sweeps.toys import drive, make_toy, rows_of, work_of, write_file
+from tests.sweeps.toys import calls, drive, make_toy, rows_of, work_of, write_file
 from training.errors import UserError
 
 SWEEP = """
@@ -84,6 +84,7 @@ def test_overrides_and_conditions_may_stand_anywhere(toy, capsys, words):
     assert [line.split()[:3] for line in lines[:-1]] == [
         [curve, f"width={width}", "seed=0"] for curve in "ab" for width in (2, 4)
     ]
+    assert lines[-1].startswith("4 of 4 runs to do") and not calls(toy)
     main(["status", str(path), "inner.kind=odd", "--where", "seed==0"])
     assert "+inner.kind=odd: 0 of 6 runs done" in capsys.readouterr().out
 

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 
-from sweeps.cost import may_add
 from sweeps.rules import SIX_NEIGHBOURS, around, candidate, mean_score, score
 from tests.sweeps.toys import FakePool, drive, make_toy, work_of, write_file
 from training.errors import UserError
@@ -319,5 +318,5 @@ def test_rows_rise_with_the_values_also_those_the_walk_adds(toy):
 
 def test_the_planner_counts_what_a_search_may_still_add(toy):
     work = work_of(toy, write_file(toy, SEARCH + CONFIRM % ", points: 50"))
-    assert may_add(work) == {"runs": 52, "flops": 52.0}
-    assert may_add(drive(work)) == {"runs": 0, "flops": 0.0}
+    assert work.may_add() == (52, 52.0)
+    assert drive(work).may_add() == (0, 0.0)

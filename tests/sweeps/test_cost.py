@@ -357,7 +357,8 @@ def test_trials_of_a_search_are_counted_like_runs(write, planned, tmp_path):
 def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, monkeypatch):
     path = write(SEARCH, name="constants.yaml")
     found = load_search(path)
-    gamma, note = {"prescription.gamma_hidden": 1.0}, {"status": "finished", "run": "adam-0"}
+    gamma = {"prescription.gamma_hidden": 1.0}
+    note = {"status": "finished", "run": "adam-0", "commit": None}
     done = [Trial(number, gamma, "complete", 1.0, note) for number in range(12)]
     begun = [Trial(number, gamma, "running") for number in (5, 6)]
     adam, sgd = found.studies
@@ -399,11 +400,6 @@ def test_trials_are_counted_where_they_are_stored(write, planned, tmp_path):
 def test_mistakes_are_one_line(write, said, words, message):
     line = said(write(), *words, error=True)
     assert message in line and line.count("\n") == 1
-
-
-def test_a_search_has_no_curves(write, said):
-    search = write(SEARCH, name="search.yaml")
-    assert "is a search, which has no curves" in said(search, "--curves", "a", error=True)
 
 
 def test_runs_are_found_where_training_puts_them(write, planned, tmp_path):

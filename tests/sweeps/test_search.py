@@ -216,7 +216,7 @@ def test_what_one_storage_writes_another_one_reads(tmp_path):
     ended = ours.end("x", first, {"status": "finished"}, 2.5)
     failed = ours.end("x", second, {"status": "failed"}, None)
     assert ended == Trial(0, {"a": 0.1 + 0.2}, "complete", 2.5, {"status": "finished"})
-    assert failed == Trial(1, {"a": 1.0}, "failed", None, {"status": "failed"})
+    assert failed == Trial(1, {"a": 1.0}, "fail", None, {"status": "failed"})
     assert Storage(folder).trials("x") == [ended, failed] and ours.trials("y") == []
 
 
@@ -506,15 +506,6 @@ def test_a_dry_run_counts_what_is_left_and_writes_nothing(toy):
     assert not (toy.parent / "results").exists()
     run(toy, path)
     assert looked(toy, path).splitlines()[-1].startswith("4 studies, 0 trials to do")
-
-
-def test_a_preset_has_a_folder_of_its_own(toy):
-    path = write_search(toy, SEARCH + "presets: {small: {trials: 2, set: {minimum_a: 7}}}\n")
-    search = load(toy, path, preset="small")
-    assert (search.config.trials, search.config.set) == (2, {"minimum_a": 7})
-    assert search.folder.name == "s_small" and load(toy, path).folder.name == "s"
-    with pytest.raises(UserError, match="no preset 'big' in it; it has small"):
-        load(toy, path, preset="big")
 
 
 @pytest.mark.parametrize(
