@@ -324,7 +324,7 @@ class Sweep(Asked):
         try:
             centre = self.sources.best(axis.around, settings, key)
         except Missing as missing:
-            centre = self.keys(settings).get(key)
+            centre = self.keys(settings).get(key) or 1.0  # not in its file, or no key at all
             self.sources.assume(missing, f"curve {curve!r} is counted around {key} {centre:g}")
         return [shifted(centre, step) for step in sorted(axis.steps)]
 

@@ -192,6 +192,8 @@ def test_a_draft_counts_runs_before_anything_ran_and_says_what_it_assumes(toy):
     assumed = draft.sources.assumed
     assert len(assumed) == 2 and "counted around lr 0.5" in assumed[0]
     assert assumed[0] in work_of(toy, toy / "s.yaml", draft=True).dry_run()
+    with pytest.raises(UserError, match="unknown key 'lrr'; did you mean 'lr'"):
+        load(toy, write(toy, "s.yaml", USER.replace("lr: {around", "lrr: {around")), draft=True)
 
 
 def test_bad_sources_are_one_line(toy):
