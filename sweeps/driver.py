@@ -106,12 +106,12 @@ class Driver:
             folder = self.work.folder / point.run
             config = point.config.model_dump(mode="json")
             job = Job(point.run, self.work.name, config, folder)
+            step = last_line(folder).get("step", 0)  # before it takes another one
             try:
                 future = self.pool.submit(job, self.needs(point))
             except UserError as error:  # no place is large enough for it
                 self._give_up(point, str(error))
                 continue
-            step = last_line(folder).get("step", 0)
             self.flights[future] = _Flight(point, time.monotonic(), step)
             future.add_done_callback(self.ended.put)
         return True

@@ -65,7 +65,7 @@ class SearchWork(Work):
         }  # fmt: skip
 
     def next(self) -> Task | None:
-        """A trial to run; None while all wait for results. Those whose run is done end here."""
+        """A trial to run; None while all wait for results. One whose run is done ends here."""
         while (task := super().next() or self._ask()) is not None:
             summary = self._recalled(task)
             if summary is None:
@@ -196,9 +196,10 @@ class SearchWork(Work):
                 note = f"{study.name}: {edges} still near an edge after {len(found)} rounds"
                 self.notes[study.name] = note
         for played in found[before:] if study in self.asked.studies else ():
-            first, to_come = len(played.trials), played.missing - len(played.running)
-            waiting = (Trial(first + i, {}, "waiting") for i in range(to_come))
-            for trial in (*played.counted, *played.running, *waiting):
+            begun, first = played.running[: played.missing], len(played.trials)
+            to_come = range(first, first + played.missing - len(begun))
+            waiting = (Trial(number, {}, "waiting") for number in to_come)
+            for trial in (*played.counted, *begun, *waiting):
                 task = self._task(played, trial)
                 if trial.state == "running":
                     self.put_back(task, trial.number)

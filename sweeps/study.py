@@ -6,6 +6,7 @@ eta_l = beta_n * gamma_l * (n/b)^(-c_l).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -69,7 +70,7 @@ class Round:
     trials: list[Trial]
     wanted: int
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The name of its trials in the storage; other settings or ranges have another one."""
         ranges = {key: list(bounds) for key, bounds in self.ranges.items()}
