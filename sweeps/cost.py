@@ -90,10 +90,8 @@ def _saved(checkpoints: Path) -> int:
 def report(work: Work, runs: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
     """The counts of one file as JSON types, by model size from the smallest on, and in all."""
     groups: dict[str, list[Run]] = {}
-    dumps: dict[int, str] = {}  # the trials of a study share a config, thousands of them
     for run in runs:
-        dump = dumps.setdefault(id(run.config), run.config.model.model_dump_json())
-        groups.setdefault(dump, []).append(run)
+        groups.setdefault(run.config.model.model_dump_json(), []).append(run)
     models = [group[0].config.model.model_dump() for group in groups.values()]
     varying = [key for key in models[0] if len({str(model[key]) for model in models}) > 1]
     varying = varying or list(models[0])[:1]  # of models that are all the same

@@ -252,6 +252,10 @@ def entry(search: Search, rounds: Sequence[Round]) -> dict[str, Any]:
     settings, last = search.config, rounds[-1]
     best = rules.best_trial(last.finished)
     good = rules.equally_good(last.finished, settings.equal_within)
+    near_edge = [
+        key for key, bounds in last.ranges.items()
+        if rules.is_near_edge(best.values[key], bounds, settings.edge)
+    ]  # fmt: skip
     ones = (t for r in rounds for t in r.finished if set(t.values.values()) == {1.0})
     return {
         "where": last.study.where,
@@ -269,7 +273,7 @@ def entry(search: Search, rounds: Sequence[Round]) -> dict[str, Any]:
         "diverged": len(last.counted) - len(last.finished),
         "rounds": last.number,
         "ranges": {key: list(bounds) for key, bounds in last.ranges.items()},
-        "near_edge": settings.near_edge(last),
+        "near_edge": near_edge,
         "rate": last.study.rate,
         "rate_from": last.study.rate_from,
         "commit": best.note["commit"],

@@ -51,13 +51,12 @@ class Storage:
         """Notes a new trial, whole or not at all."""
         import optuna
 
-        if key not in self._studies:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._writing():
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._writing():
+            if key not in self._studies:
                 self._studies[key] = optuna.create_study(
                     study_name=key, storage=self._opened(), load_if_exists=True
                 )
-        with self._writing():
             self._studies[key].add_trial(frozen(trial, ranges, {"run": run}))
 
     def end(

@@ -154,12 +154,6 @@ class Tuning(Section):
             ranges = following
         return found
 
-    def near_edge(self, played: Round) -> list[str]:
-        """The constants whose best value is still near an edge."""
-        best = best_trial(played.finished).values
-        ranges = played.ranges.items()
-        return [key for key, bounds in ranges if is_near_edge(best[key], bounds, self.edge)]
-
     def _next_values(self, rounds: Sequence[Round], fresh: Sequence[Trial]) -> dict[str, float]:
         """The values of the last round's next trial, from its number and the trials so far.
 

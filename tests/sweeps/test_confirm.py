@@ -123,14 +123,6 @@ def test_only_the_confirmed_optimum_gets_its_seeds_and_they_do_not_move_it(toy):
     assert places(rows, "1") == places(rows, "2") == {best}
 
 
-def test_points_do_not_depend_on_workers_and_a_second_call_runs_nothing(toy):
-    first, _, folder = run(toy, SEARCH + CONFIRM % "", workers=2)
-    written = {path: path.stat().st_mtime_ns for path in folder.glob("*/summary.json")}
-    again, _, _ = run(toy, SEARCH + CONFIRM % "")
-    assert [row["run"] for row in first] == [row["run"] for row in again]
-    assert {p: p.stat().st_mtime_ns for p in folder.glob("*/summary.json")} == written
-
-
 def test_a_plateau_is_decided_by_the_loss(toy):
     rows, notes, _ = run(toy, "set: {digits: 0}\n" + SEARCH + CONFIRM % "")
     assert not notes and len({row["best_eval_top1"] for row in rows if row["seed"] == "0"}) <= 2

@@ -20,7 +20,7 @@ from sweeps.progress import status
 from tests.sweeps.toys import ROOT, FakePool, Lost, drive, make_toy, work_of, write_file
 from training.errors import RunError, UserError
 from training.experiment import load_experiment
-from training.files import Busy, is_locked, locked
+from training.files import Busy, locked
 
 SOURCE = """
 from training.config import Section
@@ -344,15 +344,3 @@ def test_a_second_driver_is_refused_until_the_first_is_killed(toy, capsys, monke
     with pytest.raises(SystemExit) as end:
         command.main(words)
     assert end.value.code == 75  # it drives, and is stopped
-
-
-def test_a_driver_holds_its_sweep_while_it_drives(toy, monkeypatch):
-    seen = []
-
-    def run(self):
-        seen.append(is_locked(self.work.folder))
-        return True
-
-    monkeypatch.setattr(Driver, "run", run)
-    command.main(["run", str(write_file(toy, SWEEP)), "--results", str(toy.parent / "results")])
-    assert seen == [True] and not is_locked(toy.parent / "results" / toy.name / "s")
