@@ -181,7 +181,7 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
     engine = pool.open_pool(*pool.options(args))
 
     def needed(point: Any) -> pool.Needs:
-        said = work.needs(point)
+        said = asked.needs(dict(point.values))
         found = needs.needs_of(work.experiment, point.config, said, gpu, said_of_all(args.launch))
         if unknown and "gpus" not in said:
             needs.refuse_more_than_one_holds(work.experiment, point.config)
@@ -193,7 +193,7 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
     for line in work.report():
         print(line, file=sys.stderr)
     print(work.table)
-    return int(work.failed)
+    return int(bool(work.reasons))
 
 
 def _submit(args: argparse.Namespace) -> int:

@@ -105,7 +105,7 @@ class Driver:
                 return False
             folder = self.work.folder / point.run
             config = point.config.model_dump(mode="json")
-            job = Job(point.run, self.work.name, config, folder)
+            job = Job(point.run, self.work.asked.config.experiment, config, folder)
             step = last_line(folder).get("step", 0)  # before it takes another one
             try:
                 future = self.pool.submit(job, self.needs(point))
@@ -146,7 +146,7 @@ class Driver:
             self.board.say(f"{point.run}: {error}")
             self.tries[point.run] += 1
             count = self.tries[point.run]
-            if count <= self.work.retries:
+            if count <= self.work.asked.config.retries:
                 self.work.put_back(point)
             else:
                 self._give_up(point, f"failed {count} times: {error}")

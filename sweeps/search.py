@@ -179,7 +179,7 @@ class SearchWork(Work):
                 f"{place(study.config, said)}".rstrip()
             )
         lines.append(
-            f"{len(self.asked.studies)} studies, {self.total - self.done} trials to do in the "
+            f"{len(self.asked.studies)} studies, {len(self.left)} trials to do in the "
             f"rounds that are known, about {self.todo[0]:.3g} FLOPs"
         )
         return "\n".join(lines)

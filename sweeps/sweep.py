@@ -29,7 +29,6 @@ class Work:
     def __init__(self, asked: Any, recall: Recall = lambda run: None) -> None:
         self.asked, self.recall = asked, recall
         self.folder, self.experiment = asked.folder, asked.experiment
-        self.name, self.retries = asked.config.experiment, asked.config.retries
         self.table = self.folder / self.table_name
         self.points: dict[str, Point] = {}
         self.results: dict[str, Summary] = {}
@@ -62,20 +61,6 @@ class Work:
         """What a run costs."""
         return self.experiment.flops(point.config)
 
-    def needs(self, point: Point) -> dict[str, Any]:
-        """What the file says that a run needs."""
-        return self.asked.needs(dict(point.values))
-
-    @property
-    def done(self) -> int:
-        """Runs with a result."""
-        return len(self.results)
-
-    @property
-    def total(self) -> int:
-        """Runs that are known."""
-        return len(self.points)
-
     @property
     def left(self) -> list[Point]:
         """The points without a result."""
@@ -88,11 +73,6 @@ class Work:
     def has_begun(self, point: Any) -> bool:
         """Whether somebody has been at work on a run."""
         return (self.folder / point.run / "metrics.jsonl").exists()
-
-    @property
-    def failed(self) -> bool:
-        """Whether anything was given up."""
-        return bool(self.reasons)
 
     def report(self) -> list[str]:
         """What a user should know at the end: optima at an edge, and what was given up."""
@@ -210,10 +190,11 @@ class SweepWork(Work):
         """What is to do, one line per run; `place` says the GPUs of a config and its needs."""
         lines = [
             f"{cell_name((point.curve, point.values))} seed={point.seed}  {point.run}  "
-            f"{place(point.config, self.needs(point))}".rstrip()
+            f"{place(point.config, self.asked.needs(dict(point.values)))}".rstrip()
             for point in self.left
         ]
-        total = f"{len(lines)} of {self.total} runs to do, about {self.todo[0]:.3g} FLOPs"
+        known = len(self.points)
+        total = f"{len(lines)} of {known} runs to do, about {self.todo[0]:.3g} FLOPs"
         return "\n".join([*self.asked.sources.assumed, *lines, total])
 
     def _add(self, point: Point) -> None:

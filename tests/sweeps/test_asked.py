@@ -128,7 +128,7 @@ def test_a_search_keeps_the_constants_of_studies_that_are_left_out(toy):
     constants = results / toy.name / "s/constants.yaml"
     assert constants.read_text().count("where:") == 1
     work = drive(work_of(toy, path, where=["width<2"]))
-    assert (work.done, work.total) == (2, 2)
+    assert (len(work.results), len(work.points)) == (2, 2)
     assert constants.read_text().count("where:") == 2
     assert len((constants.with_name("trials.csv")).read_text().splitlines()) == 5
     found = load_search(path, results, overrides=["inner.kind=odd"])

@@ -329,7 +329,7 @@ def test_diverged_trials_have_the_penalty_and_no_say(toy):
     path = write_search(toy, "set: {diverge_above: 0.9}\nequal_within: 0.9\n" + SEARCH)
     work, rows, constants = run(toy, path)
     diverged = [row for row in rows if row["status"] == "diverged"]
-    assert 1 <= len(diverged) < 11 and not work.failed
+    assert 1 <= len(diverged) < 11 and not work.reasons
     assert {float(row["loss"]) for row in diverged} == {12.0}  # divergence_factor 3 x 4
     [found] = constants["constants"]
     assert found["diverged"] == len(diverged)
