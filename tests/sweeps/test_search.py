@@ -30,7 +30,7 @@ from sweeps.study import (
     next_ranges,
     suggest,
 )
-from tests.sweeps.toys import FakePool, drive, make_toy, work_of, write_file
+from tests.sweeps.toys import FakePool, calls, drive, make_toy, work_of, write_file
 from training.config import validate
 from training.errors import UserError
 from training.files import locked
@@ -109,12 +109,6 @@ def run(package, path, workers=1, seed=0):
 def looked(package, path):
     """What a dry run says."""
     return work_of(package, path, draft=True).dry_run()
-
-
-def calls(package):
-    """Run -> how often it began."""
-    path = package.parent / "results" / package.name / "s" / "calls.txt"
-    return Counter(path.read_text().split())
 
 
 def complete(losses, **values):
@@ -313,7 +307,7 @@ def test_an_optimum_outside_the_range_is_followed_and_the_other_range_stays(toy)
     assert all(0.01 <= float(row["gamma.b"]) <= 100 for row in second)
     # The best of the round before is in the next one, and is not trained again.
     assert edge["run"] in {row["run"] for row in second}
-    assert set(calls(toy).values()) == {1}
+    assert set(Counter(calls(toy)).values()) == {1}
     assert found["best"]["loss"] <= float(edge["loss"])
 
 
@@ -366,7 +360,7 @@ def test_every_combination_of_the_grid_is_a_study_of_its_own(toy):
 def test_a_study_has_exactly_its_trials_and_so_many_in_progress(toy, seed):
     work, rows, constants = run(toy, write_search(toy, "parallel: 3\n" + SEARCH), 8, seed)
     assert sorted(int(row["trial"]) for row in rows) == list(range(12))
-    assert constants["constants"][0]["trials"] == 12 and set(calls(toy).values()) == {1}
+    assert constants["constants"][0]["trials"] == 12 and set(Counter(calls(toy)).values()) == {1}
 
 
 def test_at_most_parallel_trials_are_in_progress_and_one_given_back_comes_first(toy):
@@ -398,7 +392,7 @@ def test_failed_trials_are_tried_again_reported_and_replaced_in_the_next_launch(
     failed = [row for row in rows if row["status"] == "failed"]
     assert failed and len(rows) == 12 and constants["constants"] == []
     assert work.reasons["all"] == f"{len(failed)} trials failed; the same command replaces them"
-    assert {calls(toy)[row["run"]] for row in failed} == {2}  # retries: 1
+    assert {calls(toy).count(row["run"]) for row in failed} == {2}  # retries: 1
     assert sum("failed 2 times: RuntimeError: something broke" in line
                for line in work.report()) == len(failed)  # fmt: skip
     said = status(work_of(toy, path)).splitlines()[0]
@@ -433,7 +427,7 @@ def test_a_lost_journal_costs_no_training(toy):
     work, rows, _ = run(toy, write_search(toy))
     work.storage.path.unlink()
     _, again, _ = run(toy, write_search(toy))
-    assert again == rows and set(calls(toy).values()) == {1}
+    assert again == rows and set(Counter(calls(toy)).values()) == {1}
 
 
 SWEEP = """
