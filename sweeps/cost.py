@@ -57,7 +57,7 @@ class Run:
     left: float
     """The share of its steps still to be taken."""
     begun: bool
-    """Whether some of them may have been."""
+    """Whether some of them, and not all, may have been."""
 
 
 def read(work: Work) -> list[Run]:

@@ -381,7 +381,9 @@ def test_trials_that_were_begun_are_handed_out_again_before_new_ones(toy):
     work = work_of(toy, path)
     assert [work.next().run for _ in range(2)] == begun
     assert work.next().trial.number == 2 and work.next() is None
-    rows = run(toy, path)[1]
+    fewer = work_of(toy, write_search(toy, SEARCH.replace("trials: 12", "trials: 1")))
+    assert [fewer.next().run, fewer.next()] == [begun[0], None]  # and no more than it wants
+    rows = run(toy, write_search(toy, "parallel: 3\n" + SEARCH))[1]
     assert [int(row["trial"]) for row in rows] == list(range(12))
 
 
