@@ -30,7 +30,7 @@ from sweeps.study import (
     next_ranges,
     suggest,
 )
-from tests.sweeps.toys import FakePool, drive, make_toy, work_of, write_file
+from tests.sweeps.toys import FakePool, calls, drive, make_toy, work_of, write_file
 from training.config import validate
 from training.errors import UserError
 from training.files import locked
@@ -109,12 +109,6 @@ def run(package, path, workers=1, seed=0):
 def looked(package, path):
     """What a dry run says."""
     return work_of(package, path, draft=True).dry_run()
-
-
-def calls(package):
-    """Run -> how often it began."""
-    path = package.parent / "results" / package.name / "s" / "calls.txt"
-    return Counter(path.read_text().split())
 
 
 def complete(losses, **values):
@@ -202,24 +196,29 @@ def test_early_values_are_uniform_in_the_logarithm():
     assert counts.sum() == 200 and counts.min() > 30
 
 
+FIRST = Trial(0, {"a": 1.0}, "running")
+
+
 def test_what_one_storage_writes_another_one_reads(tmp_path):
     ranges, folder = {"a": WIDE}, tmp_path / "s"
     ours = Storage(folder)
     assert ours.trials("x") == [] and not folder.exists()
-    first = ours.add("x", 0, {"a": 0.1 + 0.2}, ranges, "x-0")
-    second = ours.add("x", 1, {"a": 1.0}, ranges, "x-1")
+    first, second = Trial(0, {"a": 0.1 + 0.2}, "running"), Trial(1, {"a": 1.0}, "running")
+    for trial in (first, second):
+        ours.add("x", trial, ranges, f"x-{trial.number}")
     assert Storage(folder).trials("x") == [first, second]
     ended = ours.end("x", first, {"status": "finished"}, 2.5)
     failed = ours.end("x", second, {"status": "failed"}, None)
     assert ended == Trial(0, {"a": 0.1 + 0.2}, "complete", 2.5, {"status": "finished"})
-    assert failed == Trial(1, {"a": 1.0}, "failed", None, {"status": "failed"})
+    assert failed == Trial(1, {"a": 1.0}, "fail", None, {"status": "failed"})
     assert Storage(folder).trials("x") == [ended, failed] and ours.trials("y") == []
 
 
 def test_trials_can_live_in_any_database_that_optuna_knows(tmp_path):
     url = f"sqlite:///{tmp_path}/trials.db"
     ours = Storage(tmp_path / "s", url)
-    trial = ours.end("x", ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0"), {"status": "d"}, 2.5)
+    ours.add("x", FIRST, {"a": WIDE}, "x-0")
+    trial = ours.end("x", FIRST, {"status": "d"}, 2.5)
     assert Storage(tmp_path / "s", url).trials("x") == [trial]
     assert not (tmp_path / "s/journal.jsonl").exists()
     with pytest.raises(UserError, match="--storage nonsense: cannot open it"):
@@ -228,7 +227,8 @@ def test_trials_can_live_in_any_database_that_optuna_knows(tmp_path):
 
 def test_the_journal_is_one_that_optuna_opens_itself(tmp_path):
     ours = Storage(tmp_path)
-    ours.end("x", ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0"), {"status": "finished"}, 2.5)
+    ours.add("x", FIRST, {"a": WIDE}, "x-0")
+    ours.end("x", FIRST, {"status": "finished"}, 2.5)
     backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.jsonl"))
     study = optuna.load_study(study_name="x", storage=optuna.storages.JournalStorage(backend))
     assert (study.best_value, study.best_params) == (2.5, {"a": 1.0})
@@ -237,18 +237,18 @@ def test_the_journal_is_one_that_optuna_opens_itself(tmp_path):
 
 def test_half_a_line_that_a_crash_left_is_dropped(tmp_path):
     ours = Storage(tmp_path)
-    trial = ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0")
+    ours.add("x", FIRST, {"a": WIDE}, "x-0")
     with open(ours.path, "a") as file:
         file.write('{"op_code": 6, "tri')
     again = Storage(tmp_path)
-    assert again.trials("x") == [trial]
-    ended = again.end("x", trial, {"status": "finished"}, 2.5)
+    assert again.trials("x") == [FIRST]
+    ended = again.end("x", FIRST, {"status": "finished"}, 2.5)
     assert Storage(tmp_path).trials("x") == [ended]
 
 
 def test_a_damaged_journal_is_named(tmp_path):
     ours = Storage(tmp_path)
-    ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0")
+    ours.add("x", FIRST, {"a": WIDE}, "x-0")
     ours.path.write_text("nonsense\n" + ours.path.read_text())
     with pytest.raises(UserError, match=r"journal.jsonl: damaged .*; delete it"):
         Storage(tmp_path).trials("x")
@@ -256,7 +256,7 @@ def test_a_damaged_journal_is_named(tmp_path):
 
 def test_the_penalty_of_divergence_is_the_loss_at_which_a_run_counts_as_diverged(toy):
     search = load(toy, write_search(toy, "set: {training.divergence_factor: 2.5}\n" + SEARCH))
-    config, _ = search.run(search.studies[0], search.middle)
+    config = search.studies[0].config
     assert objective({"status": "finished", "final_eval_loss": 3.0}, config) == 3.0
     assert objective({"status": "diverged", "first_train_loss": 4.0}, config) == 10.0
     assert objective({"status": "diverged", "first_train_loss": None}, config) is None
@@ -307,7 +307,7 @@ def test_an_optimum_outside_the_range_is_followed_and_the_other_range_stays(toy)
     assert all(0.01 <= float(row["gamma.b"]) <= 100 for row in second)
     # The best of the round before is in the next one, and is not trained again.
     assert edge["run"] in {row["run"] for row in second}
-    assert set(calls(toy).values()) == {1}
+    assert set(Counter(calls(toy)).values()) == {1}
     assert found["best"]["loss"] <= float(edge["loss"])
 
 
@@ -323,7 +323,7 @@ def test_diverged_trials_have_the_penalty_and_no_say(toy):
     path = write_search(toy, "set: {diverge_above: 0.9}\nequal_within: 0.9\n" + SEARCH)
     work, rows, constants = run(toy, path)
     diverged = [row for row in rows if row["status"] == "diverged"]
-    assert 1 <= len(diverged) < 11 and work.broken == {}
+    assert 1 <= len(diverged) < 11 and not work.reasons
     assert {float(row["loss"]) for row in diverged} == {12.0}  # divergence_factor 3 x 4
     [found] = constants["constants"]
     assert found["diverged"] == len(diverged)
@@ -335,7 +335,7 @@ def test_diverged_trials_have_the_penalty_and_no_say(toy):
 def test_a_study_that_only_diverges_has_no_constants(toy):
     work, rows, constants = run(toy, write_search(toy, "set: {diverge_above: 0}\n" + SEARCH))
     assert len(rows) == 12 and constants["constants"] == []
-    assert work.broken == {"all": "all 12 trials diverged; lower optimizer.lr"}
+    assert work.reasons == {"all": "all 12 trials diverged; lower optimizer.lr"}
 
 
 GRID = "grid: {kind: [plain, other words], optimizer.lr: [0.1, 0.01]}\n"
@@ -360,7 +360,7 @@ def test_every_combination_of_the_grid_is_a_study_of_its_own(toy):
 def test_a_study_has_exactly_its_trials_and_so_many_in_progress(toy, seed):
     work, rows, constants = run(toy, write_search(toy, "parallel: 3\n" + SEARCH), 8, seed)
     assert sorted(int(row["trial"]) for row in rows) == list(range(12))
-    assert constants["constants"][0]["trials"] == 12 and set(calls(toy).values()) == {1}
+    assert constants["constants"][0]["trials"] == 12 and set(Counter(calls(toy)).values()) == {1}
 
 
 def test_at_most_parallel_trials_are_in_progress_and_one_given_back_comes_first(toy):
@@ -381,7 +381,9 @@ def test_trials_that_were_begun_are_handed_out_again_before_new_ones(toy):
     work = work_of(toy, path)
     assert [work.next().run for _ in range(2)] == begun
     assert work.next().trial.number == 2 and work.next() is None
-    rows = run(toy, path)[1]
+    fewer = work_of(toy, write_search(toy, SEARCH.replace("trials: 12", "trials: 1")))
+    assert [fewer.next().run, fewer.next()] == [begun[0], None]  # and no more than it wants
+    rows = run(toy, write_search(toy, "parallel: 3\n" + SEARCH))[1]
     assert [int(row["trial"]) for row in rows] == list(range(12))
 
 
@@ -391,10 +393,8 @@ def test_failed_trials_are_tried_again_reported_and_replaced_in_the_next_launch(
     work, rows, constants = run(toy, path)
     failed = [row for row in rows if row["status"] == "failed"]
     assert failed and len(rows) == 12 and constants["constants"] == []
-    assert work.broken == {
-        "all": f"{len(failed)} trials failed; the same command replaces them"
-    }
-    assert {calls(toy)[row["run"]] for row in failed} == {2}  # retries: 1
+    assert work.reasons["all"] == f"{len(failed)} trials failed; the same command replaces them"
+    assert {calls(toy).count(row["run"]) for row in failed} == {2}  # retries: 1
     assert sum("failed 2 times: RuntimeError: something broke" in line
                for line in work.report()) == len(failed)  # fmt: skip
     said = status(work_of(toy, path)).splitlines()[0]
@@ -429,7 +429,7 @@ def test_a_lost_journal_costs_no_training(toy):
     work, rows, _ = run(toy, write_search(toy))
     work.storage.path.unlink()
     _, again, _ = run(toy, write_search(toy))
-    assert again == rows and set(calls(toy).values()) == {1}
+    assert again == rows and set(Counter(calls(toy)).values()) == {1}
 
 
 SWEEP = """
@@ -465,7 +465,7 @@ def test_rates_are_the_best_of_another_sweep(toy):
     path = write_search(toy, RATES + SEARCH)
     search = load(toy, path)
     assert {study.name: study.rate for study in search.studies} == {"plain": 0.2, "other": 0.2}
-    assert search.run(search.studies[1], search.middle)[0].optimizer.lr == 0.2
+    assert search.studies[1].config.optimizer.lr == 0.2
     assert search.studies[1].rate_from == "0.5 x best of rates.yaml"
 
 
@@ -476,7 +476,7 @@ def test_a_study_whose_rate_has_moved_is_named(toy):
     assert work_of(toy, path).before() == []
     (toy / "base.yaml").write_text((toy / "base.yaml").read_text().replace("0.01", "0.02"))
     (line,) = work_of(toy, path).before()
-    name = work.search.studies[0].name
+    name = work.asked.studies[0].name
     assert line.startswith(f"{name}: its rate is 0.02, its constants in ")
     assert "were found at 0.01; it is searched again" in line
 
@@ -502,15 +502,6 @@ def test_a_dry_run_counts_what_is_left_and_writes_nothing(toy):
     assert not (toy.parent / "results").exists()
     run(toy, path)
     assert looked(toy, path).splitlines()[-1].startswith("4 studies, 0 trials to do")
-
-
-def test_a_preset_has_a_folder_of_its_own(toy):
-    path = write_search(toy, SEARCH + "presets: {small: {trials: 2, set: {minimum_a: 7}}}\n")
-    search = load(toy, path, preset="small")
-    assert (search.config.trials, search.config.set) == (2, {"minimum_a": 7})
-    assert search.folder.name == "s_small" and load(toy, path).folder.name == "s"
-    with pytest.raises(UserError, match="no preset 'big' in it; it has small"):
-        load(toy, path, preset="big")
 
 
 @pytest.mark.parametrize(
@@ -576,11 +567,11 @@ def test_the_search_of_the_paper(tmp_path):
     assert [key.rpartition("_")[2] for key in settings.search] == ["embedding", "hidden", "readout"]
     assert set(settings.search.values()) == {WIDE}
     assert len(search.studies) == 16
-    config, _ = search.run(search.studies[0], search.middle)
+    config = search.studies[0].config
     assert config.model.width == config.prescription.base_width == 1024
     assert config.training.steps == 50_000
     small = load_search(path, tmp_path, "laptop", draft=True)
-    config, _ = small.run(small.studies[0], small.middle)
+    config = small.studies[0].config
     assert config.model.width == config.prescription.base_width < 100
 
 
@@ -590,7 +581,7 @@ def test_what_is_saved_is_json_and_yaml_without_surprises(toy):
         json.loads(line)
     assert "&" not in (work.folder / "constants.yaml").read_text()
     assert constants["search"]["file"] == "s.yaml"
-    gamma = work.search.experiment.config.model_fields["gamma"].annotation
+    gamma = work.asked.experiment.config.model_fields["gamma"].annotation
     validate(gamma, {
         key.partition(".")[2]: value for key, value in constants["constants"][0]["set"].items()
     }, "constants.yaml")  # fmt: skip
