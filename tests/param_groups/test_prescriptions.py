@@ -142,7 +142,8 @@ def test_everett_patches_see_inputs_of_order_one_norms_start_at_one_and_biases_a
     assert patches.init_std * patches.multiplier == pytest.approx(PATCH**-0.5, rel=1e-14)
     scale = got[Role.NORM_SCALE]
     assert scale.init_mean * scale.multiplier == pytest.approx(1.0, rel=1e-14)
-    for role in VECTORS:
+    got |= everything(Everett(name, 192, 128), (Role.RELATIVE_POSITION,))
+    for role in (*VECTORS, Role.RELATIVE_POSITION):
         assert (got[role].init_distribution, got[role].init_std) == ("constant", 0.0)
     assert {got[role].init_mean for role in VECTORS[1:]} == {0.0}
     assert all(row.decays for row in got.values())

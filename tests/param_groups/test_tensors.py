@@ -164,8 +164,21 @@ def test_attentions_of_two_head_dimensions_each_get_their_own():
     rules = [Rule(f"*.{rule.pattern}", rule.role) for rule in ATTENTION]
     made(model, rules).initialise(model, seed=0)
     assert (model["one"].attention_scale, model["other"].attention_scale) == (1 / 4, 1 / 16)
-    with pytest.raises(PlanError, match="module '' applies attention_scale; it needs head_dim"):
-        made(Attention(None), ATTENTION)
+    silent = Attention()
+    del silent.head_dim
+    for unknown in (Attention(None), silent):
+        with pytest.raises(PlanError, match="module '' applies attention_scale; it needs head_dim"):
+            made(unknown, ATTENTION)
+
+
+def test_a_module_may_apply_an_attention_scale_and_the_factor_of_its_branch():
+    class Branch(Attention):
+        factors = ("attention_scale", "residual_multiplier")
+
+    rule = Everett("mup", WIDTH, 4, depth=4, alpha_depth=0.5)
+    assert plan(Branch(), ATTENTION, rule, lr=0.1).forward == (
+        Factor("attention_scale", 0.25, 4), Factor("residual_multiplier", 0.5)
+    )  # fmt: skip
 
 
 def test_an_attention_scale_that_a_stock_model_lacks_is_an_error_with_three_ways_out():
