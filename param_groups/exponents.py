@@ -365,31 +365,22 @@ def _required_residuals(
     return required[::-1]
 
 
-def _next_lines(lines: dict[int, Fraction], alignment: Alignment) -> dict[int, Fraction]:
-    """Apply the residual recursion to r_{l-1} = min over k of (k d + lines[k])."""
-    candidates = [(1, -alignment.alpha)]
-    candidates += [(slope + 1, constant - alignment.u) for slope, constant in lines.items()]
-    candidates += [(slope, constant + HALF - alignment.omega) for slope, constant in lines.items()]
-    after: dict[int, Fraction] = {}
-    for slope, constant in candidates:
-        after[slope] = min(constant, after.get(slope, constant))
-    return after
-
-
 def _least_hidden_update(
     required: list[Fraction], alignment: Alignment, optimizer: str
 ) -> Fraction:
     """Return the least d, shared by all hidden layers, that gives each its required residual.
 
-    A residual also depends on d through the layers below, so it is a minimum of lines in d; each
-    line bounds d by itself. Lines of slope 0 already meet the requirement, by its definition.
+    A residual also depends on d through the layers below: r_l is at most k d - alpha - (k - 1) u,
+    a change that begins k layers up to l, and l (d - u) + r_0; each bounds d by itself. A change
+    that a W (change of z) carries on adds no bound: what is required of the layer below says as
+    much.
     """
-    lines = {0: required[0]}
+    alpha, _, u = alignment.at("hidden")
     # Adafactor's c >= 0; it binds only for alpha < 1/2 (see `is_stable`).
     bounds = [HALF] if optimizer == "adafactor" else []
-    for least in required[1:]:
-        lines = _next_lines(lines, alignment)
-        bounds += [(least - constant) / slope for slope, constant in lines.items() if slope]
+    for layer, least in enumerate(required[1:], start=1):
+        bounds += [(least + alpha + (k - 1) * u) / k for k in range(1, layer + 1)]
+        bounds.append((least - required[0]) / layer + u)
     return max(bounds)
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def _each(role: Role, *patterns: str, layout: Layout | None = None) -> tuple[Rule, ...]:
-    return tuple(Rule(pattern, role, layout) for pattern in patterns)
+def _each(role: Role, *patterns: str) -> tuple[Rule, ...]:
+    return tuple(Rule(pattern, role) for pattern in patterns)
 
 
 # A decoder put together from torch's own layers (nn.Embedding, nn.TransformerEncoderLayer or

@@ -137,7 +137,7 @@ class Everett(Prescription):
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """Table 1 at this width, then the rule for the depth; see the class for the constants."""
-        found = self._at_width(role, fan_in, fan_out)
+        found = self._at_width(role, fan_in)
         if self.alpha_depth is None or role in TRUNK:  # where gradients and rates know no depth
             return found
         if role is Role.NORM_BIAS:
@@ -160,7 +160,7 @@ class Everett(Prescription):
                 "a rule that gives the last norm's scale the role 'final_norm_scale'"
             )
 
-    def _at_width(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
+    def _at_width(self, role: Role, fan_in: int) -> Numbers:
         """Table 1, for a model of any depth."""
         layer_type = LAYER_TYPE[role]
         if role in _NOT_SGD and (self.optimizer == "sgd" or self.eps_per_layer):

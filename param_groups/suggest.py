@@ -199,7 +199,7 @@ def _table(path: str) -> Guess:
         return Guess(Role.RELATIVE_POSITION)
     if any(word in name for word in _ADDED):
         return Guess(Role.POSITION_EMBEDDING)
-    certain = any(word in name for word in (*_TOKENS, "embed_tokens"))
+    certain = any(word in name for word in _TOKENS)
     return Guess(Role.TOKEN_EMBEDDING, None, "" if certain else "tokens or positions?")
 
 

@@ -32,7 +32,7 @@ from sweeps.search import SearchWork
 from sweeps.search_file import load_search
 from sweeps.sources import is_override, preset_of
 from sweeps.storage import Storage
-from sweeps.sweep import SweepWork
+from sweeps.sweep import SweepWork, Work
 from sweeps.sweep_file import Sweep, load_sweep
 from sweeps.task import said_of_all
 from training import runs
@@ -66,8 +66,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.files = list(map(Path, files))
     args.file = args.files[0]
     with one_line_errors(OSError):
-        command = {"cost": _cost, "status": _status, "submit": _submit}.get(args.command, _run)
-        code = command(args)
+        if args.command == "cost":
+            return cost.run(args, lambda: [_look(args, file) for file in args.files])
+        if args.command == "status":
+            return print(status(_look(args, args.file)))
+        code = _submit(args) if args.command == "submit" else _run(args)
     if code:
         raise SystemExit(code)
 
@@ -81,7 +84,6 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for name, line in (
         ("run", "train what a sweep or search file asks for"),
-        ("search", "the same"),
         ("status", "where a sweep or search stands"),
         ("cost", "runs, FLOPs, time and memory of sweep files"),
         ("submit", "`run` as a job of a SLURM cluster"),
@@ -92,7 +94,8 @@ def _parser() -> argparse.ArgumentParser:
         ("open", "a run's files"),
     ):
         command = commands.add_parser(
-            name, help=line, description=cost.__doc__ if name == "cost" else line,
+            name, aliases=["search"] if name == "run" else (), help=line,
+            description=cost.__doc__ if name == "cost" else line,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=name != "submit",
         )  # fmt: skip
@@ -112,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
             "(default: journal.jsonl in its results folder)")  # fmt: skip
         if name == "cost":
             cost.add_arguments(add)
-        if name in ("run", "search", "submit"):
+        if name in ("run", "submit"):
             pool.add_arguments(command)
             add("--gpu", choices=[gpu.name for gpu in needs.GPUS],
                 help="GPUs of the place where runs run (default: this machine's)")  # fmt: skip
@@ -131,12 +134,12 @@ def read(args: argparse.Namespace, file: Path, looks: bool) -> Any:
     return load(file, args.results, draft=looks, **args.said)
 
 
-def work_of(asked: Any, storage: str | None, looks: bool) -> SweepWork | SearchWork:
+def work_of(asked: Any, storage: str | None, looks: bool) -> Work:
     """What is left of a sweep or search; with `looks` nothing is written."""
     recall = Store(asked.folder, looks).recall
     if isinstance(asked, Sweep):
         return SweepWork(asked, recall)
-    return SearchWork(asked, Storage(asked.folder, storage), recall)
+    return SearchWork(asked, recall, Storage(asked.folder, storage))
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -149,7 +152,7 @@ def _run(args: argparse.Namespace) -> int:
         place = functools.partial(needs.in_words, work.experiment, gpu=gpu, launched=launched)
         print(work.dry_run(place), flush=True)
         if args.command != "submit":  # a cluster's data may be on its nodes alone
-            asked.refuse_missing_data(work.configs())
+            asked.refuse_missing_data(point.config for point in work.left)
         return 0
     with ExitStack() as held:  # before it reads what is done: two would number their trials alike
         try:
@@ -178,7 +181,7 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
     engine = pool.open_pool(*pool.options(args))
 
     def needed(point: Any) -> pool.Needs:
-        said = work.needs(point)
+        said = asked.needs(dict(point.values))
         found = needs.needs_of(work.experiment, point.config, said, gpu, said_of_all(args.launch))
         if unknown and "gpus" not in said:
             needs.refuse_more_than_one_holds(work.experiment, point.config)
@@ -190,32 +193,21 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
     for line in work.report():
         print(line, file=sys.stderr)
     print(work.table)
-    return int(work.failed)
+    return int(bool(work.reasons))
 
 
 def _submit(args: argparse.Namespace) -> int:
     """Has the same command run in a job; a mistake in the file is one line here, too."""
     if args.dry_run:
         return _run(args)
-    asked = read(args, args.file, looks=True)
-    work_of(asked, args.storage, looks=True)
-    print(on_slurm.submit_driver(args, args.words, asked.folder.absolute() / "slurm"))
+    folder = _look(args, args.file).folder.absolute() / "slurm"
+    print(on_slurm.submit_driver(args, args.words, folder))
     return 0
 
 
-def _look(args: argparse.Namespace, file: Path) -> SweepWork | SearchWork:
+def _look(args: argparse.Namespace, file: Path) -> Work:
     """A sweep or search of which nothing is written."""
     return work_of(read(args, file, looks=True), args.storage, looks=True)
-
-
-def _cost(args: argparse.Namespace) -> int:
-    cost.run(args, lambda: [_look(args, file) for file in args.files])
-    return 0
-
-
-def _status(args: argparse.Namespace) -> int:
-    print(status(_look(args, args.file)))
-    return 0
 
 
 if __name__ == "__main__":

@@ -11,9 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sweeps.pool import Needs
 from sweeps.sources import Sources, folder_of, preset_of, read_file
 from training import runs
-from training.config import Section, leaves, parse_overrides, parse_yaml, set_keys, validate
+from training.config import (
+    Count,
+    Section,
+    leaves,
+    parse_overrides,
+    parse_yaml,
+    set_keys,
+    validate,
+)
 from training.errors import UserError, nearest
 from training.experiment import Experiment, load_experiment
 
@@ -69,6 +78,21 @@ class Condition:
             ) from None
 
 
+class FileConfig(Section):
+    """What every file of many runs says."""
+
+    experiment: str
+    """Experiment folder: a package with a `train` module."""
+    config: str
+    """Base config, relative to this file."""
+    set: dict[str, Any] = {}
+    """Config keys of all runs."""
+    needs: Needs = Needs()
+    """What every run needs; by default what the model's memory and the GPU's size ask for."""
+    retries: Count = 1
+    """How often a run that fails for a reason of its own is tried again."""
+
+
 @dataclass
 class Asked:
     """A sweep or search file as a command means it, with its experiment."""
@@ -92,6 +116,10 @@ class Asked:
     def keys(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """All dotted keys of the base config, some of them set."""
         return dict(runs.flat(set_keys(self.base, settings)))
+
+    def needs(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What the file says that a run at some grid values needs."""
+        return self.config.needs.model_dump(exclude_unset=True)
 
     def is_meant(self, config: Section) -> bool:
         """Whether --where leaves a run with this config in."""
@@ -118,7 +146,7 @@ class Asked:
 
 
 def open_file(
-    kind: type[Section],
+    kind: type[FileConfig],
     path: Path,
     results: Path,
     preset: str | None,

@@ -21,17 +21,16 @@ import json
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sweeps.asked import Asked
 from sweeps.needs import GPUS, gpus_of, holds, peak_of
 from sweeps.progress import columns, duration
-from sweeps.search import SearchWork
+from sweeps.rules import FAILED
 from sweeps.simulated import CSV_COLUMNS, csv_rows, launches, size_of
 from sweeps.simulated import table as step_table
-from sweeps.sweep import SweepWork
+from sweeps.sweep import Work
 from sweeps.tables import write_csv
 from training.errors import UserError
 from training.memory import is_observation
@@ -57,108 +56,61 @@ class Run:
     flops: float
     left: float
     """The share of its steps still to be taken."""
+    begun: bool
+    """Whether some of them, and not all, may have been."""
 
 
-@dataclass
-class Work:
-    """The runs of one file."""
-
-    asked: Asked
-    notes: list[str]
-    may_add: dict[str, float]
-    """The most that results can still ask for."""
-    runs: list[Run] = field(default_factory=list)
-    started: int = 0
-
-    def add(self, config: Any, left: Mapping[str, float]) -> None:
-        """Takes up runs with one config, and what is left of each by its name."""
-        cost = self.asked.experiment
-        tokens, flops = config.training.steps * cost.tokens_per_step(config), cost.flops(config)
-        self.runs += [
-            Run((cost.name, name), config, tokens, flops, share) for name, share in left.items()
-        ]
-
-
-def read(found: SweepWork | SearchWork) -> Work:
+def read(work: Work) -> list[Run]:
     """The runs of a sweep or search, and how far they are."""
-    if isinstance(found, SearchWork):
-        search = found.search
-        work = Work(search, [*search.sources.assumed], {"runs": 0, "flops": 0.0})
-        for study in search.studies:
-            config, _ = search.run(study, search.middle)
-            rounds = found.rounds[study.name]
-            for played in rounds:
-                done = len(played.counted)
-                left = {f"{played.key} {i}": float(i >= done) for i in range(played.wanted)}
-                work.add(config, left)
-                work.started += len(played.running)
-            if rounds[-1].missing:
-                later = (search.config.rounds - len(rounds)) * search.config.trials
-                work.may_add["runs"] += later
-                work.may_add["flops"] += later * search.experiment.flops(config)
-        return work
-    sweep = found.sweep
-    failed = (f"{run}: {why}" for run, why in found.reasons.items())
-    work = Work(sweep, [*sweep.sources.assumed, *failed], may_add(found))
-    for run, point in found.points.items():
-        taken = 0
-        if found.results.get(run, {"status": "failed"})["status"] != "failed":
-            taken = point.config.training.steps
-        elif (sweep.folder / run / "metrics.jsonl").exists():
-            from training import checkpoint  # it imports torch, which few sweeps need here
-
-            saved = checkpoint.paths(sweep.folder / run / "checkpoints")
-            taken = int(saved[-1].name.rpartition("-")[2]) if saved else 0
-            work.started += 1
-        share = 1 - taken / point.config.training.steps
-        work.add(point.config, {run.rpartition("-")[2] + point.unknown: share})
-    return work
+    cost, runs = work.experiment, []
+    for key, point in work.points.items():
+        steps, taken = point.config.training.steps, 0
+        has_ended = work.results.get(key, FAILED)["status"] != "failed"
+        begun = not has_ended and work.has_begun(point)
+        if has_ended:
+            taken = steps
+        elif begun:
+            taken = _saved(work.folder / point.run / "checkpoints")
+        name = cost.name, point.run.rpartition("-")[2] + point.unknown
+        tokens, flops = steps * cost.tokens_per_step(point.config), work.flops(point)
+        runs.append(Run(name, point.config, tokens, flops, 1 - taken / steps, begun))
+    return runs
 
 
-def may_add(found: SweepWork) -> dict[str, float]:
-    """The most that `extend` or `confirm` can still add, in cells that are not complete."""
-    config, rule = found.sweep.config, found.sweep.rule
-    most: dict[str, float] = {"runs": 0, "flops": 0.0}
-    largest: dict[Any, float] = {}
-    seeds: dict[Any, list[int]] = {}
-    for point in found.points.values():
-        key = point.cell(config.searched)
-        largest[key] = max(largest.get(key, 0.0), found.flops(point))
-        seeds.setdefault(key, found.sweep.seeds(dict(point.values)))
-    for key, cell in found.cells.items() if rule else ():
-        if not cell.settled:
-            further = set(config.confirm.seeds if config.confirm else ()) - set(seeds[key])
-            count = (rule.points - cell.added) * len(seeds[key]) + len(further)
-            most["runs"] += count
-            most["flops"] += count * largest[key]
-    return most
+def _saved(checkpoints: Path) -> int:
+    """The step of the newest of a run's checkpoints; 0 without one."""
+    if not checkpoints.is_dir():
+        return 0
+    from training import checkpoint  # it imports torch, which few sweeps need here
+
+    saved = checkpoint.paths(checkpoints)
+    return int(saved[-1].name.rpartition("-")[2]) if saved else 0
 
 
-def report(work: Work, args: argparse.Namespace) -> dict[str, Any]:
+def report(work: Work, runs: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
     """The counts of one file as JSON types, by model size from the smallest on, and in all."""
     groups: dict[str, list[Run]] = {}
-    dumps: dict[int, str] = {}  # the trials of a study share a config, thousands of them
-    for run in work.runs:
-        dump = dumps.setdefault(id(run.config), run.config.model.model_dump_json())
-        groups.setdefault(dump, []).append(run)
+    for run in runs:
+        groups.setdefault(run.config.model.model_dump_json(), []).append(run)
     models = [group[0].config.model.model_dump() for group in groups.values()]
     varying = [key for key in models[0] if len({str(model[key]) for model in models}) > 1]
     varying = varying or list(models[0])[:1]  # of models that are all the same
     sizes = [_size(group, varying, work, args) for group in groups.values()]
-    to_do = [run for run in work.runs if run.left]
+    to_do = [run for run in runs if run.left]
+    failed = (f"{run}: {why}" for run, why in work.reasons.items())
     return {
         "file": str(work.asked.path),
         "preset": work.asked.sources.preset,
-        "notes": work.notes,
+        "notes": [*work.asked.sources.assumed, *failed],
         "runs": {
-            "all": len(work.runs),
-            "done": len(work.runs) - len(to_do),
-            "started": work.started,
+            "all": len(runs),
+            "done": len(runs) - len(to_do),
+            "started": sum(run.begun for run in runs),
             "to_do": len(to_do),
         },
         "sizes": sorted(sizes, key=lambda size: size["parameters"]["total"]),
-        **_totals(work.runs, args),
-        "may_add": work.may_add,
+        **_totals(runs, args),
+        "may_add": dict(zip(("runs", "flops"), work.may_add())),
     }
 
 
@@ -382,9 +334,7 @@ def add_arguments(add: Any) -> None:
     add("--json", action="store_true", help="all of it as JSON")
 
 
-def run(
-    args: argparse.Namespace, opened: Callable[[], Sequence[SweepWork | SearchWork]]
-) -> None:
+def run(args: argparse.Namespace, opened: Callable[[], Sequence[Work]]) -> None:
     """Prints what sweeps cost, and a note where data are not here; UserError for a mistake."""
     if args.gpus_per_run < 1:
         raise UserError(f"--gpus-per-run {args.gpus_per_run}: expected at least 1")
@@ -398,12 +348,12 @@ def run(
         raise UserError(f"--gpus {args.gpus}: a run alone takes {args.gpus_per_run}")
     if args.csv and not args.simulate:
         raise UserError("--csv holds the simulated table: give --simulate, too")
-    works = [read(work) for work in opened()]
-    counts, total = [report(work, args) for work in works], None
-    if len(works) > 1:
+    files = [(work, read(work)) for work in opened()]
+    counts, total = [report(work, runs, args) for work, runs in files], None
+    if len(files) > 1:
         # A run that several files have is trained once, as sweeps share their results. One that is
         # done in one sweep only was made at another commit, and is still to do.
-        every = sorted((run for work in works for run in work.runs), key=lambda run: run.left)
+        every = sorted((run for _, runs in files for run in runs), key=lambda run: run.left)
         total = _totals(list({run.identity: run for run in every}.values()), args)
     if args.csv:
         write_csv(args.csv, CSV_COLUMNS, csv_rows(counts))
@@ -419,8 +369,8 @@ def run(
             tables.append("\n".join([table, *_ends(total, args)]))
         footnotes = [textwrap.fill(line, 100) for line in assumptions(args)]
         print("\n\n".join([*tables, "\n".join(footnotes)]), flush=True)
-    for work in works:
+    for work, runs in files:
         try:
-            work.asked.refuse_missing_data(run.config for run in work.runs if run.left)
+            work.asked.refuse_missing_data(run.config for run in runs if run.left)
         except UserError as error:  # a plan is made before its data are there
             print(f"note: {error}", file=sys.stderr)

@@ -18,8 +18,7 @@ from typing import Any
 
 from sweeps.pool import Job, Needs, Pool, RunFailed
 from sweeps.progress import Board, last_line
-from sweeps.search import SearchWork
-from sweeps.sweep import SweepWork
+from sweeps.sweep import Work
 from training.errors import RunError, UserError
 from training.files import Busy
 from training.signals import StopRequest
@@ -29,8 +28,6 @@ TABLE_SHARE = 0.05  # of the driver's time at most: the tables of large sweeps t
 LOOK_SECONDS = 0.5  # between looks at signals and at the runs at work
 BUSY_SECONDS = 2.0  # until a run that another process holds is tried again
 LOST = 5  # times that a run may take its place down without having come any further
-
-Work = SweepWork | SearchWork
 
 
 @dataclass(frozen=True)
@@ -108,13 +105,13 @@ class Driver:
                 return False
             folder = self.work.folder / point.run
             config = point.config.model_dump(mode="json")
-            job = Job(point.run, self.work.name, config, folder)
+            job = Job(point.run, self.work.asked.config.experiment, config, folder)
+            step = last_line(folder).get("step", 0)  # before it takes another one
             try:
                 future = self.pool.submit(job, self.needs(point))
             except UserError as error:  # no place is large enough for it
                 self._give_up(point, str(error))
                 continue
-            step = last_line(folder).get("step", 0)
             self.flights[future] = _Flight(point, time.monotonic(), step)
             future.add_done_callback(self.ended.put)
         return True
@@ -149,7 +146,7 @@ class Driver:
             self.board.say(f"{point.run}: {error}")
             self.tries[point.run] += 1
             count = self.tries[point.run]
-            if count <= self.work.retries:
+            if count <= self.work.asked.config.retries:
                 self.work.put_back(point)
             else:
                 self._give_up(point, f"failed {count} times: {error}")

@@ -29,6 +29,7 @@ import yaml
 
 from sweeps.asked import Condition
 from sweeps.progress import columns, last_line
+from sweeps.tables import by_size
 from training import runs
 from training.errors import RunError, UserError, nearest, one_line_errors, reason
 from training.files import is_locked, read_text
@@ -219,7 +220,7 @@ def list_(args: argparse.Namespace) -> None:
         differing = _differing([run.config for run in found])
         keys, hidden = differing[:COLUMNS], differing[COLUMNS:]
     cells = {run: [run.values.get(key) for key in keys] for run in found}
-    found.sort(key=lambda run: (run.sweep, [_order(value) for value in cells[run]]))
+    found.sort(key=lambda run: (run.sweep, [by_size(value) for value in cells[run]]))
     rows = [
         (run.sweep, run.folder.name, run.result["status"], str(run.result.get("step", 0)),
          *map(_short, cells[run]), _short(run.result["final_train_loss"]),
@@ -262,8 +263,9 @@ def show(args: argparse.Namespace) -> None:
         if value is not None:
             sections.setdefault(section, []).append(f"{name} {_short(value)}")
     width = max(map(len, sections)) + 2
+    room = max(40, shutil.get_terminal_size().columns - width)
     for section, words in sections.items():
-        text = textwrap.fill(", ".join(words), max(40, _columns() - width), break_long_words=False)
+        text = textwrap.fill(", ".join(words), room, break_long_words=False)
         print(textwrap.indent(text, " " * width).replace(" " * width, f"{section:{width}}", 1))
     plan = run.plan()
     forward = plan.pop("forward", {})
@@ -332,16 +334,6 @@ def _headings(keys: Sequence[str]) -> list[str]:
     return [name if last.count(name) == 1 else key for name, key in zip(last, keys)]
 
 
-def _order(value: Any) -> tuple[bool, float, str]:
-    """Numbers by size, before words."""
-    number = isinstance(value, (int, float))
-    return not number, value if number else 0.0, "" if number else str(value)
-
-
-def _columns() -> int:
-    return shutil.get_terminal_size().columns
-
-
 def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
@@ -379,7 +371,7 @@ def _draw(labels: Mapping[Run, str], args: argparse.Namespace) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
-    width = min(100, _columns()) - 12
+    width = min(100, shutil.get_terminal_size().columns) - 12
     console.print(f"\n{key.replace('_', ' ')}{', x: eval loss' if any(dots) else ''}")
     console.print(text_plot([points for _, points in curves], dots, width))
     if len(curves) > 1:

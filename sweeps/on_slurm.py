@@ -36,6 +36,7 @@ from training.errors import UserError
 from training.files import write_json
 
 LOOK_SECONDS = 0.5  # between looks at what has come and what jobs have left
+REQUEUES = 1000  # time limits that a job may reach: half a year of 4 hours
 ASK_SECONDS = 1.0  # between two questions to SLURM; up to 15 the longer nothing has happened
 _SEVERAL_NODES = (
     "bash", "scripts/slurm/several_nodes.sh", "scripts/accelerate/several_nodes_fsdp.yaml"
@@ -196,7 +197,7 @@ class SlurmPool(Pool):
         work = [
             slurm_job.Runs(tuple(run.job for run in pack), needs, launch, folder) for pack in packs
         ]
-        return submit(work, folder, given.requeues, {**self.parameters, **asked})
+        return submit(work, folder, {**self.parameters, **asked})
 
     def _collect(self) -> int:
         """Takes the outcomes that jobs have left; how many."""
@@ -260,7 +261,7 @@ def _slurm(*command: str) -> str | None:
 
 
 def submit(
-    work: Sequence[Callable[[], None]], folder: Path, requeues: int, asked: dict[str, Any]
+    work: Sequence[Callable[[], None]], folder: Path, asked: dict[str, Any]
 ) -> list[str]:
     """The ids of an array of jobs with the same parameters; UserError where sbatch refuses them."""
     from submitit import SlurmExecutor
@@ -272,7 +273,7 @@ def submit(
     srun = ["--nodes=1", "--ntasks=1"] + ([f"--cpus-per-task={cores}"] if cores else [])
     asked = {key: value for key, value in asked.items() if value is not None}
     try:
-        executor = SlurmExecutor(folder, max_num_timeout=requeues)
+        executor = SlurmExecutor(folder, max_num_timeout=REQUEUES)
         name = "-".join(folder.parts[-3:-1])
         executor.update_parameters(job_name=name, srun_args=srun, **asked)
         return [started.job_id for started in executor.submit_array(list(work))]
@@ -348,7 +349,7 @@ def submit_driver(args: argparse.Namespace, words: Sequence[str], folder: Path) 
         asked |= {"cpus_per_task": given.cpus_per_task, "gpus_per_node": given.gpus_per_node}
     words = tuple(parser.parse_known_args(words)[1])
     driver = slurm_job.Driver(words, detached=args.engine == "slurm")
-    (job,) = submit([driver], folder, given.requeues, asked)
+    (job,) = submit([driver], folder, asked)
     return (
         f"submitted {job}\nlogs     {folder}\n"
         f"watch    squeue --jobs {job}; tail -f {folder}/{job}_0_log.err\n"

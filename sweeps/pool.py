@@ -153,7 +153,6 @@ class PoolOptions:
     gpus_per_node: int | None = None
     cpus_per_task: int | None = None
     mem: str | None = None
-    requeues: int = 100
     slurm: tuple[str, ...] = ()
 
 
@@ -161,8 +160,8 @@ ENGINES = {
     "local": "sweeps.local.LocalPool", "ray": "sweeps.on_ray.RayPool",
     "slurm": "sweeps.on_slurm.SlurmPool",
 }  # fmt: skip
-_CLUSTER = ("jobs", "pack", "requeues", "time", "partition", "account", "gpus_per_node",
-            "cpus_per_task", "mem", "slurm")  # fmt: skip
+_CLUSTER = ("jobs", "pack", "time", "partition", "account", "gpus_per_node", "cpus_per_task", "mem",
+            "slurm")  # fmt: skip
 # An option that only some engines have.
 _ONLY = {"address": ("ray",), "workers": ("local", "ray"), **dict.fromkeys(_CLUSTER, ("slurm",))}
 
@@ -199,7 +198,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_job_arguments(add: Any) -> None:
     """The options that sbatch gets."""
     add("--time", help="time limit of a job, such as 90, 12:00:00 or 2-0 (default 4 hours)")
-    add("--requeues", type=int, default=100, help="time limits a job may reach (default 100)")
     add("--partition", help="partition to submit to")
     add("--account", help="account to charge")
     add("--gpus-per-node", type=int, help="GPUs per node (default: what a run needs)")

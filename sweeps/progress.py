@@ -72,7 +72,7 @@ class Board:
 
     def count(self) -> str:
         """Runs that are done, of those that are known."""
-        return f"[{self.work.done}/{self.work.total}]"
+        return f"[{len(self.work.results)}/{len(self.work.points)}]"
 
     def _left(self, at_work: int) -> str:
         """Rules may still ask for more runs, which nobody can count."""
@@ -156,10 +156,10 @@ def status(work: Any) -> str:
     """
     at_work = [point for point in work.left if is_locked(work.folder / point.run)]
     failed = work.failed_before() - {point.run for point in at_work}
-    left = work.total - work.done - len(at_work) - len(failed)
+    done, known = len(work.results), len(work.points)
     lines = [
-        f"{work.folder}: {work.done} of {work.total} runs done, {len(at_work)} at work, "
-        f"{len(failed)} failed, {left} left"
+        f"{work.folder}: {done} of {known} runs done, {len(at_work)} at work, "
+        f"{len(failed)} failed, {known - done - len(at_work) - len(failed)} left"
     ]
     rows = [("at work", "step", "of", "loss")]
     for point in at_work:

@@ -10,204 +10,137 @@ al., App. C.2), study by study as they are complete, and `trials.csv` every tria
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import yaml
 
 from sweeps import study as rules
+from sweeps.rules import FAILED, Summary
 from sweeps.search_file import Search
 from sweeps.storage import Storage
 from sweeps.study import RATE, Round, Study, Trial
+from sweeps.sweep import Recall, Work
+from sweeps.sweep_file import Point
 from sweeps.tables import write_csv
 from training import environment
 from training.config import read_yaml
-from training.errors import RunError
 from training.files import write_text
 
-Recall = Callable[[str], dict[str, Any] | None]
 
-
-@dataclass(frozen=True)
-class Task:
-    """A trial to be run."""
+@dataclass(frozen=True, kw_only=True)
+class Task(Point):
+    """A trial of a round: begun, or counted, or to come, and then without values and a run."""
 
     round: Round
     trial: Trial
-    config: Any
-    run: str
+
+    @property
+    def key(self) -> str:
+        """The best of a round is tried in the next one, too: two trials may be one run."""
+        return f"{self.round.key} {self.trial.number}"
 
 
-class SearchWork:
+class SearchWork(Work):
     """What is left of a search: trials that were begun and have not ended, then new ones.
 
-    `recall` gives the summary of a run that is done already. Trials that failed in an earlier
-    command are replaced in this one.
+    A round of a study has as many points as it wants trials, whose values are chosen when their
+    turn comes. Trials that failed in an earlier command are replaced in this one.
     """
 
-    def __init__(
-        self, search: Search, storage: Storage, recall: Recall = lambda run: None
-    ) -> None:
-        self.search, self.storage, self.recall = search, storage, recall
-        self.folder, self.experiment = search.folder, search.experiment
-        self.name, self.retries = search.config.experiment, search.config.retries
-        self.table = self.folder / "constants.yaml"  # what a user wants to know
+    table_name = "constants.yaml"
+
+    def __init__(self, search: Search, recall: Recall, storage: Storage) -> None:
+        super().__init__(search, recall)
+        self.storage = storage
         self.rounds: dict[str, list[Round]] = {}
         self.entries: dict[str, dict[str, Any]] = {}
-        self.broken: dict[str, str] = {}
-        self.reasons: list[str] = []
-        self._last: dict[str, str] = {}  # how a run ended, as a line
-        self._begun: list[Task] = []
         for study in search.every:
             self._read(study)
-        known = [played for found in self.rounds.values() for played in found]
         self.replaced = {
             (played.key, trial.number)
-            for played in known for trial in played.trials if trial.state == "failed"
+            for found in self.rounds.values() for played in found
+            for trial in played.trials if trial.state == "fail"
         }  # fmt: skip
 
     def next(self) -> Task | None:
-        """A trial to run; None while all wait for results. Those whose run is done end here."""
-        while self._begun:
-            task = self._begun.pop(0)
-            if not self._is_told(task):
+        """A trial to run; None while all wait for results. One whose run is done ends here."""
+        while (task := super().next() or self._ask()) is not None:
+            summary = self._recalled(task)
+            if summary is None:
                 return task
-        for study in self.search.studies:
-            while study.name not in self.entries.keys() | self.broken.keys():
-                answer = self.search.config.next(self.rounds[study.name], self.replaced)
-                if answer.done:
-                    self._settle(study, answer.note)
-                if not answer.places:
-                    break
-                current = self.rounds[study.name][-1]
-                values = dict(zip(self.search.config.search, answer.places[0]))
-                config, run = self.search.run(study, values)
-                number = len(current.trials)
-                trial = self.storage.add(current.key, number, values, current.ranges, run)
-                current.trials.append(trial)
-                task = Task(current, trial, config, run)
-                if not self._is_told(task):
-                    return task
+            self.record(task, summary)
         return None
 
-    def put_back(self, task: Task) -> None:
-        """A trial that was begun and did not end: it is handed out again."""
-        self._begun.append(task)
+    def record(self, task: Task, summary: Summary) -> None:
+        """Takes the result of a trial's run; the last one of a round may open another round."""
+        loss = None if summary["status"] == "failed" else objective(summary, task.config)
+        if loss is not None:
+            commit = summary.get("environment", {}).get("commit")
+            note = {"status": summary["status"], "run": task.run, "commit": commit}
+        else:
+            summary, why = FAILED, "the loss before the first update is not finite"
+            reason = self.reasons.setdefault(task.run, why)
+            note = {"status": "failed", "run": task.run, "reason": reason}
+        ended = self.storage.end(task.round.key, task.trial, note, loss)
+        task.round.trials[ended.number] = ended
+        self._take(task, summary)
+        if not task.round.missing:
+            self._read(task.round.study)
 
-    def record(self, task: Task, summary: Mapping[str, Any]) -> None:
-        """Takes the result of a trial's run."""
-        loss = objective(summary, task.config)
-        if loss is None:
-            self.fail(task, "the loss before the first update is not finite")
-            return
-        commit = summary.get("environment", {}).get("commit")
-        self._end(task, {"status": summary["status"], "run": task.run, "commit": commit}, loss)
-
-    def fail(self, task: Task, reason: str) -> None:
-        """Ends a trial as failed; the rest goes on."""
-        self.reasons.append(f"{task.run} {reason}")
-        self._end(task, {"status": "failed", "run": task.run, "reason": reason}, None)
-
-    def needs(self, task: Task) -> dict[str, Any]:
-        """What the search file says that a run needs."""
-        return self.search.config.needs.model_dump(exclude_unset=True)
-
-    def flops(self, task: Task) -> float:
-        """What a run costs."""
-        return self.experiment.flops(task.config)
-
-    def _rounds(self) -> Iterator[Round]:
-        """The rounds that are known of the studies that are meant."""
-        return chain(*(self.rounds[study.name] for study in self.search.studies))
-
-    @property
-    def done(self) -> int:
-        """Trials that count."""
-        return sum(len(played.counted) for played in self._rounds())
-
-    @property
-    def total(self) -> int:
-        """Trials of the rounds that are known."""
-        return sum(played.wanted for played in self._rounds())
-
-    @property
-    def todo(self) -> tuple[float, float]:
-        """FLOPs and steps of the trials to come in the rounds that are known."""
-        flops = steps = 0.0
-        for played in self._rounds():
-            config, _ = self.search.run(played.study, self.search.middle)
-            flops += played.missing * self.experiment.flops(config)
-            steps += played.missing * config.training.steps
-        return flops, steps
-
-    @property
-    def left(self) -> list[Task]:
-        """The trials that were begun and have not ended."""
-        return self._begun
-
-    def configs(self) -> list[Any]:
-        """One config of every study that has trials left."""
-        left = (played.study for played in self._rounds() if played.missing)
-        return [self.search.run(study, self.search.middle)[0] for study in left]
-
-    def ended(self) -> Iterator[tuple[Task, dict[str, Any]]]:
+    def ended(self) -> list[tuple[Task, Summary]]:
         """The trials that count, and what their runs came to."""
-        for played in self._rounds():
-            for trial in played.counted:
-                config, run = self.search.run(played.study, trial.values)
-                yield Task(played, trial, config, run), self.recall(run) or {}
+        return [(task, self.recall(task.run) or note) for task, note in super().ended()]
+
+    def has_begun(self, task: Task) -> bool:
+        """Whether the storage has it as begun."""
+        return task.trial.state == "running"
 
     def failed_before(self) -> set[str]:
         """Runs that an earlier command, or one at work now, has given up, and none has replaced."""
         found: set[str] = set()
-        for study in self.search.studies:
+        for study in self.asked.studies:
             last = self.rounds[study.name][-1]
             open_places = max(0, last.missing - len(last.running))
-            failed = [trial.note["run"] for trial in last.trials if trial.state == "failed"]
+            failed = [trial.note["run"] for trial in last.trials if trial.state == "fail"]
             found.update(failed[max(0, len(failed) - open_places) :])
         return found
 
-    @property
-    def failed(self) -> bool:
-        """Whether a study has come to no constants."""
-        return bool(self.broken)
-
     def outcome(self, task: Task) -> str:
-        """A trial with its result, as a line for people."""
-        return self._last.get(task.run, f"{task.run} failed")
+        """A trial with its result and the best of its round, as a line for people."""
+        complete = [trial for trial in task.round.trials if trial.state == "complete"]
+        best = f"  best {rules.best_trial(complete).loss:.4f}" if complete else ""
+        place = f"round {task.round.number} trial {task.trial.number}"
+        return f"{place} of {super().outcome(task)}{best}"
 
-    def report(self) -> list[str]:
-        """What a user should know at the end: optima near an edge, failures."""
-        edges = [
-            f"{name}: {', '.join(found['near_edge'])} still near an edge after "
-            f"{found['rounds']} rounds"
-            for name, found in self.entries.items() if found["near_edge"]
-        ]  # fmt: skip
-        broken = [f"{name}: {reason}" for name, reason in self.broken.items()]
-        return [*edges, *self.reasons, *broken]
+    def may_add(self) -> tuple[int, float]:
+        """The most trials of rounds that are not known yet, and their FLOPs."""
+        runs, flops = 0, 0.0
+        for study in self.asked.studies:
+            found = self.rounds[study.name]
+            if found[-1].missing:
+                later = (self.asked.config.rounds - len(found)) * self.asked.config.trials
+                runs, flops = runs + later, flops + later * self.experiment.flops(study.config)
+        return runs, flops
 
     def write(self, final: bool) -> None:
         """constants.yaml, one entry per complete study, and trials.csv."""
-        for study in self.search.every:  # perhaps nobody has asked for a trial since
-            if study.name not in self.entries and not self.rounds[study.name][-1].missing:
-                self._settle(study, self.search.config.next(self.rounds[study.name]).note)
-        settings = self.search.config.model_dump(
+        every = self.asked.every
+        settings = self.asked.config.model_dump(
             mode="json", include={"trials", "parallel", "equal_within", "edge", "extend", "rounds"}
         )
         made = {
-            "file": self.search.path.name,
-            "preset": self.search.sources.preset,
+            "file": self.asked.path.name,
+            "preset": self.asked.sources.preset,
             "commit": environment.commit(),
         }
-        every = self.search.every
         entries = [self.entries[study.name] for study in every if study.name in self.entries]
         content = {"search": {**made, **settings}, "constants": entries}
         # One object may stand in several places; aliases would make the file hard to read.
         text = yaml.safe_dump(json.loads(json.dumps(content)), sort_keys=False)
         write_text(self.table, text)
-        keys = [*self.search.config.grid, "round", "trial", *self.search.config.search]
+        keys = [*self.asked.config.grid, "round", "trial", *self.asked.config.search]
         rows = [
             {**study.where, **trial.values, "study": study.name, "round": played.number,
              "trial": trial.number, "rate": study.rate, "loss": trial.loss, **trial.note}
@@ -224,7 +157,7 @@ class SearchWork:
         return [
             f"{study.name}: its rate is {study.rate:g}, its constants in {path} were found at "
             f"{old['rate']:g}; it is searched again, and has none until it is done"
-            for study in self.search.studies
+            for study in self.asked.studies
             for old in known
             if old.get("where") == study.where and old.get("rate") not in (None, study.rate)
         ]
@@ -234,64 +167,72 @@ class SearchWork:
 
         `place` says the GPUs of a config and its needs.
         """
-        said = self.search.config.needs.model_dump(exclude_unset=True)
-        lines = list(self.search.sources.assumed)
-        for study in self.search.studies:
+        lines = list(self.asked.sources.assumed)
+        for study in self.asked.studies:
             last = self.rounds[study.name][-1]
-            at = f"round {last.number} of at most {self.search.config.rounds}"
+            at = f"round {last.number} of at most {self.asked.config.rounds}"
             rate = "" if study.rate is None else f"={study.rate:.4g}"
+            said = self.asked.needs(study.where)
             lines.append(
                 f"{study.name}: {RATE}{rate} ({study.rate_from}), {at}, "
                 f"{last.missing} of {last.wanted} trials to do  "
-                f"{place(self.search.run(study, self.search.middle)[0], said)}".rstrip()
+                f"{place(study.config, said)}".rstrip()
             )
         lines.append(
-            f"{len(self.search.studies)} studies, {self.total - self.done} trials to do in the "
+            f"{len(self.asked.studies)} studies, {len(self.left)} trials to do in the "
             f"rounds that are known, about {self.todo[0]:.3g} FLOPs"
         )
         return "\n".join(lines)
 
     def _read(self, study: Study) -> None:
-        """The rounds of a study; what was begun in a round that is new here is handed out again."""
-        before = len(self.rounds.get(study.name, ()))
-        found = self.search.config.rounds_of(study, self.storage.trials)
-        self.rounds[study.name] = found
-        if len(found) > before and study in self.search.studies:
-            for trial in found[-1].running:
-                config, run = self.search.run(study, trial.values)
-                self._begun.append(Task(found[-1], trial, config, run))
+        """The rounds of a study; of one that is new here, what was begun is handed out again."""
+        before, config = len(self.rounds.get(study.name, ())), self.asked.config
+        found = self.rounds[study.name] = config.rounds_of(study, self.storage.trials)
+        if not found[-1].missing and (problem := config.next(found).note):
+            self.reasons[study.name] = problem
+        elif not found[-1].missing:
+            self.entries[study.name] = entry(self.asked, found)
+            if edges := ", ".join(self.entries[study.name]["near_edge"]):
+                note = f"{study.name}: {edges} still near an edge after {len(found)} rounds"
+                self.notes[study.name] = note
+        for played in found[before:] if study in self.asked.studies else ():
+            begun, first = played.running[: played.missing], len(played.trials)
+            to_come = range(first, first + played.missing - len(begun))
+            waiting = (Trial(number, {}, "waiting") for number in to_come)
+            for trial in (*played.counted, *begun, *waiting):
+                task = self._task(played, trial)
+                if trial.state == "running":
+                    self.put_back(task, trial.number)
+                elif trial.state == "complete":
+                    self._take(task, trial.note)
 
-    def _is_told(self, task: Task) -> bool:
-        """Whether the trial's run was done, or is unusable, and the trial has ended with it."""
-        try:
-            summary = self.recall(task.run)
-        except RunError as error:
-            self.fail(task, str(error))
-            return True
-        if summary is not None:
-            self.record(task, summary)
-        return summary is not None
+    def _task(self, played: Round, trial: Trial) -> Task:
+        """Takes up a trial; one that is not to be run now needs no config of its own."""
+        study, run = played.study, trial.note.get("run", f"{played.key} {trial.number}")
+        config = study.config
+        if trial.state == "running":
+            config, run = self.asked.run(study, trial.values)
+        values = tuple(trial.values.items())
+        task = Task(study.name, values, config.seed, config, run, round=played, trial=trial)
+        self._enter(task)
+        return task
 
-    def _end(self, task: Task, note: Mapping[str, Any], loss: float | None) -> None:
-        """Ends a trial in the storage, and says so in a line for people."""
-        played = task.round
-        ended = self.storage.end(played.key, task.trial, note, loss)
-        played.trials[ended.number] = ended
-        values = " ".join(f"{key.rpartition('.')[2]}={v:.3g}" for key, v in ended.values.items())
-        result = f"eval loss {loss:.4f}" if note["status"] == "finished" else note["status"]
-        complete = [trial for trial in played.trials if trial.state == "complete"]
-        best = f"  best {rules.best_trial(complete).loss:.4f}" if complete else ""
-        place = f"{played.study.name} round {played.number} trial {ended.number}"
-        self._last[task.run] = f"{place}  {values}  {result}{best}"
-        if not played.missing:
-            self._read(played.study)  # perhaps with another round
-
-    def _settle(self, study: Study, problem: str) -> None:
-        """Records the end of a study, good or bad."""
-        if problem:
-            self.broken[study.name] = problem
-        else:
-            self.entries[study.name] = entry(self.search, self.rounds[study.name])
+    def _ask(self) -> Task | None:
+        """A new trial; None where every study waits for results or is over."""
+        for study in self.asked.studies:
+            if study.name in self.entries.keys() | self.reasons.keys():
+                continue
+            played = self.rounds[study.name][-1]
+            answer = self.asked.config.next(self.rounds[study.name], self.replaced)
+            if answer.done:
+                self.reasons[study.name] = answer.note
+            for place in answer.places:
+                values = dict(zip(self.asked.config.search, place))
+                task = self._task(played, Trial(len(played.trials), values, "running"))
+                self.storage.add(played.key, task.trial, played.ranges, task.run)
+                played.trials.append(task.trial)
+                return task
+        return None
 
 
 def objective(summary: Mapping[str, Any], config: Any) -> float | None:
@@ -311,6 +252,10 @@ def entry(search: Search, rounds: Sequence[Round]) -> dict[str, Any]:
     settings, last = search.config, rounds[-1]
     best = rules.best_trial(last.finished)
     good = rules.equally_good(last.finished, settings.equal_within)
+    near_edge = [
+        key for key, bounds in last.ranges.items()
+        if rules.is_near_edge(best.values[key], bounds, settings.edge)
+    ]  # fmt: skip
     ones = (t for r in rounds for t in r.finished if set(t.values.values()) == {1.0})
     return {
         "where": last.study.where,
@@ -328,7 +273,7 @@ def entry(search: Search, rounds: Sequence[Round]) -> dict[str, Any]:
         "diverged": len(last.counted) - len(last.finished),
         "rounds": last.number,
         "ranges": {key: list(bounds) for key, bounds in last.ranges.items()},
-        "near_edge": settings.near_edge(last),
+        "near_edge": near_edge,
         "rate": last.study.rate,
         "rate_from": last.study.rate_from,
         "commit": best.note["commit"],

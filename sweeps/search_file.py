@@ -12,13 +12,12 @@ from typing import Any
 
 from pydantic import model_validator
 
-from sweeps.asked import Asked, open_file
-from sweeps.pool import Needs
+from sweeps.asked import Asked, FileConfig, open_file
 from sweeps.sources import Around, Missing
 from sweeps.study import RATE, Study, Tuning
 from sweeps.sweep_file import Values, grid_values
 from training import runs
-from training.config import Count, PositiveFloat, Section
+from training.config import PositiveFloat, Section
 from training.errors import UserError
 
 
@@ -37,23 +36,13 @@ class Rate(Section):
         return {k: v if isinstance(v, list) else [v] for k, v in self.where.items()}
 
 
-class SearchConfig(Tuning):
+class SearchConfig(Tuning, FileConfig):
     """A search file."""
 
-    experiment: str
-    """Experiment folder: a package with a `train` module."""
-    config: str
-    """Base config, relative to the search file."""
-    set: dict[str, Any] = {}
-    """Config keys of all runs."""
     grid: dict[str, Values] = {}
     """Keys to cross; every combination is a study of its own."""
     rates: list[Rate] = []
     """Where each study's optimizer.lr comes from; by default it is the config's own."""
-    retries: Count = 1
-    """How often a run that fails for a reason of its own is tried again."""
-    needs: Needs = Needs()
-    """What every run needs; by default what the model's memory and the GPU's size ask for."""
 
     @model_validator(mode="after")
     def _keys_have_one_source(self) -> SearchConfig:
@@ -81,11 +70,6 @@ class Search(Asked):
     studies: list[Study] = field(default_factory=list)
     """Those that are meant."""
 
-    @property
-    def middle(self) -> dict[str, float]:
-        """The centre of the first round's ranges."""
-        return {key: math.sqrt(low * high) for key, (low, high) in self.config.search.items()}
-
     def study(self, where: dict[str, Any]) -> Study:
         """The study at some grid values; UserError if they make no valid config."""
         # A word that can be a folder's name.
@@ -94,10 +78,12 @@ class Search(Asked):
         settings = {**self.config.set, **where}
         rate, source = self._rate(name, where, settings)
         settings |= {} if rate is None else {RATE: rate}
-        config = self.validated(f"study {name!r}", {**settings, **self.middle})
+        ranges = self.config.search.items()
+        middle = {key: math.sqrt(low * high) for key, (low, high) in ranges}
+        config = self.validated(f"study {name!r}", {**settings, **middle})
         identity = json.dumps([runs.identity(config), self.config.sampler_seed], sort_keys=True)
         chosen = None if RATE in self.config.search else config.optimizer.lr
-        return Study(name, where, settings, identity, chosen, source)
+        return Study(name, where, settings, config, identity, chosen, source)
 
     def _rate(
         self, name: str, where: Mapping[str, Any], settings: Mapping[str, Any]
@@ -147,7 +133,7 @@ def load_search(
         if names.count(name) > 1:
             raise UserError(f"{path}: grid: two studies would be called {name!r}")
     for study in search.every:
-        if search.is_meant(search.run(study, search.middle)[0]):
+        if search.is_meant(study.config):
             search.studies.append(study)
     if not search.studies:
         raise UserError(f"--where: no study of {path} is meant; see them all by --dry-run")

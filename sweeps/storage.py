@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sweeps.study import STATES, Bounds, Trial, frozen
+from sweeps.study import Bounds, Trial, frozen
 from training.errors import UserError
 from training.files import writing
 
@@ -40,30 +40,24 @@ class Storage:
             study = self._study(key)
         except KeyError:
             return []
-        notes, ours = study.user_attrs, {name: state for state, name in STATES.items()}
+        notes = study.user_attrs
         return [
-            Trial(t.number, dict(t.params), ours[t.state.name], t.value,
+            Trial(t.number, dict(t.params), t.state.name.lower(), t.value,
                   notes.get(str(t.number), {}))
             for t in study.get_trials(deepcopy=False)
         ]  # fmt: skip
 
-    def add(
-        self, key: str, number: int, values: Mapping[str, float], ranges: Mapping[str, Bounds],
-        run: str,
-    ) -> Trial:  # fmt: skip
-        """A new running trial, whole or not at all."""
+    def add(self, key: str, trial: Trial, ranges: Mapping[str, Bounds], run: str) -> None:
+        """Notes a new trial, whole or not at all."""
         import optuna
 
-        if key not in self._studies:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self._writing():
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._writing():
+            if key not in self._studies:
                 self._studies[key] = optuna.create_study(
                     study_name=key, storage=self._opened(), load_if_exists=True
                 )
-        trial = Trial(number, dict(values), "running")
-        with self._writing():
             self._studies[key].add_trial(frozen(trial, ranges, {"run": run}))
-        return trial
 
     def end(
         self, key: str, trial: Trial, note: Mapping[str, Any], loss: float | None
@@ -74,10 +68,10 @@ class Storage:
         """
         from optuna.trial import TrialState
 
-        study, state = self._study(key), "failed" if loss is None else "complete"
+        study, state = self._study(key), "fail" if loss is None else "complete"
         with self._writing():
             study.set_user_attr(str(trial.number), dict(note))
-            study.tell(trial.number, loss, state=TrialState[STATES[state]])
+            study.tell(trial.number, loss, state=TrialState[state.upper()])
         return replace(trial, state=state, loss=loss, note=dict(note))
 
     def _study(self, key: str) -> optuna.Study:

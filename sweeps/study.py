@@ -6,6 +6,7 @@ eta_l = beta_n * gamma_l * (n/b)^(-c_l).
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import math
@@ -26,9 +27,7 @@ if TYPE_CHECKING:
 RATE = "optimizer.lr"
 
 Bounds = tuple[float, float]
-State = Literal["running", "complete", "failed"]
-STATES: dict[State, str] = {"running": "RUNNING", "complete": "COMPLETE", "failed": "FAIL"}
-"""Optuna's names."""
+State = Literal["waiting", "running", "complete", "fail"]  # as Optuna names them
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class Trial:
     values: dict[str, float]
     """Config key -> value tried."""
     state: State
-    """Running means begun, perhaps by a driver that is gone."""
+    """Waiting for its values; running means begun, perhaps by a driver that is gone."""
     loss: float | None = None
     """What the search minimises; a diverged run has a penalty. None unless complete."""
     note: Mapping[str, Any] = field(default_factory=dict)
@@ -54,6 +53,8 @@ class Study:
     name: str
     where: dict[str, Any]
     settings: dict[str, Any]
+    config: Any
+    """With every searched value in the middle of its first range."""
     identity: str
     rate: float | None  # None where it is searched itself
     rate_from: str
@@ -69,10 +70,13 @@ class Round:
     trials: list[Trial]
     wanted: int
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """The name of its trials in the storage; other settings or ranges have another one."""
-        return round_key(self.study, self.number, self.ranges)
+        ranges = {key: list(bounds) for key, bounds in self.ranges.items()}
+        text = json.dumps([self.study.identity, ranges])
+        digest = hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+        return f"{self.study.name} round {self.number} {digest}"
 
     @property
     def counted(self) -> list[Trial]:
@@ -93,13 +97,6 @@ class Round:
     def missing(self) -> int:
         """How many of the trials wanted are not complete."""
         return self.wanted - len(self.counted)
-
-
-def round_key(study: Study, number: int, ranges: Mapping[str, Bounds]) -> str:
-    """The name of a round's trials."""
-    text = json.dumps([study.identity, {key: list(bounds) for key, bounds in ranges.items()}])
-    digest = hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
-    return f"{study.name} round {number} {digest}"
 
 
 class Tuning(Section):
@@ -133,7 +130,7 @@ class Tuning(Section):
             return Next(done=True, note=note)
         fresh = [trial for trial in last.trials if (last.key, trial.number) not in replaced]
         if len(fresh) >= last.wanted and not last.running:
-            failed = sum(trial.state == "failed" for trial in fresh)
+            failed = sum(trial.state == "fail" for trial in fresh)
             note = f"{failed} trials failed; the same command replaces them"
             return Next(done=True, note=note)
         if len(fresh) >= last.wanted or len(last.running) >= self.parallel:
@@ -146,8 +143,8 @@ class Tuning(Section):
         found: list[Round] = []
         ranges: dict[str, Bounds] = dict(self.search)
         for number in range(1, self.rounds + 1):
-            known = trials(round_key(study, number, ranges))
-            found.append(Round(study, number, ranges, known, self.trials))
+            found.append(Round(study, number, ranges, [], self.trials))
+            found[-1].trials.extend(trials(found[-1].key))
             if found[-1].missing or not found[-1].finished:
                 break
             best = best_trial(found[-1].finished).values
@@ -156,12 +153,6 @@ class Tuning(Section):
                 break
             ranges = following
         return found
-
-    def near_edge(self, played: Round) -> list[str]:
-        """The constants whose best value is still near an edge."""
-        best = best_trial(played.finished).values
-        ranges = played.ranges.items()
-        return [key for key, bounds in ranges if is_near_edge(best[key], bounds, self.edge)]
 
     def _next_values(self, rounds: Sequence[Round], fresh: Sequence[Trial]) -> dict[str, float]:
         """The values of the last round's next trial, from its number and the trials so far.
@@ -212,7 +203,7 @@ def frozen(
     from optuna.trial import TrialState, create_trial
 
     return create_trial(
-        state=TrialState[STATES[trial.state]],
+        state=TrialState[trial.state.upper()],
         value=trial.loss,
         params=trial.values,
         distributions=_distributions(ranges),

@@ -1,4 +1,4 @@
-"""A sweep under way: its runs, their results, and the runs that its rules ask for next."""
+"""What is under way: runs, their results, and the runs that rules ask for next."""
 
 from __future__ import annotations
 
@@ -16,27 +16,118 @@ from training.errors import RunError, UserError
 Recall = Callable[[str], dict[str, Any] | None]
 
 
-class SweepWork:
-    """What is left of a sweep; results open the runs that they ask for.
+class Work:
+    """What is left of a sweep or search, for one driver; results open the runs that they ask for.
 
-    Before there is any result the cheapest run comes first, which shows within seconds whether all
-    is well; then the largest ones do, so that none of them is left for the end. `recall` gives the
-    summary of a run that is done already. Every step costs as much as the cell that it concerns,
-    however large the sweep is.
+    `recall` gives the summary of a run that is done already. The largest of the runs that wait come
+    first, so that none of them is left for the end.
     """
 
-    def __init__(self, sweep: Sweep, recall: Recall = lambda run: None) -> None:
-        self.sweep, self.recall = sweep, recall
-        self.folder, self.experiment = sweep.folder, sweep.experiment
-        self.name, self.retries = sweep.config.experiment, sweep.config.retries
-        self.table = self.folder / "results.csv"  # what a user wants to know
+    table_name: str
+    """What a user wants to know."""
+
+    def __init__(self, asked: Any, recall: Recall = lambda run: None) -> None:
+        self.asked, self.recall = asked, recall
+        self.folder, self.experiment = asked.folder, asked.experiment
+        self.table = self.folder / self.table_name
         self.points: dict[str, Point] = {}
         self.results: dict[str, Summary] = {}
-        self.reasons: dict[str, str] = {}
+        self.reasons: dict[str, str] = {}  # of what was given up
         self.notes: dict[str, str] = {}
-        self.cells: dict[CellKey, Cell] = {}
         self.todo = [0.0, 0]  # FLOPs and steps of the runs without a result
         self._waiting: list[tuple[float, int, str]] = []
+
+    def next(self) -> Any:
+        """A run that nobody is at work on; None while there is none."""
+        while self._waiting:
+            key = heapq.heappop(self._waiting)[2]
+            if key not in self.results:
+                return self.points[key]
+        return None
+
+    def put_back(self, point: Point, order: int = 0) -> None:
+        """A run that was begun and did not end: it is handed out again, first among its equals."""
+        heapq.heappush(self._waiting, (-self.flops(point), order, point.key))
+
+    def record(self, point: Any, summary: Summary) -> None:
+        """Takes a result, and adds the points that it asks for."""
+
+    def fail(self, point: Point, reason: str) -> None:
+        """Gives a run up; the rest goes on."""
+        self.reasons[point.run] = reason
+        self.record(point, FAILED)
+
+    def flops(self, point: Point) -> float:
+        """What a run costs."""
+        return self.experiment.flops(point.config)
+
+    @property
+    def left(self) -> list[Point]:
+        """The points without a result."""
+        return [point for key, point in self.points.items() if key not in self.results]
+
+    def ended(self) -> list[tuple[Point, Summary]]:
+        """The points with a result, and what their runs came to."""
+        return [(self.points[key], summary) for key, summary in self.results.items()]
+
+    def has_begun(self, point: Any) -> bool:
+        """Whether somebody has been at work on a run."""
+        return (self.folder / point.run / "metrics.jsonl").exists()
+
+    def report(self) -> list[str]:
+        """What a user should know at the end: optima at an edge, and what was given up."""
+        return [*self.notes.values(), *(f"{name}: {why}" for name, why in self.reasons.items())]
+
+    def before(self) -> list[str]:
+        """What a user should know before anything runs."""
+        return []
+
+    def outcome(self, point: Any) -> str:
+        """A run with its result, as a line for people."""
+        words = [
+            f"{key.rpartition('.')[2]}={value:.4g}" if isinstance(value, float)
+            else f"{key.rpartition('.')[2]}={value}"
+            for key, value in point.values
+        ]  # fmt: skip
+        run = " ".join([point.curve, *words, f"seed={point.seed}"])
+        return f"{run}  {ending(self.results.get(point.key))}"
+
+    def _enter(self, point: Point) -> None:
+        """Counts a point among those to do, in place of one that had its key."""
+        if point.key in self.points:
+            self._count(self.points[point.key], -1)
+        self.points[point.key] = point
+        self._count(point, 1)
+
+    def _count(self, point: Point, sign: int) -> None:
+        self.todo[0] += sign * self.flops(point)
+        self.todo[1] += sign * point.config.training.steps
+
+    def _recalled(self, point: Point) -> Summary | None:
+        """The summary of a run that is done already; one that cannot be read has failed."""
+        try:
+            return self.recall(point.run)
+        except RunError as error:
+            self.reasons[point.run] = str(error)
+            return FAILED
+
+    def _take(self, point: Point, summary: Summary) -> None:
+        self._count(point, -1)
+        self.results[point.key] = summary
+
+
+class SweepWork(Work):
+    """What is left of a sweep.
+
+    Before there is any result the cheapest run comes first, which shows within seconds whether all
+    is well. Every step costs as much as the cell that it concerns, however large the sweep is.
+    """
+
+    table_name = "results.csv"
+
+    def __init__(self, sweep: Sweep, recall: Recall = lambda run: None) -> None:
+        super().__init__(sweep, recall)
+        self.cells: dict[CellKey, Cell] = {}
         self._targets: dict[CellKey, list[CellKey]] = {}
         self._searched = sweep.config.searched
         for point in sweep.points:
@@ -59,58 +150,11 @@ class SweepWork:
             self._waiting.insert(0, (-math.inf, 0, cheapest[2]))
             heapq.heapify(self._waiting)
 
-    def next(self) -> Point | None:
-        """A run that nobody is at work on; None while there is none."""
-        while self._waiting:
-            run = heapq.heappop(self._waiting)[2]
-            if run not in self.results:
-                return self.points[run]
-        return None
-
-    def put_back(self, point: Point) -> None:
-        """A run that was begun and did not end: it is handed out again."""
-        heapq.heappush(self._waiting, (-self.flops(point), 0, point.run))
-
     def record(self, point: Point, summary: Summary) -> None:
         """Takes a result, and adds the points that it asks for."""
         self._take(point, summary)
+        self._cell(point)[point.seed] = summary
         self._advance(point.cell(self._searched))
-
-    def fail(self, point: Point, reason: str) -> None:
-        """Gives a run up; the rest goes on."""
-        self.reasons[point.run] = reason
-        self.record(point, FAILED)
-
-    def flops(self, point: Point) -> float:
-        """What a run costs."""
-        return self.experiment.flops(point.config)
-
-    def needs(self, point: Point) -> dict[str, Any]:
-        """What the sweep file says that a run needs."""
-        return self.sweep.needs(dict(point.values))
-
-    @property
-    def done(self) -> int:
-        """Runs with a result."""
-        return len(self.results)
-
-    @property
-    def total(self) -> int:
-        """Runs that are known."""
-        return len(self.points)
-
-    @property
-    def left(self) -> list[Point]:
-        """The points without a result."""
-        return [point for run, point in self.points.items() if run not in self.results]
-
-    def configs(self) -> list[Any]:
-        """Configs of what is left."""
-        return [point.config for point in self.left]
-
-    def ended(self) -> list[tuple[Point, Summary]]:
-        """The points with a result, and the result."""
-        return [(self.points[run], summary) for run, summary in self.results.items()]
 
     def failed_before(self) -> set[str]:
         """Runs that an earlier command, or one at work now, has given up."""
@@ -121,70 +165,49 @@ class SweepWork:
         failed = {row["run"] for row in rows if row["status"] == "failed"}
         return failed & {point.run for point in self.left}
 
-    @property
-    def failed(self) -> bool:
-        """Whether a run was given up."""
-        return bool(self.reasons)
-
-    def report(self) -> list[str]:
-        """What a user should know at the end: optima at an edge, and runs that failed."""
-        return [*self.notes.values(), *(f"{run} {why}" for run, why in self.reasons.items())]
+    def may_add(self) -> tuple[int, float]:
+        """The most runs that results can still ask for, and their FLOPs."""
+        confirm, rule = self.asked.config.confirm, self.asked.rule
+        groups: dict[CellKey, list[Point]] = {}
+        for point in self.points.values() if rule else ():
+            groups.setdefault(point.cell(self._searched), []).append(point)
+        runs, flops = 0, 0.0
+        for key, points in groups.items():
+            if not self.cells[key].settled:
+                seeds = self.asked.seeds(dict(points[0].values))
+                further = set(confirm.seeds if confirm else ()) - set(seeds)
+                count = (rule.points - self.cells[key].added) * len(seeds) + len(further)
+                runs, flops = runs + count, flops + count * max(map(self.flops, points))
+        return runs, flops
 
     def write(self, final: bool) -> None:
         """The manifest and results.csv, and at the end the tables of what runs logged."""
         points = list(self.points.values())
-        tables.write_manifest(self.sweep, points)
-        tables.write(self.sweep, points, self.results, final)
-
-    def outcome(self, point: Point) -> str:
-        """A run with its result, as a line for people."""
-        words = [
-            f"{key.rpartition('.')[2]}={value:.4g}" if isinstance(value, float)
-            else f"{key.rpartition('.')[2]}={value}"
-            for key, value in point.values
-        ]  # fmt: skip
-        run = " ".join([point.curve, *words, f"seed={point.seed}"])
-        return f"{run}  {ending(self.results.get(point.run))}"
-
-    def before(self) -> list[str]:
-        """What a user should know before anything runs."""
-        return []
+        tables.write_manifest(self.asked, points)
+        tables.write(self.asked, points, self.results, final)
 
     def dry_run(self, place: Callable[[Any, Mapping[str, Any]], str] = lambda *_: "") -> str:
         """What is to do, one line per run; `place` says the GPUs of a config and its needs."""
         lines = [
             f"{cell_name((point.curve, point.values))} seed={point.seed}  {point.run}  "
-            f"{place(point.config, self.needs(point))}".rstrip()
+            f"{place(point.config, self.asked.needs(dict(point.values)))}".rstrip()
             for point in self.left
         ]
-        total = f"{len(lines)} of {self.total} runs to do, about {self.todo[0]:.3g} FLOPs"
-        return "\n".join([*self.sweep.sources.assumed, *lines, total])
+        known = len(self.points)
+        total = f"{len(lines)} of {known} runs to do, about {self.todo[0]:.3g} FLOPs"
+        return "\n".join([*self.asked.sources.assumed, *lines, total])
 
     def _add(self, point: Point) -> None:
         """Takes up a point, and its result if there is one."""
-        if point.run in self.points:
+        if point.key in self.points:
             return
-        self.points[point.run] = point
-        self._cell(point).setdefault(point.seed, None)
-        self._count(point, 1)
-        try:
-            summary = self.recall(point.run)
-        except RunError as error:  # one that cannot be read is reported, and the rest goes on
-            self.reasons[point.run], summary = str(error), FAILED
+        self._enter(point)
+        summary = self._recalled(point)
+        self._cell(point)[point.seed] = summary
         if summary is None:
-            item = (-self.flops(point), len(self.points), point.run)
-            heapq.heappush(self._waiting, item)
+            self.put_back(point, len(self.points))
         else:
             self._take(point, summary)
-
-    def _count(self, point: Point, sign: int) -> None:
-        self.todo[0] += sign * self.flops(point)
-        self.todo[1] += sign * point.config.training.steps
-
-    def _take(self, point: Point, summary: Summary) -> None:
-        self._count(point, -1)
-        self.results[point.run] = summary
-        self._cell(point)[point.seed] = summary
 
     def _cell(self, point: Point) -> dict[int, Summary | None]:
         """Seed -> summary at the point's place."""
@@ -198,18 +221,18 @@ class SweepWork:
         """
         cell = self.cells[key]
         while not cell.settled:
-            answer = self.sweep.rule.next(cell) if self.sweep.rule else DONE
+            answer = self.asked.rule.next(cell) if self.asked.rule else DONE
             cell.settled = answer.done
             if answer.note:
                 self.notes[cell.name] = answer.note
             for place in answer.places:
                 try:
-                    points = self.sweep.at(key, place, answer.seeds)
+                    points = self.asked.at(key, place, answer.seeds)
                 except UserError as error:
                     cell.refused[place] = str(error)
                     continue
                 if answer.seeds is not None:
-                    own = self.sweep.seeds(dict(points[0].values)) if points else ()
+                    own = self.asked.seeds(dict(points[0].values)) if points else ()
                     cell.further[place] = tuple(s for s in answer.seeds if s not in own)
                 cell.results.setdefault(place, {})
                 for point in points:

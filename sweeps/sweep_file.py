@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from sweeps.asked import Asked, open_file
+from sweeps.asked import Asked, FileConfig, open_file
 from sweeps.pool import Needs
 from sweeps.rules import Confirm, Extend, Place, Rule, Transfer
 from sweeps.sources import Around, Missing
@@ -127,15 +127,9 @@ class Adjust(Section):
         return self
 
 
-class SweepConfig(Section):
+class SweepConfig(FileConfig):
     """A sweep file."""
 
-    experiment: str
-    """Experiment folder: a package with a `train` module."""
-    config: str
-    """Base config, relative to the sweep file."""
-    set: dict[str, Any] = {}
-    """Config keys of all runs."""
     grid: dict[str, Axis] = {}
     """Keys to cross in every curve."""
     constants: str | None = None
@@ -154,15 +148,11 @@ class SweepConfig(Section):
     """Run one cell's optimum in another; needs `extend`."""
     confirm: Confirm | None = None
     """Climb to an optimum over several keys, and confirm it by its neighbours."""
-    needs: Needs = Needs()
-    """What every run needs; by default what the model's memory and the GPU's size ask for."""
     metrics: bool = False
     """Also write metrics.csv, what every run logged, for figures against steps or epochs."""
     observations: bool = False
     """Also write observations.csv, observed_kernels.csv and observed_attention.csv: what finished
     runs with training.observe_every observed."""
-    retries: Annotated[int, Field(ge=0)] = 1
-    """How often a run that fails for a reason of its own is tried again."""
 
     @model_validator(mode="after")
     def _rules_speak_of_the_grid(self) -> SweepConfig:
@@ -241,6 +231,11 @@ class Point:
     unknown: str = ""
     """The search whose constants it takes, while they are not known."""
 
+    @property
+    def key(self) -> str:
+        """What it is known by among the points of its sweep."""
+        return self.run
+
     def cell(self, searched: Sequence[str]) -> CellKey:
         """The curve and the values that the searched keys vary within."""
         return self.curve, tuple(item for item in self.values if item[0] not in searched)
@@ -273,10 +268,9 @@ class Sweep(Asked):
 
     def needs(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """What the file says that a run at some grid values needs."""
-        adjusted = (rule.needs for rule in self.config.adjust if _applies(rule, values))
-        said: dict[str, Any] = {}
-        for needs in (self.config.needs, *adjusted):
-            said |= needs.model_dump(exclude_unset=True)
+        said = super().needs(values)
+        for rule in self.config.adjust:
+            said |= rule.needs.model_dump(exclude_unset=True) if _applies(rule, values) else {}
         return said
 
     def point(self, curve: str, values: Mapping[str, Any], seed: int) -> Point:
@@ -330,7 +324,7 @@ class Sweep(Asked):
         try:
             centre = self.sources.best(axis.around, settings, key)
         except Missing as missing:
-            centre = self.keys(settings).get(key)
+            centre = self.keys(settings).get(key) or 1.0  # not in its file, or no key at all
             self.sources.assume(missing, f"curve {curve!r} is counted around {key} {centre:g}")
         return [shifted(centre, step) for step in sorted(axis.steps)]
 

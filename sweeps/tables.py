@@ -128,18 +128,19 @@ def _grid_order(sweep: Sweep) -> Callable[[Values], tuple[Any, ...]]:
         for index, (name, curve) in enumerate(sweep.config.curves.items())
     }
 
-    def value(cell: Any) -> tuple[bool, Any]:
-        """Numbers rise, and stand before words; an old row has text only."""
-        try:
-            return False, float(cell if isinstance(cell, (int, float)) else str(cell))
-        except ValueError:
-            return True, str(cell)
-
     def order(row: Values) -> tuple[Any, ...]:
         index, keys = places[row["curve"]]
-        return (index, *(value(row.get(key)) for key in keys))
+        return (index, *(by_size(row.get(key)) for key in keys))
 
     return order
+
+
+def by_size(cell: Any) -> tuple[bool, Any]:
+    """Numbers rise, and stand before words; a row that was read has text only."""
+    try:
+        return False, float(cell if isinstance(cell, (int, float)) else str(cell))
+    except ValueError:
+        return True, str(cell)
 
 
 def write_manifest(sweep: Sweep, points: Sequence[Point]) -> None:

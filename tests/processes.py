@@ -10,7 +10,6 @@ import os
 import runpy
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -36,8 +35,7 @@ class Program:
             file.touch()
         self.stdout = _Growing(self.files[0], self.poll)
         given = {**os.environ, **{key: str(value) for key, value in environment.items()}}
-        together = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()),
-                    "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}  # fmt: skip
+        together, self.store = meeting(ranks) if ranks > 1 else ({}, None)
         self.processes = []
         for rank in range(ranks):
             mine = {"RANK": str(rank), "LOCAL_RANK": str(rank), **together} if ranks > 1 else {}
@@ -94,6 +92,17 @@ class Program:
     def terminate(self):
         """SIGTERM to all processes."""
         self.send_signal(signal.SIGTERM)
+
+
+def meeting(ranks):
+    """Variables of processes that meet in a store of this one's, as torchrun's do, and the store:
+    nobody else can take a port that is bound before its number is known."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "WORLD_SIZE": ranks,
+            "LOCAL_WORLD_SIZE": ranks, "TORCHELASTIC_USE_AGENT_STORE": True}  # fmt: skip
+    return {name: str(value) for name, value in told.items()}, store
 
 
 def launch_environment(config, *options):
@@ -161,9 +170,3 @@ def _run(arguments, environment, cwd, files):
     else:
         sys.path.insert(0, str(Path(arguments[0]).parent))
         runpy.run_path(arguments[0], run_name="__main__")
-
-
-def _free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]

@@ -115,7 +115,8 @@ def test_torchs_own_attention_is_covered(model):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gpt2", "write hf:gpt2"), ("hf:gpt7", "hf:gpt7: cannot build"), ("timm:vitt", "timm:vitt"),
+        ("gpt2", "write hf:gpt2"), ("jax:gpt2", "write hf:gpt2"), ("hf:", "write hf:gpt2"),
+        ("hf:gpt7", "hf:gpt7: cannot build"), ("timm:vitt", "timm:vitt"),
         ("hf:vits", "hf:vits: .* is neither a language model nor an image or speech"),
         ("timm:swin_tiny_patch4_window7_224", "timm is not installed"),
     ],  # fmt: skip

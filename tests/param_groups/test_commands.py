@@ -109,21 +109,43 @@ def test_solve_as_text_names_layers_and_properties(extra, features, capsys):
 # CSV and LaTeX
 
 
-@pytest.mark.parametrize("command", [
-    "exponents", "constraints", SOLVE.format("mup", "adam", "1", "1/2", "1"),
-    "table --prescription dinan --width 64", "table --prescription stratos",
+@pytest.mark.parametrize(("command", "header"), [
+    ("exponents", "parameterization,layer,init variance,multiplier,gradient,sgd full,adam full,"
+                  "adafactor full,sgd none,adam none,adafactor none"),
+    ("constraints", "constraint,sgd,adam,adafactor"),
+    (SOLVE.format("mup", "adam", "1", "1/2", "1"), "layer,learning rate n^,residual"),
+    ("table --prescription dinan --width 64", "role,init,std,multiplier,relative lr,eps factor"),
+    ("table --prescription stratos", "parameterization,layer,a,b,c"),
 ])  # fmt: skip
-def test_tables_as_csv_have_the_cells_of_the_text(command, capsys):
-    rows = list(csv.reader(output(command + " --csv", capsys).splitlines()))
+def test_tables_as_csv_have_the_cells_of_the_text(command, header, capsys):
+    printed = output(command + " --csv", capsys)
+    assert printed.startswith(header + "\n") and "\r" not in printed
+    rows = list(csv.reader(printed.splitlines()))
     assert len({len(row) for row in rows}) == 1
     text = [line.split() for line in output(command, capsys).splitlines()]
     for row in rows:
         assert " ".join(row).split() in text
 
 
+def test_stratos_table_has_a_line_for_every_layer(capsys):
+    table = parsed("table --prescription stratos", capsys)
+    _, *rows = csv.reader(output("table --prescription stratos --csv", capsys).splitlines())
+    assert rows == [[name, layer, *row.values()] for name in table
+                    for layer, row in table[name].items()]  # fmt: skip
+    assert len(rows) == 12 and table["mup"]["hidden"] == {"a": "0", "b": "1/2", "c": "1"}
+
+
+def test_latex_is_a_tabular_with_three_lines(capsys):
+    lines = output(SOLVE.format("mup", "adam", "1", "1/2", "1") + " --latex", capsys).splitlines()
+    assert lines == [
+        r"\begin{tabular}{lll}", r"\hline", r"layer & learning rate n\^{} & residual \\", r"\hline",
+        r"embedding & $-\frac{1}{2}$ & $0$ \\", r"hidden & $-1$ & $0$ \\",
+        r"readout & $-\frac{1}{2}$ & $0$ \\", r"\hline", r"\end{tabular}",
+    ]  # fmt: skip
+
+
 def test_latex_sets_fractions_and_escapes(capsys):
     lines = output("exponents --latex", capsys).splitlines()
-    assert lines[0] == r"\begin{tabular}{lllllllllll}" and lines[-1] == r"\end{tabular}"
     (row,) = [line for line in lines if line.startswith(r"mean\_field & hidden")]
     assert row.endswith(r"$\frac{3}{2}$ & $0$ & $0$ \\") and r"$-\frac{3}{2}$" in row
 
@@ -158,6 +180,18 @@ TABLES = {
             ("patch_embedding", "init_std"): 48**-0.5,
         },
         {"attention_scale": 0.25},
+    ),
+    "everett over depth": (
+        "table --prescription everett --parameterization mup --width 192 --base-width 128 "
+        "--depth 8 --base-depth 2 --alpha-depth 0.5 --qk-exponent -0.25 "
+        "--gamma-embedding 2 --gamma-hidden 3 --gamma-readout 5",
+        ["token_embedding", "position_embedding", "norm_scale", *BLOCK, "readout"],
+        {
+            ("token_embedding", "lr"): 2 * 1.5**-0.5,
+            ("query", "lr"): 3 / 1.5 / 2,
+            ("readout", "lr"): 5 * 1.5**-0.5,
+        },
+        {"residual_multiplier": 1 / 2},
     ),
     "dinan, vision": (
         "table --prescription dinan --model vision --width 768",
@@ -289,7 +323,7 @@ def test_a_wrong_value_is_one_line_and_exit_code_2(command, message, capsys):
         ("", "required"),
         ("exponent", "exponent"),
         ("exponents --jsn", "--jsn"),
-        ("solve --parameterization mup", "--optimizer"),
+        ("solve --parameterization mup", "--optimizer, --alpha, --omega, --u"),
         ("table --prescription bogus", "everett"),
         ("table --prescription dinan --width wide", "'wide'"),
         ("table --prescription dinan --model audio", "vision"),

@@ -8,6 +8,7 @@ from torch import nn
 
 from param_groups import Everett, PlanError, Role, Rule, plan
 from param_groups.export import KEYS, export
+from param_groups.plan import DECAY_MODES
 
 WIDTH = 16
 RULES = (
@@ -31,9 +32,11 @@ def faster(name):
 
 
 @pytest.mark.parametrize("trainer", KEYS)
-@pytest.mark.parametrize("decay_mode", ["independent", "global", "per_group"])
-def test_each_tensor_is_matched_once_and_gets_its_numbers(trainer, decay_mode):
-    numbers = made(decay_mode=decay_mode)
+@pytest.mark.parametrize("settings", [
+    *({"decay_mode": mode} for mode in DECAY_MODES), {"weight_decay": 0.0},
+])  # fmt: skip
+def test_each_tensor_is_matched_once_and_gets_its_numbers(trainer, settings):
+    numbers = made(**settings)
     pattern, rate, decay = KEYS[trainer]
     entries = export(numbers, trainer)
     assert len(entries) == 2
@@ -41,6 +44,7 @@ def test_each_tensor_is_matched_once_and_gets_its_numbers(trainer, decay_mode):
         (entry,) = [entry for entry in entries if re.search(entry[pattern], row.name)]
         assert numbers.lr * entry[rate] == pytest.approx(row.lr, rel=1e-14)
         assert numbers.weight_decay * entry[decay] == pytest.approx(row.weight_decay, rel=1e-14)
+        assert numbers.weight_decay or entry[decay] == 1.0
 
 
 @pytest.mark.parametrize(
@@ -48,7 +52,7 @@ def test_each_tensor_is_matched_once_and_gets_its_numbers(trainer, decay_mode):
     [
         (lambda: made("mup"), "cannot multiply '0.weight' by 4; plan with absorb_multipliers"),
         (lambda: made("mup", absorb_multipliers=True), "one epsilon, but '0.weight' has"),
-        (lambda: made(applied={"logit_multiplier": 1.0}), "does not apply logit_multiplier 1"),
+        (lambda: made(applied={"logit_multiplier": 1.0}), "not apply logit_multiplier 1; export"),
         (lambda: made(lr=0.0, weight_decay=0.0), "a learning rate of 0"),
         (lambda: faster("1.1.weight"), "'1.0.weight' has other numbers than the same tensor"),
     ],

@@ -6,7 +6,7 @@ from torch import nn
 
 from param_groups.layers import Embedding, LayerNorm, Linear
 
-MULTIPLIERS = (1.0, 0.3, -2.0, 16.0)
+MULTIPLIERS = (1.0, 0.3, -2.0, 2.0)
 
 
 def values(*shape, seed=0):

@@ -269,6 +269,9 @@ def test_t5s_queries_start_as_the_librarys_do_since_its_attention_has_no_scale()
     assert key.std().item() == pytest.approx(64**-0.5, rel=0.1)
 
 
-def test_a_model_that_no_list_fits_is_sent_to_suggest():
-    with pytest.raises(PlanError, match="none fit ModuleDict; print.suggest"):
-        rules_for(nn.ModuleDict({"odd": nn.Linear(8, 8, bias=False)}))
+@pytest.mark.parametrize(
+    ("name", "fit"), [("odd", "none"), ("lm_head", "GPT2_RULES and LLAMA_RULES and .*")]
+)
+def test_a_model_that_no_list_fits_or_several_do_is_sent_to_suggest(name, fit):
+    with pytest.raises(PlanError, match=f"rules {fit} fit ModuleDict; print.suggest"):
+        rules_for(nn.ModuleDict({name: nn.Linear(8, 8, bias=False)}))

@@ -26,7 +26,7 @@ COLUMN = {
     for kind in ("full", "none")
     for index, family in enumerate(("sgd", "adam", "adafactor"))
 }
-FAMILY = {"sgd": "sgd", **dict.fromkeys(("adam", "adam_atan2"), "adam"),
+FAMILY = {"sgd": "sgd", **dict.fromkeys(("adam", "adamw", "adam_atan2"), "adam"),
           **dict.fromkeys(("adafactor", "adam_param_scaling"), "adafactor")}  # fmt: skip
 EMBEDDINGS = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING)
 VECTORS = (Role.NORM_SCALE, Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS)
@@ -142,7 +142,8 @@ def test_everett_patches_see_inputs_of_order_one_norms_start_at_one_and_biases_a
     assert patches.init_std * patches.multiplier == pytest.approx(PATCH**-0.5, rel=1e-14)
     scale = got[Role.NORM_SCALE]
     assert scale.init_mean * scale.multiplier == pytest.approx(1.0, rel=1e-14)
-    for role in VECTORS:
+    got |= everything(Everett(name, 192, 128), (Role.RELATIVE_POSITION,))
+    for role in (*VECTORS, Role.RELATIVE_POSITION):
         assert (got[role].init_distribution, got[role].init_std) == ("constant", 0.0)
     assert {got[role].init_mean for role in VECTORS[1:]} == {0.0}
     assert all(row.decays for row in got.values())
@@ -236,10 +237,10 @@ def test_everett_epsilon_follows_the_gradient_over_depth(optimizer):
 
 
 EVERETT_ERRORS = [
-    ({"alpha_depth": 0.4, "depth": 4}, r"alpha_depth must lie in \[1/2, 1\], got 0.4"),
+    ({"alpha_depth": 0.4, "depth": 4}, r"Everett: alpha_depth must lie in \[1/2, 1\], got 0.4"),
     ({"alpha_depth": 1.0}, "alpha_depth needs depth"),
-    ({"depth": 2.5}, "depth must be an integer"),
-    ({"base_depth": 0}, "base_depth must be positive"),
+    ({"depth": 2.5}, "Everett: depth must be an integer"),
+    ({"base_depth": 0}, "Everett: base_depth must be positive"),
     ({"parameterization": "standrd"}, "unknown parameterization 'standrd'.*'standard'"),
     ({"optimizer": "adm"}, "unknown optimizer 'adm'.*'adam'"),
     ({"optimizer": "muon"}, "no exponents for 'muon': its updates are orthogonalised.*adamw"),
@@ -278,7 +279,7 @@ def test_everett_over_depth_needs_to_know_which_norm_is_last():
 
 @pytest.mark.parametrize("head_dim", [0, -4, "64"])
 def test_a_head_dimension_that_is_none_is_an_error(head_dim):
-    with pytest.raises(PlanError, match="head_dim must be positive"):
+    with pytest.raises(PlanError, match="Everett: head_dim must be positive"):
         Everett("mup", 192, 128).attention_scale(head_dim)
 
 

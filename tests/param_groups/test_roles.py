@@ -61,6 +61,11 @@ def roles_of(model, rules):
     return {assignment.name: assignment.role for assignment in assign(model, rules)}
 
 
+def test_a_rule_may_write_role_and_layout_as_texts():
+    rule = Rule("up.weight", "mlp_in", "transposed")
+    assert rule.role is Role.MLP_IN and rule.layout is Layout.TRANSPOSED
+
+
 def test_every_tensor_has_its_role_in_the_models_order():
     assert list(roles_of(Mlp(), MLP_RULES[::-1]).items()) == [
         ("up.weight", Role.MLP_IN),

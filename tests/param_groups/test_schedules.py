@@ -1,6 +1,7 @@
 """Schedules that keep the ratios between groups, and the guard against those that do not."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -138,6 +139,7 @@ def test_a_guard_ends_and_wants_the_plans_groups():
         optimizer.step()
     handle.remove()
     optimizer.step()
+    guard(optimizer, replace(numbers, rows=[replace(row, lr=0.0) for row in numbers.rows]))
     bare = torch.optim.AdamW(optimizer.param_groups[0]["params"])
     with pytest.raises(PlanError, match="has no param_names: take groups from the plan"):
         guard(bare, numbers)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from measure import stock
-from param_groups import Layout, Role, assign, rules_for
+from param_groups import Layout, Role, Rule, assign, rules_for
 from param_groups import models as shipped
 from param_groups.__main__ import main
 from param_groups.suggest import suggest
@@ -34,6 +34,7 @@ def test_the_text_is_code_that_gives_the_same_rules():
     exec(str(found), scope)
     assert scope["RULES"] == found.rules
     assert 'Rule("transformer.h.*.attn.c_attn.weight", Role.QKV, Layout.TRANSPOSED)' in str(found)
+    assert not found.doubts
 
 
 def test_what_names_do_not_say_is_marked_in_the_text():
@@ -63,9 +64,11 @@ def test_a_norm_is_judged_by_what_it_does():
             return nn.functional.rms_norm(x, (8,)) * (self.offset + self.weight)
 
     model = nn.ModuleDict({"plain": Norm(0), "added": Norm(1)})
+    before = torch.get_rng_state()
     assert {rule.pattern: rule.role for rule in suggest(model).rules} == {
         "plain.weight": Role.NORM_SCALE, "added.weight": Role.NORM_BIAS,
     }  # fmt: skip
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 class Adapted(nn.Module):
@@ -174,6 +177,9 @@ def test_what_names_shapes_and_layers_say_besides():
         "moe": nn.ModuleDict({"gate": nn.Linear(8, 4), "experts": nn.Linear(8, 8)}),
         "bare": Bare(), "masked": MaskedNorm(), "qkv": nn.Linear(8, 20), "fc1": nn.Conv2d(8, 16, 1),
         "decoder": nn.Linear(8, 20), "attention": nn.MultiheadAttention(8, 2, kdim=4, vdim=4),
+        "stem": nn.Conv2d(4, 8, 2), "conv": nn.Conv2d(5, 8, 2), "fc2": nn.Conv1d(8, 8, 1),
+        "MLP": nn.ModuleDict({"proj": nn.Linear(8, 8)}),
+        "blocks": nn.ModuleList([nn.ModuleDict({"odd": nn.Linear(8, 20)})]),
     })  # fmt: skip
     expected = {
         "moe.gate.bias": (Role.READOUT_BIAS, "a router's bias"),
@@ -183,12 +189,18 @@ def test_what_names_shapes_and_layers_say_besides():
         "masked.weight": (Role.NORM_SCALE, "is it the scale of a norm that starts at 1?"),
         "qkv.weight": (Role.QKV, "other than three parts of one size"),
         "decoder.weight": (Role.READOUT, ""),
-        "fc1.weight": (Role.MLP_IN, ""),
+        "fc1.weight": (Role.MLP_IN, ""), "fc2.weight": (Role.MLP_OUT, ""),
         "attention.q_proj_weight": (Role.QUERY, ""),
-    }
+        "stem.weight": (Role.PATCH_EMBEDDING, ""),
+        "conv.weight": (Role.HIDDEN, "PATCH_EMBEDDING if its inputs do not grow with the width"),
+        "MLP.proj.weight": (Role.MLP_OUT, ""),
+        "blocks.0.odd.weight": (Role.MLP_IN, "judged by its shape alone"),
+    }  # fmt: skip
     found = suggest(model)
     roles = read(model, found.rules)
-    assert {name: (roles[name][0], found.doubts.get(name, "")) for name in expected} == expected
+    doubts = {name: doubt for rule, doubt in found.doubts.items()
+              for name in expected if Rule(rule, Role.HIDDEN).matches(name)}  # fmt: skip
+    assert {name: (roles[name][0], doubts.get(name, "")) for name in expected} == expected
 
 
 def test_the_command_prints_code(capsys):

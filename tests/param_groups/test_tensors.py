@@ -70,6 +70,11 @@ def test_pretrained_weights_stay_while_groups_and_multipliers_are_set():
     assert all((value == 1).all() for value in values(model).values())
     assert model.last.multiplier == pytest.approx(WIDTH**-0.5)
     assert len(numbers.groups(model)) == 2
+    drawn_otherwise = made(model, [Rule("first.*", Role.QUERY, scale=0.5), RULES[1]])
+    assert drawn_otherwise.groups(model)  # whose initial values it was never given either
+    numbers.initialise(model, seed=0)
+    with pytest.raises(PlanError, match="another plan, which gave 'first.weight'"):
+        drawn_otherwise.groups(model)
 
 
 # ------------------------------------------------------------------------------------------------
@@ -159,8 +164,21 @@ def test_attentions_of_two_head_dimensions_each_get_their_own():
     rules = [Rule(f"*.{rule.pattern}", rule.role) for rule in ATTENTION]
     made(model, rules).initialise(model, seed=0)
     assert (model["one"].attention_scale, model["other"].attention_scale) == (1 / 4, 1 / 16)
-    with pytest.raises(PlanError, match="module '' applies attention_scale; it needs head_dim"):
-        made(Attention(None), ATTENTION)
+    silent = Attention()
+    del silent.head_dim
+    for unknown in (Attention(None), silent):
+        with pytest.raises(PlanError, match="module '' applies attention_scale; it needs head_dim"):
+            made(unknown, ATTENTION)
+
+
+def test_a_module_may_apply_an_attention_scale_and_the_factor_of_its_branch():
+    class Branch(Attention):
+        factors = ("attention_scale", "residual_multiplier")
+
+    rule = Everett("mup", WIDTH, 4, depth=4, alpha_depth=0.5)
+    assert plan(Branch(), ATTENTION, rule, lr=0.1).forward == (
+        Factor("attention_scale", 0.25, 4), Factor("residual_multiplier", 0.5)
+    )  # fmt: skip
 
 
 def test_an_attention_scale_that_a_stock_model_lacks_is_an_error_with_three_ways_out():
@@ -173,6 +191,8 @@ def test_what_the_user_applies_is_in_the_plan_and_checked():
     options = {"absorb_multipliers": True, "head_dim": 16}
     numbers = made(Stock(), ATTENTION, applied={"attention_scale": 1 / 16}, **options)
     assert numbers.forward == (Factor("attention_scale", 1 / 16, 16),)
+    one = made(Stock(), ATTENTION, applied={"attention_scale": 1.0}, **options | {"head_dim": 1})
+    assert one.forward == (Factor("attention_scale", 1.0, 1),)
     for value in (0.3, 0.25, 1 / 8, 1e-300):  # the library's 1/sqrt(16) and other integers' powers
         with pytest.raises(PlanError, match=f"is {value:g}, but Everett has 0.0625 for head dim"):
             made(Stock(), ATTENTION, applied={"attention_scale": value}, head_dim=16)
@@ -279,6 +299,12 @@ def test_a_tensor_that_no_plan_fits_is_an_error_in_plan(case, absorb):
     with pytest.raises(PlanError, match=message) as error:
         made(build(), absorb_multipliers=absorb)
     assert "\n" not in str(error.value)
+
+
+def test_a_module_that_only_holds_others_may_call_an_attribute_multiplier():
+    model = Pair()
+    model.multiplier = 8.0
+    assert made(model).rows == made(Pair()).rows
 
 
 def test_an_error_leaves_the_model_as_it_was():

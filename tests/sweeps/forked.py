@@ -4,23 +4,22 @@ where torch is imported if they train. One that fails ends the others."""
 import os
 import runpy
 import signal
-import socket
 import sys
 
+ranks, failed, started = int(sys.argv[1]), False, []
+together = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
 if ".real" in sys.argv[-1]:
     import torch._dynamo  # noqa: F401 (a run of two processes needs it)
     import toy_run  # noqa: F401
 
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = free.getsockname()[1]
-ranks, failed, started = int(sys.argv[1]), False, []
+    from tests.processes import meeting
+
+    together, store = meeting(ranks)
+
 for rank in range(ranks):
     started.append(os.fork())
     if started[-1] == 0:
-        own = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks,
-               "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
-        os.environ.update({name: str(value) for name, value in own.items()})
+        os.environ.update(together, RANK=str(rank), LOCAL_RANK=str(rank))
         sys.argv = sys.argv[3:]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         sys.stdout.flush()

@@ -8,7 +8,7 @@ from sweeps import reference
 from sweeps.__main__ import main
 from sweeps.search_file import load_search
 from sweeps.sweep_file import load_sweep
-from tests.sweeps.toys import drive, make_toy, rows_of, work_of, write_file
+from tests.sweeps.toys import calls, drive, make_toy, rows_of, work_of, write_file
 from training.errors import UserError
 
 SWEEP = """
@@ -84,6 +84,7 @@ def test_overrides_and_conditions_may_stand_anywhere(toy, capsys, words):
     assert [line.split()[:3] for line in lines[:-1]] == [
         [curve, f"width={width}", "seed=0"] for curve in "ab" for width in (2, 4)
     ]
+    assert lines[-1].startswith("4 of 4 runs to do") and not calls(toy)
     main(["status", str(path), "inner.kind=odd", "--where", "seed==0"])
     assert "+inner.kind=odd: 0 of 6 runs done" in capsys.readouterr().out
 
@@ -127,7 +128,7 @@ def test_a_search_keeps_the_constants_of_studies_that_are_left_out(toy):
     constants = results / toy.name / "s/constants.yaml"
     assert constants.read_text().count("where:") == 1
     work = drive(work_of(toy, path, where=["width<2"]))
-    assert (work.done, work.total) == (2, 2)
+    assert (len(work.results), len(work.points)) == (2, 2)
     assert constants.read_text().count("where:") == 2
     assert len((constants.with_name("trials.csv")).read_text().splitlines()) == 5
     found = load_search(path, results, overrides=["inner.kind=odd"])

@@ -1,6 +1,7 @@
 """The planner: counts of a sweep and of what is left of it, hours, what fits, what is assumed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -356,13 +357,15 @@ def test_trials_of_a_search_are_counted_like_runs(write, planned, tmp_path):
 def test_trials_that_are_done_are_told_from_those_that_are_not(write, planned, monkeypatch):
     path = write(SEARCH, name="constants.yaml")
     found = load_search(path)
-    trial = Trial(0, {}, "complete", 1.0, {"status": "finished"})
-    begun = Trial(1, {}, "running")
+    gamma = {"prescription.gamma_hidden": 1.0}
+    note = {"status": "finished", "run": "adam-0", "commit": None}
+    done = [Trial(number, gamma, "complete", 1.0, note) for number in range(12)]
+    begun = [Trial(number, gamma, "running") for number in (5, 6)]
     adam, sgd = found.studies
     ranges = dict(found.config.search)
     rounds = {
-        adam.name: [Round(adam, 1, ranges, [trial] * 5 + [begun] * 2, 12)],
-        sgd.name: [Round(sgd, 1, ranges, [trial] * 12, 12)],
+        adam.name: [Round(adam, 1, ranges, done[:5] + begun, 12)],
+        sgd.name: [Round(sgd, 1, ranges, done, 12)],
     }
     monkeypatch.setattr(Tuning, "rounds_of", lambda self, study, trials: rounds[study.name])
     (counts,) = planned(path)["files"]
@@ -375,10 +378,10 @@ def test_trials_are_counted_where_they_are_stored(write, planned, tmp_path):
     found = load_search(path)
     storage, ranges = Storage(tmp_path / "none", url), dict(found.config.search)
     key = found.config.rounds_of(found.studies[0], storage.trials)[0].key
-    values = {"prescription.gamma_hidden": 1.0}
-    trial = storage.add(key, 0, values, ranges, "run-0")
-    storage.end(key, trial, {"status": "finished"}, 2.5)
-    storage.add(key, 1, values, ranges, "run-1")
+    for number in range(2):
+        trial = Trial(number, {"prescription.gamma_hidden": 1.0}, "running")
+        storage.add(key, trial, ranges, f"run-{number}")
+    storage.end(key, replace(trial, number=0), {"status": "finished", "run": "run-0"}, 2.5)
     counts = [planned(path, *words)["files"][0]["runs"] for words in ((), ("--storage", url))]
     assert [(count["done"], count["started"]) for count in counts] == [(0, 0), (1, 1)]
 
@@ -397,11 +400,6 @@ def test_trials_are_counted_where_they_are_stored(write, planned, tmp_path):
 def test_mistakes_are_one_line(write, said, words, message):
     line = said(write(), *words, error=True)
     assert message in line and line.count("\n") == 1
-
-
-def test_a_search_has_no_curves(write, said):
-    search = write(SEARCH, name="search.yaml")
-    assert "is a search, which has no curves" in said(search, "--curves", "a", error=True)
 
 
 def test_runs_are_found_where_training_puts_them(write, planned, tmp_path):

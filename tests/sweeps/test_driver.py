@@ -20,7 +20,7 @@ from sweeps.progress import status
 from tests.sweeps.toys import ROOT, FakePool, Lost, drive, make_toy, work_of, write_file
 from training.errors import RunError, UserError
 from training.experiment import load_experiment
-from training.files import Busy, is_locked, locked
+from training.files import Busy, locked
 
 SOURCE = """
 from training.config import Section
@@ -110,7 +110,7 @@ def test_every_end_of_a_run_is_answered_and_the_rest_goes_on(
     perform = Ends(*ends)
     drive(work, FakePool(2, perform=perform))
     assert perform.calls == {1: 1, 2: 1, 3: 1, 4: calls}
-    assert work.failed == (reported is not None) and work.done == 4
+    assert bool(work.reasons) == (reported is not None) and len(work.results) == 4
     assert [line.partition(" ")[2] for line in work.report()] == ([reported] if reported else [])
     said = capsys.readouterr().err
     if isinstance(ends[0], (RunFailed, Lost, Busy)):
@@ -129,7 +129,7 @@ def test_a_run_that_gets_further_each_time_may_lose_its_place_as_often_as_it_lik
         return DONE
 
     drive(work, FakePool(1, perform=perform))
-    assert not work.failed
+    assert not work.reasons
 
 
 def test_a_users_mistake_that_a_run_finds_stops_the_others_and_is_raised(work):
@@ -150,7 +150,7 @@ def test_a_run_that_no_place_can_hold_is_reported_and_the_rest_goes_on(work):
     assert [line.partition(" ")[2] for line in work.report()] == [
         "needs 8 GPUs, and no place has more than 2"
     ]
-    assert work.done == 4
+    assert len(work.results) == 4
 
 
 def test_large_runs_come_before_small_ones_and_no_more_than_there_is_room_for(work):
@@ -170,10 +170,10 @@ def test_a_signal_has_runs_saved_and_the_next_command_ends_the_sweep(toy, work, 
 
     pool = FakePool(2, perform=perform)
     assert not Driver(work, pool, lambda point: Needs()).run()
-    assert pool.stops == 1 and not pool.open and work.done == 0
+    assert pool.stops == 1 and not pool.open and len(work.results) == 0
     assert (work.folder / "results.csv").exists()
     again = drive(work_of(toy, toy / "s.yaml"), FakePool(2, perform=Ends()))
-    assert again.done == 4 and not again.failed
+    assert len(again.results) == 4 and not again.reasons
 
 
 def test_a_second_interrupt_does_not_wait_for_runs_to_save(work):
@@ -207,7 +207,7 @@ def test_failures_are_forgotten_with_the_driver_and_no_file_can_have_a_run_tried
             (work.folder / run / "failures.jsonl").write_text('{"time": 1763')
         done = [run for run, point in work.points.items() if point.config.width < 4]
         drive(work, FakePool(1, perform=perform))
-        assert perform.calls[4] == 2 and work.failed
+        assert perform.calls[4] == 2 and work.reasons
         for run in done:
             assert work.results[run] == DONE
 
@@ -261,7 +261,8 @@ def test_needs_come_from_memory_and_what_the_file_says_counts_more(tmp_path):
     work = work_of(tmp_path, path)
     points = list(work.points.values())
     small, told, large = (
-        needs_of(experiment, point.config, work.needs(point), 80e9) for point in points
+        needs_of(experiment, point.config, work.asked.needs(dict(point.values)), 80e9)
+        for point in points
     )
     assert 0 < small.gpus < 1 and (small.processes, small.cpus) == (1, 3)
     assert (told.gpus, told.processes) == (2, 2)
@@ -344,15 +345,3 @@ def test_a_second_driver_is_refused_until_the_first_is_killed(toy, capsys, monke
     with pytest.raises(SystemExit) as end:
         command.main(words)
     assert end.value.code == 75  # it drives, and is stopped
-
-
-def test_a_driver_holds_its_sweep_while_it_drives(toy, monkeypatch):
-    seen = []
-
-    def run(self):
-        seen.append(is_locked(self.work.folder))
-        return True
-
-    monkeypatch.setattr(Driver, "run", run)
-    command.main(["run", str(write_file(toy, SWEEP)), "--results", str(toy.parent / "results")])
-    assert seen == [True] and not is_locked(toy.parent / "results" / toy.name / "s")

@@ -128,6 +128,21 @@ def test_a_cell_waits_for_its_source_and_then_runs_its_optimum():
     assert optimum(cell({1.0: 2.0, 4.0: 2.0, 2.0: 3.0})) == (1.0,)
 
 
+def test_a_neighbour_that_was_run_is_known_whatever_its_last_digit():
+    """0.1 times the root of two, over it, is 0.10000000000000002."""
+    rule = Confirm(keys=["lr"], neighbours=[[0.5], [-0.5]], metric="final_eval_loss")
+    low, best, high = 0.1, 0.1 * 2**0.5, 0.2
+    known = cell({low: 3.0, best: 2.0, high: 3.0})
+    assert rule.next(known) == Next(((best,),), seeds=(), done=True)
+
+
+def test_a_search_without_points_left_ends_with_its_reason():
+    rule = Confirm(keys=["lr"], neighbours=[[1], [-1]], metric="final_eval_loss", points=1)
+    answer = rule.next(cell({1.0: 1.0}))
+    assert (answer.done, answer.places) == (True, ())
+    assert answer.note == "a: 1 points are not enough to confirm lr=1; raise confirm.points"
+
+
 def test_further_seeds_of_an_optimum_have_no_say_in_where_it_is():
     rule = Confirm(keys=["lr"], neighbours=[[1], [-1]], metric="best_eval_loss", seeds=[0, 1])
     run = {"status": "finished", "final_eval_loss": 1.0}

@@ -1,4 +1,4 @@
-"""Searches for constants: the rules, what is tried, what is written, and what is refused."""
+"""Searches for constants: what is tried, what is written, and what is refused."""
 
 import csv
 import json
@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-import optuna
 import pytest
 import yaml
 
@@ -19,18 +18,7 @@ from sweeps.__main__ import main
 from sweeps.progress import status
 from sweeps.search import objective
 from sweeps.search_file import load_search
-from sweeps.storage import Storage
-from sweeps.study import (
-    Trial,
-    arithmetic_means,
-    best_trial,
-    equally_good,
-    geometric_means,
-    is_near_edge,
-    next_ranges,
-    suggest,
-)
-from tests.sweeps.toys import FakePool, drive, make_toy, work_of, write_file
+from tests.sweeps.toys import FakePool, calls, drive, make_toy, work_of, write_file
 from training.config import validate
 from training.errors import UserError
 from training.files import locked
@@ -111,152 +99,9 @@ def looked(package, path):
     return work_of(package, path, draft=True).dry_run()
 
 
-def calls(package):
-    """Run -> how often it began."""
-    path = package.parent / "results" / package.name / "s" / "calls.txt"
-    return Counter(path.read_text().split())
-
-
-def complete(losses, **values):
-    """Trials with these losses; every value is a list as long."""
-    return [
-        Trial(i, {key: column[i] for key, column in values.items()}, "complete", loss)
-        for i, loss in enumerate(losses)
-    ]
-
-
-@pytest.mark.parametrize(
-    ("exponent", "near"),
-    [(-2, True), (-1.6, True), (-1.59, False), (0, False), (1.59, False), (1.6, True), (2, True)],
-)
-def test_near_an_edge_is_within_a_tenth_of_the_log_range(exponent, near):
-    assert is_near_edge(10.0**exponent, WIDE, 0.1) is near
-    assert is_near_edge(10.0 ** (exponent / 2), (0.1, 10), 0.1) is near  # of that range's width
-
-
-def test_with_no_share_only_the_edge_itself_counts():
-    assert is_near_edge(1e-2, WIDE, 0.0) and is_near_edge(1e2, WIDE, 0.0)
-    assert not is_near_edge(1.01e-2, WIDE, 0.0)
-
-
-def test_only_the_range_whose_best_value_is_near_an_edge_moves():
-    ranges = {"low": WIDE, "inside": WIDE, "high": WIDE}
-    best = {"low": 0.02, "inside": 3.0, "high": 100.0}
-    moved = next_ranges(best, ranges, 0.1, 100)
-    assert moved == {"low": (0.0002, 2.0), "inside": WIDE, "high": (1.0, 10000.0)}
-
-
-def test_constants_are_means_over_all_trials_within_a_thousandth_of_the_best_loss():
-    trials = complete([2.0019, 2.0, 2.0021, 3.0], g=[8.0, 2.0, 100.0, 50.0], h=[1.0, 3.0, 9.0, 9.0])
-    good = equally_good(trials, 0.001)
-    assert [trial.number for trial in good] == [0, 1]
-    assert arithmetic_means(good) == {"g": 5.0, "h": 2.0}
-    assert geometric_means(good) == pytest.approx({"g": 4.0, "h": math.sqrt(3)})
-
-
-def test_the_first_of_equally_low_losses_is_the_best():
-    assert best_trial(complete([3.0, 2.0, 2.0], g=[1.0, 2.0, 3.0])).number == 1
-
-
-def bowl(values):
-    return 3 + 0.3 * math.log10(values["a"] / 5) ** 2 + 0.3 * math.log10(values["b"] / 0.1) ** 2
-
-
-@pytest.mark.parametrize("parallel", [1, 20])
-def test_the_sampler_finds_the_minimum_of_a_parabola_in_the_log(parallel):
-    """With 20 at once, too; 80 random trials come no closer than about 0.2 in the median."""
-    ranges, distances = {"a": WIDE, "b": WIDE}, []
-    for seed in range(3):
-        trials: list[Trial] = []
-        while len(trials) < 80:
-            asked = [*trials]
-            while len(asked) < len(trials) + parallel:
-                values = suggest(asked, ranges, (seed, len(asked)))
-                asked.append(Trial(len(asked), values, "running"))
-            trials = [Trial(t.number, t.values, "complete", bowl(t.values)) for t in asked]
-        best = best_trial(trials).values
-        distances.append(math.hypot(math.log10(best["a"] / 5), math.log10(best["b"] / 0.1)))
-    assert np.median(distances) < 0.15 and max(distances) < 0.4
-
-
-def test_a_suggestion_depends_on_the_seed_and_the_trials_alone():
-    ranges = {"a": WIDE, "b": (1.0, 2.0)}
-    steps = range(15)
-    trials = complete(
-        [3 - 0.1 * i for i in steps],
-        a=[0.02 * 1.5**i for i in steps],
-        b=[1 + i / 20 for i in steps],
-    )
-    first = suggest(trials, ranges, (0, "study", 15))
-    assert suggest(list(trials), ranges, (0, "study", 15)) == first
-    assert suggest(trials, ranges, (1, "study", 15)) != first
-    assert suggest(trials[:14], ranges, (0, "study", 15)) != first
-    running = [*trials, Trial(15, first, "running")]
-    assert suggest(running, ranges, (0, "study", 15)) != first  # it keeps away from it
-    assert 1e-2 <= first["a"] <= 1e2 and 1 <= first["b"] <= 2
-
-
-def test_early_values_are_uniform_in_the_logarithm():
-    drawn = [math.log10(suggest([], {"a": WIDE}, seed)["a"]) for seed in range(200)]
-    counts, _ = np.histogram(drawn, bins=4, range=(-2, 2))
-    assert counts.sum() == 200 and counts.min() > 30
-
-
-def test_what_one_storage_writes_another_one_reads(tmp_path):
-    ranges, folder = {"a": WIDE}, tmp_path / "s"
-    ours = Storage(folder)
-    assert ours.trials("x") == [] and not folder.exists()
-    first = ours.add("x", 0, {"a": 0.1 + 0.2}, ranges, "x-0")
-    second = ours.add("x", 1, {"a": 1.0}, ranges, "x-1")
-    assert Storage(folder).trials("x") == [first, second]
-    ended = ours.end("x", first, {"status": "finished"}, 2.5)
-    failed = ours.end("x", second, {"status": "failed"}, None)
-    assert ended == Trial(0, {"a": 0.1 + 0.2}, "complete", 2.5, {"status": "finished"})
-    assert failed == Trial(1, {"a": 1.0}, "failed", None, {"status": "failed"})
-    assert Storage(folder).trials("x") == [ended, failed] and ours.trials("y") == []
-
-
-def test_trials_can_live_in_any_database_that_optuna_knows(tmp_path):
-    url = f"sqlite:///{tmp_path}/trials.db"
-    ours = Storage(tmp_path / "s", url)
-    trial = ours.end("x", ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0"), {"status": "d"}, 2.5)
-    assert Storage(tmp_path / "s", url).trials("x") == [trial]
-    assert not (tmp_path / "s/journal.jsonl").exists()
-    with pytest.raises(UserError, match="--storage nonsense: cannot open it"):
-        Storage(tmp_path, "nonsense").trials("x")
-
-
-def test_the_journal_is_one_that_optuna_opens_itself(tmp_path):
-    ours = Storage(tmp_path)
-    ours.end("x", ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0"), {"status": "finished"}, 2.5)
-    backend = optuna.storages.journal.JournalFileBackend(str(tmp_path / "journal.jsonl"))
-    study = optuna.load_study(study_name="x", storage=optuna.storages.JournalStorage(backend))
-    assert (study.best_value, study.best_params) == (2.5, {"a": 1.0})
-    assert study.best_trial.user_attrs == {"run": "x-0"}
-
-
-def test_half_a_line_that_a_crash_left_is_dropped(tmp_path):
-    ours = Storage(tmp_path)
-    trial = ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0")
-    with open(ours.path, "a") as file:
-        file.write('{"op_code": 6, "tri')
-    again = Storage(tmp_path)
-    assert again.trials("x") == [trial]
-    ended = again.end("x", trial, {"status": "finished"}, 2.5)
-    assert Storage(tmp_path).trials("x") == [ended]
-
-
-def test_a_damaged_journal_is_named(tmp_path):
-    ours = Storage(tmp_path)
-    ours.add("x", 0, {"a": 1.0}, {"a": WIDE}, "x-0")
-    ours.path.write_text("nonsense\n" + ours.path.read_text())
-    with pytest.raises(UserError, match=r"journal.jsonl: damaged .*; delete it"):
-        Storage(tmp_path).trials("x")
-
-
 def test_the_penalty_of_divergence_is_the_loss_at_which_a_run_counts_as_diverged(toy):
     search = load(toy, write_search(toy, "set: {training.divergence_factor: 2.5}\n" + SEARCH))
-    config, _ = search.run(search.studies[0], search.middle)
+    config = search.studies[0].config
     assert objective({"status": "finished", "final_eval_loss": 3.0}, config) == 3.0
     assert objective({"status": "diverged", "first_train_loss": 4.0}, config) == 10.0
     assert objective({"status": "diverged", "first_train_loss": None}, config) is None
@@ -307,7 +152,7 @@ def test_an_optimum_outside_the_range_is_followed_and_the_other_range_stays(toy)
     assert all(0.01 <= float(row["gamma.b"]) <= 100 for row in second)
     # The best of the round before is in the next one, and is not trained again.
     assert edge["run"] in {row["run"] for row in second}
-    assert set(calls(toy).values()) == {1}
+    assert set(Counter(calls(toy)).values()) == {1}
     assert found["best"]["loss"] <= float(edge["loss"])
 
 
@@ -323,7 +168,7 @@ def test_diverged_trials_have_the_penalty_and_no_say(toy):
     path = write_search(toy, "set: {diverge_above: 0.9}\nequal_within: 0.9\n" + SEARCH)
     work, rows, constants = run(toy, path)
     diverged = [row for row in rows if row["status"] == "diverged"]
-    assert 1 <= len(diverged) < 11 and work.broken == {}
+    assert 1 <= len(diverged) < 11 and not work.reasons
     assert {float(row["loss"]) for row in diverged} == {12.0}  # divergence_factor 3 x 4
     [found] = constants["constants"]
     assert found["diverged"] == len(diverged)
@@ -335,7 +180,7 @@ def test_diverged_trials_have_the_penalty_and_no_say(toy):
 def test_a_study_that_only_diverges_has_no_constants(toy):
     work, rows, constants = run(toy, write_search(toy, "set: {diverge_above: 0}\n" + SEARCH))
     assert len(rows) == 12 and constants["constants"] == []
-    assert work.broken == {"all": "all 12 trials diverged; lower optimizer.lr"}
+    assert work.reasons == {"all": "all 12 trials diverged; lower optimizer.lr"}
 
 
 GRID = "grid: {kind: [plain, other words], optimizer.lr: [0.1, 0.01]}\n"
@@ -360,7 +205,7 @@ def test_every_combination_of_the_grid_is_a_study_of_its_own(toy):
 def test_a_study_has_exactly_its_trials_and_so_many_in_progress(toy, seed):
     work, rows, constants = run(toy, write_search(toy, "parallel: 3\n" + SEARCH), 8, seed)
     assert sorted(int(row["trial"]) for row in rows) == list(range(12))
-    assert constants["constants"][0]["trials"] == 12 and set(calls(toy).values()) == {1}
+    assert constants["constants"][0]["trials"] == 12 and set(Counter(calls(toy)).values()) == {1}
 
 
 def test_at_most_parallel_trials_are_in_progress_and_one_given_back_comes_first(toy):
@@ -381,7 +226,9 @@ def test_trials_that_were_begun_are_handed_out_again_before_new_ones(toy):
     work = work_of(toy, path)
     assert [work.next().run for _ in range(2)] == begun
     assert work.next().trial.number == 2 and work.next() is None
-    rows = run(toy, path)[1]
+    fewer = work_of(toy, write_search(toy, SEARCH.replace("trials: 12", "trials: 1")))
+    assert [fewer.next().run, fewer.next()] == [begun[0], None]  # and no more than it wants
+    rows = run(toy, write_search(toy, "parallel: 3\n" + SEARCH))[1]
     assert [int(row["trial"]) for row in rows] == list(range(12))
 
 
@@ -391,10 +238,8 @@ def test_failed_trials_are_tried_again_reported_and_replaced_in_the_next_launch(
     work, rows, constants = run(toy, path)
     failed = [row for row in rows if row["status"] == "failed"]
     assert failed and len(rows) == 12 and constants["constants"] == []
-    assert work.broken == {
-        "all": f"{len(failed)} trials failed; the same command replaces them"
-    }
-    assert {calls(toy)[row["run"]] for row in failed} == {2}  # retries: 1
+    assert work.reasons["all"] == f"{len(failed)} trials failed; the same command replaces them"
+    assert {calls(toy).count(row["run"]) for row in failed} == {2}  # retries: 1
     assert sum("failed 2 times: RuntimeError: something broke" in line
                for line in work.report()) == len(failed)  # fmt: skip
     said = status(work_of(toy, path)).splitlines()[0]
@@ -429,7 +274,7 @@ def test_a_lost_journal_costs_no_training(toy):
     work, rows, _ = run(toy, write_search(toy))
     work.storage.path.unlink()
     _, again, _ = run(toy, write_search(toy))
-    assert again == rows and set(calls(toy).values()) == {1}
+    assert again == rows and set(Counter(calls(toy)).values()) == {1}
 
 
 SWEEP = """
@@ -465,7 +310,7 @@ def test_rates_are_the_best_of_another_sweep(toy):
     path = write_search(toy, RATES + SEARCH)
     search = load(toy, path)
     assert {study.name: study.rate for study in search.studies} == {"plain": 0.2, "other": 0.2}
-    assert search.run(search.studies[1], search.middle)[0].optimizer.lr == 0.2
+    assert search.studies[1].config.optimizer.lr == 0.2
     assert search.studies[1].rate_from == "0.5 x best of rates.yaml"
 
 
@@ -476,7 +321,7 @@ def test_a_study_whose_rate_has_moved_is_named(toy):
     assert work_of(toy, path).before() == []
     (toy / "base.yaml").write_text((toy / "base.yaml").read_text().replace("0.01", "0.02"))
     (line,) = work_of(toy, path).before()
-    name = work.search.studies[0].name
+    name = work.asked.studies[0].name
     assert line.startswith(f"{name}: its rate is 0.02, its constants in ")
     assert "were found at 0.01; it is searched again" in line
 
@@ -502,15 +347,6 @@ def test_a_dry_run_counts_what_is_left_and_writes_nothing(toy):
     assert not (toy.parent / "results").exists()
     run(toy, path)
     assert looked(toy, path).splitlines()[-1].startswith("4 studies, 0 trials to do")
-
-
-def test_a_preset_has_a_folder_of_its_own(toy):
-    path = write_search(toy, SEARCH + "presets: {small: {trials: 2, set: {minimum_a: 7}}}\n")
-    search = load(toy, path, preset="small")
-    assert (search.config.trials, search.config.set) == (2, {"minimum_a": 7})
-    assert search.folder.name == "s_small" and load(toy, path).folder.name == "s"
-    with pytest.raises(UserError, match="no preset 'big' in it; it has small"):
-        load(toy, path, preset="big")
 
 
 @pytest.mark.parametrize(
@@ -576,11 +412,11 @@ def test_the_search_of_the_paper(tmp_path):
     assert [key.rpartition("_")[2] for key in settings.search] == ["embedding", "hidden", "readout"]
     assert set(settings.search.values()) == {WIDE}
     assert len(search.studies) == 16
-    config, _ = search.run(search.studies[0], search.middle)
+    config = search.studies[0].config
     assert config.model.width == config.prescription.base_width == 1024
     assert config.training.steps == 50_000
     small = load_search(path, tmp_path, "laptop", draft=True)
-    config, _ = small.run(small.studies[0], small.middle)
+    config = small.studies[0].config
     assert config.model.width == config.prescription.base_width < 100
 
 
@@ -590,7 +426,7 @@ def test_what_is_saved_is_json_and_yaml_without_surprises(toy):
         json.loads(line)
     assert "&" not in (work.folder / "constants.yaml").read_text()
     assert constants["search"]["file"] == "s.yaml"
-    gamma = work.search.experiment.config.model_fields["gamma"].annotation
+    gamma = work.asked.experiment.config.model_fields["gamma"].annotation
     validate(gamma, {
         key.partition(".")[2]: value for key, value in constants["constants"][0]["set"].items()
     }, "constants.yaml")  # fmt: skip

@@ -1,9 +1,5 @@
 """Sweeps: what a file expands to, what results add to it, and what is never run twice."""
 
-import json
-import os
-import subprocess
-import sys
 
 import pytest
 
@@ -192,17 +188,6 @@ def test_a_broken_result_is_reported_and_the_rest_goes_on(toy):
     assert run(toy, path) == (rows, [])
 
 
-def test_a_users_mistake_in_a_run_ends_the_sweep_at_once(toy):
-    source = (toy / "train.py").read_text()
-    broken = 'from training.errors import UserError\n' + source.replace(
-        "    progress(1, 2, 3.0)", '    raise UserError("data.path /nope: no such folder")'
-    )
-    (toy / "train.py").write_text(broken)
-    with pytest.raises(UserError, match="data.path /nope"):
-        run(toy, write_file(toy, GRID))
-    assert len(calls(toy)) == 1
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -248,23 +233,6 @@ def test_an_unknown_experiment_is_one_line(tmp_path, name):
     path.write_text(f"experiment: {name}\nconfig: x.yaml\ncurves: {{a: {{}}}}\n")
     with pytest.raises(UserError, match="s.yaml: experiment '.*' has no train.py here"):
         load_sweep(path)
-
-
-def test_the_command_lists_runs_without_running_them(toy):
-    path = write_file(toy, GRID)
-    command = [sys.executable, "-m", "sweeps", "run", str(path), "--dry-run"]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=toy.parent, env=os.environ)
-    assert result.returncode == 0, result.stderr
-    assert "10 of 10 runs to do" in result.stdout
-    assert not calls(toy)
-
-
-def test_the_manifest_names_every_run(toy):
-    path = write_file(toy, EXTENDING)
-    rows, _ = run(toy, path)
-    folder = toy.parent / "results" / toy.name / "s"
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert {entry["run"] for entry in manifest} == {row["run"] for row in rows}
 
 
 def test_the_estimate_follows_flops_and_steps():

@@ -162,14 +162,14 @@ def test_runs_that_a_condition_leaves_out_are_to_come(toy, where):
     source = write(toy, "source.yaml", SOURCE + "seeds: [0, 1]\n")
     path = write(toy, "s.yaml", USER)
     part = drive(work_of(toy, source, where=[where]))
-    assert part.done == part.total == len(rows_of(part)) < 20
+    assert len(part.results) == len(part.points) == len(rows_of(part)) < 20
     with pytest.raises(UserError, match="not complete, .* of the runs .* to come"):
         load(toy, path)
     whole = drive(work_of(toy, source))
     points = load(toy, path).points
     assert points and len(rows_of(whole)) == 20
     again = drive(work_of(toy, source, where=[where]))  # which forgets none of the others
-    assert len(rows_of(again)) == 20 and again.total == part.total
+    assert len(rows_of(again)) == 20 and len(again.points) == len(part.points)
     entries = json.loads((again.folder / "manifest.json").read_text())
     assert len(entries) == len({entry["run"] for entry in entries}) == 20
     assert load(toy, path).points == points
@@ -192,6 +192,8 @@ def test_a_draft_counts_runs_before_anything_ran_and_says_what_it_assumes(toy):
     assumed = draft.sources.assumed
     assert len(assumed) == 2 and "counted around lr 0.5" in assumed[0]
     assert assumed[0] in work_of(toy, toy / "s.yaml", draft=True).dry_run()
+    with pytest.raises(UserError, match="unknown key 'lrr'; did you mean 'lr'"):
+        load(toy, write(toy, "s.yaml", USER.replace("lr: {around", "lrr: {around")), draft=True)
 
 
 def test_bad_sources_are_one_line(toy):

@@ -8,13 +8,10 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
+from sweeps import __main__ as command
 from sweeps.driver import Driver
 from sweeps.pool import Needs, RunFailed
-from sweeps.reuse import Store
-from sweeps.search import SearchWork
 from sweeps.search_file import load_search
-from sweeps.storage import Storage
-from sweeps.sweep import SweepWork
 from sweeps.sweep_file import load_sweep
 from training.config import read_yaml, validate
 from training.errors import UserError
@@ -111,12 +108,8 @@ def write_file(package, text, name="s.yaml"):
 
 def work_of(package, path, **options):
     """What is left of a toy's sweep or search."""
-    results = package.parent / "results"
-    if "search" in read_yaml(path):
-        search = load_search(path, results, **options)
-        return SearchWork(search, Storage(search.folder), Store(search.folder).recall)
-    sweep = load_sweep(path, results, **options)
-    return SweepWork(sweep, Store(sweep.folder).recall)
+    load = load_search if "search" in read_yaml(path) else load_sweep
+    return command.work_of(load(path, package.parent / "results", **options), None, looks=False)
 
 
 def calls(package):
