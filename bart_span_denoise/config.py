@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from training.config import WIDEST, Fraction01, Layers, PositiveInt, Section, Size
-from training.strategies import StrategyRunConfig
+from training.config import (
+    WIDEST,
+    Fraction01,
+    Layers,
+    PositiveFloat,
+    PositiveInt,
+    Section,
+    Size,
+)
+from training.strategies import StrategyConfig, StrategyRunConfig
 
 
 class ModelConfig(Section):
@@ -30,6 +38,23 @@ class ModelConfig(Section):
     """Dropout on embeddings and residual branches."""
     attention_dropout: Fraction01 = 0.1
     """Dropout on attention weights."""
+
+
+class PrescriptionConfig(StrategyConfig):
+    """The strategy, and what of it is exchanged to see what it does."""
+
+    c_we: PositiveFloat | None = None
+    """Variance C_WE that word embeddings start from; by default the strategy's: 0.0004 for
+    standard, 1 for the others (II 2C)."""
+    rescale: bool | None = None
+    """Multiply logits by N_rescale = n^(-(1+s)/2), (1.34), s = 0 for standard, or by 1; by default
+    the strategy's: false for standard, true for the others (II 2C)."""
+
+    @model_serializer(mode="wrap")
+    def _exchanged(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What is the strategy's own is no part of a run's name."""
+        own = dump(self).items()
+        return {k: v for k, v in own if k not in ("c_we", "rescale") or v is not None}
 
 
 class NoiseConfig(Section):
@@ -97,6 +122,7 @@ class Config(StrategyRunConfig):
     )  # fmt: skip
 
     model: ModelConfig
+    prescription: PrescriptionConfig
     data: DataConfig
 
     @model_validator(mode="after")

@@ -24,13 +24,13 @@ from training.experiment import Experiment
 
 def prescription(config: Config):
     """The config's strategy at the model's width (Dinan et al., Part II, section 2)."""
+    from bart_span_denoise.ablations import Ablated
     from param_groups import Dinan
 
-    return Dinan(
-        width=config.model.width,
-        optimizer=config.optimizer.name,
-        init="bart",
-        **config.prescription.model_dump(),
+    fields = config.prescription.model_dump()
+    kind = Ablated if {"c_we", "rescale"} & fields.keys() else Dinan
+    return kind(
+        width=config.model.width, optimizer=config.optimizer.name, init="bart", **fields
     )
 
 

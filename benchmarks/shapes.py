@@ -25,8 +25,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from benchmarks import harness
+from training import shapes
 from training.sampling import BatchIds
-from vit_cifar5m import shapes
 from vit_cifar5m.data import Drawn, Stored, collate, open_part
 
 LOADER = "drawn, loader of 2"

@@ -97,6 +97,19 @@ def curve_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[in
     return {curve: sweeps for curve, sweeps in found.items() if sweeps}
 
 
+def width_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[int, RateSweep]]:
+    """Curve -> sweeps by width, empty where no run has finished. Errors rest on the spread over
+    seeds at the same width, all curves together, as widths differ in it; or of all widths where
+    one has none."""
+    pooled, _ = seed_noise(rows)
+    found: dict[str, dict[int, RateSweep]] = {curve: {} for curve in curves}
+    for width, cell in rows.groupby(WIDTH):
+        noise, points = seed_noise(cell)
+        for curve, own in cell.groupby(CURVE):
+            found[curve] |= rate_sweeps(own, noise if points else pooled)
+    return found
+
+
 def lost_lines(rows: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """Names the widths where every run diverged, by what tells a figure's lines apart."""
     text = []
@@ -153,6 +166,16 @@ def noise_line(rows: pd.DataFrame, what: str) -> str:
     at = _listed(sorted(map(int, seeds[seeds > 1].index)))
     return (f"{what}: final loss varies by {noise:.4f} nats over seeds (standard deviation, pooled "
             f"over {n} points near optima at D = {at}, taken for all widths)")
+
+
+def width_noise_line(rows: pd.DataFrame, symbol: str, lines: str) -> str:
+    """What errors of `width_sweeps` rest on; `symbol` is a width's, `lines` the curves' name."""
+    noise = {int(width): seed_noise(own) for width, own in rows.groupby(WIDTH)}
+    known = [f"{spread:.3f} at {symbol} = {n}" for n, (spread, points) in noise.items() if points]
+    if not known:
+        return "no point near an optimum has two seeds; spread over seeds unknown"
+    return (f"final loss varies over seeds by {', '.join(known)} nats (standard deviation near "
+            f"optima, {lines} together; {symbol} without one take that of all)")
 
 
 def noise_lines(table: pd.DataFrame) -> list[str]:
@@ -232,6 +255,27 @@ def exponent(sweeps: Mapping[int, RateSweep]) -> Exponent:
         same = weighted and weighted.n == law.n
         value, error = law.exponent, np.fmax(law.error, weighted.error if same else math.nan)
     return Exponent(value, float(error), law=law, weighted=weighted, widths=len(used), edge=edge)
+
+
+def optimum_text(sweep: RateSweep) -> str:
+    """The rate, with its error as a factor; the best of the grid, as ~, without a parabola."""
+    best = sweep.best
+    if not best.inside:
+        return f"~{best.value:.3g}"
+    return f"{best.value:.3g}" + (f" x/÷ {2**best.error:.2g}" if math.isfinite(best.error) else "")
+
+
+def transfer_text(sweeps: Mapping[int, RateSweep]) -> str:
+    """The loss of the largest width at the best grid rate of the smallest, above its own best; not
+    measured if that rate was not run there."""
+    if len(sweeps) < 2:
+        return "not measured nats"
+    small, large = sweeps[min(sweeps)], sweeps[max(sweeps)]
+    if small.best.grid_value == large.best.grid_value:
+        return "same grid rate"
+    loss = large.losses.get(small.best.grid_value, math.nan)
+    cost = Estimate(loss - large.loss, math.sqrt(2) * large.error)
+    return f"{cost.text()} nats" + ("" if math.isnan(loss) else f", of {large.loss:.3f}")
 
 
 def optima_note(fits: Iterable[Exponent]) -> str:

@@ -82,7 +82,8 @@ def _data(config: Path) -> dict[str, str]:
     except (OSError, ValueError, KeyError, TypeError, yaml.YAMLError) as error:
         raise TableError(f"{config}: no config with a data.source ({error!r})") from None
     experiment = config.parents[2].name
-    return {"data": EMBEDDED.get(experiment, source) if source == "embedded" else source}
+    words = {"embedded": EMBEDDED.get(experiment, source), "drawn": EMBEDDED["vit_cifar5m"]}
+    return {"data": words.get(source, source)}
 
 
 def keep(written: bytes, path: Path) -> None:

@@ -7,23 +7,26 @@
 #   bash scripts/vit_imagenet.sh
 #   bash scripts/vit_imagenet.sh prescription.strategy=standard optimizer.lr=1e-3 optimizer.weight_decay=0.8
 #   NODES=2 NODE=0 FIRST_NODE=10.0.0.1 bash scripts/vit_imagenet.sh
-# The searches and seeds of Figures 1 and 2, each run on all GPUs of a node, then the figures. On
-# SLURM, a run is a job on a node with CPUS (15 for each GPU) cores, JOBS (4) of them at a time:
+# The searches and seeds of Figures 1 and 2 and the best rates of several widths, each run on all GPUs
+# of a node, then the figures. On SLURM, a run is a job on a node with CPUS (15 for each GPU) cores,
+# JOBS (4) of them at a time:
 #   bash scripts/vit_imagenet.sh sweeps
 #   bash scripts/vit_imagenet.sh slurm --partition gpu
 #   bash scripts/vit_imagenet.sh draw         # what is done so far
 set -euo pipefail
 . "$(dirname "$0")/experiment.sh"
 
-stages=("vit_imagenet/figure_1_2")
+stages=("vit_imagenet/figure_1_2 vit_imagenet/rate_transfer")
 
 figures() {
-  local results
-  results=results/vit_imagenet/figure_1_2$(preset "$@")
+  local preset results transfer
+  preset=$(preset "$@")
+  results=results/vit_imagenet/figure_1_2$preset transfer=results/vit_imagenet/rate_transfer$preset
   for figure in vit_search vit_strategies; do
     draw "$results" "dinan/$figure" "$results/results.csv" "$results/metrics.csv"
   done
-  echo "figures and findings: $results"
+  draw "$transfer" dinan/rate_transfer "$transfer/results.csv"
+  echo "figures and findings: $results $transfer"
 }
 
 # A batch of 4,096 images is spread over all GPUs of a node; the laptop's runs need none.

@@ -148,6 +148,8 @@ BART = Case(
      "data.path={files}/one"],
     {
         **STRATEGIES,
+        "prescription.c_we": "0.25",
+        "prescription.rescale": "true",
         "training.gradient_scale": "false",
         "training.skip_overflow": "false",
         "model.width": "32",

@@ -102,8 +102,10 @@ def test_every_sweep_of_an_experiment_is_run_after_those_it_starts_from(call, sc
     whole = [file for file, curve in started if not curve]
     shipped = {str(p.relative_to(ROOT)) for p in (ROOT / script / "sweeps").glob("*.yaml")}
     other = {"vit_cifar5m": {"nanolm_c4/sweeps/figure_7_12.yaml"}}.get(script, set())
-    # The quickstart has a script of its own, the decoder of Bordelon et al. theirs.
+    # The quickstart has a script of its own, the decoder of Bordelon et al. theirs; the ablations
+    # have no figure.
     apart = {f"nanolm_c4/sweeps/{name}.yaml" for name in ("quickstart", "figure_7_12")} - other
+    apart.add("bart_span_denoise/sweeps/ablations.yaml")
     assert sorted(whole) == sorted((shipped | other) - apart)
     for position, (file, curve) in enumerate(started):
         if curve:  # one that starts from nothing
@@ -134,16 +136,19 @@ def test_all_text_that_sweeps_read_is_tokenised_once_before_they_start(call):
 
 
 def test_options_reach_every_sweep_and_a_preset_its_tables(call, tmp_path):
-    for name in ("results.csv", "metrics.csv"):
-        table(tmp_path, f"vit_imagenet/figure_1_2_laptop/{name}")
+    for file in ("figure_1_2_laptop/results", "figure_1_2_laptop/metrics",
+                 "rate_transfer_laptop/results"):
+        table(tmp_path, f"vit_imagenet/{file}.csv")
     lines = call("vit_laptop").calls
-    assert lines[0] == (
-        "python -m sweeps run vit_imagenet/sweeps/figure_1_2.yaml --preset laptop "
-        "--workers 2 --threads 1"
-    )
-    assert [line.split()[3] for line in lines[1:]] == ["dinan/vit_search", "dinan/vit_strategies"]
-    assert all("figure_1_2_laptop/metrics.csv" in line for line in lines[1:])
-    assert len(call("vit_imagenet", "sweeps", "--preset", "laptop", "--dry-run").calls) == 1
+    for line, name in zip(lines, ("figure_1_2", "rate_transfer")):
+        assert line == (
+            f"python -m sweeps run vit_imagenet/sweeps/{name}.yaml --preset laptop "
+            "--workers 2 --threads 1"
+        )
+    figures = ["dinan/vit_search", "dinan/vit_strategies", "dinan/rate_transfer"]
+    assert [line.split()[3] for line in lines[2:]] == figures
+    assert all("figure_1_2_laptop/metrics.csv" in line for line in lines[2:4])
+    assert len(call("vit_imagenet", "sweeps", "--preset", "laptop", "--dry-run").calls) == 2
 
 
 @pytest.mark.parametrize(
@@ -190,13 +195,15 @@ def test_an_unknown_sweep_and_changed_ones_are_refused(call):
         assert ran.returncode == 2 and "python -m sweeps run FILE" in ran.stderr
         assert not swept(ran.calls)
     ran = call("vit_imagenet", "sweeps", "--where", "optimizer.lr<=0.5", "--where", "seed=1")
-    assert ran.returncode == 0 and len(swept(ran.calls)) == 1
+    assert ran.returncode == 0 and len(swept(ran.calls)) == 2
 
 
 def test_whole_nodes_where_one_batch_is_spread_over_them(call):
     """ViT-B and BART-large replicated on a node's GPUs, R2C2 sharded."""
-    [line] = call("vit_imagenet", "slurm", "--partition", "gpu").calls
-    assert "--jobs 4 " in line and line.endswith("--main_process_port 0 --partition gpu")
+    lines = call("vit_imagenet", "slurm", "--partition", "gpu").calls
+    assert len(lines) == 2
+    for line in lines:
+        assert "--jobs 4 " in line and line.endswith("--main_process_port 0 --partition gpu")
     large, r2c2 = call("bart_span_denoise", "slurm").calls
     assert "figure_3_4.yaml" in large and "one_node_8gpu.yaml" in large
     assert "figure_5.yaml" in r2c2 and "one_node_8gpu_fsdp.yaml" in r2c2

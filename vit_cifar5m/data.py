@@ -27,9 +27,8 @@ import torch
 from numpy.lib import format as npy
 from torch.utils.data import Dataset
 
-from training import token_cache
+from training import shapes, token_cache
 from training.errors import UserError, reason
-from vit_cifar5m import shapes
 
 if TYPE_CHECKING:
     from vit_cifar5m.config import DataConfig, SourceConfig
@@ -176,7 +175,7 @@ class Drawn(Dataset):
 
 
 def embedded(train_images: int | None, visits: int, seed: int) -> Drawn:
-    """Images of `vit_cifar5m.shapes`, by default enough for a run of so many visits.
+    """Images of `training.shapes`, by default enough for a run of so many visits.
 
     The number decides the order. Runs of up to 5,000,000 visits have the order of as many images,
     so that the shorter one sees the first images of the longer one.

@@ -27,8 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from training import environment
-from vit_cifar5m import shapes
+from training import environment, shapes
 from vit_cifar5m.config import DataConfig
 from vit_cifar5m.data import Images, collate, from_config
 

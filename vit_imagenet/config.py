@@ -75,14 +75,15 @@ class AugmentationConfig(Section):
 class DataConfig(Section):
     """Images, their source and how they are read."""
 
-    source: Literal["embedded", "folder", "shards"] = "embedded"
-    """embedded: handwritten digits from scikit-learn; folder: PATH/train/CLASS/*.JPEG and
-    PATH/val/CLASS/*.JPEG; shards: tar or parquet files, read through `datasets`."""
+    source: Literal["embedded", "drawn", "folder", "shards"] = "embedded"
+    """embedded: handwritten digits from scikit-learn; drawn: 50,000 drawn images of vit_cifar5m's
+    kind; folder: PATH/train/CLASS/*.JPEG and PATH/val/CLASS/*.JPEG; shards: tar or parquet files,
+    read through `datasets`."""
     path: str | None = None
     """Folder of the images (folder) or of the shards, train*.tar and val*.tar or *.parquet, also
     in its data/ or after a prefix."""
     validation_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Share of each class held out (embedded)."""
+    """Share of each class held out (embedded, drawn)."""
     eval_resize: Size = 256
     """Evaluation images are resized to this shorter side before the centre crop."""
     max_unreadable: Count = 10
@@ -94,7 +95,7 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _source_has_what_it_needs(self) -> DataConfig:
-        if self.source != "embedded" and self.path is None:
+        if self.source in ("folder", "shards") and self.path is None:
             raise ValueError(f"data.path is missing: the folder of the {self.source} source")
         return self
 

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 from training.errors import UserError
 from training.sampling import Place
-from vit_imagenet.images import Source, embedded, image_folder
+from vit_imagenet.images import Source, drawn, embedded, image_folder
 from vit_imagenet.losses import IGNORE
 from vit_imagenet.shards import arrow_splits
 from vit_imagenet.transforms import EvalTransform, Prepare, Sample, TrainTransform, Unreadable
@@ -108,6 +108,8 @@ def from_config(data: DataConfig, *, image_size: int, classes: int, seed: int) -
     """The images of a config; UserError when they are not there or not of so many classes."""
     if data.source == "embedded":
         source, held_out, names = embedded(image_size, data.validation_fraction)
+    elif data.source == "drawn":
+        source, held_out, names = drawn(data.validation_fraction)
     elif data.source == "folder":
         source, held_out, names = image_folder(data.path)
     else:

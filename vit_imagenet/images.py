@@ -1,4 +1,4 @@
-"""Images that need no copy: handwritten digits in memory, ImageNet's folders of files."""
+"""Images that need no copy: digits and drawn images in memory, ImageNet's folders of files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ import numpy as np
 from PIL import Image
 from torchvision.datasets import folder as torchvision_folder
 
+from training import shapes
 from training.errors import UserError
 from vit_imagenet.transforms import Content
 
 SPLITS = ("train", "val")
-SPLIT_KEY = 0x5EED  # the embedded images are split alike for every run, whatever its seed
+SPLIT_KEY = 0x5EED  # images in memory are split alike for every run, whatever its seed
+DRAWN_IMAGES, DRAWN_SEED = 50_000, 0  # as many as CIFAR-10 has, the same for every run
 
 
 class Record(NamedTuple):
@@ -36,7 +38,7 @@ class Source(Protocol):
     def __getitem__(self, index: int) -> Record: ...
 
 
-# Embedded: handwritten digits
+# In memory
 
 
 @dataclass
@@ -50,7 +52,7 @@ class Pixels:
         return len(self.labels)
 
     def __getitem__(self, index: int) -> Record:
-        return Record(self.pixels[index], int(self.labels[index]), f"embedded image {index}")
+        return Record(self.pixels[index], int(self.labels[index]), f"image {index}")
 
 
 @functools.lru_cache(maxsize=2)  # runs of a sweep in one process share them
@@ -66,9 +68,24 @@ def embedded(image_size: int, validation_fraction: float) -> tuple[Pixels, Pixel
     size = (image_size, image_size)
     scaled = [Image.fromarray(image).resize(size, Image.Resampling.BICUBIC) for image in grey]
     pixels = np.stack([np.asarray(image.convert("RGB")) for image in scaled])
-    held_out = _stratified(digits.target, validation_fraction)
-    parts = [Pixels(pixels[ids], digits.target[ids]) for ids in (~held_out, held_out)]
-    return *parts, [str(name) for name in digits.target_names]
+    return *_split(pixels, digits.target, validation_fraction), list(map(str, digits.target_names))
+
+
+@functools.lru_cache(maxsize=2)
+def drawn(validation_fraction: float) -> tuple[Pixels, Pixels, list[str]]:
+    """50,000 drawn images of 32 x 32 pixels and ten classes (`training.shapes`), split likewise.
+
+    A class is a direction and a fineness of stripes, which flips and other scales change.
+    """
+    pixels_NxCxHxW, labels = shapes.draw(np.arange(DRAWN_IMAGES), DRAWN_SEED)
+    pixels = np.ascontiguousarray(pixels_NxCxHxW.transpose(0, 2, 3, 1))
+    return *_split(pixels, labels, validation_fraction), list(map(str, range(shapes.CLASSES)))
+
+
+def _split(pixels: np.ndarray, labels: np.ndarray, fraction: float) -> tuple[Pixels, Pixels]:
+    """Training images, and those held out."""
+    held_out = _stratified(labels, fraction)
+    return Pixels(pixels[~held_out], labels[~held_out]), Pixels(pixels[held_out], labels[held_out])
 
 
 def _stratified(labels: np.ndarray, fraction: float) -> np.ndarray:

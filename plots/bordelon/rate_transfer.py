@@ -8,8 +8,7 @@ alpha_A, then the best rate against N.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +17,7 @@ from plots import rates, style, tables
 from plots.bordelon import scans
 from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, CHANCE, HEAD_DIM
 from plots.findings import HEADER, Estimate, Finding, Printed
-from plots.rates import RateSweep, exponent, rate_sweeps, seed_noise
+from plots.rates import RateSweep, exponent
 from plots.tables import CURVE, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
 
 TABLES = ("bordelon/figure_2",)
@@ -42,58 +41,30 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def fits(rows: pd.DataFrame) -> dict[float, dict[int, RateSweep]]:
     """alpha_A, falling -> N -> loss against rate with the optimum; errors rest on the spread over
-    seeds at the same N, as small ones spread most, or of all N where there is none."""
-    pooled, _ = seed_noise(rows)
-    found: dict[float, dict[int, RateSweep]] = {alpha: {} for alpha in scans.alphas(rows)}
-    for (alpha, n), cell in rows.groupby([ALPHA, HEAD_DIM]):
-        noise, points = seed_noise(rows[rows[HEAD_DIM] == n])
-        found[alpha] |= rate_sweeps(cell, noise if points else pooled)
-    return found
+    seeds at the same N, as small ones spread most."""
+    titles = {alpha: scans.alpha_title(alpha) for alpha in scans.alphas(rows)}
+    found = rates.width_sweeps(rows, titles.values())
+    return {alpha: found[title] for alpha, title in titles.items()}
 
 
 def findings(rows: pd.DataFrame) -> list[Printed]:
     """Per alpha_A: the best rates, their exponent of N, and what transfer costs."""
     fitted = fits(rows)
-    noise = {int(n): seed_noise(own) for n, own in rows.groupby(HEAD_DIM)}
-    known = [f"{spread:.3f} at N = {n}" for n, (spread, points) in noise.items() if points]
-    result = ["no point near an optimum has two seeds; spread over seeds unknown" if not known else
-              f"final loss varies over seeds by {', '.join(known)} nats (standard deviation near "
-              "optima, both alpha_A together; N without one take that of all)", HEADER]
+    result = [rates.width_noise_line(rows, "N", "both alpha_A"), HEADER]
     for alpha, sweeps in fitted.items():
         place = scans.alpha_name(alpha)
-        best = ", ".join(f"{n}: {_optimum(sweep)}" for n, sweep in sweeps.items())
+        best = ", ".join(f"{n}: {rates.optimum_text(sweep)}" for n, sweep in sweeps.items())
         fit = exponent(sweeps)
         verdict = Estimate(fit.value, fit.error, fit.widths, fitted=2).distance(0.0)
         result += [
             Finding(f"{place}: best rate by N", best or "every run diverged"),
             Finding(f"{place}: exponent of N in the best rate", fit.text(), "0", verdict),
-            Finding(f"{place}: cost of the smallest N's rate at the largest N", _transfer(sweeps),
-                    "about 0"),
+            Finding(f"{place}: cost of the smallest N's rate at the largest N",
+                    rates.transfer_text(sweeps), "about 0"),
         ]
     named = {(scans.alpha_title(alpha),): sweeps for alpha, sweeps in fitted.items()}
     notes = [*rates.lost_lines(rows, [CURVE]), *rates.edge_lines(named)]
     return [*result, *(scans.plain(note).replace(" D = ", " N = ") for note in notes)]
-
-
-def _optimum(sweep: RateSweep) -> str:
-    """The rate, with its error as a factor; the best of the grid, as ~, without a parabola."""
-    best = sweep.best
-    if not best.inside:
-        return f"~{best.value:.3g}"
-    return f"{best.value:.3g}" + (f" x/÷ {2**best.error:.2g}" if math.isfinite(best.error) else "")
-
-
-def _transfer(sweeps: Mapping[int, RateSweep]) -> str:
-    """The loss of the largest N at the best grid rate of the smallest, above its own best; not
-    measured if that rate was not run there."""
-    if len(sweeps) < 2:
-        return "not measured nats"
-    small, large = sweeps[min(sweeps)], sweeps[max(sweeps)]
-    if small.best.grid_value == large.best.grid_value:
-        return "same grid rate"
-    loss = large.losses.get(small.best.grid_value, math.nan)
-    cost = Estimate(loss - large.loss, math.sqrt(2) * large.error)
-    return f"{cost.text()} nats" + ("" if math.isnan(loss) else f", of {large.loss:.3f}")
 
 
 def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:

@@ -25,6 +25,13 @@ BULK_EXPONENTS = {
     "hybrid": Fraction(-5, 4),
     "maximal_update": Fraction(-1),
 }
+# Power of the width in the best global rate, derived. lambda_G has all of it in the scaled
+# strategies, (1.108)-(1.116) and footnote 26, so none is left. Standard runs start as those of
+# s = 0 do, with lambda_G = 1: changes of order one then ask of the one rate what lambda_G says of
+# the blocks' matrices, (1.110)-(1.115), where it falls fastest.
+TRANSFER_EXPONENTS = {
+    **dict.fromkeys(BULK_EXPONENTS, Fraction(0)), "standard": BULK_EXPONENTS["neural_tangent"],
+}
 
 # Section 2E: the optimal learning rates of BART-large, n = 1024.
 BART_RATES = {"standard": 1e-3, "neural_tangent": 32.768}

@@ -1,13 +1,21 @@
 """What the plan gives every tensor of BART-large and R2C2 (Dinan et al., Part II, section 2)."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
+from bart_span_denoise import train
+from bart_span_denoise.config import Config
 from bart_span_denoise.model import RULES, Bart
 from param_groups import Dinan, plan
 from param_groups.roles import Role
+from training.config import load
+from training.runs import run_id
 
 SHAPES = {"bart_large": (1024, 16, 12), "r2c2": (2048, 32, 22)}
+LAPTOP = Path(__file__).resolve().parents[2] / "bart_span_denoise/configs/laptop.yaml"
 TABLES = {Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING}
 
 
@@ -72,3 +80,28 @@ def test_the_family_moves_rates_and_rescale_with_s(s):
     assert result["word_embedding.weight"].lr == pytest.approx(1024 ** (-0.5 + s / 2), rel=1e-12)
     bulk = result["decoder_blocks.0.mlp.down.weight"].lr
     assert bulk == pytest.approx(1024 ** (-1.5 + s / 2), rel=1e-12)
+
+
+# What is exchanged -> the word embedding's initial deviation and the factor on logits, n = 64.
+ABLATIONS = [
+    ("standard", ["c_we=0.25"], 0.5, 1.0),
+    ("standard", ["rescale=true"], 0.02, 1 / 8),
+    ("neural_tangent", ["c_we=0.0004"], 0.02, 1 / 8),
+    ("neural_tangent", ["rescale=false"], 1.0, 1.0),
+    ("maximal_update", ["c_we=0.25", "rescale=true"], 0.5, 1 / 64),
+]
+
+
+@pytest.mark.parametrize(("strategy", "exchanged", "std", "rescale"), ABLATIONS)
+def test_what_is_exchanged_changes_and_nothing_else(strategy, exchanged, std, rescale):
+    own = [f"prescription.strategy={strategy}"]
+    configs = [load(Config, LAPTOP, [*own, *(f"prescription.{word}" for word in words)])
+               for words in ([], exchanged)]
+    assert run_id(configs[0]) != run_id(configs[1])
+    before, after = map(train.build_plan, configs)
+    found = factors(after)
+    assert found["logit_multiplier"] == pytest.approx(rescale)
+    assert found["attention_scale"] == factors(before)["attention_scale"]
+    for row, other in zip(before.rows, after.rows):
+        expected = std if row.role == Role.TOKEN_EMBEDDING else row.init_std
+        assert other == replace(row, init_std=pytest.approx(expected))

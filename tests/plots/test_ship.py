@@ -50,7 +50,8 @@ def test_a_shipped_table_says_which_sweep_and_data_it_is_of(tmp_path):
     table = sweep(tmp_path / "nanolm_c4" / "figure_12_adam_laptop", [{"commit": "abc"}])
     config = table.parent / "run-0" / "config.yaml"
     words = ["ship", str(table), "everett/figure_12_adam", "--data", str(tmp_path / "data")]
-    for source, data in (("embedded", "the World English Bible"), ("c4", "c4")):
+    for source, data in (("embedded", "the World English Bible"), ("c4", "c4"),
+                         ("drawn", "drawn images of blobs")):
         config.write_text(f"data: {{source: {source}}}")
         main(words)
         origin = json.loads((tmp_path / "data/everett/figure_12_adam.json").read_text())

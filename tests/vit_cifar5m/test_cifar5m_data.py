@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from training import shapes
 from training.errors import UserError
 from training.loading import batches
 from training.sampling import BatchIds
 from vit_cifar5m import data as module
-from vit_cifar5m import shapes
 from vit_cifar5m.config import DataConfig, SourceConfig
 from vit_cifar5m.data import check_single_visit, collate, from_config
 

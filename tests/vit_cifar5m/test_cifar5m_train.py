@@ -8,12 +8,12 @@ import torch
 
 from measure import coordinate_check
 from tests.run_folders import lines
-from training import runs, signals
+from training import runs, shapes, signals
 from training import task as tasks
 from training.config import leaves, load
 from training.errors import UserError
 from training.sampling import sample_ids
-from vit_cifar5m import data, shapes, train
+from vit_cifar5m import data, train
 from vit_cifar5m.config import Config
 from vit_cifar5m.model import VisionTransformer
 

@@ -15,6 +15,7 @@ from pyarrow import parquet
 from timm.data import create_transform
 from torch.utils.data import DataLoader
 
+from training import shapes
 from training.errors import UserError
 from training.loading import batches as from_worker
 from training.sampling import EpochPlaces, Place
@@ -159,6 +160,21 @@ def test_an_evaluation_image_at_its_own_size_is_only_normalised():
     mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
     expected = ((pixels / 255.0 - mean) / std).transpose(2, 0, 1)
     np.testing.assert_allclose(images.validation[4][0].numpy(), expected, atol=1e-6)
+
+
+def test_drawn_images_are_those_of_the_generator_split_by_class_for_all_seeds():
+    first, second = (load(UNMIXED, seed, 10, source="drawn", eval_resize=32,
+                          validation_fraction=0.02) for seed in (0, 1))
+    train, validation = first.train.source, first.validation.source
+    assert train is second.train.source and (len(train), len(validation)) == (49_000, 1000)
+    assert np.bincount(validation.labels).tolist() == [100] * 10
+    pixels, labels = shapes.draw(np.arange(50), 0)
+    rows = {row.tobytes(): label for row, label in zip(pixels.transpose(0, 2, 3, 1), labels)}
+    found = [source[i] for source in (train, validation) for i in range(50)]
+    again = [rows[one.content.tobytes()] == one.label for one in found
+             if one.content.tobytes() in rows]
+    assert len(again) >= 45 and all(again)
+    assert first.train[Place(0, 0, 0)][0].shape == (3, SIZE, SIZE)
 
 
 def test_a_wrong_number_of_classes_is_refused():

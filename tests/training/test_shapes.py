@@ -1,11 +1,12 @@
-"""vit_cifar5m.shapes: the same images everywhere, of the drawn image's own number alone."""
+"""training.shapes: the same images everywhere, of the drawn image's own number alone."""
 
 import hashlib
 
 import numpy as np
 import pytest
 
-from vit_cifar5m import data, shapes
+from training import shapes
+from vit_cifar5m import data
 
 LAST = 2**40 + 7
 NUMBERS = np.array([0, 1, 2, 3, 77, 12_345, 4_999_999, LAST])
