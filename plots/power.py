@@ -59,6 +59,8 @@ class Judged:
     n: int | None
     alone: bool = False
     """A disagreement that holds for all the claim's findings together."""
+    widths: int | None = None
+    """Through how many widths an exponent's line goes."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Claim:
 
     said: dict[str, Any]
     found: list[Judged]
+    desktop: bool = False
+    """Whether findings come from tables of this preset."""
 
     @property
     def word(self) -> str:
@@ -94,6 +98,13 @@ class Claim:
                    default=None)
 
     @property
+    def more_widths(self) -> bool:
+        """Whether no seed decides it, but a wider model: an exponent's error is small enough and
+        has a single degree of freedom."""
+        worst = self.worst
+        return bool(worst and worst.widths == 3 and worst.error <= 2 * self.needed)
+
+    @property
     def times(self) -> float:
         """How many times the runs there are decide what is undecided."""
         worst = self.worst
@@ -112,7 +123,8 @@ class Claim:
 def claims(path: Path = CLAIMS) -> dict[str, list[Claim]]:
     """Paper -> its claims, judged by the shipped tables."""
     said = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return {paper: [Claim(one, list(_judge(one))) for one in ones] for paper, ones in said.items()}
+    return {paper: [Claim(one, list(_judge(one)), _of_desktop(one)) for one in ones]
+            for paper, ones in said.items()}
 
 
 @functools.cache
@@ -128,6 +140,13 @@ def printed(figure: str) -> Sequence[Printed]:
     laptop, desktop = of_shipped(figure), of_shipped(f"{figure}{catalogue.DESKTOP}")
     better = {line.name: line for line in desktop if isinstance(line, Finding)}
     return [better.get(line.name, line) if isinstance(line, Finding) else line for line in laptop]
+
+
+def _of_desktop(said: dict[str, Any]) -> bool:
+    """Whether tables of preset desktop have a finding of the claim."""
+    lines = of_shipped(f"{said['figure']}{catalogue.DESKTOP}") if "findings" in said else ()
+    return any(isinstance(line, Finding) and re.match(said["findings"], line.name)
+               for line in lines)
 
 
 def _judge(said: dict[str, Any]) -> Iterator[Judged]:
@@ -176,7 +195,8 @@ def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
     n = int(seeds[1] or seeds[2]) if seeds else None
     rule = said.get("judge", "verdict")
     widths = re.search(r"\(n = (\d+) widths", line.measured)  # a line through them has two less
-    reach, far = (_quantile(int(widths[1]) - 1 if widths else n, tail)
+    lines = int(widths[1]) if widths else None
+    reach, far = (_quantile(lines - 1 if lines else n, tail)
                   for tail in (0.05, 0.05 / count))
     # The nearest bound of a range, and zero where a sign is claimed.
     bounds = re.findall(rf"{NUMBER}(?:/\d+)?", str(said.get("published", line.published)))
@@ -204,7 +224,8 @@ def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
         word = UNDECIDED  # nor would a difference have been seen
     if rule == "verdict" and n == 1:
         word = UNDECIDED
-    return Judged(word, value, error, n, alone=word == DISAGREES and known and off > far * error)
+    alone = word == DISAGREES and known and off > far * error
+    return Judged(word, value, error, n, alone, lines)
 
 
 def _quantile(n: int | None, tail: float) -> float:
@@ -247,15 +268,15 @@ def planned(sweep: str, preset: str | None) -> dict[str, float]:
     }
 
 
-def cost(sweep: str) -> float:
-    """Core-hours of the runs that findings rest on, those that the sweep asked for as it went
-    included: of its preset desktop where that is shipped, else of laptop."""
+def cost(sweep: str, desktop: bool = False) -> float:
+    """Core-hours of the runs of a sweep's preset laptop, or desktop, those that the sweep asked for
+    as it went included."""
     made: Counter[str] = Counter()
     for path in DATA.glob("*/*.json"):
         one = json.loads(path.read_text(encoding="utf-8"))
         if "sweep" in one:
             made[one["sweep"]] = max(made[one["sweep"]], one["runs"])
-    preset = "desktop" if f"{sweep}_desktop" in made else "laptop"
+    preset = "desktop" if desktop else "laptop"
     plan = planned(sweep, preset)
     name = f"{sweep}_{preset}"
     if not plan:
@@ -267,7 +288,8 @@ def verdict(claim: Claim) -> tuple[str, float]:
     """(verdict, core-hours that decide it): out of reach where they are more than a day's."""
     if claim.word != UNDECIDED:
         return claim.word, math.nan
-    hours = claim.times * sum(cost(sweep) for sweep in claim.said.get("sweeps", ()))
+    sweeps = claim.said.get("sweeps", ())
+    hours = claim.times * sum(cost(sweep, claim.desktop) for sweep in sweeps)
     return (OUT if hours > REACH else UNDECIDED), hours
 
 
@@ -319,7 +341,9 @@ def _row(claim: Claim, word: str, hours: float) -> str:
         now = f"{error} → {claim.needed:.3f}"
         seeds = f" (n = {math.ceil(claim.times * worst.n)})" if worst.n else ""
         runs = f"x {claim.times:.1f}{seeds}" + f", {hours:.1f} core-hours" * (hours > 0)
-        if claim.times <= 1 and worst.error <= claim.needed:
+        if claim.more_widths:
+            runs = "more widths"
+        elif claim.times <= 1 and worst.error <= claim.needed:
             runs = f"enough runs: errors would show {claim.said['effect']}"
     return f"| {claim.said['claim']} | {claim.said['where']} | {word} | {split} | {now} | {runs} |"
 
@@ -331,7 +355,8 @@ def _order(papers: dict[str, list[Claim]], verdicts: dict[int, tuple[str, float]
     for claim in (one for ones in papers.values() for one in ones):
         word, hours = verdicts[id(claim)]
         sweeps = tuple(claim.said.get("sweeps", ()))
-        if word == UNDECIDED and claim.times > 1 and 0 < hours <= DESKTOP * len(sweeps):
+        decidable = claim.times > 1 and not claim.more_widths
+        if word == UNDECIDED and decidable and 0 < hours <= DESKTOP * len(sweeps):
             found.setdefault(sweeps, []).append(hours)
     ranked = sorted(found.items(), key=lambda item: max(item[1]) / len(item[1]))
     return [f"| {', '.join(f'`{sweep}`' for sweep in sweeps)} | {len(hours)} | {max(hours):.1f} | "
@@ -355,10 +380,11 @@ does not hold *here*.
 
 How a claim is judged stands in `power.py`. *Findings* counts those that agree / are undecided /
 disagree. *Error* is the largest standard error among the undecided ones, and what it must become.
-*To decide* multiplies the runs of the preset `laptop`, or of `desktop` where its table is shipped
-(n: independent seeds), with the planner's hours of one core; above {REACH:.0f} a claim is out of
-reach. *Enough runs*: an effect of that size would have been seen; what there is is smaller, or is
-seen in a part of the findings."""
+*To decide* multiplies the runs of the preset `laptop`, or of `desktop` where findings come from its
+table (n: independent seeds), with the planner's hours of one core; above {REACH:.0f} a claim is out
+of reach. *Enough runs*: an effect of that size would have been seen; what there is is smaller, or
+is seen in a part of the findings. *More widths*: an exponent's error is small enough, but from so
+few widths that it is hardly known."""
 COLUMNS = """| claim | where | verdict | findings | error → needed | to decide |
 |---|---|---|---|---|---|"""
 ORDER = f"""

@@ -27,7 +27,7 @@ from plots.everett import horizons
 from plots.everett.horizons import HORIZON_STYLES
 from plots.everett.published import TABLE_4
 from plots.findings import HEADER, Estimate, Finding, Printed
-from plots.statistics import jackknife
+from plots.statistics import complete, jackknife
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, SEED, WIDTH, TableError
 
 TABLES = ("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
@@ -71,7 +71,7 @@ class Entry:
     floored: IrreduciblePowerLaw | None
     """The optima as a power law with an irreducible term; None below four widths."""
     by_seed: Estimate | None
-    """The exponent with its jackknife error; None below three seeds at a width."""
+    """The exponent over shared seeds with its jackknife error; None below three of them."""
 
     @property
     def name(self) -> str:
@@ -160,11 +160,11 @@ def _exponent(rows: pd.DataFrame) -> float:
 
 
 def by_seed(rows: pd.DataFrame) -> Estimate | None:
-    """The exponent of a curve, its error from leaving one seed after another out of all widths:
-    runs of a seed share random numbers across widths, so their optima are not independent. None
-    where a width has fewer than three seeds."""
-    enough = rows.groupby(WIDTH)[SEED].nunique().min() > 2
-    return jackknife(rows, SEED, _exponent) if enough else None
+    """The exponent of a curve over the seeds that all its widths share, its error from leaving one
+    after another out: runs of a seed share random numbers across widths, so their optima are not
+    independent. None below three such seeds."""
+    shared = complete(rows, SEED, WIDTH)
+    return jackknife(shared, SEED, _exponent) if shared[SEED].nunique() > 2 else None
 
 
 def entries(data: Data) -> list[Entry]:
@@ -212,7 +212,7 @@ def horizon_lines(table_4: Sequence[Entry]) -> list[Printed]:
 def findings(data: Data) -> list[Printed]:
     """Table 4 and what the horizon changes."""
     table_4 = entries(data)
-    seeds = ", from leaving a seed out of all widths where each has three or more"
+    seeds = ", from leaving out a seed where all widths share three or more"
     has = any(entry.by_seed for entry in table_4)
     text = [horizons.EXPONENT_NOTE + seeds * has, HEADER]
     text += [_beside(entry.name, entry.fit, entry.published) for entry in table_4]

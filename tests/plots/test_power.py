@@ -8,6 +8,8 @@ import pytest
 from plots import power
 from plots.findings import Finding
 
+EFFECT = {"effect": 0.28}
+
 
 def test_the_page_has_the_verdicts_of_the_shipped_tables():
     rows = [line.split(" | ") for line in power.PAGE.read_text(encoding="utf-8").splitlines()]
@@ -83,6 +85,24 @@ def test_errors_of_what_is_undecided_say_how_many_runs_decide_it():
     assert times(power.Judged(power.UNDECIDED, 0.1, math.nan, 1)) == 3
 
 
+def test_claims_rest_on_desktop_where_its_tables_have_their_findings():
+    found = {one.said["claim"]: one.desktop for ones in power.claims().values() for one in ones}
+    assert found["Adam: the best global rate goes as D^-1.09, -0.50, -0.99, -0.09 (standard, NTK, "
+                 "muP, mean-field)"]
+    assert not found["exponents at the compute-optimal horizon (here 1 token per parameter, three "
+                     "widths)"]  # of the same sweep, whose preset desktop leaves it out
+
+
+def test_an_exponent_of_three_widths_takes_a_fourth_and_no_seeds():
+    def claim(measured):
+        line = Finding("x", measured, "-3/2", "off by it")
+        return power.Claim({"effect": 0.28}, [power.judged(line, {"judge": "equal"} | EFFECT, 1)])
+
+    assert claim("-0.47 ± 0.10 (n = 3 widths)").more_widths
+    assert not claim("-0.47 ± 0.90 (n = 3 widths)").more_widths  # seeds, too
+    assert claim("-0.47 ± 0.10 (n = 4 widths)").word == power.DISAGREES
+
+
 def test_runs_cost_what_those_of_the_shipped_table_did(tmp_path, monkeypatch):
     plans = {"desktop": {"runs": 50, "core": 2.0}, "laptop": {"runs": 10, "core": 0.5},
              None: {"runs": 4, "core": 0.1}}
@@ -100,7 +120,8 @@ def test_runs_cost_what_those_of_the_shipped_table_did(tmp_path, monkeypatch):
     ship("e/s_laptop", 30)
     assert power.cost("e/s") == pytest.approx(1.5)  # the sweep asked for 20 runs more
     ship("e/s_desktop", 75)
-    assert power.cost("e/s") == pytest.approx(3.0)
+    assert power.cost("e/s") == pytest.approx(1.5)  # what laptop's findings rest on
+    assert power.cost("e/s", desktop=True) == pytest.approx(3.0)
     del plans["desktop"], plans["laptop"]
     assert power.cost("e/t") == 0.1  # a file without presets
 

@@ -66,7 +66,12 @@ def test_seeds_that_all_widths_share_count_in_the_error_of_an_exponent():
     assert entry.fit.error >= entry.by_seed.error == entry.record()["seed_error"]
     text = "\n".join(map(str, learning_rates.findings({"adam": table})))
     assert "muP, fixed steps: jackknife over seeds -0.50 ± 0.06 (n = 3)" in text
-    assert "from leaving a seed out of all widths" in text
+    assert "from leaving out a seed where all widths share three or more" in text
+    # A seed that some widths lack says nothing of what widths share.
+    more = pd.DataFrame(sweep("mup_fixed", "mup", exponent=-0.9, seeds=(3,), widths=(32, 64)))
+    (entry,) = learning_rates.entries({"adam": pd.concat([table, more], ignore_index=True)})
+    assert entry.by_seed.groups == 3 and entry.by_seed.value == pytest.approx(-0.5)
+    assert entry.by_seed.error == pytest.approx(0.1 / 3**0.5)
     two = table[table["seed"] < 2]
     assert learning_rates.entries({"adam": two})[0].by_seed is None
 
