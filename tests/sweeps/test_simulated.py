@@ -46,6 +46,11 @@ def test_closed_forms_are_those_of_a_simulated_step(name, shards, copies):
         assert 1.1 < step.flops / flops < 1.4  # blocks are computed again
 
 
+def test_copies_are_of_shards():
+    with pytest.raises(ValueError, match="copies=2 of shards=1"):
+        simulate(load_experiment("nanolm_c4"), None, shards=1, copies=2)
+
+
 SWEEP = """
 experiment: nanolm_c4
 config: {base}
