@@ -12,6 +12,7 @@ JSON.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -72,17 +73,32 @@ def start(name: str, root: Path, folder: str) -> subprocess.Popen[bytes]:
 
 
 def finish(process: subprocess.Popen[bytes], log: Path) -> None:
-    """Waits for a run; SystemExit, with what it said last, if it fails."""
-    if code := process.wait(600):
-        raise SystemExit(f"{log}: exit code {code}\n{log.read_text()[-2000:]}")
+    """Waits for a run; SystemExit, with what it said last, if it fails. Leaves no process."""
+    try:
+        if code := process.wait(600):
+            raise SystemExit(f"{log}: exit code {code}\n{log.read_text()[-2000:]}")
+    finally:
+        if process.poll() is None:
+            kill(process)
 
 
 def below(pid: int) -> Iterator[int]:
     """A process and all that it has started, of whatever session."""
     yield pid
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in task.read_text().split():
-            yield from below(int(child))
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+            for child in task.read_text().split():
+                yield from below(int(child))
+
+
+def kill(process: subprocess.Popen[bytes]) -> int:
+    """SIGKILL for a process and all below it; how many there were."""
+    pids = list(below(process.pid))
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+    return len(pids)
 
 
 def differences(one: Path, other: Path) -> list[str]:
@@ -107,15 +123,12 @@ def killed(name: str, root: Path) -> dict[str, Any]:
         if process.poll() is not None:
             raise SystemExit(f"{name}: it was over before it could be killed")
         time.sleep(0.01)
-    pids = list(below(process.pid))
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-    process.wait()
+    count = kill(process)
     newest = max(int(path.name[5:]) for path in saved.glob("step-*"))
     finish(start(name, root, "parts"), root / "parts.log")
     summary = json.loads((root / "parts/summary.json").read_text())
     return {
-        "run": name, "status": summary["status"], "processes_killed": len(pids),
+        "run": name, "status": summary["status"], "processes_killed": count,
         "newest_checkpoint": newest, "resumed_from": summary["resumed_from"],
         "differences": differences(root / "whole", root / "parts"),
         "seconds": time.perf_counter() - begun,

@@ -141,7 +141,8 @@ class LocalPool(Pool):
             own = Fraction(self.cores, self.workers)
         else:
             own = max(self.cores * share / len(self.free), Fraction(min(needs.cpus, self.cores)))
-        return max(1, int(own / needs.processes))
+        processes = max(needs.processes, task.said_of_all(self.options.launch))
+        return max(1, int(own / processes))
 
     def _place(self) -> None:
         """Starts waiting runs in turn while there is room."""

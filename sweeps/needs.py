@@ -60,9 +60,10 @@ def needs_of(
 ) -> Needs:
     """What a run needs on GPUs of `gpu` bytes; what the sweep file has `said` counts most.
 
-    A run that one GPU does not hold is sharded over as many as do; any other has a GPU for each of
-    the processes that a launch command has `launched` of every run. Raises UserError if no number
-    does, and for a run that looks at whole tensors, which cannot be sharded.
+    A run that one GPU does not hold is sharded over as many as do; any other has a GPU and a
+    core for each of the processes that a launch command has `launched` of every run; cores for
+    processes that read its data are for the file to say. Raises UserError if no number does, and
+    for a run that looks at whole tensors, which cannot be sharded.
     """
     found: dict[str, Any] = {}
     if gpu is not None and "gpus" not in said:
@@ -83,7 +84,7 @@ def needs_of(
         if gpus > 1:
             found |= {"processes": gpus, "nodes": max(1, int(gpus) // NODE)}
     if launched and "processes" not in found:
-        found["gpus"] = launched
+        found |= {"gpus": launched, "cpus": launched}
     return validate(Needs, {**found, **said}, "needs")
 
 

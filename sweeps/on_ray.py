@@ -102,7 +102,8 @@ class RayPool(Pool):
         if needs.nodes > 1:
             group = self.ray.util.placement_group([one] * needs.nodes, strategy="STRICT_SPREAD")
             asked["scheduling_strategy"] = _part(group, 0)
-        job = replace(job, threads=job.threads or self.options.threads or cpus)
+        own = max(1, cpus // max(1, task.said_of_all(self.options.launch)))  # of each process
+        job = replace(job, threads=job.threads or self.options.threads or own)
         environment = {
             key: value for key, value in os.environ.items()
             if key.startswith("TRAINING_") or key == "PYTHONPATH"

@@ -36,7 +36,7 @@ from training.errors import UserError
 from training.files import write_json
 
 LOOK_SECONDS = 0.5  # between looks at what has come and what jobs have left
-REQUEUES = 1000  # time limits that a job may reach: half a year of 4 hours
+REQUEUES = 100  # time limits that a job may reach: 17 days of 4 hours
 ASK_SECONDS = 1.0  # between two questions to SLURM; up to 15 the longer nothing has happened
 _SEVERAL_NODES = (
     "bash", "scripts/slurm/several_nodes.sh", "scripts/accelerate/several_nodes_fsdp.yaml"

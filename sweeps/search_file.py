@@ -14,7 +14,7 @@ from pydantic import model_validator
 
 from sweeps.asked import Asked, FileConfig, open_file
 from sweeps.sources import Around, Missing
-from sweeps.study import RATE, Study, Tuning
+from sweeps.study import MOST_STUDIES, MOST_TRIALS, RATE, Study, Tuning
 from sweeps.sweep_file import Values, grid_values
 from training import runs
 from training.config import PositiveFloat, Section
@@ -43,6 +43,20 @@ class SearchConfig(Tuning, FileConfig):
     """Keys to cross; every combination is a study of its own."""
     rates: list[Rate] = []
     """Where each study's optimizer.lr comes from; by default it is the config's own."""
+
+    @model_validator(mode="after")
+    def _can_be_counted(self) -> SearchConfig:
+        if (studies := math.prod(map(len, self.grid.values()))) > MOST_STUDIES:
+            raise ValueError(
+                f"grid: more than {MOST_STUDIES:,} combinations of {', '.join(self.grid)}, each a "
+                "study of its own; divide them among several files"
+            )
+        if studies * self.trials > MOST_TRIALS:
+            raise ValueError(
+                f"trials: {self.trials:,} in each of {studies:,} studies; at most {MOST_TRIALS:,} "
+                "in all: lower trials, or divide the grid among several files"
+            )
+        return self
 
     @model_validator(mode="after")
     def _keys_have_one_source(self) -> SearchConfig:

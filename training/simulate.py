@@ -56,8 +56,11 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1, copies: int =
     """A step of a run on one GPU, or sharded over several as scripts/accelerate does it, also in
     several `copies` of the shards (HSDP).
 
-    Raises RuntimeError inside a process group, UserError for an experiment without build_blank.
+    Raises RuntimeError inside a process group, UserError for an experiment without build_blank,
+    ValueError for copies of a model that is not sharded.
     """
+    if shards == 1 and copies > 1:
+        raise ValueError(f"copies={copies} of shards={shards}: copies of the shards need several")
     if experiment.build_blank is None:
         raise UserError(
             f"{experiment.name}/train.py: EXPERIMENT has no build_blank, which a simulated step "

@@ -440,6 +440,7 @@ def test_workers_at_a_time_share_the_gpus(gpus, placed, visible, options, expect
         ("0,1", {}, {"gpus": 0.25, "cpus": 3}, 3),
         ("0,1", {}, {"gpus": 0, "cpus": 2}, 2),
         ("0,1", {"launch": SEVERAL}, {"gpus": 2, "processes": 2}, 4),  # of each process
+        ("0,1", {"launch": ("accelerate", "launch", "--num_processes", "4")}, {"cpus": 4}, 2),
     ],
 )
 def test_threads_are_an_equal_share_of_the_cores(

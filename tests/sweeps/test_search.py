@@ -362,6 +362,8 @@ def test_a_dry_run_counts_what_is_left_and_writes_nothing(toy):
         ("grid: {kind: [a b, a_b]}\n", "two studies would be called 'a_b'"),
         ("edge: 0.5\n", "edge: expected"),
         ("parallel: 0\n", "parallel: expected"),
+        (f"grid: {{seed: {[*range(1001)]}}}\n", "grid: more than 1,000 combinations of seed, each"),
+        (f"grid: {{seed: {[*range(900)]}, kind: {[*range(900)]}}}\n", "combinations of seed, kind"),
     ],
 )
 def test_a_mistake_in_the_file_is_one_line_with_its_name(toy, change, message):
@@ -370,6 +372,23 @@ def test_a_mistake_in_the_file_is_one_line_with_its_name(toy, change, message):
         load(toy, write_search(toy, change + SEARCH))
     assert message in str(error.value) and "s.yaml" in str(error.value)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("grid", "trials", "message"),
+    [
+        ("", 40_001, "trials: expected"),
+        ("grid: {kind: [plain, other]}\n", 20_001, "trials: 20,001 in each of 2 studies; at most"),
+        ("grid: {kind: [plain, other]}\n", 20_000, None),
+    ],
+)
+def test_a_search_has_no_more_trials_than_can_be_counted_at_once(toy, grid, trials, message):
+    path = write_search(toy, grid + SEARCH.replace("trials: 12", f"trials: {trials}"))
+    if message is None:
+        assert load(toy, path).config.trials == trials
+        return
+    with pytest.raises(UserError, match=rf"^\S*s.yaml: {message}.*$"):
+        load(toy, path)
 
 
 def test_a_range_has_its_lowest_value_first_and_is_positive(toy):

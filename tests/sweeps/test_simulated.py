@@ -46,6 +46,11 @@ def test_closed_forms_are_those_of_a_simulated_step(name, shards, copies):
         assert 1.1 < step.flops / flops < 1.4  # blocks are computed again
 
 
+def test_copies_are_of_shards():
+    with pytest.raises(ValueError, match="copies=2 of shards=1"):
+        simulate(load_experiment("nanolm_c4"), None, shards=1, copies=2)
+
+
 SWEEP = """
 experiment: nanolm_c4
 config: {base}
@@ -178,8 +183,8 @@ def test_a_dry_run_says_what_each_run_takes(sweep, tmp_path, capsys, gpu, wide):
     assert capsys.readouterr().out.count("  16 GPUs on 2 nodes\n") == 2
 
 
-def test_what_a_launch_command_starts_has_a_gpu_for_each_of_its_processes(sweep, tmp_path, capsys):
-    """A cluster gives a run no other GPUs than those it is said to need."""
+def test_what_a_launch_command_starts_has_a_gpu_and_a_core_per_process(sweep, tmp_path, capsys):
+    """A cluster gives a run no other GPUs and cores than those it is said to need."""
     launch = "accelerate launch --num_processes {}"
     words = ["run", str(sweep), "--dry-run", "--gpu", "H100", "--results", str(tmp_path)]
     for count, narrow in ((8, "8 GPUs"), ("{processes}", "1/8 GPU")):
@@ -190,6 +195,10 @@ def test_what_a_launch_command_starts_has_a_gpu_for_each_of_its_processes(sweep,
         assert lines[0].endswith(f"  {narrow}") and lines[1].endswith("  2 GPUs")
     several = [*launch.format(16).split(), "--num_machines", "2"]
     assert task.said_of_all(launch.format(16).split()) == 16 != task.said_of_all(several)
+    experiment, (point, _) = load_experiment("nanolm_c4"), load_sweep(sweep).points
+    for said, cpus in (({}, 8), ({"cpus": 40}, 40)):
+        needs = needs_of(experiment, point.config, said, 80e9, launched=8)
+        assert (needs.gpus, needs.cpus, needs.processes) == (8, cpus, 1)
 
 
 def test_what_no_gpu_holds_or_cannot_be_sharded_is_not_started(sweep):

@@ -1,6 +1,5 @@
 """Sweeps: what a file expands to, what results add to it, and what is never run twice."""
 
-
 import pytest
 
 from sweeps.progress import Estimate, duration
