@@ -396,9 +396,10 @@ def grid_values(grid: Mapping[str, Values | Log2Range], where: str = "") -> list
     """Every combination of a grid's values, the last key varying fastest; UserError, naming the
     file, for more than a million."""
     axes = [_axis(values) for values in grid.values()]
-    if (count := math.prod(map(len, axes))) > MOST:
+    if math.prod(map(len, axes)) > MOST:
         raise UserError(
-            f"{where}: grid: {count:.3g} combinations of {', '.join(grid)}; at most {MOST:,}"
+            f"{where}: grid: more than {MOST:,} combinations of {', '.join(grid)}; give fewer "
+            "values, or several files"
         )
     return [dict(zip(grid, combination)) for combination in itertools.product(*axes)]
 
