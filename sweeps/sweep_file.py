@@ -20,7 +20,9 @@ from training import runs
 from training.config import PositiveFloat, Section, shifted
 from training.errors import UserError
 
-MOST = 1_000_000  # combinations of a grid; more is a slip, which would fill the memory
+# Combinations of a grid, and runs of a file before it extends itself: these open in two seconds and
+# 120 MB. The papers' largest sweep has 784; more is a slip, or several files.
+MOST = 10_000
 Exponent = Annotated[float, Field(ge=-1000, le=1000)]  # of two, as floats have them
 
 
@@ -386,6 +388,9 @@ def load_sweep(
                 point = sweep.point(name, values, seed)
                 kept = points if sweep.is_meant(point.config) else left_out
                 kept.setdefault(point.run, point)
+            if len(points) + len(left_out) > MOST:
+                raise UserError(f"{path}: more than {MOST:,} runs; give fewer values or seeds, or "
+                                "several files")
     if sweep.where and not points:
         raise UserError(f"--where: no run of {path} is meant; see them all by --dry-run without it")
     sweep.points, sweep.left_out = list(points.values()), list(left_out.values())
@@ -394,7 +399,7 @@ def load_sweep(
 
 def grid_values(grid: Mapping[str, Values | Log2Range], where: str = "") -> list[dict[str, Any]]:
     """Every combination of a grid's values, the last key varying fastest; UserError, naming the
-    file, for more than a million."""
+    file, for more than MOST."""
     axes = [_axis(values) for values in grid.values()]
     if math.prod(map(len, axes)) > MOST:
         raise UserError(

@@ -216,9 +216,11 @@ def test_a_broken_result_is_reported_and_the_rest_goes_on(toy):
         ("curves: {a: {grid: {lr: {log2: [-5000, 1]}}}}", "log2.0: expected"),
         ("curves: {a: {grid: {lr: {log2: [-500, 1], step: 1.0e-300}}}}", "step: expected"),
         ("curves: {a: {grid: {lr: {log2: [-999, 999], step: 0.01}, width: {log2: [0, 9], step: "
-         "0.01}}}}", "grid: more than 1,000,000 combinations of lr, width; give fewer values"),
+         "0.01}}}}", "grid: more than 10,000 combinations of lr, width; give fewer values"),
         (f"curves: {{a: {{grid: {{{', '.join(f'k{i}: [0, 1]' for i in range(1100))}}}}}}}",
-         "grid: more than 1,000,000 combinations of k0, k1,"),  # more than a float holds
+         "grid: more than 10,000 combinations of k0, k1,"),  # more than a float holds
+        (f"curves: {{a: {{grid: {{lr: {{log2: [-9, 0.9], step: 0.01}}}}}}}}\nseeds: {[*range(11)]}",
+         "more than 10,000 runs; give fewer values or seeds"),
     ],
 )
 def test_bad_sweep_files_are_one_line(toy, text, words):
