@@ -69,7 +69,18 @@ def of_dynamics():
 def test_the_readme_names_the_commit_of_its_tables():
     readme = (ROOT / "vit_cifar5m/README.md").read_text(encoding="utf-8")
     made = list((tables.DATA / "bordelon").glob("*.json"))
-    assert len(made) == 18
+    assert len(made) == 21
     for path in made:
         environment = json.loads(path.read_text(encoding="utf-8"))["environment"]
         assert environment["commit"][:7] in readme and "+" not in environment["commit"], path.name
+
+
+def test_the_readme_quotes_the_decoders_of_ten_seeds():
+    readme = re.sub(r"\s+", " ", (ROOT / "vit_cifar5m/README.md").read_text(encoding="utf-8"))
+    found = [line for line in of_shipped("bordelon/decoder_desktop") if isinstance(line, Finding)]
+    for line in found:
+        value, error = (float(one) for one in re.findall(r"\d+\.\d+", line.measured)[:2])
+        if line.verdict.startswith("as ") or line.name.startswith("gain of growing N"):
+            assert f"{value:.3f} ± {error:.3f}" in readme, line
+    rising = [line for line in found if re.search("kernel: alignment with [HN]", line.name)]
+    assert len(rising) == 8 and all(line.verdict == "agrees" for line in rising)
