@@ -31,13 +31,17 @@ SLOW = """
 """.split()
 
 
+def pytest_itemcollected(item):
+    """Marks the tests of slow files, before -m chooses."""
+    here = Path(__file__).parent
+    if any((here / name) in (item.path, *item.path.parents) for name in SLOW):
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(trylast=True)  # after xdist's own
 def pytest_collection_modifyitems(config, items):
-    """Marks the tests of slow files, and keeps the tests of an xdist_group in one process."""
-    here = Path(__file__).parent
+    """Keeps the tests of an xdist_group in one process."""
     for item in items:
-        if any((here / name) in (item.path, *item.path.parents) for name in SLOW):
-            item.add_marker(pytest.mark.slow)
         group = item.get_closest_marker("xdist_group")
         if group and getattr(config.option, "loadgroup", False):
             name = f"@{group.args[0]}"

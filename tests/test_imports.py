@@ -3,6 +3,7 @@ files that are not too long to be read."""
 
 import ast
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -113,3 +114,10 @@ def test_no_file_is_too_long_to_be_read():
                for name in found.stdout.split() if (ROOT / name).exists()}  # fmt: skip
     long = {name: length for name, length in lengths.items() if length > LONGEST}
     assert long.keys() == LONGER.keys(), f"split these, or take them off LONGER: {long}"
+
+
+def test_the_quick_half_leaves_slow_files_out():
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--collect-only", "-m", "not slow",
+               "tests/test_imports.py", "tests/nanolm_c4/test_train.py"]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "test_imports.py" in told and "test_train.py" not in told
