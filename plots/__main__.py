@@ -26,8 +26,8 @@ from pathlib import Path
 import pandas as pd
 
 from plots import report, ship, style, tables
-from plots.catalogue import CHECK, DESKTOP, drawings, find, load, names, shipped, told
-from plots.tables import Condition, TableError
+from plots.catalogue import CHECK, drawings, find, load, names, shipped, told
+from plots.tables import DESKTOP, Condition, TableError
 
 
 def make(

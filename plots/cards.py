@@ -18,10 +18,10 @@ import pandas as pd
 import yaml
 
 from plots import style, tables
-from plots.catalogue import DESKTOP, drawings, enough, load, shipped, told
+from plots.catalogue import drawings, enough, load, shipped, told
 from plots.explorer import explorer
 from plots.findings import HEADER, Finding
-from plots.tables import ROOT, RUN, SEED, STATUS, TableError, source_of
+from plots.tables import DESKTOP, ROOT, RUN, SEED, STATUS, TableError, source_of
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
 DPI = 150

@@ -12,10 +12,9 @@ from types import ModuleType
 import pandas as pd
 
 from plots import ship, style, tables
-from plots.tables import TableError
+from plots.tables import DESKTOP, TableError
 
 CHECK = "coordinate_check"  # of no paper: draws a user's own check
-DESKTOP = "_desktop"  # ends the names of tables and figures of this preset, beside those of laptop
 
 
 def names() -> list[str]:

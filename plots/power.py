@@ -32,7 +32,7 @@ import pandas as pd
 import yaml
 from scipy.special import stdtrit
 
-from plots import catalogue
+from plots import catalogue, tables
 from plots.findings import Finding, Printed
 from plots.rates import seed_noise
 from plots.tables import CURVE, DATA, LOSS, PARAMETERIZATION, ROOT, shipped
@@ -137,14 +137,14 @@ def of_shipped(figure: str) -> Sequence[Printed]:
 def printed(figure: str) -> Sequence[Printed]:
     """What a figure says of the shipped tables; of two findings of one name, that of the tables of
     preset desktop."""
-    laptop, desktop = of_shipped(figure), of_shipped(f"{figure}{catalogue.DESKTOP}")
+    laptop, desktop = of_shipped(figure), of_shipped(f"{figure}{tables.DESKTOP}")
     better = {line.name: line for line in desktop if isinstance(line, Finding)}
     return [better.get(line.name, line) if isinstance(line, Finding) else line for line in laptop]
 
 
 def _of_desktop(said: dict[str, Any]) -> bool:
     """Whether tables of preset desktop have a finding of the claim."""
-    lines = of_shipped(f"{said['figure']}{catalogue.DESKTOP}") if "findings" in said else ()
+    lines = of_shipped(f"{said['figure']}{tables.DESKTOP}") if "findings" in said else ()
     return any(isinstance(line, Finding) and re.match(said["findings"], line.name)
                for line in lines)
 
@@ -195,8 +195,8 @@ def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
     n = int(seeds[1] or seeds[2]) if seeds else None
     rule = said.get("judge", "verdict")
     widths = re.search(r"\(n = (\d+) widths", line.measured)  # a line through them has two less
-    lines = int(widths[1]) if widths else None
-    reach, far = (_quantile(lines - 1 if lines else n, tail)
+    through = int(widths[1]) if widths else None
+    reach, far = (_quantile(through - 1 if through else n, tail)
                   for tail in (0.05, 0.05 / count))
     # The nearest bound of a range, and zero where a sign is claimed.
     bounds = re.findall(rf"{NUMBER}(?:/\d+)?", str(said.get("published", line.published)))
@@ -225,7 +225,7 @@ def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
     if rule == "verdict" and n == 1:
         word = UNDECIDED
     alone = word == DISAGREES and known and off > far * error
-    return Judged(word, value, error, n, alone, lines)
+    return Judged(word, value, error, n, alone, through)
 
 
 def _quantile(n: int | None, tail: float) -> float:

@@ -24,6 +24,7 @@ WIDTH, RATE, EPS = "model.width", "optimizer.lr", "optimizer.eps"
 DECAY = "optimizer.weight_decay"
 RUN, STEP, HORIZON = "run", "step", "horizon"
 RESULTS = (CURVE, SEED, STATUS, LOSS)
+DESKTOP = "_desktop"  # ends the names of tables and figures of this preset, beside those of laptop
 # Columns of words; all others hold numbers, COUNTS whole ones.
 WORDS = {
     CURVE, STATUS, PARAMETERIZATION, OPTIMIZER, HORIZON, RUN, "prescription.strategy", "layer",
@@ -261,7 +262,7 @@ def source_of(table: str) -> tuple[str, str]:
     paper, _, stem = table.partition("/")
     if paper == "theory" or stem.startswith("initial_"):
         return "effective_theory" if paper == "theory" else "initial", f"{stem}.csv"
-    stem = stem.removesuffix("_desktop")
+    stem = stem.removesuffix(DESKTOP)
     end = stem.rpartition("_")[2]
     sweep = stem if end == "alignment" else stem.removesuffix(f"_{end}" if end in SOURCES else "")
     return sweep, SOURCES.get(end, "results.csv")
@@ -284,7 +285,7 @@ def commands(table: str) -> list[str]:
     if file is None:
         return []
     text = (ROOT / file).read_text(encoding="utf-8")
-    preset = "desktop" if table.endswith("_desktop") else "laptop"
+    preset = "desktop" if table.endswith(DESKTOP) else "laptop"
     has = re.search(f"^  {preset}:", text, re.MULTILINE) is not None
     folder = f"results/{file.partition('/')[0]}/{sweep}" + f"_{preset}" * has
     found = [f"python -m sweeps run {file}" + f" --preset {preset}" * has]

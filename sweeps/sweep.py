@@ -20,7 +20,8 @@ class Work:
     """What is left of a sweep or search, for one driver; results open the runs that they ask for.
 
     `recall` gives the summary of a run that is done already. The largest of the runs that wait come
-    first, so that none of them is left for the end.
+    first, so that none of them is left for the end. What a result asks for is said by each kind:
+    `record`, `may_add`, `failed_before`, `write` and `dry_run`.
     """
 
     table_name: str
@@ -48,9 +49,6 @@ class Work:
     def put_back(self, point: Point, order: int = 0) -> None:
         """A run that was begun and did not end: it is handed out again, first among its equals."""
         heapq.heappush(self._waiting, (-self.flops(point), order, point.key))
-
-    def record(self, point: Any, summary: Summary) -> None:
-        """Takes a result, and adds the points that it asks for."""
 
     def fail(self, point: Point, reason: str) -> None:
         """Gives a run up; the rest goes on."""

@@ -16,14 +16,14 @@ from PIL import Image
 
 from plots import cards, style, tables
 from plots.__main__ import main, make
-from plots.catalogue import DESKTOP, load, names, shipped
+from plots.catalogue import load, names, shipped
 from plots.findings import Finding
 from plots.power import of_shipped
 from training.config import read_yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = names()
-FIGURES = [name for name in NAMES if not name.endswith(DESKTOP)]
+FIGURES = [name for name in NAMES if not name.endswith(tables.DESKTOP)]
 DPI = style.DPI
 TABLES = [(name, index) for name in FIGURES for index in range(len(load(name).TABLES))]
 TITLES = {
@@ -62,12 +62,12 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(name, monkey
         apart = (np.maximum(new, old) - np.minimum(new, old)).max(axis=-1) > 51
         assert apart.mean() < 0.01, stem
         assert all((home / f"{stem}.{kind}").stat().st_size > 2_000 for kind in ("png", "pdf"))
-        assert item.get_suptitle().startswith(TITLES.get(name.removesuffix(DESKTOP), ""))
+        assert item.get_suptitle().startswith(TITLES.get(name.removesuffix(tables.DESKTOP), ""))
     said = " ".join(html.unescape(re.sub("<[^>]*>", "|", card.html)).split())
     found = [line for line in lines if isinstance(line, Finding)]
     assert sum(card.counts.values()) == len(found) == card.html.count("<tr data-kind=")
     assert all(f"|{line.measured}|" in said and line.verdict in said for line in found)
-    claim = cards._claims()[name.removesuffix(DESKTOP)]["claim"]
+    claim = cards._claims()[name.removesuffix(tables.DESKTOP)]["claim"]
     assert len(claim) > 40 and "None is listed" not in said
     assert f"python -m plots {name}" in said.replace("/|", "/")
     made = said[said.index("|Tables, runs and commit|"):]

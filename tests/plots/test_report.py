@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from plots import cards, report, tables
-from plots.catalogue import DESKTOP, load, names
+from plots.catalogue import load, names
 from plots.explorer import explorer
 from plots.findings import Finding
 from tests.plots.browser import Browser
@@ -77,7 +77,7 @@ def open_curves(page, figure):
 def test_every_figure_has_its_pictures_claim_and_commands(page, shipped):
     _, found, drawn = shipped
     assert {*drawn} == {*found} == {*SHOWN}
-    assert {name.removesuffix(DESKTOP) for name in names()} == {*cards._claims()}
+    assert {name.removesuffix(tables.DESKTOP) for name in names()} == {*cards._claims()}
     assert page.js("document.querySelectorAll('article').length") == len(drawn)
     for name, stems in drawn.items():
         here = f"document.getElementById('{cards.anchor(name)}')"
