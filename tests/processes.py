@@ -106,11 +106,16 @@ def meeting(ranks):
 
 
 def launch_environment(config, *options):
-    """What `accelerate launch` with a file of `LAUNCH_CONFIGS` tells the processes, by its code."""
+    """What `accelerate launch` with a file of `LAUNCH_CONFIGS` tells the processes, by its code.
+
+    With a port of its own: for several machines accelerate refuses one that is in use, and the
+    files' may be, by a launch of another test.
+    """
     from accelerate.commands import launch
     from accelerate.utils.launch import prepare_multi_gpu_env
 
-    given = ["--config_file", str(LAUNCH_CONFIGS / f"{config}.yaml"), *options, "program.py"]
+    file = str(LAUNCH_CONFIGS / f"{config}.yaml")
+    given = ["--config_file", file, "--main_process_port", "0", *options, "program.py"]
     arguments = launch.launch_command_parser().parse_args(given)
     arguments, *_ = launch._validate_launch_command(arguments)
     prefixes = ("ACCELERATE_", "FSDP_", "PARALLELISM_CONFIG_")

@@ -151,11 +151,12 @@ def test_a_refusal_is_one_line_of_one_process(tmp_path):
 
 
 def accelerated(name, processes, folder, *words, **more):
-    """`accelerate launch` with a config file as it is, but for the number of processes."""
+    """`accelerate launch` with a config file as it is, but for the number of processes and a port
+    that no other test's launch can have."""
     return Program(
         "-m", "accelerate.commands.launch", "--config_file", LAUNCH_CONFIGS / f"{name}.yaml",
-        "--num_processes", processes, *words, OMP_NUM_THREADS=1, CUDA_VISIBLE_DEVICES="",
-        PYTHONPATH=ROOT, TOY_NOTES=folder, **more,
+        "--num_processes", processes, "--main_process_port", 0, *words,
+        OMP_NUM_THREADS=1, CUDA_VISIBLE_DEVICES="", PYTHONPATH=ROOT, TOY_NOTES=folder, **more,
     )  # fmt: skip
 
 
@@ -173,9 +174,8 @@ def test_accelerate_launches_with_the_config_files(tmp_path, name, processes):
 
 def test_a_signal_to_the_launcher_stops_all_with_a_checkpoint(tmp_path):
     """Of a sharded run, whose processes write its parts."""
-    options = ["--num_machines", "1", "--main_process_port", "0"]
-    words = [*options, SHARDED, "run", tmp_path / "run", "training.steps=90", "checkpoint.every=0"]
-    process = accelerated("several_nodes_fsdp", 2, tmp_path, *words)
+    words = [SHARDED, "run", tmp_path / "run", "training.steps=90", "checkpoint.every=0"]
+    process = accelerated("several_nodes_fsdp", 2, tmp_path, "--num_machines", "1", *words)
     process.wait_for("step 3")
     process.terminate()  # torchrun tells both; its own exit code is not ours to choose
     process.communicate(timeout=60)
