@@ -7,7 +7,8 @@ Tables of a sweep over model.layers such as vit_cifar5m/sweeps/figure_5.yaml. (a
 to go as L^(alpha_L - 1), like the change of attention logits that they cause. (b) evaluation loss
 against training FLOPs, 6 per parameter and token. Of several eta_0 both show one per alpha_L, as
 movement compares depths at equal eta_0: of those with the most finished runs that whose runs end
-with the lowest loss, on the seeds that are shown. Exponents are unweighted fits to means over
+with the lowest loss, on the seeds that are shown. Where there are several, final losses stand
+beside each other at the best eta_0 of every depth, too. Exponents are unweighted fits to means over
 seeds, their errors jackknife ones over seeds.
 """
 
@@ -41,28 +42,35 @@ COLUMNS = {
 }
 FLOPS = "flops"
 STYLES = {0.5: "-", 1.0: "--"}  # as in the paper: alpha_L = 1 is dashed
+Data = tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]
 
 
-def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(movement, losses): a row per run at the last observed step, a row per run and evaluation.
+def read(paths: Sequence[Path]) -> Data:
+    """(movement, losses, tried): a row per run at the last observed step, a row per run and
+    evaluation, both at the one eta_0 of each alpha_L that is shown; a row per run at any eta_0.
 
-    Runs that did not finish are left out. TableError unless there are three tables of one sweep.
+    Runs that did not finish are left out; among the last, those that diverged have an infinite
+    loss. TableError unless there are three tables of one sweep.
     """
     observations, results, metrics = tables.read_each(paths, COLUMNS)
     finished = results[results["status"] == "finished"]
     if finished.empty:
         raise TableError(f"{paths[1]}: no finished run in it; finish the sweep first")
-    finished = _best_rates(finished, metrics)
+    last = metrics.dropna(subset=[LOSS]).sort_values("step").groupby("run")[LOSS].last()
+    finished = finished.assign(last=finished["run"].map(last))
+    diverged = results[results["status"] == "diverged"].assign(last=math.inf)
+    tried = pd.concat([finished, diverged]).dropna(subset=["last"])
+    finished = _best_rates(finished)
     keys = (LAYERS, ALPHA_L, "seed")
     tables.one_run_each(finished, paths[1], keys, "results.csv of figure_5.yaml")
-    return _movement(observations, finished, paths[0]), _losses(metrics, finished, paths[2])
+    movement = _movement(observations, finished, paths[0])
+    return movement, _losses(metrics, finished, paths[2]), tried
 
 
-def _best_rates(finished: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
+def _best_rates(finished: pd.DataFrame) -> pd.DataFrame:
     """The runs of one rate per alpha_L: that of the most finished runs, over depths and seeds, then
     of the lowest mean of their last losses, then the lower one."""
-    last = metrics.dropna(subset=[LOSS]).sort_values("step").groupby("run")[LOSS].last()
-    rates = finished.assign(last=finished["run"].map(last)).groupby([ALPHA_L, RATE])
+    rates = finished.groupby([ALPHA_L, RATE])
     ranked = rates.agg(runs=("run", "count"), loss=("last", "mean")).reset_index()
     ranked = ranked.sort_values(["runs", "loss", RATE], ascending=[False, True, True])
     best = ranked.drop_duplicates(ALPHA_L)[[ALPHA_L, RATE]]
@@ -97,9 +105,9 @@ def alphas(rows: pd.DataFrame) -> list[float]:
 # Findings
 
 
-def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
+def findings(data: Data) -> list[Printed]:
     """5a by alpha_L and weight, then 5b by depth."""
-    movement, losses = data
+    movement, losses, tried = data
     result = [_basis(movement, losses), HEADER]
     for alpha in alphas(movement):
         rows = movement[movement[ALPHA_L] == alpha]
@@ -112,7 +120,7 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
                 name = f"5a: the same, {what}, L = {depths[-2]:.0f} to {depths[-1]:.0f} alone"
                 deep = exponent(rows[rows[LAYERS].isin(depths[-2:])], "seed", LAYERS, column)
                 result.append(deep.finding(name, alpha - 1))
-    return [*result, *_of_losses(losses)]
+    return [*result, *_of_losses(losses), *_of_rates(tried)]
 
 
 def _of_losses(losses: pd.DataFrame) -> list[Finding]:
@@ -146,6 +154,38 @@ def _of_losses(losses: pd.DataFrame) -> list[Finding]:
         name = f"5b: that gain at L = {high:.0f} minus at L = {low:.0f} (nats)"
         result.append(Finding(name, found.text()))
     return result
+
+
+def _of_rates(tried: pd.DataFrame) -> list[Finding]:
+    """The same gain with both alpha_L at their best eta_0 of every depth, where several were run;
+    the jackknife chooses again without the seed that it leaves out."""
+    if tried.groupby(ALPHA_L)[RATE].nunique().max() < 2 or alphas(tried) != [0.5, 1.0]:
+        return []
+    result = []
+    for alpha, rows in tried.groupby(ALPHA_L):
+        best = {depth: _means(own).idxmin() for depth, own in rows.groupby(LAYERS)}
+        ends = {depth: {own[RATE].min(), own[RATE].max()} for depth, own in rows.groupby(LAYERS)}
+        values = ", ".join(f"{depth:.0f}: {rate:g}" + " (first or last)" * (rate in ends[depth])
+                           for depth, rate in best.items())
+        name = f"5b: best eta_0 by L, alpha_L = {scans.alpha_text(alpha)}"
+        result.append(Finding(name, values))
+    for depth, rows in tried.groupby(LAYERS):
+        gain = jackknife(complete(rows, "seed", ALPHA_L, RATE), "seed", _tuned_gain)
+        name = f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
+        claim = ("above 0", gain.claimed_gain()) if depth == tried[LAYERS].max() else ()
+        result.append(Finding(name, gain.text(), *claim))
+    return result
+
+
+def _tuned_gain(rows: pd.DataFrame) -> float:
+    """Lowest mean loss of alpha_L = 1/2 minus that of 1."""
+    half, one = (_means(rows[rows[ALPHA_L] == alpha]).min() for alpha in (0.5, 1.0))
+    return float(half - one)
+
+
+def _means(rows: pd.DataFrame) -> pd.Series:
+    """Mean of the last loss by rate."""
+    return rows.groupby(RATE)["last"].mean()
 
 
 def _verdict(found: Estimate, last: pd.DataFrame) -> str:
@@ -182,9 +222,9 @@ def _basis(movement: pd.DataFrame, losses: pd.DataFrame) -> str:
 # Figure
 
 
-def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple[str, object]]:
+def draw(data: Data) -> Iterator[tuple[str, object]]:
     """Figure 5a and b."""
-    movement, losses = data
+    movement, losses, _ = data
     figure, axes = style.subplots(1, 2, (4.6, 3.4))
     figure.suptitle("depth\nmeans over seeds, bars: standard error; dotted: powers of the paper; "
                     "FLOPs: 6 per parameter and token")

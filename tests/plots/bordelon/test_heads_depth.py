@@ -186,7 +186,7 @@ def test_movement_and_loss_over_depth_are_found(tmp_path):
 
 
 def test_an_equal_gain_at_all_depths_is_none(tmp_path):
-    _, losses = depth.read(depth_tables(tmp_path, gain=0))
+    _, losses, _ = depth.read(depth_tables(tmp_path, gain=0))
     half = losses[depth.ALPHA_L] == 0.5
     apart = losses.assign(eval_loss=losses["eval_loss"] + 0.5 * half)
     gain, growth = depth._of_losses(apart)[-2:]
@@ -196,7 +196,7 @@ def test_an_equal_gain_at_all_depths_is_none(tmp_path):
 
 
 def test_there_is_no_verdict_on_curves_above_chance(tmp_path):
-    _, losses = depth.read(depth_tables(tmp_path, level=2.4))
+    _, losses, _ = depth.read(depth_tables(tmp_path, level=2.4))
     gain, growth = depth._of_losses(losses)[-2:]
     assert growth.measured.startswith("+0.750") and not growth.verdict
     assert gain.verdict.startswith("no verdict: above chance")
@@ -205,7 +205,7 @@ def test_there_is_no_verdict_on_curves_above_chance(tmp_path):
 
 def test_depths_are_compared_on_the_seeds_that_have_both(tmp_path):
     """Losses differ by 1 between seeds: unpaired, a lost run would be a gain."""
-    _, losses = depth.read(depth_tables(tmp_path, gain=0))
+    _, losses, _ = depth.read(depth_tables(tmp_path, gain=0))
     apart = losses.assign(eval_loss=losses["eval_loss"] + losses["seed"])
     lost = (apart["seed"] == 2) & (apart["model.layers"] == 16) & (apart[depth.ALPHA_L] == 1)
     gain, growth = depth._of_losses(apart[~lost])[-2:]
@@ -215,7 +215,7 @@ def test_depths_are_compared_on_the_seeds_that_have_both(tmp_path):
 
 
 def test_compute_is_six_flops_per_parameter_and_token(tmp_path):
-    _, losses = depth.read(depth_tables(tmp_path))
+    _, losses, _ = depth.read(depth_tables(tmp_path))
     rows = losses[(losses["model.layers"] == 4) & (losses["step"] == 20)]
     assert set(rows["flops"]) == {6 * 400 * 16 * 10 * 20}
     assert set(losses["step"]) == {10, 20}
@@ -223,7 +223,7 @@ def test_compute_is_six_flops_per_parameter_and_token(tmp_path):
 
 def test_runs_that_did_not_finish_count_nowhere(tmp_path):
     paths = depth_tables(tmp_path, statuses=("finished", "diverged", "finished"))
-    movement, losses = depth.read(paths)
+    movement, losses, _ = depth.read(paths)
     assert set(movement["seed"]) == set(losses["seed"]) == {0, 2}
 
 
@@ -241,14 +241,24 @@ def test_of_several_rates_one_per_alpha_is_shown(tmp_path, lost):
         more[1].loc[gone, "status"] = "diverged"
     for path, old, new in zip(paths, (observations, results, metrics), more):
         pd.concat([new, old]).to_csv(path, index=False)
-    movement, losses = depth.read(paths)
+    movement, losses, tried = depth.read(paths)
     for table in (movement, losses):
         assert table["run"].nunique() == 18
         for alpha, new in ((0.5, not lost), (1.0, True)):
             runs = table[table["prescription.alpha_depth"] == alpha]["run"]
             assert set(runs.str.startswith("more")) == {new}
-    basis = depth.findings((movement, losses))[0]
+    basis, *found = depth.findings((movement, losses, tried))
     assert f"eta_0 = {2 if lost else 4} (alpha_L = 1/2), 8 (alpha_L = 1)" in basis
+    of_rates = {line.name: line for line in found[1:] if "best eta_0" in line.name}
+    own = of_rates["5b: best eta_0 by L, alpha_L = 1/2"].measured
+    end = " (first or last)"
+    assert own == f"1: 2{end}, 4: {2 if lost else 4}{end}, 16: 4{end}"
+    for layers, gain in ((1, "+0.050"), (4, "+0.500" if lost else "+0.200"), (16, "+0.800")):
+        line = of_rates[
+            f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {layers} (nats)"
+        ]
+        assert line.measured.startswith(gain) and "(n = 3)" in line.measured
+        assert line.verdict == ("agrees" if layers == 16 else "")
 
 
 def test_tables_of_depth_that_are_wrong_are_one_line(tmp_path):
