@@ -80,3 +80,22 @@ def test_an_exponents_error_is_at_least_what_the_optima_imply():
     one = 0.1 / math.sqrt(2) / math.sqrt(10) / 0.1  # octaves, of every optimum
     assert fit.law.error == pytest.approx(0, abs=1e-9)
     assert fit.error == pytest.approx(one / math.sqrt(5), rel=1e-6)
+
+
+@pytest.mark.parametrize(("seeds", "rate", "by_seed"), [(4, 1, True), (3, 1, False), (4, 2, False)])
+def test_a_gain_at_one_rate_is_judged_by_seed(seeds, rate, by_seed):
+    """Seeds differ by 0.1 and what a seed gains by 0.01: two orders of magnitude in the error."""
+    rows = pd.DataFrame([
+        {"curve": curve, "model.width": 32, "seed": seed, "status": "finished",
+         "optimizer.lr": 1.0 if curve == "before" else rate,
+         "final_eval_loss": 4.0 + 0.1 * seed + (0.2 + 0.01 * (seed % 2)) * (curve == "before")}
+        for curve in ("before", "after") for seed in range(seeds)
+    ])  # fmt: skip
+    found = rates.curve_sweeps(rows, ["before", "after"])
+    finding = rates.compared("gain", found["before"], found["after"], "gains")
+    if by_seed:  # 0.01 / sqrt(3) over sqrt(4)
+        assert finding.measured == "+0.205 ± 0.003 (n = 4) at D = 32"
+        assert finding.verdict == "agrees"
+    else:
+        error = float(finding.measured.split()[2])
+        assert error > 0.08 and "(n = " not in finding.measured
