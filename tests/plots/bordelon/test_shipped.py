@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from plots import tables
-from plots.bordelon import dynamics
-from plots.bordelon.scans import HEAD_DIM, gaps
-from plots.findings import Estimate, Finding
-from plots.power import of_shipped
+from plots.findings import Finding
+from plots.power import of_shipped, printed
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -43,12 +41,13 @@ def of_rate_transfer(f):
 
 @pytest.mark.parametrize("kept, count", [
     (of_head_dimension, 4 + 16 + 4), (of_heads, 1 + 2 + 2 + 1 + 1), (of_depth, 13), (of_kernels, 2),
-    (of_decoder, 6), (of_rate_transfer, 2), (None, 2),
+    (of_decoder, 6), (of_rate_transfer, 2), (None, 6),
 ])
 def test_the_readme_quotes_the_shipped_tables(kept, count):
     readme = (ROOT / "vit_cifar5m/README.md").read_text(encoding="utf-8").replace("−", "-")
+    said = printed if kept is of_head_dimension else of_shipped  # variances are those of desktop
     found = of_dynamics() if kept is None else [
-        line for line in of_shipped(f"bordelon/{kept.__name__.removeprefix('of_')}")
+        line for line in said(f"bordelon/{kept.__name__.removeprefix('of_')}")
         if isinstance(line, Finding) and kept(line)]
     assert len(found) == count
     for finding in found:
@@ -57,19 +56,18 @@ def test_the_readme_quotes_the_shipped_tables(kept, count):
 
 
 def of_dynamics():
-    losses = dynamics.read([tables.shipped(table) for table in dynamics.TABLES])
-    found = [gap for panel in dynamics.panels(losses.rows).values()
-             for gap in gaps(panel, HEAD_DIM) if gap.low == 32]
-    one, half = (gap.estimate for gap in found)
-    # The README speaks of losses that rise and fall, without signs.
-    assert one.value < 0 < half.value
-    return [Finding("11", Estimate(abs(found.value), found.error).text()) for found in (one, half)]
+    """What doublings change, of preset desktop; the README says in words which way."""
+    found = [line for line in of_shipped("bordelon/dynamics_desktop") if isinstance(line, Finding)]
+    changes = [tuple(map(float, re.findall(r"[-\d.]+", line.measured)[:2])) for line in found
+               if " minus that of " in line.name]
+    assert [change > 0 for change, _ in changes] == [True, False, False, True, True, True]
+    return [Finding("11", f"{abs(change):.3f} ± {error:.3f}") for change, error in changes]
 
 
 def test_the_readme_names_the_commit_of_its_tables():
     readme = (ROOT / "vit_cifar5m/README.md").read_text(encoding="utf-8")
     made = list((tables.DATA / "bordelon").glob("*.json"))
-    assert len(made) == 21
+    assert len(made) == 23
     for path in made:
         environment = json.loads(path.read_text(encoding="utf-8"))["environment"]
         assert environment["commit"][:7] in readme and "+" not in environment["commit"], path.name
