@@ -13,6 +13,7 @@ import pytest
 
 from plots import rates, style, tables
 from plots.__main__ import load
+from plots.catalogue import shipped
 from plots.everett import alignment, epsilon, learning_rates, loss_vs_size, quickstart
 from plots.findings import Finding
 from plots.power import of_shipped
@@ -98,15 +99,18 @@ def table_4_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"{sum(agree)} of {len(agree)} exponents lie within two standard errors"
     own = [good for good, entry in zip(agree, entries) if entry.optimizer == "adafactor"]
     assert len(own) == 8 and all(own)
-    desktop = [tables.shipped("everett/figure_12_adam_desktop")]
+    desktop = shipped("everett/learning_rates_desktop")
     for entry in learning_rates.entries(learning_rates.read(desktop)):
         label, verdict = style.LABELS[entry.rule], entry.fit.distance(entry.published)
         far = re.sub(r"off by (.*), (.*) SE|agrees.*", lambda found: found[2] or "agrees", verdict)
         words = far if far == "agrees" else f"off by {far}"
-        yield NANOLM, (f"| {label} | {pair(entry.fit.value, entry.fit.error, 2, '+')} | "
+        yield NANOLM, (f"| {names[entry.optimizer]}, {label} | "
+                       f"{pair(entry.fit.value, entry.fit.error, 2, '+')} | "
                        f"{entry.published:+.2f} | {words}")
-        assert entry.fit.widths == 5 and not entry.levels_off
-    yield NANOLM, f"preset `desktop`: {pd.read_csv(*desktop)['run'].nunique()} runs, D = 16 to 256"
+        assert entry.fit.widths == 5 and not (entry.optimizer == "adam" and entry.levels_off)
+    for table in map(pd.read_csv, desktop):
+        name = names[table["optimizer.name"].iloc[0]]
+        yield NANOLM, f"{table['run'].nunique()} runs of {name}"
     yield NANOLM, "All eight of Adafactor agree"
     last = str(learning_rates.horizon_lines(entries)[-1])
     smaller, sure = re.search(r"smaller in (\d+ of \d+) settings \((\d+) beyond", last).groups()
