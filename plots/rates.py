@@ -446,25 +446,6 @@ def draw_published(axis, sweeps: Mapping[int, RateSweep], power: float, **look) 
     axis.plot(widths, line, **{"ls": ":", "lw": 1.4, "color": "0.45", "zorder": 1, **look})
 
 
-def octave_limits(axis, widths: list[int]) -> None:
-    """Ticks at the widths, with labels as far as they have room, and at least two whole octaves of
-    rates."""
-    if axis.has_data() and axis.get_yscale() == "log":
-        low, high = (math.log2(end) for end in axis.get_ylim())
-        low, high = math.floor(low), math.ceil(high)
-        axis.set_ylim(2.0**low, 2.0 ** max(high, low + 2))
-    axis.set_xlim(min(widths) / 1.3, max(widths) * 1.3)
-    inches = axis.figure.get_figwidth() / axis.get_subplotspec().get_gridspec().ncols - 0.8
-    digit = math.log2(1.3**2 * max(widths) / min(widths)) / inches * 0.1  # octaves it takes
-    labelled: list[int] = []
-    for width in sorted(widths, key=lambda w: (w & (w - 1) != 0, w)):  # powers of two first
-        room = (len(str(width)) + 1) * digit
-        if all(abs(math.log2(width / other)) >= room for other in labelled):
-            labelled.append(width)
-    axis.set_xticks(widths, labels=[str(w) if w in labelled else "" for w in widths])
-    axis.minorticks_off()
-
-
 def draw_best(axis, sweeps: Mapping[int, RateSweep], **look) -> None:
     """Loss of the best rate against parameters with seed error bars. The line is the power law
     with a floor where the data determine it (from four sizes on), and joins the points otherwise.

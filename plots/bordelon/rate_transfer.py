@@ -94,7 +94,7 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
         if sweeps:
             rates.draw_published(axis, sweeps, 0.0, color=ALPHA_LOOKS[alpha]["color"])
     if head_dims:
-        rates.octave_limits(axis, head_dims)
+        style.octave_limits(axis, head_dims)
     axis.set(title="best rate", xlabel="head dimension N", ylabel=r"best learning rate $\eta_0$")
     axis.legend(fontsize=7)
     chance = ("chance, ln 10", {"color": "black", "ls": ":", "lw": 1})

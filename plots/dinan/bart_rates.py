@@ -301,7 +301,7 @@ def _draw_widths(axis, fitted: Mapping[str, Mapping[int, RateSweep]], widths: li
             rates.draw_optima(axis, fit, law, **look)
             power = float(RATE_EXPONENTS["neural_tangent"])
             rates.draw_published(axis, fit, power, color=look["color"])
-    rates.octave_limits(axis, widths)
+    style.octave_limits(axis, widths)
     axis.set_title("optimum")
     axis.set_xlabel("width n")
     axis.set_ylabel("optimal lr, mapped")

@@ -104,7 +104,7 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
         if sweeps:
             rates.draw_published(axis, sweeps, float(TRANSFER_EXPONENTS[strategy]), color=color)
     if widths:
-        rates.octave_limits(axis, widths)
+        style.octave_limits(axis, widths)
     axis.set(title="best rate", xlabel="width n", ylabel="best learning rate lr*")
     axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
     style.legend(figure, [*style.width_entries(colors, "n"), *style.STAR_ENTRIES])

@@ -150,7 +150,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
                 rates.draw_optima(axis, sweeps, fit, label=f"{label}: {power}", **looks[curve])
         if axis.has_data():
             axis.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
-        rates.octave_limits(axis, depths)
+        style.octave_limits(axis, depths)
         axis.set_xlabel("depth L (blocks)")
     axes[-1, 0].set_ylabel("best learning rate")
     style.legend(figure, [*style.width_entries(colors, "L"), *style.STAR_ENTRIES])

@@ -266,7 +266,7 @@ def _figure(optimizer: str, table: pd.DataFrame, table_4: Sequence[Entry]):
             axis.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
         else:
             style.empty(axis, "no finished run")
-        rates.octave_limits(axis, sorted(colors))
+        style.octave_limits(axis, sorted(colors))
     axes[-1, 0].set_ylabel("optimal learning rate")
     handles = [*style.width_entries(colors), *style.STAR_ENTRIES]
     for horizon in shown:

@@ -124,7 +124,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         power = f"$D^{{{fit.value:+.2f}}}$ ± {fit.error:.2f}" if fit.law else "no fit"
         label = f"{title.partition(',')[0]}: {power}"
         rates.draw_optima(axes[0, -1], found[curve], fit, label=label, ls=line, **looks[curve])
-    rates.octave_limits(axes[0, -1], sorted(colors))
+    style.octave_limits(axes[0, -1], sorted(colors))
     axes[0, -1].set(xlabel="width D", ylabel="optimal learning rate")
     axes[0, -1].set_title("how the optimum moves")
     axes[0, -1].legend(fontsize=7)
