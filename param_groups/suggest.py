@@ -160,6 +160,9 @@ def norm_guess(own: str, module: nn.Module) -> Guess:
     size = weight.shape[0] if weight.ndim == 1 else 1
     given = {name: torch.full(p.shape, float(name == "weight"), device="cpu")
              for name, p in module.named_parameters()}
+    # Of buffers a copy, which a batch norm in training counts and averages in.
+    given |= {name: torch.zeros_like(b, device="cpu") if b.is_meta else b.to("cpu", copy=True)
+              for name, b in module.named_buffers()}
     for shape in ((64, size), (64, size, 2, 2)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu")
         try:

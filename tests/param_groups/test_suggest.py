@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from measure import stock
-from param_groups import Layout, Role, Rule, assign, rules_for
+from param_groups import Layout, PlanError, Role, Rule, assign, rules_for
 from param_groups import models as shipped
 from param_groups.__main__ import main
 from param_groups.suggest import suggest
@@ -69,6 +69,19 @@ def test_a_norm_is_judged_by_what_it_does():
         "plain.weight": Role.NORM_SCALE, "added.weight": Role.NORM_BIAS,
     }  # fmt: skip
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_a_batch_norm_is_read_without_counting_what_it_is_shown(mode):
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
+    getattr(model, mode)()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert {rule.role for rule in suggest(model).rules if rule.pattern in ("1.weight", "3.weight")
+            } == {Role.NORM_SCALE}  # fmt: skip
+    with pytest.raises(PlanError, match="print.suggest"):
+        rules_for(model)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name
 
 
 class Adapted(nn.Module):
