@@ -227,8 +227,10 @@ def plan(
     Factors of the forward pass are the model's to apply: its modules that derive from
     `layers.Scaled` are given them; of a stock model, `applied` says which values you have set
     ({"attention_scale": 1 / 16}). Each is checked; an attention's against the power of the head
-    dimension, which the model's attentions, Bordelon or `head_dim` say. T5's attention has no
-    factor: unless `applied` says otherwise, its initial queries carry it, as in the library.
+    dimension, which the model's attentions, Bordelon or `head_dim` say, and all against the numbers
+    that its modules hold (`scaling`, `embed_scale`, `logit_scale`; none on the meta device that is
+    a tensor). T5's attention has no factor: unless it is given one, its initial queries carry it,
+    as in the library.
 
     `base`, the same model at its base size (on the meta device) or its `fans_of`, is for models of
     several widths (stages, encoder and decoder, few heads for keys): each tensor's own fans over
@@ -237,7 +239,7 @@ def plan(
     `absorb_multipliers` also rates, all widths alike. Take the base model's width, and keep it.
 
     Raises PlanError for a model, rule, width or number that cannot be given a learning rate, and
-    for a forward factor that the model does not apply.
+    for a forward factor that the model does not apply, or applies though the plan has none.
     """
     from param_groups import tensors
 
@@ -250,7 +252,7 @@ def plan(
     tensors.check_tensors(model)
     rows = []
     assignments = assign(model, rules)
-    unscaled = {} if "attention_scale" in (applied or {}) else tensors.unscaled_queries(model)
+    unscaled = {} if "attention_scale" in (applied or {}) else tensors.unscaled_attentions(model)
     ratios = {} if base is None else _ratios(assignments, rules, prescription, base)
     for assignment in assignments:
         if base is None:
@@ -258,7 +260,7 @@ def plan(
         own = prescription if base is None else prescription.scaled(ratios[assignment.name])
         numbers = own(assignment.role, *assignment.fans)
         scale = assignment.scale
-        if assignment.name in unscaled:
+        if assignment.role is Role.QUERY and assignment.name in unscaled:
             scale *= prescription.attention_scale(unscaled[assignment.name])
         numbers = replace(
             numbers, init_mean=numbers.init_mean * scale, init_std=numbers.init_std * scale
@@ -359,6 +361,7 @@ def _forward(
                 f"this model does not apply: derive the module from param_groups.layers.Scaled, or "
                 f"apply it and plan with applied={{{name!r}: {value:g}}}"
             )
+    tensors.check_held(model, prescription, applied, head_dim)
     return tuple(factors)
 
 
