@@ -95,7 +95,7 @@ def test_its_own_rules_fit_and_twice_the_base_models_width_halves_what_sums_over
     small, wide = on_meta(build, 32), on_meta(build, 64)
     ((found, _),) = fitting(small).items()
     assert found == f"{name}_RULES"
-    rules = rules_for(small)
+    rules = rules_for(build(32) if case == "timm convnext" else small)  # it reads the LayerScale
     for parameterization in ("standard", "mup"):
         rule = Everett(parameterization, 32, 32, optimizer="adamw", qk_exponent=-0.5)
         at_base = plan(small, rules, rule, lr=1.0, base=small)
@@ -183,6 +183,37 @@ def test_a_layer_scale_starts_where_the_library_starts_it(case, start):
     for name, value in own.items():
         assert model.get_parameter(name).tolist() == pytest.approx(value.tolist())
         assert numbers[name].init_mean == pytest.approx(start)
+
+
+def convnext(**more):
+    return timm.create_model("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 32, 64), **more)
+
+
+@pytest.mark.parametrize("start", [1.0, 1e-6, 0.1])
+def test_a_layer_scale_whose_module_does_not_say_starts_at_what_fills_it(start):
+    model = convnext(ls_init_value=start)
+    (rule,) = (rule for rule in rules_for(model) if rule.role is Role.LAYER_SCALE)
+    assert rule.scale == start
+    rules = rules_for(model)
+    plan(model, rules, Everett("standard", 8, 8), lr=0.1, base=model).initialise(model, seed=0)
+    assert torch.equal(model.stages[3].blocks[0].gamma, torch.full((64,), start))
+
+
+def test_a_layer_scale_whose_start_cannot_be_read_is_an_error_with_ways_out():
+    trained, values = convnext(), convnext(ls_init_value=1.0)
+    with torch.no_grad():
+        trained.stages[2].blocks[0].gamma[3] *= 2
+        values.stages[1].blocks[0].gamma.fill_(0.5)  # each holds one number
+    with torch.device("meta"):
+        meta = convnext()
+    for model, why in ((trained, "its likes hold several"), (values, "its likes hold several"),
+                       (meta, "is on the meta device")):  # fmt: skip
+        message = f"'stages.0.blocks.0.gamma' .*{why}.*present.CONVNEXT_RULES"
+        with pytest.raises(PlanError, match=message) as error:
+            rules_for(model)
+        assert "\n" not in str(error.value)
+        bare = present(CATALOGUE["CONVNEXT_RULES"], model)
+        assert plan(model, bare, Everett("standard", 8, 8), lr=0.1, base=model).rows
 
 
 def test_a_rules_scale_is_where_a_layer_scale_starts():

@@ -17,7 +17,7 @@ def read(model, rules):
 
 @pytest.mark.parametrize("name", stock.MODELS)
 def test_what_is_certain_agrees_with_the_shipped_rules(name):
-    with torch.device("meta"):
+    with torch.device("cpu" if "convnext" in name else "meta"):  # its LayerScale is read
         model = shipped.stock(name, **stock.sizes(name, 64))
     found = suggest(model)
     mine, theirs = read(model, found.rules), read(model, rules_for(model))
