@@ -265,7 +265,7 @@ def plan(
         numbers = replace(
             numbers, init_mean=numbers.init_mean * scale, init_std=numbers.init_std * scale
         )
-        _check_tie(model, assignment, numbers, own)
+        _check_tie(model, assignment, own)
         wd = weight_decay if numbers.decays else 0.0
         if absorb_multipliers:
             absorbed = numbers.absorbed(prescription.optimizer)
@@ -402,24 +402,29 @@ def _given_factor(
     return Factor(name, value, head_dim)
 
 
-def _check_tie(
-    model: nn.Module, assignment: Assignment, numbers: Numbers, prescription: Prescription
-) -> None:
+def _check_tie(model: nn.Module, assignment: Assignment, prescription: Prescription) -> None:
     """Refuses a word embedding that is also the readout where one row cannot serve as both."""
     from torch import nn
 
     paths = [name.rpartition(".")[0] for name in (assignment.name, *assignment.tied_to)]
-    tables = all(isinstance(model.get_submodule(path), nn.Embedding) for path in paths)
-    if assignment.role is not Role.TOKEN_EMBEDDING or tables or prescription.ties_readout():
+    tables = [isinstance(model.get_submodule(path), nn.Embedding) for path in paths]
+    named = assignment.role is Role.TOKEN_EMBEDDING
+    if not assignment.tied_to or all(tables) or not (named or any(tables)):
         return
-    rows, width = assignment.parameter.shape[0], assignment.fans[1]
+    if named and prescription.ties_readout():
+        return
+    rows, width = assignment.parameter.shape[0], assignment.parameter.shape[-1]
+    embedding = prescription(Role.TOKEN_EMBEDDING, 1, width)
     readout = prescription(Role.READOUT, width, rows)
-    if (readout.lr, readout.multiplier) != (numbers.lr, numbers.multiplier):
+    if (readout.lr, readout.multiplier) != (embedding.lr, embedding.multiplier):
+        way_out = UNTIE
+        if prescription.ties_readout():
+            way_out = f"; give it the role {Role.TOKEN_EMBEDDING}, whose numbers are meant for both"
         raise PlanError(
             f"{assignment.name!r} is tied to {', '.join(assignment.tied_to)}, but "
-            f"{type(prescription).__name__} gives {Role.TOKEN_EMBEDDING} lr {numbers.lr:g} x and "
-            f"multiplier {numbers.multiplier:g}, {Role.READOUT} lr {readout.lr:g} x and "
-            f"multiplier {readout.multiplier:g}{UNTIE}"
+            f"{type(prescription).__name__} gives {Role.TOKEN_EMBEDDING} lr {embedding.lr:g} x and "
+            f"multiplier {embedding.multiplier:g}, {Role.READOUT} lr {readout.lr:g} x and "
+            f"multiplier {readout.multiplier:g}{way_out}"
         )
 
 

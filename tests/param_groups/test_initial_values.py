@@ -165,6 +165,17 @@ def test_both_layers_of_a_tied_tensor_get_its_multiplier():
     assert model.tokens.multiplier == model.readout.multiplier == 3.0
 
 
+def test_a_word_embedding_may_stand_in_a_module_of_ones_own():
+    model = nn.Module()
+    model.tokens, model.readout = nn.Module(), nn.Linear(WIDTH, 11, bias=False)
+    model.tokens.weight = nn.Parameter(torch.ones(11, WIDTH))
+    rules = (RULES[0], RULES[-1])
+    assert len(plan(model, rules, mup(), lr=0.1).rows) == 2
+    model.readout.weight = model.tokens.weight
+    with pytest.raises(PlanError, match="'tokens.weight' is tied to readout.weight.*untie"):
+        plan(model, rules[:1], mup(), lr=0.1)
+
+
 def test_a_layer_without_a_multiplier_may_follow_plans_that_need_none_alone():
     model = Decoder(plain=True)
     with pytest.raises(PlanError, match="'tokens.weight' by 2.828.*Embedding.*absorb_multipliers"):
