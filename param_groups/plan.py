@@ -87,7 +87,7 @@ class Plan:
                 )
         tensors.layer_multipliers(model, self.rows)
         for row in drawn:
-            tensors.fill(parameters[row.name], row, seed)
+            tensors.fill(model, row, seed)
         self.apply_multipliers(model)
         tensors.note_given(model, self.rows, drawn=not keep, frozen=frozen)
 

@@ -115,8 +115,12 @@ def named_by(rows: Sequence[Row], keep: Iterable[str]) -> set[str]:
 
 
 @torch.no_grad()
-def fill(parameter: nn.Parameter, row: Row, seed: int) -> None:
-    """Draws one tensor's values from (seed, name), in float32 on the CPU, and puts them there."""
+def fill(model: nn.Module, row: Row, seed: int) -> None:
+    """Draws one tensor's values from (seed, name), in float32 on the CPU, and puts them there.
+
+    The row of an embedding's padding is 0, as in torch, which gives it no gradient.
+    """
+    parameter = model.get_parameter(row.name)
     if row.init_distribution == CONSTANT:
         parameter.fill_(row.init_mean)
         return
@@ -129,6 +133,10 @@ def fill(parameter: nn.Parameter, row: Row, seed: int) -> None:
         draw.normal_(generator=generator)
     # Scaled in the parameter's own precision, so that equivalent plans start from equal models.
     values = draw.to(parameter.dtype).mul_(row.init_std).add_(row.init_mean)
+    for name in (row.name, *row.tied_to):
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.padding_idx is not None:
+            values[owner.padding_idx] = 0
     put(parameter, values)
 
 

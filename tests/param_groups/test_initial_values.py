@@ -99,6 +99,22 @@ def test_deviations_scale_the_same_draw():
     assert torch.equal(one * 0.3, other)
 
 
+@pytest.mark.parametrize("owner", ["tokens", "readout"])
+@pytest.mark.parametrize("padding", [2, -1])
+def test_the_row_of_padding_is_zero_and_no_other_value_changes(owner, padding):
+    """Whichever of a tied tensor's modules has it; a name's other rows are drawn as without it."""
+    models = [nn.ModuleDict({"tokens": nn.Embedding(5, WIDTH), "readout": nn.Embedding(5, WIDTH)})
+              for _ in range(2)]  # fmt: skip
+    models[1][owner] = nn.Embedding(5, WIDTH, padding_idx=padding)
+    for model in models:
+        model["readout"].weight = model["tokens"].weight
+        plan(model, RULES[:1], Fixed(), lr=0.1).initialise(model, seed=0)
+    plain, padded = (model["tokens"].weight.clone() for model in models)
+    assert not padded[padding].any() and plain.all()
+    plain[padding] = 0
+    assert torch.equal(plain, padded)
+
+
 def test_initialising_twice_is_initialising_once():
     model = Decoder()
     result = decoder_plan(model=model)
