@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from param_groups.roles import Layout, Role, Rule, default_layout
@@ -36,6 +36,11 @@ _NAMES: tuple[tuple[Role, str], ...] = (
                    r"embed_out|score|predictions\.decoder"),
 )
 _BLOCK_END = r"o|wo|o_proj|out_proj|c_proj|proj|dense|output|out|output\.dense"
+# What an MLP's matrix may be that stands outside of all numbered blocks, as in a model of MLPs alone.
+_OUTSIDE = {
+    Role.MLP_IN: "PATCH_EMBEDDING if its inputs do not grow with the width",
+    Role.MLP_OUT: "READOUT if its outputs do not grow with the width",
+}
 _TOKENS = ("tok", "wte", "word", "embed_in", "shared")
 _ADDED = ("pos", "wpe", "type", "segment", "cls_token", "dist_token", "reg_token", "mask_token",
           "latent", "bias_k", "bias_v")
@@ -187,13 +192,17 @@ def _weight(path: str, module: nn.Module, weight: torch.Tensor) -> Guess:
     if weight.ndim < 2:
         return Guess(Role.NORM_SCALE, None, "a vector called weight")
     if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-        return _convolution(path, module)
-    transposed = type(module).__name__ == "Conv1D"  # Hugging Face's
-    layout = Layout.TRANSPOSED if transposed else None
-    role, doubt = _matrix(path, *(weight.shape if transposed else reversed(weight.shape[:2])))
-    if not (transposed or role is Role.ROUTER or isinstance(module, nn.Linear)):
-        doubt = doubt or f"is a {type(module).__name__} stored as (out, in)?"
-    return Guess(role, layout, doubt)
+        guess = _convolution(path, module)
+    else:
+        transposed = type(module).__name__ == "Conv1D"  # Hugging Face's
+        fans = weight.shape if transposed else reversed(weight.shape[:2])
+        role, doubt = _matrix(path, *fans)
+        if not (transposed or role is Role.ROUTER or isinstance(module, nn.Linear)):
+            doubt = doubt or f"is a {type(module).__name__} stored as (out, in)?"
+        guess = Guess(role, Layout.TRANSPOSED if transposed else None, doubt)
+    if guess.doubt or re.search(r"(^|\.)\d+\.", path):  # within a numbered block a name will do
+        return guess
+    return replace(guess, doubt=_OUTSIDE.get(guess.role, ""))
 
 
 def _table(path: str) -> Guess:
@@ -214,7 +223,7 @@ def _convolution(path: str, module: nn.modules.conv._ConvNd) -> Guess:
         return Guess(role)
     if module.in_channels <= 4:
         return Guess(Role.PATCH_EMBEDDING)
-    return Guess(Role.HIDDEN, None, "PATCH_EMBEDDING if its inputs do not grow with the width")
+    return Guess(Role.HIDDEN, None, _OUTSIDE[Role.MLP_IN])
 
 
 def _named(path: str) -> Role | None:

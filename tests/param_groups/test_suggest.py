@@ -192,8 +192,13 @@ def test_what_names_shapes_and_layers_say_besides():
         "decoder": nn.Linear(8, 20), "attention": nn.MultiheadAttention(8, 2, kdim=4, vdim=4),
         "stem": nn.Conv2d(4, 8, 2), "conv": nn.Conv2d(5, 8, 2), "fc2": nn.Conv1d(8, 8, 1),
         "MLP": nn.ModuleDict({"proj": nn.Linear(8, 8)}),
-        "blocks": nn.ModuleList([nn.ModuleDict({"odd": nn.Linear(8, 20)})]),
+        "blocks": nn.ModuleList([nn.ModuleDict({
+            "odd": nn.Linear(8, 20), "fc1": nn.Linear(8, 32), "fc2": nn.Linear(32, 8)})]),
+        "up": nn.Linear(20, 32),
     })  # fmt: skip
+    first = "PATCH_EMBEDDING if its inputs do not grow with the width"
+    uncertain = "the layer's role is uncertain"
+    last = "READOUT if its outputs do not grow with the width"
     expected = {
         "moe.gate.bias": (Role.READOUT_BIAS, "a router's bias"),
         "bare.weight": (Role.NORM_SCALE, "a vector called weight"),
@@ -202,11 +207,12 @@ def test_what_names_shapes_and_layers_say_besides():
         "masked.weight": (Role.NORM_SCALE, "is it the scale of a norm that starts at 1?"),
         "qkv.weight": (Role.QKV, "other than three parts of one size"),
         "decoder.weight": (Role.READOUT, ""),
-        "fc1.weight": (Role.MLP_IN, ""), "fc2.weight": (Role.MLP_OUT, ""),
+        "fc1.weight": (Role.MLP_IN, first), "fc2.weight": (Role.MLP_OUT, last),
         "attention.q_proj_weight": (Role.QUERY, ""),
         "stem.weight": (Role.PATCH_EMBEDDING, ""),
-        "conv.weight": (Role.HIDDEN, "PATCH_EMBEDDING if its inputs do not grow with the width"),
-        "MLP.proj.weight": (Role.MLP_OUT, ""),
+        "conv.weight": (Role.HIDDEN, first), "MLP.proj.weight": (Role.MLP_OUT, last),
+        "up.weight": (Role.MLP_IN, first), "up.bias": (Role.HIDDEN_BIAS, uncertain),
+        "blocks.0.fc1.weight": (Role.MLP_IN, ""), "blocks.0.fc2.weight": (Role.MLP_OUT, ""),
         "blocks.0.odd.weight": (Role.MLP_IN, "judged by its shape alone"),
     }  # fmt: skip
     found = suggest(model)
