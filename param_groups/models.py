@@ -12,7 +12,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from param_groups.roles import Assignment, Layout, PlanError, Role, Rule, assign, present
+from param_groups.roles import (
+    Assignment,
+    Layout,
+    PlanError,
+    Role,
+    Rule,
+    assign,
+    check_model,
+    present,
+)
 from param_groups.suggest import norm_guess
 
 if TYPE_CHECKING:
@@ -276,6 +285,7 @@ def rules_for(model: nn.Module) -> list[Rule]:
     A LayerScale starts where its module says, or at the number that fills it, which becomes its
     rule's `scale`; PlanError on the meta device or after training, where a module does not say.
     """
+    check_model(model)
     found = fitting(model)
     if len(found) == 1:
         ((name, rules),) = found.items()

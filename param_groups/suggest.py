@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from param_groups.roles import Layout, Role, Rule, default_layout
+from param_groups.roles import Layout, Role, Rule, check_model, default_layout
 
 if TYPE_CHECKING:  # torch is imported with the first suggestion
     import torch
@@ -36,7 +36,7 @@ _NAMES: tuple[tuple[Role, str], ...] = (
                    r"embed_out|score|predictions\.decoder"),
 )
 _BLOCK_END = r"o|wo|o_proj|out_proj|c_proj|proj|dense|output|out|output\.dense"
-# What an MLP's matrix may be that stands outside of all numbered blocks, as in a model of MLPs alone.
+# What a matrix of an MLP outside of all numbered blocks may be, as in a model that is one MLP.
 _OUTSIDE = {
     Role.MLP_IN: "PATCH_EMBEDDING if its inputs do not grow with the width",
     Role.MLP_OUT: "READOUT if its outputs do not grow with the width",
@@ -76,7 +76,8 @@ class Suggestion:
 
 
 def suggest(model: nn.Module) -> Suggestion:
-    """A guess at the rules of an unwrapped model, which is only read."""
+    """A guess at the rules of an unwrapped model, which is only read; PlanError for another."""
+    check_model(model)
     guesses: dict[str, Guess] = {}
     names: dict[int, str] = {}
     modules = dict(model.named_modules())

@@ -84,6 +84,16 @@ def test_a_batch_norm_is_read_without_counting_what_it_is_shown(mode):
         assert torch.equal(value, before[name]), name
 
 
+@pytest.mark.parametrize("read_rules", [suggest, rules_for])
+@pytest.mark.parametrize(("model", "message"), [
+    (None, "a model is an nn.Module, got NoneType"), ([nn.Linear(2, 2)], "an nn.Module, got list"),
+    (nn.DataParallel(nn.Linear(2, 2)), "inside a DataParallel wrapper; plan the unwrapped"),
+])  # fmt: skip
+def test_what_is_no_model_and_a_wrapped_one_are_one_line(read_rules, model, message):
+    with pytest.raises(PlanError, match=message):
+        read_rules(model)
+
+
 class Adapted(nn.Module):
     """A linear layer as peft wraps it."""
 
