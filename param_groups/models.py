@@ -179,7 +179,8 @@ BERT_RULES = (
 
 # T5 multiplies no attention logits by a power of the head dimension: its initial queries do that,
 # in a plan as in the library.
-# Its config ties whatever it is told: set config.tie_word_embeddings = False after making it.
+# Made with tie_word_embeddings=False its config stops multiplying logits by n^(-1/2), and ties all
+# the same: set config.tie_word_embeddings = False before the model is made of it.
 T5_RULES = (
     *_each(Role.TOKEN_EMBEDDING, "shared.weight", "*coder.embed_tokens.weight"),
     Rule("*Attention.q.weight", Role.QUERY),

@@ -12,6 +12,7 @@ import math
 import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 import torch
 from torch import nn
@@ -269,7 +270,7 @@ def check_held(
         size = own or head_dim or getattr(prescription, "head_dim", None)
         if problem := _other_scale(module, size, prescription, applied.get("attention_scale")):
             raise PlanError(f"{path!r} ({type(module).__name__}) {problem}")
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     places: list[tuple[str, object, str]] = []
     for path, module in model.named_modules():
         names = (*vars(module), *(name for name, _ in module.named_buffers(recurse=False)))
@@ -278,6 +279,14 @@ def check_held(
     for name in getattr(config, "__dict__", {}):  # which some forward passes read themselves
         if _FACTOR.fullmatch(name) and name not in known:
             places.append(("config", config, name))
+    if getattr(config, "scale_decoder_outputs", False):  # T5 does, unless its config says untied
+        factor, wanted = config.d_model**-0.5, applied.get("logit_multiplier", 1.0)
+        if not _same(factor, wanted):
+            raise PlanError(
+                f"'config' ({type(config).__name__}) has scale_decoder_outputs, which multiplies "
+                f"logits by d_model^(-1/2) = {factor:g}, where the plan has {wanted:g}: set it to "
+                "False, as tie_word_embeddings=False does in the config"
+            )
     for path, holder, name in places:
         meant = "logit_multiplier" if name.startswith(("logit", "lm_head")) else name
         value, wanted = _held(holder, name), applied.get(meant, 1.0)

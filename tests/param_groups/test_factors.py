@@ -179,3 +179,13 @@ def test_a_t5_that_was_given_a_scale_has_queries_like_others():
                 module.scaling = scale
         rows = of_heads_of_16(model, rule, **applied).rows
         assert {row.init_std for row in rows if row.role == "query"} == {1 / 8}
+
+
+@pytest.mark.parametrize("kind", ["t5", "longt5"])
+def test_a_t5_that_scales_its_logits_as_a_tied_one_is_an_error_until_it_does_not(kind):
+    with torch.device("meta"):
+        model = stock(f"hf:{kind}", **T5_SIZES)
+    assert of_heads_of_16(model).rows
+    model.config.scale_decoder_outputs = True
+    with pytest.raises(PlanError, match="scale_decoder_outputs.*0.125, where the plan has 1: set"):
+        of_heads_of_16(model)

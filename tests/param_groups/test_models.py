@@ -23,7 +23,8 @@ def hf(kind, config, **settings):
 def t5(width, **more):
     """With an lm_head of its own, which the config does not give it."""
     model = hf("T5ForConditionalGeneration", "T5Config", vocab_size=96, d_model=width, d_kv=16,
-               d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0, **more)  # fmt: skip
+               d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0,
+               tie_word_embeddings=False, **more)  # fmt: skip
     model.lm_head.weight = nn.Parameter(torch.empty(96, width))
     return model
 
