@@ -42,7 +42,7 @@ seeds.
 def row(name: str) -> str:
     """One line of the table."""
     torch.set_num_threads(1)
-    with torch.device("meta"):
+    with torch.device("cpu" if "convnext" in name else "meta"):  # its LayerScale is read
         model = shipped.stock(name)
     rules = rules_for(model)
     tensors = assign(model, rules)

@@ -12,7 +12,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from param_groups.roles import Assignment, Layout, PlanError, Role, Rule, assign, present
+from param_groups.roles import (
+    Assignment,
+    Layout,
+    PlanError,
+    Role,
+    Rule,
+    assign,
+    check_model,
+    present,
+)
 from param_groups.suggest import norm_guess
 
 if TYPE_CHECKING:
@@ -170,7 +179,8 @@ BERT_RULES = (
 
 # T5 multiplies no attention logits by a power of the head dimension: its initial queries do that,
 # in a plan as in the library.
-# Its config ties whatever it is told: set config.tie_word_embeddings = False after making it.
+# Made with tie_word_embeddings=False its config stops multiplying logits by n^(-1/2), and ties all
+# the same: set config.tie_word_embeddings = False before the model is made of it.
 T5_RULES = (
     *_each(Role.TOKEN_EMBEDDING, "shared.weight", "*coder.embed_tokens.weight"),
     Rule("*Attention.q.weight", Role.QUERY),
@@ -273,12 +283,15 @@ def _norms_agree(model: nn.Module, assignments: Sequence[Assignment]) -> bool:
 def rules_for(model: nn.Module) -> list[Rule]:
     """The shipped rules of a model; PlanError if no list, or more than one, fits it.
 
-    timm's LayerScales say where they start, which becomes their rules' `scale`.
+    A LayerScale starts where its module says, or at the number that fills it, which becomes its
+    rule's `scale`; PlanError on the meta device or after training, where a module does not say.
     """
+    check_model(model)
     found = fitting(model)
     if len(found) == 1:
-        rules = next(iter(found.values()))
-        return [_started(rule, model) if rule.role is Role.LAYER_SCALE else rule for rule in rules]
+        ((name, rules),) = found.items()
+        scales = Role.LAYER_SCALE
+        return [_started(rule, model, name) if rule.role is scales else rule for rule in rules]
     fit = " and ".join(found) if found else "none"
     raise PlanError(
         f"of the shipped rules {fit} fit {type(model).__name__}; print(suggest(model)) has rules "
@@ -286,12 +299,31 @@ def rules_for(model: nn.Module) -> list[Rule]:
     )
 
 
-def _started(rule: Rule, model: nn.Module) -> Rule:
+def _started(rule: Rule, model: nn.Module, catalogue: str) -> Rule:
     """A LayerScale's rule with the value at which the model's own LayerScales start."""
-    owners = [name.rpartition(".")[0] for name, _ in model.named_parameters() if rule.matches(name)]
-    starts = {getattr(model.get_submodule(path), "init_values", None) for path in owners}
-    start = starts.pop() if len(starts) == 1 else None
-    return replace(rule, scale=start) if isinstance(start, float) else rule
+    scales = {name: p for name, p in model.named_parameters() if rule.matches(name)}
+    starts = {_start(name, p, model) for name, p in scales.items()}
+    if len(starts) == 1 and (start := starts.pop()) is not None:
+        return replace(rule, scale=start)
+    first = next(iter(scales))
+    why = "is on the meta device" if scales[first].is_meta else "and its likes hold several numbers"
+    raise PlanError(
+        f"where the LayerScales of {type(model).__name__} start cannot be read: {first!r} {why}. "
+        "Take the rules of an untrained model of any size off the meta device, or "
+        f"present({catalogue}, model) of param_groups.models, where they start at {rule.scale:g}"
+    )
+
+
+def _start(name: str, scale: nn.Parameter, model: nn.Module) -> float | None:
+    """The number with which a module says its LayerScale starts, or which fills it; else None."""
+    said = getattr(model.get_submodule(name.rpartition(".")[0]), "init_values", None)
+    if isinstance(said, float):
+        return said
+    if scale.is_meta:
+        return None
+    values = (scale.full_tensor() if hasattr(scale, "full_tensor") else scale).detach().unique()
+    # Seven digits: 1e-6 as float32 has it is 1e-6 again.
+    return float(f"{values.item():.7g}") if len(values) == 1 else None
 
 
 def stock(name: str, **sizes: object) -> nn.Module:

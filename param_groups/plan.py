@@ -87,7 +87,7 @@ class Plan:
                 )
         tensors.layer_multipliers(model, self.rows)
         for row in drawn:
-            tensors.fill(parameters[row.name], row, seed)
+            tensors.fill(model, row, seed)
         self.apply_multipliers(model)
         tensors.note_given(model, self.rows, drawn=not keep, frozen=frozen)
 
@@ -227,8 +227,10 @@ def plan(
     Factors of the forward pass are the model's to apply: its modules that derive from
     `layers.Scaled` are given them; of a stock model, `applied` says which values you have set
     ({"attention_scale": 1 / 16}). Each is checked; an attention's against the power of the head
-    dimension, which the model's attentions, Bordelon or `head_dim` say. T5's attention has no
-    factor: unless `applied` says otherwise, its initial queries carry it, as in the library.
+    dimension, which the model's attentions, Bordelon or `head_dim` say, and all against the numbers
+    that its modules hold (`scaling`, `embed_scale`, `logit_scale`; none on the meta device that is
+    a tensor). T5's attention has no factor: unless it is given one, its initial queries carry it,
+    as in the library.
 
     `base`, the same model at its base size (on the meta device) or its `fans_of`, is for models of
     several widths (stages, encoder and decoder, few heads for keys): each tensor's own fans over
@@ -237,7 +239,7 @@ def plan(
     `absorb_multipliers` also rates, all widths alike. Take the base model's width, and keep it.
 
     Raises PlanError for a model, rule, width or number that cannot be given a learning rate, and
-    for a forward factor that the model does not apply.
+    for a forward factor that the model does not apply, or applies though the plan has none.
     """
     from param_groups import tensors
 
@@ -250,7 +252,7 @@ def plan(
     tensors.check_tensors(model)
     rows = []
     assignments = assign(model, rules)
-    unscaled = {} if "attention_scale" in (applied or {}) else tensors.unscaled_queries(model)
+    unscaled = {} if "attention_scale" in (applied or {}) else tensors.unscaled_attentions(model)
     ratios = {} if base is None else _ratios(assignments, rules, prescription, base)
     for assignment in assignments:
         if base is None:
@@ -258,12 +260,12 @@ def plan(
         own = prescription if base is None else prescription.scaled(ratios[assignment.name])
         numbers = own(assignment.role, *assignment.fans)
         scale = assignment.scale
-        if assignment.name in unscaled:
+        if assignment.role is Role.QUERY and assignment.name in unscaled:
             scale *= prescription.attention_scale(unscaled[assignment.name])
         numbers = replace(
             numbers, init_mean=numbers.init_mean * scale, init_std=numbers.init_std * scale
         )
-        _check_tie(model, assignment, numbers, own)
+        _check_tie(model, assignment, own)
         wd = weight_decay if numbers.decays else 0.0
         if absorb_multipliers:
             absorbed = numbers.absorbed(prescription.optimizer)
@@ -359,6 +361,7 @@ def _forward(
                 f"this model does not apply: derive the module from param_groups.layers.Scaled, or "
                 f"apply it and plan with applied={{{name!r}: {value:g}}}"
             )
+    tensors.check_held(model, prescription, applied, head_dim)
     return tuple(factors)
 
 
@@ -399,24 +402,29 @@ def _given_factor(
     return Factor(name, value, head_dim)
 
 
-def _check_tie(
-    model: nn.Module, assignment: Assignment, numbers: Numbers, prescription: Prescription
-) -> None:
+def _check_tie(model: nn.Module, assignment: Assignment, prescription: Prescription) -> None:
     """Refuses a word embedding that is also the readout where one row cannot serve as both."""
     from torch import nn
 
     paths = [name.rpartition(".")[0] for name in (assignment.name, *assignment.tied_to)]
-    tables = all(isinstance(model.get_submodule(path), nn.Embedding) for path in paths)
-    if assignment.role is not Role.TOKEN_EMBEDDING or tables or prescription.ties_readout():
+    tables = [isinstance(model.get_submodule(path), nn.Embedding) for path in paths]
+    named = assignment.role is Role.TOKEN_EMBEDDING
+    if not assignment.tied_to or all(tables) or not (named or any(tables)):
         return
-    rows, width = assignment.parameter.shape[0], assignment.fans[1]
+    if named and prescription.ties_readout():
+        return
+    rows, width = assignment.parameter.shape[0], assignment.parameter.shape[-1]
+    embedding = prescription(Role.TOKEN_EMBEDDING, 1, width)
     readout = prescription(Role.READOUT, width, rows)
-    if (readout.lr, readout.multiplier) != (numbers.lr, numbers.multiplier):
+    if (readout.lr, readout.multiplier) != (embedding.lr, embedding.multiplier):
+        way_out = UNTIE
+        if prescription.ties_readout():
+            way_out = f"; give it the role {Role.TOKEN_EMBEDDING}, whose numbers are meant for both"
         raise PlanError(
             f"{assignment.name!r} is tied to {', '.join(assignment.tied_to)}, but "
-            f"{type(prescription).__name__} gives {Role.TOKEN_EMBEDDING} lr {numbers.lr:g} x and "
-            f"multiplier {numbers.multiplier:g}, {Role.READOUT} lr {readout.lr:g} x and "
-            f"multiplier {readout.multiplier:g}{UNTIE}"
+            f"{type(prescription).__name__} gives {Role.TOKEN_EMBEDDING} lr {embedding.lr:g} x and "
+            f"multiplier {embedding.multiplier:g}, {Role.READOUT} lr {readout.lr:g} x and "
+            f"multiplier {readout.multiplier:g}{way_out}"
         )
 
 

@@ -213,7 +213,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     Raises PlanError for a wrapped or compiled model, a tensor that no rule names, a tensor that
     two rules give different roles, and a rule that matches nothing.
     """
-    _refuse_wrapped(model)
+    check_model(model)
     if isinstance(rules, (str, Rule)) or not all(isinstance(rule, Rule) for rule in rules):
         raise PlanError(f"rules are a list of Rule(pattern, role), got {rules!r}")
     tensors: dict[nn.Parameter, list[str]] = {}  # with all their names
@@ -261,7 +261,8 @@ _WRAPPERS = {
 }
 
 
-def _refuse_wrapped(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
+    """Raises PlanError for what is no model, and for one inside a wrapper that renames tensors."""
     from torch import nn
 
     if not isinstance(model, nn.Module):

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from param_groups.roles import Layout, Role, Rule, default_layout
+from param_groups.roles import Layout, Role, Rule, check_model, default_layout
 
 if TYPE_CHECKING:  # torch is imported with the first suggestion
     import torch
@@ -36,6 +36,11 @@ _NAMES: tuple[tuple[Role, str], ...] = (
                    r"embed_out|score|predictions\.decoder"),
 )
 _BLOCK_END = r"o|wo|o_proj|out_proj|c_proj|proj|dense|output|out|output\.dense"
+# What a matrix of an MLP outside of all numbered blocks may be, as in a model that is one MLP.
+_OUTSIDE = {
+    Role.MLP_IN: "PATCH_EMBEDDING if its inputs do not grow with the width",
+    Role.MLP_OUT: "READOUT if its outputs do not grow with the width",
+}
 _TOKENS = ("tok", "wte", "word", "embed_in", "shared")
 _ADDED = ("pos", "wpe", "type", "segment", "cls_token", "dist_token", "reg_token", "mask_token",
           "latent", "bias_k", "bias_v")
@@ -71,7 +76,8 @@ class Suggestion:
 
 
 def suggest(model: nn.Module) -> Suggestion:
-    """A guess at the rules of an unwrapped model, which is only read."""
+    """A guess at the rules of an unwrapped model, which is only read; PlanError for another."""
+    check_model(model)
     guesses: dict[str, Guess] = {}
     names: dict[int, str] = {}
     modules = dict(model.named_modules())
@@ -160,6 +166,9 @@ def norm_guess(own: str, module: nn.Module) -> Guess:
     size = weight.shape[0] if weight.ndim == 1 else 1
     given = {name: torch.full(p.shape, float(name == "weight"), device="cpu")
              for name, p in module.named_parameters()}
+    # Of buffers a copy, which a batch norm in training counts and averages in.
+    given |= {name: torch.zeros_like(b, device="cpu") if b.is_meta else b.to("cpu", copy=True)
+              for name, b in module.named_buffers()}
     for shape in ((64, size), (64, size, 2, 2)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu")
         try:
@@ -184,13 +193,17 @@ def _weight(path: str, module: nn.Module, weight: torch.Tensor) -> Guess:
     if weight.ndim < 2:
         return Guess(Role.NORM_SCALE, None, "a vector called weight")
     if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
-        return _convolution(path, module)
-    transposed = type(module).__name__ == "Conv1D"  # Hugging Face's
-    layout = Layout.TRANSPOSED if transposed else None
-    role, doubt = _matrix(path, *(weight.shape if transposed else reversed(weight.shape[:2])))
-    if not (transposed or role is Role.ROUTER or isinstance(module, nn.Linear)):
-        doubt = doubt or f"is a {type(module).__name__} stored as (out, in)?"
-    return Guess(role, layout, doubt)
+        guess = _convolution(path, module)
+    else:
+        transposed = type(module).__name__ == "Conv1D"  # Hugging Face's
+        fans = weight.shape if transposed else reversed(weight.shape[:2])
+        role, doubt = _matrix(path, *fans)
+        if not (transposed or role is Role.ROUTER or isinstance(module, nn.Linear)):
+            doubt = doubt or f"is a {type(module).__name__} stored as (out, in)?"
+        guess = Guess(role, Layout.TRANSPOSED if transposed else None, doubt)
+    if guess.doubt or re.search(r"(^|\.)\d+\.", path):  # within a numbered block a name will do
+        return guess
+    return replace(guess, doubt=_OUTSIDE.get(guess.role, ""))
 
 
 def _table(path: str) -> Guess:
@@ -211,7 +224,7 @@ def _convolution(path: str, module: nn.modules.conv._ConvNd) -> Guess:
         return Guess(role)
     if module.in_channels <= 4:
         return Guess(Role.PATCH_EMBEDDING)
-    return Guess(Role.HIDDEN, None, "PATCH_EMBEDDING if its inputs do not grow with the width")
+    return Guess(Role.HIDDEN, None, _OUTSIDE[Role.MLP_IN])
 
 
 def _named(path: str) -> Role | None:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import math
+import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from param_groups.contract import CONSTANT, UNIFORM
+from param_groups.contract import CONSTANT, UNIFORM, Prescription
 from param_groups.layers import Multiplied, Scaled
 from param_groups.roles import PlanError
 from param_groups.rows import Factor, Row
@@ -114,8 +116,12 @@ def named_by(rows: Sequence[Row], keep: Iterable[str]) -> set[str]:
 
 
 @torch.no_grad()
-def fill(parameter: nn.Parameter, row: Row, seed: int) -> None:
-    """Draws one tensor's values from (seed, name), in float32 on the CPU, and puts them there."""
+def fill(model: nn.Module, row: Row, seed: int) -> None:
+    """Draws one tensor's values from (seed, name), in float32 on the CPU, and puts them there.
+
+    The row of an embedding's padding is 0, as in torch, which gives it no gradient.
+    """
+    parameter = model.get_parameter(row.name)
     if row.init_distribution == CONSTANT:
         parameter.fill_(row.init_mean)
         return
@@ -128,6 +134,10 @@ def fill(parameter: nn.Parameter, row: Row, seed: int) -> None:
         draw.normal_(generator=generator)
     # Scaled in the parameter's own precision, so that equivalent plans start from equal models.
     values = draw.to(parameter.dtype).mul_(row.init_std).add_(row.init_mean)
+    for name in (row.name, *row.tied_to):
+        owner = model.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, (nn.Embedding, nn.EmbeddingBag)) and owner.padding_idx is not None:
+            values[owner.padding_idx] = 0
     put(parameter, values)
 
 
@@ -199,31 +209,125 @@ def applied_factors(model: nn.Module) -> Iterator[tuple[Scaled, str, int | None]
             yield module, name, size
 
 
-# What libraries call the head dimension of an attention.
-_HEAD_DIM = ("head_dim", "attention_head_size", "key_value_proj_dim")
+# What libraries call the head dimension of an attention's queries, most telling first (the last is
+# T5's and its likes' alone), and the factor on query-key products.
+_HEAD_DIM = ("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim")
+_SCALE = ("scaling", "scale")
+# Other factors of the forward pass that modules of libraries hold as numbers.
+_FACTOR = re.compile(r"(embed|embedding|residual|logits?|lm_head|key)_(scale|scaling|multiplier)")
+
+
+def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module, int | None]]:
+    """(path, module, head dimension if it says one) of the attentions of a stock model."""
+    for path, module in model.named_modules():
+        if "attention" in type(module).__name__.lower() and not isinstance(module, Scaled):
+            sizes = (getattr(module, name, None) for name in _HEAD_DIM)
+            yield path, module, next((size for size in sizes if isinstance(size, int)), None)
+
+
+def _held(holder: object, name: str) -> float | None:
+    """A number of a module or config; None for all else, and for a tensor on the meta device."""
+    value = getattr(holder, name, None)
+    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+        return float(value) if value.numel() == 1 and not value.is_meta else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return None
 
 
 def head_dims(model: nn.Module) -> set[int]:
     """The head dimensions that the attentions of a stock model say they have."""
+    return {size for _, _, size in _attentions(model) if size is not None}
+
+
+def _unscaled(module: nn.Module) -> bool:
+    """Whether an attention is one of T5's and its likes, which multiply logits by nothing."""
+    return hasattr(module, _HEAD_DIM[-1]) and _held(module, "scaling") in (None, 1.0)
+
+
+def unscaled_attentions(model: nn.Module) -> dict[str, int]:
+    """{tensor: head dimension} of all tensors in T5's attentions and in those of its likes."""
     return {
-        size
-        for module in model.modules()
-        if "attention" in type(module).__name__.lower() and not isinstance(module, Scaled)
-        for name in _HEAD_DIM
-        if isinstance(size := getattr(module, name, None), int)
+        f"{path}.{name}".lstrip("."): size
+        for path, module, size in _attentions(model)
+        for name, _ in module.named_parameters()
+        if size is not None and _unscaled(module)
     }
 
 
-def unscaled_queries(model: nn.Module) -> dict[str, int]:
-    """{query: head dimension} of T5's attentions, which multiply logits by nothing.
+def check_held(
+    model: nn.Module,
+    prescription: Prescription,
+    applied: Mapping[str, float],
+    head_dim: int | None,
+) -> None:
+    """Raises PlanError for a module that holds another factor than the plan counts on.
 
-    By class name, so that no library is imported to look; mT5 and its likes have the ending, too.
+    That is what `applied` says; else for attentions the prescription's, at the head dimension that
+    they say, or `head_dim`; else 1. A number may be 1 over the factor, as some modules divide.
     """
-    return {
-        f"{path}.q.weight": module.key_value_proj_dim
-        for path, module in model.named_modules()
-        if type(module).__name__.endswith("T5Attention")
-    }
+    for path, module, own in _attentions(model):
+        size = own or head_dim or getattr(prescription, "head_dim", None)
+        if problem := _other_scale(module, size, prescription, applied.get("attention_scale")):
+            raise PlanError(f"{path!r} ({type(module).__name__}) {problem}")
+    config: Any = getattr(model, "config", None)
+    places: list[tuple[str, object, str]] = []
+    for path, module in model.named_modules():
+        names = (*vars(module), *(name for name, _ in module.named_buffers(recurse=False)))
+        places += [(path, module, name) for name in names if _FACTOR.fullmatch(name)]
+    known = {name for _, _, name in places}
+    for name in getattr(config, "__dict__", {}):  # which some forward passes read themselves
+        if _FACTOR.fullmatch(name) and name not in known:
+            places.append(("config", config, name))
+    if getattr(config, "scale_decoder_outputs", False):  # T5 does, unless its config says untied
+        factor, wanted = config.d_model**-0.5, applied.get("logit_multiplier", 1.0)
+        if not _same(factor, wanted):
+            raise PlanError(
+                f"'config' ({type(config).__name__}) has scale_decoder_outputs, which multiplies "
+                f"logits by d_model^(-1/2) = {factor:g}, where the plan has {wanted:g}: set it to "
+                "False, as tie_word_embeddings=False does in the config"
+            )
+    for path, holder, name in places:
+        meant = "logit_multiplier" if name.startswith(("logit", "lm_head")) else name
+        value, wanted = _held(holder, name), applied.get(meant, 1.0)
+        scaled = isinstance(holder, Scaled) and name in holder.factors
+        if not scaled and value is not None and not _same(value, wanted):
+            raise PlanError(
+                f"{path!r} ({type(holder).__name__}) has {name} {value:g} in the forward pass, "
+                f"where the plan has {wanted:g}: set it to that, by the config where that has a "
+                "key for it, or give the attribute another name if it is no factor"
+            )
+
+
+def _other_scale(
+    module: nn.Module, size: int | None, prescription: Prescription, given: float | None
+) -> str | None:
+    """What is wrong with an attention's scale; None if nothing, or if nothing can be said."""
+    if given is None and (size is None or _unscaled(module)):
+        return None
+    wanted = given or prescription.attention_scale(size or 1)
+    of = f" for head dimension {size}" if size else ""
+    source = f"{type(prescription).__name__} asks for" if given is None else "applied says"
+    for name in _SCALE:
+        value = _held(module, name)
+        if value is None or _same(value, wanted):
+            continue
+        way_out = "set it to that in all attentions, by the config where that has a key for it"
+        if size and size > 1 and value > 0:
+            power = f"{math.log(value) / math.log(size):.8g}"
+            applied = f"applied={{'attention_scale': {value:.8g}}}"
+            way_out += f", or plan it as it is: qk_exponent={power} in Everett and {applied}"
+        return f"has {name} {value:g} on query-key products, but {source} {wanted:g}{of}: {way_out}"
+    if getattr(module, "fused_attn", False) and size and not _same(size**-0.5, wanted):
+        return (
+            f"multiplies query-key products by {size**-0.5:g} while its fused_attn is True, but "
+            f"{source} {wanted:g}{of}: set fused_attn to False in all attentions"
+        )
+    return None
+
+
+def _same(value: float, wanted: float) -> bool:
+    return any(math.isclose(one, wanted, rel_tol=1e-6) for one in (value, 1 / (value or math.inf)))
 
 
 def factor_places(

@@ -99,6 +99,22 @@ def test_deviations_scale_the_same_draw():
     assert torch.equal(one * 0.3, other)
 
 
+@pytest.mark.parametrize("owner", ["tokens", "readout"])
+@pytest.mark.parametrize("padding", [2, -1])
+def test_the_row_of_padding_is_zero_and_no_other_value_changes(owner, padding):
+    """Whichever of a tied tensor's modules has it; a name's other rows are drawn as without it."""
+    models = [nn.ModuleDict({"tokens": nn.Embedding(5, WIDTH), "readout": nn.Embedding(5, WIDTH)})
+              for _ in range(2)]  # fmt: skip
+    models[1][owner] = nn.Embedding(5, WIDTH, padding_idx=padding)
+    for model in models:
+        model["readout"].weight = model["tokens"].weight
+        plan(model, RULES[:1], Fixed(), lr=0.1).initialise(model, seed=0)
+    plain, padded = (model["tokens"].weight.clone() for model in models)
+    assert not padded[padding].any() and plain.all()
+    plain[padding] = 0
+    assert torch.equal(plain, padded)
+
+
 def test_initialising_twice_is_initialising_once():
     model = Decoder()
     result = decoder_plan(model=model)
@@ -163,6 +179,17 @@ def test_both_layers_of_a_tied_tensor_get_its_multiplier():
     fixed = Fixed(token_embedding=numbers, readout=numbers)
     plan(model, RULES[:-1], fixed, lr=0.1).initialise(model, seed=0)
     assert model.tokens.multiplier == model.readout.multiplier == 3.0
+
+
+def test_a_word_embedding_may_stand_in_a_module_of_ones_own():
+    model = nn.Module()
+    model.tokens, model.readout = nn.Module(), nn.Linear(WIDTH, 11, bias=False)
+    model.tokens.weight = nn.Parameter(torch.ones(11, WIDTH))
+    rules = (RULES[0], RULES[-1])
+    assert len(plan(model, rules, mup(), lr=0.1).rows) == 2
+    model.readout.weight = model.tokens.weight
+    with pytest.raises(PlanError, match="'tokens.weight' is tied to readout.weight.*untie"):
+        plan(model, rules[:1], mup(), lr=0.1)
 
 
 def test_a_layer_without_a_multiplier_may_follow_plans_that_need_none_alone():

@@ -1,0 +1,191 @@
+"""Factors of the forward pass that stock models hold are those that their plans count on."""
+
+import re
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from param_groups import Dinan, Everett, Factor, PlanError, Role, Rule, plan, rules_for
+from param_groups.models import stock
+
+IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
+# Heads of 16, for which the libraries' attention scale is 1/4.
+SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 4, "head_dim": 16, "intermediate_size": 64}  # fmt: skip
+GPT2 = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4}
+WHISPER = {"vocab_size": 96, "d_model": 64, "encoder_layers": 1, "decoder_layers": 1,
+           "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
+           "decoder_ffn_dim": 64, **IDS}  # fmt: skip
+GRANITE = {**SIZES, "attention_multiplier": 0.25}
+# model: (sizes with which the library applies what muP with heads of 16 has, one that differs,
+# what the error says of it)
+APPLIES = {
+    "hf:granite": (GRANITE, {"attention_multiplier": 1.0},
+                   "layers.0.self_attn' .GraniteAttention. has scaling 1 on query-key products, "
+                   "but Everett asks for 0.25 for head dimension 16: set it.*qk_exponent=0 in"),
+    "hf:gemma2": ({**SIZES, "query_pre_attn_scalar": 16}, {"query_pre_attn_scalar": 256},
+                  "Gemma2Attention. has scaling 0.0625 on.*asks for 0.25 .*qk_exponent=-1 in"),
+    "hf:gpt2": (GPT2, {"scale_attn_weights": False}, "'transformer.h.0.attn'.*has scaling 1 on"),
+    "hf:gpt2 by layer": (GPT2, {"scale_attn_by_inverse_layer_idx": True},
+                         "'transformer.h.1.attn'.*has scaling 0.125 on.*asks for 0.25"),
+    "hf:cohere": ({**SIZES, **IDS, "logit_scale": 1.0}, {"logit_scale": 0.0625},
+                  "CohereForCausalLM. has logit_scale 0.0625 in the forward pass, where the plan "
+                  "has 1: set it to that, by the config"),
+    "hf:whisper": (WHISPER, {"scale_embedding": True}, "has embed_scale 8 in the forward pass"),
+    "hf:granite embeds": (GRANITE, {"embedding_multiplier": 12.0}, "has embedding_multiplier 12"),
+    "hf:granite adds": (GRANITE, {"residual_multiplier": 0.22}, "has residual_multiplier 0.22"),
+    "hf:granite divides": (GRANITE, {"logits_scaling": 8.0},
+                           "'config' .GraniteConfig. has logits_scaling 8 in"),
+}  # fmt: skip
+
+
+def of_heads_of_16(model, rule=None, **applied):
+    rule = rule or Everett("mup", 64, 64, qk_exponent=-0.5)
+    return plan(model, rules_for(model), rule, lr=0.1, absorb_multipliers=True, applied=applied)
+
+
+def test_the_head_dimension_of_a_stock_model_decides_what_attention_scale_it_may_apply():
+    with torch.device("meta"):
+        model = stock("hf:gpt2", **{**GPT2, "n_head": 2})
+    for block in model.transformer.h:
+        block.attn.scaling = 1 / 32
+    build = lambda value, **more: plan(
+        model, rules_for(model), Everett("mup", 64, 32), lr=1.0, absorb_multipliers=True,
+        applied={"attention_scale": value}, **more,
+    )  # fmt: skip
+    assert build(1 / 32).forward[0].head_dim == 32
+    with pytest.raises(PlanError, match="is 0.0625, but Everett has 0.03125 for head dimension 32"):
+        build(1 / 16)
+    with pytest.raises(PlanError, match="the model say 16, 32"):
+        build(1 / 16, head_dim=16)
+
+
+@pytest.mark.parametrize("case", APPLIES)
+def test_a_factor_that_the_library_applies_and_the_plan_does_not_have_is_an_error(case):
+    sizes, other, message = APPLIES[case]
+    build = lambda more: stock(case.partition(" ")[0], **{**sizes, **more})
+    with torch.device("meta"):
+        assert of_heads_of_16(build({})).forward == ()
+        model = build(other)
+    with pytest.raises(PlanError, match=message) as error:
+        of_heads_of_16(model)
+    assert "\n" not in str(error.value)
+    way_out = "qk_exponent=(.*) in Everett and applied={'attention_scale': (.*)}"
+    found = re.search(way_out, str(error.value))
+    assert bool(found) == ("on query-key" in str(error.value))
+    if found and "by layer" not in case:  # whose layers differ
+        rule = Everett("mup", 64, 64, qk_exponent=float(found[1]))
+        assert of_heads_of_16(model, rule, attention_scale=float(found[2])).forward
+
+
+def test_what_is_said_to_be_applied_is_what_the_attentions_hold():
+    with torch.device("meta"):
+        model = stock("hf:llama", **SIZES)
+    mup, same = Everett("mup", 64, 64), Everett("mup", 64, 64, qk_exponent=-0.5)
+    with pytest.raises(PlanError, match="scaling 0.25 .*applied says 0.0625 .*qk_exponent=-0.5"):
+        of_heads_of_16(model, mup, attention_scale=1 / 16)
+    for scaling in (1 / 16, 16):  # a module may as well divide by its number
+        for layer in model.model.layers:
+            layer.self_attn.scaling = scaling
+        assert of_heads_of_16(model, mup, attention_scale=1 / 16).forward[0].value == 1 / 16
+    model.model.layers[1].self_attn.scaling = 0.25
+    with pytest.raises(PlanError, match="'model.layers.1.self_attn'.*has scaling 0.25.*0.0625"):
+        of_heads_of_16(model, mup, attention_scale=1 / 16)
+    with pytest.raises(PlanError, match="'model.layers.0.self_attn'.*scaling 16 .*asks for 0.25"):
+        of_heads_of_16(model, same)
+
+
+def test_factors_under_the_librarys_own_names_are_compared_with_what_is_applied():
+    """Granite multiplies its branches by one number and divides its logits by another."""
+    with torch.device("meta"):
+        model = stock("hf:granite", **GRANITE, residual_multiplier=0.5)
+    depth = Everett("mup", 64, 64, qk_exponent=-0.5, depth=4, alpha_depth=0.5)
+    rules = [rule for rule in rules_for(model) if rule.role is not Role.NORM_SCALE]
+    rules += [Rule("model.norm.weight", Role.FINAL_NORM_SCALE)]
+    rules += [Rule("*layernorm.weight", Role.NORM_SCALE)]
+    options = {"lr": 0.1, "absorb_multipliers": True, "applied": {"residual_multiplier": 0.5}}
+    assert plan(model, rules, depth, **options).forward == (Factor("residual_multiplier", 0.5),)
+    model.model.layers[1].residual_multiplier = 1.0
+    with pytest.raises(PlanError, match="layers.1' .*residual_multiplier 1 .*the plan has 0.5"):
+        plan(model, rules, depth, **options)
+    tied = nn.ModuleDict({"query": nn.Linear(64, 64, False), "key": nn.Linear(64, 64, False)})
+    tied.logits_scaling = 8.0
+    rules = [Rule("query.weight", Role.QUERY), Rule("key.weight", Role.KEY)]
+    with pytest.raises(PlanError, match="has logits_scaling 8"):
+        plan(tied, rules, Dinan(64), lr=1.0)
+    applied = {"logit_multiplier": 1 / 8}
+    assert plan(tied, rules, Dinan(64, init="bart"), lr=1.0, applied=applied).forward
+
+
+def test_gemmas_factor_on_embeddings_is_an_error_until_it_is_1():
+    model = stock("hf:gemma2", **SIZES, query_pre_attn_scalar=16)
+    with pytest.raises(PlanError, match="'model.embed_tokens' .*has embed_scale 8 in the forward"):
+        of_heads_of_16(model)
+    model.model.embed_tokens.embed_scale.fill_(1.0)
+    assert of_heads_of_16(model).forward == ()
+
+
+def test_a_fused_attention_that_does_not_read_its_scale_is_an_error():
+    with torch.device("meta"):
+        model = timm.create_model("vit_small_patch16_224", embed_dim=64, depth=2, num_heads=4)
+    for block in model.blocks:
+        block.attn.scale, block.attn.fused_attn = 1 / 16, True
+    rule = Everett("mup", 64, 64)
+    with pytest.raises(PlanError, match="by 0.25 while its fused_attn is True.*fused_attn to F"):
+        of_heads_of_16(model, rule, attention_scale=1 / 16)
+    for block in model.blocks:
+        block.attn.fused_attn = False
+    assert of_heads_of_16(model, rule, attention_scale=1 / 16).forward
+
+
+def test_what_is_no_number_may_have_the_name_of_a_factor():
+    with torch.device("meta"):
+        model = stock("hf:llama", **SIZES)
+    model.model.layers[0].self_attn.scale, model.model.residual_scale = True, "post"
+    model.model.register_buffer("embed_scale", torch.ones(8))
+    assert of_heads_of_16(model).forward == ()
+
+
+T5_SIZES = {"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2,
+            "num_decoder_layers": 2, "num_heads": 2, "decoder_start_token_id": 0,
+            "pad_token_id": 0}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["t5", "mt5", "longt5", "switch_transformers"])
+def test_t5s_and_its_likes_queries_start_as_the_librarys_do_since_attention_has_no_scale(kind):
+    model = stock(f"hf:{kind}", **T5_SIZES)
+    numbers = of_heads_of_16(model)
+    stds = {row.role: [] for row in numbers.rows}
+    for row in numbers.rows:
+        stds[row.role].append(row.init_std)
+    library = {name: p.std().item() for name, p in model.named_parameters()}
+    assert stds["query"] == pytest.approx([1 / 32] * len(stds["query"]))
+    assert stds["key"] == pytest.approx([1 / 8] * len(stds["key"]))
+    for row in numbers.rows:
+        if row.role in ("query", "key"):
+            assert library[row.name] == pytest.approx(row.init_std, rel=0.1)
+
+
+def test_a_t5_that_was_given_a_scale_has_queries_like_others():
+    model = stock("hf:t5", **T5_SIZES)
+    mup = Everett("mup", 64, 64)
+    with pytest.raises(PlanError, match="T5Attention. has scaling 1 .*applied says 0.0625"):
+        of_heads_of_16(model, mup, attention_scale=1 / 16)
+    for scale, rule, applied in ((1 / 16, mup, {"attention_scale": 1 / 16}), (1 / 4, None, {})):
+        for module in model.modules():
+            if type(module).__name__ == "T5Attention":
+                module.scaling = scale
+        rows = of_heads_of_16(model, rule, **applied).rows
+        assert {row.init_std for row in rows if row.role == "query"} == {1 / 8}
+
+
+@pytest.mark.parametrize("kind", ["t5", "longt5"])
+def test_a_t5_that_scales_its_logits_as_a_tied_one_is_an_error_until_it_does_not(kind):
+    with torch.device("meta"):
+        model = stock(f"hf:{kind}", **T5_SIZES)
+    assert of_heads_of_16(model).rows
+    model.config.scale_decoder_outputs = True
+    with pytest.raises(PlanError, match="scale_decoder_outputs.*0.125, where the plan has 1: set"):
+        of_heads_of_16(model)
