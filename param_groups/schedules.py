@@ -7,11 +7,14 @@ Every group's rate is the plan's times one factor of the step. A scheduler that 
 from __future__ import annotations
 
 import math
+from itertools import zip_longest
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from param_groups.contract import exponent_optimizer
 from param_groups.plan import Plan
 from param_groups.roles import PlanError, choose
+from param_groups.rows import Row
 
 if TYPE_CHECKING:
     import torch
@@ -69,23 +72,49 @@ def schedule(
 
 
 def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
-    """Raises PlanError now, or before a later step, once rates are not the plan's times one factor.
+    """Raises PlanError now, or before a later step, once the groups' numbers are not the plan's.
 
-    Call it after the scheduler is made; `.remove()` of what it returns ends it. An optimiser whose
-    updates no exponents describe is refused by name, torch.optim.Adafactor among them.
+    Rates must be the plan's times one factor, epsilon and weight decay the plan's, and every group
+    must hold the tensors that it held at first: load_state_dict takes all of these but the tensors
+    from the checkpoint, by their order. Call it after the scheduler is made; `.remove()` of what it
+    returns ends it. An optimiser whose updates no exponents describe is refused by name,
+    torch.optim.Adafactor among them.
     """
     import torch
 
     known = isinstance(optimizer, torch.optim.Adafactor)
     exponent_optimizer("torch.optim.Adafactor" if known else type(optimizer).__name__)
+    rows = {name: row for row in plan.rows for name in (row.name, *row.tied_to)}
+    # Of each group its tensors, and the rows that differ. By position, which outlasts both what
+    # load_state_dict does to a group and tensors that a trainer replaces by sharded ones.
+    groups: list[tuple[list[str], list[Row]]] = []
 
     def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        for group in optimizer.param_groups[len(groups) :]:  # all, or one added later
+            groups.append(_names_and_rows(group, rows))
         factors: list[tuple[str, float]] = []
-        for group in optimizer.param_groups:
-            if not group.get("param_names"):
-                raise PlanError("a parameter group has no param_names: take groups from the plan")
-            rates = {name: plan[name].lr for name in group["param_names"]}
-            factors += [(name, group["lr"] / lr) for name, lr in rates.items() if lr > 0]
+        for (names, wanted), group in zip(groups, optimizer.param_groups):
+            found = [*group.get("param_names", names)]
+            if found != names:
+                one, other = next(pair for pair in zip_longest(names, found) if len({*pair}) > 1)
+                raise PlanError(
+                    f"the group of {one!r} now says that it holds {other!r}: a checkpoint was "
+                    "loaded that has the tensors in another order, so each has the moments and the "
+                    "numbers of another; load it into a model that registers them in its order"
+                )
+            for row in wanted:
+                for key in ("eps", "weight_decay"):
+                    value, planned = group.get(key, getattr(row, key)), getattr(row, key)
+                    if value != planned and not (
+                        isinstance(value, Real) and math.isclose(value, planned, rel_tol=1e-6)
+                    ):
+                        raise PlanError(
+                            f"{row.name!r} has {key} {value!r}, the plan {planned!r}: a checkpoint "
+                            "brings those that it was saved with, so set the group's again after "
+                            "load_state_dict, or plan with the old ones"
+                        )
+                if row.lr > 0:
+                    factors.append((row.name, group["lr"] / row.lr))
         for name, factor in factors:
             first, expected = factors[0]
             if not math.isclose(factor, expected, rel_tol=1e-6):
@@ -97,3 +126,21 @@ def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
 
     check(optimizer)
     return optimizer.register_step_pre_hook(check)
+
+
+def _names_and_rows(group: dict[str, Any], rows: dict[str, Row]) -> tuple[list[str], list[Row]]:
+    """A group's tensors, and one row for each (rate, epsilon, decay) that the plan gives them."""
+    names = [*group.get("param_names", ())]
+    if not names:
+        raise PlanError("a parameter group has no param_names: take groups from the plan")
+    if other := [name for name in names if name not in rows]:
+        raise PlanError(f"the plan is for another model: it has no tensor {other[0]!r}")
+    if len(names) != len(group["params"]):
+        raise PlanError(
+            f"a parameter group has {len(group['params'])} tensors and {len(names)} param_names: "
+            "take groups from the plan"
+        )
+    distinct: dict[tuple[float, float, float], Row] = {}
+    for row in (rows[name] for name in names):
+        distinct.setdefault((row.lr, row.eps, row.weight_decay), row)
+    return names, list(distinct.values())
