@@ -11,7 +11,7 @@ from itertools import zip_longest
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from param_groups.contract import exponent_optimizer
+from param_groups.contract import OPTIMIZER_FAMILY, exponent_optimizer
 from param_groups.plan import Plan
 from param_groups.roles import PlanError, choose
 from param_groups.rows import Row
@@ -77,13 +77,11 @@ def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
     Rates must be the plan's times one factor, epsilon and weight decay the plan's, and every group
     must hold the tensors that it held at first: load_state_dict takes all of these but the tensors
     from the checkpoint, by their order. Call it after the scheduler is made; `.remove()` of what it
-    returns ends it. An optimiser whose updates no exponents describe is refused by name,
-    torch.optim.Adafactor among them.
+    returns ends it. Refused at once: an optimiser whose updates no exponents describe, by name,
+    torch.optim.Adafactor among them; one of torch's whose updates scale otherwise than those that
+    the plan is for; and weight decay where one of torch's adds it to the gradients.
     """
-    import torch
-
-    known = isinstance(optimizer, torch.optim.Adafactor)
-    exponent_optimizer("torch.optim.Adafactor" if known else type(optimizer).__name__)
+    _check_kind(optimizer, plan)
     rows = {name: row for row in plan.rows for name in (row.name, *row.tied_to)}
     # Of each group its tensors, and the rows that differ. By position, which outlasts both what
     # load_state_dict does to a group and tensors that a trainer replaces by sharded ones.
@@ -126,6 +124,35 @@ def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
 
     check(optimizer)
     return optimizer.register_step_pre_hook(check)
+
+
+def _check_kind(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
+    """Refuses what is known to be wrong; classes of other libraries are taken as they are."""
+    import torch
+
+    kind = type(optimizer)
+    name = f"torch.optim.{kind.__name__}"
+    exponent_optimizer(name if isinstance(optimizer, torch.optim.Adafactor) else kind.__name__)
+    adams = (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam)
+    families = {**dict.fromkeys((*adams, torch.optim.AdamW), "adam"), torch.optim.SGD: "sgd"}
+    family = families.get(kind)
+    planned = str(plan.prescription.get("optimizer"))
+    if family is not None and OPTIMIZER_FAMILY.get(planned, family) != family:
+        raise PlanError(
+            f"the plan is for optimizer {planned!r}, but {name} is of the family {family!r}, whose "
+            f"rates have other powers of the width: give the prescription optimizer={family!r}, or "
+            f"train with {planned!r}"
+        )
+    for group in optimizer.param_groups:
+        coupled = (kind in adams and not group.get("decoupled_weight_decay", False)) or (
+            kind is torch.optim.SGD and group["momentum"] != 0  # without it, both decays are one
+        )
+        if coupled and group["weight_decay"]:
+            raise PlanError(
+                f"{name} adds weight_decay to the gradients, so a step does not remove the plan's "
+                "fraction of a tensor: use an optimiser with decoupled decay (torch.optim.AdamW, "
+                "timm's SGDW), or plan with weight_decay=0"
+            )
 
 
 def _names_and_rows(group: dict[str, Any], rows: dict[str, Row]) -> tuple[list[str], list[Row]]:

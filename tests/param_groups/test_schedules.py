@@ -1,5 +1,6 @@
 """Schedules that keep the ratios between groups, and the guard against those that do not."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -8,16 +9,17 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, OneCycleLR
 
 from param_groups import Everett, PlanError, Role, Rule, guard, plan, schedule
+from training.optimizers import OPTIMIZERS, build
 
 STEPS = 10
 
 
-def prepared(optimizer=torch.optim.AdamW):
-    """(plan, optimiser) of a perceptron whose two matrices' rates are 1 to 1/8."""
+def prepared(optimizer=torch.optim.AdamW, family="adam", **options):
+    """(plan, optimiser) of a perceptron whose two matrices' rates are 1 to 1/8 under Adam."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 16, False), torch.nn.Linear(16, 3, False))
     rules = [Rule("0.weight", Role.PATCH_EMBEDDING), Rule("1.weight", Role.READOUT)]
-    rule = Everett("standard", 16, 2)
-    numbers = plan(model, rules, rule, lr=0.1)
+    rule = Everett("standard", 16, 2, optimizer=family)
+    numbers = plan(model, rules, rule, lr=0.1, **options)
     numbers.initialise(model, seed=0)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -220,3 +222,43 @@ def test_the_guard_looks_at_groups_that_are_added_and_refuses_another_models():
 def test_optimisers_without_exponents_are_refused(optimizer, message):
     with pytest.raises(PlanError, match=f"no exponents for {message}"):
         guard(*reversed(prepared(optimizer)))
+
+
+SGD = functools.partial(torch.optim.SGD, momentum=0.9)
+ADAMW_BY_FLAG = functools.partial(torch.optim.NAdam, decoupled_weight_decay=True)
+DECAYS = {"weight_decay": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "family", "options", "message"),
+    [
+        (SGD, "adam", {}, "for optimizer 'adam', but torch.optim.SGD is of the family 'sgd'"),
+        (torch.optim.AdamW, "sgd", {}, "AdamW is of the family 'adam'.*give.*optimizer='adam'"),
+        (torch.optim.RAdam, "adafactor", {}, "RAdam is of the family 'adam'.*with 'adafactor'"),
+        (torch.optim.Adam, "adam_param_scaling", {}, "Adam is of the family 'adam'"),
+        (SGD, "sgd", DECAYS, "torch.optim.SGD adds weight_decay to the gradients"),
+        (torch.optim.Adam, "adam", DECAYS, "torch.optim.Adam adds weight_decay to the gradients"),
+        (torch.optim.NAdam, "adam", DECAYS, "NAdam adds weight_decay to the gradients"),
+    ],
+)
+def test_another_kind_of_optimiser_than_the_plans_is_refused(optimizer, family, options, message):
+    with pytest.raises(PlanError, match=message):
+        guard(*reversed(prepared(optimizer, family, **options)))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "family", "options"),
+    [
+        (torch.optim.Adam, "adam", {}),
+        (torch.optim.AdamW, "adam_atan2", DECAYS),
+        (ADAMW_BY_FLAG, "adam", DECAYS),
+        (SGD, "sgd", {}),
+        (torch.optim.SGD, "sgd", DECAYS),  # without momentum its decay is the plan's
+        (type("SGD", (torch.optim.AdamW,), {}), "sgd", DECAYS),  # what it does is its own affair
+        *((functools.partial(build, name), name, DECAYS) for name in OPTIMIZERS),
+    ],
+)
+def test_optimisers_that_may_follow_the_plan_pass(optimizer, family, options):
+    numbers, made = prepared(optimizer, family, **options)
+    guard(made, numbers)
+    made.step()
