@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from param_groups.contract import Numbers, Prescription, finite
+from param_groups.prescriptions import Everett
 from param_groups.roles import (
     BLOCK,
     UNTIE,
@@ -257,6 +258,7 @@ def plan(
     for assignment in assignments:
         if base is None:
             check_width(assignment, prescription.width)
+            _check_of_heads(assignment, prescription)
         own = prescription if base is None else prescription.scaled(ratios[assignment.name])
         numbers = own(assignment.role, *assignment.fans)
         scale = assignment.scale
@@ -303,20 +305,45 @@ def _ratios(
     fans = base if isinstance(base, Mapping) else fans_of(base, rules)
     if odd := sorted({a.name for a in assignments} ^ set(fans)):
         raise PlanError(f"the base model is another: {odd[0]!r} is only in one of the two")
-    ratios = {}
-    for assignment in assignments:
-        axis = 0 if assignment.role in _SUMS_OVER_WIDTH else 1
-        ratios[assignment.name] = assignment.fans[axis] / fans[assignment.name][axis]
-    matrices = {ratios[a.name]: a.name for a in assignments if a.role in _SUMS_OVER_WIDTH}
-    sgd = prescription.optimizer == "sgd" or getattr(prescription, "eps_per_layer", False)
-    if sgd and len(matrices) > 1:
-        (one, first), (other, second), *_ = matrices.items()
+    grew = {
+        a.name: tuple(own / fan for own, fan in zip(a.fans, fans[a.name])) for a in assignments
+    }
+    if _follows_gradients(prescription):
+        counted = [(a.name, grew[a.name][1]) for a in assignments if a.role in _SHARED_BY_HEADS]
+        counted += [(a.name, grew[a.name][0]) for a in assignments if a.role in _SUMS_OVER_WIDTH]
+        sizes = {ratio: name for name, ratio in counted}
+        if len(sizes) > 1:
+            (one, first), (other, second), *_ = sizes.items()
+            raise PlanError(
+                f"{first!r} is {one:g} times as wide as in the base model, {second!r} {other:g} "
+                "times; gradients then have no common power of the width: use adam or adafactor "
+                "without eps_per_layer, or scale all widths alike"
+            )
+    return {a.name: grew[a.name][0 if a.role in _SUMS_OVER_WIDTH else 1] for a in assignments}
+
+
+# Tensors that several heads may share, whose gradient then is a sum over these heads: as the number
+# of heads grows with the width, so does the gradient, unless the tensor's fan-out grows alike.
+_NORMS = {Role.NORM_SCALE, Role.NORM_BIAS}
+_SHARED_BY_HEADS = {*_NORMS, Role.HIDDEN_BIAS, Role.KEY, Role.VALUE, Role.QKV}
+
+
+def _follows_gradients(prescription: Prescription) -> bool:
+    """Whether rate or epsilon undoes the gradient's power of the width."""
+    return prescription.optimizer == "sgd" or bool(getattr(prescription, "eps_per_layer", False))
+
+
+def _check_of_heads(assignment: Assignment, prescription: Prescription) -> None:
+    """Refuses a norm of one head's size, unless a base model says how that grows."""
+    size = assignment.fans[1]
+    small = assignment.role in _NORMS and size < prescription.width
+    if small and isinstance(prescription, Everett) and _follows_gradients(prescription):
         raise PlanError(
-            f"{first!r} is {one:g} times as wide as in the base model, {second!r} {other:g} times; "
-            "gradients then have no common power of the width: use adam or adafactor without "
-            "eps_per_layer, or scale all widths alike"
+            f"{assignment.name!r} has {size} axes, fewer than the width {prescription.width:g}: "
+            "heads that share it add to its gradient, for which there is no power of the width; "
+            "use adam or adafactor, without eps_per_layer (or plan with base=, if it grows with "
+            "the width)"
         )
-    return ratios
 
 
 # The factors of a stock model: attention logits over the root of the head dimension, no others.
