@@ -14,9 +14,10 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from param_groups.contract import Numbers, Prescription, finite
+from param_groups.contract import Numbers, Prescription, finite, python_number
 from param_groups.roles import (
     UNTIE,
     Assignment,
@@ -24,6 +25,7 @@ from param_groups.roles import (
     Role,
     Rule,
     assign,
+    check_model,
     check_width,
     choose,
 )
@@ -244,12 +246,18 @@ def plan(
     """
     from param_groups import tensors
 
+    check_model(model)
     choose("decay mode", decay_mode, DECAY_MODES)
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
         if not (finite(value) and value >= 0):
             raise PlanError(f"{name} must be finite and not negative, got {value!r}")
+    lr, eps, weight_decay = map(python_number, (lr, eps, weight_decay))
     if not isinstance(prescription, Prescription):
         raise PlanError(f"a prescription is one of Everett, Dinan, Bordelon; got {prescription!r}")
+    if lacking := {"width", "optimizer"} - {*dir(prescription)}:
+        raise PlanError(f"{type(prescription).__name__} has no {sorted(lacking)[0]}")
+    if not isinstance(applied, (Mapping, NoneType)):
+        raise PlanError(f"applied is a dict of forward factors, got {applied!r}")
     tensors.check_tensors(model)
     rows = []
     assignments = assign(model, rules)

@@ -111,7 +111,7 @@ class Everett(Prescription):
 
     def __post_init__(self) -> None:
         choose("parameterization", self.parameterization, exponents.PARAMETERIZATION_TABLE)
-        self._settle_optimizer(OPTIMIZER_FAMILY)
+        self._settle(OPTIMIZER_FAMILY)
         if not isinstance(self.alignment, Alignment):
             choose("alignment", self.alignment, (*exponents.ALIGNMENTS, "global"))
         positive = ["width", "base_width", "base_depth"]
@@ -304,7 +304,7 @@ class Dinan(Prescription):
 
     def __post_init__(self) -> None:
         choose("strategy", self.strategy, (*DINAN_STRATEGIES, "meta_principled"))
-        self._settle_optimizer(("adam", "sgd"))
+        self._settle(("adam", "sgd"))
         choose("mlp_factor", self.mlp_factor, ("keep", "drop"))
         choose("init", self.init, DINAN_INIT)
         check_sizes("Dinan", width=self.width)
@@ -410,7 +410,7 @@ class Bordelon(Prescription):
     width: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._settle_optimizer(("adam", "adam_atan2", "sgd"))
+        self._settle(("adam", "adam_atan2", "sgd"))
         check_sizes("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
         check_positive("Bordelon", beta0=self.beta0, gamma0=self.gamma0)
         check_limits(

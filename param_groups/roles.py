@@ -80,7 +80,7 @@ class Layout(StrEnum):
     """How a tensor's axes map to fan-in and fan-out."""
 
     LINEAR = "linear"  # (out, in, *kernel), as nn.Linear and nn.Conv2d
-    TRANSPOSED = "transposed"  # (in, out), as GPT-2's Conv1D
+    TRANSPOSED = "transposed"  # (in, out, *kernel), as GPT-2's Conv1D and nn.ConvTranspose2d
     TABLE = "table"  # (..., width): one row is looked up or added, so fan_in is 1
     VECTOR = "vector"  # (width,): elementwise, so fan_in is 1
     EXPERTS = "experts"  # (experts, out, in)
@@ -167,8 +167,10 @@ def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
     """(fan_in, fan_out): inputs summed into one output, and outputs.
 
     A convolution's fan_in counts its kernel; a lookup sums one row, so its fan_in is 1. Position
-    tables may carry leading axes of size one, (1, T, n). Raises PlanError when the shape has too
-    few axes for the layout.
+    tables may carry leading axes of size one, (1, T, n). A transposed convolution's fan_in is its
+    input channels, which is right where its stride is its kernel; where windows overlap, a rule's
+    `scale` of stride / kernel (in two dimensions) makes up for what is summed more often. Raises
+    PlanError when the shape has too few axes for the layout.
     """
     if len(shape) < (1 if layout is Layout.VECTOR else 2):
         raise PlanError(f"{name!r} has shape {tuple(shape)}, which has too few axes for {layout}")
@@ -214,7 +216,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     two rules give different roles, and a rule that matches nothing.
     """
     check_model(model)
-    if isinstance(rules, (str, Rule)) or not all(isinstance(rule, Rule) for rule in rules):
+    if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
         raise PlanError(f"rules are a list of Rule(pattern, role), got {rules!r}")
     tensors: dict[nn.Parameter, list[str]] = {}  # with all their names
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -58,14 +58,16 @@ def schedule(
     """A torch scheduler that multiplies every group's rate by `factor` of its arguments.
 
     `floor` is a fraction of each group's own rate. Raises PlanError for an unknown shape, a floor
-    outside [0, 1] and a warm-up that is negative or longer than the run.
+    outside [0, 1], a run of no steps and a warm-up that is negative or longer than the run.
     """
     from torch.optim.lr_scheduler import LambdaLR
 
     choose("shape", shape, SHAPES)
-    if not 0 <= floor <= 1:
+    if not (isinstance(floor, Real) and 0 <= floor <= 1):
         raise PlanError(f"floor is a fraction of each group's rate, in [0, 1], got {floor!r}")
-    if not 0 <= warmup_steps <= total_steps:
+    if not (isinstance(total_steps, Real) and total_steps > 0):
+        raise PlanError(f"total_steps must be a number above 0, got {total_steps!r}")
+    if not (isinstance(warmup_steps, Real) and 0 <= warmup_steps <= total_steps):
         raise PlanError(f"warmup_steps must lie in [0, {total_steps}], got {warmup_steps!r}")
     settings = {"warmup_steps": warmup_steps, "total_steps": total_steps}
     return LambdaLR(optimizer, lambda step: factor(shape, step, **settings, floor=floor))
@@ -130,6 +132,11 @@ def _check_kind(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
     """Refuses what is known to be wrong; classes of other libraries are taken as they are."""
     import torch
 
+    if not (isinstance(optimizer, torch.optim.Optimizer) and isinstance(plan, Plan)):
+        raise PlanError(
+            f"guard takes a torch optimiser and a plan, got {type(optimizer).__name__} and "
+            f"{type(plan).__name__}"
+        )
     kind = type(optimizer)
     name = f"torch.optim.{kind.__name__}"
     exponent_optimizer(name if isinstance(optimizer, torch.optim.Adafactor) else kind.__name__)

@@ -101,7 +101,9 @@ def named_by(rows: Sequence[Row], keep: Iterable[str], argument: str = "keep") -
 
     Raises PlanError for a pattern that names no tensor.
     """
-    patterns = (keep,) if isinstance(keep, str) else tuple(keep)
+    patterns = [keep] if isinstance(keep, str) or not isinstance(keep, Iterable) else [*keep]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise PlanError(f"{argument} is a list of patterns such as 'backbone.*', got {keep!r}")
     kept: set[str] = set()
     for pattern in patterns:
         named = {

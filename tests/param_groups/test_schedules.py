@@ -75,13 +75,17 @@ def test_the_ends_of_what_is_allowed_are_allowed(settings):
         ({"shape": "cosin"}, "unknown shape 'cosin'"),
         ({"floor": 1e-5 - 1}, r"floor is a fraction of each group's rate, in \[0, 1\]"),
         ({"floor": 1.5}, r"floor is a fraction of each group's rate, in \[0, 1\]"),
+        ({"floor": "0.1"}, r"floor is a fraction of each group's rate, in \[0, 1\]"),
+        ({"total_steps": 0}, "total_steps must be a number above 0, got 0"),
+        ({"total_steps": "10"}, "total_steps must be a number above 0, got '10'"),
+        ({"warmup_steps": "1"}, r"warmup_steps must lie in \[0, 10\], got '1'"),
         ({"warmup_steps": 11}, r"warmup_steps must lie in \[0, 10\], got 11"),
         ({"warmup_steps": -1}, r"warmup_steps must lie in \[0, 10\], got -1"),
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(settings, message):
     with pytest.raises(PlanError, match=message):
-        schedule(prepared()[1], **settings, total_steps=STEPS)
+        schedule(prepared()[1], **{"total_steps": STEPS, **settings})
 
 
 def timm_cosine(**settings):
