@@ -65,7 +65,9 @@ def solution(args: argparse.Namespace) -> _Found:
     alignment = Alignment(args.alpha, args.omega, args.u, omega_readout=args.omega_readout)
     optimizer = exponent_optimizer(args.optimizer)
     family = OPTIMIZER_FAMILY.get(optimizer, optimizer)
-    solved = exponents.solve(args.parameterization, family, alignment)
+    solved = exponents.solve(
+        args.parameterization, family, alignment, hidden_layers=args.hidden_layers
+    )
     rows = tables.solution_rows(solved)
     return solved.to_dict(), rows, lambda text: f"{text}\n{tables.properties(solved)}"
 
@@ -113,7 +115,7 @@ PRESCRIPTIONS = (*_PRESCRIPTIONS, "stratos")
 # What a model is like beside its width, and what is meant where it is not said.
 _SHAPES = {"head_dim": None, "model": "language", "patch_inputs": 768, "outputs": 1000}
 # The options each prescription reads: its own fields, and the MLP's width where it is free.
-_SHARED = {"optimizer", "head_dim", "init", "zero_readout"}
+_SHARED = {"optimizer", "head_dim", "init", "zero_readout", "hidden_layers"}
 _OPTIONS = {
     name: [own.name for own in fields(kind) if own.init and own.name not in _SHARED]
     + ([] if kind is Bordelon else ["mlp_ratio"])
@@ -233,6 +235,7 @@ def _add_solve(commands: _Commands) -> None:
     ):
         parser.add_argument(f"--{name}", required=True, help=meaning + ", in [0, 1]")
     parser.add_argument("--omega-readout", help="omega of the readout, if different")
+    parser.add_argument("--hidden-layers", type=int, default=1, help="how many follow each other")
     _add_styles(parser)
     parser.set_defaults(command=solution)
 

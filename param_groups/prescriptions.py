@@ -65,15 +65,16 @@ _ATTENTION_EXPONENT = {"standard": -0.5, "ntk": -0.5, "mup": -1.0, "mean_field":
 class Everett(Prescription):
     """Everett et al. 2024, Table 1 and section 4: eta_l = beta gamma_l (n/b)^(-c_l).
 
-    `alignment` is "full", "none", "global" (c_l = 0: the one rate everybody uses) or an
-    `Alignment` whose exponents the solver finds. With `eps_per_layer`, epsilon scales as the
-    gradient does, (n/b)^(-g_l), and as its square in Adafactor, which adds epsilon to g^2. Init
-    std and multiplier are absolute powers of n. `embedding_std` is the effective scale
-    (multiplier times std) of embeddings and positions at every width, by default the paper's:
-    0.01, and 1 for muP. A matrix whose fan-in is not n (the MLP's second)
-    keeps the multiplier, rate and epsilon of n and carries the constant in its std, so that its
-    variance is 1/fan_in and the equivalence classes of App. B.2 hold exactly. `qk_exponent` is
-    the power of the head dimension on attention logits (default -1/2; -1 for muP and mean field).
+    `alignment` is "full", "none", "global" (c_l = 0: the one rate everybody uses) or an `Alignment`
+    whose exponents the solver finds; where these depend on the number of hidden layers in a row, as
+    with any omega above 1/2, `hidden_layers` has to say it. With `eps_per_layer`, epsilon scales as
+    the gradient does, (n/b)^(-g_l), and as its square in Adafactor, which adds epsilon to g^2. Init
+    std and multiplier are absolute powers of n. `embedding_std` is the effective scale (multiplier
+    times std) of embeddings and positions at every width, by default the paper's: 0.01, and 1 for
+    muP. A matrix whose fan-in is not n (the MLP's second) keeps the multiplier, rate and epsilon of
+    n and carries the constant in its std, so that its variance is 1/fan_in and the equivalence
+    classes of App. B.2 hold exactly. `qk_exponent` is the power of the head dimension on attention
+    logits (default -1/2; -1 for muP and mean field).
 
     The paper has no rule for the depth. `alpha_depth` in [1/2, 1] adds that of Bordelon et al.
     2024, relative to `base_depth` L_b as widths are to b, with r = L/L_b for `depth` L:
@@ -108,12 +109,12 @@ class Everett(Prescription):
     depth: int | None = None
     base_depth: float = 1.0
     alpha_depth: float | None = None
+    hidden_layers: int | None = None
 
     def __post_init__(self) -> None:
         choose("parameterization", self.parameterization, exponents.PARAMETERIZATION_TABLE)
         self._settle(OPTIMIZER_FAMILY)
-        if not isinstance(self.alignment, Alignment):
-            choose("alignment", self.alignment, (*exponents.ALIGNMENTS, "global"))
+        self._check_alignment()
         positive = ["width", "base_width", "base_depth"]
         positive += [f"gamma_{layer}" for layer in exponents.LAYERS]
         check_positive("Everett", **{name: getattr(self, name) for name in positive})
@@ -132,8 +133,28 @@ class Everett(Prescription):
         """-c_l, the power of n/b in a layer type's learning rate."""
         if self.alignment == "global":
             return Fraction(0)
-        family = OPTIMIZER_FAMILY[self.optimizer]
-        return _solved(self.parameterization, family, self.alignment)[layer]
+        case = (self.parameterization, OPTIMIZER_FAMILY[self.optimizer], self.alignment)
+        return _solved(*case, self.hidden_layers or 1)[layer]
+
+    def _check_alignment(self) -> None:
+        if self.hidden_layers is not None:
+            check_sizes("Everett", hidden_layers=self.hidden_layers)
+        if not isinstance(self.alignment, Alignment):
+            choose("alignment", self.alignment, (*exponents.ALIGNMENTS, "global"))
+            if self.hidden_layers is not None:
+                raise PlanError("Everett: hidden_layers goes with an Alignment; leave it out")
+            return
+        case = (self.parameterization, OPTIMIZER_FAMILY[self.optimizer], self.alignment)
+        if self.hidden_layers is None and _solved(*case, 1) != _solved(*case, 2):
+            raise PlanError(
+                "Everett: under this Alignment every hidden layer changes the stable rates; give "
+                "hidden_layers, how many follow each other (with an omega of 1/2 there is no need)"
+            )
+
+    def describe(self) -> dict[str, object]:
+        """The fields by name; without hidden_layers, unless it acts."""
+        fields = super().describe()
+        return {key: fields[key] for key in fields if key != "hidden_layers" or fields[key]}
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """Table 1 at this width, then the rule for the depth; see the class for the constants."""
@@ -161,7 +182,7 @@ class Everett(Prescription):
             )
 
     def _at_width(self, role: Role, fan_in: int) -> Numbers:
-        """Table 1, for a model of any depth."""
+        """Table 1, which does not know the number of blocks."""
         layer_type = LAYER_TYPE[role]
         if role in _NOT_SGD and (self.optimizer == "sgd" or self.eps_per_layer):
             raise PlanError(
@@ -237,8 +258,10 @@ class Everett(Prescription):
 
 
 @functools.cache  # a plan asks once per tensor
-def _solved(name: str, family: str, alignment: str | Alignment) -> exponents.Exponents:
-    return exponents.solve(name, family, alignment).lr
+def _solved(
+    name: str, family: str, alignment: str | Alignment, hidden_layers: int
+) -> exponents.Exponents:
+    return exponents.solve(name, family, alignment, hidden_layers=hidden_layers).lr
 
 
 def _power(base: float, exponent: Fraction) -> float:

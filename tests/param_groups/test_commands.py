@@ -80,6 +80,8 @@ def test_solve_has_the_documented_shape(capsys):
         (("mean_field", "sgd", "0.5", "0.5", "0.5"), "", ("1", "3/2", "1")),
         (("standard", "adam", "1", "1/2", "1"), " --omega-readout 1", ("-1/2", "-3/2", "-1")),
         (("mup", "adam", "1", "1/2", "1"), " --omega-readout 1", ("-1/2", "-1", "-1/2")),
+        (("mup", "adam", "1", "1", "1"), "", ("-1", "-1", "-1/2")),
+        (("mup", "adam", "1", "1", "1"), " --hidden-layers 8", ("-9/2", "-9/2", "-1/2")),
     ],
 )
 def test_solve_takes_fractions_and_decimals(case, extra, rates, capsys):
@@ -114,6 +116,8 @@ def test_solve_as_text_names_layers_and_properties(extra, features, capsys):
                   "adafactor full,sgd none,adam none,adafactor none"),
     ("constraints", "constraint,sgd,adam,adafactor"),
     (SOLVE.format("mup", "adam", "1", "1/2", "1"), "layer,learning rate n^,residual"),
+    (SOLVE.format("mup", "adam", "1", "1", "1") + " --hidden-layers 3", "layer,learning rate n^,res"
+     "idual\nembedding,-2,3/2\nhidden 1,-2,1\nhidden 2,-2,1/2\nhidden 3,-2,0\nreadout,-1/2,0"),
     ("table --prescription dinan --width 64", "role,init,std,multiplier,relative lr,eps factor"),
     ("table --prescription stratos", "parameterization,layer,a,b,c"),
 ])  # fmt: skip
@@ -283,6 +287,7 @@ ONE_LINE = [
     (SOLVE.format("standrd", "adam", "1", "1", "1"), "'standrd'.*did you mean 'standard'"),
     (SOLVE.format("mup", "adm", "1", "1", "1"), "'adm'.*did you mean 'adam'"),
     (SOLVE.format("mup", "muon", "1", "1", "1"), "no exponents for 'muon'"),
+    (SOLVE.format("mup", "adam", "1", "1", "1") + " --hidden-layers 0", "whole number >= 1, got 0"),
     ("table --prescription stratos --width 64", "exponents of Adam; leave out --width"),
     ("table --prescription stratos --optimizer sgd", "leave out --optimizer"),
     ("table --prescription stratos --model vision", "leave out --model"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from param_groups import Everett, Numbers, PlanError, Role, Rule, plan
-from param_groups.exponents import TENSOR_PROGRAMS, Alignment
+from param_groups.exponents import TENSOR_PROGRAMS, Alignment, is_stable
 from tests.param_groups.table_1 import PAPER
 
 # ------------------------------------------------------------------------------------------------
@@ -195,6 +195,20 @@ def test_everett_takes_any_alignment(name):
         assert got[role].lr == pytest.approx(1.5 ** float(Fraction(powers[layer])), rel=1e-14)
 
 
+def test_everett_asks_for_the_hidden_layers_where_each_of_them_changes_the_rates():
+    """With omega > 1/2 each adds to the change of the one before; below, each takes from it."""
+    for values in ((1, 1, 1), (1, "3/4", 1), ("1/2", 0, 1, 1)):
+        with pytest.raises(PlanError, match="every hidden layer changes the stable rates; give"):
+            Everett("standard", 192, 128, alignment=Alignment(*values))
+    for layers, power in ((1, -1), (8, -4.5)):
+        deep = Everett("mup", 192, 128, alignment=Alignment(1, 1, 1), hidden_layers=layers)
+        assert deep(Role.QUERY, 192, 192).lr == pytest.approx(1.5**power, rel=1e-14)
+        rates = {layer: -deep.lr_exponent(layer) for layer in ("embedding", "hidden", "readout")}
+        assert is_stable("mup", "adam", Alignment(1, 1, 1), rates, hidden_layers=layers)
+        assert deep.describe()["hidden_layers"] == layers
+    assert "hidden_layers" not in Everett("mup", 192, 128).describe()
+
+
 def test_everett_gives_a_fused_matrix_what_its_parts_get():
     prescription = Everett("mup", 192, 128)
     assert prescription(Role.QKV, 192, 3 * 192) == prescription(Role.QUERY, 192, 192)
@@ -256,6 +270,8 @@ EVERETT_ERRORS = [
     ({"embedding_std": -0.01}, "embedding_std must be positive"),
     ({"embedding_std": math.nan}, "embedding_std must be positive and finite, got nan"),
     ({"qk_exponent": math.nan}, "qk_exponent must be finite"),
+    ({"hidden_layers": 2}, "hidden_layers goes with an Alignment; leave it out"),
+    ({"hidden_layers": 0, "alignment": Alignment(1, 1, 1)}, "hidden_layers must be positive"),
 ]
 
 
