@@ -149,6 +149,8 @@ def _prescription(args: argparse.Namespace) -> Prescription:
             raise PlanError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if kind is Everett:
         values.setdefault("parameterization", "standard")
+        if "depth" in values and "alpha_depth" not in values:
+            raise PlanError("--depth goes with --alpha-depth in --prescription everett")
     elif kind is Dinan:
         values["init"] = "vit" if args.model == "vision" else "bart"
     else:

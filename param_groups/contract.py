@@ -176,6 +176,10 @@ class Prescription(ABC):
             "Everett"
         )
 
+    def outside_branches(self) -> Prescription:
+        """The rule for tensors outside of all residual branches: itself, if both get the same."""
+        return self
+
     def ties_readout(self) -> bool:
         """Whether the numbers of a word embedding are meant for a readout tied to it, too."""
         return False

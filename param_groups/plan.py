@@ -43,6 +43,7 @@ DECAY_MODES = {
     "per_group": "weight_decay times the tensor's own rate, as in torch's AdamW",
 }
 
+
 @dataclass(frozen=True)
 class Plan:
     """A prescription applied to one model: its rows, in the model's order, and their origin.
@@ -268,6 +269,7 @@ def plan(
             check_width(assignment, prescription.width)
             check_of_heads(assignment, prescription)
         own = prescription if base is None else prescription.scaled(ratios[assignment.name])
+        own = _at_its_place(own, assignment)
         numbers = own(assignment.role, *assignment.fans)
         scale = assignment.scale
         if assignment.role is Role.QUERY and assignment.name in unscaled:
@@ -296,6 +298,26 @@ def plan(
     forward = _forward(model, roles, prescription, applied or {}, head_dim)
     origin = prescription.describe()
     return Plan(tuple(rows), origin, lr, eps, weight_decay, decay_mode, forward)
+
+
+def _at_its_place(prescription: Prescription, assignment: Assignment) -> Prescription:
+    """The prescription for tensors in residual branches, or for those outside of them.
+
+    Raises PlanError where these differ and nothing says where this one stands.
+    """
+    outside = prescription.outside_branches()
+    if outside is prescription or assignment.trunk is False:
+        return prescription
+    if assignment.trunk:
+        return outside
+    numbered = any(part.isdigit() for part in assignment.name.split("."))
+    if assignment.role in (Role.HIDDEN, Role.HIDDEN_BIAS) and not numbered:
+        raise PlanError(
+            f"{assignment.name!r} ({assignment.role}) is in no numbered block, and tensors outside "
+            "of the residual branches have other rates than those inside: say "
+            "Rule(..., trunk=True) if it stands outside, trunk=False if inside"
+        )
+    return prescription
 
 
 # The factors of a stock model: attention logits over the root of the head dimension, no others.

@@ -92,7 +92,7 @@ class Everett(Prescription):
     first and the last layer by a multiplier, L^(1 - alpha) for Adam and L^(1/2 - alpha) for SGD,
     which is the same training. At alpha = 1 the initial branches add r^(-1) sqrt(L) to the stream,
     which falls with L until the embedding's scale carries it: with 0.01 at depths far beyond those
-    in use, so take an `embedding_std` of order one there.
+    in use, so take an `embedding_std` of order one there. `depth` alone is only written down.
     """
 
     parameterization: str
@@ -117,13 +117,14 @@ class Everett(Prescription):
         self._check_alignment()
         positive = ["width", "base_width", "base_depth"]
         positive += [f"gamma_{layer}" for layer in exponents.LAYERS]
+        positive += ["embedding_std"] if self.embedding_std is not None else []
         check_positive("Everett", **{name: getattr(self, name) for name in positive})
-        if self.embedding_std is not None:
-            check_positive("Everett", embedding_std=self.embedding_std)
+        whole = {"depth": self.depth, "hidden_layers": self.hidden_layers}
+        check_sizes("Everett", **{name: n for name, n in whole.items() if n is not None})
         if self.qk_exponent is not None and not finite(self.qk_exponent):
             raise PlanError(f"Everett: qk_exponent must be finite, got {self.qk_exponent!r}")
-        if self.depth is not None:
-            check_sizes("Everett", depth=self.depth)
+        if self.alpha_depth is None and self.base_depth != 1.0:
+            raise PlanError("Everett: base_depth acts with alpha_depth; give both or neither")
         if self.alpha_depth is not None:
             check_limits("Everett", alpha_depth=self.alpha_depth)
             if self.depth is None:
@@ -137,8 +138,6 @@ class Everett(Prescription):
         return _solved(*case, self.hidden_layers or 1)[layer]
 
     def _check_alignment(self) -> None:
-        if self.hidden_layers is not None:
-            check_sizes("Everett", hidden_layers=self.hidden_layers)
         if not isinstance(self.alignment, Alignment):
             choose("alignment", self.alignment, (*exponents.ALIGNMENTS, "global"))
             if self.hidden_layers is not None:
@@ -164,7 +163,7 @@ class Everett(Prescription):
         if role is Role.NORM_BIAS:
             raise PlanError(
                 "Everett: alpha_depth tells no branch's norm_bias from the last norm's; use norms "
-                "without biases"
+                "without biases in blocks, and Rule(..., trunk=True) for those outside"
             )
         gradient = self.residual_multiplier()
         lr = self._depth_ratio ** (self.alpha_depth - 1)
@@ -212,6 +211,10 @@ class Everett(Prescription):
     def scaled(self, ratio: float) -> Everett:
         """The rule at `ratio` times the base width, which is the width of the base model."""
         return replace(self, width=self.base_width * ratio)
+
+    def outside_branches(self) -> Everett:
+        """The rule without the depth's."""
+        return self if self.alpha_depth is None else replace(self, alpha_depth=None, base_depth=1.0)
 
     def attention_exponent(self) -> float:
         """-1/2 or -1, App. C.1, or the `qk_exponent` given."""
@@ -436,9 +439,7 @@ class Bordelon(Prescription):
         self._settle(("adam", "adam_atan2", "sgd"))
         check_sizes("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
         check_positive("Bordelon", beta0=self.beta0, gamma0=self.gamma0)
-        check_limits(
-            "Bordelon", alpha_attention=self.alpha_attention, alpha_depth=self.alpha_depth
-        )
+        check_limits("Bordelon", alpha_attention=self.alpha_attention, alpha_depth=self.alpha_depth)
         object.__setattr__(self, "width", self.head_dim * self.heads)
 
     @property

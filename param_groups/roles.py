@@ -113,14 +113,17 @@ class Rule:
 
     `layout` says how to read the axes; by default embeddings are tables, scales and biases are
     vectors and everything else is a linear or convolution weight. `scale` multiplies the initial
-    values (1e-6 for a LayerScale, 0 for branches that start closed). Raises PlanError for a name
-    that is neither a role nor a layout, and for a scale that is negative or not finite.
+    values (1e-6 for a LayerScale, 0 for branches that start closed). `trunk` says to a rule for the
+    depth that the tensors stand outside of all residual branches, as embeddings do anyway. Raises
+    PlanError for a name that is neither a role nor a layout, and for a scale that is negative or
+    not finite.
     """
 
     pattern: str
     role: Role
     layout: Layout | None = None
     scale: float = 1.0
+    trunk: bool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, str):
@@ -133,6 +136,8 @@ class Rule:
             raise PlanError(
                 f"rule {self.pattern!r}: scale must be finite and not negative, got {self.scale!r}"
             )
+        if self.trunk not in (None, True, False):
+            raise PlanError(f"rule {self.pattern!r}: trunk is True or False, got {self.trunk!r}")
 
     def matches(self, name: str) -> bool:
         """Whether the whole of a parameter's name matches the pattern."""
@@ -149,6 +154,7 @@ class Assignment:
     layout: Layout
     tied_to: tuple[str, ...]
     scale: float = 1.0
+    trunk: bool | None = None
 
     @property
     def fans(self) -> tuple[int, int]:
@@ -248,8 +254,8 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     for parameter, (first, *tied) in tensors.items():
         rule = _only_rule(matching[parameter], (first, *tied))
         layout = rule.layout or default_layout(rule.role)
-        found = Assignment(first, parameter, rule.role, layout, tuple(tied), rule.scale)
-        assignments.append(found)
+        own = (rule.role, layout, tuple(tied), rule.scale, rule.trunk)
+        assignments.append(Assignment(first, parameter, *own))
     return assignments
 
 
@@ -279,7 +285,8 @@ def check_model(model: nn.Module) -> None:
 
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     claimed = {
-        (rule.role, rule.layout or default_layout(rule.role), rule.scale) for rule in matching
+        (rule.role, rule.layout or default_layout(rule.role), rule.scale, rule.trunk)
+        for rule in matching
     }
     if len(claimed) == 1:
         return matching[0]

@@ -22,7 +22,7 @@ from param_groups import (
 )
 from param_groups.plan import dumps
 
-RULES = [Rule("weight", Role.HIDDEN)]
+RULES = [Rule("weight", Role.HIDDEN, trunk=False)]
 RULE = Everett("standard", 8, 4)
 
 

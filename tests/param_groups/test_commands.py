@@ -299,6 +299,7 @@ ONE_LINE = [
     (SOLVE.format("mup", "adam", "one", "1", "1"), "'one' is not an exact number"),
     (SOLVE.format("mup", "adam", "1/0", "1", "1"), "'1/0' is not an exact number"),
     (SOLVE.format("mup", "adam", "3/2", "1", "1"), r"alpha must lie in \[0, 1\], got 3/2"),
+    (EVERETT + " --depth 4", "--depth goes with --alpha-depth"),
     (EVERETT + " --s 0.5", "--s goes with --prescription dinan, not everett"),
     (BORDELON + " --mlp-ratio 2", "--mlp-ratio goes with --prescription everett and dinan, not"),
     ("table --prescription everett --base-width 32", "everett needs --width"),
