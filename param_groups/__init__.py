@@ -6,12 +6,13 @@ is, `prescriptions` has the papers', `plan` the result. Nothing here knows an ex
 
 from param_groups.contract import Numbers, Prescription
 from param_groups.models import rules_for
-from param_groups.plan import Plan, fans_of, plan
+from param_groups.plan import Plan, plan
 from param_groups.prescriptions import Bordelon, Dinan, Everett
 from param_groups.roles import Layout, PlanError, Role, Rule, assign, present
 from param_groups.rows import Factor, Row
 from param_groups.schedules import guard, schedule
 from param_groups.suggest import suggest
+from param_groups.widths import fans_of
 
 __all__ = [
     "Bordelon",

@@ -65,7 +65,9 @@ def solution(args: argparse.Namespace) -> _Found:
     alignment = Alignment(args.alpha, args.omega, args.u, omega_readout=args.omega_readout)
     optimizer = exponent_optimizer(args.optimizer)
     family = OPTIMIZER_FAMILY.get(optimizer, optimizer)
-    solved = exponents.solve(args.parameterization, family, alignment)
+    solved = exponents.solve(
+        args.parameterization, family, alignment, hidden_layers=args.hidden_layers
+    )
     rows = tables.solution_rows(solved)
     return solved.to_dict(), rows, lambda text: f"{text}\n{tables.properties(solved)}"
 
@@ -88,7 +90,7 @@ def numbers_table(args: argparse.Namespace) -> _Found:
 
 def _stratos(args: argparse.Namespace) -> _Found:
     """His Table 1 has no width: exponents alone, Adam with full alignment."""
-    given = [name for name in (*_EVERYWHERE, "head_dim") if vars(args).get(name) is not None]
+    given = [name for name in (*_EVERYWHERE, *_SHAPES) if vars(args).get(name) is not None]
     if given or args.optimizer != "adam":
         name = given[0].replace("_", "-") if given else "optimizer"
         raise PlanError(f"--prescription stratos prints exponents of Adam; leave out --{name}")
@@ -110,8 +112,10 @@ _PRESCRIPTIONS: dict[str, type[Everett] | type[Dinan] | type[Bordelon]] = {
 }  # fmt: skip
 PRESCRIPTIONS = (*_PRESCRIPTIONS, "stratos")
 
+# What a model is like beside its width, and what is meant where it is not said.
+_SHAPES = {"head_dim": None, "model": "language", "patch_inputs": 768, "outputs": 1000}
 # The options each prescription reads: its own fields, and the MLP's width where it is free.
-_SHARED = {"optimizer", "head_dim", "init", "zero_readout"}
+_SHARED = {"optimizer", "head_dim", "init", "zero_readout", "hidden_layers"}
 _OPTIONS = {
     name: [own.name for own in fields(kind) if own.init and own.name not in _SHARED]
     + ([] if kind is Bordelon else ["mlp_ratio"])
@@ -130,6 +134,13 @@ def _prescription(args: argparse.Namespace) -> Prescription:
                 f"--{name.replace('_', '-')} goes with --prescription {readers}, "
                 f"not {args.prescription}"
             )
+    language = (args.model or _SHAPES["model"]) == "language"
+    if language and args.patch_inputs is not None:
+        raise PlanError("--patch-inputs goes with --model vision, not language")
+    if language and kind is Dinan and args.outputs is not None:
+        raise PlanError("--outputs goes with --model vision, as dinan's language model is tied")
+    for name, value in _SHAPES.items():
+        vars(args)[name] = value if getattr(args, name) is None else getattr(args, name)
     values: dict[str, Any] = {name: getattr(args, name) for name in own if name in args}
     vars(args)["mlp_ratio"] = values.pop("mlp_ratio", 4)
     for name in ("head_dim", "mlp_ratio", "patch_inputs", "outputs"):
@@ -138,6 +149,8 @@ def _prescription(args: argparse.Namespace) -> Prescription:
             raise PlanError(f"--{name.replace('_', '-')} must be at least 1, got {value}")
     if kind is Everett:
         values.setdefault("parameterization", "standard")
+        if "depth" in values and "alpha_depth" not in values:
+            raise PlanError("--depth goes with --alpha-depth in --prescription everett")
     elif kind is Dinan:
         values["init"] = "vit" if args.model == "vision" else "bart"
     else:
@@ -224,6 +237,7 @@ def _add_solve(commands: _Commands) -> None:
     ):
         parser.add_argument(f"--{name}", required=True, help=meaning + ", in [0, 1]")
     parser.add_argument("--omega-readout", help="omega of the readout, if different")
+    parser.add_argument("--hidden-layers", type=int, default=1, help="how many follow each other")
     _add_styles(parser)
     parser.set_defaults(command=solution)
 
@@ -232,10 +246,10 @@ def _add_table(commands: _Commands) -> None:
     parser = commands.add_parser("table", help="what a prescription gives every role")
     parser.add_argument("--prescription", required=True, choices=PRESCRIPTIONS)
     parser.add_argument("--optimizer", default="adam", help=", ".join(OPTIMIZER_FAMILY))
-    parser.add_argument("--model", choices=_STEMS, default="language", help="stem and head")
+    parser.add_argument("--model", choices=_STEMS, help="stem and head (default language)")
     parser.add_argument("--head-dim", type=int, help="head dimension, N in bordelon")
-    parser.add_argument("--patch-inputs", type=int, default=768, help="inputs of a patch (vision)")
-    parser.add_argument("--outputs", type=int, default=1000, help="classes or vocabulary")
+    parser.add_argument("--patch-inputs", type=int, help="inputs of a patch (vision, default 768)")
+    parser.add_argument("--outputs", type=int, help="classes or vocabulary (default 1000)")
     _add_styles(parser)
     _own(parser, "width", type=int, help="n")
     _own(parser, "mlp-ratio", type=int, help="MLP width over n, M in dinan (default 4)")

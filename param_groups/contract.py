@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from fractions import Fraction
-from typing import TypeGuard
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 from param_groups.roles import FUSED_PARTS, PlanError, Role, choose
 
@@ -76,6 +77,7 @@ class Numbers:
         parameter scaling.
         """
         m = self.multiplier
+        optimizer = choose("optimizer", exponent_optimizer(optimizer), OPTIMIZER_FAMILY)
         lr_factor = {"sgd": m * m, "adam": m, "adafactor": 1.0}[OPTIMIZER_FAMILY[optimizer]]
         eps_factor = m**2 if optimizer == "adafactor" else m
         return replace(
@@ -125,12 +127,27 @@ class Prescription(ABC):
     def attention_scale(self, head_dim: int) -> float:
         """The factor on query-key products before the softmax."""
         check_positive(type(self).__name__, head_dim=head_dim)
-        return float(head_dim ** self.attention_exponent())
+        exponent = self.attention_exponent()
+        try:
+            scale = float(head_dim**exponent)
+        except OverflowError:
+            scale = math.inf
+        if not 0 < scale < math.inf:
+            raise PlanError(
+                f"{type(self).__name__}: {head_dim:g}^({exponent:g}), the factor on query-key "
+                "products, is outside the range of floats"
+            )
+        return scale
 
-    def _settle_optimizer(self, valid: Iterable[str]) -> None:
-        """Replaces an alias ("adamw") by its name; PlanError unless that is one of `valid`."""
+    def _settle(self, optimizers: Iterable[str]) -> None:
+        """Numbers as Python's, the optimiser by its name where it is an alias ("adamw").
+
+        Raises PlanError unless that is one of `optimizers`.
+        """
+        for name, value in vars(self).items():
+            object.__setattr__(self, name, python_number(value))
         object.__setattr__(self, "optimizer", exponent_optimizer(self.optimizer))
-        choose("optimizer", self.optimizer, valid)
+        choose("optimizer", self.optimizer, optimizers)
 
     def residual_multiplier(self) -> float:
         """The factor on every residual branch."""
@@ -159,13 +176,20 @@ class Prescription(ABC):
             "Everett"
         )
 
+    def outside_branches(self) -> Prescription:
+        """The rule for tensors outside of all residual branches: itself, if both get the same."""
+        return self
+
     def ties_readout(self) -> bool:
         """Whether the numbers of a word embedding are meant for a readout tied to it, too."""
         return False
 
     def describe(self) -> dict[str, object]:
         """The prescription's fields by name, ready for JSON."""
-        values = asdict(self)  # type: ignore[call-overload]
+        if is_dataclass(self):
+            values = asdict(self)
+        else:
+            values = {"width": self.width, "optimizer": self.optimizer, **vars(self)}
         fields = {key: _plain(value) for key, value in values.items()}
         return {"name": type(self).__name__.lower(), **fields}
 
@@ -175,15 +199,22 @@ def _plain(value: object) -> object:
         return str(value)
     if isinstance(value, dict):
         return {key: _plain(entry) for key, entry in value.items()}
-    return value
+    return python_number(value)
 
 
 def finite(value: object) -> TypeGuard[float]:
     """Whether a value is a number that a float can hold."""
     try:
-        return isinstance(value, (int, float, Fraction)) and math.isfinite(value)
+        return isinstance(value, Real) and math.isfinite(value)
     except OverflowError:
         return False
+
+
+def python_number(value: Any) -> Any:
+    """A number of another library (numpy's) as Python's own, which JSON knows."""
+    if isinstance(value, (int, float, Fraction)) or not isinstance(value, Real):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def check_positive(owner: str, **values: float) -> None:

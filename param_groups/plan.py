@@ -14,32 +14,34 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from param_groups.contract import Numbers, Prescription, finite
+from param_groups.contract import Numbers, Prescription, finite, python_number
 from param_groups.roles import (
-    BLOCK,
     UNTIE,
     Assignment,
     PlanError,
     Role,
     Rule,
     assign,
+    check_model,
     check_width,
     choose,
 )
 from param_groups.rows import Factor, Row, factor_differences, row_differences, table
+from param_groups.widths import Fans, base_ratios, check_of_heads
 
 if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
     from torch import nn
 
-# The three meanings of a weight decay wd, as the decay of one step at the peak of the schedule:
-# independent: wd; global: lr * wd with the global rate (Dinan, Yaida & Zhang (1.94));
-# per_group: lr_g * wd with the tensor's own rate (torch's AdamW). All follow the schedule.
-DECAY_MODES = ("independent", "global", "per_group")
-
-
-Fans = Mapping[str, tuple[int, int]]
+# The three meanings of a weight decay, as the fraction of a tensor that one step removes at the
+# peak of the schedule, which all three follow; global is Dinan, Yaida & Zhang (1.94).
+DECAY_MODES = {
+    "independent": "weight_decay itself",
+    "global": "weight_decay times the global lr",
+    "per_group": "weight_decay times the tensor's own rate, as in torch's AdamW",
+}
 
 
 @dataclass(frozen=True)
@@ -215,14 +217,16 @@ def plan(
     applied: Mapping[str, float] | None = None,
     head_dim: int | None = None,
     base: nn.Module | Fans | None = None,
+    no_decay: Iterable[str] = (),
 ) -> Plan:
     """The plan of an unwrapped, uncompiled model; the model is only read.
 
     `lr` and `eps` are the global values that the prescription's factors multiply; `weight_decay`
-    means what `decay_mode` says (DECAY_MODES). With `absorb_multipliers` forward multipliers are
-    moved into initialisation, rate and epsilon, which trains the same and lets any module follow
-    a parameterisation that has them; every tensor decays as it would have with its multiplier.
-    Only clipping by the gradient's norm sees a difference, since the norm changes.
+    means what `decay_mode` says (DECAY_MODES) and spares what a pattern of `no_decay` names
+    ("*.bias"). With `absorb_multipliers` forward multipliers are moved into initialisation, rate
+    and epsilon, which trains the same and lets any module follow a parameterisation that has them;
+    every tensor decays as it would have with its multiplier. Only clipping by the gradient's norm
+    sees a difference, since the norm changes.
 
     Factors of the forward pass are the model's to apply: its modules that derive from
     `layers.Scaled` are given them; of a stock model, `applied` says which values you have set
@@ -243,21 +247,29 @@ def plan(
     """
     from param_groups import tensors
 
+    check_model(model)
     choose("decay mode", decay_mode, DECAY_MODES)
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
         if not (finite(value) and value >= 0):
             raise PlanError(f"{name} must be finite and not negative, got {value!r}")
+    lr, eps, weight_decay = map(python_number, (lr, eps, weight_decay))
     if not isinstance(prescription, Prescription):
         raise PlanError(f"a prescription is one of Everett, Dinan, Bordelon; got {prescription!r}")
+    if lacking := {"width", "optimizer"} - {*dir(prescription)}:
+        raise PlanError(f"{type(prescription).__name__} has no {sorted(lacking)[0]}")
+    if not isinstance(applied, (Mapping, NoneType)):
+        raise PlanError(f"applied is a dict of forward factors, got {applied!r}")
     tensors.check_tensors(model)
     rows = []
     assignments = assign(model, rules)
     unscaled = {} if "attention_scale" in (applied or {}) else tensors.unscaled_attentions(model)
-    ratios = {} if base is None else _ratios(assignments, rules, prescription, base)
+    ratios = {} if base is None else base_ratios(assignments, rules, prescription, base)
     for assignment in assignments:
         if base is None:
             check_width(assignment, prescription.width)
+            check_of_heads(assignment, prescription)
         own = prescription if base is None else prescription.scaled(ratios[assignment.name])
+        own = _at_its_place(own, assignment)
         numbers = own(assignment.role, *assignment.fans)
         scale = assignment.scale
         if assignment.role is Role.QUERY and assignment.name in unscaled:
@@ -273,6 +285,14 @@ def plan(
                 wd *= numbers.lr / absorbed.lr
             numbers = absorbed
         rows.append(_row(assignment, numbers, lr, eps, wd, decay_mode))
+    spared = tensors.named_by(rows, no_decay, "no_decay")
+    rows = [replace(row, weight_decay=0.0) if row.name in spared else row for row in rows]
+    if gone := [row for row in rows if row.decay_per_step >= 1]:
+        raise PlanError(
+            f"weight_decay {weight_decay:g} removes {gone[0].decay_per_step:.3g} times "
+            f"{gone[0].name!r} in a step, which must be below 1: with decay_mode {decay_mode!r} "
+            f"that fraction is {DECAY_MODES[decay_mode]}"
+        )
     roles = {row.role for row in rows}
     prescription.check_roles(roles)
     forward = _forward(model, roles, prescription, applied or {}, head_dim)
@@ -280,43 +300,24 @@ def plan(
     return Plan(tuple(rows), origin, lr, eps, weight_decay, decay_mode, forward)
 
 
-def fans_of(model: nn.Module, rules: Sequence[Rule]) -> Fans:
-    """{name: (fan_in, fan_out)} of a model: a base that can be kept as JSON."""
-    return {assignment.name: assignment.fans for assignment in assign(model, rules)}
+def _at_its_place(prescription: Prescription, assignment: Assignment) -> Prescription:
+    """The prescription for tensors in residual branches, or for those outside of them.
 
-
-# Roles whose fan-in grows with the width; of all others the fan-out does.
-_SUMS_OVER_WIDTH = {*BLOCK, Role.QKV, Role.HIDDEN, Role.READOUT, Role.ROUTER, Role.LORA_A}
-
-
-def _ratios(
-    assignments: Sequence[Assignment],
-    rules: Sequence[Rule],
-    prescription: Prescription,
-    base: nn.Module | Fans,
-) -> dict[str, float]:
-    """How many times wider than in the base model each tensor is, along the axis that counts."""
-    if prescription.width != getattr(prescription, "base_width", None):
+    Raises PlanError where these differ and nothing says where this one stands.
+    """
+    outside = prescription.outside_branches()
+    if outside is prescription or assignment.trunk is False:
+        return prescription
+    if assignment.trunk:
+        return outside
+    numbered = any(part.isdigit() for part in assignment.name.split("."))
+    if assignment.role in (Role.HIDDEN, Role.HIDDEN_BIAS) and not numbered:
         raise PlanError(
-            "with a base model the fans decide: give the prescription its base width as width, too"
+            f"{assignment.name!r} ({assignment.role}) is in no numbered block, and tensors outside "
+            "of the residual branches have other rates than those inside: say "
+            "Rule(..., trunk=True) if it stands outside, trunk=False if inside"
         )
-    fans = base if isinstance(base, Mapping) else fans_of(base, rules)
-    if odd := sorted({a.name for a in assignments} ^ set(fans)):
-        raise PlanError(f"the base model is another: {odd[0]!r} is only in one of the two")
-    ratios = {}
-    for assignment in assignments:
-        axis = 0 if assignment.role in _SUMS_OVER_WIDTH else 1
-        ratios[assignment.name] = assignment.fans[axis] / fans[assignment.name][axis]
-    matrices = {ratios[a.name]: a.name for a in assignments if a.role in _SUMS_OVER_WIDTH}
-    sgd = prescription.optimizer == "sgd" or getattr(prescription, "eps_per_layer", False)
-    if sgd and len(matrices) > 1:
-        (one, first), (other, second), *_ = matrices.items()
-        raise PlanError(
-            f"{first!r} is {one:g} times as wide as in the base model, {second!r} {other:g} times; "
-            "gradients then have no common power of the width: use adam or adafactor without "
-            "eps_per_layer, or scale all widths alike"
-        )
-    return ratios
+    return prescription
 
 
 # The factors of a stock model: attention logits over the root of the head dimension, no others.

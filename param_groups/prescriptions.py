@@ -65,15 +65,16 @@ _ATTENTION_EXPONENT = {"standard": -0.5, "ntk": -0.5, "mup": -1.0, "mean_field":
 class Everett(Prescription):
     """Everett et al. 2024, Table 1 and section 4: eta_l = beta gamma_l (n/b)^(-c_l).
 
-    `alignment` is "full", "none", "global" (c_l = 0: the one rate everybody uses) or an
-    `Alignment` whose exponents the solver finds. With `eps_per_layer`, epsilon scales as the
-    gradient does, (n/b)^(-g_l), and as its square in Adafactor, which adds epsilon to g^2. Init
-    std and multiplier are absolute powers of n. `embedding_std` is the effective scale
-    (multiplier times std) of embeddings and positions at every width, by default the paper's:
-    0.01, and 1 for muP. A matrix whose fan-in is not n (the MLP's second)
-    keeps the multiplier, rate and epsilon of n and carries the constant in its std, so that its
-    variance is 1/fan_in and the equivalence classes of App. B.2 hold exactly. `qk_exponent` is
-    the power of the head dimension on attention logits (default -1/2; -1 for muP and mean field).
+    `alignment` is "full", "none", "global" (c_l = 0: the one rate everybody uses) or an `Alignment`
+    whose exponents the solver finds; where these depend on the number of hidden layers in a row, as
+    with any omega above 1/2, `hidden_layers` has to say it. With `eps_per_layer`, epsilon scales as
+    the gradient does, (n/b)^(-g_l), and as its square in Adafactor, which adds epsilon to g^2. Init
+    std and multiplier are absolute powers of n. `embedding_std` is the effective scale (multiplier
+    times std) of embeddings and positions at every width, by default the paper's: 0.01, and 1 for
+    muP. A matrix whose fan-in is not n (the MLP's second) keeps the multiplier, rate and epsilon of
+    n and carries the constant in its std, so that its variance is 1/fan_in and the equivalence
+    classes of App. B.2 hold exactly. `qk_exponent` is the power of the head dimension on attention
+    logits (default -1/2; -1 for muP and mean field).
 
     The paper has no rule for the depth. `alpha_depth` in [1/2, 1] adds that of Bordelon et al.
     2024, relative to `base_depth` L_b as widths are to b, with r = L/L_b for `depth` L:
@@ -91,7 +92,7 @@ class Everett(Prescription):
     first and the last layer by a multiplier, L^(1 - alpha) for Adam and L^(1/2 - alpha) for SGD,
     which is the same training. At alpha = 1 the initial branches add r^(-1) sqrt(L) to the stream,
     which falls with L until the embedding's scale carries it: with 0.01 at depths far beyond those
-    in use, so take an `embedding_std` of order one there.
+    in use, so take an `embedding_std` of order one there. `depth` alone is only written down.
     """
 
     parameterization: str
@@ -108,21 +109,22 @@ class Everett(Prescription):
     depth: int | None = None
     base_depth: float = 1.0
     alpha_depth: float | None = None
+    hidden_layers: int | None = None
 
     def __post_init__(self) -> None:
         choose("parameterization", self.parameterization, exponents.PARAMETERIZATION_TABLE)
-        self._settle_optimizer(OPTIMIZER_FAMILY)
-        if not isinstance(self.alignment, Alignment):
-            choose("alignment", self.alignment, (*exponents.ALIGNMENTS, "global"))
+        self._settle(OPTIMIZER_FAMILY)
+        self._check_alignment()
         positive = ["width", "base_width", "base_depth"]
         positive += [f"gamma_{layer}" for layer in exponents.LAYERS]
+        positive += ["embedding_std"] if self.embedding_std is not None else []
         check_positive("Everett", **{name: getattr(self, name) for name in positive})
-        if self.embedding_std is not None:
-            check_positive("Everett", embedding_std=self.embedding_std)
+        whole = {"depth": self.depth, "hidden_layers": self.hidden_layers}
+        check_sizes("Everett", **{name: n for name, n in whole.items() if n is not None})
         if self.qk_exponent is not None and not finite(self.qk_exponent):
             raise PlanError(f"Everett: qk_exponent must be finite, got {self.qk_exponent!r}")
-        if self.depth is not None:
-            check_sizes("Everett", depth=self.depth)
+        if self.alpha_depth is None and self.base_depth != 1.0:
+            raise PlanError("Everett: base_depth acts with alpha_depth; give both or neither")
         if self.alpha_depth is not None:
             check_limits("Everett", alpha_depth=self.alpha_depth)
             if self.depth is None:
@@ -132,8 +134,26 @@ class Everett(Prescription):
         """-c_l, the power of n/b in a layer type's learning rate."""
         if self.alignment == "global":
             return Fraction(0)
-        family = OPTIMIZER_FAMILY[self.optimizer]
-        return _solved(self.parameterization, family, self.alignment)[layer]
+        case = (self.parameterization, OPTIMIZER_FAMILY[self.optimizer], self.alignment)
+        return _solved(*case, self.hidden_layers or 1)[layer]
+
+    def _check_alignment(self) -> None:
+        if not isinstance(self.alignment, Alignment):
+            choose("alignment", self.alignment, (*exponents.ALIGNMENTS, "global"))
+            if self.hidden_layers is not None:
+                raise PlanError("Everett: hidden_layers goes with an Alignment; leave it out")
+            return
+        case = (self.parameterization, OPTIMIZER_FAMILY[self.optimizer], self.alignment)
+        if self.hidden_layers is None and _solved(*case, 1) != _solved(*case, 2):
+            raise PlanError(
+                "Everett: under this Alignment every hidden layer changes the stable rates; give "
+                "hidden_layers, how many follow each other (with an omega of 1/2 there is no need)"
+            )
+
+    def describe(self) -> dict[str, object]:
+        """The fields by name; without hidden_layers, unless it acts."""
+        fields = super().describe()
+        return {key: fields[key] for key in fields if key != "hidden_layers" or fields[key]}
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """Table 1 at this width, then the rule for the depth; see the class for the constants."""
@@ -143,7 +163,7 @@ class Everett(Prescription):
         if role is Role.NORM_BIAS:
             raise PlanError(
                 "Everett: alpha_depth tells no branch's norm_bias from the last norm's; use norms "
-                "without biases"
+                "without biases in blocks, and Rule(..., trunk=True) for those outside"
             )
         gradient = self.residual_multiplier()
         lr = self._depth_ratio ** (self.alpha_depth - 1)
@@ -161,7 +181,7 @@ class Everett(Prescription):
             )
 
     def _at_width(self, role: Role, fan_in: int) -> Numbers:
-        """Table 1, for a model of any depth."""
+        """Table 1, which does not know the number of blocks."""
         layer_type = LAYER_TYPE[role]
         if role in _NOT_SGD and (self.optimizer == "sgd" or self.eps_per_layer):
             raise PlanError(
@@ -191,6 +211,10 @@ class Everett(Prescription):
     def scaled(self, ratio: float) -> Everett:
         """The rule at `ratio` times the base width, which is the width of the base model."""
         return replace(self, width=self.base_width * ratio)
+
+    def outside_branches(self) -> Everett:
+        """The rule without the depth's."""
+        return self if self.alpha_depth is None else replace(self, alpha_depth=None, base_depth=1.0)
 
     def attention_exponent(self) -> float:
         """-1/2 or -1, App. C.1, or the `qk_exponent` given."""
@@ -237,8 +261,10 @@ class Everett(Prescription):
 
 
 @functools.cache  # a plan asks once per tensor
-def _solved(name: str, family: str, alignment: str | Alignment) -> exponents.Exponents:
-    return exponents.solve(name, family, alignment).lr
+def _solved(
+    name: str, family: str, alignment: str | Alignment, hidden_layers: int
+) -> exponents.Exponents:
+    return exponents.solve(name, family, alignment, hidden_layers=hidden_layers).lr
 
 
 def _power(base: float, exponent: Fraction) -> float:
@@ -304,7 +330,7 @@ class Dinan(Prescription):
 
     def __post_init__(self) -> None:
         choose("strategy", self.strategy, (*DINAN_STRATEGIES, "meta_principled"))
-        self._settle_optimizer(("adam", "sgd"))
+        self._settle(("adam", "sgd"))
         choose("mlp_factor", self.mlp_factor, ("keep", "drop"))
         choose("init", self.init, DINAN_INIT)
         check_sizes("Dinan", width=self.width)
@@ -410,12 +436,10 @@ class Bordelon(Prescription):
     width: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._settle_optimizer(("adam", "adam_atan2", "sgd"))
+        self._settle(("adam", "adam_atan2", "sgd"))
         check_sizes("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
         check_positive("Bordelon", beta0=self.beta0, gamma0=self.gamma0)
-        check_limits(
-            "Bordelon", alpha_attention=self.alpha_attention, alpha_depth=self.alpha_depth
-        )
+        check_limits("Bordelon", alpha_attention=self.alpha_attention, alpha_depth=self.alpha_depth)
         object.__setattr__(self, "width", self.head_dim * self.heads)
 
     @property

@@ -80,7 +80,7 @@ class Layout(StrEnum):
     """How a tensor's axes map to fan-in and fan-out."""
 
     LINEAR = "linear"  # (out, in, *kernel), as nn.Linear and nn.Conv2d
-    TRANSPOSED = "transposed"  # (in, out), as GPT-2's Conv1D
+    TRANSPOSED = "transposed"  # (in, out, *kernel), as GPT-2's Conv1D and nn.ConvTranspose2d
     TABLE = "table"  # (..., width): one row is looked up or added, so fan_in is 1
     VECTOR = "vector"  # (width,): elementwise, so fan_in is 1
     EXPERTS = "experts"  # (experts, out, in)
@@ -113,14 +113,17 @@ class Rule:
 
     `layout` says how to read the axes; by default embeddings are tables, scales and biases are
     vectors and everything else is a linear or convolution weight. `scale` multiplies the initial
-    values (1e-6 for a LayerScale, 0 for branches that start closed). Raises PlanError for a name
-    that is neither a role nor a layout, and for a scale that is negative or not finite.
+    values (1e-6 for a LayerScale, 0 for branches that start closed). `trunk` says to a rule for the
+    depth that the tensors stand outside of all residual branches, as embeddings do anyway. Raises
+    PlanError for a name that is neither a role nor a layout, and for a scale that is negative or
+    not finite.
     """
 
     pattern: str
     role: Role
     layout: Layout | None = None
     scale: float = 1.0
+    trunk: bool | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.pattern, str):
@@ -133,6 +136,8 @@ class Rule:
             raise PlanError(
                 f"rule {self.pattern!r}: scale must be finite and not negative, got {self.scale!r}"
             )
+        if self.trunk not in (None, True, False):
+            raise PlanError(f"rule {self.pattern!r}: trunk is True or False, got {self.trunk!r}")
 
     def matches(self, name: str) -> bool:
         """Whether the whole of a parameter's name matches the pattern."""
@@ -149,6 +154,7 @@ class Assignment:
     layout: Layout
     tied_to: tuple[str, ...]
     scale: float = 1.0
+    trunk: bool | None = None
 
     @property
     def fans(self) -> tuple[int, int]:
@@ -167,8 +173,10 @@ def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
     """(fan_in, fan_out): inputs summed into one output, and outputs.
 
     A convolution's fan_in counts its kernel; a lookup sums one row, so its fan_in is 1. Position
-    tables may carry leading axes of size one, (1, T, n). Raises PlanError when the shape has too
-    few axes for the layout.
+    tables may carry leading axes of size one, (1, T, n). A transposed convolution's fan_in is its
+    input channels, which is right where its stride is its kernel; where windows overlap, a rule's
+    `scale` of stride / kernel (in two dimensions) makes up for what is summed more often. Raises
+    PlanError when the shape has too few axes for the layout.
     """
     if len(shape) < (1 if layout is Layout.VECTOR else 2):
         raise PlanError(f"{name!r} has shape {tuple(shape)}, which has too few axes for {layout}")
@@ -214,7 +222,7 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     two rules give different roles, and a rule that matches nothing.
     """
     check_model(model)
-    if isinstance(rules, (str, Rule)) or not all(isinstance(rule, Rule) for rule in rules):
+    if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
         raise PlanError(f"rules are a list of Rule(pattern, role), got {rules!r}")
     tensors: dict[nn.Parameter, list[str]] = {}  # with all their names
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -246,8 +254,8 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     for parameter, (first, *tied) in tensors.items():
         rule = _only_rule(matching[parameter], (first, *tied))
         layout = rule.layout or default_layout(rule.role)
-        found = Assignment(first, parameter, rule.role, layout, tuple(tied), rule.scale)
-        assignments.append(found)
+        own = (rule.role, layout, tuple(tied), rule.scale, rule.trunk)
+        assignments.append(Assignment(first, parameter, *own))
     return assignments
 
 
@@ -277,7 +285,8 @@ def check_model(model: nn.Module) -> None:
 
 def _only_rule(matching: Sequence[Rule], names: Sequence[str]) -> Rule:
     claimed = {
-        (rule.role, rule.layout or default_layout(rule.role), rule.scale) for rule in matching
+        (rule.role, rule.layout or default_layout(rule.role), rule.scale, rule.trunk)
+        for rule in matching
     }
     if len(claimed) == 1:
         return matching[0]

@@ -14,7 +14,7 @@ from param_groups.contract import CONSTANT
 class Row:
     """The numbers of one tensor; `lr` and `eps` are absolute.
 
-    `weight_decay` is in torch's sense: one step multiplies the tensor by 1 - lr * weight_decay.
+    `weight_decay` is AdamW's, decoupled: one step multiplies the tensor by 1 - lr * weight_decay.
     `tied_to` lists the tensor's other names.
     """
 

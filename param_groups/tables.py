@@ -126,11 +126,14 @@ def stratos_rows() -> Rows:
 
 def solution_rows(solution: Solution) -> Rows:
     """A line per layer: the power of n in its rate, and the residual of its output's change."""
-    embedding, hidden, *_ = solution.residuals
-    changes = dict(zip(LAYERS, (embedding, hidden, solution.residuals[-1]), strict=True))
+    several = len(solution.residuals) > len(LAYERS)
+    hidden = [f"hidden {i}" if several else "hidden" for i in range(1, len(solution.residuals) - 1)]
     return [
         ("layer", "learning rate n^", "residual"),
-        *((layer, str(power), str(changes[layer])) for layer, power in solution.lr.items()),
+        *(
+            (layer, str(solution.lr[layer.split()[0]]), str(residual))
+            for layer, residual in zip(("embedding", *hidden, "readout"), solution.residuals)
+        ),
     ]
 
 

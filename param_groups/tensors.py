@@ -96,12 +96,14 @@ def is_sharded(parameter: torch.Tensor) -> bool:
 # Initial values
 
 
-def named_by(rows: Sequence[Row], keep: Iterable[str]) -> set[str]:
-    """The tensors that a pattern of `keep` names, which keep their values.
+def named_by(rows: Sequence[Row], keep: Iterable[str], argument: str = "keep") -> set[str]:
+    """The tensors that a pattern of `keep`, or of another `argument`, names.
 
     Raises PlanError for a pattern that names no tensor.
     """
-    patterns = (keep,) if isinstance(keep, str) else tuple(keep)
+    patterns = [keep] if isinstance(keep, str) or not isinstance(keep, Iterable) else [*keep]
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise PlanError(f"{argument} is a list of patterns such as 'backbone.*', got {keep!r}")
     kept: set[str] = set()
     for pattern in patterns:
         named = {
@@ -110,7 +112,7 @@ def named_by(rows: Sequence[Row], keep: Iterable[str]) -> set[str]:
             if any(fnmatch.fnmatchcase(name, pattern) for name in (row.name, *row.tied_to))
         }
         if not named:
-            raise PlanError(f"keep={pattern!r} names no tensor of the plan")
+            raise PlanError(f"{argument}={pattern!r} names no tensor of the plan")
         kept |= named
     return kept
 

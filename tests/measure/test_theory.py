@@ -64,7 +64,9 @@ def of_label(label):
     if paper == "everett":
         name, optimizer, alignment, *value = words
         aligned = Alignment(alpha=1, omega=value[0], u=1) if value else alignment
-        make = lambda n: Everett(name, n, 32, optimizer=optimizer, alignment=aligned)  # noqa: E731
+        fields = {"optimizer": optimizer, "alignment": aligned}
+        fields |= {"hidden_layers": 1} if value else {}  # what the table is for
+        make = lambda n: Everett(name, n, 32, **fields)  # noqa: E731
     elif paper == "bordelon":
         size, optimizer, alpha = words
         key = "alpha_depth" if size == "depth" else "alpha_attention"
@@ -259,7 +261,8 @@ def test_where_nothing_follows_from_the_numbers_activations_are_to_stay_constant
 
 
 @pytest.mark.parametrize("rule", [
-    Everett("mup", 64, 32), Everett("ntk", 64, 32, alignment=Alignment(alpha="3/4", omega=1, u=1)),
+    Everett("mup", 64, 32), Everett("ntk", 64, 32, alignment=Alignment("3/4", "1/2", "3/4")),
+    Everett("mup", 64, 32, alignment=Alignment(alpha=1, omega=1, u=1), hidden_layers=3),
     Dinan(width=64), Bordelon(head_dim=16, heads=4, depth=2),
 ])
 def test_a_prescription_is_read_back_from_its_plan(rule):

@@ -129,6 +129,35 @@ def test_widths_that_scale_apart_are_refused_where_gradients_count():
         plan(wide, rules, rule("sgd"), lr=0.1, base=base)
 
 
+@pytest.mark.parametrize("settings", [{"optimizer": "sgd"}, {"eps_per_layer": True}])
+def test_tensors_that_more_heads_come_to_share_are_refused_where_gradients_count(settings):
+    """Under SGD the first steps of keys and norms of one head were measured to go as n^(1/2)."""
+
+    def model(kind, heads, key_heads, head_dim=16):
+        n = heads * head_dim
+        own = {"num_attention_heads": heads, "num_key_value_heads": key_heads,
+               "intermediate_size": 2 * n, "head_dim": head_dim}  # fmt: skip
+        build = lambda n: hf(f"{kind}ForCausalLM", f"{kind}Config", hidden_size=n, **LLAMA | own)
+        return on_meta(build, n)
+
+    def planned(wide, base=None, **more):
+        rule = Everett("mup", 32 if base else 64, 32, qk_exponent=-0.5, **more)
+        return plan(wide, rules_for(wide), rule, lr=0.1, base=base).rows
+
+    with pytest.raises(PlanError, match="q_norm.weight' has 16 axes, fewer than the width 64: he"):
+        planned(model("Qwen3", 4, 4), **settings)
+    for wide, base, tensor in (
+        (model("Qwen3", 4, 4), model("Qwen3", 2, 2), "k_norm.weight"),
+        (model("Qwen2", 4, 1), model("Qwen2", 2, 1), "v_proj.bias"),
+        (model("Llama", 4, 1), model("Llama", 2, 1), "v_proj.weight"),
+    ):
+        with pytest.raises(PlanError, match=f"{tensor}' (is )?1 times"):
+            planned(wide, base, **settings)
+        assert planned(wide, base)  # Adam without an epsilon per layer sees no gradient's size
+    assert planned(model("Qwen3", 2, 2, 32), model("Qwen3", 2, 2), **settings)
+    assert planned(model("Llama", 4, 2), model("Llama", 2, 1), **settings)
+
+
 def test_a_base_needs_the_same_tensors_and_the_base_width():
     build = MODELS["gpt2"][1]
     model = on_meta(build, 64)
@@ -140,6 +169,10 @@ def test_a_base_needs_the_same_tensors_and_the_base_width():
     with pytest.raises(PlanError, match="base model is another: 'lm_head.weight'"):
         fans = {k: v for k, v in fans_of(model, rules).items() if k != "lm_head.weight"}
         plan(model, rules, Everett("standard", 32, 32), lr=0.1, base=fans)
+    for odd in (32, [32, 0], [32, 32, 32], ["32", 32]):
+        fans = {**fans_of(model, rules), "lm_head.weight": odd}
+        with pytest.raises(PlanError, match="base: 'lm_head.weight' has .* use fans_of"):
+            plan(model, rules, Everett("standard", 32, 32), lr=0.1, base=fans)
 
 
 @pytest.mark.parametrize(

@@ -325,6 +325,20 @@ def test_rate_times_decay_is_what_the_mode_says(mode):
     assert {row.weight_decay for row in decoder_plan(decay_mode=mode).rows} == {0.0}
 
 
+def test_tensors_named_by_no_decay_keep_their_size_and_no_step_removes_a_whole_tensor():
+    rule, decay = Dinan(WIDTH), {"lr": 0.5, "decay_mode": "global"}
+    few = plan(Head(), HEAD_RULES, rule, weight_decay=0.1, no_decay=["pos*", "head.*"], **decay)
+    assert [row.name for row in few.rows if row.weight_decay] == ["query.weight"]
+    assert few["query.weight"] == plan(Head(), HEAD_RULES, rule, weight_decay=0.1, **decay)[
+        "query.weight"
+    ]
+    with pytest.raises(PlanError, match="no_decay='norms.*' names no tensor of the plan"):
+        plan(Head(), HEAD_RULES, rule, no_decay=["norms.*"], **decay)
+    with pytest.raises(PlanError, match="decay 2 removes 1 times 'positions.weight'.* global lr"):
+        plan(Head(), HEAD_RULES, rule, weight_decay=2.0, **decay)
+    assert plan(Head(), HEAD_RULES, rule, weight_decay=2.0, no_decay="*", **decay).rows
+
+
 @pytest.mark.parametrize("mode", DECAY_MODES)
 def test_adamw_shrinks_the_tensors_by_exactly_that(mode):
     """Ten steps without a gradient in float64; the head bias stays where it is."""

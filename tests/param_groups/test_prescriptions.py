@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from param_groups import Everett, Numbers, PlanError, Role, Rule, plan
-from param_groups.exponents import TENSOR_PROGRAMS, Alignment
+from param_groups.exponents import TENSOR_PROGRAMS, Alignment, is_stable
 from tests.param_groups.table_1 import PAPER
 
 # ------------------------------------------------------------------------------------------------
@@ -195,6 +195,20 @@ def test_everett_takes_any_alignment(name):
         assert got[role].lr == pytest.approx(1.5 ** float(Fraction(powers[layer])), rel=1e-14)
 
 
+def test_everett_asks_for_the_hidden_layers_where_each_of_them_changes_the_rates():
+    """With omega > 1/2 each adds to the change of the one before; below, each takes from it."""
+    for values in ((1, 1, 1), (1, "3/4", 1), ("1/2", 0, 1, 1)):
+        with pytest.raises(PlanError, match="every hidden layer changes the stable rates; give"):
+            Everett("standard", 192, 128, alignment=Alignment(*values))
+    for layers, power in ((1, -1), (8, -4.5)):
+        deep = Everett("mup", 192, 128, alignment=Alignment(1, 1, 1), hidden_layers=layers)
+        assert deep(Role.QUERY, 192, 192).lr == pytest.approx(1.5**power, rel=1e-14)
+        rates = {layer: -deep.lr_exponent(layer) for layer in ("embedding", "hidden", "readout")}
+        assert is_stable("mup", "adam", Alignment(1, 1, 1), rates, hidden_layers=layers)
+        assert deep.describe()["hidden_layers"] == layers
+    assert "hidden_layers" not in Everett("mup", 192, 128).describe()
+
+
 def test_everett_gives_a_fused_matrix_what_its_parts_get():
     prescription = Everett("mup", 192, 128)
     assert prescription(Role.QKV, 192, 3 * 192) == prescription(Role.QUERY, 192, 192)
@@ -241,6 +255,7 @@ EVERETT_ERRORS = [
     ({"alpha_depth": 1.0}, "alpha_depth needs depth"),
     ({"depth": 2.5}, "Everett: depth must be an integer"),
     ({"base_depth": 0}, "Everett: base_depth must be positive"),
+    ({"base_depth": 2, "depth": 4}, "Everett: base_depth acts with alpha_depth; give both"),
     ({"parameterization": "standrd"}, "unknown parameterization 'standrd'.*'standard'"),
     ({"optimizer": "adm"}, "unknown optimizer 'adm'.*'adam'"),
     ({"optimizer": "muon"}, "no exponents for 'muon': its updates are orthogonalised.*adamw"),
@@ -256,6 +271,8 @@ EVERETT_ERRORS = [
     ({"embedding_std": -0.01}, "embedding_std must be positive"),
     ({"embedding_std": math.nan}, "embedding_std must be positive and finite, got nan"),
     ({"qk_exponent": math.nan}, "qk_exponent must be finite"),
+    ({"hidden_layers": 2}, "hidden_layers goes with an Alignment; leave it out"),
+    ({"hidden_layers": 0, "alignment": Alignment(1, 1, 1)}, "hidden_layers must be positive"),
 ]
 
 
@@ -275,6 +292,40 @@ def test_everett_over_depth_needs_to_know_which_norm_is_last():
     assert plan(norms, rules, rule, lr=0.1, applied={"residual_multiplier": 0.5}).rows
     with pytest.raises(PlanError, match="no branch's norm_bias from the last norm's"):
         Everett("mup", 192, 128, depth=2, alpha_depth=1.0)(Role.NORM_BIAS, 1, 192)
+
+
+def stem_and_block(**places):
+    """{name: rate} at four times the base depth; `places` are what the rules say of trunk."""
+    model = torch.nn.ModuleDict({"stem": torch.nn.Conv2d(3, 8, 4), "mix": torch.nn.Linear(8, 8)})
+    model["blocks"] = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)])
+    model["norm"] = torch.nn.LayerNorm(8)
+    roles = {"stem.weight": Role.PATCH_EMBEDDING, "stem.bias": Role.HIDDEN_BIAS,
+             "mix.weight": Role.HIDDEN, "mix.bias": Role.HIDDEN_BIAS,
+             "blocks.0.weight": Role.MLP_IN, "blocks.0.bias": Role.HIDDEN_BIAS,
+             "blocks.1.weight": Role.NORM_SCALE, "blocks.1.bias": Role.HIDDEN_BIAS,
+             "norm.weight": Role.FINAL_NORM_SCALE, "norm.bias": Role.NORM_BIAS}  # fmt: skip
+    rules = [Rule(name, role, trunk=places.get(name)) for name, role in roles.items()]
+    rule = Everett("mup", 8, 8, depth=16, base_depth=4, alpha_depth=0.5)
+    applied = {"residual_multiplier": 0.5}
+    rows = plan(model, rules, rule, lr=1.0, applied=applied).rows
+    return {row.name: row.lr for row in rows}
+
+
+def test_everett_over_depth_takes_the_rules_word_for_what_stands_outside_of_branches():
+    trunk = dict.fromkeys(("stem.bias", "norm.bias"), True)
+    found = stem_and_block(**trunk, **dict.fromkeys(("mix.weight", "mix.bias"), False))
+    inside = {"mix.weight", "mix.bias", "blocks.0.weight", "blocks.0.bias", "blocks.1.weight",
+              "blocks.1.bias"}  # fmt: skip
+    assert found == {name: 0.5 if name in inside else 1.0 for name in found}
+    assert stem_and_block(**trunk, **{"mix.weight": True, "mix.bias": True})["mix.weight"] == 1.0
+    for given, message in (
+        ({}, "'stem.bias' .hidden_bias. is in no numbered block.* say Rule.*trunk=True"),
+        (trunk, "'mix.weight' .hidden. is in no numbered block"),
+        ({"stem.bias": True, "mix.weight": 3}, "rule 'mix.weight': trunk is True or False, got 3"),
+        (trunk | {"mix.weight": False, "mix.bias": False, "norm.bias": None}, "trunk=True. for th"),
+    ):
+        with pytest.raises(PlanError, match=message):
+            stem_and_block(**given)
 
 
 @pytest.mark.parametrize("head_dim", [0, -4, "64"])

@@ -1,5 +1,6 @@
 """Schedules that keep the ratios between groups, and the guard against those that do not."""
 
+import functools
 import math
 from dataclasses import replace
 
@@ -8,16 +9,17 @@ import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, OneCycleLR
 
 from param_groups import Everett, PlanError, Role, Rule, guard, plan, schedule
+from training.optimizers import OPTIMIZERS, build
 
 STEPS = 10
 
 
-def prepared(optimizer=torch.optim.AdamW):
-    """(plan, optimiser) of a perceptron whose two matrices' rates are 1 to 1/8."""
+def prepared(optimizer=torch.optim.AdamW, family="adam", **options):
+    """(plan, optimiser) of a perceptron whose two matrices' rates are 1 to 1/8 under Adam."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 16, False), torch.nn.Linear(16, 3, False))
     rules = [Rule("0.weight", Role.PATCH_EMBEDDING), Rule("1.weight", Role.READOUT)]
-    rule = Everett("standard", 16, 2)
-    numbers = plan(model, rules, rule, lr=0.1)
+    rule = Everett("standard", 16, 2, optimizer=family)
+    numbers = plan(model, rules, rule, lr=0.1, **options)
     numbers.initialise(model, seed=0)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
@@ -73,13 +75,17 @@ def test_the_ends_of_what_is_allowed_are_allowed(settings):
         ({"shape": "cosin"}, "unknown shape 'cosin'"),
         ({"floor": 1e-5 - 1}, r"floor is a fraction of each group's rate, in \[0, 1\]"),
         ({"floor": 1.5}, r"floor is a fraction of each group's rate, in \[0, 1\]"),
+        ({"floor": "0.1"}, r"floor is a fraction of each group's rate, in \[0, 1\]"),
+        ({"total_steps": 0}, "total_steps must be a number above 0, got 0"),
+        ({"total_steps": "10"}, "total_steps must be a number above 0, got '10'"),
+        ({"warmup_steps": "1"}, r"warmup_steps must lie in \[0, 10\], got '1'"),
         ({"warmup_steps": 11}, r"warmup_steps must lie in \[0, 10\], got 11"),
         ({"warmup_steps": -1}, r"warmup_steps must lie in \[0, 10\], got -1"),
     ],
 )
 def test_a_schedule_that_makes_no_sense_is_refused(settings, message):
     with pytest.raises(PlanError, match=message):
-        schedule(prepared()[1], **settings, total_steps=STEPS)
+        schedule(prepared()[1], **{"total_steps": STEPS, **settings})
 
 
 def timm_cosine(**settings):
@@ -145,6 +151,69 @@ def test_a_guard_ends_and_wants_the_plans_groups():
         guard(bare, numbers)
 
 
+def in_order(order, **options):
+    """(plan, optimiser) of four 8 x 8 matrices, b and c alike, and registered in this order."""
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(8, 8, bias=False) for name in order})
+    rules = [
+        Rule("a.weight", Role.PATCH_EMBEDDING),
+        Rule("[bc].weight", Role.HIDDEN),
+        Rule("d.weight", Role.READOUT),
+    ]
+    rule = Everett("standard", 8, 2, gamma_readout=2)
+    numbers = plan(model, rules, rule, lr=0.1, **options)
+    numbers.initialise(model, seed=0)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    return numbers, torch.optim.AdamW(numbers.groups(model))
+
+
+@pytest.mark.parametrize(
+    ("order", "message"),
+    [
+        ("acbd", "group of 'c.weight' now says that it holds 'b.weight'.* in another order"),
+        ("dbca", "group of 'd.weight' now says that it holds 'a.weight'.* in another order"),
+    ],
+)
+def test_a_checkpoint_with_tensors_in_another_order_is_found(order, message):
+    """Within a group it swaps the moments, between groups the rates as well."""
+    saved = in_order("abcd")[1]
+    saved.step()
+    numbers, optimizer = in_order(order)
+    guard(optimizer, numbers)
+    optimizer.load_state_dict(saved.state_dict())
+    with pytest.raises(PlanError, match=message):
+        optimizer.step()
+
+
+def test_a_checkpoint_of_other_numbers_is_found_and_one_of_the_same_goes_on():
+    old = in_order("abcd", weight_decay=1e-3)[1]
+    numbers, optimizer = in_order("abcd", weight_decay=2e-3)
+    guard(optimizer, numbers)
+    optimizer.load_state_dict(old.state_dict())
+    with pytest.raises(PlanError, match="'a.weight' has weight_decay 0.01, the plan 0.02: a check"):
+        optimizer.step()
+    optimizer.load_state_dict(in_order("abcd", weight_decay=2e-3)[1].state_dict())
+    optimizer.step()
+    for eps in (1e-6, (1e-30, 1e-3)):
+        optimizer.param_groups[1]["eps"] = eps
+        with pytest.raises(PlanError, match="'b.weight' has eps .*, the plan 1e-08"):
+            optimizer.step()
+
+
+def test_the_guard_looks_at_groups_that_are_added_and_refuses_another_models():
+    numbers, optimizer = in_order("abcd")
+    group = optimizer.param_groups.pop()
+    guard(optimizer, numbers)
+    optimizer.add_param_group({**group, "lr": 3 * group["lr"]})
+    with pytest.raises(PlanError, match="'a.weight' has 1 of the plan's rate, 'd.weight' 3"):
+        optimizer.step()
+    with pytest.raises(PlanError, match="plan is for another model: it has no tensor 'a.weight'"):
+        guard(optimizer, prepared()[0])
+    group["param_names"] = ["c.weight", *group["param_names"]]
+    with pytest.raises(PlanError, match="a parameter group has 1 tensors and 2 param_names"):
+        guard(torch.optim.AdamW([group]), numbers)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
@@ -157,3 +226,43 @@ def test_a_guard_ends_and_wants_the_plans_groups():
 def test_optimisers_without_exponents_are_refused(optimizer, message):
     with pytest.raises(PlanError, match=f"no exponents for {message}"):
         guard(*reversed(prepared(optimizer)))
+
+
+SGD = functools.partial(torch.optim.SGD, momentum=0.9)
+ADAMW_BY_FLAG = functools.partial(torch.optim.NAdam, decoupled_weight_decay=True)
+DECAYS = {"weight_decay": 1e-3}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "family", "options", "message"),
+    [
+        (SGD, "adam", {}, "for optimizer 'adam', but torch.optim.SGD is of the family 'sgd'"),
+        (torch.optim.AdamW, "sgd", {}, "AdamW is of the family 'adam'.*give.*optimizer='adam'"),
+        (torch.optim.RAdam, "adafactor", {}, "RAdam is of the family 'adam'.*with 'adafactor'"),
+        (torch.optim.Adam, "adam_param_scaling", {}, "Adam is of the family 'adam'"),
+        (SGD, "sgd", DECAYS, "torch.optim.SGD adds weight_decay to the gradients"),
+        (torch.optim.Adam, "adam", DECAYS, "torch.optim.Adam adds weight_decay to the gradients"),
+        (torch.optim.NAdam, "adam", DECAYS, "NAdam adds weight_decay to the gradients"),
+    ],
+)
+def test_another_kind_of_optimiser_than_the_plans_is_refused(optimizer, family, options, message):
+    with pytest.raises(PlanError, match=message):
+        guard(*reversed(prepared(optimizer, family, **options)))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "family", "options"),
+    [
+        (torch.optim.Adam, "adam", {}),
+        (torch.optim.AdamW, "adam_atan2", DECAYS),
+        (ADAMW_BY_FLAG, "adam", DECAYS),
+        (SGD, "sgd", {}),
+        (torch.optim.SGD, "sgd", DECAYS),  # without momentum its decay is the plan's
+        (type("SGD", (torch.optim.AdamW,), {}), "sgd", DECAYS),  # what it does is its own affair
+        *((functools.partial(build, name), name, DECAYS) for name in OPTIMIZERS),
+    ],
+)
+def test_optimisers_that_may_follow_the_plan_pass(optimizer, family, options):
+    numbers, made = prepared(optimizer, family, **options)
+    guard(made, numbers)
+    made.step()

@@ -1,0 +1,106 @@
+"""What plan, guard and a prescription of one's own make of arguments of another kind."""
+
+import json
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from torch import nn
+
+from param_groups import (
+    Bordelon,
+    Dinan,
+    Everett,
+    Numbers,
+    PlanError,
+    Prescription,
+    Role,
+    Rule,
+    guard,
+    plan,
+)
+from param_groups.plan import dumps
+
+RULES = [Rule("weight", Role.HIDDEN, trunk=False)]
+RULE = Everett("standard", 8, 4)
+
+
+def made(model=None, rules=RULES, prescription=RULE, **options):
+    model = nn.Linear(8, 8, bias=False) if model is None else model
+    return plan(model, rules, prescription, **{"lr": 0.1, **options})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": 3}, "a model is an nn.Module, got int"),
+        ({"rules": None}, r"rules are a list of Rule\(pattern, role\), got None"),
+        ({"rules": "weight"}, "rules are a list of Rule"),
+        ({"prescription": Everett}, "a prescription is one of Everett, Dinan, Bordelon"),
+        ({"applied": [("attention_scale", 0.1)]}, "applied is a dict of forward factors, got"),
+        ({"no_decay": 3}, "no_decay is a list of patterns such as 'backbone.*', got 3"),
+        ({"lr": "0.1"}, "lr must be finite and not negative, got '0.1'"),
+        ({"base": 3, "prescription": Everett("mup", 8, 8)}, "a model is an nn.Module, got int"),
+    ],
+)
+def test_plan_says_what_it_wants_instead(arguments, message):
+    with pytest.raises(PlanError, match=message):
+        made(**arguments)
+
+
+def test_so_do_initialise_and_guard():
+    for keep in (3, [3]):
+        with pytest.raises(PlanError, match="keep is a list of patterns such as 'backbone.*'"):
+            made().initialise(nn.Linear(8, 8, bias=False), 0, keep=keep)
+    with pytest.raises(PlanError, match="guard takes a torch optimiser and a plan, got NoneType"):
+        guard(None, made())
+
+
+@pytest.mark.parametrize("half", [np.float32(0.5), np.float64(0.5), Fraction(1, 2), 0.5])
+def test_numbers_of_other_libraries_are_as_good_as_pythons(half):
+    """And none of them is left in what is saved as JSON."""
+    eight = np.int64(8)
+    own = made(prescription=Everett("mup", eight, 4, depth=np.int32(4), alpha_depth=half), lr=half,
+               applied={"residual_multiplier": 0.5})  # fmt: skip
+    other = made(prescription=Everett("mup", 8, 4, depth=4, alpha_depth=0.5), lr=0.5,
+                 applied={"residual_multiplier": 0.5})  # fmt: skip
+    assert json.loads(json.dumps(own.prescription))["width"] == 8
+    assert own.rows == other.rows
+    if not isinstance(half, Fraction):
+        assert dumps(own) == dumps(other)
+    assert Bordelon(eight, np.int64(2), 4).numbers(Role.QUERY, 16, 16) == Bordelon(8, 2, 4).numbers(
+        Role.QUERY, 16, 16
+    )
+    assert Dinan(eight).describe() == Dinan(8).describe()
+
+
+class Bare(Prescription):
+    """The least that a prescription of one's own can be; no dataclass."""
+
+    width, optimizer = 8, "adamw"
+
+    def numbers(self, role, fan_in, fan_out):
+        return Numbers(0.5, multiplier=2.0)
+
+
+@dataclass
+class Kept(Bare):
+    width: float = 8
+    optimizer: str = "adamw"
+
+
+def test_a_prescription_of_ones_own_may_name_adamw_and_need_not_be_a_dataclass():
+    for rule in (Bare(), Kept()):
+        numbers = made(prescription=rule, absorb_multipliers=True)
+        assert (numbers["weight"].init_std, numbers["weight"].lr) == (1.0, 0.2)
+        name = type(rule).__name__.lower()
+        assert numbers.prescription == {"name": name, "width": 8, "optimizer": "adamw"}
+
+
+def test_it_needs_a_width_and_an_optimiser_with_a_family():
+    nameless = type("Nameless", (Prescription,), {"numbers": Bare.numbers, "width": 8})
+    with pytest.raises(PlanError, match="Nameless has no optimizer"):
+        made(prescription=nameless())
+    with pytest.raises(PlanError, match="unknown optimizer 'rmsprob'"):
+        made(prescription=Kept(optimizer="rmsprob"), absorb_multipliers=True)
