@@ -103,7 +103,7 @@ def test_every_sweep_of_an_experiment_is_run_after_those_it_starts_from(call, sc
     shipped = {str(p.relative_to(ROOT)) for p in (ROOT / script / "sweeps").glob("*.yaml")}
     other = {"vit_cifar5m": {"nanolm_c4/sweeps/figure_7_12.yaml"}}.get(script, set())
     # The quickstart has a script of its own, the decoder of Bordelon et al. theirs; the ablations
-    # have no figure.
+    # are of no figure of the paper.
     apart = {f"nanolm_c4/sweeps/{name}.yaml" for name in ("quickstart", "figure_7_12")} - other
     apart.add("bart_span_denoise/sweeps/ablations.yaml")
     assert sorted(whole) == sorted((shipped | other) - apart)

@@ -1,0 +1,130 @@
+"""What C_WE = 1 and N_rescale = n^(-1/2) do one at a time in BART (Dinan et al., II, 2C).
+
+    python -m plots dinan/ablations [results.csv]
+
+Table of bart_span_denoise/sweeps/ablations.yaml. Evaluation loss against the global learning rate:
+the standard strategy with either or both, the neural-tangent one without either; then the lowest
+losses. What is exchanged is judged by seed, each strategy at its best rate. The paper changes both
+and the relative rates at once, and has no number to compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from plots import rates, style, tables
+from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.rates import RateSweep
+from plots.statistics import differences, mean
+from plots.tables import CURVE, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
+
+TABLES = ("dinan/ablations",)
+STANDARD, SCALED = "standard", "neural_tangent"
+LABELS = {
+    "standard": "standard",
+    "standard_rescale": "standard, N_rescale = n^(-1/2)",
+    "standard_c_we": "standard, C_WE = 1",
+    "standard_both": "standard, both",
+    "neural_tangent": "neural-tangent",
+    "neural_tangent_rescale": "neural-tangent, N_rescale = 1",
+    "neural_tangent_c_we": "neural-tangent, C_WE = 0.02^2",
+}
+# (what, curve without it, curve with it): either strategy with and without C_WE = 1 and N_rescale,
+# and what is left between standard with both and neural-tangent.
+EXCHANGES = (
+    ("C_WE = 1, in standard", "standard", "standard_c_we"),
+    ("N_rescale, in standard", "standard", "standard_rescale"),
+    ("both, in standard", "standard", "standard_both"),
+    ("C_WE = 1, in neural-tangent", "neural_tangent_c_we", "neural_tangent"),
+    ("N_rescale, in neural-tangent", "neural_tangent_rescale", "neural_tangent"),
+    ("relative rates, with both", "standard_both", "neural_tangent"),
+    ("all three", "standard", "neural_tangent"),
+)
+SHAPES = dict(zip(LABELS, "os^Dos^"))
+
+
+def read(paths: Sequence[Path]) -> pd.DataFrame:
+    """The table's runs; TableError if it lacks a column, has two runs at one rate or several
+    widths."""
+    (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
+    rows = tables.only(table, paths[0], CURVE, LABELS)
+    tables.one_run_each(rows, paths[0], [CURVE, WIDTH, RATE, SEED],
+                        "results.csv of bart_span_denoise/sweeps/ablations.yaml")
+    if rows[WIDTH].nunique() > 1:
+        raise TableError(f"{paths[0]}: {rows[WIDTH].nunique()} widths; expected one: choose it "
+                         f"with --where {WIDTH}={rows[WIDTH].min():g}")
+    if rows[STATUS].eq("failed").all():
+        raise TableError(f"{paths[0]}: every run failed; see their log.txt and run the sweep again")
+    return rows
+
+
+def fits(rows: pd.DataFrame) -> Mapping[str, RateSweep]:
+    """Curve -> loss against rate, with the best rate, of what has a finished run."""
+    found = rates.width_sweeps(rows, style.present(LABELS, rows[CURVE]))
+    return {curve: sweep for curve, sweeps in found.items() for sweep in sweeps.values()}
+
+
+def findings(rows: pd.DataFrame) -> list[Printed]:
+    """The best rate and lowest loss of every curve, then what each exchange gains."""
+    found = fits(rows)
+    result: list[Printed] = [
+        f"n = {rows[WIDTH].iloc[0]:g}; gains are differences by seed of the final loss at the best "
+        "rate run of either",
+        *(line.partition(" at D = ")[0] for line in [
+            *rates.lost_lines(rows, [CURVE]),
+            *rates.edge_lines({(curve,): {sweep.width: sweep} for curve, sweep in found.items()}),
+        ]),
+        *rates.selection_lines(rows, [CURVE]),
+        HEADER,
+    ]
+    for curve, sweep in found.items():
+        lowest = mean(sweep.runs).text(sign="")
+        result.append(Finding(f"{LABELS[curve]}: lowest loss (nats)",
+                              f"{lowest} at lr = {sweep.best.grid_value:g}"))
+    for what, before, after in EXCHANGES:
+        runs = [found[curve].runs if curve in found else {} for curve in (before, after)]
+        gain = mean(differences(*runs))
+        result.append(Finding(f"gain of {what} (nats)", gain.text(), "no number", sign(gain)))
+    return result
+
+
+def sign(gain: Estimate) -> str:
+    """Whether an exchange helps, as a claim that it does would be judged."""
+    return gain.claimed_gain().replace("disagrees", "harms").replace("agrees", "helps")
+
+
+def formula(label: str) -> str:
+    """A label with its symbols as they are printed."""
+    signs = {"C_WE": "C_{WE}", "N_rescale": "N_{rescale}", "n^(-1/2)": "n^{-1/2}", "^2": "^2"}
+    for text, math in signs.items():
+        label = label.replace(text, f"${math}$")
+    return label
+
+
+def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
+    """A panel of rates for each strategy with its exchanges, and one of the lowest losses."""
+    found = fits(rows)
+    figure, axes = style.subplots(1, 3, (3.4, 3.1))
+    figure.suptitle("word embeddings and logits, exchanged one at a time\n"
+                    f"n = {rows[WIDTH].iloc[0]:g}; {rates.RATE_NOTE}; right: marks, and loss of "
+                    "the best rate; bar: standard error over seeds")
+    losses, best = axes[0][:2], axes[0][2]
+    rates.loss_limits(losses, [{0: sweep} for sweep in found.values()])
+    for axis, strategy in zip(losses, (STANDARD, SCALED)):
+        own = [curve for curve in found if curve.startswith(strategy)]
+        for curve, color in zip(own, style.shades(style.STRATEGY_COLORS[strategy], len(own))):
+            stable, at = found[curve].stable, found[curve].best
+            look = {"color": color, "marker": SHAPES[curve], "ms": 4}
+            axis.plot(list(stable), list(stable.values()), lw=1.1, **look)
+            axis.plot(at.grid_value, at.loss, color=color, **style.STAR)
+            value = mean(found[curve].runs)
+            best.errorbar(value.value, formula(LABELS[curve]), xerr=value.bar, capsize=2, **look)
+        axis.set_xscale("log", base=2)
+        axis.set(title=style.STRATEGIES[strategy], xlabel="learning rate lr")
+    losses[0].set_ylabel(style.VALIDATION_LABEL)
+    best.invert_yaxis()
+    best.set(title="best rate of each", xlabel=style.VALIDATION_LABEL)
+    yield "bart_ablations", figure
