@@ -91,10 +91,15 @@ preset() {
   done
 }
 
-# check_options [OPTION ...]: exit code 2 for what would put tables where `figures` does not look.
+# check_options [OPTION ...]: exit code 2 for what would put tables where `figures` does not look; ends
+# with the options' meanings for --help.
 check_options() {
   local word before= key='^[a-z_0-9.]+=[^=]'
   for word in "$@"; do
+    if [[ "$word" == --help || "$word" == -h ]]; then
+      python -m sweeps run --help
+      exit
+    fi
     if [[ "$word" == --results* || ( "$word" =~ $key &&
       "$before" != --where && "$before" != --slurm ) ]]; then
       echo "error: $word: changed sweeps have folders of their own, which these scripts neither" \
