@@ -149,6 +149,11 @@ def _run(args: argparse.Namespace) -> int:
     """Runs what is left of a sweep or search, or lists it."""
     asked = read(args, args.file, looks=args.dry_run)
     if args.dry_run:
+        engine, options = pool.options(args)
+        if args.command != "submit":  # where some of them are of the driver's own job
+            pool.check(engine, options)
+        if args.command == "submit" or engine == "slurm":
+            on_slurm.parameters(options)
         work = work_of(asked, args.storage, looks=True)
         gpu = needs.memory_of(args.gpu)
         launched = said_of_all(args.launch)

@@ -62,6 +62,10 @@ def test_an_override_is_part_of_every_config_and_of_the_names_of_runs(toy):
         ("{search} width=2", "width=2: {search} sets width itself, in its grid"),
         ("{search} lr=2", "'lr' is searched; take it out of set and grid"),
         ("{search} --where lr==2", "--where lr==2: lr is what {search} searches"),
+        ("--workers 0", "--workers must be at least 1"),
+        ("--partition gpu --jobs 3", "--jobs goes with --engine slurm"),
+        ("--address foo", "--address goes with --engine ray"),
+        ("--engine slurm --time foo", "--time: 'foo' is no time such as 90, 12:00:00 or 2-00"),
     ],
 )
 def test_what_would_mean_nothing_is_refused_in_one_line(toy, capsys, words, message):
