@@ -83,6 +83,17 @@ def test_changes_of_keys_go_to_the_run(call):
     assert line.endswith("paper.yaml optimizer.lr=1e-3")
 
 
+@pytest.mark.parametrize("script", EXPERIMENTS)
+@pytest.mark.parametrize("words", [["sweep"], ["run", "drw"]])
+def test_a_mistyped_command_starts_nothing(call, script, words):
+    ran = call(script, *words)
+    assert (ran.returncode, ran.calls) == (2, [])
+    assert ran.stderr == (
+        f"error: {words[-1]}: neither a command of this script nor key=value; the first lines of "
+        f"scripts/{script}.sh say what it takes\n"
+    )
+
+
 def swept(lines):
     """(file, curve or "") of every sweep that was started."""
     found = []
