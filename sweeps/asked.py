@@ -42,6 +42,8 @@ class Condition:
     sign: str
     value: Any
     text: str
+    place: str
+    """Where it is said."""
 
     @classmethod
     def read(cls, text: str, place: str = "--where") -> Condition:
@@ -53,11 +55,19 @@ class Condition:
                 "'model.width<=256'"
             )
         sign = {"=": "=="}.get(found[2], found[2])
-        return cls(found[1], sign, parse_yaml(found[3], f"{place} {text}"), text)
+        return cls(found[1], sign, parse_yaml(found[3], f"{place} {text}"), text, place)
 
     def compare(self, value: Any) -> bool:
-        """Whether a value stands so to the condition's; TypeError if it cannot be compared."""
-        return bool(SIGNS[self.sign](value, self.value))
+        """Whether a value stands so to the condition's; UserError if it cannot be compared."""
+        if value is None and self.sign not in ("==", "!="):
+            return False
+        try:
+            return bool(SIGNS[self.sign](value, self.value))
+        except TypeError:
+            raise UserError(
+                f"{self.place} {self.text}: {self.key} is {value!r}, which is neither more nor "
+                f"less than {self.value!r}; compare it by == or !="
+            ) from None
 
     def holds(self, config: Section) -> bool:
         """Whether a run is meant; UserError for a key or a comparison that makes no sense."""
@@ -70,15 +80,7 @@ class Condition:
             raise UserError(
                 f"--where {self.text}: unknown key {self.key!r}{nearest(self.key, keys)}"
             ) from None
-        if value is None and self.sign not in ("==", "!="):
-            return False
-        try:
-            return self.compare(value)
-        except TypeError:
-            raise UserError(
-                f"--where {self.text}: {self.key} is {value!r}, which is neither more nor less "
-                f"than {self.value!r}; compare it by == or !="
-            ) from None
+        return self.compare(value)
 
 
 class FileConfig(Section):
