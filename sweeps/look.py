@@ -463,6 +463,6 @@ def _picture(
     axes.set(xlabel="step", ylabel=key.replace("_", " "))
     axes.legend(title="x: eval loss" if any(dots) else None, fontsize="small")
     try:
-        figure.savefig(file, dpi=200)
+        figure.savefig(file, dpi=200, format=file.suffix[1:] or "png")
     except ValueError as error:  # a kind of file that it does not know
         raise UserError(f"--png: {error}") from None
