@@ -161,6 +161,20 @@ def test_constants_that_a_search_found_are_not_overridden_silently(toy):
         load(toy, path, overrides=["lr=2"])
 
 
+@pytest.mark.parametrize("command", ["run", "submit", "status"])
+def test_commands_of_one_file_say_that_it_is_one(toy, capsys, command):
+    paths = [str(write_file(toy, SWEEP, name)) for name in ("s.yaml", "t.yaml")]
+    for words in (paths, [*paths, "inner.kind=odd"]):
+        with pytest.raises(SystemExit) as ended:
+            main([command, *words])
+        said = f"error: one sweep file; `cost` alone takes several: {' '.join(paths)}\n"
+        assert ended.value.code == 2 and capsys.readouterr().err.endswith(said)
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    usage = capsys.readouterr().out.split("\n\n")[0]
+    assert usage.endswith(" FILE [key=value ...]")
+
+
 def test_another_file_of_the_same_name_does_not_overwrite_the_tables(toy, capsys, monkeypatch):
     monkeypatch.setattr(Driver, "run", lambda self: True)
     first, results = write_file(toy, SWEEP), toy.parent / "results"
