@@ -144,8 +144,9 @@ def build_task(config: Config):
 
 
 def result(summary: dict[str, Any]) -> str:
-    """A finished run's outcome."""
-    return f"final eval loss {summary['final_eval_loss']}"
+    """A run's outcome; one that was stopped, or diverged, has no final evaluation."""
+    loss = summary["final_eval_loss"]
+    return "no final evaluation" if loss is None else f"final eval loss {loss}"
 
 
 EXPERIMENT = Experiment(

@@ -62,12 +62,16 @@ def provenance(table: Path, written: bytes) -> dict[str, object]:
     for name in names:
         path = table.parent / name / "summary.json"
         try:
-            environments.append(json.loads(path.read_text(encoding="utf-8"))["environment"])
+            environments.append(dict(json.loads(path.read_text(encoding="utf-8"))["environment"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TableError(f"{path}: no summary with an environment ({error})") from None
-    odd = [name for name, other in zip(names, environments) if other != environments[0]]
-    if odd:
-        raise TableError(f"{table}: run {odd[0]} was made elsewhere than {names[0]}; run all again")
+    for name, other in zip(names, environments):
+        if other != environments[0]:
+            key = next(k for k in environments[0] | other if environments[0].get(k) != other.get(k))
+            raise TableError(
+                f"{table}: run {name} was made elsewhere than {names[0]} ({key} "
+                f"{environments[0].get(key)} -> {other.get(key)}); run all again"
+            )
     folder = table.resolve().parent
     origin = {"runs": len(names), "sweep": f"{folder.parent.name}/{folder.name}"}
     return {**origin, **_data(folder / names[0] / "config.yaml"), "environment": environments[0]}

@@ -34,7 +34,6 @@ figures() {
 each() {
   local suffix code=0
   check_only bart_span_denoise/figure_3_4 bart_span_denoise/figure_5
-  check_options "${@:2}"
   for suffix in "" _fsdp; do
     stages=(bart_span_denoise/figure_3_4)
     [ -z "$suffix" ] || stages=(bart_span_denoise/figure_5)
@@ -51,6 +50,7 @@ each() {
 
 case ${1:-run} in
   sweeps)
+    check_options "${@:2}"
     if [[ " $* " == *" laptop "* && " $* " != *" --dry-run "* ]]; then
       python -m bart_span_denoise.data bart_span_denoise/configs/laptop.yaml >/dev/null
     fi

@@ -11,9 +11,15 @@ launcher() {
 
 # train MODULE CONFIG SUFFIX [key=value ...]: one run, as _fsdp (SUFFIX) or else replicated, on this
 # node or on NODES nodes, where it is called on every one with its NODE and the FIRST_NODE's address.
+# Exit code 2 for another word: every process would refuse it, and their launcher end in a traceback.
 train() {
   local module=$1 config=$2 suffix=$3
   shift 3
+  if [[ "${1:--}" != -* && "$1" != *=* ]]; then
+    echo "error: $1: neither a command of this script nor key=value; the first lines of $0 say what" \
+      "it takes" >&2
+    exit 2
+  fi
   if [ "${NODES:-1}" -gt 1 ]; then
     : "${NODE:?the rank of this node, from 0}" "${FIRST_NODE:?the address of the first node}"
     exec $(launcher "several_nodes$suffix") --num_processes "$((NODES * ${GPUS:-8}))" \
@@ -91,10 +97,15 @@ preset() {
   done
 }
 
-# check_options [OPTION ...]: exit code 2 for what would put tables where `figures` does not look.
+# check_options [OPTION ...]: exit code 2 for what would put tables where `figures` does not look; ends
+# with the options' meanings for --help.
 check_options() {
   local word before= key='^[a-z_0-9.]+=[^=]'
   for word in "$@"; do
+    if [[ "$word" == --help || "$word" == -h ]]; then
+      python -m sweeps run --help
+      exit
+    fi
     if [[ "$word" == --results* || ( "$word" =~ $key &&
       "$before" != --where && "$before" != --slurm ) ]]; then
       echo "error: $word: changed sweeps have folders of their own, which these scripts neither" \

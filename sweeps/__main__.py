@@ -58,9 +58,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     changes = [w for w in [*args.file, *(args.curves or ()), *rest] if is_override(w)]
     files = [w for w in [*args.file, *rest] if w not in changes and not w.startswith("-")]
     unknown = [w for w in rest if w.startswith("-")]
-    unknown += [] if args.command == "cost" else files[1:]
     if unknown or not files:
         parser.error(f"unrecognized arguments: {' '.join(unknown)}" if unknown else "which file?")
+    if files[1:] and args.command != "cost":
+        parser.error(f"one sweep file; `cost` alone takes several: {' '.join(files)}")
     curves = [name for name in args.curves or () if name not in changes] or None
     args.said = {"preset": args.preset, "curves": curves, "overrides": changes, "where": args.where}
     args.files = list(map(Path, files))
@@ -103,8 +104,9 @@ def _parser() -> argparse.ArgumentParser:
             continue
         add = command.add_argument
         many = " of sweeps, for example nanolm_c4/sweeps/*" if name == "cost" else ""
-        add("file", nargs="+", metavar="FILE", help=f"YAML file{many}, and key=value: changes to "
-            "the config of every run")  # fmt: skip
+        # What argparse leaves over are changes: `main` takes them wherever they stand.
+        add("file", nargs="+" if many else 1, metavar="FILE" if many else "FILE [key=value ...]",
+            help=f"YAML file{many}, and key=value: changes to the config of every run")  # fmt: skip
         add("--where", action="append", default=[], metavar="CONDITION",
             help="only the runs whose config has this, such as 'model.width<=256' (< <= > >= == "
             "!=); may be repeated")  # fmt: skip
@@ -131,7 +133,10 @@ def read(args: argparse.Namespace, file: Path, looks: bool) -> Any:
     if args.storage and not is_search and args.command != "cost":  # of both kinds
         raise UserError(f"--storage: {file} is a sweep, which has no trials to store")
     load = load_search if is_search else load_sweep
-    return load(file, args.results, draft=looks, **args.said)
+    asked = load(file, args.results, draft=looks, **args.said)
+    if args.command != "cost":
+        asked.refuse_other_file()
+    return asked
 
 
 def work_of(asked: Any, storage: str | None, looks: bool) -> Work:
@@ -146,6 +151,11 @@ def _run(args: argparse.Namespace) -> int:
     """Runs what is left of a sweep or search, or lists it."""
     asked = read(args, args.file, looks=args.dry_run)
     if args.dry_run:
+        engine, options = pool.options(args)
+        if args.command != "submit":  # where some of them are of the driver's own job
+            pool.check(engine, options)
+        if args.command == "submit" or engine == "slurm":
+            on_slurm.parameters(options)
         work = work_of(asked, args.storage, looks=True)
         gpu = needs.memory_of(args.gpu)
         launched = said_of_all(args.launch)
@@ -162,6 +172,7 @@ def _run(args: argparse.Namespace) -> int:
                 f"{asked.folder}: another driver is at work here; `python -m sweeps status "
                 f"{args.file}` shows how far it is"
             ) from None
+        asked.claim_folder()
         return _drive(asked, args)
 
 

@@ -25,7 +25,10 @@ from training.config import (
 )
 from training.errors import UserError, nearest
 from training.experiment import Experiment, load_experiment
+from training.files import read_text, write_text
 
+ROOT = Path(__file__).resolve().parents[1]
+NOTE = "file.txt"  # in a results folder: the file that its tables are of
 CONDITION = re.compile(r"([\w.]+)\s*(<=|>=|==?|!=|<|>)\s*([^<>=\s].*)", re.DOTALL)
 SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
           "==": operator.eq, "!=": operator.ne}  # fmt: skip
@@ -39,6 +42,8 @@ class Condition:
     sign: str
     value: Any
     text: str
+    place: str
+    """Where it is said."""
 
     @classmethod
     def read(cls, text: str, place: str = "--where") -> Condition:
@@ -50,11 +55,19 @@ class Condition:
                 "'model.width<=256'"
             )
         sign = {"=": "=="}.get(found[2], found[2])
-        return cls(found[1], sign, parse_yaml(found[3], f"{place} {text}"), text)
+        return cls(found[1], sign, parse_yaml(found[3], f"{place} {text}"), text, place)
 
     def compare(self, value: Any) -> bool:
-        """Whether a value stands so to the condition's; TypeError if it cannot be compared."""
-        return bool(SIGNS[self.sign](value, self.value))
+        """Whether a value stands so to the condition's; UserError if it cannot be compared."""
+        if value is None and self.sign not in ("==", "!="):
+            return False
+        try:
+            return bool(SIGNS[self.sign](value, self.value))
+        except TypeError:
+            raise UserError(
+                f"{self.place} {self.text}: {self.key} is {value!r}, which is neither more nor "
+                f"less than {self.value!r}; compare it by == or !="
+            ) from None
 
     def holds(self, config: Section) -> bool:
         """Whether a run is meant; UserError for a key or a comparison that makes no sense."""
@@ -67,15 +80,7 @@ class Condition:
             raise UserError(
                 f"--where {self.text}: unknown key {self.key!r}{nearest(self.key, keys)}"
             ) from None
-        if value is None and self.sign not in ("==", "!="):
-            return False
-        try:
-            return self.compare(value)
-        except TypeError:
-            raise UserError(
-                f"--where {self.text}: {self.key} is {value!r}, which is neither more nor less "
-                f"than {self.value!r}; compare it by == or !="
-            ) from None
+        return self.compare(value)
 
 
 class FileConfig(Section):
@@ -106,6 +111,28 @@ class Asked:
     sources: Sources
     where: tuple[Condition, ...]
     overrides: Sequence[str]
+
+    def refuse_other_file(self) -> None:
+        """Raises UserError if the tables in the folder are those of another file of the same name.
+
+        A file that is no longer where it was has been moved: its sweep goes on.
+        """
+        try:
+            other = ROOT / read_text(self.folder / NOTE).strip()
+        except (OSError, ValueError):  # nothing has run, or before there were such notes
+            return
+        if other.is_file() and not other.samefile(self.path):
+            raise UserError(
+                f"{self.path}: {self.folder} has the tables of {other}, which this file would "
+                "overwrite; rename one of the files, or choose another folder by --results"
+            )
+
+    def claim_folder(self) -> None:
+        """Notes that the tables in the folder are this file's, by its path in the repository."""
+        self.refuse_other_file()
+        path = self.path.resolve()
+        inside = path.is_relative_to(ROOT)
+        write_text(self.folder / NOTE, f"{path.relative_to(ROOT) if inside else path}\n")
 
     def validated(self, name: str, settings: Mapping[str, Any]) -> Any:
         """The config with some dotted keys set; UserError, naming the curve or study, for a bad

@@ -21,7 +21,7 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from training.errors import RunError, UserError, nearest, one_line_errors, reaso
 from training.files import is_locked, read_text
 
 COLUMNS = 8  # keys that a list shows unless --keys names them
+STATUSES = ("finished", "diverged", "stopped", "running", "unfinished")
 COLORS = ("cyan", "yellow", "magenta", "green", "blue", "red")
 
 
@@ -211,7 +212,8 @@ def list_(args: argparse.Namespace) -> None:
     for key in (*(args.keys or ()), *(condition.key for condition in conditions)):
         if key not in known:
             raise UserError(f"no run has the key {key!r}{nearest(key, sorted(known))}")
-    found = [run for run in every if all(_fits(run, condition) for condition in conditions)]
+    fitting = [_fitting(every, condition) for condition in conditions]
+    found = [run for run in every if all(run in runs for runs in fitting)]
     if args.paths:
         print(*(run.folder for run in found), sep="\n")
         return
@@ -237,11 +239,30 @@ def list_(args: argparse.Namespace) -> None:
         print(f"{', '.join(hidden)} differ, too; --keys shows them", file=sys.stderr)
 
 
-def _fits(run: Run, condition: Condition) -> bool:
-    """Whether a run is meant; one without the key, or with another kind of value, is not."""
-    with suppress(KeyError, TypeError):
-        return condition.compare(run.values[condition.key])
-    return False
+def _fitting(every: Sequence[Run], condition: Condition) -> set[Run]:
+    """The runs that are meant; those without the key, or with another kind of value, are not.
+
+    UserError if all have another kind of value, or for a status that no run can have.
+    """
+    key, wanted = condition.key, condition.value
+    values = {run: run.values[key] for run in every if key in run.values}
+    if key == "status" and wanted not in [*STATUSES, *values.values()]:
+        raise UserError(
+            f"command line {condition.text}: no status {wanted!r}{nearest(wanted, STATUSES)}; "
+            f"there are {', '.join(STATUSES)}"
+        )
+    if key == "sweep" and "/" not in str(wanted):  # without its experiment
+        values = {run: sweep.rpartition("/")[2] for run, sweep in values.items()}
+    found, refused = set(), []
+    for run, value in values.items():
+        try:
+            if condition.compare(value):
+                found.add(run)
+        except UserError as error:
+            refused.append(error)
+    if refused and len(refused) == sum(value is not None for value in values.values()):
+        raise refused[0]
+    return found
 
 
 def _readable(run: Run) -> bool:
@@ -442,6 +463,6 @@ def _picture(
     axes.set(xlabel="step", ylabel=key.replace("_", " "))
     axes.legend(title="x: eval loss" if any(dots) else None, fontsize="small")
     try:
-        figure.savefig(file, dpi=200)
+        figure.savefig(file, dpi=200, format=file.suffix[1:] or "png")
     except ValueError as error:  # a kind of file that it does not know
         raise UserError(f"--png: {error}") from None

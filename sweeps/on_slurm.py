@@ -81,6 +81,7 @@ class SlurmPool(Pool):
 
     def __init__(self, options: PoolOptions) -> None:
         super().__init__(options)
+        _require_slurm()
         self.parameters = parameters(options)
         self.coming = 0
         self.closed = threading.Event()
@@ -284,12 +285,6 @@ def submit(
 
 def parameters(options: PoolOptions) -> dict[str, Any]:
     """submitit's parameters for the options of every job; UserError where they contradict."""
-    for tool in ("sbatch", "srun", "squeue", "scancel"):
-        if shutil.which(tool) is None:
-            raise UserError(
-                f"no {tool} on PATH: --engine slurm needs a node of the cluster; --engine local "
-                "trains on this machine"
-            )
     limit = minutes(options.time or "4:00:00")
     more: dict[str, Any] = {"signal_delay_s": str(int(stop_seconds()) + 60), "requeue": "true"}
     for word in options.slurm:
@@ -319,6 +314,16 @@ def parameters(options: PoolOptions) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _require_slurm() -> None:
+    """Raises UserError on a machine that cannot submit jobs."""
+    for tool in ("sbatch", "srun", "squeue", "scancel"):
+        if shutil.which(tool) is None:
+            raise UserError(
+                f"no {tool} on PATH: --engine slurm needs a node of the cluster; --engine local "
+                "trains on this machine"
+            )
+
+
 def minutes(text: str) -> int:
     """A time limit as SLURM writes it, M, M:S, H:M:S, D-H, D-H:M or D-H:M:S, in whole minutes."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", text)
@@ -336,6 +341,7 @@ def submit_driver(args: argparse.Namespace, words: Sequence[str], folder: Path) 
     report of. A driver that trains the runs itself is not told again what sbatch is asked."""
     if args.engine == "ray":
         raise UserError("--engine ray: scripts/slurm/ray.sh starts a cluster and the driver")
+    _require_slurm()
     given = options(args)[1]
     asked = parameters(given)
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)

@@ -166,14 +166,19 @@ _CLUSTER = ("jobs", "pack", "time", "partition", "account", "gpus_per_node", "cp
 _ONLY = {"address": ("ray",), "workers": ("local", "ray"), **dict.fromkeys(_CLUSTER, ("slurm",))}
 
 
-def open_pool(engine: str, options: PoolOptions) -> Pool:
-    """An engine, ready to take jobs; UserError for options that it cannot have."""
+def check(engine: str, options: PoolOptions) -> None:
+    """Raises UserError for options that an engine cannot have."""
     for field in fields(PoolOptions):
         word, value = f"--{field.name.replace('_', '-')}", getattr(options, field.name)
         if engine not in _ONLY.get(field.name, ENGINES) and value != field.default:
             raise UserError(f"{word} goes with --engine {' or '.join(_ONLY[field.name])}")
         if isinstance(value, int) and value < (0 if field.name == "gpus_per_node" else 1):
             raise UserError(f"{word} must be at least 1")
+
+
+def open_pool(engine: str, options: PoolOptions) -> Pool:
+    """An engine, ready to take jobs; UserError for options that it cannot have."""
+    check(engine, options)
     module, _, name = ENGINES[engine].rpartition(".")
     return getattr(importlib.import_module(module), name)(options)
 

@@ -104,8 +104,10 @@ def perform(
     before = [signal.signal(number, interrupt) for number in numbers]
     try:
         if job.threads:
-            os.environ["OMP_NUM_THREADS"] = str(job.threads)
-            if "torch" in sys.modules:  # an earlier run of this process has read the variable
+            # With MKL, torch goes by the second, and by the third takes more than there are cores.
+            os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(job.threads))
+            os.environ["MKL_DYNAMIC"] = "FALSE"
+            if "torch" in sys.modules:  # an earlier run of this process has read the variables
                 sys.modules["torch"].set_num_threads(job.threads)
         command = launch_command(needs, launch, node)
         with _log(job.run_dir) as log:

@@ -83,6 +83,17 @@ def test_changes_of_keys_go_to_the_run(call):
     assert line.endswith("paper.yaml optimizer.lr=1e-3")
 
 
+@pytest.mark.parametrize("script", EXPERIMENTS)
+@pytest.mark.parametrize("words", [["sweep"], ["run", "drw"]])
+def test_a_mistyped_command_starts_nothing(call, script, words):
+    ran = call(script, *words)
+    assert (ran.returncode, ran.calls) == (2, [])
+    assert ran.stderr == (
+        f"error: {words[-1]}: neither a command of this script nor key=value; the first lines of "
+        f"scripts/{script}.sh say what it takes\n"
+    )
+
+
 def swept(lines):
     """(file, curve or "") of every sweep that was started."""
     found = []
@@ -158,6 +169,25 @@ def test_laptop_scripts_run_the_laptop_preset_of_all(call, script, sweeps):
     lines = [line for line in call(script).calls if "-m sweeps" in line]
     assert len(lines) == sweeps
     assert all(line.endswith("--preset laptop --workers 2 --threads 1") for line in lines)
+
+
+LAPTOP = ("bart", "everett", "infinite_limits", "vit")
+
+
+@pytest.mark.parametrize("script", ["quickstart", *(f"{name}_laptop" for name in LAPTOP)])
+def test_options_of_the_small_scripts_reach_the_sweeps_and_a_look_trains_nothing(call, script):
+    lines = call(script, "--workers", "4", "--dry-run").calls
+    assert len(swept(lines)) == len(lines) > 0
+    assert all(line.endswith("--threads 1 --workers 4 --dry-run") for line in lines)
+    assert call(script, "--help").calls == ["python -m sweeps run --help"]
+
+
+def test_the_quickstart_prepares_runs_and_draws(call):
+    data, sweep, figure = call("quickstart").calls
+    assert data == "python -m nanolm_c4.data nanolm_c4/configs/laptop.yaml"
+    assert sweep.endswith("sweeps run nanolm_c4/sweeps/quickstart.yaml --workers 2 --threads 1")
+    results = "results/nanolm_c4/quickstart"
+    assert figure == f"python -m plots quickstart {results}/results.csv --out {results}"
 
 
 def test_what_is_not_there_yet_is_named_and_the_rest_drawn(call, tmp_path):

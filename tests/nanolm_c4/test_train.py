@@ -23,6 +23,11 @@ def test_the_plan_has_the_papers_rates(capsys):
     assert rows["token_embedding.weight"]["lr"] == pytest.approx(0.001)
 
 
+def test_a_run_without_a_final_evaluation_says_so():
+    assert EXPERIMENT.result({"final_eval_loss": None}) == "no final evaluation"
+    assert EXPERIMENT.result({"final_eval_loss": 2.5}) == "final eval loss 2.5"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

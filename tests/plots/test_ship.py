@@ -106,7 +106,10 @@ def listed(folder):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda f: sweep(f, [{"commit": "a"}, {"commit": "b"}]), "run-1 was made elsewhere"),
+        (lambda f: sweep(f, [{"commit": "a"}, {"commit": "b"}]), "run-1 was made elsewhere "
+         "than run-0 (commit a -> b); run all again"),
+        (lambda f: sweep(f, [{"python": "3"}, {"python": "3", "threads": 2}]),
+         "run-1 was made elsewhere than run-0 (threads None -> 2)"),
         (missing_summary, "run-1/summary.json: no summary"),
         (lambda f: f / "nowhere.csv", "nowhere.csv"),
         (lambda f: sweep(f, []), "results.csv: no runs in it; run the sweep first"),

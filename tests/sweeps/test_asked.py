@@ -1,11 +1,13 @@
 """What the command line says of a file: overrides, --where, and what neither of them may do."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
-from sweeps import reference
+from sweeps import asked, reference
 from sweeps.__main__ import main
+from sweeps.driver import Driver
 from sweeps.search_file import load_search
 from sweeps.sweep_file import load_sweep
 from tests.sweeps.toys import calls, drive, make_toy, rows_of, work_of, write_file
@@ -60,6 +62,10 @@ def test_an_override_is_part_of_every_config_and_of_the_names_of_runs(toy):
         ("{search} width=2", "width=2: {search} sets width itself, in its grid"),
         ("{search} lr=2", "'lr' is searched; take it out of set and grid"),
         ("{search} --where lr==2", "--where lr==2: lr is what {search} searches"),
+        ("--workers 0", "--workers must be at least 1"),
+        ("--partition gpu --jobs 3", "--jobs goes with --engine slurm"),
+        ("--address foo", "--address goes with --engine ray"),
+        ("--engine slurm --time foo", "--time: 'foo' is no time such as 90, 12:00:00 or 2-00"),
     ],
 )
 def test_what_would_mean_nothing_is_refused_in_one_line(toy, capsys, words, message):
@@ -153,6 +159,61 @@ def test_constants_that_a_search_found_are_not_overridden_silently(toy):
     assert load(toy, path).points[0].config.lr == 3.0
     with pytest.raises(UserError, match="lr=2: .* sets lr itself, in the constants of search.yaml"):
         load(toy, path, overrides=["lr=2"])
+
+
+@pytest.mark.parametrize("command", ["run", "submit", "status"])
+def test_commands_of_one_file_say_that_it_is_one(toy, capsys, command):
+    paths = [str(write_file(toy, SWEEP, name)) for name in ("s.yaml", "t.yaml")]
+    for words in (paths, [*paths, "inner.kind=odd"]):
+        with pytest.raises(SystemExit) as ended:
+            main([command, *words])
+        said = f"error: one sweep file; `cost` alone takes several: {' '.join(paths)}\n"
+        assert ended.value.code == 2 and capsys.readouterr().err.endswith(said)
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    usage = capsys.readouterr().out.split("\n\n")[0]
+    assert usage.endswith(" FILE [key=value ...]")
+
+
+def test_another_file_of_the_same_name_does_not_overwrite_the_tables(toy, capsys, monkeypatch):
+    monkeypatch.setattr(Driver, "run", lambda self: True)
+    first, results = write_file(toy, SWEEP), toy.parent / "results"
+    note = results / toy.name / "s" / asked.NOTE
+    options = ["--results", str(results)]
+    main(["run", str(first), *options])
+    assert note.read_text() == f"{first}\n"
+    (toy / "other").mkdir()
+    second = write_file(toy, SWEEP.replace("[1, 2, 4]", "[3]"), "other/s.yaml")
+    second.write_text(second.read_text().replace("base.yaml", "../base.yaml"))
+    for command in (["run"], ["run", "--dry-run"], ["status"], ["submit"]):
+        with pytest.raises(SystemExit) as ended:
+            main([*command, str(second), *options])
+        error = capsys.readouterr().err
+        assert ended.value.code == 2 and error == (
+            f"error: {second}: {note.parent} has the tables of {first}, which this file would "
+            "overwrite; rename one of the files, or choose another folder by --results\n"
+        )
+    write_file(toy, SWEEP.replace("[1, 2, 4]", "[1, 2]"))
+    main(["run", str(first), *options])  # one that was edited goes on
+    first.rename(toy / "t.yaml")
+    main(["run", str(second), *options])  # and so does one that was moved
+    assert note.read_text() == f"{second}\n"
+    note.unlink()
+    write_file(toy, SWEEP)
+    main(["run", str(first), *options])  # the folder of an older version
+
+
+def test_a_file_of_the_repository_is_noted_by_its_place_in_there(tmp_path):
+    """Clones of the repository may share their results."""
+    sweeps = asked.ROOT / "nanolm_c4/sweeps"
+    for found in (load_sweep(Path("nanolm_c4/sweeps/quickstart.yaml"), tmp_path),
+                  load_search(sweeps / "constants.yaml", tmp_path, draft=True)):  # fmt: skip
+        found.claim_folder()
+        note = found.folder / asked.NOTE
+        assert note.read_text() == f"nanolm_c4/sweeps/{found.folder.name}.yaml\n"
+    note = tmp_path / "nanolm_c4/quickstart" / asked.NOTE
+    note.write_text("README.md")
+    main(["cost", str(sweeps / "quickstart.yaml"), "--results", str(tmp_path)])  # writes no tables
 
 
 def test_the_config_of_one_run_is_named_as_such(tmp_path):

@@ -85,7 +85,9 @@ def command(results, capsys, monkeypatch):
     (("status=unfinished",), (3,)),
     (("final_eval_loss<2.05",), (0,)),
     (("optimizer.clip_norm=null", "optimizer.name=adam", "run=mup-ab22"), (1, 3)),
-    (("optimizer.name<3",), ()),
+    (("sweep=first", "final_eval_loss<3"), (0, 1, 2)),
+    (("sweep!=first",), (3,)),
+    (("status=stopped",), ()),
     (("seed=7",), ()),
 ])  # fmt: skip
 def test_runs_are_found_by_keys_of_config_and_summary(command, results, conditions, numbers):
@@ -110,6 +112,12 @@ def test_a_list_shows_what_differs_and_the_last_losses(command, results):
     (("list", "--keys", "sed"), "no run has the key 'sed'; did you mean 'seed'?"),
     (("list", "width"), "command line 'width': expected a key, one of < <= > >= == != and"),
     (("list", "seed=["), "command line seed=["),
+    (("list", "optimizer.name<3"), "command line optimizer.name<3: optimizer.name is 'adam', which "
+     "is neither more nor less than 3; compare it by == or !="),
+    (("list", "optimizer.lr>low"), "optimizer.lr>low: optimizer.lr is 0.01, which is neither"),
+    (("list", "status=[finished]"), "no status ['finished']"),
+    (("list", "status=finishd"), "command line status=finishd: no status 'finishd'; did you mean "
+     "'finished'?; there are finished, diverged, stopped, running, unfinished"),
     (("show", "mpu-aa11"), "no run 'mpu-aa11'; did you mean 'mup-aa11'?"),
     (("show", "mup-ab"), "2 runs begin with 'mup-ab': toys/first/mup-ab22, toys/second/mup-ab22;"),
     (("show", "mup-aa", "--png", "curve.xyz"), "--png: Format 'xyz' is not supported"),
@@ -190,9 +198,9 @@ def test_compare_says_what_differs_in_configs_and_plans(command):
 
 
 def test_a_picture_is_drawn(command, tmp_path):
-    for words in (["show", "mup-aa"], ["compare", "mup-aa", "standard"]):
-        file = tmp_path / f"{words[0]}.png"
-        assert str(file) in command(*words, "--png", str(file))
+    for words, name in ((["show", "mup-aa"], "a.png"), (["compare", "mup-aa", "standard"], "b")):
+        file = tmp_path / name
+        assert command(*words, "--png", str(file)).splitlines()[-1] == str(file)
         assert file.read_bytes().startswith(b"\x89PNG")
 
 

@@ -49,16 +49,17 @@ def steps(run):
     return path.read_text().count("train_loss") if path.exists() else 0
 
 
-def test_a_future_holds_the_summary_or_what_went_wrong(opened, job):
+def test_a_future_holds_the_summary_or_what_went_wrong(opened, job, monkeypatch):
+    monkeypatch.setenv("MKL_NUM_THREADS", "1")  # which --threads overrides, in the first run, too
     pool = opened(workers=1, threads=3)
     fine, second = job("fine", part="real"), job("second", seed=1, part="real")
     assert pool.slots == 1
-    first = pool.submit(fine, Needs())
-    assert first.result(300)["status"] == "finished" and not saved(fine)
-    assert pool.submit(second, Needs()).result(300)["status"] == "finished"
+    results = [pool.submit(run, Needs()).result(300) for run in (fine, second)]
+    assert [result["status"] for result in results] == ["finished"] * 2 and not saved(fine)
+    assert [result["environment"]["threads"] for result in results] == [3, 3]
     assert at(fine)["pid"] == at(second)["pid"] != os.getpid()  # torch is imported once
     assert at(fine)["OMP_NUM_THREADS"] == "3"
-    assert pool.submit(fine, Needs()).result(300) == first.result()  # not trained again
+    assert pool.submit(fine, Needs()).result(300) == results[0]  # not trained again
     log = (fine.run_dir / "log.txt").read_text()
     assert log.count("loading the data") == 2 and "readout.weight" in log
 

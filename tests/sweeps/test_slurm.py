@@ -311,6 +311,15 @@ def test_a_mistake_in_the_file_is_found_before_a_job_is_submitted(file, slurm, c
     assert not list(slurm.glob("script-*"))
 
 
+def test_a_dry_run_of_submit_takes_and_checks_the_options_of_its_own_job(file, capsys):
+    words = ["submit", str(file), "--dry-run", "--partition", "gpu", "--time"]
+    command.main([*words, "90"])
+    assert "runs to do" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as end:
+        command.main([*words, "soon"])
+    assert end.value.code == 2 and "error: --time: 'soon' is no time" in capsys.readouterr().err
+
+
 def test_a_driver_of_ray_has_a_script(file, slurm, capsys):
     with pytest.raises(SystemExit) as end:
         command.main(["submit", str(file), "--engine", "ray"])

@@ -16,7 +16,7 @@ from tests.processes import Program, gone
 from tests.run_folders import Death, checkpoints, dies_after, lines
 from tests.training import toy_run as toy
 from training import checkpoint, loop, optimizers, resume, runs, state
-from training.errors import UserError
+from training.errors import RunError, UserError
 from training.log import Log
 from training.sampling import sample_ids
 
@@ -310,6 +310,28 @@ def test_resuming_with_another_config_is_refused_with_the_difference(run):
     (run / "config.yaml").unlink()  # the checkpoint knows, too
     with pytest.raises(UserError, match=r"step-00000004 holds .*optimizer.beta1 0.9 -> 0.8"):
         toy.train(run, ["optimizer.beta1=0.8"])
+
+
+def test_a_folder_of_other_files_and_a_file_are_refused(tmp_path):
+    def train(folder):
+        return runs.train_once(folder, task.config, task.plan, dict)
+
+    task, folder = toy.build_task(toy.build_config()), tmp_path / "run"
+    folder.mkdir()
+    for name in (".lock", ".config.yaml.0badcafe.tmp"):  # a run that died at its first file
+        (folder / name).touch()
+    assert train(folder) == {}
+    (folder / "config.yaml").rename(folder / "notes.md")
+    assert train(folder) == {}  # plan.json is a run's
+    (folder / "config.yaml").unlink()
+    (folder / "plan.json").unlink()
+    with pytest.raises(RunError, match=r"run holds files that no run has made \(notes.md\);"):
+        train(folder)
+    assert not (folder / "config.yaml").exists()
+    with pytest.raises(RunError, match="notes.md is a file, not a folder; choose another"):
+        train(folder / "notes.md")
+    (folder / "log.txt").touch()  # a sweep's run that died before it trained
+    assert train(folder) == {}
 
 
 def test_resuming_with_another_plan_is_refused_with_the_difference(run, monkeypatch):
