@@ -120,7 +120,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.list:
         for name in (*names(), CHECK):
             title = (load(name).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-            print(f"{name:<31}{title}")
+            print(f"{name:<31} {title}")
         return
     chosen = names() if args.all else [find(args.name)]
     labels = dict(args.label)
