@@ -26,7 +26,7 @@ from pathlib import Path
 import pandas as pd
 
 from plots import report, ship, style, tables
-from plots.catalogue import CHECK, drawings, find, load, names, shipped, told
+from plots.catalogue import CHECK, drawings, find, load, names, read, shipped, told
 from plots.tables import DESKTOP, Condition, TableError
 
 
@@ -52,7 +52,7 @@ def make(
     folder = out or (own if given else style.FIGURES / name.partition("/")[0])
     _check_belong(name, given)
     with tables.where([Condition.parse(text) for text in where]), told(given):
-        data = module.read(paths)
+        data = read(name, paths)
         text = "\n".join(map(str, module.findings(data)))
         drawn = drawings(name, data, paths, [f"only {text}" for text in where])
         for _, item, _ in drawn if given and (where or labels or kind) else ():
