@@ -348,7 +348,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seeds", type=int, default=SEEDS, help=f"seeds per width (default {SEEDS})")
     add("--tolerance", type=float, default=TOLERANCE, help=f"of a slope (default {TOLERANCE})")
     add("--model", metavar="NAME", help="stock model, hf:gpt2 or timm:vit_small_patch16_224")
-    add("--rule", nargs="+", choices=stock.RULES, default=["mup", "standard"],
+    add("--rule", nargs="+", choices=stock.RULES,
         help="what a stock model is planned by (default mup standard)")
     add("--as-configured", action="store_true", help="set no key but width and seed")
     add("--out", type=Path, help="folder of the results (default results/.../coordinate_check/...)")
@@ -361,10 +361,19 @@ def _targets(args: argparse.Namespace) -> list[Target]:
         raise UserError(f"--tolerance {args.tolerance}: expected a positive number")
     if bool(args.model) == bool(args.target):
         raise UserError("give an experiment and its config, a Python file, or --model NAME")
-    if args.model:
+    own = args.target.endswith(".py")
+    if own or args.model:
+        what = "a Python file" if own else "a stock model"
         if args.width_key != "model.width":
-            raise UserError("--scan goes with an experiment; a stock model is scanned in its width")
-        return [stock_target(args.model, rule) for rule in args.rule]
+            raise UserError(f"--scan goes with an experiment; {what} is scanned in its width")
+        if args.as_configured:
+            raise UserError(f"--as-configured goes with an experiment; {what} has no config")
+    if args.model:
+        return [stock_target(args.model, rule) for rule in args.rule or ("mup", "standard")]
+    if args.rule:
+        raise UserError("--rule goes with --model; a Python file makes its own plan" if own else
+                        "--rule goes with --model; an experiment has its rule from the config, "
+                        "such as prescription.parameterization=standard")
     return [_target(args)]
 
 

@@ -283,6 +283,16 @@ MISTAKES = [
     (["nanolm_c4", "absent.yaml"], "absent.yaml: cannot read the file"),
     (["nanolm", str(LAPTOP)], "experiment 'nanolm' has no train.py"),
     (["absent.py"], "absent.py: cannot read the file"),
+    (["nanolm_c4", str(LAPTOP), "--rule", "standard"],
+     "--rule goes with --model; an experiment has its rule from the config, such as presc"),
+    *((["own.py", *words], message) for words, message in (
+        (["--rule", "one_rate"], "--rule goes with --model; a Python file makes its own plan"),
+        (["--scan", "model.heads"], "--scan goes with an experiment; a Python file is scanned in"),
+        (["--as-configured"], "--as-configured goes with an experiment; a Python file has no "))),
+    (["--model", "hf:gpt2", "--scan", "model.heads"],
+     "--scan goes with an experiment; a stock model is scanned in its width"),
+    (["--model", "hf:gpt2", "--as-configured"],
+     "--as-configured goes with an experiment; a stock model has no config"),
 ]
 
 
