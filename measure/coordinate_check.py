@@ -1,7 +1,7 @@
 """The coordinate check: do activations and updates scale with size as the prescription says?
 
     python -m measure.coordinate_check nanolm_c4 nanolm_c4/configs/laptop.yaml [key=value ...]
-    python -m measure.coordinate_check vit_cifar5m vit_cifar5m/configs/laptop.yaml \
+    python -m measure.coordinate_check vit_cifar5m vit_cifar5m/configs/laptop.yaml \\
         --scan model.head_dim --widths 8 16 32 64
     python -m measure.coordinate_check examples/coordinate_check_mlp.py
     python -m measure.coordinate_check --model hf:gpt2 [--rule mup standard one_rate]
@@ -72,7 +72,7 @@ from training import environment, runs
 from training.config import Section, leaves, parse_overrides, read_yaml, set_keys, validate
 from training.errors import UserError, one_line_errors
 from training.experiment import load_experiment
-from training.files import write_json, write_text
+from training.files import refuse_file, write_json, write_text
 from training.task import Task, build_optimizer, first_batches, initialise
 
 # Keys an experiment is checked with, where its config has them. None changes an exponent; all
@@ -381,6 +381,9 @@ def _target(args: argparse.Namespace) -> Target:
     if args.target.endswith(".py"):
         return file_target(Path(args.target), args.rest)
     if not args.rest:
+        if Path(args.target).is_file():
+            raise UserError(f"{args.target}: give the experiment's folder before its config, for "
+                            f"example nanolm_c4 {args.target}")
         raise UserError(f"{args.target}: give the experiment's config, for example "
                         f"{args.target}/configs/laptop.yaml")
     return experiment_target(
@@ -395,6 +398,10 @@ def _target(args: argparse.Namespace) -> Target:
 
 
 def _run(args: argparse.Namespace, target: Target) -> list[Slope]:
+    out = args.out and (args.out / target.folder.name if args.model else args.out)
+    folder = out or target.folder
+    refuse_file(folder)  # before what takes long
+    folder.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     measurement = measure(
         target.build,
@@ -415,8 +422,7 @@ def _run(args: argparse.Namespace, target: Target) -> list[Slope]:
         **target.settings,
         "environment": environment.describe(device),
     }
-    out = args.out and (args.out / target.folder.name if args.model else args.out)
-    path = write(out or target.folder, measurement, slopes, settings)
+    path = write(folder, measurement, slopes, settings)
     for key, value in target.settings.get("set_for_the_check", {}).items():
         print(f"set for the check: {key}={value}")
     print("\n" + table(slopes) + "\n")

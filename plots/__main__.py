@@ -50,6 +50,9 @@ def make(
         raise TableError(f"{name} has no shipped table; give the path of one")
     own = paths[0] if paths[0].is_dir() else paths[0].parent
     folder = out or (own if given else style.FIGURES / name.partition("/")[0])
+    for path in (folder, *folder.parents):
+        if path.is_file():
+            raise TableError(f"{path} is a file, not a folder; give --out a folder")
     _check_belong(name, given)
     with tables.where([Condition.parse(text) for text in where]), told(given):
         data = read(name, paths)

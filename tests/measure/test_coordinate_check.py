@@ -283,6 +283,10 @@ MISTAKES = [
     (["nanolm_c4", "absent.yaml"], "absent.yaml: cannot read the file"),
     (["nanolm", str(LAPTOP)], "experiment 'nanolm' has no train.py"),
     (["absent.py"], "absent.py: cannot read the file"),
+    ([str(LAPTOP)], f"{LAPTOP}: give the experiment's folder before its config, for example "
+                    f"nanolm_c4 {LAPTOP}"),
+    *((["nanolm_c4", str(LAPTOP), "--out", str(out)],
+       f"{LAPTOP} is a file, not a folder; give another folder") for out in (LAPTOP, LAPTOP / "x")),
     (["nanolm_c4", str(LAPTOP), "--rule", "standard"],
      "--rule goes with --model; an experiment has its rule from the config, such as presc"),
     *((["own.py", *words], message) for words, message in (
@@ -294,6 +298,12 @@ MISTAKES = [
     (["--model", "hf:gpt2", "--as-configured"],
      "--as-configured goes with an experiment; a stock model has no config"),
 ]
+
+
+def test_the_help_shows_commands_as_they_are_typed(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cc.main(["--help"])
+    assert "configs/laptop.yaml \\\n        --scan model.head_dim" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argv, message", MISTAKES)

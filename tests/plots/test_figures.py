@@ -206,6 +206,17 @@ def test_a_figure_of_your_own_table_lies_next_to_it(tmp_path, capsys):
     assert {path.suffix for path in tmp_path.iterdir()} == {".csv", ".png", ".pdf"}
 
 
+@pytest.mark.parametrize("folder", ["notes.md", "notes.md/figures"])
+def test_a_file_in_place_of_the_folder_is_refused_before_a_figure_is_drawn(folder, tmp_path, capsys,
+                                                                           monkeypatch):
+    (tmp_path / "notes.md").write_text("mine")
+    monkeypatch.setattr("plots.__main__.read", lambda *_: pytest.fail("read"))
+    with pytest.raises(SystemExit, match="2"):
+        main(["quickstart", "--out", str(tmp_path / folder)])
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/notes.md is a file, not a folder; give --out a folder\n")
+
+
 def test_all_draws_every_figure_into_its_papers_folder(tmp_path, capsys, monkeypatch):
     drawn = []
     monkeypatch.setattr("plots.__main__.make",
