@@ -9,8 +9,9 @@ a + theta, b - theta, c - theta (SGD: 2 theta) changes none of what is trained.
 
 from __future__ import annotations
 
+import argparse
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -193,8 +194,12 @@ def _compare(mine: Scalings, theirs: Scalings, optimizer: str) -> tuple[bool, li
     return moved == dict(theirs), lines
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Prints the facts; exit code 1 if one does not hold."""
+    argparse.ArgumentParser(
+        prog="python -m effective_theory.cross_paper", description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args(argv)
     found = facts()
     for fact in found:
         print(f"{'holds' if fact.holds else 'FAILS'}: {fact.statement}")

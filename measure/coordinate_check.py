@@ -1,7 +1,7 @@
 """The coordinate check: do activations and updates scale with size as the prescription says?
 
     python -m measure.coordinate_check nanolm_c4 nanolm_c4/configs/laptop.yaml [key=value ...]
-    python -m measure.coordinate_check vit_cifar5m vit_cifar5m/configs/laptop.yaml \
+    python -m measure.coordinate_check vit_cifar5m vit_cifar5m/configs/laptop.yaml \\
         --scan model.head_dim --widths 8 16 32 64
     python -m measure.coordinate_check examples/coordinate_check_mlp.py
     python -m measure.coordinate_check --model hf:gpt2 [--rule mup standard one_rate]
@@ -72,7 +72,7 @@ from training import environment, runs
 from training.config import Section, leaves, parse_overrides, read_yaml, set_keys, validate
 from training.errors import UserError, one_line_errors
 from training.experiment import load_experiment
-from training.files import write_json, write_text
+from training.files import refuse_file, write_json, write_text
 from training.task import Task, build_optimizer, first_batches, initialise
 
 # Keys an experiment is checked with, where its config has them. None changes an exponent; all
@@ -348,7 +348,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seeds", type=int, default=SEEDS, help=f"seeds per width (default {SEEDS})")
     add("--tolerance", type=float, default=TOLERANCE, help=f"of a slope (default {TOLERANCE})")
     add("--model", metavar="NAME", help="stock model, hf:gpt2 or timm:vit_small_patch16_224")
-    add("--rule", nargs="+", choices=stock.RULES, default=["mup", "standard"],
+    add("--rule", nargs="+", choices=stock.RULES,
         help="what a stock model is planned by (default mup standard)")
     add("--as-configured", action="store_true", help="set no key but width and seed")
     add("--out", type=Path, help="folder of the results (default results/.../coordinate_check/...)")
@@ -361,10 +361,19 @@ def _targets(args: argparse.Namespace) -> list[Target]:
         raise UserError(f"--tolerance {args.tolerance}: expected a positive number")
     if bool(args.model) == bool(args.target):
         raise UserError("give an experiment and its config, a Python file, or --model NAME")
-    if args.model:
+    own = args.target.endswith(".py")
+    if own or args.model:
+        what = "a Python file" if own else "a stock model"
         if args.width_key != "model.width":
-            raise UserError("--scan goes with an experiment; a stock model is scanned in its width")
-        return [stock_target(args.model, rule) for rule in args.rule]
+            raise UserError(f"--scan goes with an experiment; {what} is scanned in its width")
+        if args.as_configured:
+            raise UserError(f"--as-configured goes with an experiment; {what} has no config")
+    if args.model:
+        return [stock_target(args.model, rule) for rule in args.rule or ("mup", "standard")]
+    if args.rule:
+        raise UserError("--rule goes with --model; a Python file makes its own plan" if own else
+                        "--rule goes with --model; an experiment has its rule from the config, "
+                        "such as prescription.parameterization=standard")
     return [_target(args)]
 
 
@@ -372,6 +381,9 @@ def _target(args: argparse.Namespace) -> Target:
     if args.target.endswith(".py"):
         return file_target(Path(args.target), args.rest)
     if not args.rest:
+        if Path(args.target).is_file():
+            raise UserError(f"{args.target}: give the experiment's folder before its config, for "
+                            f"example nanolm_c4 {args.target}")
         raise UserError(f"{args.target}: give the experiment's config, for example "
                         f"{args.target}/configs/laptop.yaml")
     return experiment_target(
@@ -386,6 +398,10 @@ def _target(args: argparse.Namespace) -> Target:
 
 
 def _run(args: argparse.Namespace, target: Target) -> list[Slope]:
+    out = args.out and (args.out / target.folder.name if args.model else args.out)
+    folder = out or target.folder
+    refuse_file(folder)  # before what takes long
+    folder.mkdir(parents=True, exist_ok=True)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     measurement = measure(
         target.build,
@@ -406,8 +422,7 @@ def _run(args: argparse.Namespace, target: Target) -> list[Slope]:
         **target.settings,
         "environment": environment.describe(device),
     }
-    out = args.out and (args.out / target.folder.name if args.model else args.out)
-    path = write(out or target.folder, measurement, slopes, settings)
+    path = write(folder, measurement, slopes, settings)
     for key, value in target.settings.get("set_for_the_check", {}).items():
         print(f"set for the check: {key}={value}")
     print("\n" + table(slopes) + "\n")

@@ -181,7 +181,14 @@ def load_kept(
     """
     _check_ended(run_dir)
     name = experiment or run_dir.resolve().parent.parent.name
-    own = load_experiment(name, run_dir)
+    try:
+        own = load_experiment(name, run_dir)
+    except UserError:
+        if experiment:
+            raise
+        raise RunError(f"{run_dir}: by its folder a run of {name!r}, which has no train.py here; "
+                       "name its experiment, such as --experiment nanolm_c4, and run from the "
+                       "repository's root") from None
     data = read_yaml(run_dir / "config.yaml")
     path = _checkpoint(run_dir, step)
     task = own.build_task(validate(own.config, data, str(run_dir / "config.yaml")))

@@ -26,7 +26,7 @@ from pathlib import Path
 import pandas as pd
 
 from plots import report, ship, style, tables
-from plots.catalogue import CHECK, drawings, find, load, names, shipped, told
+from plots.catalogue import CHECK, drawings, find, load, names, read, shipped, told
 from plots.tables import DESKTOP, Condition, TableError
 
 
@@ -50,9 +50,12 @@ def make(
         raise TableError(f"{name} has no shipped table; give the path of one")
     own = paths[0] if paths[0].is_dir() else paths[0].parent
     folder = out or (own if given else style.FIGURES / name.partition("/")[0])
+    for path in (folder, *folder.parents):
+        if path.is_file():
+            raise TableError(f"{path} is a file, not a folder; give --out a folder")
     _check_belong(name, given)
     with tables.where([Condition.parse(text) for text in where]), told(given):
-        data = module.read(paths)
+        data = read(name, paths)
         text = "\n".join(map(str, module.findings(data)))
         drawn = drawings(name, data, paths, [f"only {text}" for text in where])
         for _, item, _ in drawn if given and (where or labels or kind) else ():
@@ -120,7 +123,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.list:
         for name in (*names(), CHECK):
             title = (load(name).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-            print(f"{name:<31}{title}")
+            print(f"{name:<31} {title}")
         return
     chosen = names() if args.all else [find(args.name)]
     labels = dict(args.label)

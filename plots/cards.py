@@ -18,7 +18,7 @@ import pandas as pd
 import yaml
 
 from plots import style, tables
-from plots.catalogue import drawings, enough, load, shipped, told
+from plots.catalogue import drawings, enough, load, read, shipped, told
 from plots.explorer import explorer
 from plots.findings import HEADER, Finding
 from plots.tables import DESKTOP, ROOT, RUN, SEED, STATUS, TableError, source_of
@@ -148,7 +148,7 @@ def figure_card(name: str, source: Source) -> Card:
     try:
         module = load(name)
         with told(source.paths if source.own else ()):
-            data = module.read(source.paths)
+            data = read(name, source.paths)
             lines = list(module.findings(data))
             pictures = "".join(_picture(stem, item, title, caption) for stem, item, _ in
                                drawings(name, data, source.paths))

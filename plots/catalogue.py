@@ -8,6 +8,7 @@ import importlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pandas as pd
 
@@ -41,7 +42,7 @@ def enough(name: str, paths: Sequence[Path]) -> bool:
     """Whether a figure can do with some of its tables."""
     try:
         with told(paths):
-            load(name).read(paths)
+            read(name, paths)
     except TableError:
         return False
     return True
@@ -64,6 +65,18 @@ def find(word: str) -> str:
 def load(name: str) -> ModuleType:
     """The module of a figure: TABLES, read(paths), findings(data) and draw(data)."""
     return importlib.import_module("plots." + name.removesuffix(DESKTOP).replace("/", "."))
+
+
+def read(name: str, paths: Sequence[Path]) -> Any:
+    """What a figure reads from its tables; TableError for bad ones, and for tables of two sweeps
+    where the figure shows one."""
+    module = load(name)
+    data = module.read(paths)
+    sweeps = [tables.source_of(table)[0] for table in module.TABLES]
+    several = {sweep for sweep in sweeps if sweeps.count(sweep) > 1} - {"initial"}  # has no runs
+    if len(several) == 1:
+        tables.of_one_sweep(paths)
+    return data
 
 
 @contextlib.contextmanager

@@ -36,7 +36,11 @@ EMBEDDED = {
 
 def part(table: Path, where: Sequence[str]) -> bytes:
     """A table's text, with the rows alone that meet all conditions."""
-    written = table.read_bytes()
+    try:
+        written = table.read_bytes()
+    except OSError as error:
+        raise TableError(f"{table}: cannot read the table: {error.strerror}; give a table of a "
+                         "sweep, such as results/EXPERIMENT/SWEEP/results.csv") from None
     if not where:
         return written
     rows = pd.read_csv(table)
@@ -117,11 +121,13 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise TableError(f"{args.name}: expected PAPER/NAME, PAPER one of {', '.join(PAPERS)}")
         written = part(args.table, args.where)
         origin = provenance(args.table, written) | ({"only": args.where} if args.where else {})
+        if args.data.is_file():
+            raise TableError(f"{args.data} is a file, not a folder; give --data a folder")
+        folder = args.data / paper
+        folder.mkdir(parents=True, exist_ok=True)
     except (OSError, TableError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
-    folder = args.data / paper
-    folder.mkdir(parents=True, exist_ok=True)
     keep(written, folder / f"{name}.csv")
     text = json.dumps(origin, indent=1) + "\n"
     (folder / f"{name}.json").write_text(text, encoding="utf-8")

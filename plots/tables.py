@@ -318,6 +318,26 @@ def one_run_each(rows: pd.DataFrame, path: Path, keys: Sequence[str], expected: 
     raise TableError(f"{path}: two runs with {point}; expected one; is it the {expected}?")
 
 
+def of_one_sweep(paths: Sequence[Path]) -> None:
+    """TableError for a table with runs that results.csv lacks or, where that is not among them,
+    the table with the most runs. A table may have fewer: results.csv is written as runs end, the
+    others when the sweep does, and what runs observe is kept of finished ones alone."""
+    runs: dict[Path, set[str]] = {}
+    results, kept = [], {RUN, STATUS, *(condition.column for condition in _conditions)}
+    for path in paths:
+        table = pd.read_csv(path, usecols=lambda column: column in kept, dtype={RUN: str})
+        for condition in _conditions:
+            table = condition.rows(table, path)
+        if RUN in table:
+            runs[path] = set(table[RUN].dropna())
+            results += [path] if STATUS in table else []
+    whole = max(results or runs, key=lambda path: len(runs[path]), default=None)
+    for path, own in runs.items():
+        if whole and (odd := sorted(own - runs[whole])):
+            raise TableError(f"{path}: {len(odd)} of its {len(own)} runs, such as {odd[0]}, are "
+                             f"not in {whole}; expected tables of one sweep")
+
+
 def name(path: Path) -> str:
     """The figure's file name: the table's, or its folder's for a sweep's results.csv."""
     return path.resolve().parent.name if path.stem == "results" else path.stem

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from training.errors import UserError, reason
+from training.errors import RunError, UserError, reason
 
 LOCK_SECONDS = 2.0  # a process that only looks at a lock holds it for a moment
 
@@ -56,6 +56,13 @@ def read_text(path: Path) -> str:
     """The text of a file of a results folder; OSError as `open_plain`, ValueError if it is none."""
     with open_plain(path, "r") as file:
         return file.read()
+
+
+def refuse_file(folder: Path) -> None:
+    """RunError where a folder, or one that it would lie in, is a file."""
+    for path in (folder, *folder.parents):
+        if path.is_file():
+            raise RunError(f"{path} is a file, not a folder; give another folder")
 
 
 def write_bytes(path: Path, content: bytes) -> None:

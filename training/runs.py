@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from training.config import Section, read_yaml, to_yaml, with_retired
 from training.errors import RunError
-from training.files import locked, read_text, write_text
+from training.files import locked, read_text, refuse_file, write_text
 from training.settings import RunConfig, default_epsilon
 
 # Sweeps only ask for names and summaries; they start without torch.
@@ -77,6 +77,7 @@ def summary(run_dir: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
+        refuse_file(run_dir)
         raise RunError(f"{path}: not a summary ({error}); delete it to run again") from None
     if not isinstance(value, dict) or "status" not in value:
         raise RunError(f"{path}: no status in it; delete it to run again")

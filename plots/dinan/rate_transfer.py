@@ -24,12 +24,15 @@ from plots.tables import CURVE, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
 
 TABLES = ("dinan/rate_transfer",)
 LOSS_LABEL = "evaluation loss (nats/image)"
+ACCURACY = "final_eval_top1"  # tells images from BART's text, whose curves have the same names
 Fits = Mapping[str, Mapping[int, RateSweep]]
 
 
 def read(paths: Sequence[Path]) -> pd.DataFrame:
     """The table's runs; TableError if it lacks a column or has two runs at one rate."""
-    (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
+    tables.expect(paths, "results.csv")
+    columns = [*RESULTS, WIDTH, RATE, ACCURACY]
+    table = tables.read(paths[0], columns, maker="vit_imagenet/sweeps/rate_transfer.yaml")
     rows = tables.only(table, paths[0], CURVE, style.STRATEGIES)
     tables.one_run_each(rows, paths[0], [CURVE, WIDTH, RATE, SEED],
                         "results.csv of vit_imagenet/sweeps/rate_transfer.yaml")

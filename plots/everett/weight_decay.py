@@ -18,7 +18,7 @@ from plots import rates, style, tables
 from plots.everett import horizons
 from plots.everett.horizons import HORIZON_STYLES, HORIZONS
 from plots.findings import HEADER, Finding, Printed
-from plots.tables import CURVE, DECAY, PARAMETERIZATION, WIDTH
+from plots.tables import CURVE, DECAY, OPTIMIZER, PARAMETERIZATION, WIDTH, TableError
 
 TABLES = ("everett/figure_9_weight_decay", "everett/figure_12_adam")
 FIGURE = "figure_9_weight_decay"
@@ -28,7 +28,8 @@ DECAYED = (*PLAIN, PARAMETERIZATION)
 
 
 def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(with decay, without decay), told apart by their curves."""
+    """(with decay, without decay), told apart by their curves; TableError where the second has
+    none without, or they are of two optimisers."""
     tables.expect(paths, "results.csv (with decay)", "results.csv (without)")
     if not tables.read(paths[0], [CURVE])[CURVE].isin(CURVES).any():
         paths = paths[::-1]
@@ -39,7 +40,17 @@ def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     grows = decayed[tables.HORIZON] != "fixed" if tables.HORIZON in decayed else False
     decayed.loc[own, CURVE] = "decay_fixed"
     decayed.loc[own & grows, CURVE] = "decay_compute_optimal"
-    return decayed, horizons.by_rule(tables.read(paths[1], PLAIN))
+    plain = tables.read(paths[1], PLAIN)
+    plain = plain[~plain[CURVE].isin(CURVES)]
+    if plain.empty:
+        raise TableError(f"{paths[1]}: every run in it has decay; expected those without, as "
+                         "results.csv of figure_12_adam.yaml has them")
+    names = [sorted(set(table[OPTIMIZER].dropna())) if OPTIMIZER in table else []
+             for table in (decayed, plain)]
+    if all(names) and not set.intersection(*map(set, names)):
+        raise TableError(f"{paths[1]}: runs of {', '.join(names[1])}; expected "
+                         f"{', '.join(names[0])}, as in {paths[0]}")
+    return decayed, horizons.by_rule(plain)
 
 
 def lines(table: pd.DataFrame) -> rates.Lines:

@@ -88,12 +88,12 @@ def test_a_wrong_rate_of_one_role_breaks_a_fact(monkeypatch, role, fact):
 
 def test_command_prints_facts_and_fails_when_one_does_not_hold(monkeypatch, capsys):
     with pytest.raises(SystemExit) as done:
-        cross_paper.main()
+        cross_paper.main([])
     assert done.value.code == 0
     assert capsys.readouterr().out.count("holds: ") == 5
     monkeypatch.setattr(Dinan, "lr_factor", lambda *_: 1.0)
     with pytest.raises(SystemExit) as done:
-        cross_paper.main()
+        cross_paper.main([])
     assert done.value.code == 1
     assert "FAILS: Dinan" in capsys.readouterr().out
 
@@ -104,3 +104,12 @@ def test_a_small_deviation_of_an_exponent_is_no_fact(monkeypatch):
         Dinan, "lr_factor", lambda self, *case: right(self, *case) * self.width**0.0001
     )
     assert not facts()[1].holds
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["--help"], 0, "prints every fact"), (["nonsense"], 2, "unrecognized arguments: nonsense"),
+])
+def test_command_takes_no_words_and_has_a_help(words, code, said, capsys):
+    with pytest.raises(SystemExit, match=str(code)):
+        cross_paper.main(words)
+    assert said in "".join(capsys.readouterr())

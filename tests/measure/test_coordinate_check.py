@@ -283,7 +283,27 @@ MISTAKES = [
     (["nanolm_c4", "absent.yaml"], "absent.yaml: cannot read the file"),
     (["nanolm", str(LAPTOP)], "experiment 'nanolm' has no train.py"),
     (["absent.py"], "absent.py: cannot read the file"),
+    ([str(LAPTOP)], f"{LAPTOP}: give the experiment's folder before its config, for example "
+                    f"nanolm_c4 {LAPTOP}"),
+    *((["nanolm_c4", str(LAPTOP), "--out", str(out)],
+       f"{LAPTOP} is a file, not a folder; give another folder") for out in (LAPTOP, LAPTOP / "x")),
+    (["nanolm_c4", str(LAPTOP), "--rule", "standard"],
+     "--rule goes with --model; an experiment has its rule from the config, such as presc"),
+    *((["own.py", *words], message) for words, message in (
+        (["--rule", "one_rate"], "--rule goes with --model; a Python file makes its own plan"),
+        (["--scan", "model.heads"], "--scan goes with an experiment; a Python file is scanned in"),
+        (["--as-configured"], "--as-configured goes with an experiment; a Python file has no "))),
+    (["--model", "hf:gpt2", "--scan", "model.heads"],
+     "--scan goes with an experiment; a stock model is scanned in its width"),
+    (["--model", "hf:gpt2", "--as-configured"],
+     "--as-configured goes with an experiment; a stock model has no config"),
 ]
+
+
+def test_the_help_shows_commands_as_they_are_typed(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cc.main(["--help"])
+    assert "configs/laptop.yaml \\\n        --scan model.head_dim" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("argv, message", MISTAKES)

@@ -139,6 +139,9 @@ def test_runs_that_cannot_be_observed_are_one_line(run, toy, capsys, tmp_path):
         refusal(capsys, run, "--experiment", "nothing"))
     assert "experiment 'training' has no train.py" in (
         refusal(capsys, run, "--experiment", "training"))
+    elsewhere = shutil.copytree(run, tmp_path / "results" / "sweep" / "run")
+    assert f"{elsewhere}: by its folder a run of 'results', which has no train.py here; name its " \
+        "experiment, such as --experiment nanolm_c4" in refusal(capsys, elsewhere)
     assert "--samples: 0 given, expected at least 1" in refusal(capsys, run, "--samples", 0)
 
 

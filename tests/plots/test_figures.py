@@ -16,7 +16,7 @@ from PIL import Image
 
 from plots import cards, style, tables
 from plots.__main__ import main, make
-from plots.catalogue import load, names, shipped
+from plots.catalogue import load, names, read, shipped
 from plots.findings import Finding
 from plots.power import of_shipped
 from training.config import read_yaml
@@ -154,12 +154,67 @@ def test_too_many_tables_are_refused(name, refused):
     assert "expected" in refused(name, *shipped(name), *shipped(name)[:1])
 
 
+DECODER, KERNELS = "bordelon/figure_7_12", "bordelon/figure_6"
+
+
+@pytest.mark.parametrize(("name", "given", "message"), [
+    ("bordelon/decoder", (DECODER, f"{DECODER}_metrics", f"{DECODER}_kernels_desktop"),
+     f"{DECODER}_kernels_desktop.csv.gz: 126 of its 180 runs, such as .*, are not in "
+     f".*/{DECODER}.csv; expected tables of one sweep$"),
+    ("bordelon/decoder", (DECODER, f"{DECODER}_metrics_desktop", f"{DECODER}_kernels"),
+     f"{DECODER}_metrics_desktop.csv: 126 of its 180 runs"),
+    ("bordelon/decoder", (DECODER, f"{DECODER}_metrics", f"{KERNELS}_kernels"),
+     f"{KERNELS}_kernels.csv.gz: 33 of its 33 runs, such as .*, are not in .*/{DECODER}.csv"),
+    ("bordelon/kernels", (f"{DECODER}_kernels", f"{KERNELS}_attention", f"{KERNELS}_metrics"),
+     f"{KERNELS}_attention.csv.gz: 33 of its 33 runs, such as .*, are not in .*_kernels.csv.gz"),
+    ("everett/weight_decay", ("everett/figure_9_weight_decay", "everett/figure_11_sgd"),
+     "everett/figure_11_sgd.csv: runs of sgd; expected adam, as in .*figure_9_weight_decay.csv$"),
+    ("everett/weight_decay", ("everett/figure_9_weight_decay",) * 2,
+     "everett/figure_9_weight_decay.csv: every run in it has decay; expected those without"),
+    *(("dinan/rate_transfer", (table,), f"{table}.csv: no column 'final_eval_top1'; is it the "
+       "results.csv of vit_imagenet/sweeps/rate_transfer.yaml")
+      for table in ("dinan/figure_3_4", "dinan/figure_5")),
+])
+def test_a_table_of_another_sweep_is_named(name, given, message, refused):
+    error = refused(name, *map(tables.shipped, given))
+    assert re.search(f"^error: .*/{message}", error, re.MULTILINE), error
+
+
+@pytest.mark.parametrize(("name", "given"), [
+    ("bordelon/decoder", (f"{DECODER}_desktop", f"{DECODER}_metrics", f"{DECODER}_kernels")),
+    ("dinan/vit_search", ("dinan/figure_1_2_metrics", "dinan/figure_1_2")),
+    ("everett/weight_decay", ("everett/figure_9_weight_decay", "everett/figure_12_adam_desktop")),
+    ("dinan/bart_strategies", ("dinan/figure_5_metrics", "dinan/figure_3_4", "dinan/figure_5",
+                               "dinan/figure_3_4_metrics")),
+])
+def test_tables_of_a_sweep_that_goes_on_or_in_another_order_are_read(name, given):
+    """Its results.csv has runs that the tables written at the end do not have yet."""
+    assert read(name, list(map(tables.shipped, given))) is not None
+
+
+def test_tables_whose_runs_are_the_same_where_they_are_drawn_are_read():
+    paths = list(map(tables.shipped, (DECODER, f"{DECODER}_metrics", f"{DECODER}_kernels_desktop")))
+    with tables.where([tables.Condition.parse("seed<=2")]):
+        assert set(read("bordelon/decoder", paths).kernels["seed"]) == {0, 1, 2}
+
+
 def test_a_figure_of_your_own_table_lies_next_to_it(tmp_path, capsys):
     table = tmp_path / "results.csv"
     table.write_bytes(tables.shipped("theory/kernels").read_bytes())
     main(["shares", str(table)])
     assert f"written: {tmp_path}/shares.png" in capsys.readouterr().out
     assert {path.suffix for path in tmp_path.iterdir()} == {".csv", ".png", ".pdf"}
+
+
+@pytest.mark.parametrize("folder", ["notes.md", "notes.md/figures"])
+def test_a_file_in_place_of_the_folder_is_refused_before_a_figure_is_drawn(folder, tmp_path, capsys,
+                                                                           monkeypatch):
+    (tmp_path / "notes.md").write_text("mine")
+    monkeypatch.setattr("plots.__main__.read", lambda *_: pytest.fail("read"))
+    with pytest.raises(SystemExit, match="2"):
+        main(["quickstart", "--out", str(tmp_path / folder)])
+    assert capsys.readouterr().err == (
+        f"error: {tmp_path}/notes.md is a file, not a folder; give --out a folder\n")
 
 
 def test_all_draws_every_figure_into_its_papers_folder(tmp_path, capsys, monkeypatch):

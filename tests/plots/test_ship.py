@@ -111,7 +111,8 @@ def listed(folder):
         (lambda f: sweep(f, [{"python": "3"}, {"python": "3", "threads": 2}]),
          "run-1 was made elsewhere than run-0 (threads None -> 2)"),
         (missing_summary, "run-1/summary.json: no summary"),
-        (lambda f: f / "nowhere.csv", "nowhere.csv"),
+        (lambda f: f / "nowhere.csv", "nowhere.csv: cannot read the table: No such file or "
+         "directory; give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv"),
         (lambda f: sweep(f, []), "results.csv: no runs in it; run the sweep first"),
         (lambda f: replaced(f, b"curve,loss\na,1\n"), "expected a CSV file with a column run"),
         (lambda f: replaced(f, gzip.compress(b"run\na\n")), "results.csv: no result table"),
@@ -125,6 +126,13 @@ def test_a_table_of_unknown_origin_is_refused(tmp_path, capsys, make, message):
     assert caught.value.code == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
+
+
+def test_a_file_in_place_of_the_folder_is_one_line(tmp_path, capsys):
+    table = sweep(tmp_path / "sweep", [{"commit": "abc"}])
+    with pytest.raises(SystemExit, match="2"):
+        main(["ship", str(table), "dinan/figure", "--data", str(table)])
+    assert f"error: {table} is a file, not a folder; give --data" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["figure", "vaswani/figure", "dinan/", "dinan/a/b"])

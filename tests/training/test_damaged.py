@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from tests.processes import finished
 from tests.run_folders import checkpoints, dies_after, seal
 from tests.training import toy_run as toy
-from training import checkpoint, files, loop
-from training.errors import Damaged, UserError
+from training import checkpoint, files, loop, runs
+from training.errors import Damaged, RunError, UserError
 from training.files import write_json
 from training.log import Log
 
@@ -150,6 +150,13 @@ def test_a_checkpoint_past_the_end_of_the_run_is_not_used(run, capsys):
     path.rename(path.with_name("step-00000100"))
     assert toy.train(run)["resumed_from"] == [2]
     assert "of step 100 in a run of 7" in capsys.readouterr().err
+
+
+def test_a_file_in_place_of_the_results_folder_is_refused_in_one_line(tmp_path):
+    (tmp_path / "notes.md").write_text("mine")
+    for folder in (tmp_path / "notes.md", tmp_path / "notes.md" / "run"):
+        with pytest.raises(RunError, match="/notes.md is a file, not a folder; give another"):
+            runs.summary(folder)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])

@@ -99,6 +99,8 @@ def test_tables_that_do_not_belong_together_are_refused(tmp_path):
     first, = written(tmp_path, one=horizons(rules=("mup",)))
     with pytest.raises(TableError, match="1 table given, expected 2: results.csv .with decay"):
         weight_decay.read([first])
+    paths = written(tmp_path, decay=decayed(), both=pd.concat([decayed(), horizons()]))
+    assert set(weight_decay.read(paths)[1]["curve"]) == set(horizons()["curve"])
     with pytest.raises(TableError, match="expected one table of Figure 4 and one of Figure 8"):
         epsilon.read([first])
     adam, again = written(tmp_path, x_adam=horizons(rules=("mup",)), y_adam=horizons())
