@@ -199,6 +199,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         if results and not results.is_dir():
             raise TableError(f"{results}: no such folder; give --results the folder of your sweeps")
+        places = ("*.csv", "*/*.csv", "*/*/*.csv")  # RESULTS/EXPERIMENT/SWEEP, or one of them
+        if results and not args.live and not any(any(results.glob(place)) for place in places):
+            raise TableError(f"{results}: no table of a sweep in it; give --results the folder "
+                             "that `python -m sweeps run` wrote to, or leave it out")
         if args.live:
             return _serve(results, 8765 if args.port is None else args.port)
         output = args.output or Path("report.html")

@@ -96,10 +96,11 @@ def refuse_other(run_dir: Path, config: Section, plan: Plan) -> None:
     if run_dir.exists() and not run_dir.is_dir():
         raise RunError(f"{run_dir} is a file, not a folder; choose another --run-dir")
     found = {path.name for path in run_dir.glob("[!.]*")}  # a lock or half a file is hidden
-    if found and not found & _OWN:
+    printed = (".log", ".out", ".err", ".txt")  # by launchers, which may keep it beside the run
+    other = sorted(name for name in found if not name.endswith(printed))
+    if other and not found & _OWN:
         raise RunError(
-            f"{run_dir} holds files that no run has made ({_few(sorted(found))}); choose another "
-            "--run-dir"
+            f"{run_dir} holds files that no run has made ({_few(other)}); choose another --run-dir"
         )
     metrics = run_dir / "metrics.jsonl"
     trained = (run_dir / "summary.json").exists() or (metrics.exists() and metrics.stat().st_size)

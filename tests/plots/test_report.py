@@ -387,6 +387,7 @@ def test_ctrl_c_ends_a_live_page_cleanly(results):
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--results", "nowhere"], "nowhere: no such folder; give --results the folder of your sweeps"),
+    (["--results", "."], ".: no table of a sweep in it; give --results the folder that `python -m"),
     (["--live", "--output", "x.html"], "--live serves a page and --output writes one"),
     (["--port", "80"], "--port is that of the live page: give --live too"),
 ])

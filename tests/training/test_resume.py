@@ -318,7 +318,8 @@ def test_a_folder_of_other_files_and_a_file_are_refused(tmp_path):
 
     task, folder = toy.build_task(toy.build_config()), tmp_path / "run"
     folder.mkdir()
-    for name in (".lock", ".config.yaml.0badcafe.tmp"):  # a run that died at its first file
+    # A run that died at its first file, and what its launcher printed.
+    for name in (".lock", ".config.yaml.0badcafe.tmp", "slurm-17.out"):
         (folder / name).touch()
     assert train(folder) == {}
     (folder / "config.yaml").rename(folder / "notes.md")
