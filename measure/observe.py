@@ -184,7 +184,7 @@ def load_kept(
     try:
         own = load_experiment(name, run_dir)
     except UserError:
-        if experiment:
+        if experiment or Path(name, "train.py").is_file():
             raise
         raise RunError(f"{run_dir}: by its folder a run of {name!r}, which has no train.py here; "
                        "name its experiment, such as --experiment nanolm_c4, and run from the "

@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from param_groups.contract import Numbers, Prescription, finite, python_number
 from param_groups.roles import (
+    BLOCK,
+    FUSED_PARTS,
+    TRUNK,
     UNTIE,
     Assignment,
     PlanError,
@@ -264,12 +268,14 @@ def plan(
     assignments = assign(model, rules)
     unscaled = {} if "attention_scale" in (applied or {}) else tensors.unscaled_attentions(model)
     ratios = {} if base is None else base_ratios(assignments, rules, prescription, base)
+    matrices = (*BLOCK, *FUSED_PARTS)
+    lists = {_list_of(one) for one in assignments if one.role in matrices} - {None}
     for assignment in assignments:
         if base is None:
             check_width(assignment, prescription.width)
             check_of_heads(assignment, prescription)
         own = prescription if base is None else prescription.scaled(ratios[assignment.name])
-        own = _at_its_place(own, assignment)
+        own = _at_its_place(own, assignment, lists)
         numbers = own(assignment.role, *assignment.fans)
         scale = assignment.scale
         if assignment.role is Role.QUERY and assignment.name in unscaled:
@@ -300,24 +306,34 @@ def plan(
     return Plan(tuple(rows), origin, lr, eps, weight_decay, decay_mode, forward)
 
 
-def _at_its_place(prescription: Prescription, assignment: Assignment) -> Prescription:
-    """The prescription for tensors in residual branches, or for those outside of them.
+def _at_its_place(
+    prescription: Prescription, assignment: Assignment, lists: Set[str]
+) -> Prescription:
+    """The prescription for tensors in residual branches, or for those outside of them; `lists` are
+    the paths of numbered blocks.
 
     Raises PlanError where these differ and nothing says where this one stands.
     """
     outside = prescription.outside_branches()
-    if outside is prescription or assignment.trunk is False:
+    if outside is prescription:
         return prescription
-    if assignment.trunk:
-        return outside
-    numbered = any(part.isdigit() for part in assignment.name.split("."))
-    if assignment.role in (Role.HIDDEN, Role.HIDDEN_BIAS) and not numbered:
+    if assignment.trunk is False and assignment.role in TRUNK:
+        raise PlanError(f"{assignment.name!r} ({assignment.role}) stands outside of all residual "
+                        "branches by its role; leave trunk=False out of its rule")
+    told = assignment.trunk is not None or _list_of(assignment) in lists
+    if assignment.role in (Role.HIDDEN, Role.HIDDEN_BIAS) and not told:
         raise PlanError(
             f"{assignment.name!r} ({assignment.role}) is in no numbered block, and tensors outside "
             "of the residual branches have other rates than those inside: say "
             "Rule(..., trunk=True) if it stands outside, trunk=False if inside"
         )
-    return prescription
+    return outside if assignment.trunk else prescription
+
+
+def _list_of(assignment: Assignment) -> str | None:
+    """The path up to a tensor's first number, such as model.layers; None without a number."""
+    found = re.match(r"((?:[^.]*[^.\d][^.]*\.)*)\d+\.", assignment.name)
+    return found and found[1]
 
 
 # The factors of a stock model: attention logits over the root of the head dimension, no others.
@@ -362,7 +378,7 @@ def _forward(
                 f"this model does not apply: derive the module from param_groups.layers.Scaled, or "
                 f"apply it and plan with applied={{{name!r}: {value:g}}}"
             )
-    tensors.check_held(model, prescription, applied, head_dim)
+    tensors.check_held(model, prescription, applied, factors, head_dim)
     return tuple(factors)
 
 

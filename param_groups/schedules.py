@@ -78,10 +78,11 @@ def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
 
     Rates must be the plan's times one factor, epsilon and weight decay the plan's, and every group
     must hold the tensors that it held at first: load_state_dict takes all of these but the tensors
-    from the checkpoint, by their order. Call it after the scheduler is made; `.remove()` of what it
-    returns ends it. Refused at once: an optimiser whose updates no exponents describe, by name,
-    torch.optim.Adafactor among them; one of torch's whose updates scale otherwise than those that
-    the plan is for; and weight decay where one of torch's adds it to the gradients.
+    from the checkpoint, by their order. Call it after the scheduler is made and before a checkpoint
+    is loaded; `.remove()` of what it returns ends it. Refused at once: an optimiser whose updates
+    no exponents describe, by name, torch.optim.Adafactor among them; one of torch's whose updates
+    scale otherwise than those that the plan is for; and weight decay where one of torch's adds it
+    to the gradients.
     """
     _check_kind(optimizer, plan)
     rows = {name: row for row in plan.rows for name in (row.name, *row.tied_to)}
@@ -109,9 +110,9 @@ def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
                         isinstance(value, Real) and math.isclose(value, planned, rel_tol=1e-6)
                     ):
                         raise PlanError(
-                            f"{row.name!r} has {key} {value!r}, the plan {planned!r}: a checkpoint "
-                            "brings those that it was saved with, so set the group's again after "
-                            "load_state_dict, or plan with the old ones"
+                            f"{row.name!r} has {key} {value!r}, the plan {planned!r}: a schedule "
+                            "changed it, or a checkpoint, which brings what it was saved with: set "
+                            "the group's again after load_state_dict, or plan with the old ones"
                         )
                 if row.lr > 0:
                     factors.append((row.name, group["lr"] / row.lr))
@@ -143,7 +144,7 @@ def _check_kind(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
     adams = (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam)
     families = {**dict.fromkeys((*adams, torch.optim.AdamW), "adam"), torch.optim.SGD: "sgd"}
     family = families.get(kind)
-    planned = str(plan.prescription.get("optimizer"))
+    planned = exponent_optimizer(str(plan.prescription.get("optimizer")))
     if family is not None and OPTIMIZER_FAMILY.get(planned, family) != family:
         raise PlanError(
             f"the plan is for optimizer {planned!r}, but {name} is of the family {family!r}, whose "

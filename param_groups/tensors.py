@@ -261,12 +261,14 @@ def check_held(
     model: nn.Module,
     prescription: Prescription,
     applied: Mapping[str, float],
+    factors: Sequence[Factor],
     head_dim: int | None,
 ) -> None:
     """Raises PlanError for a module that holds another factor than the plan counts on.
 
     That is what `applied` says; else for attentions the prescription's, at the head dimension that
-    they say, or `head_dim`; else 1. A number may be 1 over the factor, as some modules divide.
+    they say, or `head_dim`; else 1, or what `layers.Scaled` modules were given (`factors`). A
+    number may be 1 over the factor, as some modules divide.
     """
     for path, module, own in _attentions(model):
         size = own or head_dim or getattr(prescription, "head_dim", None)
@@ -289,15 +291,18 @@ def check_held(
                 f"logits by d_model^(-1/2) = {factor:g}, where the plan has {wanted:g}: set it to "
                 "False, as tie_word_embeddings=False does in the config"
             )
+    given = {factor.name: factor.value for factor in factors}
     for path, holder, name in places:
-        meant = "logit_multiplier" if name.startswith(("logit", "lm_head")) else name
-        value, wanted = _held(holder, name), applied.get(meant, 1.0)
+        meant, value = "logit_multiplier", _held(holder, name)
+        if not name.startswith(("logit", "lm_head")):
+            meant = "residual_multiplier" if name.startswith("residual") else name
+        wanted = [applied[meant]] if meant in applied else [1.0, given.get(meant, 1.0)]
         scaled = isinstance(holder, Scaled) and name in holder.factors
-        if not scaled and value is not None and not _same(value, wanted):
+        if not scaled and value is not None and not any(_same(value, one) for one in wanted):
             raise PlanError(
                 f"{path!r} ({type(holder).__name__}) has {name} {value:g} in the forward pass, "
-                f"where the plan has {wanted:g}: set it to that, by the config where that has a "
-                "key for it, or give the attribute another name if it is no factor"
+                f"where the plan has {wanted[-1]:g}: set it to that, by the config where that has "
+                "a key for it, or give the attribute another name if it is no factor"
             )
 
 
@@ -314,13 +319,17 @@ def _other_scale(
         value = _held(module, name)
         if value is None or _same(value, wanted):
             continue
-        way_out = "set it to that in all attentions, by the config where that has a key for it"
+        way_out = (
+            "set it to that in all attentions, by the config where that has a key for it, give it "
+            "another name if it is no such factor"
+        )
         if size and size > 1 and value > 0:
             power = f"{math.log(value) / math.log(size):.8g}"
             applied = f"applied={{'attention_scale': {value:.8g}}}"
             way_out += f", or plan it as it is: qk_exponent={power} in Everett and {applied}"
         return f"has {name} {value:g} on query-key products, but {source} {wanted:g}{of}: {way_out}"
-    if getattr(module, "fused_attn", False) and size and not _same(size**-0.5, wanted):
+    fused = getattr(module, "fused_attn", False) and type(module).__module__.startswith("timm.")
+    if fused and size and not _same(size**-0.5, wanted):  # which does not read its scale then
         return (
             f"multiplies query-key products by {size**-0.5:g} while its fused_attn is True, but "
             f"{source} {wanted:g}{of}: set fused_attn to False in all attentions"

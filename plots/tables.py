@@ -335,7 +335,8 @@ def of_one_sweep(paths: Sequence[Path]) -> None:
     for path, own in runs.items():
         if whole and (odd := sorted(own - runs[whole])):
             raise TableError(f"{path}: {len(odd)} of its {len(own)} runs, such as {odd[0]}, are "
-                             f"not in {whole}; expected tables of one sweep")
+                             f"not in {whole}; expected tables of one sweep (run it to its end, if "
+                             "its file was changed while it ran)")
 
 
 def name(path: Path) -> str:

@@ -119,7 +119,7 @@ class Asked:
         """
         try:
             other = ROOT / read_text(self.folder / NOTE).strip()
-        except (OSError, ValueError):  # nothing has run, or before there were such notes
+        except (OSError, ValueError):  # nothing has run here, or nothing that left such a note
             return
         if other.is_file() and not other.samefile(self.path):
             raise UserError(

@@ -64,7 +64,7 @@ SHARED: dict[str, Change] = {
     "training.eval_per_octave": "1",
     "training.eval_samples": "5",
     "training.precision": "bf16",
-    "training.divergence_factor": ("1.0001", "optimizer.lr=3.0",
+    "training.divergence_factor": ("1.0001", "optimizer.lr=3.0", "optimizer.weight_decay=0",
                                    "training.divergence_factor=1000.0"),
     "training.gradient_scale": "true",
     "training.skip_overflow": "true",

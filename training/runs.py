@@ -29,11 +29,6 @@ if TYPE_CHECKING:
     from param_groups.plan import Plan
 
 RESULTS = Path("results")
-# Files of which a run's folder has one at least, from the log of a sweep's run on.
-_OWN = set(
-    "log.txt config.yaml plan.json metrics.jsonl timing.jsonl probes.jsonl observations.jsonl "
-    "trackers.json checkpoints summary.json".split()
-)
 
 
 def identity(config: Section) -> dict[str, Any]:
@@ -91,17 +86,9 @@ def done(run_dir: Path) -> dict[str, Any] | None:
 
 
 def refuse_other(run_dir: Path, config: Section, plan: Plan) -> None:
-    """Raises RunError if the folder holds what another config or plan has trained, or files of
-    others and none of a run."""
+    """Raises RunError if the folder holds what another config or plan has trained, or is a file."""
     if run_dir.exists() and not run_dir.is_dir():
         raise RunError(f"{run_dir} is a file, not a folder; choose another --run-dir")
-    found = {path.name for path in run_dir.glob("[!.]*")}  # a lock or half a file is hidden
-    printed = (".log", ".out", ".err", ".txt")  # by launchers, which may keep it beside the run
-    other = sorted(name for name in found if not name.endswith(printed))
-    if other and not found & _OWN:
-        raise RunError(
-            f"{run_dir} holds files that no run has made ({_few(other)}); choose another --run-dir"
-        )
     metrics = run_dir / "metrics.jsonl"
     trained = (run_dir / "summary.json").exists() or (metrics.exists() and metrics.stat().st_size)
     if not trained or not (run_dir / "config.yaml").is_file():

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from param_groups import (
@@ -96,6 +97,10 @@ def test_a_prescription_of_ones_own_may_name_adamw_and_need_not_be_a_dataclass()
         assert (numbers["weight"].init_std, numbers["weight"].lr) == (1.0, 0.2)
         name = type(rule).__name__.lower()
         assert numbers.prescription == {"name": name, "width": 8, "optimizer": "adamw"}
+        model = torch.nn.Linear(8, 8, bias=False)
+        numbers.initialise(model, seed=0)
+        with pytest.raises(PlanError, match="is of the family 'sgd'"):
+            guard(torch.optim.SGD(numbers.groups(model)), numbers)
 
 
 def test_it_needs_a_width_and_an_optimiser_with_a_family():

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from param_groups import Dinan, Everett, Factor, PlanError, Role, Rule, plan, rules_for
+from param_groups.layers import Scaled
 from param_groups.models import stock
 
 IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
@@ -146,6 +147,48 @@ def test_what_is_no_number_may_have_the_name_of_a_factor():
     model.model.layers[0].self_attn.scale, model.model.residual_scale = True, "post"
     model.model.register_buffer("embed_scale", torch.ones(8))
     assert of_heads_of_16(model).forward == ()
+
+
+class Branch(Scaled):
+    """A residual branch that is given its multiplier."""
+
+    factors, residual_multiplier = ("residual_multiplier",), 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(8, 8, bias=False)
+
+
+def test_a_factor_of_ones_own_layers_may_stand_beside_them_or_under_another_name():
+    """In the parent, and as the residual scale of blocks that say they apply it."""
+    rule, rules = Everett("mup", 8, 8, depth=4, alpha_depth=0.5), [Rule("*", Role.MLP_IN)]
+    scaled = nn.Sequential(Branch())
+    scaled.residual_multiplier = 0.5
+    assert plan(scaled, rules, rule, lr=1.0).forward == (Factor("residual_multiplier", 0.5),)
+    stock_like = nn.Sequential(nn.Linear(8, 8, bias=False))
+    stock_like[0].residual_scale = 0.5
+    applied = {"residual_multiplier": 0.5}
+    assert plan(stock_like, rules, rule, lr=1.0, applied=applied).forward
+    for model, more in ((scaled, {}), (stock_like, {"applied": applied})):
+        model[0].residual_scale = 0.25
+        with pytest.raises(PlanError, match="'0' .* has residual_scale 0.25 .*the plan has 0.5"):
+            plan(model, rules, rule, lr=1.0, **more)
+
+
+def test_an_attention_of_ones_own_may_be_fused_and_read_its_scale():
+    class Attention(nn.Module):
+        head_dim, scale, fused_attn = 16, 1 / 16, True
+
+        def __init__(self):
+            super().__init__()
+            self.qkv = nn.Linear(64, 192, bias=False)
+
+    model, rules = nn.Sequential(Attention()), [Rule("0.qkv.weight", Role.QKV)]
+    options = {"lr": 0.1, "absorb_multipliers": True, "applied": {"attention_scale": 1 / 16}}
+    assert plan(model, rules, Everett("mup", 64, 64), **options).forward
+    model[0].scale = 0.1
+    with pytest.raises(PlanError, match="has scale 0.1 .*another name if it is no such factor"):
+        plan(model, rules, Everett("mup", 64, 64), **options)
 
 
 T5_SIZES = {"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2,

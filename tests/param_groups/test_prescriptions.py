@@ -1,5 +1,6 @@
 """The papers' numbers, typed from their tables, against what the prescriptions give each role."""
 
+import functools
 import itertools
 import math
 from dataclasses import replace
@@ -321,6 +322,7 @@ def test_everett_over_depth_takes_the_rules_word_for_what_stands_outside_of_bran
     for given, message in (
         ({}, "'stem.bias' .hidden_bias. is in no numbered block.* say Rule.*trunk=True"),
         (trunk, "'mix.weight' .hidden. is in no numbered block"),
+        ({"stem.weight": False}, "'stem.weight' .patch_embedding. stands outside .* by its role"),
         ({"stem.bias": True, "mix.weight": 3}, "rule 'mix.weight': trunk is True or False, got 3"),
         (trunk | {"mix.weight": False, "mix.bias": False, "norm.bias": None}, "trunk=True. for th"),
     ):
@@ -374,3 +376,23 @@ def test_equivalent_parameterizations_are_one_after_absorbing(pair, optimizer, a
         }
 
     assert growth(pair[0]) == pytest.approx(growth(pair[1]), rel=1e-12)
+
+
+def test_a_number_in_the_name_of_a_stem_makes_no_block_of_it():
+    """Blocks are the lists that hold the matrices of attention or an MLP."""
+    model = torch.nn.ModuleDict({"stem": torch.nn.Sequential(
+        torch.nn.Linear(3, 8, bias=False), torch.nn.Linear(8, 8, bias=False))})
+    model["blocks"] = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
+    rule = Everett("mup", 8, 8, depth=4, alpha_depth=0.5)
+    for told in (None, True):
+        rules = [Rule("stem.0.weight", Role.PATCH_EMBEDDING), Rule("*.bias", Role.HIDDEN_BIAS),
+                 Rule("stem.1.weight", Role.HIDDEN, trunk=told),
+                 Rule("blocks.*.weight", Role.MLP_IN)]  # fmt: skip
+        make = functools.partial(
+            plan, model, rules, rule, lr=1.0, applied={"residual_multiplier": 0.5}
+        )
+        if told:
+            assert [make()[name].lr for name in ("stem.1.weight", "blocks.0.bias")] == [1.0, 0.5]
+        else:
+            with pytest.raises(PlanError, match="'stem.1.weight' .hidden. is in no numbered bl"):
+                make()

@@ -312,27 +312,11 @@ def test_resuming_with_another_config_is_refused_with_the_difference(run):
         toy.train(run, ["optimizer.beta1=0.8"])
 
 
-def test_a_folder_of_other_files_and_a_file_are_refused(tmp_path):
-    def train(folder):
-        return runs.train_once(folder, task.config, task.plan, dict)
-
-    task, folder = toy.build_task(toy.build_config()), tmp_path / "run"
-    folder.mkdir()
-    # A run that died at its first file, and what its launcher printed.
-    for name in (".lock", ".config.yaml.0badcafe.tmp", "slurm-17.out"):
-        (folder / name).touch()
-    assert train(folder) == {}
-    (folder / "config.yaml").rename(folder / "notes.md")
-    assert train(folder) == {}  # plan.json is a run's
-    (folder / "config.yaml").unlink()
-    (folder / "plan.json").unlink()
-    with pytest.raises(RunError, match=r"run holds files that no run has made \(notes.md\);"):
-        train(folder)
-    assert not (folder / "config.yaml").exists()
+def test_a_file_in_place_of_a_folder_is_refused(tmp_path):
+    task = toy.build_task(toy.build_config())
+    (tmp_path / "notes.md").touch()
     with pytest.raises(RunError, match="notes.md is a file, not a folder; choose another"):
-        train(folder / "notes.md")
-    (folder / "log.txt").touch()  # a sweep's run that died before it trained
-    assert train(folder) == {}
+        runs.train_once(tmp_path / "notes.md", task.config, task.plan, dict)
 
 
 def test_resuming_with_another_plan_is_refused_with_the_difference(run, monkeypatch):

@@ -1,6 +1,7 @@
 """What C_WE and N_rescale gain one at a time: differences by seed, right on known tables."""
 
 import json
+import re
 from pathlib import Path
 
 import pandas as pd
@@ -85,11 +86,18 @@ def test_the_readme_quotes_the_shipped_table():
     table = tables.shipped("dinan/ablations")
     gains = [line for name, line in lines(of_shipped("dinan/ablations")).items() if "gain" in name]
     assert len(gains) == len(ablations.EXCHANGES)
-    for line in gains:
-        words = line.measured.partition(" (n = 3)")[0]
-        assert words in readme or words.lstrip("+") in readme, line
+    gain = {line.name: line.measured.partition(" (n = 3)")[0] for line in gains}
+    in_both = [[gain[f"gain of {what}, in {strategy} (nats)"] for strategy in (
+        "standard", "neural-tangent")] for what in ("C_WE = 1", "N_rescale")]
+    for what, (one, other) in zip(("C_WE = 1 for 0.02²", "N_rescale = n^(-1/2) for 1"), in_both):
+        assert f"| {what} | {one} | {other} |" in readme
+    assert f"| both | {gain['gain of both, in standard (nats)']} | |" in readme
+    alone, all_three = (gain[f"gain of {what} (nats)"].lstrip("+") for what in (
+        "relative rates, with both", "all three"))
+    said = re.sub(r"\s+", " ", readme)
+    assert f"they gain {alone} nats, more than all three together ({all_three})" in said
     harms = {line.name for line in gains if line.verdict == "harms"}
     assert len(harms) == 3 and all("in standard" in name for name in harms)
-    assert f"{len(pd.read_csv(table))} runs, an hour and a half" in readme
+    assert f"{len(pd.read_csv(table))} runs, an hour and a half" in said
     commit = json.loads(table.with_suffix(".json").read_text())["environment"]["commit"]
-    assert f"commit {commit[:7]})" in readme
+    assert f"commit {commit[:7]}" in said
