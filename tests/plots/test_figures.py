@@ -160,7 +160,7 @@ DECODER, KERNELS = "bordelon/figure_7_12", "bordelon/figure_6"
 @pytest.mark.parametrize(("name", "given", "message"), [
     ("bordelon/decoder", (DECODER, f"{DECODER}_metrics", f"{DECODER}_kernels_desktop"),
      f"{DECODER}_kernels_desktop.csv.gz: 126 of its 180 runs, such as .*, are not in "
-     f".*/{DECODER}.csv; expected tables of one sweep$"),
+     f".*/{DECODER}.csv; expected tables of one sweep .run it to its end.*$"),
     ("bordelon/decoder", (DECODER, f"{DECODER}_metrics_desktop", f"{DECODER}_kernels"),
      f"{DECODER}_metrics_desktop.csv: 126 of its 180 runs"),
     ("bordelon/decoder", (DECODER, f"{DECODER}_metrics", f"{KERNELS}_kernels"),
