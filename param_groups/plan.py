@@ -307,7 +307,7 @@ def plan(
 
 
 def _at_its_place(
-    prescription: Prescription, assignment: Assignment, lists: Set[str]
+    prescription: Prescription, assignment: Assignment, lists: Set[str | None]
 ) -> Prescription:
     """The prescription for tensors in residual branches, or for those outside of them; `lists` are
     the paths of numbered blocks.

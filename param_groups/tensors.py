@@ -296,12 +296,12 @@ def check_held(
         meant, value = "logit_multiplier", _held(holder, name)
         if not name.startswith(("logit", "lm_head")):
             meant = "residual_multiplier" if name.startswith("residual") else name
-        wanted = [applied[meant]] if meant in applied else [1.0, given.get(meant, 1.0)]
+        right = [applied[meant]] if meant in applied else [1.0, given.get(meant, 1.0)]
         scaled = isinstance(holder, Scaled) and name in holder.factors
-        if not scaled and value is not None and not any(_same(value, one) for one in wanted):
+        if not scaled and value is not None and not any(_same(value, one) for one in right):
             raise PlanError(
                 f"{path!r} ({type(holder).__name__}) has {name} {value:g} in the forward pass, "
-                f"where the plan has {wanted[-1]:g}: set it to that, by the config where that has "
+                f"where the plan has {right[-1]:g}: set it to that, by the config where that has "
                 "a key for it, or give the attribute another name if it is no factor"
             )
 
