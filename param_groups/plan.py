@@ -10,9 +10,9 @@ work on the rows, so what was trained can be read back from what was saved.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from types import NoneType
@@ -332,8 +332,9 @@ def _at_its_place(
 
 def _list_of(assignment: Assignment) -> str | None:
     """The path up to a tensor's first number, such as model.layers; None without a number."""
-    found = re.match(r"((?:[^.]*[^.\d][^.]*\.)*)\d+\.", assignment.name)
-    return found and found[1]
+    parts = assignment.name.split(".")
+    before = [*itertools.takewhile(lambda part: not part.isdigit(), parts)]
+    return ".".join(before) if len(before) < len(parts) else None
 
 
 # The factors of a stock model: attention logits over the root of the head dimension, no others.

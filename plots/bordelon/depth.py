@@ -162,6 +162,8 @@ def _of_rates(tried: pd.DataFrame) -> list[Finding]:
     if tried.groupby(ALPHA_L)[RATE].nunique().max() < 2 or alphas(tried) != [0.5, 1.0]:
         return []
     result = []
+    kept = [complete(rows, "seed", ALPHA_L, RATE) for _, rows in tried.groupby(LAYERS)]
+    tried = pd.concat(kept)  # the seeds that have every eta_0 of a depth
     for alpha, rows in tried.groupby(ALPHA_L):
         best = {depth: _means(own).idxmin() for depth, own in rows.groupby(LAYERS)}
         ends = {depth: {own[RATE].min(), own[RATE].max()} for depth, own in rows.groupby(LAYERS)}
@@ -170,7 +172,7 @@ def _of_rates(tried: pd.DataFrame) -> list[Finding]:
         name = f"5b: best eta_0 by L, alpha_L = {scans.alpha_text(alpha)}"
         result.append(Finding(name, values))
     for depth, rows in tried.groupby(LAYERS):
-        gain = jackknife(complete(rows, "seed", ALPHA_L, RATE), "seed", _tuned_gain)
+        gain = jackknife(rows, "seed", _tuned_gain)
         name = f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
         claim = ("above 0", gain.claimed_gain()) if depth == tried[LAYERS].max() else ()
         result.append(Finding(name, gain.text(), *claim))

@@ -135,3 +135,10 @@ def lines(findings):
     found = [line for line in findings if isinstance(line, Finding)]
     assert len(found) == len({finding.name for finding in found})
     return {finding.name: finding for finding in found}
+
+
+def read_rows(module, folder, rows):
+    """What a figure's module reads from a results.csv of these rows."""
+    path = folder / "results.csv"
+    pd.DataFrame(rows).to_csv(path, index=False)
+    return module.read([path])

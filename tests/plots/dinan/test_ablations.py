@@ -1,5 +1,6 @@
 """What C_WE and N_rescale gain one at a time: differences by seed, right on known tables."""
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -11,7 +12,7 @@ from plots import tables
 from plots.dinan import ablations
 from plots.power import of_shipped
 from plots.tables import TableError
-from tests.plots.dinan.searched import lines
+from tests.plots.dinan.searched import lines, read_rows
 
 ROOT = Path(__file__).resolve().parents[3]
 # Final loss at the best rate, lr = 4, of seed 0; every seed adds 0.1 to all curves alike.
@@ -31,10 +32,7 @@ def row(curve, octave, seed):
 ROWS = [row(curve, octave, seed) for curve in LOWEST for octave in (1, 2, 3) for seed in range(3)]
 
 
-def read(folder, rows):
-    path = folder / "results.csv"
-    pd.DataFrame(rows).to_csv(path, index=False)
-    return ablations.read([path])
+read = functools.partial(read_rows, ablations)
 
 
 def test_an_exchange_is_judged_by_seed_at_the_best_rate_of_either(tmp_path):

@@ -1,17 +1,17 @@
 """Rates and widths of Dinan et al.'s strategies: exponents and findings right on known tables."""
 
+import functools
 import math
 import re
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from plots.dinan import rate_transfer
 from plots.dinan.published import TRANSFER_EXPONENTS
 from plots.power import of_shipped
 from plots.tables import TableError
-from tests.plots.dinan.searched import lines
+from tests.plots.dinan.searched import lines, read_rows
 
 WIDTHS, POWERS = (16, 32, 64, 128), {**TRANSFER_EXPONENTS, "hybrid": 0.5}
 FLOOR = {"standard": 1.3, "neural_tangent": 1.2, "hybrid": 1.1, "maximal_update": 1.2}
@@ -29,10 +29,7 @@ ROWS = [row(strategy, width, 2.0**octave, seed) for strategy in POWERS for width
         for octave in range(-7, 4) for seed in (0, 1)]
 
 
-def read(folder, rows):
-    path = folder / "results.csv"
-    pd.DataFrame(rows).to_csv(path, index=False)
-    return rate_transfer.read([path])
+read = functools.partial(read_rows, rate_transfer)
 
 
 def test_exponents_stand_beside_those_that_follow_from_the_relative_rates(tmp_path):
