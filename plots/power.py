@@ -136,10 +136,11 @@ def of_shipped(figure: str) -> Sequence[Printed]:
 
 def printed(figure: str) -> Sequence[Printed]:
     """What a figure says of the shipped tables; of two findings of one name, that of the tables of
-    preset desktop."""
+    preset desktop, and last those that only they have, such as of greater depths."""
     laptop, desktop = of_shipped(figure), of_shipped(f"{figure}{tables.DESKTOP}")
     better = {line.name: line for line in desktop if isinstance(line, Finding)}
-    return [better.get(line.name, line) if isinstance(line, Finding) else line for line in laptop]
+    both = [better.pop(line.name, line) if isinstance(line, Finding) else line for line in laptop]
+    return [*both, *better.values()]
 
 
 def _of_desktop(said: dict[str, Any]) -> bool:

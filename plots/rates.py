@@ -193,9 +193,10 @@ def noise_lines(table: pd.DataFrame) -> list[str]:
 
 def selection_lines(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """How much of the lowest losses is owed to rates chosen on the same seeds: what they become
-    where every seed has the rate that the others choose, over the rates that all seeds have."""
+    where every seed has the rate that the others choose, over the rates that all seeds have;
+    `keys` are the columns that tell sweeps apart."""
     rises = []
-    for _, sweep in table.groupby([*keys, WIDTH], dropna=False, sort=False):
+    for _, sweep in table.groupby([*keys], dropna=False, sort=False):
         losses = tables.losses(sweep)
         at = [sweep.loc[losses.index, key] for key in (SEED, RATE)]
         by_rate = losses.groupby(at).mean().unstack().dropna(axis=1)
@@ -218,7 +219,7 @@ def basis(table: pd.DataFrame, found: Lines, keys: Sequence[str]) -> list[str]:
     what selection costs; `keys` are the columns that tell its lines apart."""
     return [
         *edge_lines(found), *lost_lines(table, keys), *noise_lines(table),
-        *selection_lines(table, keys),
+        *selection_lines(table, [*keys, WIDTH]),
     ]
 
 

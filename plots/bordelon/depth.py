@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import style, tables
+from plots import rates, style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import FLOPS_PER_PARAMETER
 from plots.bordelon.scans import ALPHA_LOOKS, CHANCE, LAYERS
@@ -70,8 +70,8 @@ def read(paths: Sequence[Path]) -> Data:
 def _best_rates(finished: pd.DataFrame) -> pd.DataFrame:
     """The runs of one rate per alpha_L: that of the most finished runs, over depths and seeds, then
     of the lowest mean of their last losses, then the lower one."""
-    rates = finished.groupby([ALPHA_L, RATE])
-    ranked = rates.agg(runs=("run", "count"), loss=("last", "mean")).reset_index()
+    ranked = finished.groupby([ALPHA_L, RATE]).agg(runs=("run", "count"), loss=("last", "mean"))
+    ranked = ranked.reset_index()
     ranked = ranked.sort_values(["runs", "loss", RATE], ascending=[False, True, True])
     best = ranked.drop_duplicates(ALPHA_L)[[ALPHA_L, RATE]]
     return finished.merge(best, on=[ALPHA_L, RATE])
@@ -156,12 +156,13 @@ def _of_losses(losses: pd.DataFrame) -> list[Finding]:
     return result
 
 
-def _of_rates(tried: pd.DataFrame) -> list[Finding]:
-    """The same gain with both alpha_L at their best eta_0 of every depth, where several were run;
-    the jackknife chooses again without the seed that it leaves out."""
+def _of_rates(tried: pd.DataFrame) -> list[Printed]:
+    """The same gain with both alpha_L at their best eta_0 of every depth, where several were run,
+    and what choosing them on the same seeds is worth; the jackknife chooses again without the seed
+    that it leaves out."""
     if tried.groupby(ALPHA_L)[RATE].nunique().max() < 2 or alphas(tried) != [0.5, 1.0]:
         return []
-    result = []
+    result: list[Printed] = []
     kept = [complete(rows, "seed", ALPHA_L, RATE) for _, rows in tried.groupby(LAYERS)]
     tried = pd.concat(kept)  # the seeds that have every eta_0 of a depth
     for alpha, rows in tried.groupby(ALPHA_L):
@@ -176,7 +177,8 @@ def _of_rates(tried: pd.DataFrame) -> list[Finding]:
         name = f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
         claim = ("above 0", gain.claimed_gain()) if depth == tried[LAYERS].max() else ()
         result.append(Finding(name, gain.text(), *claim))
-    return result
+    last = tried.assign(**{tables.LOSS: tried["last"]})
+    return [*result, *rates.selection_lines(last, [ALPHA_L, LAYERS])]
 
 
 def _tuned_gain(rows: pd.DataFrame) -> float:
@@ -212,10 +214,10 @@ def _basis(movement: pd.DataFrame, losses: pd.DataFrame) -> str:
     """What the findings rest on."""
     seeds = movement.groupby([ALPHA_L, LAYERS])["seed"].nunique()
     depths = ", ".join(f"{depth:.0f}" for depth in sorted(movement[LAYERS].unique()))
-    rates = ", ".join(f"{rate:g} (alpha_L = {scans.alpha_text(alpha)})"
+    shown = ", ".join(f"{rate:g} (alpha_L = {scans.alpha_text(alpha)})"
                       for alpha, rate in losses.groupby(ALPHA_L)[RATE].first().items())
     return (
-        f"L = {depths}; eta_0 = {rates}; {scans.span(seeds)} seeds; movement after "
+        f"L = {depths}; eta_0 = {shown}; {scans.span(seeds)} seeds; movement after "
         f"{movement['step'].max():.0f} steps, loss after {losses['step'].max():.0f}; ± is "
         "jackknife over seeds"
     )

@@ -77,7 +77,7 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
             *rates.lost_lines(rows, [CURVE]),
             *rates.edge_lines({(curve,): {sweep.width: sweep} for curve, sweep in found.items()}),
         ]),
-        *rates.selection_lines(rows, [CURVE]),
+        *rates.selection_lines(rows, [CURVE, WIDTH]),
         HEADER,
     ]
     for curve, sweep in found.items():

@@ -57,7 +57,7 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
         *(line.replace(" D = ", " n = ") for line in [
             *rates.lost_lines(rows, [CURVE]),
             *rates.edge_lines({(name,): sweeps for name, sweeps in found.items()}),
-            *rates.selection_lines(rows, [CURVE]),
+            *rates.selection_lines(rows, [CURVE, WIDTH]),
         ]),
         HEADER,
     ]

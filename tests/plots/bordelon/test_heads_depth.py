@@ -247,7 +247,7 @@ def test_of_several_rates_one_per_alpha_is_shown(tmp_path, lost):
         for alpha, new in ((0.5, not lost), (1.0, True)):
             runs = table[table["prescription.alpha_depth"] == alpha]["run"]
             assert set(runs.str.startswith("more")) == {new}
-    basis, *found = depth.findings((movement, losses, tried))
+    basis, *found, selected = depth.findings((movement, losses, tried))
     assert f"eta_0 = {2 if lost else 4} (alpha_L = 1/2), 8 (alpha_L = 1)" in basis
     of_rates = {line.name: line for line in found[1:] if "best eta_0" in line.name}
     own = of_rates["5b: best eta_0 by L, alpha_L = 1/2"].measured
@@ -259,6 +259,8 @@ def test_of_several_rates_one_per_alpha_is_shown(tmp_path, lost):
         ]
         assert line.measured.startswith(gain) and "(n = 3)" in line.measured
         assert line.verdict == ("agrees" if layers == 16 else "")
+    diverged = ", in 1 of which a run diverges" if lost else ""
+    assert "0.000 nats higher" in selected and f"(n = 6 sweeps{diverged})" in selected
 
 
 def test_tables_of_depth_that_are_wrong_are_one_line(tmp_path):
