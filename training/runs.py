@@ -87,8 +87,7 @@ def done(run_dir: Path) -> dict[str, Any] | None:
 
 def refuse_other(run_dir: Path, config: Section, plan: Plan) -> None:
     """Raises RunError if the folder holds what another config or plan has trained, or is a file."""
-    if run_dir.exists() and not run_dir.is_dir():
-        raise RunError(f"{run_dir} is a file, not a folder; choose another --run-dir")
+    refuse_file(run_dir)
     metrics = run_dir / "metrics.jsonl"
     trained = (run_dir / "summary.json").exists() or (metrics.exists() and metrics.stat().st_size)
     if not trained or not (run_dir / "config.yaml").is_file():

@@ -315,7 +315,7 @@ def test_resuming_with_another_config_is_refused_with_the_difference(run):
 def test_a_file_in_place_of_a_folder_is_refused(tmp_path):
     task = toy.build_task(toy.build_config())
     (tmp_path / "notes.md").touch()
-    with pytest.raises(RunError, match="notes.md is a file, not a folder; choose another"):
+    with pytest.raises(RunError, match="notes.md is a file, not a folder; give another folder"):
         runs.train_once(tmp_path / "notes.md", task.config, task.plan, dict)
 
 
