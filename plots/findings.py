@@ -9,12 +9,14 @@ from fractions import Fraction
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what, measured with its uncertainty, published, and how they compare."""
+    """One line: what, measured with its uncertainty, published, and how they compare; the number
+    itself where `measured` rounds it."""
 
     name: str
     measured: str
     published: str = ""
     verdict: str = ""
+    estimate: Estimate | None = None
 
     def __str__(self) -> str:
         """The finding in one line."""
@@ -29,20 +31,31 @@ HEADER = str(Finding("finding", "measured", "published", "verdict"))
 class Estimate:
     """A number, its standard error (NaN: unknown) and, where they are known, how many independent
     `groups` (seeds, or runs of a fit) both come from, from which `fitted` parameters were estimated
-    (1: a mean).
+    (1: a mean); `freedom` are the error's degrees of freedom where they are not groups - fitted.
 
-    Verdicts have intervals of 95 % coverage where the groups are known. Else these are two standard
-    errors, which have 70 % with two groups and 82 % with three.
+    Verdicts have intervals of 95 % coverage where the degrees of freedom are known. Else these are
+    two standard errors, which have 70 % with two groups and 82 % with three.
     """
 
     value: float
     error: float
     groups: int | None = None
     fitted: int = 1
+    freedom: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.freedom is None and self.groups is not None:
+            object.__setattr__(self, "freedom", float(self.groups - self.fitted))
 
     def __sub__(self, other: Estimate) -> Estimate:
-        """The difference of two independent numbers; their errors add in squares."""
-        return Estimate(self.value - other.value, math.hypot(self.error, other.error))
+        """The difference of two independent numbers; their errors add in squares, with Welch's and
+        Satterthwaite's degrees of freedom."""
+        error = math.hypot(self.error, other.error)
+        freedom = None
+        if self.freedom and other.freedom and error > 0:
+            shares = ((one.error / error) ** 4 / one.freedom for one in (self, other))
+            freedom = 1 / sum(shares)
+        return Estimate(self.value - other.value, error, freedom=freedom)
 
     def __neg__(self) -> Estimate:
         """The number with the other sign, to judge a claim that it is below zero."""
@@ -70,11 +83,11 @@ class Estimate:
     @property
     def reach(self) -> float:
         """Standard errors on either side: 2, or Student's 97.5 % quantile."""
-        if self.groups is None:
+        if self.freedom is None:
             return 2.0
         from scipy.special import stdtrit
 
-        return float(stdtrit(self.groups - self.fitted, 0.975))
+        return float(stdtrit(self.freedom, 0.975))
 
     @property
     def few(self) -> str:
@@ -118,13 +131,13 @@ class Estimate:
             return f"off by {off:+.2f}, error unknown"
         error = max(self.error, 1e-9)  # the rounding of a fit
         if abs(off) <= self.reach * error:
-            return "agrees within " + ("2 SE" if self.groups is None else "95 %")
+            return "agrees within " + ("2 SE" if self.freedom is None else "95 %")
         return f"off by {off:+.2f}, {abs(off) / error:.1f} SE"
 
     def finding(self, name: str, published: float, beside: str | None = None) -> Finding:
         """Beside a published number; `beside` is its text, -1/2 as the papers write it if None."""
         beside = exact_text(published) if beside is None else beside
-        return Finding(name, self.text(), beside, self.distance(published))
+        return Finding(name, self.text(), beside, self.distance(published), self)
 
 
 UNKNOWN = Estimate(math.nan, math.nan)

@@ -4,12 +4,13 @@
 
 A claim is judged by its findings, those of tables of preset desktop in place of laptop ones. It
 disagrees if more of them do, at 95 % each, than chance has in 5 % of such claims, or if one does at
-95 % for all of them together (Bonferroni); findings count as independent. It agrees if all do, and
-is undecided otherwise. That no difference is seen counts as agreement only if one of the size
-`effect` would have been seen: errors must be at most effect / 2.8, which finds it with 80 % power
-at 95 % confidence, and smaller where they rest on few seeds (Student's quantiles). Lines through
-widths keep the 2.8: their errors are at least what those of the optima imply. Errors are taken to
-fall as the root of the number of runs. Costs are the planner's.
+95 % for all of them together (Bonferroni); findings count as independent, though those of a figure
+share seeds and data, and settings that train alike (Adafactor's standard and NTK) are nearly one.
+It agrees if all do, and is undecided otherwise. That no difference is seen counts as agreement only
+if one of the size `effect` would have been seen: errors must be at most effect / 2.8, which finds it
+with 80 % power at 95 % confidence, and smaller where they rest on few seeds (Student's quantiles).
+Lines through widths keep the 2.8: their errors are at least what those of the optima imply. Errors
+are taken to fall as the root of the number of runs. Costs are the planner's.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Judged:
     n: int | None
     alone: bool = False
     """A disagreement that holds for all the claim's findings together."""
+    off: float = math.nan
+    """How far the number lies from what is claimed."""
     widths: int | None = None
     """Through how many widths an exponent's line goes."""
 
@@ -192,6 +195,8 @@ def _spreads(rows: pd.DataFrame) -> dict[tuple[str, str], float]:
 def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
     """The verdict on one of `count` findings of a claim."""
     value, error = measured(line.measured)
+    if line.estimate is not None:
+        value, error = line.estimate.value, line.estimate.error
     seeds = re.search(r"\(n = (\d+)\)|\((\d+) seeds?\)", line.measured)
     n = int(seeds[1] or seeds[2]) if seeds else None
     rule = said.get("judge", "verdict")
@@ -213,8 +218,6 @@ def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
             word = AGREES if (value < 0) == (rule == "below") else DISAGREES
     elif "published" in said:
         word = AGREES if off <= reach * error else DISAGREES
-    elif "same scaling: " in line.verdict:
-        word, off = line.verdict.partition("same scaling: ")[2], 0.0  # its error is not printed
     elif "in sign" in line.verdict or "error unknown" in line.verdict:
         pass
     elif line.verdict.startswith(BAD):
@@ -226,7 +229,7 @@ def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
     if rule == "verdict" and n == 1:
         word = UNDECIDED
     alone = word == DISAGREES and known and off > far * error
-    return Judged(word, value, error, n, alone, through)
+    return Judged(word, value, error, n, alone, off, through)
 
 
 def _quantile(n: int | None, tail: float) -> float:
@@ -312,8 +315,10 @@ def page() -> str:
     verdicts = {id(one): verdict(one) for ones in papers.values() for one in ones}
     count = Counter(word for word, _ in verdicts.values())
     total = sum(count.values())
-    text = [HEAD.format(total=total, **{word.replace(" ", "_"): count[word] for word in
-                                        (AGREES, DISAGREES, UNDECIDED, OUT)})]
+    derived = sum("(derived)" in one.said["claim"] for ones in papers.values() for one in ones)
+    text = [HEAD.format(total=total, derived=derived,
+                        **{word.replace(" ", "_"): count[word]
+                           for word in (AGREES, DISAGREES, UNDECIDED, OUT)})]
     for paper, ones in papers.items():
         text.append(f"\n## {paper}\n\n{COLUMNS}")
         text += [_row(one, *verdicts[id(one)]) for one in ones]
@@ -333,10 +338,13 @@ def _row(claim: Claim, word: str, hours: float) -> str:
     count = Counter(one.word for one in claim.found)
     split = " / ".join(str(count[word]) for word in (AGREES, UNDECIDED, DISAGREES))
     worst, now, runs = claim.worst, "", ""
+    against = max((one.off for one in claim.found if one.word == DISAGREES), default=math.nan)
     if "out" in claim.said:
         paper_hours = sum(planned(sweep, None)["H100"] for sweep in claim.said["sweeps"])
         now, split = claim.said["out"], ""
         runs = f"{paper_hours:,.0f} H100-hours, all of the figure at the paper's size"
+    elif word == DISAGREES and against < claim.said.get("effect", 0):
+        now = f"differs by at most {against:.2g}, less than the effect of {claim.said['effect']}"
     elif worst is not None and word != DISAGREES:
         error = f"{worst.error:.3f}" if worst.error > 0 else "unknown"
         now = f"{error} → {claim.needed:.3f}"
@@ -377,7 +385,8 @@ Written by `python -m plots.power` from `power.yaml` and the shipped tables; not
 Of {{total}} claims of the four papers that a figure here bears on,
 **{{agrees}} agree, {{disagrees}} disagree, {{undecided}} are undecided and {{out_of_reach}} out
 of reach** at this scale: small models, short runs, embedded data. A disagreement says that a claim
-does not hold *here*.
+does not hold *here*. {{derived}} of them do not stand in a paper but follow from its theory
+(derived).
 
 How a claim is judged stands in `power.py`. *Findings* counts those that agree / are undecided /
 disagree. *Error* is the largest standard error among the undecided ones, and what it must become.

@@ -63,12 +63,11 @@ def exponent(rows: pd.DataFrame, group: str, size: str, value: str) -> Estimate:
 
 
 def average(values: Sequence[float]) -> Estimate:
-    """Mean and standard error, NaN for what too few values leave open. Verdicts on it, and on
-    differences of two, take two standard errors."""
-    if not len(values):
-        return Estimate(math.nan, math.nan)
-    spread = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-    return Estimate(float(np.mean(values)), spread / math.sqrt(len(values)))
+    """Mean and standard error, NaN for what too few values leave open."""
+    if len(values) < 2:
+        return Estimate(float(values[0]) if len(values) else math.nan, math.nan)
+    error = float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Estimate(float(np.mean(values)), error, freedom=len(values) - 1)
 
 
 def mean(values: Mapping[int, float]) -> Estimate:

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from plots import power
-from plots.findings import Finding
+from plots.findings import Estimate, Finding
 
 EFFECT = {"effect": 0.28}
 
@@ -57,6 +57,26 @@ def test_a_sign_is_judged_by_the_distance_from_zero():
     line = Finding("name", "+0.40 ± 0.15", "-1.05", "off by +1.45, 9.7 SE")
     found = power.judged(line, {"judge": "below"}, 12)
     assert (found.word, found.alone) == (power.DISAGREES, False)
+
+
+def test_numbers_are_judged_before_they_are_rounded():
+    exact = Estimate(0.500, 0.0456)
+    line = Finding("name", exact.text(2), "0.65", "off by -0.15, 3.3 SE", exact)
+    said = {"judge": "equal", **EFFECT}
+    assert power.judged(line, said, 1).off == pytest.approx(0.15)
+    assert power.judged(line, said, 20).alone
+    rounded = Finding("name", exact.text(2), "0.65", line.verdict)
+    assert not power.judged(rounded, said, 20).alone
+
+
+def test_a_disagreement_smaller_than_the_effect_says_so():
+    def row(measured):
+        said = {"claim": "c", "where": "w", "sweeps": [], "published": -1, **EFFECT}
+        line = Finding("name", measured, "", "")
+        return power._row(power.Claim(said, [power.judged(line, said, 1)]), power.DISAGREES, 0.0)
+
+    assert "differs by at most 0.2, less than the effect of 0.28" in row("-0.80 ± 0.05")
+    assert "differs" not in row("-0.60 ± 0.05")
 
 
 def test_a_few_findings_of_many_disagree_by_chance():

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import t
+from scipy.stats import t, ttest_ind
 
 from plots.findings import Estimate
-from plots.statistics import differences, exponent, jackknife, law, mean
+from plots.statistics import average, differences, exponent, jackknife, law, mean
 
 
 def test_jackknife_is_the_standard_error_of_a_mean():
@@ -65,7 +65,18 @@ def test_verdicts_need_two_degrees_of_freedom_and_an_error():
     assert Estimate(1.0, math.nan, 3).claimed_gain() == "agrees in sign, error unknown"
     assert Estimate(1.0, math.nan).claimed_gain() == "agrees in sign, one seed"
     change = Estimate(1.0, 3.0) - Estimate(0.5, 4.0, 7)
-    assert (change.value, change.error, change.groups) == (0.5, 5.0, None)
+    assert (change.value, change.error, change.groups, change.freedom) == (0.5, 5.0, None, None)
+
+
+@pytest.mark.parametrize("sizes", [(2, 2), (2, 5), (13, 4)])
+def test_differences_of_means_are_judged_as_by_welch(sizes):
+    draws = np.random.default_rng(sum(sizes))
+    first, second = (draws.normal(size=n) * n for n in sizes)
+    change = average(list(first)) - average(list(second))
+    expected = ttest_ind(first, second, equal_var=False)
+    assert change.freedom == pytest.approx(expected.df)
+    assert change.reach == pytest.approx(t.ppf(0.975, df=expected.df))
+    assert change.value / change.error == pytest.approx(expected.statistic)
 
 
 def test_sizes_without_a_number_above_zero_are_left_out():

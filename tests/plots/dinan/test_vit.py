@@ -155,7 +155,7 @@ def test_accuracies_are_means_with_their_standard_errors():
     gain = findings["neural-tangent - standard: best top-1 (points)"]
     assert gain.measured == "+5.00 ± 0.71" and gain.verdict == "agrees"
     worst = findings["standard - maximal-update: best top-1 (points)"]
-    assert worst.measured == "+1.50 ± 0.50" and worst.verdict == "agrees"
+    assert worst.measured == "+1.50 ± 0.50" and worst.verdict == "within noise"
     tie = findings["hybrid - maximal-update: best top-1 (points)"]
     assert tie.measured == "+8.00 ± 0.00" and tie.verdict == "agrees in sign, seeds tie"
 
