@@ -6,10 +6,10 @@ A claim is judged by its findings, those of tables of preset desktop in place of
 disagrees if more of them do, at 95 % each, than chance has in 5 % of such claims, or if one does at
 95 % for all of them together (Bonferroni); findings count as independent, though those of a figure
 share seeds and data, and settings that train alike (Adafactor's standard and NTK) are nearly one.
-It agrees if all do, and is undecided otherwise. That no difference is seen counts as agreement only
-if one of the size `effect` would have been seen: errors must be at most effect / 2.8, which finds it
-with 80 % power at 95 % confidence, and smaller where they rest on few seeds (Student's quantiles).
-Lines through widths keep the 2.8: their errors are at least what those of the optima imply. Errors
+It agrees if all do, and is undecided otherwise. That no difference is seen counts as agreement
+only if one of the size `effect` would have been seen: errors must be at most effect / 2.8, which
+finds it with 80 % power at 95 % confidence, and smaller where they rest on few seeds (Student's
+quantiles). Lines through widths keep the 2.8: their errors are at least what those of the optima imply. Errors
 are taken to fall as the root of the number of runs. Costs are the planner's.
 """
 
