@@ -9,8 +9,8 @@ share seeds and data, and settings that train alike (Adafactor's standard and NT
 It agrees if all do, and is undecided otherwise. That no difference is seen counts as agreement
 only if one of the size `effect` would have been seen: errors must be at most effect / 2.8, which
 finds it with 80 % power at 95 % confidence, and smaller where they rest on few seeds (Student's
-quantiles). Lines through widths keep the 2.8: their errors are at least what those of the optima imply. Errors
-are taken to fall as the root of the number of runs. Costs are the planner's.
+quantiles). Lines through widths keep the 2.8: their errors are at least what those of the optima
+imply. Errors are taken to fall as the root of the number of runs. Costs are the planner's.
 """
 
 from __future__ import annotations
