@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import AfterValidator
 
 from sweeps.pool import Needs
 from sweeps.sources import Sources, folder_of, preset_of, read_file
@@ -83,6 +86,10 @@ class Condition:
         return self.compare(value)
 
 
+# A section in `set` stands for its keys, so that what it does not name stays as it is.
+Keys = Annotated[dict[str, Any], AfterValidator(lambda data: dict(runs.flat(data)))]
+
+
 class FileConfig(Section):
     """What every file of many runs says."""
 
@@ -90,7 +97,7 @@ class FileConfig(Section):
     """Experiment folder: a package with a `train` module."""
     config: str
     """Base config, relative to this file."""
-    set: dict[str, Any] = {}
+    set: Keys = {}
     """Config keys of all runs."""
     needs: Needs = Needs()
     """What every run needs; by default what the model's memory and the GPU's size ask for."""
@@ -197,14 +204,21 @@ def open_file(
         )
     own = data.get("set", {})
     if overrides and isinstance(own, Mapping):
-        data = {**data, "set": {**own, **parse_overrides(overrides)}}
+        said = json.loads(json.dumps([own, parse_overrides(overrides)]))  # all keys are text
+        data = {**data, "set": dict(runs.flat(said[0]) + runs.flat(said[1]))}
     config = validate(kind, data, str(path))
+    experiment = load_experiment(config.experiment, path)
+    free = getattr(experiment.config, "without_effect", ())  # keys that are no part of a run's name
+    changes = [
+        word for word in overrides
+        if not any(f"{word.partition('=')[0]}.".startswith(f"{key}.") for key in free)
+    ]  # fmt: skip
     return {
         "path": path,
         "config": config,
-        "experiment": load_experiment(config.experiment, path),
+        "experiment": experiment,
         "base": read_file(path.parent / config.config),
-        "folder": folder_of(path, results, preset, overrides),
+        "folder": folder_of(path, results, preset, changes),
         "sources": Sources(path, results, preset, draft),
         "where": tuple(map(Condition.read, where)),
         "overrides": overrides,

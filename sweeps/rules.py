@@ -104,6 +104,7 @@ class Extend(Section):
     def next(self, cell: Cell) -> Next:
         """The next value past the edge, after the optimum of the cell's source has come."""
         known = cell.results.keys() | cell.refused
+        best = None
         if cell.source is not None:
             if not cell.source.settled:
                 return WAIT
@@ -113,7 +114,8 @@ class Extend(Section):
         if not cell.is_complete():
             return WAIT
         losses = mean_losses(cell)
-        value = next_value(losses, self.step, self.coverage) if losses else None
+        alone = best[0] if best and best not in cell.given else None
+        value = next_value(losses, self.step, self.coverage, alone) if losses else None
         if value is None:
             return DONE
         if cell.added >= self.points:
@@ -157,13 +159,17 @@ def optimum(cell: Cell) -> Place | None:
 
 
 def next_value(
-    losses: Mapping[float, float], step: float, coverage: Coverage | None = None
+    losses: Mapping[float, float],
+    step: float,
+    coverage: Coverage | None = None,
+    alone: float | None = None,
 ) -> float | None:
     """The value to try next, or None when the optimum, and what `coverage` asks for, is known.
 
     `losses` maps positive values to mean losses, infinite where a run diverged. First the lowest
-    loss must lie inside; if all diverged the next value is below the lowest. Then the smallest
-    unstable value above it must be known, and the last stable one be near enough.
+    loss must lie inside; if all diverged the next value is below the lowest. `alone`, which may lie
+    far from the others, and the best do not enclose an optimum until they are `step` apart. Then
+    the smallest unstable value above it must be known, and the last stable one be near enough.
     """
     values = sorted(losses)
     best = min(values, key=lambda value: (losses[value], value))
@@ -171,6 +177,10 @@ def next_value(
         return shifted(values[0], -step)
     if best == values[-1]:
         return shifted(best, step)
+    place = values.index(best)
+    for beside, towards in ((values[place - 1], -step), (values[place + 1], step)):
+        if alone in (best, beside) and abs(math.log2(beside / best)) > step + 1e-9:
+            return shifted(best, towards)
     if coverage is None:
         return None
     stable, unstable = stability(losses, coverage.excess)

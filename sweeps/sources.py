@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -34,7 +35,8 @@ class Around(Section):
     sweep: str
     """File of that sweep, relative to this one."""
     match: Annotated[list[str], Field(min_length=1)]
-    """Columns in which its runs must agree with this point."""
+    """Columns in which its runs must agree with this point. One curve at one set of its other grid
+    values must be left, at any seeds."""
     where: dict[str, Any] = {}
     """Columns of its runs that must have these values."""
     at: dict[str, Any] = {}
@@ -118,7 +120,8 @@ class Sources:
         """The value of `key` with the lowest mean final evaluation loss over seeds.
 
         `settings` are the point's own keys and values. Raises Missing when that sweep has no such
-        run yet, UserError when its table has no such column.
+        run yet, UserError when its table has no such column or when runs of several curves or cells
+        fit, whose rates mean different things.
         """
         table, command = self._place("results.csv", around.sweep, "run", around.preset)
         if "curve" in around.where:
@@ -140,6 +143,7 @@ class Sources:
             if column not in rows[0]:
                 raise UserError(f"{self.file}: around: {table} has no column {column!r}")
         fitting = [row for row in rows if all(_same(row[c], value) for c, value in wanted.items())]
+        self._refuse_several_cells(around, key, table, fitting)
         losses: dict[float, list[float]] = {}
         for row in fitting:
             if row["status"] != "failed":
@@ -153,6 +157,24 @@ class Sources:
                 f"{table}: no run with {_words(wanted)} that ended well; finish {command}"
             )
         return chosen
+
+    def _refuse_several_cells(
+        self, around: Around, key: str, table: Path, rows: Sequence[Mapping[str, str]]
+    ) -> None:
+        """Raises UserError if the rows differ in more than `key` and seeds of what their file
+        crosses."""
+        said = preset_of(self.file.parent / around.sweep, around.preset or self.preset)
+        curves = said.get("curves")
+        parts = [said, *(curves.values() if isinstance(curves, Mapping) else ())]
+        grids = [part.get("grid") for part in parts if isinstance(part, Mapping)]
+        crossed = itertools.chain(*(grid for grid in grids if isinstance(grid, Mapping)))
+        for column in dict.fromkeys(["curve", *crossed]):
+            known = {_plain(row.get(column, "")): row.get(column, "") for row in rows}
+            if len(known) > 1 and column != key and column.rpartition(".")[2] != "seed":
+                raise UserError(
+                    f"{self.file}: around: runs of {table} that fit differ in {column} "
+                    f"({', '.join(known.values())}); name {column} in match, where or at"
+                )
 
     def constants(self, search: str, config: Mapping[str, Any]) -> dict[str, Any]:
         """The config keys and values that a search found for runs like `config` (dotted keys).
@@ -236,10 +258,15 @@ def _same(cell: str, value: Any) -> bool:
     """Whether a table's text stands for a config's value."""
     if isinstance(value, bool) or value is None or not isinstance(value, (int, float)):
         return cell == ("" if value is None else str(value))
+    return _plain(cell) == float(value)
+
+
+def _plain(cell: str) -> float | str:
+    """A table's text as the number that it stands for, if any."""
     try:
-        return float(cell) == float(value)
+        return float(cell)
     except ValueError:
-        return False
+        return cell
 
 
 def _words(wanted: Mapping[str, Any]) -> str:

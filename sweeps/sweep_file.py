@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from sweeps.asked import Asked, FileConfig, open_file
+from sweeps.asked import Asked, FileConfig, Keys, open_file
 from sweeps.pool import Needs
 from sweeps.rules import Confirm, Extend, Place, Rule, Transfer
 from sweeps.sources import Around, Missing
@@ -91,7 +91,7 @@ class Horizon(Section):
 class Curve(Section):
     """One line of a figure: its own settings and grid."""
 
-    set: dict[str, Any] = {}
+    set: Keys = {}
     """Config keys of this curve."""
     grid: dict[str, Axis] = {}
     """Keys to cross, added to the sweep's grid or replacing a key of it."""
@@ -117,7 +117,7 @@ class Adjust(Section):
 
     where: dict[str, Values]
     """Grid key -> values it applies to."""
-    set: dict[str, Any] = {}
+    set: Keys = {}
     """Config keys there."""
     needs: Needs = Needs()
     """What those runs need."""
@@ -175,14 +175,15 @@ class SweepConfig(FileConfig):
                 raise ValueError("seed goes into seeds, not into set or grid")
             if self.extend and self.extend.key not in grid:
                 raise ValueError(f"extend.key {self.extend.key!r} is not in the grid of {name!r}")
-            for key in self.confirm.keys if self.confirm else ():
+            rule = "confirm.keys" if self.confirm else "extend.key"
+            for key in self.searched:
                 if key not in grid:
                     raise ValueError(f"confirm.keys: {key!r} is not in the grid of {name!r}")
                 for value in grid[key] if isinstance(grid[key], list) else ():
                     number = isinstance(value, (int, float)) and not isinstance(value, bool)
                     if not (number and value > 0):
                         raise ValueError(
-                            f"confirm.keys: {key} {value!r} in a grid: expected numbers above 0"
+                            f"{rule}: {key} {value!r} in a grid: expected numbers above 0"
                         )
         wheres = [("more_seeds.where", rule.where) for rule in self.more_seeds]
         wheres += [("adjust.where", rule.where) for rule in self.adjust]
@@ -328,6 +329,11 @@ class Sweep(Asked):
         except Missing as missing:
             centre = self.keys(settings).get(key) or 1.0  # not in its file, or no key at all
             self.sources.assume(missing, f"curve {curve!r} is counted around {key} {centre:g}")
+        if centre <= 0:
+            raise UserError(
+                f"{self.path}, curve {curve!r}: {key}: the best value of {axis.around.sweep} is "
+                f"{centre:g}, which has no multiples; give values"
+            )
         return [shifted(centre, step) for step in sorted(axis.steps)]
 
     def seeds(self, values: Mapping[str, Any]) -> list[int]:
@@ -374,6 +380,7 @@ def load_sweep(
     sweep.refuse_overrides(config.grid, "its grid")
     for rule in config.adjust:
         sweep.refuse_overrides(rule.set, "adjust")
+    _refuse_set_and_crossed(sweep)
     points: dict[str, Point] = {}
     left_out: dict[str, Point] = {}
     for name, curve in config.curves.items():
@@ -387,7 +394,7 @@ def load_sweep(
             for seed in sweep.seeds(values):
                 point = sweep.point(name, values, seed)
                 kept = points if sweep.is_meant(point.config) else left_out
-                kept.setdefault(point.run, point)
+                _refuse_one_run_twice(sweep, kept.setdefault(point.run, point), point)
             if len(points) + len(left_out) > MOST:
                 raise UserError(f"{path}: more than {MOST:,} runs; give fewer values or seeds, or "
                                 "several files")
@@ -395,6 +402,38 @@ def load_sweep(
         raise UserError(f"--where: no run of {path} is meant; see them all by --dry-run without it")
     sweep.points, sweep.left_out = list(points.values()), list(left_out.values())
     return sweep
+
+
+def _refuse_set_and_crossed(sweep: Sweep) -> None:
+    """Raises UserError for a key that a grid crosses and that its sweep or curve, or an `adjust`
+    that applies there, also sets. A curve's grid may cross what the sweep sets for all curves."""
+    config = sweep.config
+    said = [("set", config.set, config.grid)]
+    for name, curve in config.curves.items():
+        grid = {**config.grid, **curve.grid}
+        said.append((f"curves.{name}.set", curve.set, grid))
+        for rule in config.adjust:
+            axes = {key: _axis(grid[key]) for key in rule.where if key in grid}
+            if all(any(v in axes.get(key, ()) for v in vs) for key, vs in rule.where.items()):
+                said.append((f"adjust.set, curve {name!r}", rule.set, grid))
+    for place, settings, grid in said:
+        for key, crossed in itertools.product(settings, grid):
+            if f"{key}.".startswith(f"{crossed}."):
+                raise UserError(
+                    f"{sweep.path}: {place}: {key} is a key of the grid, too; take it out of one "
+                    "of them"
+                )
+
+
+def _refuse_one_run_twice(sweep: Sweep, known: Point, point: Point) -> None:
+    """Raises UserError if two combinations of a grid are one run."""
+    if known.values != point.values:
+        same = [pair for pair in zip(known.values, point.values) if pair[0] != pair[1]]
+        one, other = (" ".join(f"{key}={value}" for key, value in side) for side in zip(*same))
+        raise UserError(
+            f"{sweep.path}, curve {point.curve!r}: grid: {one} and {other} are the same run; keep "
+            "one of them"
+        )
 
 
 def grid_values(grid: Mapping[str, Values | Log2Range], where: str = "") -> list[dict[str, Any]]:

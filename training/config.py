@@ -171,16 +171,18 @@ def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
 
 
 def set_keys(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of nested `data` with dotted keys set."""
+    """A copy of nested `data` with dotted keys set; a mapping is merged over the section there."""
     result = json.loads(json.dumps(data))
     for key, value in values.items():
-        *parents, last = key.split(".", _DEPTH)
+        *parents, last = str(key).split(".", _DEPTH)
         node = result
         for parent in parents:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise UserError(f"{key}: {parent!r} is a value, not a section")
-        node[last] = value
+        old = node.get(last)
+        merges = isinstance(old, dict) and isinstance(value, Mapping)
+        node[last] = set_keys(old, value) if merges else value
     return result
 
 

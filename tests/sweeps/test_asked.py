@@ -43,6 +43,16 @@ def test_an_override_is_part_of_every_config_and_of_the_names_of_runs(toy):
     assert "/" not in name and " " not in name and name.startswith("s+")
 
 
+@pytest.mark.parametrize("word", ["training.data_workers=1", "checkpoint.every=3", "checkpoint={}"])
+def test_an_override_that_changes_no_result_goes_on_where_the_sweep_was(toy, word):
+    path = write_file(toy, SWEEP)
+    plain, said = load(toy, path), load(toy, path, overrides=[word])
+    assert said.folder == plain.folder
+    assert [point.run for point in said.points] == [point.run for point in plain.points]
+    longer = load(toy, path, curves=["a"], overrides=[word, "training.steps=7"])
+    assert longer.folder.name == "s+training.steps=7"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

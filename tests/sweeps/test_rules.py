@@ -124,8 +124,29 @@ def test_a_cell_waits_for_its_source_and_then_runs_its_optimum():
     assert rule.next(target) == Next(((2.0,),))
     target.results[2.0,] = {0: {"status": "finished", "final_eval_loss": 5.0}}
     assert target.added == 0  # it has been given this place
-    assert rule.next(target) == DONE
+    assert rule.next(target) == Next(((4.0,),))  # between it and the best one
+    target.results[4.0,] = {0: {"status": "finished", "final_eval_loss": 5.0}}
+    assert (target.added, rule.next(target)) == (1, DONE)
     assert optimum(cell({1.0: 2.0, 4.0: 2.0, 2.0: 3.0})) == (1.0,)
+
+
+@pytest.mark.parametrize(
+    ("given", "transferred", "added", "value"),
+    [
+        ({1: 3.0, 2: 2.5, 4: 2.2}, (16, 2.4), {}, 8),  # 4 is not inside before 8 was run
+        ({1: 3.0, 2: 2.5, 4: 2.2}, (16, 2.4), {8: 2.3}, None),
+        ({1: 3.0, 2: 2.5, 4: 2.2}, (16, 2.4), {8: 2.1}, None),
+        ({1: 3.0, 2: 2.5, 4: 2.2}, (16, 2.0), {32: 2.1}, 8),  # the transferred one is best
+        ({16: 2.2, 32: 2.5, 64: 3.0}, (2, 2.4), {}, 8),  # from below
+        ({1: 3.0, 2: 2.1, 4: 2.2}, (16, 2.4), {}, None),  # the optimum is elsewhere
+        ({1: 3.0, 4: 2.2, 16: 2.4}, (16, 2.4), {}, None),  # the file's own grid is as wide
+    ],
+)
+def test_a_transferred_optimum_encloses_another_only_beside_it(given, transferred, added, value):
+    place, loss = transferred
+    source = cell({place / 2: 3.0, place: 2.0, place * 2: 3.0}, settled=True)
+    target = cell({**given, place: loss, **added}, given=given, source=source)
+    assert Extend(key="lr").next(target) == (DONE if value is None else Next(((value,),)))
 
 
 def test_a_neighbour_that_was_run_is_known_whatever_its_last_digit():

@@ -221,6 +221,18 @@ def test_a_broken_result_is_reported_and_the_rest_goes_on(toy):
          "grid: more than 10,000 combinations of k0, k1,"),  # more than a float holds
         (f"curves: {{a: {{grid: {{lr: {{log2: [-9, 0.9], step: 0.01}}}}}}}}\nseeds: {[*range(11)]}",
          "more than 10,000 runs; give fewer values or seeds"),
+        ("set: {lr: 2}\ngrid: {lr: [1]}\ncurves: {a: {}}", "s.yaml: set: lr is a key of the grid"),
+        ("grid: {lr: [1]}\ncurves: {a: {}, b: {set: {lr: 2}}}", "curves.b.set: lr is a key of the"),
+        ("curves: {a: {grid: {inner.gain: [1]}, set: {inner: {gain: 2}}}}",
+         "curves.a.set: inner.gain is a key of the grid, too; take it out of one of them"),
+        ("grid: {width: [1, 2], lr: [1]}\ncurves: {a: {}}\n"
+         "adjust: [{where: {width: [2]}, set: {lr: 2}}]", "adjust.set, curve 'a': lr is a key of"),
+        ("grid: {width: [1], training.data_workers: [0, 2]}\ncurves: {a: {}}", "s.yaml, curve 'a': "
+         "grid: training.data_workers=0 and training.data_workers=2 are the same run; keep one"),
+        ("curves: {a: {grid: {optimizer.eps: [null, 1.0e-9]}}}",
+         "grid: optimizer.eps=None and optimizer.eps=1e-09 are the same run"),
+        ("curves: {a: {grid: {inner.gain: [0, 0.9]}}}\nextend: {key: inner.gain}",
+         "extend.key: inner.gain 0 in a grid: expected numbers above 0"),
     ],
 )
 def test_bad_sweep_files_are_one_line(toy, text, words):
@@ -228,6 +240,32 @@ def test_bad_sweep_files_are_one_line(toy, text, words):
         load_sweep(write_file(toy, text))
     assert words in str(caught.value) and "s.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_grid_may_cross_what_the_sweep_sets_for_the_other_curves(toy):
+    text = "set: {lr: 2}\ncurves: {a: {}, b: {grid: {lr: [3, 4], width: [1, 2]}}}\n"
+    text += "adjust: [{where: {width: [2]}, set: {inner.gain: 5}}]"
+    points = load_sweep(write_file(toy, text)).points
+    assert [(p.config.lr, p.config.inner.gain) for p in points] == [
+        (2, None), (3, None), (3, 5), (4, None), (4, 5)
+    ]
+
+
+def test_sections_in_set_are_merged_over_those_of_the_config_and_of_each_other(toy):
+    text = """
+set: {inner: {kind: big, gain: 2}, schedule: {warmup_steps: 2}, training: {batch_size: 3}}
+curves:
+  a: {}
+  b: {set: {inner: {gain: 3}, optimizer: {eps: 1.0e-8}}}
+  c: {grid: {inner: [{kind: small}]}}
+"""
+    sweep = load_sweep(write_file(toy, text), overrides=["schedule={floor: 0.5}"])
+    found = [point.config for point in sweep.points]
+    assert [(c.inner.kind, c.inner.gain) for c in found[:2]] == [("big", 2), ("big", 3)]
+    assert [(c.optimizer.lr, c.optimizer.eps) for c in found] == [(1, None), (1, 1e-8), (1, None)]
+    assert {(c.schedule.warmup_steps, c.schedule.floor) for c in found} == {(2, 0.5)}
+    assert {(c.training.steps, c.training.batch_size) for c in found} == {(9, 3)}
+    assert (found[2].inner.kind, found[2].inner.gain) == ("small", 2)
 
 
 @pytest.mark.parametrize("name", ["nanolm", "''", ".nanolm_c4", "nanolm_c4/"])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import pytest
 import yaml
@@ -128,6 +129,53 @@ def test_the_optimum_taken_is_the_lowest_mean_over_seeds(tmp_path):
     assert best("long") == 4.0
     with pytest.raises(Missing, match="no run with horizon short that ended well"):
         best("short")
+
+
+SEVERAL = """
+full,16,0.1,0,3.0\nfull,16,0.2,0,2.0\nfull,16,0.2,1,2.1\nfull,32,0.2,0,2.0\nfull,32,0.4,0,1.5
+none,16,0.1,0,1.2\nnone,16.0,0.2,0,3.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("match", "where", "found"),
+    [
+        (["width"], {"curve": "full"}, 0.2),
+        (["width"], {"curve": "none"}, 0.1),
+        (["width"], {}, "differ in curve (full, none); name curve in match, where or at"),
+        (["kind"], {"curve": "full"}, "differ in width (16, 32); name width in match, where or at"),
+    ],
+)
+def test_rates_of_several_curves_or_cells_are_not_mixed(tmp_path, match, where, found):
+    grids = "grid: {lr: [0.1], data.seed: [0, 1]}\ncurves: {full: {grid: {width: [16, 32]}}}\n"
+    (tmp_path / "s.yaml").write_text("experiment: e\n" + grids)
+    table = tmp_path / "results/e/s/results.csv"
+    table.parent.mkdir(parents=True)
+    rows = [f"{row},finished,k" for row in SEVERAL.split()]
+    table.write_text("\n".join(["curve,width,lr,data.seed,final_eval_loss,status,kind", *rows, ""]))
+    sources = Sources(tmp_path / "t.yaml", tmp_path / "results", None)
+
+    def best():
+        around = Around(sweep="s.yaml", match=match, where=where)
+        return sources.best(around, {"width": 16, "kind": "k"}, "lr")
+
+    if isinstance(found, float):
+        assert best() == found
+    else:
+        with pytest.raises(UserError, match=re.escape(found)):
+            best()
+
+
+def test_there_are_no_multiples_of_zero(toy):
+    source = "set: {inner.kind: plain}\ngrid: {inner.gain: [0, 1.0e-9]}\ncurves: {a: {}}\n"
+    run(toy, write(toy, "source.yaml", source))
+    text = """
+set: {inner.kind: plain}
+grid: {inner.gain: {around: {sweep: source.yaml, match: [inner.kind]}, steps: [-1, 0]}}
+curves: {b: {}}
+"""
+    with pytest.raises(UserError, match="inner.gain: the best value of source.yaml is 0, "):
+        load(toy, write(toy, "s.yaml", text))
 
 
 def test_rates_may_come_from_another_preset_than_the_sweep_s_own(tmp_path):

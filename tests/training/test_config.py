@@ -95,6 +95,12 @@ def test_an_override_inside_a_value_is_an_error():
         set_keys({"optimizer": {"lr": 1}}, {"optimizer.lr.x": 2})
 
 
+def test_a_mapping_is_merged_over_the_section_there():
+    data = {"a": {"b": 1, "c": {"d": 2, "e": 3}}, "f": 4}
+    changed = set_keys(data, {"a": {"c": {"d": None}, "g": {"h": 5}}, "f": {"i": 6}})
+    assert changed == {"a": {"b": 1, "c": {"d": None, "e": 3}, "g": {"h": 5}}, "f": {"i": 6}}
+
+
 def test_set_keys_leaves_its_argument_alone():
     data = {"a": {"b": 1}}
     set_keys(data, {"a.b": 2})
