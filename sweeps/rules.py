@@ -122,8 +122,9 @@ class Extend(Section):
             note = f"{self.points} values of {self.key} added, and more are needed"
             return Next(done=True, note=f"{cell.name}: {note}")
         if (value,) in known:
-            why = f" ({cell.refused[value,]})" if (value,) in cell.refused else ""
-            note = f"{self.key} {value:g} failed, and it is needed{why}"
+            why = cell.refused.get((value,))
+            note = f"{self.key} {value:g} " + ("failed" if why is None else f"was not run: {why}")
+            note += "; it is needed"
             return Next(done=True, note=f"{cell.name}: {note}")
         return Next(((value,),))
 

@@ -156,7 +156,7 @@ def test_an_extension_stays_within_the_conditions_and_says_so(toy):
     work = drive(work_of(toy, write_file(toy, text), where=["lr>=0.5"]))
     assert [row["lr"] for row in rows_of(work)] == ["0.5", "1", "2"]
     assert work.report() == [
-        "a width=8: lr 0.25 failed, and it is needed (left out by --where lr>=0.5)"
+        "a width=8: lr 0.25 was not run: left out by --where lr>=0.5; it is needed"
     ]
 
 

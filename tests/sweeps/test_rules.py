@@ -96,7 +96,7 @@ def test_a_rule_answers_with_places_wait_or_done():
     assert rule.next(failed) == DONE and optimum(failed) is None
     known = cell({0.5: 1.0, 1.0: 2.0})
     known.results[0.25,] = {0: FAILED}
-    assert rule.next(known).note == "a: lr 0.25 failed, and it is needed"
+    assert rule.next(known).note == "a: lr 0.25 failed; it is needed"
     limit = rule.next(cell({1.0: 4.0, 2.0: 3.0, 4.0: 2.0, 8.0: 1.0}, given=[1.0, 2.0]))
     assert limit.done and limit.note == "a: 2 values of lr added, and more are needed"
 
@@ -113,7 +113,7 @@ def test_a_place_counts_by_the_mean_of_its_seeds():
 def test_a_value_that_makes_no_config_ends_an_extension_with_its_reason():
     answer = Extend(key="lr").next(cell({1.0: 1.0, 2.0: 2.0}, refused={(0.5,): "lr is too small"}))
     assert answer.done
-    assert answer.note == "a: lr 0.5 failed, and it is needed (lr is too small)"
+    assert answer.note == "a: lr 0.5 was not run: lr is too small; it is needed"
 
 
 def test_a_cell_waits_for_its_source_and_then_runs_its_optimum():

@@ -165,7 +165,7 @@ def test_a_failed_extension_is_not_asked_for_again(toy):
     text = "set: {fail_below: 0.1}\ngrid: {width: [1], lr: [0.125, 0.25]}\ncurves: {a: {}}\n"
     rows, notes = run(toy, write_file(toy, text + "extend: {key: lr}"))
     assert [row["status"] for row in rows] == ["failed", "finished", "finished"]
-    assert notes[0] == "a width=1: lr 0.0625 failed, and it is needed"
+    assert notes[0] == "a width=1: lr 0.0625 failed; it is needed"
     assert len(notes) == 2 and "failed 2 times" in notes[1]
 
 
