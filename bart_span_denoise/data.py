@@ -345,7 +345,8 @@ class _Binarised:
         self.root = Path(data.path).expanduser().resolve()
         if not self.root.is_dir():
             raise UserError(
-                f"data.path: {self.root} is not a folder; expected one made by fairseq-preprocess"
+                f"data.path: {self.root} is not a folder; expected one made by fairseq-preprocess, "
+                "or of your text by `bash scripts/download.sh bart --text FOLDER`"
             )
         for stem in STEMS.values():
             corpora.read(self.root / stem)

@@ -318,6 +318,7 @@ def file_target(path: Path, overrides: Sequence[str] = ()) -> Target:
         raise UserError(f"{path}: key=value goes with an experiment's config, got {overrides[0]!r}")
     if not path.is_file():
         raise UserError(f"{path}: cannot read the file; give a Python file with task(width, seed)")
+    sys.path.insert(0, str(path.resolve().parent))  # of modules beside it, as `python FILE` has it
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[path.stem] = module  # dataclasses look their module up

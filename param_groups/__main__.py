@@ -1,4 +1,4 @@
-"""`python -m param_groups exponents | constraints | solve | table`: theory and papers' numbers."""
+"""`python -m param_groups exponents|constraints|solve|table|suggest`: papers' numbers, rules."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact ta
 DECAY_MODES = {
     "independent": "weight_decay itself",
     "global": "weight_decay times the global lr",
-    "per_group": "weight_decay times the tensor's own rate, as in torch's AdamW",
+    "per_group": "weight_decay times the tensor's own rate, as in torch's AdamW; with "
+    "absorb_multipliers the rate before they were absorbed",
 }
 
 
@@ -226,11 +227,12 @@ def plan(
     """The plan of an unwrapped, uncompiled model; the model is only read.
 
     `lr` and `eps` are the global values that the prescription's factors multiply; `weight_decay`
-    means what `decay_mode` says (DECAY_MODES) and spares what a pattern of `no_decay` names
-    ("*.bias"). With `absorb_multipliers` forward multipliers are moved into initialisation, rate
-    and epsilon, which trains the same and lets any module follow a parameterisation that has them;
-    every tensor decays as it would have with its multiplier. Only clipping by the gradient's norm
-    sees a difference, since the norm changes.
+    means what `decay_mode` says (DECAY_MODES) and spares what `no_decay` names: all tensors of a
+    role ("norm_scale"; there may be none), or of a pattern of names ("*.bias"). With
+    `absorb_multipliers` forward multipliers are moved into initialisation, rate and epsilon, which
+    trains the same and lets any module follow a parameterisation that has them; every tensor decays
+    as it would have with its multiplier. Only clipping by the gradient's norm sees a difference,
+    since the norm changes.
 
     Factors of the forward pass are the model's to apply: its modules that derive from
     `layers.Scaled` are given them; of a stock model, `applied` says which values you have set
@@ -291,7 +293,7 @@ def plan(
                 wd *= numbers.lr / absorbed.lr
             numbers = absorbed
         rows.append(_row(assignment, numbers, lr, eps, wd, decay_mode))
-    spared = tensors.named_by(rows, no_decay, "no_decay")
+    spared = tensors.named_by(rows, no_decay, "no_decay", roles={*map(str, Role)})
     rows = [replace(row, weight_decay=0.0) if row.name in spared else row for row in rows]
     if gone := [row for row in rows if row.decay_per_step >= 1]:
         raise PlanError(

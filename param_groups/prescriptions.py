@@ -399,9 +399,11 @@ class Dinan(Prescription):
             return NORMAL, 1.0  # C_WE = 1, section II 2C
         draw = DINAN_INIT[self.init].get(role)
         if draw is None:
+            ways = [f"give init={init!r}" for init in DINAN_INIT if role in DINAN_INIT[init]]
+            ways += ["build the model without it (no biases but the head's, norms without affine "
+                     "parameters)"]
             raise PlanError(
-                f"Dinan et al. prescribe nothing for {role} in their {self.init} models; build "
-                "the model without it (no biases but the head's, norms without affine parameters)"
+                f"Dinan et al. prescribe nothing for {role} in their {self.init} models; {ways[0]}"
             )
         return draw.distribution, draw.std(fan_in)
 

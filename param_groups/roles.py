@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import math
+import reprlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -201,7 +202,8 @@ def check_width(assignment: Assignment, width: float) -> None:
     if size != width:
         raise PlanError(
             f"{assignment.name!r} ({assignment.role}) has {axis} {size}, but the prescription is "
-            f"for width {width:g}; give the prescription the model's width"
+            f"for width {width:g}; give the prescription the model's width; a model of several "
+            "widths is planned with base=small_model"
         )
 
 
@@ -223,7 +225,10 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
     """
     check_model(model)
     if not isinstance(rules, Sequence) or not all(isinstance(rule, Rule) for rule in rules):
-        raise PlanError(f"rules are a list of Rule(pattern, role), got {rules!r}")
+        got = f"got {reprlib.repr(rules)}"
+        if isinstance(getattr(rules, "rules", None), Sequence):
+            got = "and a suggestion is to be looked over: paste its text, or pass its `.rules`"
+        raise PlanError(f"rules are a list of Rule(pattern, role), {got}")
     tensors: dict[nn.Parameter, list[str]] = {}  # with all their names
     for name, parameter in model.named_parameters(remove_duplicate=False):
         tensors.setdefault(parameter, []).append(name)

@@ -96,8 +96,11 @@ def is_sharded(parameter: torch.Tensor) -> bool:
 # Initial values
 
 
-def named_by(rows: Sequence[Row], keep: Iterable[str], argument: str = "keep") -> set[str]:
-    """The tensors that a pattern of `keep`, or of another `argument`, names.
+def named_by(
+    rows: Sequence[Row], keep: Iterable[str], argument: str = "keep", roles: Set[str] = frozenset()
+) -> set[str]:
+    """The tensors that a pattern of `keep`, or of another `argument`, names; a word that is one of
+    `roles` names all tensors of that role, if any.
 
     Raises PlanError for a pattern that names no tensor.
     """
@@ -109,10 +112,12 @@ def named_by(rows: Sequence[Row], keep: Iterable[str], argument: str = "keep") -
         named = {
             row.name
             for row in rows
-            if any(fnmatch.fnmatchcase(name, pattern) for name in (row.name, *row.tied_to))
+            if (pattern in roles and row.role == pattern)
+            or any(fnmatch.fnmatchcase(name, pattern) for name in (row.name, *row.tied_to))
         }
-        if not named:
-            raise PlanError(f"{argument}={pattern!r} names no tensor of the plan")
+        if not named and pattern not in roles:
+            also = ", and is no role such as 'norm_scale'" if roles else ""
+            raise PlanError(f"{argument}={pattern!r} names no tensor of the plan{also}")
         kept |= named
     return kept
 

@@ -207,7 +207,11 @@ def main(argv: Sequence[str] | None = None) -> None:
             return _serve(results, 8765 if args.port is None else args.port)
         output = args.output or Path("report.html")
         output.parent.mkdir(parents=True, exist_ok=True)
-        text = page(list(cards(results, False, {})))
+        made = []
+        for card in cards(results, False, {}):  # minutes
+            made.append(card)
+            print(f"drawn: {card.name}", file=sys.stderr, flush=True)
+        text = page(made)
         output.write_text(text, encoding="utf-8")
         print(f"written: {output} ({len(text.encode()) / 1e6:.1f} MB)")
     except (TableError, OSError) as error:

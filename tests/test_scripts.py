@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,26 @@ def test_options_of_the_small_scripts_reach_the_sweeps_and_a_look_trains_nothing
     assert len(swept(lines)) == len(lines) > 0
     assert all(line.endswith("--threads 1 --workers 4 --dry-run") for line in lines)
     assert call(script, "--help").calls == ["python -m sweeps run --help"]
+
+
+@pytest.mark.parametrize("words, said", [
+    (["quickstart.sh", "--help"], "Trains a width sweep on the embedded corpus"),
+    (["download.sh", "-h"], "Fetches the data of the paper-size configs"),
+    (["everett_laptop.sh", "--help"], "Scaling Exponents Across"),
+    (["download.sh"], "cifar10: CIFAR-10's binary version"),
+])
+def test_questions_are_answered_before_anything_is_installed(words, said, tmp_path):
+    for folder in ("scripts", "training"):
+        shutil.copytree(ROOT / folder, tmp_path / folder)
+    (tmp_path / "requirements.lock").write_text("never installed\n")
+    (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # no packages
+    (tmp_path / "python").chmod(0o755)
+    ran = subprocess.run(
+        ["bash", tmp_path / "scripts" / words[0], *words[1:]], capture_output=True, text=True,
+        env={"PATH": "/usr/bin:/bin", "PYTHON": str(tmp_path / "python")}, cwd=tmp_path.parent,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "") and said in ran.stdout
+    assert not (tmp_path / ".venv").exists()
 
 
 def test_the_quickstart_prepares_runs_and_draws(call):

@@ -81,7 +81,7 @@ class Experiment:
             if named is not None and not Path(named).expanduser().exists():
                 raise UserError(
                     f"{key}: {named} does not exist on this machine; put the data there, or set "
-                    f"{key}"
+                    f"{key}; `bash scripts/download.sh` says how to get the papers' data"
                 )
 
     def run(

@@ -49,6 +49,7 @@ class Source:
     label: str
     fingerprint: dict[str, Any]
     read: Callable[[str], Iterable[str]]
+    hint: str = ""  # what counts as a document, for the message that there are too few
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of "train" or "validation" but for blank ones; UserError for none."""
@@ -62,6 +63,7 @@ class Source:
         raise UserError(
             f"{self.label}: validation_fraction {fraction} leaves no document for {split}; "
             "expected at least one in each split; give more documents or another fraction"
+            + self.hint
         )
 
 
@@ -220,6 +222,11 @@ def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
     }
     # One document would have no split: it is cut at blank lines.
     alone = files == [root] and _format(root) == "text"
+    texts = 0 if alone else sum(_format(file) == "text" for file in files)
+    hint = (
+        f"; a .txt file in a folder is one document ({texts} found), a single .txt given as "
+        "data.path is cut at blank lines"
+    ) if texts else ""  # fmt: skip
 
     def read(split: str) -> Iterator[str]:
         documents = _read_files(files, text_key)
@@ -231,7 +238,7 @@ def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
                 f"data.path: {root} has changed while it was read; give the same command again"
             )
 
-    return Source(str(root), fingerprint, read)
+    return Source(str(root), fingerprint, read, hint)
 
 
 def _format(file: Path) -> str | None:

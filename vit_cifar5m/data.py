@@ -113,7 +113,10 @@ def _folder(data: SourceConfig) -> Path:
     """The folder of the source's files; UserError if it is none."""
     folder = Path(data.path).expanduser()
     if not folder.is_dir():
-        raise UserError(f"data.path: {folder} is not a folder; expected that of {data.source}")
+        raise UserError(
+            f"data.path: {folder} is not a folder; expected that of {data.source}, which "
+            f"`bash scripts/download.sh {data.source}` fetches"
+        )
     return folder
 
 

@@ -140,7 +140,8 @@ def _class_files(root: Path, name: str) -> list[bytes]:
 
 def image_folder(path: str) -> tuple[Files, Files, list[str]]:
     """PATH/train/CLASS/*.JPEG and PATH/val/CLASS/*.JPEG: training, validation and classes."""
-    root = existing_folder(path, "train/ and val/ in it")
+    made = "`bash scripts/download.sh imagenet --archives FOLDER` unpacks such a one"
+    root = existing_folder(path, f"train/ and val/ in it; {made}")
     found = {split: _classes(root, split) for split in SPLITS}
     for here, there in (SPLITS, SPLITS[::-1]):
         extra = sorted(set(found[here]) - set(found[there]))

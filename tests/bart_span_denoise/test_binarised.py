@@ -202,7 +202,11 @@ def overwrite(file, value, where=0):
 
 
 BROKEN = {
-    "no folder": (shutil.rmtree, "is not a folder; expected one made by fairseq-preprocess"),
+    "no folder": (
+        shutil.rmtree,
+        "is not a folder; expected one made by fairseq-preprocess, or of your text by `bash "
+        "scripts/download.sh bart --text FOLDER`",
+    ),
     "no valid.bin": (lambda f: (f / "valid.bin").unlink(), "valid.bin does not exist; expected"),
     "no train.idx": (lambda f: (f / "train.idx").unlink(), "train.idx does not exist; expected"),
     "no dictionary": (lambda f: (f / "dict.txt").unlink(), "dict.txt does not exist; expected"),

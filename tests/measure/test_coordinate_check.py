@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -327,6 +328,13 @@ def test_mistakes_in_an_own_file(text, extra, message, tmp_path, capsys):
         cc.main([str(path), *extra])
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_an_own_file_may_import_a_module_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "module_beside.py").write_text("def task(width, seed):\n    return width\n")
+    (tmp_path / "mine.py").write_text("from module_beside import task\n")
+    assert cc.file_target(tmp_path / "mine.py").build(3, 0) == 3
 
 
 def test_a_readouts_bias_is_expected_to_move_by_its_own_rate():

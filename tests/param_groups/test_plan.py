@@ -332,7 +332,9 @@ def test_tensors_named_by_no_decay_keep_their_size_and_no_step_removes_a_whole_t
     assert few["query.weight"] == plan(Head(), HEAD_RULES, rule, weight_decay=0.1, **decay)[
         "query.weight"
     ]
-    with pytest.raises(PlanError, match="no_decay='norms.*' names no tensor of the plan"):
+    by_role = ["readout_bias", "readout", "position_embedding", "norm_scale"]  # it has no norm
+    assert few == plan(Head(), HEAD_RULES, rule, weight_decay=0.1, no_decay=by_role, **decay)
+    with pytest.raises(PlanError, match="'norms.*' names no tensor of the plan, and is no role"):
         plan(Head(), HEAD_RULES, rule, no_decay=["norms.*"], **decay)
     with pytest.raises(PlanError, match="decay 2 removes 1 times 'positions.weight'.* global lr"):
         plan(Head(), HEAD_RULES, rule, weight_decay=2.0, **decay)

@@ -7,7 +7,7 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from param_groups import Layout, PlanError, Role, Rule, assign, present
+from param_groups import Layout, PlanError, Role, Rule, assign, present, suggest
 from param_groups.models import GPT2_RULES, LLAMA_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES
 from param_groups.roles import DECODER_RULES, check_width, fans
 
@@ -100,6 +100,8 @@ ERRORS = {
     "torch.compile": (lambda: torch.compile(Mlp()), MLP_RULES, ["torch.compile", "uncompiled"]),
     "no model": (lambda: "gpt2", MLP_RULES, ["nn.Module, got str"]),
     "rules that are a text": (Mlp, "up.weight", ["list of Rule", "'up.weight'"]),
+    "a suggestion itself": (Mlp, suggest(Mlp()), ["suggestion is to be looked over", "`.rules`"]),
+    "a long list": (Mlp, ["up.weight"] * 99, ["list of Rule", "'up.weight', ...]"]),
     "a pair in place of a rule": (Mlp, [("up.weight", "mlp_in")], ["list of Rule"]),
     "no tensors": (lambda: nn.LayerNorm(4, elementwise_affine=False), (), ["no parameters"]),
     "a tied tensor named twice": (
@@ -228,7 +230,8 @@ def test_a_tensor_of_another_width_is_an_error_that_shows_both(case):
     assignment = one(module, "tensor", Rule("tensor.weight", role, layout))
     check_width(assignment, width)
     for other in (5, width // 2, 2 * width):
-        with pytest.raises(PlanError, match=f"'tensor.weight'.* {width},.*width {other};"):
+        message = f"'tensor.weight'.* {width},.*width {other};.*planned with base=small_model"
+        with pytest.raises(PlanError, match=message):
             check_width(assignment, other)
 
 

@@ -296,6 +296,14 @@ def test_numbers_that_break_a_figure_are_a_line_in_its_card(results, monkeypatch
                 cards.figure_card("everett/quickstart", cards.Source([path], False))
 
 
+def test_every_figure_is_named_on_stderr_as_it_is_drawn(tmp_path, monkeypatch, capsys):
+    card = cards.Card("everett/quickstart", "The quickstart", "<article></article>")
+    monkeypatch.setattr(report, "cards", lambda *_: iter([card]))
+    report.main(["--output", str(tmp_path / "report.html")])
+    out, err = capsys.readouterr()
+    assert err == "drawn: everett/quickstart\n" and out.startswith("written: ")
+
+
 def test_points_are_those_of_the_table():
     table = pd.read_csv(tables.shipped("everett/quickstart"))
     table.loc[table["curve"] == "mup_full", "curve"] = "my_own_rule"

@@ -237,7 +237,7 @@ def test_data_that_are_not_here_are_named_after_the_counts(write, capsys, tmp_pa
     path = write(SMALL + "set: {data.source: local, data.path: /no/where}\n")
     said = (
         f"{path}: data.path: /no/where does not exist on this machine; put the data there, or set "
-        "data.path\n"
+        "data.path; `bash scripts/download.sh` says how to get the papers' data\n"
     )
     results = ["--results", str(tmp_path / "results")]
     with pytest.raises(SystemExit) as ended:

@@ -69,6 +69,12 @@ def refused(source, folder, tmp_path, **fields):
     return str(caught.value)
 
 
+@pytest.mark.parametrize("source", ["cifar5m", "cifar10"])
+def test_a_missing_folder_says_what_fetches_the_data(source, tmp_path):
+    line = refused(source, tmp_path / "none", tmp_path)
+    assert line.endswith(f"which `bash scripts/download.sh {source}` fetches")
+
+
 def assert_items(dataset, images, labels):
     """Images are given channels first, whatever the file's order."""
     assert len(dataset) == len(labels)

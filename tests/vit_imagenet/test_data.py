@@ -294,7 +294,11 @@ def flatten(root):
 
 
 MISTAKES = {
-    "missing": (aside, "data.path: {root} does not exist; expected a folder with train/ and val/"),
+    "missing": (
+        aside,
+        "data.path: {root} does not exist; expected a folder with train/ and val/ in it; `bash "
+        "scripts/download.sh imagenet --archives FOLDER` unpacks such a one",
+    ),
     "a file": (
         lambda root: (aside(root), root.write_bytes(b"")),
         "data.path: {root} is a file; expected a folder with train/ and val/",
