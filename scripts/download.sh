@@ -8,7 +8,5 @@
 #   bash scripts/download.sh imagenet --archives FOLDER
 #   bash scripts/download.sh bart --text FOLDER
 set -euo pipefail
-[ "$#" -gt 0 ] || bare=yes
 . "$(dirname "$0")/environment.sh"
-[ "$#" -gt 0 ] || exec "${chosen:-python}" -m scripts.download
 exec python -m scripts.download "$@"

@@ -1,6 +1,6 @@
 # Sourced by the other scripts: enters the repository, makes .venv if needed and activates it.
 # PYTHON=/path/to/python chooses the interpreter (3.11 or 3.12). Nothing is installed for --help, which
-# before that prints the calling script's first lines, and where bare=yes: no package is needed then.
+# before that prints the calling script's first lines.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usable() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; }
@@ -27,11 +27,9 @@ if [ ! -x .venv/bin/python ]; then
     echo "error: no Python 3.11 or 3.12 found; install one or set PYTHON=/path/to/python" >&2
     exit 2
   fi
-  if [ -z "${bare:-}" ]; then
-    echo "making .venv with $("$chosen" --version)" >&2
-    # A half-made environment would be taken for a whole one the next time.
-    "$chosen" -m venv .venv && .venv/bin/python -c 'import pip' || { rm -rf .venv; exit 2; }
-  fi
+  echo "making .venv with $("$chosen" --version)" >&2
+  # A half-made environment would be taken for a whole one the next time.
+  "$chosen" -m venv .venv && .venv/bin/python -c 'import pip' || { rm -rf .venv; exit 2; }
 fi
 
 # Install again only when the lock file has changed since the last time it was installed whole. Every
@@ -39,7 +37,7 @@ fi
 # than pip; PIP_INDEX_URL holds for both. UV_TORCH_BACKEND=cpu (or cu128, ...) takes torch from
 # PyTorch's own index instead, whose files the lock does not know: the versions then are those of
 # requirements.txt, and no hash is checked.
-if [ -z "${bare:-}" ] && ! cmp -s "$wanted" "$stamp"; then
+if ! cmp -s "$wanted" "$stamp"; then
   echo "installing $wanted (several GB the first time)" >&2
   sed -n '/^uv==/,/[^\\]$/p' requirements.lock >.venv/uv.lock
   checked=--require-hashes
@@ -59,4 +57,4 @@ if [ -z "${bare:-}" ] && ! cmp -s "$wanted" "$stamp"; then
   fi
   cp "$wanted" "$stamp"
 fi
-[ ! -e .venv/bin/activate ] || . .venv/bin/activate
+. .venv/bin/activate

@@ -11,16 +11,14 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-with suppress(ImportError):  # what there is to fetch is said before anything is installed
-    import requests
-    from requests.adapters import HTTPAdapter
-    from urllib3.exceptions import HTTPError as BrokenOff
-    from urllib3.util import Retry
+import requests
+from requests.adapters import HTTPAdapter
+from urllib3.exceptions import HTTPError as BrokenOff
+from urllib3.util import Retry
 
 from training.errors import UserError
 from training.files import sha256, sync, write_text

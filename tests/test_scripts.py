@@ -187,7 +187,6 @@ def test_options_of_the_small_scripts_reach_the_sweeps_and_a_look_trains_nothing
     (["quickstart.sh", "--help"], "Trains a width sweep on the embedded corpus"),
     (["download.sh", "-h"], "Fetches the data of the paper-size configs"),
     (["everett_laptop.sh", "--help"], "Scaling Exponents Across"),
-    (["download.sh"], "cifar10: CIFAR-10's binary version"),
 ])
 def test_questions_are_answered_before_anything_is_installed(words, said, tmp_path):
     for folder in ("scripts", "training"):
