@@ -32,6 +32,9 @@ INTERVENTIONS = {
         ),
     },
 }
+# "Standard parameterization outperforms muP and in fact substantially so" (Section 4.2, and the
+# abstract): with exponents of full alignment and constants for both, Figure 2(c), so under Adam.
+STANDARD_BEATS_MUP = "adam"
 # The best of all: Adam + parameter scaling, NTK, no alignment (Section 4.2).
 BEST = ("adam_param_scaling", "ntk", "none_constants")
 

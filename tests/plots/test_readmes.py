@@ -153,11 +153,18 @@ def loss_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"standard loses ({pair(*full['standard'])})"
     lost, error = change("sgd", "standard", "full_constants", "none_constants")
     yield NANOLM, f"SGD with the standard parameterisation differs: it loses {pair(-lost, error)}"
+    headline = found("everett/loss_vs_size")["adam, muP - standard: full_constants"]
+    assert headline.verdict == "within noise"
+    yield NANOLM, ("under Adam with constants for both, is undecided: muP's loss minus standard's is "
+                   f"{headline.measured.partition(' at')[0]} nats")
     best = min((sweeps[128].loss, key) for key, sweeps in lines.items())
     assert best[1] == ("adam", "mup", "full_constants")
     published = lines[loss_vs_size.BEST][128].loss
+    (more,) = (line for name, line in found("everett/loss_vs_size").items() if "next best" in name)
+    assert more.verdict == "disagrees"
     yield NANOLM, (f"lowest loss is muP's with constants ({best[0]:.2f} under Adam), the paper's "
-                   f"best setting has {published:.2f}")
+                   f"best setting has {published:.2f}, so {more.measured[1:].partition(' at')[0]} "
+                   "more")
 
 
 def alignment_claims() -> Iterator[tuple[str, str]]:
