@@ -45,9 +45,9 @@ READOUT_PEAK = {
 }
 MLP_PEAK = 0.8
 # The same section on SGD, in words only.
+ALMOST_NONE = "almost none"
 SGD_ALIGNMENT = {
-    "standard": "low amounts", "ntk": "almost none", "mup": "low amounts",
-    "mean_field": "almost none",
+    "standard": "low amounts", "ntk": ALMOST_NONE, "mup": "low amounts", "mean_field": ALMOST_NONE,
 }
 
 # Everett et al., Section 4.3: which parameterisations gain from a smaller epsilon.
