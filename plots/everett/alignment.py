@@ -259,7 +259,7 @@ def _figure_1(table: pd.DataFrame):
     style.label_grid(axes, rules.values(), "step", ["log alignment ratio"])
     entries = [(KINDS[kind], {"color": color}) for kind, color in colors.items()]
     style.legend(figure, [*entries, NONE])
-    figure.suptitle(f"Adam, D = {table[WIDTH].max():.0f}\n{NOTE}")
+    figure.suptitle(f"Adam, D = {table[WIDTH].max():.0f}: log alignment ratio\n{NOTE}")
     return figure
 
 

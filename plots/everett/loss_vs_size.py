@@ -86,7 +86,7 @@ def best(found: Sequence[pd.DataFrame]) -> Finding:
     optimizers = {optimizer for optimizer, _, _ in every}
     whole = optimizers >= set(OPTIMIZERS)
     name = f"lowest loss of {'all' if whole or not every else ', '.join(sorted(optimizers))}: "
-    name += f"{_words(BEST)} - next best"
+    name += f"{', '.join(BEST)} - next best"
     largest = max((width for sweeps in every.values() for width in sweeps), default=0)
     at = {key: sweeps[largest] for key, sweeps in every.items() if largest in sweeps}
     if not at:
@@ -94,20 +94,14 @@ def best(found: Sequence[pd.DataFrame]) -> Finding:
     lowest = min(at, key=lambda key: at[key].loss)
     published = at.pop(BEST, None)
     if published is None or not at:
-        why = f"lowest is {_words(lowest)}" if at else "no other setting"
+        why = f"lowest is {', '.join(lowest)}" if at else "no other setting"
         return Finding(name, f"not measured at D = {largest}; {why}", "lowest", "not measured")
     other = min(at, key=lambda key: at[key].loss)
     change = rates.difference(published, at[other])
     measured = (f"{change.text()} at D = {largest} ({published.loss:.3f} - {at[other].loss:.3f} of "
-                f"{_words(other)})")
+                f"{', '.join(other)})")
     claimed = ("lowest", (-change).claimed_gain()) if whole else ("no claim", "")
     return Finding(name, measured, *claimed)
-
-
-def _words(key: tuple[str, ...]) -> str:
-    """Optimiser, parameterisation and curve."""
-    optimizer, rule, curve = key
-    return f"{optimizer}, {style.LABELS.get(rule, rule)}, {curve}"
 
 
 def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, object]]:
@@ -129,6 +123,6 @@ def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, object]]:
         rows = (f"{label}\n{style.LOSS_LABEL}" for label in optimizers.values())
         style.label_grid(axes, curves.values(), y=rows)
         style.legend(figure, style.rule_entries(rules))
-        names = ", ".join(optimizers.values())
-        figure.suptitle(f"{names}: loss against size, by intervention\n{rates.BEST_NOTE}")
+        names = " and ".join(optimizers.values())
+        figure.suptitle(f"{names}, loss against size by intervention\n{rates.BEST_NOTE}")
         yield name, figure

@@ -62,7 +62,7 @@ def test_what_mup_loses_against_standard_is_claimed_of_adam_alone(shift, verdict
 def test_the_papers_best_setting_is_compared_with_the_best_other_one(shift, measured, verdict):
     best = interventions("adam_param_scaling", {"none_constants": shift}, ("ntk",))
     found = loss_vs_size.best([interventions(), interventions("sgd"), best])
-    name = "lowest loss of all: adam_param_scaling, NTK, none_constants - next best"
+    name = "lowest loss of all: adam_param_scaling, ntk, none_constants - next best"
     assert found.name == name and found.measured.startswith(measured)
     assert (found.published, found.verdict) == ("lowest", verdict)
     # Without SGD it is not the best of all, and the paper says nothing.
@@ -78,7 +78,7 @@ def test_the_papers_best_setting_is_compared_with_the_best_other_one(shift, meas
 def test_the_title_says_which_optimiser_is_shown():
     ((_, figure),) = loss_vs_size.draw({"figure_3_sgd": interventions("sgd")})
     title = figure.get_suptitle().partition("\n")[0]
-    assert title == "SGD: loss against size, by intervention"
+    assert title == "SGD, loss against size by intervention"
 
 
 def test_the_floor_of_loss_against_size_is_found():
