@@ -82,24 +82,25 @@ def best(found: Sequence[pd.DataFrame]) -> Finding:
     """The loss of the paper's best setting minus the lowest of all others, at the largest width:
     below zero if that setting is the best. The paper speaks of all three optimisers, so that tables
     of some of them are compared without a claim."""
-    every = {key: sweeps for table in found for key, sweeps in lines(table).items()}
-    optimizers = {optimizer for optimizer, _, _ in every}
+    every = [(key, sweeps) for table in found for key, sweeps in lines(table).items()]
+    optimizers = {optimizer for (optimizer, _, _), _ in every}
     whole = optimizers >= set(OPTIMIZERS)
     name = f"lowest loss of {'all' if whole or not every else ', '.join(sorted(optimizers))}: "
     name += f"{', '.join(BEST)} - next best"
-    largest = max((width for sweeps in every.values() for width in sweeps), default=0)
-    at = {key: sweeps[largest] for key, sweeps in every.items() if largest in sweeps}
-    if not at:
+    if not every:
         return Finding(name, "not measured: every run diverged", "lowest", "not measured")
-    lowest = min(at, key=lambda key: at[key].loss)
-    published = at.pop(BEST, None)
-    if published is None or not at:
-        why = f"lowest is {', '.join(lowest)}" if at else "no other setting"
+    largest = max(width for _, sweeps in every for width in sweeps)
+    at = sorted(((sweeps[largest], key) for key, sweeps in every if largest in sweeps),
+                key=lambda one: one[0].loss)
+    published = next((sweep for sweep, key in at if key == BEST), None)
+    others = [(sweep, key) for sweep, key in at if key != BEST]
+    if published is None or not others:
+        why = f"lowest is {', '.join(others[0][1])}" if others else "no other setting"
         return Finding(name, f"not measured at D = {largest}; {why}", "lowest", "not measured")
-    other = min(at, key=lambda key: at[key].loss)
-    change = rates.difference(published, at[other])
-    measured = (f"{change.text()} at D = {largest} ({published.loss:.3f} - {at[other].loss:.3f} of "
-                f"{', '.join(other)})")
+    other, key = others[0]
+    change = rates.difference(published, other)
+    measured = (f"{change.text()} at D = {largest} ({published.loss:.3f} - {other.loss:.3f} of "
+                f"{', '.join(key)})")
     claimed = ("lowest", (-change).claimed_gain()) if whole else ("no claim", "")
     return Finding(name, measured, *claimed)
 
