@@ -118,7 +118,7 @@ def _when(rows: pd.DataFrame, when: str) -> str:
 def _figure_2b(rows: pd.DataFrame):
     """Figure 2b: one panel, a line per alpha_A, hollow before training, with the power that the
     caption gives to alpha_A = 1 after it."""
-    figure, axes = style.subplots(1, 1, (4.6, 3.6))
+    figure, axes = style.subplots(1, 1, (4.6, 3.9))
     axis = axes[0][0]
     for alpha in scans.alphas(rows):
         for when, found in variance_rows(rows[rows[ALPHA] == alpha]).items():
@@ -133,7 +133,7 @@ def _figure_2b(rows: pd.DataFrame):
     _finish(axis, rows)
     axis.set_ylabel("variance of A over heads")
     figure.suptitle("variance over heads\npower ± standard error; small points: seeds")
-    axis.legend(fontsize=7)
+    figure.legend(loc="outside lower center", fontsize=7, ncols=2, frameon=False)
     return figure
 
 

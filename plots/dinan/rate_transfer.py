@@ -11,7 +11,9 @@ all runs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -59,6 +61,8 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
             *rates.edge_lines({(name,): sweeps for name, sweeps in found.items()}),
             *rates.selection_lines(rows, [CURVE, WIDTH]),
         ]),
+        "lowest losses beside each other: the paper compares strategies by accuracy, each with a "
+        "decay of its own; here weight decay was not searched for and is the same per step in all",
         HEADER,
     ]
     for strategy, sweeps in found.items():
@@ -77,38 +81,45 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
         ]
     for better, worse in VIT_CLAIMS:
         if {better, worse} <= found.keys():
-            name = f"{style.STRATEGIES[better]} against {style.STRATEGIES[worse]}: gain in loss"
-            gain = rates.compared(name, found[worse], found[better], "gains")
-            result.append(Finding(name, gain.measured.replace(" D = ", " n = "),
-                                  "gains in accuracy", gain.verdict))
+            width, _ = rates.gain(found[better], found[worse])
+            place = f"n = {width}: " if width else ""
+            name = f"{place}{style.STRATEGIES[better]} - {style.STRATEGIES[worse]} (nats)"
+            gap = rates.compared(name, found[better], found[worse], "loses", "below 0")
+            result.append(replace(gap, measured=gap.measured.replace(" D = ", " n = ")))
     return result
 
 
 def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
-    """A panel of rates per strategy, and one of the optima."""
+    """A panel of rates per strategy, and one of the optima; more than three are in two rows."""
     found = fits(rows)
     widths = sorted({n for sweeps in found.values() for n in sweeps})
     colors = style.width_colors(widths)
-    figure, axes = style.subplots(1, len(found) + 1, (3.0, 3.0))
+    count = len(found) + 1
+    down = 1 + (count > 3)
+    across = math.ceil(count / down)
+    figure, axes = style.subplots(down, across, (3.0, 2.7))
+    for spare in axes.flat[count:]:
+        spare.remove()
+    *panels, last = axes.flat[:count]
     figure.suptitle("learning-rate transfer\n"
                     f"{rates.RATE_NOTE}; {rates.optima_note(map(exponent, found.values()))}; "
                     "dotted: the derived power of the width, 0 but for standard, there -3/2")
-    rates.loss_limits(axes[0][:-1], list(found.values()))
-    for axis, (strategy, sweeps) in zip(axes[0], found.items()):
+    rates.loss_limits(panels, list(found.values()))
+    for place, (axis, (strategy, sweeps)) in enumerate(zip(panels, found.items())):
         rates.draw_rates(axis, sweeps, colors)
-        axis.set(title=style.STRATEGIES[strategy], xlabel="learning rate lr")
-    axes[0][0].set_ylabel(LOSS_LABEL)
-    axis = axes[0][-1]
+        axis.set(title=style.STRATEGIES[strategy], xlabel="learning rate lr",
+                 ylabel="" if place % across else LOSS_LABEL)
+    entries = [*style.width_entries(colors, "n"), *style.STAR_ENTRIES]
     for strategy, sweeps in found.items():
         fit, color = exponent(sweeps), style.STRATEGY_COLORS[strategy]
-        power = rf": $n^{{{fit.value:+.2f} \pm {fit.error:.2f}}}$" if fit.law else ""
-        rates.draw_optima(axis, sweeps, fit, label=style.STRATEGIES[strategy] + power, color=color,
-                          marker=style.STRATEGY_MARKERS[strategy])
+        look = {"color": color, "marker": style.STRATEGY_MARKERS[strategy]}
+        power = rf": lr* $\sim n^{{{fit.value:+.2f} \pm {fit.error:.2f}}}$" if fit.law else ""
+        entries.append((style.STRATEGIES[strategy] + power, {**look, "ms": 4, "lw": 1.2}))
+        rates.draw_optima(last, sweeps, fit, **look)
         if sweeps:
-            rates.draw_published(axis, sweeps, float(TRANSFER_EXPONENTS[strategy]), color=color)
+            rates.draw_published(last, sweeps, float(TRANSFER_EXPONENTS[strategy]), color=color)
     if widths:
-        style.octave_limits(axis, widths)
-    axis.set(title="best rate", xlabel="width n", ylabel="best learning rate lr*")
-    axis.legend(fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5), frameon=False)
-    style.legend(figure, [*style.width_entries(colors, "n"), *style.STAR_ENTRIES])
+        style.octave_limits(last, widths)
+    last.set(title="best rate", xlabel="width n", ylabel="best learning rate lr*")
+    style.legend(figure, entries, ncols=3)
     yield "rate_transfer", figure

@@ -73,6 +73,7 @@ def findings(sweep: Sweep) -> list[Printed]:
         n = f"(n = {len(values)}{f', {lost} diverged' if lost else ''})"
         measured = f"{average(values).text(2, '')} {n} at {point.pair}"
         text.append(Finding(name, measured, "in a figure only"))
+        text += _luck(found[strategy], label)
     for better, worse in VIT_CLAIMS:
         gain = average(accuracies.get(better, ())) - average(accuracies.get(worse, ()))
         name = f"{style.STRATEGIES[better]} - {style.STRATEGIES[worse]}: best top-1 (points)"
@@ -89,6 +90,18 @@ def findings(sweep: Sweep) -> list[Printed]:
             claimed = own and strategy != "standard"
             text.append(Finding(name, measured, *(("fewer", fewer) if claimed else ())))
     return [*text, _product(found), *sweep.failed]
+
+
+def _luck(search: Search, label: str) -> Iterator[Finding]:
+    """How much better the seed that chose the optimum is there than seeds that did not; the error
+    is that of one run beside a mean. Nothing where there are no others."""
+    judges, others = judging(search), best_accuracies(search)
+    chose = [run for run in search.optimum.runs if run not in judges and not run.diverged]
+    if chose and others:
+        mean, best = average(others), 100 * chose[0].best
+        gap = Estimate(best - mean.value, mean.error * math.sqrt(len(others) + 1))
+        yield Finding(f"{label}: best top-1 of the seed that chose the optimum (%)",
+                      f"{best:.2f}, {gap.text(2)} to the others' mean")
 
 
 def _verdict(gain: Estimate) -> str:

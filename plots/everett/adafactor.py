@@ -85,5 +85,5 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     style.label_grid(axes, settings.values())
     entries = [(label, {"color": "black", **LOOKS[family]}) for family, label in FAMILIES.items()]
     style.legend(figure, [*style.rule_entries(rules), *entries], ncols=3)
-    figure.suptitle(f"\n{rates.BEST_NOTE}")
+    figure.suptitle(f"Adafactor and Adam + parameter scaling, loss against size\n{rates.BEST_NOTE}")
     yield FIGURE, figure

@@ -11,12 +11,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
 
 from plots import style, tables
-from plots.everett.published import ALIGNMENT_START, MLP_PEAK, READOUT_PEAK, SGD_ALIGNMENT
+from plots.everett.published import (
+    ALIGNMENT_START,
+    ALMOST_NONE,
+    MLP_PEAK,
+    READOUT_PEAK,
+    SGD_ALIGNMENT,
+)
 from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.tables import CURVE, PARAMETERIZATION, SEED, STEP, WIDTH, TableError
 
@@ -37,6 +44,9 @@ KINDS = {
 }
 FIRST, MLP = "figure_1_alignment", ("up", "down")
 LAYER, ALIGNMENT, KIND = "layer", "alignment", "kind"
+# "Similar values across three model sizes" (Section 4.1); how similar is ours: half of what the
+# paper tells apart, peaks of 0.7 to 0.8 from those above 0.9.
+SIMILAR = 0.05
 HALF = {"color": "black", "ls": ":", "lw": 0.9}
 NONE = ("½: no alignment", HALF)
 NOTE = "lines: means over the blocks' layers of a kind; bands: from the lowest to the highest block"
@@ -87,7 +97,9 @@ def of(
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:
-    """Start, and peaks of readout and MLP layers, at the largest width of every line."""
+    """Start, and peaks of readout and MLP layers, of every line: those without a width in their
+    name are of its largest one; then how peaks change with the width, and SGD's beside each other.
+    """
     widths = sorted(map(int, table[WIDTH].unique()))
     result = [f"log alignment ratio; widths {', '.join(map(str, widths))}, "
               f"{_seeds(table[SEED].nunique())}; ± is one standard error over seeds", HEADER]
@@ -96,14 +108,19 @@ def findings(table: pd.DataFrame) -> list[Printed]:
             name, kinds = f"{curve}, {label}: ", list(table[KIND].unique())
             first = of(table, curve, rule, kinds)
             result.append(_start(first, name + "first value, all layers"))
-            result.append(_peak(of(table, curve, rule, ["readout"]), curve, READOUT_PEAK.get(rule),
-                                rule, name + "peak of the readout"))
             below = (-math.inf, MLP_PEAK) if rule in READOUT_PEAK else None
-            result.append(_peak(of(table, curve, rule, MLP), curve, below, rule,
-                                name + "highest peak of MLP layers"))
+            for shown, ends, what in ((["readout"], READOUT_PEAK.get(rule), "peak of the readout"),
+                                      (MLP, below, "highest peak of MLP layers")):
+                result.append(_peak(of(table, curve, rule, shown), curve, ends, rule, name + what))
+                for width in (width for width in widths if width not in first[WIDTH].values):
+                    rows = of(table, curve, rule, shown, width)
+                    if not rows.empty:
+                        place = f"{name}{what}, D = {width}"
+                        result.append(_peak(rows, curve, ends, rule, place))
+            result += _change(table, curve, rule, name)
             if curve != "sgd":
                 result.append(_highest(table, curve, rule, kinds, name))
-    return result
+    return [*result, *_of_sgd(table)]
 
 
 def _start(rows: pd.DataFrame, name: str) -> Finding:
@@ -131,11 +148,52 @@ def _peak(
         return Finding(name, text, words, "no number to compare")
     low, high = ends
     published = f"<= {high}" if low < 0 else f"> {low}" if high == 1 else f"{low} to {high}"
-    inside = found.value > low if high == 1 else low <= found.value <= high
-    word = "agrees" if inside else f"disagrees: {'below' if found.value <= low else 'above'}"
+    return Finding(name, text, published, _inside(found, low, high))
+
+
+def _inside(found: Estimate, low: float, high: float) -> str:
+    """Whether a number lies in a range: in it, outside of it, or either within the interval."""
     if min(abs(found.value - low), abs(found.value - high)) <= found.reach * found.error:
-        word = "within noise"
-    return Finding(name, text, published, word)
+        return "within noise"
+    inside = found.value > low if high == 1 else low <= found.value <= high
+    return "agrees" if inside else f"disagrees: {'below' if found.value <= low else 'above'}"
+
+
+def _apart(first: Estimate, second: Estimate) -> Estimate:
+    """The difference of two peaks; it is known no better than that of fewer seeds."""
+    return replace(first - second, groups=min(first.groups or 0, second.groups or 0))
+
+
+def _gap_text(gap: Estimate) -> str:
+    return replace(gap, groups=None).text()
+
+
+def _change(table: pd.DataFrame, curve: str, rule: str, name: str) -> Iterator[Finding]:
+    """The readout's peak at the largest width minus that at the smallest; none for one width."""
+    rows = table[(table[CURVE] == curve) & (table[PARAMETERIZATION] == rule)]
+    widths = sorted(map(int, rows.loc[rows[KIND] == "readout", WIDTH].unique()))
+    if len(widths) > 1:
+        large, small = (peak(of(table, curve, rule, ["readout"], width))[0]
+                        for width in (widths[-1], widths[0]))
+        gap = _apart(large, small)
+        claimed = rule in READOUT_PEAK and curve in FIGURES
+        yield Finding(f"{name}readout's peak from D = {widths[0]} to {widths[-1]}",
+                      f"{_gap_text(gap)} ({_seeds(gap.groups or 0)})",
+                      f"{-SIMILAR} to {SIMILAR}" if claimed else "no claim",
+                      (gap.few or _inside(gap, -SIMILAR, SIMILAR)) if claimed else "")
+
+
+def _of_sgd(table: pd.DataFrame) -> Iterator[Finding]:
+    """Peaks of SGD's readout where the paper says almost no alignment, minus those where it says
+    low amounts, at the largest width."""
+    rows = {rule: of(table, "sgd", rule, ["readout"]) for rule in SGD_ALIGNMENT}
+    peaks = {rule: peak(own)[0] for rule, own in rows.items() if not own.empty}
+    for less in (rule for rule in peaks if SGD_ALIGNMENT[rule] == ALMOST_NONE):
+        for more in (rule for rule in peaks if SGD_ALIGNMENT[rule] != ALMOST_NONE):
+            gap = _apart(peaks[less], peaks[more])
+            name = f"sgd, {style.LABELS[less]} - {style.LABELS[more]}: peak of the readout"
+            yield Finding(name, f"{_gap_text(gap)} ({_seeds(gap.groups or 0)})", "below 0",
+                          (-gap).claimed_gain())
 
 
 def _highest(
@@ -152,9 +210,9 @@ def _highest(
     word, top = "agrees" if best == "readout" else "disagrees", peaks[best]
     measured = f"{KINDS.get(best, best)} {top.value:.3f}"
     for other in others[:1] if best == "readout" else {"readout"} & {*others}:
-        gap = top - peaks[other]
-        measured += f", {gap.text()} above {KINDS.get(other, other)}"
-        word = "within noise" if gap.value <= top.reach * gap.error else word
+        gap = _apart(top, peaks[other])
+        measured += f", {_gap_text(gap)} above {KINDS.get(other, other)}"
+        word = "within noise" if gap.value <= gap.reach * gap.error else word
     return Finding(name, f"{measured} ({_seeds(top.groups or 0)})", "readout", word)
 
 
@@ -201,7 +259,7 @@ def _figure_1(table: pd.DataFrame):
     style.label_grid(axes, rules.values(), "step", ["log alignment ratio"])
     entries = [(KINDS[kind], {"color": color}) for kind, color in colors.items()]
     style.legend(figure, [*entries, NONE])
-    figure.suptitle(f"Adam, D = {table[WIDTH].max():.0f}\n{NOTE}")
+    figure.suptitle(f"Adam, D = {table[WIDTH].max():.0f}: log alignment ratio\n{NOTE}")
     return figure
 
 

@@ -29,6 +29,7 @@ MITIGATIONS = {"small": "small ε", "per_layer": "per-layer ε", "atan2": "Adam-
 # The curve names that only one of the two tables has.
 HEAT_ONLY, MITIGATION_ONLY = {"constant"}, {"small", "atan2", *BASELINES}
 NAMES = {"enlarged": "enlarged ε", "default": "default ε", **MITIGATIONS}
+CURES = "loss against size with cures of a too large ε"
 # Curves that coincide are told apart by marks that grow smaller, drawn one on another.
 CURVE_LOOKS = {
     "enlarged": {"color": style.VERMILION, "marker": "X", "ms": 6},
@@ -148,6 +149,14 @@ def caption(table: pd.DataFrame) -> str:
             "1e-9 only at widths that were not run")
 
 
+def baseline_text(table: pd.DataFrame) -> str:
+    """The same in a few words, for a panel: the paper's solid lines have its usual epsilon."""
+    rows = table[table[CURVE] == "enlarged"]
+    if rows.empty:
+        return "default ε"
+    return f"ε enlarged to {rows[EPS].iloc[0]:g} (paper: 1e-9)"
+
+
 def findings(data: Data) -> list[Printed]:
     """Both kinds, as far as their tables are there."""
     heat, mitigations = data
@@ -185,7 +194,8 @@ def _figure_4(heat: pd.DataFrame | None, mitigations: pd.DataFrame | None):
     if mitigations is not None:
         _draw_mitigations(figure, axes[-1], mitigations)
         notes += [f"(c, d) {rates.BEST_NOTE}", caption(mitigations)]
-    figure.suptitle("\n" + "; ".join(notes))
+    parts = ["loss over ε"] * (heat is not None) + [CURES] * (mitigations is not None)
+    figure.suptitle(f"Adam, {', '.join(parts)}\n" + "; ".join(notes))
     return figure
 
 
@@ -250,7 +260,7 @@ def _draw_mitigations(figure, axes, table: pd.DataFrame) -> None:
          if (rule, curve) in found],
     ))
     panels[0].set_title(f"(c) {rules[shown]}", fontsize=9)
-    panels[1].set_title("(d) all: solid baseline, dashed per-layer ε", fontsize=9)
+    panels[1].set_title(f"(d) all: solid {baseline_text(table)}, dashed per-layer ε", fontsize=9)
     panels[1].set_ylabel(style.LOSS_LABEL)
     for axis, entries in zip(panels, (_entries(table), style.rule_entries(rules))):
         low, high = axis.get_ylim()
@@ -286,6 +296,6 @@ def _figure_8(table: pd.DataFrame):
     figure, axes = style.subplots(1, len(rules), (2.5, 2.6), sharey=True)
     rates.size_panels(axes[0], (_curves(table, found, rule) for rule in rules))
     style.label_grid(axes, rules.values())
-    figure.suptitle(f"\n{rates.BEST_NOTE}; {caption(table)}")
+    figure.suptitle(f"Adam, {CURES}\n{rates.BEST_NOTE}; {caption(table)}")
     style.legend(figure, _entries(table))
     return figure

@@ -53,6 +53,7 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(name, monkey
             pd.testing.assert_frame_equal(pd.read_csv(new), pd.read_csv(home / f"{stem}.csv"))
             assert (home / f"{stem}.csv").stat().st_size > 500
             continue
+        assert not re.search(r"Figure \w+$", item.get_suptitle())  # but what it shows
         style.lay_out(item, DPI)
         item.canvas.draw()
         item.savefig(page := io.BytesIO(), format="pdf")  # has a renderer of its own

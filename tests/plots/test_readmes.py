@@ -153,11 +153,18 @@ def loss_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"standard loses ({pair(*full['standard'])})"
     lost, error = change("sgd", "standard", "full_constants", "none_constants")
     yield NANOLM, f"SGD with the standard parameterisation differs: it loses {pair(-lost, error)}"
+    headline = found("everett/loss_vs_size")["adam, muP - standard: full_constants"]
+    assert headline.verdict == "within noise"
+    yield NANOLM, ("under Adam with constants for both, is undecided: muP's loss minus standard's "
+                   f"is {headline.measured.partition(' at')[0]} nats")
     best = min((sweeps[128].loss, key) for key, sweeps in lines.items())
     assert best[1] == ("adam", "mup", "full_constants")
     published = lines[loss_vs_size.BEST][128].loss
+    (more,) = (line for name, line in found("everett/loss_vs_size").items() if "next best" in name)
+    assert more.verdict == "disagrees"
     yield NANOLM, (f"lowest loss is muP's with constants ({best[0]:.2f} under Adam), the paper's "
-                   f"best setting has {published:.2f}")
+                   f"best setting has {published:.2f}, so {more.measured[1:].partition(' at')[0]} "
+                   "more")
 
 
 def alignment_claims() -> Iterator[tuple[str, str]]:
@@ -197,6 +204,44 @@ def alignment_claims() -> Iterator[tuple[str, str]]:
     ends = sorted(three("sgd", rule, alignment.MLP)[:5] for rule in RULES)
     yield NANOLM, (f"peaks between {three('sgd', 'ntk')} (NTK) and {three('sgd', 'mean_field')} "
                    f"(mean-field), its MLP layers between {ends[0]} and {ends[-1]}")
+    yield from alignment_by_width()
+
+
+def alignment_by_width() -> Iterator[tuple[str, str]]:
+    lines = found("everett/alignment_desktop")
+
+    def number(name: str) -> str:
+        return lines[name].measured.partition(" at step")[0].partition(" (")[0]
+
+    wide = {(label, d): f"adam, {label}: highest peak of MLP layers, D = {d}"
+            for label in LABELS.values() for d in (32, 64)}
+    over = {key: number(name) for key, name in wide.items() if float(number(name)[:5]) > 0.8}
+    assert {*over} == {("muP", 32), ("muP", 64), ("mean-field", 32), ("mean-field", 64),
+                       ("standard", 32)}
+    assert [key for key in over if lines[wide[key]].verdict != "within noise"] == [("muP", 64)]
+    yield NANOLM, (f"with muP ({over['muP', 32]} at D = 32, {over['muP', 64]} at 64), mean-field "
+                   f"({over['mean-field', 32]}, {over['mean-field', 64]}) and standard "
+                   f"({over['standard', 32]} at 32)")
+    start = "readout's peak from D = 32 to 128"
+    yield NANOLM, "by " + ", ".join(
+        f"{number(f'adam, {label}: {start}')} ({label})" for label in ("standard", "NTK", "muP")
+    ) + f" and {number(f'adam, mean-field: {start}')} (mean-field) under Adam"
+    words = {curve: [lines[f"{curve}, {label}: {start}"].verdict for label in LABELS.values()]
+             for curve in ("adam", "adafactor")}
+    far, open_, near = "disagrees: below", "within noise", "agrees"
+    assert words == {"adam": [far, far, near, open_], "adafactor": [open_, open_, open_, near]}
+    ends = [float(number(f"adafactor, {label}: {start}")[:6]) for label in LABELS.values()]
+    yield NANOLM, (f"Under Adafactor, by {min(ends):+.3f} to {max(ends):+.3f}, only mean-field's "
+                   f"change, {number(f'adafactor, mean-field: {start}')}, is told")
+    pairs = {(a, b): number(f"sgd, {a} - {b}: peak of the readout")
+             for a in ("NTK", "mean-field") for b in ("standard", "muP")}
+    signs = {key: value[0] for key, value in pairs.items()}
+    assert signs == {key: "-" if key[0] == "NTK" else "+" for key in pairs}
+    assert lines["sgd, mean-field - muP: peak of the readout"].verdict == "within noise"
+    yield NANOLM, (f"peaks {pairs['NTK', 'standard'][1:]} below standard's and "
+                   f"{pairs['NTK', 'muP'][1:]} below muP's; mean-field's peaks "
+                   f"{pairs['mean-field', 'standard'][1:]} above standard's and, within noise, "
+                   f"{pairs['mean-field', 'muP'][1:]} above muP's")
 
 
 def epsilon_claims() -> Iterator[tuple[str, str]]:

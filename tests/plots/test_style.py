@@ -167,7 +167,8 @@ def test_a_figure_for_a_paper_has_no_title_and_one_for_a_talk_is_larger(drawn, c
     (usual,), _ = drawn("everett/adafactor")
     (paper,), text = drawn("everett/adafactor", kind="paper")
     (talk,), _ = drawn("everett/adafactor", kind="talk")
-    assert not paper.texts[-1].get_visible() and text.startswith("Everett et al., Figure 10\nsweep")
+    title = "Everett et al., Figure 10: Adafactor and Adam + parameter scaling, loss against size"
+    assert not paper.texts[-1].get_visible() and text.startswith(f"{title}\nsweep")
     assert paper.get_figheight() < usual.get_figheight() < talk.get_figheight()
     assert paper.axes[0].xaxis.label.get_fontfamily() == ["serif"]
     sizes = [figure.axes[0].xaxis.label.get_fontsize() for figure in (usual, talk)]

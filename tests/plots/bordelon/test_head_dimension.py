@@ -139,7 +139,7 @@ def variance_rows():
     ]
 
 
-def test_slopes_of_the_variance_over_heads_stand_beside_theory_and_caption(tmp_path):
+def test_slopes_of_the_variance_over_heads_stand_beside_theory_and_caption(tmp_path, laid_out):
     rows = head_dimension.read([written(tmp_path / "t.csv", variance_rows())])[0]
     found = by_name(head_dimension.variance_findings(rows))
     start = found["alpha_A = 1: variance of A over heads at initialisation"]
@@ -153,10 +153,13 @@ def test_slopes_of_the_variance_over_heads_stand_beside_theory_and_caption(tmp_p
     calm = found["alpha_A = 1/2: variance of A over heads at initialisation"]
     assert (calm.published, calm.verdict) == ("0", "agrees within 95 %")
     assert "Figure 2b: spread over seeds 2.0% of a value" in head_dimension.findings([rows])
-    (axis,) = dict(head_dimension.draw([rows]))["figure_2b_head_variance"].axes
-    labels = [text.get_text() for text in axis.get_legend().get_texts()]
+    figure = dict(head_dimension.draw([rows]))["figure_2b_head_variance"]
+    (axis,), (legend,) = figure.axes, figure.legends
+    labels = [text.get_text() for text in legend.get_texts()]
     assert r"$\alpha_A$ = 1, at t = 500: $N^{-2.000 \pm 0.000}$" in labels
     assert len(labels) == 5 and "caption: $N^{-2}$" in labels
+    figure.draw_without_rendering()  # the legend lies on no line
+    assert not legend.get_window_extent().overlaps(axis.get_window_extent())
 
 
 MOVED = ("key_change_weights", "attention_change_weights", "key_change", "attention_change")
