@@ -34,6 +34,7 @@ from sweeps.slurm_job import outcome_file
 from training.config import parse_yaml
 from training.errors import UserError
 from training.files import write_json
+from training.runs import done
 
 LOOK_SECONDS = 0.5  # between looks at what has come and what jobs have left
 REQUEUES = 100  # time limits that a job may reach: 17 days of 4 hours
@@ -97,14 +98,23 @@ class SlurmPool(Pool):
             return len(self.runs) + (jobs < self.options.jobs)
 
     def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
-        """The run's summary to come; a job that an earlier driver has submitted is taken over."""
+        """The run's summary to come; a job that an earlier driver has submitted is taken over.
+
+        A summary that a job has left is taken if the run's folder has it, too. Otherwise that was
+        deleted since, for the run to be trained again.
+        """
         job = replace(job, threads=job.threads or self.options.threads)
         run = _Run(job, needs, self._pack(needs), "")
         run.id = _known(run.folder).get(job.name, "")
+        outcome = task.take_outcome(run.outcome)
         with self.lock:
-            if not run.id:
-                run.outcome.unlink(missing_ok=True)
             self.runs.append(run)
+            if run.id and outcome is not None:
+                if "error" in outcome or done(job.run_dir):
+                    self._finish(run, outcome)
+                else:
+                    run.id = ""
+                    _remember(run.folder, {job.name: None})
         return run.future
 
     def _stop(self, at_once: bool) -> None:
