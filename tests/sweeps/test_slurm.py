@@ -360,9 +360,41 @@ def test_a_dry_run_of_submit_takes_and_checks_the_options_of_its_own_job(file, c
     assert end.value.code == 2 and "error: --time: 'soon' is no time" in capsys.readouterr().err
 
 
-def test_a_driver_of_ray_has_a_script(file, slurm, capsys):
+@pytest.mark.parametrize(
+    ("needs", "words", "gpus", "cpus"),
+    [
+        ("needs: {gpus: 1}\n", "", 1, 1),
+        ("needs: {gpus: 0, cpus: 3}\n", "", None, 3),
+        ("needs: {gpus: 0, cpus: 3}\n", "--workers 4", None, 12),
+        ("needs: {gpus: 0.25, cpus: 3}\n", "", 1, 6),  # there are two runs
+        ("needs: {gpus: 0.25, cpus: 3}\n", "--launch true", 1, 3),
+        ("needs: {gpus: 1}\n", "--gpus-per-node 2", 2, 2),
+        ("needs: {gpus: 1}\n", "--gpus-per-node 2 --cpus-per-task 64", 2, 64),
+        ("adjust: [{where: {optimizer.lr: [0.02]}, needs: {gpus: 4, processes: 4, cpus: 8}}]\n",
+         "--gpu H100", 4, 8),
+        ("adjust: [{where: {optimizer.lr: [0.02]}, needs: {gpus: 8, processes: 8, nodes: 2}}]\n",
+         "--gpu H100", 1, 1),
+        ("", "", 1, 1),
+    ],
+)  # fmt: skip
+def test_a_driver_that_trains_has_room_for_the_largest_of_the_runs_left(
+    file, slurm, tmp_path, capsys, needs, words, gpus, cpus
+):
+    file.write_text(file.read_text() + needs)
+    (slurm / "full").touch()
+    command.main(["submit", str(file), "--results", str(tmp_path), *words.split()])
+    said = asked(slurm, 100)[0]
+    assert [word for word in said if word.startswith("gpus")] == (
+        [f"gpus-per-node={gpus}"] if gpus else []
+    )
+    assert f"cpus-per-task={cpus}" in said
+    assert ("no GPU to go by: the job gets 1 GPU" in capsys.readouterr().err) == (not needs)
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_driver_of_ray_has_a_script(file, slurm, capsys, more):
     with pytest.raises(SystemExit) as end:
-        command.main(["submit", str(file), "--engine", "ray"])
+        command.main(["submit", str(file), "--engine", "ray", *more])
     assert end.value.code == 2 and "scripts/slurm/ray.sh" in capsys.readouterr().err
 
 
