@@ -27,7 +27,7 @@ from typing import Any
 from sweeps import cost, look, needs, on_slurm, pool, reference
 from sweeps.driver import Driver
 from sweeps.progress import status
-from sweeps.reuse import Store
+from sweeps.reuse import Store, of_other_commits
 from sweeps.search import SearchWork
 from sweeps.search_file import load_search
 from sweeps.sources import is_override, preset_of
@@ -179,7 +179,7 @@ def _run(args: argparse.Namespace) -> int:
 def _drive(asked: Any, args: argparse.Namespace) -> int:
     """The driver of a sweep or search to its end; the exit code."""
     work = work_of(asked, args.storage, looks=False)
-    for line in work.before():
+    for line in (*of_other_commits(work.results.values()), *work.before()):
         print(line, file=sys.stderr)
     needed = _needed(asked, args)
     engine = pool.open_pool(*pool.options(args))
