@@ -55,7 +55,7 @@ def test_the_commit_of_a_run_is_that_of_the_code_that_began_it(tmp_path, monkeyp
 
     monkeypatch.setattr(environment, "subprocess", type("Git", (), {"run": staticmethod(git)}))
     monkeypatch.setattr(environment, "commit", functools.cache(environment.commit.__wrapped__))
-    unused = dict.fromkeys(("build_plan", "parameters", "flops", "tokens_per_step", "memory"), print)
+    unused = dict.fromkeys("build_plan parameters flops tokens_per_step memory".split(), print)
     experiment = Experiment(
         name="toy", description="", config=RunConfig, build_task=build_task, result=str, **unused
     )
