@@ -199,9 +199,11 @@ def _needed(asked: Any, args: argparse.Namespace) -> Callable[[Any], pool.Needs]
     unsaid = "gpus" not in asked.config.needs.model_fields_set and not said_of_job
     unknown = gpu is None and unsaid and (own_job or args.engine != "local")
     if unknown:
+        whose = "the job gets 1 GPU, unless --gpus-per-node says how many," if own_job else (
+            "every run gets 1 GPU, unless"
+        )  # fmt: skip
         print(
-            f"this machine has no GPU to go by: {'the job' if own_job else 'every run'} gets 1 "
-            "GPU, unless --gpu names one of the cluster's or "
+            f"this machine has no GPU to go by: {whose} --gpu names one of the cluster's or "
             f"{args.file} says `needs: {{gpus: ...}}`", file=sys.stderr
         )  # fmt: skip
 

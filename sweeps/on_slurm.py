@@ -108,14 +108,14 @@ class SlurmPool(Pool):
         run = _Run(job, needs, self._pack(needs), "")
         run.id = _known(run.folder).get(job.name, "")
         outcome = task.take_outcome(run.outcome)
+        stale = outcome is not None and "error" not in outcome and done(job.run_dir) is None
         with self.lock:
+            if stale:
+                run.id = ""
+                _remember(run.folder, {job.name: None})
             self.runs.append(run)
             if run.id and outcome is not None:
-                if "error" in outcome or done(job.run_dir):
-                    self._finish(run, outcome)
-                else:
-                    run.id = ""
-                    _remember(run.folder, {job.name: None})
+                self._finish(run, outcome)
         return run.future
 
     def _stop(self, at_once: bool) -> None:

@@ -85,17 +85,6 @@ def done(run_dir: Path) -> dict[str, Any] | None:
     return None if value is None or value["status"] == "stopped" else value
 
 
-def done_on(run_dir: Path, data: str | None) -> dict[str, Any] | None:
-    """As `done`; RunError for a run that was trained on data of another checksum."""
-    value = done(run_dir)
-    if value is not None and value.get("data_checksum") not in (None, data):
-        raise RunError(
-            f"{run_dir}: the run was trained on other data than its config's files hold now; "
-            "bring those back, choose another --run-dir or delete the folder"
-        )
-    return value
-
-
 def refuse_other(run_dir: Path, config: Section, plan: Plan) -> None:
     """Raises RunError if the folder holds what another config or plan has trained, or is a file."""
     refuse_file(run_dir)
@@ -183,7 +172,7 @@ def _enter(
     from training import checkpoint
 
     refuse_other(run_dir, config, plan)
-    value, kept = done_on(run_dir, data), (run_dir / "checkpoints").exists()
+    value, kept = _done_on(run_dir, data), (run_dir / "checkpoints").exists()
     if value is not None and (not kept or _keeps(run_dir, config)):
         if config.checkpoint.final and not kept and value["status"] == "finished":
             print(
@@ -194,7 +183,7 @@ def _enter(
     held.enter_context(locked(run_dir, "run"))
     # Another process may have finished it since; what the lock protects is read under it.
     refuse_other(run_dir, config, plan)
-    value = done_on(run_dir, data)
+    value = _done_on(run_dir, data)
     if value is None:
         print(plan.table(), file=sys.stderr, flush=True)
         write_text(run_dir / "config.yaml", to_yaml(config))
@@ -210,3 +199,14 @@ def _keeps(run_dir: Path, config: RunConfig) -> bool:
     path = run_dir / "config.yaml"
     said = read_yaml(path).get("checkpoint") if path.is_file() else None
     return config.checkpoint.final or (isinstance(said, dict) and said.get("final") is True)
+
+
+def _done_on(run_dir: Path, data: str | None) -> dict[str, Any] | None:
+    """As `done`; RunError for a run that was trained on data of another checksum."""
+    value = done(run_dir)
+    if value is not None and value.get("data_checksum") not in (None, data):
+        raise RunError(
+            f"{run_dir}: the run was trained on other data than its config's files hold now; "
+            "bring those back, choose another --run-dir or delete the folder"
+        )
+    return value
