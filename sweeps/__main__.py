@@ -19,15 +19,15 @@ from __future__ import annotations
 import argparse
 import functools
 import sys
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from sweeps import cost, look, needs, on_slurm, pool, reference
 from sweeps.driver import Driver
 from sweeps.progress import status
-from sweeps.reuse import Store
+from sweeps.reuse import Store, of_other_commits
 from sweeps.search import SearchWork
 from sweeps.search_file import load_search
 from sweeps.sources import is_override, preset_of
@@ -179,25 +179,10 @@ def _run(args: argparse.Namespace) -> int:
 def _drive(asked: Any, args: argparse.Namespace) -> int:
     """The driver of a sweep or search to its end; the exit code."""
     work = work_of(asked, args.storage, looks=False)
-    for line in work.before():
+    for line in (*of_other_commits(work.results.values()), *work.before()):
         print(line, file=sys.stderr)
-    gpu = needs.memory_of(args.gpu)
-    unsaid = "gpus" not in asked.config.needs.model_fields_set and args.gpus_per_node != 0
-    unknown = gpu is None and args.engine != "local" and unsaid
-    if unknown:
-        print(
-            "this machine has no GPU to go by: every run gets 1 GPU, unless --gpu names one of the "
-            f"cluster's or {args.file} says `needs: {{gpus: ...}}`", file=sys.stderr
-        )  # fmt: skip
+    needed = _needed(asked, args)
     engine = pool.open_pool(*pool.options(args))
-
-    def needed(point: Any) -> pool.Needs:
-        said = asked.needs(dict(point.values))
-        found = needs.needs_of(work.experiment, point.config, said, gpu, said_of_all(args.launch))
-        if unknown and "gpus" not in said:
-            needs.refuse_more_than_one_holds(work.experiment, point.config)
-        return found
-
     if not Driver(work, engine, needed).run():
         print("stopped; the same command goes on from here", file=sys.stderr)
         return STOPPED
@@ -207,12 +192,46 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
     return int(bool(work.reasons))
 
 
+def _needed(asked: Any, args: argparse.Namespace) -> Callable[[Any], pool.Needs]:
+    """What a run needs where it will be; a line on stderr where nothing is known of GPUs there."""
+    gpu, own_job = needs.memory_of(args.gpu), args.command == "submit"
+    said_of_job = args.gpus_per_node is not None if own_job else args.gpus_per_node == 0
+    unsaid = "gpus" not in asked.config.needs.model_fields_set and not said_of_job
+    unknown = gpu is None and unsaid and (own_job or args.engine != "local")
+    if unknown:
+        whose = "the job gets 1 GPU, unless --gpus-per-node says how many," if own_job else (
+            "every run gets 1 GPU, unless"
+        )  # fmt: skip
+        print(
+            f"this machine has no GPU to go by: {whose} --gpu names one of the cluster's or "
+            f"{args.file} says `needs: {{gpus: ...}}`", file=sys.stderr
+        )  # fmt: skip
+
+    def needed(point: Any) -> pool.Needs:
+        said = asked.needs(dict(point.values))
+        launched = said_of_all(args.launch)
+        found = needs.needs_of(asked.experiment, point.config, said, gpu, launched)
+        if unknown and "gpus" not in said:
+            needs.refuse_more_than_one_holds(asked.experiment, point.config)
+        return found
+
+    return needed
+
+
 def _submit(args: argparse.Namespace) -> int:
     """Has the same command run in a job; a mistake in the file is one line here, too."""
+    if args.engine == "ray":
+        raise UserError("--engine ray: scripts/slurm/ray.sh starts a cluster and the driver")
     if args.dry_run:
         return _run(args)
-    folder = _look(args, args.file).folder.absolute() / "slurm"
-    print(on_slurm.submit_driver(args, args.words, folder))
+    asked, found = read(args, args.file, looks=True), []
+    left = work_of(asked, args.storage, looks=True).left
+    if args.engine == "local":
+        needed = _needed(asked, args)
+        for point in left:
+            with suppress(UserError):  # its driver says why it is not run
+                found.append(needed(point))
+    print(on_slurm.submit_driver(args, args.words, asked.folder.absolute() / "slurm", found))
     return 0
 
 

@@ -102,7 +102,8 @@ class RayPool(Pool):
         if needs.nodes > 1:
             group = self.ray.util.placement_group([one] * needs.nodes, strategy="STRICT_SPREAD")
             asked["scheduling_strategy"] = _part(group, 0)
-        own = max(1, cpus // max(1, task.said_of_all(self.options.launch)))  # of each process
+        processes = max(needs.processes // needs.nodes, task.said_of_all(self.options.launch))
+        own = max(1, cpus // processes)  # of each process
         job = replace(job, threads=job.threads or self.options.threads or own)
         environment = {
             key: value for key, value in os.environ.items()
@@ -126,7 +127,8 @@ class RayPool(Pool):
         self.desk.shutdown(wait)
 
     def _cpus(self, needs: Needs) -> int:
-        return max(needs.cpus, self.options.threads or 1, needs.nodes)
+        """Cores that a run has to itself; every process needs one."""
+        return max(needs.cpus, needs.processes, self.options.threads or 1)
 
     def _finish(self, run: _Run, done: Future[dict[str, Any]]) -> None:
         with self.lock:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import getpass
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -34,6 +35,7 @@ from sweeps.slurm_job import outcome_file
 from training.config import parse_yaml
 from training.errors import UserError
 from training.files import write_json
+from training.runs import done
 
 LOOK_SECONDS = 0.5  # between looks at what has come and what jobs have left
 REQUEUES = 100  # time limits that a job may reach: 17 days of 4 hours
@@ -97,14 +99,23 @@ class SlurmPool(Pool):
             return len(self.runs) + (jobs < self.options.jobs)
 
     def submit(self, job: Job, needs: Needs) -> Future[dict[str, Any]]:
-        """The run's summary to come; a job that an earlier driver has submitted is taken over."""
+        """The run's summary to come; a job that an earlier driver has submitted is taken over.
+
+        A summary that a job has left is taken if the run's folder has it, too. Otherwise that was
+        deleted since, for the run to be trained again.
+        """
         job = replace(job, threads=job.threads or self.options.threads)
         run = _Run(job, needs, self._pack(needs), "")
         run.id = _known(run.folder).get(job.name, "")
+        outcome = task.take_outcome(run.outcome)
+        stale = outcome is not None and "error" not in outcome and done(job.run_dir) is None
         with self.lock:
-            if not run.id:
-                run.outcome.unlink(missing_ok=True)
+            if stale:
+                run.id = ""
+                _remember(run.folder, {job.name: None})
             self.runs.append(run)
+            if run.id and outcome is not None:
+                self._finish(run, outcome)
         return run.future
 
     def _stop(self, at_once: bool) -> None:
@@ -126,13 +137,8 @@ class SlurmPool(Pool):
         self.closed.set()
         self.watcher.join()
 
-    @property
-    def _launches_all(self) -> bool:
-        """Whether a launch command starts every run, which then has all of its job's GPUs."""
-        return bool(self.options.launch) and not task.only_several(self.options.launch)
-
     def _pack(self, needs: Needs) -> int:
-        shares = 0 < needs.gpus < 1 and not self._launches_all
+        shares = 0 < needs.gpus < 1 and not _launches_all(self.options)
         return self.options.pack or (int(1 / needs.gpus) if shares else 1)
 
     def _watch(self) -> None:
@@ -186,7 +192,7 @@ class SlurmPool(Pool):
         if gpus is None:
             gpus = -(-int(100 * needs.gpus) // (100 * needs.nodes)) or None
         if needs.gpus and gpus:  # other runs of the pack wait for a GPU in their job
-            fit = 1 if self._launches_all else int(gpus * needs.nodes / needs.gpus)
+            fit = 1 if _launches_all(given) else int(gpus * needs.nodes / needs.gpus)
             at_once = max(1, min(at_once, fit))
         if cpus is None:
             cpus = at_once * max(needs.cpus, needs.processes) // needs.nodes
@@ -237,6 +243,11 @@ class SlurmPool(Pool):
             if run.id:
                 _remember(run.folder, {run.job.name: None})
         task.resolve(run.future, outcome)
+
+
+def _launches_all(options: PoolOptions) -> bool:
+    """Whether a launch command starts every run, which then has all of its job's GPUs."""
+    return bool(options.launch) and not task.only_several(options.launch)
 
 
 def _known(folder: Path) -> dict[str, str]:
@@ -314,6 +325,23 @@ def parameters(options: PoolOptions) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _room(needs: Sequence[Needs], given: PoolOptions) -> dict[str, int | None]:
+    """GPUs of the largest of some runs, and cores for as many as one job trains at a time.
+
+    Runs of several nodes have none: where one machine trains, they are refused.
+    """
+    needs = [one for one in needs if one.nodes == 1]
+    gpus, cpus = given.gpus_per_node, given.cpus_per_task
+    if gpus is None:
+        gpus = max((math.ceil(one.gpus) for one in needs), default=0) or None
+    if cpus is None:
+        for one in needs:
+            fit = int(gpus / one.gpus) if gpus and one.gpus and not _launches_all(given) else 1
+            at_once = given.workers or max(1, min(fit, len(needs)))
+            cpus = max(cpus or 1, at_once * max(one.cpus, one.processes))
+    return {"gpus_per_node": gpus, "cpus_per_task": cpus}
+
+
 def _require_slurm() -> None:
     """Raises UserError on a machine that cannot submit jobs."""
     for tool in ("sbatch", "srun", "squeue", "scancel"):
@@ -336,11 +364,12 @@ def minutes(text: str) -> int:
     return max(1, 60 * (24 * int(match[1] or 0) + hours) + mins)
 
 
-def submit_driver(args: argparse.Namespace, words: Sequence[str], folder: Path) -> str:
+def submit_driver(
+    args: argparse.Namespace, words: Sequence[str], folder: Path, needs: Sequence[Needs]
+) -> str:
     """Submits `python -m sweeps run WORDS` as a job with its logs in `folder`, which it returns the
-    report of. A driver that trains the runs itself is not told again what sbatch is asked."""
-    if args.engine == "ray":
-        raise UserError("--engine ray: scripts/slurm/ray.sh starts a cluster and the driver")
+    report of. A driver that trains the runs itself has room for the largest of their `needs`, and
+    is not told again what sbatch is asked."""
     _require_slurm()
     given = options(args)[1]
     asked = parameters(given)
@@ -352,7 +381,7 @@ def submit_driver(args: argparse.Namespace, words: Sequence[str], folder: Path) 
         asked |= {"cpus_per_task": 1, "mem": None}
     else:
         add_job_arguments(parser.add_argument)
-        asked |= {"cpus_per_task": given.cpus_per_task, "gpus_per_node": given.gpus_per_node}
+        asked |= _room(needs, given)
     words = tuple(parser.parse_known_args(words)[1])
     driver = slurm_job.Driver(words, detached=args.engine == "slurm")
     (job,) = submit([driver], folder, asked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import shutil
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,27 @@ class Store:
 def _hash(run: str) -> str:
     """The part of a run's name that its config alone decides."""
     return run.rpartition("-")[2]
+
+
+def of_other_commits(results: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line on the results of runs, or notes of trials, that other code than this has made."""
+    ours = environment.commit()
+    commits = [result.get("environment", result).get("commit") for result in results]
+    others = [commit for commit in commits if commit not in (None, ours)]
+    if ours is None or not others:
+        return []
+    names = list(dict.fromkeys(_short(commit) for commit in others))
+    shown = ", ".join(names[:3]) + (", ..." if names[3:] else "")
+    return [
+        f"runs that are done and were made at another commit than {_short(ours)}: {len(others)} "
+        f"(at {shown}); delete a run's folder to train it again"
+    ]
+
+
+def _short(commit: str) -> str:
+    """The first figures of a commit, and whether files differ from it."""
+    head, plus, changes = commit.partition("+")
+    return f"{head[:7]}{plus}{changes}"
 
 
 def take_over(source: Path, target: Path | None) -> dict[str, Any] | None:

@@ -117,13 +117,19 @@ class Driver(Payload):
     """Its runs are jobs, too, which outlive it."""
 
     def __call__(self) -> None:
-        """Runs to the end; otherwise exits: 1 a run failed, 2 a user's mistake, 75 stopped."""
+        """Runs to the end; otherwise exits: 1 a run failed, 2 a user's mistake, 75 stopped.
+
+        Only the warning leaves jobs of its runs at work, for when it comes back.
+        """
         asked, told = _Asked(), False
-        driver = subprocess.Popen([sys.executable, "-m", "sweeps", "run", *self.words])
+        # SLURM warns every process of a job; the driver hears of it from here.
+        deaf = ("sh", "-c", f"trap '' {int(asked.warning)}; exec \"$@\"", "sh")
+        driver = subprocess.Popen([*deaf, sys.executable, "-m", "sweeps", "run", *self.words])
         while (code := driver.poll()) is None:
             if asked.received and not told:
                 told = True
-                driver.send_signal(signal.SIGKILL if self.detached else signal.SIGTERM)
+                leaves = self.detached and asked.warning in asked.received
+                driver.send_signal(signal.SIGKILL if leaves else signal.SIGTERM)
             time.sleep(0.2)
         if told and code in (STOPPED, -signal.SIGKILL):
             asked.answer()

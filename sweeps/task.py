@@ -32,6 +32,7 @@ from typing import IO, Any
 
 from sweeps.pool import Job, Needs, RunFailed, stop_seconds
 from training import allocator, signals
+from training.environment import commit
 from training.errors import RunError, UserError, is_users
 from training.files import Busy, open_plain, write_json, writing
 
@@ -226,6 +227,7 @@ def begin(parent: int, environment: Mapping[str, str]) -> None:
         os._exit(0)
     _parent = parent
     allocator.keep_memory()
+    commit()  # of the code that its runs are trained by
 
 
 def only_several(launch: Sequence[str]) -> bool:

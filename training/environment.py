@@ -51,7 +51,10 @@ def has_bf16_units(device: torch.device) -> bool:
 
 @functools.cache
 def commit() -> str | None:
-    """The repository's commit, with "+changes" when files differ from it; None outside git."""
+    """The repository's commit, with "+changes" when files differ from it; None outside git.
+
+    As it was at the first call in this process.
+    """
     root = Path(__file__).resolve().parent.parent
     git = ["git", "-C", str(root)]
     try:

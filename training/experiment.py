@@ -91,15 +91,18 @@ class Experiment:
 
         `progress(step, steps, loss)` is called after every step, see `training.task.Progress`.
         """
-        from training import processes, runs
+        from training import environment, processes, runs
         from training.loop import train
 
+        environment.commit()  # of the code that trains; files may change while it does
         task = self.build_task(config)
         state = processes.state()
         if state.is_main_process:
             for line in self.arithmetic(task, state.num_processes):
                 print(line, file=sys.stderr)
-        return runs.train_once(run_dir, config, task.plan, lambda: train(task, run_dir, progress))
+        return runs.train_once(
+            run_dir, config, task.plan, lambda: train(task, run_dir, progress), task.data_checksum
+        )
 
     def main(self, argv: Sequence[str] | None = None) -> None:
         """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped."""

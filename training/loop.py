@@ -414,5 +414,6 @@ class Loop:
             "parameters": sum(parameter.numel() for parameter in self.task.model.parameters()),
             "parameters_by_role": dict(by_role),
             "precision": self.precision,
+            "data_checksum": self.task.data_checksum,
             "environment": environment.describe(self.accelerator.device),
         }

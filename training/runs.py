@@ -145,37 +145,68 @@ def flat(data: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 
 
 def train_once(
-    run_dir: Path, config: RunConfig, plan: Plan, train: Callable[[], dict[str, Any]]
+    run_dir: Path,
+    config: RunConfig,
+    plan: Plan,
+    train: Callable[[], dict[str, Any]],
+    data: str | None = None,
 ) -> dict[str, Any]:
     """The summary of the run in `run_dir`, trained now unless it is done already.
 
     Prints the plan and writes it, with the config, before the first step. The main process reads
-    and writes the folder and holds it while it trains; Busy if another one does.
+    and writes the folder and holds it while it trains; Busy if another one does. RunError if it was
+    done with another config or plan, or on other `data`, by their checksum.
     """
     from training import processes
 
     with ExitStack() as held:
-        value = processes.on_main(lambda: _enter(run_dir, config, plan, held))
+        value = processes.on_main(lambda: _enter(run_dir, config, plan, data, held))
         return train() if value is None else value
 
 
-def _enter(run_dir: Path, config: RunConfig, plan: Plan, held: ExitStack) -> dict[str, Any] | None:
+def _enter(
+    run_dir: Path, config: RunConfig, plan: Plan, data: str | None, held: ExitStack
+) -> dict[str, Any] | None:
     """The summary of a run that is done, or None with the folder held and ready for training."""
     from param_groups.plan import dumps
     from training import checkpoint
 
     refuse_other(run_dir, config, plan)
-    value = done(run_dir)
-    if value is not None and (config.checkpoint.final or not (run_dir / "checkpoints").exists()):
+    value, kept = _done_on(run_dir, data), (run_dir / "checkpoints").exists()
+    if value is not None and (not kept or _keeps(run_dir, config)):
+        if config.checkpoint.final and not kept and value["status"] == "finished":
+            print(
+                f"{run_dir}: done, and its checkpoints are removed; delete the folder for "
+                "checkpoint.final to train it again and keep the last one", file=sys.stderr
+            )  # fmt: skip
         return value
     held.enter_context(locked(run_dir, "run"))
     # Another process may have finished it since; what the lock protects is read under it.
     refuse_other(run_dir, config, plan)
-    value = done(run_dir)
-    if value is not None:  # it ended between its summary and the removal of what it had saved
-        checkpoint.discard(run_dir / "checkpoints")
-    else:
+    value = _done_on(run_dir, data)
+    if value is None:
         print(plan.table(), file=sys.stderr, flush=True)
         write_text(run_dir / "config.yaml", to_yaml(config))
         write_text(run_dir / "plan.json", dumps(plan) + "\n")
+    elif not _keeps(run_dir, config):
+        # It ended between its summary and the removal of what it had saved.
+        checkpoint.discard(run_dir / "checkpoints")
+    return value
+
+
+def _keeps(run_dir: Path, config: RunConfig) -> bool:
+    """Whether the last checkpoint stays, as this command or the one that trained the run says."""
+    path = run_dir / "config.yaml"
+    said = read_yaml(path).get("checkpoint") if path.is_file() else None
+    return config.checkpoint.final or (isinstance(said, dict) and said.get("final") is True)
+
+
+def _done_on(run_dir: Path, data: str | None) -> dict[str, Any] | None:
+    """As `done`; RunError for a run that was trained on data of another checksum."""
+    value = done(run_dir)
+    if value is not None and value.get("data_checksum") not in (None, data):
+        raise RunError(
+            f"{run_dir}: the run was trained on other data than its config's files hold now; "
+            "bring those back, choose another --run-dir or delete the folder"
+        )
     return value

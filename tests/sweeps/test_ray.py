@@ -53,6 +53,19 @@ def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job):
     assert {future.result(300)["status"] for future in futures} == {"finished"}
 
 
+def test_each_process_of_a_run_has_its_part_of_the_cores_and_one_at_least(
+    open_engine, ray_cluster, job, capsys
+):
+    start, run = ("env", "RANK=0", sys.executable), job("eight", part="place")
+    pool = open_engine("ray", address=ray_cluster.address, launch=start)
+    future = pool.submit(run, Needs(cpus=16, processes=8))
+    assert at(run)["OMP_NUM_THREADS"] == "2"
+    pool.submit(job("large"), Needs(processes=17))
+    assert "large waits for a node with 17 CPU, 1 GPU" in capsys.readouterr().err
+    (run.run_dir / "go").touch()
+    assert future.result(300)["status"] == "finished"
+
+
 def test_a_run_on_two_nodes_is_one_run(opened, job, pause):
     pause(HOLD)
     pool, run = opened(launch=START), job("two", part="pair")

@@ -5,7 +5,9 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,24 @@ def test_a_preempted_job_saves_and_leaves_the_rest_to_slurm(opened, job, slurm, 
     pause(0)
     os.kill(step(slurm), signal.SIGUSR2)
     assert future.result(60)["resumed_from"] == [stopped["step"]]
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_what_a_job_left_for_a_driver_that_is_gone_counts_while_the_run_is_there(
+    opened, job, slurm, pause, deleted
+):
+    pause(HOLD)
+    run, gone = job("run"), opened()
+    gone.submit(run, Needs())
+    wait_until(lambda: saved(run))
+    gone.shutdown(wait=False)
+    pause(0)
+    wait_until((run.run_dir.parent / "slurm/run.outcome.json").exists)
+    if deleted:  # to train it again
+        shutil.rmtree(run.run_dir)
+    assert opened().submit(run, Needs()).result(60)["status"] == "finished"
+    assert (run.run_dir / "summary.json").exists()
+    assert len(list(slurm.glob("script-*"))) == 1 + deleted
 
 
 def test_small_runs_share_a_job_and_its_gpu_and_outcomes_come_back(
@@ -265,7 +285,10 @@ def test_a_driver_that_is_warned_comes_back_and_ends(engine, file, tmp_path, slu
     assert own >= {"partition=gpu", "dependency=afterany:7:8", "requeue"}
     assert ("gpus-per-node=2" in own) == (engine == "local")  # else its runs' jobs have them
     wait_until(lambda: list(folder.glob("*/checkpoints/step-*")))
-    os.kill(int((slurm / "100.step").read_text()), signal.SIGUSR2)
+    job = (slurm / "100.step").read_text()
+    started = subprocess.run(["pgrep", "-P", job], capture_output=True, text=True).stdout
+    for pid in (*started.split(), job):  # SLURM signals every process of a job
+        os.kill(int(pid), signal.SIGUSR2)
     wait_until(lambda: (slurm / "scontrol.txt").exists())
     pause(0)
     wait_until(lambda: not (slurm / "100").exists())
@@ -276,6 +299,23 @@ def test_a_driver_that_is_warned_comes_back_and_ends(engine, file, tmp_path, slu
     if engine == "slurm":
         assert "gpus-per-node=2" in asked(slurm, 101)[0]
         assert not any("dependency" in word for word in asked(slurm, 101)[0])
+
+
+def test_a_driver_that_is_cancelled_has_the_jobs_of_its_runs_save_and_end(
+    file, tmp_path, slurm, capsys
+):
+    words = ["--engine", "slurm", "--threads", "1", "--gpus-per-node", "0"]
+    command.main(["submit", str(file), "--results", str(tmp_path / "results"), *words])
+    assert "cancel   scancel 100\n" in capsys.readouterr().out
+    folder = tmp_path / "results" / file.parent.name / "s"
+    wait_until(lambda: len(list(folder.glob("*/checkpoints/step-00000001"))) == 2)
+    driver = int((slurm / "100.step").read_text())
+    os.kill(driver, signal.SIGTERM)
+    wait_until(lambda: "SLURM ends this job" in (folder / "slurm/100_0_log.out").read_text())
+    os.kill(driver, signal.SIGKILL)
+    ended = [json.loads(path.read_text())["status"] for path in folder.glob("*/summary.json")]
+    assert ended == ["stopped"] * 2
+    wait_until(lambda: not list(slurm.glob("10?_?")))  # the runs' jobs are over
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -320,9 +360,41 @@ def test_a_dry_run_of_submit_takes_and_checks_the_options_of_its_own_job(file, c
     assert end.value.code == 2 and "error: --time: 'soon' is no time" in capsys.readouterr().err
 
 
-def test_a_driver_of_ray_has_a_script(file, slurm, capsys):
+@pytest.mark.parametrize(
+    ("needs", "words", "gpus", "cpus"),
+    [
+        ("needs: {gpus: 1}\n", "", 1, 1),
+        ("needs: {gpus: 0, cpus: 3}\n", "", None, 3),
+        ("needs: {gpus: 0, cpus: 3}\n", "--workers 4", None, 12),
+        ("needs: {gpus: 0.25, cpus: 3}\n", "", 1, 6),  # there are two runs
+        ("needs: {gpus: 0.25, cpus: 3}\n", "--launch true", 1, 3),
+        ("needs: {gpus: 1}\n", "--gpus-per-node 2", 2, 2),
+        ("needs: {gpus: 1}\n", "--gpus-per-node 2 --cpus-per-task 64", 2, 64),
+        ("adjust: [{where: {optimizer.lr: [0.02]}, needs: {gpus: 4, processes: 4, cpus: 8}}]\n",
+         "--gpu H100", 4, 8),
+        ("adjust: [{where: {optimizer.lr: [0.02]}, needs: {gpus: 8, processes: 8, nodes: 2}}]\n",
+         "--gpu H100", 1, 1),
+        ("", "", 1, 1),
+    ],
+)  # fmt: skip
+def test_a_driver_that_trains_has_room_for_the_largest_of_the_runs_left(
+    file, slurm, tmp_path, capsys, needs, words, gpus, cpus
+):
+    file.write_text(file.read_text() + needs)
+    (slurm / "full").touch()
+    command.main(["submit", str(file), "--results", str(tmp_path), *words.split()])
+    said = asked(slurm, 100)[0]
+    assert [word for word in said if word.startswith("gpus")] == (
+        [f"gpus-per-node={gpus}"] if gpus else []
+    )
+    assert f"cpus-per-task={cpus}" in said
+    assert ("no GPU to go by: the job gets 1 GPU" in capsys.readouterr().err) == (not needs)
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_driver_of_ray_has_a_script(file, slurm, capsys, more):
     with pytest.raises(SystemExit) as end:
-        command.main(["submit", str(file), "--engine", "ray"])
+        command.main(["submit", str(file), "--engine", "ray", *more])
     assert end.value.code == 2 and "scripts/slurm/ray.sh" in capsys.readouterr().err
 
 

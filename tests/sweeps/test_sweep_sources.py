@@ -3,10 +3,12 @@
 import csv
 import json
 import re
+from pathlib import Path
 
 import pytest
 import yaml
 
+from sweeps import __main__ as command
 from sweeps.reuse import take_over
 from sweeps.sources import Around, Missing, Sources
 from sweeps.sweep_file import load_sweep, shifted
@@ -400,6 +402,23 @@ def test_runs_of_another_commit_are_not_taken_over(toy):
     before = len(calls(toy))
     run(toy, write(toy, "s.yaml", SOURCE))
     assert len(calls(toy)) == before + 10
+
+
+def test_runs_that_are_done_and_of_another_commit_are_told_and_kept(toy, monkeypatch, capsys):
+    words = ["run", str(write(toy, "s.yaml", SOURCE)), "--results", str(toy.parent / "results")]
+    made = drive(work_of(toy, Path(words[1])))
+    for commit, path in zip(("b" * 40 + "+changes", None), made.folder.glob("*/summary.json")):
+        changed = {**json.loads(path.read_text()), "environment": {"commit": commit}}
+        path.write_text(json.dumps(changed))
+    before = len(calls(toy))
+    for ours, said in (("c0ffee", "c0ffee: 1 (at bbbbbbb+changes);"), ("d" * 40, "ddddddd: 9 (at "),
+                       (None, None)):  # fmt: skip
+        monkeypatch.setattr("training.environment.commit", lambda: ours)
+        command.main(words)
+        told = "runs that are done and were made at another commit than"
+        error = capsys.readouterr().err
+        assert f"{told} {said}" in error if said else told not in error
+    assert len(calls(toy)) == before
 
 
 def test_chosen_curves_run_alone_and_the_table_keeps_the_others(toy):

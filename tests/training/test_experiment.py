@@ -1,9 +1,15 @@
 """The contract of an experiment: what `load_experiment` finds, and what it refuses."""
 
+import functools
+import subprocess
+
 import pytest
 
+from tests.training import toy_run as toy
+from training import environment
 from training.errors import UserError
-from training.experiment import load_experiment
+from training.experiment import Experiment, load_experiment
+from training.settings import RunConfig
 
 
 def test_an_unknown_experiment_is_refused_with_the_nearest_name():
@@ -33,3 +39,25 @@ def test_a_failing_import_inside_a_train_file_keeps_its_own_error(tmp_path, monk
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match="no_such_package"):
         load_experiment(name)
+
+
+def test_the_commit_of_a_run_is_that_of_the_code_that_began_it(tmp_path, monkeypatch):
+    """Whoever commits while it trains changes files that it has read already."""
+    heads = ["begun"]
+
+    def git(command, **_):
+        out = heads[-1] if "rev-parse" in command else ""
+        return subprocess.CompletedProcess(command, 0, stdout=out)
+
+    def build_task(config):
+        heads.append("later")
+        return toy.build_task(config)
+
+    monkeypatch.setattr(environment, "subprocess", type("Git", (), {"run": staticmethod(git)}))
+    monkeypatch.setattr(environment, "commit", functools.cache(environment.commit.__wrapped__))
+    unused = dict.fromkeys("build_plan parameters flops tokens_per_step memory".split(), print)
+    experiment = Experiment(
+        name="toy", description="", config=RunConfig, build_task=build_task, result=str, **unused
+    )
+    summary = experiment.run(toy.build_config(), tmp_path / "run")
+    assert summary["environment"]["commit"] == "begun"

@@ -262,6 +262,20 @@ def test_checkpoints_go_by_the_clock_too(tmp_path):
     assert checkpoints(tmp_path / "other") == ["step-00000007"]  # checkpoint.final
 
 
+def test_a_checkpoint_that_was_to_stay_outlives_the_same_command_without_the_word(
+    tmp_path, capsys
+):
+    toy.train(tmp_path / "kept")  # checkpoint.final
+    toy.train(tmp_path / "kept", ["checkpoint.final=false"])
+    assert checkpoints(tmp_path / "kept")[-1:] == ["step-00000007"]
+    toy.train(tmp_path / "gone", ["checkpoint.final=false"])
+    assert "checkpoints are removed" not in capsys.readouterr().err
+    toy.train(tmp_path / "gone")
+    assert f"{tmp_path / 'gone'}: done, and its checkpoints are removed; delete" in (
+        capsys.readouterr().err
+    )
+
+
 def test_how_checkpoints_are_made_does_not_make_another_run(tmp_path):
     one, two = toy.build_config(), toy.build_config(["checkpoint.every=1", "checkpoint.keep=5"])
     assert runs.run_id(one) == runs.run_id(two) != runs.run_id(toy.build_config(["seed=1"]))
@@ -347,7 +361,22 @@ def test_resuming_on_other_data_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="step-00000004: the run began on other data than"):
         toy.train(tmp_path / "run")
     on("one")
-    assert toy.train(tmp_path / "run")["resumed_from"] == [4]
+    summary = toy.train(tmp_path / "run")
+    assert summary["resumed_from"] == [4]
+    on("two")
+    with pytest.raises(UserError, match="run: the run was trained on other data than its config"):
+        toy.train(tmp_path / "run")
+    on("one")
+    assert toy.train(tmp_path / "run") == summary
+
+
+def test_a_finished_run_of_a_version_that_noted_no_data_is_accepted(whole, tmp_path):
+    run = shutil.copytree(whole, tmp_path / "run")
+    summary = json.loads((run / "summary.json").read_text())
+    del summary["data_checksum"]
+    task = toy.build_task(toy.build_config())
+    (run / "summary.json").write_text(json.dumps(summary))
+    assert runs.train_once(run, task.config, task.plan, dict, "known now") == summary
 
 
 def test_a_run_does_not_go_on_in_another_precision(tmp_path, monkeypatch):

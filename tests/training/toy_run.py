@@ -127,8 +127,9 @@ def run_task(run_dir, run, pause=0.0, stop_at=None):
 
     run_dir.mkdir(parents=True, exist_ok=True)
     return runs.train_once(
-        run_dir, run.config, run.plan, lambda: loop.train(run, run_dir, progress)
-    )
+        run_dir, run.config, run.plan, lambda: loop.train(run, run_dir, progress),
+        run.data_checksum,
+    )  # fmt: skip
 
 
 def left_behind(run_dir):
