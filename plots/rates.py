@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
@@ -12,15 +12,16 @@ import pandas as pd
 from measure import fits
 from plots import tables
 from plots.findings import UNKNOWN, Estimate, Finding
-from plots.statistics import differences, mean
+from plots.statistics import differences, mean, slope
 from plots.style import LABELS, LOSS_LABEL, STAR, VERTEX, empty, present
 from plots.tables import CURVE, LOSS, PARAMETERIZATION, RATE, SEED, STATUS, WIDTH
 
 # Seeds differ most close to divergence; what errors of optima and best losses rest on is the
 # spread of points whose mean loss is at most this much above their sweep's lowest.
 NEAR = 0.05
+FREE = 4  # degrees of freedom that a width's own spread takes
 PAIRED = 4  # seeds; with three, 95 % of Student's distribution reach to 4.3 errors
-LONGEST = 2.0  # octaves; error bars are cut there, or one that says nothing would hide the rest
+LONGEST = fits.WINDOW  # octaves; an optimum lies within them of the best rate, whatever its error
 RATE_NOTE = "points: means over seeds, up to the first rate 20 % above the best loss"
 OPTIMA_NOTE = (
     "optimum against width: vertex, or best rate run without one; bar: standard error, cut at "
@@ -38,7 +39,7 @@ class RateSweep:
 
     `losses` are means over the seeds that were run, infinite where one diverged, and `runs` those
     of the best rate by seed; `noise` is the standard deviation of one run's loss over seeds (NaN:
-    no point has two).
+    no point has two), and `spread_of` are the widths whose seeds it comes from (empty: not said).
     """
 
     width: int
@@ -47,6 +48,7 @@ class RateSweep:
     runs: Mapping[int, float]
     noise: float
     best: fits.Optimum
+    spread_of: tuple[int, ...] = ()
 
     @property
     def stable(self) -> dict[float, float]:
@@ -96,22 +98,14 @@ def rate_sweeps(
 
 
 def curve_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[int, RateSweep]]:
-    """Curve -> sweeps by width, of what has a finished run; all curves share the rows' noise."""
-    noise, _ = seed_noise(rows)
-    found = {curve: rate_sweeps(rows[rows[CURVE] == curve], noise) for curve in curves}
-    return {curve: sweeps for curve, sweeps in found.items() if sweeps}
-
-
-def width_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[int, RateSweep]]:
     """Curve -> sweeps by width, empty where no run has finished. Errors rest on the spread over
-    seeds at the same width, all curves together, as widths differ in it; or of all widths where
-    one has none."""
-    pooled, _ = seed_noise(rows)
+    seeds at the same width (`width_noise`), all curves of the rows together."""
     found: dict[str, dict[int, RateSweep]] = {curve: {} for curve in curves}
-    for width, cell in rows.groupby(WIDTH):
-        noise, points = seed_noise(cell)
-        for curve, own in cell.groupby(CURVE):
-            found[curve] |= rate_sweeps(own, noise if points else pooled)
+    for width, (noise, of) in width_noise(rows).items():
+        for curve, sweeps in found.items():
+            own = rows[(rows[WIDTH] == width) & (rows[CURVE] == curve)]
+            for sweep in rate_sweeps(own, noise).values():
+                sweeps[width] = replace(sweep, spread_of=of)
     return found
 
 
@@ -142,11 +136,12 @@ def _listed(widths: Sequence[int]) -> str:
     return ", ".join(map(str, widths))
 
 
-def seed_noise(rows: pd.DataFrame) -> tuple[float, int]:
-    """(standard deviation of one run's loss over seeds, number of points it is pooled over).
+def seed_noise(rows: pd.DataFrame, free: int = 1) -> tuple[float, int]:
+    """(standard deviation of one run's loss over seeds, number of points it is pooled over); (NaN,
+    0) below `free` degrees of freedom.
 
     Points have two finished seeds or more, none of them diverged, and a mean loss at most NEAR
-    above the lowest of their sweep.
+    above the lowest of their sweep. A point of runs that several curves share counts once.
     """
     keys = (CURVE, PARAMETERIZATION, tables.OPTIMIZER, tables.EPS, WIDTH)
     sweep = [key for key in keys if key in rows]
@@ -155,40 +150,52 @@ def seed_noise(rows: pd.DataFrame) -> tuple[float, int]:
     points = pd.DataFrame({key: getattr(groups, key)() for key in ("mean", "var", "count", "size")})
     points = points[points["count"] == points["size"]]
     lowest = points.groupby(level=list(range(len(sweep))), dropna=False)["mean"].transform("min")
-    points = points[(points["count"] > 1) & (points["mean"] <= (1 + NEAR) * lowest)]
-    if points.empty:
+    points = points[(points["count"] > 1) & (points["mean"] <= (1 + NEAR) * lowest)].reset_index()
+    points = points.drop_duplicates(points.columns.difference([CURVE]))
+    known = points["count"] - 1
+    if known.sum() < free:
         return math.nan, 0
-    free = points["count"] - 1
-    return math.sqrt((points["var"] * free).sum() / free.sum()), len(points)
+    return math.sqrt((points["var"] * known).sum() / known.sum()), len(points)
+
+
+def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, tuple[int, ...]]]:
+    """Width -> (standard deviation of one run's loss over seeds, widths whose seeds it comes from):
+    its own, as widths differ several-fold in it, or where it has fewer than FREE degrees of freedom
+    that of all widths with seeds."""
+    cells = {int(width): cell for width, cell in rows.groupby(WIDTH)}
+    seeded = tuple(width for width, cell in cells.items() if seed_noise(cell)[1])
+    own = {width: seed_noise(cell, FREE)[0] for width, cell in cells.items()}
+    all_ = seed_noise(rows)[0], seeded
+    return {n: all_ if math.isnan(noise) else (noise, (n,)) for n, noise in own.items()}
+
+
+def borrowed(lines: Iterable[Mapping[int, RateSweep]]) -> str:
+    """Which widths take the spread over seeds of which others; "" where none does."""
+    every = [(width, sweep.spread_of) for line in lines for width, sweep in line.items()]
+    others = {width: of for width, of in every if of not in ((), (width,))}
+    if not others:
+        return ""
+    of = _listed(sorted(set().union(*others.values())))
+    at = "all D" if len(others) == len(dict(every)) else f"D = {_listed(sorted(others))}"
+    return f"{at}: spread of D = {of}"
 
 
 def noise_line(rows: pd.DataFrame, what: str) -> str:
-    """What the errors of a figure rest on."""
-    noise, n = seed_noise(rows)
-    if n == 0:
-        return f"{what}: no point near an optimum has two seeds; spread over seeds unknown"
-    seeds = rows.groupby(WIDTH)[SEED].nunique()
-    at = _listed(sorted(map(int, seeds[seeds > 1].index)))
-    return (f"{what}: final loss varies by {noise:.4f} nats over seeds (standard deviation, pooled "
-            f"over {n} points near optima at D = {at}, taken for all widths)")
-
-
-def width_noise_line(rows: pd.DataFrame, symbol: str, lines: str) -> str:
-    """What errors of `width_sweeps` rest on; `symbol` is a width's, `lines` the curves' name."""
-    noise = {int(width): seed_noise(own) for width, own in rows.groupby(WIDTH)}
-    known = [f"{spread:.3f} at {symbol} = {n}" for n, (spread, points) in noise.items() if points]
-    if not known:
-        return "no point near an optimum has two seeds; spread over seeds unknown"
-    return (f"final loss varies over seeds by {', '.join(known)} nats (standard deviation near "
-            f"optima, {lines} together; {symbol} without one take that of all)")
+    """What the errors of the rows' sweeps rest on."""
+    at: dict[str, list[int]] = {}
+    for width, (spread, of) in width_noise(rows).items():
+        if not of:
+            return f"{what}: no point near an optimum has two seeds; spread over seeds unknown"
+        whose = "" if of == (width,) else f", the spread of D = {_listed(of)}"
+        at.setdefault(f"{spread:.3f} at D = {{}}{whose}", []).append(width)
+    known = "; ".join(text.format(_listed(widths)) for text, widths in at.items())
+    return f"{what}: standard deviation of the final loss over seeds, near optima: {known} (nats)"
 
 
 def noise_lines(table: pd.DataFrame) -> list[str]:
     """The same for every parameterisation of a table."""
-    return [
-        noise_line(table[table[PARAMETERIZATION] == rule], label)
-        for rule, label in present(LABELS, table[PARAMETERIZATION]).items()
-    ]
+    labels = present(LABELS, table[PARAMETERIZATION])
+    return [noise_line(table[table[PARAMETERIZATION] == rule], labels[rule]) for rule in labels]
 
 
 def selection_lines(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
@@ -229,14 +236,15 @@ class Exponent(Estimate):
 
     `law` weighs all widths alike, `weighted` those whose optimum has an error, by it. The standard
     error is the larger of the one from the scatter of widths, which is small by chance where widths
-    are few, and the one that the optima's own errors imply. `edge` are widths left out because the
-    best rate is the first or last one tried.
+    are few, and the one that the optima's own errors, at most LONGEST, imply for `law`. `edge` are
+    widths left out because the best rate is the first or last one tried.
     """
 
     law: fits.PowerLaw | None = None
     weighted: fits.PowerLaw | None = None
     widths: int = 0
     edge: tuple[int, ...] = ()
+    sweeps: Mapping[int, RateSweep] = field(default_factory=dict)
 
     def text(self, digits: int = 2, sign: str = "+") -> str:
         """In words, with what it rests on."""
@@ -258,9 +266,11 @@ def exponent(sweeps: Mapping[int, RateSweep]) -> Exponent:
         weighted = fits.power_law(list(known), values, [best.error for best in known.values()])
     if len(used) > 1:
         law = fits.power_law(list(used), [best.value for best in used.values()])
-        same = weighted and weighted.n == law.n
-        value, error = law.exponent, np.fmax(law.error, weighted.error if same else math.nan)
-    return Exponent(value, float(error), law=law, weighted=weighted, widths=len(used), edge=edge)
+        errors = {w: float(np.minimum(best.error, LONGEST)) for w, best in used.items()}
+        implied = slope({w: Estimate(0.0, error) for w, error in errors.items()})
+        value, error = law.exponent, np.fmax(law.error, implied.error)
+    return Exponent(value, float(error), law=law, weighted=weighted, widths=len(used), edge=edge,
+                    sweeps=sweeps)
 
 
 def optimum_text(sweep: RateSweep) -> str:
@@ -286,8 +296,9 @@ def transfer_text(sweeps: Mapping[int, RateSweep]) -> str:
 
 def optima_note(fits: Iterable[Exponent]) -> str:
     """What the marks in panels of these optima are."""
-    hollow = any(fit.edge for fit in fits)
-    return f"{OPTIMA_NOTE}; {HOLLOW_NOTE}" if hollow else OPTIMA_NOTE
+    fits = list(fits)
+    hollow = HOLLOW_NOTE * any(fit.edge for fit in fits)
+    return "; ".join(filter(None, (OPTIMA_NOTE, hollow, borrowed(fit.sweeps for fit in fits))))
 
 
 def loss_law(sweeps: Mapping[int, RateSweep]) -> fits.IrreduciblePowerLaw | None:
@@ -336,16 +347,9 @@ def difference(before: RateSweep, after: RateSweep) -> Estimate:
 
 
 def gain_by_width(before: Mapping[int, RateSweep], after: Mapping[int, RateSweep]) -> Estimate:
-    """What a doubling of the width adds to the gain, in nats: a line through the gains at all
-    common widths, with the error that theirs imply; NaN below two of them."""
+    """What a doubling of the width adds to the gain, in nats, over all common widths."""
     widths = sorted(set(before) & set(after))
-    if len(widths) < 2:
-        return UNKNOWN
-    octaves = np.log2(widths) - np.mean(np.log2(widths))
-    shares = octaves / (octaves @ octaves)
-    gains = [difference(before[width], after[width]) for width in widths]
-    value = shares @ [change.value for change in gains]
-    return Estimate(float(value), float(np.linalg.norm(shares * [one.error for one in gains])))
+    return slope({width: difference(before[width], after[width]) for width in widths})
 
 
 def gain_text(before: Mapping[int, RateSweep], after: Mapping[int, RateSweep]) -> str:
@@ -376,10 +380,10 @@ def lines_of(
 ) -> dict[tuple[str, ...], dict[int, RateSweep]]:
     """(value of every key column, curve) -> sweeps by width, of what has a finished run; `keys`
     and `curves` have the labels of what comes first, in this order. Lines of the same key values
-    share their noise."""
+    share the spread over seeds at a width."""
     if not keys:
         found = curve_sweeps(table, present(curves, table[CURVE]))
-        return {(curve,): sweeps for curve, sweeps in found.items()}
+        return {(curve,): sweeps for curve, sweeps in found.items() if sweeps}
     (column, labels), *rest = keys.items()
     return {
         (value, *further): sweeps
@@ -469,8 +473,8 @@ def draw_best(axis, sweeps: Mapping[int, RateSweep], **look) -> None:
 
 def size_panels(axes, panels: Iterable[Iterable[tuple[Mapping[int, RateSweep], dict]]]) -> None:
     """Best loss against size, in every panel a line per (sweeps, look), with ticks such as 200k or
-    1M at decades, or in between where there are too few of them; a panel without any line says so.
-    """
+    1M at decades, or in between where there are too few of them; a panel without any line says so,
+    and one whose bars are by the spread over seeds of other widths says of which."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
     for axis, drawn in zip(axes, panels):
@@ -485,5 +489,7 @@ def size_panels(axes, panels: Iterable[Iterable[tuple[Mapping[int, RateSweep], d
         else:
             empty(axis, "no finished run")
         axis.set_xlabel("parameters")
+        if note := borrowed(sweeps for sweeps, _ in drawn).replace(": ", ":\n"):
+            axis.text(0.03, 0.03, f"bars at {note}", fontsize=6, transform=axis.transAxes)
     axes[0].set_ylabel(LOSS_LABEL)
 

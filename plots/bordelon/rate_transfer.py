@@ -41,16 +41,16 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def fits(rows: pd.DataFrame) -> dict[float, dict[int, RateSweep]]:
     """alpha_A, falling -> N -> loss against rate with the optimum; errors rest on the spread over
-    seeds at the same N, as small ones spread most."""
+    seeds at the same N where enough is known of it, as small ones spread most."""
     titles = {alpha: scans.alpha_title(alpha) for alpha in scans.alphas(rows)}
-    found = rates.width_sweeps(rows, titles.values())
+    found = rates.curve_sweeps(rows, titles.values())
     return {alpha: found[title] for alpha, title in titles.items()}
 
 
 def findings(rows: pd.DataFrame) -> list[Printed]:
     """Per alpha_A: the best rates, their exponent of N, and what transfer costs."""
     fitted = fits(rows)
-    result = [rates.width_noise_line(rows, "N", "both alpha_A"), HEADER]
+    result = [rates.noise_line(rows, "both alpha_A").replace(" D = ", " N = "), HEADER]
     for alpha, sweeps in fitted.items():
         place = scans.alpha_name(alpha)
         best = ", ".join(f"{n}: {rates.optimum_text(sweep)}" for n, sweep in sweeps.items())
@@ -73,7 +73,8 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     head_dims = sorted({n for sweeps in fitted.values() for n in sweeps})
     colors = style.width_colors(head_dims)
     figure, axes = style.subplots(1, len(fitted) + 1, (3.6, 3.2))
-    note = rates.optima_note(map(exponent, fitted.values())).replace("width", "N")
+    note = rates.optima_note(map(exponent, fitted.values()))
+    note = note.replace("width", "N").replace(" D = ", " N = ")
     figure.suptitle(f"learning rates against head dimension\n{rates.RATE_NOTE}; {note}; "
                     "dotted: no power of N (the paper)")
     for axis, (alpha, sweeps) in zip(axes[0], fitted.items()):

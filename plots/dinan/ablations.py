@@ -63,7 +63,7 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def fits(rows: pd.DataFrame) -> Mapping[str, RateSweep]:
     """Curve -> loss against rate, with the best rate, of what has a finished run."""
-    found = rates.width_sweeps(rows, style.present(LABELS, rows[CURVE]))
+    found = rates.curve_sweeps(rows, style.present(LABELS, rows[CURVE]))
     return {curve: sweep for curve, sweeps in found.items() for sweep in sweeps.values()}
 
 

@@ -19,7 +19,7 @@ from plots.dinan import searches
 from plots.dinan.published import BART_RATES, BART_WIDTH, RATE_EXPONENTS
 from plots.dinan.searches import Point, Search, Sweep, bits, exactly, mapped_rate, model_name
 from plots.findings import HEADER, UNKNOWN, Estimate, Finding, Printed
-from plots.rates import RateSweep, exponent, rate_sweeps, seed_noise
+from plots.rates import RateSweep, exponent
 from plots.statistics import average, differences, mean
 
 TABLES = ("dinan/figure_3_4", "dinan/figure_3_4_metrics")
@@ -39,11 +39,7 @@ def read(paths: Sequence[Path]) -> Sweep:
 
 def fits(sweep: Sweep) -> dict[str, dict[int, RateSweep]]:
     """Strategy -> width -> lowest losses against mapped rates, with the optimum's parabola."""
-    noise, _ = seed_noise(sweep.rows)
-    return {
-        strategy: rate_sweeps(sweep.rows[sweep.rows[tables.CURVE] == strategy], noise)
-        for strategy in STRATEGIES
-    }
+    return rates.curve_sweeps(sweep.rows, STRATEGIES)
 
 
 def degradation(search: Search | None, fit: RateSweep | None) -> Estimate:
@@ -61,12 +57,11 @@ def degradation(search: Search | None, fit: RateSweep | None) -> Estimate:
 
 def findings(sweep: Sweep) -> list[Printed]:
     """Optima and what surrounds them at every width, then what connects the widths."""
-    spread, n = seed_noise(sweep.rows)
-    noise = f"{spread:.4f} nats over seeds (standard deviation, {n} points)" if n else "not known"
     fitted = fits(sweep)
     result: list[Printed] = [
         "a run's loss is the lowest of its evaluations, points are means over seeds, ± standard "
-        f"errors; one run near optima varies by: {noise}",
+        "errors",
+        rates.noise_line(sweep.rows, "both strategies").replace(" D = ", " n = "),
         "mapped: lr for standard, n^(-3/2) lr for neural-tangent; lr* is the best of the grid, "
         "or the lowest point of the parabola around it",
         HEADER,
@@ -272,7 +267,7 @@ def _optima(sweep: Sweep):
     """Lowest loss against the mapped rate for each strategy, then optima against width."""
     fitted, colors = fits(sweep), style.width_colors(sweep.widths)
     figure, axes = style.subplots(1, 3, (3.7, 3.2))
-    note = rates.optima_note(map(exponent, fitted.values()))
+    note = rates.optima_note(map(exponent, fitted.values())).replace(" D = ", " n = ")
     figure.suptitle(f"optima\n{rates.RATE_NOTE}; {note}; dotted: the paper's power of the width in "
                     "the mapped rate, -3/2")
     for axis, strategy in zip(axes[0], STRATEGIES):

@@ -45,7 +45,7 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def fits(rows: pd.DataFrame) -> Fits:
     """Strategy -> width -> loss against rate with the optimum."""
-    return rates.width_sweeps(rows, style.present(style.STRATEGIES, rows[CURVE]))
+    return rates.curve_sweeps(rows, style.present(style.STRATEGIES, rows[CURVE]))
 
 
 def findings(rows: pd.DataFrame) -> list[Printed]:
@@ -53,10 +53,10 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
     lowest losses beside each other."""
     found = fits(rows)
     result: list[Printed] = [
-        rates.width_noise_line(rows, "n", "all strategies"),
         "derived: relative rates of (1.108)-(1.116) and footnote 26 leave no power of the width to "
         "lr*; without them it is that of the blocks' matrices, (1.110)-(1.115)",
         *(line.replace(" D = ", " n = ") for line in [
+            rates.noise_line(rows, "all strategies"),
             *rates.lost_lines(rows, [CURVE]),
             *rates.edge_lines({(name,): sweeps for name, sweeps in found.items()}),
             *rates.selection_lines(rows, [CURVE, WIDTH]),
@@ -101,8 +101,9 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     for spare in axes.flat[count:]:
         spare.remove()
     *panels, last = axes.flat[:count]
+    note = rates.optima_note(map(exponent, found.values())).replace(" D = ", " n = ")
     figure.suptitle("learning-rate transfer\n"
-                    f"{rates.RATE_NOTE}; {rates.optima_note(map(exponent, found.values()))}; "
+                    f"{rates.RATE_NOTE}; {note}; "
                     "dotted: the derived power of the width, 0 but for standard, there -3/2")
     rates.loss_limits(panels, list(found.values()))
     for place, (axis, (strategy, sweeps)) in enumerate(zip(panels, found.items())):

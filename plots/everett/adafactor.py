@@ -45,6 +45,7 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     found, rules = lines(table), style.present(style.LABELS, table[PARAMETERIZATION])
     basis = "difference in nats ± its error from seeds, at the largest width"
     text: list[Printed] = [basis, HEADER]
+    growth: list[Printed] = []
     for setting, words in SETTINGS.items():
         for rule, label in rules.items():
             pair = [found.get((family, setting, rule), {}) for family in FAMILIES]
@@ -59,9 +60,13 @@ def findings(table: pd.DataFrame) -> list[Printed]:
                     share = abs(change.value) / (max(losses) - min(losses))
                     word = f"{share:.0%} of the span of parameterisations"
                 if small != width:
-                    word += f"; same scaling: {(change - earlier).claimed_equal()}"
+                    more = change - earlier
+                    growth.append(Finding(
+                        f"{label}, {words}: the difference at D = {width} minus at D = {small} "
+                        "(nats)", more.text(), "same scaling", more.claimed_equal(), more))
             name = f"Adafactor - Adam + PS: {label}, {words}"
             text.append(Finding(name, rates.gain_text(*pair), "minor", word))
+    text += growth
     for (family, curve, rule), sweeps in found.items():
         if family == OWN:
             width, best = max(sweeps.items())

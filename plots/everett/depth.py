@@ -80,7 +80,7 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         if curve != NO_RULE:
             result += _gains(found, curve, label)
     for line in rates.basis(table, found, [PARAMETERIZATION, CURVE]):
-        result.append(line.replace(" D = ", " L = ").replace("all widths", "all depths"))
+        result.append(line.replace(" D = ", " L = "))
     return result
 
 
@@ -154,7 +154,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         axis.set_xlabel("depth L (blocks)")
     axes[-1, 0].set_ylabel("best learning rate")
     style.legend(figure, [*style.width_entries(colors, "L"), *style.STAR_ENTRIES])
-    note = rates.optima_note(map(exponent, found.values())).replace("width", "depth")
+    note = rates.optima_note(map(exponent, found.values()))
+    note = note.replace("width", "depth").replace(" D = ", " L = ")
     figure.suptitle(f"learning rates against depth, without and with a rule for it\n"
                     f"{rates.RATE_NOTE}; {note}")
     yield "depth", figure

@@ -11,8 +11,8 @@ from plots import rates, style, tables
 from plots.tables import CURVE, HORIZON, PARAMETERIZATION
 
 EXPONENT_NOTE = (
-    "exponent of the optimal rate in the width ± the largest standard error: from the scatter of "
-    "widths about the line, from the errors of the optima"
+    "exponent of the optimal rate in the width ± the largest error: from the scatter of widths "
+    "about the line, from the errors of the optima"
 )
 HORIZONS = ("fixed", "compute_optimal")
 COMPUTE_OPTIMAL = "20 tokens per parameter"  # Everett et al., App. H, after Hoffmann et al.
@@ -49,7 +49,7 @@ def lines(table: pd.DataFrame) -> rates.Lines:
         own = [curve for curve, (name, _) in where.items() if name == rule]
         own.sort(key=lambda curve: HORIZONS.index(where[curve][1]))
         sweeps = rates.curve_sweeps(table[table[CURVE].isin(own)], own)
-        found |= {where[curve]: line for curve, line in sweeps.items()}
+        found |= {where[curve]: line for curve, line in sweeps.items() if line}
     return found
 
 

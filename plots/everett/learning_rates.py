@@ -7,7 +7,10 @@ One figure per table, that is per optimiser: a column per parameterisation; loss
 a fixed number of steps and for a compute-optimal one, stable rates only; optimum against width,
 with the slope that the paper prints. A curve or an optimiser of your own is drawn under its name.
 Also writes table_4.csv, measured exponents next to the published ones: of the straight line in
-logarithms, and of a power law with an irreducible term, which the paper says it fits (App. H).
+logarithms, and of a power law with an irreducible term, which the paper says it fits (App. H). The
+error of an exponent is the largest of four: from the scatter of widths about the line, from the
+errors of the optima, from leaving out seeds, and half the range over the windows around the best
+rate that the parabolas of the optima may be fitted to.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from statistics import median
 import numpy as np
 import pandas as pd
 
-from measure.fits import IrreduciblePowerLaw, irreducible_power_law
+from measure.fits import IrreduciblePowerLaw, irreducible_power_law, optimum
 from plots import rates, style, tables
 from plots.everett import horizons
 from plots.everett.horizons import HORIZON_STYLES
@@ -36,6 +39,9 @@ FIGURES = {
     "sgd": "figure_11_sgd", "adam": "figure_12_adam", "adafactor": "figure_13_adafactor",
 }
 PUBLISHED_LOOKS = {"fixed": ":", "compute_optimal": (0, (5, 1.5, 1, 1.5))}
+# Octaves to either side of the best rate: from the neighbours on a factor-2 grid to where loss
+# curves stop being parabolas. The paper does not say how it finds the optimum.
+WINDOWS = (1.0, 1.5, 2.0, 2.5)
 Data = dict[str, pd.DataFrame]  # by optimiser
 
 
@@ -72,6 +78,8 @@ class Entry:
     """The optima as a power law with an irreducible term; None below four widths."""
     by_seed: Estimate | None
     """The exponent over shared seeds with its jackknife error; None below three of them."""
+    by_window: tuple[float, ...]
+    """The exponent with the parabolas of the optima fitted to each of WINDOWS; empty without."""
 
     @property
     def name(self) -> str:
@@ -95,6 +103,8 @@ class Entry:
             "standard_error": self.fit.error,
             "scatter_error": self.fit.law.error if self.fit.law else math.nan,
             "seed_error": self.by_seed.error if self.by_seed else math.nan,
+            "window_lowest": min(self.by_window, default=math.nan),
+            "window_highest": max(self.by_window, default=math.nan),
             "widths": self.fit.widths,
             "weighted_exponent": weighted.exponent if weighted else math.nan,
             "weighted_error": weighted.error if weighted else math.nan,
@@ -167,6 +177,16 @@ def by_seed(rows: pd.DataFrame) -> Estimate | None:
     return jackknife(shared, SEED, _exponent) if shared[SEED].nunique() > 2 else None
 
 
+def by_window(sweeps: Mapping[int, rates.RateSweep]) -> tuple[float, ...]:
+    """The exponent with each of WINDOWS, of all seeds; empty below two widths."""
+    found = [
+        rates.exponent({width: replace(sweep, best=optimum(sweep.losses, window))
+                        for width, sweep in sweeps.items()}).value
+        for window in WINDOWS
+    ]
+    return tuple(value for value in found if math.isfinite(value))
+
+
 def entries(data: Data) -> list[Entry]:
     """Table 4, as far as there are tables: what has no run at all is left out."""
     found = []
@@ -178,8 +198,11 @@ def entries(data: Data) -> list[Entry]:
             seeds = by_seed(table[table[CURVE] == curves[rule, horizon]])
             if seeds is not None:
                 fit = replace(fit, error=float(np.fmax(fit.error, seeds.error)))
+            if windows := by_window(sweeps):
+                # Half a range alone is no standard error, so one that is unknown stays so.
+                fit = replace(fit, error=float(np.maximum(fit.error, np.ptp(windows) / 2)))
             found.append(Entry(optimizer, rule, horizon, labels[horizon], sweeps, fit,
-                               floored(sweeps), seeds))
+                               floored(sweeps), seeds, windows))
     return found
 
 
@@ -214,7 +237,9 @@ def findings(data: Data) -> list[Printed]:
     table_4 = entries(data)
     seeds = ", from leaving out a seed where all widths share three or more"
     has = any(entry.by_seed for entry in table_4)
-    text = [horizons.EXPONENT_NOTE + seeds * has, HEADER]
+    reach = ", ".join(f"{window:g}" for window in WINDOWS)
+    windows = f", half the range over windows of {reach} octaves around the best rate"
+    text = [horizons.EXPONENT_NOTE + seeds * has + windows, HEADER]
     text += [_beside(entry.name, entry.fit, entry.published) for entry in table_4]
     for entry in table_4:
         if weighted := entry.fit.weighted:
@@ -222,6 +247,11 @@ def findings(data: Data) -> list[Printed]:
             text.append(f"{entry.name}: weighted by the optima's own errors {own.text(2)}")
         if entry.by_seed:
             text.append(f"{entry.name}: jackknife over seeds {entry.by_seed.text(2)}")
+        if entry.by_window:
+            of = ", ".join(f"{value:+.2f}" for value in entry.by_window)
+            low, high = min(entry.by_window), max(entry.by_window)
+            text.append(f"{entry.name}: windows {reach} octaves: {of}; half the range "
+                        f"{(high - low) / 2:.3f}")
     text += [*floored_lines(table_4), *horizon_lines(table_4)]
     for optimizer, table in data.items():
         notes = (*rates.lost_lines(table, [CURVE]), *rates.noise_lines(table))

@@ -2,8 +2,10 @@
 Adafactor and parameter scaling (10), and over depth."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -74,6 +76,27 @@ def test_seeds_that_all_widths_share_count_in_the_error_of_an_exponent():
     assert entry.by_seed.error == pytest.approx(0.1 / 3**0.5)
     two = table[table["seed"] < 2]
     assert learning_rates.entries({"adam": two})[0].by_seed is None
+
+
+def test_the_window_of_the_parabolas_counts_in_the_error_of_an_exponent(tmp_path):
+    """A loss that rises faster above its optimum has its vertex the further below it, the wider the
+    window; the more so the larger D is, which tilts the line through the optima."""
+    rows = pd.DataFrame(sweep("mup_fixed", "mup", powers=range(-13, 0), seeds=(0,)))
+    octaves = np.log2(rows["optimizer.lr"]) + 7 + 0.5 * np.log2(rows["model.width"] / 64)
+    steeper = 0.02 * np.log2(rows["model.width"] / 32)
+    rows["final_eval_loss"] += steeper * octaves.clip(lower=0) ** 2
+    (entry,) = learning_rates.entries({"adam": rows})
+    low, high = min(entry.by_window), max(entry.by_window)
+    assert len(entry.by_window) == 4 and entry.by_window[2] == entry.fit.value
+    assert entry.fit.law.error < 0.8 * (high - low) / 2
+    assert entry.fit.error == pytest.approx((high - low) / 2)
+    wide = replace(entry, by_window=(-2.0, 2.0))
+    assert (wide.record()["window_lowest"], wide.record()["window_highest"]) == (-2.0, 2.0)
+    text, _ = make("everett/learning_rates", written(tmp_path, figure_12_adam=rows), tmp_path)
+    shown = ", ".join(f"{value:+.2f}" for value in entry.by_window)
+    assert f"adam, muP, fixed steps: windows 1, 1.5, 2, 2.5 octaves: {shown}; half" in text
+    row = pd.read_csv(tmp_path / "table_4.csv").iloc[0]
+    assert (row["window_lowest"], row["window_highest"]) == pytest.approx((low, high))
 
 
 def test_the_claim_on_horizons_counts_and_measures_the_drops():
@@ -147,16 +170,31 @@ def test_decay_is_compared_with_runs_without(tmp_path):
 
 
 def test_adafactor_is_compared_with_adam_and_parameter_scaling():
-    alike = lines(adafactor.findings(families(gap=0.01))).values()
+    def of_one_width(findings):
+        return [line for name, line in lines(findings).items() if name.startswith("Adafactor - ")]
+
+    alike = of_one_width(adafactor.findings(families(gap=0.01)))
     assert len(alike) == 8
-    assert {finding.verdict for finding in alike} == {
-        "3% of the span of parameterisations; same scaling: agrees"  # 0.01 of 0.3
-    }
-    apart = lines(adafactor.findings(families(gap=0.3))).values()
+    assert {line.verdict for line in alike} == {"3% of the span of parameterisations"}  # 0.01 / 0.3
+    apart = of_one_width(adafactor.findings(families(gap=0.3)))
     assert all(f.verdict.startswith("100% ") and f.measured.startswith("+0.300") for f in apart)
     table = families(widths=(64,))
     one = lines(adafactor.findings(table[table["prescription.parameterization"] == "mup"])).values()
     assert {f.verdict for f in one} == {"span unknown"}
+
+
+def test_whether_adafactor_scales_as_adam_does_is_a_finding_with_its_error():
+    """Five points with two seeds 0.02 apart at every width, so each mean is known to 0.01 nats."""
+    table = families(gap=0.01)
+    wide = table.curve.str.startswith("adafactor") & (table["model.width"] == 256)
+    for more, verdict in ((0.03, "agrees"), (0.05, "disagrees")):
+        table["final_eval_loss"] += more * wide
+        found = lines(adafactor.findings(table))
+        line = found["muP, one global rate: the difference at D = 256 minus at D = 32 (nats)"]
+        assert (line.measured, line.published, line.verdict) == (
+            f"+{more:.3f} ± 0.020", "same scaling", verdict)
+        table["final_eval_loss"] -= more * wide
+    assert sum("minus at D = 32" in name for name in found) == 8
 
 
 def test_the_best_rate_over_depth_stands_beside_what_the_rule_is_to_do(tmp_path):

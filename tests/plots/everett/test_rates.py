@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from plots import rates, tables
+from plots import rates, style, tables
 from tests.plots.everett.constructed import sweep
 
 
@@ -28,6 +28,55 @@ def test_noise_is_pooled_over_points_near_optima():
     noise, n = rates.seed_noise(rows)
     assert noise == pytest.approx(0.02 / math.sqrt(2)) and n == 5
     assert rates.seed_noise(rows[rows.seed == 0])[1] == 0
+
+
+def seeded(seeds, spread=0.02):
+    """Rows of widths with a spread of their own: width -> seeds, width -> their distance."""
+    return pd.DataFrame([row for width, own in seeds.items() for row in sweep(
+        "global", "mup", widths=(width,), seeds=own, exponent=0.0,
+        spread=spread[width] if isinstance(spread, dict) else spread)])
+
+
+def test_a_width_has_the_noise_of_its_own_seeds():
+    """Seeds at D = 32 lie ten times as far apart as at 64; nothing is shared between them."""
+    rows = seeded({32: (0, 1), 64: (0, 1)}, {32: 0.2, 64: 0.02})
+    noise = rates.width_noise(rows)
+    assert noise[64] == (pytest.approx(0.02 / math.sqrt(2)), (64,))
+    assert noise[32] == (pytest.approx(0.2 / math.sqrt(2)), (32,))
+    found = rates.lines_of(rows, {}, {})[("global",)]
+    assert found[32].best.error == pytest.approx(10 * found[64].best.error)
+    assert found[32].error == pytest.approx(10 * found[64].error)
+    assert rates.noise_line(rows, "muP").endswith("0.141 at D = 32; 0.014 at D = 64 (nats)")
+    assert rates.borrowed([found]) == ""
+
+
+@pytest.mark.parametrize("rates_with_seeds", [0, 3], ids=["one seed", "three degrees of freedom"])
+def test_a_width_with_few_seeds_takes_the_spread_of_others_and_says_so(rates_with_seeds):
+    rows = seeded({32: (0, 1), 64: (0, 1)})
+    near = [2.0**power for power in (-8, -7, -6)][:rates_with_seeds]
+    lone = (rows["model.width"] == 64) & (rows["seed"] == 1) & ~rows["optimizer.lr"].isin(near)
+    rows = rows[~lone]
+    assert rates.seed_noise(rows[rows["model.width"] == 64])[1] == rates_with_seeds
+    of = (32, 64) if rates_with_seeds else (32,)
+    noise = rates.width_noise(rows)
+    assert noise[32][1] == (32,) and noise[64] == (pytest.approx(0.02 / math.sqrt(2)), of)
+    whose = "D = 64: spread of D = " + ", ".join(map(str, of))
+    found = rates.lines_of(rows, {}, {})[("global",)]
+    assert rates.borrowed([found]) == whose
+    line = rates.noise_line(rows, "muP")
+    assert line.endswith(f"0.014 at D = 32; 0.014 at D = 64, the {whose[8:]} (nats)")
+    assert rates.optima_note([rates.exponent(found)]).endswith(f"; {whose}")
+    assert rates.borrowed([{64: found[64]}]).startswith("all D: spread of D = 32")
+    figure, axes = style.subplots(1, 1, (2.5, 2.5))
+    rates.size_panels(axes[0], [[(found, {"color": "black"})]])
+    assert [text.get_text() for text in axes[0, 0].texts] == [
+        "bars at " + whose.replace(": ", ":\n")]
+
+
+def test_runs_that_several_curves_share_count_once_in_the_noise():
+    rows = seeded({32: (0, 1)})
+    both = pd.concat([rows, rows.assign(curve="full")], ignore_index=True)
+    assert rates.seed_noise(both) == rates.seed_noise(rows)
 
 
 def test_what_choosing_a_rate_on_its_own_seeds_gains_is_said():
@@ -80,6 +129,13 @@ def test_an_exponents_error_is_at_least_what_the_optima_imply():
     one = 0.1 / math.sqrt(2) / math.sqrt(10) / 0.1  # octaves, of every optimum
     assert fit.law.error == pytest.approx(0, abs=1e-9)
     assert fit.error == pytest.approx(one / math.sqrt(5), rel=1e-6)
+    # At D = 256 alone three times as much, 1.5 octaves of 5 from the middle; all weigh alike.
+    loud = {**exact, 256: rates.rate_sweeps(rows[rows["model.width"] == 256], noise=0.3)[256]}
+    error = one * math.hypot(1.5, 0.5, 0.5, 3 * 1.5) / 5
+    assert rates.exponent(loud).error == pytest.approx(error, rel=1e-6)
+    lost = {**exact, 256: rates.rate_sweeps(rows[rows["model.width"] == 256], noise=1e3)[256]}
+    longest = math.hypot(one * math.hypot(1.5, 0.5, 0.5), rates.LONGEST * 1.5) / 5
+    assert rates.exponent(lost).error == pytest.approx(longest, rel=1e-6)
 
 
 @pytest.mark.parametrize(("seeds", "rate", "by_seed"), [(4, 1, True), (3, 1, False), (4, 2, False)])
