@@ -115,7 +115,7 @@ def drawings(
     facts += [[]] * (len(drawn) - len(facts))  # what follows the figures, such as Table 4
     preset = DESKTOP if name.endswith(DESKTOP) else ""
     return [
-        (f"{stem}{preset}", item, "" if isinstance(item, pd.DataFrame)
+        (stem.removesuffix(preset) + preset, item, "" if isinstance(item, pd.DataFrame)
          else style.credit(item, paper, stem, [*known, *also]))
         for (stem, item), known in zip(drawn, facts)
     ]

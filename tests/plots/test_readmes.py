@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import yaml
 
 from plots import rates, style, tables
 from plots.__main__ import load
@@ -188,6 +189,30 @@ def loss_claims() -> Iterator[tuple[str, str]]:
                    "more")
 
 
+def desktop_loss_claims() -> Iterator[tuple[str, str]]:
+    lines = found("everett/loss_vs_size_desktop")
+    rows = {"full alignment, against one global rate": ("global -> full", [2, 3]),
+            "| constants": ("full -> full_constants", [0, 1, 2, 3]),
+            "full, with constants": ("full_constants -> none_constants", [])}
+    for row, (step, decided) in rows.items():
+        four = [lines[f"adam, {LABELS[rule]}: {step}"] for rule in RULES]
+        agreed = [place for place, line in enumerate(four) if line.verdict == "agrees"]
+        assert agreed == decided and {line.verdict for line in four} <= {"agrees", "within noise"}
+        yield NANOLM, f"{row} | " + " | ".join(line.measured.partition(" at")[0] for line in four)
+    headline = lines["adam, muP - standard: full_constants"]
+    assert headline.verdict == "disagrees"
+    yield NANOLM, f"minus standard's is {headline.measured.partition(' at')[0]} nats. The search"
+    runs = len(pd.read_csv(tables.shipped("everett/figure_2_adam_desktop")))
+    yield NANOLM, f"`desktop`: {runs} runs, D = 32 to 128"
+    searched = yaml.safe_load((tables.DATA / "everett/constants_desktop.yaml").read_text())
+    constants = {one["where"]["prescription.parameterization"]: one["set"]
+                 for one in searched["constants"]}
+    hidden = [constants[rule]["prescription.gamma_hidden"] for rule in RULES]
+    embedding = [constants[rule]["prescription.gamma_embedding"] for rule in RULES[1:]]
+    yield NANOLM, f"layers at {span(hidden)} and those of embeddings, but for standard, at " + span(
+        embedding, 1)
+
+
 def alignment_claims() -> Iterator[tuple[str, str]]:
     table = read("everett/alignment")
     first = table[(table[tables.STEP] == 1) & (table[tables.WIDTH] == 128)]
@@ -362,8 +387,8 @@ def theory_claims() -> Iterator[tuple[str, str]]:
         yield THEORY, f"| {label} | {len(rows)} | {int((rows == True).sum())} |"  # noqa: E712
 
 
-CLAIMS = (quickstart_claims, table_4_claims, loss_claims, alignment_claims, epsilon_claims,
-          decay_and_adafactor_claims, depth_claims, theory_claims)
+CLAIMS = (quickstart_claims, table_4_claims, loss_claims, desktop_loss_claims, alignment_claims,
+          epsilon_claims, decay_and_adafactor_claims, depth_claims, theory_claims)
 
 
 @pytest.mark.parametrize("claims", CLAIMS, ids=lambda claims: claims.__name__)
