@@ -313,6 +313,30 @@ def epsilon_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"standard - NTK {pair(*pairs[0])}, muP - mean-field {pair(*pairs[1])}"
 
 
+def desktop_epsilon_claims() -> Iterator[tuple[str, str]]:
+    path = tables.shipped("everett/figure_8_mitigations_desktop")
+    _, table = epsilon.read([path])
+    lines = epsilon.lines(table)
+    assert set(table["seed"]) == {5, 6, 7, 8}
+    yield NANOLM, f"`desktop`: {len(table)} runs, D = 32 to 128, every ε"
+    gains = {(rule, curve): gained(lines[rule, "enlarged"], lines[rule, curve])
+             for rule in RULES for curve in epsilon.MITIGATIONS}
+    cost = {rule: pair(*gains[rule, "small"], 3) for rule in RULES}
+    yield NANOLM, (f"costs mean-field {cost['mean_field']} nats over one of 1e-10, NTK "
+                   f"{cost['ntk']}, muP {cost['mup']} and standard {cost['standard']}: the paper's")
+    said = found("everett/epsilon_desktop")
+    for rule, verdict in (("mean_field", "agrees"), ("ntk", "within noise")):
+        assert said[f"{LABELS[rule]}: small over enlarged, per doubling of D"].verdict == verdict
+    more, less = (rates.gain_by_width(lines[rule, "enlarged"], lines[rule, "small"])
+                  for rule in ("mean_field", "ntk"))
+    yield NANOLM, (f"costs mean-field {pair(more.value, more.error, 3)} more, as in the paper, and "
+                   f"NTK {pair(less.value, less.error, 3)}, within noise")
+    apart = max(abs(value - gains[rule, "small"][0]) for (rule, _), (value, _) in gains.items())
+    yield NANOLM, f"as much as the small ε, within {apart:.3f} nats"
+    pairs = [pair(*gained(lines[a, "small"], lines[b, "small"]), 3) for a, b in epsilon.EQUIVALENT]
+    yield NANOLM, f"(standard - NTK {pairs[0]}, muP - mean-field {pairs[1]}), with constants"
+
+
 def decay_and_adafactor_claims() -> Iterator[tuple[str, str]]:
     def numbers(name, figure="everett/weight_decay"):
         return tuple(map(float, re.findall(r"[+-]?\d+\.\d+", found(figure)[name].measured)[:2]))
@@ -388,7 +412,8 @@ def theory_claims() -> Iterator[tuple[str, str]]:
 
 
 CLAIMS = (quickstart_claims, table_4_claims, loss_claims, desktop_loss_claims, alignment_claims,
-          epsilon_claims, decay_and_adafactor_claims, depth_claims, theory_claims)
+          epsilon_claims, desktop_epsilon_claims, decay_and_adafactor_claims, depth_claims,
+          theory_claims)
 
 
 @pytest.mark.parametrize("claims", CLAIMS, ids=lambda claims: claims.__name__)
