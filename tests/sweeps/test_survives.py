@@ -179,10 +179,10 @@ def test_a_stopped_driver_has_its_runs_save_and_resumes_them(engine, whole):
     code, errors = engine.finish(driver)
     assert code == 75, errors
     assert "stopping: runs save a checkpoint" in errors
+    wait_until(lambda: not engine.at_work("stopped"), seconds=20)
     ended = engine.summaries("stopped")
     stopped = [one["step"] for one in ended if one["status"] == "stopped"]
     assert stopped and all(0 < step < 6 for step in stopped)
-    wait_until(lambda: not engine.at_work("stopped"), seconds=20)
     assert engine.whole("stopped") == whole
     resumed = sorted(step for one in engine.summaries("stopped") for step in one["resumed_from"])
     assert resumed == sorted(stopped)
