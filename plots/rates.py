@@ -136,13 +136,15 @@ def _listed(widths: Sequence[int]) -> str:
     return ", ".join(map(str, widths))
 
 
-def seed_noise(rows: pd.DataFrame, free: int = 1) -> tuple[float, int]:
-    """(standard deviation of one run's loss over seeds, number of points it is pooled over); (NaN,
-    0) below `free` degrees of freedom.
+def seed_noise(rows: pd.DataFrame) -> tuple[float, int]:
+    """(standard deviation of one run's loss over seeds, number of points it is pooled over)."""
+    return _pooled(seeded_points(rows))
 
-    Points have two finished seeds or more, none of them diverged, and a mean loss at most NEAR
-    above the lowest of their sweep. A point of runs that several curves share counts once.
-    """
+
+def seeded_points(rows: pd.DataFrame) -> pd.DataFrame:
+    """The points that errors rest on, with the variance of their losses: they have two finished
+    seeds or more, none of them diverged, and a mean loss at most NEAR above the lowest of their
+    sweep. A point of runs that several curves share counts once."""
     keys = (CURVE, PARAMETERIZATION, tables.OPTIMIZER, tables.EPS, WIDTH)
     sweep = [key for key in keys if key in rows]
     kept = rows[rows[STATUS] != "failed"]
@@ -151,7 +153,11 @@ def seed_noise(rows: pd.DataFrame, free: int = 1) -> tuple[float, int]:
     points = points[points["count"] == points["size"]]
     lowest = points.groupby(level=list(range(len(sweep))), dropna=False)["mean"].transform("min")
     points = points[(points["count"] > 1) & (points["mean"] <= (1 + NEAR) * lowest)].reset_index()
-    points = points.drop_duplicates(points.columns.difference([CURVE]))
+    return points.drop_duplicates(points.columns.difference([CURVE]))
+
+
+def _pooled(points: pd.DataFrame, free: int = 1) -> tuple[float, int]:
+    """(root of their mean variance, number of points); (NaN, 0) below `free` degrees of freedom."""
     known = points["count"] - 1
     if known.sum() < free:
         return math.nan, 0
@@ -162,11 +168,10 @@ def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, tuple[int, ...]]]:
     """Width -> (standard deviation of one run's loss over seeds, widths whose seeds it comes from):
     its own, as widths differ several-fold in it, or where it has fewer than FREE degrees of freedom
     that of all widths with seeds."""
-    cells = {int(width): cell for width, cell in rows.groupby(WIDTH)}
-    seeded = tuple(width for width, cell in cells.items() if seed_noise(cell)[1])
-    own = {width: seed_noise(cell, FREE)[0] for width, cell in cells.items()}
-    all_ = seed_noise(rows)[0], seeded
-    return {n: all_ if math.isnan(noise) else (noise, (n,)) for n, noise in own.items()}
+    points, widths = seeded_points(rows), sorted(map(int, rows[WIDTH].dropna().unique()))
+    every = _pooled(points)[0], tuple(sorted(map(int, points[WIDTH].unique())))
+    own = {width: _pooled(points[points[WIDTH] == width], FREE)[0] for width in widths}
+    return {n: every if math.isnan(noise) else (noise, (n,)) for n, noise in own.items()}
 
 
 def borrowed(lines: Iterable[Mapping[int, RateSweep]]) -> str:
