@@ -49,13 +49,14 @@ class Estimate:
 
     def __sub__(self, other: Estimate) -> Estimate:
         """The difference of two independent numbers; their errors add in squares, with Welch's and
-        Satterthwaite's degrees of freedom."""
+        Satterthwaite's degrees of freedom. It rests on the fewer groups of both."""
         error = math.hypot(self.error, other.error)
-        freedom = None
+        known = None not in (self.groups, other.groups)
+        groups, freedom = min(self.groups, other.groups) if known else None, None
         if self.freedom and other.freedom and error > 0:
             shares = ((one.error / error) ** 4 / one.freedom for one in (self, other))
             freedom = 1 / sum(shares)
-        return Estimate(self.value - other.value, error, freedom=freedom)
+        return Estimate(self.value - other.value, error, groups, freedom=freedom)
 
     def __neg__(self) -> Estimate:
         """The number with the other sign, to judge a claim that it is below zero."""

@@ -159,11 +159,6 @@ def _inside(found: Estimate, low: float, high: float) -> str:
     return "agrees" if inside else f"disagrees: {'below' if found.value <= low else 'above'}"
 
 
-def _apart(first: Estimate, second: Estimate) -> Estimate:
-    """The difference of two peaks; it is known no better than that of fewer seeds."""
-    return replace(first - second, groups=min(first.groups or 0, second.groups or 0))
-
-
 def _gap_text(gap: Estimate) -> str:
     return replace(gap, groups=None).text()
 
@@ -175,7 +170,7 @@ def _change(table: pd.DataFrame, curve: str, rule: str, name: str) -> Iterator[F
     if len(widths) > 1:
         large, small = (peak(of(table, curve, rule, ["readout"], width))[0]
                         for width in (widths[-1], widths[0]))
-        gap = _apart(large, small)
+        gap = large - small
         claimed = rule in READOUT_PEAK and curve in FIGURES
         yield Finding(f"{name}readout's peak from D = {widths[0]} to {widths[-1]}",
                       f"{_gap_text(gap)} ({_seeds(gap.groups or 0)})",
@@ -190,7 +185,7 @@ def _of_sgd(table: pd.DataFrame) -> Iterator[Finding]:
     peaks = {rule: peak(own)[0] for rule, own in rows.items() if not own.empty}
     for less in (rule for rule in peaks if SGD_ALIGNMENT[rule] == ALMOST_NONE):
         for more in (rule for rule in peaks if SGD_ALIGNMENT[rule] != ALMOST_NONE):
-            gap = _apart(peaks[less], peaks[more])
+            gap = peaks[less] - peaks[more]
             name = f"sgd, {style.LABELS[less]} - {style.LABELS[more]}: peak of the readout"
             yield Finding(name, f"{_gap_text(gap)} ({_seeds(gap.groups or 0)})", "below 0",
                           (-gap).claimed_gain())
@@ -210,7 +205,7 @@ def _highest(
     word, top = "agrees" if best == "readout" else "disagrees", peaks[best]
     measured = f"{KINDS.get(best, best)} {top.value:.3f}"
     for other in others[:1] if best == "readout" else {"readout"} & {*others}:
-        gap = _apart(top, peaks[other])
+        gap = top - peaks[other]
         measured += f", {_gap_text(gap)} above {KINDS.get(other, other)}"
         word = "within noise" if gap.value <= gap.reach * gap.error else word
     return Finding(name, f"{measured} ({_seeds(top.groups or 0)})", "readout", word)
