@@ -15,7 +15,9 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from sweeps import task
@@ -114,7 +116,7 @@ class RayPool(Pool):
         run = _Run(needs, ref, group)
         with self.lock:
             self.runs.append(run)
-        ref.future().add_done_callback(lambda done: self.desk.submit(self._finish, run, done))
+        ref.future().add_done_callback(partial(self._tell, run))
         return run.future
 
     def _stop(self, at_once: bool) -> None:
@@ -123,12 +125,17 @@ class RayPool(Pool):
 
     def _close(self, wait: bool) -> None:
         """Leaves the cluster, with which its runs end, and ends one that was started here."""
+        # Ray ends this process, without a word, if another thread lets go of a run meanwhile.
+        self.desk.shutdown()
         self.ray.shutdown()
-        self.desk.shutdown(wait)
 
     def _cpus(self, needs: Needs) -> int:
         """Cores that a run has to itself; every process needs one."""
         return max(needs.cpus, needs.processes, self.options.threads or 1)
+
+    def _tell(self, run: _Run, done: Future[dict[str, Any]]) -> None:
+        with suppress(RuntimeError):  # of a desk that is closed: nobody waits for the run any more
+            self.desk.submit(self._finish, run, done)
 
     def _finish(self, run: _Run, done: Future[dict[str, Any]]) -> None:
         with self.lock:

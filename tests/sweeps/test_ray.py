@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,23 @@ def test_an_error_before_a_run_begins_is_a_stop_once_that_was_asked(
         pool.submit(job("one"), Needs()).result(300)
     pool.stop()
     assert pool.submit(job("two"), Needs()).result(300) == {"status": "stopped"}
+
+
+def test_ray_is_left_once_the_last_run_is_let_go_of(opened, job, monkeypatch):
+    """Else Ray ends the driver, without a word."""
+    pool, events = opened(), []
+    finish, leave = pool._finish, pool.ray.shutdown
+
+    def late(*words):
+        finish(*words)
+        time.sleep(1)
+        events.append("let go of")
+
+    monkeypatch.setattr(pool, "_finish", late)
+    monkeypatch.setattr(pool.ray, "shutdown", lambda: (events.append("left"), leave()))
+    assert pool.submit(job("one"), Needs()).result(300)["status"] == "finished"
+    pool.shutdown()
+    assert events == ["let go of", "left"]
 
 
 def test_without_an_address_ray_starts_here_whatever_runs_on_this_machine(
