@@ -112,6 +112,7 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple[str, object]
     for axis in axes[-1, 1:]:
         axis.sharey(axes[-1, 0])
         axis.tick_params(labelleft=False)
+    axes[-1, 0].autoscale(axis="y")  # over all panels; sharey takes the first one's range
     axes[-1, 0].set_ylabel(f"best rate's\n{style.LOSS_LABEL}")
     entries = style.width_entries(colors)
     for horizon in shown:
