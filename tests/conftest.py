@@ -1,5 +1,6 @@
 """Settings of the whole suite: offline, and one thread per test process."""
 
+import functools
 import os
 from pathlib import Path
 
@@ -31,10 +32,15 @@ SLOW = """
 """.split()
 
 
+@functools.cache
+def is_slow(path):
+    here = Path(__file__).parent
+    return any((here / name) in (path, *path.parents) for name in SLOW)
+
+
 def pytest_itemcollected(item):
     """Marks the tests of slow files, before -m chooses."""
-    here = Path(__file__).parent
-    if any((here / name) in (item.path, *item.path.parents) for name in SLOW):
+    if is_slow(item.path):
         item.add_marker(pytest.mark.slow)
 
 

@@ -34,7 +34,7 @@ TITLES = {
     "dinan/vit_strategies": "Dinan et al., Part II, Figure 2",
     "bordelon/rate_transfer": "Bordelon et al., Figure 2a",
 }
-CUT = ("figure_5_bart_r2c2", "figure_3_initial_heads", "error")  # show a part of their data on purpose
+CUT = ("figure_5_bart_r2c2", "figure_3_initial_heads", "error")  # show a part on purpose
 
 
 @pytest.mark.parametrize("name", NAMES)
