@@ -111,7 +111,7 @@ def drawings(
     if getattr(module, "PER_TABLE", False):  # its figures are one for each table
         facts = [tables.facts([path]) for path in paths]
     elif parts := getattr(module, "PARTS", {}):  # each of them is drawn of some tables
-        facts = [tables.facts(paths[parts[stem]], stem not in counted) for stem, _ in drawn]
+        facts = [tables.facts(paths[parts[stem]]) for stem, _ in drawn]
     facts += [[]] * (len(drawn) - len(facts))  # what follows the figures, such as Table 4
     preset = DESKTOP if name.endswith(DESKTOP) else ""
     return [

@@ -37,8 +37,8 @@ figures() {
   bordelon rate_transfer "$vit/figure_2$preset/results.csv"
   bordelon head_dimension "$vit"/figure_{11,13}"$preset"/observations.csv
   bordelon dynamics "$vit/figure_11$preset/metrics.csv"
-  bordelon heads "$out"/initial_{kernels,attention,density}.csv \
-    "$vit/figure_4$preset"/{distances,metrics}.csv
+  bordelon initial_heads "$out"/initial_{kernels,attention,density}.csv
+  bordelon heads "$vit/figure_4$preset"/{distances,metrics}.csv
   bordelon depth "$vit/figure_5$preset"/{observations,results,metrics}.csv
   bordelon kernels "$vit/figure_6$preset"/{observed_kernels,observed_attention,metrics}.csv
   bordelon decoder "$decoder"/{results,metrics,observed_kernels}.csv

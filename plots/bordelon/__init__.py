@@ -2,5 +2,6 @@
 
 PAPER = "Bordelon et al."
 FIGURES = (
-    "rate_transfer", "head_dimension", "dynamics", "heads", "depth", "kernels", "decoder",
+    "rate_transfer", "head_dimension", "dynamics", "initial_heads", "heads", "depth", "kernels",
+    "decoder",
 )

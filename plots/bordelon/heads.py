@@ -1,20 +1,18 @@
-"""Many heads (Bordelon et al., Figures 3 and 4): at the start, then losses and logits in training.
+"""Many heads in training (Bordelon et al., Figure 4): losses, and logits' distance to their limit.
 
-    python -m plots bordelon/heads [KERNELS ATTENTION DENSITY DISTANCES METRICS]
+    python -m plots bordelon/heads [DISTANCES METRICS]
 
-The first three tables are those of `python -m vit_cifar5m.initial`, then that of
-`python -m vit_cifar5m.distances` and the metrics.csv of the same sweep over heads.
+The tables are that of `python -m vit_cifar5m.distances` and the metrics.csv of the same sweep.
 
-Exponents are unweighted fits to means over networks or seeds; their errors are jackknife ones, each
-network or seed left out of all sizes at once. What they are compared with (the widest networks of
-Figure 3a, the ensemble of 4b) keeps the one left out. The widest models of 4b are that ensemble:
-their distance to it, drawn hollow, is their own spread, and no exponent counts it.
+Exponents are unweighted fits to means over seeds; their errors are jackknife ones, each seed left
+out of all sizes at once. The ensemble of 4b keeps the one left out. The widest models are that
+ensemble: their distance to it, drawn hollow, is their own spread, and no exponent counts it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,35 +21,20 @@ import pandas as pd
 from plots import style, tables
 from plots.bordelon import scans
 from plots.bordelon.published import FIGURE_4B_STEPS, SQUARE_ERROR
-from plots.bordelon.scans import ALPHA_LOOKS, CHANCE, HEADS
+from plots.bordelon.scans import CHANCE, HEADS
 from plots.bordelon.scans import EVAL_LOSS as LOSS
 from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.statistics import complete, exponent, fitted, jackknife, law, power_of
 from plots.tables import TableError
 
-TABLES = (
-    "bordelon/initial_kernels", "bordelon/initial_attention", "bordelon/initial_density",
-    "bordelon/figure_4_distances", "bordelon/figure_4_metrics",
-)
-COUNTED = ("figure_3_initial_heads",)
-PARTS = {"figure_3_initial_heads": slice(3), "figure_4_many_heads": slice(3, 5)}
+TABLES = ("bordelon/figure_4_distances", "bordelon/figure_4_metrics")
 MEMBER = "member"  # whether a model is of the ensemble it is compared with
 # The columns of each, by its file's usual name.
 COLUMNS = {
-    "initial_kernels.csv": (
-        "head_dim", "layers", "heads", "network", "layer", "square_error", "reference_square",
-    ),
-    "initial_attention.csv": (
-        "alpha_attention", "head_dim", "heads", "network", "second_moment", "fourth_moment",
-    ),
-    "initial_density.csv": (
-        "alpha_attention", "head_dim", "heads", "networks", "low", "high", "count",
-    ),
     "distances.csv": (HEADS, "seed", "step", "square_distance", MEMBER),
     "metrics.csv": (HEADS, "seed", "step", LOSS),
 }
 LEARNT = 0.1  # nats below CHANCE from which a size counts as having learnt; ours
-KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of it
 
 
 # Tables
@@ -60,137 +43,30 @@ KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of 
 def read(paths: Sequence[Path]) -> list[pd.DataFrame]:
     """The tables as numbers, in the order of COLUMNS; TableError for one that is missing or another
     one, or without an evaluation."""
-    found = tables.read_each(paths, COLUMNS, ["layer"])
+    found = tables.read_each(paths, COLUMNS)
     found[-1] = found[-1][np.isfinite(found[-1][LOSS])]
     if found[-1].empty:
         raise TableError(f"{paths[-1]}: no evaluation in it; set training.eval_every in the sweep")
-    for table, path, source in list(zip(found, paths, COLUMNS))[-2:]:
+    for table, path, source in zip(found, paths, COLUMNS):
         tables.one_run_each(table, path, (HEADS, "seed", "step"), f"{source} of figure_4.yaml")
     return found
-
-
-# What exponents are of
-
-
-def relative_errors(kernels: pd.DataFrame) -> pd.DataFrame:
-    """The table with `error`, square error over the mean square of the limit's kernel."""
-    return kernels.assign(error=kernels["square_error"] / kernels["reference_square"])
-
-
-def kurtoses(attention: pd.DataFrame) -> pd.Series:
-    """Head dimension -> excess kurtosis of A, from moments averaged over networks of all H."""
-    moments = attention.groupby("head_dim")[["second_moment", "fourth_moment"]].mean()
-    return moments["fourth_moment"] / moments["second_moment"] ** 2 - 3
-
-
-def density(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
-    """The exact density of A = N^(-alpha) q.k for Gaussian q, k: it is that of every H."""
-    from scipy.special import gammaln, kve
-
-    order = (head_dim - 1) / 2
-    z = np.maximum(np.abs(a) * head_dim**alpha, 1e-12)
-    logarithm = order * np.log(z / 2) + np.log(kve(order, z)) - z - gammaln(head_dim / 2)
-    return np.exp(logarithm) * head_dim**alpha / math.sqrt(math.pi)
-
-
-def gaussian(a: np.ndarray, head_dim: int, alpha: float) -> np.ndarray:
-    """The Gaussian of the same variance N^(1 - 2 alpha)."""
-    deviation = head_dim ** (0.5 - alpha)
-    return np.exp(-((a / deviation) ** 2) / 2) / (deviation * math.sqrt(2 * math.pi))
 
 
 # Findings
 
 
-def findings(all_tables: Sequence[pd.DataFrame]) -> list[Printed]:
-    """Fig. 3a, then 3b and c, then 4a and b."""
-    kernels, attention, bins, distances, metrics = all_tables
+def findings(both: Sequence[pd.DataFrame]) -> list[Printed]:
+    """Fig. 4a, then 4b."""
+    distances, metrics = both
     seeds = distances.groupby(HEADS)["seed"].nunique()
+    sizes = ", ".join(f"{size:g}" for size in sorted(distances[HEADS].unique()))
     return [
-        f"3a: N = {kernels['head_dim'].iloc[0]:.0f}, L = {kernels['layers'].iloc[0]:.0f}, "
-        f"H = {_sizes(kernels['heads'])}, {kernels['network'].nunique()} networks each; "
-        "square error over the mean square of the limit's kernel",
-        f"3b, c: N = {_sizes(attention['head_dim'])}, H = {_sizes(attention['heads'])}, "
-        f"{attention['network'].nunique()} networks each; ± is jackknife over networks",
         f"4a: eval loss after {metrics['step'].max():.0f} steps; a size has learnt when its mean "
         f"ends {LEARNT:g} nats below ln 10 (ours); ± is jackknife over seeds",
-        f"4b: H = {_sizes(distances[HEADS])}, {scans.span(seeds)} seeds; ± is jackknife over seeds;"
+        f"4b: H = {sizes}, {scans.span(seeds)} seeds; ± is jackknife over seeds;"
         " exponents without the widest models, which are the ensemble all are compared with",
-        HEADER,
-        *_of_initial(kernels, attention), *_of_density(bins), *_of_losses(metrics),
-        *_of_distances(distances),
+        HEADER, *_of_losses(metrics), *_of_distances(distances),
     ]
-
-
-def _sizes(column: pd.Series) -> str:
-    return ", ".join(f"{size:g}" for size in sorted(column.unique()))
-
-
-def _of_initial(kernels: pd.DataFrame, attention: pd.DataFrame) -> list[Finding]:
-    """3a: the power of H in the error of kernels; 3c: those of N in the moments of A."""
-    rows, result = relative_errors(kernels), []
-    for layer in sorted(rows["layer"].unique()):
-        found = exponent(rows[rows["layer"] == layer], "network", "heads", "error")
-        name = f"3a: H in the kernel's square error, layer {layer:.0f}"
-        result.append(found.finding(name, SQUARE_ERROR))
-    found = exponent(rows, "network", "heads", "error")
-    result.append(found.finding("3a: the same, all layers", SQUARE_ERROR))
-    for alpha, rows in attention.groupby("alpha_attention"):
-        place = scans.alpha_name(alpha)
-        found = exponent(rows, "network", "head_dim", "second_moment")
-        result.append(found.finding(f"3c: N in the variance of A, {place}", 1 - 2 * alpha))
-        found = jackknife(rows, "network", lambda part: power_of(fitted(kurtoses(part))))
-        result.append(found.finding(f"3c: N in the excess kurtosis of A, {place}", -1.0))
-        values = ", ".join(f"{v * n:.2f}" for n, v in kurtoses(rows).items())
-        result.append(Finding(f"3c: N x excess kurtosis, {place}", values, f"{KURTOSIS:g} (exact)"))
-    return result
-
-
-def _of_density(bins: pd.DataFrame) -> list[Finding]:
-    """How far the pooled densities are from the Gaussian and from the exact ones, and what is to
-    be expected of as many draws from the exact law and of infinitely many."""
-    result, alpha = [], bins["alpha_attention"].min()
-    rows = bins[bins["alpha_attention"] == alpha]
-    for head_dim in sorted(rows["head_dim"].unique()):
-        own = rows[rows["head_dim"] == head_dim].groupby(["low", "high"])["count"].sum()
-        edges = [own.index.get_level_values(0)[0], *own.index.get_level_values(1)]
-        shares = own.to_numpy() / own.sum()
-        normal = _shares(gaussian, edges, head_dim, alpha)
-        exact = _shares(density, edges, head_dim, alpha)
-        name = f"3b, c: total variation of A, N = {head_dim:.0f}, from"
-        for what, other in (("the Gaussian", normal), ("the exact density", exact)):
-            expected = expected_variation(exact, other, own.sum())
-            result.append(Finding(
-                f"{name} {what}",
-                f"{_variation(shares, other):.3f} (n = {own.sum():.0f}, expected {expected:.3f})",
-                f"{_variation(exact, other):.3f} (exact)",
-            ))
-    return result
-
-
-def _variation(one: np.ndarray, other: np.ndarray) -> float:
-    return float(np.abs(one - other).sum() / 2)
-
-
-def expected_variation(shares: np.ndarray, other: np.ndarray, count: float) -> float:
-    """Mean total variation between `count` independent draws from a law of these shares and another
-    law, each count taken as Gaussian: the mean of its absolute value."""
-    from scipy.special import erf
-
-    gap, spread = shares - other, np.sqrt(shares * (1 - shares) / count)
-    z = gap / np.maximum(spread, 1e-300) / math.sqrt(2)
-    absolute = spread * math.sqrt(2 / math.pi) * np.exp(-(z**2)) + gap * erf(z)
-    return float(absolute.sum() / 2)
-
-
-def _shares(law: Callable, edges: Sequence[float], head_dim: float, alpha: float) -> np.ndarray:
-    """What a symmetric density has between edges, the outermost bins with their tails."""
-    fine = [np.linspace(low, high, 201) for low, high in zip(edges, edges[1:])]
-    middles = [(points[1:] + points[:-1]) / 2 for points in fine]
-    inside = np.array([law(m, head_dim, alpha).sum() * (p[1] - p[0])
-                       for m, p in zip(middles, fine)])
-    inside[[0, -1]] += (1 - inside.sum()) / 2
-    return inside
 
 
 def _of_losses(metrics: pd.DataFrame) -> list[Finding]:
@@ -269,24 +145,9 @@ def _of_distances(distances: pd.DataFrame) -> list[Finding]:
 # Figures
 
 
-def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
-    """Figure 3, with the variance and kurtosis that its text speaks of, and Figure 4."""
-    kernels, attention, bins, distances, metrics = all_tables
-    figure, axes = style.subplots(2, 2, (4.3, 3.2))
-    figure.suptitle("initial kernels and attention\n"
-                    f"{kernels['network'].nunique()} networks per point in (a), "
-                    f"{attention['network'].nunique()} in the others; means over networks, bars: "
-                    "standard error; densities pool all networks; dotted: powers of the paper")
-    _draw_kernels(axes[0][0], relative_errors(kernels))
-    _draw_moments(axes[0][1], attention)
-    alpha = bins["alpha_attention"].min()
-    shown = bins[bins["alpha_attention"] == alpha]
-    sizes = sorted(shown["head_dim"].unique())
-    for axis, label, size in zip(axes[1], "bc", (sizes[0], sizes[-1])):
-        _draw_density(axis, shown[shown["head_dim"] == size], size, alpha)
-        title = rf"({label}) $N = {size:.0f}$, $\alpha_A$ = {scans.alpha_text(alpha)}"
-        axis.set_title(title, fontsize=9)
-    yield "figure_3_initial_heads", figure
+def draw(both: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
+    """Figure 4."""
+    distances, metrics = both
     figure, axes = style.subplots(1, 2, (4.6, 3.4))
     figure.suptitle("training with many heads\nmeans over seeds; (a) bands: standard deviation, as "
                     "in the paper; (b) bars: standard error, hollow: the widest models, which are "
@@ -294,77 +155,6 @@ def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
     _draw_losses(axes[0][0], metrics)
     _draw_distances(axes[0][1], distances)
     yield "figure_4_many_heads", figure
-
-
-def _draw_kernels(axis, rows: pd.DataFrame) -> None:
-    layers = sorted(rows["layer"].unique())
-    for layer, color in style.width_colors(layers).items():
-        own = rows[rows["layer"] == layer]
-        _line(axis, own, "heads", "error", color, rf"$\ell = {layer:.0f}$")
-    _guide(axis, rows.groupby("heads")["error"].mean(), SQUARE_ERROR, r"$H^{-1}$")
-    scans.size_axis(axis, rows["heads"], "heads $H$")
-    axis.set_ylabel(r"$\|\mathbf{H}^\ell-\mathbf{H}^\ell_\infty\|^2"
-                    r"/\|\mathbf{H}^\ell_\infty\|^2$")
-    axis.set_title(rf"(a) initial kernels, $N = {rows['head_dim'].iloc[0]:.0f}$", fontsize=9)
-    axis.legend(fontsize=6, ncols=2)
-
-
-def _line(axis, rows: pd.DataFrame, size: str, value: str, color, label: str, **look) -> None:
-    """Means with standard errors; what is not above zero has no place on a log axis."""
-    groups = rows.groupby(size)[value]
-    means, errors = groups.mean(), groups.sem().fillna(0)
-    means = means[means > 0]
-    low = np.minimum(errors[means.index], 0.99 * means)
-    axis.errorbar(means.index, means, [low, errors[means.index]], color=color, label=label,
-                  marker="o", ms=3, lw=1, elinewidth=0.7, **look)
-
-
-def _guide(axis, means: pd.Series, power: float, label: str, above: float = 1.6) -> None:
-    """A dotted line of the predicted power, above the points."""
-    means = means[means > 0]
-    if len(means) > 1:
-        sizes = means.index.to_numpy(float)
-        line = above * means.iloc[0] * (sizes / sizes[0]) ** power
-        axis.plot(sizes, line, ":", color="black", lw=1.2, label=label)
-
-
-def _draw_moments(axis, attention: pd.DataFrame) -> None:
-    for alpha, rows in attention.groupby("alpha_attention"):
-        color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
-        label = rf"variance, $\alpha_A$ = {scans.alpha_text(alpha)}"
-        _line(axis, rows, "head_dim", "second_moment", color, label)
-        sizes = np.array(sorted(rows["head_dim"].unique()))
-        axis.plot(sizes, sizes ** (1 - 2 * alpha), ":", color=color, lw=1)
-    rows = attention[attention["alpha_attention"] == attention["alpha_attention"].min()]
-    measured = kurtoses(rows)
-    measured = measured[measured > 0]
-    axis.plot(measured.index, measured, "s", ms=4, color=style.GREEN, label="excess kurtosis")
-    axis.plot(measured.index, KURTOSIS / measured.index, ":", color=style.GREEN, lw=1)
-    axis.plot([], [], ":", color="black", lw=1, label=r"$N^{1-2\alpha_A}$ and $6/N$")
-    scans.size_axis(axis, attention["head_dim"], "head dimension $N$")
-    axis.set_ylabel(r"variance, excess kurtosis of $A$")
-    axis.set_title("(section 3.2) moments of attention logits", fontsize=9)
-    axis.legend(fontsize=6)
-
-
-def _draw_density(axis, bins: pd.DataFrame, head_dim: float, alpha: float) -> None:
-    top = gaussian(np.zeros(1), head_dim, alpha)[0]
-    for heads, color in style.width_colors(sorted(bins["heads"].unique())).items():
-        own = bins[bins["heads"] == heads].groupby(["low", "high"], as_index=False)["count"].sum()
-        heights = own["count"] / own["count"].sum() / (own["high"] - own["low"])
-        axis.stairs(heights, [own["low"].iloc[0], *own["high"]], color=color, lw=1,
-                    label=f"$H = {heads:.0f}$")
-        top = max(top, heights.max())
-    ends = 4 * head_dim ** (0.5 - alpha)
-    grid = np.linspace(-ends, ends, 400)
-    axis.plot(grid, gaussian(grid, head_dim, alpha), "--", color="black", lw=1.2, label="Gaussian")
-    exact = density(grid, head_dim, alpha)
-    axis.plot(grid, exact, ":", color=style.VERMILION, lw=1.4, label="exact")
-    axis.set_xlim(-ends, ends)
-    axis.set_ylim(0, 1.25 * top)  # for N = 1 the exact density has a pole at 0
-    axis.set_xlabel(r"$A_h$ at one pair of tokens")
-    axis.set_ylabel("density over heads")
-    axis.legend(fontsize=6)
 
 
 def _draw_losses(axis, metrics: pd.DataFrame) -> None:
@@ -386,11 +176,11 @@ def _draw_distances(axis, distances: pd.DataFrame) -> None:
     steps = shown_steps(distances)
     for step, color in style.width_colors(steps).items():
         rows = distances[distances["step"] == step]
-        _line(axis, rows, HEADS, "square_distance", color, f"step {step}")
+        scans.mean_line(axis, rows, HEADS, "square_distance", color, f"step {step}")
         members = rows[rows[MEMBER] == 1].groupby(HEADS)["square_distance"].mean()
         axis.plot(members.index, members, "o", ms=4, mec=color, mfc="white", zorder=3)
     first = distances[distances["step"] == next((s for s in steps if s), steps[0])]
-    _guide(axis, first.groupby(HEADS)["square_distance"].mean(), SQUARE_ERROR, r"$H^{-1}$")
+    scans.guide(axis, first.groupby(HEADS)["square_distance"].mean(), SQUARE_ERROR, r"$H^{-1}$")
     scans.size_axis(axis, distances[HEADS], "heads $H$")
     axis.set_ylabel("logits: mean square distance to limit")
     axis.set_title("(b) convergence to many heads", fontsize=9)

@@ -257,3 +257,22 @@ def draw_curves(axis, found: Mapping[int, LossCurve], by: str) -> None:
         if line.seeds > 1:
             axis.fill_between(line.steps, line.losses - line.errors, line.losses + line.errors,
                               color=color, alpha=0.2, lw=0)
+
+
+def mean_line(axis, rows: pd.DataFrame, size: str, value: str, color, label: str, **look) -> None:
+    """Means with standard errors; what is not above zero has no place on a log axis."""
+    groups = rows.groupby(size)[value]
+    means, errors = groups.mean(), groups.sem().fillna(0)
+    means = means[means > 0]
+    low = np.minimum(errors[means.index], 0.99 * means)
+    axis.errorbar(means.index, means, [low, errors[means.index]], color=color, label=label,
+                  marker="o", ms=3, lw=1, elinewidth=0.7, **look)
+
+
+def guide(axis, means: pd.Series, power: float, label: str, above: float = 1.6) -> None:
+    """A dotted line of the predicted power, above the points."""
+    means = means[means > 0]
+    if len(means) > 1:
+        sizes = means.index.to_numpy(float)
+        line = above * means.iloc[0] * (sizes / sizes[0]) ** power
+        axis.plot(sizes, line, ":", color="black", lw=1.2, label=label)

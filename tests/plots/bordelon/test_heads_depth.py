@@ -8,7 +8,7 @@ import pytest
 from scipy.integrate import quad
 
 from plots.__main__ import make
-from plots.bordelon import depth, heads
+from plots.bordelon import depth, heads, initial_heads
 from plots.findings import Finding
 from plots.tables import TableError
 
@@ -53,8 +53,10 @@ def heads_tables(folder, late=-0.5):
 
 
 def test_known_powers_are_found(tmp_path):
-    text, files = make("bordelon/heads", heads_tables(tmp_path), tmp_path / "figures")
-    lines = text.splitlines()
+    paths = heads_tables(tmp_path)
+    start, drawn = make("bordelon/initial_heads", paths[:3], tmp_path / "figures")
+    text, files = make("bordelon/heads", paths[3:], tmp_path / "figures")
+    lines = [*start.splitlines(), *text.splitlines()]
 
     def line(start):
         return next(line for line in lines if line.startswith(start))
@@ -69,18 +71,19 @@ def test_known_powers_are_found(tmp_path):
     assert "-0.500" in line("4b: the same, step 60")
     assert "+0.500" in line("4b: exponent at step 60 minus step 25")
     assert line("4b: exponent at").endswith("agrees")
-    assert {file.stem for file in files} == {"figure_3_initial_heads", "figure_4_many_heads"}
+    stems = {"figure_3_initial_heads", "figure_4_many_heads"}
+    assert {file.stem for file in [*drawn, *files]} == stems
 
 
 def test_a_rate_that_grows_disagrees(tmp_path):
-    found = heads.read(heads_tables(tmp_path, late=-1.5))
+    found = heads.read(heads_tables(tmp_path, late=-1.5)[3:])
     last = heads.findings(found)[-1]
     assert last.measured.startswith("-0.500") and last.verdict == "disagrees"
 
 
 def test_loss_and_spread_over_heads(tmp_path):
     """The final loss is 1 + (8 + s) / (2 H) for seeds s = 0, 1, 2; H = 4 stays at chance."""
-    found = heads.read(heads_tables(tmp_path))
+    found = heads.read(heads_tables(tmp_path)[3:])
     losses = {f.name: f for f in heads.findings(found)
               if isinstance(f, Finding) and f.name.startswith("4a")}
     fall = losses["4a: final loss, H = 4 minus H = 32 (nats)"]
@@ -93,7 +96,7 @@ def test_loss_and_spread_over_heads(tmp_path):
 
 
 def test_there_is_no_verdict_on_the_spread_of_what_has_not_learnt(tmp_path):
-    metrics = heads.read(heads_tables(tmp_path))[-1]
+    metrics = heads.read(heads_tables(tmp_path)[3:])[-1]
     raised = metrics.assign(eval_loss=metrics["eval_loss"] + 1.2)
     last = heads._of_losses(raised)[-1]
     assert last.measured == "not measured" and last.verdict == "no verdict: at chance"
@@ -104,7 +107,7 @@ def test_the_expected_variation_is_the_mean_distance_of_draws(other):
     rng, shares = np.random.default_rng(0), np.array([0.1, 0.2, 0.3, 0.4])
     drawn = rng.multinomial(500, shares, size=4000) / 500
     expected = np.abs(drawn - other).sum(axis=1).mean() / 2
-    found = heads.expected_variation(shares, np.array(other), 500)
+    found = initial_heads.expected_variation(shares, np.array(other), 500)
     assert found == pytest.approx(expected, rel=0.03)
 
 
@@ -113,7 +116,7 @@ def test_the_expected_variation_is_the_mean_distance_of_draws(other):
 def test_the_exact_density_has_its_moments(head_dim, alpha):
     def moment(power):
         def integrand(a):
-            return a**power * float(heads.density(np.array([a]), head_dim, alpha)[0])
+            return a**power * float(initial_heads.density(np.array([a]), head_dim, alpha)[0])
 
         return 2 * quad(integrand, 0, 60, points=[0.01, 1, 10], limit=200)[0]
 
@@ -128,11 +131,11 @@ def test_tables_of_heads_that_are_wrong_are_one_line(tmp_path):
     again = pd.concat([pd.read_csv(paths[4])] * 2)
     again.to_csv(tmp_path / "again.csv", index=False)
     with pytest.raises(TableError, match="two runs with model.heads 4, seed 0, step 30; expected"):
-        heads.read([*paths[:4], tmp_path / "again.csv"])
-    with pytest.raises(TableError, match="1 table given, expected 5: initial_kernels.csv"):
-        heads.read(paths[:1])
+        heads.read([paths[3], tmp_path / "again.csv"])
+    with pytest.raises(TableError, match="1 table given, expected 3: initial_kernels.csv"):
+        initial_heads.read(paths[:1])
     with pytest.raises(TableError, match="no column 'alpha_attention'; is it the initial_att"):
-        heads.read([paths[0], paths[0], *paths[2:]])
+        initial_heads.read([paths[0], paths[0], paths[2]])
 
 
 # ------------------------------------------------------------------------------------------------
