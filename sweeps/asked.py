@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
 
 from sweeps.pool import Needs
 from sweeps.sources import Sources, folder_of, preset_of, read_file
@@ -86,8 +87,20 @@ class Condition:
         return self.compare(value)
 
 
+def _keys(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What `set` says, by dotted keys; an error for one that it says twice."""
+    found: dict[str, Any] = {}
+    for key, value in runs.flat(data):
+        if key in found:
+            raise PydanticCustomError(
+                "twice", "expected every key once, {key} stands there twice", {"key": key}
+            )
+        found[key] = value
+    return found
+
+
 # A section in `set` stands for its keys, so that what it does not name stays as it is.
-Keys = Annotated[dict[str, Any], AfterValidator(lambda data: dict(runs.flat(data)))]
+Keys = Annotated[dict[str, Any], AfterValidator(_keys)]
 
 
 class FileConfig(Section):
@@ -145,11 +158,18 @@ class Asked:
         """The config with some dotted keys set; UserError, naming the curve or study, for a bad
         one."""
         where = f"{self.path}, {name}"
-        return validate(self.experiment.config, set_keys(self.base, settings), where)
+        return validate(self.experiment.config, self._data(settings), where)
 
     def keys(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """All dotted keys of the base config, some of them set."""
-        return dict(runs.flat(set_keys(self.base, settings)))
+        return dict(runs.flat(self._data(settings)))
+
+    def _data(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The base config with some dotted keys set; UserError for what has no place in it."""
+        try:
+            return set_keys(self.base, settings)
+        except UserError as error:
+            raise UserError(f"{self.path}: {error}") from None
 
     def needs(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """What the file says that a run at some grid values needs."""
@@ -202,11 +222,11 @@ def open_file(
             f"{path}: this is the config of one run, not a sweep: python -m {folder}.train {path} "
             "trains it; a sweep file names it under `config`"
         )
-    own = data.get("set", {})
-    if overrides and isinstance(own, Mapping):
-        said = json.loads(json.dumps([own, parse_overrides(overrides)]))  # all keys are text
-        data = {**data, "set": dict(runs.flat(said[0]) + runs.flat(said[1]))}
     config = validate(kind, data, str(path))
+    if overrides:
+        said = json.loads(json.dumps(parse_overrides(overrides)))  # all keys are text
+        data = {**data, "set": config.set | dict(runs.flat(said))}
+        config = validate(kind, data, str(path))
     experiment = load_experiment(config.experiment, path)
     free = getattr(experiment.config, "without_effect", ())  # keys that are no part of a run's name
     changes = [

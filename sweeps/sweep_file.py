@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from sweeps.asked import Asked, FileConfig, Keys, open_file
 from sweeps.pool import Needs
@@ -56,7 +57,16 @@ class Multiples(Section):
     """Exponents of two to multiply it by; [-1, 0, 1] are half of it, itself and twice it."""
 
 
-Values = Annotated[list[Any], Field(min_length=1)]
+def _are_plain(values: list[Any]) -> list[Any]:
+    for value in values:
+        if isinstance(value, (Mapping, list)):
+            raise PydanticCustomError(
+                "plain", "expected numbers or words (what sets several keys is a curve's `set`)"
+            )
+    return values
+
+
+Values = Annotated[list[Any], Field(min_length=1), AfterValidator(_are_plain)]
 
 
 def _axis_kind(value: Any) -> str:
@@ -81,6 +91,12 @@ class Horizon(Section):
     """Training tokens per non-embedding parameter; 20 is compute-optimal (Hoffmann et al.)."""
     warmup_fraction: Annotated[float, Field(ge=0, le=1)] | None = None
     """Warm-up as a share of the steps; by default the config's own number of steps."""
+
+    @property
+    def keys(self) -> list[str]:
+        """The config keys that it decides."""
+        warmup = [] if self.warmup_fraction is None else ["schedule.warmup_steps"]
+        return ["training.steps", *warmup]
 
     def describe(self) -> str:
         """The horizon in words, as results.csv has it."""
@@ -165,14 +181,22 @@ class SweepConfig(FileConfig):
                 )
         if self.transfer and not self.extend:
             raise ValueError("transfer needs extend, which says whose optimum is meant")
+        if self.transfer and self.transfer.source == self.transfer.target:
+            raise ValueError("transfer: source and target are the same; name two cells")
         if self.confirm and self.extend:
             raise ValueError("confirm and extend both follow an optimum; keep one")
+        adjusted = [rule.set for rule in self.adjust]
         for name, curve in self.curves.items():
             grid = {**self.grid, **curve.grid}
             if curve.constants and self.constants is None:
                 raise ValueError(f"curve {name!r} takes constants; `constants` must name a search")
-            if "seed" in {**grid, **self.set, **curve.set}:
+            if any("seed" in said for said in (grid, self.set, curve.set, *adjusted)):
                 raise ValueError("seed goes into seeds, not into set or grid")
+            for key in curve.horizon.keys if curve.horizon else ():
+                if key in grid or key in curve.set:
+                    raise ValueError(
+                        f"curve {name!r}: its horizon decides {key}; take that out of set or grid"
+                    )
             if self.extend and self.extend.key not in grid:
                 raise ValueError(f"extend.key {self.extend.key!r} is not in the grid of {name!r}")
             rule = "confirm.keys" if self.confirm else "extend.key"
@@ -189,6 +213,10 @@ class SweepConfig(FileConfig):
         wheres += [("adjust.where", rule.where) for rule in self.adjust]
         for place in ("source", "target") if self.transfer else ():
             wanted = getattr(self.transfer, place)
+            if set(self.searched) & wanted.keys():
+                raise ValueError(
+                    f"transfer.{place}: {self.searched[0]} is what extend searches; name other keys"
+                )
             wheres.append((f"transfer.{place}", {key: [value] for key, value in wanted.items()}))
         grids = [{**self.grid, **curve.grid} for curve in self.curves.values()]
         for name, where in wheres:
@@ -288,6 +316,11 @@ class Sweep(Asked):
             try:
                 found = self.sources.constants(str(self.config.constants), asked)
                 self.refuse_overrides(found, f"the constants of {self.config.constants}")
+                if crossed := sorted(found.keys() & values.keys()):
+                    raise UserError(
+                        f"{self.path}, {name}: {crossed[0]} is a key of its grid and of the "
+                        f"constants of {self.config.constants}; take it out of the grid"
+                    )
                 settings |= found
             except Missing as missing:
                 without = f"{name} is counted with the config's own constants"
@@ -386,9 +419,7 @@ def load_sweep(
     for name, curve in config.curves.items():
         if name not in (curves or config.curves):
             continue
-        length = ["training.steps"] if curve.horizon else []
-        if curve.horizon and curve.horizon.warmup_fraction is not None:
-            length.append("schedule.warmup_steps")
+        length = curve.horizon.keys if curve.horizon else []
         sweep.refuse_overrides([*curve.set, *curve.grid, *length], f"curve {name!r}")
         for values in sweep.grid(name):
             for seed in sweep.seeds(values):

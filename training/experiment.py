@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.config import describe, load
+from training.config import describe, load, read_yaml
 from training.errors import UserError, nearest, one_line_errors
 from training.settings import RunConfig
 
@@ -111,6 +111,11 @@ class Experiment:
         if args.json and not args.plan:
             parser.error("--json goes with --plan")
         with one_line_errors(OSError):
+            if {"experiment", "config"} <= read_yaml(args.config).keys():
+                raise UserError(
+                    f"{args.config}: this is a file of many runs, not the config of one: python -m "
+                    f"sweeps run {args.config} trains them"
+                )
             config = load(self.config, args.config, args.overrides)
             if args.plan:
                 from param_groups.plan import dumps

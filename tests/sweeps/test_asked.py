@@ -43,6 +43,12 @@ def test_an_override_is_part_of_every_config_and_of_the_names_of_runs(toy):
     assert "/" not in name and " " not in name and name.startswith("s+")
 
 
+def test_an_override_hides_no_key_that_a_file_sets_twice(toy):
+    path = write_file(toy, "set: {inner: {gain: 1}, inner.gain: 2}\ncurves: {a: {}}\n")
+    with pytest.raises(UserError, match="s.yaml: set: expected every key once, inner.gain"):
+        load(toy, path, overrides=["training.steps=7"])
+
+
 @pytest.mark.parametrize("word", ["training.data_workers=1", "checkpoint.every=3", "checkpoint={}"])
 def test_an_override_that_changes_no_result_goes_on_where_the_sweep_was(toy, word):
     path = write_file(toy, SWEEP)

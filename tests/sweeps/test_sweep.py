@@ -191,6 +191,22 @@ def test_a_broken_result_is_reported_and_the_rest_goes_on(toy):
     ("text", "words"),
     [
         ("grid: {seed: [1, 2]}\ncurves: {a: {}}", "seed goes into seeds"),
+        ("grid: {width: [1]}\nadjust: [{where: {width: [1]}, set: {seed: 1}}]\ncurves: {a: {}}",
+         "seed goes into seeds"),
+        ("grid: {inner: [{gain: 1}, {gain: 2}]}\ncurves: {a: {}}",
+         "grid.inner: expected numbers or words"),
+        ("curves: {a: {grid: {inner: [[1]]}}}", "curves.a.grid.inner: expected numbers or words"),
+        ("curves: {a: {set: {inner: {gain: 1}, inner.gain: 2}}}",
+         "curves.a.set: expected every key once, inner.gain stands there twice"),
+        ("curves: {a: {set: {lr.x: 2}}}", "s.yaml: lr.x: 'lr' is a value, not a section"),
+        ("grid: {training.steps: [5]}\ncurves: {a: {horizon: {tokens_per_parameter: 1}}}",
+         "curve 'a': its horizon decides training.steps; take that out of set or grid"),
+        ("curves: {a: {set: {schedule.warmup_steps: 2}, horizon: {tokens_per_parameter: 1, "
+         "warmup_fraction: 0.1}}}", "curve 'a': its horizon decides schedule.warmup_steps"),
+        ("grid: {width: [1], lr: [1]}\ncurves: {a: {}}\nextend: {key: lr}\n"
+         "transfer: {source: {lr: 1}, target: {width: 1}}", "transfer.source: lr is what extend"),
+        ("grid: {width: [1], lr: [1]}\ncurves: {a: {}}\nextend: {key: lr}\n"
+         "transfer: {source: {width: 1}, target: {width: 1}}", "source and target are the same"),
         ("set: {seed: 1}\ncurves: {a: {}}", "seed goes into seeds"),
         ("curves: {a: {}}\ngrid: {lr: []}", "grid.lr"),
         ("curves: {a: {}}\ngrid: {lr: {log2: [-1, -3]}}", "the lowest exponent comes first"),
@@ -257,7 +273,7 @@ set: {inner: {kind: big, gain: 2}, schedule: {warmup_steps: 2}, training: {batch
 curves:
   a: {}
   b: {set: {inner: {gain: 3}, optimizer: {eps: 1.0e-8}}}
-  c: {grid: {inner: [{kind: small}]}}
+  c: {set: {inner: {kind: small}}}
 """
     sweep = load_sweep(write_file(toy, text), overrides=["schedule={floor: 0.5}"])
     found = [point.config for point in sweep.points]

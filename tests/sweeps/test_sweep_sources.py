@@ -306,6 +306,12 @@ def test_constants_that_are_missing_or_ambiguous_are_one_line(toy):
         load(toy, path)
 
 
+def test_constants_may_not_replace_what_a_grid_crosses(toy):
+    write_constants(toy, [{"where": {}, "set": {"lr": 3.0}}])
+    with pytest.raises(UserError, match="s.yaml, curve 'tuned': lr is a key of its grid and of"):
+        load(toy, write(toy, "s.yaml", CONSTANTS))
+
+
 def test_constants_need_a_search(toy):
     with pytest.raises(UserError, match="`constants` must name a search"):
         load(toy, write(toy, "s.yaml", CONSTANTS.replace("constants: search.yaml", "")))

@@ -41,6 +41,19 @@ def test_a_failing_import_inside_a_train_file_keeps_its_own_error(tmp_path, monk
         load_experiment(name)
 
 
+@pytest.mark.parametrize("name", ["quickstart", "constants"])
+def test_a_file_of_many_runs_is_refused_with_the_command_that_runs_it(capsys, name):
+    file = f"nanolm_c4/sweeps/{name}.yaml"
+    with pytest.raises(SystemExit) as caught:
+        load_experiment("nanolm_c4").main([file, "--plan"])
+    said = capsys.readouterr()
+    assert caught.value.code == 2 and not said.out
+    assert said.err == (
+        f"error: {file}: this is a file of many runs, not the config of one: python -m sweeps run "
+        f"{file} trains them\n"
+    )
+
+
 def test_the_commit_of_a_run_is_that_of_the_code_that_began_it(tmp_path, monkeypatch):
     """Whoever commits while it trains changes files that it has read already."""
     heads = ["begun"]
