@@ -15,9 +15,9 @@ the first sample attends to the first, in units of the predicted deviation N^(1/
 
 Images are the first that the source holds out of training. Writes initial_kernels.csv (a row per
 network and layer), initial_attention.csv (a row per network) and initial_density.csv (a row per
-size and bin, all networks together) to results/vit_cifar5m/initial_PRESET; `python -m
-plots bordelon/initial_heads` draws them. With `--ship plots/data/bordelon` they are kept there, too. In
-float32 on the GPU if there is one, sums in float64.
+size and bin, all networks together) to results/vit_cifar5m/initial_PRESET;
+`python -m plots bordelon/initial_heads` draws them. With `--ship plots/data/bordelon` they are kept
+there, too. In float32 on the GPU if there is one, sums in float64.
 """
 
 from __future__ import annotations
