@@ -35,7 +35,7 @@ from scipy.special import stdtrit
 
 from plots import catalogue, tables
 from plots.findings import Finding, Printed
-from plots.rates import seed_noise
+from plots.rates import seed_noise, seeded_points
 from plots.tables import CURVE, DATA, LOSS, PARAMETERIZATION, ROOT, shipped
 
 CLAIMS, PAGE = ROOT / "plots" / "power.yaml", ROOT / "plots" / "power.md"
@@ -188,7 +188,8 @@ def _noise(table: str, curves: Sequence[str]) -> float:
 def _spreads(rows: pd.DataFrame) -> dict[tuple[str, str], float]:
     """(curve, parameterisation) -> standard deviation of one run's loss over seeds, where known."""
     keys = [CURVE, PARAMETERIZATION]
-    found = {names: seed_noise(own)[0] for names, own in rows.groupby(keys, sort=False)}
+    found = {names: seed_noise(seeded_points(own))[0]
+             for names, own in rows.groupby(keys, sort=False)}
     return {names: noise for names, noise in found.items() if noise > 0}
 
 

@@ -39,7 +39,8 @@ class RateSweep:
 
     `losses` are means over the seeds that were run, infinite where one diverged, and `runs` those
     of the best rate by seed; `noise` is the standard deviation of one run's loss over seeds (NaN:
-    no point has two), and `spread_of` are the widths whose seeds it comes from (empty: not said).
+    no point has two) with `freedom` degrees of freedom (None: not said), and `spread_of` are the
+    widths whose seeds it comes from (empty: not said).
     """
 
     width: int
@@ -48,6 +49,7 @@ class RateSweep:
     runs: Mapping[int, float]
     noise: float
     best: fits.Optimum
+    freedom: int | None = None
     spread_of: tuple[int, ...] = ()
 
     @property
@@ -73,7 +75,7 @@ class RateSweep:
     @property
     def lowest(self) -> Estimate:
         """Both."""
-        return Estimate(self.loss, self.error)
+        return Estimate(self.loss, self.error, freedom=self.freedom)
 
 
 Lines = Mapping[tuple[str, ...], Mapping[int, RateSweep]]  # what tells a line apart -> its sweeps
@@ -101,11 +103,11 @@ def curve_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[in
     """Curve -> sweeps by width, empty where no run has finished. Errors rest on the spread over
     seeds at the same width (`width_noise`), all curves of the rows together."""
     found: dict[str, dict[int, RateSweep]] = {curve: {} for curve in curves}
-    for width, (noise, of) in width_noise(rows).items():
+    for width, (noise, freedom, of) in width_noise(rows).items():
         for curve, sweeps in found.items():
             own = rows[(rows[WIDTH] == width) & (rows[CURVE] == curve)]
             for sweep in rate_sweeps(own, noise).values():
-                sweeps[width] = replace(sweep, spread_of=of)
+                sweeps[width] = replace(sweep, freedom=freedom, spread_of=of)
     return found
 
 
@@ -136,11 +138,6 @@ def _listed(widths: Sequence[int]) -> str:
     return ", ".join(map(str, widths))
 
 
-def seed_noise(rows: pd.DataFrame) -> tuple[float, int]:
-    """(standard deviation of one run's loss over seeds, number of points it is pooled over)."""
-    return _pooled(seeded_points(rows))
-
-
 def seeded_points(rows: pd.DataFrame) -> pd.DataFrame:
     """The points that errors rest on, with the variance of their losses: they have two finished
     seeds or more, none of them diverged, and a mean loss at most NEAR above the lowest of their
@@ -156,22 +153,23 @@ def seeded_points(rows: pd.DataFrame) -> pd.DataFrame:
     return points.drop_duplicates(points.columns.difference([CURVE]))
 
 
-def _pooled(points: pd.DataFrame, free: int = 1) -> tuple[float, int]:
-    """(root of their mean variance, number of points); (NaN, 0) below `free` degrees of freedom."""
+def seed_noise(points: pd.DataFrame, free: int = 1) -> tuple[float, int]:
+    """(standard deviation of one run's loss over seeds, its degrees of freedom), pooled over
+    `seeded_points`; (NaN, 0) below `free` of these."""
     known = points["count"] - 1
     if known.sum() < free:
         return math.nan, 0
-    return math.sqrt((points["var"] * known).sum() / known.sum()), len(points)
+    return math.sqrt((points["var"] * known).sum() / known.sum()), int(known.sum())
 
 
-def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, tuple[int, ...]]]:
-    """Width -> (standard deviation of one run's loss over seeds, widths whose seeds it comes from):
-    its own, as widths differ several-fold in it, or where it has fewer than FREE degrees of freedom
-    that of all widths with seeds."""
+def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, int, tuple[int, ...]]]:
+    """Width -> (standard deviation of one run's loss over seeds, its degrees of freedom, widths
+    whose seeds it comes from): its own, as widths differ several-fold in it, or where it has fewer
+    than FREE degrees of freedom that of all widths with seeds."""
     points, widths = seeded_points(rows), sorted(map(int, rows[WIDTH].dropna().unique()))
-    every = _pooled(points)[0], tuple(sorted(map(int, points[WIDTH].unique())))
-    own = {width: _pooled(points[points[WIDTH] == width], FREE)[0] for width in widths}
-    return {n: every if math.isnan(noise) else (noise, (n,)) for n, noise in own.items()}
+    every = *seed_noise(points), tuple(sorted(map(int, points[WIDTH].unique())))
+    own = {width: seed_noise(points[points[WIDTH] == width], FREE) for width in widths}
+    return {n: (noise, free, (n,)) if free else every for n, (noise, free) in own.items()}
 
 
 def borrowed(lines: Iterable[Mapping[int, RateSweep]]) -> str:
@@ -188,7 +186,7 @@ def borrowed(lines: Iterable[Mapping[int, RateSweep]]) -> str:
 def noise_line(rows: pd.DataFrame, what: str) -> str:
     """What the errors of the rows' sweeps rest on."""
     at: dict[str, list[int]] = {}
-    for width, (spread, of) in width_noise(rows).items():
+    for width, (spread, _, of) in width_noise(rows).items():
         if not of:
             return f"{what}: no point near an optimum has two seeds; spread over seeds unknown"
         whose = "" if of == (width,) else f", the spread of D = {_listed(of)}"
@@ -343,12 +341,14 @@ def difference(before: RateSweep, after: RateSweep) -> Estimate:
 
     Runs that share seed and rate start alike and see the same data, so that they differ by less
     than two runs do: where the best rate is the same one, with four seeds or more, the error is
-    that of differences by seed. Else those of both add in squares.
+    that of differences by seed. Else those of both add in squares, and of one spread for both it
+    has that spread's degrees of freedom.
     """
     same = before.best.grid_value == after.best.grid_value
     if same and len(before.runs) >= PAIRED and before.runs.keys() == after.runs.keys():
         return mean(differences(before.runs, after.runs))
-    return before.lowest - after.lowest
+    change = before.lowest - after.lowest
+    return replace(change, freedom=before.freedom) if before.noise == after.noise else change
 
 
 def gain_by_width(before: Mapping[int, RateSweep], after: Mapping[int, RateSweep]) -> Estimate:
