@@ -376,7 +376,7 @@ def compared(
     verdicts = {None: "", "gains": change.claimed_gain(), "loses": (-change).claimed_gain(),
                 "equal": change.claimed_equal()}
     published = published or claim or "no claim"
-    return Finding(name, gain_text(before, after, symbol), published, verdicts[claim])
+    return Finding(name, gain_text(before, after, symbol), published, verdicts[claim], change)
 
 
 def lines_of(
