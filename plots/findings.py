@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -48,15 +49,8 @@ class Estimate:
             object.__setattr__(self, "freedom", float(self.groups - self.fitted))
 
     def __sub__(self, other: Estimate) -> Estimate:
-        """The difference of two independent numbers; their errors add in squares, with Welch's and
-        Satterthwaite's degrees of freedom. It rests on the fewer groups of both."""
-        error = math.hypot(self.error, other.error)
-        known = None not in (self.groups, other.groups)
-        groups, freedom = min(self.groups, other.groups) if known else None, None
-        if self.freedom and other.freedom and error > 0:
-            shares = ((one.error / error) ** 4 / one.freedom for one in (self, other))
-            freedom = 1 / sum(shares)
-        return Estimate(self.value - other.value, error, groups, freedom=freedom)
+        """The difference of two independent numbers."""
+        return weighted([(1.0, self), (-1.0, other)])
 
     def __neg__(self) -> Estimate:
         """The number with the other sign, to judge a claim that it is below zero."""
@@ -142,6 +136,20 @@ class Estimate:
 
 
 UNKNOWN = Estimate(math.nan, math.nan)
+
+
+def weighted(parts: Iterable[tuple[float, Estimate]]) -> Estimate:
+    """The sum of weight times number over independent numbers; their errors add in squares, with
+    Welch's and Satterthwaite's degrees of freedom. It rests on the fewest groups of all."""
+    parts = list(parts)
+    errors = [weight * one.error for weight, one in parts]
+    error, freedom = math.hypot(*errors), None
+    groups = [one.groups for _, one in parts if one.groups is not None]
+    if error > 0 and all(one.freedom for _, one in parts):
+        freedom = 1 / sum((own / error) ** 4 / (one.freedom or 1)
+                          for own, (_, one) in zip(errors, parts))
+    return Estimate(float(sum(weight * one.value for weight, one in parts)), error,
+                    min(groups) if len(groups) == len(parts) else None, freedom=freedom)
 
 
 def exact_text(value: float) -> str:

@@ -35,7 +35,7 @@ from scipy.special import stdtrit
 
 from plots import catalogue, tables
 from plots.findings import Finding, Printed
-from plots.rates import seed_noise
+from plots.rates import seed_noise, seeded_points
 from plots.tables import CURVE, DATA, LOSS, PARAMETERIZATION, ROOT, shipped
 
 CLAIMS, PAGE = ROOT / "plots" / "power.yaml", ROOT / "plots" / "power.md"
@@ -188,22 +188,23 @@ def _noise(table: str, curves: Sequence[str]) -> float:
 def _spreads(rows: pd.DataFrame) -> dict[tuple[str, str], float]:
     """(curve, parameterisation) -> standard deviation of one run's loss over seeds, where known."""
     keys = [CURVE, PARAMETERIZATION]
-    found = {names: seed_noise(own)[0] for names, own in rows.groupby(keys, sort=False)}
+    found = {names: seed_noise(seeded_points(own))[0]
+             for names, own in rows.groupby(keys, sort=False)}
     return {names: noise for names, noise in found.items() if noise > 0}
 
 
 def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
     """The verdict on one of `count` findings of a claim."""
-    value, error = measured(line.measured)
+    (value, error), freedom = measured(line.measured), None
     if line.estimate is not None:
-        value, error = line.estimate.value, line.estimate.error
+        value, error, freedom = line.estimate.value, line.estimate.error, line.estimate.freedom
     seeds = re.search(r"\(n = (\d+)\)|\((\d+) seeds?\)", line.measured)
     n = int(seeds[1] or seeds[2]) if seeds else None
     rule = said.get("judge", "verdict")
     widths = re.search(r"\(n = (\d+) widths", line.measured)  # a line through them has two less
     through = int(widths[1]) if widths else None
-    reach, far = (_quantile(through - 1 if through else n, tail)
-                  for tail in (0.05, 0.05 / count))
+    rests = freedom + 1 if freedom else through - 1 if through else n
+    reach, far = (_quantile(rests, tail) for tail in (0.05, 0.05 / count))
     # The nearest bound of a range, and zero where a sign is claimed.
     bounds = re.findall(rf"{NUMBER}(?:/\d+)?", str(said.get("published", line.published)))
     if rule in ("below", "above"):
@@ -232,7 +233,7 @@ def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
     return Judged(word, value, error, n, alone, off, through)
 
 
-def _quantile(n: int | None, tail: float) -> float:
+def _quantile(n: float | None, tail: float) -> float:
     """Standard errors to either side that leave `tail` out."""
     return float(stdtrit(max(n - 1, 1) if n else math.inf, 1 - tail / 2))
 

@@ -39,7 +39,8 @@ class RateSweep:
 
     `losses` are means over the seeds that were run, infinite where one diverged, and `runs` those
     of the best rate by seed; `noise` is the standard deviation of one run's loss over seeds (NaN:
-    no point has two), and `spread_of` are the widths whose seeds it comes from (empty: not said).
+    no point has two) with `freedom` degrees of freedom (None: not said), and `spread_of` are the
+    widths whose seeds it comes from (empty: not said).
     """
 
     width: int
@@ -48,6 +49,7 @@ class RateSweep:
     runs: Mapping[int, float]
     noise: float
     best: fits.Optimum
+    freedom: int | None = None
     spread_of: tuple[int, ...] = ()
 
     @property
@@ -73,10 +75,11 @@ class RateSweep:
     @property
     def lowest(self) -> Estimate:
         """Both."""
-        return Estimate(self.loss, self.error)
+        return Estimate(self.loss, self.error, freedom=self.freedom)
 
 
-Lines = Mapping[tuple[str, ...], Mapping[int, RateSweep]]  # what tells a line apart -> its sweeps
+Sweeps = Mapping[int, RateSweep]  # by width
+Lines = Mapping[tuple[str, ...], Sweeps]  # what tells a line apart -> its sweeps
 
 
 def rate_sweeps(
@@ -101,25 +104,25 @@ def curve_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[in
     """Curve -> sweeps by width, empty where no run has finished. Errors rest on the spread over
     seeds at the same width (`width_noise`), all curves of the rows together."""
     found: dict[str, dict[int, RateSweep]] = {curve: {} for curve in curves}
-    for width, (noise, of) in width_noise(rows).items():
+    for width, (noise, freedom, of) in width_noise(rows).items():
         for curve, sweeps in found.items():
             own = rows[(rows[WIDTH] == width) & (rows[CURVE] == curve)]
             for sweep in rate_sweeps(own, noise).values():
-                sweeps[width] = replace(sweep, spread_of=of)
+                sweeps[width] = replace(sweep, freedom=freedom, spread_of=of)
     return found
 
 
-def lost_lines(rows: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+def lost_lines(rows: pd.DataFrame, keys: Sequence[str], symbol: str = "D") -> list[str]:
     """Names the widths where every run diverged, by what tells a figure's lines apart."""
     text = []
     for names, line in rows.groupby(list(keys), sort=False):
         lost = sorted(set(map(int, line[WIDTH].unique())) - set(rate_sweeps(line)))
         if lost:
-            text.append(f"{', '.join(names)}: every run diverged at D = {_listed(lost)}")
+            text.append(f"{', '.join(names)}: every run diverged at {symbol} = {_listed(lost)}")
     return text
 
 
-def edge_lines(sweeps: Lines) -> list[str]:
+def edge_lines(sweeps: Lines, symbol: str = "D") -> list[str]:
     """Names the widths whose best rate is the first or last of those tried: their loss is an upper
     bound. A single rate was not searched for, and is not named."""
     text = []
@@ -127,18 +130,13 @@ def edge_lines(sweeps: Lines) -> list[str]:
         searched = {width: sweep.best for width, sweep in line.items() if len(sweep.losses) > 1}
         edge = [width for width, best in searched.items() if best.at_edge]
         if edge:
-            text.append(f"{', '.join(names)}: best rate at the edge of its sweep at D = "
+            text.append(f"{', '.join(names)}: best rate at the edge of its sweep at {symbol} = "
                         f"{_listed(edge)}")
     return text
 
 
 def _listed(widths: Sequence[int]) -> str:
     return ", ".join(map(str, widths))
-
-
-def seed_noise(rows: pd.DataFrame) -> tuple[float, int]:
-    """(standard deviation of one run's loss over seeds, number of points it is pooled over)."""
-    return _pooled(seeded_points(rows))
 
 
 def seeded_points(rows: pd.DataFrame) -> pd.DataFrame:
@@ -156,51 +154,54 @@ def seeded_points(rows: pd.DataFrame) -> pd.DataFrame:
     return points.drop_duplicates(points.columns.difference([CURVE]))
 
 
-def _pooled(points: pd.DataFrame, free: int = 1) -> tuple[float, int]:
-    """(root of their mean variance, number of points); (NaN, 0) below `free` degrees of freedom."""
+def seed_noise(points: pd.DataFrame, free: int = 1) -> tuple[float, int]:
+    """(standard deviation of one run's loss over seeds, its degrees of freedom), pooled over
+    `seeded_points`; (NaN, 0) below `free` of these."""
     known = points["count"] - 1
     if known.sum() < free:
         return math.nan, 0
-    return math.sqrt((points["var"] * known).sum() / known.sum()), len(points)
+    return math.sqrt((points["var"] * known).sum() / known.sum()), int(known.sum())
 
 
-def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, tuple[int, ...]]]:
-    """Width -> (standard deviation of one run's loss over seeds, widths whose seeds it comes from):
-    its own, as widths differ several-fold in it, or where it has fewer than FREE degrees of freedom
-    that of all widths with seeds."""
+def width_noise(rows: pd.DataFrame) -> dict[int, tuple[float, int, tuple[int, ...]]]:
+    """Width -> (standard deviation of one run's loss over seeds, its degrees of freedom, widths
+    whose seeds it comes from): its own, as widths differ several-fold in it, or where it has fewer
+    than FREE degrees of freedom that of all widths with seeds."""
     points, widths = seeded_points(rows), sorted(map(int, rows[WIDTH].dropna().unique()))
-    every = _pooled(points)[0], tuple(sorted(map(int, points[WIDTH].unique())))
-    own = {width: _pooled(points[points[WIDTH] == width], FREE)[0] for width in widths}
-    return {n: every if math.isnan(noise) else (noise, (n,)) for n, noise in own.items()}
+    every = *seed_noise(points), tuple(sorted(map(int, points[WIDTH].unique())))
+    own = {width: seed_noise(points[points[WIDTH] == width], FREE) for width in widths}
+    return {n: (noise, free, (n,)) if free else every for n, (noise, free) in own.items()}
 
 
-def borrowed(lines: Iterable[Mapping[int, RateSweep]]) -> str:
+def borrowed(lines: Iterable[Sweeps], symbol: str = "D") -> str:
     """Which widths take the spread over seeds of which others; "" where none does."""
     every = [(width, sweep.spread_of) for line in lines for width, sweep in line.items()]
     others = {width: of for width, of in every if of not in ((), (width,))}
     if not others:
         return ""
     of = _listed(sorted(set().union(*others.values())))
-    at = "all D" if len(others) == len(dict(every)) else f"D = {_listed(sorted(others))}"
-    return f"{at}: spread of D = {of}"
+    at = f"all {symbol}" if len(others) == len(dict(every)) else (
+        f"{symbol} = {_listed(sorted(others))}")
+    return f"{at}: spread of {symbol} = {of}"
 
 
-def noise_line(rows: pd.DataFrame, what: str) -> str:
-    """What the errors of the rows' sweeps rest on."""
+def noise_line(rows: pd.DataFrame, what: str, symbol: str = "D") -> str:
+    """What the errors of the rows' sweeps rest on; `symbol`, here and elsewhere, is the width's."""
     at: dict[str, list[int]] = {}
-    for width, (spread, of) in width_noise(rows).items():
+    for width, (spread, _, of) in width_noise(rows).items():
         if not of:
             return f"{what}: no point near an optimum has two seeds; spread over seeds unknown"
-        whose = "" if of == (width,) else f", the spread of D = {_listed(of)}"
-        at.setdefault(f"{spread:.3f} at D = {{}}{whose}", []).append(width)
+        whose = "" if of == (width,) else f", the spread of {symbol} = {_listed(of)}"
+        at.setdefault(f"{spread:.3f} at {symbol} = {{}}{whose}", []).append(width)
     known = "; ".join(text.format(_listed(widths)) for text, widths in at.items())
     return f"{what}: standard deviation of the final loss over seeds, near optima: {known} (nats)"
 
 
-def noise_lines(table: pd.DataFrame) -> list[str]:
+def noise_lines(table: pd.DataFrame, symbol: str = "D") -> list[str]:
     """The same for every parameterisation of a table."""
     labels = present(LABELS, table[PARAMETERIZATION])
-    return [noise_line(table[table[PARAMETERIZATION] == rule], labels[rule]) for rule in labels]
+    return [noise_line(table[table[PARAMETERIZATION] == rule], label, symbol)
+            for rule, label in labels.items()]
 
 
 def selection_lines(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
@@ -226,11 +227,11 @@ def selection_lines(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
             f"{f', in {gone} of which a run diverges' if gone else ''})"]
 
 
-def basis(table: pd.DataFrame, found: Lines, keys: Sequence[str]) -> list[str]:
+def basis(table: pd.DataFrame, found: Lines, keys: Sequence[str], symbol: str = "D") -> list[str]:
     """What a figure's findings rest on: optima at an edge, widths that are lost, the noise, and
     what selection costs; `keys` are the columns that tell its lines apart."""
     return [
-        *edge_lines(found), *lost_lines(table, keys), *noise_lines(table),
+        *edge_lines(found, symbol), *lost_lines(table, keys, symbol), *noise_lines(table, symbol),
         *selection_lines(table, [*keys, WIDTH]),
     ]
 
@@ -249,7 +250,7 @@ class Exponent(Estimate):
     weighted: fits.PowerLaw | None = None
     widths: int = 0
     edge: tuple[int, ...] = ()
-    sweeps: Mapping[int, RateSweep] = field(default_factory=dict)
+    sweeps: Sweeps = field(default_factory=dict)
 
     def text(self, digits: int = 2, sign: str = "+") -> str:
         """In words, with what it rests on."""
@@ -259,7 +260,7 @@ class Exponent(Estimate):
         return f"{super().text(digits, sign)} (n = {self.widths} widths{edge})"
 
 
-def exponent(sweeps: Mapping[int, RateSweep]) -> Exponent:
+def exponent(sweeps: Sweeps) -> Exponent:
     """The exponent of the optimal rate over the widths whose optimum is not at the edge."""
     used = {width: sweep.best for width, sweep in sweeps.items() if not sweep.best.at_edge}
     edge = tuple(sorted(set(sweeps) - set(used)))
@@ -286,7 +287,7 @@ def optimum_text(sweep: RateSweep) -> str:
     return f"{best.value:.3g}" + (f" x/÷ {2**best.error:.2g}" if math.isfinite(best.error) else "")
 
 
-def transfer_text(sweeps: Mapping[int, RateSweep]) -> str:
+def transfer_text(sweeps: Sweeps) -> str:
     """The loss of the largest width at the best grid rate of the smallest, above its own best; not
     measured if that rate was not run there."""
     if len(sweeps) < 2:
@@ -299,14 +300,15 @@ def transfer_text(sweeps: Mapping[int, RateSweep]) -> str:
     return f"{cost.text()} nats" + ("" if math.isnan(loss) else f", of {large.loss:.3f}")
 
 
-def optima_note(fits: Iterable[Exponent]) -> str:
+def optima_note(fits: Iterable[Exponent], symbol: str = "D") -> str:
     """What the marks in panels of these optima are."""
     fits = list(fits)
     hollow = HOLLOW_NOTE * any(fit.edge for fit in fits)
-    return "; ".join(filter(None, (OPTIMA_NOTE, hollow, borrowed(fit.sweeps for fit in fits))))
+    whose = borrowed((fit.sweeps for fit in fits), symbol)
+    return "; ".join(filter(None, (OPTIMA_NOTE, hollow, whose)))
 
 
-def loss_law(sweeps: Mapping[int, RateSweep]) -> fits.IrreduciblePowerLaw | None:
+def loss_law(sweeps: Sweeps) -> fits.IrreduciblePowerLaw | None:
     """Best loss against parameters as a power law with a floor; None below four sizes."""
     try:
         return fits.irreducible_power_law(
@@ -326,9 +328,7 @@ def law_text(law: fits.IrreduciblePowerLaw) -> str:
     return f"{floor}, k {law.exponent:.2f} ± {law.exponent_error:.2f} (n = {law.n} sizes)"
 
 
-def gain(
-    before: Mapping[int, RateSweep], after: Mapping[int, RateSweep], last: bool = True
-) -> tuple[int | None, Estimate]:
+def gain(before: Sweeps, after: Sweeps, last: bool = True) -> tuple[int | None, Estimate]:
     """(width, loss before minus after) at the largest common width, or the smallest; None for the
     width without a common one."""
     common = sorted(set(before) & set(after))
@@ -343,33 +343,32 @@ def difference(before: RateSweep, after: RateSweep) -> Estimate:
 
     Runs that share seed and rate start alike and see the same data, so that they differ by less
     than two runs do: where the best rate is the same one, with four seeds or more, the error is
-    that of differences by seed. Else those of both add in squares.
+    that of differences by seed. Else those of both add in squares, and of one spread for both it
+    has that spread's degrees of freedom.
     """
     same = before.best.grid_value == after.best.grid_value
     if same and len(before.runs) >= PAIRED and before.runs.keys() == after.runs.keys():
         return mean(differences(before.runs, after.runs))
-    return before.lowest - after.lowest
+    change = before.lowest - after.lowest
+    return replace(change, freedom=before.freedom) if before.noise == after.noise else change
 
 
-def gain_by_width(before: Mapping[int, RateSweep], after: Mapping[int, RateSweep]) -> Estimate:
+def gain_by_width(before: Sweeps, after: Sweeps) -> Estimate:
     """What a doubling of the width adds to the gain, in nats, over all common widths."""
     widths = sorted(set(before) & set(after))
     return slope({width: difference(before[width], after[width]) for width in widths})
 
 
-def gain_text(before: Mapping[int, RateSweep], after: Mapping[int, RateSweep]) -> str:
+def gain_text(before: Sweeps, after: Sweeps, symbol: str = "D") -> str:
     """The gain at the largest common width, and the smallest one's if that is another."""
     (width, change), (small, earlier) = gain(before, after), gain(before, after, last=False)
     note = f" ({earlier.value:+.3f} at {small})" if small != width else ""
-    return "not measured" if width is None else f"{change.text()} at D = {width}{note}"
+    return "not measured" if width is None else f"{change.text()} at {symbol} = {width}{note}"
 
 
 def compared(
-    name: str,
-    before: Mapping[int, RateSweep],
-    after: Mapping[int, RateSweep],
-    claim: str | None,
-    published: str | None = None,
+    name: str, before: Sweeps, after: Sweeps, claim: str | None, published: str | None = None,
+    symbol: str = "D",
 ) -> Finding:
     """The gain as a finding: the paper says that there is one (`gains`), a loss (`loses`), neither
     (`equal`), or nothing (None), in the words `published`."""
@@ -377,7 +376,7 @@ def compared(
     verdicts = {None: "", "gains": change.claimed_gain(), "loses": (-change).claimed_gain(),
                 "equal": change.claimed_equal()}
     published = published or claim or "no claim"
-    return Finding(name, gain_text(before, after), published, verdicts[claim])
+    return Finding(name, gain_text(before, after, symbol), published, verdicts[claim], change)
 
 
 def lines_of(
@@ -400,7 +399,7 @@ def lines_of(
 # Panels that several figures share: loss against rate, optimum and best loss against size.
 
 
-def draw_rates(axis, sweeps: Mapping[int, RateSweep], colors: Mapping[int, tuple]) -> None:
+def draw_rates(axis, sweeps: Sweeps, colors: Mapping[int, tuple]) -> None:
     """Loss against learning rate, stable rates only, a line per width with a star at the best rate
     that was run and, where a parabola has one, its vertex with the standard error of the rate."""
     for width, sweep in sweeps.items():
@@ -415,7 +414,7 @@ def draw_rates(axis, sweeps: Mapping[int, RateSweep], colors: Mapping[int, tuple
     axis.set_xscale("log", base=2)
 
 
-def loss_limits(axes, sweeps: list[Mapping[int, RateSweep]]) -> None:
+def loss_limits(axes, sweeps: list[Sweeps]) -> None:
     """One range of losses for all axes: of what is drawn, and a margin."""
     drawn = [sweep for line in sweeps for sweep in line.values()]
     values = [loss for sweep in drawn for loss in sweep.stable.values()]
@@ -426,7 +425,7 @@ def loss_limits(axes, sweeps: list[Mapping[int, RateSweep]]) -> None:
             axis.set_ylim(min(values) - margin, max(values) + margin)
 
 
-def draw_optima(axis, sweeps: Mapping[int, RateSweep], fit: Exponent, **look) -> None:
+def draw_optima(axis, sweeps: Sweeps, fit: Exponent, **look) -> None:
     """Optimal rate against width with error bars and the power law; what the fit leaves out,
     because the best rate is the first or last tried, is hollow."""
     marker = look.pop("marker", "*")
@@ -447,7 +446,7 @@ def draw_optima(axis, sweeps: Mapping[int, RateSweep], fit: Exponent, **look) ->
     axis.set_yscale("log", base=2)
 
 
-def draw_published(axis, sweeps: Mapping[int, RateSweep], power: float, **look) -> None:
+def draw_published(axis, sweeps: Sweeps, power: float, **look) -> None:
     """The slope that the paper prints, through the middle of the optima that were measured."""
     widths = np.array(sorted(sweeps), dtype=float)
     middle = np.mean(np.log2([sweeps[int(width)].best.value for width in widths]))
@@ -456,7 +455,7 @@ def draw_published(axis, sweeps: Mapping[int, RateSweep], power: float, **look) 
     axis.plot(widths, line, **{"ls": ":", "lw": 1.4, "color": "0.45", "zorder": 1, **look})
 
 
-def draw_best(axis, sweeps: Mapping[int, RateSweep], **look) -> None:
+def draw_best(axis, sweeps: Sweeps, **look) -> None:
     """Loss of the best rate against parameters with seed error bars. The line is the power law
     with a floor where the data determine it (from four sizes on), and joins the points otherwise.
     """
@@ -466,17 +465,15 @@ def draw_best(axis, sweeps: Mapping[int, RateSweep], **look) -> None:
     look = {"ls": "-", "ms": 4, "lw": 1.2, **look}
     law = loss_law(sweeps)
     if law and math.isfinite(law.exponent_error):
-        low, high = math.log(min(sizes)), math.log(max(sizes))
-        dense = [math.exp(low + (high - low) * step / 50) for step in range(51)]
-        curve = [law(size) for size in dense]
+        dense = np.geomspace(min(sizes), max(sizes), 51)
         line = {key: look[key] for key in ("ls", "lw", "color", "alpha") if key in look}
-        axis.plot(dense, curve, **line)
+        axis.plot(dense, [law(size) for size in dense], **line)
         look["ls"] = ""
     axis.errorbar(sizes, values, yerr=errors, capsize=2, **look)
     axis.set_xscale("log")
 
 
-def size_panels(axes, panels: Iterable[Iterable[tuple[Mapping[int, RateSweep], dict]]]) -> None:
+def size_panels(axes, panels: Iterable[Iterable[tuple[Sweeps, dict]]]) -> None:
     """Best loss against size, in every panel a line per (sweeps, look), with ticks such as 200k or
     1M at decades, or in between where there are too few of them; a panel without any line says so,
     and one whose bars are by the spread over seeds of other widths says of which."""

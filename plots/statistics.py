@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 
 from measure.fits import PowerLaw, power_law
-from plots.findings import UNKNOWN, Estimate
+from plots.findings import UNKNOWN, Estimate, weighted
 
 Statistic = Callable[[pd.DataFrame], float]
 
@@ -63,15 +63,12 @@ def exponent(rows: pd.DataFrame, group: str, size: str, value: str) -> Estimate:
 
 
 def slope(values: Mapping[int, Estimate]) -> Estimate:
-    """What a doubling of the size adds: the unweighted line through all values, with the error that
-    theirs imply (NaN where one is unknown); NaN below two sizes."""
+    """What a doubling of the size adds: the unweighted line through all values, with the error and
+    the degrees of freedom that theirs imply (NaN where one is unknown); NaN below two sizes."""
     if len(values) < 2:
         return UNKNOWN
     octaves = np.log2(list(values)) - np.mean(np.log2(list(values)))
-    shares = octaves / (octaves @ octaves)
-    value = shares @ [one.value for one in values.values()]
-    errors = shares * [one.error for one in values.values()]
-    return Estimate(float(value), float(np.linalg.norm(errors)))
+    return weighted(zip((octaves / (octaves @ octaves)).tolist(), values.values()))
 
 
 def average(values: Sequence[float]) -> Estimate:

@@ -50,7 +50,7 @@ def fits(rows: pd.DataFrame) -> dict[float, dict[int, RateSweep]]:
 def findings(rows: pd.DataFrame) -> list[Printed]:
     """Per alpha_A: the best rates, their exponent of N, and what transfer costs."""
     fitted = fits(rows)
-    result = [rates.noise_line(rows, "both alpha_A").replace(" D = ", " N = "), HEADER]
+    result = [rates.noise_line(rows, "both alpha_A", "N"), HEADER]
     for alpha, sweeps in fitted.items():
         place = scans.alpha_name(alpha)
         best = ", ".join(f"{n}: {rates.optimum_text(sweep)}" for n, sweep in sweeps.items())
@@ -63,8 +63,8 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
                     rates.transfer_text(sweeps), "about 0"),
         ]
     named = {(scans.alpha_title(alpha),): sweeps for alpha, sweeps in fitted.items()}
-    notes = [*rates.lost_lines(rows, [CURVE]), *rates.edge_lines(named)]
-    return [*result, *(scans.plain(note).replace(" D = ", " N = ") for note in notes)]
+    notes = [*rates.lost_lines(rows, [CURVE], "N"), *rates.edge_lines(named, "N")]
+    return [*result, *map(scans.plain, notes)]
 
 
 def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
@@ -73,8 +73,7 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     head_dims = sorted({n for sweeps in fitted.values() for n in sweeps})
     colors = style.width_colors(head_dims)
     figure, axes = style.subplots(1, len(fitted) + 1, (3.6, 3.2))
-    note = rates.optima_note(map(exponent, fitted.values()))
-    note = note.replace("width", "N").replace(" D = ", " N = ")
+    note = rates.optima_note(map(exponent, fitted.values()), "N").replace("width", "N")
     figure.suptitle(f"learning rates against head dimension\n{rates.RATE_NOTE}; {note}; "
                     "dotted: no power of N (the paper)")
     for axis, (alpha, sweeps) in zip(axes[0], fitted.items()):

@@ -60,7 +60,7 @@ def findings(sweep: Sweep) -> list[Printed]:
     result: list[Printed] = [
         "a run's loss is the lowest of its evaluations, points are means over seeds, ± standard "
         "errors",
-        rates.noise_line(sweep.rows, "both strategies").replace(" D = ", " n = "),
+        rates.noise_line(sweep.rows, "both strategies", "n"),
         "mapped: lr for standard, n^(-3/2) lr for neural-tangent; lr* is the best of the grid, "
         "or the lowest point of the parabola around it",
         HEADER,
@@ -265,7 +265,7 @@ def _optima(sweep: Sweep):
     """Lowest loss against the mapped rate for each strategy, then optima against width."""
     fitted, colors = fits(sweep), style.width_colors(sweep.widths)
     figure, axes = style.subplots(1, 3, (3.7, 3.2))
-    note = rates.optima_note(map(exponent, fitted.values())).replace(" D = ", " n = ")
+    note = rates.optima_note(map(exponent, fitted.values()), "n")
     figure.suptitle(f"optima\n{rates.RATE_NOTE}; {note}; dotted: the paper's power of the width in "
                     "the mapped rate, -3/2")
     for axis, strategy in zip(axes[0], STRATEGIES):

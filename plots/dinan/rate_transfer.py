@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -55,12 +54,10 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
     result: list[Printed] = [
         "derived: relative rates of (1.108)-(1.116) and footnote 26 leave no power of the width to "
         "lr*; without them it is that of the blocks' matrices, (1.110)-(1.115)",
-        *(line.replace(" D = ", " n = ") for line in [
-            rates.noise_line(rows, "all strategies"),
-            *rates.lost_lines(rows, [CURVE]),
-            *rates.edge_lines({(name,): sweeps for name, sweeps in found.items()}),
-            *rates.selection_lines(rows, [CURVE, WIDTH]),
-        ]),
+        rates.noise_line(rows, "all strategies", "n"),
+        *rates.lost_lines(rows, [CURVE], "n"),
+        *rates.edge_lines({(name,): sweeps for name, sweeps in found.items()}, "n"),
+        *rates.selection_lines(rows, [CURVE, WIDTH]),
         "lowest losses beside each other: the paper compares strategies by accuracy, each with a "
         "decay of its own; here weight decay was not searched for and is the same per step in all",
         HEADER,
@@ -84,8 +81,8 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
             width, _ = rates.gain(found[better], found[worse])
             place = f"n = {width}: " if width else ""
             name = f"{place}{style.STRATEGIES[better]} - {style.STRATEGIES[worse]} (nats)"
-            gap = rates.compared(name, found[better], found[worse], "loses", "below 0")
-            result.append(replace(gap, measured=gap.measured.replace(" D = ", " n = ")))
+            result.append(rates.compared(name, found[better], found[worse], "loses", "below 0",
+                                         symbol="n"))
     return result
 
 
@@ -101,7 +98,7 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     for spare in axes.flat[count:]:
         spare.remove()
     *panels, last = axes.flat[:count]
-    note = rates.optima_note(map(exponent, found.values())).replace(" D = ", " n = ")
+    note = rates.optima_note(map(exponent, found.values()), "n")
     figure.suptitle("learning-rate transfer\n"
                     f"{rates.RATE_NOTE}; {note}; "
                     "dotted: the derived power of the width, 0 but for standard, there -3/2")

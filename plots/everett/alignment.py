@@ -152,7 +152,10 @@ def _peak(
 
 
 def _inside(found: Estimate, low: float, high: float) -> str:
-    """Whether a number lies in a range: in it, outside of it, or either within the interval."""
+    """Whether a number lies in a range: in it, outside of it, or either within the interval; one
+    seed, which has none, does not say."""
+    if math.isnan(found.error):
+        return found.few
     if min(abs(found.value - low), abs(found.value - high)) <= found.reach * found.error:
         return "within noise"
     inside = found.value > low if high == 1 else low <= found.value <= high
@@ -208,6 +211,7 @@ def _highest(
         gap = top - peaks[other]
         measured += f", {_gap_text(gap)} above {KINDS.get(other, other)}"
         word = "within noise" if gap.value <= gap.reach * gap.error else word
+        word = gap.few if math.isnan(gap.error) else word
     return Finding(name, f"{measured} ({_seeds(top.groups or 0)})", "readout", word)
 
 

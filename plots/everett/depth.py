@@ -79,9 +79,7 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     for curve, label in curves.items():
         if curve != NO_RULE:
             result += _gains(found, curve, label)
-    for line in rates.basis(table, found, [PARAMETERIZATION, CURVE]):
-        result.append(line.replace(" D = ", " L = "))
-    return result
+    return [*result, *rates.basis(table, found, [PARAMETERIZATION, CURVE], "L")]
 
 
 def _power(name: str, text: str, power: Estimate, curve: str) -> Finding:
@@ -154,8 +152,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         axis.set_xlabel("depth L (blocks)")
     axes[-1, 0].set_ylabel("best learning rate")
     style.legend(figure, [*style.width_entries(colors, "L"), *style.STAR_ENTRIES])
-    note = rates.optima_note(map(exponent, found.values()))
-    note = note.replace("width", "depth").replace(" D = ", " L = ")
+    note = rates.optima_note(map(exponent, found.values()), "L").replace("width", "depth")
     figure.suptitle(f"learning rates against depth, without and with a rule for it\n"
                     f"{rates.RATE_NOTE}; {note}")
     yield "depth", figure

@@ -129,7 +129,7 @@ def mitigation_findings(table: pd.DataFrame) -> list[Finding]:
             verdict = growth.claimed_gain() if claim == "gains" else growth.claimed_equal()
             said = {"gains": "grows", "equal": "no gain"}.get(claim or "", "no claim")
             result.append(Finding(f"{label}: {curve} over {start}, per doubling of D",
-                                  growth.text(), said, verdict if claim else ""))
+                                  growth.text(), said, verdict if claim else "", growth))
     for first, second in EQUIVALENT:
         run = table[PARAMETERIZATION].isin([first, second]).any()
         for curve in (start, *MITIGATIONS) if run else ():

@@ -70,6 +70,15 @@ def test_numbers_are_judged_before_they_are_rounded():
     assert not power.judged(rounded, said, 20).alone
 
 
+@pytest.mark.parametrize(("freedom", "alone"), [(None, True), (4, False)])
+def test_findings_are_judged_by_the_degrees_of_freedom_of_their_errors(freedom, alone):
+    """Three errors: of two findings together 95 % reach to 2.2 of them, and to 3.5 with four."""
+    exact = Estimate(-0.3, 0.1, freedom=freedom)
+    line = Finding("name", exact.text(), "gains", exact.claimed_gain(), exact)
+    found = power.judged(line, EFFECT, 2)
+    assert (found.word, found.alone) == (power.DISAGREES, alone)
+
+
 def test_a_disagreement_smaller_than_the_effect_says_so():
     def row(measured):
         said = {"claim": "c", "where": "w", "sweeps": [], "published": -1, **EFFECT}

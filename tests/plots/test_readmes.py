@@ -192,10 +192,10 @@ def loss_claims() -> Iterator[tuple[str, str]]:
     assert best[1] == ("adam", "mup", "full_constants")
     published = lines[loss_vs_size.BEST][128].loss
     (more,) = (line for name, line in found("everett/loss_vs_size").items() if "next best" in name)
-    assert more.verdict == "disagrees"
+    assert more.verdict == "within noise"
     yield NANOLM, (f"lowest loss is muP's with constants ({best[0]:.2f} under Adam), the paper's "
                    f"best setting has {published:.2f}, so {more.measured[1:].partition(' at')[0]} "
-                   "more")
+                   "more where it should be the best; with as few seeds that is within noise")
 
 
 def desktop_loss_claims() -> Iterator[tuple[str, str]]:
@@ -334,12 +334,14 @@ def desktop_epsilon_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, (f"costs mean-field {cost['mean_field']} nats over one of 1e-10, NTK "
                    f"{cost['ntk']}, muP {cost['mup']} and standard {cost['standard']}: the paper's")
     said = found("everett/epsilon_desktop")
-    for rule, verdict in (("mean_field", "agrees"), ("ntk", "within noise")):
-        assert said[f"{LABELS[rule]}: small over enlarged, per doubling of D"].verdict == verdict
-    more, less = (rates.gain_by_width(lines[rule, "enlarged"], lines[rule, "small"])
-                  for rule in ("mean_field", "ntk"))
-    yield NANOLM, (f"costs mean-field {pair(more.value, more.error, 3)} more, as in the paper, and "
-                   f"NTK {pair(less.value, less.error, 3)}, within noise")
+    grown = [("mean_field", "small"), ("ntk", "small"), ("mean_field", "atan2")]
+    said = [said[f"{LABELS[rule]}: {curve} over enlarged, per doubling of D"]
+            for rule, curve in grown]
+    assert [line.verdict for line in said] == ["within noise", "within noise", "agrees"]
+    more, less, beside = (line.measured[1:].partition(" (")[0] for line in said)
+    yield NANOLM, (f"costs mean-field {more} and NTK {less} more, as in the paper but within noise "
+                   "for four seeds; beside Adam-atan2 mean-field's cost is seen to grow, by "
+                   f"{beside}.")
     apart = max(abs(value - gains[rule, "small"][0]) for (rule, _), (value, _) in gains.items())
     yield NANOLM, f"as much as the small ε, within {apart:.3f} nats"
     pairs = [pair(*gained(lines[a, "small"], lines[b, "small"]), 3) for a, b in epsilon.EQUIVALENT]
@@ -359,8 +361,11 @@ def decay_and_adafactor_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, "two of four exponents change beyond two standard errors"
     cost = {label: numbers(f"gain in loss from decay: {label}, fixed steps") for label in labels}
     (a, b), (c, d) = cost["standard"], cost["mean-field"]
-    yield NANOLM, f"it costs {pair(-a, b)} (standard) and {pair(-c, d)} nats (mean-field)"
-    yield NANOLM, f"gains {pair(*cost['NTK'])} with NTK at D = 128"
+    verdicts = [found("everett/weight_decay")[f"gain in loss from decay: {label}, fixed steps"]
+                .verdict for label in labels]
+    assert verdicts == ["disagrees", "within noise", "within noise", "within noise"]
+    yield NANOLM, f"costs {pair(-a, b)} nats at D = 128; that it costs mean-field {pair(-c, d)} and"
+    yield NANOLM, f"gains {pair(*cost['NTK'])} with NTK is within noise"
     rows = dict(found("everett/adafactor"))
     grown = {name: rows.pop(name) for name in [*rows] if "minus at D = 32" in name}
     change = [numbers(name, "everett/adafactor") for name in rows]

@@ -8,7 +8,7 @@ import pytest
 from scipy.stats import t, ttest_ind
 
 from plots.findings import Estimate
-from plots.statistics import average, differences, exponent, jackknife, law, mean
+from plots.statistics import average, differences, exponent, jackknife, law, mean, slope
 
 
 def test_jackknife_is_the_standard_error_of_a_mean():
@@ -77,6 +77,9 @@ def test_differences_of_means_are_judged_as_by_welch(sizes):
     assert change.freedom == pytest.approx(expected.df)
     assert change.reach == pytest.approx(t.ppf(0.975, df=expected.df))
     assert change.value / change.error == pytest.approx(expected.statistic)
+    line = slope({64: average(list(second)), 128: average(list(first))})
+    assert (line.value, line.error, line.freedom) == pytest.approx(
+        (change.value, change.error, change.freedom))
 
 
 def test_sizes_without_a_number_above_zero_are_left_out():

@@ -108,3 +108,6 @@ def test_the_readme_quotes_the_shipped_tables(name):
         numbers = re.findall(r"(\d\.\d+) ?± ?(\d\.\d+)", finding.measured)
         if re.search(quoted, line):  # the last of several by width
             assert all(" ± ".join(pair) in words for pair in numbers[-1:]), finding
+            if name.endswith("desktop") and re.match("(standard|neural-tangent): exp", line):
+                assert f"(n^({finding.measured.partition(' (')[0]})" in words.replace(
+                    "beside n", "(n"), finding

@@ -25,9 +25,13 @@ def test_noise_is_pooled_over_points_near_optima():
     # Rates up to two octaves away lie within 5% of the lowest loss, 5.01.
     far = rows["optimizer.lr"] >= 2**-4
     rows.loc[far & (rows.seed == 1), "final_eval_loss"] += 1.0
-    noise, n = rates.seed_noise(rows)
-    assert noise == pytest.approx(0.02 / math.sqrt(2)) and n == 5
-    assert rates.seed_noise(rows[rows.seed == 0])[1] == 0
+    noise, freedom = noise_of(rows)
+    assert noise == pytest.approx(0.02 / math.sqrt(2)) and freedom == 5
+    assert noise_of(rows[rows.seed == 0])[1] == 0
+
+
+def noise_of(rows):
+    return rates.seed_noise(rates.seeded_points(rows))
 
 
 def seeded(seeds, spread=0.02):
@@ -41,8 +45,8 @@ def test_a_width_has_the_noise_of_its_own_seeds():
     """Seeds at D = 32 lie ten times as far apart as at 64; nothing is shared between them."""
     rows = seeded({32: (0, 1), 64: (0, 1)}, {32: 0.2, 64: 0.02})
     noise = rates.width_noise(rows)
-    assert noise[64] == (pytest.approx(0.02 / math.sqrt(2)), (64,))
-    assert noise[32] == (pytest.approx(0.2 / math.sqrt(2)), (32,))
+    assert noise[64] == (pytest.approx(0.02 / math.sqrt(2)), 5, (64,))
+    assert noise[32] == (pytest.approx(0.2 / math.sqrt(2)), 5, (32,))
     found = rates.lines_of(rows, {}, {})[("global",)]
     assert found[32].best.error == pytest.approx(10 * found[64].best.error)
     assert found[32].error == pytest.approx(10 * found[64].error)
@@ -56,10 +60,11 @@ def test_a_width_with_few_seeds_takes_the_spread_of_others_and_says_so(rates_wit
     near = [2.0**power for power in (-8, -7, -6)][:rates_with_seeds]
     lone = (rows["model.width"] == 64) & (rows["seed"] == 1) & ~rows["optimizer.lr"].isin(near)
     rows = rows[~lone]
-    assert rates.seed_noise(rows[rows["model.width"] == 64])[1] == rates_with_seeds
+    assert noise_of(rows[rows["model.width"] == 64])[1] == rates_with_seeds
     of = (32, 64) if rates_with_seeds else (32,)
     noise = rates.width_noise(rows)
-    assert noise[32][1] == (32,) and noise[64] == (pytest.approx(0.02 / math.sqrt(2)), of)
+    spread = pytest.approx(0.02 / math.sqrt(2)), 5 + rates_with_seeds, of
+    assert noise[32][1:] == (5, (32,)) and noise[64] == spread
     whose = "D = 64: spread of D = " + ", ".join(map(str, of))
     found = rates.lines_of(rows, {}, {})[("global",)]
     assert rates.borrowed([found]) == whose
@@ -76,7 +81,7 @@ def test_a_width_with_few_seeds_takes_the_spread_of_others_and_says_so(rates_wit
 def test_runs_that_several_curves_share_count_once_in_the_noise():
     rows = seeded({32: (0, 1)})
     both = pd.concat([rows, rows.assign(curve="full")], ignore_index=True)
-    assert rates.seed_noise(both) == rates.seed_noise(rows)
+    assert noise_of(both) == noise_of(rows)
 
 
 def test_what_choosing_a_rate_on_its_own_seeds_gains_is_said():
@@ -155,3 +160,19 @@ def test_a_gain_at_one_rate_is_judged_by_seed(seeds, rate, by_seed):
     else:
         error = float(finding.measured.split()[2])
         assert error > 0.08 and "(n = " not in finding.measured
+
+
+@pytest.mark.parametrize(("gain", "verdict"), [(0.2, "within noise"), (0.25, "agrees")])
+def test_a_gain_is_judged_by_the_degrees_of_freedom_of_its_spread(gain, verdict):
+    """Three seeds of each leave four: 95 % reach to 2.78 errors of 0.1 sqrt(2 / 3), so 0.227."""
+    rows = pd.DataFrame([
+        {"curve": curve, "model.width": 32, "seed": seed, "status": "finished",
+         "optimizer.lr": rate, "final_eval_loss": loss + 0.1 * seed}
+        for curve, rate, loss in (("before", 1.0, 4.0), ("after", 2.0, 4.0 - gain))
+        for seed in range(3)
+    ])  # fmt: skip
+    found = rates.curve_sweeps(rows, ["before", "after"])
+    change = rates.difference(found["before"][32], found["after"][32])
+    assert (change.freedom, change.groups) == (4, None)
+    assert change.error == pytest.approx(0.1 * math.sqrt(2 / 3))
+    assert rates.compared("gain", found["before"], found["after"], "gains").verdict == verdict
