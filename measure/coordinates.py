@@ -102,19 +102,17 @@ def measure(
     check_numbers(widths, steps, seeds)
     result = Measurement()
     modules: dict[int, set[str]] = {}
-    for width in sorted(widths):
-        for seed in seeds:
-            check = _checked(build(width, seed))
-            result.plans[width] = check.plan
-            with torch.random.fork_rng():  # dropout, too, is a function of the seed
-                torch.manual_seed(seed)
-                points, result.silent = _measure_one(
-                    check, width, seed, steps, torch.device(device)
-                )
-            result.points += points
-            modules[width] = {point.name for point in points if point.quantity == "init"}
-            if progress is not None:
-                progress(f"width {width} seed {seed}")
+    runs = [(width, seed) for width in sorted(widths) for seed in seeds]
+    for number, (width, seed) in enumerate(runs, start=1):
+        check = _checked(build(width, seed))
+        result.plans[width] = check.plan
+        with torch.random.fork_rng():  # dropout, too, is a function of the seed
+            torch.manual_seed(seed)
+            points, result.silent = _measure_one(check, width, seed, steps, torch.device(device))
+        result.points += points
+        modules[width] = {point.name for point in points if point.quantity == "init"}
+        if progress is not None:
+            progress(f"width {width} seed {seed} ({number} of {len(runs)})")
     if scanned(result.plans) == "depth":
         result.points = _over_blocks(result.points)
         modules = {depth: set(map(pooled, names)) for depth, names in modules.items()}

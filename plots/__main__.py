@@ -104,8 +104,8 @@ def _check_belong(name: str, given: Sequence[Path]) -> None:
         others = [other for other in names() if not other.endswith(DESKTOP)
                   and any(found <= _shipped_curves(table) for table in shipped(other))]
         if others:
-            raise TableError(f"{path}: this is a table of {' and '.join(others)}, which see with "
-                             "`python -m plots NAME --help`")
+            raise TableError(f"{path}: this is a table of {' and '.join(others)}; how to draw it: "
+                             f"`python -m plots {others[0]} --help`")
 
 
 def _curves(path: Path) -> set[str]:
@@ -123,7 +123,8 @@ def _run(args: argparse.Namespace) -> None:
     if args.list:
         for name in (*names(), CHECK):
             title = (load(name).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
-            print(f"{name:<31} {title}")
+            desktop = "Preset desktop: " if name.endswith(DESKTOP) else ""
+            print(f"{name:<31} {desktop}{title}")
         return
     chosen = names() if args.all else [find(args.name)]
     labels = dict(args.label)

@@ -101,6 +101,7 @@ def draw(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> Iterator[tuple[str, ob
 
     table, result = data
     chosen = panels(result)
+    scan = str(result.get("scan", "width")).rpartition(".")[2].replace("_", " ")
     across = min(COLUMNS_ACROSS, len(chosen))
     down = math.ceil(len(chosen) / across)
     figure, axes = style.subplots(down, across, (2.5, 2.3))
@@ -119,7 +120,7 @@ def draw(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> Iterator[tuple[str, ob
         axis.set_xscale("log", base=2)
         axis.set_yscale("log", base=2)
         axis.tick_params(labelsize=6)
-        axis.set_xlabel("width", fontsize=7)
+        axis.set_xlabel(scan, fontsize=7)
         axis.set_title(f"{name.replace(' along', chr(10) + 'along')}\n{word}", fontsize=7,
                        color=VERDICTS[word])
     for axis in axes.flat[len(chosen):]:
@@ -135,5 +136,6 @@ def draw(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> Iterator[tuple[str, ob
     rule = result.get("prescription", {})
     keys = ("name", "parameterization", "strategy", "optimizer", "alignment")
     words = [rule[key] for key in keys if isinstance(rule.get(key), str)]
-    figure.suptitle(f"coordinate check: {', '.join(words) or 'own plan'}", fontsize=9)
+    target = " of " + Path(result["target"][0]).name if result.get("target") else ""
+    figure.suptitle(f"coordinate check{target}: {', '.join(words) or 'own plan'}", fontsize=9)
     yield NAME, figure

@@ -38,8 +38,8 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
         for width in (TUNED_AT, USED_AT):
             if width not in found:
                 raise TableError(
-                    f"{paths[0]}: no finished run of curve {curve!r} at {WIDTH} {width}; "
-                    "finish the sweep first"
+                    f"{paths[0]}: no finished run of curve {curve!r} at {WIDTH} {width}; finish "
+                    f"the sweep, with no --where that leaves out {TUNED_AT} or {USED_AT}"
                 )
     return table
 

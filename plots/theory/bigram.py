@@ -132,7 +132,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     marks = [(label, axes[0, 0].scatter([], [], **look) if look is _DASHED else look)
              for label, look in MARKS]
     style.legend(figure, marks, ncols=3)
-    figure.suptitle("\nbars: standard errors of the fits over widths")
+    figure.suptitle("exponents of the bigram model, predicted and fitted\n"
+                    "bars: standard errors of the fits over widths")
     yield "bigram", figure
 
 

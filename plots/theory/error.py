@@ -115,7 +115,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     for axis in axes[-1]:
         axis.set_xlabel("width n")
     style.legend(figure, MARKS, ncols=2)
-    figure.suptitle(f"\nbars: standard errors over networks; {LETTERS}")
+    figure.suptitle("distance between networks and theory\n"
+                    f"bars: standard errors over networks; {LETTERS}")
     yield "error", figure
 
 

@@ -70,5 +70,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         for width, color in colors.items()
     ]
     style.legend(figure, entries)
-    figure.suptitle("\npoints: means over random networks with standard errors")
+    figure.suptitle("kernels and tangent kernels by block\n"
+                    "points: means over random networks with standard errors")
     yield "kernels", figure

@@ -78,5 +78,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     ]
     style.legend(figure, entries)
     counts = " and ".join(f"{count:g}" for count in sorted(networks))
-    figure.suptitle(f"\nbars: theory; points: {counts} networks ± standard error; {LETTERS}")
+    figure.suptitle("each group's share of the tangent kernel\n"
+                    f"bars: theory; points: {counts} networks ± standard error; {LETTERS}")
     yield "shares", figure

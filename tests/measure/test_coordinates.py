@@ -49,7 +49,9 @@ def own(width, seed=0, **changes):
 
 def test_what_is_measured_is_what_a_loop_by_hand_sees():
     """Outputs without dropout on the first batch, two steps with it under torch's own Adam."""
-    measured = measure(own, (16, 32, 64), steps=2, seeds=(3,))
+    said: list[str] = []
+    measured = measure(own, (16, 32, 64), steps=2, seeds=(3,), progress=said.append)
+    assert said[0] == "width 16 seed 3 (1 of 3)" and said[-1] == "width 64 seed 3 (3 of 3)"
     rms = {(p.quantity, p.name, p.width, p.step): p.rms for p in measured.points}
     task = own(16, 3)
     model, (x, y) = task.model, task.batches[0]

@@ -37,7 +37,8 @@ def check(tmp_path):
                            "slope": power, "error": 0.01, "aim": 0.0, "verdict": judged,
                            "predicted": 0.0 if step == 1 else None, "note": ""})
     pd.DataFrame(points).to_csv(tmp_path / "coordinate_check.csv", index=False)
-    result = {"slopes": slopes, "prescription": {"name": "everett", "optimizer": "adam"}}
+    result = {"slopes": slopes, "prescription": {"name": "everett", "optimizer": "adam"},
+              "target": ["my/model.py"], "scan": "model.head_dim"}
     (tmp_path / "coordinate_check.json").write_text(json.dumps(result))
     return tmp_path
 
@@ -76,7 +77,9 @@ def test_lines_are_geometric_means_over_seeds(check):
 
 def test_a_panel_says_its_verdict_and_dashes_what_is_predicted(check):
     (name, drawn), = figure.draw(figure.read([check]))
-    assert name == "coordinate_check" and drawn.get_suptitle() == "coordinate check: everett, adam"
+    assert name == "coordinate_check"
+    assert drawn.get_suptitle() == "coordinate check of model.py: everett, adam"
+    assert {axis.get_xlabel() for axis in drawn.axes if axis.get_visible()} == {"head dim"}
     titles = [axis.get_title() for axis in drawn.axes]
     assert titles[0] == "blocks.1.mlp.down\ngrows" and titles[-1].startswith("readout\nalong")
     dashed = [line for line in drawn.axes[0].lines if line.get_linestyle() == "--"]

@@ -29,8 +29,10 @@ TABLES = [(name, index) for name in FIGURES for index in range(len(load(name).TA
 TITLES = {
     "everett/adafactor": "Everett et al., Figure 10",
     "everett/weight_decay": "Everett et al., Figure 9: Adam, one global learning rate, indep",
-    "theory/shares": "Dinan et al., Part I",
-    "theory/bigram": "Stratos",
+    "theory/error": "Dinan et al., Part I: distance between",
+    "theory/kernels": "Dinan et al., Part I: kernels and tangent",
+    "theory/shares": "Dinan et al., Part I: each group's share",
+    "theory/bigram": "Stratos: exponents of the bigram model",
     "dinan/vit_strategies": "Dinan et al., Part II, Figure 2",
     "bordelon/rate_transfer": "Bordelon et al., Figure 2a",
 }
@@ -231,6 +233,7 @@ def test_all_draws_every_figure_into_its_papers_folder(tmp_path, capsys, monkeyp
     listed = capsys.readouterr().out.splitlines()[-len(NAMES) - 1:]
     assert [line.split()[0] for line in listed] == [*NAMES, "coordinate_check"]
     assert all(len(line.split()) > 3 for line in listed)
+    assert all(("_desktop " in line) == ("Preset desktop: " in line) for line in listed)
 
 
 @pytest.mark.parametrize(("words", "message"), [

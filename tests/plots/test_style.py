@@ -184,7 +184,8 @@ def test_a_figure_for_a_paper_has_no_title_and_one_for_a_talk_is_larger(drawn, c
 def test_a_table_of_another_figure_is_named_as_such(name, other, figure, tmp_path, refused):
     table = tmp_path / "results.csv"
     table.write_bytes(tables.shipped(other).read_bytes())
-    assert f"{table}: this is a table of {figure}, which see with" in refused(name, table)
+    said = f"{table}: this is a table of {figure}; how to draw it: `python -m plots everett/"
+    assert said in refused(name, table)
 
 
 def test_the_published_slope_is_drawn_and_tick_labels_do_not_touch(sweeps, laid_out):

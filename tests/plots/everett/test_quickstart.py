@@ -75,8 +75,9 @@ def test_curves_with_divergence_and_one_seed_can_be_drawn(tmp_path):
 def test_a_sweep_without_one_of_the_two_widths_is_one_line(tmp_path, refused):
     rows = table()
     rows[rows["model.width"] != 256].to_csv(tmp_path / "t.csv", index=False)
-    message = "no finished run of curve 'standard_global' at model.width 256; finish the sweep"
-    assert message in refused("quickstart", tmp_path / "t.csv")
+    said = refused("quickstart", tmp_path / "t.csv")
+    assert "no finished run of curve 'standard_global' at model.width 256; finish the" in said
+    assert "sweep, with no --where that leaves out 64 or 256" in said
 
 
 def test_the_readme_quotes_the_shipped_table():
