@@ -89,14 +89,14 @@ def rate_sweeps(
     parabola of the optimum reaches `window` octaves, or to the neighbours of the best rate."""
     found = {}
     for width, cell in rows.groupby(WIDTH):
-        losses, seeds = tables.mean_losses(cell, RATE)
+        runs = tables.losses_by(cell, RATE)
+        losses = tables.mean_losses(runs)
         if any(map(math.isfinite, losses.values())):
-            spread = noise / math.sqrt(min(seeds.values()))
+            spread = noise / math.sqrt(min(map(len, runs.values())))
             best = fits.optimum(losses, window, spread)
-            own = tables.losses(cell[cell[RATE] == best.grid_value])
-            runs = dict(zip(cell.loc[own.index, SEED].astype(int), own))
             size = float(cell[tables.PARAMETERS].iloc[0]) if tables.PARAMETERS in cell else math.nan
-            found[int(width)] = RateSweep(int(width), size, losses, runs, noise, best)
+            found[int(width)] = RateSweep(int(width), size, losses, dict(runs[best.grid_value]),
+                                          noise, best)
     return found
 
 

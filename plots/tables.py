@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -350,9 +351,18 @@ def losses(rows: pd.DataFrame) -> pd.Series:
     return rows[LOSS].where(rows[STATUS] != "diverged").fillna(math.inf)
 
 
-def mean_losses(rows: pd.DataFrame, column: str) -> tuple[dict[float, float], dict[float, int]]:
-    """Value of `column` -> mean loss over the rows that have it, infinite where one diverged; and
-    -> how many seeds that mean is of."""
-    values = losses(rows)
-    groups = values.groupby(rows.loc[values.index, column])
-    return dict(groups.mean().items()), dict(groups.count().items())
+def losses_by(rows: pd.DataFrame, column: str) -> dict[float, list[tuple[int, float]]]:
+    """Value of `column` -> (seed, final loss) of the runs that have it, in the order of values;
+    losses as in `losses`. Tables are cut into hundreds of cells, too small for pandas."""
+    found: dict[float, list[tuple[int, float]]] = {}
+    for value, seed, status, loss in zip(*(rows[key].tolist() for key in
+                                           (column, SEED, STATUS, LOSS))):
+        if status != "failed" and not math.isnan(value):
+            ended = status != "diverged" and not math.isnan(loss)
+            found.setdefault(value, []).append((int(seed), loss if ended else math.inf))
+    return dict(sorted(found.items()))
+
+
+def mean_losses(found: Mapping[float, Sequence[tuple[int, float]]]) -> dict[float, float]:
+    """Value -> mean loss of `losses_by`, infinite where a run diverged."""
+    return {value: fmean(loss for _, loss in runs) for value, runs in found.items()}

@@ -72,7 +72,7 @@ def heat_map(table: pd.DataFrame, curve: str, rule: str) -> pd.DataFrame:
     found = {}
     for (width, eps), cell in rows.groupby([WIDTH, EPS]):
         column = tables.RATE if tables.RATE in cell and cell[tables.RATE].notna().all() else EPS
-        losses, _ = tables.mean_losses(cell, column)
+        losses = tables.mean_losses(tables.losses_by(cell, column))
         found.setdefault(int(width), {})[eps] = min(losses.values(), default=math.nan)
     grid = pd.DataFrame(found).T.sort_index().sort_index(axis=1)
     lowest = grid.replace(math.inf, math.nan).min(axis=1)

@@ -52,8 +52,9 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
     """What every intervention changes at the largest width and what the paper says, and what muP
     loses against standard, table by table; then the lowest loss of all."""
     text: list[Printed] = []
+    every = {name: lines(table) for name, table in data.items()}
     for name, table in data.items():
-        found = lines(table)
+        found = every[name]
         text += [name, "loss before minus after in nats ± its error from seeds, at the largest "
                        "width", HEADER]
         own = [("global", curve) for curve in table[CURVE].unique() if curve not in CURVES]
@@ -75,14 +76,14 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
                 label = style.LABELS.get(rule, rule)
                 text.append(f"{optimizer}, {label}, {curve}: {rates.law_text(law)}")
         text += rates.basis(table, found, KEYS)
-    return [*text, best(list(data.values()))]
+    return [*text, best(list(every.values()))]
 
 
-def best(found: Sequence[pd.DataFrame]) -> Finding:
+def best(found: Sequence[rates.Lines]) -> Finding:
     """The loss of the paper's best setting minus the lowest of all others, at the largest width:
     below zero if that setting is the best. The paper speaks of all three optimisers, so that tables
     of some of them are compared without a claim."""
-    every = [(key, sweeps) for table in found for key, sweeps in lines(table).items()]
+    every = [(key, sweeps) for table in found for key, sweeps in table.items()]
     optimizers = {optimizer for (optimizer, _, _), _ in every}
     whole = optimizers >= set(OPTIMIZERS)
     name = f"lowest loss of {'all' if whole or not every else ', '.join(sorted(optimizers))}: "

@@ -13,7 +13,8 @@ def test_means_are_over_seeds_and_one_diverged_seed_makes_the_point_diverge():
     rows = pd.DataFrame(sweep("global", "mup", widths=(64,), powers=(-8, -7, -6)))
     rows.loc[(rows["optimizer.lr"] == 2**-6) & (rows.seed == 1), "status"] = "diverged"
     rows.loc[(rows["optimizer.lr"] == 2**-8) & (rows.seed == 1), "status"] = "failed"
-    losses, seeds = tables.mean_losses(rows, "optimizer.lr")
+    runs = tables.losses_by(rows, "optimizer.lr")
+    losses, seeds = tables.mean_losses(runs), {rate: len(own) for rate, own in runs.items()}
     assert losses[2**-7] == pytest.approx(5.01)
     assert losses[2**-6] == math.inf
     assert losses[2**-8] == pytest.approx(5.05)
