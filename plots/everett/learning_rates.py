@@ -16,7 +16,7 @@ rate that the parabolas of the optima may be fitted to.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -30,7 +30,7 @@ from plots.everett import horizons
 from plots.everett.horizons import HORIZON_STYLES
 from plots.everett.published import TABLE_4
 from plots.findings import HEADER, Estimate, Finding, Printed
-from plots.statistics import complete, jackknife
+from plots.statistics import complete, fitted, jackknife, power_of
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, SEED, WIDTH, TableError
 
 TABLES = ("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
@@ -165,16 +165,18 @@ def _beside(name: str, measured: Estimate, published: float) -> Finding:
     return Finding(name, measured.text(2), f"{published:+.2f}", measured.distance(published))
 
 
-def _exponent(rows: pd.DataFrame) -> float:
-    return rates.exponent(rates.rate_sweeps(rows)).value
-
-
-def by_seed(rows: pd.DataFrame) -> Estimate | None:
+def by_seed(rows: pd.DataFrame, edge: Collection[int]) -> Estimate | None:
     """The exponent of a curve over the seeds that all its widths share, its error from leaving one
     after another out: runs of a seed share random numbers across widths, so their optima are not
-    independent. None below three such seeds."""
-    shared = complete(rows, SEED, WIDTH)
-    return jackknife(shared, SEED, _exponent) if shared[SEED].nunique() > 2 else None
+    independent. It is that of the same widths whichever seed is left out, all but those at an edge
+    with all seeds. None below three shared seeds."""
+
+    def exponent(part: pd.DataFrame) -> float:
+        optima = {width: sweep.best.value for width, sweep in rates.rate_sweeps(part).items()}
+        return power_of(fitted(pd.Series(optima, dtype=float)))
+
+    shared = complete(rows[~rows[WIDTH].isin(edge)], SEED, WIDTH)
+    return jackknife(shared, SEED, exponent) if shared[SEED].nunique() > 2 else None
 
 
 def by_window(sweeps: Mapping[int, rates.RateSweep]) -> tuple[float, ...]:
@@ -195,7 +197,7 @@ def entries(data: Data) -> list[Entry]:
         curves = {place: curve for curve, place in horizons.places(table).items()}
         for (rule, horizon), sweeps in lines.items():
             fit = rates.exponent(sweeps)
-            seeds = by_seed(table[table[CURVE] == curves[rule, horizon]])
+            seeds = by_seed(table[table[CURVE] == curves[rule, horizon]], fit.edge)
             if seeds is not None:
                 fit = replace(fit, error=float(np.fmax(fit.error, seeds.error)))
             if windows := by_window(sweeps):

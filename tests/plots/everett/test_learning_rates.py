@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from measure.fits import Optimum
+from measure.fits import Optimum, optimum
 from plots.__main__ import make
 from plots.everett import adafactor, depth, learning_rates, published, weight_decay
 from plots.tables import TableError
@@ -76,6 +76,23 @@ def test_seeds_that_all_widths_share_count_in_the_error_of_an_exponent():
     assert entry.by_seed.error == pytest.approx(0.1 / 3**0.5)
     two = table[table["seed"] < 2]
     assert learning_rates.entries({"adam": two})[0].by_seed is None
+
+
+def test_a_width_stays_where_leaving_out_a_seed_puts_it_at_an_edge():
+    """At D = 64 the last of three rates is best without seed 0."""
+    late = (4.4, 4.1, 4.05)
+    same, moved = (4.1, 4.0, 4.1), {0: (4.1, 4.0, 4.4), 1: late, 2: late}
+    rows = pd.DataFrame([
+        {"model.width": width, "optimizer.lr": rate, "seed": seed, "status": "finished",
+         "final_eval_loss": loss}
+        for width in (16, 32, 64) for seed in moved
+        for rate, loss in zip((1.0, 2.0, 4.0), moved[seed] if width == 64 else same)
+    ])
+    inside = optimum({1.0: 4.25, 2.0: 4.05, 4.0: 4.225}).value  # without seed 1 or 2
+    powers = [math.log2(best / 2) / 2 for best in (4.0, inside, inside)]
+    found = learning_rates.by_seed(rows, ())
+    assert found.error == pytest.approx(math.sqrt(2 * np.var(powers)))
+    assert found.error > 0.1 and learning_rates.by_seed(rows, (64,)).error == 0
 
 
 def test_the_window_of_the_parabolas_counts_in_the_error_of_an_exponent(tmp_path):
