@@ -27,7 +27,7 @@ from typing import Any
 from sweeps import cost, look, needs, on_slurm, pool, reference
 from sweeps.driver import Driver
 from sweeps.progress import status
-from sweeps.reuse import Store, of_other_commits
+from sweeps.reuse import Store, of_other_commits, of_other_data
 from sweeps.search import SearchWork
 from sweeps.search_file import load_search
 from sweeps.sources import is_override, preset_of
@@ -186,7 +186,7 @@ def _drive(asked: Any, args: argparse.Namespace) -> int:
     if not Driver(work, engine, needed).run():
         print("stopped; the same command goes on from here", file=sys.stderr)
         return STOPPED
-    for line in work.report():
+    for line in (*of_other_data(work.ended()), *work.report()):
         print(line, file=sys.stderr)
     print(work.table)
     return int(bool(work.reasons))

@@ -69,6 +69,22 @@ def of_other_commits(results: Iterable[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def of_other_data(ended: Iterable[tuple[Any, Mapping[str, Any]]]) -> list[str]:
+    """A line on runs whose configs name the same data and that have read different ones: files that
+    a config names were changed while a sweep was stopped."""
+    read: dict[str, dict[str, list[str]]] = {}
+    for point, summary in ended:
+        if checksum := summary.get("data_checksum"):
+            data = read.setdefault(repr(getattr(point.config, "data", None)), {})
+            data.setdefault(checksum, []).append(point.run)
+    return [
+        "runs whose configs name the same data have read different ones, so that their losses do "
+        "not compare: " + ", ".join(f"{len(names)} such as {names[0]}" for names in data.values())
+        + "; delete the folders of those whose data are no longer there to train them again"
+        for data in read.values() if len(data) > 1
+    ]
+
+
 def _short(commit: str) -> str:
     """The first figures of a commit, and whether files differ from it."""
     head, plus, changes = commit.partition("+")

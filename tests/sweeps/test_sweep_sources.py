@@ -427,6 +427,21 @@ def test_runs_that_are_done_and_of_another_commit_are_told_and_kept(toy, monkeyp
     assert len(calls(toy)) == before
 
 
+def test_runs_of_one_config_that_read_different_data_are_told(toy, capsys):
+    words = ["run", str(write(toy, "s.yaml", SOURCE)), "--results", str(toy.parent / "results")]
+    paths = sorted(drive(work_of(toy, Path(words[1]))).folder.glob("*/summary.json"))
+    for checksums, said in ((["a"] * 10, False), (["a"] * 9 + [None], False), ("abbbbbbbbb", True)):
+        for path, checksum in zip(paths, checksums, strict=True):
+            summary = {**json.loads(path.read_text()), "data_checksum": checksum}
+            path.write_text(json.dumps(summary))
+        command.main(words)
+        told = "have read different ones, so that their losses do not compare: "
+        error = capsys.readouterr().err
+        assert (told in error) == said
+    counted = error.partition(told)[2].partition(";")[0]
+    assert f"1 such as {paths[0].parent.name}" in counted and "9 such as " in counted
+
+
 def test_chosen_curves_run_alone_and_the_table_keeps_the_others(toy):
     path = write(toy, "s.yaml", HORIZON)
     assert {row["curve"] for row in run(toy, path, curves=("long",))} == {"long"}
