@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import select
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,18 +29,30 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     """Ends a command with exit code 2 and one line on stderr for a mistake of the user's.
 
     That is a UserError, param_groups' own PlanError and ExponentError, or one of `kinds`; the
-    rest is ours and keeps its traceback. Ctrl-C ends it with exit code 130.
+    rest is ours and keeps its traceback. Ctrl-C ends it with exit code 130, and who reads what it
+    prints and has seen enough, such as `| head`, with 141 and no line.
     """
     try:
         yield
+        sys.stdout.flush()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what Python prints when it ends
+            raise SystemExit(141) from None
         if not (isinstance(error, kinds) or is_users(error)):
             raise
         print(f"error: {' '.join(str(error).splitlines())[:LONGEST_LINE]}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def _reader_is_gone() -> bool:
+    """Whether it is stdout that nobody reads, and not a pipe between processes."""
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
 
 
 def is_users(error: Exception) -> bool:

@@ -215,7 +215,7 @@ def desktop_loss_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"`desktop`: {runs} runs, D = 32 to 128"
     searched = yaml.safe_load((tables.DATA / "everett/constants_desktop.yaml").read_text())
     constants = {one["where"]["prescription.parameterization"]: one["set"]
-                 for one in searched["constants"]}
+                 for one in searched["constants"] if one["where"]["optimizer.name"] == "adam"}
     hidden = [constants[rule]["prescription.gamma_hidden"] for rule in RULES]
     embedding = [constants[rule]["prescription.gamma_embedding"] for rule in RULES[1:]]
     yield NANOLM, f"layers at {span(hidden)} and those of embeddings, but for standard, at " + span(

@@ -1,15 +1,20 @@
 """The contract of an experiment: what `load_experiment` finds, and what it refuses."""
 
 import functools
+import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from tests.training import toy_run as toy
 from training import environment
-from training.errors import UserError
+from training.errors import UserError, one_line_errors
 from training.experiment import Experiment, load_experiment
 from training.settings import RunConfig
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_an_unknown_experiment_is_refused_with_the_nearest_name():
@@ -74,3 +79,22 @@ def test_the_commit_of_a_run_is_that_of_the_code_that_began_it(tmp_path, monkeyp
     )
     summary = experiment.run(toy.build_config(), tmp_path / "run")
     assert summary["environment"]["commit"] == "begun"
+
+
+@pytest.mark.parametrize("words", [
+    ("sweeps", "run", "nanolm_c4/sweeps/figure_12_adam.yaml", "--dry-run"), ("plots", "--list"),
+])
+def test_who_has_seen_enough_ends_a_command_without_a_line(words):
+    """As `| head` does; stdout's reader is gone before the command prints."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", *words]
+    done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, cwd=ROOT, text=True)
+    os.close(write)
+    assert done.returncode == 141 and "error" not in done.stderr.lower()
+
+
+def test_a_broken_pipe_of_another_process_is_told(capsys):
+    with pytest.raises(SystemExit, match="2"), one_line_errors(OSError):
+        raise BrokenPipeError(32, "Broken pipe")
+    assert capsys.readouterr().err == "error: [Errno 32] Broken pipe\n"
