@@ -208,6 +208,15 @@ def desktop_loss_claims() -> Iterator[tuple[str, str]]:
         agreed = [place for place, line in enumerate(four) if line.verdict == "agrees"]
         assert agreed == decided and {line.verdict for line in four} <= {"agrees", "within noise"}
         yield NANOLM, f"{row} | " + " | ".join(line.measured.partition(" at")[0] for line in four)
+        for optimizer in ("sgd", "adam_param_scaling"):
+            of = [lines[f"{optimizer}, {LABELS[rule]}: {step}"].measured for rule in RULES]
+            yield NANOLM, f"{row} | " + " | ".join(one.partition(" at")[0] for one in of)
+    counts = [len(pd.read_csv(tables.shipped(f"everett/figure_3_{name}_desktop")))
+              for name in ("sgd", "param_scaling")]
+    yield NANOLM, f"{counts[0]} runs with SGD, {counts[1]} with parameter scaling"
+    (more,) = (line for name, line in lines.items() if "next best" in name)
+    assert more.verdict == "disagrees" and "4.192 of adam_param_scaling, mup" in more.measured
+    yield NANOLM, f"has {more.measured[1:].partition(' at')[0]} nats more than the best other one"
     headline = lines["adam, muP - standard: full_constants"]
     assert headline.verdict == "disagrees"
     yield NANOLM, f"minus standard's is {headline.measured.partition(' at')[0]} nats. The search"
