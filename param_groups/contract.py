@@ -203,9 +203,9 @@ def _plain(value: object) -> object:
 
 
 def finite(value: object) -> TypeGuard[float]:
-    """Whether a value is a number that a float can hold."""
+    """Whether a value is a number that a float can hold; True and False are none."""
     try:
-        return isinstance(value, Real) and math.isfinite(value)
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
     except OverflowError:
         return False
 

@@ -129,10 +129,13 @@ class Estimate:
             return "agrees within " + ("2 SE" if self.freedom is None else "95 %")
         return f"off by {off:+.2f}, {abs(off) / error:.1f} SE"
 
-    def finding(self, name: str, published: float, beside: str | None = None) -> Finding:
+    def finding(
+        self, name: str, published: float, beside: str | None = None, digits: int = 3,
+        sign: str = "+",
+    ) -> Finding:
         """Beside a published number; `beside` is its text, -1/2 as the papers write it if None."""
         beside = exact_text(published) if beside is None else beside
-        return Finding(name, self.text(), beside, self.distance(published), self)
+        return Finding(name, self.text(digits, sign), beside, self.distance(published), self)
 
 
 UNKNOWN = Estimate(math.nan, math.nan)

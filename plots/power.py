@@ -161,12 +161,8 @@ def _judge(said: dict[str, Any]) -> Iterator[Judged]:
             yield Judged(AGREES if met else DISAGREES, math.nan, math.nan, None, alone=not met)
     if "findings" not in said:
         return
-    pattern, lines = re.compile(said["findings"]), []
-    for line in printed(said["figure"]):
-        if isinstance(line, Finding) and pattern.match(line.name):
-            lines.append(line)
-        elif isinstance(line, str) and "published" in said and (start := pattern.match(line)):
-            lines.append(Finding(line, line[start.end():]))
+    lines = [line for line in printed(said["figure"])
+             if isinstance(line, Finding) and re.match(said["findings"], line.name)]
     if not lines:
         raise ValueError(f"{said['claim']}: {said['figure']} has no finding {said['findings']!r}")
     for line in lines:

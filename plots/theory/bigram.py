@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 
 from plots import style, tables
-from plots.findings import Printed
+from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.tables import TableError
 from plots.theory import tables as theory_tables
 from plots.theory.tables import BIGRAM
@@ -90,21 +90,29 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
 
 def findings(table: pd.DataFrame) -> list[Printed]:
     """Per table, how many exponents are as predicted, and those that are not or are not judged."""
-    lines = []
+    lines: list[Printed] = [HEADER]
     for name, rows in table.groupby("table", sort=False):
         first, last = int(rows["step"].min()), int(rows["step"].max())
         when = f"step {first}" if first == last else f"steps {first} to {last}"
-        lines.append(f"{name}, {when if last else 'initialisation'}: {_counts(rows)}")
+        missed = (rows["verdict"] == "missed").sum()
+        judged = (rows["verdict"] != "").any()
+        verdict = ("disagrees" if missed else "agrees") if judged else ""
+        lines.append(Finding(f"{name}, {when if last else 'initialisation'}: exponents",
+                             _counts(rows), "all met", verdict))
+        told = rows[(rows["verdict"] == "missed")
+                    | (rows["kind"] == "hypothetical") & (rows["step"] == last)]
+        for _, row in told.iterrows():
+            what = row["verdict"] or "hypothesis"
+            found = f"{what}: {row['row']}, {row['column']}, step {row['step']:g}"
+            measured = Estimate(row["measured"], row["error"])
+            lines.append(measured.finding(found, row["predicted"], f"{row['predicted']:g}", 2))
+        noted = told[told["note"] != ""].drop_duplicates(["row", "column"])
+        lines += [f"{row['row']}, {row['column']}: {row['note']}" for _, row in noted.iterrows()]
         if last:  # how far the networks had come in training
             end = rows[rows["step"] == last].drop_duplicates("row")
             shown = ", ".join(f"{ROWS.get(row, row)} {m:.1%}"
                               for row, m in zip(end["row"], end["moved"]))
-            lines.append(f"    last activations' change before step {last}: {shown}")
-        told = rows[(rows["verdict"] == "missed") | (rows["kind"] == "hypothetical")]
-        for (row, column, verdict), own in told.groupby(["row", "column", "verdict"], sort=False):
-            shown = ", ".join(f"{m:.2f} ± {e:.2f}" for m, e in zip(own["measured"], own["error"]))
-            lines.append(f"    {verdict or 'hypothetical'}: {row}, {column}, predicted "
-                         f"{own['predicted'].iloc[0]:g}: {shown}  {own['note'].iloc[0]}".rstrip())
+            lines.append(f"{name}: last activations' change before step {last}: {shown}")
     return [*lines, SHARED]
 
 

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 
 from plots import style
-from plots.findings import Printed
+from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.theory import tables as theory_tables
 from plots.theory.tables import GROUPS, KERNELS, LETTERS, STEMS, short, widths
 
@@ -51,7 +52,7 @@ def curves(
     """Block -> distances of G, group -> distances of its share of the tangent kernel."""
     rows = table[(table["stem"] == stem) & (table["entry"] == "diagonal")]
     rows = rows[rows["width"].isin(widths(table)) & (rows["predicted"] != 0)]
-    rows = rows[rows["error"] > 1e-7 * rows["predicted"]]  # the others are the same in all networks
+    rows = rows[theory_tables.varies(rows)]
     forward = {
         short(block): errors(own) for block, own in rows[rows["quantity"] == "G"].groupby(
             "block", sort=False)
@@ -65,21 +66,25 @@ def curves(
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:
-    """Each distance in per cent by width, and the power of the width with which it falls."""
-    lines = []
+    """The power of the width with which each distance falls, and the distances."""
+    lines: list[Printed] = [HEADER]
     for stem in theory_tables.stems(table):
-        for kind, found in zip(("G", "tangent"), curves(table, stem)):
+        for kind, found in zip(("G", "share of the tangent kernel"), curves(table, stem)):
             for name, curve in found.items():
-                shown = ", ".join(f"{100 * d:+.2f} ± {100 * e:.2f}"
-                                  for d, e in zip(curve["signed"], curve["error"]))
-                law = decay(curve)
-                falls = f"goes as n^(-{law[0]:.2f} ± {law[1]:.2f})" if law else "no correction seen"
-                lines.append(f"{stem:<9} {kind:<8} {name:<10} {shown} %; {falls}")
+                law, least = decay(curve), curve.iloc[0]
+                start = (f"{100 * least['signed']:+.2f} ± {100 * least['error']:.2f} % at "
+                         f"n = {least['width']:g}")
+                name = f"{stem}: {kind}, {name}, correction"
+                if law is None:
+                    lines.append(Finding(name, f"none seen: {start}", "of 1/n", "within noise"))
+                else:
+                    found = law.finding(f"{name}'s power of n", -1.0)
+                    lines.append(replace(found, measured=f"{law.text(2)}; {start}"))
     return lines
 
 
-def decay(curve: pd.DataFrame) -> tuple[float, float] | None:
-    """p and its error of the fit signed = b n^(-p), by weighted least squares on all widths.
+def decay(curve: pd.DataFrame) -> Estimate | None:
+    """-p of the fit signed = b n^(-p), by weighted least squares on all widths.
 
     The error is where chi squared has risen by 1. None where b is within five of its errors of
     zero.
@@ -99,7 +104,7 @@ def decay(curve: pd.DataFrame) -> tuple[float, float] | None:
     inside = powers[chi <= chi[best] + 1]
     # At an end of the range the interval has one side only.
     sides = 1 if best in (0, len(powers) - 1) else 2
-    return float(powers[best]), float(inside[-1] - inside[0]) / sides
+    return Estimate(-float(powers[best]), float(inside[-1] - inside[0]) / sides)
 
 
 def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from plots import style
-from plots.findings import Printed
+from plots.findings import HEADER, Estimate, Printed
 from plots.theory import tables as theory_tables
 from plots.theory.tables import KERNELS, STEMS
 
@@ -31,14 +31,22 @@ def diagonal(table: pd.DataFrame, stem: str, quantity: str, part: str) -> pd.Dat
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:
-    """Per stem and quantity, the largest distance from theory over the blocks, by width."""
-    lines = []
+    """Per stem and quantity, every block at the largest width beside theory, and by width the
+    largest distance from it over the blocks."""
+    lines: list[Printed] = [HEADER]
     for stem in theory_tables.stems(table):
         for quantity, part, _ in ROWS:
             rows = diagonal(table, stem, quantity, part)
+            largest = theory_tables.widths(rows)[-1]
+            judged = rows[(rows["width"] == largest) & theory_tables.varies(rows)]
+            for _, row in judged.iterrows():
+                name = f"{stem}: {quantity}, {theory_tables.short(row['block'])}, n = {largest}"
+                predicted = f"{row['predicted']:.4f}"
+                measured = Estimate(row["measured"], row["error"])
+                lines.append(measured.finding(name, row["predicted"], predicted, 4, ""))
             off = (rows["measured"] / rows["predicted"] - 1).abs().groupby(rows["width"]).max()
             shown = ", ".join(f"n = {width:g}: {100 * value:.2f} %" for width, value in off.items())
-            lines.append(f"{stem:<9} {quantity:<6} largest distance over the blocks: {shown}")
+            lines.append(f"{stem}: {quantity}, largest distance over the blocks: {shown}")
     return lines
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
+import numpy as np
 import pandas as pd
 
 from plots import style
-from plots.findings import Printed
+from plots.findings import HEADER, Estimate, Printed
 from plots.theory import tables as theory_tables
 from plots.theory.tables import GROUPS, KERNELS, LETTERS, STEMS, widths
 
@@ -25,7 +26,8 @@ read = partial(theory_tables.read_kernels, quantities=("theta",))
 def shares(table: pd.DataFrame, stem: str) -> pd.DataFrame:
     """Group -> predicted and measured share of the trace at the largest width, with errors.
 
-    The error is that of the group alone; the total's is smaller.
+    The error is that of group and total as if they were independent: at least the share's own, as
+    the total rises with the group.
     """
     rows = table[(table["stem"] == stem) & (table["quantity"] == "theta")]
     rows = rows[(rows["block"] == "head") & (rows["entry"] == "diagonal")]
@@ -34,22 +36,23 @@ def shares(table: pd.DataFrame, stem: str) -> pd.DataFrame:
     present = [group for group in GROUPS if group in rows.index]
     own = rows.loc[present, ["predicted", "measured", "error"]]
     total = rows.loc["total"]
+    measured = own["measured"] / total["measured"]
     return pd.DataFrame({
         "predicted": own["predicted"] / total["predicted"],
-        "measured": own["measured"] / total["measured"],
-        "error": own["error"] / total["measured"],
+        "measured": measured,
+        "error": np.hypot(own["error"], measured * total["error"]) / total["measured"],
     })
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:
-    """Predicted and measured shares of every stem and group."""
-    lines = []
+    """Measured and predicted shares of every stem and group, in per cent."""
+    lines: list[Printed] = [HEADER]
     for stem in theory_tables.stems(table):
         for group, row in shares(table, stem).iterrows():
-            lines.append(
-                f"{stem:<9} {group:<17} {100 * row['predicted']:6.2f} % predicted, "
-                f"{100 * row['measured']:6.2f} ± {100 * row['error']:.2f} % measured"
-            )
+            predicted, measured, error = 100 * row[["predicted", "measured", "error"]]
+            name = f"{stem}: share of {GROUPS[str(group)]} in the tangent kernel, %"
+            lines.append(Estimate(measured, error).finding(name, predicted, f"{predicted:.2f}",
+                                                           2, ""))
     return lines
 
 

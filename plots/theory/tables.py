@@ -93,6 +93,11 @@ def widths(table: pd.DataFrame) -> list[int]:
     return sorted(map(int, table.loc[np.isfinite(table["width"]), "width"].unique()))
 
 
+def varies(rows: pd.DataFrame) -> pd.Series:
+    """Whether a number differs between networks; where none does, there is no standard error."""
+    return rows["error"] > 1e-7 * rows["predicted"]
+
+
 def blocks(rows: pd.DataFrame) -> list[str]:
     """The blocks in the order of the table, which is that of a forward pass."""
     return list(dict.fromkeys(rows["block"]))

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.collections import PathCollection
 
 from plots.__main__ import make
+from plots.findings import Finding
 from plots.tables import TableError
 from plots.theory import bigram as exponents
 from plots.theory import error, kernels, shares
@@ -63,14 +64,19 @@ def table(tmp_path):
 def test_the_power_of_the_corrections_is_recovered(power):
     forward, tangent = error.curves(entries(power=power, error=1e-6), "vision")
     for curve in (forward["stem"], tangent["Q"]):
-        found, spread = error.decay(curve)
-        assert found == pytest.approx(power, abs=0.02) and spread < 0.1
+        found = error.decay(curve)
+        assert found.value == pytest.approx(-power, abs=0.02) and found.error < 0.1
+    named = {line.name: line for line in error.findings(entries(power=power, error=1e-6))[1:]}
+    found = named["vision: share of the tangent kernel, Q, correction's power of n"]
+    assert found.verdict.startswith("agrees" if power == 1 else "off by")
 
 
 def test_corrections_within_the_noise_have_no_power():
     noisy = entries(correction=1.0, error=0.01)
     assert error.decay(error.curves(noisy, "vision")[0]["stem"]) is None
-    assert "no correction seen" in "\n".join(error.findings(noisy))
+    found = error.findings(noisy)[1]
+    assert found.name == "vision: G, stem, correction" and found.verdict == "within noise"
+    assert found.measured == "none seen: +1.56 ± 1.00 % at n = 64"
 
 
 def test_numbers_that_are_the_same_in_all_networks_are_no_curve():
@@ -84,25 +90,49 @@ def test_shares_add_up_and_are_those_of_the_largest_width():
 
 
 def test_distances_are_given_per_width():
-    text = "\n".join(kernels.findings(entries()))
-    assert "n = 64: 3.12 %" in text and "n = inf: 0.00 %" in text
+    _, stem, head, by_width, *_ = kernels.findings(entries())
+    assert "n = 64: 3.12 %" in by_width and "n = inf: 0.00 %" in by_width
+    assert (stem.name, stem.published) == ("vision: G, stem, n = 512", "2.0000")
+    assert stem.measured == "2.0078 ± 0.0002" and stem.verdict == "off by +0.01, 39.1 SE"
+    assert head.name == "vision: G, head, n = 512"
+    _, stem, *_ = kernels.findings(entries(error=0.01))
+    assert stem.verdict == "agrees within 2 SE"
+
+
+def test_a_number_that_is_the_same_in_all_networks_has_no_verdict():
+    found = kernels.findings(entries(error=0.0))
+    assert not any(isinstance(line, Finding) for line in found) and len(found) == 3
+
+
+def test_shares_stand_beside_their_predictions():
+    found = shares.findings(entries(error=0.01))
+    query = next(line for line in found if isinstance(line, Finding) and "Q" in line.name)
+    assert query.name == "vision: share of Q in the tangent kernel, %"
+    assert (query.published, query.verdict) == ("50.00", "agrees within 2 SE")
+    # 1 % of group and total, their squares added, of a half; the measured total is 0.4 % larger
+    assert query.measured == "50.00 ± 0.70"
 
 
 def test_findings_of_the_bigram_model_follow_the_verdicts_of_the_table(table):
     lines = exponents.findings(exponents.read([table(fitted())]))
-    text = "\n".join(lines)
-    assert [line.split(":")[0] for line in lines if line[0] != " "][:4] == [
-        "Table 1, steps 1 to 3", "Table 2, initialisation", "Table 3, step 1", "alignment, step 1",
-    ]
-    assert "Table 1, steps 1 to 3: 2 met, 1 missed, 0 not judged" in lines
-    assert "    missed: sp, h_1, predicted 0: 0.03 ± 0.01  judged elsewhere" in lines
+    told = {line.name: line for line in lines if isinstance(line, Finding)}
+    counts = {name: (line.measured, line.verdict) for name, line in told.items()
+              if name.endswith("exponents")}
     unjudged = "1 not judged (1 of too few networks or too small widths)"
-    assert f"Table 2, initialisation: 1 met, 0 missed, {unjudged}" in lines
-    assert "Table 3, step 1: 0 met, 0 missed, 1 not judged (1 hypothetical)" in lines
-    assert any("hypothetical: SP (Condition A.2), dh_4[y], predicted 0: 0.50" in s for s in lines)
-    assert "alignment, step 1: 1 met (1 as upper bounds), 0 missed, 0 not judged" in lines
-    assert "    last activations' change before step 3: SP 25.0%" in lines
-    assert "not of independent trials" in text and "same networks up to the shift" in text
+    assert counts == {
+        "Table 1, steps 1 to 3: exponents": ("2 met, 1 missed, 0 not judged", "disagrees"),
+        "Table 2, initialisation: exponents": (f"1 met, 0 missed, {unjudged}", "agrees"),
+        "Table 3, step 1: exponents": ("0 met, 0 missed, 1 not judged (1 hypothetical)", ""),
+        "alignment, step 1: exponents": (
+            "1 met (1 as upper bounds), 0 missed, 0 not judged", "agrees"),
+    }
+    missed = told["missed: sp, h_1, step 2"]
+    assert (missed.measured, missed.published) == ("+0.03 ± 0.01", "0")
+    hypothesis = told["hypothesis: SP (Condition A.2), dh_4[y], step 1"]
+    assert hypothesis.verdict == "off by +0.50, 50.0 SE"
+    assert "sp, h_1: judged elsewhere" in lines
+    assert "Table 1: last activations' change before step 3: SP 25.0%" in lines
+    assert "not of independent trials" in lines[-1] and "same networks up to the" in lines[-1]
 
 
 def test_panels_of_the_bigram_model_say_what_and_when(table):
