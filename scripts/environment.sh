@@ -36,16 +36,18 @@ fi
 # file must have a hash in the lock. uv is used where it can be had, as it is several times faster
 # than pip; PIP_INDEX_URL holds for both. UV_TORCH_BACKEND=cpu (or cu128, ...) takes torch from
 # PyTorch's own index instead, whose files the lock does not know: the versions then are those of
-# requirements.txt, and no hash is checked.
+# requirements.txt, and no hash is checked. Where Python may not write bytecode, as in many
+# containers, it is compiled here, once: else every process compiles torch anew, a second and a half.
 if ! cmp -s "$wanted" "$stamp"; then
   echo "installing $wanted (several GB the first time)" >&2
   sed -n '/^uv==/,/[^\\]$/p' requirements.lock >.venv/uv.lock
   checked=--require-hashes
   [ "$wanted" = requirements.lock ] || checked=
+  compiled=${PYTHONDONTWRITEBYTECODE:+--compile-bytecode}
   if .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
     --no-deps -r .venv/uv.lock 2>/dev/null &&
     UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-https://pypi.org/simple}}" \
-      .venv/bin/uv pip install --python .venv/bin/python $checked -r "$wanted"; then
+      .venv/bin/uv pip install --python .venv/bin/python $checked $compiled -r "$wanted"; then
     :
   elif [ "$wanted" = requirements.lock ]; then
     echo "uv could not; installing with pip" >&2

@@ -40,11 +40,10 @@ def test_the_divergence_bound_is_a_multiple_of_the_first_loss(tmp_path, bound, s
     assert train(run, tmp_path)["status"] == status
 
 
-@pytest.mark.parametrize(
+@pytest.mark.parametrize(  # to compile takes half a minute: once
     "changes",
-    [{"training__precision": "bf16"}, {"training__compile": True},
-     {"training__precision": "fp16", "training__compile": True}],
-)  # fmt: skip
+    [{"training__precision": "bf16"}, {"training__precision": "fp16", "training__compile": True}],
+)
 def test_half_precision_and_compile_train_to_about_the_same_loss(tmp_path, changes):
     plain = train(task(), tmp_path / "plain")
     other = train(task(**changes), tmp_path / "other")
