@@ -323,7 +323,7 @@ def _at_its_place(
         raise PlanError(f"{assignment.name!r} ({assignment.role}) stands outside of all residual "
                         "branches by its role; leave trunk=False out of its rule")
     told = assignment.trunk is not None or _list_of(assignment) in lists
-    if assignment.role in (Role.HIDDEN, Role.HIDDEN_BIAS) and not told:
+    if assignment.role not in TRUNK and not told:
         raise PlanError(
             f"{assignment.name!r} ({assignment.role}) is in no numbered block, and tensors outside "
             "of the residual branches have other rates than those inside: say "

@@ -285,12 +285,15 @@ def test_everett_refuses_what_it_cannot_use(changes, message):
 
 def test_everett_over_depth_needs_to_know_which_norm_is_last():
     norms = torch.nn.ModuleDict({name: torch.nn.LayerNorm(192, bias=False) for name in ("a", "b")})
-    rules = Rule("a.weight", Role.NORM_SCALE), Rule("b.weight", Role.NORM_SCALE)
+    rules = [Rule(f"{name}.weight", Role.NORM_SCALE, trunk=False) for name in ("a", "b")]
     rule = Everett("mup", 192, 128, depth=2, alpha_depth=1.0)
     with pytest.raises(PlanError, match="the last norm's scale the role 'final_norm_scale'"):
         plan(norms, rules, rule, lr=0.1, applied={"residual_multiplier": 0.5})
-    rules = rules[0], Rule("b.weight", Role.FINAL_NORM_SCALE)
-    assert plan(norms, rules, rule, lr=0.1, applied={"residual_multiplier": 0.5}).rows
+    last = Rule("b.weight", Role.FINAL_NORM_SCALE)
+    assert plan(norms, [rules[0], last], rule, lr=0.1, applied={"residual_multiplier": 0.5}).rows
+    before = Rule("a.weight", Role.NORM_SCALE)  # the blocks, or in one that has no number?
+    with pytest.raises(PlanError, match="'a.weight' .norm_scale. is in no numbered block"):
+        plan(norms, [before, last], rule, lr=0.1, applied={"residual_multiplier": 0.5})
     with pytest.raises(PlanError, match="no branch's norm_bias from the last norm's"):
         Everett("mup", 192, 128, depth=2, alpha_depth=1.0)(Role.NORM_BIAS, 1, 192)
 
@@ -324,7 +327,7 @@ def test_everett_over_depth_takes_the_rules_word_for_what_stands_outside_of_bran
         (trunk, "'mix.weight' .hidden. is in no numbered block"),
         ({"stem.weight": False}, "'stem.weight' .patch_embedding. stands outside .* by its role"),
         ({"stem.bias": True, "mix.weight": 3}, "rule 'mix.weight': trunk is True or False, got 3"),
-        (trunk | {"mix.weight": False, "mix.bias": False, "norm.bias": None}, "trunk=True. for th"),
+        (trunk | dict.fromkeys(("mix.weight", "mix.bias", "norm.bias"), False), "trunk=True. for"),
     ):
         with pytest.raises(PlanError, match=message):
             stem_and_block(**given)

@@ -1,5 +1,6 @@
 """Models that people have: frozen, pretrained, sharded, odd; nothing is lost or half written."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -176,7 +177,8 @@ def test_a_module_may_apply_an_attention_scale_and_the_factor_of_its_branch():
         factors = ("attention_scale", "residual_multiplier")
 
     rule = Everett("mup", WIDTH, 4, depth=4, alpha_depth=0.5)
-    assert plan(Branch(), ATTENTION, rule, lr=0.1).forward == (
+    inside = [dataclasses.replace(one, trunk=False) for one in ATTENTION]
+    assert plan(Branch(), inside, rule, lr=0.1).forward == (
         Factor("attention_scale", 0.25, 4), Factor("residual_multiplier", 0.5)
     )  # fmt: skip
 
