@@ -106,9 +106,9 @@ class Plan:
         absorb_multipliers=True, which has none. The rates then are what the prescription gives a
         model that starts from its own initial values, so they carry over between widths as far as
         the weights do: fine-tuning checkpoints that were pretrained at several widths under one
-        prescription is such a case; for any other, take one rate (Everett's alignment="global",
-        Dinan's "standard"). Raises PlanError when a layer that applies no multiplier would need
-        one, or when the tensors of one layer disagree.
+        prescription is such a case; for any other, take one rate for all tensors (Everett's
+        "standard" with alignment="global", Dinan's "standard"). Raises PlanError when a layer that
+        applies no multiplier would need one, or when the tensors of one layer disagree.
         """
         from param_groups import tensors
 

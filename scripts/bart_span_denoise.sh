@@ -33,15 +33,16 @@ figures() {
 # laptop's runs need none.
 each() {
   local suffix code=0
-  check_only bart_span_denoise/figure_3_4 bart_span_denoise/figure_5
+  stages=("bart_span_denoise/figure_3_4 bart_span_denoise/figure_5")
+  check_only "${stages[@]}"
+  if [ -n "$(preset "$@")" ]; then
+    "$@"
+    return
+  fi
   for suffix in "" _fsdp; do
     stages=(bart_span_denoise/figure_3_4)
     [ -z "$suffix" ] || stages=(bart_span_denoise/figure_5)
-    if [ -z "$(preset "$@")" ]; then
-      "$@" --launch "$(launcher "one_node_8gpu$suffix") --main_process_port 0" || code=$?
-    else
-      "$@" || code=$?
-    fi
+    "$@" --launch "$(launcher "one_node_8gpu$suffix") --main_process_port 0" || code=$?
     # A dry run goes on to say what the other sweep would do.
     [[ "$code" -eq 0 || " $* " == *" --dry-run "* ]] || return "$code"
   done

@@ -39,6 +39,18 @@ chosen() {
   return 0
 }
 
+# having PRESET SWEEP ...: those whose file has the preset ("": all; _NAME); all where none has it, so
+# that the first one says which there are.
+having() {
+  local sweep found=()
+  for sweep in "${@:2}"; do
+    if [ -z "$1" ] || grep -qs "^  ${1#_}:" "$(arguments "$sweep" | head -n 1)"; then
+      found+=("$sweep")
+    fi
+  done
+  echo "${found[@]:-${@:2}}"
+}
+
 # check_only STAGE ...: exit code 2 for a name in ONLY that no stage has.
 check_only() {
   local name sweep known=" "
@@ -61,12 +73,10 @@ arguments() {
 # run_sweeps [OPTION ...]: one after the other, with options of `python -m sweeps run`. One that fails
 # ends it, but for a --dry-run, which says of each what data it misses.
 run_sweeps() {
-  local stage sweep code=0
-  for stage in "${stages[@]}"; do
-    for sweep in $(chosen "$stage"); do
-      python -m sweeps run $(arguments "$sweep") "$@" || code=$?
-      [[ $code == 0 || " $* " == *" --dry-run "* ]] || return "$code"
-    done
+  local sweep code=0
+  for sweep in $(having "$(preset "$@")" $(chosen "${stages[*]}")); do
+    python -m sweeps run $(arguments "$sweep") "$@" || code=$?
+    [[ $code == 0 || " $* " == *" --dry-run "* ]] || return "$code"
   done
   return "$code"
 }
@@ -74,11 +84,13 @@ run_sweeps() {
 # submit_sweeps [OPTION ...]: a small SLURM job per sweep that submits its runs with the GPUs that
 # each needs, after all jobs of the stage before. Where one of those failed, it says what is missing.
 submit_sweeps() {
-  local stage sweep jobs after=()
+  local stage sweep jobs after=() having
   check_options "$@"
+  having=" $(having "$(preset "$@")" $(chosen "${stages[*]}")) "
   for stage in "${stages[@]}"; do
     jobs=
     for sweep in $(chosen "$stage"); do
+      [[ "$having" == *" $sweep "* ]] || continue
       jobs+=:$(python -m sweeps submit $(arguments "$sweep") --engine slurm --jobs "${JOBS:-128}" \
         --time 12:00:00 ${after[@]+"${after[@]}"} "$@" | tee >(cat >&2) | awk 'NR == 1 {print $2}')
     done

@@ -45,7 +45,11 @@ figures() {
   everett learning_rates figure_11_sgd:results figure_12_adam:results figure_13_adafactor:results
   everett loss_vs_size figure_2_adam:results figure_3_sgd:results figure_3_param_scaling:results
   everett alignment figure_1_5_6_7_alignment:probes
-  everett epsilon figure_4_epsilon:results figure_8_mitigations:results
+  if [ "$preset" = _desktop ]; then  # which Figure 4 does not have
+    everett epsilon figure_8_mitigations:results
+  else
+    everett epsilon figure_4_epsilon:results figure_8_mitigations:results
+  fi
   everett weight_decay figure_9_weight_decay:results figure_12_adam:results
   everett adafactor figure_10_adafactor:results
   everett depth depth:results

@@ -24,8 +24,8 @@ figures() {
   size=${preset#_}
   local vit=results/vit_cifar5m decoder=results/nanolm_c4/figure_7_12$preset
   local out=results/infinite_limits$preset
-  for table in kernels attention density; do
-    if [ ! -e "$out/initial_$table.csv" ]; then
+  for table in kernels attention density; do  # the networks at initialisation have no other preset
+    if [[ "$size" =~ ^(laptop)?$ && ! -e "$out/initial_$table.csv" ]]; then
       python -m vit_cifar5m.initial --preset "${size:-paper}" --out "$out"
       break
     fi

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from scripts import download
 from sweeps.sweep_file import load_sweep
@@ -145,6 +146,21 @@ def test_all_text_that_sweeps_read_is_tokenised_once_before_they_start(call):
         assert call("nanolm_c4", "prepare", ONLY=name).calls == both[: 1 + (name in names)]
     assert call("nanolm_c4", "prepare", ONLY="figure_2").returncode == 2
     assert int(tokens) < download.C4_ALL_TOKENS < 512 * download.C4_FILE_TOKENS
+
+
+@pytest.mark.parametrize("script", EXPERIMENTS)
+def test_sweeps_without_the_preset_are_left_out(call, tmp_path, script):
+    shutil.copytree(ROOT / script / "sweeps", tmp_path / script / "sweeps")
+    started = swept(call(script, "sweeps", "--preset", "desktop").calls)
+    whole = {file for file, curve in started if file.startswith(script) and not curve}
+    every = {file for file, _ in swept(call(script, "sweeps").calls) if file.startswith(script)}
+    having = {file for file in every
+              if "desktop" in yaml.safe_load((ROOT / file).read_text()).get("presets", {})}
+    assert whole == having and 0 < len(having) < len(every) + (script == "vit_imagenet")
+    jobs = [line for line in call(script, "slurm", "--preset", "desktop").calls if script in line]
+    assert len(jobs) == len([file for file, _ in started if file.startswith(script)])
+    # One that none has is refused by the first sweep.
+    assert len(swept(call(script, "sweeps", "--preset", "dsktop").calls)) >= len(every)
 
 
 def test_options_reach_every_sweep_and_a_preset_its_tables(call, tmp_path):
