@@ -345,3 +345,19 @@ def test_a_second_driver_is_refused_until_the_first_is_killed(toy, capsys, monke
     with pytest.raises(SystemExit) as end:
         command.main(words)
     assert end.value.code == 75  # it drives, and is stopped
+
+
+def test_a_file_that_says_processes_alone_has_a_gpu_for_each(tmp_path):
+    experiment = load_experiment("nanolm_c4")
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "experiment: nanolm_c4\ncurves: {a: {}}\n"
+        f"config: {ROOT}/nanolm_c4/configs/laptop.yaml\n"
+    )
+    [point] = work_of(tmp_path, path).points.values()
+    found = needs_of(experiment, point.config, {"processes": 4}, 80e9)
+    assert (found.gpus, found.processes) == (4, 4)
+    for said in ({}, {"processes": 1}):
+        assert needs_of(experiment, point.config, said, 80e9).gpus < 1
+    assert needs_of(experiment, point.config, {"processes": 4, "gpus": 0.5}, 80e9).gpus == 0.5
+    assert needs_of(experiment, point.config, {"processes": 4}, None) == Needs(processes=4)
