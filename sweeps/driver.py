@@ -20,7 +20,7 @@ from sweeps.pool import Job, Needs, Pool, RunFailed
 from sweeps.progress import Board, last_line
 from sweeps.sweep import Work
 from training.errors import RunError, UserError
-from training.files import Busy
+from training.files import Busy, is_locked
 from training.signals import StopRequest
 
 TABLE_SECONDS = 5.0  # between two writings of the tables
@@ -98,7 +98,10 @@ class Driver:
         now = time.monotonic()
         for due, point in [item for item in self.held if item[0] <= now]:
             self.held.remove((due, point))
-            self.work.put_back(point)
+            if is_locked(self.work.folder / point.run):  # on a cluster, another try is a job
+                self.held.append((now + BUSY_SECONDS, point))
+            else:
+                self.work.put_back(point)
         while len(self.flights) < self.pool.slots:
             point = self.work.next()
             if point is None:

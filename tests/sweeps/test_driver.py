@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -361,3 +362,19 @@ def test_a_file_that_says_processes_alone_has_a_gpu_for_each(tmp_path):
         assert needs_of(experiment, point.config, said, 80e9).gpus < 1
     assert needs_of(experiment, point.config, {"processes": 4, "gpus": 0.5}, 80e9).gpus == 0.5
     assert needs_of(experiment, point.config, {"processes": 4}, None) == Needs(processes=4)
+
+
+def test_a_run_that_another_process_holds_is_not_submitted_before_it_is_free(work, impatient):
+    """With SLURM each try would be a job."""
+    [held] = [work.folder / run for run, point in work.points.items() if point.config.width == 4]
+    perform, before = Ends(Busy("held by another")), []
+    with ExitStack() as stack:
+        stack.enter_context(locked(held, "run"))
+
+        def release():
+            before.append(perform.calls[4])
+            stack.close()
+
+        threading.Timer(1, release).start()  # ten times BUSY_SECONDS
+        drive(work, FakePool(2, perform=perform))
+    assert before == [1] and perform.calls[4] == 2 and not work.reasons
