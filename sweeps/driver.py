@@ -52,6 +52,7 @@ class Driver:
         self.tries: Counter[str] = Counter()
         self.losses: Counter[str] = Counter()
         self.busy: set[str] = set()
+        self.begun: set[str] = set()  # by this driver, so that what they have saved is its own
         self.changed, self.written, self.writing = False, time.monotonic(), 0.0
 
     def run(self) -> bool:
@@ -109,6 +110,7 @@ class Driver:
             folder = self.work.folder / point.run
             config = point.config.model_dump(mode="json")
             job = Job(point.run, self.work.asked.config.experiment, config, folder)
+            job = job.resumed() if point.run in self.begun else job
             step = last_line(folder).get("step", 0)  # before it takes another one
             try:
                 future = self.pool.submit(job, self.needs(point))
@@ -134,6 +136,8 @@ class Driver:
     def _end(self, flight: _Flight, future: Future[dict[str, Any]]) -> None:
         """Takes up one run that has ended, well or not."""
         point = flight.point
+        if not isinstance(future.exception(), Busy):
+            self.begun.add(point.run)
         try:
             summary = future.result()
         except self.pool.lost as error:

@@ -26,7 +26,7 @@ import subprocess
 import threading
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,14 @@ class Job:
     run_dir: Path
     threads: int | None = None
     """None lets the pool decide."""
+
+    def resumed(self) -> Job:
+        """The same run once it has begun: it goes on from its checkpoints, also where its config
+        says that those which were there before are not to be used."""
+        if "checkpoint" not in self.config:
+            return self
+        checkpoint = {**self.config["checkpoint"], "resume": "auto"}
+        return replace(self, config={**self.config, "checkpoint": checkpoint})
 
 
 class RunFailed(Exception):

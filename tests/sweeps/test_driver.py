@@ -25,12 +25,13 @@ from training.files import Busy, locked
 
 SOURCE = """
 from training.config import Section
-from training.settings import LoopConfig
+from training.settings import CheckpointConfig, LoopConfig
 
 class Config(Section):
     seed: int = 0
     width: int = 1
     training: LoopConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
 def flops(config):
     return float(config.width)
@@ -378,3 +379,13 @@ def test_a_run_that_another_process_holds_is_not_submitted_before_it_is_free(wor
         threading.Timer(1, release).start()  # ten times BUSY_SECONDS
         drive(work, FakePool(2, perform=perform))
     assert before == [1] and perform.calls[4] == 2 and not work.reasons
+
+
+@pytest.mark.parametrize("end", [Lost("node gone"), RunFailed("no"), {"status": "stopped"}])
+def test_a_run_that_starts_anew_does_so_once(toy, impatient, end):
+    """What it has trained in an earlier command is discarded, and not what it has in this one."""
+    work = work_of(toy, write_file(toy, SWEEP + "set: {checkpoint.resume: never}\n"))
+    pool = FakePool(2, perform=Ends(Busy("held by another"), end))
+    drive(work, pool)
+    configs = [job.config for job, _ in pool.submitted if job.config["width"] == 4]
+    assert [one["checkpoint"]["resume"] for one in configs] == ["never", "never", "auto"]
