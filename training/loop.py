@@ -256,7 +256,9 @@ class Loop:
             with contextlib.nullcontext() if exchanges else accelerator.no_sync(self.model):
                 loss_sum = self.task.loss(self.model, batch)
                 # Gradients are averaged over processes, the loss over the targets of all of them.
-                accelerator.backward(self.scaler.scale(loss_sum * (world / count)))
+                # Not accelerate's `backward`, which divides by a number of micro-batches of its
+                # own, by an exported ACCELERATE_GRADIENT_ACCUMULATION_STEPS, and adds nothing here.
+                self.scaler.scale(loss_sum * (world / count)).backward()
             total += loss_sum.detach()
         return total, count
 

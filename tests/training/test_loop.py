@@ -328,3 +328,12 @@ def test_a_run_in_one_process_loads_no_compiler(tmp_path):
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if "step" not in line] == 3 * ["[]"]
+
+
+def test_an_exported_number_of_micro_batches_scales_no_gradient(tmp_path, monkeypatch):
+    """accelerate would divide every loss by it; SGD shows it, Adam would not."""
+    plain, exported = task(optimizer__name="sgd"), task(optimizer__name="sgd")
+    train(plain, tmp_path / "plain")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    train(exported, tmp_path / "exported")
+    assert all(torch.equal(a, b) for a, b in zip(*(weights(r).values() for r in (plain, exported))))
