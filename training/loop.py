@@ -188,6 +188,8 @@ class Loop:
             self.checkpoints.settle()
         summary = self._summary(status)
         if self.accelerator.is_main_process:
+            for log in self.logs:  # a run that is done is never trained again: its logs are whole
+                log.position()
             write_json(self.run_dir / "summary.json", summary)
             if not (self.task.config.checkpoint.final or status["status"] == "stopped"):
                 self.checkpoints.discard()
