@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from training.config import describe, load, read_yaml
 from training.errors import UserError, nearest, one_line_errors
 from training.settings import RunConfig
+from training.text import streams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -73,12 +74,17 @@ class Experiment:
     arithmetic: Callable[[Task, int], list[str]] = lambda task, processes: []
 
     def check_data(self, config: Any) -> None:
-        """Raises UserError if data that the config names are not on this machine; reads none."""
+        """Raises UserError if data that the config names are not on this machine; reads none.
+
+        What is streamed from the hub is nowhere on it before the run.
+        """
         for key in self.reads:
             named = config
             for word in key.split("."):
                 named = getattr(named, word, None)
-            if named is not None and not Path(named).expanduser().exists():
+            if named is None or Path(named).expanduser().exists():
+                continue
+            if key != "data.path" or not streams(getattr(config.data, "source", None), named):
                 raise UserError(
                     f"{key}: {named} does not exist on this machine; put the data there, or set "
                     f"{key}; `bash scripts/download.sh` says how to get the papers' data"
