@@ -129,7 +129,7 @@ class Experiment:
                 plan = self.build_plan(config)
                 print(dumps(plan) if args.json else plan.table())
             else:
-                self._train(config, args.run_dir)
+                self._train(config, args.config, args.run_dir)
 
     def _parser(self) -> argparse.ArgumentParser:
         """`CONFIG.yaml [key=value ...] [--run-dir DIR] [--plan [--json]]`, all keys in --help."""
@@ -148,12 +148,17 @@ class Experiment:
         add("--json", action="store_true", help="with --plan: as JSON")
         return parser
 
-    def _train(self, config: RunConfig, run_dir: Path | None) -> None:
+    def _train(self, config: RunConfig, file: Path, run_dir: Path | None) -> None:
         """One run with progress on stderr; exit code 75 if a signal stopped it."""
         from training import allocator, processes, runs, signals
 
         allocator.keep_memory()
         run_dir = run_dir or runs.RESULTS / self.name / "single" / runs.run_id(config)
+        written = run_dir / "config.yaml"
+        if written.exists() and written.samefile(file) and not (run_dir / "plan.json").exists():
+            raise UserError(
+                f"{file}: the run would write its own config over it; choose another --run-dir"
+            )
         summary = self.run(config, run_dir, Steps())
         if processes.state().is_main_process:
             outcome = f"{summary['status']}: {self.result(summary)}; {run_dir}/summary.json"

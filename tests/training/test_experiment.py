@@ -11,7 +11,7 @@ import pytest
 
 from tests.training import toy_run as toy
 from training import environment
-from training.config import load
+from training.config import load, to_yaml
 from training.errors import UserError, one_line_errors
 from training.experiment import Experiment, load_experiment
 from training.settings import RunConfig
@@ -117,3 +117,25 @@ def test_text_that_a_run_streams_is_not_missed(source, path, refused):
     config = load(experiment.config, ROOT / "nanolm_c4/configs/laptop.yaml", words)
     with pytest.raises(UserError, match="does not exist") if refused else nullcontext():
         experiment.check_data(config)
+
+
+def test_a_run_does_not_write_over_the_config_that_it_is_given(tmp_path, capsys):
+    unused = dict.fromkeys("build_plan parameters flops tokens_per_step memory".split(), print)
+    experiment = Experiment(
+        name="toy", description="", config=RunConfig, build_task=toy.build_task,
+        result=str, **unused,
+    )  # fmt: skip
+    file, text = tmp_path / "own" / "config.yaml", "# mine\n" + to_yaml(toy.build_config())
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        experiment.main([str(file), "--run-dir", str(file.parent)])
+    assert caught.value.code == 2 and capsys.readouterr().err == (
+        f"error: {file}: the run would write its own config over it; choose another --run-dir\n"
+    )
+    assert file.read_text() == text and os.listdir(file.parent) == ["config.yaml"]
+    run = tmp_path / "run"
+    experiment.main([str(file), "--run-dir", str(run)])
+    (run / "summary.json").unlink()  # as if it had died: its own config trains it to its end
+    experiment.main([str(run / "config.yaml"), "--run-dir", str(run)])
+    assert (run / "summary.json").exists()
