@@ -449,3 +449,13 @@ def test_what_is_saved_is_json_and_yaml_without_surprises(toy):
     validate(gamma, {
         key.partition(".")[2]: value for key, value in constants["constants"][0]["set"].items()
     }, "constants.yaml")  # fmt: skip
+
+
+def test_a_damaged_summary_of_a_trial_that_has_ended_takes_nothing_down(toy):
+    path = write_search(toy)
+    work, _, _ = run(toy, path)
+    before = status(work_of(toy, path))
+    next(work.folder.glob("*/summary.json")).write_text('{"status": "fin')
+    assert status(work_of(toy, path)) == before
+    ended = work_of(toy, path).ended()
+    assert [summary["status"] for _, summary in ended] == ["finished"] * 12
