@@ -161,7 +161,7 @@ class SearchWork(Work):
     def before(self) -> list[str]:
         """Names the studies whose constants were found at another rate: they are searched again."""
         path = self.table
-        known = read_yaml(path).get("constants") or [] if path.exists() else []
+        known = read_yaml(path, own=True).get("constants") or [] if path.exists() else []
         return [
             f"{study.name}: its rate is {study.rate:g}, its constants in {path} were found at "
             f"{old['rate']:g}; it is searched again, and has none until it is done"
