@@ -152,8 +152,7 @@ def _run(args: argparse.Namespace) -> int:
     asked = read(args, args.file, looks=args.dry_run)
     if args.dry_run:
         engine, options = pool.options(args)
-        if args.command != "submit":  # where some of them are of the driver's own job
-            pool.check(engine, options)
+        pool.check(engine, options, in_job=args.command == "submit")
         if args.command == "submit" or engine == "slurm":
             on_slurm.parameters(options)
         work = work_of(asked, args.storage, looks=True)
@@ -224,6 +223,7 @@ def _submit(args: argparse.Namespace) -> int:
         raise UserError("--engine ray: scripts/slurm/ray.sh starts a cluster and the driver")
     if args.dry_run:
         return _run(args)
+    pool.check(*pool.options(args), in_job=True)  # or the driver would refuse them hours later
     asked, found = read(args, args.file, looks=True), []
     left = work_of(asked, args.storage, looks=True).left
     if args.engine == "local":

@@ -20,7 +20,7 @@ from sweeps.pool import Job, Needs, Pool, RunFailed
 from sweeps.progress import Board, last_line
 from sweeps.sweep import Work
 from training.errors import RunError, UserError
-from training.files import Busy
+from training.files import Busy, is_locked
 from training.signals import StopRequest
 
 TABLE_SECONDS = 5.0  # between two writings of the tables
@@ -52,6 +52,7 @@ class Driver:
         self.tries: Counter[str] = Counter()
         self.losses: Counter[str] = Counter()
         self.busy: set[str] = set()
+        self.begun: set[str] = set()  # by this driver, so that what they have saved is its own
         self.changed, self.written, self.writing = False, time.monotonic(), 0.0
 
     def run(self) -> bool:
@@ -98,7 +99,10 @@ class Driver:
         now = time.monotonic()
         for due, point in [item for item in self.held if item[0] <= now]:
             self.held.remove((due, point))
-            self.work.put_back(point)
+            if is_locked(self.work.folder / point.run):  # on a cluster, another try is a job
+                self.held.append((now + BUSY_SECONDS, point))
+            else:
+                self.work.put_back(point)
         while len(self.flights) < self.pool.slots:
             point = self.work.next()
             if point is None:
@@ -106,6 +110,7 @@ class Driver:
             folder = self.work.folder / point.run
             config = point.config.model_dump(mode="json")
             job = Job(point.run, self.work.asked.config.experiment, config, folder)
+            job = job.resumed() if point.run in self.begun else job
             step = last_line(folder).get("step", 0)  # before it takes another one
             try:
                 future = self.pool.submit(job, self.needs(point))
@@ -131,6 +136,8 @@ class Driver:
     def _end(self, flight: _Flight, future: Future[dict[str, Any]]) -> None:
         """Takes up one run that has ended, well or not."""
         point = flight.point
+        if not isinstance(future.exception(), Busy):
+            self.begun.add(point.run)
         try:
             summary = future.result()
         except self.pool.lost as error:

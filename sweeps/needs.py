@@ -83,6 +83,8 @@ def needs_of(
         found = {"gpus": gpus}
         if gpus > 1:
             found |= {"processes": gpus, "nodes": max(1, int(gpus) // NODE)}
+        if said.get("processes", 1) > max(1, gpus):  # a GPU has one process of a run
+            found["gpus"] = said["processes"]
     if launched and "processes" not in found:
         found |= {"gpus": launched, "cpus": launched}
     return validate(Needs, {**found, **said}, "needs")

@@ -26,7 +26,7 @@ import subprocess
 import threading
 from concurrent.futures import Future
 from concurrent.futures import wait as wait_for
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +71,14 @@ class Job:
     run_dir: Path
     threads: int | None = None
     """None lets the pool decide."""
+
+    def resumed(self) -> Job:
+        """The same run once it has begun: it goes on from its checkpoints, also where its config
+        says that those which were there before are not to be used."""
+        if "checkpoint" not in self.config:
+            return self
+        checkpoint = {**self.config["checkpoint"], "resume": "auto"}
+        return replace(self, config={**self.config, "checkpoint": checkpoint})
 
 
 class RunFailed(Exception):
@@ -160,20 +168,23 @@ ENGINES = {
     "local": "sweeps.local.LocalPool", "ray": "sweeps.on_ray.RayPool",
     "slurm": "sweeps.on_slurm.SlurmPool",
 }  # fmt: skip
-_CLUSTER = ("jobs", "pack", "time", "partition", "account", "gpus_per_node", "cpus_per_task", "mem",
-            "slurm")  # fmt: skip
+_OF_JOB = ("time", "partition", "account", "gpus_per_node", "cpus_per_task", "mem", "slurm")
+_CLUSTER = ("jobs", "pack", *_OF_JOB)
 # An option that only some engines have.
 _ONLY = {"address": ("ray",), "workers": ("local", "ray"), **dict.fromkeys(_CLUSTER, ("slurm",))}
 
 
-def check(engine: str, options: PoolOptions) -> None:
-    """Raises UserError for options that an engine cannot have."""
+def check(engine: str, options: PoolOptions, in_job: bool = False) -> None:
+    """Raises UserError for options that an engine cannot have; a driver `in_job` has some that are
+    for its job, whatever the engine."""
     for field in fields(PoolOptions):
         word, value = f"--{field.name.replace('_', '-')}", getattr(options, field.name)
-        if engine not in _ONLY.get(field.name, ENGINES) and value != field.default:
+        known = engine in _ONLY.get(field.name, ENGINES) or (in_job and field.name in _OF_JOB)
+        if not known and value != field.default:
             raise UserError(f"{word} goes with --engine {' or '.join(_ONLY[field.name])}")
-        if isinstance(value, int) and value < (0 if field.name == "gpus_per_node" else 1):
-            raise UserError(f"{word} must be at least 1")
+        least = 0 if field.name == "gpus_per_node" else 1
+        if isinstance(value, int) and value < least:
+            raise UserError(f"{word} must be at least {least}")
 
 
 def open_pool(engine: str, options: PoolOptions) -> Pool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from training import environment, runs
 from training.errors import RunError
-from training.files import scratch_folder
+from training.files import scratch_folder, sync
 
 # A finished run's own files; nothing else in its folder is a result.
 _FILES = (
@@ -112,5 +112,8 @@ def take_over(source: Path, target: Path | None) -> dict[str, Any] | None:
                 shutil.copyfile(source / name, aside / name)
         if (source / _FOLDER).is_dir():
             shutil.copytree(source / _FOLDER, aside / _FOLDER, symlinks=True)
+        for path in (*aside.rglob("*"), aside):  # a summary must not outlive what it sums up
+            if not path.is_symlink():
+                sync(path)
         aside.rename(target)  # over an empty folder at most; otherwise OSError
     return summary

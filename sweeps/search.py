@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,7 @@ from sweeps.sweep_file import Point
 from sweeps.tables import write_csv
 from training import environment
 from training.config import read_yaml
+from training.errors import RunError
 from training.files import write_text
 
 
@@ -90,8 +92,14 @@ class SearchWork(Work):
             self._read(task.round.study)
 
     def ended(self) -> list[tuple[Task, Summary]]:
-        """The trials that count, and what their runs came to."""
-        return [(task, self.recall(task.run) or note) for task, note in super().ended()]
+        """The trials that count, and what their runs came to, or the storage's note of it."""
+        return [(task, self._summary(task.run) or note) for task, note in super().ended()]
+
+    def _summary(self, run: str) -> Summary | None:
+        """The summary of a trial's run; None for a damaged one, whose trial counts as before."""
+        with suppress(RunError):
+            return self.recall(run)
+        return None
 
     def has_begun(self, task: Task) -> bool:
         """Whether the storage has it as begun."""
@@ -153,7 +161,7 @@ class SearchWork(Work):
     def before(self) -> list[str]:
         """Names the studies whose constants were found at another rate: they are searched again."""
         path = self.table
-        known = read_yaml(path).get("constants") or [] if path.exists() else []
+        known = read_yaml(path, own=True).get("constants") or [] if path.exists() else []
         return [
             f"{study.name}: its rate is {study.rate:g}, its constants in {path} were found at "
             f"{old['rate']:g}; it is searched again, and has none until it is done"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -78,6 +79,8 @@ class Runs(Payload):
     def __call__(self) -> None:
         """Trains to the end, or until it is stopped; outcomes are files for the driver."""
         asked, stopping = _Asked(), False
+        if os.environ.get("SLURM_RESTART_COUNT", "0") != "0":
+            self.jobs = tuple(job.resumed() for job in self.jobs)
         at_once = max(1, min(len(self.jobs), cores() // self.needs.cpus))
         workers = None if visible_gpus() else at_once
         pool = LocalPool(PoolOptions(workers=workers, launch=self.launch))

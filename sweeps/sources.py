@@ -68,6 +68,7 @@ def cached(parse: Callable[[Path], Any]) -> Callable[[Path], Any]:
 
 
 read_file = cached(read_yaml)
+read_own = cached(functools.partial(read_yaml, own=True))
 
 
 def preset_of(file: Path, preset: str | None) -> dict[str, Any]:
@@ -185,7 +186,7 @@ class Sources:
         path, command = self._place("constants.yaml", search, "search")
         if not path.exists():
             raise Missing(f"{path} does not exist; first run {command}")
-        entries = read_file(path).get("constants")
+        entries = read_own(path).get("constants")
         if not isinstance(entries, Sequence) or not all(
             isinstance(entry, Mapping) and isinstance(entry.get(part), Mapping)
             for entry in entries for part in ("where", "set")

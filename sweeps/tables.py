@@ -156,12 +156,19 @@ def write_manifest(sweep: Sweep, points: Sequence[Point]) -> None:
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a run's log; none where it diverged before the first one."""
+    """The lines of a run's log; none where it diverged before the first one.
+
+    RunError for a file whose lines were damaged after the run had ended.
+    """
     try:
         with open(path, encoding="utf-8") as file:
             return [json.loads(line) for line in file]
     except FileNotFoundError:
         return []
+    except (OSError, ValueError) as error:
+        raise RunError(
+            f"{path}: cannot read the lines of the run ({error}); delete {path.parent} to run again"
+        ) from None
 
 
 def _logged(run_dir: Path, summary: Summary) -> list[Values]:

@@ -61,6 +61,7 @@ class _Loader(yaml.SafeLoader):
     """
 
     values = depth = 0
+    most: float = _VALUES
 
     def fetch_flow_collection_start(self, token: type) -> None:
         self._refuse(self.flow_level > _DEPTH, f"nested more than {_DEPTH} deep", self.get_mark())
@@ -69,7 +70,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         mark = self.peek_event().start_mark
         self.values += 1
-        self._refuse(self.values > _VALUES, f"more than {_VALUES} values", mark)
+        self._refuse(self.values > self.most, f"more than {self.most} values", mark)
         self.depth += 1
         self._refuse(self.depth > _DEPTH, f"nested more than {_DEPTH} deep", mark)
         node = super().compose_node(parent, index)
@@ -87,8 +88,8 @@ class _Loader(yaml.SafeLoader):
             inner = node.value if isinstance(node, yaml.CollectionNode) else []
             inner = itertools.chain(*inner) if isinstance(node, yaml.MappingNode) else inner
             known[node] = 1 + sum(self._count(child, known) for child in inner)
-            too_many = known[node] > _VALUES
-            self._refuse(too_many, f"aliases stand for over {_VALUES} values", node.start_mark)
+            too_many = known[node] > self.most
+            self._refuse(too_many, f"aliases stand for over {self.most} values", node.start_mark)
         return known[node]
 
     def construct_scalar(self, node: yaml.Node) -> Any:
@@ -113,6 +114,12 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, mark)
 
 
+class _OwnLoader(_Loader):
+    """What a program of this repository wrote is as long as its results are many."""
+
+    most = math.inf
+
+
 _Loader.yaml_constructors = {
     tag: yaml.SafeLoader.yaml_constructors[tag]
     for tag in (None, *(f"tag:yaml.org,2002:{kind}" for kind in _KINDS))
@@ -129,12 +136,15 @@ _Loader.add_implicit_resolver(
 )
 
 
-def parse_yaml(text: str, where: str) -> Any:
-    """The value of a YAML text; UserError in one line, naming `where` and the line."""
-    if len(text) > _CHARACTERS:
+def parse_yaml(text: str, where: str, own: bool = False) -> Any:
+    """The value of a YAML text; UserError in one line, naming `where` and the line.
+
+    A file of our `own` may be of any length.
+    """
+    if len(text) > _CHARACTERS and not own:
         raise UserError(f"{where}: more than {_CHARACTERS} characters; a config is a short text")
     try:
-        return yaml.load(text, _Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, _OwnLoader if own else _Loader)  # noqa: S506 - a SafeLoader
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -144,16 +154,16 @@ def parse_yaml(text: str, where: str) -> Any:
         raise UserError(f"{where}: not valid YAML: not what its tag says ({error})") from None
 
 
-def read_yaml(path: Path) -> dict:
-    """The mapping in a YAML file; UserError when it is missing or no mapping."""
+def read_yaml(path: Path, own: bool = False) -> dict:
+    """The mapping in a YAML file, see `parse_yaml`; UserError when it is missing or no mapping."""
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read(_CHARACTERS + 1)
+            text = file.read(None if own else _CHARACTERS + 1)
     except OSError as error:
         raise UserError(f"{path}: cannot read the file: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file") from None
-    value = parse_yaml(text, str(path))
+    value = parse_yaml(text, str(path), own)
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a mapping of keys, got {type(value).__name__}")
     return value

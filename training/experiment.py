@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from training.config import describe, load, read_yaml
 from training.errors import UserError, nearest, one_line_errors
 from training.settings import RunConfig
+from training.text import streams
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -73,12 +74,17 @@ class Experiment:
     arithmetic: Callable[[Task, int], list[str]] = lambda task, processes: []
 
     def check_data(self, config: Any) -> None:
-        """Raises UserError if data that the config names are not on this machine; reads none."""
+        """Raises UserError if data that the config names are not on this machine; reads none.
+
+        What is streamed from the hub is nowhere on it before the run.
+        """
         for key in self.reads:
             named = config
             for word in key.split("."):
                 named = getattr(named, word, None)
-            if named is not None and not Path(named).expanduser().exists():
+            if named is None or Path(named).expanduser().exists():
+                continue
+            if key != "data.path" or not streams(getattr(config.data, "source", None), named):
                 raise UserError(
                     f"{key}: {named} does not exist on this machine; put the data there, or set "
                     f"{key}; `bash scripts/download.sh` says how to get the papers' data"
@@ -123,7 +129,7 @@ class Experiment:
                 plan = self.build_plan(config)
                 print(dumps(plan) if args.json else plan.table())
             else:
-                self._train(config, args.run_dir)
+                self._train(config, args.config, args.run_dir)
 
     def _parser(self) -> argparse.ArgumentParser:
         """`CONFIG.yaml [key=value ...] [--run-dir DIR] [--plan [--json]]`, all keys in --help."""
@@ -142,12 +148,17 @@ class Experiment:
         add("--json", action="store_true", help="with --plan: as JSON")
         return parser
 
-    def _train(self, config: RunConfig, run_dir: Path | None) -> None:
+    def _train(self, config: RunConfig, file: Path, run_dir: Path | None) -> None:
         """One run with progress on stderr; exit code 75 if a signal stopped it."""
         from training import allocator, processes, runs, signals
 
         allocator.keep_memory()
         run_dir = run_dir or runs.RESULTS / self.name / "single" / runs.run_id(config)
+        written = run_dir / "config.yaml"
+        if written.exists() and written.samefile(file) and not (run_dir / "plan.json").exists():
+            raise UserError(
+                f"{file}: the run would write its own config over it; choose another --run-dir"
+            )
         summary = self.run(config, run_dir, Steps())
         if processes.state().is_main_process:
             outcome = f"{summary['status']}: {self.result(summary)}; {run_dir}/summary.json"

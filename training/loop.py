@@ -188,6 +188,8 @@ class Loop:
             self.checkpoints.settle()
         summary = self._summary(status)
         if self.accelerator.is_main_process:
+            for log in self.logs:  # a run that is done is never trained again: its logs are whole
+                log.position()
             write_json(self.run_dir / "summary.json", summary)
             if not (self.task.config.checkpoint.final or status["status"] == "stopped"):
                 self.checkpoints.discard()
@@ -256,7 +258,9 @@ class Loop:
             with contextlib.nullcontext() if exchanges else accelerator.no_sync(self.model):
                 loss_sum = self.task.loss(self.model, batch)
                 # Gradients are averaged over processes, the loss over the targets of all of them.
-                accelerator.backward(self.scaler.scale(loss_sum * (world / count)))
+                # Not accelerate's `backward`, which divides by a number of micro-batches of its
+                # own, by an exported ACCELERATE_GRADIENT_ACCUMULATION_STEPS, and adds nothing here.
+                self.scaler.scale(loss_sum * (world / count)).backward()
             total += loss_sum.detach()
         return total, count
 

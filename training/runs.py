@@ -186,8 +186,9 @@ def _enter(
     value = _done_on(run_dir, data)
     if value is None:
         print(plan.table(), file=sys.stderr, flush=True)
-        write_text(run_dir / "config.yaml", to_yaml(config))
+        # The plan first: a config without one beside it is the user's, not a run's.
         write_text(run_dir / "plan.json", dumps(plan) + "\n")
+        write_text(run_dir / "config.yaml", to_yaml(config))
     elif not _keeps(run_dir, config):
         # It ended between its summary and the removal of what it had saved.
         checkpoint.discard(run_dir / "checkpoints")

@@ -360,6 +360,14 @@ def _texts(records: Iterable[dict[str, Any]], text_key: str, label: str) -> Iter
 
 # C4
 
+_HUB = re.compile(r"[\w-][\w.-]*/[\w.-]+(@[0-9a-f]{40})?")  # a dataset's name
+
+
+def streams(source: str | None, path: str) -> bool:
+    """Whether a `data.source` reads this `data.path` from the hub, unless it is on this machine."""
+    on_hub = _HUB.fullmatch(path)
+    return source == "c4" and on_hub is not None and (path == C4_PATH or on_hub[1] is not None)
+
 
 def _c4_source(path: str | None, text_key: str) -> Source:
     """C4's own train and validation splits, from the hub or from downloaded files."""
@@ -367,7 +375,7 @@ def _c4_source(path: str | None, text_key: str) -> Source:
     folder = Path(path).expanduser()
     if folder.exists():
         return _c4_folder(folder.resolve(), text_key)
-    if not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+(@[0-9a-f]{40})?", path):
+    if not _HUB.fullmatch(path):
         raise UserError(
             f"data.path: {path} does not exist; expected the dataset's name on the hub "
             f"({C4_PATH}, or OWNER/NAME@COMMIT with 40 hexadecimal digits) or a folder with its "

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from contextlib import ExitStack
 from functools import partial
 
 import pytest
@@ -24,12 +25,13 @@ from training.files import Busy, locked
 
 SOURCE = """
 from training.config import Section
-from training.settings import LoopConfig
+from training.settings import CheckpointConfig, LoopConfig
 
 class Config(Section):
     seed: int = 0
     width: int = 1
     training: LoopConfig
+    checkpoint: CheckpointConfig = CheckpointConfig()
 
 def flops(config):
     return float(config.width)
@@ -345,3 +347,45 @@ def test_a_second_driver_is_refused_until_the_first_is_killed(toy, capsys, monke
     with pytest.raises(SystemExit) as end:
         command.main(words)
     assert end.value.code == 75  # it drives, and is stopped
+
+
+def test_a_file_that_says_processes_alone_has_a_gpu_for_each(tmp_path):
+    experiment = load_experiment("nanolm_c4")
+    path = tmp_path / "s.yaml"
+    path.write_text(
+        "experiment: nanolm_c4\ncurves: {a: {}}\n"
+        f"config: {ROOT}/nanolm_c4/configs/laptop.yaml\n"
+    )
+    [point] = work_of(tmp_path, path).points.values()
+    found = needs_of(experiment, point.config, {"processes": 4}, 80e9)
+    assert (found.gpus, found.processes) == (4, 4)
+    for said in ({}, {"processes": 1}):
+        assert needs_of(experiment, point.config, said, 80e9).gpus < 1
+    assert needs_of(experiment, point.config, {"processes": 4, "gpus": 0.5}, 80e9).gpus == 0.5
+    assert needs_of(experiment, point.config, {"processes": 4}, None) == Needs(processes=4)
+
+
+def test_a_run_that_another_process_holds_is_not_submitted_before_it_is_free(work, impatient):
+    """With SLURM each try would be a job."""
+    [held] = [work.folder / run for run, point in work.points.items() if point.config.width == 4]
+    perform, before = Ends(Busy("held by another")), []
+    with ExitStack() as stack:
+        stack.enter_context(locked(held, "run"))
+
+        def release():
+            before.append(perform.calls[4])
+            stack.close()
+
+        threading.Timer(1, release).start()  # ten times BUSY_SECONDS
+        drive(work, FakePool(2, perform=perform))
+    assert before == [1] and perform.calls[4] == 2 and not work.reasons
+
+
+@pytest.mark.parametrize("end", [Lost("node gone"), RunFailed("no"), {"status": "stopped"}])
+def test_a_run_that_starts_anew_does_so_once(toy, impatient, end):
+    """What it has trained in an earlier command is discarded, and not what it has in this one."""
+    work = work_of(toy, write_file(toy, SWEEP + "set: {checkpoint.resume: never}\n"))
+    pool = FakePool(2, perform=Ends(Busy("held by another"), end))
+    drive(work, pool)
+    configs = [job.config for job, _ in pool.submitted if job.config["width"] == 4]
+    assert [one["checkpoint"]["resume"] for one in configs] == ["never", "never", "auto"]

@@ -18,6 +18,7 @@ from sweeps.__main__ import main
 from sweeps.progress import status
 from sweeps.search import objective
 from sweeps.search_file import load_search
+from sweeps.sources import Sources
 from tests.sweeps.toys import FakePool, calls, drive, make_toy, work_of, write_file
 from training.config import validate
 from training.errors import UserError
@@ -449,3 +450,32 @@ def test_what_is_saved_is_json_and_yaml_without_surprises(toy):
     validate(gamma, {
         key.partition(".")[2]: value for key, value in constants["constants"][0]["set"].items()
     }, "constants.yaml")  # fmt: skip
+
+
+def test_constants_of_hundreds_of_studies_are_read(toy):
+    """The limits of what people write by hand are not those of what a search writes."""
+    work = work_of(toy, write_search(toy))
+    entry = {"where": {}, "set": {"gamma.a": 2.0}, "rate": 0.5,
+             "ranges": {str(key): [0.01, 100.0] for key in range(12)}}  # fmt: skip
+    many = [{**entry, "where": {"kind": str(index)}} for index in range(300)]
+    file, results = toy / "another.yaml", toy.parent / "results"
+    work.table.parent.mkdir(parents=True, exist_ok=True)
+    work.table.write_text(yaml.safe_dump(json.loads(json.dumps({"constants": [*many, entry]}))))
+    [line] = work.before()
+    assert "were found at 0.5; it is searched again" in line
+    work.table.write_text(yaml.safe_dump(json.loads(json.dumps({"constants": many}))))
+    sources = Sources(file, results, None)
+    assert sources.constants("s.yaml", {"kind": "299"}) == {"gamma.a": 2.0}
+    work.table.write_text("constants: [{\n")
+    with pytest.raises(UserError, match="constants.yaml, line 2: not valid YAML"):
+        sources.constants("s.yaml", {"kind": "299"})
+
+
+def test_a_damaged_summary_of_a_trial_that_has_ended_takes_nothing_down(toy):
+    path = write_search(toy)
+    work, _, _ = run(toy, path)
+    before = status(work_of(toy, path))
+    next(work.folder.glob("*/summary.json")).write_text('{"status": "fin')
+    assert status(work_of(toy, path)) == before
+    ended = work_of(toy, path).ended()
+    assert [summary["status"] for _, summary in ended] == ["finished"] * 12

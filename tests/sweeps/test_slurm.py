@@ -409,3 +409,23 @@ def test_no_job_is_lost_while_slurm_does_not_answer(opened, job, slurm):
         future.result(1.5)  # it is asked every third of a second
     (run.run_dir / "go").touch()
     assert future.result(30)["status"] == "finished"
+
+
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--workers 0", "--workers must be at least 1"),
+        ("--jobs 8", "--jobs goes with --engine slurm"),
+        ("--pack 2", "--pack goes with --engine slurm"),
+        ("--engine slurm --workers 2", "--workers goes with --engine local or ray"),
+        ("--gpus-per-node -1", "--gpus-per-node must be at least 0"),
+    ],
+)
+def test_a_driver_is_not_submitted_that_would_refuse_its_options(
+    file, slurm, capsys, words, line, more
+):
+    with pytest.raises(SystemExit) as end:
+        command.main(["submit", str(file), *words.split(), *more])
+    assert end.value.code == 2 and capsys.readouterr().err == f"error: {line}\n"
+    assert not list(slurm.glob("script-*"))

@@ -4,9 +4,13 @@ import os
 import shutil
 import signal
 import subprocess
+from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
+from sweeps import slurm_job
+from sweeps.pool import Job, Needs
 from tests.sweeps.conftest import ROOT, wait_until
 
 TOOLS = {
@@ -100,3 +104,34 @@ def test_a_driver_in_an_allocation_has_a_cluster_and_is_requeued_once_it_has_sav
     assert "ray start --address first:20123 --block" in lines  # the second node's
     assert not any("the-token" in line for line in lines if not line.startswith("token "))
     assert ("scontrol requeue 123" in lines) == requeued
+
+
+@pytest.mark.parametrize(("restarts", "resume"), [(None, "never"), ("0", "never"), ("2", "auto")])
+def test_a_job_that_was_requeued_keeps_what_it_has_trained(
+    tmp_path, monkeypatch, restarts, resume
+):
+    """Its runs are to start anew once, not each time that the job does."""
+    configs = []
+
+    class Pool:
+        def __init__(self, options):
+            pass
+
+        def submit(self, job, needs):
+            configs.append(job.config)
+            future = Future()
+            future.set_result({"status": "finished"})
+            return future
+
+        def shutdown(self):
+            pass
+
+    monkeypatch.setattr(slurm_job, "LocalPool", Pool)
+    monkeypatch.setattr(slurm_job, "_Asked", lambda: SimpleNamespace(received=[]))
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
+    if restarts is not None:
+        monkeypatch.setenv("SLURM_RESTART_COUNT", restarts)
+    job = Job("run", "toy", {"checkpoint": {"every": 1, "resume": "never"}}, tmp_path / "run")
+    work = slurm_job.Runs((job,), Needs(), (), tmp_path)
+    work()
+    assert configs == [{"checkpoint": {"every": 1, "resume": resume}}] and not work.jobs

@@ -2,10 +2,11 @@
 
 import pytest
 
+from sweeps import tables
 from sweeps.progress import Estimate, duration
 from sweeps.sweep_file import Log2Range, grid_values, load_sweep
 from tests.sweeps.toys import FakePool, calls, drive, make_toy, rows_of, work_of, write_file
-from training.errors import UserError
+from training.errors import RunError, UserError
 
 
 @pytest.fixture
@@ -309,3 +310,14 @@ def test_the_estimate_follows_flops_and_steps():
 )  # fmt: skip
 def test_times_are_in_units_that_people_use(seconds, text):
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("table", [tables.METRICS, tables.PROBES, tables.OBSERVATIONS])
+def test_a_damaged_log_is_named_with_what_to_do(tmp_path, table):
+    path = tmp_path / table.name.replace(".csv", ".jsonl")
+    path.write_bytes(b"\0" * 40)  # as a power cut may leave it
+    with pytest.raises(RunError) as caught:
+        list(table.rows(tmp_path, {}))
+    line = str(caught.value)
+    assert line.startswith(f"{path}: cannot read") and "\n" not in line
+    assert line.endswith(f"delete {tmp_path} to run again")

@@ -4,12 +4,14 @@ import functools
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from tests.training import toy_run as toy
 from training import environment
+from training.config import load, to_yaml
 from training.errors import UserError, one_line_errors
 from training.experiment import Experiment, load_experiment
 from training.settings import RunConfig
@@ -98,3 +100,42 @@ def test_a_broken_pipe_of_another_process_is_told(capsys):
     with pytest.raises(SystemExit, match="2"), one_line_errors(OSError):
         raise BrokenPipeError(32, "Broken pipe")
     assert capsys.readouterr().err == "error: [Errno 32] Broken pipe\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "path", "refused"),
+    [
+        ("c4", "allenai/c4", False),
+        ("c4", "owner/web@" + 40 * "a", False),
+        ("c4", "data/c4", True),  # without a commit the run would refuse it, too
+        ("local", "allenai/c4", True),
+    ],
+)
+def test_text_that_a_run_streams_is_not_missed(source, path, refused):
+    experiment = load_experiment("nanolm_c4")
+    words = [f"data.source={source}", f"data.path={path}"]
+    config = load(experiment.config, ROOT / "nanolm_c4/configs/laptop.yaml", words)
+    with pytest.raises(UserError, match="does not exist") if refused else nullcontext():
+        experiment.check_data(config)
+
+
+def test_a_run_does_not_write_over_the_config_that_it_is_given(tmp_path, capsys):
+    unused = dict.fromkeys("build_plan parameters flops tokens_per_step memory".split(), print)
+    experiment = Experiment(
+        name="toy", description="", config=RunConfig, build_task=toy.build_task,
+        result=str, **unused,
+    )  # fmt: skip
+    file, text = tmp_path / "own" / "config.yaml", "# mine\n" + to_yaml(toy.build_config())
+    file.parent.mkdir()
+    file.write_text(text)
+    with pytest.raises(SystemExit) as caught:
+        experiment.main([str(file), "--run-dir", str(file.parent)])
+    assert caught.value.code == 2 and capsys.readouterr().err == (
+        f"error: {file}: the run would write its own config over it; choose another --run-dir\n"
+    )
+    assert file.read_text() == text and os.listdir(file.parent) == ["config.yaml"]
+    run = tmp_path / "run"
+    experiment.main([str(file), "--run-dir", str(run)])
+    (run / "summary.json").unlink()  # as if it had died: its own config trains it to its end
+    experiment.main([str(run / "config.yaml"), "--run-dir", str(run)])
+    assert (run / "summary.json").exists()

@@ -328,3 +328,31 @@ def test_a_run_in_one_process_loads_no_compiler(tmp_path):
                           capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if "step" not in line] == 3 * ["[]"]
+
+
+def test_an_exported_number_of_micro_batches_scales_no_gradient(tmp_path, monkeypatch):
+    """accelerate would divide every loss by it; SGD shows it, Adam would not."""
+    plain, exported = task(optimizer__name="sgd"), task(optimizer__name="sgd")
+    train(plain, tmp_path / "plain")
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
+    train(exported, tmp_path / "exported")
+    assert all(torch.equal(a, b) for a, b in zip(*(weights(r).values() for r in (plain, exported))))
+
+
+def test_logs_are_on_the_disk_before_a_summary_says_that_the_run_is_done(tmp_path, monkeypatch):
+    """After a power cut it would never be trained again, and its logs would be torn."""
+    noted = {}
+
+    def note(path):
+        assert path.name not in noted.get("done", ()), "the summary was there before"
+        noted[path.name] = path.stat().st_size
+
+    def summary(path, value):
+        noted["done"] = dict(noted)
+        path.write_text("{}")
+
+    monkeypatch.setattr("training.log.sync", note)
+    monkeypatch.setattr("training.loop.write_json", summary)
+    train(task(), tmp_path)
+    for name in ("metrics.jsonl", "timing.jsonl"):
+        assert noted["done"][name] == (tmp_path / name).stat().st_size > 0
