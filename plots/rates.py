@@ -242,8 +242,8 @@ class Exponent(Estimate):
 
     `law` weighs all widths alike, `weighted` those whose optimum has an error, by it. The standard
     error is the larger of the one from the scatter of widths, which is small by chance where widths
-    are few, and the one that the optima's own errors, at most LONGEST, imply for `law`. `edge` are
-    widths left out because the best rate is the first or last one tried.
+    are few, and the one that the optima's own errors, at most LONGEST (which an unknown one counts
+    as), imply for `law`. `edge` are widths left out: their best rate is the first or last tried.
     """
 
     law: fits.PowerLaw | None = None
@@ -272,11 +272,20 @@ def exponent(sweeps: Sweeps) -> Exponent:
         weighted = fits.power_law(list(known), values, [best.error for best in known.values()])
     if len(used) > 1:
         law = fits.power_law(list(used), [best.value for best in used.values()])
-        errors = {w: float(np.minimum(best.error, LONGEST)) for w, best in used.items()}
-        implied = slope({w: Estimate(0.0, error) for w, error in errors.items()})
+        implied = slope({w: Estimate(0.0, error) for w, error in _octaves(sweeps).items()
+                         if w in used})
         value, error = law.exponent, np.fmax(law.error, implied.error)
     return Exponent(value, float(error), law=law, weighted=weighted, widths=len(used), edge=edge,
                     sweeps=sweeps)
+
+
+def _octaves(sweeps: Sweeps) -> dict[int, float]:
+    """The error of log2 of every width's optimum, at most LONGEST, which stands for one that is not
+    known where that of another width is; NaN at an edge."""
+    own = {width: sweep.best.error for width, sweep in sweeps.items() if not sweep.best.at_edge}
+    known = any(map(math.isfinite, own.values()))
+    capped = {width: float(np.fmin(one, LONGEST)) if known else one for width, one in own.items()}
+    return {width: capped.get(width, math.nan) for width in sweeps}
 
 
 def optimum_text(sweep: RateSweep) -> str:
@@ -431,9 +440,9 @@ def draw_optima(axis, sweeps: Sweeps, fit: Exponent, **look) -> None:
     marker = look.pop("marker", "*")
     line = look.pop("ls", "-")
     label = look.pop("label", None)
-    for width, sweep in sweeps.items():
-        best = sweep.best
-        error = min(best.error, LONGEST) if math.isfinite(best.error) else 0.0
+    for width, octaves in _octaves(sweeps).items():
+        best = sweeps[width].best
+        error = octaves if math.isfinite(octaves) else 0.0
         bars = [[best.value * (1 - 2**-error)], [best.value * (2**error - 1)]]
         face = "white" if best.at_edge else look["color"]
         axis.errorbar(width, best.value, yerr=bars, fmt=marker, ms=6, mfc=face, capsize=2, lw=1,

@@ -1,6 +1,7 @@
 """Sweeps of learning rates: what is read, means and noise over seeds, errors of what is fitted."""
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -142,6 +143,23 @@ def test_an_exponents_error_is_at_least_what_the_optima_imply():
     lost = {**exact, 256: rates.rate_sweeps(rows[rows["model.width"] == 256], noise=1e3)[256]}
     longest = math.hypot(one * math.hypot(1.5, 0.5, 0.5), rates.LONGEST * 1.5) / 5
     assert rates.exponent(lost).error == pytest.approx(longest, rel=1e-6)
+
+
+def test_an_optimum_without_an_error_counts_as_the_longest_one():
+    rows = pd.DataFrame(sweep("global", "mup", exponent=-1.0))  # all optima on the grid
+    exact = rates.rate_sweeps(rows, noise=0.1)
+    unknown = replace(exact[256], best=replace(exact[256].best, error=math.nan))
+    fit = rates.exponent({**exact, 256: unknown})
+    one = 0.1 / math.sqrt(2) / math.sqrt(10) / 0.1
+    longest = math.hypot(one * math.hypot(1.5, 0.5, 0.5), rates.LONGEST * 1.5) / 5
+    assert fit.error == pytest.approx(longest, rel=1e-6)
+    _, axes = style.subplots(1, 1, (2.5, 2.5))
+    rates.draw_optima(axes[0, 0], {**exact, 256: unknown}, fit, color="black")
+    low, high = axes[0, 0].collections[-1].get_segments()[0][:, 1]
+    assert math.log2(high / low) == pytest.approx(2 * rates.LONGEST)
+    none = {width: replace(sweep, best=replace(sweep.best, error=math.nan))
+            for width, sweep in exact.items()}
+    assert rates.exponent(none).error == pytest.approx(0, abs=1e-9)  # of the scatter alone
 
 
 @pytest.mark.parametrize(("seeds", "rate", "by_seed"), [(4, 1, True), (3, 1, False), (4, 2, False)])
