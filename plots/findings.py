@@ -64,6 +64,11 @@ class Estimate:
         groups = "" if self.groups is None else f" (n = {self.groups})"
         return f"{self.value:{sign}.{digits}f} {known}{groups}"
 
+    def through_widths(self, digits: int = 2, sign: str = "+", edge: str = "") -> str:
+        """An exponent, or a difference of two, whose groups are the widths of a fit."""
+        text = Estimate(self.value, self.error).text(digits, sign)
+        return text if math.isnan(self.value) else f"{text} (n = {self.groups} widths{edge})"
+
     def compact(self) -> str:
         """value±error, without an error that is unknown."""
         return f"{self.value:.3f}" + (f"±{self.error:.3f}" if math.isfinite(self.error) else "")
@@ -147,12 +152,14 @@ def weighted(parts: Iterable[tuple[float, Estimate]]) -> Estimate:
     parts = list(parts)
     errors = [weight * one.error for weight, one in parts]
     error, freedom = math.hypot(*errors), None
-    groups = [one.groups for _, one in parts if one.groups is not None]
+    least = min((one for _, one in parts), default=None,
+                key=lambda one: math.inf if one.groups is None else one.groups - one.fitted)
+    known = least is not None and all(one.groups is not None for _, one in parts)
     if error > 0 and all(one.freedom for _, one in parts):
         freedom = 1 / sum((own / error) ** 4 / (one.freedom or 1)
                           for own, (_, one) in zip(errors, parts))
     return Estimate(float(sum(weight * one.value for weight, one in parts)), error,
-                    min(groups) if len(groups) == len(parts) else None, freedom=freedom)
+                    least.groups if known else None, least.fitted if known else 1, freedom)
 
 
 def exact_text(value: float) -> str:

@@ -164,11 +164,11 @@ def _exponents(fitted: Mapping[str, Mapping[int, RateSweep]]) -> list[Finding]:
     for strategy in STRATEGIES:
         fit = exponent(fitted[strategy])
         name = f"{style.STRATEGIES[strategy]}: exponent of the width in mapped lr*"
-        beside = (f"{power} (lambda)", fit.distance(float(power))) if fit.law else ()
+        beside = (f"{power} (lambda)", fit.distance(float(power)), fit) if fit.law else ()
         result.append(Finding(name, fit.text(), *beside))
     fit = exponent(fitted["neural_tangent"])
-    own = Estimate(fit.value - float(power), fit.error)
-    beside = (own.text(2), "0", own.distance(0.0)) if fit.law else (fit.text(),)
+    own = Estimate(fit.value - float(power), fit.error, fit.groups, fit.fitted)
+    beside = (own.through_widths(), "0", own.distance(0.0), own) if fit.law else (fit.text(),)
     return [*result, Finding("neural-tangent: exponent of the width in lr* itself", *beside)]
 
 

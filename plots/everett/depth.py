@@ -66,9 +66,8 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         powers = {rule: exponent(sweeps) for (rule, name), sweeps in found.items() if name == curve}
         name = f"exponent of L in the best rate, {label}: "
         for rule, fit in powers.items():
-            power = Estimate(fit.value, fit.error, fit.widths, fitted=2)
             text = fit.text().replace("width", "depth")
-            result.append(_power(name + style.LABELS.get(rule, rule), text, power, curve))
+            result.append(_power(name + style.LABELS.get(rule, rule), text, fit, curve))
         mean = _pooled([fit for fit in powers.values() if fit.law])
         result.append(_power(f"{name}mean", mean.text(2), mean, curve))
     for curve, label in curves.items():
@@ -86,7 +85,7 @@ def _power(name: str, text: str, power: Estimate, curve: str) -> Finding:
     """Beside what is expected of a curve, which one of one's own has not."""
     if curve not in EXPECTED:
         return Finding(name, text)
-    return Finding(name, text, f"{EXPECTED[curve]:g}", power.distance(EXPECTED[curve]))
+    return Finding(name, text, f"{EXPECTED[curve]:g}", power.distance(EXPECTED[curve]), power)
 
 
 def _pooled(values: Sequence[Estimate]) -> Estimate:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
+from measure.fits import PowerLaw
 from plots import rates, style, tables
 from tests.plots.everett.constructed import sweep
 
@@ -143,6 +144,19 @@ def test_an_exponents_error_is_at_least_what_the_optima_imply():
     lost = {**exact, 256: rates.rate_sweeps(rows[rows["model.width"] == 256], noise=1e3)[256]}
     longest = math.hypot(one * math.hypot(1.5, 0.5, 0.5), rates.LONGEST * 1.5) / 5
     assert rates.exponent(lost).error == pytest.approx(longest, rel=1e-6)
+
+
+def test_exponents_and_their_differences_are_judged_by_the_widths_they_rest_on():
+    """Four widths leave two degrees of freedom: 95 % reach to 4.3 errors; three leave one."""
+    law = PowerLaw(-0.5, 0.1, 0.0, 4)
+    one, few = (rates.Exponent(-0.5, 0.1, n, 2, law=law, widths=n) for n in (4, 3))
+    assert one.distance(-0.1) == "agrees within 95 %" and one.distance(0.0).startswith("off by")
+    assert few.distance(0.5) == "undecided (n = 3)"
+    change = one - rates.Exponent(0.0, 0.1, 4, 2, law=law, widths=4)
+    assert (change.freedom, change.groups, change.fitted) == (pytest.approx(4), 4, 2)
+    assert change.claimed_equal() == "disagrees"  # 3.5 errors; 2.8 of them are 95 %
+    assert change.through_widths() == "-0.50 ± 0.14 (n = 4 widths)"
+    assert (one - few).claimed_equal() == "undecided (n = 3)"
 
 
 def test_an_optimum_without_an_error_counts_as_the_longest_one():
