@@ -73,7 +73,8 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     for curve, label in curves.items():
         costs = [cost(sweeps) for (_, name), sweeps in found.items() if name == curve]
         known = [value for value in costs if math.isfinite(value)]
-        text = f"{average(known).text()} nats (n = {len(known)} of {len(costs)})"
+        lost = f"; {gone} diverge{'s' * (gone == 1)}" if (gone := costs.count(math.inf)) else ""
+        text = f"{average(known).text()} nats (n = {len(known)} of {len(costs)}{lost})"
         result.append(Finding(f"cost of the base depth's rate at the deepest, {label}", text))
     for curve, label in curves.items():
         if curve != NO_RULE:
@@ -97,10 +98,9 @@ def _pooled(values: Sequence[Estimate]) -> Estimate:
 
 def cost(sweeps: Mapping[int, RateSweep]) -> float:
     """The deepest model's loss at the best grid rate of the least deep one, above its own best; NaN
-    where that rate was not run or diverged."""
+    where that rate was not run, infinite where it diverged."""
     shallow, deep = sweeps[min(sweeps)], sweeps[max(sweeps)]
-    loss = deep.losses.get(shallow.best.grid_value, math.nan)
-    return loss - deep.loss if math.isfinite(loss) else math.nan
+    return deep.losses.get(shallow.best.grid_value, math.nan) - deep.loss
 
 
 def _gains(found: Lines, curve: str, label: str) -> list[Printed]:

@@ -370,7 +370,11 @@ def test_runs_that_diverged_have_no_final_loss(tmp_path):
     table.to_csv(paths[0], index=False)
     table = tmp_path / "kernels.csv"
     kernel_rows(seeds=(0,)).to_csv(table, index=False)
-    found = decoder.finals(decoder.read([*paths, table]), HEADS, 1.0)
+    read = decoder.read([*paths, table])
+    lost = pd.read_csv(paths[0]).query("status == 'diverged'")["run"]
+    assert len(read.cut) == 2 and list(read.cut) == sorted(lost)
+    assert decoder.findings(read)[-1].endswith(": " + ", ".join(read.cut))
+    found = decoder.finals(read, HEADS, 1.0)
     assert set(found[16]) == {0} and set(found[8]) == {0, 1}
 
 

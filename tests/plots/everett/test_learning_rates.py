@@ -227,3 +227,13 @@ def test_the_best_rate_over_depth_stands_beside_what_the_rule_is_to_do(tmp_path)
     assert found["cost of the base depth's rate at the deepest, alpha_L = 1/2"].measured == (
         "+0.000 ± 0.000 nats (n = 4 of 4)"
     )
+
+
+def test_base_rates_that_diverge_at_the_deepest_model_are_said():
+    table = depths()
+    lost = (table.curve == "no_rule") & (table["model.width"] == 256)
+    lost &= (table["optimizer.lr"] == 2**-7) & (table["prescription.parameterization"] == "mup")
+    table.loc[lost, "status"] = "diverged"
+    found = lines(depth.findings(table))
+    assert found["cost of the base depth's rate at the deepest, no rule"].measured.endswith(
+        "nats (n = 3 of 4; 1 diverges)")
