@@ -83,11 +83,13 @@ class Estimate:
     @property
     def reach(self) -> float:
         """Standard errors on either side: 2, or Student's 97.5 % quantile."""
-        if self.freedom is None:
-            return 2.0
+        return 2.0 if self.freedom is None else self.reach_of(1)
+
+    def reach_of(self, count: int) -> float:
+        """Those that one of `count` numbers leaves to either side in 5 % (Bonferroni)."""
         from scipy.special import stdtrit
 
-        return float(stdtrit(self.freedom, 0.975))
+        return float(stdtrit(math.inf if self.freedom is None else self.freedom, 1 - 0.025 / count))
 
     @property
     def few(self) -> str:
