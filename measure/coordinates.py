@@ -195,6 +195,7 @@ def _measure_one(
     if check.after_init is not None:
         check.after_init(model)
     optimizer = check.optimizer or _optimizer(check)
+    _refuse_partial(model, optimizer)
     batches = [send_to_device(batch, device) for batch in check.batches]
     parts = watched(model, check.plan)
     first, gradient = _first_outputs(check, parts, batches[0])
@@ -223,6 +224,17 @@ def _optimizer(check: Check) -> torch.optim.Optimizer:
     """The update rule of the plan's prescription, Adam where it names none."""
     name = str(check.plan.prescription.get("optimizer", "adam"))
     return optimizers.build(name, check.plan.groups(check.model))
+
+
+def _refuse_partial(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """UserError for tensors that are not trained: that they do not move says nothing of a plan."""
+    held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and id(parameter) not in held:
+            raise UserError(
+                f"the optimizer does not hold {name!r}; build it over plan.groups(model) of the "
+                "model that the check is given, or freeze what is not to be trained"
+            )
 
 
 def _train_step(check: Check, optimizer: torch.optim.Optimizer, batch: Any) -> None:

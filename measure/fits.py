@@ -23,8 +23,9 @@ class Optimum:
     next to a run that diverged, or has no curvature: then `value` is the grid point. `at_edge`
     says that it is the first or last value tried, so that the true optimum may lie beyond.
     `error` is the standard error of log2 `value`, in octaves (NaN: unknown); next to a run that
-    diverged it is the grid's resolution, its step over sqrt(12). `n` is the number of points in
-    the parabola (0 without one), `vertex_loss` its value at `value` (NaN without one).
+    diverged it is the grid's resolution, its step over sqrt(12), or more where noise leaves open
+    which value is the best. `n` is the number of points in the parabola (0 without one),
+    `vertex_loss` its value at `value` (NaN without one).
     """
 
     value: float
@@ -53,9 +54,7 @@ def optimum(
     at_edge = best in (values[0], values[-1])
     near = _neighbours(losses, values, best) if window is None else _around(losses, best, window)
     if not at_edge and not near[0] < best < near[-1]:
-        index = values.index(best)  # it may be anywhere in its grid point's cell
-        cell = math.log2(values[index + 1] / values[index - 1]) / 2
-        return Optimum(best, best, losses[best], False, error=cell / math.sqrt(12))
+        return Optimum(best, best, losses[best], False, error=_resolution(losses, best, noise))
     vertex = None
     if not at_edge:
         x = np.log2(near) - math.log2(best)
@@ -64,6 +63,18 @@ def optimum(
         return Optimum(best, best, losses[best], False, at_edge)
     place, error, lowest = vertex
     return Optimum(best * 2.0**place, best, losses[best], True, at_edge, error, len(near), lowest)
+
+
+def _resolution(losses: Mapping[float, float], best: float, noise: float) -> float:
+    """Root mean square distance in octaves between the best point and places in the cells of the
+    grid that may have the optimum: its own and those between it and losses at most 2 `noise`
+    higher (none where the noise is unknown)."""
+    values = sorted(losses)
+    near = [value for value in values if losses[value] <= losses[best] + 2 * noise] or [best]
+    first, last = values.index(near[0]), values.index(near[-1])
+    low = math.log2(values[max(first - 1, 0)] * values[first]) / 2 - math.log2(best)
+    high = math.log2(values[min(last + 1, len(values) - 1)] * values[last]) / 2 - math.log2(best)
+    return math.sqrt((high**3 - low**3) / (3 * (high - low)))
 
 
 def _neighbours(

@@ -436,15 +436,16 @@ def _check_tie(model: nn.Module, assignment: Assignment, prescription: Prescript
     rows, width = assignment.parameter.shape[0], assignment.parameter.shape[-1]
     embedding = prescription(Role.TOKEN_EMBEDDING, 1, width)
     readout = prescription(Role.READOUT, width, rows)
-    if (readout.lr, readout.multiplier) != (embedding.lr, embedding.multiplier):
+    if any(getattr(readout, key) != getattr(embedding, key) for key in ("lr", "multiplier", "eps")):
         way_out = UNTIE
         if prescription.ties_readout():
             way_out = f"; give it the role {Role.TOKEN_EMBEDDING}, whose numbers are meant for both"
         raise PlanError(
             f"{assignment.name!r} is tied to {', '.join(assignment.tied_to)}, but "
-            f"{type(prescription).__name__} gives {Role.TOKEN_EMBEDDING} lr {embedding.lr:g} x and "
-            f"multiplier {embedding.multiplier:g}, {Role.READOUT} lr {readout.lr:g} x and "
-            f"multiplier {readout.multiplier:g}{way_out}"
+            f"{type(prescription).__name__} gives {Role.TOKEN_EMBEDDING} lr {embedding.lr:g} x, "
+            f"eps {embedding.eps:g} x and multiplier {embedding.multiplier:g}, {Role.READOUT} lr "
+            f"{readout.lr:g} x, eps {readout.eps:g} x and multiplier {readout.multiplier:g}"
+            f"{way_out}"
         )
 
 

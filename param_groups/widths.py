@@ -72,12 +72,13 @@ def _follows_gradients(prescription: Prescription) -> bool:
 
 
 def check_of_heads(assignment: Assignment, prescription: Prescription) -> None:
-    """Refuses a norm of one head's size, unless a base model says how that grows."""
-    size = assignment.fans[1]
-    small = assignment.role in _NORMS and size < prescription.width
+    """Refuses a norm of one head's size, and keys and values that heads share, unless a base model
+    says how that grows."""
+    size, shared = assignment.fans[1], {*_NORMS, Role.KEY, Role.VALUE}
+    small = assignment.role in shared and size < prescription.width
     if small and isinstance(prescription, Everett) and _follows_gradients(prescription):
         raise PlanError(
-            f"{assignment.name!r} has {size} axes, fewer than the width {prescription.width:g}: "
+            f"{assignment.name!r} has {size} outputs, fewer than the width {prescription.width:g}: "
             "heads that share it add to its gradient, for which there is no power of the width; "
             "use adam or adafactor, without eps_per_layer (or plan with base=, if it grows with "
             "the width)"

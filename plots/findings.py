@@ -64,6 +64,11 @@ class Estimate:
         groups = "" if self.groups is None else f" (n = {self.groups})"
         return f"{self.value:{sign}.{digits}f} {known}{groups}"
 
+    def through_widths(self, digits: int = 2, sign: str = "+", edge: str = "") -> str:
+        """An exponent, or a difference of two, whose groups are the widths of a fit."""
+        text = Estimate(self.value, self.error).text(digits, sign)
+        return text if math.isnan(self.value) else f"{text} (n = {self.groups} widths{edge})"
+
     def compact(self) -> str:
         """value±error, without an error that is unknown."""
         return f"{self.value:.3f}" + (f"±{self.error:.3f}" if math.isfinite(self.error) else "")
@@ -78,11 +83,13 @@ class Estimate:
     @property
     def reach(self) -> float:
         """Standard errors on either side: 2, or Student's 97.5 % quantile."""
-        if self.freedom is None:
-            return 2.0
+        return 2.0 if self.freedom is None else self.reach_of(1)
+
+    def reach_of(self, count: int) -> float:
+        """Those that one of `count` numbers leaves to either side in 5 % (Bonferroni)."""
         from scipy.special import stdtrit
 
-        return float(stdtrit(self.freedom, 0.975))
+        return float(stdtrit(math.inf if self.freedom is None else self.freedom, 1 - 0.025 / count))
 
     @property
     def few(self) -> str:
@@ -147,12 +154,14 @@ def weighted(parts: Iterable[tuple[float, Estimate]]) -> Estimate:
     parts = list(parts)
     errors = [weight * one.error for weight, one in parts]
     error, freedom = math.hypot(*errors), None
-    groups = [one.groups for _, one in parts if one.groups is not None]
+    least = min((one for _, one in parts), default=None,
+                key=lambda one: math.inf if one.groups is None else one.groups - one.fitted)
+    known = least is not None and all(one.groups is not None for _, one in parts)
     if error > 0 and all(one.freedom for _, one in parts):
         freedom = 1 / sum((own / error) ** 4 / (one.freedom or 1)
                           for own, (_, one) in zip(errors, parts))
     return Estimate(float(sum(weight * one.value for weight, one in parts)), error,
-                    min(groups) if len(groups) == len(parts) else None, freedom=freedom)
+                    least.groups if known else None, least.fitted if known else 1, freedom)
 
 
 def exact_text(value: float) -> str:

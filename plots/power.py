@@ -46,7 +46,7 @@ AGREES, DISAGREES, UNDECIDED, OUT = "agrees", "disagrees", "undecided", "out of 
 GOOD = ("agrees", "as expected", "confirmed", "within one step")
 BAD = ("disagrees", "off by")
 NUMBER = r"[+-]?\d+(?:\.\d+)?"
-BY_SIZE = re.compile(rf"\d+: ({NUMBER})±({NUMBER})")
+BY_SIZE = re.compile(rf"\d+: ({NUMBER})(?:±({NUMBER}))?")
 
 
 @dataclass(frozen=True)
@@ -241,9 +241,10 @@ def _visible(n: int | None) -> float:
 
 def measured(text: str) -> tuple[float, float]:
     """(number, standard error) of a finding; of numbers by size, the last minus the first."""
-    if by_size := BY_SIZE.findall(text):
-        first, last = by_size[0], by_size[-1]
-        return float(last[0]) - float(first[0]), math.hypot(float(first[1]), float(last[1]))
+    if BY_SIZE.match(text):
+        (first, *_, last) = BY_SIZE.findall(text)
+        errors = (float(error or math.nan) for _, error in (first, last))
+        return float(last[0]) - float(first[0]), math.hypot(*errors)
     if pair := re.search(rf"({NUMBER}) ± ({NUMBER}|\?)", text):
         return float(pair[1]), math.nan if pair[2] == "?" else float(pair[2])
     alone = re.match(NUMBER, text)

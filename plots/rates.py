@@ -56,11 +56,8 @@ class RateSweep:
     def stable(self) -> dict[float, float]:
         """The sweep up to its first unstable rate, which is left out."""
         largest, _ = fits.stability(self.losses)
-        return {
-            rate: loss
-            for rate, loss in sorted(self.losses.items())
-            if rate <= largest and math.isfinite(loss)
-        }
+        return {rate: loss for rate, loss in sorted(self.losses.items())
+                if rate <= largest and math.isfinite(loss)}
 
     @property
     def loss(self) -> float:
@@ -85,8 +82,8 @@ Lines = Mapping[tuple[str, ...], Sweeps]  # what tells a line apart -> its sweep
 def rate_sweeps(
     rows: pd.DataFrame, noise: float = math.nan, window: float | None = fits.WINDOW
 ) -> dict[int, RateSweep]:
-    """Width -> sweep, of one line of a figure; widths where every run diverged are left out. The
-    parabola of the optimum reaches `window` octaves, or to the neighbours of the best rate."""
+    """Width -> sweep, of one line; widths where every run diverged are left out. The parabola of
+    the optimum reaches `window` octaves, or to the neighbours of the best rate."""
     found = {}
     for width, cell in rows.groupby(WIDTH):
         runs = tables.losses_by(cell, RATE)
@@ -230,10 +227,8 @@ def selection_lines(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 def basis(table: pd.DataFrame, found: Lines, keys: Sequence[str], symbol: str = "D") -> list[str]:
     """What a figure's findings rest on: optima at an edge, widths that are lost, the noise, and
     what selection costs; `keys` are the columns that tell its lines apart."""
-    return [
-        *edge_lines(found, symbol), *lost_lines(table, keys, symbol), *noise_lines(table, symbol),
-        *selection_lines(table, [*keys, WIDTH]),
-    ]
+    return [*edge_lines(found, symbol), *lost_lines(table, keys, symbol),
+            *noise_lines(table, symbol), *selection_lines(table, [*keys, WIDTH])]
 
 
 @dataclass(frozen=True)
@@ -242,8 +237,8 @@ class Exponent(Estimate):
 
     `law` weighs all widths alike, `weighted` those whose optimum has an error, by it. The standard
     error is the larger of the one from the scatter of widths, which is small by chance where widths
-    are few, and the one that the optima's own errors, at most LONGEST, imply for `law`. `edge` are
-    widths left out because the best rate is the first or last one tried.
+    are few, and the one that the optima's own errors, at most LONGEST (which an unknown one counts
+    as), imply for `law`. `edge` are widths left out: their best rate is the first or last tried.
     """
 
     law: fits.PowerLaw | None = None
@@ -257,7 +252,7 @@ class Exponent(Estimate):
         edge = f"; at edge: {_listed(self.edge)}" if self.edge else ""
         if self.law is None:
             return f"no fit: {self.widths} width{'s' * (self.widths != 1)}{edge}"
-        return f"{super().text(digits, sign)} (n = {self.widths} widths{edge})"
+        return self.through_widths(digits, sign, edge)
 
 
 def exponent(sweeps: Sweeps) -> Exponent:
@@ -272,11 +267,18 @@ def exponent(sweeps: Sweeps) -> Exponent:
         weighted = fits.power_law(list(known), values, [best.error for best in known.values()])
     if len(used) > 1:
         law = fits.power_law(list(used), [best.value for best in used.values()])
-        errors = {w: float(np.minimum(best.error, LONGEST)) for w, best in used.items()}
-        implied = slope({w: Estimate(0.0, error) for w, error in errors.items()})
+        implied = slope({w: Estimate(0.0, error) for w, error in _octaves(sweeps).items()})
         value, error = law.exponent, np.fmax(law.error, implied.error)
-    return Exponent(value, float(error), law=law, weighted=weighted, widths=len(used), edge=edge,
-                    sweeps=sweeps)
+    return Exponent(value, float(error), len(used), 2, law=law, weighted=weighted,
+                    widths=len(used), edge=edge, sweeps=sweeps)
+
+
+def _octaves(sweeps: Sweeps) -> dict[int, float]:
+    """Width -> error of log2 of an optimum that is not at the edge, at most LONGEST, which stands
+    for one that is not known where that of another width is."""
+    own = {width: sweep.best.error for width, sweep in sweeps.items() if not sweep.best.at_edge}
+    known = any(map(math.isfinite, own.values()))
+    return {width: float(np.fmin(one, LONGEST)) if known else one for width, one in own.items()}
 
 
 def optimum_text(sweep: RateSweep) -> str:
@@ -431,9 +433,9 @@ def draw_optima(axis, sweeps: Sweeps, fit: Exponent, **look) -> None:
     marker = look.pop("marker", "*")
     line = look.pop("ls", "-")
     label = look.pop("label", None)
+    octaves = _octaves(sweeps)
     for width, sweep in sweeps.items():
-        best = sweep.best
-        error = min(best.error, LONGEST) if math.isfinite(best.error) else 0.0
+        best, error = sweep.best, float(np.nan_to_num(octaves.get(width, 0.0)))
         bars = [[best.value * (1 - 2**-error)], [best.value * (2**error - 1)]]
         face = "white" if best.at_edge else look["color"]
         axis.errorbar(width, best.value, yerr=bars, fmt=marker, ms=6, mfc=face, capsize=2, lw=1,

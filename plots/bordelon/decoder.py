@@ -40,11 +40,12 @@ BySize = dict[int, dict[int, float]]  # size -> seed -> a loss
 @dataclass(frozen=True)
 class Runs:
     """Finished runs, one row each, what they logged, with the FLOPs spent until then, and their
-    kernels."""
+    kernels; then the names of those that did not finish."""
 
     results: pd.DataFrame
     metrics: pd.DataFrame
     kernels: pd.DataFrame
+    cut: Sequence[str] = ()
 
 
 def read(paths: Sequence[Path]) -> Runs:
@@ -52,6 +53,7 @@ def read(paths: Sequence[Path]) -> Runs:
     tables.expect(paths, "results.csv", "metrics.csv", "observed_kernels.csv")
     results, metrics, entries = paths
     table = tables.read(results, [*PLACE, STATUS, LOSS, PARAMETERS, STEPS, TARGETS])
+    cut = sorted(table.loc[table[STATUS] != "finished", RUN])
     table = table[table[STATUS] == "finished"]
     if table.empty:
         raise TableError(f"{results}: no run in it is finished; run the sweep first")
@@ -67,7 +69,7 @@ def read(paths: Sequence[Path]) -> Runs:
     kernels = observed.read_observed(entries, "observed_kernels.csv")
     for kind in KINDS:
         observed.check(kernels, kind, entries)
-    return Runs(table, logged, kernels)
+    return Runs(table, logged, kernels, cut)
 
 
 # Losses
@@ -131,7 +133,7 @@ def findings(runs: Runs) -> list[Printed]:
                        _growth(found, by, place)]
             result += [_per_flop(gap, by, place) for gap in equal_flops(runs, by, alpha)]
         result.append(_little(*(finals(runs, by, alpha) for by in (HEADS, LAYERS)), place))
-    return [*result, *_of_alpha(runs), *_of_kernels(runs.kernels)]
+    return [*result, *_of_alpha(runs), *_of_kernels(runs.kernels), *scans.cut_lines(runs.cut)]
 
 
 def _growth(found: BySize, by: str, place: str) -> Finding:

@@ -112,7 +112,7 @@ def _scales(found: Pairs, kind: str) -> list[Finding]:
     fall = mean(differences(values[min(values)], values[max(values)]))
     rows = pd.DataFrame([{LAYERS: size, SEED: seed, VALUE: one}
                          for size, own in values.items() for seed, one in own.items()])
-    result = [Finding(name, f"{text} (n = {fall.groups})", "falls", fall.claimed_gain())]
+    result = [Finding(name, f"{text} (n = {fall.groups})", "falls", fall.claimed_gain(), fall)]
     name = f"initial {kind} kernel: exponent of L in what branches add"  # to that of the embedding
 
     def power(part: pd.DataFrame) -> float:

@@ -130,7 +130,8 @@ def aligned(found: Pairs, kind: str, by: str, state: int) -> Finding:
     first, last = values[min(values)], values[max(values)]
     both = {pair: last[pair] - first[pair] for pair in first.keys() & last.keys()}
     gain = over_seeds(both)
-    return Finding(name, f"{by_size(values)} (n = {gain.groups})", "rises", gain.claimed_gain())
+    measured = f"{by_size(values)} (n = {gain.groups})"
+    return Finding(name, measured, "rises", gain.claimed_gain(), gain)
 
 
 def by_size(values: Mapping[int, SeedPairs]) -> str:

@@ -16,7 +16,7 @@ import pandas as pd
 from plots import rates, style, tables
 from plots.bordelon import scans
 from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, CHANCE, HEAD_DIM
-from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.findings import HEADER, Finding, Printed
 from plots.rates import RateSweep, exponent
 from plots.tables import CURVE, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
 
@@ -55,10 +55,10 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
         place = scans.alpha_name(alpha)
         best = ", ".join(f"{n}: {rates.optimum_text(sweep)}" for n, sweep in sweeps.items())
         fit = exponent(sweeps)
-        verdict = Estimate(fit.value, fit.error, fit.widths, fitted=2).distance(0.0)
         result += [
             Finding(f"{place}: best rate by N", best or "every run diverged"),
-            Finding(f"{place}: exponent of N in the best rate", fit.text(), "0", verdict),
+            Finding(f"{place}: exponent of N in the best rate", fit.text(), "0",
+                    fit.distance(0.0), fit),
             Finding(f"{place}: cost of the smallest N's rate at the largest N",
                     rates.transfer_text(sweeps), "about 0"),
         ]

@@ -131,8 +131,8 @@ def _skipped(search: Search, name: str) -> Finding:
                         for higher in (True, False))
         verdict = "not measured"
         if above and below:
-            more = average(above).value > average(below).value
-            verdict = "agrees" if more else "disagrees"
+            more, less = (mean(dict(enumerate(own))) for own in (above, below))
+            verdict = (more - less).claimed_gain()
     return Finding(name, ", ".join(hit + others) or "none", "at the higher lr", verdict)
 
 
@@ -147,9 +147,12 @@ def _between(
     if None not in both:
         first, second = (Estimate(math.log2(fit.best.value), fit.best.error) for fit in both)
         gap = first - second
-        within = abs(gap.value) <= GRID_STEP / 2  # the paper compares points of a grid
+        # The paper compares points of a grid; errors longer than its cell do not.
+        within = abs(gap.value) <= GRID_STEP / 2 and gap.error <= GRID_STEP / 2
         verdict = "agrees within the paper's grid" if within else gap.claimed_equal()
-        match = Finding(name, gap.text(2), "0", verdict)
+        if any(fit.best.at_edge for fit in both):
+            verdict = "undecided: at an edge"
+        match = Finding(name, gap.text(2), "0", verdict, gap)
     high, low = (degradation(found.get(strategy), fitted[strategy])
                  for strategy in ("standard", "neural_tangent"))
     more = high - low
@@ -164,11 +167,11 @@ def _exponents(fitted: Mapping[str, Mapping[int, RateSweep]]) -> list[Finding]:
     for strategy in STRATEGIES:
         fit = exponent(fitted[strategy])
         name = f"{style.STRATEGIES[strategy]}: exponent of the width in mapped lr*"
-        beside = (f"{power} (lambda)", fit.distance(float(power))) if fit.law else ()
+        beside = (f"{power} (lambda)", fit.distance(float(power)), fit) if fit.law else ()
         result.append(Finding(name, fit.text(), *beside))
     fit = exponent(fitted["neural_tangent"])
-    own = Estimate(fit.value - float(power), fit.error)
-    beside = (own.text(2), "0", own.distance(0.0)) if fit.law else (fit.text(),)
+    own = Estimate(fit.value - float(power), fit.error, fit.groups, fit.fitted)
+    beside = (own.through_widths(), "0", own.distance(0.0), own) if fit.law else (fit.text(),)
     return [*result, Finding("neural-tangent: exponent of the width in lr* itself", *beside)]
 
 

@@ -140,7 +140,7 @@ def _difference(
     if early:
         return Finding(name, gap.text(4))
     verdict = (-gap if last is None else gap).claimed_gain()
-    return Finding(name, gap.text(4), published, verdict)
+    return Finding(name, gap.text(4), published, verdict, gap)
 
 
 def _speed(found: Mapping[str, Point], model: str, last: float) -> Finding:

@@ -19,7 +19,7 @@ import pandas as pd
 
 from plots import rates, style, tables
 from plots.dinan.published import TRANSFER_EXPONENTS, VIT_CLAIMS
-from plots.findings import HEADER, Estimate, Finding, Printed, exact_text
+from plots.findings import HEADER, Finding, Printed, exact_text
 from plots.rates import RateSweep, exponent
 from plots.tables import CURVE, RATE, RESULTS, SEED, STATUS, WIDTH, TableError
 
@@ -67,11 +67,10 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
         fit = exponent(sweeps)
         best = ", ".join(f"{n}: {rates.optimum_text(sweep)}" for n, sweep in sweeps.items())
         lowest = ", ".join(f"{n}: {sweep.lowest.compact()}" for n, sweep in sweeps.items())
-        verdict = Estimate(fit.value, fit.error, fit.widths, fitted=2).distance(float(power))
         result += [
             Finding(f"{name}: lr* by width", best or "every run diverged"),
             Finding(f"{name}: exponent of the width in lr*", fit.text(),
-                    f"{exact_text(power)} (derived)", verdict),
+                    f"{exact_text(power)} (derived)", fit.distance(float(power)), fit),
             Finding(f"{name}: lowest loss by width", lowest or "every run diverged"),
             Finding(f"{name}: cost of the smallest n's lr* at the largest",
                     rates.transfer_text(sweeps)),

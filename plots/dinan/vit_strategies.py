@@ -77,7 +77,7 @@ def findings(sweep: Sweep) -> list[Printed]:
     for better, worse in VIT_CLAIMS:
         gain = average(accuracies.get(better, ())) - average(accuracies.get(worse, ()))
         name = f"{style.STRATEGIES[better]} - {style.STRATEGIES[worse]}: best top-1 (points)"
-        text.append(Finding(name, gain.text(2), "higher", _verdict(gain)))
+        text.append(Finding(name, gain.text(2), "higher", _verdict(gain), gain))
     for kind, where in SPIKES:
         counts = {strategy: spike_counts(search, kind, where) for strategy, search in found.items()}
         start = counts.get("standard", [])

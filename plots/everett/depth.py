@@ -66,15 +66,15 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         powers = {rule: exponent(sweeps) for (rule, name), sweeps in found.items() if name == curve}
         name = f"exponent of L in the best rate, {label}: "
         for rule, fit in powers.items():
-            power = Estimate(fit.value, fit.error, fit.widths, fitted=2)
             text = fit.text().replace("width", "depth")
-            result.append(_power(name + style.LABELS.get(rule, rule), text, power, curve))
+            result.append(_power(name + style.LABELS.get(rule, rule), text, fit, curve))
         mean = _pooled([fit for fit in powers.values() if fit.law])
         result.append(_power(f"{name}mean", mean.text(2), mean, curve))
     for curve, label in curves.items():
         costs = [cost(sweeps) for (_, name), sweeps in found.items() if name == curve]
         known = [value for value in costs if math.isfinite(value)]
-        text = f"{average(known).text()} nats (n = {len(known)} of {len(costs)})"
+        lost = f"; {gone} diverge{'s' * (gone == 1)}" if (gone := costs.count(math.inf)) else ""
+        text = f"{average(known).text()} nats (n = {len(known)} of {len(costs)}{lost})"
         result.append(Finding(f"cost of the base depth's rate at the deepest, {label}", text))
     for curve, label in curves.items():
         if curve != NO_RULE:
@@ -86,7 +86,7 @@ def _power(name: str, text: str, power: Estimate, curve: str) -> Finding:
     """Beside what is expected of a curve, which one of one's own has not."""
     if curve not in EXPECTED:
         return Finding(name, text)
-    return Finding(name, text, f"{EXPECTED[curve]:g}", power.distance(EXPECTED[curve]))
+    return Finding(name, text, f"{EXPECTED[curve]:g}", power.distance(EXPECTED[curve]), power)
 
 
 def _pooled(values: Sequence[Estimate]) -> Estimate:
@@ -98,10 +98,9 @@ def _pooled(values: Sequence[Estimate]) -> Estimate:
 
 def cost(sweeps: Mapping[int, RateSweep]) -> float:
     """The deepest model's loss at the best grid rate of the least deep one, above its own best; NaN
-    where that rate was not run or diverged."""
+    where that rate was not run, infinite where it diverged."""
     shallow, deep = sweeps[min(sweeps)], sweeps[max(sweeps)]
-    loss = deep.losses.get(shallow.best.grid_value, math.nan)
-    return loss - deep.loss if math.isfinite(loss) else math.nan
+    return deep.losses.get(shallow.best.grid_value, math.nan) - deep.loss
 
 
 def _gains(found: Lines, curve: str, label: str) -> list[Printed]:

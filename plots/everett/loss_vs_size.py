@@ -102,8 +102,12 @@ def best(found: Sequence[rates.Lines]) -> Finding:
     change = rates.difference(published, other)
     measured = (f"{change.text()} at D = {largest} ({published.loss:.3f} - {other.loss:.3f} of "
                 f"{', '.join(key)})")
-    claimed = ("lowest", (-change).claimed_gain()) if whole else ("no claim", "")
-    return Finding(name, measured, *claimed)
+    verdict = (-change).claimed_gain()
+    # The lowest of many is low by chance, too.
+    if verdict == "disagrees" and change.value <= change.reach_of(len(others)) * change.error:
+        verdict = "within noise"
+    claimed = ("lowest", verdict) if whole else ("no claim", "")
+    return Finding(name, measured, *claimed, change if whole else None)
 
 
 def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, object]]:

@@ -72,7 +72,8 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
             change = new - old
             note = f" ({new.value:+.2f}, {old.value:+.2f})" if new.law and old.law else ""
             exponents.append(Finding(f"exponent with decay - without: {label}, {words}",
-                                     change.text(2) + note, "similar", change.claimed_equal()))
+                                     change.through_widths() + note, "similar",
+                                     change.claimed_equal(), change))
             name = f"gain in loss from decay: {label}, {words}"
             gains.append(rates.compared(name, *pair, "gains", "slight gain"))
     text = [

@@ -159,3 +159,13 @@ def test_models_that_differ_in_more_than_width_are_refused():
 
     with pytest.raises(UserError, match="module 'hidden' is in the model of width 16 or 64 only"):
         measure(build, (16, 32, 64), steps=1, seeds=(0,))
+
+
+def test_an_optimizer_that_misses_a_tensor_is_refused():
+    def partial(width, seed):
+        check = own(width, seed)
+        check.optimizer = torch.optim.Adam([check.model.first.weight], lr=1e-3)
+        return check
+
+    with pytest.raises(UserError, match="does not hold 'hidden.weight'; build it over plan.groups"):
+        measure(partial, (16, 32, 64), steps=1, seeds=(0,))

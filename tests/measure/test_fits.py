@@ -269,3 +269,10 @@ def test_next_to_a_run_that_is_lost_the_error_is_the_grid_s_resolution(losses, v
     best = optimum(losses, WINDOW, noise=0.01)
     assert (best.value, best.inside, best.at_edge, best.n) == (value, False, False, 0)
     assert best.error == pytest.approx(1 / math.sqrt(12))
+
+
+@pytest.mark.parametrize(("noise", "low"), [(math.nan, -0.5), (0.01, -0.5), (0.05, -1.5), (1, -2)])
+def test_next_to_a_run_that_is_lost_losses_within_the_noise_widen_the_cell(noise, low):
+    """A uniform place between `low` octaves below the best and half an octave above it."""
+    best = optimum({1.0: 3.4, 2.0: 3.1, 4.0: 3.0, 8.0: math.inf}, WINDOW, noise)
+    assert best.error == pytest.approx(math.sqrt((0.125 - low**3) / (3 * (0.5 - low))))

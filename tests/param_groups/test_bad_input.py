@@ -1,7 +1,7 @@
 """What plan, guard and a prescription of one's own make of arguments of another kind."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -109,3 +109,18 @@ def test_it_needs_a_width_and_an_optimiser_with_a_family():
         made(prescription=nameless())
     with pytest.raises(PlanError, match="unknown optimizer 'rmsprob'"):
         made(prescription=Kept(optimizer="rmsprob"), absorb_multipliers=True)
+
+
+def test_an_embedding_is_no_readout_where_their_epsilons_differ():
+    class Apart(Everett):
+        """Equal rates, and an epsilon of its own for the readout."""
+
+        def __call__(self, role, fan_in, fan_out):
+            numbers = super().__call__(role, fan_in, fan_out)
+            return replace(numbers, eps=2.0) if role is Role.READOUT else numbers
+
+    model = nn.Module()
+    model.tokens, model.readout = nn.Embedding(11, 8), nn.Linear(8, 11, bias=False)
+    model.readout.weight = model.tokens.weight
+    with pytest.raises(PlanError, match="is tied to readout.*eps 1 x .*eps 2 x .*untie"):
+        plan(model, (Rule("tokens.weight", Role.TOKEN_EMBEDDING),), Apart("standard", 8, 8), lr=0.1)

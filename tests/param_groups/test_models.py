@@ -147,8 +147,11 @@ def test_tensors_that_more_heads_come_to_share_are_refused_where_gradients_count
         rule = Everett("mup", 32 if base else 64, 32, qk_exponent=-0.5, **more)
         return plan(wide, rules_for(wide), rule, lr=0.1, base=base).rows
 
-    with pytest.raises(PlanError, match="q_norm.weight' has 16 axes, fewer than the width 64: he"):
+    with pytest.raises(PlanError, match="q_norm.weight' has 16 outputs, fewer than the width 64"):
         planned(model("Qwen3", 4, 4), **settings)
+    with pytest.raises(PlanError, match="k_proj.weight' has 16 outputs, fewer than .*base="):
+        planned(model("Llama", 4, 1), **settings)
+    assert planned(model("Llama", 4, 1)) and planned(model("Llama", 4, 4), **settings)
     for wide, base, tensor in (
         (model("Qwen3", 4, 4), model("Qwen3", 2, 2), "k_norm.weight"),
         (model("Qwen2", 4, 1), model("Qwen2", 2, 1), "v_proj.bias"),

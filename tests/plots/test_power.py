@@ -162,6 +162,11 @@ def test_numbers_by_size_are_the_last_minus_the_first():
     assert power.measured("4: 0.90±0.03, 8: 0.95±0.04 (n = 3)") == pytest.approx((0.05, 0.05))
 
 
+def test_numbers_by_size_without_errors_are_numbers_by_size():
+    value, error = power.measured("4: 0.900, 8: 0.950 (n = 2)")
+    assert value == pytest.approx(0.05) and math.isnan(error)
+
+
 def test_a_pattern_that_matches_no_finding_is_named(tmp_path):
     path = tmp_path / "claims.yaml"
     claim = "{claim: c, where: w, figure: everett/quickstart, findings: none of it}"

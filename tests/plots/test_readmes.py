@@ -105,10 +105,10 @@ def table_4_claims() -> Iterator[tuple[str, str]]:
     for name, both in rows.items():
         cells = [f"{pair(e.fit.value, e.fit.error, 2, '+')} | {e.published:+.2f}" for e in both]
         yield NANOLM, f"| {name} | {' | '.join(cells)} |"
-    agree = [entry.fit.distance(entry.published).startswith("agrees") for entry in entries]
-    yield NANOLM, f"{sum(agree)} of {len(agree)} exponents lie within two standard errors"
-    own = [good for good, entry in zip(agree, entries) if entry.optimizer == "adafactor"]
-    assert len(own) == 8 and all(own)
+    said = [(entry.horizon, entry.fit.distance(entry.published)) for entry in entries]
+    agree = [words == "agrees within 95 %" for horizon, words in said if horizon == "fixed"]
+    yield NANOLM, f"{sum(agree)} of {len(agree)} exponents at fixed steps lie within 95 %"
+    assert {words for horizon, words in said if horizon != "fixed"} == {"undecided (n = 3)"}
     desktop = shipped("everett/learning_rates_desktop")
     for entry in learning_rates.entries(learning_rates.read(desktop)):
         label, verdict = style.LABELS[entry.rule], entry.fit.distance(entry.published)
@@ -146,11 +146,10 @@ def table_4_claims() -> Iterator[tuple[str, str]]:
             assert (losses[0] - losses[1]).median() == 0
             yield NANOLM, (f"over the {len(both)} runs that both have, final losses differ by 0 "
                            f"nats in the median and correlate with {losses[0].corr(losses[1]):.3f}")
-    yield NANOLM, "All eight of Adafactor agree"
     last = str(learning_rates.horizon_lines(entries)[-1])
     smaller, sure = re.search(r"smaller in (\d+ of \d+) settings \((\d+) beyond", last).groups()
-    yield NANOLM, f"exponent is the smaller one in {smaller} settings (the paper: 12 of 12)"
-    yield NANOLM, f"beyond two standard errors in {sure}."
+    yield NANOLM, f"the smaller ones in {smaller} settings (the paper: 12 of 12)"
+    yield NANOLM, f"beyond 95 % in {sure}."
     wide = [entry for entry in entries if entry.floored]
     yield NANOLM, f"{sum(e.levels_off for e in wide)} of {len(wide)} with four widths"
 
@@ -370,9 +369,10 @@ def decay_and_adafactor_claims() -> Iterator[tuple[str, str]]:
     start = "exponent with decay - without: "
     fixed = sorted(numbers(f"{start}{label}, fixed steps") for label in labels)
     yield NANOLM, f"change by {pair(*fixed[0])} to {pair(*fixed[-1], sign='+')}"
-    moved = [numbers(f"{start}{label}, 1 token per parameter") for label in labels]
-    assert sum(abs(value) > 2 * error for value, error in moved) == 2
-    yield NANOLM, "two of four exponents change beyond two standard errors"
+    moved = {found("everett/weight_decay")[f"{start}{label}, 1 token per parameter"].verdict
+             for label in labels}
+    assert moved == {"undecided (n = 3)"}
+    yield NANOLM, "three widths leave it undecided whether exponents change"
     cost = {label: numbers(f"gain in loss from decay: {label}, fixed steps") for label in labels}
     (a, b), (c, d) = cost["standard"], cost["mean-field"]
     verdicts = [found("everett/weight_decay")[f"gain in loss from decay: {label}, fixed steps"]

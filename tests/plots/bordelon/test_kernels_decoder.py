@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from plots import power
 from plots.__main__ import make
 from plots.bordelon import decoder, kernels, observed
 from plots.bordelon.scans import ALPHA, HEAD_DIM, HEADS, LAYERS, Losses
@@ -139,6 +140,13 @@ def test_final_kernels_that_approach_one_are_found_to_and_others_are_not():
     finding = verdict()
     assert finding.verdict == "agrees" and "alignment with H = 16" in finding.name
     assert "(n = 4)" in finding.measured
+    # By seed: what is common to both sizes' kernels does not count.
+    found = observed.pairs(kernel_rows(seeds=(0, 1, 2, 3)), "pooled", HEADS, 1.0)
+    values = observed.to_largest(found, 1)
+    gain = observed.over_seeds({pair: values[8][pair] - values[2][pair] for pair in values[2]})
+    assert finding.estimate == gain
+    _, error = power.measured(finding.measured)
+    assert power.judged(finding, {"effect": 0.05}, 1).error == gain.error != error
     rising = verdict(add=lambda size: 0 if size in (2, 16) else 9)
     assert rising.verdict == "disagrees"
     assert verdict(seeds=(0, 1)).verdict == "undecided (n = 2)"
@@ -362,7 +370,11 @@ def test_runs_that_diverged_have_no_final_loss(tmp_path):
     table.to_csv(paths[0], index=False)
     table = tmp_path / "kernels.csv"
     kernel_rows(seeds=(0,)).to_csv(table, index=False)
-    found = decoder.finals(decoder.read([*paths, table]), HEADS, 1.0)
+    read = decoder.read([*paths, table])
+    lost = pd.read_csv(paths[0]).query("status == 'diverged'")["run"]
+    assert len(read.cut) == 2 and list(read.cut) == sorted(lost)
+    assert decoder.findings(read)[-1].endswith(": " + ", ".join(read.cut))
+    found = decoder.finals(read, HEADS, 1.0)
     assert set(found[16]) == {0} and set(found[8]) == {0, 1}
 
 

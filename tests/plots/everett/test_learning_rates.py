@@ -37,7 +37,7 @@ def test_table_4_is_recovered_beside_the_published_numbers(tmp_path):
     assert float(row["difference"]) == pytest.approx(0.37)
     assert int(row["widths"]) == 4 and float(row["weighted_exponent"]) == pytest.approx(-0.9)
     found = {line[:38].strip(): line for line in text.splitlines()}
-    assert "agrees within 2 SE" in found["adam, NTK, fixed steps"]  # both -0.50
+    assert "agrees within 95 %" in found["adam, NTK, fixed steps"]  # both -0.50
     assert "off by +0.37" in found["adam, standard, compute-optimal"]
     assert not abs(row["irreducible_exponent"] + 0.9) > 0.01  # NaN where it ends at a rate of 0
 
@@ -119,7 +119,7 @@ def test_the_window_of_the_parabolas_counts_in_the_error_of_an_exponent(tmp_path
 def test_the_claim_on_horizons_counts_and_measures_the_drops():
     data = {"adam": horizons(), "sgd": horizons(optimal=-0.3, rules=("standard",))}
     text = str(learning_rates.horizon_lines(learning_rates.entries(data))[-1])
-    assert "smaller in 4 of 5 settings (4 beyond two standard errors), by 0.40" in text
+    assert "smaller in 4 of 5 settings (4 beyond 95 %), by 0.40" in text
     assert "-0.20 to 0.40" in text and "in 12 of 12, by 0.405, 0.18 to 1.05" in text
 
 
@@ -227,3 +227,13 @@ def test_the_best_rate_over_depth_stands_beside_what_the_rule_is_to_do(tmp_path)
     assert found["cost of the base depth's rate at the deepest, alpha_L = 1/2"].measured == (
         "+0.000 ± 0.000 nats (n = 4 of 4)"
     )
+
+
+def test_base_rates_that_diverge_at_the_deepest_model_are_said():
+    table = depths()
+    lost = (table.curve == "no_rule") & (table["model.width"] == 256)
+    lost &= (table["optimizer.lr"] == 2**-7) & (table["prescription.parameterization"] == "mup")
+    table.loc[lost, "status"] = "diverged"
+    found = lines(depth.findings(table))
+    assert found["cost of the base depth's rate at the deepest, no rule"].measured.endswith(
+        "nats (n = 3 of 4; 1 diverges)")

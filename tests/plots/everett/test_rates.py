@@ -1,10 +1,12 @@
 """Sweeps of learning rates: what is read, means and noise over seeds, errors of what is fitted."""
 
 import math
+from dataclasses import replace
 
 import pandas as pd
 import pytest
 
+from measure.fits import PowerLaw
 from plots import rates, style, tables
 from tests.plots.everett.constructed import sweep
 
@@ -142,6 +144,36 @@ def test_an_exponents_error_is_at_least_what_the_optima_imply():
     lost = {**exact, 256: rates.rate_sweeps(rows[rows["model.width"] == 256], noise=1e3)[256]}
     longest = math.hypot(one * math.hypot(1.5, 0.5, 0.5), rates.LONGEST * 1.5) / 5
     assert rates.exponent(lost).error == pytest.approx(longest, rel=1e-6)
+
+
+def test_exponents_and_their_differences_are_judged_by_the_widths_they_rest_on():
+    """Four widths leave two degrees of freedom: 95 % reach to 4.3 errors; three leave one."""
+    law = PowerLaw(-0.5, 0.1, 0.0, 4)
+    one, few = (rates.Exponent(-0.5, 0.1, n, 2, law=law, widths=n) for n in (4, 3))
+    assert one.distance(-0.1) == "agrees within 95 %" and one.distance(0.0).startswith("off by")
+    assert few.distance(0.5) == "undecided (n = 3)"
+    change = one - rates.Exponent(0.0, 0.1, 4, 2, law=law, widths=4)
+    assert (change.freedom, change.groups, change.fitted) == (pytest.approx(4), 4, 2)
+    assert change.claimed_equal() == "disagrees"  # 3.5 errors; 2.8 of them are 95 %
+    assert change.through_widths() == "-0.50 ± 0.14 (n = 4 widths)"
+    assert (one - few).claimed_equal() == "undecided (n = 3)"
+
+
+def test_an_optimum_without_an_error_counts_as_the_longest_one():
+    rows = pd.DataFrame(sweep("global", "mup", exponent=-1.0))  # all optima on the grid
+    exact = rates.rate_sweeps(rows, noise=0.1)
+    unknown = replace(exact[256], best=replace(exact[256].best, error=math.nan))
+    fit = rates.exponent({**exact, 256: unknown})
+    one = 0.1 / math.sqrt(2) / math.sqrt(10) / 0.1
+    longest = math.hypot(one * math.hypot(1.5, 0.5, 0.5), rates.LONGEST * 1.5) / 5
+    assert fit.error == pytest.approx(longest, rel=1e-6)
+    _, axes = style.subplots(1, 1, (2.5, 2.5))
+    rates.draw_optima(axes[0, 0], {**exact, 256: unknown}, fit, color="black")
+    low, high = axes[0, 0].collections[-1].get_segments()[0][:, 1]
+    assert math.log2(high / low) == pytest.approx(2 * rates.LONGEST)
+    none = {width: replace(sweep, best=replace(sweep.best, error=math.nan))
+            for width, sweep in exact.items()}
+    assert rates.exponent(none).error == pytest.approx(0, abs=1e-9)  # of the scatter alone
 
 
 @pytest.mark.parametrize(("seeds", "rate", "by_seed"), [(4, 1, True), (3, 1, False), (4, 2, False)])
