@@ -11,9 +11,9 @@ fi
 if [ "$#" -eq 0 ]; then
   ruff check .
   mypy & types=$!  # which alone would leave the other cores idle
-  # A quarter of the time is waiting for processes that tests have started: four fill two cores.
-  python -m pytest --numprocesses 4 tests || failed=$?
+  # A third of a test's time is waiting for processes it has started: three fill two cores.
+  python -m pytest --numprocesses 3 tests || failed=$?
   wait "$types" || { echo "mypy has found mistakes; they stand above" >&2; exit 1; }
   exit "${failed:-0}"
 fi
-exec python -m pytest --numprocesses 4 "$@"
+exec python -m pytest --numprocesses 3 "$@"
