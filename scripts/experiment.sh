@@ -84,13 +84,13 @@ run_sweeps() {
 # submit_sweeps [OPTION ...]: a small SLURM job per sweep that submits its runs with the GPUs that
 # each needs, after all jobs of the stage before. Where one of those failed, it says what is missing.
 submit_sweeps() {
-  local stage sweep jobs after=() having
+  local stage sweep jobs wanted after=()
   check_options "$@"
-  having=" $(having "$(preset "$@")" $(chosen "${stages[*]}")) "
+  wanted=" $(having "$(preset "$@")" $(chosen "${stages[*]}")) "
   for stage in "${stages[@]}"; do
     jobs=
     for sweep in $(chosen "$stage"); do
-      [[ "$having" == *" $sweep "* ]] || continue
+      [[ "$wanted" == *" $sweep "* ]] || continue
       jobs+=:$(python -m sweeps submit $(arguments "$sweep") --engine slurm --jobs "${JOBS:-128}" \
         --time 12:00:00 ${after[@]+"${after[@]}"} "$@" | tee >(cat >&2) | awk 'NR == 1 {print $2}')
     done

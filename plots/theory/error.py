@@ -66,20 +66,20 @@ def curves(
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:
-    """The power of the width with which each distance falls, and the distances."""
+    """The power of the width with which each distance falls, and the distance at the smallest."""
     lines: list[Printed] = [HEADER]
     for stem in theory_tables.stems(table):
         for kind, found in zip(("G", "share of the tangent kernel"), curves(table, stem)):
             for name, curve in found.items():
-                law, least = decay(curve), curve.iloc[0]
-                start = (f"{100 * least['signed']:+.2f} ± {100 * least['error']:.2f} % at "
-                         f"n = {least['width']:g}")
+                law, first = decay(curve), curve.iloc[0]
+                start = (f"{100 * first['signed']:+.2f} ± {100 * first['error']:.2f} % at "
+                         f"n = {first['width']:g}")
                 name = f"{stem}: {kind}, {name}, correction"
                 if law is None:
                     lines.append(Finding(name, f"none seen: {start}", "of 1/n", "within noise"))
                 else:
-                    found = law.finding(f"{name}'s power of n", -1.0)
-                    lines.append(replace(found, measured=f"{law.text(2)}; {start}"))
+                    line = law.finding(f"{name}'s power of n", -1.0)
+                    lines.append(replace(line, measured=f"{law.text(2)}; {start}"))
     return lines
 
 
