@@ -25,6 +25,7 @@ from plots.everett.published import (
     SGD_ALIGNMENT,
 )
 from plots.findings import HEADER, Estimate, Finding, Printed
+from plots.statistics import mean
 from plots.tables import CURVE, PARAMETERIZATION, SEED, STEP, WIDTH, TableError
 
 TABLES = ("everett/figure_1_5_6_7_alignment",)
@@ -70,17 +71,20 @@ def trace(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def peak(rows: pd.DataFrame) -> tuple[Estimate, str]:
-    """(highest mean over seeds of one layer at one step, the same in words with its step).
-
-    Means come first: the highest of noisy values would rise with the number of seeds.
+    """(mean over seeds of one layer at one step where it is highest, the same in words with the
+    step). Each seed is read where the mean of the others is highest: read where its own mean takes
+    part, noise would count as height. A single seed has only its own highest value.
     """
-    groups = rows.groupby([STEP, LAYER])[ALIGNMENT]
-    means = groups.mean()
-    step, layer = means.idxmax()
-    values = groups.get_group((step, layer))
-    found = Estimate(float(means[step, layer]), float(values.sem()), len(values))
+    values = rows.pivot_table(index=[STEP, LAYER], columns=SEED, values=ALIGNMENT)
+    heights = {}
+    for seed, own in values.items():
+        others = values.drop(columns=seed)[own.notna()].mean(axis="columns")
+        highest = (own if others.isna().all() else others).idxmax()
+        heights[seed] = own[highest]
+    found = mean(heights)
+    step = values.mean(axis="columns").idxmax()[0]
     error = f" ± {found.error:.3f}" if found.bar is not None else ""
-    return found, f"{found.value:.3f}{error} at step {step:.0f} ({_seeds(len(values))})"
+    return found, f"{found.value:.3f}{error} at step {step:.0f} ({_seeds(len(heights))})"
 
 
 def _seeds(count: int) -> str:

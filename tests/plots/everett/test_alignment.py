@@ -1,5 +1,7 @@
 """Figures 1 and 5 to 7: where alignment starts and peaks."""
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from plots.everett import alignment
@@ -30,6 +32,17 @@ def test_alignment_starts_and_peaks_are_those_of_the_probes(tmp_path):
     assert high["adam, standard: peak of the readout"].verdict == "disagrees: below"
     assert high[kind].verdict == "disagrees"
     assert high["adam, standard: highest peak of MLP layers"].verdict == "disagrees: above"
+
+
+def test_noise_does_not_count_as_height():
+    """Alignment that stays at 0.7: the highest of 200 means over four seeds is 0.76, by chance."""
+    draws = np.random.default_rng(0).normal(0.7, 0.05, (4, 200))
+    rows = pd.DataFrame([{"seed": seed, "step": step, "layer": "readout", "alignment": value}
+                         for seed, own in enumerate(draws) for step, value in enumerate(own)])
+    assert draws.mean(0).max() > 0.755
+    height, text = alignment.peak(rows)
+    assert abs(height.value - 0.7) < 2 * 0.025 and height.groups == 4
+    assert f"at step {draws.mean(0).argmax()}" in text
 
 
 def said(folder, table):
