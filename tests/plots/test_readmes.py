@@ -17,6 +17,7 @@ from plots import rates, style, tables
 from plots.__main__ import load
 from plots.catalogue import shipped
 from plots.everett import (
+    adafactor,
     alignment,
     epsilon,
     horizons,
@@ -396,6 +397,40 @@ def decay_and_adafactor_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"the same from D = 32 to 128 within noise in {same} of 8 settings"
 
 
+def desktop_adafactor_claims() -> Iterator[tuple[str, str]]:
+    (path,) = [tables.shipped("everett/figure_10_adafactor_desktop")]
+    table = adafactor.read([path])
+    yield NANOLM, f"`desktop`: {len(table)} runs, commit 96e6051, rates in steps"
+    rows = found("everett/adafactor_desktop")
+    gap = {(setting, rule): rows[f"Adafactor - Adam + PS: {LABELS[rule]}, {words}"].measured
+           for setting, words in adafactor.SETTINGS.items() for rule in RULES}
+    values = {key: tuple(map(float, re.findall(r"\d+\.\d+", text)[:2]))
+              for key, text in gap.items()}
+    assert len(gap) == 8 and all(text.startswith("-") for text in gap.values())
+    assert all(value > 2 * error for value, error in values.values())
+    alone = [value for (setting, _), (value, _) in values.items() if setting == "global"]
+    yield NANOLM, f"by {min(alone):.3f} to {max(alone):.3f} nats at D = 128 with one global rate"
+    tuned = {rule: values["full_constants", rule] for rule in RULES}
+    assert (min(tuned, key=tuned.get), max(tuned, key=tuned.get)) == ("mup", "mean_field")
+    yield NANOLM, f"{pair(*tuned['mup'], 3)} (muP) to {pair(*tuned['mean_field'], 3)} (mean-field)"
+    grown = {name: line for name, line in rows.items() if "minus at D = 32" in name}
+    moved = [line for line in grown.values() if line.verdict != "agrees"]
+    assert len(grown) == 8 and [name.partition(": ")[0] for name, line in grown.items()
+                                if line in moved] == [
+        f"{LABELS[rule]}, {adafactor.SETTINGS['full_constants']}" for rule in RULES[:2]]
+    one, two = (line.measured.partition(" (")[0].lstrip("+") for line in moved)
+    yield NANOLM, f"6 of 8; with constants it shrinks by {one} nats for standard and {two} for NTK"
+    best = {key: sweeps[128].loss for key, sweeps in adafactor.lines(table).items()}
+
+    def order(family, setting):
+        return sorted(RULES, key=lambda rule: best[family, setting, rule])
+
+    for setting in adafactor.SETTINGS:
+        ranks = [order(family, setting).index("mean_field") for family in adafactor.FAMILIES]
+        assert ranks == [3 if setting == "global" else 1, 3]
+    assert order("adafactor", "global")[0] == order("param_scaling", "global")[0] == "mup"
+
+
 def desktop_decay_claims() -> Iterator[tuple[str, str]]:
     decayed, plain = weight_decay.read([tables.shipped(f"everett/{name}_desktop") for name in
                                         ("figure_9_weight_decay", "figure_12_adam")])
@@ -476,8 +511,8 @@ def theory_claims() -> Iterator[tuple[str, str]]:
 
 
 CLAIMS = (quickstart_claims, table_4_claims, loss_claims, desktop_loss_claims, alignment_claims,
-          epsilon_claims, desktop_epsilon_claims, decay_and_adafactor_claims, desktop_decay_claims,
-          depth_claims, theory_claims)
+          epsilon_claims, desktop_epsilon_claims, decay_and_adafactor_claims,
+          desktop_adafactor_claims, desktop_decay_claims, depth_claims, theory_claims)
 
 
 @pytest.mark.parametrize("claims", CLAIMS, ids=lambda claims: claims.__name__)
