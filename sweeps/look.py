@@ -20,8 +20,7 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from sweeps.asked import Condition
 from sweeps.progress import columns, last_line
 from sweeps.tables import by_size
 from training import runs
-from training.errors import RunError, UserError, nearest, one_line_errors, reason
+from training.errors import UserError, nearest, one_line_errors, reading
 from training.files import is_locked, read_text
 
 COLUMNS = 8  # keys that a list shows unless --keys names them
@@ -71,17 +70,6 @@ def _parser(command: str) -> argparse.ArgumentParser:
 # Runs and what their files say
 
 
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Turns what is wrong with a file of a run into a RunError that names it."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path}: cannot read it ({reason(error)})") from None
-
-
 class Run:
     """A run's folder; everything in it is read when it is asked for."""
 
@@ -93,7 +81,7 @@ class Run:
     def config(self) -> dict[str, Any]:
         """By dotted keys."""
         path = self.folder / "config.yaml"
-        with _reading(path):
+        with reading(path):
             text = read_text(path)
             # Thousands of runs share most of their sections, and YAML takes a millisecond to read.
             parts = [_section(part) for part in re.split(r"^(?=\S)", text, flags=re.M) if part]
@@ -123,7 +111,7 @@ class Run:
         path = self.folder / "metrics.jsonl"
         if not path.exists():
             return []
-        with _reading(path):
+        with reading(path):
             lines = [dict(runs.flat(json.loads(line))) for line in read_text(path).split("\n")[:-1]]
             if not all(isinstance(line["step"], int) for line in lines):
                 raise ValueError("a step that is no number")
@@ -141,7 +129,7 @@ class Run:
         path = self.folder / "plan.json"
         if not path.exists():
             return {}
-        with _reading(path):
+        with reading(path):
             return _by_role(json.loads(read_text(path)))
 
 
@@ -364,7 +352,7 @@ def _short(value: Any) -> str:
 def _headline(run: Run) -> None:
     result, steps = run.result, run.config.get("training.steps")
     words = [f"{result['status']} at step {result.get('step', 0)} of {steps}"]
-    with _reading(run.folder / "summary.json"):
+    with reading(run.folder / "summary.json"):
         for name in ("train", "eval"):
             if result[f"final_{name}_loss"] is not None:
                 words.append(f"{name} loss {result[f'final_{name}_loss']:.4f}")

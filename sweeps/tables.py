@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from sweeps.rules import Summary
 from sweeps.sources import read_manifest, read_table
 from sweeps.sweep_file import Point, Sweep
-from training.errors import RunError
+from training.errors import RunError, reading
 from training.files import write_json, write_text
 
 if TYPE_CHECKING:
@@ -160,15 +160,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
     RunError for a file whose lines were damaged after the run had ended.
     """
-    try:
+    if not path.exists():
+        return []
+    with reading(path, f"; delete {path.parent} to run again"):
         with open(path, encoding="utf-8") as file:
             return [json.loads(line) for line in file]
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise RunError(
-            f"{path}: cannot read the lines of the run ({error}); delete {path.parent} to run again"
-        ) from None
 
 
 def _logged(run_dir: Path, summary: Summary) -> list[Values]:
@@ -184,8 +180,10 @@ def _alignment(run_dir: Path, summary: Summary) -> Iterator[Values]:
     plan: dict[str, Any] = {}
     for line in _lines(run_dir / "probes.jsonl"):
         if not plan:
-            rows = json.loads((run_dir / "plan.json").read_text(encoding="utf-8"))["rows"]
-            plan = {row["name"]: row for row in rows}
+            path = run_dir / "plan.json"
+            with reading(path, f"; delete {run_dir} to run again"):
+                rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+                plan = {row["name"]: row for row in rows}
         for layer, measured in line["layers"].items():
             row = plan.get(f"{layer}.weight", {})
             yield {**row, "step": line["step"], "layer": layer, "alignment": measured["alignment"]}

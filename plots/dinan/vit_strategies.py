@@ -84,11 +84,13 @@ def findings(sweep: Sweep) -> list[Printed]:
         for strategy, label in style.STRATEGIES.items():
             name, own = f"{label}: spikes in {kind} per run, {where}", counts.get(strategy, [])
             measured = f"{average(own).text(2, '')} (n = {len(own)})" if own else "not measured"
-            fewer = _verdict(average(start) - average(own))
-            if start and not any(own) and not any(start):
-                fewer = "none in either"
-            claimed = own and strategy != "standard"
-            text.append(Finding(name, measured, *(("fewer", fewer) if claimed else ())))
+            if not (start and own) or strategy == "standard":
+                text.append(Finding(name, measured))
+                continue
+            fewer = average(start) - average(own)
+            verdict = _verdict(fewer) if any(own) or any(start) else "none in either"
+            text.append(Finding(name, f"{measured}, {fewer.text(2)} fewer than standard's", "fewer",
+                                verdict, fewer))
     return [*text, _product(found), *sweep.failed]
 
 

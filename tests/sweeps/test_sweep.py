@@ -321,3 +321,15 @@ def test_a_damaged_log_is_named_with_what_to_do(tmp_path, table):
     line = str(caught.value)
     assert line.startswith(f"{path}: cannot read") and "\n" not in line
     assert line.endswith(f"delete {tmp_path} to run again")
+
+
+@pytest.mark.parametrize("content", [b'{"rows": [', b'{"forward": []}', None])
+def test_a_damaged_plan_beside_probes_is_named_with_what_to_do(tmp_path, content):
+    (tmp_path / "probes.jsonl").write_text('{"step": 1, "layers": {"a": {"alignment": 0.5}}}\n')
+    if content is not None:
+        (tmp_path / "plan.json").write_bytes(content)
+    with pytest.raises(RunError) as caught:
+        list(tables.PROBES.rows(tmp_path, {}))
+    line = str(caught.value)
+    assert line.startswith(f"{tmp_path / 'plan.json'}: cannot read") and "\n" not in line
+    assert line.endswith(f"delete {tmp_path} to run again")
