@@ -32,8 +32,6 @@ class Costed:
     """FLOPs of one step by convention, minus those of a forward and backward pass by torch."""
     beside: Callable
     """Bytes that autograd keeps beside activations and copies of weights."""
-    libraries: tuple[str, ...]
-    """What counting must not import."""
 
     @property
     def cost(self):
@@ -113,7 +111,6 @@ BART = Costed(
     loss=bart_loss,
     uncounted=bart_uncounted,
     beside=bart_beside,
-    libraries=("torch", "fairseq"),
 )
 R2C2 = (2048, 22, 64, 4, 50_265, 512, 512)
 
@@ -157,7 +154,6 @@ NANO = Costed(
     loss=nano_loss,
     uncounted=nano_uncounted,
     beside=nano_beside,
-    libraries=("torch",),
 )
 BORDELON = {"parameterization": "bordelon", "alpha_attention": 1.0, "alpha_depth": 1.0,
             "beta0": 4.0, "gamma0": 0.25}  # fmt: skip
@@ -232,7 +228,6 @@ VIT = Costed(
     loss=vit_loss,
     uncounted=lambda config, model: patches_uncounted(VIT, config, model),
     beside=vit_beside,
-    libraries=("torch", "timm"),
 )
 CIFAR = Costed(
     name="vit_cifar5m",
@@ -247,6 +242,5 @@ CIFAR = Costed(
     loss=cifar_loss,
     uncounted=lambda config, model: patches_uncounted(CIFAR, config, model),
     beside=cifar_beside,
-    libraries=("torch",),
 )
 ALL = (BART, NANO, VIT, CIFAR)

@@ -1,16 +1,79 @@
 """Stratos' Table 1 against Everett et al.'s, and his conditions against their stability."""
 
 import itertools
+from collections.abc import Mapping
 from fractions import Fraction
 
 import pytest
 
-from effective_theory.stratos import STRATOS_TABLE, general_violations, violations
+from effective_theory.stratos import STRATOS_TABLE
 from param_groups import exponents as ex
 from param_groups.tables import STRATOS_NAMES, stratos_table
 
 TABLES = ex.PARAMETERIZATION_TABLE
 GRID = [ex.Alignment(*values) for values in itertools.product((0.5, 0.75, 1), repeat=3)]
+
+
+# His conditions, an independent reference for `param_groups.exponents.is_stable`.
+
+
+def violations(
+    table: ex.Parameterization,
+    c: Mapping[str, ex.Number],
+    omega_readout: ex.Number = ex.HALF,
+    *,
+    omega: ex.Number = ex.HALF,
+) -> list[str]:
+    """Those of conditions (6)-(8) and (21)-(24) that fail; empty when all hold.
+
+    They are sufficient for stability with full alignment: they credit the layers with no residual,
+    so rates that are stable only thanks to r_L > 0 are reported under (24).
+    """
+    bound = max(ex.HALF, ex.fraction(omega_readout))
+    rates = {layer: ex.fraction(c[layer]) for layer in ex.LAYERS}
+    return _failures([
+        ("(6) a + b = 0 at embedding", -abs(table.embedding.scale)),
+        ("(7) a + b = 1/2 at hidden", -abs(table.hidden.scale - ex.HALF)),
+        ("(8) a + b >= 1/2 at readout", table.readout.scale - ex.HALF),
+        ("(21) a + c >= 0 at embedding", table.embedding.a + rates["embedding"]),
+        ("(22) a + c >= 1 at hidden", table.hidden.a + rates["hidden"] - 1),
+        ("(22) a + c >= 1 at readout", table.readout.a + rates["readout"] - 1),
+        ("(23) omega <= 1/2 at hidden", ex.HALF - ex.fraction(omega)),
+        (f"(24) a + b >= {bound} at readout", table.readout.scale - bound),
+    ])
+
+
+def general_violations(
+    table: ex.Parameterization,
+    c: Mapping[str, ex.Number],
+    alignment: ex.Alignment,
+    *,
+    hidden_layers: int = 1,
+) -> list[str]:
+    """Those of conditions (14) and (18)-(20) that fail.
+
+    These hold for any alignment and use each layer's input residual, which `residuals` computes
+    from the same rates. Together with (6)-(8) they are equivalent to `is_stable` for Adam. Raises
+    as `residuals` does.
+    """
+    inputs = ex.residuals(table, "adam", alignment, c, hidden_layers=hidden_layers)[:-1]
+    conditions = [("(14) a + c >= 0 at embedding", inputs[0])]
+    for index, before in enumerate(inputs):
+        layer = "hidden" if index < hidden_layers else "readout"
+        where = f"hidden layer {index + 1}" if layer == "hidden" else layer
+        alpha, omega, u = alignment.at(layer)
+        update = table[layer].a + ex.fraction(c[layer])
+        conditions += [
+            (f"(18) a + b + r >= omega at {where}", table[layer].scale + before - omega),
+            (f"(19) a + c >= alpha at {where}", update - alpha),
+            (f"(20) a + c + r >= u at {where}", update + before - u),
+        ]
+    return _failures(conditions)
+
+
+def _failures(conditions: list[tuple[str, Fraction]]) -> list[str]:
+    """The conditions whose slack is negative."""
+    return [f"{name} fails by {-slack}" for name, slack in conditions if slack < 0]
 
 
 @pytest.mark.parametrize("name", STRATOS_TABLE)

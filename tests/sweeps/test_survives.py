@@ -213,11 +213,10 @@ LOCAL = pytest.mark.parametrize("engine", ["local"], indirect=True)
 
 
 # What a driver remembers of a search is the same on every engine.
-@ENDS
 @LOCAL
-def test_an_interrupted_search_ends_with_its_number_of_trials(engine, number):
+def test_an_interrupted_search_ends_with_its_number_of_trials(engine):
     driver, _ = engine.interrupted("search", "c")
-    driver.send_signal(number)
+    driver.send_signal(signal.SIGTERM)
     engine.finish(driver)
     rows = list(csv.DictReader(engine.whole("search", "c").splitlines()))
     assert len(rows) == len({row["run"] for row in rows}) == TRIALS
