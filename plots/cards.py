@@ -20,25 +20,20 @@ import yaml
 from plots import style, tables
 from plots.catalogue import drawings, enough, load, read, shipped, told
 from plots.explorer import explorer
-from plots.findings import HEADER, Finding
+from plots.findings import HEADER, Finding, kind
 from plots.tables import DESKTOP, ROOT, RUN, SEED, STATUS, TableError, source_of
 
 CLAIMS = Path(__file__).with_name("claims.yaml")
 DPI = 150
 SHOWN = 105  # pixels of the page per inch of a figure, as far as it fits
-# What a verdict comes to: its first words, a sign beside the colour, and what the legend says.
+# A sign beside the colour for every kind of verdict, and what the legend says.
 VERDICTS = {
-    "agrees": (r"agrees|as expected|confirmed|within one step", "✓", "agrees"),
-    "off": (r"off by", "Δ", "off by more than its error"),
-    "disagrees": (r"disagrees|MISSED", "✗", "disagrees"),
-    "open": (r"within noise|undecided|not measured", "~", "undecided: within noise or few runs"),
-    "none": (r"", "–", "no verdict: no claim, or words only"),
+    "agrees": ("✓", "agrees"),
+    "off": ("Δ", "off by more than its error"),
+    "disagrees": ("✗", "disagrees"),
+    "open": ("~", "undecided: within noise or few runs"),
+    "none": ("–", "no verdict: no claim, or words only"),
 }
-
-
-def kind(verdict: str) -> str:
-    """The key of VERDICTS that a verdict's words belong to."""
-    return next(key for key, (words, *_) in VERDICTS.items() if re.match(words, verdict))
 
 
 # Tables: which a figure is drawn from.
@@ -251,7 +246,7 @@ def _facts(
     told = f'{_formulas(claim["claim"])} <span class="where">{escape(claim["where"])}</span>' if (
         claim) else "None is listed."
     seen = "".join(
-        f'<li>{_badge(key, str(counts[key]))} {escape(VERDICTS[key][2])}</li>'
+        f'<li>{_badge(key, str(counts[key]))} {escape(VERDICTS[key][1])}</li>'
         for key in VERDICTS if counts[key]) or "<li>Numbers without a verdict, listed below.</li>"
     runs = {row["sweep"]: row["n"] for row in rows}
     presets = dict.fromkeys(re.findall(r"--preset (\w+)", " ".join(source.commands)))
@@ -270,7 +265,7 @@ def _facts(
 
 
 def _badge(key: str, words: str) -> str:
-    return (f'<span class="badge {key}"><span aria-hidden="true">{VERDICTS[key][1]}</span> '
+    return (f'<span class="badge {key}"><span aria-hidden="true">{VERDICTS[key][0]}</span> '
             f"{escape(words)}</span>")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -22,6 +23,20 @@ class Finding:
     def __str__(self) -> str:
         """The finding in one line."""
         return f"{self.name:<62} {self.measured:<42} {self.published:<18} {self.verdict}".rstrip()
+
+
+KINDS = {  # the words that verdicts begin with
+    "agrees": r"agrees|as expected|confirmed|within one step",
+    "off": r"off by",
+    "disagrees": r"disagrees|MISSED",
+    "open": r"within noise|undecided|not measured",
+    "none": r"",
+}
+
+
+def kind(verdict: str) -> str:
+    """The key of KINDS that a verdict's words belong to."""
+    return next(key for key, words in KINDS.items() if re.match(words, verdict))
 
 
 Printed = Finding | str  # of what a figure prints: a finding, or what findings rest on

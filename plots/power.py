@@ -34,7 +34,7 @@ import yaml
 from scipy.special import stdtrit
 
 from plots import catalogue, tables
-from plots.findings import Finding, Printed
+from plots.findings import Finding, Printed, kind
 from plots.rates import seed_noise, seeded_points
 from plots.tables import CURVE, DATA, LOSS, PARAMETERIZATION, ROOT, shipped
 
@@ -43,8 +43,6 @@ POWER = 2.8  # standard errors: 1.96 for 95 % confidence and 0.84 for 80 % power
 DESKTOP = 3.0  # core-hours of a sweep file: 1.5 hours of two cores
 REACH = 48.0  # core-hours: a day of two cores; beyond, a claim is out of reach here
 AGREES, DISAGREES, UNDECIDED, OUT = "agrees", "disagrees", "undecided", "out of reach"
-GOOD = ("agrees", "as expected", "confirmed", "within one step")
-BAD = ("disagrees", "off by")
 NUMBER = r"[+-]?\d+(?:\.\d+)?"
 BY_SIZE = re.compile(rf"\d+: ({NUMBER})(?:±({NUMBER}))?")
 
@@ -217,9 +215,9 @@ def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
         word = AGREES if off <= reach * error else DISAGREES
     elif "in sign" in line.verdict or "error unknown" in line.verdict:
         pass
-    elif line.verdict.startswith(BAD):
+    elif kind(line.verdict) in ("disagrees", "off"):
         word = UNDECIDED if known and off <= reach * error else DISAGREES
-    elif line.verdict.startswith(GOOD):
+    elif kind(line.verdict) == "agrees":
         word = AGREES
     if rule == "equal" and word == AGREES and not error <= said["effect"] / _visible(n):
         word = UNDECIDED  # nor would a difference have been seen

@@ -85,7 +85,7 @@ def page(made: Sequence[Card], state: str = "") -> str:
         whole = sum(total.values())
         bar = "".join(
             f'<span class="{key}" style="flex:{total[key]}" title="{total[key]} {words}"></span>'
-            for key, (_, _, words) in VERDICTS.items() if total[key])
+            for key, (_, words) in VERDICTS.items() if total[key])
         cells = "".join(f"<td>{total[key] or ''}</td>" for key in VERDICTS)
         rows += (f'<tr><th scope="row"><a href="#{paper}">{escape(short)}</a></th>'
                  f'<td>{len(listed)}</td>{cells}<td><div class="bar" role="img" '
@@ -98,7 +98,7 @@ def page(made: Sequence[Card], state: str = "") -> str:
     chips = "".join(
         f'<button type="button" class="badge {key}" data-kind="{key}" aria-pressed="true">'
         f'<span aria-hidden="true">{sign}</span> {escape(words)}</button>'
-        for key, (_, sign, words) in VERDICTS.items())
+        for key, (sign, words) in VERDICTS.items())
     filled = {
         "contents": contents, "overview": rows, "chips": chips, "articles": parts,
         "commit": escape(_commit()), "state": state,

@@ -16,6 +16,7 @@ from plots import cards, report, tables
 from plots.catalogue import load, names
 from plots.explorer import explorer
 from plots.findings import Finding
+from plots.findings import kind as kind_of
 from tests.plots.browser import Browser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -232,7 +233,7 @@ def test_a_picture_is_enlarged_and_closed(page):
     ("", "none"),
 ])
 def test_a_verdict_has_the_sign_of_its_kind(verdict, kind):
-    assert cards.kind(verdict) == kind
+    assert kind_of(verdict) == kind
 
 
 @pytest.fixture
