@@ -149,20 +149,17 @@ def measure(loss):
     return {"loss": loss, "bits": loss / math.log(2)}
 
 
-def arithmetic(task, processes: int) -> list[str]:
-    """How the run's numbers come about: samples, noise, batch, epochs, clip and decay."""
+def arithmetic(task) -> list[str]:
+    """How the run's numbers come about: samples, noise, epochs, clip and decay."""
     config, samples = task.config, len(task.train_data)
     settings, optimizer, noise = config.training, config.optimizer, config.data.noise
-    share = settings.batch_size // processes
-    micro = min(settings.micro_batch_size or share, share)
     per_epoch = max(1, samples // settings.batch_size)
     return [
         *task.train_data.describe(),
         *task.eval_data.describe(),
         f"noise {noise.fraction:g} of {noise.unit}s, {noise.fraction_mode}, spans Poisson("
         f"{noise.poisson_lambda:g}), sentences {'permuted' if noise.permute else 'in order'}",
-        f"batch {settings.batch_size} = {processes} processes x {-(-share // micro)} micro-batches "
-        f"of {micro}; {settings.steps:,} steps = {settings.steps / per_epoch:g} epochs",
+        f"length {settings.steps:,} steps = {settings.steps / per_epoch:g} epochs",
         f"clip {optimizer.clip_norm} of the mean gradient per target token; decay per step at the "
         f"peak: lr wd = {optimizer.lr * optimizer.weight_decay:g} ({optimizer.decay_mode})",
     ]
@@ -188,6 +185,7 @@ EXPERIMENT = Experiment(
     tokens_per_step=tokens_per_step,
     memory=memory,
     result=result,
+    reads=("data.path", "data.bpe_encoder", "data.bpe_vocab", "data.bpe_dictionary"),
     arithmetic=arithmetic,
 )
 

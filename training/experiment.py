@@ -53,7 +53,7 @@ class Experiment:
     - `memory(config, shards=1, replicas=1)`: bytes per GPU by kind, and "total", their peak.
     - `result(summary)`: a finished run's outcome, a few words.
     - `reads`: keys of the config that name the files and folders which runs read.
-    - `arithmetic(task, processes)`: lines, shown before training, on how the run's numbers come
+    - `arithmetic(task)`: lines, shown before training, on how the run's numbers come
       about; by default none.
 
     The four costs are closed forms that import no torch.
@@ -71,7 +71,7 @@ class Experiment:
     result: Callable[[dict[str, Any]], str]
     build_blank: Callable[[Any, int], tuple[nn.Module, Callable[..., Tensor], Any]] | None = None
     reads: tuple[str, ...] = ("data.path",)
-    arithmetic: Callable[[Task, int], list[str]] = lambda task, processes: []
+    arithmetic: Callable[[Task], list[str]] = lambda task: []
 
     def check_data(self, config: Any) -> None:
         """Raises UserError if data that the config names are not on this machine; reads none.
@@ -101,11 +101,13 @@ class Experiment:
         from training.loop import train
 
         environment.commit()  # of the code that trains; files may change while it does
-        task = self.build_task(config)
         state = processes.state()
+        micro_batches, samples = config.training.split(state.num_processes)
+        task = self.build_task(config)
         if state.is_main_process:
-            for line in self.arithmetic(task, state.num_processes):
-                print(line, file=sys.stderr)
+            batch = (f"batch {config.training.batch_size} = {state.num_processes} processes x "
+                     f"{micro_batches} micro-batches of {samples}")
+            print(batch, *self.arithmetic(task), sep="\n", file=sys.stderr)
         return runs.train_once(
             run_dir, config, task.plan, lambda: train(task, run_dir, progress), task.data_checksum
         )

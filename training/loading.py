@@ -42,10 +42,10 @@ def loader(
 def train_loader(task: Task, accelerator: Accelerator, first_step: int) -> DataLoader:
     """This process's micro-batches of every step after the first `first_step`."""
     settings, data = task.config.training, task.train_data
-    share = settings.batch_size // accelerator.num_processes
+    _, micro_batch = settings.split(accelerator.num_processes)
     place = {
         "global_batch": settings.batch_size,
-        "micro_batch": settings.micro_batch_size or max(share, 1),
+        "micro_batch": micro_batch,
         "rank": accelerator.process_index,
         "world_size": accelerator.num_processes,
         "first_step": first_step,

@@ -31,7 +31,6 @@ from accelerate.utils import (
 
 from param_groups.schedules import factor as schedule_factor
 from training import environment, loading, processes, runs, sharding
-from training.errors import UserError
 from training.evaluation import evaluate
 from training.files import write_json
 from training.log import History, Log, finite
@@ -55,12 +54,6 @@ SKIPS = 100  # steps in a row without a finite gradient are divergence
 
 def train(task: Task, run_dir: Path, progress: Progress | None = None) -> dict[str, Any]:
     """Runs a task into `run_dir` and returns its summary; see `training.runs` for the folder."""
-    world = processes.state().num_processes
-    if task.config.training.batch_size % world:
-        raise UserError(
-            f"training.batch_size {task.config.training.batch_size} does not divide by "
-            f"{world} processes; change one of them"
-        )
     loop = Loop(task, run_dir, progress)
     try:
         return loop.run()

@@ -19,6 +19,7 @@ from training.config import (
     Section,
     Size,
 )
+from training.errors import UserError
 
 
 def default_epsilon(optimizer: str) -> float:
@@ -118,6 +119,18 @@ class LoopConfig(Section):
     probe_samples: PositiveInt = 8
     """Validation samples that a probe's forward pass sees, from the first on. For text, rows
     without padding are used first."""
+
+    def split(self, processes: int) -> tuple[int, int]:
+        """Into how many micro-batches a process splits its share of a step's batch, and of how many
+        samples (the last one may be smaller); UserError where the batch has no equal shares."""
+        share, rest = divmod(self.batch_size, processes)
+        if rest:
+            raise UserError(
+                f"training.batch_size {self.batch_size} does not divide by {processes} processes; "
+                "change one of them"
+            )
+        micro = min(self.micro_batch_size or share, share)
+        return -(-share // micro), micro
 
     def _unused(self) -> tuple[str, ...]:
         """Keys that ask for nothing: omitted, so that run ids do not change."""

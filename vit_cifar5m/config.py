@@ -79,6 +79,8 @@ class SourceConfig(Section):
     def _source_has_its_path(self) -> SourceConfig:
         if self.source != "embedded" and self.path is None:
             raise ValueError(f"data.path is missing: the folder of the {self.source} source")
+        if self.source == "embedded" and self.path is not None:
+            raise ValueError("data.path: source embedded takes no path; set data.source")
         return self
 
 

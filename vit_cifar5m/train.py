@@ -115,18 +115,14 @@ def build_task(config: Config):
     )
 
 
-def arithmetic(task, processes: int) -> list[str]:
-    """How the run's numbers come about: batch, images seen and left, and the rate."""
+def arithmetic(task) -> list[str]:
+    """How the run's numbers come about: images seen and left, and the rate."""
     config, images = task.config, len(task.train_data)
     settings, optimizer = config.training, config.optimizer
-    share = settings.batch_size // processes
-    micro = min(settings.micro_batch_size or share, share)
     seen = settings.steps * settings.batch_size
     factor = prescription(config).lr_factor
     floor = 1.0 if config.schedule.name == "constant" else config.floor
     return [
-        f"batch {settings.batch_size} = {processes} processes x {-(-share // micro)} micro-batches "
-        f"of {micro}",
         f"length {settings.steps:,} steps = {seen:,} images, {seen / images:.3g} of the source's "
         f"{images:,}",
         f"rate {optimizer.lr:g} to {floor * optimizer.lr:g}, {config.schedule.name}, times "

@@ -97,6 +97,8 @@ class DataConfig(Section):
     def _source_has_what_it_needs(self) -> DataConfig:
         if self.source in ("folder", "shards") and self.path is None:
             raise ValueError(f"data.path is missing: the folder of the {self.source} source")
+        if self.source in ("embedded", "drawn") and self.path is not None:
+            raise ValueError(f"data.path: source {self.source} takes no path; set data.source")
         return self
 
 

@@ -97,12 +97,10 @@ def build_task(config: Config):
     )
 
 
-def arithmetic(task, processes: int) -> list[str]:
-    """How the run's numbers come about: batch, epochs, and the decay that all strategies share."""
+def arithmetic(task) -> list[str]:
+    """How the run's numbers come about: epochs, and the decay that all strategies share."""
     config, images = task.config, len(task.train_data)
     settings, optimizer = config.training, config.optimizer
-    share = settings.batch_size // processes
-    micro = min(settings.micro_batch_size or share, share)
     per_epoch = max(1, images // settings.batch_size)
     floor = config.floor * optimizer.lr
 
@@ -110,8 +108,6 @@ def arithmetic(task, processes: int) -> list[str]:
         return f"{steps:,} steps = {steps / per_epoch:g} epochs"
 
     return [
-        f"batch {settings.batch_size} = {processes} processes x {-(-share // micro)} micro-batches "
-        f"of {micro}",
         f"epoch {images:,} images = {per_epoch:,} steps, {images % settings.batch_size:,} left out",
         f"length {epochs(settings.steps)}; warm-up {epochs(config.schedule.warmup_steps)}; "
         f"evaluation every {epochs(settings.eval_every or settings.steps)}",

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -116,6 +117,30 @@ def test_text_that_a_run_streams_is_not_missed(source, path, refused):
     words = [f"data.source={source}", f"data.path={path}"]
     config = load(experiment.config, ROOT / "nanolm_c4/configs/laptop.yaml", words)
     with pytest.raises(UserError, match="does not exist") if refused else nullcontext():
+        experiment.check_data(config)
+
+
+@pytest.mark.parametrize("name", ["vit_imagenet", "bart_span_denoise", "vit_cifar5m", "nanolm_c4"])
+def test_a_batch_smaller_than_the_processes_is_refused_before_data_is_read(name, monkeypatch):
+    experiment = load_experiment(name)
+    config = load(experiment.config, ROOT / name / "configs/laptop.yaml", ["training.batch_size=32"])
+    many = SimpleNamespace(num_processes=64, is_main_process=True)
+    monkeypatch.setattr("training.processes.state", lambda: many)
+    with pytest.raises(UserError, match=r"training.batch_size 32 does not divide by 64 processes"):
+        experiment.run(config, Path("not/made"))
+
+
+@pytest.mark.parametrize("key", ["data.bpe_encoder", "data.bpe_vocab", "data.bpe_dictionary"])
+def test_files_of_barts_bpe_are_missed_before_a_sweep(key, tmp_path):
+    keys = ("data.path", "data.bpe_encoder", "data.bpe_vocab", "data.bpe_dictionary")
+    paths = {one: tmp_path / one for one in keys}
+    for one, path in paths.items():
+        if one != key:
+            path.touch()
+    experiment = load_experiment("bart_span_denoise")
+    words = ["data.source=text", *(f"{one}={path}" for one, path in paths.items())]
+    config = load(experiment.config, ROOT / "bart_span_denoise/configs/laptop.yaml", words)
+    with pytest.raises(UserError, match=rf"{key}: .*{key} does not exist on this machine"):
         experiment.check_data(config)
 
 

@@ -52,6 +52,7 @@ def test_the_papers_base_model_is_that_of_figure_6():
         (["prescription.alpha_depth=1.1"], "prescription.alpha_depth"),
         (["prescription.gamma0=0.0"], "prescription.gamma0"),
         (["data.source=cifar5m"], "data.path is missing: the folder of the cifar5m source"),
+        (["data.path=data/cifar10"], "data.path: source embedded takes no path; set data.source"),
         (["data.sauce=1"], "did you mean 'data.source'"),
         (["optimizer.name=adafactor"], "optimizer.name adafactor: Bordelon et al. prescribe rates"),
         (["data.source=cifar5m", "data.path=nowhere"], "data.path: nowhere is not a folder"),

@@ -119,12 +119,12 @@ def test_the_head_s_bias_can_be_turned_off():
 def test_the_arithmetic_of_the_paper_s_recipe_is_printed():
     config = load(Config, ROOT / "vit_imagenet/configs/paper.yaml")
     task = SimpleNamespace(config=config, train_data=range(1281167))
-    lines = train.arithmetic(task, 8)
-    assert lines[0] == "batch 4096 = 8 processes x 2 micro-batches of 256"
-    assert lines[1] == "epoch 1,281,167 images = 312 steps, 3,215 left out"
-    assert "93,600 steps = 300 epochs; warm-up 6,240 steps = 20 epochs" in lines[2]
-    assert "evaluation every 312 steps = 1 epochs" in lines[2]
-    assert "rate 20 to 1e-06, cosine; decay per step at the peak: lr wd = 0.0008 (glob" in lines[3]
+    assert config.training.split(8) == (2, 256)
+    lines = train.arithmetic(task)
+    assert lines[0] == "epoch 1,281,167 images = 312 steps, 3,215 left out"
+    assert "93,600 steps = 300 epochs; warm-up 6,240 steps = 20 epochs" in lines[1]
+    assert "evaluation every 312 steps = 1 epochs" in lines[1]
+    assert "rate 20 to 1e-06, cosine; decay per step at the peak: lr wd = 0.0008 (glob" in lines[2]
 
 
 @pytest.mark.parametrize(
@@ -138,6 +138,7 @@ def test_the_arithmetic_of_the_paper_s_recipe_is_printed():
         (["prescription.strategy=meta_principled"], "prescription.s goes with strategy meta_princ"),
         (["prescription.strategy=ntk"], "prescription.strategy: expected 'standard'"),
         (["data.source=folder"], "data.path is missing: the folder of the folder source"),
+        (["data.path=data/imagenet"], "data.path: source embedded takes no path; set data.source"),
         (["data.source=folder", "data.path=nowhere"], "data.path: nowhere does not exist"),
         (["data.streaming=true"], "data.streaming=true is gone; leave the key out: shards are "),
         (["data.lanes=16"], "data.lanes=16 is gone; leave the key out"),
