@@ -29,8 +29,9 @@ figures() {
   echo "figures and findings: $out"
 }
 
-# each COMMAND [OPTION ...]: on all GPUs of a node, BART-large replicated and R2C2 sharded; the
-# laptop's runs need none.
+# each COMMAND [OPTION ...]: on all GPUs of a node (SLURM: with the options in `node`), BART-large
+# replicated and R2C2 sharded; the laptop's runs need none.
+node=()
 each() {
   local suffix code=0
   stages=("bart_span_denoise/figure_3_4 bart_span_denoise/figure_5")
@@ -42,7 +43,8 @@ each() {
   for suffix in "" _fsdp; do
     stages=(bart_span_denoise/figure_3_4)
     [ -z "$suffix" ] || stages=(bart_span_denoise/figure_5)
-    "$@" --launch "$(launcher "one_node_8gpu$suffix") --main_process_port 0" || code=$?
+    "$1" ${node[@]+"${node[@]}"} "${@:2}" \
+      --launch "$(launcher "one_node_8gpu$suffix") --main_process_port 0" || code=$?
     # A dry run goes on to say what the other sweep would do.
     [[ "$code" -eq 0 || " $* " == *" --dry-run "* ]] || return "$code"
   done
@@ -59,8 +61,8 @@ case ${1:-run} in
     [[ " $* " == *" --dry-run "* ]] || figures "${@:2}"
     ;;
   slurm)
-    each submit_sweeps --gpus-per-node "${GPUS:-8}" \
-      --cpus-per-task "${CPUS:-$((${GPUS:-8} * 5))}" "${@:2}"
+    node=(--gpus-per-node "${GPUS:-8}" --cpus-per-task "${CPUS:-$((${GPUS:-8} * 5))}")
+    each submit_sweeps "${@:2}"
     ;;
   draw) figures "${@:2}" ;;
   r2c2) train bart_span_denoise.train bart_span_denoise/configs/r2c2.yaml _fsdp "${@:2}" ;;

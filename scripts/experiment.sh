@@ -84,29 +84,34 @@ run_sweeps() {
 # submit_sweeps [OPTION ...]: a small SLURM job per sweep that submits its runs with the GPUs that
 # each needs, after all jobs of the stage before. Where one of those failed, it says what is missing.
 submit_sweeps() {
-  local stage sweep jobs wanted after=()
+  local stage sweep job jobs wanted after=()
   check_options "$@"
   wanted=" $(having "$(preset "$@")" $(chosen "${stages[*]}")) "
   for stage in "${stages[@]}"; do
     jobs=
     for sweep in $(chosen "$stage"); do
       [[ "$wanted" == *" $sweep "* ]] || continue
-      jobs+=:$(python -m sweeps submit $(arguments "$sweep") --engine slurm --jobs "${JOBS:-128}" \
-        --time 12:00:00 ${after[@]+"${after[@]}"} "$@" | tee >(cat >&2) | awk 'NR == 1 {print $2}')
+      job=$(python -m sweeps submit $(arguments "$sweep") --engine slurm --jobs "${JOBS:-128}" \
+        --time 12:00:00 ${after[@]+"${after[@]}"} "$@" | tee >(cat >&2) | awk 'NR == 1 {print $2}') ||
+        return
+      jobs+=:$job
     done
     [ -z "$jobs" ] || after=(--after "${jobs#:}")
   done
 }
 
-# preset [OPTION ...]: _NAME where the options hold --preset NAME, as in the names of results folders.
+# preset [OPTION ...]: _NAME where the options hold --preset NAME (the last, as for the sweeps), as in
+# the names of results folders.
 preset() {
+  local name=
   while [ "$#" -gt 0 ]; do
     case $1 in
-      --preset) echo "_$2" ;;
-      --preset=*) echo "_${1#*=}" ;;
+      --preset) name=_$2 ;;
+      --preset=*) name=_${1#*=} ;;
     esac
     shift
   done
+  echo "$name"
 }
 
 # check_options [OPTION ...]: exit code 2 for what would put tables where `figures` does not look; ends
@@ -126,6 +131,10 @@ check_options() {
     fi
     before=$word
   done
+  if [ "$before" = --preset ]; then
+    echo "error: --preset: expected the name of a preset of the sweeps, such as laptop" >&2
+    exit 2
+  fi
 }
 
 # sweep_and_draw [OPTION ...]: all of it here, after the script's `prepare` if it has one; with

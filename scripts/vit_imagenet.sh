@@ -31,13 +31,14 @@ figures() {
 
 # A batch of 4,096 images is spread over all GPUs of a node; the laptop's runs need none.
 whole_node=(--launch "$(launcher one_node_8gpu) --main_process_port 0")
-[ -z "$(preset "$@")" ] || whole_node=()
+node=(--gpus-per-node "${GPUS:-8}" --cpus-per-task "${CPUS:-$((${GPUS:-8} * 15))}")
+[ -z "$(preset "$@")" ] || whole_node=() node=()
 
 case ${1:-run} in
   sweeps) sweep_and_draw ${whole_node[@]+"${whole_node[@]}"} "${@:2}" ;;
   slurm)
-    JOBS=${JOBS:-4} submit_sweeps --time 24:00:00 --gpus-per-node "${GPUS:-8}" \
-      --cpus-per-task "${CPUS:-$((${GPUS:-8} * 15))}" ${whole_node[@]+"${whole_node[@]}"} "${@:2}"
+    JOBS=${JOBS:-4} submit_sweeps --time 24:00:00 ${node[@]+"${node[@]}"} \
+      ${whole_node[@]+"${whole_node[@]}"} "${@:2}"
     ;;
   draw) figures "${@:2}" ;;
   *)

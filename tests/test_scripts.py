@@ -275,12 +275,29 @@ def test_whole_nodes_where_one_batch_is_spread_over_them(call):
     assert "figure_5.yaml" in r2c2 and "one_node_8gpu_fsdp.yaml" in r2c2
     for line in (large, r2c2):  # and cores for the processes that read their data
         assert " --gpus-per-node 8 --cpus-per-task 40 " in line
+    for script in ("vit_imagenet", "bart_span_denoise"):  # small runs on a CPU need none
+        lines = call(script, "slurm", "--preset", "laptop").calls
+        assert len(lines) == 2 and not any("-per-" in line or "--launch" in line for line in lines)
 
 
-def test_a_sweep_that_fails_ends_the_script(call, tmp_path):
-    (tmp_path / "bin/python").write_text('#!/bin/sh\necho python "$@" >>calls\nexit 1\n')
-    ran = call("vit_cifar5m", "sweeps")
-    assert ran.returncode == 1 and len(ran.calls) == 1
+@pytest.mark.parametrize("word", ["sweeps", "slurm"])
+@pytest.mark.parametrize("script", EXPERIMENTS)
+def test_a_sweep_that_fails_ends_the_script(call, tmp_path, script, word):
+    (tmp_path / "bin/python").write_text('#!/bin/sh\necho python "$@" >>calls\nexit 2\n')
+    ran = call(script, word)
+    assert ran.returncode == 2 and len(ran.calls) == 1
+
+
+def test_the_last_preset_counts_and_one_without_a_name_is_refused(call, tmp_path):
+    for file in ("results", "metrics"):
+        table(tmp_path, f"bart_span_denoise/figure_3_4_desktop/{file}.csv")
+    lines = call("bart_laptop", "--preset", "desktop").calls
+    drawn = [line.split()[3] for line in lines if "-m plots" in line]
+    assert drawn == ["dinan/bart_rates", "dinan/bart_strategies"]
+    for word in ("sweeps", "slurm"):
+        ran = call("nanolm_c4", word, "--preset")
+        assert (ran.returncode, ran.calls) == (2, [])
+        assert "--preset: expected the name of a preset" in ran.stderr
 
 
 def test_launch_configs_named_by_scripts_exist():

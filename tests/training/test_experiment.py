@@ -123,7 +123,8 @@ def test_text_that_a_run_streams_is_not_missed(source, path, refused):
 @pytest.mark.parametrize("name", ["vit_imagenet", "bart_span_denoise", "vit_cifar5m", "nanolm_c4"])
 def test_a_batch_smaller_than_the_processes_is_refused_before_data_is_read(name, monkeypatch):
     experiment = load_experiment(name)
-    config = load(experiment.config, ROOT / name / "configs/laptop.yaml", ["training.batch_size=32"])
+    laptop, words = ROOT / name / "configs/laptop.yaml", ["training.batch_size=32"]
+    config = load(experiment.config, laptop, words)
     many = SimpleNamespace(num_processes=64, is_main_process=True)
     monkeypatch.setattr("training.processes.state", lambda: many)
     with pytest.raises(UserError, match=r"training.batch_size 32 does not divide by 64 processes"):
