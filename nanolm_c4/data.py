@@ -54,7 +54,7 @@ def train_tokenizer(documents: Iterable[str], vocab_size: int, path: str | Path)
 
     sentences = _training_sentences(documents)
     if not sentences:
-        raise UserError("tokenizer: no text to train one on; expected at least one document")
+        raise UserError("data.tokenizer: no text to train one on; expected at least one document")
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -102,15 +102,18 @@ def _vocabulary_error(error: RuntimeError, vocab_size: int) -> UserError:
     limit = re.search(r"value <= (\d+)", str(error))
     if limit:
         return UserError(
-            f"vocab_size: {vocab_size} is more than this text supports; expected at most "
-            f"{limit[1]}; lower it or give more text"
+            f"data.tokenizer_vocab_size: {vocab_size} is more than this text supports; expected at "
+            f"most {limit[1]}; lower it or give more text"
         )
     needed = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
     if needed:
         return UserError(
-            f"vocab_size: {vocab_size} is too small for this text; expected over {needed[1]}"
+            f"data.tokenizer_vocab_size: {vocab_size} is too small for this text; expected over "
+            f"{needed[1]}"
         )
-    return UserError(f"vocab_size: no tokeniser of {vocab_size} pieces ({reason(error)})")
+    return UserError(
+        f"data.tokenizer_vocab_size: no tokeniser of {vocab_size} pieces ({reason(error)})"
+    )
 
 
 class Tokenizer:
@@ -154,12 +157,12 @@ def load_tokenizer(path: str | Path, num_threads: int = 1) -> Tokenizer:
         return Tokenizer(path.read_bytes(), num_threads)
     except FileNotFoundError:
         raise UserError(
-            f"tokenizer: {path} does not exist; expected a SentencePiece model, as bash "
+            f"data.tokenizer: {path} does not exist; expected a SentencePiece model, as bash "
             "scripts/download.sh c4 fetches T5's"
         ) from None
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
-            f"tokenizer: {path} is not a usable SentencePiece model ({reason(error)}); "
+            f"data.tokenizer: {path} is not a usable SentencePiece model ({reason(error)}); "
             "replace it with an intact one"
         ) from error
 
@@ -226,8 +229,8 @@ def _tokenizer_identity(source: str, tokenizer: str | None, vocab_size: int) -> 
         return {"sha256": sha256(Path(tokenizer).expanduser())}
     if source == "c4":
         raise UserError(
-            "tokenizer: source c4 needs T5's SentencePiece model; give data/t5/spiece.model, which "
-            "bash scripts/download.sh c4 fetches"
+            "data.tokenizer: source c4 needs T5's SentencePiece model; give data/t5/spiece.model, "
+            "which bash scripts/download.sh c4 fetches"
         )
     version = importlib.metadata.version("sentencepiece")
     return {"vocab_size": vocab_size, "sentencepiece": version}
@@ -317,8 +320,8 @@ class Corpus(TokenCache):
         rows = PackedRows(self, context, "train")
         if len(rows) == 0:
             raise UserError(
-                f"context: {context} is more than the {self.meta['train']['tokens']} training "
-                f"tokens of {self.folder}; lower it or prepare more text"
+                f"model.context: {context} is more than the {self.meta['train']['tokens']} "
+                f"training tokens of {self.folder}; lower it or prepare more text"
             )
         return rows
 
@@ -340,7 +343,7 @@ class Rows:
 
     def __init__(self, corpus: Corpus, context: int) -> None:
         if context < 2:
-            raise UserError(f"context: {context} given, expected at least 2")
+            raise UserError(f"model.context: {context} given, expected at least 2")
         self.corpus, self.context = corpus, context
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -383,8 +386,8 @@ class ValidationRows(Rows):
     """Validation documents, padded to the context; pads carry no loss.
 
     A document longer than the context is cut off (NanoDO's convention) or, with `split`, continues
-    in further rows, so that all of it is scored. Inputs are padded with the pad id, targets with
-    IGNORE; the last token of a row has no target.
+    in further rows, whose first tokens are nobody's target. Inputs are padded with the pad id,
+    targets with IGNORE; the last token of a row has no target.
     """
 
     def __init__(self, corpus: Corpus, context: int, split: bool = False) -> None:

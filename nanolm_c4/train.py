@@ -143,6 +143,23 @@ def build_task(config: Config):
     )
 
 
+def arithmetic(task) -> list[str]:
+    """How often the run sees its text. UserError where the files of C4 end before the run does and
+    before data.max_train_tokens: it would see again what was meant to be seen once."""
+    config, rows = task.config, len(task.train_data)
+    data, steps = config.data, config.training.steps
+    tokens, seen = rows * config.model.context, steps * tokens_per_step(config)
+    if data.source == "c4" and tokens + config.model.context <= min(
+            seen, data.max_train_tokens or 0):
+        raise UserError(
+            f"data.path: {data.path} has {tokens:,} training tokens, and {steps:,} steps see "
+            f"{seen:,}; fetch more files with bash scripts/download.sh c4 --shards N, lower "
+            f"training.steps, or, to see text again, set data.max_train_tokens={tokens}"
+        )
+    return [f"length {steps:,} steps = {seen / tokens:.3g} epochs of {rows:,} rows of "
+            f"{config.model.context} tokens"]
+
+
 def result(summary: dict[str, Any]) -> str:
     """A run's outcome; one that was stopped, or diverged, has no final evaluation."""
     loss = summary["final_eval_loss"]
@@ -162,6 +179,7 @@ EXPERIMENT = Experiment(
     memory=memory,
     result=result,
     reads=("data.path", "data.tokenizer"),
+    arithmetic=arithmetic,
 )
 
 if __name__ == "__main__":

@@ -53,8 +53,8 @@ class Experiment:
     - `memory(config, shards=1, replicas=1)`: bytes per GPU by kind, and "total", their peak.
     - `result(summary)`: a finished run's outcome, a few words.
     - `reads`: keys of the config that name the files and folders which runs read.
-    - `arithmetic(task)`: lines, shown before training, on how the run's numbers come
-      about; by default none.
+    - `arithmetic(task)`: lines, shown before training, on how the run's numbers come about; by
+      default none. UserError for a run whose data does not last.
 
     The four costs are closed forms that import no torch.
     """
@@ -104,10 +104,10 @@ class Experiment:
         state = processes.state()
         micro_batches, samples = config.training.split(state.num_processes)
         task = self.build_task(config)
+        lines = [f"batch {config.training.batch_size} = {state.num_processes} processes x "
+                 f"{micro_batches} micro-batches of {samples}", *self.arithmetic(task)]
         if state.is_main_process:
-            batch = (f"batch {config.training.batch_size} = {state.num_processes} processes x "
-                     f"{micro_batches} micro-batches of {samples}")
-            print(batch, *self.arithmetic(task), sep="\n", file=sys.stderr)
+            print(*lines, sep="\n", file=sys.stderr)
         return runs.train_once(
             run_dir, config, task.plan, lambda: train(task, run_dir, progress), task.data_checksum
         )

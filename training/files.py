@@ -114,11 +114,15 @@ def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 @contextmanager
-def scratch_folder(final: Path, key: str = "cache_dir") -> Iterator[Path]:
+def scratch_folder(final: Path, key: str = "data.cache_dir") -> Iterator[Path]:
     """A hidden folder next to the final one; deleted at the end, unless the process is killed.
 
-    UserError names the `key` that the user has set the place by, where it cannot be written.
+    UserError names the `key` that the user has set the place by, where it cannot be written or is
+    full.
     """
     scratch = _hidden(final)
     try:
@@ -130,6 +134,13 @@ def scratch_folder(final: Path, key: str = "cache_dir") -> Iterator[Path]:
         ) from error
     try:
         yield scratch
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise UserError(
+            f"{key}: {final.parent} is full ({reason(error)}); free space there or set another "
+            "folder"
+        ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 

@@ -133,7 +133,7 @@ def test_c4_stops_reading_files_too(tmp_path, t5, monkeypatch):
 def test_c4_needs_t5s_tokeniser(tmp_path):
     path = as_c4(tmp_path / "c4", DOCUMENTS)
     line = error_line(lambda: prepare(tmp_path, source="c4", path=str(path)))
-    assert line.startswith("tokenizer: source c4 needs T5's SentencePiece model")
+    assert line.startswith("data.tokenizer: source c4 needs T5's SentencePiece model")
     assert "spiece.model" in line
 
 
@@ -200,10 +200,11 @@ def test_rare_characters_become_unknown_not_an_error(tmp_path):
 
 def test_vocabulary_errors(tmp_path):
     train = lambda size: data.train_tokenizer(DOCUMENTS, size, tmp_path / "a.model")
-    assert "vocab_size: 5000 is more than this text supports" in error_line(lambda: train(5000))
-    assert error_line(lambda: train(4)).startswith("vocab_size: ")
+    many = "data.tokenizer_vocab_size: 5000 is more than this text supports"
+    assert many in error_line(lambda: train(5000))
+    assert error_line(lambda: train(4)).startswith("data.tokenizer_vocab_size: ")
     empty = lambda: data.train_tokenizer([], 64, tmp_path / "a.model")
-    assert error_line(empty).startswith("tokenizer: no text")
+    assert error_line(empty).startswith("data.tokenizer: no text")
 
 
 def test_tokeniser_file_errors(tmp_path, folder):
@@ -217,10 +218,10 @@ def test_tokeniser_file_errors(tmp_path, folder):
         if content is not None:
             file.write_bytes(content)
         load = lambda file=file: data.load_tokenizer(file)
-        assert error_line(load).startswith(f"tokenizer: {file} ")
+        assert error_line(load).startswith(f"data.tokenizer: {file} ")
         action = lambda file=file: prepare(tmp_path, path=str(folder), tokenizer=str(file))
-        assert error_line(action).startswith(f"tokenizer: {file} ")
-    assert error_line(lambda: data.load_tokenizer(tmp_path)).startswith("tokenizer: ")
+        assert error_line(action).startswith(f"data.tokenizer: {file} ")
+    assert error_line(lambda: data.load_tokenizer(tmp_path)).startswith("data.tokenizer: ")
 
 
 # Cache
@@ -341,9 +342,10 @@ def test_context_errors(corpus):
     tokens = corpus.meta["train"]["tokens"]
     assert len(corpus.train_rows(tokens)) == 1
     line = error_line(lambda: corpus.train_rows(tokens + 1))
-    assert line.startswith(f"context: {tokens + 1} is more than the {tokens} training tokens")
+    assert line.startswith(f"model.context: {tokens + 1} is more than the {tokens} training tokens")
     for rows in (corpus.train_rows, corpus.validation_rows):
-        assert error_line(lambda rows=rows: rows(1)) == "context: 1 given, expected at least 2"
+        line = error_line(lambda rows=rows: rows(1))
+        assert line == "model.context: 1 given, expected at least 2"
 
 
 def test_what_spawned_workers_are_sent_carries_no_opened_file(corpus):

@@ -1,5 +1,6 @@
 """training.token_cache under both text experiments: caches are whole or absent, and checked."""
 
+import errno
 import json
 import os
 import pickle
@@ -155,7 +156,19 @@ def test_a_folder_of_one_text_file_says_what_a_document_is(experiment, tmp_path)
 def test_cache_dir_must_be_a_folder(experiment, text, tmp_path):
     (tmp_path / "file").write_text("")
     line = error_line(lambda: experiment.prepare(text, tmp_path / "file"))
-    assert line.startswith(f"cache_dir: {tmp_path / 'file'} cannot be written")
+    assert line.startswith(f"data.cache_dir: {tmp_path / 'file'} cannot be written")
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_disk_that_fills_up_is_named_and_nothing_is_left(tmp_path, error):
+    def build(folder):
+        (folder / "train.bin").write_bytes(b"half")
+        raise OSError(error, os.strerror(error))
+
+    with pytest.raises(UserError, match=f"^data.cache_dir: {tmp_path / 'cache'} is full .*; free"):
+        token_cache.prepare(tmp_path / "cache" / "text", build)
+    assert list((tmp_path / "cache").iterdir()) == []
+
 
 
 def test_progress_is_reported_now_and_then(experiment, text, tmp_path, monkeypatch, capfd):
