@@ -30,7 +30,7 @@ from bart_span_denoise.bpe import EOS, PAD, Bpe
 from bart_span_denoise.noise import Noise
 from training import token_cache
 from training.errors import UserError
-from training.files import scratch_folder
+from training.files import scratch_folder, sha256
 from training.text import SPLITS, open_source, split_sentences
 from training.token_cache import Progress, TokenCache
 
@@ -243,6 +243,13 @@ def _check_bpe_keys(data: DataConfig) -> None:
 class Cache(TokenCache):
     """A prepared folder of samples; a binarised corpus itself stays where it is."""
 
+    @property
+    def checksum(self) -> str:
+        """Of the content, and of a binarised corpus, where the cache noted it when it was made."""
+        if "corpus_sha256" not in self.meta:
+            return super().checksum
+        return token_cache.digest([self.meta["sha256"], self.meta["corpus_sha256"]])
+
     def tokens(self, split: str) -> np.ndarray:
         """All stored tokens of a split, </s> of lines included (a memmap)."""
         prefix = Path(self.meta["corpus"] or self.folder) / STEMS[split]
@@ -379,7 +386,9 @@ class _Binarised:
             split: {"unknown": corpora.check(self.root / stem, meta["vocab_size"])}
             for split, stem in STEMS.items()
         }
-        return {**meta, "stops": has_bpe, **unknown}
+        names = [f"{stem}{end}" for stem in STEMS.values() for end in (".bin", ".idx")]
+        sums = {name: sha256(self.root / name) for name in names}
+        return {**meta, "stops": has_bpe, "corpus_sha256": sums, **unknown}
 
 
 class _Text:

@@ -263,3 +263,16 @@ def test_which_files_go_together(tmp_path, gpt2, binarised):
     assert "given without data.bpe_encoder and data.bpe_vocab" in text(**dictionary)
     line = error_line(lambda: prepare_binarised(tmp_path, binarised["sentences"], **gpt2))
     assert "a binarised folder has its own dict.txt" in line
+
+
+def test_other_tokens_are_another_checksum(tmp_path, binarised):
+    """A resumed run notices a corpus of as many other tokens."""
+    settings = {"noise": {"unit": "token"}}
+    folder = shutil.copytree(binarised["sentences"], tmp_path / "bin")
+    first = prepare_binarised(tmp_path, folder, **settings).cache
+    tokens = np.memmap(folder / "train.bin", corpora.read(folder / "train").dtype, mode="r+")
+    tokens[tokens > 4] = 5
+    tokens.flush()
+    second = prepare_binarised(tmp_path, folder, **settings).cache
+    assert first.meta["sha256"] == second.meta["sha256"]
+    assert first.checksum != second.checksum
