@@ -53,7 +53,7 @@ def write_batches(folder):
 def load(source, folder, tmp_path, validation_images=2, **fields):
     data = DataConfig(
         source=source,
-        path=str(folder),
+        path=None if source == "embedded" else str(folder),
         cache_dir=str(tmp_path / "cache"),
         validation_images=validation_images,
         **fields,

@@ -109,8 +109,8 @@ def test_the_command_writes_tables_and_ships_them(tmp_path, capsys):
     "alpha_depth=0.5", "beta0=1", "patch_size=32", "samples=1", "seed=1", "data.source=cifar10",
 ])
 def test_every_key_changes_a_table(change, pictures):
-    words = [*SMALLEST, f"data.path={pictures}"]
-    assert initial.compute(initial.read_settings("laptop", [*words, change])) != _base(*words)
+    words = [change, *[f"data.path={pictures}"] * (change == "data.source=cifar10")]
+    assert initial.compute(initial.read_settings("laptop", [*SMALLEST, *words])) != _base(*SMALLEST)
 
 
 def test_every_key_is_covered_above():
