@@ -245,7 +245,7 @@ class Cache(TokenCache):
 
     @property
     def checksum(self) -> str:
-        """Of the content, and of a binarised corpus, where the cache noted it when it was made."""
+        """Of the cache's files and a binarised corpus'; earlier caches have noted none of those."""
         if "corpus_sha256" not in self.meta:
             return super().checksum
         return token_cache.digest([self.meta["sha256"], self.meta["corpus_sha256"]])

@@ -149,8 +149,9 @@ def arithmetic(task) -> list[str]:
     config, rows = task.config, len(task.train_data)
     data, steps = config.data, config.training.steps
     tokens, seen = rows * config.model.context, steps * tokens_per_step(config)
-    if data.source == "c4" and tokens + config.model.context <= min(
-            seen, data.max_train_tokens or 0):
+    # Less than a row is left over; without a limit, all text that there is was asked for.
+    wanted = min(seen, data.max_train_tokens or 0)
+    if data.source == "c4" and tokens + config.model.context <= wanted:
         raise UserError(
             f"data.path: {data.path} has {tokens:,} training tokens, and {steps:,} steps see "
             f"{seen:,}; fetch more files with bash scripts/download.sh c4 --shards N, lower "

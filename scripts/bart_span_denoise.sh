@@ -54,7 +54,7 @@ each() {
 case ${1:-run} in
   sweeps)
     check_options "${@:2}"
-    if [[ " $* " == *" laptop "* && " $* " != *" --dry-run "* ]]; then
+    if [[ "$(preset "$@")" == _laptop && " $* " != *" --dry-run "* ]]; then
       python -m bart_span_denoise.data bart_span_denoise/configs/laptop.yaml >/dev/null
     fi
     each run_sweeps "${@:2}"

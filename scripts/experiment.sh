@@ -4,6 +4,11 @@
 # what stages before it found. ONLY="NAME NAME:CURVE ..." chooses among them.
 . "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
+if [ "${*: -1}" = --preset ]; then
+  echo "error: --preset: expected the name of a preset of the sweeps, such as laptop" >&2
+  exit 2
+fi
+
 # launcher CONFIG: accelerate on the GPUS (8) of this node.
 launcher() {
   echo accelerate launch --config_file "scripts/accelerate/$1.yaml" --num_processes "${GPUS:-8}"
@@ -131,10 +136,6 @@ check_options() {
     fi
     before=$word
   done
-  if [ "$before" = --preset ]; then
-    echo "error: --preset: expected the name of a preset of the sweeps, such as laptop" >&2
-    exit 2
-  fi
 }
 
 # sweep_and_draw [OPTION ...]: all of it here, after the script's `prepare` if it has one; with

@@ -30,8 +30,8 @@ from sweeps.asked import Condition
 from sweeps.progress import columns, last_line
 from sweeps.tables import by_size
 from training import runs
-from training.errors import UserError, nearest, one_line_errors, reading
-from training.files import is_locked, read_text
+from training.errors import UserError, nearest, one_line_errors
+from training.files import is_locked, read_text, reading
 
 COLUMNS = 8  # keys that a list shows unless --keys names them
 STATUSES = ("finished", "diverged", "stopped", "running", "unfinished")

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from sweeps.rules import Summary
 from sweeps.sources import read_manifest, read_table
 from sweeps.sweep_file import Point, Sweep
-from training.errors import RunError, reading
-from training.files import write_json, write_text
+from training.errors import RunError
+from training.files import reading, write_json, write_text
 
 if TYPE_CHECKING:
     import numpy as np

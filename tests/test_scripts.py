@@ -1,5 +1,6 @@
 """The scripts of the experiments: what they start, in which order, and what they draw."""
 
+import itertools
 import os
 import re
 import shutil
@@ -292,12 +293,13 @@ def test_the_last_preset_counts_and_one_without_a_name_is_refused(call, tmp_path
     for file in ("results", "metrics"):
         table(tmp_path, f"bart_span_denoise/figure_3_4_desktop/{file}.csv")
     lines = call("bart_laptop", "--preset", "desktop").calls
+    assert not any("bart_span_denoise.data" in line for line in lines)  # laptop's text
     drawn = [line.split()[3] for line in lines if "-m plots" in line]
     assert drawn == ["dinan/bart_rates", "dinan/bart_strategies"]
-    for word in ("sweeps", "slurm"):
-        ran = call("nanolm_c4", word, "--preset")
+    for script, word in itertools.product(EXPERIMENTS, ("sweeps", "slurm", "draw")):
+        ran = call(script, word, "--preset")
         assert (ran.returncode, ran.calls) == (2, [])
-        assert "--preset: expected the name of a preset" in ran.stderr
+        assert ran.stderr.startswith("error: --preset: expected the name of a preset")
 
 
 def test_launch_configs_named_by_scripts_exist():

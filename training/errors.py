@@ -8,7 +8,6 @@ import select
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 LONGEST_NAME, LONGEST_LINE = 100, 2000  # characters of what a message quotes, and of a message
 
@@ -73,17 +72,6 @@ def reason(error: BaseException) -> str:
         return "no records"
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-
-
-@contextmanager
-def reading(path: Path, advice: str = "") -> Iterator[None]:
-    """Turns what is wrong with a file of a run into a RunError that names it."""
-    try:
-        yield
-    except UserError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise RunError(f"{path}: cannot read it ({reason(error)}){advice}") from None
 
 
 def nearest(given: object, valid: Iterable[str]) -> str:

@@ -35,6 +35,17 @@ def writing(path: Path) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def reading(path: Path, advice: str = "") -> Iterator[None]:
+    """Turns what is wrong with a file of a run into a RunError that names it."""
+    try:
+        yield
+    except UserError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path}: cannot read it ({reason(error)}){advice}") from None
+
+
 def open_plain(path: Path, mode: str) -> IO[Any]:
     """Opens a file of a results folder; OSError for a link out of it and for a pipe.
 

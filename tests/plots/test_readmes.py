@@ -325,8 +325,7 @@ def decay_and_adafactor_claims() -> Iterator[tuple[str, str]]:
 
 
 def desktop_adafactor_claims() -> Iterator[tuple[str, str]]:
-    (path,) = [tables.shipped("everett/figure_10_adafactor_desktop")]
-    table = adafactor.read([path])
+    table = adafactor.read([tables.shipped("everett/figure_10_adafactor_desktop")])
     yield NANOLM, f"`desktop`: {len(table)} runs, commit 96e6051, rates in steps"
     rows = found("everett/adafactor_desktop")
     gap = {(setting, rule): rows[f"Adafactor - Adam + PS: {LABELS[rule]}, {words}"].measured

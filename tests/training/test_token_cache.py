@@ -170,7 +170,6 @@ def test_a_disk_that_fills_up_is_named_and_nothing_is_left(tmp_path, error):
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-
 def test_progress_is_reported_now_and_then(experiment, text, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(token_cache, "REPORT_SECONDS", 0.0)
     experiment.prepare(text, tmp_path)

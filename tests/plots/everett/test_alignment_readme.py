@@ -72,7 +72,8 @@ def alignment_by_width() -> Iterator[tuple[str, str]]:
     assert [key for key in over if lines[wide[key]].verdict == "within noise"] == [
         ("mean-field", 32)]
     yield NANOLM, (f"with muP ({over['muP', 32]} at D = 32, {over['muP', 64]} at 64) and "
-                   f"mean-field ({over['mean-field', 32]}, {over['mean-field', 64]}), all but")
+                   f"mean-field ({over['mean-field', 32]}, {over['mean-field', 64]}), of which "
+                   "only mean-field's at 32 is within noise")
     start = "readout's peak from D = 32 to 128"
     by = {curve: [number(f"{curve}, {label}: {start}") for label in LABELS.values()]
           for curve in ("adam", "adafactor")}
