@@ -10,11 +10,13 @@ where no sample of the batch is longer. What is counted is thus the most a run c
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
+
 from bart_span_denoise.config import Config, ModelConfig
 from training import memory as gpu
 from training.memory import BF16, FP32, linear_cross_entropy
 
-PAPER_VOCABULARY = 50_265  # GPT-2's BPE in fairseq's dictionary, with its five special symbols
 ENDS = 2  # a start and an end around the content
 INT64 = 8
 # Matrices of n^2 weights in attention: Q, K, V, U. The decoder's blocks have it twice.
@@ -22,12 +24,26 @@ _ATTENTION = 4
 
 
 def vocabulary(config: Config) -> int:
-    """V; no data is read, so an unknown one counts as the BPE that would be trained, or GPT-2's."""
+    """V before there is a corpus: the config's, or the symbols, special ones included, of its
+    dictionary or of the BPE that would be trained.
+
+    Raises UserError where a dictionary is needed and cannot be read.
+    """
+    data = config.data
     if config.model.vocab_size:
         return config.model.vocab_size
-    if config.data.source == "binarised" or config.data.bpe_encoder:
-        return PAPER_VOCABULARY
-    return config.data.trained_vocab_size  # special symbols included
+    if data.source == "binarised":
+        return _symbols(Path(data.path).expanduser() / "dict.txt", "data.path")
+    if data.bpe_dictionary:
+        return _symbols(Path(data.bpe_dictionary), "data.bpe_dictionary")
+    return data.trained_vocab_size
+
+
+@functools.cache
+def _symbols(dictionary: Path, key: str) -> int:
+    from bart_span_denoise.bpe import load_dictionary
+
+    return len(load_dictionary(dictionary, key))
 
 
 def position_rows(config: Config) -> int:

@@ -6,7 +6,6 @@ Also `accelerate launch -m bart_span_denoise.train ...`.
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 from bart_span_denoise.config import Config
@@ -61,7 +60,7 @@ def build_plan(config: Config, model=None):
 
     if model is None:
         with torch.device("meta"):
-            model = build_model(config, planned_vocab_size(config))
+            model = build_model(config, vocabulary(config))
     return plan(model, RULES, prescription(config), **config.optimizer.numbers)
 
 
@@ -76,20 +75,6 @@ def build_blank(config: Config, rows: int):
 def loss(model, batch):
     """The summed loss in nats."""
     return model(*batch)
-
-
-def planned_vocab_size(config: Config) -> int:
-    """Rows of the word embedding before there is a corpus: the config's, or its dictionary's."""
-    from bart_span_denoise.bpe import load_dictionary
-
-    data = config.data
-    if config.model.vocab_size:
-        return config.model.vocab_size
-    if data.source == "binarised":
-        return len(load_dictionary(Path(data.path).expanduser() / "dict.txt", "data.path"))
-    if data.bpe_dictionary:
-        return len(load_dictionary(data.bpe_dictionary, "data.bpe_dictionary"))
-    return data.trained_vocab_size
 
 
 def vocab_size(config: Config, own: int) -> int:

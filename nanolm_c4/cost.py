@@ -7,6 +7,8 @@ Sizes: L layers, D width, F MLP width, V vocabulary, T context, H heads; r = F /
 
 from __future__ import annotations
 
+import functools
+
 from nanolm_c4.config import BORDELON, Config, ModelConfig
 from training import memory as gpu
 from training.memory import BF16, FP32, Observed, linear_cross_entropy
@@ -18,8 +20,22 @@ _BIAS_COLUMNS = 8  # nanolm_c4.model: what a readout's bias adds to the loss's m
 
 
 def vocabulary(config: Config) -> int:
-    """V; no data is read, so an unknown one counts as the tokeniser that would be trained."""
-    return config.model.vocab_size or config.data.tokenizer_vocab_size
+    """V before there is a corpus: the config's, or its tokeniser's ids, given or to be trained.
+
+    Raises UserError where a given tokeniser is needed and cannot be read.
+    """
+    if config.model.vocab_size:
+        return config.model.vocab_size
+    if config.data.tokenizer:
+        return _ids(config.data.tokenizer)
+    return config.data.tokenizer_vocab_size
+
+
+@functools.cache
+def _ids(tokenizer: str) -> int:
+    from nanolm_c4.data import load_tokenizer
+
+    return load_tokenizer(tokenizer).vocab_size
 
 
 def flops(config: Config) -> float:

@@ -74,7 +74,7 @@ def build_plan(config: Config, model=None):
 
     if model is None:
         with torch.device("meta"):
-            model = build_model(config, planned_vocab_size(config))
+            model = build_model(config, vocabulary(config))
     return plan(model, rules(config), prescription(config), **config.optimizer.numbers)
 
 
@@ -89,17 +89,6 @@ def build_blank(config: Config, rows: int):
 def loss(model, batch):
     """The summed loss in nats."""
     return model(*batch)
-
-
-def planned_vocab_size(config: Config) -> int:
-    """Rows of the embedding before there is a corpus: the config's, or its tokeniser's ids."""
-    if config.model.vocab_size:
-        return config.model.vocab_size
-    if config.data.tokenizer:
-        from nanolm_c4.data import load_tokenizer
-
-        return load_tokenizer(config.data.tokenizer).vocab_size
-    return config.data.tokenizer_vocab_size
 
 
 def vocab_size(config: Config, corpus) -> int:

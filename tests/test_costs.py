@@ -74,12 +74,16 @@ def test_parameters_are_those_of_the_model_class(case, shape, changes):
     [
         ({"data__trained_vocab_size": 300}, 300),
         ({"data__source": "text", "data__path": "here", "data__trained_vocab_size": 999}, 999),
-        ({"data__source": "binarised", "data__path": "here"}, 50_265),
-        ({"data__bpe_encoder": "encoder.json", "data__bpe_vocab": "vocab.bpe"}, 50_265),
-        ({"model__vocab_size": 77}, 77),
+        ({"data__source": "binarised", "data__path": "."}, 9),
+        ({"data__bpe_encoder": "encoder.json", "data__bpe_vocab": "vocab.bpe",
+          "data__bpe_dictionary": "dict.txt"}, 9),
+        ({"model__vocab_size": 77, "data__source": "binarised", "data__path": "nowhere"}, 77),
     ],
 )
-def test_without_a_vocabulary_the_bpe_in_use_counts(changes, words):
+def test_without_a_vocabulary_the_dictionary_or_bpe_in_use_counts(
+        changes, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dict.txt").write_text("a 5\nb 4\nc 3\nd 1\n")  # and 5 special ones
     config = BART.settings(BART.paper, **{"model__vocab_size": None, **changes})
     assert BART.cost.vocabulary(config) == words
     assert BART.cost.parameters(config)["embedding"] == (words + 2 * 514) * 1024

@@ -35,9 +35,11 @@ from pydantic import Field, model_validator
 
 from training import runs
 from training.config import (
+    Layers,
     PositiveFloat,
     PositiveInt,
     Section,
+    Size,
     describe,
     parse_overrides,
     set_keys,
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
 
     from measure.representations import Capture
 
-Sizes = Annotated[list[PositiveInt], Field(min_length=1)]
+Sizes = Annotated[list[Size], Field(min_length=1)]
 TABLES = ("initial_kernels", "initial_attention", "initial_density")
 # Of A in units of its predicted deviation; what lies beyond counts as the outermost bins'.
 EDGES = [k / 4 for k in range(-20, 21)]
@@ -61,11 +63,11 @@ EDGES = [k / 4 for k in range(-20, 21)]
 class KernelsConfig(Section):
     """Networks whose residual streams are compared (Fig. 3a)."""
 
-    head_dim: PositiveInt = 4
+    head_dim: Size = 4
     """Head dimension N."""
-    layers: PositiveInt = 8
+    layers: Layers = 8
     """Blocks L."""
-    heads: Annotated[list[PositiveInt], Field(min_length=2)]
+    heads: Annotated[list[Size], Field(min_length=2)]
     """Heads H of the networks; the most stand in for the limit."""
     networks: Annotated[int, Field(ge=2)]
     """Networks of each H."""
@@ -82,7 +84,7 @@ class AttentionConfig(Section):
     """Heads H."""
     alphas: Annotated[list[Exponent], Field(min_length=1)] = [0.5, 1.0]
     """Exponents alpha of the attention logits q.k N^(-alpha)."""
-    layers: PositiveInt = 1
+    layers: Layers = 1
     """Blocks; the last one's logits are taken. All blocks see normalised streams: one law."""
     networks: Annotated[int, Field(ge=2)]
     """Networks of each N, H and alpha."""

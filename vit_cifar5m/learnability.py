@@ -28,6 +28,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from training import environment, shapes
+from training.errors import one_line_errors
+from training.files import write_json
 from vit_cifar5m.config import DataConfig
 from vit_cifar5m.data import Images, collate, from_config
 
@@ -156,6 +158,7 @@ def rows(results: list[dict[tuple[str, int], Result]]) -> Iterator[dict[str, Any
         yield row
 
 
+@one_line_errors()
 def main(argv: list[str] | None = None) -> None:
     """Trains both classifiers with every seed and prints what they reach."""
     options = parse(argv)
@@ -169,10 +172,9 @@ def main(argv: list[str] | None = None) -> None:
         "n": options.seeds,
         "rows": list(rows(results)),
     }
-    shown = json.dumps(document, indent=1)
+    print(json.dumps(document, indent=1))
     if options.json:
-        options.json.write_text(shown + "\n", encoding="utf-8")
-    print(shown)
+        write_json(options.json, document)
 
 
 if __name__ == "__main__":

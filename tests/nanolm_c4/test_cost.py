@@ -9,11 +9,13 @@ import torch
 from measure import observations
 from nanolm_c4 import cost, train
 from nanolm_c4.config import Config
+from nanolm_c4.data import train_tokenizer
 from nanolm_c4.model import BIAS_COLUMNS
 from tests.memory import most_allocated
 from training import adafactor, memory
 from training import linear_cross_entropy as losses
 from training.config import load
+from training.errors import UserError
 from training.task import LiveRun, Task, initialise
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,11 +73,20 @@ def test_flops_of_the_papers_base_model():
     assert train.flops(config) == cost.flops(config)
 
 
-def test_without_a_vocabulary_the_tokeniser_that_would_be_trained_counts():
+def test_without_a_vocabulary_the_tokeniser_in_use_counts(tmp_path):
     shape = (*SHAPE[:5], "null", 4)
     with_default = small(shape, "data.tokenizer_vocab_size=300")
     assert cost.vocabulary(with_default) == 300
     assert cost.parameters(with_default)["embedding"] == 300 * 64
+
+    own = tmp_path / "own.model"
+    train_tokenizer([f"line {n} of {n**3}, a short text" for n in range(300)], 70, own)
+    with_own = small(shape, f"data.tokenizer={own}")
+    assert cost.parameters(with_own)["embedding"] == 70 * 64
+    assert train.build_plan(with_own)["readout.weight"].shape == (70, 64)
+
+    with pytest.raises(UserError, match="data.tokenizer: .*absent.model does not exist"):
+        cost.parameters(small(shape, f"data.tokenizer={tmp_path / 'absent.model'}"))
 
 
 @pytest.mark.parametrize(

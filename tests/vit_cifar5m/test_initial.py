@@ -139,6 +139,8 @@ def test_both_presets_are_valid_and_the_paper_has_its_sizes():
     (["data.validation_images=9"], "preset laptop: unknown key 'data.validation_images'"),
     (["kernels.reference_networks=1"], "kernels.reference_networks"),
     (["attention.alphas=[2]"], "attention.alphas"),
+    (["kernels.heads=[4,2000000000]"], "kernels.heads.1: expected less than or equal to 1048576"),
+    (["attention.layers=20000"], "attention.layers: expected less than or equal to 10000"),
     (["data.source=cifar10"], "data.path is missing"),
     (["data.source=cifar10", "data.path=/nothing"], "data.path: /nothing is not a folder"),
 ])
