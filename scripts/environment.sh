@@ -5,11 +5,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 usable() { "$1" -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null; }
 
+# What is installed: the requirements, and where torch is from, which an environment keeps.
 stamp=.venv/requirements.installed
+torch=${UV_TORCH_BACKEND:-$(sed -n 's/^# torch: //p' "$stamp" 2>/dev/null || true)}
 wanted=requirements.lock
-[ -z "${UV_TORCH_BACKEND:-}" ] || wanted=requirements.txt
+[ -z "$torch" ] || wanted=requirements.txt
+needed() { cat "$wanted" && { [ -z "$torch" ] || echo "# torch: $torch"; }; }
 
-if ! cmp -s "$wanted" "$stamp" && [[ " $* " =~ \ (-h|--help)\  ]]; then
+if ! needed | cmp -s - "$stamp" && [[ " $* " =~ \ (-h|--help)\  ]]; then
   sed -n '1d; /^#/!q; s/^# \{0,1\}//p' "scripts/${0##*/}"
   printf '\n%s\n' "A call without --help installs .venv (several GB) first; then --help lists all options."
   exit
@@ -38,12 +41,13 @@ fi
 # PyTorch's own index instead, whose files the lock does not know: the versions then are those of
 # requirements.txt, and no hash is checked. Where Python may not write bytecode, as in many
 # containers, it is compiled here, once: else every process compiles torch anew, a second and a half.
-if ! cmp -s "$wanted" "$stamp"; then
+if ! needed | cmp -s - "$stamp"; then
   echo "installing $wanted (several GB the first time)" >&2
   sed -n '/^uv==/,/[^\\]$/p' requirements.lock >.venv/uv.lock
   checked=--require-hashes
   [ "$wanted" = requirements.lock ] || checked=
   compiled=${PYTHONDONTWRITEBYTECODE:+--compile-bytecode}
+  [ -z "$torch" ] || export UV_TORCH_BACKEND="$torch"
   if .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes \
     --no-deps -r .venv/uv.lock 2>/dev/null &&
     UV_DEFAULT_INDEX="${UV_DEFAULT_INDEX:-${PIP_INDEX_URL:-https://pypi.org/simple}}" \
@@ -54,9 +58,9 @@ if ! cmp -s "$wanted" "$stamp"; then
     .venv/bin/python -m pip install --progress-bar on --disable-pip-version-check \
       --require-hashes -r requirements.lock
   else
-    echo "error: uv could not install $wanted with UV_TORCH_BACKEND=$UV_TORCH_BACKEND" >&2
+    echo "error: uv could not install $wanted with UV_TORCH_BACKEND=$torch" >&2
     exit 2
   fi
-  cp "$wanted" "$stamp"
+  needed >"$stamp"
 fi
 . .venv/bin/activate

@@ -312,3 +312,34 @@ def test_result_folders_are_those_of_the_sweeps(tmp_path):
     """What `preset` in scripts/experiment.sh appends is what a sweep's folder is called."""
     sweep = load_sweep(ROOT / "vit_imagenet/sweeps/figure_1_2.yaml", tmp_path, "laptop")
     assert sweep.folder == tmp_path / "vit_imagenet/figure_1_2_laptop"
+
+
+def test_an_environment_keeps_the_torch_it_was_made_with(tmp_path):
+    for name in ("scripts/environment.sh", "requirements.txt", "requirements.lock"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    commands = tmp_path / ".venv/bin"
+    commands.mkdir(parents=True)
+    (commands / "activate").write_text("")
+    for name in ("python", "uv"):
+        (commands / name).write_text(
+            f'#!/bin/sh\necho {name} "$@" "torch=$UV_TORCH_BACKEND" >>"{tmp_path}/calls"\n')
+        (commands / name).chmod(0o755)
+
+    def installed(**variables):
+        """What uv is asked for, by a script that is called with these variables."""
+        (tmp_path / "calls").write_text("")
+        env = {key: value for key, value in os.environ.items() if key != "UV_TORCH_BACKEND"}
+        script = ["bash", "-euo", "pipefail", "-c", ". scripts/environment.sh"]
+        subprocess.run(script, cwd=tmp_path, env={**env, **variables}, check=True)
+        calls = (tmp_path / "calls").read_text().splitlines()
+        return [call.split(" -r ")[1] for call in calls if call.startswith("uv")]
+
+    assert installed() == ["requirements.lock torch="]
+    assert installed() == []
+    assert installed(UV_TORCH_BACKEND="cpu") == ["requirements.txt torch=cpu"]
+    assert installed() == installed(UV_TORCH_BACKEND="cpu") == []
+    assert installed(UV_TORCH_BACKEND="cu128") == ["requirements.txt torch=cu128"]
+    with (tmp_path / "requirements.txt").open("a") as file:
+        file.write("# another\n")
+    assert installed() == ["requirements.txt torch=cu128"]
