@@ -48,14 +48,12 @@ def read_observed(path: Path, source: str) -> pd.DataFrame:
 
 def pairs(rows: pd.DataFrame, kind: str, by: str, alpha: float) -> Pairs:
     """The kernels of a scan, by rising size and seed; runs that stopped at once are left out."""
-    own = scan(rows[rows[KIND] == kind], by, alpha)
-    found: Pairs = {}
-    for (size, seed), run in own.groupby([by, SEED]):
-        steps = sorted(run[STEP].unique())
-        if len(steps) == 2:
-            first, last = (matrix(run[run[STEP] == step]) for step in steps)
-            found[int(size), int(seed)] = first, last
-    return found
+    own = scan(rows[rows[KIND] == kind], by, alpha)[[by, SEED, STEP, ROW, COLUMN, VALUE]]
+    found: dict[tuple[int, int], list[Kernel]] = {}
+    for (size, seed, _), entries in own.groupby([by, SEED, STEP]):
+        found.setdefault((int(size), int(seed)), []).append(matrix(entries))
+    return {place: (kernels[0], kernels[1]) for place, kernels in found.items()
+            if len(kernels) == 2}
 
 
 def check(rows: pd.DataFrame, kind: str, path: Path) -> None:
@@ -69,10 +67,10 @@ def check(rows: pd.DataFrame, kind: str, path: Path) -> None:
 
 def matrix(rows: pd.DataFrame) -> Kernel:
     """The symmetric matrix of which a table has one half; NaN where it has no entry."""
-    places = {number: i for i, number in enumerate(sorted({*rows[ROW], *rows[COLUMN]}))}
+    places, at = np.unique(rows[[ROW, COLUMN]].to_numpy(), return_inverse=True)
+    row, column = at.reshape(-1, 2).T
     kernel = np.full((len(places), len(places)), math.nan)
-    at = [rows[column].map(places).to_numpy() for column in (ROW, COLUMN)]
-    kernel[at[0], at[1]] = kernel[at[1], at[0]] = rows[VALUE]
+    kernel[row, column] = kernel[column, row] = rows[VALUE]
     return kernel
 
 
