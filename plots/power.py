@@ -24,7 +24,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,8 @@ CLAIMS, PAGE = ROOT / "plots" / "power.yaml", ROOT / "plots" / "power.md"
 POWER = 2.8  # standard errors: 1.96 for 95 % confidence and 0.84 for 80 % power
 DESKTOP = 3.0  # core-hours of a sweep file: 1.5 hours of two cores
 REACH = 48.0  # core-hours: a day of two cores; beyond, a claim is out of reach here
-AGREES, DISAGREES, UNDECIDED, OUT = "agrees", "disagrees", "undecided", "out of reach"
+AGREES, DISAGREES, UNDECIDED = "agrees", "disagrees", "undecided"
+OUT, UNTESTED = "out of reach", "not tested"
 NUMBER = r"[+-]?\d+(?:\.\d+)?"
 BY_SIZE = re.compile(rf"\d+: ({NUMBER})(?:±({NUMBER}))?")
 
@@ -62,6 +63,13 @@ class Judged:
     """How far the number lies from what is claimed."""
     widths: int | None = None
     """Through how many widths an exponent's line goes."""
+    published: str = ""
+    """What it is compared with."""
+
+    @property
+    def distance(self) -> float:
+        """How far the number lies from what is claimed, in standard errors where there are any."""
+        return self.off / self.error if self.error > 0 else self.off
 
 
 @dataclass(frozen=True)
@@ -76,15 +84,28 @@ class Claim:
     @property
     def word(self) -> str:
         """The verdict on the claim, without regard to cost."""
-        if "out" in self.said:
-            return OUT
+        if "out" in self.said or "untested" in self.said:
+            return OUT if "out" in self.said else UNTESTED
         against = [one for one in self.found if one.word == DISAGREES]
         total, least = len(self.found), len(against)
         chance = sum(math.comb(total, k) * 0.05**k * 0.95 ** (total - k)
                      for k in range(least, total + 1))
         if any(one.alone for one in against) or chance < 0.05:
             return DISAGREES
-        return AGREES if all(one.word == AGREES for one in self.found) else UNDECIDED
+        agrees = all(one.word == AGREES for one in self.found) and "open" not in self.said
+        return AGREES if agrees else UNDECIDED
+
+    @property
+    def decisive(self) -> Judged | None:
+        """The finding that decides: of those that disagree the one farthest off; where all agree
+        the weakest, farthest from a number or, with a sign, nearest to zero."""
+        known = [one for one in self.found if math.isfinite(one.distance)]
+        against = [one for one in known if one.word == DISAGREES]
+        if self.said.get("judge") == "near":
+            return max(against or known, key=lambda one: one.off, default=None)
+        if against or any(re.match(NUMBER, one.published) for one in known):
+            return max(against or known, key=lambda one: one.distance)
+        return min(known, key=lambda one: one.distance, default=None)
 
     @property
     def needed(self) -> float:
@@ -164,19 +185,7 @@ def _judge(said: dict[str, Any]) -> Iterator[Judged]:
     if not lines:
         raise ValueError(f"{said['claim']}: {said['figure']} has no finding {said['findings']!r}")
     for line in lines:
-        found = judged(line, said, len(lines))
-        if "noise" in said and found.word == UNDECIDED:
-            found = replace(found, error=_noise(**said["noise"]))
-        yield found
-
-
-def _noise(table: str, curves: Sequence[str]) -> float:
-    """Standard error of a difference of two curves with one run each: the parameterisation's with
-    the largest."""
-    rows = pd.read_csv(shipped(table))
-    noise = _spreads(rows)
-    return max(math.hypot(*(noise[curve, rule] for curve in curves))
-               for rule in rows[PARAMETERIZATION].unique())
+        yield judged(line, said, len(lines))
 
 
 def _spreads(rows: pd.DataFrame) -> dict[tuple[str, str], float]:
@@ -224,7 +233,8 @@ def judged(line: Finding, said: dict[str, Any], count: int) -> Judged:
     if rule == "verdict" and n == 1:
         word = UNDECIDED
     alone = word == DISAGREES and known and off > far * error
-    return Judged(word, value, error, n, alone, off, through)
+    beside = str(said.get("published", line.published))
+    return Judged(word, value, error, n, alone, off, through, beside)
 
 
 def _quantile(n: float | None, tail: float) -> float:
@@ -260,8 +270,10 @@ def planned(sweep: str, preset: str | None) -> dict[str, float]:
     command = [sys.executable, "-m", "sweeps", "cost", file, "--json"]
     command += ["--preset", preset] if preset else []
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    all_runs = [size["all"] for size in json.loads(found.stdout)["files"][0]["sizes"]]
+    (plan,) = json.loads(found.stdout)["files"]
+    all_runs = [size["all"] for size in plan["sizes"]]
     return {
+        "may_add": plan["may_add"]["runs"],
         "runs": sum(size["runs"] for size in all_runs),
         "core": sum(size["cpu_seconds"] for size in all_runs) / 3600,
         "H100": sum(size["gpu_hours"]["H100"] for size in all_runs),
@@ -311,21 +323,23 @@ def page() -> str:
     verdicts = {id(one): verdict(one) for ones in papers.values() for one in ones}
     count = Counter(word for word, _ in verdicts.values())
     total = sum(count.values())
-    derived = sum("(derived)" in one.said["claim"] for ones in papers.values() for one in ones)
-    text = [HEAD.format(total=total, derived=derived,
+    derived, ours = (sum(f"({words})" in one.said["claim"] for ones in papers.values()
+                         for one in ones) for words in ("derived", "our test"))
+    text = [HEAD.format(total=total, derived=derived, ours=ours,
                         **{word.replace(" ", "_"): count[word]
-                           for word in (AGREES, DISAGREES, UNDECIDED, OUT)})]
+                           for word in (AGREES, DISAGREES, UNDECIDED, OUT, UNTESTED)})]
     for paper, ones in papers.items():
         text.append(f"\n## {paper}\n\n{COLUMNS}")
         text += [_row(one, *verdicts[id(one)]) for one in ones]
     text += [ORDER, *_order(papers, verdicts)]
     made = [(path, json.loads(path.read_text(encoding="utf-8")))
-            for path in sorted(DATA.glob("*/*_desktop.json"))]
-    text += [SHIPPED] * bool(made)
+            for path in sorted(DATA.glob("*/*.json"))]
+    text.append(SHIPPED)
     for path, one in made:
-        only, where = ", ".join(one.get("only", ())), one["environment"]
-        text.append(f"| `{path.parent.name}/{path.stem}` | {one['runs']} | {only} | "
-                    f"{where['commit'][:10]} | {where['device']} |")
+        if where := one.get("environment"):
+            only = ", ".join(one.get("only", ()))
+            text.append(f"| `{path.parent.name}/{path.stem}` | {one.get('runs', '')} | {only} | "
+                        f"{where.get('commit', '')[:10]} | {where.get('device', '')} |")
     text += [SPREAD, *spreads()]
     return "\n".join(text) + "\n"
 
@@ -333,17 +347,28 @@ def page() -> str:
 def _row(claim: Claim, word: str, hours: float) -> str:
     count = Counter(one.word for one in claim.found)
     split = " / ".join(str(count[word]) for word in (AGREES, UNDECIDED, DISAGREES))
-    worst, now, runs = claim.worst, "", ""
+    worst, decisive, now, runs = claim.worst, claim.decisive, "", ""
     against = max((one.off for one in claim.found if one.word == DISAGREES), default=math.nan)
-    if "out" in claim.said:
-        paper_hours = sum(planned(sweep, None)["H100"] for sweep in claim.said["sweeps"])
-        now, split = claim.said["out"], ""
-        runs = f"{paper_hours:,.0f} H100-hours, all of the figure at the paper's size"
-    elif word == DISAGREES and against < claim.said.get("effect", 0):
-        now = f"differs by at most {against:.2g}, less than the effect of {claim.said['effect']}"
+    if word == UNTESTED or "out" in claim.said:
+        now, split = claim.said.get("out") or claim.said["untested"], ""
+        plans = [planned(sweep, None) for sweep in claim.said.get("sweeps", ())]
+        if plans:
+            least = "at least " * any(plan["may_add"] for plan in plans)
+            runs = (f"{least}{sum(plan['H100'] for plan in plans):,.0f} H100-hours, all of the "
+                    "figure at the paper's size")
+    elif word not in (AGREES, DISAGREES) and "open" in claim.said:
+        now = claim.said["open"]
+    elif word in (AGREES, DISAGREES) and decisive is not None:
+        error = f" ± {decisive.error:.2g}" if decisive.error > 0 else ""
+        seeds = f" (n = {decisive.n})" if decisive.n else ""
+        beside = f"; claimed: {decisive.published}" if decisive.published else ""
+        now = f"{decisive.value:+.3g}{error}{seeds}{beside}"
+        if word == DISAGREES and against < claim.said.get("effect", 0):
+            now += (f"; differs by at most {against:.2g}, less than the effect of "
+                    f"{claim.said['effect']}")
     elif worst is not None and word != DISAGREES:
         error = f"{worst.error:.3f}" if worst.error > 0 else "unknown"
-        now = f"{error} → {claim.needed:.3f}"
+        now = f"error {error} → {claim.needed:.3f}"
         seeds = f" (n = {math.ceil(claim.times * worst.n)})" if worst.n else ""
         runs = f"x {claim.times:.1f}{seeds}" + f", {hours:.1f} core-hours" * (hours > 0)
         if claim.more_widths:
@@ -379,19 +404,21 @@ HEAD = f"""# What is decided here, and what it would take
 Written by `python -m plots.power` from `power.yaml` and the shipped tables; not edited by hand.
 
 Of {{total}} claims of the four papers that a figure here bears on,
-**{{agrees}} agree, {{disagrees}} disagree, {{undecided}} are undecided and {{out_of_reach}} out
-of reach** at this scale: small models, short runs, embedded data. A disagreement says that a claim
-does not hold *here*. {{derived}} of them do not stand in a paper but follow from its theory
-(derived).
+**{{agrees}} agree, {{disagrees}} disagree, {{undecided}} are undecided, {{out_of_reach}} out of
+reach and {{not_tested}} not tested** at this scale: small models, short runs, embedded data. A
+disagreement says that a claim does not hold *here*. {{derived}} of them do not stand in a paper but
+follow from its theory (derived), {{ours}} put a test of ours to a paper's words (our test).
 
-How a claim is judged stands in `power.py`. *Findings* counts those that agree / are undecided /
-disagree. *Error* is the largest standard error among the undecided ones, and what it must become.
-*To decide* multiplies the runs of the preset `laptop`, or of `desktop` where findings come from its
-table (n: independent seeds), with the planner's hours of one core; above {REACH:.0f} a claim is out
-of reach. *Enough runs*: an effect of that size would have been seen; what there is is smaller, or
-is seen in a part of the findings. *More widths*: an exponent's error is small enough, but from so
-few widths that it is hardly known."""
-COLUMNS = """| claim | where | verdict | findings | error → needed | to decide |
+{(__doc__ or "").split(chr(10) * 2)[2]}
+*Findings* counts those that agree / are undecided / disagree. *Measured* is, of what is decided,
+the finding that decides it: of several that disagree the one farthest off, of several that agree
+the weakest; of what is undecided the largest standard error, and what it must become. *To decide*
+multiplies the runs of the preset `laptop`, or of `desktop` where findings come from its table (n:
+independent seeds), with the planner's hours of one core; above {REACH:.0f} a claim is out of reach.
+*Enough runs*: an effect of that size would have been seen; what there is is smaller, or is seen in
+a part of the findings. *More widths*: an exponent's error is small enough, but from so few widths
+that it is hardly known."""
+COLUMNS = """| claim | where | verdict | findings | measured | to decide |
 |---|---|---|---|---|---|"""
 ORDER = f"""
 ## What pays most
@@ -404,7 +431,7 @@ then `python -m plots ship .../results.csv PAPER/NAME_desktop`.
 | sweeps | claims | core-hours | claims per hour | preset desktop |
 |---|---|---|---|---|"""
 SHIPPED = """
-## Tables of preset desktop
+## The shipped tables
 
 Where *only* says something, the preset has not been run to its end: these are the runs there are.
 

@@ -20,7 +20,7 @@ from plots.tables import CURVE, LOSS, PARAMETERIZATION, RATE, SEED, STATUS, WIDT
 # spread of points whose mean loss is at most this much above their sweep's lowest.
 NEAR = 0.05
 FREE = 4  # degrees of freedom that a width's own spread takes
-PAIRED = 4  # seeds; with three, 95 % of Student's distribution reach to 4.3 errors
+PAIRED = 3  # seeds; with two, 95 % of Student's distribution reach to 12.7 errors
 LONGEST = fits.WINDOW  # octaves; an optimum lies within them of the best rate, whatever its error
 RATE_NOTE = "points: means over seeds, up to the first rate 20 % above the best loss"
 OPTIMA_NOTE = (
@@ -343,14 +343,18 @@ def gain(before: Sweeps, after: Sweeps, last: bool = True) -> tuple[int | None, 
 def difference(before: RateSweep, after: RateSweep) -> Estimate:
     """Lowest loss before minus after, at one width.
 
-    Runs that share seed and rate start alike and see the same data, so that they differ by less
-    than two runs do: where the best rate is the same one, with four seeds or more, the error is
-    that of differences by seed. Else those of both add in squares, and of one spread for both it
-    has that spread's degrees of freedom.
+    Runs that share a seed see the same data, and most start alike, so that they differ by less
+    than two runs do: of three seeds or more, the same ones in both, the error is that of
+    differences by seed.
     """
-    same = before.best.grid_value == after.best.grid_value
-    if same and len(before.runs) >= PAIRED and before.runs.keys() == after.runs.keys():
+    if len(before.runs) >= PAIRED and before.runs.keys() == after.runs.keys():
         return mean(differences(before.runs, after.runs))
+    return unpaired(before, after)
+
+
+def unpaired(before: RateSweep, after: RateSweep) -> Estimate:
+    """The same where seeds do not pair: errors add in squares, and one spread for both has its own
+    degrees of freedom."""
     change = before.lowest - after.lowest
     return replace(change, freedom=before.freedom) if before.noise == after.noise else change
 

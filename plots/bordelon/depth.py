@@ -117,7 +117,7 @@ def findings(data: Data) -> list[Printed]:
             name = f"5a: L in the movement of {what}, alpha_L = {scans.alpha_text(alpha)}"
             result.append(exponent(rows, "seed", LAYERS, column).finding(name, alpha - 1))
             if len(depths) > 2:  # the power is one of large L
-                name = f"5a: the same, {what}, L = {depths[-2]:.0f} to {depths[-1]:.0f} alone"
+                name = name.replace("L in", f"L = {depths[-2]:.0f} to {depths[-1]:.0f} in")
                 deep = exponent(rows[rows[LAYERS].isin(depths[-2:])], "seed", LAYERS, column)
                 result.append(deep.finding(name, alpha - 1))
     return [*result, *_of_losses(losses), *_of_rates(tried)]

@@ -19,7 +19,8 @@ def test_the_page_has_the_verdicts_of_the_shipped_tables():
         word, split = written.pop((claim.said["claim"], claim.said["where"]))
         counts = [sum(one.word == known for one in claim.found)
                   for known in (power.AGREES, power.UNDECIDED, power.DISAGREES)]
-        assert split == ("" if "out" in claim.said else " / ".join(map(str, counts))), claim.said
+        silent = {"out", "untested"} & claim.said.keys()
+        assert split == ("" if silent else " / ".join(map(str, counts))), claim.said
         # What is undecided may be out of reach for its cost, which the planner knows.
         assert word == claim.word or (claim.word, word) == (power.UNDECIDED, power.OUT)
     assert set(written) <= {("claim", "where"), ("---", "---")}
@@ -87,6 +88,31 @@ def test_a_disagreement_smaller_than_the_effect_says_so():
 
     assert "differs by at most 0.2, less than the effect of 0.28" in row("-0.80 ± 0.05")
     assert "differs" not in row("-0.60 ± 0.05")
+
+
+@pytest.mark.parametrize(("published", "said", "offs", "shown"), [
+    ("gains", {}, (0.9, 0.5, 0.7), "+0.5 ± 0.1"),  # the weakest gain,
+    ("above 0", {"judge": "above"}, (0.9, 0.5, 0.7), "+0.5 ± 0.1; claimed: above 0"),
+    ("0", {"judge": "equal", "effect": 9}, (0.1, 0.15, 0.05), "+0.15 ± 0.1; claimed: 0"),
+    ("0", {"judge": "near", "effect": 1}, (0.1, 0.9, 0.5), "+0.9 ± 0.1; claimed: 0"),
+    ("gains", {}, (0.9, -0.5, -0.8), "-0.8 ± 0.1"),  # what disagrees most
+])
+def test_what_is_decided_shows_the_number_that_decides_it(published, said, offs, shown):
+    said = {"claim": "c", "where": "w", **said}
+    words = {"gains": lambda off: "agrees" if off > 0 else "disagrees"}
+    word = words.get(published, lambda off: "agrees")
+    found = [power.judged(Finding("x", f"{off:+.2f} ± 0.10", published, word(off)), said, 3)
+             for off in offs]
+    claim = power.Claim(said, found)
+    assert claim.word in (power.AGREES, power.DISAGREES)
+    assert f"| {shown}" in power._row(claim, claim.word, 0.0)
+
+
+@pytest.mark.parametrize(("key", "word"), [("open", power.UNDECIDED), ("untested", power.UNTESTED)])
+def test_why_a_claim_is_left_open_stands_beside_it(key, word):
+    claim = power.Claim({"claim": "c", "where": "w", key: "for this reason"},
+                        [power.Judged(power.AGREES, 1.0, 0.1, None)])
+    assert claim.word == word and "| for this reason |" in power._row(claim, word, 0.0)
 
 
 def test_a_few_findings_of_many_disagree_by_chance():

@@ -63,6 +63,12 @@ def span(values, digits: int = 2) -> str:
     return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
 
 
+def chosen(name: str) -> list[list[str]]:
+    """(mean, most) of what choosing rates on the seeds that are judged is worth, by table."""
+    said = [line for line in of_shipped(name) if isinstance(line, str) and "are chosen on" in line]
+    return [re.findall(r"\d\.\d+", line) for line in said]
+
+
 def hold(claims: Iterator[tuple[str, str]]) -> None:
     """Every claim stands in its README."""
     stated = list(claims)
@@ -206,22 +212,36 @@ def loss_claims() -> Iterator[tuple[str, str]]:
 
 def desktop_loss_claims() -> Iterator[tuple[str, str]]:
     lines = found("everett/loss_vs_size_desktop")
-    rows = {"full alignment, against one global rate": ("global -> full", [2, 3]),
+    rows = {"full alignment, against one global rate": ("global -> full", [1, 2, 3]),
             "| constants": ("full -> full_constants", [0, 1, 2, 3]),
-            "full, with constants": ("full_constants -> none_constants", [])}
+            "full, with constants": ("full_constants -> none_constants", [3])}
     for row, (step, decided) in rows.items():
         four = [lines[f"adam, {LABELS[rule]}: {step}"] for rule in RULES]
         agreed = [place for place, line in enumerate(four) if line.verdict == "agrees"]
         assert agreed == decided and {line.verdict for line in four} <= {"agrees", "within noise"}
-        yield NANOLM, f"{row} | " + " | ".join(line.measured.partition(" at")[0] for line in four)
-        for optimizer in ("sgd", "adam_param_scaling"):
+        for optimizer in ("adam", "sgd", "adam_param_scaling"):
             of = [lines[f"{optimizer}, {LABELS[rule]}: {step}"].measured for rule in RULES]
-            yield NANOLM, f"{row} | " + " | ".join(one.partition(" at")[0] for one in of)
+            yield NANOLM, f"{row} | " + " | ".join(one.partition(" (n")[0] for one in of)
+    lost = lines["adam, NTK: global -> full"].estimate
+    yield NANOLM, f"and cost NTK {pair(-lost.value, lost.error, 3)}, as in the paper"
+    aligned = [lines[f"adam, {LABELS[rule]}: full_constants -> none_constants"] for rule in RULES]
+    most = max(abs(line.estimate.value) for line in aligned)
+    yield NANOLM, f"a difference of at most {most:.3f} nats, of which only mean-field's gain is"
+    scaled = [lines[f"adam_param_scaling, {LABELS[rule]}: full_constants -> none_constants"]
+              for rule in RULES]
+    assert [line.verdict for line in scaled] == [*["within noise"] * 3, "disagrees"]
+    lost = scaled[-1].estimate
+    yield NANOLM, f"and mean-field loses {pair(-lost.value, lost.error, 3)}. The paper's best"
     gains = [lines[f"{optimizer}, {LABELS[rule]}: full -> full_constants"].estimate
              for optimizer in ("sgd", "adam_param_scaling") for rule in RULES]
     assert min(gain.value for gain in gains) > 0
-    assert [gain.value > 2 * gain.error for gain in gains].count(True) == 7
-    yield NANOLM, "in all eight settings, by more than two errors in seven"
+    assert [gain.claimed_gain() for gain in gains].count("agrees") == 5
+    yield NANOLM, "in all eight settings, in five beyond 95 %"
+    adam, sgd, scaling = chosen("everett/loss_vs_size_desktop")
+    yield NANOLM, (f"chosen on the others, losses are {adam[0]} nats higher in the mean and "
+                   f"{adam[1]} at most")
+    yield NANOLM, (f"on other seeds, losses are {sgd[0]} nats higher in the mean and {sgd[1]} at "
+                   f"most under SGD, {scaling[0]} and {scaling[1]} under parameter scaling")
     counts = [len(pd.read_csv(tables.shipped(f"everett/figure_3_{name}_desktop")))
               for name in ("sgd", "param_scaling")]
     yield NANOLM, f"{counts[0]} runs with SGD, {counts[1]} with parameter scaling"
@@ -230,7 +250,7 @@ def desktop_loss_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"has {more.measured[1:].partition(' at')[0]} nats more than the best other one"
     headline = lines["adam, muP - standard: full_constants"]
     assert headline.verdict == "disagrees"
-    yield NANOLM, f"minus standard's is {headline.measured.partition(' at')[0]} nats. The search"
+    yield NANOLM, f"minus standard's is {headline.measured.partition(' (n')[0]} nats. The search"
     runs = len(pd.read_csv(tables.shipped("everett/figure_2_adam_desktop")))
     yield NANOLM, f"`desktop`: {runs} runs, D = 32 to 128"
     searched = yaml.safe_load((tables.DATA / "everett/constants_desktop.yaml").read_text())
@@ -287,6 +307,8 @@ def desktop_epsilon_claims() -> Iterator[tuple[str, str]]:
                    f"{beside}.")
     apart = max(abs(value - gains[rule, "small"][0]) for (rule, _), (value, _) in gains.items())
     yield NANOLM, f"as much as the small ε, within {apart:.3f} nats"
+    ((mean, most),) = chosen("everett/epsilon_desktop")
+    yield NANOLM, f"on these seeds, are worth {mean} nats in the mean and {most} at most). At D"
     pairs = [pair(*gained(lines[a, "small"], lines[b, "small"]), 3) for a, b in epsilon.EQUIVALENT]
     yield NANOLM, f"(standard - NTK {pairs[0]}, muP - mean-field {pairs[1]}), with constants"
 
@@ -333,7 +355,9 @@ def desktop_adafactor_claims() -> Iterator[tuple[str, str]]:
     values = {key: tuple(map(float, re.findall(r"\d+\.\d+", text)[:2]))
               for key, text in gap.items()}
     assert len(gap) == 8 and all(text.startswith("-") for text in gap.values())
-    assert all(value > 2 * error for value, error in values.values())
+    assert all(value > 4.3 * error for value, error in values.values())  # 95 %, three seeds
+    ((mean, most),) = chosen("everett/adafactor_desktop")
+    yield NANOLM, f"are worth {mean} nats in the mean and {most} at most): Adafactor beats"
     alone = [value for (setting, _), (value, _) in values.items() if setting == "global"]
     yield NANOLM, f"by {min(alone):.3f} to {max(alone):.3f} nats at D = 128 with one global rate"
     tuned = {rule: values["full_constants", rule] for rule in RULES}
@@ -376,7 +400,7 @@ def desktop_decay_claims() -> Iterator[tuple[str, str]]:
     yield NANOLM, f"gains {span([gain[0] for gain in gains.values()])} nats in all four"
     cost = {rule: pair(-gain[1], gain[2], 3) for rule, gain in gains.items()}
     yield NANOLM, (f"costs standard {cost['standard']}, mean-field {cost['mean_field']} and muP "
-                   f"{cost['mup']}, and NTK gains {pair(*gains['ntk'][1:], 3)}, within noise")
+                   f"{cost['mup']}, and NTK gains {pair(*gains['ntk'][1:], 3)}.")
     power = {rule: pair(one.value, one.error, sign="+") for rule, one in moved.items()}
     yield NANOLM, f"NTK stays ({power['ntk']}), that of muP rises by {power['mup'][1:]}"
     yield NANOLM, (f"standard ({power['standard']}) and mean-field ({power['mean_field']}) do not "

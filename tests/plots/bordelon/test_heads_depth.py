@@ -1,6 +1,7 @@
 """Figures 3, 4 and 5 of Bordelon et al.: findings on known answers, and what is drawn."""
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
@@ -175,10 +176,10 @@ def test_movement_and_loss_over_depth_are_found(tmp_path):
     lines = text.splitlines()
     moved = [line for line in lines if line.startswith("5a")]
     assert len(moved) == 12 and all(line.endswith("agrees within 95 %") for line in moved)
-    powers = [float(line[62:].split()[0]) for line in moved]
+    powers = [float(re.search(r" ([+-]\d\S+) ±", line)[1]) for line in moved]
     assert "alpha_L = 1/2" in moved[0]
     assert powers == pytest.approx([-0.5] * 6 + [0] * 6, abs=1e-9)
-    assert moved[1].startswith("5a: the same, W_Q, L = 4 to 16 alone")
+    assert moved[1].startswith("5a: L = 4 to 16 in the movement of W_Q, alpha_L = 1/2")
     gains = [line for line in lines if line.startswith("5b: final loss, alpha_L = 1/2 minus 1")]
     assert all(gain in line for gain, line in zip(("+0.050", "+0.200", "+0.800"), gains))
     assert "eta_0 = 2 (alpha_L = 1/2), 4 (alpha_L = 1)" in lines[0]
