@@ -4,6 +4,7 @@ import math
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from measure.fits import Optimum
@@ -417,3 +418,49 @@ def test_the_readme_quotes_the_shipped_tables():
     for name, finding in lines(bart_strategies.findings(data)).items():
         if "22 + 22" in name or "step 100" in name:
             assert " ".join(finding.measured.lstrip("+").split()[:3]) in readme, name
+
+
+def test_the_readme_quotes_three_widths():
+    results, metrics = (tables.shipped(f"{table}_desktop") for table in bart_rates.TABLES)
+    sweep = bart_rates.read([results, metrics])
+    readme = (ROOT / "bart_span_denoise/README.md").read_text().replace("−", "-")
+    section = readme.partition("### Three widths")[2].partition("\n### ")[0]
+    rows = dict(line.strip("| ").split(" | ", 1) for line in section.splitlines() if " | " in line)
+    said = lines([*bart_rates.findings(sweep), *bart_strategies.findings((sweep, None))])
+
+    def quoted(row, finding, digits, words=(0, 2)):
+        found = [said[f"n = {width}: {finding}"] for width in sweep.widths]
+        numbers = [[float(f.measured.split()[word]) for word in words] for f in found]
+        expected = [f"{value:+.{digits}f} ± {error:.{digits}f}" for value, error in numbers]
+        assert rows[row].split(" | ") == expected
+        return [f.verdict for f in found]
+
+    gap = "standard - neural-tangent"
+    assert quoted(f"{gap}, nats", f"{gap} (nats)", 4) == ["disagrees", "disagrees", "within noise"]
+    costs = quoted(f"loss at lr\\*/4 above the lowest, {gap}", f"cost of lr* / 4, {gap}", 4)
+    assert costs == ["agrees"] * 3
+    optima = "mapped lr*, neural-tangent / standard"
+    row = "mapped lr\\*, neural-tangent / standard, octaves"
+    assert quoted(row, f"{optima} (octaves)", 2) == ["agrees within the paper's grid"] * 3
+    for finding in (f for name, f in said.items() if "exponent of" in name):
+        value, _, error, *_ = finding.measured.split()
+        assert f"n^({value} ± {error})" in section and finding.verdict == "undecided (n = 3)"
+
+    frame = pd.read_csv(results)
+    higher = {}
+    for (strategy, _), runs in frame.groupby(["curve", "model.width"]):
+        losses = runs.pivot(index="optimizer.lr", columns="seed", values="best_eval_loss")
+        chosen = [losses.drop(columns=seed).mean(axis=1).idxmin() for seed in losses]
+        judged = np.mean([losses.loc[rate, seed] for rate, seed in zip(chosen, losses)])
+        higher.setdefault(strategy, []).append(f"{judged - losses.mean(axis=1).min():.3f}")
+    first, second, third = higher["standard"]
+    assert f"{first}, {second} and {third} nats higher" in " ".join(section.split())
+    assert higher["neural_tangent"] == ["0.000"] * 3
+    for strategy in ("standard", "neural-tangent"):
+        optima, losses = (rows[row].split(" | ") for row in (
+            f"mapped lr\\*, {strategy}", f"lowest loss, {strategy}, nats"))
+        for width, optimum, loss in zip(sweep.widths, optima, losses):
+            best = said[f"{strategy}, n = {width}: lr* by a parabola, mapped"].measured
+            assert best.replace(",", "").startswith(optimum)
+            lowest, _, error, *_ = said[f"{strategy}, n = {width}: lowest loss"].measured.split()
+            assert loss == f"{lowest} ± {error}"
