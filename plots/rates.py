@@ -341,19 +341,15 @@ def gain(before: Sweeps, after: Sweeps, last: bool = True) -> tuple[int | None, 
 
 
 def difference(before: RateSweep, after: RateSweep) -> Estimate:
-    """Lowest loss before minus after, at one width.
-
-    Runs that share a seed see the same data, and most start alike, so that they differ by less
-    than two runs do: of three seeds or more, the same ones in both, the error is that of
-    differences by seed.
-    """
+    """Lowest loss before minus after, at one width. Runs that share a seed see the same data, and
+    most start alike: of three seeds or more, the same in both, the error is that of differences."""
     if len(before.runs) >= PAIRED and before.runs.keys() == after.runs.keys():
         return mean(differences(before.runs, after.runs))
     return unpaired(before, after)
 
 
 def unpaired(before: RateSweep, after: RateSweep) -> Estimate:
-    """The same where seeds do not pair: errors add in squares, and one spread for both has its own
+    """The same where seeds do not pair: errors add in squares; one spread for both has its own
     degrees of freedom."""
     change = before.lowest - after.lowest
     return replace(change, freedom=before.freedom) if before.noise == after.noise else change
