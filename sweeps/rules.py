@@ -100,9 +100,12 @@ class Extend(Section):
     """At most this many new points per cell."""
     coverage: Coverage | None = None
     """How far past the optimum to go; by default until it is inside."""
+    seeds: list[int] = []
+    """Fresh seeds: they run the optimum alone, have no say in where it is, and so can judge it."""
 
     def next(self, cell: Cell) -> Next:
-        """The next value past the edge, after the optimum of the cell's source has come."""
+        """The next value past the edge, after the optimum of the cell's source has come; at the
+        end fresh seeds of both."""
         known = cell.results.keys() | cell.refused
         best = None
         if cell.source is not None:
@@ -116,17 +119,19 @@ class Extend(Section):
         losses = mean_losses(cell)
         alone = best[0] if best and best not in cell.given else None
         value = next_value(losses, self.step, self.coverage, alone) if losses else None
-        if value is None:
-            return DONE
-        if cell.added >= self.points:
-            note = f"{self.points} values of {self.key} added, and more are needed"
-            return Next(done=True, note=f"{cell.name}: {note}")
-        if (value,) in known:
+        note = ""
+        if value is not None and cell.added >= self.points:
+            note = f"{cell.name}: {self.points} values of {self.key} added, and more are needed"
+        elif (value,) in known:
             why = cell.refused.get((value,))
-            note = f"{self.key} {value:g} " + ("failed" if why is None else f"was not run: {why}")
-            note += "; it is needed"
-            return Next(done=True, note=f"{cell.name}: {note}")
-        return Next(((value,),))
+            what = "failed" if why is None else f"was not run: {why}"
+            note = f"{cell.name}: {self.key} {value:g} {what}; it is needed"
+        elif value is not None:
+            return Next(((value,),))
+        if not self.seeds:
+            return Next(done=True, note=note)
+        judged = dict.fromkeys(place for place in (optimum(cell), best) if place in cell.results)
+        return Next(tuple(judged), seeds=tuple(self.seeds), done=True, note=note)
 
 
 class Transfer(Section):
@@ -139,13 +144,15 @@ class Transfer(Section):
 
 
 def mean_losses(cell: Cell) -> dict[float, float]:
-    """Searched value -> final evaluation loss over seeds, infinite where a run diverged.
+    """Searched value -> final evaluation loss over the cell's own seeds, infinite where a run
+    diverged.
 
     Runs that failed are left out.
     """
     losses: dict[float, float] = {}
-    for place, seeds in cell.results.items():
-        found = [s["final_eval_loss"] for s in seeds.values() if s and s["status"] != "failed"]
+    for place in cell.results:
+        summaries = cell.seeds(place).values()
+        found = [s["final_eval_loss"] for s in summaries if s and s["status"] != "failed"]
         if found:
             whole = [math.inf if loss is None else loss for loss in found]
             losses[place[0]] = sum(whole) / len(whole)

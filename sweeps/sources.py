@@ -25,6 +25,10 @@ from training.config import Section, apply_preset, read_yaml
 from training.errors import UserError
 
 
+# Column of tables: whether a run's seed is a fresh one, which had no say in the choice of its rate.
+FRESH = "fresh"
+
+
 class Missing(UserError):
     """What another sweep or search shall give is not there yet."""
 
@@ -147,7 +151,7 @@ class Sources:
         self._refuse_several_cells(around, key, table, fitting)
         losses: dict[float, list[float]] = {}
         for row in fitting:
-            if row["status"] != "failed":
+            if row["status"] != "failed" and row.get(FRESH) != "True":
                 loss = float(row["final_eval_loss"] or math.inf)
                 losses.setdefault(float(row[key]), []).append(loss)
         _refuse_unfinished(table, fitting, {row.get("run", "") for row in rows}, key, command)

@@ -165,16 +165,16 @@ class SweepWork(Work):
 
     def may_add(self) -> tuple[int, float]:
         """The most runs that results can still ask for, and their FLOPs."""
-        confirm, rule = self.asked.config.confirm, self.asked.rule
+        rule = self.asked.rule
         groups: dict[CellKey, list[Point]] = {}
         for point in self.points.values() if rule else ():
             groups.setdefault(point.cell(self._searched), []).append(point)
         runs, flops = 0, 0.0
         for key, points in groups.items():
             if not self.cells[key].settled:
-                seeds = self.asked.seeds(dict(points[0].values))
-                further = set(confirm.seeds if confirm else ()) - set(seeds)
-                count = (rule.points - self.cells[key].added) * len(seeds) + len(further)
+                cell, seeds = self.cells[key], self.asked.seeds(dict(points[0].values))
+                further = len({*rule.seeds} - {*seeds}) * (2 if cell.source else 1)
+                count = (rule.points - cell.added) * len(seeds) + further
                 runs, flops = runs + count, flops + count * max(map(self.flops, points))
         return runs, flops
 

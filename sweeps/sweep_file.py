@@ -185,6 +185,12 @@ class SweepConfig(FileConfig):
             raise ValueError("transfer: source and target are the same; name two cells")
         if self.confirm and self.extend:
             raise ValueError("confirm and extend both follow an optimum; keep one")
+        own = {*self.seeds, *(seed for rule in self.more_seeds for seed in rule.seeds)}
+        if self.extend and (both := own & {*self.extend.seeds}):
+            raise ValueError(
+                f"extend.seeds: {min(both)} is a seed of the grid; a seed that has chosen a value "
+                "cannot judge it, name others"
+            )
         adjusted = [rule.set for rule in self.adjust]
         for name, curve in self.curves.items():
             grid = {**self.grid, **curve.grid}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sweeps.rules import Summary
-from sweeps.sources import read_manifest, read_table
+from sweeps.sources import FRESH, read_manifest, read_table
 from sweeps.sweep_file import Point, Sweep
 from training.errors import RunError
 from training.files import reading, write_json, write_text
@@ -65,6 +65,7 @@ def write_table(
     if table.wanted and not getattr(sweep.config, table.wanted):
         return None
     path, keys, rows = sweep.folder / table.name, columns(sweep), []
+    fresh = sweep.config.extend.seeds if sweep.config.extend else []
     for point in points:
         summary = results.get(point.run, {"status": None})
         if summary["status"] in table.statuses:
@@ -76,6 +77,7 @@ def write_table(
                 "horizon": curve.horizon.describe() if curve.horizon else "fixed",
                 "constants": curve.constants,
                 "seed": point.seed,
+                FRESH: point.seed in fresh,
                 "run": point.run,
             }
             rows += [{**row, **which} for row in table.rows(sweep.folder / point.run, summary)]
@@ -89,7 +91,8 @@ def write_table(
     extra = (k for k in measured if k and k.startswith(table.measures) and k not in _NOT_EXTRA)
     further = dict.fromkeys(sorted(extra) if table is METRICS else extra) if table.measures else ()
     run = [] if table is RESULTS else ["run"]
-    header = ["curve", *keys, "horizon", "constants", "seed", *run, *table.columns, *further]
+    seed = ["seed", FRESH] if fresh else ["seed"]
+    header = ["curve", *keys, "horizon", "constants", *seed, *run, *table.columns, *further]
     everything = [*_others(sweep, points, old), *rows]
     write_csv(path, [*header, *table.last], sorted(everything, key=_grid_order(sweep)))
     return path
