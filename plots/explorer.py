@@ -23,7 +23,8 @@ NAMES = {
 
 def explorer(table: pd.DataFrame) -> dict | None:
     """Losses of a results table as groups (a curve's panel), sizes (its lines) and points; None for
-    a table that has no axis to look along, such as one that grows several sizes in turn.
+    a table that has no axis to look along, such as one that grows several sizes in turn. Seeds that
+    chose no rate are left out.
 
     A point is [group, size, axis value, mean loss or None, standard deviation or None, runs, runs
     that diverged]; an optimum [group, size, its place, lowest loss, whether its place is the vertex
@@ -31,6 +32,7 @@ def explorer(table: pd.DataFrame) -> dict | None:
     """
     if not {*tables.RESULTS} <= {*table.columns}:
         return None
+    table = table[~tables.is_fresh(table)]  # they would lift the rate that they judge
     varied = [column for column in table if "." in column or column == CURVE]
     varied = [column for column in varied if table[column].nunique(dropna=False) > 1]
     sizes = [column for column in SIZES if column in varied]

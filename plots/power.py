@@ -10,7 +10,9 @@ It agrees if all do, and is undecided otherwise. That no difference is seen coun
 only if one of the size `effect` would have been seen: errors must be at most effect / 2.8, which
 finds it with 80 % power at 95 % confidence, and smaller where they rest on few seeds (Student's
 quantiles). Lines through widths keep the 2.8: their errors are at least what those of the optima
-imply. Errors are taken to fall as the root of the number of runs. Costs are the planner's.
+imply. Of three seeds or more the losses of a best rate are of seeds that did not choose it: fresh
+ones, or each at the rate that the others choose. Errors are taken to fall as the root of the number
+of runs. Costs are the planner's.
 """
 
 from __future__ import annotations

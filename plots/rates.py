@@ -1,10 +1,11 @@
-"""Learning-rate sweeps of a table: optimum, lowest loss and noise at every width; their panels."""
+"""Learning-rate sweeps of a table: optimum, lowest loss and noise at every width."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -13,7 +14,7 @@ from measure import fits
 from plots import tables
 from plots.findings import UNKNOWN, Estimate, Finding
 from plots.statistics import differences, mean, slope
-from plots.style import LABELS, LOSS_LABEL, STAR, VERTEX, empty, present
+from plots.style import LABELS, present
 from plots.tables import CURVE, LOSS, PARAMETERIZATION, RATE, SEED, STATUS, WIDTH
 
 # Seeds differ most close to divergence; what errors of optima and best losses rest on is the
@@ -22,25 +23,23 @@ NEAR = 0.05
 FREE = 4  # degrees of freedom that a width's own spread takes
 PAIRED = 3  # seeds; with two, 95 % of Student's distribution reach to 12.7 errors
 LONGEST = fits.WINDOW  # octaves; an optimum lies within them of the best rate, whatever its error
-RATE_NOTE = "points: means over seeds, up to the first rate 20 % above the best loss"
-OPTIMA_NOTE = (
-    "optimum against width: vertex, or best rate run without one; bar: standard error, cut at "
-    f"{LONGEST:g} octaves"
-)
-HOLLOW_NOTE = (
-    "hollow points in the panel of optima: best rate first or last tried, left out of the fit"
-)
-BEST_NOTE = "loss of the best rate; bar: standard error from the spread over seeds"
+# By whom a sweep's best rate is judged, in the words of `selection_lines`.
+JUDGES = {
+    "fresh": "best rates are judged on fresh seeds",
+    "others": "every seed is judged at the rate that the others choose",
+    "own": "best rates are judged by the seeds that choose them",
+}
 
 
 @dataclass(frozen=True)
 class RateSweep:
     """Loss against learning rate at one width.
 
-    `losses` are means over the seeds that were run, infinite where one diverged, and `runs` those
-    of the best rate by seed; `noise` is the standard deviation of one run's loss over seeds (NaN:
-    no point has two) with `freedom` degrees of freedom (None: not said), and `spread_of` are the
-    widths whose seeds it comes from (empty: not said).
+    `losses` are means over the seeds that were run, infinite where one diverged, and `best` is the
+    rate that they choose. `runs`, by seed and infinite where one diverged, judge it; `judges` says
+    which seeds these are, a key of JUDGES. `noise` is the standard deviation of one run's loss over
+    seeds (NaN: no point has two) with `freedom` degrees of freedom (None: not said), and
+    `spread_of` are the widths whose seeds it comes from (empty: not said).
     """
 
     width: int
@@ -49,6 +48,7 @@ class RateSweep:
     runs: Mapping[int, float]
     noise: float
     best: fits.Optimum
+    judges: str
     freedom: int | None = None
     spread_of: tuple[int, ...] = ()
 
@@ -60,14 +60,19 @@ class RateSweep:
                 if rate <= largest and math.isfinite(loss)}
 
     @property
+    def ended(self) -> dict[int, float]:
+        """The runs that judge and did not diverge."""
+        return {seed: loss for seed, loss in self.runs.items() if math.isfinite(loss)}
+
+    @property
     def loss(self) -> float:
-        """The lowest mean loss."""
-        return self.best.loss
+        """The best rate's mean loss over those; NaN if all diverged."""
+        return fmean(self.ended.values()) if self.ended else math.nan
 
     @property
     def error(self) -> float:
-        """Standard error of the lowest mean loss, from the spread over seeds."""
-        return self.noise / math.sqrt(len(self.runs))
+        """Its standard error, from the spread over seeds."""
+        return self.noise / math.sqrt(max(len(self.ended), 1))
 
     @property
     def lowest(self) -> Estimate:
@@ -86,15 +91,38 @@ def rate_sweeps(
     the optimum reaches `window` octaves, or to the neighbours of the best rate."""
     found = {}
     for width, cell in rows.groupby(WIDTH):
-        runs = tables.losses_by(cell, RATE)
+        fresh = tables.is_fresh(cell)
+        runs = tables.losses_by(cell[~fresh], RATE)
         losses = tables.mean_losses(runs)
         if any(map(math.isfinite, losses.values())):
             spread = noise / math.sqrt(min(map(len, runs.values())))
             best = fits.optimum(losses, window, spread)
             size = float(cell[tables.PARAMETERS].iloc[0]) if tables.PARAMETERS in cell else math.nan
-            found[int(width)] = RateSweep(int(width), size, losses, dict(runs[best.grid_value]),
-                                          noise, best)
+            judges, judging = _judged(runs, tables.losses_by(cell[fresh], RATE), best.grid_value)
+            found[int(width)] = RateSweep(int(width), size, losses, judging, noise, best, judges)
     return found
+
+
+def _judged(
+    runs: Mapping[float, Sequence[tuple[int, float]]],
+    fresh: Mapping[float, Sequence[tuple[int, float]]],
+    best: float,
+) -> tuple[str, dict[int, float]]:
+    """(which seeds judge the best rate, their losses): fresh ones, where there are any; else every
+    seed at the rate that the others choose, of those that all have; of two seeds, or of one rate,
+    their own."""
+    if best in fresh:
+        return "fresh", dict(fresh[best])
+    seeds = sorted({seed for own in runs.values() for seed, _ in own})
+    shared = {rate: dict(own) for rate, own in runs.items() if len(dict(own)) == len(seeds)}
+    if len(seeds) < PAIRED or len(shared) < 2:
+        return "own", dict(runs[best])
+    chosen = {
+        seed: min(shared, key=lambda rate, seed=seed: fmean(
+            loss for other, loss in shared[rate].items() if other != seed))
+        for seed in seeds
+    }
+    return "others", {seed: shared[rate][seed] for seed, rate in chosen.items()}
 
 
 def curve_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[int, RateSweep]]:
@@ -201,34 +229,30 @@ def noise_lines(table: pd.DataFrame, symbol: str = "D") -> list[str]:
             for rule, label in labels.items()]
 
 
-def selection_lines(table: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """How much of the lowest losses is owed to rates chosen on the same seeds: what they become
-    where every seed has the rate that the others choose, over the rates that all seeds have;
-    `keys` are the columns that tell sweeps apart."""
-    rises = []
-    for _, sweep in table.groupby([*keys], dropna=False, sort=False):
-        losses = tables.losses(sweep)
-        at = [sweep.loc[losses.index, key] for key in (SEED, RATE)]
-        by_rate = losses.groupby(at).mean().unstack().dropna(axis=1)
-        if min(by_rate.shape) > 1 and np.isfinite(lowest := by_rate.mean().min()):
-            others = (by_rate.drop(index=seed).mean().idxmin() for seed in by_rate.index)
-            chosen = [by_rate.loc[seed, rate] for seed, rate in zip(by_rate.index, others)]
-            rises.append(float(np.mean(chosen)) - float(lowest))
-    finite = [rise for rise in rises if math.isfinite(rise)]
-    if not finite:
-        return []
-    gone = len(rises) - len(finite)
-    return ["best rates are chosen on the seeds that they are judged by; chosen on the others, the "
-            f"lowest loss is {np.mean(finite):.3f} nats higher in the mean and at most "
-            f"{max(finite):.3f} (n = {len(rises)} sweeps"
-            f"{f', in {gone} of which a run diverges' if gone else ''})"]
+def selection_lines(found: Lines) -> list[str]:
+    """By which seeds best rates are judged, and how far from the lowest loss of the seeds that
+    choose that is; a single rate was not chosen."""
+    kinds: dict[str, list[RateSweep]] = {}
+    for sweep in (sweep for sweeps in found.values() for sweep in sweeps.values()):
+        if len(sweep.losses) > 1:
+            kinds.setdefault(sweep.judges, []).append(sweep)
+    text = []
+    for kind, sweeps in sorted(kinds.items()):
+        rises = [sweep.loss - sweep.best.loss for sweep in sweeps if sweep.ended]
+        lost = sum(len(sweep.ended) < len(sweep.runs) for sweep in sweeps)
+        line = f"{JUDGES[kind]} (n = {len(sweeps)} sweeps)"
+        if kind != "own" and rises:
+            line += (f": loss minus the lowest of the seeds that choose {np.mean(rises):+.3f} nats "
+                     f"in the mean, {max(rises):+.3f} at most")
+        text.append(line + f"; in {lost} of them a run diverges, and is left out" * (lost > 0))
+    return text
 
 
 def basis(table: pd.DataFrame, found: Lines, keys: Sequence[str], symbol: str = "D") -> list[str]:
     """What a figure's findings rest on: optima at an edge, widths that are lost, the noise, and
     what selection costs; `keys` are the columns that tell its lines apart."""
     return [*edge_lines(found, symbol), *lost_lines(table, keys, symbol),
-            *noise_lines(table, symbol), *selection_lines(table, [*keys, WIDTH])]
+            *noise_lines(table, symbol), *selection_lines(found)]
 
 
 @dataclass(frozen=True)
@@ -267,13 +291,13 @@ def exponent(sweeps: Sweeps) -> Exponent:
         weighted = fits.power_law(list(known), values, [best.error for best in known.values()])
     if len(used) > 1:
         law = fits.power_law(list(used), [best.value for best in used.values()])
-        implied = slope({w: Estimate(0.0, error) for w, error in _octaves(sweeps).items()})
+        implied = slope({w: Estimate(0.0, error) for w, error in octaves(sweeps).items()})
         value, error = law.exponent, np.fmax(law.error, implied.error)
     return Exponent(value, float(error), len(used), 2, law=law, weighted=weighted,
                     widths=len(used), edge=edge, sweeps=sweeps)
 
 
-def _octaves(sweeps: Sweeps) -> dict[int, float]:
+def octaves(sweeps: Sweeps) -> dict[int, float]:
     """Width -> error of log2 of an optimum that is not at the edge, at most LONGEST, which stands
     for one that is not known where that of another width is."""
     own = {width: sweep.best.error for width, sweep in sweeps.items() if not sweep.best.at_edge}
@@ -300,14 +324,6 @@ def transfer_text(sweeps: Sweeps) -> str:
     loss = large.losses.get(small.best.grid_value, math.nan)
     cost = Estimate(loss - large.loss, math.sqrt(2) * large.error)
     return f"{cost.text()} nats" + ("" if math.isnan(loss) else f", of {large.loss:.3f}")
-
-
-def optima_note(fits: Iterable[Exponent], symbol: str = "D") -> str:
-    """What the marks in panels of these optima are."""
-    fits = list(fits)
-    hollow = HOLLOW_NOTE * any(fit.edge for fit in fits)
-    whose = borrowed((fit.sweeps for fit in fits), symbol)
-    return "; ".join(filter(None, (OPTIMA_NOTE, hollow, whose)))
 
 
 def loss_law(sweeps: Sweeps) -> fits.IrreduciblePowerLaw | None:
@@ -342,9 +358,10 @@ def gain(before: Sweeps, after: Sweeps, last: bool = True) -> tuple[int | None, 
 
 def difference(before: RateSweep, after: RateSweep) -> Estimate:
     """Lowest loss before minus after, at one width. Runs that share a seed see the same data, and
-    most start alike: of three seeds or more, the same in both, the error is that of differences."""
+    most start alike: of three seeds or more, the same in both, the error is that of differences,
+    over those that diverge on neither side."""
     if len(before.runs) >= PAIRED and before.runs.keys() == after.runs.keys():
-        return mean(differences(before.runs, after.runs))
+        return mean(differences(before.ended, after.ended))
     return unpaired(before, after)
 
 
@@ -396,104 +413,3 @@ def lines_of(
         for value in present(labels, table[column])
         for further, sweeps in lines_of(table[table[column] == value], dict(rest), curves).items()
     }
-
-
-# Panels that several figures share: loss against rate, optimum and best loss against size.
-
-
-def draw_rates(axis, sweeps: Sweeps, colors: Mapping[int, tuple]) -> None:
-    """Loss against learning rate, stable rates only, a line per width with a star at the best rate
-    that was run and, where a parabola has one, its vertex with the standard error of the rate."""
-    for width, sweep in sweeps.items():
-        stable, best, color = sweep.stable, sweep.best, colors[width]
-        axis.plot(list(stable), list(stable.values()), "o-", ms=2.5, lw=1.1, color=color)
-        axis.plot(best.grid_value, best.loss, color=color, **STAR)
-        if best.inside:
-            error = min(best.error, LONGEST) if math.isfinite(best.error) else 0.0
-            ends = [best.value * 2**-error, best.value * 2**error]
-            axis.plot(ends, [best.vertex_loss] * 2, "-", lw=0.8, color=color, zorder=4)
-            axis.plot(best.value, best.vertex_loss, color=color, **VERTEX)
-    axis.set_xscale("log", base=2)
-
-
-def loss_limits(axes, sweeps: list[Sweeps]) -> None:
-    """One range of losses for all axes: of what is drawn, and a margin."""
-    drawn = [sweep for line in sweeps for sweep in line.values()]
-    values = [loss for sweep in drawn for loss in sweep.stable.values()]
-    values += [sweep.best.vertex_loss for sweep in drawn if sweep.best.inside]
-    if values:
-        margin = 0.06 * (max(values) - min(values)) or 0.1
-        for axis in axes:
-            axis.set_ylim(min(values) - margin, max(values) + margin)
-
-
-def draw_optima(axis, sweeps: Sweeps, fit: Exponent, **look) -> None:
-    """Optimal rate against width with error bars and the power law; what the fit leaves out,
-    because the best rate is the first or last tried, is hollow."""
-    marker = look.pop("marker", "*")
-    line = look.pop("ls", "-")
-    label = look.pop("label", None)
-    octaves = _octaves(sweeps)
-    for width, sweep in sweeps.items():
-        best, error = sweep.best, float(np.nan_to_num(octaves.get(width, 0.0)))
-        bars = [[best.value * (1 - 2**-error)], [best.value * (2**error - 1)]]
-        face = "white" if best.at_edge else look["color"]
-        axis.errorbar(width, best.value, yerr=bars, fmt=marker, ms=6, mfc=face, capsize=2, lw=1,
-                      **look)
-    if fit.law:
-        widths = sorted(set(sweeps) - set(fit.edge))
-        axis.plot(widths, [fit.law(width) for width in widths], ls=line, lw=1.2, **look)
-    axis.plot([], [], ls=line, lw=1.2, marker=marker, ms=5, label=label, **look)
-    axis.set_xscale("log", base=2)
-    axis.set_yscale("log", base=2)
-
-
-def draw_published(axis, sweeps: Sweeps, power: float, **look) -> None:
-    """The slope that the paper prints, through the middle of the optima that were measured."""
-    widths = np.array(sorted(sweeps), dtype=float)
-    middle = np.mean(np.log2([sweeps[int(width)].best.value for width in widths]))
-    place = np.log2(widths)
-    line = 2.0 ** (middle + power * (place - place.mean()))
-    axis.plot(widths, line, **{"ls": ":", "lw": 1.4, "color": "0.45", "zorder": 1, **look})
-
-
-def draw_best(axis, sweeps: Sweeps, **look) -> None:
-    """Loss of the best rate against parameters with seed error bars. The line is the power law
-    with a floor where the data determine it (from four sizes on), and joins the points otherwise.
-    """
-    sizes = [sweep.parameters for sweep in sweeps.values()]
-    values = [sweep.loss for sweep in sweeps.values()]
-    errors = [sweep.error if math.isfinite(sweep.error) else 0.0 for sweep in sweeps.values()]
-    look = {"ls": "-", "ms": 4, "lw": 1.2, **look}
-    law = loss_law(sweeps)
-    if law and math.isfinite(law.exponent_error):
-        dense = np.geomspace(min(sizes), max(sizes), 51)
-        line = {key: look[key] for key in ("ls", "lw", "color", "alpha") if key in look}
-        axis.plot(dense, [law(size) for size in dense], **line)
-        look["ls"] = ""
-    axis.errorbar(sizes, values, yerr=errors, capsize=2, **look)
-    axis.set_xscale("log")
-
-
-def size_panels(axes, panels: Iterable[Iterable[tuple[Sweeps, dict]]]) -> None:
-    """Best loss against size, in every panel a line per (sweeps, look), with ticks such as 200k or
-    1M at decades, or in between where there are too few of them; a panel without any line says so,
-    and one whose bars are by the spread over seeds of other widths says of which."""
-    from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
-
-    for axis, drawn in zip(axes, panels):
-        drawn = list(drawn)
-        for sweeps, look in drawn:
-            draw_best(axis, sweeps, **look)
-        if drawn:
-            low, high = axis.get_xlim()
-            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,)))
-            axis.xaxis.set_major_formatter(EngFormatter(sep=""))
-            axis.xaxis.set_minor_locator(NullLocator())
-        else:
-            empty(axis, "no finished run")
-        axis.set_xlabel("parameters")
-        if note := borrowed(sweeps for sweeps, _ in drawn).replace(": ", ":\n"):
-            axis.text(0.03, 0.03, f"bars at {note}", fontsize=6, transform=axis.transAxes)
-    axes[0].set_ylabel(LOSS_LABEL)
-

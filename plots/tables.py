@@ -24,6 +24,7 @@ PARAMETERIZATION, OPTIMIZER = "prescription.parameterization", "optimizer.name"
 WIDTH, RATE, EPS = "model.width", "optimizer.lr", "optimizer.eps"
 DECAY = "optimizer.weight_decay"
 RUN, STEP, HORIZON = "run", "step", "horizon"
+FRESH = "fresh"  # whether a run's seed had no say in the choice of its rate
 RESULTS = (CURVE, SEED, STATUS, LOSS)
 DESKTOP = "_desktop"  # ends the names of tables and figures of this preset, beside those of laptop
 # Columns of words; all others hold numbers, COUNTS whole ones.
@@ -343,6 +344,11 @@ def of_one_sweep(paths: Sequence[Path]) -> None:
 def name(path: Path) -> str:
     """The figure's file name: the table's, or its folder's for a sweep's results.csv."""
     return path.resolve().parent.name if path.stem == "results" else path.stem
+
+
+def is_fresh(rows: pd.DataFrame) -> pd.Series:
+    """Which rows are of seeds that had no say in the choice of their rate."""
+    return rows.get(FRESH, pd.Series(False, rows.index)).astype(str) == "True"
 
 
 def losses(rows: pd.DataFrame) -> pd.Series:

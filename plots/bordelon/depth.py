@@ -157,39 +157,29 @@ def _of_losses(losses: pd.DataFrame) -> list[Finding]:
 
 
 def _of_rates(tried: pd.DataFrame) -> list[Printed]:
-    """The same gain with both alpha_L at their best eta_0 of every depth, where several were run,
-    and what choosing them on the same seeds is worth; the jackknife chooses again without the seed
-    that it leaves out."""
+    """The same gain by seed with both alpha_L at their best eta_0 of every depth, where several
+    were run; an eta_0 is judged by seeds that did not choose it."""
     if tried.groupby(ALPHA_L)[RATE].nunique().max() < 2 or alphas(tried) != [0.5, 1.0]:
         return []
-    result: list[Printed] = []
     kept = [complete(rows, "seed", ALPHA_L, RATE) for _, rows in tried.groupby(LAYERS)]
     tried = pd.concat(kept)  # the seeds that have every eta_0 of a depth
-    for alpha, rows in tried.groupby(ALPHA_L):
-        best = {depth: _means(own).idxmin() for depth, own in rows.groupby(LAYERS)}
-        ends = {depth: {own[RATE].min(), own[RATE].max()} for depth, own in rows.groupby(LAYERS)}
-        values = ", ".join(f"{depth:.0f}: {rate:g}" + " (first or last)" * (rate in ends[depth])
-                           for depth, rate in best.items())
-        name = f"5b: best eta_0 by L, alpha_L = {scans.alpha_text(alpha)}"
-        result.append(Finding(name, values))
-    for depth, rows in tried.groupby(LAYERS):
-        gain = jackknife(rows, "seed", _tuned_gain)
-        name = f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {depth:.0f} (nats)"
+    tried = tried.assign(**{tables.LOSS: tried["last"], tables.WIDTH: tried[LAYERS]})
+    found = {scans.alpha_text(alpha): rates.rate_sweeps(rows)
+             for alpha, rows in tried.groupby(ALPHA_L)}
+    result: list[Printed] = []
+    for alpha, sweeps in found.items():
+        values = ", ".join(
+            f"{depth}: {sweep.best.grid_value:g}" + " (first or last)" * sweep.best.at_edge
+            for depth, sweep in sweeps.items()
+        )
+        result.append(Finding(f"5b: best eta_0 by L, alpha_L = {alpha}", values))
+    half, one = found.values()
+    for depth in sorted(half.keys() & one.keys()):
+        gain = rates.difference(half[depth], one[depth])
+        name = f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {depth} (nats)"
         claim = ("above 0", gain.claimed_gain()) if depth == tried[LAYERS].max() else ()
         result.append(Finding(name, gain.text(), *claim))
-    last = tried.assign(**{tables.LOSS: tried["last"]})
-    return [*result, *rates.selection_lines(last, [ALPHA_L, LAYERS])]
-
-
-def _tuned_gain(rows: pd.DataFrame) -> float:
-    """Lowest mean loss of alpha_L = 1/2 minus that of 1."""
-    half, one = (_means(rows[rows[ALPHA_L] == alpha]).min() for alpha in (0.5, 1.0))
-    return float(half - one)
-
-
-def _means(rows: pd.DataFrame) -> pd.Series:
-    """Mean of the last loss by rate."""
-    return rows.groupby(RATE)["last"].mean()
+    return [*result, *rates.selection_lines({(alpha,): one for alpha, one in found.items()})]
 
 
 def _verdict(found: Estimate, last: pd.DataFrame) -> str:

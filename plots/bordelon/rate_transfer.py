@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from plots.bordelon import scans
 from plots.bordelon.scans import ALPHA, ALPHA_LOOKS, CHANCE, HEAD_DIM
 from plots.findings import HEADER, Finding, Printed
@@ -73,13 +73,13 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     head_dims = sorted({n for sweeps in fitted.values() for n in sweeps})
     colors = style.width_colors(head_dims)
     figure, axes = style.subplots(1, len(fitted) + 1, (3.6, 3.2))
-    note = rates.optima_note(map(exponent, fitted.values()), "N").replace("width", "N")
-    figure.suptitle(f"learning rates against head dimension\n{rates.RATE_NOTE}; {note}; "
+    note = panels.optima_note(map(exponent, fitted.values()), "N").replace("width", "N")
+    figure.suptitle(f"learning rates against head dimension\n{panels.RATE_NOTE}; {note}; "
                     "dotted: no power of N (the paper)")
     for axis, (alpha, sweeps) in zip(axes[0], fitted.items()):
         axis.sharex(axes[0][0])
         axis.sharey(axes[0][0])
-        rates.draw_rates(axis, sweeps, colors)
+        panels.draw_rates(axis, sweeps, colors)
         axis.axhline(CHANCE, color="black", ls=":", lw=1)
         axis.set_title(scans.alpha_title(alpha))
         axis.set_xlabel(r"learning rate $\eta_0$")
@@ -90,9 +90,9 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
         fit = exponent(sweeps)
         power = rf": $N^{{{fit.value:+.2f} \pm {fit.error:.2f}}}$" if fit.law else ""
         label = scans.alpha_title(alpha) + power
-        rates.draw_optima(axis, sweeps, fit, label=label, **ALPHA_LOOKS[alpha])
+        panels.draw_optima(axis, sweeps, fit, label=label, **ALPHA_LOOKS[alpha])
         if sweeps:
-            rates.draw_published(axis, sweeps, 0.0, color=ALPHA_LOOKS[alpha]["color"])
+            panels.draw_published(axis, sweeps, 0.0, color=ALPHA_LOOKS[alpha]["color"])
     if head_dims:
         style.octave_limits(axis, head_dims)
     axis.set(title="best rate", xlabel="head dimension N", ylabel=r"best learning rate $\eta_0$")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from plots.findings import HEADER, Estimate, Finding, Printed
 from plots.rates import RateSweep
 from plots.statistics import differences, mean
@@ -70,14 +70,15 @@ def fits(rows: pd.DataFrame) -> Mapping[str, RateSweep]:
 def findings(rows: pd.DataFrame) -> list[Printed]:
     """The best rate and lowest loss of every curve, then what each exchange gains."""
     found = fits(rows)
+    lines = {(curve,): {sweep.width: sweep} for curve, sweep in found.items()}
     result: list[Printed] = [
-        f"n = {rows[WIDTH].iloc[0]:g}; gains are differences by seed of the final loss at the best "
-        "rate run of either",
+        f"n = {rows[WIDTH].iloc[0]:g}; gains are differences by seed of the final loss, each at "
+        "its best rate",
         *(line.partition(" at D = ")[0] for line in [
             *rates.lost_lines(rows, [CURVE]),
-            *rates.edge_lines({(curve,): {sweep.width: sweep} for curve, sweep in found.items()}),
+            *rates.edge_lines(lines),
         ]),
-        *rates.selection_lines(rows, [CURVE, WIDTH]),
+        *rates.selection_lines(lines),
         HEADER,
     ]
     for curve, sweep in found.items():
@@ -109,10 +110,10 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     found = fits(rows)
     figure, axes = style.subplots(1, 3, (3.4, 3.1))
     figure.suptitle("word embeddings and logits, exchanged one at a time\n"
-                    f"n = {rows[WIDTH].iloc[0]:g}; {rates.RATE_NOTE}; right: marks, and loss of "
+                    f"n = {rows[WIDTH].iloc[0]:g}; {panels.RATE_NOTE}; right: marks, and loss of "
                     "the best rate; bar: standard error over seeds")
     losses, best = axes[0][:2], axes[0][2]
-    rates.loss_limits(losses, [{0: sweep} for sweep in found.values()])
+    panels.loss_limits(losses, [{0: sweep} for sweep in found.values()])
     for axis, strategy in zip(losses, (STANDARD, SCALED)):
         own = [curve for curve in found if curve.startswith(strategy)]
         for curve, color in zip(own, style.shades(style.STRATEGY_COLORS[strategy], len(own))):

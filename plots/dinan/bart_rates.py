@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from plots.dinan import searches
 from plots.dinan.published import BART_RATES, BART_WIDTH, RATE_EXPONENTS
 from plots.dinan.searches import Point, Search, Sweep, bits, exactly, mapped_rate, model_name
@@ -268,12 +268,12 @@ def _optima(sweep: Sweep):
     """Lowest loss against the mapped rate for each strategy, then optima against width."""
     fitted, colors = fits(sweep), style.width_colors(sweep.widths)
     figure, axes = style.subplots(1, 3, (3.7, 3.2))
-    note = rates.optima_note(map(exponent, fitted.values()), "n")
-    figure.suptitle(f"optima\n{rates.RATE_NOTE}; {note}; dotted: the paper's power of the width in "
+    note = panels.optima_note(map(exponent, fitted.values()), "n")
+    figure.suptitle(f"optima\n{panels.RATE_NOTE}; {note}; dotted: the paper's power of the width in "
                     "the mapped rate, -3/2")
     for axis, strategy in zip(axes[0], STRATEGIES):
         axis.set_title(style.STRATEGIES[strategy])
-        rates.draw_rates(axis, fitted[strategy], colors)
+        panels.draw_rates(axis, fitted[strategy], colors)
         axis.set_xlabel("lr" if strategy == "standard" else r"$n^{-3/2}$ lr")
     limits = [(axis.get_xlim(), axis.get_ylim()) for axis in axes[0][:2] if axis.lines]
     if limits:  # the same rates and losses in both panels, with room for stars at the lowest
@@ -297,9 +297,9 @@ def _draw_widths(axis, fitted: Mapping[str, Mapping[int, RateSweep]], widths: li
         look = {"color": style.STRATEGY_COLORS[strategy], "label": label,
                 "marker": style.STRATEGY_MARKERS[strategy]}
         if fit:
-            rates.draw_optima(axis, fit, law, **look)
+            panels.draw_optima(axis, fit, law, **look)
             power = float(RATE_EXPONENTS["neural_tangent"])
-            rates.draw_published(axis, fit, power, color=look["color"])
+            panels.draw_published(axis, fit, power, color=look["color"])
     style.octave_limits(axis, widths)
     axis.set_title("optimum")
     axis.set_xlabel("width n")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from plots.dinan.published import TRANSFER_EXPONENTS, VIT_CLAIMS
 from plots.findings import HEADER, Finding, Printed, exact_text
 from plots.rates import RateSweep, exponent
@@ -57,7 +57,7 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
         rates.noise_line(rows, "all strategies", "n"),
         *rates.lost_lines(rows, [CURVE], "n"),
         *rates.edge_lines({(name,): sweeps for name, sweeps in found.items()}, "n"),
-        *rates.selection_lines(rows, [CURVE, WIDTH]),
+        *rates.selection_lines({(name,): sweeps for name, sweeps in found.items()}),
         "lowest losses beside each other: the paper compares strategies by accuracy, each with a "
         "decay of its own; here weight decay was not searched for and is the same per step in all",
         HEADER,
@@ -96,14 +96,14 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     figure, axes = style.subplots(down, across, (3.0, 2.7))
     for spare in axes.flat[count:]:
         spare.remove()
-    *panels, last = axes.flat[:count]
-    note = rates.optima_note(map(exponent, found.values()), "n")
+    *shown, last = axes.flat[:count]
+    note = panels.optima_note(map(exponent, found.values()), "n")
     figure.suptitle("learning-rate transfer\n"
-                    f"{rates.RATE_NOTE}; {note}; "
+                    f"{panels.RATE_NOTE}; {note}; "
                     "dotted: the derived power of the width, 0 but for standard, there -3/2")
-    rates.loss_limits(panels, list(found.values()))
-    for place, (axis, (strategy, sweeps)) in enumerate(zip(panels, found.items())):
-        rates.draw_rates(axis, sweeps, colors)
+    panels.loss_limits(shown, list(found.values()))
+    for place, (axis, (strategy, sweeps)) in enumerate(zip(shown, found.items())):
+        panels.draw_rates(axis, sweeps, colors)
         axis.set(title=style.STRATEGIES[strategy], xlabel="learning rate lr",
                  ylabel="" if place % across else LOSS_LABEL)
     entries = [*style.width_entries(colors, "n"), *style.STAR_ENTRIES]
@@ -112,9 +112,9 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
         look = {"color": color, "marker": style.STRATEGY_MARKERS[strategy]}
         power = rf": lr* $\sim n^{{{fit.value:+.2f} \pm {fit.error:.2f}}}$" if fit.law else ""
         entries.append((style.STRATEGIES[strategy] + power, {**look, "ms": 4, "lw": 1.2}))
-        rates.draw_optima(last, sweeps, fit, **look)
+        panels.draw_optima(last, sweeps, fit, **look)
         if sweeps:
-            rates.draw_published(last, sweeps, float(TRANSFER_EXPONENTS[strategy]), color=color)
+            panels.draw_published(last, sweeps, float(TRANSFER_EXPONENTS[strategy]), color=color)
     if widths:
         style.octave_limits(last, widths)
     last.set(title="best rate", xlabel="width n", ylabel="best learning rate lr*")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from plots.findings import HEADER, Finding, Printed
 from plots.tables import CURVE, PARAMETERIZATION
 
@@ -82,7 +82,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     rules = style.present(style.LABELS, table[PARAMETERIZATION])
     looks = style.looks(list(rules))
     figure, axes = style.subplots(1, max(len(settings), 1), (4.0, 3.0), sharey=True)
-    rates.size_panels(axes[0], (
+    panels.size_panels(axes[0], (
         [(sweeps, {**looks[rule], **LOOKS[family]})
          for (family, other, rule), sweeps in found.items() if other == setting]
         for setting in settings or ("",)
@@ -90,5 +90,5 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     style.label_grid(axes, settings.values())
     entries = [(label, {"color": "black", **LOOKS[family]}) for family, label in FAMILIES.items()]
     style.legend(figure, [*style.rule_entries(rules), *entries], ncols=3)
-    figure.suptitle(f"Adafactor and Adam + parameter scaling, loss against size\n{rates.BEST_NOTE}")
+    figure.suptitle(f"Adafactor and Adam + parameter scaling, loss against size\n{panels.BEST_NOTE}")
     yield FIGURE, figure

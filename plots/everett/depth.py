@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from plots.findings import Estimate, Finding, Printed
 from plots.rates import Lines, RateSweep, exponent, lines_of
 from plots.statistics import average
@@ -131,11 +131,11 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
             axis.sharex(axes[0, 0])
             axis.set_title(f"{title}, {label}", fontsize=9)
             if sweeps := found.get((rule, curve)):
-                rates.draw_rates(axis, sweeps, colors)
+                panels.draw_rates(axis, sweeps, colors)
             else:
                 style.empty(axis, "no finished run")
             axis.tick_params(labelleft=axis is row[0])
-        rates.loss_limits(row, [found.get((rule, curve), {}) for rule in rules])
+        panels.loss_limits(row, [found.get((rule, curve), {}) for rule in rules])
         row[0].set_ylabel(style.LOSS_LABEL)
     for axis in axes[-2]:
         axis.set_xlabel("learning rate")
@@ -144,14 +144,14 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
             if sweeps := found.get((rule, curve)):
                 fit = exponent(sweeps)
                 power = f"$L^{{{fit.value:+.2f}}}$ ± {fit.error:.2f}" if fit.law else "no fit"
-                rates.draw_optima(axis, sweeps, fit, label=f"{label}: {power}", **looks[curve])
+                panels.draw_optima(axis, sweeps, fit, label=f"{label}: {power}", **looks[curve])
         if axis.has_data():
             axis.legend(fontsize=6.5, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
         style.octave_limits(axis, depths)
         axis.set_xlabel("depth L (blocks)")
     axes[-1, 0].set_ylabel("best learning rate")
     style.legend(figure, [*style.width_entries(colors, "L"), *style.STAR_ENTRIES])
-    note = rates.optima_note(map(exponent, found.values()), "L").replace("width", "depth")
+    note = panels.optima_note(map(exponent, found.values()), "L").replace("width", "depth")
     figure.suptitle(f"learning rates against depth, without and with a rule for it\n"
-                    f"{rates.RATE_NOTE}; {note}")
+                    f"{panels.RATE_NOTE}; {note}")
     yield "depth", figure

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from plots.everett.published import EPSILON_GAIN
 from plots.findings import HEADER, Finding, Printed
 from plots.tables import CURVE, EPS, PARAMETERIZATION, WIDTH, TableError
@@ -193,7 +193,7 @@ def _figure_4(heat: pd.DataFrame | None, mitigations: pd.DataFrame | None):
         notes.append("(a, b) colours by the root of the loss, cells reach half way to the next ε")
     if mitigations is not None:
         _draw_mitigations(figure, axes[-1], mitigations)
-        notes += [f"(c, d) {rates.BEST_NOTE}", caption(mitigations)]
+        notes += [f"(c, d) {panels.BEST_NOTE}", caption(mitigations)]
     parts = ["loss over ε"] * (heat is not None) + [CURES] * (mitigations is not None)
     figure.suptitle(f"Adam, {', '.join(parts)}\n" + "; ".join(notes))
     return figure
@@ -250,19 +250,19 @@ def _draw_mitigations(figure, axes, table: pd.DataFrame) -> None:
     middle = len(axes) // 2
     for axis in axes:
         axis.remove()
-    panels = figure.add_subplot(grid[line, :middle]), figure.add_subplot(grid[line, middle:])
+    pair = figure.add_subplot(grid[line, :middle]), figure.add_subplot(grid[line, middle:])
     shown = "mean_field" if "mean_field" in rules else list(rules)[-1]
     colored = style.looks(list(rules))
-    rates.size_panels(panels, (
+    panels.size_panels(pair, (
         _curves(table, found, shown),
         [(found[rule, curve], {**colored[rule], **light})
          for rule in rules for curve, light in ((start, {}), ("per_layer", {"ls": "--", "ms": 3}))
          if (rule, curve) in found],
     ))
-    panels[0].set_title(f"(c) {rules[shown]}", fontsize=9)
-    panels[1].set_title(f"(d) all: solid {baseline_text(table)}, dashed per-layer ε", fontsize=9)
-    panels[1].set_ylabel(style.LOSS_LABEL)
-    for axis, entries in zip(panels, (_entries(table), style.rule_entries(rules))):
+    pair[0].set_title(f"(c) {rules[shown]}", fontsize=9)
+    pair[1].set_title(f"(d) all: solid {baseline_text(table)}, dashed per-layer ε", fontsize=9)
+    pair[1].set_ylabel(style.LOSS_LABEL)
+    for axis, entries in zip(pair, (_entries(table), style.rule_entries(rules))):
         low, high = axis.get_ylim()
         axis.set_ylim(low, high + 0.3 * (high - low))  # room for the legend
         axis.legend(handles=style.handles(entries), fontsize=7, ncols=2, loc="upper right")
@@ -294,8 +294,8 @@ def _figure_8(table: pd.DataFrame):
     """Every mitigation, a panel per parameterisation."""
     rules, found = style.present(style.LABELS, table[PARAMETERIZATION]), lines(table)
     figure, axes = style.subplots(1, len(rules), (2.5, 2.6), sharey=True)
-    rates.size_panels(axes[0], (_curves(table, found, rule) for rule in rules))
+    panels.size_panels(axes[0], (_curves(table, found, rule) for rule in rules))
     style.label_grid(axes, rules.values())
-    figure.suptitle(f"Adam, {CURES}\n{rates.BEST_NOTE}; {caption(table)}")
+    figure.suptitle(f"Adam, {CURES}\n{panels.BEST_NOTE}; {caption(table)}")
     style.legend(figure, _entries(table))
     return figure

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from plots.tables import CURVE, HORIZON, PARAMETERIZATION
 
 EXPONENT_NOTE = (
@@ -72,10 +72,10 @@ def draw_rows(
                 axis.sharex(first)
                 first.tick_params(labelbottom=False)
             if sweeps:
-                rates.draw_rates(axis, sweeps, colors)
+                panels.draw_rates(axis, sweeps, colors)
             else:
                 style.empty(axis, "no finished run")
-        rates.loss_limits(row, own)
+        panels.loss_limits(row, own)
         for axis in row[1:]:
             axis.tick_params(labelleft=False)
     names = (f"{labels[horizon]}\n{style.LOSS_LABEL}" for horizon in shown)

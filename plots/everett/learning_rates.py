@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 
 from measure.fits import IrreduciblePowerLaw, irreducible_power_law, optimum
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from plots.everett import horizons
 from plots.everett.horizons import HORIZON_STYLES
 from plots.everett.published import TABLE_4
@@ -292,8 +292,8 @@ def _figure(optimizer: str, table: pd.DataFrame, table_4: Sequence[Entry]):
             if math.isfinite(entry.published):
                 label += f" (paper $D^{{{entry.published:+.2f}}}$)"
                 dots = PUBLISHED_LOOKS[entry.horizon]
-                rates.draw_published(axis, sweeps, entry.published, ls=dots)
-            rates.draw_optima(axis, sweeps, fit, label=label, color=look["color"], marker=marker,
+                panels.draw_published(axis, sweeps, entry.published, ls=dots)
+            panels.draw_optima(axis, sweeps, fit, label=label, color=look["color"], marker=marker,
                               ls=line)
         axis.set_xlabel("width D")
         if own:
@@ -311,6 +311,6 @@ def _figure(optimizer: str, table: pd.DataFrame, table_4: Sequence[Entry]):
                             {"color": "0.45", "ls": PUBLISHED_LOOKS[horizon]}))
     style.legend(figure, handles, ncols=4)
     name = style.OPTIMIZERS.get(optimizer, optimizer)
-    note = rates.optima_note(entry.fit for entry in table_4)
-    figure.suptitle(f"{name}, one global learning rate\n{rates.RATE_NOTE}; {note}")
+    note = panels.optima_note(entry.fit for entry in table_4)
+    figure.suptitle(f"{name}, one global learning rate\n{panels.RATE_NOTE}; {note}")
     return figure

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from plots.everett.published import BEST, INTERVENTIONS, STANDARD_BEATS_MUP
 from plots.findings import HEADER, Finding, Printed
 from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, TableError
@@ -122,7 +122,7 @@ def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, object]]:
             len(optimizers), len(curves), (2.5, 2.5), sharex=True, sharey="row"
         )
         for row, optimizer in zip(axes, optimizers):
-            rates.size_panels(row, (
+            panels.size_panels(row, (
                 [(found[optimizer, rule, curve], looks[rule]) for rule in rules
                  if (optimizer, rule, curve) in found]
                 for curve in curves
@@ -131,5 +131,5 @@ def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, object]]:
         style.label_grid(axes, curves.values(), y=rows)
         style.legend(figure, style.rule_entries(rules))
         names = " and ".join(optimizers.values())
-        figure.suptitle(f"{names}, loss against size by intervention\n{rates.BEST_NOTE}")
+        figure.suptitle(f"{names}, loss against size by intervention\n{panels.BEST_NOTE}")
         yield name, figure

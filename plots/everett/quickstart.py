@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from plots.findings import Estimate, Finding, Printed
 from plots.rates import RateSweep, exponent
 from plots.tables import CURVE, LOSS, RATE, WIDTH, TableError
@@ -112,23 +112,23 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     figure, axes = style.subplots(1, len(titles) + 1, (11 / 3, 3.2))
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     for axis, (curve, title) in zip(axes[0], titles.items()):
-        rates.draw_rates(axis, found[curve], colors)
+        panels.draw_rates(axis, found[curve], colors)
         axis.sharey(axes[0, 0])
         axis.set_title(title)
         axis.set_xlabel("learning rate")
-    rates.loss_limits(axes[0, :1], list(found.values()))
+    panels.loss_limits(axes[0, :1], list(found.values()))
     axes[0, 0].set_ylabel("evaluation loss (nats per token)")
     looks = dict(zip(titles, style.looks([RULES.get(curve, curve) for curve in titles]).values()))
     for (curve, title), line in zip(titles.items(), ("-", "--", "-.", ":") * len(titles)):
         fit = exponent(found[curve])
         power = f"$D^{{{fit.value:+.2f}}}$ ± {fit.error:.2f}" if fit.law else "no fit"
         label = f"{title.partition(',')[0]}: {power}"
-        rates.draw_optima(axes[0, -1], found[curve], fit, label=label, ls=line, **looks[curve])
+        panels.draw_optima(axes[0, -1], found[curve], fit, label=label, ls=line, **looks[curve])
     style.octave_limits(axes[0, -1], sorted(colors))
     axes[0, -1].set(xlabel="width D", ylabel="optimal learning rate")
     axes[0, -1].set_title("how the optimum moves")
     axes[0, -1].legend(fontsize=7)
     style.legend(figure, [*style.width_entries(colors), *style.STAR_ENTRIES])
-    note = rates.optima_note(map(exponent, found.values()))
-    figure.suptitle(f"learning rates against width\n{rates.RATE_NOTE}; {note}")
+    note = panels.optima_note(map(exponent, found.values()))
+    figure.suptitle(f"learning rates against width\n{panels.RATE_NOTE}; {note}")
     yield "quickstart", figure

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from plots.everett import horizons
 from plots.everett.horizons import HORIZON_STYLES, HORIZONS
 from plots.findings import HEADER, Finding, Printed
@@ -81,6 +81,7 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
         *rates.edge_lines(with_decay),
         *("without decay, " + line for line in rates.edge_lines(without)),
         *rates.lost_lines(decayed, [CURVE, PARAMETERIZATION]),
+        *rates.selection_lines(with_decay),
     ]
     for rule, label in rules.items():
         for table, what in ((decayed, "with"), (plain, "without")):
@@ -99,7 +100,7 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple[str, object]
     colors = style.width_colors(sorted(map(int, decayed[WIDTH].unique())))
     horizons.draw_rows(axes[:-1], with_decay, rules, labels, colors)
     looks = style.looks(list(rules))
-    rates.size_panels(axes[-1], (
+    panels.size_panels(axes[-1], (
         [
             (found[rule, horizon], {"color": color, "marker": HORIZON_STYLES[horizon][0],
                                     "ls": HORIZON_STYLES[horizon][1], "mfc": face})
@@ -125,5 +126,5 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple[str, object]
     values = sorted(decayed[DECAY].dropna().unique()) if DECAY in decayed else []
     per_step = f" of {', '.join(f'{value:g}' for value in values)} per step" if values else ""
     title = f"Adam, one global learning rate, independent weight decay{per_step}"
-    figure.suptitle(f"{title}\n{rates.RATE_NOTE}; last row: {rates.BEST_NOTE}")
+    figure.suptitle(f"{title}\n{panels.RATE_NOTE}; last row: {panels.BEST_NOTE}")
     yield FIGURE, figure

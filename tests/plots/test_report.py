@@ -318,6 +318,8 @@ def test_points_are_those_of_the_table():
     lost = table.assign(status=table["status"].where(table.index != rows.index[0], "diverged"))
     assert [p[6] for p in explorer(lost)["points"] if p[6]] == [1]
     assert explorer(table[["curve", "seed"]]) is None
+    judges = table.assign(seed=9, final_eval_loss=99.0, fresh=True)
+    assert explorer(pd.concat([table.assign(fresh=False), judges])) == explorer(table)
     several = pd.read_csv(tables.shipped("bordelon/figure_7_12"))  # grows three sizes in turn
     assert explorer(several) is None
 

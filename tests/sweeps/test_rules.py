@@ -176,6 +176,23 @@ def test_further_seeds_of_an_optimum_have_no_say_in_where_it_is():
     assert rule.next(found).places == ((1.0,),)
 
 
+def test_fresh_seeds_run_the_optimum_alone_and_have_no_say_in_where_it_is():
+    rule = Extend(key="lr", points=2, seeds=[7, 8])
+    found = cell({1.0: 3.0, 2.0: 2.0, 4.0: 3.0})
+    assert rule.next(found) == Next(((2.0,),), seeds=(7, 8), done=True)
+    found.further[2.0,] = (7, 8)
+    found.results[2.0,] |= {7: {"status": "finished", "final_eval_loss": 99.0}, 8: None}
+    assert optimum(found) == (2.0,) and mean_losses(found)[2.0] == 2.0
+    found.settled = True  # its target waits for none of them
+    target = cell({4.0: 3.0, 8.0: 2.0, 16.0: 3.0, 2.0: 5.0}, source=found)
+    assert rule.next(target) == Next(((8.0,), (2.0,)), seeds=(7, 8), done=True)
+    cut = rule.next(cell({1.0: 4.0, 2.0: 3.0, 4.0: 2.0, 8.0: 1.0}, given=[1.0, 2.0]))
+    assert (cut.places, cut.seeds) == (((8.0,),), (7, 8)) and "more are needed" in cut.note
+    failed = cell({1.0: 3.0})
+    failed.results[1.0,][0] = FAILED
+    assert rule.next(failed).places == ()
+
+
 # ------------------------------------------------------------------------------------------------
 # Whatever the order
 
@@ -209,6 +226,8 @@ SWEEPS = {
     "extension": "extend: {key: optimizer.lr, points: 5}\nseeds: [0, 1]\n",
     "coverage": "extend: {key: optimizer.lr, points: 9, coverage: {}}\n",
     "transfer": "extend: {key: optimizer.lr}\n"
+    "transfer: {source: {model.width: 16}, target: {model.width: 64}}\n",
+    "fresh": "extend: {key: optimizer.lr, points: 5, seeds: [7, 8]}\nseeds: [0, 1]\n"
     "transfer: {source: {model.width: 16}, target: {model.width: 64}}\n",
     "climb": "confirm: {keys: [optimizer.lr], neighbours: [[1], [-1], [2]], seeds: [0, 1, 2]}\n",
 }

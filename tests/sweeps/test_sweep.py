@@ -116,6 +116,18 @@ def test_the_limit_of_an_extension_is_kept_and_said(toy):
     assert notes == ["a width=8: 2 values of lr added, and more are needed"]
 
 
+def test_fresh_seeds_judge_the_optimum_and_the_table_tells_them_apart(toy):
+    path = write_file(toy, EXTENDING.replace("{key: lr}", "{key: lr, seeds: [5, 6, 7]}"))
+    assert work_of(toy, path).may_add()[0] == 2 * (6 * 2 + 3)  # cells; points of two seeds, fresh
+    rows, notes = run(toy, path, workers=2)
+    fresh = {(r["width"], float(r["lr"]), r["seed"]) for r in rows if r["fresh"] == "True"}
+    assert fresh == {(w, rate, seed) for w, rate in (("1", 2.0**-4), ("8", 2.0**-7))
+                     for seed in "567"}
+    assert {r["seed"] for r in rows if r["fresh"] == "False"} == {"0", "1"} and not notes
+    before = len(calls(toy))
+    assert run(toy, path)[0] == rows and len(calls(toy)) == before
+
+
 def test_transfer_runs_the_optimum_of_one_cell_in_another(toy):
     text = EXTENDING + "transfer: {source: {width: 1}, target: {width: 64}}\n"
     text = text.replace("width: [1, 8], lr: {log2: [-3, -1]}", "width: [1, 64]").replace(
@@ -226,6 +238,10 @@ def test_a_broken_result_is_reported_and_the_rest_goes_on(toy):
         ("curves: {a: {set: {wdth: 1}}}", "unknown key 'wdth'"),
         ("curves: {a: {}}\nextend: {key: lr}", "extend.key 'lr' is not in the grid of 'a'"),
         ("curves: {a: {}}\ntransfer: {source: {}, target: {}}", "transfer needs extend"),
+        ("grid: {lr: [1]}\ncurves: {a: {}}\nseeds: [0, 1]\nextend: {key: lr, seeds: [2, 1]}",
+         "extend.seeds: 1 is a seed of the grid; a seed that has chosen a value cannot judge it"),
+        ("grid: {lr: [1]}\ncurves: {a: {}}\nextend: {key: lr, seeds: [2]}\n"
+         "more_seeds: [{where: {lr: [1]}, seeds: [2]}]", "extend.seeds: 2 is a seed of the grid"),
         ("curve: {a: {}}", "unknown key 'curve'; did you mean 'curves'"),
         ("curves: {a: {}}\nseeds: 3", "seeds: expected a list, got 3"),
         ("curves: {../../escape: {}}", "curves: '../../escape' names folders; expected letters"),

@@ -110,16 +110,17 @@ def test_a_grid_can_start_around_what_another_sweep_found(toy):
     }
 
 
-def test_the_optimum_taken_is_the_lowest_mean_over_seeds(tmp_path):
+def test_the_optimum_taken_is_the_lowest_mean_over_seeds_that_choose(tmp_path):
     (tmp_path / "s.yaml").write_text("experiment: e\n")
     table = tmp_path / "results" / "e" / "s" / "results.csv"
     table.parent.mkdir(parents=True)
     table.write_text(
-        "curve,lr,horizon,status,final_eval_loss\n"
-        "a,0.5,fixed,finished,3.0\na,0.5,fixed,finished,3.4\n"  # mean 3.2
-        "a,0.25,fixed,finished,3.1\na,0.25,fixed,finished,3.2\n"  # mean 3.15
-        "a,1.0,fixed,finished,2.0\na,1.0,fixed,diverged,\n"
-        "a,2.0,fixed,failed,\na,4.0,long,finished,1.0\n"
+        "curve,lr,horizon,status,final_eval_loss,fresh\n"
+        "a,0.5,fixed,finished,3.0,False\na,0.5,fixed,finished,3.4,False\n"  # mean 3.2
+        "a,0.25,fixed,finished,3.1,False\na,0.25,fixed,finished,3.2,False\n"  # mean 3.15
+        "a,0.25,fixed,finished,9.0,True\na,0.25,fixed,diverged,,True\n"  # judges, and has no say
+        "a,1.0,fixed,finished,2.0,False\na,1.0,fixed,diverged,,False\n"
+        "a,2.0,fixed,failed,,False\na,4.0,long,finished,1.0,False\n"
     )
     around = Around(sweep="s.yaml", match=["horizon"])
     sources = Sources(tmp_path / "t.yaml", tmp_path / "results", None)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from measure.fits import PowerLaw
-from plots import rates, style, tables
+from plots import panels, rates, style, tables
 from tests.plots.everett.constructed import sweep
 
 
@@ -73,10 +73,10 @@ def test_a_width_with_few_seeds_takes_the_spread_of_others_and_says_so(rates_wit
     assert rates.borrowed([found]) == whose
     line = rates.noise_line(rows, "muP")
     assert line.endswith(f"0.014 at D = 32; 0.014 at D = 64, the {whose[8:]} (nats)")
-    assert rates.optima_note([rates.exponent(found)]).endswith(f"; {whose}")
+    assert panels.optima_note([rates.exponent(found)]).endswith(f"; {whose}")
     assert rates.borrowed([{64: found[64]}]).startswith("all D: spread of D = 32")
     figure, axes = style.subplots(1, 1, (2.5, 2.5))
-    rates.size_panels(axes[0], [[(found, {"color": "black"})]])
+    panels.size_panels(axes[0], [[(found, {"color": "black"})]])
     assert [text.get_text() for text in axes[0, 0].texts] == [
         "bars at " + whose.replace(": ", ":\n")]
 
@@ -87,24 +87,74 @@ def test_runs_that_several_curves_share_count_once_in_the_noise():
     assert noise_of(both) == noise_of(rows)
 
 
-def test_what_choosing_a_rate_on_its_own_seeds_gains_is_said():
-    """Seeds 0 and 1 like rate 1, seed 2 rate 2; without seed 0 or 1 the rates tie but for 0.02."""
-    losses = {1.0: (1.0, 1.0, 1.3), 2.0: (1.2, 1.2, 0.88), 4.0: (1.5, 1.5, None)}
-    rows = pd.DataFrame([
-        {"curve": "a", "model.width": width, "seed": seed, "optimizer.lr": rate,
+# Rate -> losses of seeds 0, 1 and 2: two like rate 1, the third rate 2; rate 4 diverges for it.
+LIKED = {1.0: (1.0, 1.0, 1.3), 2.0: (1.2, 1.2, 0.88), 4.0: (1.5, 1.5, None)}
+
+
+def judged(losses, fresh=()):
+    """Rows of one width; `fresh` are losses of fresh seeds at rate 1."""
+    runs = [(rate, seed, loss, False) for rate, found in losses.items()
+            for seed, loss in enumerate(found)]
+    runs += [(1.0, 7 + seed, loss, True) for seed, loss in enumerate(fresh)]
+    return pd.DataFrame([
+        {"curve": "a", "model.width": 32, "seed": seed, "optimizer.lr": rate, "fresh": is_fresh,
          "status": "finished" if loss else "diverged", "final_eval_loss": loss}
-        for width in (32, 64) for rate, found in losses.items() for seed, loss in enumerate(found)
+        for rate, seed, loss, is_fresh in runs
     ])  # fmt: skip
-    rows = rows[(rows["model.width"] == 32) | (rows["optimizer.lr"] < 4) | (rows.seed == 0)]
-    [line] = rates.selection_lines(rows, ["curve", "model.width"])
-    # Held out, seeds have 1.2, 1.2 and 1.3, in the mean 1.2333; the lowest mean is 1.0933.
-    assert line.startswith("best rates are chosen on the seeds that they are judged by")
-    assert line.endswith("0.140 nats higher in the mean and at most 0.140 (n = 2 sweeps)")
-    assert rates.selection_lines(rows[rows.seed == 0], ["curve", "model.width"]) == []
-    narrow = (rows["model.width"] == 32) & (rows.seed == 2) & (rows["optimizer.lr"] == 1)
-    rows.loc[narrow, "status"] = "diverged"
-    [line] = rates.selection_lines(rows, ["curve", "model.width"])
-    assert line.endswith("at most 0.140 (n = 2 sweeps, in 1 of which a run diverges)")
+
+
+def judged_sweep(losses, fresh=()):
+    (sweep,) = rates.rate_sweeps(judged(losses, fresh), noise=0.1).values()
+    return sweep, rates.selection_lines({("a",): {32: sweep}})
+
+
+def test_three_seeds_are_each_judged_at_the_rate_that_the_others_choose():
+    sweep, said = judged_sweep(LIKED)
+    assert sweep.judges == "others" and sweep.best.grid_value == 2.0  # of all three, by 1.0933
+    assert sweep.runs == {0: 1.2, 1: 1.2, 2: 1.3}  # two and two tie but for 0.02
+    assert sweep.loss == pytest.approx(3.7 / 3)
+    assert said == ["every seed is judged at the rate that the others choose (n = 1 sweeps): "
+                    "loss minus the lowest of the seeds that choose +0.140 nats in the mean, "
+                    "+0.140 at most"]
+
+
+@pytest.mark.parametrize(("losses", "runs"), [
+    ({rate: found[1:] for rate, found in LIKED.items()}, {0: 1.2, 1: 0.88}),
+    ({1.0: LIKED[1.0]}, {0: 1.0, 1: 1.0, 2: 1.3}),
+    ({1.0: LIKED[1.0], 8.0: LIKED[1.0][:2]}, {0: 1.0, 1: 1.0}),  # one rate that all have
+], ids=["two seeds", "one rate", "one rate of all seeds"])
+def test_fewer_seeds_or_rates_judge_what_they_choose(losses, runs):
+    sweep, said = judged_sweep(losses)
+    assert (sweep.judges, sweep.runs, sweep.loss) == ("own", runs, sweep.best.loss)
+    chosen = ["best rates are judged by the seeds that choose them (n = 1 sweeps)"]
+    assert said == (chosen if len(losses) > 1 else [])
+
+
+def test_a_judge_that_diverges_is_left_out_and_said_to_be():
+    """Without seed 0 rate 4 is the best of the three that all have, where it diverges."""
+    losses = {1.0: (1.1, 1.3, 1.3), 2.0: (1.1, 1.2, 1.2), 4.0: (None, 0.9, 0.9)}
+    sweep, said = judged_sweep(losses)
+    assert sweep.best.grid_value == 2.0 and sweep.runs == {0: math.inf, 1: 1.2, 2: 1.2}
+    assert sweep.ended == {1: 1.2, 2: 1.2} and sweep.loss == pytest.approx(1.2)
+    assert sweep.error == pytest.approx(0.1 / math.sqrt(2))
+    assert said[0].endswith("; in 1 of them a run diverges, and is left out")
+    lost, _ = judged_sweep({1.0: (1.0, 1.0, 1.0), 2.0: (1.5, 1.5, 1.5)}, fresh=(None, None))
+    assert math.isnan(lost.loss)
+    finding = rates.compared("gain", {32: lost}, {32: sweep}, "gains")
+    assert finding.verdict == "not measured"
+
+
+def test_fresh_seeds_judge_a_rate_and_have_no_say_in_which():
+    sweep, said = judged_sweep({1.0: (1.0, 1.0, 1.0), 2.0: (1.1, 1.1, 1.1)}, (1.3, 1.4, None, 1.5))
+    assert sweep.best.grid_value == 1.0 and sweep.losses == {1.0: 1.0, 2.0: pytest.approx(1.1)}
+    assert sweep.judges == "fresh" and list(sweep.runs) == [7, 8, 9, 10]
+    assert sweep.loss == pytest.approx(1.4)
+    assert said == ["best rates are judged on fresh seeds (n = 1 sweeps): loss minus the lowest of "
+                    "the seeds that choose +0.400 nats in the mean, +0.400 at most; in 1 of them a "
+                    "run diverges, and is left out"]
+    other, _ = judged_sweep({1.0: (2.0, 2.0, 2.0), 2.0: (2.5, 2.5, 2.5)}, (2.3, 2.5, 9.0, None))
+    gain = rates.difference(other, sweep)  # by seed, of those that end on both sides
+    assert gain.groups == 2 and gain.value == pytest.approx(1.05)
 
 
 def test_the_error_of_a_best_loss_and_of_an_optimum_follow_from_noise_and_seeds():
@@ -168,7 +218,7 @@ def test_an_optimum_without_an_error_counts_as_the_longest_one():
     longest = math.hypot(one * math.hypot(1.5, 0.5, 0.5), rates.LONGEST * 1.5) / 5
     assert fit.error == pytest.approx(longest, rel=1e-6)
     _, axes = style.subplots(1, 1, (2.5, 2.5))
-    rates.draw_optima(axes[0, 0], {**exact, 256: unknown}, fit, color="black")
+    panels.draw_optima(axes[0, 0], {**exact, 256: unknown}, fit, color="black")
     low, high = axes[0, 0].collections[-1].get_segments()[0][:, 1]
     assert math.log2(high / low) == pytest.approx(2 * rates.LONGEST)
     none = {width: replace(sweep, best=replace(sweep.best, error=math.nan))
