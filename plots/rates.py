@@ -109,20 +109,25 @@ def _judged(
     best: float,
 ) -> tuple[str, dict[int, float]]:
     """(which seeds judge the best rate, their losses): fresh ones, where there are any; else every
-    seed at the rate that the others choose, of those that all have; of two seeds, or of one rate,
-    their own."""
+    seed at the rate that the others choose; else those that choose it."""
     if best in fresh:
         return "fresh", dict(fresh[best])
+    if chosen := chosen_by_others(runs):
+        return "others", {seed: dict(runs[rate])[seed] for seed, rate in chosen.items()}
+    return "own", dict(runs[best])
+
+
+def chosen_by_others(runs: Mapping[float, Sequence[tuple[int, float]]]) -> dict[int, float]:
+    """Seed -> the rate with the lowest mean loss of all other seeds, the lowest of equals, of rates
+    that every seed has; empty below three seeds or two such rates. `runs`: rate -> (seed, loss),
+    by rising rate."""
     seeds = sorted({seed for own in runs.values() for seed, _ in own})
     shared = {rate: dict(own) for rate, own in runs.items() if len(dict(own)) == len(seeds)}
     if len(seeds) < PAIRED or len(shared) < 2:
-        return "own", dict(runs[best])
-    chosen = {
-        seed: min(shared, key=lambda rate, seed=seed: fmean(
-            loss for other, loss in shared[rate].items() if other != seed))
-        for seed in seeds
-    }
-    return "others", {seed: shared[rate][seed] for seed, rate in chosen.items()}
+        return {}
+    means = {seed: {rate: fmean(loss for other, loss in own.items() if other != seed)
+                    for rate, own in shared.items()} for seed in seeds}
+    return {seed: min(of, key=lambda rate: of[rate]) for seed, of in means.items()}
 
 
 def curve_sweeps(rows: pd.DataFrame, curves: Iterable[str]) -> dict[str, dict[int, RateSweep]]:

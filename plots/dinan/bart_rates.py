@@ -43,10 +43,10 @@ def fits(sweep: Sweep) -> dict[str, dict[int, RateSweep]]:
 
 def degradation(search: Search | None, fit: RateSweep | None) -> Estimate:
     """What a quarter of the optimal rate (the parabola's, where there is one) costs in nats against
-    the best point, the mean over seeds; NaN where it was not run."""
+    the best one as it is judged, the mean over seeds; NaN where it was not run."""
     if search is None or fit is None:
         return UNKNOWN
-    there = search.losses_at(fit.best.grid_value)
+    there = {run.seed: run.best for run in search.judged}
     lower = search.losses_at(fit.best.value / LOWERED)
     return mean(differences(lower, there))
 
@@ -99,13 +99,13 @@ def _optimum(search: Search, fit: RateSweep, name: str) -> list[Finding]:
     if not vertex.inside:
         why = "the best rate is at the edge" if vertex.at_edge else "runs diverge beside the best"
         parabola, beside[1] = f"no parabola: {why}", ()
-    loss = average([run.best for run in best.runs])
+    loss = average([run.best for run in search.judged])
     in_bits = Estimate(bits(loss.value), bits(loss.error))
     return [
         Finding(name + "lr* of the grid", grid, *beside[0]),
         Finding(name + "lr* by a parabola, mapped", parabola, *beside[1]),
         Finding(name + "lowest loss",
-                f"{loss.text(4, '')} nats, {in_bits.text(4, '')} bits (n = {len(best.runs)})"),
+                f"{loss.text(4, '')} nats, {in_bits.text(4, '')} bits (n = {len(search.judged)})"),
         Finding(name + f"loss at lr* / {LOWERED} minus lowest (nats)",
                 degradation(search, fit).text(4)),
     ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from plots.dinan import searches
 from plots.dinan.published import MODELS, RATE_EXPONENTS
 from plots.dinan.searches import Point, Run, Sweep, model_name
 from plots.findings import HEADER, Finding, Printed
-from plots.statistics import average
+from plots.rates import PAIRED
+from plots.statistics import average, differences, mean
 
 TABLES = (
     "dinan/figure_3_4", "dinan/figure_3_4_metrics", "dinan/figure_5", "dinan/figure_5_metrics",
@@ -46,9 +48,9 @@ def read(paths: Sequence[Path]) -> Data:
 
 
 def optima(sweep: Sweep, width: int) -> dict[str, Point]:
-    """Strategy -> its best point at a width, where not all diverged."""
-    found = {strategy: search.optimum for strategy, search in sweep.at(width).items()}
-    return {strategy: point for strategy, point in found.items() if point is not None}
+    """Strategy -> its best point at a width, with the runs that judge it, where not all diverged."""
+    return {strategy: replace(search.optimum, runs=search.judged)
+            for strategy, search in sweep.at(width).items() if search.optimum}
 
 
 def named(sweep: Sweep, width: int) -> str:
@@ -84,8 +86,9 @@ def findings(data: Data) -> list[Printed]:
     """Losses at the optima and their difference, then the early stage of the larger model."""
     sweep, larger = data
     result: list[Printed] = [
-        "a run's loss is the lowest of its evaluations; ± standard errors over n seeds, errors "
-        "of differences add in squares",
+        "a run's loss is the lowest of its evaluations, of three seeds or more each at the rate "
+        "that the others choose; ± standard errors over n seeds, of differences by seed where both "
+        "have the same three or more, else added in squares",
         HEADER,
     ]
     for width in sweep.widths:
@@ -135,8 +138,10 @@ def _difference(
     if not all(strategy in found for strategy in STRATEGIES):
         return Finding(name, "not measured", "" if early else published, "not measured")
     until = math.inf if last is None else last
-    first, second = (average([lowest(run, until) for run in found[s].runs]) for s in STRATEGIES)
-    gap = first - second
+    losses = [{run.seed: lowest(run, until) for run in found[s].runs} for s in STRATEGIES]
+    first, second = (average([*own.values()]) for own in losses)
+    by_seed = losses[0].keys() == losses[1].keys() and len(losses[0]) >= PAIRED
+    gap = mean(differences(*losses)) if by_seed else first - second
     if early:
         return Finding(name, gap.text(4))
     verdict = (-gap if last is None else gap).claimed_gain()
@@ -209,7 +214,9 @@ def _figure_5(sweep: Sweep, larger: Sweep):
     return figure
 
 
-_SHADES = "a line per seed, the first the darkest"
+_SHADES = (
+    "a line per seed, the first the darkest; of three or more each at the rate that the others choose"
+)
 
 
 def _draw_point(axis, strategy: str, point: Point, **look) -> None:

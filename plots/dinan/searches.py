@@ -21,6 +21,7 @@ from plots import style, tables
 from plots.dinan import spikes
 from plots.dinan.published import MODELS, RATE_EXPONENTS
 from plots.dinan.spikes import LR_FACTOR, TOP1, TRAIN_LOSS
+from plots.rates import chosen_by_others
 from plots.statistics import average
 from plots.tables import CURVE, DECAY, LOSS, RATE, RUN, SEED, STATUS, STEP, WIDTH, TableError
 
@@ -185,6 +186,20 @@ class Search:
     def runs(self) -> list[Run]:
         """All runs, in the order of the points."""
         return [run for point in self.points for run in point.runs]
+
+    @property
+    def judged(self) -> tuple[Run, ...]:
+        """The runs that judge the best rate, by rising seed: of three seeds or more each at the
+        rate that the others choose, those that diverge there left out; else the optimum's."""
+        runs = {point.rate: [(run.seed, run.best) for run in point.runs] for point in self.points}
+        chosen = chosen_by_others(runs)
+        if not chosen:
+            return self.optimum.runs if self.optimum else ()
+        return tuple(sorted(
+            (run for point in self.points for run in point.runs
+             if chosen[run.seed] == point.rate and not run.diverged),
+            key=lambda run: run.seed,
+        ))
 
     def at(self, rate: float, decay: float) -> Point | None:
         """The point at a place, if it was run."""
