@@ -19,8 +19,8 @@ HOLLOW_NOTE = (
     "hollow points in the panel of optima: best rate first or last tried, left out of the fit"
 )
 BEST_NOTE = (
-    "loss of the best rate on seeds that did not choose it, where there are three; bar: standard "
-    "error from the spread over seeds"
+    "loss of the best rate, on fresh seeds or of three and more each at the rate that the others "
+    "choose; bar: standard error from the spread over seeds"
 )
 
 
@@ -127,4 +127,3 @@ def size_panels(axes, panels: Iterable[Iterable[tuple[Sweeps, dict]]]) -> None:
         if note := borrowed(sweeps for sweeps, _ in drawn).replace(": ", ":\n"):
             axis.text(0.03, 0.03, f"bars at {note}", fontsize=6, transform=axis.transAxes)
     axes[0].set_ylabel(LOSS_LABEL)
-

@@ -11,8 +11,9 @@ only if one of the size `effect` would have been seen: errors must be at most ef
 finds it with 80 % power at 95 % confidence, and smaller where they rest on few seeds (Student's
 quantiles). Lines through widths keep the 2.8: their errors are at least what those of the optima
 imply. Of three seeds or more the losses of a best rate are of seeds that did not choose it: fresh
-ones, or each at the rate that the others choose. Errors are taken to fall as the root of the number
-of runs. Costs are the planner's.
+ones, or each at the rate that the others choose. Their errors are those of the rates as chosen:
+other choices may move a difference of a few hundredths further. Errors are taken to fall as the
+root of the number of runs. Costs are the planner's.
 """
 
 from __future__ import annotations

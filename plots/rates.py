@@ -15,7 +15,7 @@ from plots import tables
 from plots.findings import UNKNOWN, Estimate, Finding
 from plots.statistics import differences, mean, slope
 from plots.style import LABELS, present
-from plots.tables import CURVE, LOSS, PARAMETERIZATION, RATE, SEED, STATUS, WIDTH
+from plots.tables import CURVE, LOSS, PARAMETERIZATION, RATE, STATUS, WIDTH
 
 # Seeds differ most close to divergence; what errors of optima and best losses rest on is the
 # spread of points whose mean loss is at most this much above their sweep's lowest.
@@ -37,9 +37,10 @@ class RateSweep:
 
     `losses` are means over the seeds that were run, infinite where one diverged, and `best` is the
     rate that they choose. `runs`, by seed and infinite where one diverged, judge it; `judges` says
-    which seeds these are, a key of JUDGES. `noise` is the standard deviation of one run's loss over
-    seeds (NaN: no point has two) with `freedom` degrees of freedom (None: not said), and
-    `spread_of` are the widths whose seeds it comes from (empty: not said).
+    which seeds these are, a key of JUDGES, and `tried` has their losses by rate and seed. `noise`
+    is the standard deviation of one run's loss over seeds (NaN: no point has two) with `freedom`
+    degrees of freedom (None: not said), and `spread_of` are the widths whose seeds it comes from
+    (empty: not said).
     """
 
     width: int
@@ -49,6 +50,7 @@ class RateSweep:
     noise: float
     best: fits.Optimum
     judges: str
+    tried: Mapping[float, Mapping[int, float]]
     freedom: int | None = None
     spread_of: tuple[int, ...] = ()
 
@@ -65,8 +67,13 @@ class RateSweep:
         return {seed: loss for seed, loss in self.runs.items() if math.isfinite(loss)}
 
     @property
+    def lost(self) -> int:
+        """How many of them diverged."""
+        return len(self.runs) - len(self.ended)
+
+    @property
     def loss(self) -> float:
-        """The best rate's mean loss over those; NaN if all diverged."""
+        """The best rate's mean loss over those that did not; NaN if all diverged."""
         return fmean(self.ended.values()) if self.ended else math.nan
 
     @property
@@ -98,8 +105,12 @@ def rate_sweeps(
             spread = noise / math.sqrt(min(map(len, runs.values())))
             best = fits.optimum(losses, window, spread)
             size = float(cell[tables.PARAMETERS].iloc[0]) if tables.PARAMETERS in cell else math.nan
-            judges, judging = _judged(runs, tables.losses_by(cell[fresh], RATE), best.grid_value)
-            found[int(width)] = RateSweep(int(width), size, losses, judging, noise, best, judges)
+            others = tables.losses_by(cell[fresh], RATE)
+            judges, judging = _judged(runs, others, best.grid_value)
+            tried = others if judges == "fresh" else runs
+            by_seed = {rate: dict(own) for rate, own in tried.items()}
+            found[int(width)] = RateSweep(int(width), size, losses, judging, noise, best, judges,
+                                          by_seed)
     return found
 
 
@@ -234,30 +245,35 @@ def noise_lines(table: pd.DataFrame, symbol: str = "D") -> list[str]:
             for rule, label in labels.items()]
 
 
-def selection_lines(found: Lines) -> list[str]:
-    """By which seeds best rates are judged, and how far from the lowest loss of the seeds that
-    choose that is; a single rate was not chosen."""
+def selection_lines(found: Lines, symbol: str = "D") -> list[str]:
+    """By which seeds best rates are judged, how far that is above the lowest loss of the seeds that
+    choose where they are the same seeds, and which of them diverge; a single rate was not chosen.
+    """
     kinds: dict[str, list[RateSweep]] = {}
-    for sweep in (sweep for sweeps in found.values() for sweep in sweeps.values()):
-        if len(sweep.losses) > 1:
+    lost = []
+    for names, line in found.items():
+        for sweep in (sweep for sweep in line.values() if len(sweep.losses) > 1):
             kinds.setdefault(sweep.judges, []).append(sweep)
+        gone = ", ".join(f"{sweep.lost} of {len(sweep.runs)} at {symbol} = {width}"
+                         for width, sweep in line.items() if sweep.lost)
+        lost += [f"{', '.join(names)}: {gone}"] * bool(gone)
     text = []
     for kind, sweeps in sorted(kinds.items()):
-        rises = [sweep.loss - sweep.best.loss for sweep in sweeps if sweep.ended]
-        lost = sum(len(sweep.ended) < len(sweep.runs) for sweep in sweeps)
+        rises = [sweep.loss - sweep.best.loss for sweep in sweeps if not sweep.lost]
         line = f"{JUDGES[kind]} (n = {len(sweeps)} sweeps)"
-        if kind != "own" and rises:
-            line += (f": loss minus the lowest of the seeds that choose {np.mean(rises):+.3f} nats "
-                     f"in the mean, {max(rises):+.3f} at most")
-        text.append(line + f"; in {lost} of them a run diverges, and is left out" * (lost > 0))
-    return text
+        if kind == "others" and rises:
+            line += (f", {np.mean(rises):.3f} nats in the mean and {max(rises):.3f} at most above "
+                     f"the lowest loss (n = {len(rises)} without one that diverges)")
+        text.append(line)
+    return [*text, *(["runs that judge a best rate diverge, and are left out: " + "; ".join(lost)]
+                     if lost else [])]
 
 
 def basis(table: pd.DataFrame, found: Lines, keys: Sequence[str], symbol: str = "D") -> list[str]:
     """What a figure's findings rest on: optima at an edge, widths that are lost, the noise, and
-    what selection costs; `keys` are the columns that tell its lines apart."""
+    which seeds judge; `keys` are the columns that tell its lines apart."""
     return [*edge_lines(found, symbol), *lost_lines(table, keys, symbol),
-            *noise_lines(table, symbol), *selection_lines(found)]
+            *noise_lines(table, symbol), *selection_lines(found, symbol)]
 
 
 @dataclass(frozen=True)
@@ -326,9 +342,21 @@ def transfer_text(sweeps: Sweeps) -> str:
     small, large = sweeps[min(sweeps)], sweeps[max(sweeps)]
     if small.best.grid_value == large.best.grid_value:
         return "same grid rate"
-    loss = large.losses.get(small.best.grid_value, math.nan)
-    cost = Estimate(loss - large.loss, math.sqrt(2) * large.error)
-    return f"{cost.text()} nats" + ("" if math.isnan(loss) else f", of {large.loss:.3f}")
+    cost = cost_of(large, small.best.grid_value)
+    return f"{cost.text()} nats" + ("" if math.isnan(cost.value) else f", of {large.loss:.3f}")
+
+
+def cost_of(sweep: RateSweep, rate: float) -> Estimate:
+    """The loss at a rate above that of the best one, on the seeds that judge it, by seed where
+    there are three; infinite where one diverged there, NaN where it was not run."""
+    there = sweep.tried.get(rate, {})
+    if not all(map(math.isfinite, there.values())):
+        return Estimate(math.inf, math.nan)
+    pairs = differences(there, sweep.ended)
+    if len(pairs) >= PAIRED:
+        return mean(pairs)
+    loss = fmean(there.values()) if there else math.nan
+    return Estimate(loss - sweep.loss, math.sqrt(2) * sweep.error)
 
 
 def loss_law(sweeps: Sweeps) -> fits.IrreduciblePowerLaw | None:
@@ -386,8 +414,11 @@ def gain_by_width(before: Sweeps, after: Sweeps) -> Estimate:
 def gain_text(before: Sweeps, after: Sweeps, symbol: str = "D") -> str:
     """The gain at the largest common width, and the smallest one's if that is another."""
     (width, change), (small, earlier) = gain(before, after), gain(before, after, last=False)
+    if width is None:
+        return "not measured"
     note = f" ({earlier.value:+.3f} at {small})" if small != width else ""
-    return "not measured" if width is None else f"{change.text()} at {symbol} = {width}{note}"
+    lost = before[width].lost + after[width].lost
+    return f"{change.text()} at {symbol} = {width}{note}" + f"; {lost} diverged" * bool(lost)
 
 
 def compared(
@@ -395,12 +426,15 @@ def compared(
     symbol: str = "D",
 ) -> Finding:
     """The gain as a finding: the paper says that there is one (`gains`), a loss (`loses`), neither
-    (`equal`), or nothing (None), in the words `published`."""
-    _, change = gain(before, after)
+    (`equal`), or nothing (None), in the words `published`. What is left of runs of which some
+    diverge decides nothing: they are the better ones."""
+    width, change = gain(before, after)
     verdicts = {None: "", "gains": change.claimed_gain(), "loses": (-change).claimed_gain(),
                 "equal": change.claimed_equal()}
-    published = published or claim or "no claim"
-    return Finding(name, gain_text(before, after, symbol), published, verdicts[claim], change)
+    verdict, published = verdicts[claim], published or claim or "no claim"
+    if width is not None and (before[width].lost or after[width].lost):
+        verdict, change = "undecided: a run diverges" if claim else "", UNKNOWN
+    return Finding(name, gain_text(before, after, symbol), published, verdict, change)
 
 
 def lines_of(

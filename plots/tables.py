@@ -233,11 +233,14 @@ def _preset(sweep: str) -> tuple[str, str]:
 
 
 def _replicas(path: Path) -> str:
-    """How many seeds, or random networks, there are at a point of a table."""
-    kept = {CURVE, SEED, "seeds", "networks", "network", *(one.column for one in _conditions)}
+    """How many seeds, or random networks, there are at a point of a table, and how many judge."""
+    columns = {CURVE, SEED, FRESH, "seeds", "networks", "network"}
+    kept = columns | {one.column for one in _conditions}
     table = pd.read_csv(path, usecols=lambda name: name in kept or "." in name)
     for condition in _conditions:
         table = condition.rows(table, path)
+    judges = table[is_fresh(table)]
+    table = table[~is_fresh(table)].drop(columns=FRESH, errors="ignore")
     for word in ("seeds", "networks"):
         if word in table:
             return f"{_span(table[word])} {word}"
@@ -246,7 +249,10 @@ def _replicas(path: Path) -> str:
         return ""
     keys = [key for key in table if key != column and table[key].notna().all()]
     found = table.groupby(keys)[column].nunique() if keys else table[[column]].nunique()
-    return f"{_span(found)} {column}{'s' * bool(found.max() > 1)} per point"
+    text = f"{_span(found)} {column}{'s' * bool(found.max() > 1)} per point"
+    if not judges.empty:
+        text += f", {_span(judges.groupby(keys)[column].nunique())} fresh ones at the best rate"
+    return text
 
 
 def _span(values: pd.Series) -> str:

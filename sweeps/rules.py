@@ -130,8 +130,9 @@ class Extend(Section):
             return Next(((value,),))
         if not self.seeds:
             return Next(done=True, note=note)
-        judged = dict.fromkeys(place for place in (optimum(cell), best) if place in cell.results)
-        return Next(tuple(judged), seeds=tuple(self.seeds), done=True, note=note)
+        places = dict.fromkeys(place for place in (optimum(cell), best) if place)
+        ended = (place for place in places if math.isfinite(losses.get(place[0], math.inf)))
+        return Next(tuple(ended), seeds=tuple(self.seeds), done=True, note=note)
 
 
 class Transfer(Section):

@@ -24,7 +24,6 @@ from pydantic import Field
 from training.config import Section, apply_preset, read_yaml
 from training.errors import UserError
 
-
 # Column of tables: whether a run's seed is a fresh one, which had no say in the choice of its rate.
 FRESH = "fresh"
 
@@ -233,7 +232,8 @@ def _refuse_unfinished(
             _same(row.get(name, ""), value) for name, value in values
         )
 
-    entries = [e for e in read_manifest(table.parent / "manifest.json") if e["run"] not in done]
+    noted = read_manifest(table.parent / "manifest.json")
+    entries = [e for e in noted if e["run"] not in done and not e.get(FRESH)]
     to_come = [entry["run"] for entry in entries if any(in_cell(entry, row) for row in rows)]
     if to_come:
         raise Missing(

@@ -227,7 +227,11 @@ class SweepWork(Work):
                 try:
                     points = self.asked.at(key, place, answer.seeds)
                 except UserError as error:
-                    cell.refused[place] = str(error)
+                    if place in cell.results:
+                        note = f"{cell.name}: further seeds were not run: {error}"
+                        self.notes[f"{cell.name}, seeds"] = note
+                    else:
+                        cell.refused[place] = str(error)
                     continue
                 if answer.seeds is not None:
                     own = self.asked.seeds(dict(points[0].values)) if points else ()

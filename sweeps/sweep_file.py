@@ -375,6 +375,10 @@ class Sweep(Asked):
             )
         return [shifted(centre, step) for step in sorted(axis.steps)]
 
+    def is_fresh(self, point: Point) -> bool:
+        """Whether a point's seed judges an optimum, and had no say in where it is."""
+        return bool(self.config.extend) and point.seed in self.config.extend.seeds
+
     def seeds(self, values: Mapping[str, Any]) -> list[int]:
         """The seeds at some grid values."""
         fitting = (rule.seeds for rule in self.config.more_seeds if _applies(rule, values))

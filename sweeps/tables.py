@@ -65,7 +65,6 @@ def write_table(
     if table.wanted and not getattr(sweep.config, table.wanted):
         return None
     path, keys, rows = sweep.folder / table.name, columns(sweep), []
-    fresh = sweep.config.extend.seeds if sweep.config.extend else []
     for point in points:
         summary = results.get(point.run, {"status": None})
         if summary["status"] in table.statuses:
@@ -77,7 +76,7 @@ def write_table(
                 "horizon": curve.horizon.describe() if curve.horizon else "fixed",
                 "constants": curve.constants,
                 "seed": point.seed,
-                FRESH: point.seed in fresh,
+                FRESH: sweep.is_fresh(point),
                 "run": point.run,
             }
             rows += [{**row, **which} for row in table.rows(sweep.folder / point.run, summary)]
@@ -91,9 +90,10 @@ def write_table(
     extra = (k for k in measured if k and k.startswith(table.measures) and k not in _NOT_EXTRA)
     further = dict.fromkeys(sorted(extra) if table is METRICS else extra) if table.measures else ()
     run = [] if table is RESULTS else ["run"]
-    seed = ["seed", FRESH] if fresh else ["seed"]
-    header = ["curve", *keys, "horizon", "constants", *seed, *run, *table.columns, *further]
     everything = [*_others(sweep, points, old), *rows]
+    judged = any(str(row.get(FRESH)) == "True" for row in everything)
+    seed = ["seed", FRESH] if judged else ["seed"]
+    header = ["curve", *keys, "horizon", "constants", *seed, *run, *table.columns, *further]
     write_csv(path, [*header, *table.last], sorted(everything, key=_grid_order(sweep)))
     return path
 
@@ -153,8 +153,10 @@ def write_manifest(sweep: Sweep, points: Sequence[Point]) -> None:
     """
     path, every = sweep.folder / "manifest.json", [*points, *sweep.left_out]
     entries = [
-        {"run": p.run, "curve": p.curve, "values": dict(p.values), "seed": p.seed} for p in every
-    ]
+        {"run": p.run, "curve": p.curve, "values": dict(p.values), "seed": p.seed,
+         FRESH: sweep.is_fresh(p)}
+        for p in every
+    ]  # fmt: skip
     write_json(path, [*_others(sweep, every, read_manifest(path)), *entries])
 
 

@@ -179,7 +179,7 @@ def _of_rates(tried: pd.DataFrame) -> list[Printed]:
         name = f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {depth} (nats)"
         claim = ("above 0", gain.claimed_gain()) if depth == tried[LAYERS].max() else ()
         result.append(Finding(name, gain.text(), *claim))
-    return [*result, *rates.selection_lines({(alpha,): one for alpha, one in found.items()})]
+    return [*result, *rates.selection_lines({(alpha,): one for alpha, one in found.items()}, "L")]
 
 
 def _verdict(found: Estimate, last: pd.DataFrame) -> str:

@@ -78,15 +78,15 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
             *rates.lost_lines(rows, [CURVE]),
             *rates.edge_lines(lines),
         ]),
-        *rates.selection_lines(lines),
+        *rates.selection_lines(lines, "n"),
         HEADER,
     ]
     for curve, sweep in found.items():
-        lowest = mean(sweep.runs).text(sign="")
+        lowest = mean(sweep.ended).text(sign="")
         result.append(Finding(f"{LABELS[curve]}: lowest loss (nats)",
                               f"{lowest} at lr = {sweep.best.grid_value:g}"))
     for what, before, after in EXCHANGES:
-        runs = [found[curve].runs if curve in found else {} for curve in (before, after)]
+        runs = [found[curve].ended if curve in found else {} for curve in (before, after)]
         gain = mean(differences(*runs))
         result.append(Finding(f"gain of {what} (nats)", gain.text(), "no number", sign(gain)))
     return result
@@ -121,7 +121,7 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
             look = {"color": color, "marker": SHAPES[curve], "ms": 4}
             axis.plot(list(stable), list(stable.values()), lw=1.1, **look)
             axis.plot(at.grid_value, at.loss, color=color, **style.STAR)
-            value = mean(found[curve].runs)
+            value = mean(found[curve].ended)
             best.errorbar(value.value, formula(LABELS[curve]), xerr=value.bar, capsize=2, **look)
         axis.set_xscale("log", base=2)
         axis.set(title=style.STRATEGIES[strategy], xlabel="learning rate lr")

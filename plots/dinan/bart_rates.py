@@ -269,8 +269,8 @@ def _optima(sweep: Sweep):
     fitted, colors = fits(sweep), style.width_colors(sweep.widths)
     figure, axes = style.subplots(1, 3, (3.7, 3.2))
     note = panels.optima_note(map(exponent, fitted.values()), "n")
-    figure.suptitle(f"optima\n{panels.RATE_NOTE}; {note}; dotted: the paper's power of the width in "
-                    "the mapped rate, -3/2")
+    figure.suptitle(f"optima\n{panels.RATE_NOTE}; {note}; dotted: the paper's power of the width "
+                    "in the mapped rate, -3/2")
     for axis, strategy in zip(axes[0], STRATEGIES):
         axis.set_title(style.STRATEGIES[strategy])
         panels.draw_rates(axis, fitted[strategy], colors)

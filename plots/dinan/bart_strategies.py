@@ -48,9 +48,9 @@ def read(paths: Sequence[Path]) -> Data:
 
 
 def optima(sweep: Sweep, width: int) -> dict[str, Point]:
-    """Strategy -> its best point at a width, with the runs that judge it, where not all diverged."""
+    """Strategy -> its best point at a width with the runs that judge it, where not all diverged."""
     return {strategy: replace(search.optimum, runs=search.judged)
-            for strategy, search in sweep.at(width).items() if search.optimum}
+            for strategy, search in sweep.at(width).items() if search.judged}
 
 
 def named(sweep: Sweep, width: int) -> str:
@@ -215,7 +215,8 @@ def _figure_5(sweep: Sweep, larger: Sweep):
 
 
 _SHADES = (
-    "a line per seed, the first the darkest; of three or more each at the rate that the others choose"
+    "a line per seed, the first the darkest, of three or more each at the rate that the others "
+    "choose"
 )
 
 

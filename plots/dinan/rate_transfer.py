@@ -57,7 +57,7 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
         rates.noise_line(rows, "all strategies", "n"),
         *rates.lost_lines(rows, [CURVE], "n"),
         *rates.edge_lines({(name,): sweeps for name, sweeps in found.items()}, "n"),
-        *rates.selection_lines({(name,): sweeps for name, sweeps in found.items()}),
+        *rates.selection_lines({(name,): sweeps for name, sweeps in found.items()}, "n"),
         "lowest losses beside each other: the paper compares strategies by accuracy, each with a "
         "decay of its own; here weight decay was not searched for and is the same per step in all",
         HEADER,

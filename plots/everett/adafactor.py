@@ -54,7 +54,8 @@ def findings(table: pd.DataFrame) -> list[Printed]:
             if width is not None:
                 # What is minor is measured by how far apart the parameterisations are.
                 losses = {sweeps[width].loss for (family, other, _), sweeps in found.items()
-                          if (family, other) == ("param_scaling", setting) and width in sweeps}
+                          if (family, other) == ("param_scaling", setting) and width in sweeps
+                          and sweeps[width].ended}
                 word = "span unknown"
                 if len(losses) > 1:
                     share = abs(change.value) / (max(losses) - min(losses))
@@ -90,5 +91,6 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     style.label_grid(axes, settings.values())
     entries = [(label, {"color": "black", **LOOKS[family]}) for family, label in FAMILIES.items()]
     style.legend(figure, [*style.rule_entries(rules), *entries], ncols=3)
-    figure.suptitle(f"Adafactor and Adam + parameter scaling, loss against size\n{panels.BEST_NOTE}")
+    title = "Adafactor and Adam + parameter scaling, loss against size"
+    figure.suptitle(f"{title}\n{panels.BEST_NOTE}")
     yield FIGURE, figure

@@ -100,7 +100,7 @@ def cost(sweeps: Mapping[int, RateSweep]) -> float:
     """The deepest model's loss at the best grid rate of the least deep one, above its own best; NaN
     where that rate was not run, infinite where it diverged."""
     shallow, deep = sweeps[min(sweeps)], sweeps[max(sweeps)]
-    return deep.losses.get(shallow.best.grid_value, math.nan) - deep.loss
+    return rates.cost_of(deep, shallow.best.grid_value).value
 
 
 def _gains(found: Lines, curve: str, label: str) -> list[Printed]:

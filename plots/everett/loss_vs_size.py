@@ -91,8 +91,8 @@ def best(found: Sequence[rates.Lines]) -> Finding:
     if not every:
         return Finding(name, "not measured: every run diverged", "lowest", "not measured")
     largest = max(width for _, sweeps in every for width in sweeps)
-    at = sorted(((sweeps[largest], key) for key, sweeps in every if largest in sweeps),
-                key=lambda one: one[0].loss)
+    at = sorted(((sweeps[largest], key) for key, sweeps in every
+                 if largest in sweeps and sweeps[largest].ended), key=lambda one: one[0].loss)
     published = next((sweep for sweep, key in at if key == BEST), None)
     others = [(sweep, key) for sweep, key in at if key != BEST]
     if published is None or not others:

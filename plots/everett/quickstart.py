@@ -54,7 +54,7 @@ def transfer_penalty(table: pd.DataFrame, curve: str) -> float:
     """Loss at USED_AT with the best grid rate of TUNED_AT, above the loss with its own; NaN if
     that rate was not run there."""
     tuned, used = (sweeps(table, curve)[width] for width in (TUNED_AT, USED_AT))
-    return used.losses.get(tuned.best.grid_value, math.nan) - used.loss
+    return rates.cost_of(used, tuned.best.grid_value).value
 
 
 def seed_spread(table: pd.DataFrame, curve: str) -> tuple[float, int]:

@@ -81,7 +81,8 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
         *rates.edge_lines(with_decay),
         *("without decay, " + line for line in rates.edge_lines(without)),
         *rates.lost_lines(decayed, [CURVE, PARAMETERIZATION]),
-        *rates.selection_lines(with_decay),
+        *rates.selection_lines({**with_decay, **{(*key, "without decay"): sweeps
+                                                 for key, sweeps in without.items()}}),
     ]
     for rule, label in rules.items():
         for table, what in ((decayed, "with"), (plain, "without")):

@@ -64,9 +64,10 @@ def span(values, digits: int = 2) -> str:
 
 
 def judged(name: str) -> list[list[str]]:
-    """(mean, most) of what judging rates by seeds that did not choose them adds, by table."""
+    """(mean, most) of what judging rates by seeds that did not choose them adds, by table; () of a
+    table with fresh seeds."""
     said = [line for line in of_shipped(name) if isinstance(line, str) and "judged" in line]
-    return [re.findall(r"\d\.\d+", line) for line in said]
+    return [re.findall(r"-?\d\.\d+", line) for line in said]
 
 
 def hold(claims: Iterator[tuple[str, str]]) -> None:
@@ -220,7 +221,8 @@ def desktop_loss_claims() -> Iterator[tuple[str, str]]:
         assert [line.verdict[0] for line in four] == [*verdicts]
         for optimizer in ("adam", "sgd", "adam_param_scaling"):
             of = [lines[f"{optimizer}, {LABELS[rule]}: {step}"].measured for rule in RULES]
-            yield NANOLM, f"{row} | " + " | ".join(one.partition(" (n")[0] for one in of)
+            end = " at D" if optimizer == "sgd" else " (n"  # some of its runs diverge
+            yield NANOLM, f"{row} | " + " | ".join(one.partition(end)[0] for one in of)
     ntk, standard = (-lines[f"adam, {name}: global -> full"].estimate
                      for name in ("NTK", "standard"))
     yield NANOLM, f"and cost NTK {pair(ntk.value, ntk.error, 3)}, as in the paper"
@@ -238,14 +240,20 @@ def desktop_loss_claims() -> Iterator[tuple[str, str]]:
     scaled = [lines[f"adam_param_scaling, {LABELS[rule]}: full_constants -> none_constants"]
               for rule in RULES]
     assert [line.verdict for line in scaled] == ["within noise"] * 4
-    gains = [lines[f"{optimizer}, {LABELS[rule]}: full -> full_constants"].estimate
-             for optimizer in ("sgd", "adam_param_scaling") for rule in RULES]
+    gains = [lines[f"adam_param_scaling, {LABELS[rule]}: full -> full_constants"].estimate
+             for rule in RULES]
     assert min(gain.value for gain in gains) > 0
-    assert [gain.claimed_gain() for gain in gains].count("agrees") == 4
-    yield NANOLM, "in all eight settings, in four beyond 95 %"
-    _, sgd, scaling = judged("everett/loss_vs_size_desktop")
-    yield NANOLM, (f"others choose raises losses by {sgd[0]} nats in the mean and {sgd[1]} at most "
-                   f"under SGD, by {scaling[0]} and {scaling[1]} under parameter scaling")
+    assert [gain.claimed_gain() for gain in gains].count("agrees") == 3
+    yield NANOLM, "constants lower the loss, with three of four beyond 95 %"
+    steps = {lines[f"sgd, {LABELS[rule]}: {step}"] for step, _ in rows.values() for rule in RULES}
+    (seen,) = (one.name for one in steps if one.estimate.claimed_gain() in ("agrees", "disagrees"))
+    assert seen == "sgd, mean-field: full -> full_constants"
+    sgd = pd.read_csv(tables.shipped("everett/figure_3_sgd_desktop"))
+    fresh = sgd[sgd["fresh"]]
+    cells = fresh.groupby(["prescription.parameterization", "curve", "model.width"])["status"]
+    lost = [cell for cell, states in cells if "diverged" in set(states)]
+    yield NANOLM, (f"{fresh['status'].eq('diverged').sum()} of {len(fresh)} fresh runs do, in "
+                   f"{len(lost)} of {len(cells)} curves and widths")
     counts = [len(pd.read_csv(tables.shipped(f"everett/figure_3_{name}_desktop")))
               for name in ("sgd", "param_scaling")]
     yield NANOLM, f"{counts[0]} runs with SGD, {counts[1]} with parameter scaling"

@@ -14,9 +14,9 @@ def toy(tmp_path, monkeypatch):
     return make_toy(tmp_path, monkeypatch)
 
 
-def run(package, path, workers=1, seed=0):
+def run(package, path, workers=1, seed=0, **options):
     """Runs a sweep through the driver; the rows of its table and its notes."""
-    work = drive(work_of(package, path), FakePool(workers, seed))
+    work = drive(work_of(package, path, **options), FakePool(workers, seed))
     return rows_of(work), work.report()
 
 
@@ -126,6 +126,20 @@ def test_fresh_seeds_judge_the_optimum_and_the_table_tells_them_apart(toy):
     assert {r["seed"] for r in rows if r["fresh"] == "False"} == {"0", "1"} and not notes
     before = len(calls(toy))
     assert run(toy, path)[0] == rows and len(calls(toy)) == before
+    # A command that leaves them out says so; one for a curve alone keeps the marks of the others.
+    _, notes = run(toy, path, where=["seed<5"])
+    assert [note.partition(": left")[0] for note in notes] == [
+        f"a width={width}: further seeds were not run" for width in (1, 8)]
+
+
+def test_a_table_keeps_its_fresh_seeds_apart_where_a_file_names_none_any_more(toy):
+    both = EXTENDING.replace("curves: {a: {}}", "curves: {a: {}, b: {}}")
+    path = write_file(toy, both.replace("{key: lr}", "{key: lr, seeds: [5]}"))
+    rows, _ = run(toy, path)
+    again, _ = run(toy, write_file(toy, both), curves=["a"])
+    kept = [row for row in again if row["curve"] == "b"]
+    assert kept == [row for row in rows if row["curve"] == "b"]
+    assert {row["fresh"] for row in again if row["curve"] == "a"} == {"False"}
 
 
 def test_transfer_runs_the_optimum_of_one_cell_in_another(toy):

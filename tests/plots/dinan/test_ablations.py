@@ -68,6 +68,19 @@ def test_a_missing_curve_and_an_optimum_at_an_edge_are_said(tmp_path):
     assert text.count("not measured") == 2
 
 
+def test_a_run_that_diverges_where_it_judges_is_left_out_and_decides_nothing(tmp_path):
+    lost = {"status": "diverged", "final_eval_loss": None}
+    judge = ("standard_both", 4, 0)
+    rows = [one | lost if (one["curve"], one["optimizer.lr"], one["seed"]) == judge
+            else one for one in ROWS]
+    found = ablations.findings(read(tmp_path, rows))
+    text = "\n".join(map(str, found))
+    assert "diverge, and are left out: standard_both: 1 of 3 at n = 64\n" in text
+    assert "inf" not in text
+    gain = lines(found)["gain of both, in standard (nats)"]
+    assert "(n = 2)" in gain.measured and gain.verdict == "undecided (n = 2)"
+
+
 def test_tables_of_another_sweep_or_of_several_widths_are_one_line(tmp_path):
     for rows, message in (
         ([*ROWS, ROWS[0]], "two runs with curve standard, model.width 64, .*ablations.yaml"),

@@ -141,7 +141,9 @@ def test_optima_of_large_errors_or_at_an_edge_do_not_agree_by_the_grid(error, at
     fits = {}
     for strategy in ("standard", "neural_tangent"):
         best = Optimum(1e-3, 1e-3, 2.0, not at_edge, at_edge, error)
-        fits[strategy] = RateSweep(64, 1.0, {1e-3: 2.0}, {0: 2.0}, 0.1, best, "own")
+        fits[strategy] = RateSweep(
+            64, 1.0, {1e-3: 2.0}, {0: 2.0}, 0.1, best, "own", {1e-3: {0: 2.0}}
+        )
     match, _ = bart_rates._between({}, fits, 64)
     assert match.verdict == verdict
 

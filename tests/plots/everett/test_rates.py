@@ -113,9 +113,9 @@ def test_three_seeds_are_each_judged_at_the_rate_that_the_others_choose():
     assert sweep.judges == "others" and sweep.best.grid_value == 2.0  # of all three, by 1.0933
     assert sweep.runs == {0: 1.2, 1: 1.2, 2: 1.3}  # two and two tie but for 0.02
     assert sweep.loss == pytest.approx(3.7 / 3)
-    assert said == ["every seed is judged at the rate that the others choose (n = 1 sweeps): "
-                    "loss minus the lowest of the seeds that choose +0.140 nats in the mean, "
-                    "+0.140 at most"]
+    assert said == ["every seed is judged at the rate that the others choose (n = 1 sweeps), 0.140 "
+                    "nats in the mean and 0.140 at most above the lowest loss (n = 1 without one "
+                    "that diverges)"]
 
 
 @pytest.mark.parametrize(("losses", "runs"), [
@@ -137,11 +137,16 @@ def test_a_judge_that_diverges_is_left_out_and_said_to_be():
     assert sweep.best.grid_value == 2.0 and sweep.runs == {0: math.inf, 1: 1.2, 2: 1.2}
     assert sweep.ended == {1: 1.2, 2: 1.2} and sweep.loss == pytest.approx(1.2)
     assert sweep.error == pytest.approx(0.1 / math.sqrt(2))
-    assert said[0].endswith("; in 1 of them a run diverges, and is left out")
+    assert said == ["every seed is judged at the rate that the others choose (n = 1 sweeps)",
+                    "runs that judge a best rate diverge, and are left out: a: 1 of 3 at D = 32"]
     lost, _ = judged_sweep({1.0: (1.0, 1.0, 1.0), 2.0: (1.5, 1.5, 1.5)}, fresh=(None, None))
     assert math.isnan(lost.loss)
     finding = rates.compared("gain", {32: lost}, {32: sweep}, "gains")
-    assert finding.verdict == "not measured"
+    assert finding.verdict == "undecided: a run diverges" and "; 3 diverged" in finding.measured
+    steady, _ = judged_sweep({1.0: (2.0, 2.0, 2.1), 2.0: (2.1, 2.1, 2.2)})
+    finding = rates.compared("gain", {32: steady}, {32: sweep}, "gains")
+    assert finding.measured.endswith("(n = 2) at D = 32; 1 diverged")
+    assert finding.verdict == "undecided: a run diverges" and math.isnan(finding.estimate.value)
 
 
 def test_fresh_seeds_judge_a_rate_and_have_no_say_in_which():
@@ -149,12 +154,25 @@ def test_fresh_seeds_judge_a_rate_and_have_no_say_in_which():
     assert sweep.best.grid_value == 1.0 and sweep.losses == {1.0: 1.0, 2.0: pytest.approx(1.1)}
     assert sweep.judges == "fresh" and list(sweep.runs) == [7, 8, 9, 10]
     assert sweep.loss == pytest.approx(1.4)
-    assert said == ["best rates are judged on fresh seeds (n = 1 sweeps): loss minus the lowest of "
-                    "the seeds that choose +0.400 nats in the mean, +0.400 at most; in 1 of them a "
-                    "run diverges, and is left out"]
+    assert said == ["best rates are judged on fresh seeds (n = 1 sweeps)",
+                    "runs that judge a best rate diverge, and are left out: a: 1 of 4 at D = 32"]
     other, _ = judged_sweep({1.0: (2.0, 2.0, 2.0), 2.0: (2.5, 2.5, 2.5)}, (2.3, 2.5, 9.0, None))
     gain = rates.difference(other, sweep)  # by seed, of those that end on both sides
     assert gain.groups == 2 and gain.value == pytest.approx(1.05)
+
+
+def test_what_a_rate_costs_is_measured_on_the_seeds_that_judge():
+    """Fresh seeds, at both rates, end 0.3 below those that choose: the cost is theirs."""
+    rows = judged({1.0: (1.0, 1.0, 1.0), 2.0: (1.1, 1.1, 1.1)}, (0.7, 0.8, 0.6))
+    there = rows[rows["fresh"]].assign(**{"optimizer.lr": 2.0})
+    there["final_eval_loss"] += [0.1, 0.11, 0.09]
+    sweep = rates.rate_sweeps(pd.concat([rows, there]), noise=0.1)[32]
+    cost = rates.cost_of(sweep, 2.0)
+    assert (cost.value, cost.error) == (pytest.approx(0.1), pytest.approx(0.01 / math.sqrt(3)))
+    assert math.isnan(rates.cost_of(sweep, 4.0).value)
+    there["status"] = "diverged"
+    sweep = rates.rate_sweeps(pd.concat([rows, there]), noise=0.1)[32]
+    assert rates.cost_of(sweep, 2.0).value == math.inf
 
 
 def test_the_error_of_a_best_loss_and_of_an_optimum_follow_from_noise_and_seeds():
