@@ -54,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         _prepare("--out", job.out)
         if job.ship:
             _prepare("--ship", job.ship)
+            if job.ship.samefile(job.out):
+                raise UserError(f"--ship {job.ship}: is the folder of --out, too, whose files it "
+                                "would replace by others of their names; name another folder")
         missed = run(job)
     for line in missed:
         print(line, file=sys.stderr)

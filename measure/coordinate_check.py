@@ -66,7 +66,17 @@ from measure.coordinates import (
     recording,
     watched,
 )
-from measure.slopes import EXCEPTION, SEVERITY, TOLERANCE, UNKNOWN, Slope, failed, fit, worst
+from measure.slopes import (
+    EXCEPTION,
+    SEVERITY,
+    TOLERANCE,
+    UNKNOWN,
+    Slope,
+    at_rest,
+    failed,
+    fit,
+    worst,
+)
 from param_groups.rows import align
 from training import environment, runs
 from training.config import Section, leaves, parse_overrides, read_yaml, set_keys, validate
@@ -132,7 +142,8 @@ def summary(slopes: Sequence[Slope]) -> str:
     groups = [group for updates in (False, True) for group in _lines(slopes, updates).values()]
     words = list(map(_word, groups))
     counts = ", ".join(f"{words.count(word)} {word}" for word in SEVERITY if word in words)
-    return f"{'FAILED' if failed(slopes) else 'passed'}: {counts}"
+    still = "; no step has changed anything" if at_rest(slopes) else ""
+    return f"{'FAILED' if failed(slopes) else 'passed'}: {counts}{still}"
 
 
 def _lines(slopes: Sequence[Slope], updates: bool) -> dict[str, list[Slope]]:
@@ -214,9 +225,12 @@ def experiment_target(
 ) -> Target:
     """An experiment's config at any width; every width is validated before the first is built."""
     found = load_experiment(experiment)
-    data, given = read_yaml(path), parse_overrides(overrides)
-    chosen = {} if as_configured else _check_settings(found.config, data, given)
+    data, given = read_yaml(path), dict(runs.flat(parse_overrides(overrides)))
     where = f"{path} with {' '.join(overrides)}" if overrides else str(path)
+    for section in ("optimizer", "prescription"):
+        if not isinstance(data.get(section, {}), Mapping):
+            raise UserError(f"{path}: {section}: expected a section, got {data[section]!r}")
+    chosen = {} if as_configured else _check_settings(found.config, data, given)
     model = set_keys(data, given).get("model")
     by_heads = isinstance(model, Mapping) and model.get("heads") is not None
     if width_key == "model.width" and by_heads and model.get("width") is None:
@@ -303,10 +317,12 @@ def _loss_through_logits(
     return unfused
 
 
-def stock_target(name: str, rule: str) -> Target:
-    """A stock model under one rule; what its forward pass cannot be given is said at once."""
-    with torch.device("meta"):
-        note = stock.planned(name, rule, stock.BASE_WIDTH)[2]
+def stock_target(name: str, rule: str, widths: Sequence[int] = WIDTHS) -> Target:
+    """A stock model under one rule; widths that it cannot have, and what its forward pass cannot be
+    given, are said at once."""
+    for width in widths:
+        stock.sizes(name, width)
+    note = stock.planned(name, rule, stock.BASE_WIDTH)[2]  # on the CPU, as LayerScales are read
     print(f"{name} under {rule}" + (f"; {note}" if note else ""))
     folder = runs.RESULTS / "stock" / "coordinate_check" / name.replace(":", "-") / rule
     return Target(stock.check(name, rule), folder, {"rule": rule, "note": note})
@@ -370,7 +386,8 @@ def _targets(args: argparse.Namespace) -> list[Target]:
         if args.as_configured:
             raise UserError(f"--as-configured goes with an experiment; {what} has no config")
     if args.model:
-        return [stock_target(args.model, rule) for rule in args.rule or ("mup", "standard")]
+        rules = args.rule or ("mup", "standard")
+        return [stock_target(args.model, rule, args.widths) for rule in rules]
     if args.rule:
         raise UserError("--rule goes with --model; a Python file makes its own plan" if own else
                         "--rule goes with --model; an experiment has its rule from the config, "

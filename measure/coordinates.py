@@ -121,15 +121,19 @@ def measure(
 
 
 def scanned(plans: Mapping[int, Plan]) -> str:
-    """The size in which the plans differ: depth or head_dim where it is that alone, else width."""
+    """The size in which the plans differ: depth or head_dim where it is that alone, else width (to
+    which a head dimension is in proportion)."""
     rules = [plan.prescription for plan in plans.values()]
-    sizes = [key for key in ("head_dim", "heads", "depth") if len({r.get(key) for r in rules}) > 1]
-    return sizes[0] if sizes in (["depth"], ["head_dim"]) else "width"
+    keys = ("head_dim", "heads", "depth", "width")
+    differ = [key for key in keys if len({rule.get(key) for rule in rules}) > 1]
+    if differ == ["depth"]:
+        return "depth"
+    return "head_dim" if differ in (["head_dim"], ["head_dim", "width"]) else "width"
 
 
 def pooled(name: str) -> str:
-    """A name without its block numbers: blocks.0.mlp.up -> blocks.*.mlp.up."""
-    return re.sub(r"(?<=\.)\d+(?=\.|$|\s)", "*", name)
+    """A name without the number of its block, the first one: blocks.0.mlp.2 -> blocks.*.mlp.2."""
+    return re.sub(r"(?<=\.)\d+(?=\.|$|\s)", "*", name, count=1)
 
 
 def check_numbers(widths: Sequence[int], steps: int, seeds: Sequence[int]) -> None:

@@ -159,19 +159,23 @@ class PowerLaw:
 def power_law(
     x: Sequence[float], y: Sequence[float], errors: Sequence[float] | None = None
 ) -> PowerLaw:
-    """Least squares on log-log axes; ValueError for fewer than two different x.
+    """Least squares on log-log axes; ValueError for fewer than two different x and for x or y that
+    are not positive and finite.
 
     Without `errors` every point counts the same and the exponent's error comes from the
     residuals (NaN below three points). `errors`, standard errors of log2 y, weigh the points by
     1/error^2, and the exponent's error is what follows from them alone: scatter about the line
     beyond them is not in it. ValueError unless they are positive and finite.
     """
+    if len(np.unique(np.asarray(x, float))) < 2:
+        raise ValueError("a power law needs at least two different x")
+    for values in (np.asarray(x, float), np.asarray(y, float)):
+        if not (np.isfinite(values) & (values > 0)).all():
+            raise ValueError("a power law needs positive, finite x and y")
     lx, ly = np.log2(np.asarray(x, float)), np.log2(np.asarray(y, float))
     weights = np.ones_like(lx) if errors is None else _weights(errors)
     centred = lx - np.average(lx, weights=weights)
     spread = float(weights @ centred**2)
-    if len(lx) < 2 or spread == 0:
-        raise ValueError("a power law needs at least two different x")
     exponent = float((weights * centred) @ ly) / spread
     intercept = float(np.average(ly - exponent * lx, weights=weights))
     if errors is not None:
@@ -228,7 +232,8 @@ def irreducible_power_law(
         raise ValueError(f"a floor needs at least {SIZES_FOR_A_FLOOR} different sizes")
     if not np.isfinite(y).all():
         raise ValueError("losses must be finite")
-    scale = math.exp(np.log(sizes).mean())
+    scale, unit = math.exp(np.log(sizes).mean()), float(np.abs(y).max()) or 1.0
+    y, noise = y / unit, noise / unit  # the fit's tolerances are absolute
     high = np.array([y.min(), np.inf, STEEPEST])
 
     def law(size: np.ndarray, floor: float, amplitude: float, exponent: float) -> np.ndarray:
@@ -241,14 +246,14 @@ def irreducible_power_law(
         absolute_sigma=True,  # of residuals of size 1: an exact fit has none to scale by
     )
     width = np.array([y.min(), max(np.ptp(y), 1e-300), STEEPEST])
-    inner = (found > 1e-6 * width) & (high - found > 1e-6 * width)
+    inner = (found > 1e-6 * width) & (high - found > 1e-6 * width) & (np.ptp(y) > 0)
     per_sigma = np.sqrt(np.diag(covariance)) if inner.all() else np.full(3, math.nan)
     residual = y - law(sizes / scale, *found)
     scatter = math.sqrt(float(residual @ residual) / (len(y) - 3))
     errors = per_sigma * np.fmax(scatter, noise)
-    return IrreduciblePowerLaw(
-        *map(float, found), float(errors[0]), float(errors[2]), scale, len(sizes)
-    )
+    floor, amplitude, exponent = map(float, found)
+    return IrreduciblePowerLaw(unit * floor, unit * amplitude, exponent, unit * float(errors[0]),
+                               float(errors[2]), scale, len(sizes))
 
 
 def _start(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -316,7 +316,9 @@ def kernel_alignment(first: Tensor, second: Tensor) -> float:
 
 
 def _centred(kernel: Tensor) -> Tensor:
-    return kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
+    """Without what all samples share; zero where nothing but rounding is left."""
+    centred = kernel - kernel.mean(0) - kernel.mean(1, keepdim=True) + kernel.mean()
+    return centred if centred.norm() > 1e-12 * kernel.norm() else torch.zeros_like(kernel)
 
 
 def square_error(values: Tensor, reference: Tensor) -> float:
@@ -367,7 +369,9 @@ def excess_kurtosis(entries: Tensor) -> float:
     heads = entries.shape[1]
     if heads < 4:
         return math.nan
-    square = (entries - entries.mean(dim=1, keepdim=True)).square()
+    deviation = entries - entries.mean(dim=1, keepdim=True)
+    # Fourth powers of small logits underflow in float32.
+    square = (deviation / (deviation.abs().amax(dim=1, keepdim=True))).square()
     g2 = square.square().mean(dim=1) / square.mean(dim=1).square() - 3
     unbiased = ((heads + 1) * g2 + 6) * (heads - 1) / ((heads - 2) * (heads - 3))
     return unbiased.mean(dtype=torch.float64).item()

@@ -1,8 +1,9 @@
 """The coordinate check's slopes: powers of the width with their errors, and verdicts.
 
 `ok`: within the tolerance of the aim. `expected exception`: off the aim, towards the prediction of
-the first steps and not past it. `grows`, `shrinks`: off by more. `unclear`: the standard errors are
-too large to say. `not finite`: NaN or infinite. `-`: nothing is known to compare with.
+the first steps and past it by no more than the tolerance. `grows`, `shrinks`: off by more.
+`unclear`: the standard errors leave the word open, or some values are zero and others are not.
+`not finite`: NaN or infinite. `-`: always zero, or nothing is known to compare with.
 """
 
 from __future__ import annotations
@@ -93,7 +94,10 @@ def _judged(
     if not all(map(math.isfinite, values)):
         return Slope(*key, None, None, aim, predicted, NOT_FINITE)
     if min(values) == 0:
-        return Slope(*key, None, None, aim, predicted, UNKNOWN, "zero")
+        word = UNCLEAR if max(values) > 0 else UNKNOWN
+        where = next(point for point in points if point.rms == 0)
+        note = f"zero at width {where.width}, seed {where.seed}" if max(values) > 0 else "zero"
+        return Slope(*key, None, None, aim, predicted, word, note)
     slope, error = slope_of(points)
     one_sided = part == "logits" and quantity == "change" and ALONG not in name
     # Only a prescription that assumes an alignment has exceptions: others get what they promise.
@@ -153,5 +157,10 @@ def worst(words: Sequence[str]) -> str:
 
 
 def failed(slopes: Sequence[Slope]) -> bool:
-    """Whether any verdict is bad."""
-    return any(slope.verdict in BAD for slope in slopes)
+    """Whether any verdict is bad, or nothing has moved."""
+    return any(slope.verdict in BAD for slope in slopes) or at_rest(slopes)
+
+
+def at_rest(slopes: Sequence[Slope]) -> bool:
+    """Whether no step has changed anything, so that nothing but the start was judged."""
+    return not any(slope.slope is not None for slope in slopes if slope.quantity != "init")

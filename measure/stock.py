@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from measure.coordinates import Check
 from param_groups import Everett, Role, plan, rules_for
 from param_groups.models import stock
+from training.errors import UserError
 
 BASE_WIDTH, HEAD_DIM, TOKENS, CLASSES = 64, 16, 64, 64
 # What a check is run under. One rate is what everybody does without a plan.
@@ -37,9 +38,15 @@ _IDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "decoder_sta
 
 
 def sizes(name: str, width: int) -> dict[str, Any]:
-    """The keys of a small model of a width; for stages of several widths, of the widest one."""
+    """The keys of a small model of a width; for stages of several widths, of the widest one.
+
+    UserError for a width that is no multiple of its heads or stages.
+    """
     library, _, kind = name.partition(":")
-    heads = max(width // HEAD_DIM, 1)
+    heads, unit = max(width // HEAD_DIM, 1), 2 * HEAD_DIM  # of two heads that share keys
+    if width % unit:
+        raise UserError(f"--widths {width}: stock models have heads of {HEAD_DIM}, in pairs, and "
+                        f"up to four stages; expected multiples of {unit}")
     if library == "timm":
         if kind.startswith("convnext"):
             return {"dims": [width // 8, width // 4, width // 2, width], "depths": [1, 1, 1, 1],

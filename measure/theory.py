@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 
-from measure.coordinates import scanned
+from measure.coordinates import pooled, scanned
 from param_groups import Bordelon, Dinan, Everett, Numbers, Plan, Prescription, Role, Row, exponents
 from param_groups.contract import OPTIMIZER_FAMILY
 from param_groups.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
@@ -173,7 +173,10 @@ class Numbered:
 
     def rows(self, name: str) -> tuple[Row, Row]:
         """A tensor's rows at both sizes; all blocks have the numbers of the first."""
-        return tuple(plan[name.replace(".*.", ".0.")] for plan in self.plans)
+        if "*" not in name:
+            return tuple(plan[name] for plan in self.plans)
+        return tuple(next(row for row in plan.rows if pooled(row.name) == name)
+                     for plan in self.plans)
 
     def powers(self, name: str) -> Powers:
         """A tensor's exponents: those of the prescription, or of the plan where it is unknown."""
@@ -281,9 +284,10 @@ def expectation(
 ) -> tuple[Fraction | None, Fraction | None]:
     """(aim, prediction) of a module's slope; None where nothing is known.
 
-    The aim is what the prescription promises under its own assumptions: constant scale where it
-    has none. The prediction is what theory says of the first steps. Without a theory hidden
-    activations and their changes, and the change of the logits, are expected to be constant.
+    The aim is what a prescription promises under its own assumptions: constant scale where it has
+    none. The prediction is what theory says of the first steps. Numbers that grow under these very
+    assumptions do not keep the promise: neither is raised by what they grow by. Without a theory
+    hidden activations and their changes, and the change of the logits, are expected to be constant.
     """
     if theory is None:
         unknown = quantity == "init" and part == "logits"
@@ -291,8 +295,12 @@ def expectation(
     if quantity == "init":
         aim = theory.init(part) if part == "logits" else ZERO
         return aim, theory.init(part)
-    aim = ZERO if theory.alignment is None else theory.change(part, theory.alignment)
-    return aim, theory.change(part, FIRST_STEPS)
+    first = theory.change(part, FIRST_STEPS)
+    if theory.alignment is None:
+        return ZERO, first
+    own = theory.change(part, theory.alignment)
+    excess = max(own, ZERO)
+    return own - excess, first - excess
 
 
 def expected_update(

@@ -85,6 +85,12 @@ def test_a_folder_that_cannot_be_written_is_found_before_anything_is_computed(
     assert f"{option} {tmp_path / 'file'}: cannot write results there" in capsys.readouterr().err
 
 
+def test_tables_are_not_shipped_over_what_they_were_made_with(tmp_path, capsys):
+    assert call("bigram", "--out", str(tmp_path), "--ship", str(tmp_path / ".")) == 2
+    assert f"--ship {tmp_path}: is the folder of --out, too" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 def test_kernels_that_miss_their_tolerance_are_exit_code_1(monkeypatch, tmp_path, capsys):
     from effective_theory import compare
 

@@ -235,12 +235,25 @@ def test_a_failed_check_ends_with_exit_code_1(data, tmp_path, capsys):
 @pytest.mark.parametrize("words, as_configured, expected", [
     (["optimizer.lr=0.5", "training.batch_size=3"], False,
      {"prescription.embedding_std": 1.0, "optimizer.weight_decay": 0.0}),
+    (["optimizer={lr: 0.5}", "training={batch_size: 3}"], False,
+     {"prescription.embedding_std": 1.0, "optimizer.weight_decay": 0.0}),
     ([], True, {}),
 ])
 def test_the_command_line_wins_over_what_the_check_would_set(words, as_configured, expected):
     target = cc.experiment_target("nanolm_c4", LAPTOP, words, width_key="model.width", steps=1,
                                   widths=WIDTHS, as_configured=as_configured)
     assert target.settings["set_for_the_check"] == expected
+
+
+@pytest.mark.parametrize("line", ["optimizer: foo", "prescription: mup"])
+def test_a_section_that_is_a_word_is_one_line(line, tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    path.write_text(line)
+    with pytest.raises(SystemExit) as ended:
+        cc.main(["nanolm_c4", str(path)])
+    key, word = line.split(": ")
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == f"error: {path}: {key}: expected a section, got {word!r}\n"
 
 
 def test_a_task_that_fuses_its_loss_is_measured_through_its_logits(data):
@@ -298,6 +311,9 @@ MISTAKES = [
      "--scan goes with an experiment; a stock model is scanned in its width"),
     (["--model", "hf:gpt2", "--as-configured"],
      "--as-configured goes with an experiment; a stock model has no config"),
+    *((["--model", name, "--rule", "mup", "--widths", "64", "96", str(width)],
+       f"--widths {width}: stock models have heads of 16, in pairs, and up to four stages;")
+      for name, width in (("hf:llama", 80), ("timm:swin_tiny_patch4_window7_224", 100))),
 ]
 
 

@@ -1,14 +1,15 @@
 """What the coordinate check measures is what a loop by hand sees; what is no check is refused."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from measure.coordinates import ALONG, Check, measure, rms_along
-from measure.slopes import UNKNOWN, fit
+from measure.coordinates import ALONG, Check, measure, rms_along, scanned
+from measure.slopes import SHRINKS, UNKNOWN, fit
 from param_groups import Everett, Role, Rule, plan
 from training.errors import UserError
 
@@ -159,6 +160,54 @@ def test_models_that_differ_in_more_than_width_are_refused():
 
     with pytest.raises(UserError, match="module 'hidden' is in the model of width 16 or 64 only"):
         measure(build, (16, 32, 64), steps=1, seeds=(0,))
+
+
+class Deep(nn.Module):
+    """Blocks whose matrices stand in a Sequential."""
+
+    def __init__(self, width, depth):
+        super().__init__()
+        self.first = nn.Linear(8, width, bias=False)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU(),
+                          nn.Linear(width, width, bias=False)) for _ in range(depth)
+        )
+        self.readout = nn.Linear(width, 4, bias=False)
+        self.multiplier = 2 / depth
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + self.multiplier * block(x)
+        return self.readout(x)
+
+
+def deep(depth, seed, width=32):
+    model = Deep(width, depth)
+    rules = (RULES[0], Rule("blocks.*.0.weight", Role.MLP_IN),
+             Rule("blocks.*.2.weight", Role.MLP_OUT), RULES[-1])
+    rule = Everett("standard", width, 32, alpha_depth=1.0, depth=depth, base_depth=2)
+    found = plan(model, rules, rule, lr=1e-3, applied={"residual_multiplier": model.multiplier})
+    # By mistake the first matrix of every block has a rate that falls with the depth.
+    rows = (replace(row, lr=row.lr / depth) if row.name.endswith(".0.weight") else row
+            for row in found.rows)
+    return own(width, seed, model=model, plan=replace(found, rows=tuple(rows)))
+
+
+def test_blocks_of_several_depths_are_pooled_and_their_layers_are_not():
+    result = measure(deep, (2, 4, 8), steps=1, seeds=(0,))
+    assert scanned(result.plans) == "depth"
+    slopes = {s.name: s for s in fit(result) if s.quantity == "update"}
+    wrong, right = (slopes[f"blocks.*.{layer}.weight"] for layer in (0, 2))
+    assert right.slope == pytest.approx(0, abs=0.05) and right.aim == 0
+    assert wrong.slope == pytest.approx(-1, abs=0.05) and wrong.verdict == SHRINKS
+
+
+def test_width_and_depth_together_are_no_scan_of_the_depth():
+    plans = {size: deep(size // 16, 0, width=size).plan for size in (32, 64, 128)}
+    assert scanned(plans) == "width"
+    with pytest.raises(UserError, match="module 'blocks.2' is in the model of width 32 or 64 only"):
+        measure(lambda size, seed: deep(size // 16, seed, size), (32, 64, 128), steps=1, seeds=(0,))
 
 
 def test_an_optimizer_that_misses_a_tensor_is_refused():

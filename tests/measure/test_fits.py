@@ -250,6 +250,26 @@ def test_a_floor_that_the_data_do_not_determine_has_no_error(losses):
     assert math.isnan(law.floor_error) and math.isnan(law.exponent_error)
 
 
+@pytest.mark.parametrize("unit", [1e-8, 1e6])
+def test_a_law_with_a_floor_does_not_depend_on_the_unit_of_the_losses(unit):
+    x = [1, 2, 4, 8, 16, 32]
+    found = irreducible_power_law(x, [unit * (0.2 + 2 / one) for one in x], noise=0.01 * unit)
+    plain = irreducible_power_law(x, [0.2 + 2 / one for one in x], noise=0.01)
+    assert found.exponent == pytest.approx(1) and found.floor == pytest.approx(0.2 * unit)
+    assert found.exponent_error == pytest.approx(plain.exponent_error)
+    assert found.floor_error == pytest.approx(unit * plain.floor_error)
+
+
+@pytest.mark.parametrize("x, y, message", [
+    ([], [], "two different x"), ([2, 2], [1, 3], "two different x"),
+    ([1, 2], [0, 1], "positive, finite"), ([1, 2], [math.nan, 1], "positive, finite"),
+    ([-1, 2], [1, 1], "positive, finite"),
+])
+def test_what_has_no_power_law_is_an_error(x, y, message):
+    with pytest.raises(ValueError, match=message):
+        power_law(x, y)
+
+
 def test_too_few_sizes_and_diverged_ones_have_no_floor():
     with pytest.raises(ValueError, match="at least 4 different sizes"):
         irreducible_power_law([1, 2, 4, 4], [5, 4, 3.5, 3.4])

@@ -207,6 +207,7 @@ def test_alignment_sees_neither_scale_nor_constant_and_errors_do():
     expected = (a * b).sum() / (a.square().sum() * b.square().sum()).sqrt()
     assert measure.kernel_alignment(kernel, other) == pytest.approx(expected.item())
     assert math.isnan(measure.kernel_alignment(torch.ones(1, 1), torch.ones(1, 1)))
+    assert math.isnan(measure.kernel_alignment(torch.full((6, 6), 0.1), torch.full((6, 6), 0.3)))
     assert measure.square_error(3 * kernel, kernel) == pytest.approx(
         4 * kernel.square().mean().item()
     )
@@ -227,6 +228,9 @@ def test_identical_heads_have_no_variance():
     assert measure.head_variance(entries) == pytest.approx(0, abs=1e-14)
     assert measure.rms(entries) > 0.01
     assert math.isnan(measure.excess_kurtosis(torch.ones(2, 5, 3)))
+    heads = torch.randn(2, 16, 3, generator=torch.Generator().manual_seed(0))
+    small = measure.excess_kurtosis(1e-11 * heads)  # whose fourth powers float32 has not
+    assert small == pytest.approx(measure.excess_kurtosis(heads), rel=1e-4)
 
 
 def test_the_variance_over_heads_is_unbiased_and_averaged_over_entries():

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from measure import slopes
-from measure.coordinate_check import table
+from measure.coordinate_check import summary, table
 from measure.coordinates import Coordinate, Measurement
 from measure.slopes import (
     EXCEPTION,
@@ -68,10 +68,20 @@ def test_the_plain_size_of_logits_is_judged_from_above_only():
 def test_values_without_a_logarithm_get_a_word_instead_of_a_slope():
     plans = {width: Plan((), {"name": "mine"}, 0.1, 1e-8, 0.0, "global") for width in (64, 128)}
     for value, word in ((0.0, UNKNOWN), (math.nan, NOT_FINITE), (math.inf, NOT_FINITE)):
-        measured = Measurement(power_points(lambda w, s: value if s else 1.0), plans)
+        measured = Measurement(power_points(lambda w, s: value if s or not value else 1.0), plans)
         (found,) = fit(measured)
         assert (found.slope, found.verdict) == (None, word)
         table([found])
+
+
+def test_zeros_among_other_values_are_no_verdict_to_pass_by():
+    plans = {width: Plan((), {"name": "mine"}, 0.1, 1e-8, 0.0, "global") for width in (64, 128)}
+    lost = power_points(lambda w, s: 0.0 if (w, s) == (512, 2) else float(w))
+    (found,) = fit(Measurement(lost, plans))
+    assert (found.verdict, found.note) == (UNCLEAR, "zero at width 512, seed 2")
+    still = fit(Measurement(power_points(lambda w, s: 0.0), plans))
+    assert slopes.failed([found]) and slopes.failed(still)
+    assert summary(still) == "FAILED: 1 -; no step has changed anything"
 
 
 def test_without_known_exponents_there_is_no_verdict():

@@ -57,6 +57,14 @@ def test_a_tied_model_is_refused_with_the_way_out(name):
         plan(model, rules_for(model), Everett("mup", 64, 64, qk_exponent=-0.5), lr=0.1)
 
 
+@pytest.mark.parametrize("name", stock.MODELS)
+def test_every_stock_model_can_be_named_on_the_command_line(name, capsys):
+    from measure.coordinate_check import stock_target
+
+    assert stock_target(name, "mup").settings["rule"] == "mup"
+    assert f"{name} under mup" in capsys.readouterr().out
+
+
 def test_gemmas_norms_start_at_zero_because_they_add_one():
     model, numbers, _ = stock.planned("hf:gemma2", "mup", 64)
     numbers.initialise(model, 0)

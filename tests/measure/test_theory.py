@@ -193,6 +193,16 @@ def test_a_prescription_of_ones_own_may_say_what_alignment_it_assumes():
     assert found.alignment.alpha == HALF
 
 
+@pytest.mark.parametrize("alignment, hidden, logits", [
+    ("full", 0, 0), ("none", HALF, 1), (None, 1, 1)  # none: the readout does not see the growth
+])
+def test_rates_that_grow_under_what_they_assume_are_no_aim(alignment, hidden, logits):
+    """A constant rate of hidden matrices: saying an alignment does not make its growth right."""
+    found = theory_of(plans_of_mine(rate=0.0, alignment=alignment))
+    assert expectation(found, "change", "hidden") == (0, hidden)
+    assert expectation(found, "change", "logits") == (0, logits)
+
+
 @pytest.mark.parametrize("size", ["head_dim", "depth"])
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 @pytest.mark.parametrize("alpha", [0.5, 1.0])
