@@ -412,6 +412,10 @@ def desktop_decay_claims() -> Iterator[tuple[str, str]]:
                    "are within the noise")
     chosen = [found[256].best.loss for found in (without["ntk", "fixed"], lines["ntk", "fixed"])]
     yield NANOLM, f"by the seeds that choose, NTK would gain {chosen[0] - chosen[1]:.3f}; but"
+    tried = lines["ntk", "fixed"][256].tried
+    lost = tried[2.0**-4][2] - tried[2.0**-4.5][2]
+    assert min(tried, key=lambda rate: tried[rate][0] + tried[rate][1]) == 2.0**-4
+    yield NANOLM, f"2^-4, costs the third {lost:.1f} nats"
     power = {rule: pair(one.value, one.error, sign="+") for rule, one in moved.items()}
     yield NANOLM, f"NTK stays ({power['ntk']}), that of muP rises by {power['mup'][1:]}"
     yield NANOLM, (f"standard ({power['standard']}) and mean-field ({power['mean_field']}) do not "
