@@ -370,8 +370,9 @@ def excess_kurtosis(entries: Tensor) -> float:
     if heads < 4:
         return math.nan
     deviation = entries - entries.mean(dim=1, keepdim=True)
-    # Fourth powers of small logits underflow in float32.
-    square = (deviation / (deviation.abs().amax(dim=1, keepdim=True))).square()
+    largest = torch.maximum(deviation.amax(1, keepdim=True), -deviation.amin(1, keepdim=True))
+    # Fourth powers of small logits underflow in float32; in place, as the logits are large.
+    square = deviation.div_(largest).square_()
     g2 = square.square().mean(dim=1) / square.mean(dim=1).square() - 3
     unbiased = ((heads + 1) * g2 + 6) * (heads - 1) / ((heads - 2) * (heads - 3))
     return unbiased.mean(dtype=torch.float64).item()

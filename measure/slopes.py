@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from measure.coordinates import ALONG, Coordinate, Measurement
 from measure.fits import power_law
-from measure.theory import Theory, expectation, expected_update, theory_of
+from measure.theory import Theory, expectation, expected_update, has_exceptions, theory_of
 from param_groups import Plan
 
 TOLERANCE = 0.25
@@ -100,9 +100,8 @@ def _judged(
         return Slope(*key, None, None, aim, predicted, word, note)
     slope, error = slope_of(points)
     one_sided = part == "logits" and quantity == "change" and ALONG not in name
-    # Only a prescription that assumes an alignment has exceptions: others get what they promise.
-    exception = theory is not None and theory.alignment is not None and quantity != "init"
-    word = verdict(slope, error, aim, predicted if exception else aim, tolerance, one_sided)
+    allowed = predicted if has_exceptions(theory, quantity, part) else aim
+    word = verdict(slope, error, aim, allowed, tolerance, one_sided)
     note = _note(part, theory) if word == EXCEPTION else ""
     return Slope(*key, slope, error, aim, predicted, word, note)
 

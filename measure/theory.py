@@ -284,10 +284,10 @@ def expectation(
 ) -> tuple[Fraction | None, Fraction | None]:
     """(aim, prediction) of a module's slope; None where nothing is known.
 
-    The aim is what a prescription promises under its own assumptions: constant scale where it has
-    none. The prediction is what theory says of the first steps. Numbers that grow under these very
-    assumptions do not keep the promise: neither is raised by what they grow by. Without a theory
-    hidden activations and their changes, and the change of the logits, are expected to be constant.
+    The aim is what a prescription promises under its own assumptions, and constant scale where it
+    has none or its numbers grow under these very assumptions. The prediction is what theory says of
+    the first steps. Without a theory hidden activations and their changes, and the change of the
+    logits, are expected to be constant.
     """
     if theory is None:
         unknown = quantity == "init" and part == "logits"
@@ -295,12 +295,16 @@ def expectation(
     if quantity == "init":
         aim = theory.init(part) if part == "logits" else ZERO
         return aim, theory.init(part)
-    first = theory.change(part, FIRST_STEPS)
-    if theory.alignment is None:
-        return ZERO, first
-    own = theory.change(part, theory.alignment)
-    excess = max(own, ZERO)
-    return own - excess, first - excess
+    aim = min(theory.change(part, theory.alignment), ZERO) if theory.alignment else ZERO
+    return aim, theory.change(part, FIRST_STEPS)
+
+
+def has_exceptions(theory: Theory | None, quantity: str, part: str) -> bool:
+    """Whether a slope may differ from its aim as the first steps differ from what a prescription
+    assumes: only of one that assumes an alignment, and whose numbers do not grow under it."""
+    if theory is None or theory.alignment is None or quantity == "init":
+        return False
+    return quantity == "update" or theory.change(part, theory.alignment) <= 0
 
 
 def expected_update(
