@@ -167,12 +167,12 @@ def power_law(
     1/error^2, and the exponent's error is what follows from them alone: scatter about the line
     beyond them is not in it. ValueError unless they are positive and finite.
     """
-    if len(np.unique(np.asarray(x, float))) < 2:
+    given = np.asarray(x, float), np.asarray(y, float)
+    if len(np.unique(given[0])) < 2:
         raise ValueError("a power law needs at least two different x")
-    for values in (np.asarray(x, float), np.asarray(y, float)):
-        if not (np.isfinite(values) & (values > 0)).all():
-            raise ValueError("a power law needs positive, finite x and y")
-    lx, ly = np.log2(np.asarray(x, float)), np.log2(np.asarray(y, float))
+    if not all((np.isfinite(values) & (values > 0)).all() for values in given):
+        raise ValueError("a power law needs positive, finite x and y")
+    lx, ly = map(np.log2, given)
     weights = np.ones_like(lx) if errors is None else _weights(errors)
     centred = lx - np.average(lx, weights=weights)
     spread = float(weights @ centred**2)

@@ -93,11 +93,11 @@ def _judged(
     values = [point.rms for point in points]
     if not all(map(math.isfinite, values)):
         return Slope(*key, None, None, aim, predicted, NOT_FINITE)
-    if min(values) == 0:
-        word = UNCLEAR if max(values) > 0 else UNKNOWN
-        where = next(point for point in points if point.rms == 0)
-        note = f"zero at width {where.width}, seed {where.seed}" if max(values) > 0 else "zero"
-        return Slope(*key, None, None, aim, predicted, word, note)
+    if max(values) == 0:
+        return Slope(*key, None, None, aim, predicted, UNKNOWN, "zero")
+    if zero := next((point for point in points if point.rms == 0), None):
+        note = f"zero at width {zero.width}, seed {zero.seed}"
+        return Slope(*key, None, None, aim, predicted, UNCLEAR, note)
     slope, error = slope_of(points)
     one_sided = part == "logits" and quantity == "change" and ALONG not in name
     allowed = predicted if has_exceptions(theory, quantity, part) else aim

@@ -43,7 +43,7 @@ def sizes(name: str, width: int) -> dict[str, Any]:
     UserError for a width that is no multiple of its heads or stages.
     """
     library, _, kind = name.partition(":")
-    heads, unit = max(width // HEAD_DIM, 1), 2 * HEAD_DIM  # of two heads that share keys
+    heads, unit = width // HEAD_DIM, 2 * HEAD_DIM  # of two heads that share keys
     if width % unit:
         raise UserError(f"--widths {width}: stock models have heads of {HEAD_DIM}, in pairs, and "
                         f"up to four stages; expected multiples of {unit}")

@@ -171,8 +171,9 @@ class SweepWork(Work):
             groups.setdefault(point.cell(self._searched), []).append(point)
         runs, flops = 0, 0.0
         for key, points in groups.items():
-            if not self.cells[key].settled:
-                cell, seeds = self.cells[key], self.asked.seeds(dict(points[0].values))
+            cell = self.cells[key]
+            if not cell.settled:
+                seeds = self.asked.seeds(dict(points[0].values))
                 further = len({*rule.seeds} - {*seeds}) * (2 if cell.source else 1)
                 count = (rule.points - cell.added) * len(seeds) + further
                 runs, flops = runs + count, flops + count * max(map(self.flops, points))

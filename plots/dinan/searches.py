@@ -190,11 +190,14 @@ class Search:
     @property
     def judged(self) -> tuple[Run, ...]:
         """The runs that judge the best rate, by rising seed: of three seeds or more each at the
-        rate that the others choose, those that diverge there left out; else the optimum's."""
+        rate that the others choose, those that diverge there left out; else the optimum's. None
+        where every point has a run that diverged."""
+        if self.optimum is None:
+            return ()
         runs = {point.rate: [(run.seed, run.best) for run in point.runs] for point in self.points}
         chosen = chosen_by_others(runs)
         if not chosen:
-            return self.optimum.runs if self.optimum else ()
+            return self.optimum.runs
         return tuple(sorted(
             (run for point in self.points for run in point.runs
              if chosen[run.seed] == point.rate and not run.diverged),

@@ -298,6 +298,12 @@ def test_three_seeds_are_each_judged_at_the_rate_that_the_others_choose(tmp_path
     search = swept(tmp_path, runs).searches[1024, "standard"]
     assert search.optimum.rate == pytest.approx(2e-3)
     assert [(one.seed, one.best) for one in search.judged] == [(0, 2.2), (1, 2.2), (2, 2.3)]
+    # Two seeds diverge at every rate: there is no best one that the third, which ends, could judge.
+    lost = [run("standard", rate, 2.0, seed=seed, status="diverged" if seed else "finished")
+            for rate in (1e-3, 2e-3) for seed in range(3)]
+    sweep = swept(tmp_path / "lost", lost)
+    assert sweep.searches[1024, "standard"].judged == ()
+    assert bart_strategies.optima(sweep, 1024) == {}
     two = swept(tmp_path / "two", [one for one in runs if one[0]["seed"]]).searches
     assert two[1024, "standard"].judged == two[1024, "standard"].optimum.runs
 
