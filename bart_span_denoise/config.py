@@ -118,8 +118,9 @@ class Config(StrategyRunConfig):
     """One run."""
 
     without_effect: ClassVar[tuple[str, ...]] = (
-        *StrategyRunConfig.without_effect, "data.cache_dir"
-    )  # fmt: skip
+        *StrategyRunConfig.without_effect,
+        "data.cache_dir",
+    )
 
     model: ModelConfig
     prescription: PrescriptionConfig

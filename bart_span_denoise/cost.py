@@ -103,9 +103,15 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     shape, words, counts = config.model, vocabulary(config), parameters(config)
     low = config.training.precision != "fp32"
     return gpu.on_each_gpu(
-        config, shards, replicas, parameters=counts["total"], optimizer=optimizer_state(config),
-        outside=counts["embedding"], block=_blocks(shape)[1],
-        output=words * shape.width, layers=2 * shape.layers,
+        config,
+        shards,
+        replicas,
+        parameters=counts["total"],
+        optimizer=optimizer_state(config),
+        outside=counts["embedding"],
+        block=_blocks(shape)[1],
+        output=words * shape.width,
+        layers=2 * shape.layers,
         weight_copies=_weight_copies(config, shards),
         activations=lambda rows: activations(config, rows, shards > 1),
         inside=lambda rows: rows * tokens(config) * _kept_by_blocks(config)[1],

@@ -238,8 +238,10 @@ class Bart(Scaled):
         self.first_position = 0 if positions == "paper" else padding + 1
         self.word_embedding = WordEmbedding(vocab_size, width, padding)
         attention = {
-            "heads": heads, "attention_scale": attention_scale, "dropout": attention_dropout
-        }  # fmt: skip
+            "heads": heads,
+            "attention_scale": attention_scale,
+            "dropout": attention_dropout,
+        }
         shape = (width, mlp_ratio * width, attention, dropout)
         self.encoder_positions = Embedding(position_rows, width)
         self.encoder_stem_norm = norm(width)

@@ -28,9 +28,7 @@ def prescription(config: Config):
 
     fields = config.prescription.model_dump()
     kind = Ablated if {"c_we", "rescale"} & fields.keys() else Dinan
-    return kind(
-        width=config.model.width, optimizer=config.optimizer.name, init="bart", **fields
-    )
+    return kind(width=config.model.width, optimizer=config.optimizer.name, init="bart", **fields)
 
 
 def build_model(config: Config, vocab_size: int):

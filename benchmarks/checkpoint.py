@@ -53,8 +53,9 @@ def measure(width: int, repeats: int, folder: Path) -> dict[str, Any]:
         "width": width,
         "parameters": sum(shape.numel() for shape in found.values()),
         "gigabytes": (path / "state.safetensors").stat().st_size / 1e9,
-        "save_seconds": harness.spread(saves), "load_seconds": harness.spread(loads),
-    }  # fmt: skip
+        "save_seconds": harness.spread(saves),
+        "load_seconds": harness.spread(loads),
+    }
 
 
 def measure_sharded(rank: int, args: argparse.Namespace, folder: Path, rows: Any) -> None:
@@ -99,11 +100,15 @@ def measure_sharded(rank: int, args: argparse.Namespace, folder: Path, rows: Any
             seconds["sharded"].append(time.perf_counter() - started)
         if rank == 0:
             parameters = sum(shape.numel() for shape in found.values())
-            rows.append({
-                "width": width, "parameters": parameters, "gigabytes": 12e-9 * parameters,
-                "processes": args.processes,
-                **{f"{what}_seconds": harness.spread(times) for what, times in seconds.items()},
-            })  # fmt: skip
+            rows.append(
+                {
+                    "width": width,
+                    "parameters": parameters,
+                    "gigabytes": 12e-9 * parameters,
+                    "processes": args.processes,
+                    **{f"{what}_seconds": harness.spread(times) for what, times in seconds.items()},
+                }
+            )
     distributed.destroy_process_group()
 
 

@@ -125,7 +125,7 @@ def inputs(draw) -> tuple[str, str, str, list[str]]:
 
 
 def read(what: str, text: str, overrides: list[str], folder: Path) -> str:
-    """"read" or "refused"; AssertionError if neither, in one line with exit code 2."""
+    """ "read" or "refused"; AssertionError if neither, in one line with exit code 2."""
     path = folder / "x.yaml"
     path.write_bytes(text.encode("utf-8", "surrogatepass"))
     errors = io.StringIO()
@@ -159,9 +159,12 @@ def main() -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
     @settings(
-        max_examples=options.examples, database=None, deadline=None, phases=[Phase.generate],
+        max_examples=options.examples,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     @given(inputs())
     def fuzz(example: tuple[str, str, str, list[str]]) -> None:
         what, kind, text, overrides = example

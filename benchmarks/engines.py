@@ -41,9 +41,15 @@ def job(folder: Path, seed: int, steps: int = STEPS) -> Job:
     """A run of the quickstart's decoder, saved every ten steps and logged at every one."""
     from nanolm_c4.config import Config
 
-    changes = ["model.width=32", f"seed={seed}", f"training.steps={steps}", "training.log_every=1",
-               "schedule.warmup_steps=0", "checkpoint.every=10",
-               "checkpoint.minutes=null"]  # fmt: skip
+    changes = [
+        "model.width=32",
+        f"seed={seed}",
+        f"training.steps={steps}",
+        "training.log_every=1",
+        "schedule.warmup_steps=0",
+        "checkpoint.every=10",
+        "checkpoint.minutes=null",
+    ]
     config = load(Config, harness.ROOT / "nanolm_c4" / "configs" / "laptop.yaml", changes)
     name = f"seed-{seed}"
     return Job(name, "nanolm_c4", config.model_dump(mode="json"), folder / name, threads=1)
@@ -70,10 +76,14 @@ def started(engine: str) -> dict[str, float]:
         cpu = sum(map(cpu_seconds, tree))
         pool.shutdown()
     return {
-        "open_seconds": ends[0] - begun, "first_run_seconds": ends[1] - ends[0],
-        "second_run_seconds": ends[2] - ends[1], "resident_mb": memory["Rss"],
-        "proportional_mb": memory["Pss"], "cpu_seconds": cpu, "processes": len(tree),
-    }  # fmt: skip
+        "open_seconds": ends[0] - begun,
+        "first_run_seconds": ends[1] - ends[0],
+        "second_run_seconds": ends[2] - ends[1],
+        "resident_mb": memory["Rss"],
+        "proportional_mb": memory["Pss"],
+        "cpu_seconds": cpu,
+        "processes": len(tree),
+    }
 
 
 def descendants(pid: int) -> list[int]:
@@ -185,10 +195,15 @@ def kill_series(engine: str, kills: int, minutes: float) -> dict[str, Any]:
             print(f"{len(steps)} kills, {len(differ)} runs differ", file=sys.stderr)
         pool.shutdown()
     return {
-        "engine": engine, "kills": len(steps), "runs": seed, "runs_that_differ": differ,
-        "killed_at": steps, "steps_done_twice_median": statistics.median(repeated),
-        "steps_done_twice_most": max(repeated), "seconds": time.perf_counter() - begun,
-    }  # fmt: skip
+        "engine": engine,
+        "kills": len(steps),
+        "runs": seed,
+        "runs_that_differ": differ,
+        "killed_at": steps,
+        "steps_done_twice_median": statistics.median(repeated),
+        "steps_done_twice_most": max(repeated),
+        "seconds": time.perf_counter() - begun,
+    }
 
 
 def starts(engines: list[str], repeats: int) -> list[dict[str, Any]]:
@@ -200,11 +215,14 @@ def starts(engines: list[str], repeats: int) -> list[dict[str, Any]]:
         done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=harness.ROOT)
         found[engine].append(json.loads(done.stdout.splitlines()[-1]))
     return [
-        {"engine": engine, "n": repeats,
-         "median": {key: statistics.median(row[key] for row in all_) for key in all_[0]},
-         "all": all_}
+        {
+            "engine": engine,
+            "n": repeats,
+            "median": {key: statistics.median(row[key] for row in all_) for key in all_[0]},
+            "all": all_,
+        }
         for engine, all_ in found.items()
-    ]  # fmt: skip
+    ]
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -187,9 +187,14 @@ def paper_decoder(width: int, head_dim: int) -> Any:
 
     heads = max(1, width // head_dim)
     return Decoder(
-        vocab_size=32_101, context=512, layers=8, heads=heads, head_dim=width // heads,
-        mlp_ratio=4, attention_scale=head_dim**-0.5,
-    )  # fmt: skip
+        vocab_size=32_101,
+        context=512,
+        layers=8,
+        heads=heads,
+        head_dim=width // heads,
+        mlp_ratio=4,
+        attention_scale=head_dim**-0.5,
+    )
 
 
 def decoder_config(case: Case, **training: Any) -> Any:

@@ -47,9 +47,15 @@ SOURCES = {
     "vit_imagenet": [*SHARDS, "data.augmentation.mix_group=4"],
     "vit_cifar5m": [*FILES[:3], "data.repeat=true"],
 }
-RUN = ("training.steps=12", "training.eval_every=3", "training.log_every=1",
-       "training.probe_every=4", "checkpoint.every=2", "checkpoint.minutes=null",
-       "checkpoint.final=true")  # fmt: skip
+RUN = (
+    "training.steps=12",
+    "training.eval_every=3",
+    "training.log_every=1",
+    "training.probe_every=4",
+    "checkpoint.every=2",
+    "checkpoint.minutes=null",
+    "checkpoint.final=true",
+)
 
 
 @dataclass
@@ -69,9 +75,12 @@ class Watched:
         self.folder, self.aim = folder, aim
         self.times: dict[str, list[float]] = {phase: [] for phase in PHASES}
         for owner, name, phase in (
-            (Experiment, "run", "data"), (loop, "train", "train"), (loop.Loop, "_step", "step"),
-            (loop, "evaluate", "evaluation"), (checkpoint, "save", "checkpoint"),
-        ):  # fmt: skip
+            (Experiment, "run", "data"),
+            (loop, "train", "train"),
+            (loop.Loop, "_step", "step"),
+            (loop, "evaluate", "evaluation"),
+            (checkpoint, "save", "checkpoint"),
+        ):
             setattr(owner, name, self.around(getattr(owner, name), phase))
 
     def around(self, function: Callable[..., Any], phase: str) -> Callable[..., Any]:
@@ -154,13 +163,20 @@ class Family:
             os.dup2(log, 2)
             if self.ranks > 1:
                 os.environ.update(
-                    RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(self.ranks),
-                    LOCAL_WORLD_SIZE=str(self.ranks), MASTER_ADDR="127.0.0.1",
+                    RANK=str(rank),
+                    LOCAL_RANK=str(rank),
+                    WORLD_SIZE=str(self.ranks),
+                    LOCAL_WORLD_SIZE=str(self.ranks),
+                    MASTER_ADDR="127.0.0.1",
                     MASTER_PORT=str(port),
-                )  # fmt: skip
+                )
             watched = Watched(folder, aim if aim and aim.rank == rank else None)
-            words = [*self.case.small, *SOURCES.get(self.case_name, ()), *RUN,
-                     f"data.cache_dir={folder}/cache"]  # fmt: skip
+            words = [
+                *self.case.small,
+                *SOURCES.get(self.case_name, ()),
+                *RUN,
+                f"data.cache_dir={folder}/cache",
+            ]
             words = [word.format(files=self.files) for word in words]
             config = load(self.experiment.config, self.case.config, words)
             self.experiment.run(config, folder / "run")
@@ -180,9 +196,10 @@ class Family:
         patterns = ("*.jsonl", "observations/*", "checkpoints/step-00000012/*.safetensors")
         return {
             str(path.relative_to(run)): path.read_bytes()
-            for pattern in patterns for path in sorted(run.glob(pattern))
+            for pattern in patterns
+            for path in sorted(run.glob(pattern))
             if path.name != "timing.jsonl"
-        }  # fmt: skip
+        }
 
     def sequence(self, folder: Path, times: Mapping[str, float], draw: random.Random) -> list[Aim]:
         """A run that is killed in every phase; where those kills were that hit their phase."""
@@ -220,10 +237,14 @@ def series(name: str, kills: int, root: Path) -> dict[str, Any]:
         count += 1
         print(f"{name}: {len(hits)} kills, {len(differ)} runs differ", file=sys.stderr)
     return {
-        "family": name, "kills": len(hits), "runs": count, "runs_that_differ": differ,
+        "family": name,
+        "kills": len(hits),
+        "runs": count,
+        "runs_that_differ": differ,
         **{phase: sum(aim.phase == phase for aim in hits) for phase in PHASES},
-        "files_compared": len(whole), "seconds": time.perf_counter() - begun,
-    }  # fmt: skip
+        "files_compared": len(whole),
+        "seconds": time.perf_counter() - begun,
+    }
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

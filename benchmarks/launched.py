@@ -30,33 +30,76 @@ from benchmarks import harness
 from training import checkpoint
 
 COMMON = (
-    "training.compile=false", "training.precision=fp32", "training.steps=120",
-    "training.batch_size=8", "training.log_every=1", "training.eval_every=40",
-    "training.eval_batch_size=4", "training.eval_samples=16", "training.data_workers=0",
-    "schedule.warmup_steps=0", "checkpoint.every=10", "checkpoint.minutes=null",
-    "checkpoint.final=true", "data.source=embedded", "data.path=null",
-)  # fmt: skip
+    "training.compile=false",
+    "training.precision=fp32",
+    "training.steps=120",
+    "training.batch_size=8",
+    "training.log_every=1",
+    "training.eval_every=40",
+    "training.eval_batch_size=4",
+    "training.eval_samples=16",
+    "training.data_workers=0",
+    "schedule.warmup_steps=0",
+    "checkpoint.every=10",
+    "checkpoint.minutes=null",
+    "checkpoint.final=true",
+    "data.source=embedded",
+    "data.path=null",
+)
 SMALL = ("model.width=32", "model.head_dim=16", "model.layers=2", "training.micro_batch_size=2")
-BART = (*SMALL, "optimizer.lr=0.5", "model.vocab_size=null", "data.tokens_per_sample=64",
-        "data.bpe_encoder=null", "data.bpe_vocab=null", "data.trained_vocab_size=512")  # fmt: skip
+BART = (
+    *SMALL,
+    "optimizer.lr=0.5",
+    "model.vocab_size=null",
+    "data.tokens_per_sample=64",
+    "data.bpe_encoder=null",
+    "data.bpe_vocab=null",
+    "data.trained_vocab_size=512",
+)
 # Script, its own word, what makes the paper's config small.
 RUNS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "nanolm_c4": ("nanolm_c4", (), (
-        *SMALL, "model.context=32", "model.vocab_size=null", "prescription.base_width=32",
-        "data.tokenizer=null", "data.tokenizer_vocab_size=512", "data.max_train_tokens=null",
-        "data.max_validation_tokens=null",
-    )),
+    "nanolm_c4": (
+        "nanolm_c4",
+        (),
+        (
+            *SMALL,
+            "model.context=32",
+            "model.vocab_size=null",
+            "prescription.base_width=32",
+            "data.tokenizer=null",
+            "data.tokenizer_vocab_size=512",
+            "data.max_train_tokens=null",
+            "data.max_validation_tokens=null",
+        ),
+    ),
     "bart_large": ("bart_span_denoise", (), BART),
     "r2c2": ("bart_span_denoise", ("r2c2",), BART),
-    "vit_imagenet": ("vit_imagenet", (), (
-        *SMALL, "optimizer.lr=0.5", "model.patch_size=4", "model.image_size=16",
-        "model.classes=10", "data.eval_resize=16", "data.augmentation.mix_group=2",
-    )),
-    "vit_cifar5m": ("vit_cifar5m", (), (
-        "model.head_dim=8", "model.heads=4", "model.layers=2", "model.patch_size=8",
-        "optimizer.lr=0.5", "data.validation_images=16",
-    )),
-}  # fmt: skip
+    "vit_imagenet": (
+        "vit_imagenet",
+        (),
+        (
+            *SMALL,
+            "optimizer.lr=0.5",
+            "model.patch_size=4",
+            "model.image_size=16",
+            "model.classes=10",
+            "data.eval_resize=16",
+            "data.augmentation.mix_group=2",
+        ),
+    ),
+    "vit_cifar5m": (
+        "vit_cifar5m",
+        (),
+        (
+            "model.head_dim=8",
+            "model.heads=4",
+            "model.layers=2",
+            "model.patch_size=8",
+            "optimizer.lr=0.5",
+            "data.validation_images=16",
+        ),
+    ),
+}
 CHECKPOINTS = 2  # there are, before a run is killed
 
 
@@ -68,8 +111,10 @@ def start(name: str, root: Path, folder: str) -> subprocess.Popen[bytes]:
     with open(root / f"{folder}.log", "ab") as log:
         return subprocess.Popen(
             ["bash", str(harness.ROOT / f"scripts/{script}.sh"), *words, *told],
-            env={**os.environ, **own}, stdout=log, stderr=log,
-        )  # fmt: skip
+            env={**os.environ, **own},
+            stdout=log,
+            stderr=log,
+        )
 
 
 def finish(process: subprocess.Popen[bytes], log: Path) -> None:
@@ -109,9 +154,10 @@ def differences(one: Path, other: Path) -> list[str]:
         checkpoint.load(folder / "checkpoints/step-00000120").tensors for folder in (one, other)
     )
     return lines + [
-        name for name in sorted({*tensors, *others})
+        name
+        for name in sorted({*tensors, *others})
         if name not in tensors or name not in others or not torch.equal(tensors[name], others[name])
-    ]  # fmt: skip
+    ]
 
 
 def killed(name: str, root: Path) -> dict[str, Any]:
@@ -128,11 +174,14 @@ def killed(name: str, root: Path) -> dict[str, Any]:
     finish(start(name, root, "parts"), root / "parts.log")
     summary = json.loads((root / "parts/summary.json").read_text())
     return {
-        "run": name, "status": summary["status"], "processes_killed": count,
-        "newest_checkpoint": newest, "resumed_from": summary["resumed_from"],
+        "run": name,
+        "status": summary["status"],
+        "processes_killed": count,
+        "newest_checkpoint": newest,
+        "resumed_from": summary["resumed_from"],
         "differences": differences(root / "whole", root / "parts"),
         "seconds": time.perf_counter() - begun,
-    }  # fmt: skip
+    }
 
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:

@@ -46,6 +46,7 @@ gpt2, vit = partial(library, "hf:gpt2"), partial(library, "timm:vit_small_patch1
 # ------------------------------------------------------------------------------------------------
 # The code of a user: every line counts
 
+
 def mup_mlp(width, optimizer):
     base, delta, model = (mlp(n, MuReadout) for n in (BASE, 2 * BASE, width))
     set_base_shapes(model, base, delta=delta)
@@ -65,10 +66,12 @@ def mup_transformer(make, head, width, optimizer):
 
 
 MLP_RULES = [
-    Rule("0.weight", Role.PATCH_EMBEDDING), Rule("2.weight", Role.HIDDEN),
-    Rule("4.weight", Role.READOUT), Rule("4.bias", Role.READOUT_BIAS),
+    Rule("0.weight", Role.PATCH_EMBEDDING),
+    Rule("2.weight", Role.HIDDEN),
+    Rule("4.weight", Role.READOUT),
+    Rule("4.bias", Role.READOUT_BIAS),
     Rule("[02].bias", Role.HIDDEN_BIAS),
-]  # fmt: skip
+]
 
 
 def our_mlp(width, family, optimizer):
@@ -113,8 +116,10 @@ def growth(prepared, power):
     torch.manual_seed(0)
     small, large = (effective(*prepared(n), power) for n in (BASE, TIMES * BASE))
     power_of = lambda one, other: one and round(2 * math.log(other / one, TIMES)) / 2  # noqa: E731
-    return {name: (large[name][0] / rate, power_of(size, large[name][1]))
-            for name, (rate, size) in small.items()}  # fmt: skip
+    return {
+        name: (large[name][0] / rate, power_of(size, large[name][1]))
+        for name, (rate, size) in small.items()
+    }
 
 
 def agreement(theirs, ours, family):
@@ -129,6 +134,7 @@ def agreement(theirs, ours, family):
 
 # ------------------------------------------------------------------------------------------------
 # Mistakes
+
 
 def met(attempt, otherwise="silent"):
     """What a mistake meets: an error, or nothing."""
@@ -182,6 +188,7 @@ def mistakes():
     theirs = met(lambda: AdamW(based(mlp(n, MuReadout)).parameters()))
     ours = met(lambda: AdamW(ready(mlp(n)).parameters()))
     yield "`AdamW(model.parameters())` all the same", theirs, ours
+
 
 mup_gpt2, mup_vit = partial(mup_transformer, gpt2, "lm_head"), partial(mup_transformer, vit, "head")
 our_gpt2, our_vit = partial(our_transformer, gpt2), partial(our_transformer, vit)

@@ -86,10 +86,23 @@ def fairseq_corruption(text: Text, unit: str) -> Callable[[int], torch.Tensor]:
     assert vocab.add_symbol("<mask>") == MASK and vocab.index("13") == FULL_STOP
     starts = torch.from_numpy(text.word_starts.astype(np.uint8)) if unit == "word" else None
     dataset = library.data.denoising_dataset.DenoisingDataset(
-        text, None, vocab, MASK, starts, shuffle=False, seed=0, mask=0.3, mask_random=0.0,
-        insert=0.0, rotate=0.0, permute_sentences=1.0, bpe="gpt2", replace_length=1,
-        mask_length="span-poisson", poisson_lambda=3.0,
-    )  # fmt: skip
+        text,
+        None,
+        vocab,
+        MASK,
+        starts,
+        shuffle=False,
+        seed=0,
+        mask=0.3,
+        mask_random=0.0,
+        insert=0.0,
+        rotate=0.0,
+        permute_sentences=1.0,
+        bpe="gpt2",
+        replace_length=1,
+        mask_length="span-poisson",
+        poisson_lambda=3.0,
+    )
     return lambda index: dataset[index]["source"]
 
 

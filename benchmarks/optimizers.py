@@ -141,8 +141,9 @@ def main(argv: list[str] | None = None) -> None:
             row = measure(width, name, args)
             rows.append(row)
             fused, groups = row["plan_to_fused_adamw"]["median"], row["plan_to_one"]["median"]
-            print(f"{width} {name}: {fused:.2f} x fused AdamW, groups {groups:.3f}",
-                  file=sys.stderr)  # fmt: skip
+            print(
+                f"{width} {name}: {fused:.2f} x fused AdamW, groups {groups:.3f}", file=sys.stderr
+            )
     harness.show(args, "cpu", rows, keeps_memory=keeps)
 
 

@@ -33,8 +33,14 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     add = parser.add_argument
     add("--experiment", choices=("nanolm_c4", "vit_cifar5m"), default="nanolm_c4")
     add("--heads", type=int, nargs="+", default=[4, 16], metavar="H")
-    add("--contexts", type=int, nargs="+", default=[64, 256], metavar="T",
-        help="tokens; of vit_cifar5m 4, 16, 64, 256 or 1024")
+    add(
+        "--contexts",
+        type=int,
+        nargs="+",
+        default=[64, 256],
+        metavar="T",
+        help="tokens; of vit_cifar5m 4, 16, 64, 256 or 1024",
+    )
     add("--head-dim", type=int, default=16, metavar="N")
     add("--layers", type=int, default=4)
     add("--vocab", type=int, default=1024)
@@ -47,8 +53,10 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     patches = {(32 // side) ** 2 for side in (1, 2, 4, 8, 16)}
     if options.experiment == "vit_cifar5m" and not patches.issuperset(options.contexts):
-        parser.error(f"--contexts {options.contexts}: square patches of 32 x 32 pixels make "
-                     f"{', '.join(map(str, sorted(patches)))} tokens; use these")
+        parser.error(
+            f"--contexts {options.contexts}: square patches of 32 x 32 pixels make "
+            f"{', '.join(map(str, sorted(patches)))} tokens; use these"
+        )
     return options
 
 
@@ -94,9 +102,13 @@ def _vit(case: dict[str, Any]) -> tuple[Any, Callable[[], None]]:
     from vit_cifar5m import train
     from vit_cifar5m.config import Config
 
-    words = [f"model.patch_size={32 // math.isqrt(case['context'])}", "data.validation_images=256",
-             f"training.batch_size={case['batch']}", "prescription.alpha_attention=0.5",
-             *(f"model.{key}={case[key]}" for key in ("heads", "head_dim", "layers"))]
+    words = [
+        f"model.patch_size={32 // math.isqrt(case['context'])}",
+        "data.validation_images=256",
+        f"training.batch_size={case['batch']}",
+        "prescription.alpha_attention=0.5",
+        *(f"model.{key}={case[key]}" for key in ("heads", "head_dim", "layers")),
+    ]
     config = load(Config, harness.ROOT / "vit_cifar5m/configs/laptop.yaml", words)
     task = train.build_task(config)
     task.model.to(case["device"])
@@ -173,8 +185,17 @@ def main() -> None:
     args = parse()
     if args.case:
         return harness.answer(args.case, measure)
-    keys = ("experiment", "head_dim", "layers", "vocab", "batch", "samples", "repeats", "threads",
-            "device")
+    keys = (
+        "experiment",
+        "head_dim",
+        "layers",
+        "vocab",
+        "batch",
+        "samples",
+        "repeats",
+        "threads",
+        "device",
+    )
     shared = {key: getattr(args, key) for key in keys}
     shapes = [{"heads": h, "context": t} for h, t in itertools.product(args.heads, args.contexts)]
     rows = [

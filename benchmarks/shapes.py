@@ -52,8 +52,9 @@ def loaded(dataset: Dataset, batch: int, count: int, workers: int = 0) -> int:
 def cases(folder: Path, batch: int, count: int) -> Iterator[tuple[str, Callable[[], int]]]:
     """What is measured, and what returns how many images it handled."""
     drawn, alone = Drawn(0, 0, batch * count), range(8 * count)
-    yield "drawn by the batch", lambda: sum(
-        len(shapes.draw(np.arange(batch) + batch * k, 0)[1]) for k in range(count)
+    yield (
+        "drawn by the batch",
+        lambda: sum(len(shapes.draw(np.arange(batch) + batch * k, 0)[1]) for k in range(count)),
     )
     yield "drawn one by one", lambda: sum(len(shapes.draw([k], 0)[1]) for k in alone)
     yield "drawn, batches made", lambda: loaded(drawn, batch, count)

@@ -231,9 +231,12 @@ def measure_plain(case: harness.Case) -> dict[str, Any]:
     mode = MODES[case["mode"]]
     try:
         train(
-            model, batches(), bf16=mode["precision"] == "bf16", compiled=mode["compile"],
+            model,
+            batches(),
+            bf16=mode["precision"] == "bf16",
+            compiled=mode["compile"],
             device=case["device"],
-        )  # fmt: skip
+        )
     except Stopwatch.Done:
         return watch.result()
     raise RuntimeError("unreachable: the batches never end")
@@ -245,8 +248,9 @@ def measure_matmul(case: harness.Case) -> dict[str, Any]:
 
     sizes = (4096, 8192, 16384) if case["device"] == "cuda" else (1024, 2048, 3072)
     best = {"fp32": 0.0, "bf16": 0.0}
-    for size, (name, kind) in itertools.product(sizes, (("fp32", torch.float32),
-                                                        ("bf16", torch.bfloat16))):  # fmt: skip
+    for size, (name, kind) in itertools.product(
+        sizes, (("fp32", torch.float32), ("bf16", torch.bfloat16))
+    ):
         a, b = (torch.randn(size, size, device=case["device"]).to(kind) for _ in range(2))
         out = torch.empty_like(a)
         product = partial(torch.mm, a, b, out=out)
@@ -319,16 +323,22 @@ def comparisons(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         plain = found.get((width, mode, other, "plain"))
         if implementation == "plain" or plain is None:
             continue
-        result.append({
-            "width": width, "mode": mode, "ours": allocator, "plain": other,
-            "speed": min(plain["ms_process_medians"]) / min(ours["ms_process_medians"]),
-            "speed_all_steps": plain["ms_per_step"] / ours["ms_per_step"],
-            "speed_target": 1.0 if allocator == "default" else 1.1,
-            "peak": ours["tensors_mb"] / plain["tensors_mb"],
-            "peak_resident_above_start": ours["peak_above_start_mb"] / plain["peak_above_start_mb"],
-            "peak_resident": ours["peak_mb"] / plain["peak_mb"],
-            "peak_target": 0.7,
-        })  # fmt: skip
+        result.append(
+            {
+                "width": width,
+                "mode": mode,
+                "ours": allocator,
+                "plain": other,
+                "speed": min(plain["ms_process_medians"]) / min(ours["ms_process_medians"]),
+                "speed_all_steps": plain["ms_per_step"] / ours["ms_per_step"],
+                "speed_target": 1.0 if allocator == "default" else 1.1,
+                "peak": ours["tensors_mb"] / plain["tensors_mb"],
+                "peak_resident_above_start": ours["peak_above_start_mb"]
+                / plain["peak_above_start_mb"],
+                "peak_resident": ours["peak_mb"] / plain["peak_mb"],
+                "peak_target": 0.7,
+            }
+        )
     return result
 
 
@@ -351,10 +361,12 @@ def main() -> None:
     }
     rows = [summarise(case, results, ceiling) for case, results in training]
     harness.show(
-        args, args.device, rows,
+        args,
+        args.device,
+        rows,
         matmul_flops_per_second=ceiling,
         comparisons=comparisons(rows),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

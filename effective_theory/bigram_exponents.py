@@ -238,9 +238,7 @@ def _initial_sizes(
     mean = 1 / config.vocabulary  # of the softmax: h'_{L+2} has mean 1/V - y
 
     def measure(width: int, networks: int, generator: torch.Generator) -> Sizes:
-        model = sample(
-            parameterization, width, networks, config, generator, normalized=normalized
-        )
+        model = sample(parameterization, width, networks, config, generator, normalized=normalized)
         result = propagate(model, networks)
         return {**sizes(result), error: mean_square(result.h[-1].softmax(1) - mean)}
 

@@ -144,12 +144,15 @@ class _Case:
 
 def directions(theory: kernels.Kernels, derived: tangent.Tangent) -> measure.Directions:
     """Unit matrices along the predicted off-diagonal entries, by kernel; none where they are 0."""
-    found = {(quantity, block, part): kernel for quantity, block, part, kernel, _
-             in _predictions(theory, derived)}
+    found = {
+        (quantity, block, part): kernel
+        for quantity, block, part, kernel, _ in _predictions(theory, derived)
+    }
     rests = {key: kernel - kernel.diagonal().diag() for key, kernel in found.items()}
     return {
         tuple(name for name in key if name): rest / rest.norm()
-        for key, rest in rests.items() if rest.norm() > 0
+        for key, rest in rests.items()
+        if rest.norm() > 0
     }
 
 
@@ -194,14 +197,26 @@ def _kernel_rows(
             continue
         unknown = torch.full_like(kernel, math.nan) if error is None else error
         yield case.row(
-            quantity, block, part, DIAGONAL, kernel.diagonal().mean(), unknown.diagonal().max(),
-            case.mean.diagonals[key], case.se.diagonals[key],
+            quantity,
+            block,
+            part,
+            DIAGONAL,
+            kernel.diagonal().mean(),
+            unknown.diagonal().max(),
+            case.mean.diagonals[key],
+            case.se.diagonals[key],
         )
         if key in case.mean.rests:
             apart = ~torch.eye(len(kernel), dtype=torch.bool)
             yield case.row(
-                quantity, block, part, REST, kernel[apart].norm(), unknown[apart].norm(),
-                case.mean.rests[key], case.se.rests[key],
+                quantity,
+                block,
+                part,
+                REST,
+                kernel[apart].norm(),
+                unknown[apart].norm(),
+                case.mean.rests[key],
+                case.se.rests[key],
             )
 
 

@@ -183,9 +183,7 @@ def _by_layer(rule: Callable[[int], Prescription]) -> dict[str, Scaling]:
 
 def _compare(mine: Scalings, theirs: Scalings, optimizer: str) -> tuple[bool, list[str]]:
     """Whether two prescriptions are one class, and both at the second's multipliers."""
-    moved = {
-        layer: mine[layer].with_multiplier(theirs[layer].a, optimizer) for layer in LAYERS
-    }
+    moved = {layer: mine[layer].with_multiplier(theirs[layer].a, optimizer) for layer in LAYERS}
     lines = [
         f"{optimizer:<5}{layer:<10} {str(mine[layer]):<18} shifted {str(moved[layer]):<18} "
         f"theirs {theirs[layer]}"
@@ -197,7 +195,8 @@ def _compare(mine: Scalings, theirs: Scalings, optimizer: str) -> tuple[bool, li
 def main(argv: Sequence[str] | None = None) -> None:
     """Prints the facts; exit code 1 if one does not hold."""
     argparse.ArgumentParser(
-        prog="python -m effective_theory.cross_paper", description=__doc__,
+        prog="python -m effective_theory.cross_paper",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     ).parse_args(argv)
     found = facts()

@@ -81,10 +81,12 @@ class Measured:
     @property
     def mean(self) -> KernelMeans:
         """Means over networks."""
-        return _named({
-            key: value.sqrt() if key[0] == "magnitudes" else value
-            for key, value in self.averages.items()
-        })  # fmt: skip
+        return _named(
+            {
+                key: value.sqrt() if key[0] == "magnitudes" else value
+                for key, value in self.averages.items()
+            }
+        )
 
     @property
     def se(self) -> KernelMeans:

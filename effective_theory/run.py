@@ -55,8 +55,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         if job.ship:
             _prepare("--ship", job.ship)
             if job.ship.samefile(job.out):
-                raise UserError(f"--ship {job.ship}: is the folder of --out, too, whose files it "
-                                "would replace by others of their names; name another folder")
+                raise UserError(
+                    f"--ship {job.ship}: is the folder of --out, too, whose files it "
+                    "would replace by others of their names; name another folder"
+                )
         missed = run(job)
     for line in missed:
         print(line, file=sys.stderr)
@@ -195,8 +197,12 @@ def _progress(name: str) -> Callable[[int, int], None] | None:
         return None
 
     def show(done: int, total: int) -> None:
-        print(f"\r{name}: {done} of {total} networks", end="\n" if done == total else "",
-              file=sys.stderr, flush=True)
+        print(
+            f"\r{name}: {done} of {total} networks",
+            end="\n" if done == total else "",
+            file=sys.stderr,
+            flush=True,
+        )
 
     return show
 
@@ -263,7 +269,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m effective_theory.run",
         description=__doc__,
-        epilog="config keys:\n" + describe(Config) + "\nkeys after bigram.:\n"
+        epilog="config keys:\n"
+        + describe(Config)
+        + "\nkeys after bigram.:\n"
         + describe(BigramConfig),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

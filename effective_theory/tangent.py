@@ -239,9 +239,7 @@ class _Step:
 
     def hats(self, kernels: Tensor) -> Tensor:
         """B of kernels (..., REPLICATES, P, P) after the block before: LayerNorm's (1.139)."""
-        return kernels / norm_scale(
-            self.config, self.before, self.kernels.replicates[self.before]
-        )
+        return kernels / norm_scale(self.config, self.before, self.kernels.replicates[self.before])
 
 
 def _stem(config: Config, x: Tensor) -> dict[str, Tensor]:

@@ -28,9 +28,12 @@ RULES = (
 def task(width: int, seed: int) -> Check:
     """The MLP at a width under muP, whose multipliers are absorbed: torch's layers have none."""
     model = nn.Sequential(
-        nn.Linear(INPUTS, width), nn.ReLU(),
-        nn.Linear(width, width), nn.ReLU(),
-        nn.Linear(width, width), nn.ReLU(),
+        nn.Linear(INPUTS, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
+        nn.Linear(width, width),
+        nn.ReLU(),
         nn.Linear(width, CLASSES, bias=False),
     )
     rule = Everett("mup", width=width, base_width=BASE_WIDTH)

@@ -1,7 +1,7 @@
 """A Hugging Face causal LM under muP: GPT-2 from its config, trained on the bytes of real text.
 
-    python examples/huggingface_gpt2.py
-    python -m measure.coordinate_check examples/huggingface_gpt2.py
+python examples/huggingface_gpt2.py
+python -m measure.coordinate_check examples/huggingface_gpt2.py
 """
 
 import sys
@@ -21,11 +21,21 @@ TEXT = torch.tensor(list("".join(topics.values()).encode())).unfold(0, CONTEXT, 
 
 def planned(width):
     """The model, untied as the theory has it, and its plan; stock layers have no multipliers."""
-    model = GPT2LMHeadModel(GPT2Config(
-        vocab_size=256, n_positions=CONTEXT, n_embd=width, n_head=width // HEAD_DIM, n_layer=2,
-        resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, tie_word_embeddings=False,
-        bos_token_id=0, eos_token_id=0,
-    ))
+    model = GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=256,
+            n_positions=CONTEXT,
+            n_embd=width,
+            n_head=width // HEAD_DIM,
+            n_layer=2,
+            resid_pdrop=0,
+            embd_pdrop=0,
+            attn_pdrop=0,
+            tie_word_embeddings=False,
+            bos_token_id=0,
+            eos_token_id=0,
+        )
+    )
     rule = Everett("mup", width=width, base_width=64)  # lr is the rate before absorption at 64
     for block in model.transformer.h:
         block.attn.scaling = rule.attention_scale(HEAD_DIM)  # 1/h; the library's is 1/sqrt(h)

@@ -1,6 +1,6 @@
 """A decoder of plain torch modules under muP, with its own rules, on the bytes of real text.
 
-    python [-m measure.coordinate_check] examples/plain_torch.py
+python [-m measure.coordinate_check] examples/plain_torch.py
 """
 
 import sys
@@ -15,10 +15,14 @@ from param_groups import Everett, Role, Rule, plan
 
 TEXT = torch.tensor(list("".join(topics.values()).encode())).unfold(0, 65, 65)  # passages
 RULES = (
-    Rule("0.weight", Role.TOKEN_EMBEDDING), Rule("?.qkv.weight", Role.QKV),
-    Rule("?.out.weight", Role.ATTENTION_OUTPUT), Rule("?.up.weight", Role.MLP_IN),
-    Rule("?.down.weight", Role.MLP_OUT), Rule("?.norm?.weight", Role.NORM_SCALE),
-    Rule("3.weight", Role.NORM_SCALE), Rule("4.weight", Role.READOUT),
+    Rule("0.weight", Role.TOKEN_EMBEDDING),
+    Rule("?.qkv.weight", Role.QKV),
+    Rule("?.out.weight", Role.ATTENTION_OUTPUT),
+    Rule("?.up.weight", Role.MLP_IN),
+    Rule("?.down.weight", Role.MLP_OUT),
+    Rule("?.norm?.weight", Role.NORM_SCALE),
+    Rule("3.weight", Role.NORM_SCALE),
+    Rule("4.weight", Role.READOUT),
 )
 
 

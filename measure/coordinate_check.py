@@ -121,14 +121,25 @@ def table(slopes: Sequence[Slope]) -> str:
     worst over blocks and all steps.
     """
     last = max(slope.step for slope in slopes)
-    modules = [("module", "init", "aim", "change, step 1", f"step {last}", "aim", "predicted",
-                "verdict")]
+    modules = [
+        ("module", "init", "aim", "change, step 1", f"step {last}", "aim", "predicted", "verdict")
+    ]
     tensors = [("tensor", "update, step 1", f"step {last}", "expected", "verdict")]
     for name, group in _lines(slopes, updates=False).items():
         start = _farthest(group, "init", 0)
         one, end = _farthest(group, "change", 1), _farthest(group, "change", last)
-        modules.append((name, _cell(start), _number(start and start.aim), _cell(one), _cell(end),
-                        _number(one and one.aim), _number(one and one.predicted), _word(group)))
+        modules.append(
+            (
+                name,
+                _cell(start),
+                _number(start and start.aim),
+                _cell(one),
+                _cell(end),
+                _number(one and one.aim),
+                _number(one and one.predicted),
+                _word(group),
+            )
+        )
     for name, group in _lines(slopes, updates=True).items():
         one, end = _farthest(group, "update", 1), _farthest(group, "update", last)
         tensors.append((name, _cell(one), _cell(end), _number(one and one.aim), _word(group)))
@@ -286,9 +297,7 @@ def _from_task(task: Task, steps: int) -> Check:
     )
 
 
-def _loss_through_logits(
-    task: Task, batch: Any
-) -> Callable[[nn.Module, Any], torch.Tensor]:
+def _loss_through_logits(task: Task, batch: Any) -> Callable[[nn.Module, Any], torch.Tensor]:
     """The task's mean loss, computed so that the readout is called.
 
     A model may fuse readout and cross-entropy when it is given targets. Then the loss is taken of
@@ -355,18 +364,32 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("target", nargs="?", default="",
-        help="experiment folder, or a Python file with task(width, seed)")
+    add(
+        "target",
+        nargs="?",
+        default="",
+        help="experiment folder, or a Python file with task(width, seed)",
+    )
     add("rest", nargs="*", metavar="config.yaml [key=value ...]", help="config of the experiment")
     add("--widths", type=int, nargs="+", default=WIDTHS, help="at least 3 (default 64 128 256 512)")
-    add("--scan", "--width-key", dest="width_key", metavar="KEY", default="model.width",
-        help="config key of the size that --widths are of (default model.width)")
+    add(
+        "--scan",
+        "--width-key",
+        dest="width_key",
+        metavar="KEY",
+        default="model.width",
+        help="config key of the size that --widths are of (default model.width)",
+    )
     add("--steps", type=int, default=STEPS, help=f"optimiser steps (default {STEPS})")
     add("--seeds", type=int, default=SEEDS, help=f"seeds per width (default {SEEDS})")
     add("--tolerance", type=float, default=TOLERANCE, help=f"of a slope (default {TOLERANCE})")
     add("--model", metavar="NAME", help="stock model, hf:gpt2 or timm:vit_small_patch16_224")
-    add("--rule", nargs="+", choices=stock.RULES,
-        help="what a stock model is planned by (default mup standard)")
+    add(
+        "--rule",
+        nargs="+",
+        choices=stock.RULES,
+        help="what a stock model is planned by (default mup standard)",
+    )
     add("--as-configured", action="store_true", help="set no key but width and seed")
     add("--out", type=Path, help="folder of the results (default results/.../coordinate_check/...)")
     return parser
@@ -389,9 +412,12 @@ def _targets(args: argparse.Namespace) -> list[Target]:
         rules = args.rule or ("mup", "standard")
         return [stock_target(args.model, rule, args.widths) for rule in rules]
     if args.rule:
-        raise UserError("--rule goes with --model; a Python file makes its own plan" if own else
-                        "--rule goes with --model; an experiment has its rule from the config, "
-                        "such as prescription.parameterization=standard")
+        raise UserError(
+            "--rule goes with --model; a Python file makes its own plan"
+            if own
+            else "--rule goes with --model; an experiment has its rule from the config, "
+            "such as prescription.parameterization=standard"
+        )
     return [_target(args)]
 
 
@@ -400,10 +426,14 @@ def _target(args: argparse.Namespace) -> Target:
         return file_target(Path(args.target), args.rest)
     if not args.rest:
         if Path(args.target).is_file():
-            raise UserError(f"{args.target}: give the experiment's folder before its config, for "
-                            f"example nanolm_c4 {args.target}")
-        raise UserError(f"{args.target}: give the experiment's config, for example "
-                        f"{args.target}/configs/laptop.yaml")
+            raise UserError(
+                f"{args.target}: give the experiment's folder before its config, for "
+                f"example nanolm_c4 {args.target}"
+            )
+        raise UserError(
+            f"{args.target}: give the experiment's config, for example "
+            f"{args.target}/configs/laptop.yaml"
+        )
     return experiment_target(
         args.target,
         Path(args.rest[0]),

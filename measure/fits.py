@@ -77,9 +77,7 @@ def _resolution(losses: Mapping[float, float], best: float, noise: float) -> flo
     return math.sqrt((high**3 - low**3) / (3 * (high - low)))
 
 
-def _neighbours(
-    losses: Mapping[float, float], values: Sequence[float], best: float
-) -> list[float]:
+def _neighbours(losses: Mapping[float, float], values: Sequence[float], best: float) -> list[float]:
     """The best value between the two next to it that did not diverge."""
     index = values.index(best)
     near = values[max(index - 1, 0) : index + 2]
@@ -115,9 +113,7 @@ def _vertex(x: np.ndarray, y: np.ndarray, noise: float) -> tuple[float, float, f
     return float(place), float(np.fmax(scatter, noise) * math.sqrt(spread)), float(lowest)
 
 
-def stability(
-    losses: Mapping[float, float], excess: float = 0.2
-) -> tuple[float, float | None]:
+def stability(losses: Mapping[float, float], excess: float = 0.2) -> tuple[float, float | None]:
     """(largest stable, smallest unstable) of learning rate -> loss.
 
     A rate above the optimum is unstable when its loss exceeds (1 + `excess`) times the lowest or
@@ -241,8 +237,16 @@ def irreducible_power_law(
 
     start = _start(sizes / scale, y)
     found, covariance = curve_fit(
-        law, sizes / scale, y, start, bounds=(0, high), max_nfev=10_000,
-        ftol=1e-14, xtol=1e-14, gtol=1e-14, x_scale=np.maximum(start, 0.1),
+        law,
+        sizes / scale,
+        y,
+        start,
+        bounds=(0, high),
+        max_nfev=10_000,
+        ftol=1e-14,
+        xtol=1e-14,
+        gtol=1e-14,
+        x_scale=np.maximum(start, 0.1),
         absolute_sigma=True,  # of residuals of size 1: an exact fit has none to scale by
     )
     width = np.array([y.min(), max(np.ptp(y), 1e-300), STEEPEST])
@@ -252,8 +256,15 @@ def irreducible_power_law(
     scatter = math.sqrt(float(residual @ residual) / (len(y) - 3))
     errors = per_sigma * np.fmax(scatter, noise)
     floor, amplitude, exponent = map(float, found)
-    return IrreduciblePowerLaw(unit * floor, unit * amplitude, exponent, unit * float(errors[0]),
-                               float(errors[2]), scale, len(sizes))
+    return IrreduciblePowerLaw(
+        unit * floor,
+        unit * amplitude,
+        exponent,
+        unit * float(errors[0]),
+        float(errors[2]),
+        scale,
+        len(sizes),
+    )
 
 
 def _start(x: np.ndarray, y: np.ndarray) -> np.ndarray:

@@ -135,10 +135,14 @@ def arrays_of(now: Capture) -> dict[str, Tensor]:
         "pooled_kernel": representations.pooled_kernel(last),
         "last_token_kernel": representations.sample_kernel(last),
         "spatial_kernel": representations.spatial_kernel(last),
-        "attention_entries": torch.stack([
-            torch.stack([representations.attention_entries(block, 0, *place) for place in places])
-            for block in now.blocks
-        ]),  # fmt: skip
+        "attention_entries": torch.stack(
+            [
+                torch.stack(
+                    [representations.attention_entries(block, 0, *place) for place in places]
+                )
+                for block in now.blocks
+            ]
+        ),
         "attention_places": torch.tensor(places),
         "outputs": now.outputs if now.outputs.ndim == 2 else now.outputs[:, -1],
     }

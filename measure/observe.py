@@ -186,9 +186,11 @@ def load_kept(
     except UserError:
         if experiment or Path(name, "train.py").is_file():
             raise
-        raise RunError(f"{run_dir}: by its folder a run of {name!r}, which has no train.py here; "
-                       "name its experiment, such as --experiment nanolm_c4, and run from the "
-                       "repository's root") from None
+        raise RunError(
+            f"{run_dir}: by its folder a run of {name!r}, which has no train.py here; "
+            "name its experiment, such as --experiment nanolm_c4, and run from the "
+            "repository's root"
+        ) from None
     data = read_yaml(run_dir / "config.yaml")
     path = _checkpoint(run_dir, step)
     task = own.build_task(validate(own.config, data, str(run_dir / "config.yaml")))
@@ -234,8 +236,10 @@ def _check_ended(run_dir: Path) -> None:
 
 def _checkpoint(run_dir: Path, step: int | None) -> Path:
     """The newest checkpoint of a run, or that of a step."""
-    kept = {int(path.name.removeprefix("step-")): path
-            for path in checkpoint.paths(run_dir / "checkpoints")}  # fmt: skip
+    kept = {
+        int(path.name.removeprefix("step-")): path
+        for path in checkpoint.paths(run_dir / "checkpoints")
+    }
     if not kept:
         raise RunError(
             f"{run_dir}: no checkpoint in it; run the same config with checkpoint.final=true, "

@@ -150,9 +150,7 @@ def _check_heads(index: int, attention: nn.Module) -> None:
             )
 
 
-def capture(
-    model: nn.Module, batch: Any, call: Forward, causal: bool | None = None
-) -> Capture:
+def capture(model: nn.Module, batch: Any, call: Forward, causal: bool | None = None) -> Capture:
     """Runs `call(model, batch)` once in evaluation mode, without gradients, and keeps what passes.
 
     `call` returns the logits f, a tensor whose first axis is the sample. Heads are contiguous

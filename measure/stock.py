@@ -28,12 +28,28 @@ RULES = {
     "one_rate": {"parameterization": "standard", "alignment": "global"},
 }
 MODELS = (
-    "hf:gpt2", "hf:llama", "hf:mistral", "hf:qwen2", "hf:qwen3", "hf:gemma", "hf:gemma2",
-    "hf:gemma3_text", "hf:gpt_neox", "hf:bert", "hf:roberta", "hf:t5", "hf:vit", "hf:whisper",
-    "timm:vit_small_patch16_224", "timm:deit3_small_patch16_224", "timm:vit_small_patch14_dinov2",
-    "timm:eva02_tiny_patch14_224", "timm:vit_base_patch16_siglip_224",
-    "timm:convnext_tiny", "timm:swin_tiny_patch4_window7_224",
-)  # fmt: skip
+    "hf:gpt2",
+    "hf:llama",
+    "hf:mistral",
+    "hf:qwen2",
+    "hf:qwen3",
+    "hf:gemma",
+    "hf:gemma2",
+    "hf:gemma3_text",
+    "hf:gpt_neox",
+    "hf:bert",
+    "hf:roberta",
+    "hf:t5",
+    "hf:vit",
+    "hf:whisper",
+    "timm:vit_small_patch16_224",
+    "timm:deit3_small_patch16_224",
+    "timm:vit_small_patch14_dinov2",
+    "timm:eva02_tiny_patch14_224",
+    "timm:vit_base_patch16_siglip_224",
+    "timm:convnext_tiny",
+    "timm:swin_tiny_patch4_window7_224",
+)
 _IDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "decoder_start_token_id": 0}
 
 
@@ -45,28 +61,61 @@ def sizes(name: str, width: int) -> dict[str, Any]:
     library, _, kind = name.partition(":")
     heads, unit = width // HEAD_DIM, 2 * HEAD_DIM  # of two heads that share keys
     if width % unit:
-        raise UserError(f"--widths {width}: stock models have heads of {HEAD_DIM}, in pairs, and "
-                        f"up to four stages; expected multiples of {unit}")
+        raise UserError(
+            f"--widths {width}: stock models have heads of {HEAD_DIM}, in pairs, and "
+            f"up to four stages; expected multiples of {unit}"
+        )
     if library == "timm":
         if kind.startswith("convnext"):
-            return {"dims": [width // 8, width // 4, width // 2, width], "depths": [1, 1, 1, 1],
-                    "num_classes": CLASSES}
+            return {
+                "dims": [width // 8, width // 4, width // 2, width],
+                "depths": [1, 1, 1, 1],
+                "num_classes": CLASSES,
+            }
         if kind.startswith("swin"):
             stages = [max(heads // part, 1) for part in (8, 4, 2, 1)]
-            return {"img_size": 32, "patch_size": 2, "window_size": 2, "embed_dim": width // 8,
-                    "num_heads": stages, "depths": (1, 1, 1, 1), "num_classes": CLASSES}
-        return {"img_size": 28, "patch_size": 7, "embed_dim": width, "depth": 2,
-                "num_heads": heads, "num_classes": CLASSES}
+            return {
+                "img_size": 32,
+                "patch_size": 2,
+                "window_size": 2,
+                "embed_dim": width // 8,
+                "num_heads": stages,
+                "depths": (1, 1, 1, 1),
+                "num_classes": CLASSES,
+            }
+        return {
+            "img_size": 28,
+            "patch_size": 7,
+            "embed_dim": width,
+            "depth": 2,
+            "num_heads": heads,
+            "num_classes": CLASSES,
+        }
     common = {"hidden_size": width, "num_hidden_layers": 2, "num_attention_heads": heads}
     if kind == "vit":
-        return {**common, "intermediate_size": 4 * width, "image_size": 28, "patch_size": 7,
-                "num_labels": CLASSES}
+        return {
+            **common,
+            "intermediate_size": 4 * width,
+            "image_size": 28,
+            "patch_size": 7,
+            "num_labels": CLASSES,
+        }
     common |= {"vocab_size": TOKENS, **_IDS}
     if kind == "whisper":
-        ends = {f"{end}_{key}": value for end in ("encoder", "decoder") for key, value in
-                (("layers", 1), ("attention_heads", heads), ("ffn_dim", 4 * width))}
-        return {"d_model": width, "vocab_size": TOKENS, **_IDS, **ends, "pad_token_id": 0,
-                "max_source_positions": 16, "max_target_positions": 32}
+        ends = {
+            f"{end}_{key}": value
+            for end in ("encoder", "decoder")
+            for key, value in (("layers", 1), ("attention_heads", heads), ("ffn_dim", 4 * width))
+        }
+        return {
+            "d_model": width,
+            "vocab_size": TOKENS,
+            **_IDS,
+            **ends,
+            "pad_token_id": 0,
+            "max_source_positions": 16,
+            "max_target_positions": 32,
+        }
     if kind == "t5":
         return {**common, "num_layers": 1, "d_kv": HEAD_DIM, "d_ff": 4 * width, "pad_token_id": 0}
     if kind == "gpt2":
@@ -107,8 +156,11 @@ def set_attention_scale(model: nn.Module, scale: float) -> bool:
         if isinstance(module, nn.MultiheadAttention) or "T5Attention" == type(module).__name__:
             return False
         if "Attention" in type(module).__name__:
-            places += [(module, key) for key in ("scaling", "scale")
-                       if isinstance(getattr(module, key, None), float)]
+            places += [
+                (module, key)
+                for key in ("scaling", "scale")
+                if isinstance(getattr(module, key, None), float)
+            ]
     for module, key in places:
         setattr(module, key, scale)
         if hasattr(module, "fused_attn"):
@@ -121,10 +173,16 @@ def planned(name: str, rule: str, width: int) -> tuple[nn.Module, Any, str]:
     staged = name.startswith(("timm:swin", "timm:convnext"))
     model = build(name, width)
     # Branches that start at 1e-6 change too little in a few steps to show how they scale.
-    rules = [replace(rule, scale=1.0) if rule.role is Role.LAYER_SCALE else rule
-             for rule in rules_for(model)]
-    options = {"width": BASE_WIDTH if staged else width, "base_width": BASE_WIDTH,
-               "embedding_std": 1.0, **RULES[rule]}
+    rules = [
+        replace(rule, scale=1.0) if rule.role is Role.LAYER_SCALE else rule
+        for rule in rules_for(model)
+    ]
+    options = {
+        "width": BASE_WIDTH if staged else width,
+        "base_width": BASE_WIDTH,
+        "embedding_std": 1.0,
+        **RULES[rule],
+    }
     prescription = Everett(**options)
     attends = not name.startswith("timm:convnext")
     note, applied = "", {}
@@ -138,8 +196,16 @@ def planned(name: str, rule: str, width: int) -> tuple[nn.Module, Any, str]:
     if staged:
         with torch.device("meta"):
             base = build(name, BASE_WIDTH)
-    numbers = plan(model, rules, prescription, lr=2**-8, absorb_multipliers=True,
-                   applied=applied, head_dim=HEAD_DIM, base=base)
+    numbers = plan(
+        model,
+        rules,
+        prescription,
+        lr=2**-8,
+        absorb_multipliers=True,
+        applied=applied,
+        head_dim=HEAD_DIM,
+        base=base,
+    )
     return model, numbers, note
 
 
@@ -162,8 +228,10 @@ def batch_of(name: str, seed: int) -> dict[str, Tensor]:
     if name.startswith("hf:") and name != "hf:vit":
         return {"input_ids": ids, "labels": ids.flip(1)}
     size = 32 if "swin" in name or "convnext" in name else 28
-    return {"pixel_values": torch.randn(1, 3, size, size, generator=draw),
-            "labels": torch.randint(CLASSES, (1,), generator=draw)}
+    return {
+        "pixel_values": torch.randn(1, 3, size, size, generator=draw),
+        "labels": torch.randint(CLASSES, (1,), generator=draw),
+    }
 
 
 def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

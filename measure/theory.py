@@ -175,8 +175,9 @@ class Numbered:
         """A tensor's rows at both sizes; all blocks have the numbers of the first."""
         if "*" not in name:
             return tuple(plan[name] for plan in self.plans)
-        return tuple(next(row for row in plan.rows if pooled(row.name) == name)
-                     for plan in self.plans)
+        return tuple(
+            next(row for row in plan.rows if pooled(row.name) == name) for plan in self.plans
+        )
 
     def powers(self, name: str) -> Powers:
         """A tensor's exponents: those of the prescription, or of the plan where it is unknown."""

@@ -59,7 +59,12 @@ BORDELON = "bordelon"
 _EVERETT_NEEDS = ("alignment", "base_width")
 _GAMMAS = ("gamma_embedding", "gamma_hidden", "gamma_readout")
 _EVERETT_HAS = (
-    *_EVERETT_NEEDS, *_GAMMAS, "eps_per_layer", "embedding_std", "qk_exponent", "base_depth"
+    *_EVERETT_NEEDS,
+    *_GAMMAS,
+    "eps_per_layer",
+    "embedding_std",
+    "qk_exponent",
+    "base_depth",
 )
 _BORDELON_HAS = ("alpha_attention", "beta0", "gamma0")
 _BORDELON_NEEDS = (*_BORDELON_HAS, "alpha_depth")

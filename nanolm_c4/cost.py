@@ -94,9 +94,15 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     scales = 0 if _is_bordelon(config) else 2 * shape.width
     low = config.training.precision != "fp32"
     return gpu.on_each_gpu(
-        config, shards, replicas, parameters=weights, optimizer=optimizer_state(config),
-        outside=weights - shape.layers * (block + scales), block=block,
-        output=vocabulary(config) * shape.width, layers=shape.layers,
+        config,
+        shards,
+        replicas,
+        parameters=weights,
+        optimizer=optimizer_state(config),
+        outside=weights - shape.layers * (block + scales),
+        block=block,
+        output=vocabulary(config) * shape.width,
+        layers=shape.layers,
         weight_copies=_weight_copies(config, shards),
         activations=lambda rows: activations(config, rows, shards > 1),
         inside=lambda rows: rows * shape.context * _kept_by_block(config),

@@ -144,9 +144,7 @@ class Decoder(nn.Module):
         self.token_embedding = Embedding(vocab_size, width)
         self.position_embedding = Embedding(context, width)
         self.blocks = nn.ModuleList(
-            Block(
-                width, heads, mlp_ratio * width, attention_scale, residual_multiplier, norm_scale
-            )
+            Block(width, heads, mlp_ratio * width, attention_scale, residual_multiplier, norm_scale)
             for _ in range(layers)
         )
         self.final_norm = layer_norm(width, norm_scale)

@@ -146,8 +146,10 @@ def arithmetic(task) -> list[str]:
             f"{seen:,}; fetch more files with bash scripts/download.sh c4 --shards N, lower "
             f"training.steps, or, to see text again, set data.max_train_tokens={tokens}"
         )
-    return [f"length {steps:,} steps = {seen / tokens:.3g} epochs of {rows:,} rows of "
-            f"{config.model.context} tokens"]
+    return [
+        f"length {steps:,} steps = {seen / tokens:.3g} epochs of {rows:,} rows of "
+        f"{config.model.context} tokens"
+    ]
 
 
 def result(summary: dict[str, Any]) -> str:

@@ -108,8 +108,10 @@ def _forward_text(forward: dict[str, float], prescription: Prescription) -> str:
 
 
 _PRESCRIPTIONS: dict[str, type[Everett] | type[Dinan] | type[Bordelon]] = {
-    "everett": Everett, "dinan": Dinan, "bordelon": Bordelon,
-}  # fmt: skip
+    "everett": Everett,
+    "dinan": Dinan,
+    "bordelon": Bordelon,
+}
 PRESCRIPTIONS = (*_PRESCRIPTIONS, "stratos")
 
 # What a model is like beside its width, and what is meant where it is not said.
@@ -187,8 +189,10 @@ def _fans(role: Role, width: int, args: argparse.Namespace) -> tuple[int, int]:
 def _rows(numbers: dict[str, Numbers]) -> tables.Rows:
     rows: tables.Rows = [("role", "init", "std", "multiplier", "relative lr", "eps factor")]
     for role, value in numbers.items():
-        init = f"{value.init_distribution} {value.init_mean:.4g}" if value.init_std == 0 else (
-            value.init_distribution
+        init = (
+            f"{value.init_distribution} {value.init_mean:.4g}"
+            if value.init_std == 0
+            else (value.init_distribution)
         )
         scales = (value.init_std, value.multiplier, value.lr, value.eps)
         rows.append((role, init, *(f"{scale:.6g}" for scale in scales)))
@@ -211,8 +215,9 @@ def _parser() -> argparse.ArgumentParser:
     names = "exponents|constraints|solve|table|suggest"
     commands = parser.add_subparsers(required=True, metavar=names)
     for name, command, number in (
-        ("exponents", published_exponents, 1), ("constraints", constraints, 2)
-    ):  # fmt: skip
+        ("exponents", published_exponents, 1),
+        ("constraints", constraints, 2),
+    ):
         plain = commands.add_parser(name, help=f"Everett et al., Table {number}")
         _add_styles(plain)
         plain.set_defaults(command=command)
@@ -278,8 +283,9 @@ def _add_table(commands: _Commands) -> None:
 def _add_styles(parser: argparse.ArgumentParser) -> None:
     styles = parser.add_mutually_exclusive_group()
     styles.add_argument("--json", action="store_true", help="every number, for programs")
-    styles.add_argument("--latex", dest="style", action="store_const", const="latex",
-        help="a tabular")  # fmt: skip
+    styles.add_argument(
+        "--latex", dest="style", action="store_const", const="latex", help="a tabular"
+    )
     styles.add_argument("--csv", dest="style", action="store_const", const="csv")
 
 

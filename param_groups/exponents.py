@@ -157,6 +157,7 @@ PARAMETERIZATION_TABLE: dict[str, Parameterization] = {
     "mean_field": Parameterization(Layer(0, 0), Layer(HALF, 0), Layer(1, 0)),
 }
 
+
 def _parameterization(value: str | Parameterization) -> Parameterization:
     """Look a name up in Table 1; pass a parameterization through."""
     if isinstance(value, Parameterization):

@@ -320,8 +320,10 @@ def _at_its_place(
     if outside is prescription:
         return prescription
     if assignment.trunk is False and assignment.role in TRUNK:
-        raise PlanError(f"{assignment.name!r} ({assignment.role}) stands outside of all residual "
-                        "branches by its role; leave trunk=False out of its rule")
+        raise PlanError(
+            f"{assignment.name!r} ({assignment.role}) stands outside of all residual "
+            "branches by its role; leave trunk=False out of its rule"
+        )
     told = assignment.trunk is not None or _list_of(assignment) in lists
     if assignment.role not in TRUNK and not told:
         raise PlanError(
@@ -391,9 +393,7 @@ def _factor(prescription: Prescription, name: str, head_dim: int | None) -> floa
     return prescription.forward().get(name, 1.0)
 
 
-def _stated_head_dim(
-    model: nn.Module, prescription: Prescription, head_dim: int | None
-) -> int:
+def _stated_head_dim(model: nn.Module, prescription: Prescription, head_dim: int | None) -> int:
     """The head dimension that argument, prescription and the model's attentions agree on."""
     from param_groups import tensors
 

@@ -400,8 +400,10 @@ class Dinan(Prescription):
         draw = DINAN_INIT[self.init].get(role)
         if draw is None:
             ways = [f"give init={init!r}" for init in DINAN_INIT if role in DINAN_INIT[init]]
-            ways += ["build the model without it (no biases but the head's, norms without affine "
-                     "parameters)"]
+            ways += [
+                "build the model without it (no biases but the head's, norms without affine "
+                "parameters)"
+            ]
             raise PlanError(
                 f"Dinan et al. prescribe nothing for {role} in their {self.init} models; {ways[0]}"
             )
@@ -448,9 +450,7 @@ class Bordelon(Prescription):
     def lr_factor(self) -> float:
         """The factor on eta_0, the same for every tensor."""
         if self.optimizer == "sgd":
-            return float(
-                self.gamma0**2 * self.width * self.depth ** (2 * self.alpha_depth - 1)
-            )
+            return float(self.gamma0**2 * self.width * self.depth ** (2 * self.alpha_depth - 1))
         return float(self.width**-0.5 * self.depth ** (self.alpha_depth - 1))
 
     @property

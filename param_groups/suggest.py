@@ -29,11 +29,17 @@ _NAMES: tuple[tuple[Role, str], ...] = (
     (Role.QUERY, r"q|query|wq|to_q|q_proj(_weight)?"),
     (Role.KEY, r"k|key|wk|to_k|k_proj(_weight)?"),
     (Role.VALUE, r"v|value|wv|to_v|v_proj(_weight)?"),
-    (Role.MLP_IN, r"(c_)?fc_?1(_\w)?|c_fc|(up|gate|gate_up)(_proj)?|w[13]|wi(_\d)?|linear1|"
-                  r"dense_h_to_4h|intermediate\.dense"),
+    (
+        Role.MLP_IN,
+        r"(c_)?fc_?1(_\w)?|c_fc|(up|gate|gate_up)(_proj)?|w[13]|wi(_\d)?|linear1|"
+        r"dense_h_to_4h|intermediate\.dense",
+    ),
     (Role.MLP_OUT, r"(c_)?fc_?2|down(_proj)?|w2|linear2|dense_4h_to_h"),
-    (Role.READOUT, r"(lm_)?head(\.fc|\.decoder)?|head_dist|classifier|proj_out|readout|unembed|"
-                   r"embed_out|score|predictions\.decoder"),
+    (
+        Role.READOUT,
+        r"(lm_)?head(\.fc|\.decoder)?|head_dist|classifier|proj_out|readout|unembed|"
+        r"embed_out|score|predictions\.decoder",
+    ),
 )
 _BLOCK_END = r"o|wo|o_proj|out_proj|c_proj|proj|dense|output|out|output\.dense"
 # What a matrix of an MLP outside of all numbered blocks may be, as in a model that is one MLP.
@@ -42,8 +48,19 @@ _OUTSIDE = {
     Role.MLP_OUT: "READOUT if its outputs do not grow with the width",
 }
 _TOKENS = ("tok", "wte", "word", "embed_in", "shared")
-_ADDED = ("pos", "wpe", "type", "segment", "cls_token", "dist_token", "reg_token", "mask_token",
-          "latent", "bias_k", "bias_v")
+_ADDED = (
+    "pos",
+    "wpe",
+    "type",
+    "segment",
+    "cls_token",
+    "dist_token",
+    "reg_token",
+    "mask_token",
+    "latent",
+    "bias_k",
+    "bias_v",
+)
 
 
 @dataclass(frozen=True)
@@ -164,11 +181,15 @@ def norm_guess(own: str, module: nn.Module) -> Guess:
         return Guess(Role.NORM_BIAS)
     weight = module.get_parameter("weight")
     size = weight.shape[0] if weight.ndim == 1 else 1
-    given = {name: torch.full(p.shape, float(name == "weight"), device="cpu")
-             for name, p in module.named_parameters()}
+    given = {
+        name: torch.full(p.shape, float(name == "weight"), device="cpu")
+        for name, p in module.named_parameters()
+    }
     # Of buffers a copy, which a batch norm in training counts and averages in.
-    given |= {name: torch.zeros_like(b, device="cpu") if b.is_meta else b.to("cpu", copy=True)
-              for name, b in module.named_buffers()}
+    given |= {
+        name: torch.zeros_like(b, device="cpu") if b.is_meta else b.to("cpu", copy=True)
+        for name, b in module.named_buffers()
+    }
     for shape in ((64, size), (64, size, 2, 2)):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0), device="cpu")
         try:

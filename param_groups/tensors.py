@@ -375,9 +375,7 @@ def note_given(
     _GIVEN[model] = (rows, drawn, frozen)
 
 
-def check_given(
-    model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor] | None
-) -> None:
+def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor] | None) -> None:
     """Raises PlanError for a model that has not what the rates of these rows go with."""
     way_out = "groups(model, check=False) skips this check"
     if model not in _GIVEN:

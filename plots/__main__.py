@@ -78,8 +78,9 @@ def make(
     files: dict[Path, bytes] = {}
     with told(given):  # what cannot be drawn shows before a file is written
         for stem, item, _ in drawn:
-            files |= {folder / file: content
-                      for file, content in style.files(item, stem, kind).items()}
+            files |= {
+                folder / file: content for file, content in style.files(item, stem, kind).items()
+            }
     folder.mkdir(parents=True, exist_ok=True)
     for path, content in files.items():
         path.write_bytes(content)
@@ -102,11 +103,17 @@ def _check_belong(name: str, given: Sequence[Path]) -> None:
         found = set() if path in mine else _curves(path)
         if not found or any(found & _shipped_curves(table) for table in mine):
             continue
-        others = [other for other in names() if not other.endswith(DESKTOP)
-                  and any(found <= _shipped_curves(table) for table in shipped(other))]
+        others = [
+            other
+            for other in names()
+            if not other.endswith(DESKTOP)
+            and any(found <= _shipped_curves(table) for table in shipped(other))
+        ]
         if others:
-            raise TableError(f"{path}: this is a table of {' and '.join(others)}; how to draw it: "
-                             f"`python -m plots {others[0]} --help`")
+            raise TableError(
+                f"{path}: this is a table of {' and '.join(others)}; how to draw it: "
+                f"`python -m plots {others[0]} --help`"
+            )
 
 
 def _curves(path: Path) -> set[str]:
@@ -150,18 +157,34 @@ def _label(text: str) -> tuple[str, str]:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m plots", description=__doc__, add_help=False,
+        prog="python -m plots",
+        description=__doc__,
+        add_help=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("name", nargs="?", help="figure, such as everett/learning_rates")
     parser.add_argument("tables", type=Path, nargs="*", help="its tables (default: shipped ones)")
     parser.add_argument("--out", type=Path, help="folder to write to")
-    parser.add_argument("--where", metavar="COLUMN<=VALUE", action="append", default=[],
-                        help="draw these rows alone, such as model.width<=256; may be repeated")
-    parser.add_argument("--label", metavar="OLD=NEW", action="append", default=[], type=_label,
-                        help="another word for one in titles and legends; may be repeated")
-    parser.add_argument("--style", choices=style.STYLES,
-                        help="paper: serif, without title and caption; talk: larger")
+    parser.add_argument(
+        "--where",
+        metavar="COLUMN<=VALUE",
+        action="append",
+        default=[],
+        help="draw these rows alone, such as model.width<=256; may be repeated",
+    )
+    parser.add_argument(
+        "--label",
+        metavar="OLD=NEW",
+        action="append",
+        default=[],
+        type=_label,
+        help="another word for one in titles and legends; may be repeated",
+    )
+    parser.add_argument(
+        "--style",
+        choices=style.STYLES,
+        help="paper: serif, without title and caption; talk: larger",
+    )
     parser.add_argument("--all", action="store_true", help="every figure of shipped tables")
     parser.add_argument("--list", action="store_true", help="names of all figures")
     parser.add_argument("-h", "--help", action="store_true", help="of the command or of a figure")

@@ -43,14 +43,18 @@ def own_table(table: str, results: Path) -> Path | None:
     """The newest table of yours that stands for a shipped one: of its sweep, at any preset."""
     sweep, file = source_of(table)
     paper = table.partition("/")[0]
-    homes = [experiment for experiment in tables.EXPERIMENTS.get(paper, ())
-             if (ROOT / experiment / "sweeps" / f"{sweep}.yaml").exists() or sweep == "initial"]
+    homes = [
+        experiment
+        for experiment in tables.EXPERIMENTS.get(paper, ())
+        if (ROOT / experiment / "sweeps" / f"{sweep}.yaml").exists() or sweep == "initial"
+    ]
     bases = [results / home for home in homes] + [results]
     if not homes and paper != "theory":
         return None
     folders = [results, *(folder for base in bases for folder in base.glob(f"{sweep}*"))]
     found = [
-        folder / file for folder in folders
+        folder / file
+        for folder in folders
         if (folder.name == sweep or folder.name.startswith(f"{sweep}_"))
         and (folder / file).is_file()
     ]
@@ -102,22 +106,33 @@ def provenance(path: Path) -> dict[str, str]:
     beside = path.with_name(path.name.partition(".")[0] + ".json")
     origin = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else {}
     environment = origin.get("environment", {})
-    commits = [str(environment["commit"])] if "commit" in environment else (
-        sorted(set(table["commit"].dropna().astype(str))) if "commit" in table else [])
+    commits = (
+        [str(environment["commit"])]
+        if "commit" in environment
+        else (sorted(set(table["commit"].dropna().astype(str))) if "commit" in table else [])
+    )
     runs = origin.get("runs", table[RUN].nunique() if RUN in table else None)
     seeds = table[SEED].nunique() if SEED in table else 0
     packages = environment.get("packages", {})
     shipped = path.is_relative_to(tables.DATA)
     return {
         "table": _shown(path),
-        "sweep": source_of(f"{path.parent.name}/{path.name.partition('.')[0]}")[0] if shipped
-                 else path.parent.name,
+        "sweep": source_of(f"{path.parent.name}/{path.name.partition('.')[0]}")[0]
+        if shipped
+        else path.parent.name,
         "n": (f"{runs:,} runs" if runs else f"{len(table):,} rows")
-             + (f", {seeds} seed{'s' * (seeds > 1)}" if seeds else ""),
+        + (f", {seeds} seed{'s' * (seeds > 1)}" if seeds else ""),
         "commit": ", ".join(re.sub(r"^(\w{10})\w+", r"\1", commit) for commit in commits) or "–",
-        "made with": ", ".join(filter(None, [
-            f"torch {packages['torch']}" if "torch" in packages else "",
-            environment.get("device", "")])) or "–",
+        "made with": ", ".join(
+            filter(
+                None,
+                [
+                    f"torch {packages['torch']}" if "torch" in packages else "",
+                    environment.get("device", ""),
+                ],
+            )
+        )
+        or "–",
         "SHA-256": hashlib.sha256(path.read_bytes()).hexdigest()[:12],
     }
 
@@ -145,8 +160,10 @@ def figure_card(name: str, source: Source) -> Card:
         with told(source.paths if source.own else ()):
             data = read(name, source.paths)
             lines = list(module.findings(data))
-            pictures = "".join(_picture(stem, item, title, caption) for stem, item, _ in
-                               drawings(name, data, source.paths))
+            pictures = "".join(
+                _picture(stem, item, title, caption)
+                for stem, item, _ in drawings(name, data, source.paths)
+            )
     except TableError as error:  # a sweep that has not come far enough, say
         body = f'<p class="missing">Not drawn yet: {escape(str(error))}</p>'
         return Card(name, title, _article(name, source, head + body + _explorers(source)))
@@ -171,8 +188,11 @@ def sweep_card(path: Path) -> Card:
     try:
         table = tables.read(path, tables.RESULTS)
     except TableError as error:
-        return Card(name, path.parent.name, _article(
-            name, source, f'{head}<p class="missing">{escape(str(error))}</p>'))
+        return Card(
+            name,
+            path.parent.name,
+            _article(name, source, f'{head}<p class="missing">{escape(str(error))}</p>'),
+        )
     states = ", ".join(f"{n} {state}" for state, n in table[STATUS].value_counts().items())
     curves = _explorers(source) or '<p class="missing">No rate or size varies in it.</p>'
     curves += _made([provenance(path)])
@@ -234,39 +254,54 @@ def _formulas(words: str) -> str:
     words = re.sub(r"\b(alpha|[A-Z])_([A-Z])\b", r"\1<sub>\2</sub>", escape(words))
     for plain, set_ in (("alpha", "α"), ("lr*", "lr<sup>*</sup>"), (" = ", "&nbsp;=&nbsp;")):
         words = words.replace(plain, set_)
-    return re.sub(r"\^\(([^()]*)\)|\^(\d+)",
-                  lambda found: f"<sup>{(found[1] or found[2]).replace('-', '−')}</sup>", words)
+    return re.sub(
+        r"\^\(([^()]*)\)|\^(\d+)",
+        lambda found: f"<sup>{(found[1] or found[2]).replace('-', '−')}</sup>",
+        words,
+    )
 
 
-def _facts(
-    name: str, source: Source, counts: Counter[str], rows: Sequence[dict[str, str]]
-) -> str:
+def _facts(name: str, source: Source, counts: Counter[str], rows: Sequence[dict[str, str]]) -> str:
     """The column beside the pictures: claim, verdicts, runs, preset and commands."""
     claim = _claims().get(name.removesuffix(DESKTOP))
-    told = f'{_formulas(claim["claim"])} <span class="where">{escape(claim["where"])}</span>' if (
-        claim) else "None is listed."
-    seen = "".join(
-        f'<li>{_badge(key, str(counts[key]))} {escape(VERDICTS[key][1])}</li>'
-        for key in VERDICTS if counts[key]) or "<li>Numbers without a verdict, listed below.</li>"
+    told = (
+        f'{_formulas(claim["claim"])} <span class="where">{escape(claim["where"])}</span>'
+        if (claim)
+        else "None is listed."
+    )
+    seen = (
+        "".join(
+            f"<li>{_badge(key, str(counts[key]))} {escape(VERDICTS[key][1])}</li>"
+            for key in VERDICTS
+            if counts[key]
+        )
+        or "<li>Numbers without a verdict, listed below.</li>"
+    )
     runs = {row["sweep"]: row["n"] for row in rows}
     presets = dict.fromkeys(re.findall(r"--preset (\w+)", " ".join(source.commands)))
-    preset = ", ".join(presets) or ("none: the sweep has one size" if not source.own else
-                                    ", ".join(path.parent.name for path in source.paths))
+    preset = ", ".join(presets) or (
+        "none: the sweep has one size"
+        if not source.own
+        else ", ".join(path.parent.name for path in source.paths)
+    )
     commands = "".join(
         f'<div class="command"><code>{escape(command).replace("/", "/<wbr>")}</code>'
         f'<button type="button" class="copy" aria-label="Copy the command">copy</button></div>'
-        for command in source.commands)
+        for command in source.commands
+    )
     return (
         f'<aside class="facts"><h4>The paper says</h4><p class="claim">{told}</p>'
         f'<h4>Measured here</h4><ul class="tally">{seen}</ul>'
-        f'<h4>Runs</h4><p>{escape("; ".join(runs.values()))}</p>'
-        f'<h4>Preset</h4><p>{escape(preset)}</p><h4>Made by</h4>{commands}</aside>'
+        f"<h4>Runs</h4><p>{escape('; '.join(runs.values()))}</p>"
+        f"<h4>Preset</h4><p>{escape(preset)}</p><h4>Made by</h4>{commands}</aside>"
     )
 
 
 def _badge(key: str, words: str) -> str:
-    return (f'<span class="badge {key}"><span aria-hidden="true">{VERDICTS[key][0]}</span> '
-            f"{escape(words)}</span>")
+    return (
+        f'<span class="badge {key}"><span aria-hidden="true">{VERDICTS[key][0]}</span> '
+        f"{escape(words)}</span>"
+    )
 
 
 def _findings(name: str, found: Sequence[Finding], columns: Sequence[str]) -> str:
@@ -277,11 +312,13 @@ def _findings(name: str, found: Sequence[Finding], columns: Sequence[str]) -> st
         f'<tr data-kind="{kind(finding.verdict)}"><td>{escape(finding.name)}</td>'
         f'<td data-label="measured">{escape(finding.measured)}</td>'
         f'<td data-label="{columns[2]}">{escape(finding.published)}</td><td data-label="verdict">'
-        f'{_badge(kind(finding.verdict), finding.verdict) if finding.verdict else ""}</td></tr>'
-        for finding in found)
+        f"{_badge(kind(finding.verdict), finding.verdict) if finding.verdict else ''}</td></tr>"
+        for finding in found
+    )
     heads = "".join(
         f'<th scope="col"><button type="button">{word}</button></th>'
-        for word in (*columns[:3], "verdict"))
+        for word in (*columns[:3], "verdict")
+    )
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="Findings of {escape(name)}">'
         f'<table class="findings sortable"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody>'
@@ -306,8 +343,10 @@ def _notes(notes: Sequence[str], beside: bool) -> str:
 def _made(rows: Sequence[dict[str, str]]) -> str:
     """Tables, runs, commit and machine."""
     heads = "".join(f'<th scope="col">{word}</th>' for word in rows[0])
-    cells = ["".join(f'<td data-label="{word}">{escape(value)}</td>' for word, value in
-                     row.items()) for row in rows]
+    cells = [
+        "".join(f'<td data-label="{word}">{escape(value)}</td>' for word, value in row.items())
+        for row in rows
+    ]
     body = "".join(f"<tr>{row}</tr>" for row in cells)
     return (
         '<details class="made"><summary>Tables, runs and commit</summary><div class="scroll" '
@@ -330,5 +369,6 @@ def _explorers(source: Source) -> str:
             label = escape(f"{words}: loss by {found['axis'] or found['size']}")
             shown += (
                 f'<details class="explorer" data-label="{label}"><summary>Look into the curves: '
-                f'{label}</summary><script type="application/json">{data}</script></details>')
+                f'{label}</summary><script type="application/json">{data}</script></details>'
+            )
     return shown

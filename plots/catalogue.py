@@ -23,8 +23,12 @@ def names() -> list[str]:
     preset desktop are shipped, too."""
     packages = {paper: importlib.import_module(f"plots.{paper}") for paper in ship.PAPERS}
     figures = [f"{paper}/{figure}" for paper in packages for figure in packages[paper].FIGURES]
-    return [name for figure in figures for name in (figure, f"{figure}{DESKTOP}")
-            if name == figure or shipped(name)]
+    return [
+        name
+        for figure in figures
+        for name in (figure, f"{figure}{DESKTOP}")
+        if name == figure or shipped(name)
+    ]
 
 
 def shipped(name: str) -> list[Path]:
@@ -90,8 +94,10 @@ def told(given: Sequence[Path]) -> Iterator[None]:
         if not given:
             raise
         why = " ".join(str(error).split())
-        raise TableError(f"{', '.join(map(str, given))}: its numbers cannot be drawn: "
-                         f"{type(error).__name__}: {why}") from error
+        raise TableError(
+            f"{', '.join(map(str, given))}: its numbers cannot be drawn: "
+            f"{type(error).__name__}: {why}"
+        ) from error
 
 
 def drawings(
@@ -115,7 +121,12 @@ def drawings(
     facts += [[]] * (len(drawn) - len(facts))  # what follows the figures, such as Table 4
     preset = DESKTOP if name.endswith(DESKTOP) else ""
     return [
-        (stem.removesuffix(preset) + preset, item, "" if isinstance(item, pd.DataFrame)
-         else style.credit(item, paper, stem, [*known, *also]))
+        (
+            stem.removesuffix(preset) + preset,
+            item,
+            ""
+            if isinstance(item, pd.DataFrame)
+            else style.credit(item, paper, stem, [*known, *also]),
+        )
         for (stem, item), known in zip(drawn, facts)
     ]

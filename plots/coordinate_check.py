@@ -59,8 +59,11 @@ def findings(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> list[Printed]:
     result = data[1]
     text: list[Printed] = [str(Finding("module", "slope of its RMS", "predicted", "verdict"))]
     for name, word in panels(result).items():
-        slope = next(s for s in result["slopes"] if s["name"] == name and s["verdict"] == word
-                     and s["quantity"] != "update")
+        slope = next(
+            s
+            for s in result["slopes"]
+            if s["name"] == name and s["verdict"] == word and s["quantity"] != "update"
+        )
         what = "initial RMS" if slope["quantity"] == "init" else f"change, step {slope['step']}"
         measured = [math.nan if slope[key] is None else slope[key] for key in ("slope", "error")]
         predicted = "" if slope["predicted"] is None else f"{slope['predicted']:+.2f}"
@@ -109,9 +112,11 @@ def draw(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> Iterator[tuple[str, ob
     colors = {("change", t): c for t, c in enumerate(sns.color_palette("viridis", steps), start=1)}
     colors["init", 0] = "black"
     for axis, (name, word) in zip(axes.flat, chosen.items()):
-        predicted = {(slope["quantity"], slope["step"]): slope["predicted"]
-                     for slope in result["slopes"]
-                     if slope["name"] == name and slope["predicted"] is not None}
+        predicted = {
+            (slope["quantity"], slope["step"]): slope["predicted"]
+            for slope in result["slopes"]
+            if slope["name"] == name and slope["predicted"] is not None
+        }
         for key, line in means(table, name).items():
             axis.plot(line.index, line.values, "o-", ms=3, lw=1.2, color=colors[key])
             if key in predicted:
@@ -121,18 +126,26 @@ def draw(data: tuple[pd.DataFrame, Mapping[str, Any]]) -> Iterator[tuple[str, ob
         axis.set_yscale("log", base=2)
         axis.tick_params(labelsize=6)
         axis.set_xlabel(scan, fontsize=7)
-        axis.set_title(f"{name.replace(' along', chr(10) + 'along')}\n{word}", fontsize=7,
-                       color=VERDICTS[word])
-    for axis in axes.flat[len(chosen):]:
+        axis.set_title(
+            f"{name.replace(' along', chr(10) + 'along')}\n{word}", fontsize=7, color=VERDICTS[word]
+        )
+    for axis in axes.flat[len(chosen) :]:
         axis.set_visible(False)
     style.label_grid(axes, y=["RMS"] * down)
     names = {0: "at initialisation", 1: "change after step 1"}
     steps = sorted((step, color) for (_, step), color in colors.items())
-    style.legend(figure, [
-        *((names.get(step, f"step {step}"), {"color": color, "marker": "o", "ms": 3})
-          for step, color in steps),
-        ("slope predicted for the first steps", {"color": "black", "ls": "--", "lw": 0.9}),
-    ], fontsize=7, frameon=True)
+    style.legend(
+        figure,
+        [
+            *(
+                (names.get(step, f"step {step}"), {"color": color, "marker": "o", "ms": 3})
+                for step, color in steps
+            ),
+            ("slope predicted for the first steps", {"color": "black", "ls": "--", "lw": 0.9}),
+        ],
+        fontsize=7,
+        frameon=True,
+    )
     rule = result.get("prescription", {})
     keys = ("name", "parameterization", "strategy", "optimizer", "alignment")
     words = [rule[key] for key in keys if isinstance(rule.get(key), str)]

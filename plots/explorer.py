@@ -16,8 +16,13 @@ from plots.tables import CURVE, DECAY, EPS, PARAMETERIZATION, RATE, SEED, WIDTH
 SIZES = (WIDTH, "model.head_dim", "model.layers", "model.heads")
 AXES = (RATE, EPS, DECAY)
 NAMES = {
-    WIDTH: "width", RATE: "learning rate", EPS: "epsilon", DECAY: "weight decay",
-    "model.head_dim": "head dimension", "model.layers": "depth", "model.heads": "heads",
+    WIDTH: "width",
+    RATE: "learning rate",
+    EPS: "epsilon",
+    DECAY: "weight decay",
+    "model.head_dim": "head dimension",
+    "model.layers": "depth",
+    "model.heads": "heads",
 }
 
 
@@ -63,9 +68,10 @@ def _free(table: pd.DataFrame, columns: Sequence[str], given: Sequence[str]) -> 
 
 def _points(rows: pd.DataFrame, groups: list[str], size: str, axis: str | None) -> dict:
     values = tables.losses(rows)
-    rows = rows.loc[values.index].assign(loss=values, group=[
-        _label(row, groups) for row in rows.loc[values.index].to_dict("records")
-    ])
+    rows = rows.loc[values.index].assign(
+        loss=values,
+        group=[_label(row, groups) for row in rows.loc[values.index].to_dict("records")],
+    )
     points, best = [], []
     for (group, line), cell in rows.groupby(["group", size], sort=False):
         means = {}
@@ -74,8 +80,9 @@ def _points(rows: pd.DataFrame, groups: list[str], size: str, axis: str | None) 
             lost = len(runs) - len(found)
             means[place] = math.inf if lost else found.mean()
             spread = found.std() if len(found) > 1 else math.nan
-            points.append([group, line, place, *map(_known, (found.mean(), spread)),
-                           len(runs), lost])
+            points.append(
+                [group, line, place, *map(_known, (found.mean(), spread)), len(runs), lost]
+            )
         if not any(map(math.isfinite, means.values())):
             continue
         if axis == RATE and len(means) > 1:  # in its logarithm losses are parabolas near the best
@@ -85,8 +92,12 @@ def _points(rows: pd.DataFrame, groups: list[str], size: str, axis: str | None) 
             place = min(means, key=lambda key: means[key])
             best.append([group, line, place, means[place], False, place])
     return {
-        "axis": NAMES.get(axis), "size": NAMES[size], "groups": list(rows["group"].unique()),
-        "sizes": sorted(rows[size].unique().tolist()), "points": points, "best": best,
+        "axis": NAMES.get(axis),
+        "size": NAMES[size],
+        "groups": list(rows["group"].unique()),
+        "sizes": sorted(rows[size].unique().tolist()),
+        "points": points,
+        "best": best,
         "seeds": int(rows[SEED].nunique()),
     }
 

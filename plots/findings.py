@@ -152,7 +152,11 @@ class Estimate:
         return f"off by {off:+.2f}, {abs(off) / error:.1f} SE"
 
     def finding(
-        self, name: str, published: float, beside: str | None = None, digits: int = 3,
+        self,
+        name: str,
+        published: float,
+        beside: str | None = None,
+        digits: int = 3,
         sign: str = "+",
     ) -> Finding:
         """Beside a published number; `beside` is its text, -1/2 as the papers write it if None."""
@@ -169,14 +173,23 @@ def weighted(parts: Iterable[tuple[float, Estimate]]) -> Estimate:
     parts = list(parts)
     errors = [weight * one.error for weight, one in parts]
     error, freedom = math.hypot(*errors), None
-    least = min((one for _, one in parts), default=None,
-                key=lambda one: math.inf if one.groups is None else one.groups - one.fitted)
+    least = min(
+        (one for _, one in parts),
+        default=None,
+        key=lambda one: math.inf if one.groups is None else one.groups - one.fitted,
+    )
     known = least is not None and all(one.groups is not None for _, one in parts)
     if error > 0 and all(one.freedom for _, one in parts):
-        freedom = 1 / sum((own / error) ** 4 / (one.freedom or 1)
-                          for own, (_, one) in zip(errors, parts))
-    return Estimate(float(sum(weight * one.value for weight, one in parts)), error,
-                    least.groups if known else None, least.fitted if known else 1, freedom)
+        freedom = 1 / sum(
+            (own / error) ** 4 / (one.freedom or 1) for own, (_, one) in zip(errors, parts)
+        )
+    return Estimate(
+        float(sum(weight * one.value for weight, one in parts)),
+        error,
+        least.groups if known else None,
+        least.fitted if known else 1,
+        freedom,
+    )
 
 
 def exact_text(value: float) -> str:

@@ -69,8 +69,9 @@ def draw_optima(axis, sweeps: Sweeps, fit: Exponent, **look) -> None:
         best, error = sweep.best, float(np.nan_to_num(errors.get(width, 0.0)))
         bars = [[best.value * (1 - 2**-error)], [best.value * (2**error - 1)]]
         face = "white" if best.at_edge else look["color"]
-        axis.errorbar(width, best.value, yerr=bars, fmt=marker, ms=6, mfc=face, capsize=2, lw=1,
-                      **look)
+        axis.errorbar(
+            width, best.value, yerr=bars, fmt=marker, ms=6, mfc=face, capsize=2, lw=1, **look
+        )
     if fit.law:
         widths = sorted(set(sweeps) - set(fit.edge))
         axis.plot(widths, [fit.law(width) for width in widths], ls=line, lw=1.2, **look)

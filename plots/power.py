@@ -91,8 +91,9 @@ class Claim:
             return OUT if "out" in self.said else UNTESTED
         against = [one for one in self.found if one.word == DISAGREES]
         total, least = len(self.found), len(against)
-        chance = sum(math.comb(total, k) * 0.05**k * 0.95 ** (total - k)
-                     for k in range(least, total + 1))
+        chance = sum(
+            math.comb(total, k) * 0.05**k * 0.95 ** (total - k) for k in range(least, total + 1)
+        )
         if any(one.alone for one in against) or chance < 0.05:
             return DISAGREES
         agrees = all(one.word == AGREES for one in self.found) and "open" not in self.said
@@ -119,8 +120,9 @@ class Claim:
     def worst(self) -> Judged | None:
         """The undecided finding with the largest error."""
         open_ones = [one for one in self.found if one.word != AGREES and not one.alone]
-        return max(open_ones, key=lambda one: one.error if one.error > 0 else math.inf,
-                   default=None)
+        return max(
+            open_ones, key=lambda one: one.error if one.error > 0 else math.inf, default=None
+        )
 
     @property
     def more_widths(self) -> bool:
@@ -148,8 +150,10 @@ class Claim:
 def claims(path: Path = CLAIMS) -> dict[str, list[Claim]]:
     """Paper -> its claims, judged by the shipped tables."""
     said = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return {paper: [Claim(one, list(_judge(one)), _of_desktop(one)) for one in ones]
-            for paper, ones in said.items()}
+    return {
+        paper: [Claim(one, list(_judge(one)), _of_desktop(one)) for one in ones]
+        for paper, ones in said.items()
+    }
 
 
 @functools.cache
@@ -171,8 +175,9 @@ def printed(figure: str) -> Sequence[Printed]:
 def _of_desktop(said: dict[str, Any]) -> bool:
     """Whether tables of preset desktop have a finding of the claim."""
     lines = of_shipped(f"{said['figure']}{tables.DESKTOP}") if "findings" in said else ()
-    return any(isinstance(line, Finding) and re.match(said["findings"], line.name)
-               for line in lines)
+    return any(
+        isinstance(line, Finding) and re.match(said["findings"], line.name) for line in lines
+    )
 
 
 def _judge(said: dict[str, Any]) -> Iterator[Judged]:
@@ -183,8 +188,11 @@ def _judge(said: dict[str, Any]) -> Iterator[Judged]:
             yield Judged(AGREES if met else DISAGREES, math.nan, math.nan, None, alone=not met)
     if "findings" not in said:
         return
-    lines = [line for line in printed(said["figure"])
-             if isinstance(line, Finding) and re.match(said["findings"], line.name)]
+    lines = [
+        line
+        for line in printed(said["figure"])
+        if isinstance(line, Finding) and re.match(said["findings"], line.name)
+    ]
     if not lines:
         raise ValueError(f"{said['claim']}: {said['figure']} has no finding {said['findings']!r}")
     for line in lines:
@@ -194,8 +202,9 @@ def _judge(said: dict[str, Any]) -> Iterator[Judged]:
 def _spreads(rows: pd.DataFrame) -> dict[tuple[str, str], float]:
     """(curve, parameterisation) -> standard deviation of one run's loss over seeds, where known."""
     keys = [CURVE, PARAMETERIZATION]
-    found = {names: seed_noise(seeded_points(own))[0]
-             for names, own in rows.groupby(keys, sort=False)}
+    found = {
+        names: seed_noise(seeded_points(own))[0] for names, own in rows.groupby(keys, sort=False)
+    }
     return {names: noise for names, noise in found.items() if noise > 0}
 
 
@@ -326,23 +335,37 @@ def page() -> str:
     verdicts = {id(one): verdict(one) for ones in papers.values() for one in ones}
     count = Counter(word for word, _ in verdicts.values())
     total = sum(count.values())
-    derived, ours = (sum(f"({words})" in one.said["claim"] for ones in papers.values()
-                         for one in ones) for words in ("derived", "our test"))
-    text = [HEAD.format(total=total, derived=derived, ours=ours,
-                        **{word.replace(" ", "_"): count[word]
-                           for word in (AGREES, DISAGREES, UNDECIDED, OUT, UNTESTED)})]
+    derived, ours = (
+        sum(f"({words})" in one.said["claim"] for ones in papers.values() for one in ones)
+        for words in ("derived", "our test")
+    )
+    text = [
+        HEAD.format(
+            total=total,
+            derived=derived,
+            ours=ours,
+            **{
+                word.replace(" ", "_"): count[word]
+                for word in (AGREES, DISAGREES, UNDECIDED, OUT, UNTESTED)
+            },
+        )
+    ]
     for paper, ones in papers.items():
         text.append(f"\n## {paper}\n\n{COLUMNS}")
         text += [_row(one, *verdicts[id(one)]) for one in ones]
     text += [ORDER, *_order(papers, verdicts)]
-    made = [(path, json.loads(path.read_text(encoding="utf-8")))
-            for path in sorted(DATA.glob("*/*.json"))]
+    made = [
+        (path, json.loads(path.read_text(encoding="utf-8")))
+        for path in sorted(DATA.glob("*/*.json"))
+    ]
     text.append(SHIPPED)
     for path, one in made:
         if where := one.get("environment"):
             only = ", ".join(one.get("only", ()))
-            text.append(f"| `{path.parent.name}/{path.stem}` | {one.get('runs', '')} | {only} | "
-                        f"{where.get('commit', '')[:10]} | {where.get('device', '')} |")
+            text.append(
+                f"| `{path.parent.name}/{path.stem}` | {one.get('runs', '')} | {only} | "
+                f"{where.get('commit', '')[:10]} | {where.get('device', '')} |"
+            )
     text += [SPREAD, *spreads()]
     return "\n".join(text) + "\n"
 
@@ -357,8 +380,10 @@ def _row(claim: Claim, word: str, hours: float) -> str:
         plans = [planned(sweep, None) for sweep in claim.said.get("sweeps", ())]
         if plans:
             least = "at least " * any(plan["may_add"] for plan in plans)
-            runs = (f"{least}{sum(plan['H100'] for plan in plans):,.0f} H100-hours, all of the "
-                    "figure at the paper's size")
+            runs = (
+                f"{least}{sum(plan['H100'] for plan in plans):,.0f} H100-hours, all of the "
+                "figure at the paper's size"
+            )
     elif word not in (AGREES, DISAGREES) and "open" in claim.said:
         now = claim.said["open"]
     elif word in (AGREES, DISAGREES) and decisive is not None:
@@ -367,8 +392,10 @@ def _row(claim: Claim, word: str, hours: float) -> str:
         beside = f"; claimed: {decisive.published}" if decisive.published else ""
         now = f"{decisive.value:+.3g}{error}{seeds}{beside}"
         if word == DISAGREES and against < claim.said.get("effect", 0):
-            now += (f"; differs by at most {against:.2g}, less than the effect of "
-                    f"{claim.said['effect']}")
+            now += (
+                f"; differs by at most {against:.2g}, less than the effect of "
+                f"{claim.said['effect']}"
+            )
     elif worst is not None and word != DISAGREES:
         error = f"{worst.error:.3f}" if worst.error > 0 else "unknown"
         now = f"error {error} → {claim.needed:.3f}"
@@ -392,9 +419,11 @@ def _order(papers: dict[str, list[Claim]], verdicts: dict[int, tuple[str, float]
         if word == UNDECIDED and decidable and 0 < hours <= DESKTOP * len(sweeps):
             found.setdefault(sweeps, []).append(hours)
     ranked = sorted(found.items(), key=lambda item: max(item[1]) / len(item[1]))
-    return [f"| {', '.join(f'`{sweep}`' for sweep in sweeps)} | {len(hours)} | {max(hours):.1f} | "
-            f"{len(hours) / max(max(hours), 0.01):.1f} | {', '.join(map(_desktop, sweeps))} |"
-            for sweeps, hours in ranked]
+    return [
+        f"| {', '.join(f'`{sweep}`' for sweep in sweeps)} | {len(hours)} | {max(hours):.1f} | "
+        f"{len(hours) / max(max(hours), 0.01):.1f} | {', '.join(map(_desktop, sweeps))} |"
+        for sweeps, hours in ranked
+    ]
 
 
 def _desktop(sweep: str) -> str:

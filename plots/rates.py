@@ -58,8 +58,11 @@ class RateSweep:
     def stable(self) -> dict[float, float]:
         """The sweep up to its first unstable rate, which is left out."""
         largest, _ = fits.stability(self.losses)
-        return {rate: loss for rate, loss in sorted(self.losses.items())
-                if rate <= largest and math.isfinite(loss)}
+        return {
+            rate: loss
+            for rate, loss in sorted(self.losses.items())
+            if rate <= largest and math.isfinite(loss)
+        }
 
     @property
     def ended(self) -> dict[int, float]:
@@ -109,8 +112,9 @@ def rate_sweeps(
             judges, judging = _judged(runs, others, best.grid_value)
             tried = others if judges == "fresh" else runs
             by_seed = {rate: dict(own) for rate, own in tried.items()}
-            found[int(width)] = RateSweep(int(width), size, losses, judging, noise, best, judges,
-                                          by_seed)
+            found[int(width)] = RateSweep(
+                int(width), size, losses, judging, noise, best, judges, by_seed
+            )
     return found
 
 
@@ -136,8 +140,13 @@ def chosen_by_others(runs: Mapping[float, Sequence[tuple[int, float]]]) -> dict[
     shared = {rate: dict(own) for rate, own in runs.items() if len(dict(own)) == len(seeds)}
     if len(seeds) < PAIRED or len(shared) < 2:
         return {}
-    means = {seed: {rate: fmean(loss for other, loss in own.items() if other != seed)
-                    for rate, own in shared.items()} for seed in seeds}
+    means = {
+        seed: {
+            rate: fmean(loss for other, loss in own.items() if other != seed)
+            for rate, own in shared.items()
+        }
+        for seed in seeds
+    }
     return {seed: min(of, key=lambda rate: of[rate]) for seed, of in means.items()}
 
 
@@ -171,8 +180,10 @@ def edge_lines(sweeps: Lines, symbol: str = "D") -> list[str]:
         searched = {width: sweep.best for width, sweep in line.items() if len(sweep.losses) > 1}
         edge = [width for width, best in searched.items() if best.at_edge]
         if edge:
-            text.append(f"{', '.join(names)}: best rate at the edge of its sweep at {symbol} = "
-                        f"{_listed(edge)}")
+            text.append(
+                f"{', '.join(names)}: best rate at the edge of its sweep at {symbol} = "
+                f"{_listed(edge)}"
+            )
     return text
 
 
@@ -221,8 +232,11 @@ def borrowed(lines: Iterable[Sweeps], symbol: str = "D") -> str:
     if not others:
         return ""
     of = _listed(sorted(set().union(*others.values())))
-    at = f"all {symbol}" if len(others) == len(dict(every)) else (
-        f"{symbol} = {_listed(sorted(others))}")
+    at = (
+        f"all {symbol}"
+        if len(others) == len(dict(every))
+        else (f"{symbol} = {_listed(sorted(others))}")
+    )
     return f"{at}: spread of {symbol} = {of}"
 
 
@@ -241,8 +255,10 @@ def noise_line(rows: pd.DataFrame, what: str, symbol: str = "D") -> str:
 def noise_lines(table: pd.DataFrame, symbol: str = "D") -> list[str]:
     """The same for every parameterisation of a table."""
     labels = present(LABELS, table[PARAMETERIZATION])
-    return [noise_line(table[table[PARAMETERIZATION] == rule], label, symbol)
-            for rule, label in labels.items()]
+    return [
+        noise_line(table[table[PARAMETERIZATION] == rule], label, symbol)
+        for rule, label in labels.items()
+    ]
 
 
 def selection_lines(found: Lines, symbol: str = "D") -> list[str]:
@@ -254,26 +270,41 @@ def selection_lines(found: Lines, symbol: str = "D") -> list[str]:
     for names, line in found.items():
         for sweep in (sweep for sweep in line.values() if len(sweep.losses) > 1):
             kinds.setdefault(sweep.judges, []).append(sweep)
-        gone = ", ".join(f"{sweep.lost} of {len(sweep.runs)} at {symbol} = {width}"
-                         for width, sweep in line.items() if sweep.lost)
+        gone = ", ".join(
+            f"{sweep.lost} of {len(sweep.runs)} at {symbol} = {width}"
+            for width, sweep in line.items()
+            if sweep.lost
+        )
         lost += [f"{', '.join(names)}: {gone}"] * bool(gone)
     text = []
     for kind, sweeps in sorted(kinds.items()):
         rises = [sweep.loss - sweep.best.loss for sweep in sweeps if not sweep.lost]
         line = f"{JUDGES[kind]} (n = {len(sweeps)} sweeps)"
         if kind == "others" and rises:
-            line += (f", {np.mean(rises):.3f} nats in the mean and {max(rises):.3f} at most above "
-                     f"the lowest loss (n = {len(rises)} without one that diverges)")
+            line += (
+                f", {np.mean(rises):.3f} nats in the mean and {max(rises):.3f} at most above "
+                f"the lowest loss (n = {len(rises)} without one that diverges)"
+            )
         text.append(line)
-    return [*text, *(["runs that judge a best rate diverge, and are left out: " + "; ".join(lost)]
-                     if lost else [])]
+    return [
+        *text,
+        *(
+            ["runs that judge a best rate diverge, and are left out: " + "; ".join(lost)]
+            if lost
+            else []
+        ),
+    ]
 
 
 def basis(table: pd.DataFrame, found: Lines, keys: Sequence[str], symbol: str = "D") -> list[str]:
     """What a figure's findings rest on: optima at an edge, widths that are lost, the noise, and
     which seeds judge; `keys` are the columns that tell its lines apart."""
-    return [*edge_lines(found, symbol), *lost_lines(table, keys, symbol),
-            *noise_lines(table, symbol), *selection_lines(found, symbol)]
+    return [
+        *edge_lines(found, symbol),
+        *lost_lines(table, keys, symbol),
+        *noise_lines(table, symbol),
+        *selection_lines(found, symbol),
+    ]
 
 
 @dataclass(frozen=True)
@@ -314,8 +345,17 @@ def exponent(sweeps: Sweeps) -> Exponent:
         law = fits.power_law(list(used), [best.value for best in used.values()])
         implied = slope({w: Estimate(0.0, error) for w, error in octaves(sweeps).items()})
         value, error = law.exponent, np.fmax(law.error, implied.error)
-    return Exponent(value, float(error), len(used), 2, law=law, weighted=weighted,
-                    widths=len(used), edge=edge, sweeps=sweeps)
+    return Exponent(
+        value,
+        float(error),
+        len(used),
+        2,
+        law=law,
+        weighted=weighted,
+        widths=len(used),
+        edge=edge,
+        sweeps=sweeps,
+    )
 
 
 def octaves(sweeps: Sweeps) -> dict[int, float]:
@@ -422,15 +462,23 @@ def gain_text(before: Sweeps, after: Sweeps, symbol: str = "D") -> str:
 
 
 def compared(
-    name: str, before: Sweeps, after: Sweeps, claim: str | None, published: str | None = None,
+    name: str,
+    before: Sweeps,
+    after: Sweeps,
+    claim: str | None,
+    published: str | None = None,
     symbol: str = "D",
 ) -> Finding:
     """The gain as a finding: the paper says that there is one (`gains`), a loss (`loses`), neither
     (`equal`), or nothing (None), in the words `published`. What is left of runs of which some
     diverge decides nothing: they are the better ones."""
     width, change = gain(before, after)
-    verdicts = {None: "", "gains": change.claimed_gain(), "loses": (-change).claimed_gain(),
-                "equal": change.claimed_equal()}
+    verdicts = {
+        None: "",
+        "gains": change.claimed_gain(),
+        "loses": (-change).claimed_gain(),
+        "equal": change.claimed_equal(),
+    }
     verdict, published = verdicts[claim], published or claim or "no claim"
     if width is not None and (before[width].lost or after[width].lost):
         verdict, change = "undecided: a run diverges" if claim else "", UNKNOWN

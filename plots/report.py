@@ -34,14 +34,26 @@ from plots.tables import ROOT, TableError
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 PAPERS = {
-    "everett": ("Everett et al.", "Scaling Exponents Across Parameterizations and Optimizers, 2024",
-                "Which learning-rate exponents, under which alignment, for which optimiser?"),
-    "dinan": ("Dinan et al., Part II", "Effective Theory of Transformers at Initialization, 2023",
-              "Which scaling of groups keeps gradients and updates of order one in practice?"),
-    "bordelon": ("Bordelon et al.", "Infinite Limits of Multi-head Transformer Dynamics, 2024",
-                 "What does attention learn as head dimension, heads and depth grow?"),
-    "theory": ("Theory", "Dinan et al., Part I, and Stratos, Scale-Invariant Parameterizations",
-               "Do random networks follow the predictions at initialisation and in first steps?"),
+    "everett": (
+        "Everett et al.",
+        "Scaling Exponents Across Parameterizations and Optimizers, 2024",
+        "Which learning-rate exponents, under which alignment, for which optimiser?",
+    ),
+    "dinan": (
+        "Dinan et al., Part II",
+        "Effective Theory of Transformers at Initialization, 2023",
+        "Which scaling of groups keeps gradients and updates of order one in practice?",
+    ),
+    "bordelon": (
+        "Bordelon et al.",
+        "Infinite Limits of Multi-head Transformer Dynamics, 2024",
+        "What does attention learn as head dimension, heads and depth grow?",
+    ),
+    "theory": (
+        "Theory",
+        "Dinan et al., Part I, and Stratos, Scale-Invariant Parameterizations",
+        "Do random networks follow the predictions at initialisation and in first steps?",
+    ),
 }
 # The page.
 
@@ -60,8 +72,11 @@ def cards(results: Path | None, live: bool, kept: dict[str, tuple[str, Card]]) -
         if source is not None:
             used |= {path for path in source.paths if source.own}
             yield card(name, source, lambda: figure_card(name, source))
-    own = {path for depth in ("", "*/", "*/*/") for path in results.glob(f"{depth}results.csv")
-           } if results else set()
+    own = (
+        {path for depth in ("", "*/", "*/*/") for path in results.glob(f"{depth}results.csv")}
+        if results
+        else set()
+    )
     for path in sorted(own - used):
         yield card(f"sweep/{path}", Source([path], True), lambda: sweep_card(path))
 
@@ -69,41 +84,63 @@ def cards(results: Path | None, live: bool, kept: dict[str, tuple[str, Card]]) -
 def page(made: Sequence[Card], state: str = "") -> str:
     """The whole page: contents, overview, papers and their articles; a live one with the `state`
     of the results that it shows."""
-    groups = {paper: [card for card in made if card.name.partition("/")[0] == paper]
-              for paper in (*PAPERS, "sweep")}
+    groups = {
+        paper: [card for card in made if card.name.partition("/")[0] == paper]
+        for paper in (*PAPERS, "sweep")
+    }
     groups = {paper: listed for paper, listed in groups.items() if listed}
-    papers = {**PAPERS, "sweep": ("Your sweeps", "sweeps that belong to no figure of the papers",
-                                  "How did the runs end, and where does the optimum lie?")}
+    papers = {
+        **PAPERS,
+        "sweep": (
+            "Your sweeps",
+            "sweeps that belong to no figure of the papers",
+            "How did the runs end, and where does the optimum lie?",
+        ),
+    }
     contents, rows, parts = "", "", ""
     for paper, listed in groups.items():
         short, long, question = papers[paper]
         lasts = [(card.name, card.name.rpartition("/")[2].replace("_", " ")) for card in listed]
-        inner = "".join(f'<li><a href="#{anchor(name)}">{escape(last)}</a></li>'
-                        for name, last in lasts)
+        inner = "".join(
+            f'<li><a href="#{anchor(name)}">{escape(last)}</a></li>' for name, last in lasts
+        )
         contents += f'<li><a href="#{paper}">{escape(short)}</a><ul>{inner}</ul></li>'
         total = sum((card.counts for card in listed), Counter())
         whole = sum(total.values())
         bar = "".join(
             f'<span class="{key}" style="flex:{total[key]}" title="{total[key]} {words}"></span>'
-            for key, (_, words) in VERDICTS.items() if total[key])
+            for key, (_, words) in VERDICTS.items()
+            if total[key]
+        )
         cells = "".join(f"<td>{total[key] or ''}</td>" for key in VERDICTS)
-        rows += (f'<tr><th scope="row"><a href="#{paper}">{escape(short)}</a></th>'
-                 f'<td>{len(listed)}</td>{cells}<td><div class="bar" role="img" '
-                 f'aria-label="{whole} findings">{bar}</div></td></tr>')
-        parts += (f'<section id="{paper}"><header class="paper"><h2>{escape(short)}</h2>'
-                  f'<p class="long">{escape(long)}</p><p>{escape(question)}</p></header>'
-                  + "".join(card.html for card in listed) + "</section>")
+        rows += (
+            f'<tr><th scope="row"><a href="#{paper}">{escape(short)}</a></th>'
+            f'<td>{len(listed)}</td>{cells}<td><div class="bar" role="img" '
+            f'aria-label="{whole} findings">{bar}</div></td></tr>'
+        )
+        parts += (
+            f'<section id="{paper}"><header class="paper"><h2>{escape(short)}</h2>'
+            f'<p class="long">{escape(long)}</p><p>{escape(question)}</p></header>'
+            + "".join(card.html for card in listed)
+            + "</section>"
+        )
     if not parts:
         parts = '<p class="missing">No results yet. The page looks again every few seconds.</p>'
     chips = "".join(
         f'<button type="button" class="badge {key}" data-kind="{key}" aria-pressed="true">'
         f'<span aria-hidden="true">{sign}</span> {escape(words)}</button>'
-        for key, (sign, words) in VERDICTS.items())
+        for key, (sign, words) in VERDICTS.items()
+    )
     filled = {
-        "contents": contents, "overview": rows, "chips": chips, "articles": parts,
-        "commit": escape(_commit()), "state": state,
+        "contents": contents,
+        "overview": rows,
+        "chips": chips,
+        "articles": parts,
+        "commit": escape(_commit()),
+        "state": state,
         "findings": f"{sum(sum(card.counts.values()) for card in made):,}",
-        "figures": str(len(made)), "library": _library(),
+        "figures": str(len(made)),
+        "library": _library(),
     }
     text = TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda found: filled[found[1]], text)
@@ -121,8 +158,13 @@ def _library() -> str:
 def _commit() -> str:
     """The commit of this checkout, or that it is none."""
     try:
-        found = subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, check=True,
-                               capture_output=True, text=True)
+        found = subprocess.run(
+            ["git", "rev-parse", "--short=10", "HEAD"],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
     except (OSError, subprocess.CalledProcessError):
         return "outside of a repository"
     return found.stdout.strip()
@@ -140,9 +182,11 @@ class Live:
 
     def state(self) -> str:
         """Changes when any table below the results does."""
-        seen = sorted((str(path), path.stat().st_mtime_ns, path.stat().st_size)
-                      for depth in ("*", "*/*", "*/*/*")
-                      for path in self.results.glob(f"{depth}.csv"))
+        seen = sorted(
+            (str(path), path.stat().st_mtime_ns, path.stat().st_size)
+            for depth in ("*", "*/*", "*/*/*")
+            for path in self.results.glob(f"{depth}.csv")
+        )
         return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
 
     def page(self) -> str:
@@ -201,8 +245,10 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise TableError(f"{results}: no such folder; give --results the folder of your sweeps")
         places = ("*.csv", "*/*.csv", "*/*/*.csv")  # RESULTS/EXPERIMENT/SWEEP, or one of them
         if results and not args.live and not any(any(results.glob(place)) for place in places):
-            raise TableError(f"{results}: no table of a sweep in it; give --results the folder "
-                             "that `python -m sweeps run` wrote to, or leave it out")
+            raise TableError(
+                f"{results}: no table of a sweep in it; give --results the folder "
+                "that `python -m sweeps run` wrote to, or leave it out"
+            )
         if args.live:
             return _serve(results, 8765 if args.port is None else args.port)
         output = args.output or Path("report.html")

@@ -39,8 +39,10 @@ def part(table: Path, where: Sequence[str]) -> bytes:
     try:
         written = table.read_bytes()
     except OSError as error:
-        raise TableError(f"{table}: cannot read the table: {error.strerror}; give a table of a "
-                         "sweep, such as results/EXPERIMENT/SWEEP/results.csv") from None
+        raise TableError(
+            f"{table}: cannot read the table: {error.strerror}; give a table of a "
+            "sweep, such as results/EXPERIMENT/SWEEP/results.csv"
+        ) from None
     if not where:
         return written
     rows = pd.read_csv(table)
@@ -58,8 +60,9 @@ def provenance(table: Path, written: bytes) -> dict[str, object]:
         lines = csv.DictReader(written.decode("utf-8").splitlines())
         names = list(dict.fromkeys(row["run"] for row in lines))
     except (KeyError, UnicodeDecodeError, csv.Error) as error:
-        raise TableError(f"{table}: no result table: {error!r}; expected a CSV file with a column "
-                        "run") from None
+        raise TableError(
+            f"{table}: no result table: {error!r}; expected a CSV file with a column run"
+        ) from None
     if not names:
         raise TableError(f"{table}: no runs in it; run the sweep first")
     environments = []
@@ -111,8 +114,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("table", type=Path, help="results.csv of a finished sweep")
     parser.add_argument("name", help="paper and name, for example everett/quickstart")
-    parser.add_argument("--where", metavar="COLUMN<=VALUE", action="append", default=[],
-                        help="keep these rows alone, of a sweep that has not ended")
+    parser.add_argument(
+        "--where",
+        metavar="COLUMN<=VALUE",
+        action="append",
+        default=[],
+        help="keep these rows alone, of a sweep that has not ended",
+    )
     parser.add_argument("--data", type=Path, default=DATA, help="folder to write to")
     args = parser.parse_args(argv)
     try:

@@ -47,7 +47,10 @@ STRATEGIES = {
     "maximal_update": "maximal-update",
 }
 STRATEGY_COLORS = {
-    "standard": BLACK, "neural_tangent": BLUE, "hybrid": PINK, "maximal_update": VERMILION,
+    "standard": BLACK,
+    "neural_tangent": BLUE,
+    "hybrid": PINK,
+    "maximal_update": VERMILION,
 }
 # The palest seed of a strategy, as the share of white in its colour.
 PALEST = 0.65
@@ -61,8 +64,10 @@ def looks(names: Sequence[str]) -> dict[str, dict[str, str]]:
     own = [name for name in names if name not in LABELS]
     order = {name: index for index, name in enumerate([*LABELS, *own])}
     return {
-        name: {"color": PALETTE[order[name] % len(PALETTE)],
-               "marker": SHAPES[order[name] % len(SHAPES)]}
+        name: {
+            "color": PALETTE[order[name] % len(PALETTE)],
+            "marker": SHAPES[order[name] % len(SHAPES)],
+        }
         for name in names
     }
 
@@ -115,7 +120,7 @@ def legend(figure, entries: Sequence[tuple[str, Any]], **options) -> None:
 
     def across(columns: int) -> float:
         down = math.ceil(len(labels) / columns)
-        return sum(max(inches[i:i + down]) for i in range(0, len(labels), down))
+        return sum(max(inches[i : i + down]) for i in range(0, len(labels), down))
 
     while options["ncols"] > 1 and across(options["ncols"]) > figure.get_figwidth():
         options["ncols"] -= 1
@@ -144,8 +149,9 @@ def label_grid(axes, titles: Iterable[str] = (), x: str = "", y: Iterable[str] =
 
 def empty(axis, why: str) -> None:
     """Says in a panel without data why there are none."""
-    axis.text(0.5, 0.5, why, transform=axis.transAxes, ha="center", va="center", color="0.4",
-              fontsize=8)
+    axis.text(
+        0.5, 0.5, why, transform=axis.transAxes, ha="center", va="center", color="0.4", fontsize=8
+    )
     axis.grid(False)
 
 
@@ -209,8 +215,16 @@ def credit(figure, paper: str | None, name: str, facts: Sequence[str] = ()) -> s
     total = height + strip  # room that panels do not lose
     figure.set_figheight(total)
     figure.suptitle(title, fontsize=10, y=1 - 0.06 / total, va="top").set_in_layout(False)
-    figure.text(0.5, 1 - TITLE_HEIGHT / total, "\n".join(lines), fontsize=CAPTION_SIZE, va="top",
-                ha="center", color="0.35", linespacing=1.25).set_in_layout(False)
+    figure.text(
+        0.5,
+        1 - TITLE_HEIGHT / total,
+        "\n".join(lines),
+        fontsize=CAPTION_SIZE,
+        va="top",
+        ha="center",
+        color="0.35",
+        linespacing=1.25,
+    ).set_in_layout(False)
     figure.get_layout_engine().set(rect=(0, 0, 1, height / total))
     return f"{title}\n{text}"
 
@@ -222,8 +236,7 @@ def rename(figure, labels: Mapping[str, str]) -> set[str]:
     found = set()
     for item in figure.findobj(Text) if labels else ():
         for old, new in labels.items():
-            text, times = re.subn(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: new,
-                                  item.get_text())
+            text, times = re.subn(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: new, item.get_text())
             if times:
                 found.add(old)
                 item.set_text(text)
@@ -253,10 +266,15 @@ def dress(figure, kind: str) -> None:
     for axis in figure.axes:
         for line in (axis.xaxis, axis.yaxis):
             labels = [*line.get_ticklabels(), *line.get_ticklabels(minor=True)]
-            line.set_tick_params(which="both", labelsize=max(
-                (1.35 * label.get_fontsize() for label in labels), default=10))
-    ticks = {label for axis in figure.axes for label in (*axis.get_xticklabels(which="both"),
-                                                         *axis.get_yticklabels(which="both"))}
+            line.set_tick_params(
+                which="both",
+                labelsize=max((1.35 * label.get_fontsize() for label in labels), default=10),
+            )
+    ticks = {
+        label
+        for axis in figure.axes
+        for label in (*axis.get_xticklabels(which="both"), *axis.get_yticklabels(which="both"))
+    }
     for text in set(figure.findobj(Text)) - ticks - {*figure.texts}:
         text.set_fontsize(1.35 * text.get_fontsize())
     for line in figure.findobj(Line2D):

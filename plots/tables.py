@@ -29,9 +29,29 @@ RESULTS = (CURVE, SEED, STATUS, LOSS)
 DESKTOP = "_desktop"  # ends the names of tables and figures of this preset, beside those of laptop
 # Columns of words; all others hold numbers, COUNTS whole ones.
 WORDS = {
-    CURVE, STATUS, PARAMETERIZATION, OPTIMIZER, HORIZON, RUN, "prescription.strategy", "layer",
-    "role", "kind", "commit", "stem", "quantity", "part", "block", "entry", "table", "row",
-    "column", "note", "met", "name", "constants",
+    CURVE,
+    STATUS,
+    PARAMETERIZATION,
+    OPTIMIZER,
+    HORIZON,
+    RUN,
+    "prescription.strategy",
+    "layer",
+    "role",
+    "kind",
+    "commit",
+    "stem",
+    "quantity",
+    "part",
+    "block",
+    "entry",
+    "table",
+    "row",
+    "column",
+    "note",
+    "met",
+    "name",
+    "constants",
 }
 ERRORS = {"error", "predicted_error"}
 COUNTS = {SEED, WIDTH, STEP, "model.heads", "model.layers", "model.head_dim"}
@@ -43,8 +63,11 @@ EXPERIMENTS = {
 }
 # File that a sweep writes, by the ending of the shipped table's name.
 SOURCES = {
-    "metrics": "metrics.csv", "observations": "observations.csv", "alignment": "probes.csv",
-    "kernels": "observed_kernels.csv", "attention": "observed_attention.csv",
+    "metrics": "metrics.csv",
+    "observations": "observations.csv",
+    "alignment": "probes.csv",
+    "kernels": "observed_kernels.csv",
+    "attention": "observed_attention.csv",
     "distances": "distances.csv",
 }
 
@@ -61,16 +84,24 @@ class Condition:
     sign: str
     value: str
 
-    COMPARE = {"<=": operator.le, ">=": operator.ge, "!=": operator.ne, "=": operator.eq,
-               "<": operator.lt, ">": operator.gt}
+    COMPARE = {
+        "<=": operator.le,
+        ">=": operator.ge,
+        "!=": operator.ne,
+        "=": operator.eq,
+        "<": operator.lt,
+        ">": operator.gt,
+    }
 
     @classmethod
     def parse(cls, text: str) -> Condition:
         """TableError for a text without column, sign and value."""
         found = re.fullmatch(r"([\w.]+)\s*(<=|>=|!=|==?|<|>)\s*([^<>=\s].*)", text.strip())
         if not found:
-            raise TableError(f"--where {text!r}: expected COLUMN, one of "
-                             f"{' '.join(cls.COMPARE)} and a value, such as model.width<=256")
+            raise TableError(
+                f"--where {text!r}: expected COLUMN, one of "
+                f"{' '.join(cls.COMPARE)} and a value, such as model.width<=256"
+            )
         column, sign, value = found.groups()
         return cls(column, "=" if sign == "==" else sign, value)
 
@@ -88,8 +119,9 @@ class Condition:
             try:
                 value = float(value)
             except ValueError:
-                raise TableError(f"{path}: --where compares the numbers of {self.column} with "
-                                 f"{value!r}") from None
+                raise TableError(
+                    f"{path}: --where compares the numbers of {self.column} with {value!r}"
+                ) from None
         found = table[self.COMPARE[self.sign](cells, value)]
         if found.empty:
             raise TableError(f"{path}: no row with {self.column}{self.sign}{self.value}")
@@ -126,8 +158,10 @@ def read_each(
 ) -> list[pd.DataFrame]:
     """A table for each of `sources`, a file's usual name -> the columns it needs."""
     expect(paths, *sources)
-    return [read(path, columns, source, numbers=numbers)
-            for path, (source, columns) in zip(paths, sources.items())]
+    return [
+        read(path, columns, source, numbers=numbers)
+        for path, (source, columns) in zip(paths, sources.items())
+    ]
 
 
 def expect(paths: Sequence[Path], *sources: str) -> None:
@@ -140,7 +174,10 @@ def expect(paths: Sequence[Path], *sources: str) -> None:
 
 
 def read(
-    path: Path, columns: Sequence[str], source: str = "results.csv", maker: str = "the sweep",
+    path: Path,
+    columns: Sequence[str],
+    source: str = "results.csv",
+    maker: str = "the sweep",
     numbers: Sequence[str] = (),
 ) -> pd.DataFrame:
     """A table with `columns`, those of numbers as floats; TableError if it is missing, lacks one,
@@ -151,8 +188,13 @@ def read(
         table_name = f"{path.parent.name}/{path.name.partition('.')[0]}"
         found = [f"`{command}`" for command in commands(table_name)]
         sweeps = " or ".join(sweep_files(table_name)) or path.stem
-        how = (f"{', '.join(found[:-1])} and {found[-1]} make it" if found[1:] else
-               f"{found[0]} makes it" if found else f"no sweep {sweeps} makes it")
+        how = (
+            f"{', '.join(found[:-1])} and {found[-1]} make it"
+            if found[1:]
+            else f"{found[0]} makes it"
+            if found
+            else f"no sweep {sweeps} makes it"
+        )
         raise TableError(f"{path}: no such table; {how}")
     try:
         table = pd.read_csv(path)
@@ -163,8 +205,10 @@ def read(
         raise TableError(f"{path}: no column {missing[0]!r}; is it the {source} of {maker}?")
     if table.empty:
         raise TableError(f"{path}: no runs in it; run {maker} first")
-    numbers = [*(column for column in columns if column not in WORDS),
-               *(column for column in numbers if column in table)]
+    numbers = [
+        *(column for column in columns if column not in WORDS),
+        *(column for column in numbers if column in table),
+    ]
     for column in (*numbers, *({PARAMETERS} & {*table})):
         _check_numbers(table[column], path)
     table = table.astype(dict.fromkeys(numbers, float))
@@ -188,8 +232,9 @@ def _check_numbers(cells: pd.Series, path: Path) -> None:
     if cells.name in ERRORS and odd.empty:
         odd, expected = cells[values < 0], "no error below zero"
     if not odd.empty:
-        raise TableError(f"{path}: column {cells.name!r} has no number: {odd.iloc[0]!r}; expected "
-                         f"{expected}")
+        raise TableError(
+            f"{path}: column {cells.name!r} has no number: {odd.iloc[0]!r}; expected {expected}"
+        )
 
 
 def facts(paths: Sequence[Path], counted: bool = True) -> list[str]:
@@ -204,8 +249,10 @@ def facts(paths: Sequence[Path], counted: bool = True) -> list[str]:
     data = dict.fromkeys(str(origin["data"]) for origin in origins if "data" in origin)
     counts = [_replicas(path) for path in paths if counted]
     return [
-        *(f"sweep{'s' * (len(sweeps) > 1)} {' and '.join(sweeps)}{preset}"
-          for preset, sweeps in by_preset.items()),
+        *(
+            f"sweep{'s' * (len(sweeps) > 1)} {' and '.join(sweeps)}{preset}"
+            for preset, sweeps in by_preset.items()
+        ),
         *("only " + " and ".join(origin["only"]) for origin in origins if "only" in origin),
         *(["data: " + " and ".join(data)] if data else []),
         *list(dict.fromkeys(filter(None, counts)))[:1],
@@ -321,8 +368,10 @@ def one_run_each(rows: pd.DataFrame, path: Path, keys: Sequence[str], expected: 
     if again.empty:
         return
     values = {key: again.iloc[0][key] for key in keys}
-    point = ", ".join(f"{key} {value if isinstance(value, str) else f'{value:g}'}"
-                      for key, value in values.items())
+    point = ", ".join(
+        f"{key} {value if isinstance(value, str) else f'{value:g}'}"
+        for key, value in values.items()
+    )
     raise TableError(f"{path}: two runs with {point}; expected one; is it the {expected}?")
 
 
@@ -342,9 +391,11 @@ def of_one_sweep(paths: Sequence[Path]) -> None:
     whole = max(results or runs, key=lambda path: len(runs[path]), default=None)
     for path, own in runs.items():
         if whole and (odd := sorted(own - runs[whole])):
-            raise TableError(f"{path}: {len(odd)} of its {len(own)} runs, such as {odd[0]}, are "
-                             f"not in {whole}; expected tables of one sweep (run it to its end, if "
-                             "its file was changed while it ran)")
+            raise TableError(
+                f"{path}: {len(odd)} of its {len(own)} runs, such as {odd[0]}, are "
+                f"not in {whole}; expected tables of one sweep (run it to its end, if "
+                "its file was changed while it ran)"
+            )
 
 
 def name(path: Path) -> str:
@@ -367,8 +418,9 @@ def losses_by(rows: pd.DataFrame, column: str) -> dict[float, list[tuple[int, fl
     """Value of `column` -> (seed, final loss) of the runs that have it, in the order of values;
     losses as in `losses`. Tables are cut into hundreds of cells, too small for pandas."""
     found: dict[float, list[tuple[int, float]]] = {}
-    for value, seed, status, loss in zip(*(rows[key].tolist() for key in
-                                           (column, SEED, STATUS, LOSS))):
+    for value, seed, status, loss in zip(
+        *(rows[key].tolist() for key in (column, SEED, STATUS, LOSS))
+    ):
         if status != "failed" and not math.isnan(value):
             ended = status != "diverged" and not math.isnan(loss)
             found.setdefault(value, []).append((int(seed), loss if ended else math.inf))

@@ -293,31 +293,48 @@ def _data_sets(shards: int) -> dict[str, DataSet]:
         "c4": DataSet(
             f"{shards} of C4's 1,024 English files (--shards 512 where the training horizon grows "
             "with the model), its validation, T5's tokeniser (nanolm_c4)",
-            c4, c4 + 2 * tokens, ("c4", "t5", "cache/c4-*"), _c4,
+            c4,
+            c4 + 2 * tokens,
+            ("c4", "t5", "cache/c4-*"),
+            _c4,
             # 1.25 million tokens per second of a core, measured with a tokeniser of 8,000 pieces.
             f"bash scripts/nanolm_c4.sh prepare tokenises them, {tokens / 1.25e6 / 3600:.1f} h of "
             "a core; else the first run does",
         ),
         "cifar5m": DataSet(
-            "CIFAR-5M's six npz files (vit_cifar5m)", parts, parts, ("cifar5m",), _cifar5m,
+            "CIFAR-5M's six npz files (vit_cifar5m)",
+            parts,
+            parts,
+            ("cifar5m",),
+            _cifar5m,
             "compressed ones are unpacked into data/cache, which takes as much again",
         ),
         "cifar10": DataSet(
             "CIFAR-10's binary version (vit_cifar5m, data.source=cifar10 data.path=data/cifar10)",
-            CIFAR10.size, 360_000_000, ("cifar10",), _cifar10, "unpacked in seconds",
+            CIFAR10.size,
+            360_000_000,
+            ("cifar10",),
+            _cifar10,
+            "unpacked in seconds",
         ),
         "imagenet": DataSet(
             "ImageNet's train/ and val/ from your archives, 155 GB behind a login (vit_imagenet)",
-            0, IMAGENET_BYTES, ("imagenet",), _imagenet,
+            0,
+            IMAGENET_BYTES,
+            ("imagenet",),
+            _imagenet,
             "unpacked in about an hour at 200 MB/s of disk",
         ),
         "bart": DataSet(
             "GPT-2's BPE, and a corpus binarised from your text (bart_span_denoise)",
-            bpe, bpe, ("gpt2",), _bart,
+            bpe,
+            bpe,
+            ("gpt2",),
+            _bart,
             # Measured on the World English Bible with a BPE of 8,000 symbols.
             "text becomes half its size in data/bart or somewhat more, 1.8 MB a second of a core",
         ),
-    }  # fmt: skip
+    }
 
 
 # Command

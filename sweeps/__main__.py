@@ -95,32 +95,50 @@ def _parser() -> argparse.ArgumentParser:
         ("open", "a run's files"),
     ):
         command = commands.add_parser(
-            name, aliases=["search"] if name == "run" else (), help=line,
+            name,
+            aliases=["search"] if name == "run" else (),
+            help=line,
             description=cost.__doc__ if name == "cost" else line,
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=name != "submit",
-        )  # fmt: skip
+        )
         if name == "reference" or name in _LOOKING:
             continue
         add = command.add_argument
         many = " of sweeps, for example nanolm_c4/sweeps/*" if name == "cost" else ""
         # What argparse leaves over are changes: `main` takes them wherever they stand.
-        add("file", nargs="+" if many else 1, metavar="FILE" if many else "FILE [key=value ...]",
-            help=f"YAML file{many}, and key=value: changes to the config of every run")  # fmt: skip
-        add("--where", action="append", default=[], metavar="CONDITION",
+        add(
+            "file",
+            nargs="+" if many else 1,
+            metavar="FILE" if many else "FILE [key=value ...]",
+            help=f"YAML file{many}, and key=value: changes to the config of every run",
+        )
+        add(
+            "--where",
+            action="append",
+            default=[],
+            metavar="CONDITION",
             help="only the runs whose config has this, such as 'model.width<=256' (< <= > >= == "
-            "!=); may be repeated")  # fmt: skip
+            "!=); may be repeated",
+        )
         add("--preset", help="another size of the sweep that its file holds")
         add("--curves", nargs="+", metavar="NAME", help="only these curves")
         add("--results", type=Path, default=runs.RESULTS, help="results folder")
-        add("--storage", metavar="URL", help="a search's trials in this database "
-            "(default: journal.jsonl in its results folder)")  # fmt: skip
+        add(
+            "--storage",
+            metavar="URL",
+            help="a search's trials in this database "
+            "(default: journal.jsonl in its results folder)",
+        )
         if name == "cost":
             cost.add_arguments(add)
         if name in ("run", "submit"):
             pool.add_arguments(command)
-            add("--gpu", choices=[gpu.name for gpu in needs.GPUS],
-                help="GPUs of the place where runs run (default: this machine's)")  # fmt: skip
+            add(
+                "--gpu",
+                choices=[gpu.name for gpu in needs.GPUS],
+                help="GPUs of the place where runs run (default: this machine's)",
+            )
             add("--dry-run", action="store_true", help="list what is to do and stop")
         if name == "submit":
             add("--after", metavar="ID:ID", help="start when these jobs ended")
@@ -198,13 +216,16 @@ def _needed(asked: Any, args: argparse.Namespace) -> Callable[[Any], pool.Needs]
     unsaid = "gpus" not in asked.config.needs.model_fields_set and not said_of_job
     unknown = gpu is None and unsaid and (own_job or args.engine != "local")
     if unknown:
-        whose = "the job gets 1 GPU, unless --gpus-per-node says how many," if own_job else (
-            "every run gets 1 GPU, unless"
-        )  # fmt: skip
+        whose = (
+            "the job gets 1 GPU, unless --gpus-per-node says how many,"
+            if own_job
+            else ("every run gets 1 GPU, unless")
+        )
         print(
             f"this machine has no GPU to go by: {whose} --gpu names one of the cluster's or "
-            f"{args.file} says `needs: {{gpus: ...}}`", file=sys.stderr
-        )  # fmt: skip
+            f"{args.file} says `needs: {{gpus: ...}}`",
+            file=sys.stderr,
+        )
 
     def needed(point: Any) -> pool.Needs:
         said = asked.needs(dict(point.values))

@@ -34,8 +34,14 @@ from training.files import read_text, write_text
 ROOT = Path(__file__).resolve().parents[1]
 NOTE = "file.txt"  # in a results folder: the file that its tables are of
 CONDITION = re.compile(r"([\w.]+)\s*(<=|>=|==?|!=|<|>)\s*([^<>=\s].*)", re.DOTALL)
-SIGNS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-          "==": operator.eq, "!=": operator.ne}  # fmt: skip
+SIGNS = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 
 
 @dataclass(frozen=True)
@@ -230,9 +236,10 @@ def open_file(
     experiment = load_experiment(config.experiment, path)
     free = getattr(experiment.config, "without_effect", ())  # keys that are no part of a run's name
     changes = [
-        word for word in overrides
+        word
+        for word in overrides
         if not any(f"{word.partition('=')[0]}.".startswith(f"{key}.") for key in free)
-    ]  # fmt: skip
+    ]
     return {
         "path": path,
         "config": config,

@@ -143,7 +143,8 @@ def _totals(runs: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
         longest = totals["longest_run_hours"][gpu.name] = most / args.gpus_per_run
         if args.gpus:
             ends[gpu.name] = {
-                "hours": max(hours / args.gpus, longest), "kwh": hours * gpu.watts / 1000
+                "hours": max(hours / args.gpus, longest),
+                "kwh": hours * gpu.watts / 1000,
             }
     return totals | ({"with_gpus": ends} if args.gpus else {})
 
@@ -193,12 +194,18 @@ def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
     preset = f" (preset {counts['preset']})" if counts["preset"] else ""
     names = [" ".join(f"{key} {value}" for key, value in size["model"].items()) for size in sizes]
     rows = [
-        (name, *(f"{size['parameters'][kind]:,}" for kind in PARAMETERS), size["all"],
-         size["to_do"]["runs"])
+        (
+            name,
+            *(f"{size['parameters'][kind]:,}" for kind in PARAMETERS),
+            size["all"],
+            size["to_do"]["runs"],
+        )
         for name, size in zip(names, sizes)
     ]
-    rows += [(title, "", "", "", counts[key], number["to_do"])
-             for title, key in (("all", "all"), ("to do", "to_do"))]  # fmt: skip
+    rows += [
+        (title, "", "", "", counts[key], number["to_do"])
+        for title, key in (("all", "all"), ("to do", "to_do"))
+    ]
     lines = [
         f"{counts['file']}{preset}: {number['all']} runs, {number['done']} done, "
         f"{number['started']} started, {number['to_do']} to do",
@@ -221,8 +228,9 @@ def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
         fits = (_fit(size, gpu.name) for gpu in GPUS)
         memory.append((name, f"{run['optimizer']} {run['precision']}", *parts, *fits))
     lines.append(columns(memory))
-    large = [name for name, size in zip(names, sizes)
-             if size["largest_run"]["peak_of"] == "observation"]  # fmt: skip
+    large = [
+        name for name, size in zip(names, sizes) if size["largest_run"]["peak_of"] == "observation"
+    ]
     if large:
         lines.append(
             f"the peak is an observation's, not a training step's, at {', '.join(large)}: fewer "
@@ -328,8 +336,12 @@ def add_arguments(add: Any) -> None:
     add("--gpus", type=int, metavar="N", help="GPUs there are: adds time and energy")
     add("--gpus-per-run", type=int, default=1, metavar="N", help="GPUs of one run (default 1)")
     add("--sharded", action="store_true", help="weights and state divided over them (FSDP2)")
-    add("--simulate", action="store_true", help="one step of each size on fake tensors: GPUs that "
-        "it needs, its memory and FLOPs beside the closed forms, its launch command")  # fmt: skip
+    add(
+        "--simulate",
+        action="store_true",
+        help="one step of each size on fake tensors: GPUs that "
+        "it needs, its memory and FLOPs beside the closed forms, its launch command",
+    )
     add("--csv", type=Path, metavar="FILE", help="with --simulate: its table as a file")
     add("--json", action="store_true", help="all of it as JSON")
 

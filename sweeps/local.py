@@ -205,10 +205,12 @@ class LocalPool(Pool):
         with self.lock:
             found = next((w for w in self.idle if w.devices == run.devices), None)
             ended = [
-                worker for worker in self.idle
-                if worker is not found and (alone or found is None)
+                worker
+                for worker in self.idle
+                if worker is not found
+                and (alone or found is None)
                 and set(worker.devices) & set(run.devices)
-            ]  # fmt: skip
+            ]
             self.idle = [w for w in self.idle if w is not found and w not in ended]
         for worker in ended:
             worker.executor.shutdown(wait=False)

@@ -47,21 +47,33 @@ def main(argv: Sequence[str]) -> None:
 
 def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog=f"python -m sweeps {command}", description=__doc__,
+        prog=f"python -m sweeps {command}",
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     add = parser.add_argument
     if command == "list":
-        add("where", nargs="*", metavar="key=value",
-            help="keys of the config or the summary, status, sweep; with = != < <= > >=")
-        add("--keys", nargs="+", metavar="KEY",
-            help=f"keys to show (default: the first {COLUMNS} that differ)")
+        add(
+            "where",
+            nargs="*",
+            metavar="key=value",
+            help="keys of the config or the summary, status, sweep; with = != < <= > >=",
+        )
+        add(
+            "--keys",
+            nargs="+",
+            metavar="KEY",
+            help=f"keys to show (default: the first {COLUMNS} that differ)",
+        )
         add("--paths", action="store_true", help="print the folders alone")
     else:
         add("run", nargs="+" if command == "compare" else 1, metavar="RUN")
     if command in ("show", "compare"):
-        add("--y", metavar="KEY",
-            help="draw this key of metrics.jsonl (default: train_loss, and points of eval_loss)")
+        add(
+            "--y",
+            metavar="KEY",
+            help="draw this key of metrics.jsonl (default: train_loss, and points of eval_loss)",
+        )
         add("--png", type=Path, metavar="FILE", help="draw the curve here")
     add("--results", type=Path, default=runs.RESULTS, help="results folder")
     return parser
@@ -96,8 +108,10 @@ class Run:
         if found is None:
             status = "running" if is_locked(self.folder) else "unfinished"
             found = {"status": status, **last_line(self.folder)}
-        losses = {"final_train_loss": found.get("train_loss"),
-                  "final_eval_loss": found.get("eval_loss")}  # fmt: skip
+        losses = {
+            "final_train_loss": found.get("train_loss"),
+            "final_eval_loss": found.get("eval_loss"),
+        }
         return {**losses, **found}
 
     @functools.cached_property
@@ -120,9 +134,10 @@ class Run:
     def curve(self, key: str) -> list[tuple[float, float]]:
         """(step, value) of a key of metrics.jsonl, where it is a number."""
         return [
-            (line["step"], line[key]) for line in self.lines
+            (line["step"], line[key])
+            for line in self.lines
             if isinstance(line.get(key), (int, float))
-        ]  # fmt: skip
+        ]
 
     def plan(self) -> dict[str, dict[str, str]]:
         """Per role what its tensors have, every value of theirs, and what the model multiplies."""
@@ -142,11 +157,13 @@ def _by_role(saved: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         role: {
             "tensors": str(len(rows)),
             "parameters": f"{sum(math.prod(row['shape']) for row in rows):,}",
-            **{name: ", ".join(dict.fromkeys(f"{row[name]:.3g}" for row in rows))
-               for name in ("init_std", "multiplier", "lr", "eps", "weight_decay")},
+            **{
+                name: ", ".join(dict.fromkeys(f"{row[name]:.3g}" for row in rows))
+                for name in ("init_std", "multiplier", "lr", "eps", "weight_decay")
+            },
         }
         for role, rows in roles.items()
-    }  # fmt: skip
+    }
     return plan | ({"forward": {k: f"{v:.3g}" for k, v in factors.items()}} if factors else {})
 
 
@@ -212,11 +229,17 @@ def list_(args: argparse.Namespace) -> None:
     cells = {run: [run.values.get(key) for key in keys] for run in found}
     found.sort(key=lambda run: (run.sweep, [by_size(value) for value in cells[run]]))
     rows = [
-        (run.sweep, run.folder.name, run.result["status"], str(run.result.get("step", 0)),
-         *map(_short, cells[run]), _short(run.result["final_train_loss"]),
-         _short(run.result["final_eval_loss"]))
+        (
+            run.sweep,
+            run.folder.name,
+            run.result["status"],
+            str(run.result.get("step", 0)),
+            *map(_short, cells[run]),
+            _short(run.result["final_train_loss"]),
+            _short(run.result["final_eval_loss"]),
+        )
         for run in found
-    ]  # fmt: skip
+    ]
     head = ("sweep", "run", "status", "step", *_headings(keys), "train loss", "eval loss")
     if rows:
         print(columns([head, *rows]))
@@ -327,8 +350,10 @@ def open_(args: argparse.Namespace) -> None:
         if not path.name.startswith("."):
             print(f"  {path.name}{'/' if path.is_dir() else ''}")
     if (run.folder / "tensorboard").is_dir():
-        print(f"curves: tensorboard --logdir {run.folder}; of all its sweep's runs: "
-              f"tensorboard --logdir {run.folder.parent}")  # fmt: skip
+        print(
+            f"curves: tensorboard --logdir {run.folder}; of all its sweep's runs: "
+            f"tensorboard --logdir {run.folder.parent}"
+        )
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -403,8 +428,10 @@ def text_plot(
     cells: dict[tuple[int, int], tuple[str, int]] = {}
 
     def place(x: float, y: float) -> tuple[int, int]:
-        return (round((x - left) / across * (2 * width - 1)),
-                round((high - y) / up * (4 * height - 1)))  # fmt: skip
+        return (
+            round((x - left) / across * (2 * width - 1)),
+            round((high - y) / up * (4 * height - 1)),
+        )
 
     for number, curve in enumerate(curves):
         spots = [place(*point) for point in curve]

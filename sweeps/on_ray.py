@@ -52,10 +52,15 @@ class RayPool(Pool):
         errors = ray.exceptions
         # What Ray raises when a worker, its node or the head is gone.
         self.lost: tuple[type[BaseException], ...] = (
-            errors.WorkerCrashedError, errors.NodeDiedError, errors.LocalRayletDiedError,
-            errors.OutOfMemoryError, errors.ObjectLostError, errors.TaskUnschedulableError,
-            errors.TaskPlacementGroupRemoved, task.Lost,
-        )  # fmt: skip
+            errors.WorkerCrashedError,
+            errors.NodeDiedError,
+            errors.LocalRayletDiedError,
+            errors.OutOfMemoryError,
+            errors.ObjectLostError,
+            errors.TaskUnschedulableError,
+            errors.TaskPlacementGroupRemoved,
+            task.Lost,
+        )
         self._connect(options.address or os.environ.get("RAY_ADDRESS"))
         # Ray tells of ended runs on a thread that must not call Ray itself: it would wait for ever.
         self.desk = ThreadPoolExecutor(1)
@@ -108,9 +113,10 @@ class RayPool(Pool):
         own = max(1, cpus // processes)  # of each process
         job = replace(job, threads=job.threads or self.options.threads or own)
         environment = {
-            key: value for key, value in os.environ.items()
+            key: value
+            for key, value in os.environ.items()
             if key.startswith("TRAINING_") or key == "PYTHONPATH"
-        }  # fmt: skip
+        }
         words = (job, needs, self.options.launch), (os.getcwd(), tuple(sys.path), environment)
         ref = self.ray.remote(_lead).options(**asked).remote(*words, asked, group)
         run = _Run(needs, ref, group)

@@ -41,8 +41,10 @@ LOOK_SECONDS = 0.5  # between looks at what has come and what jobs have left
 REQUEUES = 100  # time limits that a job may reach: 17 days of 4 hours
 ASK_SECONDS = 1.0  # between two questions to SLURM; up to 15 the longer nothing has happened
 _SEVERAL_NODES = (
-    "bash", "scripts/slurm/several_nodes.sh", "scripts/accelerate/several_nodes_fsdp.yaml"
-)  # fmt: skip
+    "bash",
+    "scripts/slurm/several_nodes.sh",
+    "scripts/accelerate/several_nodes_fsdp.yaml",
+)
 # Options of sbatch that have options here, and other ways to say them.
 _NAMED = ("account", "cpus_per_task", "gpus_per_node", "mem", "partition", "time")
 _OWN = {
@@ -272,9 +274,7 @@ def _slurm(*command: str) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def submit(
-    work: Sequence[Callable[[], None]], folder: Path, asked: dict[str, Any]
-) -> list[str]:
+def submit(work: Sequence[Callable[[], None]], folder: Path, asked: dict[str, Any]) -> list[str]:
     """The ids of an array of jobs with the same parameters; UserError where sbatch refuses them."""
     from submitit import SlurmExecutor
     from submitit.core.utils import FailedSubmissionError, UncompletedJobError
@@ -320,9 +320,12 @@ def parameters(options: PoolOptions) -> dict[str, Any]:
     flags = {key: True if text == "true" else text for key, text in more.items() if text != "false"}
     given = {name: getattr(options, name) for name in ("partition", "account", "mem")}
     return {
-        **given, "time": limit, "signal_delay_s": int(delay), "setup": commands or None,
+        **given,
+        "time": limit,
+        "signal_delay_s": int(delay),
+        "setup": commands or None,
         "additional_parameters": flags,
-    }  # fmt: skip
+    }
 
 
 def _room(needs: Sequence[Needs], given: PoolOptions) -> dict[str, int | None]:

@@ -165,9 +165,10 @@ class PoolOptions:
 
 
 ENGINES = {
-    "local": "sweeps.local.LocalPool", "ray": "sweeps.on_ray.RayPool",
+    "local": "sweeps.local.LocalPool",
+    "ray": "sweeps.on_ray.RayPool",
     "slurm": "sweeps.on_slurm.SlurmPool",
-}  # fmt: skip
+}
 _OF_JOB = ("time", "partition", "account", "gpus_per_node", "cpus_per_task", "mem", "slurm")
 _CLUSTER = ("jobs", "pack", *_OF_JOB)
 # An option that only some engines have.
@@ -201,9 +202,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--engine", choices=sorted(ENGINES), default="local", help="default: local")
     add("--workers", type=int, help="runs at a time (default: what the GPUs hold, without GPUs 1)")
     add("--threads", type=int, help="threads per run (default: an equal share of the cores)")
-    add("--launch", type=shlex.split, default=[], metavar="COMMAND",
+    add(
+        "--launch",
+        type=shlex.split,
+        default=[],
+        metavar="COMMAND",
         help="start each run by this command, such as 'accelerate launch --config_file FILE'; "
-        "with {processes} in it only those runs that need several")  # fmt: skip
+        "with {processes} in it only those runs that need several",
+    )
     add("--address", help="ray: a cluster's address (default: Ray on this machine)")
     cluster = parser.add_argument_group("with --engine slurm: a job per run").add_argument
     cluster("--jobs", type=int, default=64, help="jobs in the queue at a time (default 64)")
@@ -219,9 +225,14 @@ def add_job_arguments(add: Any) -> None:
     add("--gpus-per-node", type=int, help="GPUs per node (default: what a run needs)")
     add("--cpus-per-task", type=int, help="cores per job and node (default: what a run needs)")
     add("--mem", help="memory per node, such as 200G")
-    add("--slurm", action="append", default=[], metavar="KEY=VALUE",
+    add(
+        "--slurm",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
         help="any other option of sbatch, such as qos=long; also signal_delay_s=SECONDS and "
-        "'setup=[\"module load cuda\"]', commands to run first; may be repeated")  # fmt: skip
+        "'setup=[\"module load cuda\"]', commands to run first; may be repeated",
+    )
 
 
 def options(args: argparse.Namespace) -> tuple[str, PoolOptions]:

@@ -17,10 +17,19 @@ Written by `python -m sweeps reference` from the models that validate the files;
 here is an error. `presets`, which every file may have, maps a name to changes: `--preset NAME`
 merges them over the file, where null takes a key away.
 """
-_WORDS = {"integer": "whole number", "object": "mapping", "boolean": "true or false",
-          "string": "text", "number": "number"}  # fmt: skip
-_BOUNDS = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most",
-           "exclusiveMaximum": "below"}  # fmt: skip
+_WORDS = {
+    "integer": "whole number",
+    "object": "mapping",
+    "boolean": "true or false",
+    "string": "text",
+    "number": "number",
+}
+_BOUNDS = {
+    "minimum": "at least",
+    "exclusiveMinimum": "above",
+    "maximum": "at most",
+    "exclusiveMaximum": "below",
+}
 
 
 def page() -> str:

@@ -79,9 +79,11 @@ def of_other_data(ended: Iterable[tuple[Any, Mapping[str, Any]]]) -> list[str]:
             data.setdefault(checksum, []).append(point.run)
     return [
         "runs whose configs name the same data have read different ones, so that their losses do "
-        "not compare: " + ", ".join(f"{len(names)} such as {names[0]}" for names in data.values())
+        "not compare: "
+        + ", ".join(f"{len(names)} such as {names[0]}" for names in data.values())
         + "; delete the folders of those whose data are no longer there to train them again"
-        for data in read.values() if len(data) > 1
+        for data in read.values()
+        if len(data) > 1
     ]
 
 

@@ -288,9 +288,7 @@ def score(summary: Summary, metric: str) -> Score | None:
         return -math.inf, -math.inf
     if metric not in summary:
         known = [key for key in summary if key.startswith(("final_eval_", "best_eval_"))]
-        raise UserError(
-            f"confirm.metric: runs measure no {metric!r}; they have {', '.join(known)}"
-        )
+        raise UserError(f"confirm.metric: runs measure no {metric!r}; they have {', '.join(known)}")
     value = summary[metric]
     lower = lower_is_better(metric.partition("_eval_")[2])
     return (-value if lower else value), -summary["final_eval_loss"]

@@ -62,9 +62,11 @@ class SearchWork(Work):
             self._read(study)
         self.replaced = {
             (played.key, trial.number)
-            for found in self.rounds.values() for played in found
-            for trial in played.trials if trial.state == "fail"
-        }  # fmt: skip
+            for found in self.rounds.values()
+            for played in found
+            for trial in played.trials
+            if trial.state == "fail"
+        }
 
     def next(self) -> Task | None:
         """A trial to run; None while all wait for results. One whose run is done ends here."""
@@ -150,11 +152,21 @@ class SearchWork(Work):
         write_text(self.table, text)
         keys = [*self.asked.config.grid, "round", "trial", *self.asked.config.search]
         rows = [
-            {**study.where, **trial.values, "study": study.name, "round": played.number,
-             "trial": trial.number, "rate": study.rate, "loss": trial.loss, **trial.note}
-            for study in every for played in self.rounds[study.name]
-            for trial in played.trials if trial.state != "running"
-        ]  # fmt: skip
+            {
+                **study.where,
+                **trial.values,
+                "study": study.name,
+                "round": played.number,
+                "trial": trial.number,
+                "rate": study.rate,
+                "loss": trial.loss,
+                **trial.note,
+            }
+            for study in every
+            for played in self.rounds[study.name]
+            for trial in played.trials
+            if trial.state != "running"
+        ]
         header = ["study", *keys, "rate", "loss", "status", "run"]
         write_csv(self.folder / "trials.csv", header, rows)
 
@@ -261,9 +273,10 @@ def entry(search: Search, rounds: Sequence[Round]) -> dict[str, Any]:
     best = rules.best_trial(last.finished)
     good = rules.equally_good(last.finished, settings.equal_within)
     near_edge = [
-        key for key, bounds in last.ranges.items()
+        key
+        for key, bounds in last.ranges.items()
         if rules.is_near_edge(best.values[key], bounds, settings.edge)
-    ]  # fmt: skip
+    ]
     ones = (t for r in rounds for t in r.finished if set(t.values.values()) == {1.0})
     return {
         "where": last.study.where,

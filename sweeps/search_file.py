@@ -106,9 +106,10 @@ class Search(Asked):
         if not self.config.rates:
             return None, "search" if RATE in self.config.search else "config"
         fitting = [
-            rate for rate in self.config.rates
+            rate
+            for rate in self.config.rates
             if all(where.get(key) in values for key, values in rate.wanted().items())
-        ]  # fmt: skip
+        ]
         if len(fitting) != 1:
             found = "none fits" if not fitting else f"{len(fitting)} fit"
             raise UserError(f"{self.path}: rates: {found} study {name!r}; exactly one must")
@@ -127,9 +128,12 @@ class Search(Asked):
 
 
 def load_search(
-    path: Path, results: Path = runs.RESULTS, preset: str | None = None,
-    curves: Sequence[str] | None = None, **said: Any,
-) -> Search:  # fmt: skip
+    path: Path,
+    results: Path = runs.RESULTS,
+    preset: str | None = None,
+    curves: Sequence[str] | None = None,
+    **said: Any,
+) -> Search:
     """A search file, its experiment and its studies; UserError for anything that cannot run.
 
     What may be `said` is in `open_file`.

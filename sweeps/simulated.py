@@ -47,10 +47,13 @@ def launches(asked: Asked, config: Any, sharded: int | None = None) -> list[dict
     alike: dict[tuple[Any, ...], list[str]] = {}
     for gpu in GPUS:
         counts = [
-            gpus_of(form, batch, gpu.memory) if sharded is None
-            else sharded if holds(gpu.memory, form(sharded)) else None
+            gpus_of(form, batch, gpu.memory)
+            if sharded is None
+            else sharded
+            if holds(gpu.memory, form(sharded))
+            else None
             for form in (peak, peak_of(experiment, config))
-        ]  # fmt: skip
+        ]
         alike.setdefault(tuple(counts), []).append(gpu.name)
     found = []
     for (gpus, by_closed_form), names in alike.items():
@@ -100,8 +103,10 @@ def _step(asked: Asked, config: Any, shards: int) -> dict[str, Any]:
     if key not in _steps:
         step = simulate(asked.experiment, config, shards)
         _steps[key] = {
-            "memory_bytes": step.memory, "step_flops": step.flops, "parameters": step.parameters
-        }  # fmt: skip
+            "memory_bytes": step.memory,
+            "step_flops": step.flops,
+            "parameters": step.parameters,
+        }
     return _steps[key]
 
 
@@ -140,18 +145,36 @@ def _launch(asked: Asked, config: Any, shards: int) -> str:
 
 def table(named: Iterable[tuple[str, Sequence[Mapping[str, Any]]]]) -> str:
     """Sizes, each with its entries, for people; closed forms that disagree are named below."""
-    rows = [("model", "on", "GPUs", "sharding", "micro-batch", "GB each", "closed form",
-             "FLOPs / step", "closed form")]  # fmt: skip
+    rows = [
+        (
+            "model",
+            "on",
+            "GPUs",
+            "sharding",
+            "micro-batch",
+            "GB each",
+            "closed form",
+            "FLOPs / step",
+            "closed form",
+        )
+    ]
     lines = []
     for name, entries in named:
         for entry in entries:
             forms = entry["closed_forms"]
-            rows.append((
-                name, ", ".join(entry["on"]), counted(entry["gpus"]), entry["sharding"],
-                str(entry["micro_batch"]), f"{entry['memory_bytes'] / 1e9:.3g}",
-                f"{forms['memory_bytes'] / 1e9:.3g}", f"{entry['step_flops']:.4g}",
-                f"{forms['step_flops']:.4g}",
-            ))  # fmt: skip
+            rows.append(
+                (
+                    name,
+                    ", ".join(entry["on"]),
+                    counted(entry["gpus"]),
+                    entry["sharding"],
+                    str(entry["micro_batch"]),
+                    f"{entry['memory_bytes'] / 1e9:.3g}",
+                    f"{forms['memory_bytes'] / 1e9:.3g}",
+                    f"{entry['step_flops']:.4g}",
+                    f"{forms['step_flops']:.4g}",
+                )
+            )
             if entry["disagree"]:
                 words = ", ".join(
                     f"{key} {entry[key]} and not {forms[key]}" for key in entry["disagree"]
@@ -161,8 +184,10 @@ def table(named: Iterable[tuple[str, Sequence[Mapping[str, Any]]]]) -> str:
         f"{name} on {', '.join(entry['on'])}"
         f"{', without ' * bool(entry['without'])}{' and '.join(entry['without'])}:\n"
         f"    {entry['launch']}"
-        for name, entries in named for entry in entries if entry["launch"]
-    ]  # fmt: skip
+        for name, entries in named
+        for entry in entries
+        if entry["launch"]
+    ]
     return "\n".join([columns(rows), *lines, "", "one run of each by hand:", *launched])
 
 
@@ -173,18 +198,39 @@ def csv_rows(counts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for size in file["sizes"]:
             run, model = size["largest_run"], " ".join(f"{k}={v}" for k, v in size["model"].items())
             for entry in size["simulated"]:
-                rows.append({
-                    "file": file["file"], "model": model, "optimizer": run["optimizer"],
-                    "precision": run["precision"], **entry, "on": " ".join(entry["on"]),
-                    "disagree": " ".join(entry["disagree"]),
-                    **{f"{key}_by_closed_form": said
-                       for key, said in entry["closed_forms"].items()},
-                })  # fmt: skip
+                rows.append(
+                    {
+                        "file": file["file"],
+                        "model": model,
+                        "optimizer": run["optimizer"],
+                        "precision": run["precision"],
+                        **entry,
+                        "on": " ".join(entry["on"]),
+                        "disagree": " ".join(entry["disagree"]),
+                        **{
+                            f"{key}_by_closed_form": said
+                            for key, said in entry["closed_forms"].items()
+                        },
+                    }
+                )
     return rows
 
 
 CSV_COLUMNS = (
-    "file", "model", "optimizer", "precision", "parameters", "on", "gpus",
-    "gpus_by_closed_form", "sharding", "micro_batch", "memory_bytes",
-    "memory_bytes_by_closed_form", "step_flops", "step_flops_by_closed_form", "disagree", "launch",
-)  # fmt: skip
+    "file",
+    "model",
+    "optimizer",
+    "precision",
+    "parameters",
+    "on",
+    "gpus",
+    "gpus_by_closed_form",
+    "sharding",
+    "micro_batch",
+    "memory_bytes",
+    "memory_bytes_by_closed_form",
+    "step_flops",
+    "step_flops_by_closed_form",
+    "disagree",
+    "launch",
+)

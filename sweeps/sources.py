@@ -84,9 +84,7 @@ def is_override(word: str) -> bool:
     return "=" in word and not word.startswith("-") and not os.path.exists(word)
 
 
-def folder_of(
-    file: Path, results: Path, preset: str | None, overrides: Sequence[str] = ()
-) -> Path:
+def folder_of(file: Path, results: Path, preset: str | None, overrides: Sequence[str] = ()) -> Path:
     """Where a sweep's or search's results are: results/<experiment>/<stem>[_<preset>].
 
     With overrides, whose tables are not those of the file as it stands, they follow after a `+`.
@@ -192,8 +190,9 @@ class Sources:
         entries = read_own(path).get("constants")
         if not isinstance(entries, Sequence) or not all(
             isinstance(entry, Mapping) and isinstance(entry.get(part), Mapping)
-            for entry in entries for part in ("where", "set")
-        ):  # fmt: skip
+            for entry in entries
+            for part in ("where", "set")
+        ):
             raise UserError(
                 f"{path}: no list of constants with where and set; make it by {command}"
             )

@@ -42,10 +42,15 @@ class Storage:
             return []
         notes = study.user_attrs
         return [
-            Trial(t.number, dict(t.params), t.state.name.lower(), t.value,
-                  notes.get(str(t.number), {}))
+            Trial(
+                t.number,
+                dict(t.params),
+                t.state.name.lower(),
+                t.value,
+                notes.get(str(t.number), {}),
+            )
             for t in study.get_trials(deepcopy=False)
-        ]  # fmt: skip
+        ]
 
     def add(self, key: str, trial: Trial, ranges: Mapping[str, Bounds], run: str) -> None:
         """Notes a new trial, whole or not at all."""
@@ -59,9 +64,7 @@ class Storage:
                 )
             self._studies[key].add_trial(frozen(trial, ranges, {"run": run}))
 
-    def end(
-        self, key: str, trial: Trial, note: Mapping[str, Any], loss: float | None
-    ) -> Trial:
+    def end(self, key: str, trial: Trial, note: Mapping[str, Any], loss: float | None) -> Trial:
         """Ends a running trial, as failed without a loss.
 
         The note comes first: a crash in between leaves the trial to be ended again.

@@ -83,10 +83,11 @@ class Work:
     def outcome(self, point: Any) -> str:
         """A run with its result, as a line for people."""
         words = [
-            f"{key.rpartition('.')[2]}={value:.4g}" if isinstance(value, float)
+            f"{key.rpartition('.')[2]}={value:.4g}"
+            if isinstance(value, float)
             else f"{key.rpartition('.')[2]}={value}"
             for key, value in point.values
-        ]  # fmt: skip
+        ]
         run = " ".join([point.curve, *words, f"seed={point.seed}"])
         return f"{run}  {ending(self.results.get(point.key))}"
 

@@ -384,9 +384,7 @@ class Sweep(Asked):
         fitting = (rule.seeds for rule in self.config.more_seeds if _applies(rule, values))
         return list(dict.fromkeys(next(fitting, self.config.seeds)))
 
-    def at(
-        self, cell: CellKey, place: Place, seeds: Sequence[int] | None = None
-    ) -> list[Point]:
+    def at(self, cell: CellKey, place: Place, seeds: Sequence[int] | None = None) -> list[Point]:
         """One point per seed at a place of a cell, by default the grid's own seeds there.
 
         Raises UserError if they make no valid config, or none that is meant.
@@ -407,9 +405,12 @@ def _applies(rule: MoreSeeds | Adjust, values: Mapping[str, Any]) -> bool:
 
 
 def load_sweep(
-    path: Path, results: Path = runs.RESULTS, preset: str | None = None,
-    curves: Sequence[str] | None = None, **said: Any,
-) -> Sweep:  # fmt: skip
+    path: Path,
+    results: Path = runs.RESULTS,
+    preset: str | None = None,
+    curves: Sequence[str] | None = None,
+    **said: Any,
+) -> Sweep:
     """A sweep file, its experiment and its grid; UserError for anything that cannot run.
 
     `curves` chooses some of its curves; what else may be `said` is in `open_file`.
@@ -437,8 +438,9 @@ def load_sweep(
                 kept = points if sweep.is_meant(point.config) else left_out
                 _refuse_one_run_twice(sweep, kept.setdefault(point.run, point), point)
             if len(points) + len(left_out) > MOST:
-                raise UserError(f"{path}: more than {MOST:,} runs; give fewer values or seeds, or "
-                                "several files")
+                raise UserError(
+                    f"{path}: more than {MOST:,} runs; give fewer values or seeds, or several files"
+                )
     if sweep.where and not points:
         raise UserError(f"--where: no run of {path} is meant; see them all by --dry-run without it")
     sweep.points, sweep.left_out = list(points.values()), list(left_out.values())

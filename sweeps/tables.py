@@ -153,10 +153,15 @@ def write_manifest(sweep: Sweep, points: Sequence[Point]) -> None:
     """
     path, every = sweep.folder / "manifest.json", [*points, *sweep.left_out]
     entries = [
-        {"run": p.run, "curve": p.curve, "values": dict(p.values), "seed": p.seed,
-         FRESH: sweep.is_fresh(p)}
+        {
+            "run": p.run,
+            "curve": p.curve,
+            "values": dict(p.values),
+            "seed": p.seed,
+            FRESH: sweep.is_fresh(p),
+        }
         for p in every
-    ]  # fmt: skip
+    ]
     write_json(path, [*_others(sweep, every, read_manifest(path)), *entries])
 
 
@@ -286,15 +291,21 @@ PROBES = Table("probes.csv", ("step", "layer", "role", "fan_in", "alignment"), _
 OBSERVATIONS, OBSERVED_KERNELS, OBSERVED_ATTENTION = (
     Table(name, tuple(names.split()), rows, statuses=("finished",), wanted="observations")
     for name, names, rows in (
-        ("observations.csv",
-         "step block stream_rms stream_change kernel_alignment kernel_change attention_rms "
-         "head_variance excess_kurtosis query_change key_change attention_change "
-         "query_change_weights key_change_weights attention_change_weights query_weight_change "
-         "query_weight_relative key_weight_change key_weight_relative embedding_rms "
-         "embedding_change function_change", _observed),
+        (
+            "observations.csv",
+            "step block stream_rms stream_change kernel_alignment kernel_change attention_rms "
+            "head_variance excess_kurtosis query_change key_change attention_change "
+            "query_change_weights key_change_weights attention_change_weights query_weight_change "
+            "query_weight_relative key_weight_change key_weight_relative embedding_rms "
+            "embedding_change function_change",
+            _observed,
+        ),
         ("observed_kernels.csv", "step kind row column value", _at_ends(_kernel_rows)),
-        ("observed_attention.csv", "step block token attended head value",
-         _at_ends(_attention_rows)),
+        (
+            "observed_attention.csv",
+            "step block token attended head value",
+            _at_ends(_attention_rows),
+        ),
     )
-)  # fmt: skip
+)
 TABLES = (RESULTS, METRICS, PROBES, OBSERVATIONS, OBSERVED_KERNELS, OBSERVED_ATTENTION)

@@ -50,17 +50,38 @@ _KINDS = {"busy": Busy, "folder": RunError, "user": UserError, "lost": Lost}
 STOPPED = {"summary": {"status": "stopped"}}
 
 _ACCELERATE = (sys.executable, "-m", "accelerate.commands.accelerate_cli", "launch")
-_SHARDED = (*_ACCELERATE, "--config_file", "scripts/accelerate/one_node_8gpu_fsdp.yaml",
-            "--num_processes", "{processes}", "--main_process_port", "0")  # fmt: skip
-_SHARDED_NODES = (*_ACCELERATE, "--config_file", "scripts/accelerate/several_nodes_fsdp.yaml",
-                  "--num_machines", "{nodes}", "--machine_rank", "{rank}",
-                  "--num_processes", "{processes}", "--main_process_ip", "{address}",
-                  "--main_process_port", "{port}")  # fmt: skip
+_SHARDED = (
+    *_ACCELERATE,
+    "--config_file",
+    "scripts/accelerate/one_node_8gpu_fsdp.yaml",
+    "--num_processes",
+    "{processes}",
+    "--main_process_port",
+    "0",
+)
+_SHARDED_NODES = (
+    *_ACCELERATE,
+    "--config_file",
+    "scripts/accelerate/several_nodes_fsdp.yaml",
+    "--num_machines",
+    "{nodes}",
+    "--machine_rank",
+    "{rank}",
+    "--num_processes",
+    "{processes}",
+    "--main_process_ip",
+    "{address}",
+    "--main_process_port",
+    "{port}",
+)
 
 # Launchers, their options for the number of processes (accelerate's counts those of all nodes), and
 # what a user may have said already.
-_COUNTS = {"accelerate": "--num_processes", "torchrun": "--nproc_per_node",
-           "torch.distributed.run": "--nproc_per_node"}  # fmt: skip
+_COUNTS = {
+    "accelerate": "--num_processes",
+    "torchrun": "--nproc_per_node",
+    "torch.distributed.run": "--nproc_per_node",
+}
 _COUNT = re.compile(r"--(?:num[-_]processes|nproc[-_]per[-_]node)[= ](\d+)")
 
 # A scheduler may signal every process of a job. What starts a run's processes must outlive that:
@@ -134,8 +155,7 @@ def perform(
 
 
 def train(job: Job) -> dict[str, Any]:
-    """The outcome of a job, trained in this process unless it is done; a traceback goes to the log.
-    """
+    """The outcome of a job, trained in this process unless done; a traceback goes to the log."""
     try:
         from training.config import validate
         from training.experiment import load_experiment
@@ -293,9 +313,13 @@ def _launched(command: list[str], job: Job, log: IO[str], answers: bool) -> dict
     words = json.dumps({**asdict(job), "run_dir": str(job.run_dir)})
     process = subprocess.Popen(
         [*_DEAF, *command, "-m", "sweeps.task", words],
-        stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
-        env={**_TORCHRUN, **os.environ}, start_new_session=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=log,
+        text=True,
+        env={**_TORCHRUN, **os.environ},
+        start_new_session=True,
+    )
     assert process.stdin is not None
     stopped = False
     with process.stdin:

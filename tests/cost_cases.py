@@ -100,10 +100,21 @@ def bart_beside(config):
 BART = Costed(
     name="bart_span_denoise",
     # With dropout of attention a CPU computes it as no GPU does.
-    base={"prescription": {"strategy": "neural_tangent"}, "training": {"steps": 7},
-          "model": {"attention_dropout": 0.0}, "data": {}},
-    keys=("model.width", "model.layers", "model.head_dim", "model.mlp_ratio", "model.vocab_size",
-          "data.tokens_per_sample", "training.batch_size"),
+    base={
+        "prescription": {"strategy": "neural_tangent"},
+        "training": {"steps": 7},
+        "model": {"attention_dropout": 0.0},
+        "data": {},
+    },
+    keys=(
+        "model.width",
+        "model.layers",
+        "model.head_dim",
+        "model.mlp_ratio",
+        "model.vocab_size",
+        "data.tokens_per_sample",
+        "training.batch_size",
+    ),
     shapes=((64, 1, 16, 4, 100, 30, 4), (48, 3, 8, 2, 211, 38, 2), (32, 2, 32, 1, 64, 14, 5)),
     paper=(1024, 12, 64, 4, 50_265, 512, 512),
     stem=lambda name: "_blocks." not in name,
@@ -142,10 +153,21 @@ def nano_beside(config):
 
 NANO = Costed(
     name="nanolm_c4",
-    base={"prescription": {"parameterization": "standard", "alignment": "global", "base_width": 64},
-          "training": {"steps": 7}, "model": {}, "data": {}},
-    keys=("model.width", "model.layers", "model.head_dim", "model.mlp_ratio", "model.context",
-          "model.vocab_size", "training.batch_size"),
+    base={
+        "prescription": {"parameterization": "standard", "alignment": "global", "base_width": 64},
+        "training": {"steps": 7},
+        "model": {},
+        "data": {},
+    },
+    keys=(
+        "model.width",
+        "model.layers",
+        "model.head_dim",
+        "model.mlp_ratio",
+        "model.context",
+        "model.vocab_size",
+        "training.batch_size",
+    ),
     # The second is large enough for Adafactor's factored state.
     shapes=((48, 3, 8, 2, 40, 211, 2), (128, 1, 64, 2, 130, 200, 2), (32, 2, 32, 1, 16, 64, 5)),
     paper=(1024, 8, 128, 4, 512, 32_101, 256),
@@ -155,8 +177,13 @@ NANO = Costed(
     uncounted=nano_uncounted,
     beside=nano_beside,
 )
-BORDELON = {"parameterization": "bordelon", "alpha_attention": 1.0, "alpha_depth": 1.0,
-            "beta0": 4.0, "gamma0": 0.25}  # fmt: skip
+BORDELON = {
+    "parameterization": "bordelon",
+    "alpha_attention": 1.0,
+    "alpha_depth": 1.0,
+    "beta0": 4.0,
+    "gamma0": 0.25,
+}
 DECODER = replace(
     NANO, base={**NANO.base, "prescription": BORDELON}, paper=(64, 4, 8, 1, 128, 32_101, 128)
 )
@@ -215,12 +242,26 @@ def patches_uncounted(case, config, model):
 
 VIT = Costed(
     name="vit_imagenet",
-    base={"prescription": {"strategy": "neural_tangent"}, "training": {"steps": 7}, "model": {},
-          "data": {"source": "embedded", "augmentation": {"mixup": 0, "cutmix": 0}}},
-    keys=("model.width", "model.layers", "model.head_dim", "model.mlp_ratio", "model.patch_size",
-          "model.image_size", "model.classes", "training.batch_size"),
+    base={
+        "prescription": {"strategy": "neural_tangent"},
+        "training": {"steps": 7},
+        "model": {},
+        "data": {"source": "embedded", "augmentation": {"mixup": 0, "cutmix": 0}},
+    },
+    keys=(
+        "model.width",
+        "model.layers",
+        "model.head_dim",
+        "model.mlp_ratio",
+        "model.patch_size",
+        "model.image_size",
+        "model.classes",
+        "training.batch_size",
+    ),
     shapes=(
-        (64, 1, 16, 4, 4, 16, 10, 4), (48, 3, 8, 2, 5, 20, 21, 2), (32, 2, 32, 1, 4, 32, 300, 5),
+        (64, 1, 16, 4, 4, 16, 10, 4),
+        (48, 3, 8, 2, 5, 20, 21, 2),
+        (32, 2, 32, 1, 4, 32, 300, 5),
     ),
     paper=(768, 12, 64, 4, 16, 224, 1000, 4096),
     stem=lambda name: name in ("patch_embed.proj.weight", "pos_embed"),
@@ -231,10 +272,19 @@ VIT = Costed(
 )
 CIFAR = Costed(
     name="vit_cifar5m",
-    base={"prescription": {"alpha_attention": 1.0, "alpha_depth": 1.0, "beta0": 4.0, "gamma0": 0.1},
-          "training": {"steps": 7}, "model": {}, "data": {"source": "embedded"}},
-    keys=("model.head_dim", "model.heads", "model.layers", "model.patch_size",
-          "training.batch_size"),
+    base={
+        "prescription": {"alpha_attention": 1.0, "alpha_depth": 1.0, "beta0": 4.0, "gamma0": 0.1},
+        "training": {"steps": 7},
+        "model": {},
+        "data": {"source": "embedded"},
+    },
+    keys=(
+        "model.head_dim",
+        "model.heads",
+        "model.layers",
+        "model.patch_size",
+        "training.batch_size",
+    ),
     shapes=((8, 2, 1, 4, 4), (4, 6, 3, 8, 4), (16, 4, 2, 16, 4)),
     paper=(16, 16, 4, 4, 256),
     stem=lambda name: name in ("patch_embedding.weight", "position_embedding.weight"),

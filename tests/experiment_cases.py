@@ -49,8 +49,11 @@ SHARED: dict[str, Change] = {
     "optimizer.eps": "0.1",
     "optimizer.momentum": ("0.5", SGD),
     "optimizer.weight_decay": "0.5",
-    "optimizer.decay_mode": ("independent", "optimizer.weight_decay=0.1",
-                             "optimizer.decay_mode=global"),
+    "optimizer.decay_mode": (
+        "independent",
+        "optimizer.weight_decay=0.1",
+        "optimizer.decay_mode=global",
+    ),
     "optimizer.clip_norm": ("1e-5", SGD),
     "schedule.name": "constant",
     "schedule.warmup_steps": "1",
@@ -64,43 +67,74 @@ SHARED: dict[str, Change] = {
     "training.eval_per_octave": "1",
     "training.eval_samples": "5",
     "training.precision": "bf16",
-    "training.divergence_factor": ("1.0001", "optimizer.lr=3.0", "optimizer.weight_decay=0",
-                                   "training.divergence_factor=1000.0"),
+    "training.divergence_factor": (
+        "1.0001",
+        "optimizer.lr=3.0",
+        "optimizer.weight_decay=0",
+        "training.divergence_factor=1000.0",
+    ),
     "training.gradient_scale": "true",
     "training.skip_overflow": "true",
     "training.probe_every": "2",
     "training.probe_samples": ("1", "training.probe_every=2"),
-}  # fmt: skip
+}
 OBSERVED: dict[str, Change] = {
     "training.observe_every": "2",
     "training.observe_samples": ("1", "training.observe_every=2"),
 }
 ATAN2: dict[str, Change] = {"optimizer.atan2_lambda": ("1.0", "optimizer.name=adam_atan2")}
 # These change how a run is computed, not its result; test_experiments looks at how.
-HOW = ("training.micro_batch_size", "training.eval_batch_size", "training.compile",
-       "training.data_workers", "training.trackers", "data.cache_dir")  # fmt: skip
+HOW = (
+    "training.micro_batch_size",
+    "training.eval_batch_size",
+    "training.compile",
+    "training.data_workers",
+    "training.trackers",
+    "data.cache_dir",
+)
 NO_RATES = "the paper has no rates for this optimiser: the experiment's mistakes in test_train"
 STRATEGIES: dict[str, Change] = {
     "prescription.strategy": "hybrid",
     "prescription.s": ("0.25", "prescription.strategy=meta_principled", "prescription.s=0.75"),
     "prescription.mlp_factor": ("keep", "prescription.strategy=neural_tangent"),
 }
-LOOP = ["training.steps=6", "training.batch_size=8", "training.log_every=2",
-        "training.eval_every=0", "training.eval_samples=10", "training.eval_batch_size=8",
-        "schedule.warmup_steps=2", "checkpoint.minutes=null"]  # fmt: skip
+LOOP = [
+    "training.steps=6",
+    "training.batch_size=8",
+    "training.log_every=2",
+    "training.eval_every=0",
+    "training.eval_samples=10",
+    "training.eval_batch_size=8",
+    "schedule.warmup_steps=2",
+    "checkpoint.minutes=null",
+]
 
 # ------------------------------------------------------------------------------------------------
 
 BORDELON = (
-    "prescription.alignment=null", "prescription.base_width=null", "model.mlp_ratio=1",
-    "prescription.parameterization=bordelon", "prescription.alpha_attention=1.0",
-    "prescription.alpha_depth=1.0", "prescription.beta0=4.0", "prescription.gamma0=0.25",
-)  # fmt: skip
+    "prescription.alignment=null",
+    "prescription.base_width=null",
+    "model.mlp_ratio=1",
+    "prescription.parameterization=bordelon",
+    "prescription.alpha_attention=1.0",
+    "prescription.alpha_depth=1.0",
+    "prescription.beta0=4.0",
+    "prescription.gamma0=0.25",
+)
 NANOLM = Case(
     "nanolm_c4",
-    [*LOOP, "model.width=16", "model.head_dim=4", "model.layers=1", "model.context=8",
-     "prescription.base_width=32", "data.tokenizer_vocab_size=80", "data.source=local",
-     "data.validation_fraction=0.2", "data.path={files}/one"],
+    [
+        *LOOP,
+        "model.width=16",
+        "model.head_dim=4",
+        "model.layers=1",
+        "model.context=8",
+        "prescription.base_width=32",
+        "data.tokenizer_vocab_size=80",
+        "data.source=local",
+        "data.validation_fraction=0.2",
+        "data.path={files}/one",
+    ],
     {
         **OBSERVED,
         **ATAN2,
@@ -122,8 +156,11 @@ NANOLM = Case(
         "prescription.qk_exponent": ("-2.0", "model.head_dim=8", "prescription.embedding_std=1.0"),
         "prescription.alpha_attention": ("0.5", *BORDELON),
         "prescription.alpha_depth": ("0.5", *BORDELON, "model.layers=2"),
-        "prescription.base_depth": ("4", "prescription.alpha_depth=1.0",
-                                    "prescription.base_depth=2"),
+        "prescription.base_depth": (
+            "4",
+            "prescription.alpha_depth=1.0",
+            "prescription.base_depth=2",
+        ),
         "prescription.beta0": ("2.0", *BORDELON),
         "prescription.gamma0": ("2.0", *BORDELON),
         "data.source": ("embedded", "data.path=null", "data.tokenizer={files}/tokenizer.model"),
@@ -139,13 +176,21 @@ NANOLM = Case(
     alone={"data.source": ("data.tokenizer={files}/tokenizer.model",)},
     cache=("data.path={files}/one",),
     imports=frozenset({"datasets", "sentencepiece"}),
-)  # fmt: skip
+)
 
 BART = Case(
     "bart_span_denoise",
-    [*LOOP, "model.width=16", "model.head_dim=8", "model.layers=1", "data.source=text",
-     "data.tokens_per_sample=24", "data.trained_vocab_size=300", "data.validation_fraction=0.2",
-     "data.path={files}/one"],
+    [
+        *LOOP,
+        "model.width=16",
+        "model.head_dim=8",
+        "model.layers=1",
+        "data.source=text",
+        "data.tokens_per_sample=24",
+        "data.trained_vocab_size=300",
+        "data.validation_fraction=0.2",
+        "data.path={files}/one",
+    ],
     {
         **STRATEGIES,
         "prescription.c_we": "0.25",
@@ -183,14 +228,21 @@ BART = Case(
     alone={"data.source": ()},
     cache=("data.path={files}/one",),
     imports=frozenset({"datasets", "fairseq"}),
-)  # fmt: skip
+)
 
 FOLDER = ("data.source=folder", "data.path={files}/folder", "model.classes=2")
 SHARDS = ("data.source=shards", "data.path={files}/shards", "model.classes=2")
 IMAGENET = Case(
     "vit_imagenet",
-    [*LOOP, "model.width=16", "model.head_dim=8", "model.layers=1", "model.image_size=8",
-     "data.eval_resize=8", "data.augmentation.mix_group=4"],
+    [
+        *LOOP,
+        "model.width=16",
+        "model.head_dim=8",
+        "model.layers=1",
+        "model.image_size=8",
+        "data.eval_resize=8",
+        "data.augmentation.mix_group=4",
+    ],
     {
         **STRATEGIES,
         "model.width": "32",
@@ -220,15 +272,29 @@ IMAGENET = Case(
     alone=dict.fromkeys(("data.source", "model.classes", "data.path"), ()),
     cache=SHARDS,
     imports=frozenset({"datasets", "timm"}),
-)  # fmt: skip
+)
 
-FILES = ("data.source=cifar5m", "data.path={files}/one", "data.train_images=12",
-         "training.steps=1", "schedule.warmup_steps=0")  # fmt: skip
+FILES = (
+    "data.source=cifar5m",
+    "data.path={files}/one",
+    "data.train_images=12",
+    "training.steps=1",
+    "schedule.warmup_steps=0",
+)
 CIFAR5M = Case(
     "vit_cifar5m",
-    [*LOOP, "model.head_dim=2", "model.heads=2", "model.layers=1", "model.patch_size=16",
-     "optimizer.name=adam", "optimizer.lr=0.1", "schedule.name=linear",
-     "data.train_images=80", "data.validation_images=12"],
+    [
+        *LOOP,
+        "model.head_dim=2",
+        "model.heads=2",
+        "model.layers=1",
+        "model.patch_size=16",
+        "optimizer.name=adam",
+        "optimizer.lr=0.1",
+        "schedule.name=linear",
+        "data.train_images=80",
+        "data.validation_images=12",
+    ],
     {
         **OBSERVED,
         **ATAN2,
@@ -254,7 +320,7 @@ CIFAR5M = Case(
     },
     alone={"data.source": ()},
     cache=FILES,
-)  # fmt: skip
+)
 
 CASES = {case.name: case for case in (NANOLM, BART, IMAGENET, CIFAR5M)}
 

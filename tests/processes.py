@@ -19,9 +19,16 @@ LAUNCH_CONFIGS = Path(__file__).resolve().parents[1] / "scripts/accelerate"
 
 _context = multiprocessing.get_context("forkserver")
 # A run of two processes needs torch's compiler, which takes as long to import as torch itself does.
-_context.set_forkserver_preload([
-    "torch", "torch._dynamo", "accelerate", "training.loop", "measure.probes", "vit_imagenet.data",
-])  # fmt: skip
+_context.set_forkserver_preload(
+    [
+        "torch",
+        "torch._dynamo",
+        "accelerate",
+        "training.loop",
+        "measure.probes",
+        "vit_imagenet.data",
+    ]
+)
 
 
 class Program:
@@ -39,8 +46,12 @@ class Program:
         self.processes = []
         for rank in range(ranks):
             mine = {"RANK": str(rank), "LOCAL_RANK": str(rank), **together} if ranks > 1 else {}
-            told = (list(map(str, arguments)), {**given, **mine}, str(cwd or os.getcwd()),
-                    self.files)
+            told = (
+                list(map(str, arguments)),
+                {**given, **mine},
+                str(cwd or os.getcwd()),
+                self.files,
+            )
             process = _context.Process(target=_run, args=told)
             process.start()
             self.processes.append(process)
@@ -100,8 +111,13 @@ def meeting(ranks):
     from torch.distributed import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port, "WORLD_SIZE": ranks,
-            "LOCAL_WORLD_SIZE": ranks, "TORCHELASTIC_USE_AGENT_STORE": True}  # fmt: skip
+    told = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": store.port,
+        "WORLD_SIZE": ranks,
+        "LOCAL_WORLD_SIZE": ranks,
+        "TORCHELASTIC_USE_AGENT_STORE": True,
+    }
     return {name: str(value) for name, value in told.items()}, store
 
 

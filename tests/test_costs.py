@@ -48,7 +48,9 @@ def dropout_as_on_a_gpu(monkeypatch):
 )
 def test_parameters_of_the_papers_models(case, shape, embedding, others):
     assert case.cost.parameters(case.settings(shape)) == {
-        "embedding": embedding, "non_embedding": others, "total": embedding + others,
+        "embedding": embedding,
+        "non_embedding": others,
+        "total": embedding + others,
     }
 
 
@@ -75,13 +77,20 @@ def test_parameters_are_those_of_the_model_class(case, shape, changes):
         ({"data__trained_vocab_size": 300}, 300),
         ({"data__source": "text", "data__path": "here", "data__trained_vocab_size": 999}, 999),
         ({"data__source": "binarised", "data__path": "."}, 9),
-        ({"data__bpe_encoder": "encoder.json", "data__bpe_vocab": "vocab.bpe",
-          "data__bpe_dictionary": "dict.txt"}, 9),
+        (
+            {
+                "data__bpe_encoder": "encoder.json",
+                "data__bpe_vocab": "vocab.bpe",
+                "data__bpe_dictionary": "dict.txt",
+            },
+            9,
+        ),
         ({"model__vocab_size": 77, "data__source": "binarised", "data__path": "nowhere"}, 77),
     ],
 )
 def test_without_a_vocabulary_the_dictionary_or_bpe_in_use_counts(
-        changes, words, tmp_path, monkeypatch):
+    changes, words, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dict.txt").write_text("a 5\nb 4\nc 3\nd 1\n")  # and 5 special ones
     config = BART.settings(BART.paper, **{"model__vocab_size": None, **changes})
@@ -99,7 +108,8 @@ def test_without_a_vocabulary_the_dictionary_or_bpe_in_use_counts(
     ],
 )
 def test_flops_and_tokens_of_the_papers_runs(
-        case, steps, tokens, weights, attention, sample, flops):
+    case, steps, tokens, weights, attention, sample, flops
+):
     config = case.settings(case.paper, training__steps=steps)
     rows = config.training.batch_size
     assert case.cost.tokens_per_step(config) == rows * tokens
@@ -124,10 +134,15 @@ def test_flops_are_those_torch_counts(case, shape):
     assert case.cost.flops(config) == 7 * counted
 
 
-@pytest.mark.parametrize(("case", "names"), [
-    (BART, ("adam", "sgd")), (VIT, ("adam", "sgd")), (CIFAR, ("adam", "sgd", "adam_atan2")),
-    (NANO, tuple(optimizers.OPTIMIZERS)),
-])
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        (BART, ("adam", "sgd")),
+        (VIT, ("adam", "sgd")),
+        (CIFAR, ("adam", "sgd", "adam_atan2")),
+        (NANO, tuple(optimizers.OPTIMIZERS)),
+    ],
+)
 def test_optimizer_state_is_what_the_optimizer_keeps(case, names):
     for shape, name in itertools.product(case.shapes[:2], names):
         config = case.settings(shape, optimizer__name=name)
@@ -152,8 +167,11 @@ def test_an_optimizer_without_rates_in_the_paper_is_refused(case):
 @pytest.mark.parametrize(
     ("case", "shape", "changes"),
     [(case, shape, {}) for case in (VIT, CIFAR, DECODER) for shape in case.shapes]
-    + [(NANO, shape, {"prescription__parameterization": rule}) for shape in NANO.shapes
-       for rule in ("standard", "mup", "ntk", "mean_field")]
+    + [
+        (NANO, shape, {"prescription__parameterization": rule})
+        for shape in NANO.shapes
+        for rule in ("standard", "mup", "ntk", "mean_field")
+    ]
     + [(BART, shape, {"model__dropout": p}) for shape in BART.shapes for p in (0.0, 0.1)],
 )
 def test_activations_are_what_autograd_keeps(case, shape, changes, precision):
@@ -242,11 +260,13 @@ def test_a_simulated_step_takes_what_a_real_one_does(case, shape, changes):
 
 @pytest.mark.parametrize(
     ("case", "shape", "share"),
-    [(BART, (64, 8, 16, 4, 100, 62, 16), 1 / 4), (VIT, (64, 8, 16, 4, 4, 32, 10, 32), 1 / 3),
-     (NANO, (64, 8, 16, 4, 32, 100, 32), 1 / 3)],
+    [
+        (BART, (64, 8, 16, 4, 100, 62, 16), 1 / 4),
+        (VIT, (64, 8, 16, 4, 4, 32, 10, 32), 1 / 3),
+        (NANO, (64, 8, 16, 4, 32, 100, 32), 1 / 3),
+    ],
 )
-def test_blocks_that_are_recomputed_keep_their_input_and_one_of_them_everything(
-        case, shape, share):
+def test_blocks_that_are_recomputed_keep_their_input_and_one_of_them_everything(case, shape, share):
     config, rows = case.settings(shape), shape[-1]
     parts = case.cost.memory(config)
     kept = case.cost.activations(config, rows, recomputed=True)
@@ -259,8 +279,12 @@ def test_blocks_that_are_recomputed_keep_their_input_and_one_of_them_everything(
 
 @pytest.mark.parametrize(
     ("case", "shape", "micro"),
-    [(BART, R2C2, 4), (NANO, (4096, *NANO.paper[1:]), 4), (VIT, VIT.paper, 64),
-     (CIFAR, CIFAR.paper, 8)],
+    [
+        (BART, R2C2, 4),
+        (NANO, (4096, *NANO.paper[1:]), 4),
+        (VIT, VIT.paper, 64),
+        (CIFAR, CIFAR.paper, 8),
+    ],
 )
 def test_shards_divide_the_state_and_replicas_repeat_it(case, shape, micro):
     config = case.settings(shape, training__micro_batch_size=micro)

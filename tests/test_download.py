@@ -52,11 +52,13 @@ class Handler(BaseHTTPRequestHandler):
         asked = parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode())["paths"]
         assert len(asked) <= 2, "the hub has a limit too"
         rows = [
-            {"path": name, "lfs": {
-                "size": len(content), "oid": hashlib.sha256(content).hexdigest()}}
+            {
+                "path": name,
+                "lfs": {"size": len(content), "oid": hashlib.sha256(content).hexdigest()},
+            }
             for path, content in self.server.contents.items()
             if (name := path.partition(C4_REVISION + "/")[2]) in asked
-        ]  # fmt: skip
+        ]
         self.answer(200, json.dumps(rows).encode())
 
     def do_GET(self):
@@ -380,11 +382,14 @@ def test_imagenet(server, monkeypatch, capsys):
     contents = {
         "train": archive({f"{name}.tar": archive(files) for name, files in inner.items()}),
         "val": archive({f"ILSVRC2012_val_{k}.JPEG": image for k in range(2)}),
-        "devkit": archive({
-            "ILSVRC2012_devkit_t12/data/meta.mat": meta.getvalue(),
-            "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": b"2\n1\n",
-        }, "w:gz"),
-    }  # fmt: skip
+        "devkit": archive(
+            {
+                "ILSVRC2012_devkit_t12/data/meta.mat": meta.getvalue(),
+                "ILSVRC2012_devkit_t12/data/ILSVRC2012_validation_ground_truth.txt": b"2\n1\n",
+            },
+            "w:gz",
+        ),
+    }
     names = {key: name for key, (name, _) in published.ARCHIVE_META.items()}
     sums = {key: (names[key], hashlib.md5(contents[key]).hexdigest()) for key in contents}
     monkeypatch.setattr(published, "ARCHIVE_META", sums)

@@ -13,8 +13,18 @@ WIDTHS = ("64", "128", "256")
 
 
 def check(path, out):
-    return finished("-m", "measure.coordinate_check", path, "--seeds", 2, "--widths", *WIDTHS,
-                    "--out", out, cwd=ROOT)
+    return finished(
+        "-m",
+        "measure.coordinate_check",
+        path,
+        "--seeds",
+        2,
+        "--widths",
+        *WIDTHS,
+        "--out",
+        out,
+        cwd=ROOT,
+    )
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

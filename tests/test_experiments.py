@@ -20,8 +20,11 @@ from training.experiment import load_experiment
 
 # A process that makes an experiment's files and runs does so for all tests of it.
 NAMES = {name: pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in CASES}
-KEYS = [pytest.param(name, key, marks=NAMES[name].marks)
-        for name, case in CASES.items() for key in case.all_changes()]  # fmt: skip
+KEYS = [
+    pytest.param(name, key, marks=NAMES[name].marks)
+    for name, case in CASES.items()
+    for key in case.all_changes()
+]
 CONFIGS = sorted(
     path.relative_to(ROOT) for name in CASES for path in (ROOT / name / "configs").glob("*.yaml")
 )
@@ -109,8 +112,11 @@ def test_every_shipped_config_has_a_plan_without_data_and_its_cost(path, tmp_pat
     assert parameters["total"] == parameters["embedding"] + parameters["non_embedding"]
     assert experiment.flops(config) > 0 and experiment.tokens_per_step(config) > 0
     memory = experiment.memory(config)
-    assert memory["weights"] == 4 * parameters["total"] < memory["total"] <= sum(
-        value for part, value in memory.items() if part != "total"
+    assert (
+        memory["weights"]
+        == 4 * parameters["total"]
+        < memory["total"]
+        <= sum(value for part, value in memory.items() if part != "total")
     )
 
 
@@ -148,8 +154,12 @@ def test_a_run_leaves_its_files_and_is_not_trained_again(small, tmp_path, capsys
     outcome = f"finished: {small.experiment.result(summary)}; {folder}/summary.json"
     assert told.splitlines()[-1] == outcome
     assert {file.name for file in folder.iterdir()} - {".lock"} == {
-        "config.yaml", "plan.json", "metrics.jsonl", "timing.jsonl", "summary.json"
-    }  # fmt: skip
+        "config.yaml",
+        "plan.json",
+        "metrics.jsonl",
+        "timing.jsonl",
+        "summary.json",
+    }
     assert load(small.experiment.config, folder / "config.yaml") == config
     rows = json.loads((folder / "plan.json").read_text())["rows"]
     assert sum(math.prod(row["shape"]) for row in rows) == summary["parameters"]
@@ -160,12 +170,14 @@ def test_a_run_leaves_its_files_and_is_not_trained_again(small, tmp_path, capsys
         small.experiment.run(small.config("optimizer.lr=0.5", "training.eval_every=3"), folder)
 
 
-def test_a_stopped_run_ends_with_code_75_and_resumes_to_the_same_bits(
-    small, tmp_path, monkeypatch
-):
+def test_a_stopped_run_ends_with_code_75_and_resumes_to_the_same_bits(small, tmp_path, monkeypatch):
     """With a data worker, a probe and, where there are any, observations on both sides of it."""
-    words = ["training.eval_every=2", "checkpoint.final=true", "training.data_workers=1",
-             "training.probe_every=2"]  # fmt: skip
+    words = [
+        "training.eval_every=2",
+        "checkpoint.final=true",
+        "training.data_workers=1",
+        "training.probe_every=2",
+    ]
     if "training.observe_every" in small.case.changes:
         words += ["training.observe_every=2", "training.observe_samples=2"]
     config = small.config(*words)
@@ -187,11 +199,14 @@ def test_a_stopped_run_ends_with_code_75_and_resumes_to_the_same_bits(
     assert ended.value.code == 75
     assert small.experiment.run(config, parts)["resumed_from"] == [3]
     left = [
-        {path.relative_to(folder): path.read_bytes()
-         for pattern in ("*.jsonl", "observations/*", "checkpoints/step-00000006/*.safetensors")
-         for path in folder.glob(pattern) if path.name != "timing.jsonl"}
+        {
+            path.relative_to(folder): path.read_bytes()
+            for pattern in ("*.jsonl", "observations/*", "checkpoints/step-00000006/*.safetensors")
+            for path in folder.glob(pattern)
+            if path.name != "timing.jsonl"
+        }
         for folder in (whole, parts)
-    ]  # fmt: skip
+    ]
     assert left[0] == left[1] and len(left[0]) >= 3
 
 
@@ -209,9 +224,15 @@ def test_two_processes_train_the_run_that_one_does(small, tmp_path):
         "assert not distributed.is_initialized(), 'a peer may abort in it at its exit'\n"
     )
     result = finished(
-        script, small.case.config, *small.words(*words, *more), "--run-dir", tmp_path / "2",
-        ranks=2, cwd=ROOT, PYTHONPATH=ROOT,
-    )  # fmt: skip
+        script,
+        small.case.config,
+        *small.words(*words, *more),
+        "--run-dir",
+        tmp_path / "2",
+        ranks=2,
+        cwd=ROOT,
+        PYTHONPATH=ROOT,
+    )
     assert result.returncode == 0, result.err
     assert result.err.count("step 6/6") == 1  # one process speaks
     one, two = (list(map(flat, lines(tmp_path / name))) for name in ("1", "2"))
@@ -242,9 +263,7 @@ def test_every_key_is_covered(small):
 
 
 @pytest.mark.parametrize(("name", "key"), KEYS)
-def test_every_key_changes_what_a_run_leaves_behind(
-    smalls, name, key, tmp_path, tmp_path_factory
-):
+def test_every_key_changes_what_a_run_leaves_behind(smalls, name, key, tmp_path, tmp_path_factory):
     small = smalls(name)
     change = small.case.all_changes()[key]
     value, *words = change if isinstance(change, tuple) else (change,)
@@ -256,10 +275,14 @@ def test_every_key_changes_what_a_run_leaves_behind(
 def test_the_other_keys_change_how_a_run_is_computed(small, key, tmp_path, monkeypatch):
     rows = {True: [], False: []}
     workers, compiled = set(), []
-    value = {"training.micro_batch_size": "4", "training.eval_batch_size": "2",
-             "training.compile": "true", "training.data_workers": "1",
-             "training.trackers": "[tensorboard]",
-             "data.cache_dir": str(tmp_path / "cache")}[key]  # fmt: skip
+    value = {
+        "training.micro_batch_size": "4",
+        "training.eval_batch_size": "2",
+        "training.compile": "true",
+        "training.data_workers": "1",
+        "training.trackers": "[tensorboard]",
+        "data.cache_dir": str(tmp_path / "cache"),
+    }[key]
     loader = loading.DataLoader
 
     def counted_loader(*args, **kwargs):
@@ -316,9 +339,7 @@ def test_keys_of_one_value_take_no_other(smalls, name, key):
 )
 def test_a_users_mistake_is_one_line_and_code_2(small, words, message, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        small.experiment.main(
-            [str(small.case.config), *words, "--run-dir", str(tmp_path / "run")]
-        )
+        small.experiment.main([str(small.case.config), *words, "--run-dir", str(tmp_path / "run")])
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert ended.value.code == 2
     assert line.startswith("error: ") and message in line and str(small.case.config) in line

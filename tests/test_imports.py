@@ -121,16 +121,31 @@ def test_figures_need_no_torch():
 def test_no_file_is_too_long_to_be_read():
     if not (ROOT / ".git").exists():
         pytest.skip("not a clone of the repository: git cannot say which files are its own")
-    found = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True,
-                           text=True)  # fmt: skip
-    lengths = {name: len((ROOT / name).read_bytes().splitlines())
-               for name in found.stdout.split() if (ROOT / name).exists()}  # fmt: skip
+    found = subprocess.run(
+        ["git", "ls-files", "*.py"], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    lengths = {
+        name: len((ROOT / name).read_bytes().splitlines())
+        for name in found.stdout.split()
+        if (ROOT / name).exists()
+    }
     long = {name: length for name, length in lengths.items() if length > LONGEST}
     assert not long.keys() - LONGER.keys(), f"split these: {long}"
 
 
 def test_the_quick_half_leaves_slow_files_out():
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "--collect-only", "-m", "not slow",
-               "tests/test_imports.py", "tests/nanolm_c4/test_train.py"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "--collect-only",
+        "-m",
+        "not slow",
+        "tests/test_imports.py",
+        "tests/nanolm_c4/test_train.py",
+    ]
     told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert "test_imports.py" in told and "test_train.py" not in told

@@ -14,8 +14,11 @@ from param_groups import Everett, Role, Rule, plan, rules_for
 from tests.processes import finished
 
 ROOT = Path(__file__).resolve().parents[1]
-FUNCTIONS = [f for _, f in inspect.getmembers(integrations, inspect.isfunction)
-             if f.__module__ == integrations.__name__]  # fmt: skip
+FUNCTIONS = [
+    f
+    for _, f in inspect.getmembers(integrations, inspect.isfunction)
+    if f.__module__ == integrations.__name__
+]
 
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=lambda function: function.__name__)
@@ -56,8 +59,16 @@ def test_plain_torch():
 def test_hugging_face(train, tmp_path):
     """Four steps under its linear schedule: the groups are the plan's, and every rate ends at 0."""
     transformers = pytest.importorskip("transformers")
-    config = transformers.GPT2Config(vocab_size=16, n_positions=8, n_embd=32, n_head=2, n_layer=1,
-                                     tie_word_embeddings=False, bos_token_id=0, eos_token_id=0)
+    config = transformers.GPT2Config(
+        vocab_size=16,
+        n_positions=8,
+        n_embd=32,
+        n_head=2,
+        n_layer=1,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
     model = transformers.GPT2LMHeadModel(config)
     rule = Everett("mup", 32, 16, qk_exponent=-0.5)
     numbers = plan(model, rules_for(model), rule, lr=0.01, absorb_multipliers=True)
@@ -65,13 +76,21 @@ def test_hugging_face(train, tmp_path):
     before = model.lm_head.weight.clone()
     ids = torch.arange(8)
     arguments = transformers.TrainingArguments(
-        tmp_path, max_steps=4, per_device_train_batch_size=2, use_cpu=True, report_to="none",
-        save_strategy="no", disable_tqdm=True,
-    )  # fmt: skip
+        tmp_path,
+        max_steps=4,
+        per_device_train_batch_size=2,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
     optimizer = train(model, numbers, arguments, [{"input_ids": ids, "labels": ids}] * 8)
     assert type(getattr(optimizer, "optimizer", optimizer)) is torch.optim.AdamW
-    initial = {name: group["initial_lr"] for group in optimizer.param_groups
-               for name in group["param_names"]}  # fmt: skip
+    initial = {
+        name: group["initial_lr"]
+        for group in optimizer.param_groups
+        for name in group["param_names"]
+    }
     assert initial == {row.name: row.lr for row in numbers.rows} and len({*initial.values()}) > 1
     assert rates_over_plan(optimizer, numbers) == {0.0}
     assert not torch.equal(model.lm_head.weight, before)

@@ -14,8 +14,7 @@ from tests.processes import finished
 
 ROOT = Path(__file__).resolve().parents[1]
 READMES = {
-    path: path.read_text()
-    for path in [ROOT / "README.md", *sorted(ROOT.glob("[a-z]*/README.md"))]
+    path: path.read_text() for path in [ROOT / "README.md", *sorted(ROOT.glob("[a-z]*/README.md"))]
 }
 README = READMES[ROOT / "README.md"]
 LINE = r"\[[\w/.]+\.py:\d+\]\(([\w/.]+\.py)#L(\d+)\) `([^`]+)`"
@@ -27,18 +26,26 @@ FORMULAS = [
 COMMAND = r"(?:python -m|bash|accelerate launch) [^`\n]+"
 # A placeholder of the reader's: a file or folder that the documents cannot name.
 PLACEHOLDER = re.compile(r"…|\.\.\.|CONFIG|RUN|FILE|NAME|TABLE|\[|my_|results\.csv|results/")
-COMMANDS = sorted({
-    command.split("  #")[0].split(" # ")[0].strip()
-    for text in READMES.values()
-    for command in re.findall(f"^({COMMAND})$", text.replace("\\\n", " "), re.M)
-    + re.findall(f"`({COMMAND})`", text)
-    if not PLACEHOLDER.search(command)
-})
+COMMANDS = sorted(
+    {
+        command.split("  #")[0].split(" # ")[0].strip()
+        for text in READMES.values()
+        for command in re.findall(f"^({COMMAND})$", text.replace("\\\n", " "), re.M)
+        + re.findall(f"`({COMMAND})`", text)
+        if not PLACEHOLDER.search(command)
+    }
+)
 # Their work takes minutes, a GPU or data: they are taken only as far as their options.
 LONG = (
-    "benchmarks", "bart_span_denoise.data", "effective_theory.run", "measure.coordinate_check",
-    "nanolm_c4.data", "plots", "vit_cifar5m.initial", "vit_cifar5m.learnability",
-)  # fmt: skip
+    "benchmarks",
+    "bart_span_denoise.data",
+    "effective_theory.run",
+    "measure.coordinate_check",
+    "nanolm_c4.data",
+    "plots",
+    "vit_cifar5m.initial",
+    "vit_cifar5m.learnability",
+)
 
 
 @pytest.mark.parametrize(("path", "line", "code"), FORMULAS)
@@ -54,7 +61,7 @@ def test_formulas_and_commands_were_found():
 def parses(words):
     """Runs a command of ours only as far as its arguments and its config; its exit code, if any."""
     if words[0] == "accelerate":
-        words = ["python", *words[words.index("-m"):]]
+        words = ["python", *words[words.index("-m") :]]
     if words[0] == "bash":
         assert (ROOT / words[1]).is_file()
         subprocess.run(["bash", "-n", words[1]], check=True, cwd=ROOT)

@@ -39,7 +39,10 @@ def call(tmp_path):
         (tmp_path / "calls").write_text("")
         ran = subprocess.run(
             ["bash", f"scripts/{script}.sh", *words],
-            cwd=tmp_path, env=env, capture_output=True, text=True,
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
         )
         ran.calls = (tmp_path / "calls").read_text().splitlines()
         return ran
@@ -155,8 +158,11 @@ def test_sweeps_without_the_preset_are_left_out(call, tmp_path, script):
     started = swept(call(script, "sweeps", "--preset", "desktop").calls)
     whole = {file for file, curve in started if file.startswith(script) and not curve}
     every = {file for file, _ in swept(call(script, "sweeps").calls) if file.startswith(script)}
-    having = {file for file in every
-              if "desktop" in yaml.safe_load((ROOT / file).read_text()).get("presets", {})}
+    having = {
+        file
+        for file in every
+        if "desktop" in yaml.safe_load((ROOT / file).read_text()).get("presets", {})
+    }
     assert whole == having and 0 < len(having) < len(every) + (script == "vit_imagenet")
     jobs = [line for line in call(script, "slurm", "--preset", "desktop").calls if script in line]
     assert len(jobs) == len([file for file, _ in started if file.startswith(script)])
@@ -165,8 +171,11 @@ def test_sweeps_without_the_preset_are_left_out(call, tmp_path, script):
 
 
 def test_options_reach_every_sweep_and_a_preset_its_tables(call, tmp_path):
-    for file in ("figure_1_2_laptop/results", "figure_1_2_laptop/metrics",
-                 "rate_transfer_laptop/results"):
+    for file in (
+        "figure_1_2_laptop/results",
+        "figure_1_2_laptop/metrics",
+        "rate_transfer_laptop/results",
+    ):
         table(tmp_path, f"vit_imagenet/{file}.csv")
     lines = call("vit_laptop").calls
     for line, name in zip(lines, ("figure_1_2", "rate_transfer")):
@@ -200,11 +209,14 @@ def test_options_of_the_small_scripts_reach_the_sweeps_and_a_look_trains_nothing
     assert call(script, "--help").calls == ["python -m sweeps run --help"]
 
 
-@pytest.mark.parametrize("words, said", [
-    (["quickstart.sh", "--help"], "Trains a width sweep on the embedded corpus"),
-    (["download.sh", "-h"], "Fetches the data of the paper-size configs"),
-    (["everett_laptop.sh", "--help"], "Scaling Exponents Across"),
-])
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["quickstart.sh", "--help"], "Trains a width sweep on the embedded corpus"),
+        (["download.sh", "-h"], "Fetches the data of the paper-size configs"),
+        (["everett_laptop.sh", "--help"], "Scaling Exponents Across"),
+    ],
+)
 def test_questions_are_answered_before_anything_is_installed(words, said, tmp_path):
     for folder in ("scripts", "training"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
@@ -212,8 +224,11 @@ def test_questions_are_answered_before_anything_is_installed(words, said, tmp_pa
     (tmp_path / "python").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')  # no packages
     (tmp_path / "python").chmod(0o755)
     ran = subprocess.run(
-        ["bash", tmp_path / "scripts" / words[0], *words[1:]], capture_output=True, text=True,
-        env={"PATH": "/usr/bin:/bin", "PYTHON": str(tmp_path / "python")}, cwd=tmp_path.parent,
+        ["bash", tmp_path / "scripts" / words[0], *words[1:]],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "PYTHON": str(tmp_path / "python")},
+        cwd=tmp_path.parent,
     )
     assert (ran.returncode, ran.stderr) == (0, "") and said in ran.stdout
     assert not (tmp_path / ".venv").exists()
@@ -235,7 +250,8 @@ def test_what_is_not_there_yet_is_named_and_the_rest_drawn(call, tmp_path):
     table(tmp_path, "bart_span_denoise/figure_3_4/results.csv")
     table(tmp_path, "bart_span_denoise/figure_3_4/metrics.csv")
     assert [line.split()[3] for line in call("bart_span_denoise", "draw").calls] == [
-        "dinan/bart_rates", "dinan/bart_strategies"
+        "dinan/bart_rates",
+        "dinan/bart_strategies",
     ]
 
 
@@ -323,7 +339,8 @@ def test_an_environment_keeps_the_torch_it_was_made_with(tmp_path):
     (commands / "activate").write_text("")
     for name in ("python", "uv"):
         (commands / name).write_text(
-            f'#!/bin/sh\necho {name} "$@" "torch=$UV_TORCH_BACKEND" >>"{tmp_path}/calls"\n')
+            f'#!/bin/sh\necho {name} "$@" "torch=$UV_TORCH_BACKEND" >>"{tmp_path}/calls"\n'
+        )
         (commands / name).chmod(0o755)
 
     def installed(**variables):

@@ -38,4 +38,3 @@ def keep_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     return all(mallopt(option, value) == 1 for option, value in _OPTIONS)
-

@@ -259,9 +259,11 @@ def read(
         warnings.filterwarnings("ignore", "torch.distributed is disabled")
         try:
             dcp.load(
-                dict(tensors), storage_reader=_reader(path), process_group=group,
+                dict(tensors),
+                storage_reader=_reader(path),
+                process_group=group,
                 no_dist=group is None,
-            )  # fmt: skip
+            )
         except CheckpointException as failed:
             error = next(iter(failed.failures.values()))[0]
             raise Damaged(f"{path}: cannot be read ({reason(error)})") from None

@@ -255,9 +255,7 @@ def validate(kind: type[SectionType], data: Mapping[str, Any], where: str) -> Se
         raise UserError(f"{where}: {_explain(kind, problem)}") from None
 
 
-def _without_retired(
-    kind: type[Section], data: Mapping[str, Any], where: str
-) -> Mapping[str, Any]:
+def _without_retired(kind: type[Section], data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     """`data` without keys of earlier versions; UserError where one asks for what is gone."""
     for key, (value, instead) in getattr(kind, "retired", {}).items():
         section, name = key.split(".")

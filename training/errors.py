@@ -75,7 +75,7 @@ def reason(error: BaseException) -> str:
 
 
 def nearest(given: object, valid: Iterable[str]) -> str:
-    """"; did you mean 'x'?" for the valid name that is most like the given one; "" of none.
+    """ "; did you mean 'x'?" for the valid name that is most like the given one; "" of none.
 
     A name of the same initials is the likely one: lr for learning_rate.
     """

@@ -40,8 +40,9 @@ def evaluate(
     # to stop: those that have no samples left take placeholders.
     most = math.ceil(len(eval_ids(size, 0, world)) / batch_size)
     batches += [PLACEHOLDER] * (most - len(batches))
-    loader = loading.loader(task, accelerator, task.eval_data, task.eval_batch,
-                            batch_sampler=batches)  # fmt: skip
+    loader = loading.loader(
+        task, accelerator, task.eval_data, task.eval_batch, batch_sampler=batches
+    )
     measure = task.measure or (lambda model, batch: {"loss": task.loss(model, batch)})
     names, sums, stopped = ["loss"], [], False
     model.eval()

@@ -104,8 +104,11 @@ class Experiment:
         state = processes.state()
         micro_batches, samples = config.training.split(state.num_processes)
         task = self.build_task(config)
-        lines = [f"batch {config.training.batch_size} = {state.num_processes} processes x "
-                 f"{micro_batches} micro-batches of {samples}", *self.arithmetic(task)]
+        lines = [
+            f"batch {config.training.batch_size} = {state.num_processes} processes x "
+            f"{micro_batches} micro-batches of {samples}",
+            *self.arithmetic(task),
+        ]
         if state.is_main_process:
             print(*lines, sep="\n", file=sys.stderr)
         return runs.train_once(
@@ -144,8 +147,11 @@ class Experiment:
         add = parser.add_argument
         add("config", type=Path, help="YAML file, for example in configs/")
         add("overrides", nargs="*", default=[], metavar="key=value", help="changes to the config")
-        add("--run-dir", type=Path, help="folder of the run "
-            f"(default: results/{self.name}/single/<id of the config>)")  # fmt: skip
+        add(
+            "--run-dir",
+            type=Path,
+            help=f"folder of the run (default: results/{self.name}/single/<id of the config>)",
+        )
         add("--plan", action="store_true", help="print every tensor's numbers and stop")
         add("--json", action="store_true", help="with --plan: as JSON")
         return parser

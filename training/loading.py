@@ -19,6 +19,7 @@ from training.task import Task
 
 Batch = TypeVar("Batch")
 
+
 def loader(
     task: Task,
     accelerator: Accelerator,

@@ -87,13 +87,21 @@ class Loop:
         self.metrics, self.timing = Log(run_dir / "metrics.jsonl"), Log(run_dir / "timing.jsonl")
         self.logs = [self.metrics, self.timing, *self._start_recorders()]
         self.trackers = Trackers(
-            self.settings.trackers, run_dir, dict(runs.flat(runs.identity(task.config))),
+            self.settings.trackers,
+            run_dir,
+            dict(runs.flat(runs.identity(task.config))),
             {group["name"]: group["initial_lr"] for group in self.optimizer.param_groups},
-        )  # fmt: skip
+        )
         self.checkpoints = Checkpoints(
-            task, run_dir, self.accelerator, self.optimizer,
-            self.losses, self.history, self.logs, self.scaler,
-        )  # fmt: skip
+            task,
+            run_dir,
+            self.accelerator,
+            self.optimizer,
+            self.losses,
+            self.history,
+            self.logs,
+            self.scaler,
+        )
 
     def _precision(self) -> str:
         """The config's precision, or fp32 where a processor could only imitate it."""
@@ -341,9 +349,12 @@ class Loop:
     def _evaluate(self, step: int) -> None:
         started = time.perf_counter()
         found = evaluate(
-            self.task, self.model, self.accelerator, self.sharding is not None,
+            self.task,
+            self.model,
+            self.accelerator,
+            self.sharding is not None,
             self.checkpoints.stopping,
-        )  # fmt: skip
+        )
         self.history.eval_seconds += time.perf_counter() - started
         if found is None:
             self.checkpoints.stop_after(step)

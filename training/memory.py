@@ -120,10 +120,9 @@ def on_each_gpu(
     turning = max(inside(rows) + parts["weight_copies"], FP32 * block)
     moments = [
         (FP32 * (outside + block), accumulated + inputs + parts["loss"]),
-        (FP32 * (outside + output + min(3, layers) * block),
-         parts["gradients"] + inputs + turning),
+        (FP32 * (outside + output + min(3, layers) * block), parts["gradients"] + inputs + turning),
         (FP32 * 2 * outside, parts["gradients"] + parts["update"]),
-    ]  # fmt: skip
+    ]
     parts["communication"], beside = max(moments, key=sum)
     return {**parts, "total": _always(parts) + beside}
 

@@ -163,10 +163,18 @@ class SGD(Decoupled):
         theta, buffers = local_parts(params), self._buffers(params, "momentum_buffer")
         decay_weights(group, theta)
         sgd(
-            theta, grads, buffers, fused=self._fused, foreach=not self._fused, lr=group["lr"],
-            momentum=group["momentum"], weight_decay=0.0, dampening=0.0, nesterov=False,
+            theta,
+            grads,
+            buffers,
+            fused=self._fused,
+            foreach=not self._fused,
+            lr=group["lr"],
+            momentum=group["momentum"],
+            weight_decay=0.0,
+            dampening=0.0,
+            nesterov=False,
             maximize=False,
-        )  # fmt: skip
+        )
 
 
 class _AdamLike(Decoupled):
@@ -178,16 +186,36 @@ class _AdamLike(Decoupled):
         return first, second, self._steps(params)
 
     def _adamw(
-        self, group: Group, theta: list[Tensor], grads: list[Tensor], first: list[Tensor],
-        second: list[Tensor], steps: list[Tensor], lr: float, weight_decay: float, eps: float,
-    ) -> None:  # fmt: skip
+        self,
+        group: Group,
+        theta: list[Tensor],
+        grads: list[Tensor],
+        first: list[Tensor],
+        second: list[Tensor],
+        steps: list[Tensor],
+        lr: float,
+        weight_decay: float,
+        eps: float,
+    ) -> None:
         """One step of AdamW on `theta`, whatever it is, with these numbers."""
         beta1, beta2 = group["betas"]
         adamw(
-            theta, grads, first, second, [], steps, fused=self._fused, foreach=not self._fused,
-            lr=lr, weight_decay=weight_decay, eps=eps, beta1=beta1, beta2=beta2, amsgrad=False,
+            theta,
+            grads,
+            first,
+            second,
+            [],
+            steps,
+            fused=self._fused,
+            foreach=not self._fused,
+            lr=lr,
+            weight_decay=weight_decay,
+            eps=eps,
+            beta1=beta1,
+            beta2=beta2,
+            amsgrad=False,
             maximize=False,
-        )  # fmt: skip
+        )
 
     def _quotients(
         self, group: Group, params: list[Tensor], grads: list[Tensor], eps: float

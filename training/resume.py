@@ -209,11 +209,14 @@ class Checkpoints:
         tensors = {
             **_under("model", state.model_tensors(self.task.model)),
             **_under("optimizer", state.optimizer_places(self.optimizer, saved.part("optimizer"))),
-            **_under("pending", {
-                name: torch.empty_like(tensor, device="cpu")
-                for name, tensor in saved.part("pending").items()
-            }),
-        }  # fmt: skip
+            **_under(
+                "pending",
+                {
+                    name: torch.empty_like(tensor, device="cpu")
+                    for name, tensor in saved.part("pending").items()
+                },
+            ),
+        }
         try:
             checkpoint.read(saved.path, tensors, self.writers)
         except Damaged as error:  # its checksums were right a moment ago

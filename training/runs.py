@@ -177,8 +177,9 @@ def _enter(
         if config.checkpoint.final and not kept and value["status"] == "finished":
             print(
                 f"{run_dir}: done, and its checkpoints are removed; delete the folder for "
-                "checkpoint.final to train it again and keep the last one", file=sys.stderr
-            )  # fmt: skip
+                "checkpoint.final to train it again and keep the last one",
+                file=sys.stderr,
+            )
         return value
     held.enter_context(locked(run_dir, "run"))
     # Another process may have finished it since; what the lock protects is read under it.

@@ -183,8 +183,10 @@ class RunConfig(Section):
     """What the training loop reads of an experiment's config; experiments add their own."""
 
     without_effect: ClassVar[tuple[str, ...]] = (
-        "checkpoint", "training.data_workers", "training.trackers"
-    )  # fmt: skip
+        "checkpoint",
+        "training.data_workers",
+        "training.trackers",
+    )
     """Keys that say how or where a run is computed: no part of which run it is."""
     retired: ClassVar[Mapping[str, tuple[Any, str]]] = {}
     """section.key of earlier versions: the value that all runs now have, and what to do instead of

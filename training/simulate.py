@@ -96,9 +96,10 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1, copies: int =
             autocast = torch.autocast("cpu", half, cache_enabled=shards == 1)
             model.forward = convert_outputs_to_fp32(autocast(model.forward))  # as the loop
         optimizer = optimizers.build(
-            config.optimizer.name, plan.groups(model),
+            config.optimizer.name,
+            plan.groups(model),
             fused="cuda" in optimizers.FUSED_ON.get(config.optimizer.name, ()),
-        )  # fmt: skip
+        )
 
         def step(micro_batches: int) -> None:
             for _ in range(micro_batches):
@@ -197,9 +198,16 @@ def _attention_forward(
 
 
 def _attention_backward(
-    grad: Any, q: Any, k: Any, v: Any, out: Any, logs: Any, dropout: float = 0.0,
-    causal: bool = False, **_: Any,
-) -> int:  # fmt: skip
+    grad: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    logs: Any,
+    dropout: float = 0.0,
+    causal: bool = False,
+    **_: Any,
+) -> int:
     """Twice the forward pass's; what a kernel computes again is not counted."""
     return 2 * _attention_forward(q, k, v, dropout, causal)
 

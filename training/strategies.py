@@ -16,9 +16,7 @@ OPTIMIZERS = ("adam", "sgd")  # for which the paper has rates
 class StrategyConfig(Section):
     """Which scaling strategy gives every tensor its numbers (Dinan et al., Part II)."""
 
-    strategy: Literal[
-        "standard", "neural_tangent", "hybrid", "maximal_update", "meta_principled"
-    ]
+    strategy: Literal["standard", "neural_tangent", "hybrid", "maximal_update", "meta_principled"]
     """The paper's four (its BART is trained with standard and neural_tangent alone), or
     meta_principled with an `s` of its own."""
     s: Probability | None = None

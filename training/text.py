@@ -224,9 +224,13 @@ def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
     alone = files == [root] and _format(root) == "text"
     texts = 0 if alone else sum(_format(file) == "text" for file in files)
     hint = (
-        f"; a .txt file in a folder is one document ({texts} found), a single .txt given as "
-        "data.path is cut at blank lines"
-    ) if texts else ""  # fmt: skip
+        (
+            f"; a .txt file in a folder is one document ({texts} found), a single .txt given as "
+            "data.path is cut at blank lines"
+        )
+        if texts
+        else ""
+    )
 
     def read(split: str) -> Iterator[str]:
         documents = _read_files(files, text_key)

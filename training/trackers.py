@@ -42,9 +42,12 @@ class Trackers:
     """The trackers of one run, in the process that writes its logs."""
 
     def __init__(
-        self, names: Sequence[str], run_dir: Path, config: Mapping[str, Any],
+        self,
+        names: Sequence[str],
+        run_dir: Path,
+        config: Mapping[str, Any],
         rates: Mapping[str, float],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`config` by dotted keys; `rates`: the peak learning rate of each group by name."""
         self.names, self.run_dir, self.rates = names, run_dir.absolute(), rates
         self.config = config
@@ -105,8 +108,14 @@ class Trackers:
                 shutil.rmtree(self.run_dir / FOLDER)  # refuses a link, and is dropped then
             tracker = make(FOLDER, self.run_dir)
         elif name == "wandb":
-            tracker = make(experiment, group=sweep, name=run, id=f"{sweep}.{run}", resume="allow",
-                           dir=str(self.run_dir))  # fmt: skip
+            tracker = make(
+                experiment,
+                group=sweep,
+                name=run,
+                id=f"{sweep}.{run}",
+                resume="allow",
+                dir=str(self.run_dir),
+            )
         elif name == "mlflow":
             tracker = make(f"{experiment}/{sweep}", run_name=run, run_id=known.get("id"))
         else:
@@ -127,8 +136,10 @@ class Trackers:
             action()
         except Exception as error:
             self.open.pop(name, None)
-            print(f"training.trackers: {name} is dropped, the run goes on: {reason(error)}",
-                  file=sys.stderr)  # fmt: skip
+            print(
+                f"training.trackers: {name} is dropped, the run goes on: {reason(error)}",
+                file=sys.stderr,
+            )
 
 
 def _scalars(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -59,9 +59,15 @@ def memory(config: Config, shards: int = 1, replicas: int = 1) -> dict[str, int]
     """Bytes on each of `shards * replicas` GPUs, see training.memory.on_each_gpu."""
     shape, weights = config.model, parameters(config)["total"]
     return gpu.on_each_gpu(
-        config, shards, replicas, parameters=weights, optimizer=optimizer_state(config),
-        outside=weights - shape.layers * _block(shape), block=_block(shape),
-        output=shape.classes * shape.width, layers=shape.layers,
+        config,
+        shards,
+        replicas,
+        parameters=weights,
+        optimizer=optimizer_state(config),
+        outside=weights - shape.layers * _block(shape),
+        block=_block(shape),
+        output=shape.classes * shape.width,
+        layers=shape.layers,
         weight_copies=_weight_copies(config, shards),
         activations=lambda rows: activations(config, rows, shards > 1),
         inside=lambda rows: rows * tokens(shape) * _kept_by_block(config),

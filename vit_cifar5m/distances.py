@@ -133,8 +133,13 @@ def _of_run(run: Run, members: Sequence[Run]) -> list[dict[str, Any]]:
         distance = distance_to_ensemble(logits, [one.logits[step] for one in references])
         place = (run.curve, run.heads, run.seed, run.name, step)
         measured = (distance, widest, len(references), run.heads == widest)
-        table.append({**dict(zip(PLACE, place, strict=True)), **run.others,
-                      **dict(zip(MEASURED, measured, strict=True))})
+        table.append(
+            {
+                **dict(zip(PLACE, place, strict=True)),
+                **run.others,
+                **dict(zip(MEASURED, measured, strict=True)),
+            }
+        )
     return table
 
 

@@ -111,9 +111,12 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _sizes_occur_once(self) -> Settings:
-        named = {"kernels.heads": self.kernels.heads, "attention.heads": self.attention.heads,
-                 "attention.head_dims": self.attention.head_dims,
-                 "attention.alphas": self.attention.alphas}
+        named = {
+            "kernels.heads": self.kernels.heads,
+            "attention.heads": self.attention.heads,
+            "attention.head_dims": self.attention.head_dims,
+            "attention.alphas": self.attention.alphas,
+        }
         for key, values in named.items():
             if len(set(values)) < len(values):
                 raise ValueError(f"{key} {values}: a value stands there twice; name each once")
@@ -124,16 +127,20 @@ class Settings(Section):
 # and H = 32 .. 256 in (b, c). The rest is ours.
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {
-        "kernels": {"heads": [16, 32, 64, 128, 256, 512, 1024], "networks": 20,
-                    "reference_networks": 20},
-        "attention": {"head_dims": [1, 2, 4, 8, 16, 32], "heads": [32, 64, 128, 256],
-                      "networks": 16},
+        "kernels": {
+            "heads": [16, 32, 64, 128, 256, 512, 1024],
+            "networks": 20,
+            "reference_networks": 20,
+        },
+        "attention": {
+            "head_dims": [1, 2, 4, 8, 16, 32],
+            "heads": [32, 64, 128, 256],
+            "networks": 16,
+        },
     },
     "laptop": {
-        "kernels": {"heads": [4, 8, 16, 32, 64, 128], "networks": 24,
-                    "reference_networks": 24},
-        "attention": {"head_dims": [1, 2, 4, 8, 16], "heads": [32, 64, 128],
-                      "networks": 12},
+        "kernels": {"heads": [4, 8, 16, 32, 64, 128], "networks": 24, "reference_networks": 24},
+        "attention": {"head_dims": [1, 2, 4, 8, 16], "heads": [32, 64, 128], "networks": 12},
         "patch_size": 8,
     },
 }
@@ -164,9 +171,7 @@ class Networks:
         images, _ = data.collate([held_out[index] for index in range(settings.samples)])
         self.images = images.to(self.device)
 
-    def captures(
-        self, shape: ModelConfig, alpha: float, networks: int
-    ) -> Iterator[Capture]:
+    def captures(self, shape: ModelConfig, alpha: float, networks: int) -> Iterator[Capture]:
         """What passes through each network, one at a time."""
         from measure.representations import capture
         from param_groups import Bordelon, plan
@@ -175,8 +180,13 @@ class Networks:
         settings = self.settings
         # Initial functions depend neither on the optimiser nor, but for the output, on gamma0.
         rule = Bordelon(
-            head_dim=shape.head_dim, heads=shape.heads, depth=shape.layers, optimizer="sgd",
-            alpha_attention=alpha, alpha_depth=settings.alpha_depth, beta0=settings.beta0,
+            head_dim=shape.head_dim,
+            heads=shape.heads,
+            depth=shape.layers,
+            optimizer="sgd",
+            alpha_attention=alpha,
+            alpha_depth=settings.alpha_depth,
+            beta0=settings.beta0,
         )
         model = VisionTransformer(
             shape,
@@ -212,10 +222,19 @@ def kernel_rows(networks: Networks) -> Rows:
     sizes = [(sum(k) / len(k)).square().mean().item() for k in limits]  # of the kernels' mean
 
     def add(heads: int, network: int, layer: int, error: float, references: int) -> None:
-        rows.append({"head_dim": asked.head_dim, "layers": asked.layers, "heads": heads,
-                     "network": network, "layer": layer + 1, "square_error": error,
-                     "reference_square": sizes[layer], "reference_heads": widest,
-                     "references": references})
+        rows.append(
+            {
+                "head_dim": asked.head_dim,
+                "layers": asked.layers,
+                "heads": heads,
+                "network": network,
+                "layer": layer + 1,
+                "square_error": error,
+                "reference_square": sizes[layer],
+                "reference_heads": widest,
+                "references": references,
+            }
+        )
 
     for layer, of_layer in enumerate(limits):
         for network, error in enumerate(leave_one_out(of_layer)):
@@ -247,8 +266,12 @@ def attention_rows(networks: Networks) -> tuple[Rows, Rows]:
     moments, density = [], []
     asked = networks.settings.attention
     for alpha, head_dim, heads in itertools.product(asked.alphas, asked.head_dims, asked.heads):
-        place = {"alpha_attention": alpha, "head_dim": head_dim, "heads": heads,
-                 "layer": asked.layers}
+        place = {
+            "alpha_attention": alpha,
+            "head_dim": head_dim,
+            "heads": heads,
+            "layer": asked.layers,
+        }
         entries, shape = [], networks.shape(head_dim, heads, asked.layers)
         for network, seen in enumerate(networks.captures(shape, alpha, asked.networks)):
             moments.append({**place, "network": network, **_moments(seen)})
@@ -266,8 +289,11 @@ def _moments(seen: Capture) -> dict[str, float]:
 
     entries = seen.blocks[-1].entries()
     square = entries.double().square()
-    return {"variance": head_variance(entries), "second_moment": square.mean().item(),
-            "fourth_moment": square.square().mean().item()}
+    return {
+        "variance": head_variance(entries),
+        "second_moment": square.mean().item(),
+        "fourth_moment": square.square().mean().item(),
+    }
 
 
 def _density(entries: torch.Tensor, unit: float) -> Rows:
@@ -310,8 +336,11 @@ def ship(settings: Settings, paths: Sequence[Path], seconds: float, folder: Path
     from training.files import write_json, write_text
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    origin = {"environment": environment(device), "seconds": round(seconds),
-              "settings": settings.model_dump(mode="json")}
+    origin = {
+        "environment": environment(device),
+        "seconds": round(seconds),
+        "settings": settings.model_dump(mode="json"),
+    }
     for path in paths:
         write_text(folder / path.name, path.read_text(encoding="utf-8"))
         write_json(folder / f"{path.stem}.json", origin)

@@ -146,7 +146,9 @@ def measure(seed: int) -> dict[tuple[str, int], Result]:
 def rows(results: list[dict[tuple[str, int], Result]]) -> Iterator[dict[str, Any]]:
     """Means and standard deviations over the seeds' results."""
     yield {
-        "classifier": "chance", "steps": 0, "accuracy": {"mean": 1 / shapes.CLASSES},
+        "classifier": "chance",
+        "steps": 0,
+        "accuracy": {"mean": 1 / shapes.CLASSES},
         "loss": {"mean": math.log(shapes.CLASSES)},
     }
     for classifier, step in results[0]:

@@ -143,9 +143,7 @@ class ArrowRows:
         return f"{path} ({where})" if path else where
 
 
-def arrow_splits(
-    path: str, classes: int, cache_dir: str
-) -> tuple[ArrowRows, ArrowRows, list[str]]:
+def arrow_splits(path: str, classes: int, cache_dir: str) -> tuple[ArrowRows, ArrowRows, list[str]]:
     """Training and validation rows; classes without names in the shards get their numbers."""
     validation = arrow_rows(path, "val", classes, cache_dir)
     train = arrow_rows(path, "train", classes, cache_dir)

@@ -2,6 +2,12 @@
 
 PAPER = "Bordelon et al."
 FIGURES = (
-    "rate_transfer", "head_dimension", "dynamics", "initial_heads", "heads", "depth", "kernels",
+    "rate_transfer",
+    "head_dimension",
+    "dynamics",
+    "initial_heads",
+    "heads",
+    "depth",
+    "kernels",
     "decoder",
 )

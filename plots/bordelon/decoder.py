@@ -57,8 +57,12 @@ def read(paths: Sequence[Path]) -> Runs:
     table = table[table[STATUS] == "finished"]
     if table.empty:
         raise TableError(f"{results}: no run in it is finished; run the sweep first")
-    tables.one_run_each(table.drop_duplicates(RUN), results, (*SIZES, ALPHA, SEED),
-                 "results.csv of figure_7_12.yaml")
+    tables.one_run_each(
+        table.drop_duplicates(RUN),
+        results,
+        (*SIZES, ALPHA, SEED),
+        "results.csv of figure_7_12.yaml",
+    )
     # Tokens per step from the whole run.
     cost = FLOPS_PER_PARAMETER * table[PARAMETERS] * table[TARGETS] / table[STEPS]
     logged = tables.read(metrics, [*PLACE, STEP, TRAIN_LOSS, scans.EVAL_LOSS], "metrics.csv")
@@ -129,8 +133,10 @@ def findings(runs: Runs) -> list[Printed]:
             texts = [f"{size}: {mean(own).compact()}" for size, own in found.items()]
             n = "-".join(map(str, sorted({len(own) for own in found.values()})))
             measured = f"{', '.join(texts)} (n = {n})" if texts else "not measured"
-            result += [Finding(f"{place}final loss by {SYMBOLS[by]}", measured),
-                       _growth(found, by, place)]
+            result += [
+                Finding(f"{place}final loss by {SYMBOLS[by]}", measured),
+                _growth(found, by, place),
+            ]
             result += [_per_flop(gap, by, place) for gap in equal_flops(runs, by, alpha)]
         result.append(_little(*(finals(runs, by, alpha) for by in (HEADS, LAYERS)), place))
     return [*result, *_of_alpha(runs), *_of_kernels(runs.kernels), *scans.cut_lines(runs.cut)]
@@ -148,8 +154,10 @@ def _growth(found: BySize, by: str, place: str) -> Finding:
 
 def _little(heads: BySize, layers: BySize, place: str) -> Finding:
     """Whether growing H gains more than growing L does, by the largest factor both scans have."""
-    factors = [{size / min(found): own for size, own in found.items()} if found else {}
-               for found in (heads, layers)]
+    factors = [
+        {size / min(found): own for size, own in found.items()} if found else {}
+        for found in (heads, layers)
+    ]
     factor = max(factors[0].keys() & factors[1].keys(), default=1)
     # Ours: the paper compares them neither by a number nor at equal cost.
     if factor == 1:
@@ -193,8 +201,14 @@ def _of_alpha(runs: Runs) -> list[Finding]:
             name, claim = "gain of growing N at alpha_A = 1/2 minus that at 1", ("above 0",)
             measured = "not measured"
             if len(one) > 1 and len(half) > 1:
-                gain = mean(differences(*(differences(found[min(found)], found[max(found)])
-                                          for found in (half, one))))
+                gain = mean(
+                    differences(
+                        *(
+                            differences(found[min(found)], found[max(found)])
+                            for found in (half, one)
+                        )
+                    )
+                )
                 measured, claim = gain.text(4), ("above 0", gain.claimed_gain())
             result.append(Finding(name, measured, *claim))
     return result
@@ -272,19 +286,31 @@ def _steps(rows: pd.DataFrame, own: list[float]):
 
 def _gains(rows: pd.DataFrame, by: str) -> dict[int, scans.LossCurve]:
     """Size -> training loss at alpha_A = 1 minus that at 1/2, of runs of equal seeds."""
-    one, half = ({int(size): scans.by_seed(own, by, TRAIN_LOSS)
-                  for size, own in scans.scan(rows, by, alpha).groupby(by)} for alpha in (1.0, 0.5))
-    gains = {size: (one[size] - half[size]).dropna(axis=1, how="all").dropna()
-             for size in sorted(one.keys() & half.keys())}
-    return {size: scans.curve(own, TRAIN_LOSS, "linear", rows[STEP].max())
-            for size, own in gains.items() if own.size}
+    one, half = (
+        {
+            int(size): scans.by_seed(own, by, TRAIN_LOSS)
+            for size, own in scans.scan(rows, by, alpha).groupby(by)
+        }
+        for alpha in (1.0, 0.5)
+    )
+    gains = {
+        size: (one[size] - half[size]).dropna(axis=1, how="all").dropna()
+        for size in sorted(one.keys() & half.keys())
+    }
+    return {
+        size: scans.curve(own, TRAIN_LOSS, "linear", rows[STEP].max())
+        for size, own in gains.items()
+        if own.size
+    }
 
 
 def _flops(rows: pd.DataFrame, own: list[float]):
     """Figure 12: the same training losses against FLOPs."""
     figure, axes = style.subplots(len(SIZES), len(own), (3.6, 2.3), sharex=True, sharey=True)
-    figure.suptitle(f"training loss against compute\n{scans.BANDS}; FLOPs: 6 per parameter "
-                    "and token, of which the paper's caption leaves out the tokens")
+    figure.suptitle(
+        f"training loss against compute\n{scans.BANDS}; FLOPs: 6 per parameter "
+        "and token, of which the paper's caption leaves out the tokens"
+    )
     for row, by in zip(axes, SIZES):
         for axis, alpha in zip(row, own):
             axis.set_title(scans.alpha_title(alpha))
@@ -310,7 +336,9 @@ def _strips(kernels: pd.DataFrame, kind: str) -> list[Strip]:
     grid: list[Strip] = []
     for alpha in scans.alphas(kernels):
         # As in the figure, one row of initial kernels: those at the first alpha_A.
-        for strip in observed.largest_of_scans(kernels[kernels[ALPHA] == alpha], kind)[bool(grid):]:
+        for strip in observed.largest_of_scans(kernels[kernels[ALPHA] == alpha], kind)[
+            bool(grid) :
+        ]:
             label = f"{strip.label}\n{scans.alpha_title(alpha)}"
             grid += [Strip(label, strip.panels)] if strip.panels else []
     return grid

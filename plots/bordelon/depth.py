@@ -81,8 +81,9 @@ def _movement(observations: pd.DataFrame, finished: pd.DataFrame, path: Path) ->
     rows = observations[observations["run"].isin(finished["run"])]
     rows = rows[(rows["block"] == "all") & (rows["step"] == rows["step"].max())]
     if rows.empty:
-        raise TableError(f"{path}: no row with block all of a finished run; are these tables of "
-                         "one sweep?")
+        raise TableError(
+            f"{path}: no row with block all of a finished run; are these tables of one sweep?"
+        )
     return rows
 
 
@@ -164,8 +165,9 @@ def _of_rates(tried: pd.DataFrame) -> list[Printed]:
     kept = [complete(rows, "seed", ALPHA_L, RATE) for _, rows in tried.groupby(LAYERS)]
     tried = pd.concat(kept)  # the seeds that have every eta_0 of a depth
     tried = tried.assign(**{tables.LOSS: tried["last"], tables.WIDTH: tried[LAYERS]})
-    found = {scans.alpha_text(alpha): rates.rate_sweeps(rows)
-             for alpha, rows in tried.groupby(ALPHA_L)}
+    found = {
+        scans.alpha_text(alpha): rates.rate_sweeps(rows) for alpha, rows in tried.groupby(ALPHA_L)
+    }
     result: list[Printed] = []
     for alpha, sweeps in found.items():
         values = ", ".join(
@@ -204,8 +206,10 @@ def _basis(movement: pd.DataFrame, losses: pd.DataFrame) -> str:
     """What the findings rest on."""
     seeds = movement.groupby([ALPHA_L, LAYERS])["seed"].nunique()
     depths = ", ".join(f"{depth:.0f}" for depth in sorted(movement[LAYERS].unique()))
-    shown = ", ".join(f"{rate:g} (alpha_L = {scans.alpha_text(alpha)})"
-                      for alpha, rate in losses.groupby(ALPHA_L)[RATE].first().items())
+    shown = ", ".join(
+        f"{rate:g} (alpha_L = {scans.alpha_text(alpha)})"
+        for alpha, rate in losses.groupby(ALPHA_L)[RATE].first().items()
+    )
     return (
         f"L = {depths}; eta_0 = {shown}; {scans.span(seeds)} seeds; movement after "
         f"{movement['step'].max():.0f} steps, loss after {losses['step'].max():.0f}; ± is "
@@ -220,8 +224,10 @@ def draw(data: Data) -> Iterator[tuple[str, object]]:
     """Figure 5a and b."""
     movement, losses, _ = data
     figure, axes = style.subplots(1, 2, (4.6, 3.4))
-    figure.suptitle("depth\nmeans over seeds, bars: standard error; dotted: powers of the paper; "
-                    "FLOPs: 6 per parameter and token")
+    figure.suptitle(
+        "depth\nmeans over seeds, bars: standard error; dotted: powers of the paper; "
+        "FLOPs: 6 per parameter and token"
+    )
     _draw_movement(axes[0][0], movement)
     _draw_losses(axes[0][1], losses)
     yield "figure_5_depth", figure
@@ -234,9 +240,17 @@ def _draw_movement(axis, movement: pd.DataFrame) -> None:
         for (column, label), marker in zip(MOVED.items(), "os"):
             groups = rows.groupby(LAYERS)[column]
             means, errors = groups.mean(), groups.sem().fillna(0)
-            axis.errorbar(means.index, means, errors, color=color, marker=marker, ms=4, lw=1,
-                          ls=STYLES.get(alpha, "-"),
-                          label=rf"{label}, $\alpha_L$ = {scans.alpha_text(alpha)}")
+            axis.errorbar(
+                means.index,
+                means,
+                errors,
+                color=color,
+                marker=marker,
+                ms=4,
+                lw=1,
+                ls=STYLES.get(alpha, "-"),
+                label=rf"{label}, $\alpha_L$ = {scans.alpha_text(alpha)}",
+            )
         top = 1.25 * rows.groupby(LAYERS)[list(MOVED)].mean().max(axis=1).iloc[0]
         depths = sorted(rows[LAYERS].unique())
         guide = [top * (depth / depths[0]) ** (alpha - 1) for depth in depths]

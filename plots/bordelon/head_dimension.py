@@ -45,8 +45,10 @@ def read(paths: Sequence[Path]) -> list[pd.DataFrame]:
     """The rows of one figure or of both; TableError for two tables of one."""
     found = [_read(path) for path in paths]
     if len({OPTIMIZER in rows for rows in found}) != len(found):
-        raise TableError(f"{paths[-1]}: a second table of one figure; expected the observations "
-                         "of figure_11.yaml, of figure_13.yaml or of both")
+        raise TableError(
+            f"{paths[-1]}: a second table of one figure; expected the observations "
+            "of figure_11.yaml, of figure_13.yaml or of both"
+        )
     return found
 
 
@@ -65,8 +67,10 @@ def _read(path: Path) -> pd.DataFrame:
     steps = sorted(rows.loc[rows[STEP] > 0, STEP].unique())
     if len(steps) != 2 or steps[0] != 1:
         found = ", ".join(f"{step:g}" for step in steps) or "0"
-        raise TableError(f"{path}: observed after {found} steps; expected step 1 and one later "
-                         f"step; is it the whole {source}?")
+        raise TableError(
+            f"{path}: observed after {found} steps; expected step 1 and one later "
+            f"step; is it the whole {source}?"
+        )
     return rows
 
 
@@ -87,8 +91,10 @@ def variance_rows(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     """Before and after training: each run's first and last observation; the last one of a run that
     was observed at step 0 alone is not after anything."""
     first, last = (rows.groupby(RUN)[STEP].transform(end) for end in ("min", "max"))
-    found = {"at initialisation": rows[rows[STEP] == first],
-             "after training": rows[(rows[STEP] == last) & (last > 0)]}
+    found = {
+        "at initialisation": rows[rows[STEP] == first],
+        "after training": rows[(rows[STEP] == last) & (last > 0)],
+    }
     return {when: own for when, own in found.items() if len(own)}
 
 
@@ -128,8 +134,14 @@ def _figure_2b(rows: pd.DataFrame):
             _draw_points(axis, found, VARIANCE, label, _look(alpha, before))
             if alpha == 1 and not before:
                 means = found.groupby(HEAD_DIM)[VARIANCE].mean()
-                axis.plot(means.index, means.iloc[0] * (means.index / means.index[0]) ** CAPTION_2B,
-                          ":", color="black", lw=1.2, label=rf"caption: $N^{{{CAPTION_2B}}}$")
+                axis.plot(
+                    means.index,
+                    means.iloc[0] * (means.index / means.index[0]) ** CAPTION_2B,
+                    ":",
+                    color="black",
+                    lw=1.2,
+                    label=rf"caption: $N^{{{CAPTION_2B}}}$",
+                )
     _finish(axis, rows)
     axis.set_ylabel("variance of A over heads")
     figure.suptitle("variance over heads\npower ± standard error; small points: seeds")
@@ -149,8 +161,15 @@ def _draw_points(axis, rows: pd.DataFrame, column: str, label: str, look: dict) 
     if kept.empty:
         return
     means = kept.groupby(HEAD_DIM)[column].mean()
-    axis.plot(kept[HEAD_DIM], kept[column], ls="", marker=look["marker"], ms=2.5, alpha=0.4,
-              color=look["color"])
+    axis.plot(
+        kept[HEAD_DIM],
+        kept[column],
+        ls="",
+        marker=look["marker"],
+        ms=2.5,
+        alpha=0.4,
+        color=look["color"],
+    )
     fit = law(complete(kept, SEED, HEAD_DIM), HEAD_DIM, column)  # as in the findings
     axis.plot(means.index, means, **{**look, "ls": "" if fit else look["ls"]})
     if fit:
@@ -223,11 +242,16 @@ def _figure_13(rows: pd.DataFrame):
     panel's legend has the powers, next to those of theory where there are some."""
     optimizers = _optimizers(rows)
     figure, axes = style.subplots(2, 2 * len(optimizers), (3.1, 3.1), sharex=True)
-    figure.suptitle("movement of keys and attention logits\nlegends: power of N ± standard error "
-                    "[theory]; small points: seeds; all movement has parts of other causes")
+    figure.suptitle(
+        "movement of keys and attention logits\nlegends: power of N ± standard error "
+        "[theory]; small points: seeds; all movement has parts of other causes"
+    )
     for row, columns, kind in zip(axes, (INDUCED, TOTAL), ("by W_Q, W_K", "in all")):
-        panels = {(optimizer, column): row[2 * i + j] for i, optimizer in enumerate(optimizers)
-                  for j, column in enumerate(columns)}
+        panels = {
+            (optimizer, column): row[2 * i + j]
+            for i, optimizer in enumerate(optimizers)
+            for j, column in enumerate(columns)
+        }
         for (optimizer, column), axis in panels.items():
             for name, alpha, step, found in cells(rows):
                 if name == optimizer:
@@ -240,14 +264,26 @@ def _figure_13(rows: pd.DataFrame):
             cause = kind.replace("W_Q, W_K", "$W_Q$, $W_K$")
             axis.set_title(f"{style.OPTIMIZERS[optimizer]}: change of {what} {cause}", fontsize=9)
             axis.set_ylabel(f"RMS change of {what} entries")
-            axis.legend(fontsize=7, ncols=2, frameon=False, loc="upper center", handlelength=1.6,
-                        columnspacing=0.8, handletextpad=0.4,
-                        bbox_to_anchor=(0.5, -0.02 if columns is INDUCED else -0.2))
+            axis.legend(
+                fontsize=7,
+                ncols=2,
+                frameon=False,
+                loc="upper center",
+                handlelength=1.6,
+                columnspacing=0.8,
+                handletextpad=0.4,
+                bbox_to_anchor=(0.5, -0.02 if columns is INDUCED else -0.2),
+            )
     for axis in axes[0]:
         axis.set_xlabel("")
     lines = dict.fromkeys((alpha, step) for _, alpha, step, _ in cells(rows))
-    style.legend(figure, [(f"{scans.alpha_title(alpha)}, t = {step}", _look(alpha, step == 1))
-                          for alpha, step in lines])
+    style.legend(
+        figure,
+        [
+            (f"{scans.alpha_title(alpha)}, t = {step}", _look(alpha, step == 1))
+            for alpha, step in lines
+        ],
+    )
     return figure
 
 
@@ -274,9 +310,11 @@ def findings(found: Sequence[pd.DataFrame]) -> list[Printed]:
         late = (f for f in own if f.name.startswith("SGD") and ", t = 1:" not in f.name)
         text += own
         if any(finding.verdict.startswith("off") for finding in late):
-            text.append("note: SGD does not reach all exponents after its first step; Figure 13 "
-                        "expects them once W_O and the gradient correlate, which is not measured "
-                        "here")
+            text.append(
+                "note: SGD does not reach all exponents after its first step; Figure 13 "
+                "expects them once W_O and the gradient correlate, which is not measured "
+                "here"
+            )
     return text
 
 
@@ -294,26 +332,49 @@ def draw(found: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
 def table_3(found: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """The paper's Table 3, a row per alpha_A and entry: the variance of A(0) over heads, then what
     W_Q and W_K change in A and in k, per optimiser and after the later of Figure 13's steps."""
-    variances, = (rows for rows in found if OPTIMIZER not in rows)
-    moved, = (rows for rows in found if OPTIMIZER in rows)
+    (variances,) = (rows for rows in found if OPTIMIZER not in rows)
+    (moved,) = (rows for rows in found if OPTIMIZER in rows)
     entries = [
-        ("", alpha, 0, "variance of A(0)", 1 - 2 * exact(alpha),
-         power(variance_rows(variances[variances[ALPHA] == alpha])["at initialisation"], VARIANCE))
+        (
+            "",
+            alpha,
+            0,
+            "variance of A(0)",
+            1 - 2 * exact(alpha),
+            power(
+                variance_rows(variances[variances[ALPHA] == alpha])["at initialisation"], VARIANCE
+            ),
+        )
         for alpha in scans.alphas(variances)
     ]
     for optimizer, alpha, step, rows in cells(moved):
         if step == moved[STEP].max():
             entries += [
-                (optimizer, alpha, step, f"update to {what}",
-                 predicted(column, optimizer, alpha, step), power(rows, column))
+                (
+                    optimizer,
+                    alpha,
+                    step,
+                    f"update to {what}",
+                    predicted(column, optimizer, alpha, step),
+                    power(rows, column),
+                )
                 for column, what in reversed(INDUCED.items())
             ]
-    return pd.DataFrame([
-        {"alpha_attention": alpha, "entry": entry, "optimizer": optimizer, "step": step,
-         "published": float(published), "exponent": measured.value,
-         "standard_error": measured.error, "seeds": measured.groups}
-        for optimizer, alpha, step, entry, published, measured in entries
-    ]).sort_values("alpha_attention", ascending=False, kind="stable")
+    return pd.DataFrame(
+        [
+            {
+                "alpha_attention": alpha,
+                "entry": entry,
+                "optimizer": optimizer,
+                "step": step,
+                "published": float(published),
+                "exponent": measured.value,
+                "standard_error": measured.error,
+                "seeds": measured.groups,
+            }
+            for optimizer, alpha, step, entry, published, measured in entries
+        ]
+    ).sort_values("alpha_attention", ascending=False, kind="stable")
 
 
 def _spread(rows: pd.DataFrame, columns: Sequence[str]) -> str:

@@ -65,7 +65,9 @@ def findings(both: Sequence[pd.DataFrame]) -> list[Printed]:
         f"ends {LEARNT:g} nats below ln 10 (ours); ± is jackknife over seeds",
         f"4b: H = {sizes}, {scans.span(seeds)} seeds; ± is jackknife over seeds;"
         " exponents without the widest models, which are the ensemble all are compared with",
-        HEADER, *_of_losses(metrics), *_of_distances(distances),
+        HEADER,
+        *_of_losses(metrics),
+        *_of_distances(distances),
     ]
 
 
@@ -86,8 +88,11 @@ def _of_losses(metrics: pd.DataFrame) -> list[Finding]:
         return means.get(low, math.nan) - means.get(high, math.nan)
 
     def spread_exponent(rows: pd.DataFrame) -> Estimate:
-        return jackknife(complete(rows, "seed", HEADS), "seed", lambda part: power_of(
-            fitted(part.groupby(HEADS)[LOSS].std().dropna())))
+        return jackknife(
+            complete(rows, "seed", HEADS),
+            "seed",
+            lambda part: power_of(fitted(part.groupby(HEADS)[LOSS].std().dropna())),
+        )
 
     both = complete(last[last[HEADS].isin((low, high))], "seed", HEADS)
     found = jackknife(both, "seed", fall)
@@ -95,16 +100,29 @@ def _of_losses(metrics: pd.DataFrame) -> list[Finding]:
     means = groups.mean()
     result = [
         Finding("4a: final loss by H (nats)", by_size(means)),
-        Finding(f"4a: final loss, H = {low:.0f} minus H = {high:.0f} (nats)",
-                found.text(), "above 0", found.claimed_gain()),
-        Finding("4a: standard deviation over seeds by H (nats)",
-                f"{by_size(groups.std())} (n = {scans.span(groups.count())})"),
+        Finding(
+            f"4a: final loss, H = {low:.0f} minus H = {high:.0f} (nats)",
+            found.text(),
+            "above 0",
+            found.claimed_gain(),
+        ),
+        Finding(
+            "4a: standard deviation over seeds by H (nats)",
+            f"{by_size(groups.std())} (n = {scans.span(groups.count())})",
+        ),
         Finding("4a: H in that deviation, all H", spread_exponent(last).text(), "below 0"),
     ]
     learnt = sorted(means.index[means < CHANCE - LEARNT])
     if len(learnt) < 2:
-        return [*result, Finding("4a: the same, of H that have learnt", "not measured", "below 0",
-                                 "no verdict: at chance")]
+        return [
+            *result,
+            Finding(
+                "4a: the same, of H that have learnt",
+                "not measured",
+                "below 0",
+                "no verdict: at chance",
+            ),
+        ]
     found = spread_exponent(last[last[HEADS].isin(learnt)])
     name = f"4a: the same, of H that have learnt ({', '.join(f'{size:.0f}' for size in learnt)})"
     return [*result, Finding(name, found.text(), "below 0", (-found).claimed_gain())]
@@ -132,8 +150,10 @@ def _of_distances(distances: pd.DataFrame) -> list[Finding]:
     first, last = next((s for s in steps if s), steps[0]), steps[-1]
 
     def gain(part: pd.DataFrame) -> float:
-        late, early = (power_of(law(part[part["step"] == step], HEADS, "square_distance"))
-                       for step in (last, first))
+        late, early = (
+            power_of(law(part[part["step"] == step], HEADS, "square_distance"))
+            for step in (last, first)
+        )
         return late - early
 
     ends = distances[distances["step"].isin((first, last))]
@@ -149,9 +169,11 @@ def draw(both: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
     """Figure 4."""
     distances, metrics = both
     figure, axes = style.subplots(1, 2, (4.6, 3.4))
-    figure.suptitle("training with many heads\nmeans over seeds; (a) bands: standard deviation, as "
-                    "in the paper; (b) bars: standard error, hollow: the widest models, which are "
-                    "the ensemble")
+    figure.suptitle(
+        "training with many heads\nmeans over seeds; (a) bands: standard deviation, as "
+        "in the paper; (b) bars: standard error, hollow: the widest models, which are "
+        "the ensemble"
+    )
     _draw_losses(axes[0][0], metrics)
     _draw_distances(axes[0][1], distances)
     yield "figure_4_many_heads", figure
@@ -163,8 +185,9 @@ def _draw_losses(axis, metrics: pd.DataFrame) -> None:
         groups = metrics[metrics[HEADS] == heads].groupby("step")[LOSS]
         means, deviations = groups.mean(), groups.std().fillna(0)
         axis.plot(means.index, means, color=color, lw=1.3, label=f"$H = {heads:.0f}$")
-        axis.fill_between(means.index, means - deviations, means + deviations, color=color,
-                          alpha=0.2, lw=0)
+        axis.fill_between(
+            means.index, means - deviations, means + deviations, color=color, alpha=0.2, lw=0
+        )
     axis.axhline(CHANCE, color="black", ls=":", lw=1, label="chance, ln 10")
     axis.set_xlabel("steps")
     axis.set_ylabel("evaluation loss (nats/image)")

@@ -24,20 +24,39 @@ from plots.findings import HEADER, Finding, Printed
 from plots.statistics import exponent, fitted, jackknife, power_of
 
 TABLES = (
-    "bordelon/initial_kernels", "bordelon/initial_attention", "bordelon/initial_density",
+    "bordelon/initial_kernels",
+    "bordelon/initial_attention",
+    "bordelon/initial_density",
 )
 FIGURE = "figure_3_initial_heads"
 COUNTED = (FIGURE,)
 # The columns of each, by its file's usual name.
 COLUMNS = {
     "initial_kernels.csv": (
-        "head_dim", "layers", "heads", "network", "layer", "square_error", "reference_square",
+        "head_dim",
+        "layers",
+        "heads",
+        "network",
+        "layer",
+        "square_error",
+        "reference_square",
     ),
     "initial_attention.csv": (
-        "alpha_attention", "head_dim", "heads", "network", "second_moment", "fourth_moment",
+        "alpha_attention",
+        "head_dim",
+        "heads",
+        "network",
+        "second_moment",
+        "fourth_moment",
     ),
     "initial_density.csv": (
-        "alpha_attention", "head_dim", "heads", "networks", "low", "high", "count",
+        "alpha_attention",
+        "head_dim",
+        "heads",
+        "networks",
+        "low",
+        "high",
+        "count",
     ),
 }
 KURTOSIS = 6.0  # excess of a product of two Gaussians; a sum of N has a Nth of it
@@ -94,7 +113,9 @@ def findings(all_tables: Sequence[pd.DataFrame]) -> list[Printed]:
         "square error over the mean square of the limit's kernel",
         f"3b, c: N = {_sizes(attention['head_dim'])}, H = {_sizes(attention['heads'])}, "
         f"{attention['network'].nunique()} networks each; ± is jackknife over networks",
-        HEADER, *_of_initial(kernels, attention), *_of_density(bins),
+        HEADER,
+        *_of_initial(kernels, attention),
+        *_of_density(bins),
     ]
 
 
@@ -136,11 +157,14 @@ def _of_density(bins: pd.DataFrame) -> list[Finding]:
         name = f"3b, c: total variation of A, N = {head_dim:.0f}, from"
         for what, other in (("the Gaussian", normal), ("the exact density", exact)):
             expected = expected_variation(exact, other, own.sum())
-            result.append(Finding(
-                f"{name} {what}",
-                f"{_variation(shares, other):.3f} (n = {own.sum():.0f}, expected {expected:.3f})",
-                f"{_variation(exact, other):.3f} (exact)",
-            ))
+            result.append(
+                Finding(
+                    f"{name} {what}",
+                    f"{_variation(shares, other):.3f} "
+                    f"(n = {own.sum():.0f}, expected {expected:.3f})",
+                    f"{_variation(exact, other):.3f} (exact)",
+                )
+            )
     return result
 
 
@@ -163,8 +187,9 @@ def _shares(law: Callable, edges: Sequence[float], head_dim: float, alpha: float
     """What a symmetric density has between edges, the outermost bins with their tails."""
     fine = [np.linspace(low, high, 201) for low, high in zip(edges, edges[1:])]
     middles = [(points[1:] + points[:-1]) / 2 for points in fine]
-    inside = np.array([law(m, head_dim, alpha).sum() * (p[1] - p[0])
-                       for m, p in zip(middles, fine)])
+    inside = np.array(
+        [law(m, head_dim, alpha).sum() * (p[1] - p[0]) for m, p in zip(middles, fine)]
+    )
     inside[[0, -1]] += (1 - inside.sum()) / 2
     return inside
 
@@ -176,10 +201,12 @@ def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
     """Figure 3, with the variance and kurtosis that its text speaks of."""
     kernels, attention, bins = all_tables
     figure, axes = style.subplots(2, 2, (4.3, 3.2))
-    figure.suptitle("initial kernels and attention\n"
-                    f"{kernels['network'].nunique()} networks per point in (a), "
-                    f"{attention['network'].nunique()} in the others; means over networks, bars: "
-                    "standard error; densities pool all networks; dotted: powers of the paper")
+    figure.suptitle(
+        "initial kernels and attention\n"
+        f"{kernels['network'].nunique()} networks per point in (a), "
+        f"{attention['network'].nunique()} in the others; means over networks, bars: "
+        "standard error; densities pool all networks; dotted: powers of the paper"
+    )
     _draw_kernels(axes[0][0], relative_errors(kernels))
     _draw_moments(axes[0][1], attention)
     alpha = bins["alpha_attention"].min()
@@ -199,8 +226,10 @@ def _draw_kernels(axis, rows: pd.DataFrame) -> None:
         scans.mean_line(axis, own, "heads", "error", color, rf"$\ell = {layer:.0f}$")
     scans.guide(axis, rows.groupby("heads")["error"].mean(), SQUARE_ERROR, r"$H^{-1}$")
     scans.size_axis(axis, rows["heads"], "heads $H$")
-    axis.set_ylabel(r"$\|\mathbf{H}^\ell-\mathbf{H}^\ell_\infty\|^2"
-                    r"/\|\mathbf{H}^\ell_\infty\|^2$")
+    axis.set_ylabel(
+        r"$\|\mathbf{H}^\ell-\mathbf{H}^\ell_\infty\|^2"
+        r"/\|\mathbf{H}^\ell_\infty\|^2$"
+    )
     axis.set_title(rf"(a) initial kernels, $N = {rows['head_dim'].iloc[0]:.0f}$", fontsize=9)
     axis.legend(fontsize=6, ncols=2)
 
@@ -229,8 +258,13 @@ def _draw_density(axis, bins: pd.DataFrame, head_dim: float, alpha: float) -> No
     for heads, color in style.width_colors(sorted(bins["heads"].unique())).items():
         own = bins[bins["heads"] == heads].groupby(["low", "high"], as_index=False)["count"].sum()
         heights = own["count"] / own["count"].sum() / (own["high"] - own["low"])
-        axis.stairs(heights, [own["low"].iloc[0], *own["high"]], color=color, lw=1,
-                    label=f"$H = {heads:.0f}$")
+        axis.stairs(
+            heights,
+            [own["low"].iloc[0], *own["high"]],
+            color=color,
+            lw=1,
+            label=f"$H = {heads:.0f}$",
+        )
         top = max(top, heights.max())
     ends = 4 * head_dim ** (0.5 - alpha)
     grid = np.linspace(-ends, ends, 400)

@@ -31,7 +31,9 @@ from plots.statistics import complete, differences, exponent, jackknife, mean
 from plots.tables import SEED, STEP
 
 TABLES = (
-    "bordelon/figure_6_kernels", "bordelon/figure_6_attention", "bordelon/figure_6_metrics",
+    "bordelon/figure_6_kernels",
+    "bordelon/figure_6_attention",
+    "bordelon/figure_6_metrics",
 )
 KINDS = ("pooled", "spatial")
 
@@ -86,8 +88,11 @@ def findings(data: Data) -> list[Printed]:
     kernels, attention = data.kernels, data.attention
     alpha = scans.alphas(kernels)[0]
     start = ", ".join(f"{SYMBOLS[size]} = {value}" for size, value in scans.base(kernels).items())
-    result = [f"base {start}; kernels of the residual stream after the last block",
-              *observed.basis(kernels), HEADER]
+    result = [
+        f"base {start}; kernels of the residual stream after the last block",
+        *observed.basis(kernels),
+        HEADER,
+    ]
     for by in SIZES:
         for kind in KINDS:
             found = observed.pairs(kernels, kind, by, alpha)
@@ -110,8 +115,13 @@ def _scales(found: Pairs, kind: str) -> list[Finding]:
         return [Finding(name, "not measured", "falls")]
     text = ", ".join(f"{size}: {mean(own).compact()}" for size, own in values.items())
     fall = mean(differences(values[min(values)], values[max(values)]))
-    rows = pd.DataFrame([{LAYERS: size, SEED: seed, VALUE: one}
-                         for size, own in values.items() for seed, one in own.items()])
+    rows = pd.DataFrame(
+        [
+            {LAYERS: size, SEED: seed, VALUE: one}
+            for size, own in values.items()
+            for seed, one in own.items()
+        ]
+    )
     result = [Finding(name, f"{text} (n = {fall.groups})", "falls", fall.claimed_gain(), fall)]
     name = f"initial {kind} kernel: exponent of L in what branches add"  # to that of the embedding
 
@@ -142,8 +152,10 @@ def _spreads(found: Mapping[tuple[int, int], np.ndarray], alpha: float) -> list[
     )
     laws = []
     for name, value, published, beside in measured:
-        rows = pd.DataFrame([(size, seed, value(a)) for (size, seed), a in found.items()],
-                            columns=[HEAD_DIM, SEED, VALUE])
+        rows = pd.DataFrame(
+            [(size, seed, value(a)) for (size, seed), a in found.items()],
+            columns=[HEAD_DIM, SEED, VALUE],
+        )
         power = exponent(rows, SEED, HEAD_DIM, VALUE)
         laws.append(power.finding(f"{place}: {name}, exponent of N", published, beside))
     return laws
@@ -158,8 +170,9 @@ def draw(data: Data) -> Iterator[tuple[str, object]]:
     yield "figure_8_dynamics", _dynamics(data.train.rows, TRAIN_LOSS, scans.LOSS_LABEL)
     for kind, letter, number in zip(KINDS, "bc", (9, 10)):
         kernels, unit = data.kernels, LABELS[kind]
-        largest, every = (strips(kernels, kind)
-                          for strips in (observed.largest_of_scans, observed.all_of_scans))
+        largest, every = (
+            strips(kernels, kind) for strips in (observed.largest_of_scans, observed.all_of_scans)
+        )
         alpha = scans.alpha_title(scans.alphas(kernels)[0])
         title = f"{kind} kernels, {alpha}\n{observed.first_seed(kernels)}"
         yield f"figure_6_{kind}", observed.draw_strips(largest, unit, f"({letter}) {title}")
@@ -171,8 +184,10 @@ def _attention(attention: pd.DataFrame):
     """Figure 6d: the density over heads of A, a row per alpha_A, before and after."""
     own = scans.alphas(attention)
     figure, axes = style.subplots(len(own), 2, (3.8, 2.6), sharex=True, sharey=True)
-    figure.suptitle("(d) attention logits of heads\nticks: heads of all seeds at one pair of "
-                    "tokens; curves: Gaussian kernel estimates; sd: standard deviation")
+    figure.suptitle(
+        "(d) attention logits of heads\nticks: heads of all seeds at one pair of "
+        "tokens; curves: Gaussian kernel estimates; sd: standard deviation"
+    )
     for row, alpha in zip(axes, own):
         # N -> A (2, heads of all seeds) of the last block, the last token attending to the middle:
         # the places of a block are sorted, and the last but one is (last, middle) of its token.

@@ -41,8 +41,12 @@ def read_observed(path: Path, source: str) -> pd.DataFrame:
     }[source]
     needed = [*PLACE, *own, KIND] if COLUMN in own else [*PLACE, *own]
     rows = tables.read(path, needed, source, numbers=own)
-    tables.one_run_each(rows.drop_duplicates(RUN), path, (*SIZES, ALPHA, SEED),
-                 f"{source} of figure_6.yaml or figure_7_12.yaml")
+    tables.one_run_each(
+        rows.drop_duplicates(RUN),
+        path,
+        (*SIZES, ALPHA, SEED),
+        f"{source} of figure_6.yaml or figure_7_12.yaml",
+    )
     return rows[np.isfinite(rows[VALUE])]
 
 
@@ -52,8 +56,9 @@ def pairs(rows: pd.DataFrame, kind: str, by: str, alpha: float) -> Pairs:
     found: dict[tuple[int, int], list[Kernel]] = {}
     for (size, seed, _), entries in own.groupby([by, SEED, STEP]):
         found.setdefault((int(size), int(seed)), []).append(matrix(entries))
-    return {place: (kernels[0], kernels[1]) for place, kernels in found.items()
-            if len(kernels) == 2}
+    return {
+        place: (kernels[0], kernels[1]) for place, kernels in found.items() if len(kernels) == 2
+    }
 
 
 def check(rows: pd.DataFrame, kind: str, path: Path) -> None:
@@ -140,13 +145,17 @@ def by_size(values: Mapping[int, SeedPairs]) -> str:
 def basis(kernels: pd.DataFrame) -> list[str]:
     """Lines before the findings: what alignments rest on, and which scans are not independent."""
     n = kernels[SEED].nunique()
-    text = ["alignment of kernels: centred (Cortes et al.), of runs of different seeds, as runs of "
-            "one seed share initial random numbers across sizes; mean over "
-            f"{n * (n - 1)} pairs of {n} seeds (n), ± jackknife over seeds (from 3 on)"]
+    text = [
+        "alignment of kernels: centred (Cortes et al.), of runs of different seeds, as runs of "
+        "one seed share initial random numbers across sizes; mean over "
+        f"{n * (n - 1)} pairs of {n} seeds (n), ± jackknife over seeds (from 3 on)"
+    ]
     if 1 in alphas(kernels):
-        text.append("at alpha_A = 1 the H and N scans start from the same networks: runs of equal "
-                    "seed and width from equal weights, of which only the split into heads "
-                    "differs; the two scans are not independent")
+        text.append(
+            "at alpha_A = 1 the H and N scans start from the same networks: runs of equal "
+            "seed and width from equal weights, of which only the split into heads "
+            "differs; the two scans are not independent"
+        )
     return text
 
 
@@ -194,7 +203,8 @@ def largest_of_scans(kernels: pd.DataFrame, kind: str) -> list[Strip]:
     alpha, columns = alphas(kernels)[0], {}
     start = base(kernels)
     whole = "base: " + "{} = {},\n{} = {}, {} = {}".format(
-        *(part for size in SIZES for part in (SYMBOLS[size], start[size])))
+        *(part for size in SIZES for part in (SYMBOLS[size], start[size]))
+    )
     for by in SIZES:
         found = pairs(kernels, kind, by, alpha)
         sizes = sorted({size for size, _ in found})
@@ -207,8 +217,10 @@ def largest_of_scans(kernels: pd.DataFrame, kind: str) -> list[Strip]:
 
 def _by_state(columns: Mapping[str, tuple[Kernel, Kernel]]) -> list[Strip]:
     """A row of initial kernels and one of final ones."""
-    return [Strip(label, [(name, pair[state]) for name, pair in columns.items()])
-            for state, label in enumerate(STATES)]
+    return [
+        Strip(label, [(name, pair[state]) for name, pair in columns.items()])
+        for state, label in enumerate(STATES)
+    ]
 
 
 def all_of_scans(kernels: pd.DataFrame, kind: str) -> list[Strip]:

@@ -57,10 +57,14 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
         fit = exponent(sweeps)
         result += [
             Finding(f"{place}: best rate by N", best or "every run diverged"),
-            Finding(f"{place}: exponent of N in the best rate", fit.text(), "0",
-                    fit.distance(0.0), fit),
-            Finding(f"{place}: cost of the smallest N's rate at the largest N",
-                    rates.transfer_text(sweeps), "about 0"),
+            Finding(
+                f"{place}: exponent of N in the best rate", fit.text(), "0", fit.distance(0.0), fit
+            ),
+            Finding(
+                f"{place}: cost of the smallest N's rate at the largest N",
+                rates.transfer_text(sweeps),
+                "about 0",
+            ),
         ]
     named = {(scans.alpha_title(alpha),): sweeps for alpha, sweeps in fitted.items()}
     notes = [*rates.lost_lines(rows, [CURVE], "N"), *rates.edge_lines(named, "N")]
@@ -74,8 +78,10 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     colors = style.width_colors(head_dims)
     figure, axes = style.subplots(1, len(fitted) + 1, (3.6, 3.2))
     note = panels.optima_note(map(exponent, fitted.values()), "N").replace("width", "N")
-    figure.suptitle(f"learning rates against head dimension\n{panels.RATE_NOTE}; {note}; "
-                    "dotted: no power of N (the paper)")
+    figure.suptitle(
+        f"learning rates against head dimension\n{panels.RATE_NOTE}; {note}; "
+        "dotted: no power of N (the paper)"
+    )
     for axis, (alpha, sweeps) in zip(axes[0], fitted.items()):
         axis.sharex(axes[0][0])
         axis.sharey(axes[0][0])

@@ -29,7 +29,8 @@ SYMBOLS = {HEAD_DIM: "N", HEADS: "H", LAYERS: "L"}
 ALPHA = "prescription.alpha_attention"
 # In every figure of the paper that tells alpha_A apart.
 ALPHA_LOOKS = {
-    1.0: {"color": style.BLUE, "marker": "o"}, 0.5: {"color": style.ORANGE, "marker": "s"},
+    1.0: {"color": style.BLUE, "marker": "o"},
+    0.5: {"color": style.ORANGE, "marker": "s"},
 }
 TRAIN_LOSS, EVAL_LOSS = "train_loss", "eval_loss"
 CHANCE = math.log(10)  # loss in nats of ten equal probabilities
@@ -124,8 +125,10 @@ def lines(
 ) -> dict[int, LossCurve]:
     """Size -> line, by rising size; TableError where a size has two runs of one seed."""
     last = rows[STEP].max()
-    return {int(size): curve(by_seed(own, by, loss), loss, scale, last)
-            for size, own in rows.groupby(by)}
+    return {
+        int(size): curve(by_seed(own, by, loss), loss, scale, last)
+        for size, own in rows.groupby(by)
+    }
 
 
 def by_seed(rows: pd.DataFrame, by: str, loss: str) -> pd.DataFrame:
@@ -234,15 +237,23 @@ def label_decades(axis, along: str = "y") -> None:
 
 
 def draw_lines(
-    axis, rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS, scale: str = "log",
+    axis,
+    rows: pd.DataFrame,
+    by: str,
+    loss: str = TRAIN_LOSS,
+    scale: str = "log",
     against: str = STEP,
 ) -> None:
     """Fills a panel: loss against steps, or what else grows with them, a line per size."""
     found = lines(rows, by, loss, scale)
-    per_step = {int(size): float((own[against] / own[STEP]).mean())
-                for size, own in rows.groupby(by)}
-    draw_curves(axis, {size: replace(line, steps=line.steps * per_step[size])
-                       for size, line in found.items()}, by)
+    per_step = {
+        int(size): float((own[against] / own[STEP]).mean()) for size, own in rows.groupby(by)
+    }
+    draw_curves(
+        axis,
+        {size: replace(line, steps=line.steps * per_step[size]) for size, line in found.items()},
+        by,
+    )
     axis.set_xscale(scale)
     axis.set_xlabel("steps")
     axis.legend(fontsize=7, frameon=False)
@@ -251,12 +262,24 @@ def draw_lines(
 def draw_curves(axis, found: Mapping[int, LossCurve], by: str) -> None:
     """A line with its band per size; few points are marked."""
     for (size, line), color in zip(found.items(), style.width_colors(list(found)).values()):
-        axis.plot(line.steps, line.losses, lw=1.3, color=color, ms=3,
-                  marker="o" if len(line.steps) < FEW_POINTS else "",
-                  label=f"{SYMBOLS.get(by, by)} = {size}")
+        axis.plot(
+            line.steps,
+            line.losses,
+            lw=1.3,
+            color=color,
+            ms=3,
+            marker="o" if len(line.steps) < FEW_POINTS else "",
+            label=f"{SYMBOLS.get(by, by)} = {size}",
+        )
         if line.seeds > 1:
-            axis.fill_between(line.steps, line.losses - line.errors, line.losses + line.errors,
-                              color=color, alpha=0.2, lw=0)
+            axis.fill_between(
+                line.steps,
+                line.losses - line.errors,
+                line.losses + line.errors,
+                color=color,
+                alpha=0.2,
+                lw=0,
+            )
 
 
 def mean_line(axis, rows: pd.DataFrame, size: str, value: str, color, label: str, **look) -> None:
@@ -265,8 +288,18 @@ def mean_line(axis, rows: pd.DataFrame, size: str, value: str, color, label: str
     means, errors = groups.mean(), groups.sem().fillna(0)
     means = means[means > 0]
     low = np.minimum(errors[means.index], 0.99 * means)
-    axis.errorbar(means.index, means, [low, errors[means.index]], color=color, label=label,
-                  marker="o", ms=3, lw=1, elinewidth=0.7, **look)
+    axis.errorbar(
+        means.index,
+        means,
+        [low, errors[means.index]],
+        color=color,
+        label=label,
+        marker="o",
+        ms=3,
+        lw=1,
+        elinewidth=0.7,
+        **look,
+    )
 
 
 def guide(axis, means: pd.Series, power: float, label: str, above: float = 1.6) -> None:

@@ -1,5 +1,11 @@
 """Dinan et al., Part II: scaling strategies of Vision Transformers and of BART."""
 
 PAPER = "Dinan et al., Part II"
-FIGURES = ("vit_search", "vit_strategies", "rate_transfer", "bart_rates", "bart_strategies",
-           "ablations")
+FIGURES = (
+    "vit_search",
+    "vit_strategies",
+    "rate_transfer",
+    "bart_rates",
+    "bart_strategies",
+    "ablations",
+)

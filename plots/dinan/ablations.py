@@ -51,11 +51,17 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     widths."""
     (table,) = tables.read_each(paths, {"results.csv": [*RESULTS, WIDTH, RATE]})
     rows = tables.only(table, paths[0], CURVE, LABELS)
-    tables.one_run_each(rows, paths[0], [CURVE, WIDTH, RATE, SEED],
-                        "results.csv of bart_span_denoise/sweeps/ablations.yaml")
+    tables.one_run_each(
+        rows,
+        paths[0],
+        [CURVE, WIDTH, RATE, SEED],
+        "results.csv of bart_span_denoise/sweeps/ablations.yaml",
+    )
     if rows[WIDTH].nunique() > 1:
-        raise TableError(f"{paths[0]}: {rows[WIDTH].nunique()} widths; expected one: choose it "
-                         f"with --where {WIDTH}={rows[WIDTH].min():g}")
+        raise TableError(
+            f"{paths[0]}: {rows[WIDTH].nunique()} widths; expected one: choose it "
+            f"with --where {WIDTH}={rows[WIDTH].min():g}"
+        )
     if rows[STATUS].eq("failed").all():
         raise TableError(f"{paths[0]}: every run failed; see their log.txt and run the sweep again")
     return rows
@@ -74,17 +80,24 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
     result: list[Printed] = [
         f"n = {rows[WIDTH].iloc[0]:g}; gains are differences by seed of the final loss, each at "
         "its best rate",
-        *(line.partition(" at D = ")[0] for line in [
-            *rates.lost_lines(rows, [CURVE]),
-            *rates.edge_lines(lines),
-        ]),
+        *(
+            line.partition(" at D = ")[0]
+            for line in [
+                *rates.lost_lines(rows, [CURVE]),
+                *rates.edge_lines(lines),
+            ]
+        ),
         *rates.selection_lines(lines, "n"),
         HEADER,
     ]
     for curve, sweep in found.items():
         lowest = mean(sweep.ended).text(sign="")
-        result.append(Finding(f"{LABELS[curve]}: lowest loss (nats)",
-                              f"{lowest} at lr = {sweep.best.grid_value:g}"))
+        result.append(
+            Finding(
+                f"{LABELS[curve]}: lowest loss (nats)",
+                f"{lowest} at lr = {sweep.best.grid_value:g}",
+            )
+        )
     for what, before, after in EXCHANGES:
         runs = [found[curve].ended if curve in found else {} for curve in (before, after)]
         gain = mean(differences(*runs))
@@ -109,9 +122,11 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     """A panel of rates for each strategy with its exchanges, and one of the lowest losses."""
     found = fits(rows)
     figure, axes = style.subplots(1, 3, (3.4, 3.1))
-    figure.suptitle("word embeddings and logits, exchanged one at a time\n"
-                    f"n = {rows[WIDTH].iloc[0]:g}; {panels.RATE_NOTE}; right: marks, and loss of "
-                    "the best rate; bar: standard error over seeds")
+    figure.suptitle(
+        "word embeddings and logits, exchanged one at a time\n"
+        f"n = {rows[WIDTH].iloc[0]:g}; {panels.RATE_NOTE}; right: marks, and loss of "
+        "the best rate; bar: standard error over seeds"
+    )
     losses, best = axes[0][:2], axes[0][2]
     panels.loss_limits(losses, [{0: sweep} for sweep in found.values()])
     for axis, strategy in zip(losses, (STANDARD, SCALED)):

@@ -104,10 +104,13 @@ def _optimum(search: Search, fit: RateSweep, name: str) -> list[Finding]:
     return [
         Finding(name + "lr* of the grid", grid, *beside[0]),
         Finding(name + "lr* by a parabola, mapped", parabola, *beside[1]),
-        Finding(name + "lowest loss",
-                f"{loss.text(4, '')} nats, {in_bits.text(4, '')} bits (n = {len(search.judged)})"),
-        Finding(name + f"loss at lr* / {LOWERED} minus lowest (nats)",
-                degradation(search, fit).text(4)),
+        Finding(
+            name + "lowest loss",
+            f"{loss.text(4, '')} nats, {in_bits.text(4, '')} bits (n = {len(search.judged)})",
+        ),
+        Finding(
+            name + f"loss at lr* / {LOWERED} minus lowest (nats)", degradation(search, fit).text(4)
+        ),
     ]
 
 
@@ -126,9 +129,14 @@ def _skipped(search: Search, name: str) -> Finding:
     others = ["others none"] if 0 < len(hit) < len(means) else []
     verdict = "" if hit else "none here"
     if hit and search.optimum is not None:
-        above, below = ([value for point, value in means.items()
-                         if (point.rate > search.optimum.rate) == higher]
-                        for higher in (True, False))
+        above, below = (
+            [
+                value
+                for point, value in means.items()
+                if (point.rate > search.optimum.rate) == higher
+            ]
+            for higher in (True, False)
+        )
         verdict = "not measured"
         if above and below:
             more, less = (mean(dict(enumerate(own))) for own in (above, below))
@@ -153,8 +161,10 @@ def _between(
         if any(fit.best.at_edge for fit in both):
             verdict = "undecided: at an edge"
         match = Finding(name, gap.text(2), "0", verdict, gap)
-    high, low = (degradation(found.get(strategy), fitted[strategy])
-                 for strategy in ("standard", "neural_tangent"))
+    high, low = (
+        degradation(found.get(strategy), fitted[strategy])
+        for strategy in ("standard", "neural_tangent")
+    )
     more = high - low
     name = f"n = {width}: cost of lr* / {LOWERED}, standard - neural-tangent"
     return [match, Finding(name, more.text(4), "above 0", more.claimed_gain())]
@@ -200,15 +210,22 @@ def _curves(sweep: Sweep):
     """Figure 3: a row of panels per width."""
     widths = sweep.widths
     figure, axes = style.subplots(len(widths), 2, (6.5, 3.1), sharey="row")
-    figure.suptitle("searches for the learning rate\nmeans over seeds; [lowest loss ± standard "
-                    "error over n seeds]; from black to blue as the rate falls, the highest red")
+    figure.suptitle(
+        "searches for the learning rate\nmeans over seeds; [lowest loss ± standard "
+        "error over n seeds]; from black to blue as the rate falls, the highest red"
+    )
     for row, width in zip(axes, widths):
         found = sweep.at(width)
         lines = [point.line for search in found.values() for point in search.points]
         last = max((steps[-1] for steps, _ in lines if len(steps)), default=1.0)
         low, high = searches.limits(
-            [point.line for search in found.values() for point in search.points
-             if math.isfinite(point.loss)], last
+            [
+                point.line
+                for search in found.values()
+                for point in search.points
+                if math.isfinite(point.loss)
+            ],
+            last,
         )
         for axis, strategy in zip(row, STRATEGIES):
             axis.set_title(f"{style.STRATEGIES[strategy]}, {model_name(width)}")
@@ -219,16 +236,18 @@ def _curves(sweep: Sweep):
             axis.set_ylabel(style.VALIDATION_LABEL)
             style.bits_axis(axis)
         overflow = any(run.overflows for search in found.values() for run in search.runs)
-        row[0].set_ylim(low - (0.16 if overflow else 0.06) * (high - low),
-                        high + 0.06 * (high - low))
+        row[0].set_ylim(
+            low - (0.16 if overflow else 0.06) * (high - low), high + 0.06 * (high - low)
+        )
     style.label_grid(axes, x="updates")
     runs = [run for search in sweep.searches.values() for run in search.runs]
     entries = [("optimum *", {"color": "black", "lw": 1.9})]
     if any(run.diverged for run in runs):
         entries.append(("diverged", {"color": "gray", **LOST}))
     if any(run.overflows for run in runs):
-        entries.append(("gradient overflow", {"color": "gray", "marker": "|", "ls": "", "ms": 6,
-                                              "mew": 1}))
+        entries.append(
+            ("gradient overflow", {"color": "gray", "marker": "|", "ls": "", "ms": 6, "mew": 1})
+        )
     style.legend(figure, entries)
     return figure
 
@@ -242,22 +261,35 @@ def _draw_search(axis, search: Search, top: float) -> None:
         steps, losses = point.line
         mapped = "" if point.mapped == point.rate else f" ({exactly(point.mapped)})"
         label = f"{exactly(point.rate)}{mapped} [{point.text}]" + " *" * best
-        handles[point], = axis.plot(steps, losses, label=label, **look)
+        (handles[point],) = axis.plot(steps, losses, label=label, **look)
         if not math.isfinite(point.loss) and len(steps):
             axis.plot(steps[-1], min(losses[-1], top), color=colors[point], **LOST)
     for point in reversed(search.points):
         steps = sorted({step for run in point.runs for step in run.overflows or ()})
         if steps:
             height = 0.02 + 0.028 * row
-            axis.plot(steps, [height] * len(steps), "|", color=colors[point], ms=4, mew=1,
-                      transform=axis.get_xaxis_transform(), clip_on=False)
+            axis.plot(
+                steps,
+                [height] * len(steps),
+                "|",
+                color=colors[point],
+                ms=4,
+                mew=1,
+                transform=axis.get_xaxis_transform(),
+                clip_on=False,
+            )
             row += 1
     mapped = "" if search.strategy == "standard" else r" ($n^{-3/2}$ lr)"
     axis.legend(
         handles=[handles[point] for point in reversed(search.points)],
         title=f"lr{mapped} [minimum loss, nats]",
-        loc="upper left", fontsize=6.5, title_fontsize=6.5, alignment="left", frameon=False,
-        bbox_to_anchor=(1.16, 1.03), borderaxespad=0,  # right of the scale in bits
+        loc="upper left",
+        fontsize=6.5,
+        title_fontsize=6.5,
+        alignment="left",
+        frameon=False,
+        bbox_to_anchor=(1.16, 1.03),
+        borderaxespad=0,  # right of the scale in bits
     )
 
 
@@ -269,8 +301,10 @@ def _optima(sweep: Sweep):
     fitted, colors = fits(sweep), style.width_colors(sweep.widths)
     figure, axes = style.subplots(1, 3, (3.7, 3.2))
     note = panels.optima_note(map(exponent, fitted.values()), "n")
-    figure.suptitle(f"optima\n{panels.RATE_NOTE}; {note}; dotted: the paper's power of the width "
-                    "in the mapped rate, -3/2")
+    figure.suptitle(
+        f"optima\n{panels.RATE_NOTE}; {note}; dotted: the paper's power of the width "
+        "in the mapped rate, -3/2"
+    )
     for axis, strategy in zip(axes[0], STRATEGIES):
         axis.set_title(style.STRATEGIES[strategy])
         panels.draw_rates(axis, fitted[strategy], colors)
@@ -294,8 +328,11 @@ def _draw_widths(axis, fitted: Mapping[str, Mapping[int, RateSweep]], widths: li
         label = style.STRATEGIES[strategy]
         label += rf": $n^{{{law.value:.2f} \pm {law.error:.2f}}}$" if known else ""
         label += f", {law.widths} widths" if known else ""
-        look = {"color": style.STRATEGY_COLORS[strategy], "label": label,
-                "marker": style.STRATEGY_MARKERS[strategy]}
+        look = {
+            "color": style.STRATEGY_COLORS[strategy],
+            "label": label,
+            "marker": style.STRATEGY_MARKERS[strategy],
+        }
         if fit:
             panels.draw_optima(axis, fit, law, **look)
             power = float(RATE_EXPONENTS["neural_tangent"])

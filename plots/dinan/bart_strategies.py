@@ -25,7 +25,10 @@ from plots.rates import PAIRED
 from plots.statistics import average, differences, mean
 
 TABLES = (
-    "dinan/figure_3_4", "dinan/figure_3_4_metrics", "dinan/figure_5", "dinan/figure_5_metrics",
+    "dinan/figure_3_4",
+    "dinan/figure_3_4_metrics",
+    "dinan/figure_5",
+    "dinan/figure_5_metrics",
 )
 # Which of them a figure is drawn of, for its caption.
 PARTS = {"figure_4_bart_strategies": slice(2), "figure_5_bart_r2c2": slice(4)}
@@ -38,19 +41,25 @@ def read(paths: Sequence[Path]) -> Data:
     """One sweep, or two by rising size; TableError if the second has no larger model."""
     found = searches.by_loss(paths)
     if len(found) > 2:
-        raise tables.TableError(f"{paths[0]}: expected the tables of one sweep or two, got "
-                                f"{len(paths)}")
+        raise tables.TableError(
+            f"{paths[0]}: expected the tables of one sweep or two, got {len(paths)}"
+        )
     sweep, larger = found[0], found[1] if len(found) == 2 else None
     if larger and searches.largest(larger) <= searches.largest(sweep):
-        raise tables.TableError(f"{larger.path}: {searches.largest(larger):,.0f} parameters as in "
-                                f"{sweep.path}; expected a larger model")
+        raise tables.TableError(
+            f"{larger.path}: {searches.largest(larger):,.0f} parameters as in "
+            f"{sweep.path}; expected a larger model"
+        )
     return sweep, larger
 
 
 def optima(sweep: Sweep, width: int) -> dict[str, Point]:
     """Strategy -> its best point at a width with the runs that judge it, where not all diverged."""
-    return {strategy: replace(search.optimum, runs=search.judged)
-            for strategy, search in sweep.at(width).items() if search.judged}
+    return {
+        strategy: replace(search.optimum, runs=search.judged)
+        for strategy, search in sweep.at(width).items()
+        if search.judged
+    }
 
 
 def named(sweep: Sweep, width: int) -> str:
@@ -121,8 +130,10 @@ def _losses(found: Mapping[str, Point], model: str) -> list[Finding]:
             result.append(Finding(name, "not measured"))
             continue
         loss, point = average([run.best for run in found[strategy].runs]), found[strategy]
-        measured = (f"{loss.text(4, '')} (n = {len(point.runs)}), "
-                    f"{searches.bits(loss.value):.4f} bits, at {point.pair}")
+        measured = (
+            f"{loss.text(4, '')} (n = {len(point.runs)}), "
+            f"{searches.bits(loss.value):.4f} bits, at {point.pair}"
+        )
         result.append(Finding(name, measured))
     return result
 
@@ -154,10 +165,13 @@ def _speed(found: Mapping[str, Point], model: str, last: float) -> Finding:
     if not all(strategy in found for strategy in STRATEGIES):
         return Finding(name, "not measured")
     standard = {run.seed: run for run in found["standard"].runs}
-    pairs = [(standard[run.seed], run) for run in found["neural_tangent"].runs
-             if run.seed in standard]
-    values = [updates_to(run, lowest(own, last)) / updates_to(own, lowest(own, last))
-              for own, run in pairs]
+    pairs = [
+        (standard[run.seed], run) for run in found["neural_tangent"].runs if run.seed in standard
+    ]
+    values = [
+        updates_to(run, lowest(own, last)) / updates_to(own, lowest(own, last))
+        for own, run in pairs
+    ]
     reached = [value for value in values if math.isfinite(value)]
     short = len(values) - len(reached)
     missing = f", {short} did not reach it" if short else ""
@@ -245,5 +259,10 @@ def _entry(strategy: str, pair: str, text: str, model: str = "", **look) -> tupl
 
 
 def _legend(axis, entries: Sequence[tuple[str, dict]], what: str) -> None:
-    axis.legend(handles=style.handles(entries), title=f"{what} [minimum loss, nats]", fontsize=7,
-                title_fontsize=7, loc="upper right")
+    axis.legend(
+        handles=style.handles(entries),
+        title=f"{what} [minimum loss, nats]",
+        fontsize=7,
+        title_fontsize=7,
+        loc="upper right",
+    )

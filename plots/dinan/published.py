@@ -30,7 +30,8 @@ BULK_EXPONENTS = {
 # s = 0 do, with lambda_G = 1: changes of order one then ask of the one rate what lambda_G says of
 # the blocks' matrices, (1.110)-(1.115), where it falls fastest.
 TRANSFER_EXPONENTS = {
-    **dict.fromkeys(BULK_EXPONENTS, Fraction(0)), "standard": BULK_EXPONENTS["neural_tangent"],
+    **dict.fromkeys(BULK_EXPONENTS, Fraction(0)),
+    "standard": BULK_EXPONENTS["neural_tangent"],
 }
 
 # Section 2E: the optimal learning rates of BART-large, n = 1024.

@@ -35,8 +35,12 @@ def read(paths: Sequence[Path]) -> pd.DataFrame:
     columns = [*RESULTS, WIDTH, RATE, ACCURACY]
     table = tables.read(paths[0], columns, maker="vit_imagenet/sweeps/rate_transfer.yaml")
     rows = tables.only(table, paths[0], CURVE, style.STRATEGIES)
-    tables.one_run_each(rows, paths[0], [CURVE, WIDTH, RATE, SEED],
-                        "results.csv of vit_imagenet/sweeps/rate_transfer.yaml")
+    tables.one_run_each(
+        rows,
+        paths[0],
+        [CURVE, WIDTH, RATE, SEED],
+        "results.csv of vit_imagenet/sweeps/rate_transfer.yaml",
+    )
     if rows[STATUS].eq("failed").all():
         raise TableError(f"{paths[0]}: every run failed; see their log.txt and run the sweep again")
     return rows
@@ -69,19 +73,26 @@ def findings(rows: pd.DataFrame) -> list[Printed]:
         lowest = ", ".join(f"{n}: {sweep.lowest.compact()}" for n, sweep in sweeps.items())
         result += [
             Finding(f"{name}: lr* by width", best or "every run diverged"),
-            Finding(f"{name}: exponent of the width in lr*", fit.text(),
-                    f"{exact_text(power)} (derived)", fit.distance(float(power)), fit),
+            Finding(
+                f"{name}: exponent of the width in lr*",
+                fit.text(),
+                f"{exact_text(power)} (derived)",
+                fit.distance(float(power)),
+                fit,
+            ),
             Finding(f"{name}: lowest loss by width", lowest or "every run diverged"),
-            Finding(f"{name}: cost of the smallest n's lr* at the largest",
-                    rates.transfer_text(sweeps)),
+            Finding(
+                f"{name}: cost of the smallest n's lr* at the largest", rates.transfer_text(sweeps)
+            ),
         ]
     for better, worse in VIT_CLAIMS:
         if {better, worse} <= found.keys():
             width, _ = rates.gain(found[better], found[worse])
             place = f"n = {width}: " if width else ""
             name = f"{place}{style.STRATEGIES[better]} - {style.STRATEGIES[worse]} (nats)"
-            result.append(rates.compared(name, found[better], found[worse], "loses", "below 0",
-                                         symbol="n"))
+            result.append(
+                rates.compared(name, found[better], found[worse], "loses", "below 0", symbol="n")
+            )
     return result
 
 
@@ -98,14 +109,19 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
         spare.remove()
     *shown, last = axes.flat[:count]
     note = panels.optima_note(map(exponent, found.values()), "n")
-    figure.suptitle("learning-rate transfer\n"
-                    f"{panels.RATE_NOTE}; {note}; "
-                    "dotted: the derived power of the width, 0 but for standard, there -3/2")
+    figure.suptitle(
+        "learning-rate transfer\n"
+        f"{panels.RATE_NOTE}; {note}; "
+        "dotted: the derived power of the width, 0 but for standard, there -3/2"
+    )
     panels.loss_limits(shown, list(found.values()))
     for place, (axis, (strategy, sweeps)) in enumerate(zip(shown, found.items())):
         panels.draw_rates(axis, sweeps, colors)
-        axis.set(title=style.STRATEGIES[strategy], xlabel="learning rate lr",
-                 ylabel="" if place % across else LOSS_LABEL)
+        axis.set(
+            title=style.STRATEGIES[strategy],
+            xlabel="learning rate lr",
+            ylabel="" if place % across else LOSS_LABEL,
+        )
     entries = [*style.width_entries(colors, "n"), *style.STAR_ENTRIES]
     for strategy, sweeps in found.items():
         fit, color = exponent(sweeps), style.STRATEGY_COLORS[strategy]

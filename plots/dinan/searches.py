@@ -45,12 +45,21 @@ class Measure:
 
 
 ACCURACY = Measure(
-    "best_eval_top1", TOP1, (SEED, RATE, DECAY, LOSS), (STEP, EPOCH, TRAIN_LOSS, LR_FACTOR),
-    (RATE, DECAY), (CURVE, RATE, DECAY, SEED), "results.csv of one search per strategy",
+    "best_eval_top1",
+    TOP1,
+    (SEED, RATE, DECAY, LOSS),
+    (STEP, EPOCH, TRAIN_LOSS, LR_FACTOR),
+    (RATE, DECAY),
+    (CURVE, RATE, DECAY, SEED),
+    "results.csv of one search per strategy",
 )
 LOWEST_LOSS = Measure(
-    "best_eval_loss", EVAL_LOSS, (SEED, RATE, DECAY, WIDTH, tables.PARAMETERS, LOSS), (STEP,),
-    (RATE, WIDTH, tables.PARAMETERS), (CURVE, WIDTH, RATE, SEED),
+    "best_eval_loss",
+    EVAL_LOSS,
+    (SEED, RATE, DECAY, WIDTH, tables.PARAMETERS, LOSS),
+    (STEP,),
+    (RATE, WIDTH, tables.PARAMETERS),
+    (CURVE, WIDTH, RATE, SEED),
     "results.csv of a sweep with one weight decay per rate",
 )
 
@@ -198,11 +207,17 @@ class Search:
         chosen = chosen_by_others(runs)
         if not chosen:
             return self.optimum.runs
-        return tuple(sorted(
-            (run for point in self.points for run in point.runs
-             if chosen[run.seed] == point.rate and not run.diverged),
-            key=lambda run: run.seed,
-        ))
+        return tuple(
+            sorted(
+                (
+                    run
+                    for point in self.points
+                    for run in point.runs
+                    if chosen[run.seed] == point.rate and not run.diverged
+                ),
+                key=lambda run: run.seed,
+            )
+        )
 
     def at(self, rate: float, decay: float) -> Point | None:
         """The point at a place, if it was run."""
@@ -281,7 +296,7 @@ def enlarge_end(axis, share: float = 0.4) -> None:
     part = axis.inset_axes((0.34, 0.09, 0.63, 0.5))
     ends = []
     for line in lines:
-        copied, = part.plot(*line.get_data())
+        (copied,) = part.plot(*line.get_data())
         copied.update_from(line)
         copied.set(transform=part.transData, clip_path=part.patch)
         ends += [y for x, y in zip(*line.get_data()) if x >= first]
@@ -351,14 +366,15 @@ def by_accuracy(paths: Sequence[Path]) -> Sweep:
     left out.
     """
     tables.expect(paths, "results.csv", "metrics.csv")
-    (path, results, logs), = _read(paths, ACCURACY, style.STRATEGIES)
+    ((path, results, logs),) = _read(paths, ACCURACY, style.STRATEGIES)
     kept = results[results[STATUS] != "failed"]
     searches = {}
     for strategy, rows in kept.groupby(CURVE):
         widths = set(rows[WIDTH].dropna()) if WIDTH in rows else set()
         width = int(widths.pop()) if len(widths) == 1 else None
-        points = [_point(own, rate, ACCURACY, logs)
-                  for (rate, _), own in rows.groupby([RATE, DECAY])]
+        points = [
+            _point(own, rate, ACCURACY, logs) for (rate, _), own in rows.groupby([RATE, DECAY])
+        ]
         points = [point for point in points if point.runs[0].seed == rows[SEED].min()]
         points.sort(key=lambda point: (*(-part for part in point.score), point.rate))
         most = max(len(point.runs) for point in points)
@@ -401,15 +417,19 @@ def _read(
 ) -> list[tuple[Path, pd.DataFrame, Mapping[str, pd.DataFrame]]]:
     """(path, results, run -> rows of its metrics) of every sweep, failed runs left in."""
     kinds = {
-        path: STATUS in tables.read(path, [CURVE], "metrics.csv" if path.stem.endswith("metrics")
-                                    else "results.csv")
+        path: STATUS
+        in tables.read(
+            path, [CURVE], "metrics.csv" if path.stem.endswith("metrics") else "results.csv"
+        )
         for path in paths
     }
     results = [path for path, is_results in kinds.items() if is_results]
     metrics = [path for path, is_results in kinds.items() if not is_results]
     if len(kinds) != len(paths) or not results or len(results) != len(metrics):
-        raise TableError(f"{paths[0]}: expected results.csv and metrics.csv of every sweep; the "
-                         f"results are the tables with a column {STATUS!r}")
+        raise TableError(
+            f"{paths[0]}: expected results.csv and metrics.csv of every sweep; the "
+            f"results are the tables with a column {STATUS!r}"
+        )
     logs: dict[str, pd.DataFrame] = {}
     for path in metrics:
         columns = [CURVE, SEED, RUN, *measure.metrics, measure.logged]
@@ -417,12 +437,16 @@ def _read(
         table = tables.only(table, path, CURVE, curves).sort_values([RUN, STEP], kind="stable")
         logs |= dict(iter(table.groupby(RUN)))
     logged_in = metrics[0] if len(metrics) == 1 else None
-    return [(path, _results(path, measure, curves, logs, logged_in or path), logs)
-            for path in results]
+    return [
+        (path, _results(path, measure, curves, logs, logged_in or path), logs) for path in results
+    ]
 
 
 def _results(
-    path: Path, measure: Measure, curves: Iterable[str], logs: Mapping[str, pd.DataFrame],
+    path: Path,
+    measure: Measure,
+    curves: Iterable[str],
+    logs: Mapping[str, pd.DataFrame],
     logged_in: Path,
 ) -> pd.DataFrame:
     """Every run has its place in the search, a finished one its best value and evaluations."""
@@ -442,8 +466,10 @@ def _results(
             raise TableError(f"{path}: run {bad[RUN].iloc[0]} is finished but has no {column}")
     for run in finished[RUN]:
         if run not in logs or logs[run][measure.logged].isna().all():
-            raise TableError(f"{logged_in}: no {measure.logged} of run {run}; are results and "
-                             "metrics of the same sweep?")
+            raise TableError(
+                f"{logged_in}: no {measure.logged} of run {run}; are results and "
+                "metrics of the same sweep?"
+            )
     return rows.sort_values([RATE, DECAY, SEED])
 
 

@@ -57,7 +57,7 @@ def loss_spikes(steps: Sequence[int], losses: Sequence[float], warm_up: int) -> 
     values = [loss for _, loss in lines]
     beyond = []
     for index, (step, loss) in enumerate(lines):
-        before = values[max(0, index - WINDOW):index]
+        before = values[max(0, index - WINDOW) : index]
         if step < warm_up or len(before) < FEWEST:
             beyond.append(False)
             continue

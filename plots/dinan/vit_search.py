@@ -56,10 +56,12 @@ class Confirmation:
     def verdict(self) -> str:
         """Confirmed, or what stands against it."""
         against = [
-            *([f"not run: {', '.join(pair(*place) for place in self.missing)}"]
-              if self.missing else []),
-            *([f"better: {', '.join(point.pair for point in self.better)}"]
-              if self.better else []),
+            *(
+                [f"not run: {', '.join(pair(*place) for place in self.missing)}"]
+                if self.missing
+                else []
+            ),
+            *([f"better: {', '.join(point.pair for point in self.better)}"] if self.better else []),
         ]
         word = f"not confirmed, {'; '.join(against)}" if against else "confirmed"
         far = ", ".join(point.pair for point in self.elsewhere)
@@ -95,7 +97,10 @@ def findings(sweep: Sweep) -> list[Printed]:
     found = sweep.by_strategy
     text: list[Printed] = [
         "one run per point, its first seed; best top-1 over training; equal accuracies are "
-        "decided by the final loss", spikes.NOTE, HEADER]
+        "decided by the final loss",
+        spikes.NOTE,
+        HEADER,
+    ]
     for strategy, label in style.STRATEGIES.items():
         if strategy not in found:
             text.append(Finding(f"{label}: optimum (lr*, wd*)", "not measured"))
@@ -108,10 +113,14 @@ def findings(sweep: Sweep) -> list[Printed]:
             beside = pair(*there), "lr x 2^{:+.1f}, wd x 2^{:+.1f}".format(*octaves)
             product = f"{there[0] * there[1]:.3g}"
         text += [
-            Finding(f"{label}: optimum (lr*, wd*) [best top-1, %]",
-                    f"{optimum.label(optimum.runs[:1])} of {n} point{'s' * (n != 1)}", *beside),
-            Finding(f"{label}: neighbours of the optimum", state.measured, "all lower",
-                    state.verdict),
+            Finding(
+                f"{label}: optimum (lr*, wd*) [best top-1, %]",
+                f"{optimum.label(optimum.runs[:1])} of {n} point{'s' * (n != 1)}",
+                *beside,
+            ),
+            Finding(
+                f"{label}: neighbours of the optimum", state.measured, "all lower", state.verdict
+            ),
             Finding(f"{label}: lr* wd*", f"{optimum.rate * optimum.decay:.3g}", product),
         ]
         if search.width is not None:
@@ -136,9 +145,11 @@ def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
 def _curves(found: Mapping[str, Search]):
     """Figure 1: accuracy against epoch for all points."""
     figure, axes = style.subplots(2, 2, (5.6, 3.3), sharex=True, sharey=True)
-    figure.suptitle("searches for learning rate and weight decay\n"
-                    f"first seed ({_seeds(found)}) of every point; colours: lr, dashes: wd, "
-                    "*: optimum; the last epochs are enlarged")
+    figure.suptitle(
+        "searches for learning rate and weight decay\n"
+        f"first seed ({_seeds(found)}) of every point; colours: lr, dashes: wd, "
+        "*: optimum; the last epochs are enlarged"
+    )
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items()):
         axis.set_title(label)
         if strategy in found:
@@ -161,21 +172,35 @@ def _draw_curves(axis, search: Search) -> None:
     handles = {}
     for point in sorted(search.points, key=lambda point: point == search.optimum):
         best = point == search.optimum
-        look = {"color": "black", "lw": 1.8} if best else {
-            "color": COLORS[rates.index(point.rate) % len(COLORS)], "lw": 1.0,
-            "ls": DASHES[decays.index(point.decay) % len(DASHES)],
-        }
+        look = (
+            {"color": "black", "lw": 1.8}
+            if best
+            else {
+                "color": COLORS[rates.index(point.rate) % len(COLORS)],
+                "lw": 1.0,
+                "ls": DASHES[decays.index(point.decay) % len(DASHES)],
+            }
+        )
         if point.runs[0].diverged:
             look |= {"marker": "X", "ms": 6, "markevery": [-1]}
         line = point.runs[0].accuracy
         label = f"{point.shown} [{percent(point.runs[0])}]" + " *" * best
-        handles[point], = axis.plot(line[EPOCH], 100 * line[TOP1], label=label, **look)
+        (handles[point],) = axis.plot(line[EPOCH], 100 * line[TOP1], label=label, **look)
     enlarge_end(axis)
     axis.legend(
-        handles=[handles[point] for point in search.points], title="(lr, wd) [best top-1, %]",
-        loc="upper left", ncols=math.ceil(len(handles) / 22), bbox_to_anchor=(1.01, 1.03),
-        borderaxespad=0, frameon=False, fontsize=7, title_fontsize=7, alignment="left",
-        handlelength=3.2, labelspacing=0.3, columnspacing=1.0,
+        handles=[handles[point] for point in search.points],
+        title="(lr, wd) [best top-1, %]",
+        loc="upper left",
+        ncols=math.ceil(len(handles) / 22),
+        bbox_to_anchor=(1.01, 1.03),
+        borderaxespad=0,
+        frameon=False,
+        fontsize=7,
+        title_fontsize=7,
+        alignment="left",
+        handlelength=3.2,
+        labelspacing=0.3,
+        columnspacing=1.0,
     )
 
 
@@ -185,11 +210,17 @@ def _map(found: Mapping[str, Search]):
     from matplotlib.colors import Normalize
 
     figure, axes = style.subplots(2, 2, (4.6, 3.4))
-    figure.suptitle("the optima and their neighbours\n"
-                    f"best top-1 (%) of the first seed ({_seeds(found)}) of every point")
+    figure.suptitle(
+        "the optima and their neighbours\n"
+        f"best top-1 (%) of the first seed ({_seeds(found)}) of every point"
+    )
     # The points of accuracy that the colours cover: all that occur, in halves, up to SPAN.
-    gaps = [_gap(search, point) for search in found.values() for point in search.points
-            if not (point.runs[0].diverged or search.optimum.runs[0].diverged)]
+    gaps = [
+        _gap(search, point)
+        for search in found.values()
+        for point in search.points
+        if not (point.runs[0].diverged or search.optimum.runs[0].diverged)
+    ]
     span = min(SPAN, max(0.5, math.ceil(2 * max(gaps, default=0)) / 2))
     for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items()):
         axis.grid(False)
@@ -203,12 +234,15 @@ def _map(found: Mapping[str, Search]):
             style.empty(axis, "not run")
     style.label_grid(axes, x="learning rate", y=["weight decay"] * 2)
     scale = ScalarMappable(Normalize(-span, 0), "viridis")
-    bar = figure.colorbar(scale, ax=axes, extend="min" if span == SPAN else "neither", shrink=0.8,
-                          aspect=30)
+    bar = figure.colorbar(
+        scale, ax=axes, extend="min" if span == SPAN else "neither", shrink=0.8, aspect=30
+    )
     bar.set_label("best top-1 minus the optimum's (points)")
     box = {"marker": "s", "ms": 11, "ls": "", "mfc": "white"}
-    marks = [("optimum", {**box, "mec": style.VERMILION, "mew": 2.5}),
-             ("neighbour", {**box, "mec": "black", "mew": 1.5})]
+    marks = [
+        ("optimum", {**box, "mec": style.VERMILION, "mew": 2.5}),
+        ("neighbour", {**box, "mec": "black", "mew": 1.5}),
+    ]
     if any(confirm(search).missing for search in found.values()):
         question = {"color": "black", "marker": "$?$", "ls": "", "ms": 7}
         marks.append(("neighbour, not run", question))
@@ -245,8 +279,16 @@ def _draw_map(axis, search: Search, span: float) -> None:
         if not lost and not optimum.runs[0].diverged:
             share = min(max(1 - _gap(search, point) / span, 0.0), 1.0)
         color = LOST if lost else matplotlib.colormaps["viridis"](share)
-        axis.add_patch(Rectangle((x - side / 2, y - side / 2), side, side, facecolor=color,
-                                 edgecolor=edge, linewidth=width))
+        axis.add_patch(
+            Rectangle(
+                (x - side / 2, y - side / 2),
+                side,
+                side,
+                facecolor=color,
+                edgecolor=edge,
+                linewidth=width,
+            )
+        )
         ink = "black" if share > 0.6 or lost else "white"
         text = "div." if lost else percent(point.runs[0])
         axis.text(x, y, text, ha="center", va="center", fontsize=6, color=ink)
@@ -255,8 +297,9 @@ def _draw_map(axis, search: Search, span: float) -> None:
         axis.text(math.log2(rate), math.log2(decay), "?", ha="center", va="center", fontsize=9)
     places = [(p.rate, p.decay) for p in search.points] + missing
     # Ticks at the values that were run, at most eight, and room around.
-    for values, along, limits in zip(zip(*places), (axis.xaxis, axis.yaxis),
-                                     (axis.set_xlim, axis.set_ylim)):
+    for values, along, limits in zip(
+        zip(*places), (axis.xaxis, axis.yaxis), (axis.set_xlim, axis.set_ylim)
+    ):
         values = sorted({f"{value:.3g}": value for value in values}.values())
         shown = values[:: math.ceil(len(values) / 8)]
         labels = [exactly(value) for value in shown]

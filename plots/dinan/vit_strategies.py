@@ -89,8 +89,15 @@ def findings(sweep: Sweep) -> list[Printed]:
                 continue
             fewer = average(start) - average(own)
             verdict = _verdict(fewer) if any(own) or any(start) else "none in either"
-            text.append(Finding(name, f"{measured}, {fewer.text(2)} fewer than standard's", "fewer",
-                                verdict, fewer))
+            text.append(
+                Finding(
+                    name,
+                    f"{measured}, {fewer.text(2)} fewer than standard's",
+                    "fewer",
+                    verdict,
+                    fewer,
+                )
+            )
     return [*text, _product(found), *sweep.failed]
 
 
@@ -102,8 +109,10 @@ def _luck(search: Search, label: str) -> Iterator[Finding]:
     if chose and others:
         mean, best = average(others), 100 * chose[0].best
         gap = Estimate(best - mean.value, mean.error * math.sqrt(len(others) + 1))
-        yield Finding(f"{label}: best top-1 of the seed that chose the optimum (%)",
-                      f"{best:.2f}, {gap.text(2)} to the others' mean")
+        yield Finding(
+            f"{label}: best top-1 of the seed that chose the optimum (%)",
+            f"{best:.2f}, {gap.text(2)} to the others' mean",
+        )
 
 
 def _verdict(gain: Estimate) -> str:
@@ -133,9 +142,7 @@ def _product(found: Mapping[str, Search]) -> Finding:
 def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
     """Figure 2: curves on the left, accuracies and spikes on the right."""
     found = sweep.by_strategy
-    figure, axes = style.subplots(
-        2, 2, (5.0, 2.4), gridspec_kw={"width_ratios": [1.7, 1]}
-    )
+    figure, axes = style.subplots(2, 2, (5.0, 2.4), gridspec_kw={"width_ratios": [1.7, 1]})
     for axis in axes[:, 0]:
         axis.remove()
     left = figure.add_subplot(axes[0, 0].get_gridspec()[:, 0])
@@ -147,13 +154,20 @@ def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
         axis.set_xticks(range(len(ticks)), labels=ticks, fontsize=7)
         axis.set_xlim(-0.6, len(ticks) - 0.4)
         axis.grid(False, axis="x")
-    figure.suptitle("strategies at their optima\nleft: mean over seeds (thick) and every seed "
-                    "(thin), the last epochs enlarged; right: seeds that did not choose the "
-                    "optimum, mean ± standard error")
+    figure.suptitle(
+        "strategies at their optima\nleft: mean over seeds (thick) and every seed "
+        "(thin), the last epochs enlarged; right: seeds that did not choose the "
+        "optimum, mean ± standard error"
+    )
     entries = [
-        (f"{style.STRATEGIES[strategy]} {search.optimum.shown}",
-         {"color": style.STRATEGY_COLORS[strategy], "marker": style.STRATEGY_MARKERS[strategy],
-          "ms": 4})
+        (
+            f"{style.STRATEGIES[strategy]} {search.optimum.shown}",
+            {
+                "color": style.STRATEGY_COLORS[strategy],
+                "marker": style.STRATEGY_MARKERS[strategy],
+                "ms": 4,
+            },
+        )
         for strategy, search in found.items()
     ]
     style.legend(figure, entries, title="strategy (lr*, wd*)", title_fontsize=8)
@@ -163,13 +177,22 @@ def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
 def _draw_curves(axis, found: Mapping[str, Search]) -> None:
     """The mean over seeds, where all have an evaluation, over a thin line of each."""
     for strategy, search in found.items():
-        color, lines = style.STRATEGY_COLORS[strategy], [run.accuracy.set_index(EPOCH)[TOP1]
-                                                         for run in search.optimum.runs]
+        color, lines = (
+            style.STRATEGY_COLORS[strategy],
+            [run.accuracy.set_index(EPOCH)[TOP1] for run in search.optimum.runs],
+        )
         for line in lines:
             axis.plot(line.index, 100 * line, color=color, lw=0.6, alpha=0.45)
         mean = 100 * pd.concat(lines, axis=1).dropna().mean(axis=1)
-        axis.plot(mean.index, mean, color=color, lw=1.8, ms=4, markevery=5,
-                  marker=style.STRATEGY_MARKERS[strategy])
+        axis.plot(
+            mean.index,
+            mean,
+            color=color,
+            lw=1.8,
+            ms=4,
+            markevery=5,
+            marker=style.STRATEGY_MARKERS[strategy],
+        )
     enlarge_end(axis)
     axis.set_xlabel("epoch")
     axis.set_ylabel("top-1 validation accuracy (%)")
@@ -184,8 +207,9 @@ def _draw_accuracies(axis, found: Mapping[str, Search]) -> None:
             mean = average(values)
             beside = [place - 0.3 + 0.3 * index / len(values) for index in range(len(values))]
             axis.plot(beside, values, color=color, marker=marker, ms=4, ls="", alpha=0.5, mew=0)
-            axis.errorbar(place + 0.15, mean.value, mean.bar, color=color, marker=marker, ms=5,
-                          capsize=3)
+            axis.errorbar(
+                place + 0.15, mean.value, mean.bar, color=color, marker=marker, ms=5, capsize=3
+            )
     axis.set_ylabel("best top-1 (%)")
 
 
@@ -195,8 +219,15 @@ def _draw_spikes(axis, found: Mapping[str, Search]) -> None:
         for index, ((kind, where), look) in enumerate(SPIKES.items()):
             if strategy in found:
                 mean = average(spike_counts(found[strategy], kind, where))
-                axis.errorbar(place + 0.17 * (index - 1.5), mean.value, mean.bar, capsize=2, lw=1,
-                              color=color, **look)
+                axis.errorbar(
+                    place + 0.17 * (index - 1.5),
+                    mean.value,
+                    mean.bar,
+                    capsize=2,
+                    lw=1,
+                    color=color,
+                    **look,
+                )
     low, high = axis.get_ylim()
     axis.set_ylim(min(low, 0) - 0.02 * high, 1.45 * max(high, 1))  # room for the legend
     axis.set_ylabel("spikes per run")

@@ -2,6 +2,12 @@
 
 PAPER = "Everett et al."
 FIGURES = (
-    "quickstart", "loss_vs_size", "alignment", "epsilon", "weight_decay", "adafactor",
-    "learning_rates", "depth",
+    "quickstart",
+    "loss_vs_size",
+    "alignment",
+    "epsilon",
+    "weight_decay",
+    "adafactor",
+    "learning_rates",
+    "depth",
 )

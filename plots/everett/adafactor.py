@@ -22,7 +22,9 @@ FAMILIES = {"adafactor": "Adafactor", "param_scaling": "Adam + parameter scaling
 OWN = ""  # the family of a curve with another name, which is a setting of its own
 SETTINGS = {"global": "one global rate", "full_constants": "full alignment + constants"}
 LOOKS: dict[str, dict[str, str]] = {
-    "adafactor": {"ls": "-"}, "param_scaling": {"ls": "--", "mfc": "white"}, OWN: {},
+    "adafactor": {"ls": "-"},
+    "param_scaling": {"ls": "--", "mfc": "white"},
+    OWN: {},
 }
 COLUMNS = (*tables.RESULTS, tables.PARAMETERS, PARAMETERIZATION, tables.WIDTH, tables.RATE)
 
@@ -53,18 +55,29 @@ def findings(table: pd.DataFrame) -> list[Printed]:
             word = "not measured"
             if width is not None:
                 # What is minor is measured by how far apart the parameterisations are.
-                losses = {sweeps[width].loss for (family, other, _), sweeps in found.items()
-                          if (family, other) == ("param_scaling", setting) and width in sweeps
-                          and sweeps[width].ended}
+                losses = {
+                    sweeps[width].loss
+                    for (family, other, _), sweeps in found.items()
+                    if (family, other) == ("param_scaling", setting)
+                    and width in sweeps
+                    and sweeps[width].ended
+                }
                 word = "span unknown"
                 if len(losses) > 1:
                     share = abs(change.value) / (max(losses) - min(losses))
                     word = f"{share:.0%} of the span of parameterisations"
                 if small != width:
                     more = change - earlier
-                    growth.append(Finding(
-                        f"{label}, {words}: the difference at D = {width} minus at D = {small} "
-                        "(nats)", more.text(), "same scaling", more.claimed_equal(), more))
+                    growth.append(
+                        Finding(
+                            f"{label}, {words}: the difference at D = {width} minus at D = {small} "
+                            "(nats)",
+                            more.text(),
+                            "same scaling",
+                            more.claimed_equal(),
+                            more,
+                        )
+                    )
             name = f"Adafactor - Adam + PS: {label}, {words}"
             text.append(Finding(name, rates.gain_text(*pair), "minor", word))
     text += growth
@@ -83,11 +96,17 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     rules = style.present(style.LABELS, table[PARAMETERIZATION])
     looks = style.looks(list(rules))
     figure, axes = style.subplots(1, max(len(settings), 1), (4.0, 3.0), sharey=True)
-    panels.size_panels(axes[0], (
-        [(sweeps, {**looks[rule], **LOOKS[family]})
-         for (family, other, rule), sweeps in found.items() if other == setting]
-        for setting in settings or ("",)
-    ))
+    panels.size_panels(
+        axes[0],
+        (
+            [
+                (sweeps, {**looks[rule], **LOOKS[family]})
+                for (family, other, rule), sweeps in found.items()
+                if other == setting
+            ]
+            for setting in settings or ("",)
+        ),
+    )
     style.label_grid(axes, settings.values())
     entries = [(label, {"color": "black", **LOOKS[family]}) for family, label in FAMILIES.items()]
     style.legend(figure, [*style.rule_entries(rules), *entries], ncols=3)

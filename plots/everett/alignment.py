@@ -105,16 +105,21 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     name are of its largest one; then how peaks change with the width, and SGD's beside each other.
     """
     widths = sorted(map(int, table[WIDTH].unique()))
-    result = [f"log alignment ratio; widths {', '.join(map(str, widths))}, "
-              f"{_seeds(table[SEED].nunique())}; ± is one standard error over seeds", HEADER]
+    result = [
+        f"log alignment ratio; widths {', '.join(map(str, widths))}, "
+        f"{_seeds(table[SEED].nunique())}; ± is one standard error over seeds",
+        HEADER,
+    ]
     for curve in style.present(FIGURES, table[CURVE]):
         for rule, label in style.present(style.LABELS, table[PARAMETERIZATION]).items():
             name, kinds = f"{curve}, {label}: ", list(table[KIND].unique())
             first = of(table, curve, rule, kinds)
             result.append(_start(first, name + "first value, all layers"))
             below = (-math.inf, MLP_PEAK) if rule in READOUT_PEAK else None
-            for shown, ends, what in ((["readout"], READOUT_PEAK.get(rule), "peak of the readout"),
-                                      (MLP, below, "highest peak of MLP layers")):
+            for shown, ends, what in (
+                (["readout"], READOUT_PEAK.get(rule), "peak of the readout"),
+                (MLP, below, "highest peak of MLP layers"),
+            ):
                 result.append(_peak(of(table, curve, rule, shown), curve, ends, rule, name + what))
                 for width in (width for width in widths if width not in first[WIDTH].values):
                     rows = of(table, curve, rule, shown, width)
@@ -133,8 +138,10 @@ def _start(rows: pd.DataFrame, name: str) -> Finding:
         return Finding(name, "not measured", f"{ALIGNMENT_START}")
     first = rows[rows[STEP] == rows[STEP].min()]
     layers = first.groupby(LAYER)[ALIGNMENT].mean()
-    measured = (f"{layers.mean():.3f} ({layers.min():.3f} to {layers.max():.3f}) at step "
-                f"{first[STEP].iloc[0]:.0f}, D = {rows[WIDTH].iloc[0]:.0f}")
+    measured = (
+        f"{layers.mean():.3f} ({layers.min():.3f} to {layers.max():.3f}) at step "
+        f"{first[STEP].iloc[0]:.0f}, D = {rows[WIDTH].iloc[0]:.0f}"
+    )
     off = layers.mean() - ALIGNMENT_START
     return Finding(name, measured, f"{ALIGNMENT_START}", f"off by {off:+.3f}")
 
@@ -175,14 +182,17 @@ def _change(table: pd.DataFrame, curve: str, rule: str, name: str) -> Iterator[F
     rows = table[(table[CURVE] == curve) & (table[PARAMETERIZATION] == rule)]
     widths = sorted(map(int, rows.loc[rows[KIND] == "readout", WIDTH].unique()))
     if len(widths) > 1:
-        large, small = (peak(of(table, curve, rule, ["readout"], width))[0]
-                        for width in (widths[-1], widths[0]))
+        large, small = (
+            peak(of(table, curve, rule, ["readout"], width))[0] for width in (widths[-1], widths[0])
+        )
         gap = large - small
         claimed = rule in READOUT_PEAK and curve in FIGURES
-        yield Finding(f"{name}readout's peak from D = {widths[0]} to {widths[-1]}",
-                      f"{_gap_text(gap)} ({_seeds(gap.groups or 0)})",
-                      f"{-SIMILAR} to {SIMILAR}" if claimed else "no claim",
-                      (gap.few or _inside(gap, -SIMILAR, SIMILAR)) if claimed else "")
+        yield Finding(
+            f"{name}readout's peak from D = {widths[0]} to {widths[-1]}",
+            f"{_gap_text(gap)} ({_seeds(gap.groups or 0)})",
+            f"{-SIMILAR} to {SIMILAR}" if claimed else "no claim",
+            (gap.few or _inside(gap, -SIMILAR, SIMILAR)) if claimed else "",
+        )
 
 
 def _of_sgd(table: pd.DataFrame) -> Iterator[Finding]:
@@ -194,8 +204,12 @@ def _of_sgd(table: pd.DataFrame) -> Iterator[Finding]:
         for more in (rule for rule in peaks if SGD_ALIGNMENT[rule] != ALMOST_NONE):
             gap = peaks[less] - peaks[more]
             name = f"sgd, {style.LABELS[less]} - {style.LABELS[more]}: peak of the readout"
-            yield Finding(name, f"{_gap_text(gap)} ({_seeds(gap.groups or 0)})", "below 0",
-                          (-gap).claimed_gain())
+            yield Finding(
+                name,
+                f"{_gap_text(gap)} ({_seeds(gap.groups or 0)})",
+                "below 0",
+                (-gap).claimed_gain(),
+            )
 
 
 def _highest(

@@ -152,6 +152,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     axes[-1, 0].set_ylabel("best learning rate")
     style.legend(figure, [*style.width_entries(colors, "L"), *style.STAR_ENTRIES])
     note = panels.optima_note(map(exponent, found.values()), "L").replace("width", "depth")
-    figure.suptitle(f"learning rates against depth, without and with a rule for it\n"
-                    f"{panels.RATE_NOTE}; {note}")
+    figure.suptitle(
+        f"learning rates against depth, without and with a rule for it\n{panels.RATE_NOTE}; {note}"
+    )
     yield "depth", figure

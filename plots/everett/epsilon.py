@@ -56,8 +56,10 @@ def read(paths: Sequence[Path]) -> Data:
             mitigations = tables.read(path, (*COLUMNS, tables.RATE, tables.PARAMETERS))
             mitigations = mitigations.dropna(subset=[CURVE, PARAMETERIZATION])
         else:
-            raise TableError(f"{path}: expected one table of Figure 4 and one of Figure 8, got "
-                             f"the curves {', '.join(sorted(map(str, curves)))}")
+            raise TableError(
+                f"{path}: expected one table of Figure 4 and one of Figure 8, got "
+                f"the curves {', '.join(sorted(map(str, curves)))}"
+            )
     if mitigations is not None and (mitigations[CURVE] == "enlarged").any():
         rows = mitigations[mitigations[CURVE] == "enlarged"]
         if EPS not in rows or rows[EPS].nunique() != 1:
@@ -128,8 +130,15 @@ def mitigation_findings(table: pd.DataFrame) -> list[Finding]:
             growth = rates.gain_by_width(*pair)
             verdict = growth.claimed_gain() if claim == "gains" else growth.claimed_equal()
             said = {"gains": "grows", "equal": "no gain"}.get(claim or "", "no claim")
-            result.append(Finding(f"{label}: {curve} over {start}, per doubling of D",
-                                  growth.text(), said, verdict if claim else "", growth))
+            result.append(
+                Finding(
+                    f"{label}: {curve} over {start}, per doubling of D",
+                    growth.text(),
+                    said,
+                    verdict if claim else "",
+                    growth,
+                )
+            )
     for first, second in EQUIVALENT:
         run = table[PARAMETERIZATION].isin([first, second]).any()
         for curve in (start, *MITIGATIONS) if run else ():
@@ -145,8 +154,10 @@ def caption(table: pd.DataFrame) -> str:
     rows = table[table[CURVE] == "enlarged"]
     if rows.empty:
         return "baseline: the default ε"
-    return (f"baseline: ε enlarged to {rows[EPS].iloc[0]:g}, because gradients sink to the usual "
-            "1e-9 only at widths that were not run")
+    return (
+        f"baseline: ε enlarged to {rows[EPS].iloc[0]:g}, because gradients sink to the usual "
+        "1e-9 only at widths that were not run"
+    )
 
 
 def baseline_text(table: pd.DataFrame) -> str:
@@ -189,7 +200,7 @@ def _figure_4(heat: pd.DataFrame | None, mitigations: pd.DataFrame | None):
     figure, axes = style.subplots(down, max(len(rules), 2), (2.5, 2.2))
     notes = []
     if heat is not None:
-        _draw_heat(figure, axes[:len(scalings)], heat, scalings, rules)
+        _draw_heat(figure, axes[: len(scalings)], heat, scalings, rules)
         notes.append("(a, b) colours by the root of the loss, cells reach half way to the next ε")
     if mitigations is not None:
         _draw_mitigations(figure, axes[-1], mitigations)
@@ -209,11 +220,12 @@ def _draw_heat(figure, axes, table: pd.DataFrame, scalings, rules) -> None:
         for axis, (rule, label) in zip(row, rules.items()):
             _draw_grid(axis, heat_map(table, curve, rule), scale)
             axis.set_title(f"{title}, {label}", fontsize=9)
-        for axis in row[len(rules):]:
+        for axis in row[len(rules) :]:
             axis.set_visible(False)
         row[0].set_ylabel("width D")
-    bar = figure.colorbar(ScalarMappable(scale, "viridis"), ax=axes, extend="max", shrink=0.8,
-                          aspect=30)
+    bar = figure.colorbar(
+        ScalarMappable(scale, "viridis"), ax=axes, extend="max", shrink=0.8, aspect=30
+    )
     bar.set_label("loss above the row's best (nats)\ngray: diverged, white: not run", fontsize=8)
 
 
@@ -232,8 +244,9 @@ def _draw_grid(axis, grid: pd.DataFrame, scale) -> None:
     colors[np.isinf(values)] = (0.6, 0.6, 0.6, 1)
     colors[np.isnan(values)] = (1, 1, 1, 1)
     half = np.diff(powers) / 2 if len(powers) > 1 else np.array([0.5])
-    edges = np.array([powers[0] - half[0], *(powers[:-1] + half)[:len(powers) - 1],
-                      powers[-1] + half[-1]])
+    edges = np.array(
+        [powers[0] - half[0], *(powers[:-1] + half)[: len(powers) - 1], powers[-1] + half[-1]]
+    )
     axis.pcolormesh(10**edges, np.arange(len(grid) + 1) - 0.5, colors, edgecolors="white", lw=0.3)
     axis.set_xscale("log")
     axis.minorticks_off()
@@ -253,12 +266,18 @@ def _draw_mitigations(figure, axes, table: pd.DataFrame) -> None:
     pair = figure.add_subplot(grid[line, :middle]), figure.add_subplot(grid[line, middle:])
     shown = "mean_field" if "mean_field" in rules else list(rules)[-1]
     colored = style.looks(list(rules))
-    panels.size_panels(pair, (
-        _curves(table, found, shown),
-        [(found[rule, curve], {**colored[rule], **light})
-         for rule in rules for curve, light in ((start, {}), ("per_layer", {"ls": "--", "ms": 3}))
-         if (rule, curve) in found],
-    ))
+    panels.size_panels(
+        pair,
+        (
+            _curves(table, found, shown),
+            [
+                (found[rule, curve], {**colored[rule], **light})
+                for rule in rules
+                for curve, light in ((start, {}), ("per_layer", {"ls": "--", "ms": 3}))
+                if (rule, curve) in found
+            ],
+        ),
+    )
     pair[0].set_title(f"(c) {rules[shown]}", fontsize=9)
     pair[1].set_title(f"(d) all: solid {baseline_text(table)}, dashed per-layer ε", fontsize=9)
     pair[1].set_ylabel(style.LOSS_LABEL)
@@ -273,8 +292,10 @@ def _named(table: pd.DataFrame) -> dict[str, tuple[str, dict]]:
     labels, looks = style.present(NAMES, table[CURVE]), dict(CURVE_LOOKS)
     own = [name for name in labels if name not in NAMES]
     left = (style.GREEN, style.PINK, style.BLUE) * len(own)
-    looks |= {name: {**look, "color": color}
-              for (name, look), color in zip(style.looks(own).items(), left)}
+    looks |= {
+        name: {**look, "color": color}
+        for (name, look), color in zip(style.looks(own).items(), left)
+    }
     if "enlarged" in labels:
         labels["enlarged"] += f" = {table[table[CURVE] == 'enlarged'][EPS].iloc[0]:g}"
     return {name: (label, looks[name]) for name, label in labels.items()}
@@ -286,8 +307,11 @@ def _entries(table: pd.DataFrame) -> list[tuple[str, dict]]:
 
 def _curves(table: pd.DataFrame, found: rates.Lines, rule: str) -> list[tuple[dict, dict]]:
     """(sweeps, look) of every curve of one parameterisation."""
-    return [(found[rule, curve], look) for curve, (_, look) in _named(table).items()
-            if (rule, curve) in found]
+    return [
+        (found[rule, curve], look)
+        for curve, (_, look) in _named(table).items()
+        if (rule, curve) in found
+    ]
 
 
 def _figure_8(table: pd.DataFrame):

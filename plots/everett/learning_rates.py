@@ -36,7 +36,9 @@ from plots.tables import CURVE, OPTIMIZER, PARAMETERIZATION, SEED, WIDTH, TableE
 TABLES = ("everett/figure_11_sgd", "everett/figure_12_adam", "everett/figure_13_adafactor")
 PER_TABLE = True
 FIGURES = {
-    "sgd": "figure_11_sgd", "adam": "figure_12_adam", "adafactor": "figure_13_adafactor",
+    "sgd": "figure_11_sgd",
+    "adam": "figure_12_adam",
+    "adafactor": "figure_13_adafactor",
 }
 PUBLISHED_LOOKS = {"fixed": ":", "compute_optimal": (0, (5, 1.5, 1, 1.5))}
 # Octaves to either side of the best rate: from the neighbours on a factor-2 grid to where loss
@@ -53,8 +55,10 @@ def read(paths: Sequence[Path]) -> Data:
         table = horizons.by_rule(tables.read(path, horizons.COLUMNS))
         named = sorted(set(table[OPTIMIZER].dropna())) if OPTIMIZER in table else []
         if len(named) > 1:
-            raise TableError(f"{path}: {len(named)} optimisers, expected one: {', '.join(named)}; "
-                             f"choose with --where {OPTIMIZER}={named[0]}")
+            raise TableError(
+                f"{path}: {len(named)} optimisers, expected one: {', '.join(named)}; "
+                f"choose with --where {OPTIMIZER}={named[0]}"
+            )
         stem = tables.name(path)
         named += [optimizer for optimizer in FIGURES if optimizer in stem.split("_")]
         data[(named or [stem])[0]] = table
@@ -147,13 +151,17 @@ def floored_lines(table_4: Sequence[Entry]) -> list[str]:
         if entry.levels_off and entry.floored:
             law = entry.floored
             exponent = Estimate(-law.exponent, law.exponent_error).text(2)
-            text.append(f"{entry.name}: with an irreducible rate {exponent}, rate "
-                        f"{law.floor:.2g} ± {law.floor_error:.1g} (n = {law.n})")
+            text.append(
+                f"{entry.name}: with an irreducible rate {exponent}, rate "
+                f"{law.floor:.2g} ± {law.floor_error:.1g} (n = {law.n})"
+            )
     bound = [entry.name for entry in table_4 if entry.floored and not entry.levels_off]
     few = [entry.name for entry in table_4 if not entry.floored]
     if bound:
-        text.append("an irreducible rate is not determined, as the fit ends at a bound (no rate "
-                    f"left over, or an optimum that does not fall): {'; '.join(bound)}")
+        text.append(
+            "an irreducible rate is not determined, as the fit ends at a bound (no rate "
+            f"left over, or an optimum that does not fall): {'; '.join(bound)}"
+        )
     if few:
         text.append(f"an irreducible rate takes four widths, not at an edge: {'; '.join(few)}")
     return text
@@ -184,8 +192,12 @@ def by_seed(rows: pd.DataFrame, edge: Collection[int]) -> Estimate | None:
 def by_window(sweeps: Mapping[int, rates.RateSweep]) -> tuple[float, ...]:
     """The exponent with each of WINDOWS, of all seeds; empty below two widths."""
     found = [
-        rates.exponent({width: replace(sweep, best=optimum(sweep.losses, window))
-                        for width, sweep in sweeps.items()}).value
+        rates.exponent(
+            {
+                width: replace(sweep, best=optimum(sweep.losses, window))
+                for width, sweep in sweeps.items()
+            }
+        ).value
         for window in WINDOWS
     ]
     return tuple(value for value in found if math.isfinite(value))
@@ -205,8 +217,19 @@ def entries(data: Data) -> list[Entry]:
             if windows := by_window(sweeps):
                 # Half a range alone is no standard error, so one that is unknown stays so.
                 fit = replace(fit, error=float(np.maximum(fit.error, np.ptp(windows) / 2)))
-            found.append(Entry(optimizer, rule, horizon, labels[horizon], sweeps, fit,
-                               floored(sweeps), seeds, windows))
+            found.append(
+                Entry(
+                    optimizer,
+                    rule,
+                    horizon,
+                    labels[horizon],
+                    sweeps,
+                    fit,
+                    floored(sweeps),
+                    seeds,
+                    windows,
+                )
+            )
     return found
 
 
@@ -254,8 +277,10 @@ def findings(data: Data) -> list[Printed]:
         if entry.by_window:
             of = ", ".join(f"{value:+.2f}" for value in entry.by_window)
             low, high = min(entry.by_window), max(entry.by_window)
-            text.append(f"{entry.name}: windows {reach} octaves: {of}; half the range "
-                        f"{(high - low) / 2:.3f}")
+            text.append(
+                f"{entry.name}: windows {reach} octaves: {of}; half the range "
+                f"{(high - low) / 2:.3f}"
+            )
     text += [*floored_lines(table_4), *horizon_lines(table_4)]
     for optimizer, table in data.items():
         notes = (*rates.lost_lines(table, [CURVE]), *rates.noise_lines(table))
@@ -293,8 +318,9 @@ def _figure(optimizer: str, table: pd.DataFrame, table_4: Sequence[Entry]):
                 label += f" (paper $D^{{{entry.published:+.2f}}}$)"
                 dots = PUBLISHED_LOOKS[entry.horizon]
                 panels.draw_published(axis, sweeps, entry.published, ls=dots)
-            panels.draw_optima(axis, sweeps, fit, label=label, color=look["color"], marker=marker,
-                              ls=line)
+            panels.draw_optima(
+                axis, sweeps, fit, label=label, color=look["color"], marker=marker, ls=line
+            )
         axis.set_xlabel("width D")
         if own:
             axis.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
@@ -307,8 +333,12 @@ def _figure(optimizer: str, table: pd.DataFrame, table_4: Sequence[Entry]):
         marker, line = HORIZON_STYLES[horizon]
         handles.append((labels[horizon], {"color": "0.3", "marker": marker, "ls": line, "ms": 5}))
         if any(math.isfinite(e.published) for e in table_4 if e.horizon == horizon):
-            handles.append((f"slope that the paper prints, {horizon.replace('_', '-')}",
-                            {"color": "0.45", "ls": PUBLISHED_LOOKS[horizon]}))
+            handles.append(
+                (
+                    f"slope that the paper prints, {horizon.replace('_', '-')}",
+                    {"color": "0.45", "ls": PUBLISHED_LOOKS[horizon]},
+                )
+            )
     style.legend(figure, handles, ncols=4)
     name = style.OPTIMIZERS.get(optimizer, optimizer)
     note = panels.optima_note(entry.fit for entry in table_4)

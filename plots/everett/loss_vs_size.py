@@ -55,8 +55,11 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
     every = {name: lines(table) for name, table in data.items()}
     for name, table in data.items():
         found = every[name]
-        text += [name, "loss before minus after in nats ± its error from seeds, at the largest "
-                       "width", HEADER]
+        text += [
+            name,
+            "loss before minus after in nats ± its error from seeds, at the largest width",
+            HEADER,
+        ]
         own = [("global", curve) for curve in table[CURVE].unique() if curve not in CURVES]
         for optimizer in style.present(style.OPTIMIZERS, table[OPTIMIZER]):
             for before, after in (*STEPS, *own):
@@ -69,8 +72,9 @@ def findings(data: Mapping[str, pd.DataFrame]) -> list[Printed]:
             mup, standard = (found.get((optimizer, rule, FAIR), {}) for rule in ("mup", "standard"))
             if mup and standard:
                 claim = "gains" if optimizer == STANDARD_BEATS_MUP else None
-                text.append(rates.compared(f"{optimizer}, muP - standard: {FAIR}", mup, standard,
-                                           claim))
+                text.append(
+                    rates.compared(f"{optimizer}, muP - standard: {FAIR}", mup, standard, claim)
+                )
         for (optimizer, rule, curve), sweeps in found.items():
             if law := rates.loss_law(sweeps):
                 label = style.LABELS.get(rule, rule)
@@ -91,8 +95,14 @@ def best(found: Sequence[rates.Lines]) -> Finding:
     if not every:
         return Finding(name, "not measured: every run diverged", "lowest", "not measured")
     largest = max(width for _, sweeps in every for width in sweeps)
-    at = sorted(((sweeps[largest], key) for key, sweeps in every
-                 if largest in sweeps and sweeps[largest].ended), key=lambda one: one[0].loss)
+    at = sorted(
+        (
+            (sweeps[largest], key)
+            for key, sweeps in every
+            if largest in sweeps and sweeps[largest].ended
+        ),
+        key=lambda one: one[0].loss,
+    )
     published = next((sweep for sweep, key in at if key == BEST), None)
     others = [(sweep, key) for sweep, key in at if key != BEST]
     if published is None or not others:
@@ -101,8 +111,10 @@ def best(found: Sequence[rates.Lines]) -> Finding:
     other, key = others[0]
     # Errors by seed have too few degrees of freedom for the lowest of many.
     change = rates.unpaired(published, other)
-    measured = (f"{change.text()} at D = {largest} ({published.loss:.3f} - {other.loss:.3f} of "
-                f"{', '.join(key)})")
+    measured = (
+        f"{change.text()} at D = {largest} ({published.loss:.3f} - {other.loss:.3f} of "
+        f"{', '.join(key)})"
+    )
     verdict = (-change).claimed_gain()
     # The lowest of many is low by chance, too.
     if verdict == "disagrees" and change.value <= change.reach_of(len(others)) * change.error:
@@ -122,11 +134,17 @@ def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, object]]:
             len(optimizers), len(curves), (2.5, 2.5), sharex=True, sharey="row"
         )
         for row, optimizer in zip(axes, optimizers):
-            panels.size_panels(row, (
-                [(found[optimizer, rule, curve], looks[rule]) for rule in rules
-                 if (optimizer, rule, curve) in found]
-                for curve in curves
-            ))
+            panels.size_panels(
+                row,
+                (
+                    [
+                        (found[optimizer, rule, curve], looks[rule])
+                        for rule in rules
+                        if (optimizer, rule, curve) in found
+                    ]
+                    for curve in curves
+                ),
+            )
         rows = (f"{label}\n{style.LOSS_LABEL}" for label in optimizers.values())
         style.label_grid(axes, curves.values(), y=rows)
         style.legend(figure, style.rule_entries(rules))

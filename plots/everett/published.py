@@ -23,7 +23,10 @@ INTERVENTIONS = {
         ("global", "full"): {"standard": True, "ntk": False, "mup": True, "mean_field": True},
         ("full", "full_constants"): dict.fromkeys(("standard", "ntk", "mup", "mean_field"), True),
         ("full_constants", "none_constants"): {
-            "standard": False, "ntk": True, "mup": True, "mean_field": True,
+            "standard": False,
+            "ntk": True,
+            "mup": True,
+            "mean_field": True,
         },
     },
     "adam_param_scaling": {
@@ -41,13 +44,19 @@ BEST = ("adam_param_scaling", "ntk", "none_constants")
 # Everett et al., Section 4.1, for Adam and Adafactor: peak of the log alignment ratio.
 ALIGNMENT_START = 0.5
 READOUT_PEAK = {
-    "standard": (0.7, 0.8), "ntk": (0.7, 0.8), "mup": (0.9, 1.0), "mean_field": (0.9, 1.0),
+    "standard": (0.7, 0.8),
+    "ntk": (0.7, 0.8),
+    "mup": (0.9, 1.0),
+    "mean_field": (0.9, 1.0),
 }
 MLP_PEAK = 0.8
 # The same section on SGD, in words only.
 ALMOST_NONE = "almost none"
 SGD_ALIGNMENT = {
-    "standard": "low amounts", "ntk": ALMOST_NONE, "mup": "low amounts", "mean_field": ALMOST_NONE,
+    "standard": "low amounts",
+    "ntk": ALMOST_NONE,
+    "mup": "low amounts",
+    "mean_field": ALMOST_NONE,
 }
 
 # Everett et al., Section 4.3: which parameterisations gain from a smaller epsilon.

@@ -83,8 +83,10 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     ]
     for curve, title in style.present(TITLES, table[CURVE]).items():
         spread, n = seed_spread(table, curve)
-        result.append(f"{title}: final loss varies by {spread:.3f} nats over seeds "
-                      f"(standard deviation, pooled over {n} points with two seeds)")
+        result.append(
+            f"{title}: final loss varies by {spread:.3f} nats over seeds "
+            f"(standard deviation, pooled over {n} points with two seeds)"
+        )
         edges = [str(width) for width, one in sweeps(table, curve).items() if not one.best.inside]
         if edges:
             result.append(f"{title}: no parabola at width {', '.join(edges)}; grid point used")

@@ -43,13 +43,19 @@ def read(paths: Sequence[Path]) -> tuple[pd.DataFrame, pd.DataFrame]:
     plain = tables.read(paths[1], PLAIN)
     plain = plain[~plain[CURVE].isin(CURVES)]
     if plain.empty:
-        raise TableError(f"{paths[1]}: every run in it has decay; expected those without, as "
-                         "results.csv of figure_12_adam.yaml has them")
-    names = [sorted(set(table[OPTIMIZER].dropna())) if OPTIMIZER in table else []
-             for table in (decayed, plain)]
+        raise TableError(
+            f"{paths[1]}: every run in it has decay; expected those without, as "
+            "results.csv of figure_12_adam.yaml has them"
+        )
+    names = [
+        sorted(set(table[OPTIMIZER].dropna())) if OPTIMIZER in table else []
+        for table in (decayed, plain)
+    ]
     if all(names) and not set.intersection(*map(set, names)):
-        raise TableError(f"{paths[1]}: runs of {', '.join(names[1])}; expected "
-                         f"{', '.join(names[0])}, as in {paths[0]}")
+        raise TableError(
+            f"{paths[1]}: runs of {', '.join(names[1])}; expected "
+            f"{', '.join(names[0])}, as in {paths[0]}"
+        )
     return decayed, horizons.by_rule(plain)
 
 
@@ -71,18 +77,28 @@ def findings(data: tuple[pd.DataFrame, pd.DataFrame]) -> list[Printed]:
             old, new = map(rates.exponent, pair)
             change = new - old
             note = f" ({new.value:+.2f}, {old.value:+.2f})" if new.law and old.law else ""
-            exponents.append(Finding(f"exponent with decay - without: {label}, {words}",
-                                     change.through_widths() + note, "similar",
-                                     change.claimed_equal(), change))
+            exponents.append(
+                Finding(
+                    f"exponent with decay - without: {label}, {words}",
+                    change.through_widths() + note,
+                    "similar",
+                    change.claimed_equal(),
+                    change,
+                )
+            )
             name = f"gain in loss from decay: {label}, {words}"
             gains.append(rates.compared(name, *pair, "gains", "slight gain"))
     text = [
-        horizons.EXPONENT_NOTE, HEADER, *exponents, *gains,
+        horizons.EXPONENT_NOTE,
+        HEADER,
+        *exponents,
+        *gains,
         *rates.edge_lines(with_decay),
         *("without decay, " + line for line in rates.edge_lines(without)),
         *rates.lost_lines(decayed, [CURVE, PARAMETERIZATION]),
-        *rates.selection_lines({**with_decay, **{(*key, "without decay"): sweeps
-                                                 for key, sweeps in without.items()}}),
+        *rates.selection_lines(
+            {**with_decay, **{(*key, "without decay"): sweeps for key, sweeps in without.items()}}
+        ),
     ]
     for rule, label in rules.items():
         for table, what in ((decayed, "with"), (plain, "without")):
@@ -101,17 +117,29 @@ def draw(data: tuple[pd.DataFrame, pd.DataFrame]) -> Iterator[tuple[str, object]
     colors = style.width_colors(sorted(map(int, decayed[WIDTH].unique())))
     horizons.draw_rows(axes[:-1], with_decay, rules, labels, colors)
     looks = style.looks(list(rules))
-    panels.size_panels(axes[-1], (
-        [
-            (found[rule, horizon], {"color": color, "marker": HORIZON_STYLES[horizon][0],
-                                    "ls": HORIZON_STYLES[horizon][1], "mfc": face})
-            for horizon in shown
-            for found, color, face in ((with_decay, looks[rule]["color"], looks[rule]["color"]),
-                                       (without, "gray", "white"))
-            if (rule, horizon) in found
-        ]
-        for rule in rules
-    ))
+    panels.size_panels(
+        axes[-1],
+        (
+            [
+                (
+                    found[rule, horizon],
+                    {
+                        "color": color,
+                        "marker": HORIZON_STYLES[horizon][0],
+                        "ls": HORIZON_STYLES[horizon][1],
+                        "mfc": face,
+                    },
+                )
+                for horizon in shown
+                for found, color, face in (
+                    (with_decay, looks[rule]["color"], looks[rule]["color"]),
+                    (without, "gray", "white"),
+                )
+                if (rule, horizon) in found
+            ]
+            for rule in rules
+        ),
+    )
     for axis in axes[-1, 1:]:
         axis.sharey(axes[-1, 0])
         axis.tick_params(labelleft=False)

@@ -51,8 +51,14 @@ SHARED = (
 AXES = {"alignment": "α, ω and u: exponents of d"}
 _HOLLOW = {"color": "gray", "mfc": "none", "ms": 8, "ls": "", "mew": 1.2}
 # A scatter's properties: the edge of a line's marker is never dashed.
-_DASHED = {"marker": "s", "s": 64, "facecolors": "none", "edgecolors": "gray", "linestyles": "--",
-           "lw": 1.2}
+_DASHED = {
+    "marker": "s",
+    "s": 64,
+    "facecolors": "none",
+    "edgecolors": "gray",
+    "linestyles": "--",
+    "lw": 1.2,
+}
 MARKS = (
     ("predicted", {**_HOLLOW, "marker": "s"}),
     ("predicted upper bound", {**_HOLLOW, "marker": "v"}),
@@ -97,10 +103,18 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         missed = (rows["verdict"] == "missed").sum()
         judged = (rows["verdict"] != "").any()
         verdict = ("disagrees" if missed else "agrees") if judged else ""
-        lines.append(Finding(f"{name}, {when if last else 'initialisation'}: exponents",
-                             _counts(rows), "all met", verdict))
-        told = rows[(rows["verdict"] == "missed")
-                    | (rows["kind"] == "hypothetical") & (rows["step"] == last)]
+        lines.append(
+            Finding(
+                f"{name}, {when if last else 'initialisation'}: exponents",
+                _counts(rows),
+                "all met",
+                verdict,
+            )
+        )
+        told = rows[
+            (rows["verdict"] == "missed")
+            | (rows["kind"] == "hypothetical") & (rows["step"] == last)
+        ]
         for _, row in told.iterrows():
             what = row["verdict"] or "hypothesis"
             found = f"{what}: {row['row']}, {row['column']}, step {row['step']:g}"
@@ -110,8 +124,9 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         lines += [f"{row['row']}, {row['column']}: {row['note']}" for _, row in noted.iterrows()]
         if last:  # how far the networks had come in training
             end = rows[rows["step"] == last].drop_duplicates("row")
-            shown = ", ".join(f"{ROWS.get(row, row)} {m:.1%}"
-                              for row, m in zip(end["row"], end["moved"]))
+            shown = ", ".join(
+                f"{ROWS.get(row, row)} {m:.1%}" for row, m in zip(end["row"], end["moved"])
+            )
             lines.append(f"{name}: last activations' change before step {last}: {shown}")
     return [*lines, SHARED]
 
@@ -137,11 +152,15 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     for axis, name in zip(axes[:, 0], names):
         _panel(axis, table[table["table"] == name])
         axis.set_title(_title(table[table["table"] == name]), fontsize=10)
-    marks = [(label, axes[0, 0].scatter([], [], **look) if look is _DASHED else look)
-             for label, look in MARKS]
+    marks = [
+        (label, axes[0, 0].scatter([], [], **look) if look is _DASHED else look)
+        for label, look in MARKS
+    ]
     style.legend(figure, marks, ncols=3)
-    figure.suptitle("exponents of the bigram model, predicted and fitted\n"
-                    "bars: standard errors of the fits over widths")
+    figure.suptitle(
+        "exponents of the bigram model, predicted and fitted\n"
+        "bars: standard errors of the fits over widths"
+    )
     yield "bigram", figure
 
 
@@ -171,8 +190,14 @@ def _panel(axis, rows: pd.DataFrame) -> None:
         side = slot / 5 if len(final) else 0.0
         for points, place, marker in ((first, -side, "o"), (final, side, "x")):
             axis.errorbar(
-                points["place"] + place, points["measured"], points["error"], color=color,
-                marker=marker, ms=0.48 * size, ls="", elinewidth=1,
+                points["place"] + place,
+                points["measured"],
+                points["error"],
+                color=color,
+                marker=marker,
+                ms=0.48 * size,
+                ls="",
+                elinewidth=1,
                 label=ROWS.get(name, name) if marker == "o" else None,
             )
     for edge in range(1, len(columns)):
@@ -182,15 +207,27 @@ def _panel(axis, rows: pd.DataFrame) -> None:
     axis.set_xlim(-0.5, len(columns) - 0.5)
     axis.set_xticks(range(len(columns)), [_symbol(column) for column in columns], fontsize=10)
     axis.set_ylabel(AXES.get(rows["table"].iloc[0], "exponent of d"))
-    axis.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.12), frameon=False,
-                ncols=min(len(names), 4), handletextpad=0.2)
+    axis.legend(
+        fontsize=8,
+        loc="upper center",
+        bbox_to_anchor=(0.5, -0.12),
+        frameon=False,
+        ncols=min(len(names), 4),
+        handletextpad=0.2,
+    )
 
 
 def _predicted(axis, rows: pd.DataFrame, color, points: float) -> None:
     for (bound, judged), own in rows.groupby([rows["kind"] == "bound", rows["verdict"] != ""]):
         axis.scatter(
-            own["place"], own["predicted"], marker="v" if bound else "s", s=points**2,
-            facecolors="none", edgecolors=[color], linestyles="-" if judged else "--", lw=1.2,
+            own["place"],
+            own["predicted"],
+            marker="v" if bound else "s",
+            s=points**2,
+            facecolors="none",
+            edgecolors=[color],
+            linestyles="-" if judged else "--",
+            lw=1.2,
         )
 
 

@@ -38,12 +38,14 @@ FLOOR = 3e-4  # below it there is only noise
 
 def errors(rows: pd.DataFrame) -> pd.DataFrame:
     """Relative distance and its standard error, of rows with one width each."""
-    return pd.DataFrame({
-        "width": rows["width"],
-        "signed": rows["measured"] / rows["predicted"] - 1,
-        "distance": (rows["measured"] / rows["predicted"] - 1).abs(),
-        "error": (rows["error"] / rows["predicted"]).abs(),
-    }).sort_values("width")
+    return pd.DataFrame(
+        {
+            "width": rows["width"],
+            "signed": rows["measured"] / rows["predicted"] - 1,
+            "distance": (rows["measured"] / rows["predicted"] - 1).abs(),
+            "error": (rows["error"] / rows["predicted"]).abs(),
+        }
+    ).sort_values("width")
 
 
 def curves(
@@ -54,13 +56,14 @@ def curves(
     rows = rows[rows["width"].isin(widths(table)) & (rows["predicted"] != 0)]
     rows = rows[theory_tables.varies(rows)]
     forward = {
-        short(block): errors(own) for block, own in rows[rows["quantity"] == "G"].groupby(
-            "block", sort=False)
+        short(block): errors(own)
+        for block, own in rows[rows["quantity"] == "G"].groupby("block", sort=False)
     }
     groups = rows[(rows["quantity"] == "theta") & (rows["block"] == "head")]
     tangent = {
         symbol: errors(groups[groups["part"] == group])
-        for group, symbol in GROUPS.items() if (groups["part"] == group).any()
+        for group, symbol in GROUPS.items()
+        if (groups["part"] == group).any()
     }
     return forward, tangent
 
@@ -72,8 +75,10 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         for kind, found in zip(("G", "share of the tangent kernel"), curves(table, stem)):
             for name, curve in found.items():
                 law, first = decay(curve), curve.iloc[0]
-                start = (f"{100 * first['signed']:+.2f} ± {100 * first['error']:.2f} % at "
-                         f"n = {first['width']:g}")
+                start = (
+                    f"{100 * first['signed']:+.2f} ± {100 * first['error']:.2f} % at "
+                    f"n = {first['width']:g}"
+                )
                 name = f"{stem}: {kind}, {name}, correction"
                 if law is None:
                     lines.append(Finding(name, f"none seen: {start}", "of 1/n", "within noise"))
@@ -120,8 +125,9 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     for axis in axes[-1]:
         axis.set_xlabel("width n")
     style.legend(figure, MARKS, ncols=2)
-    figure.suptitle("distance between networks and theory\n"
-                    f"bars: standard errors over networks; {LETTERS}")
+    figure.suptitle(
+        f"distance between networks and theory\nbars: standard errors over networks; {LETTERS}"
+    )
     yield "error", figure
 
 
@@ -150,10 +156,19 @@ def _line(axis, curve: pd.DataFrame, look: dict[str, str]) -> None:
     axis.plot(curve["width"], curve["distance"].where(seen), color=look["color"], lw=1)
     sure, noise = curve[seen], curve[~seen]
     low = np.minimum(sure["error"], 0.99 * sure["distance"])  # a log axis has no zero
-    axis.errorbar(sure["width"], sure["distance"], [low, sure["error"]], ls="", ms=4.5,
-                  elinewidth=0.8, **look)
+    axis.errorbar(
+        sure["width"], sure["distance"], [low, sure["error"]], ls="", ms=4.5, elinewidth=0.8, **look
+    )
     inside = noise[noise["distance"] > FLOOR]
     axis.plot(inside["width"], inside["distance"], ls="", ms=3, mfc="none", alpha=0.45, **look)
     below = curve[curve["distance"] <= FLOOR]
-    axis.plot(below["width"], [1.1 * FLOOR] * len(below), ls="", ms=3, mfc="none", alpha=0.45,
-              color=look["color"], marker=7)
+    axis.plot(
+        below["width"],
+        [1.1 * FLOOR] * len(below),
+        ls="",
+        ms=3,
+        mfc="none",
+        alpha=0.45,
+        color=look["color"],
+        marker=7,
+    )

@@ -61,13 +61,22 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
             names = theory_tables.blocks(rows)
             place = {name: index for index, name in enumerate(names)}
             theory = rows.drop_duplicates("block")
-            axis.plot(theory["block"].map(place), theory["predicted"], color="black", lw=1,
-                      zorder=1)
+            axis.plot(
+                theory["block"].map(place), theory["predicted"], color="black", lw=1, zorder=1
+            )
             for index, (width, color) in enumerate(colors.items()):
                 own = rows[rows["width"] == width]
                 shift = 0.12 * (index - (len(colors) - 1) / 2)  # side by side, to be seen
-                axis.errorbar(own["block"].map(place) + shift, own["measured"], own["error"],
-                              color=color, marker="o", ms=4, ls="", zorder=2)
+                axis.errorbar(
+                    own["block"].map(place) + shift,
+                    own["measured"],
+                    own["error"],
+                    color=color,
+                    marker="o",
+                    ms=4,
+                    ls="",
+                    zorder=2,
+                )
             axis.set_xticks(range(len(names)), [*map(theory_tables.short, names)], fontsize=8)
             axis.set_ylim(bottom=0)
             axis.set_ylabel(label)
@@ -78,6 +87,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         for width, color in colors.items()
     ]
     style.legend(figure, entries)
-    figure.suptitle("kernels and tangent kernels by block\n"
-                    "points: means over random networks with standard errors")
+    figure.suptitle(
+        "kernels and tangent kernels by block\n"
+        "points: means over random networks with standard errors"
+    )
     yield "kernels", figure

@@ -37,11 +37,13 @@ def shares(table: pd.DataFrame, stem: str) -> pd.DataFrame:
     own = rows.loc[present, ["predicted", "measured", "error"]]
     total = rows.loc["total"]
     measured = own["measured"] / total["measured"]
-    return pd.DataFrame({
-        "predicted": own["predicted"] / total["predicted"],
-        "measured": measured,
-        "error": np.hypot(own["error"], measured * total["error"]) / total["measured"],
-    })
+    return pd.DataFrame(
+        {
+            "predicted": own["predicted"] / total["predicted"],
+            "measured": measured,
+            "error": np.hypot(own["error"], measured * total["error"]) / total["measured"],
+        }
+    )
 
 
 def findings(table: pd.DataFrame) -> list[Printed]:
@@ -51,8 +53,9 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         for group, row in shares(table, stem).iterrows():
             predicted, measured, error = 100 * row[["predicted", "measured", "error"]]
             name = f"{stem}: share of {GROUPS[str(group)]} in the tangent kernel, %"
-            lines.append(Estimate(measured, error).finding(name, predicted, f"{predicted:.2f}",
-                                                           2, ""))
+            lines.append(
+                Estimate(measured, error).finding(name, predicted, f"{predicted:.2f}", 2, "")
+            )
     return lines
 
 
@@ -68,7 +71,13 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         places = range(len(found))
         axis.bar(places, found["predicted"], color=style.SKY)
         axis.errorbar(
-            places, found["measured"], found["error"], color="black", marker="o", ms=3, ls="",
+            places,
+            found["measured"],
+            found["error"],
+            color="black",
+            marker="o",
+            ms=3,
+            ls="",
             capsize=2,
         )
         axis.set_xticks(places, [GROUPS[group] for group in found.index], fontsize=8)
@@ -81,6 +90,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     ]
     style.legend(figure, entries)
     counts = " and ".join(f"{count:g}" for count in sorted(networks))
-    figure.suptitle("each group's share of the tangent kernel\n"
-                    f"bars: theory; points: {counts} networks ± standard error; {LETTERS}")
+    figure.suptitle(
+        "each group's share of the tangent kernel\n"
+        f"bars: theory; points: {counts} networks ± standard error; {LETTERS}"
+    )
     yield "shares", figure

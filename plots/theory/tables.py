@@ -18,11 +18,31 @@ from plots.tables import TableError
 KERNELS, BIGRAM = "theory/kernels", "theory/bigram"
 MAKER = "effective_theory.run"
 KERNEL_COLUMNS = (
-    "stem", "width", "heads", "networks", "quantity", "block", "part", "entry",
-    "predicted", "predicted_error", "measured", "error",
+    "stem",
+    "width",
+    "heads",
+    "networks",
+    "quantity",
+    "block",
+    "part",
+    "entry",
+    "predicted",
+    "predicted_error",
+    "measured",
+    "error",
 )
 BIGRAM_COLUMNS = (
-    "table", "row", "column", "step", "kind", "predicted", "measured", "error", "moved", "z", "met",
+    "table",
+    "row",
+    "column",
+    "step",
+    "kind",
+    "predicted",
+    "measured",
+    "error",
+    "moved",
+    "z",
+    "met",
     "note",
 )
 # Groups in the order of a forward pass, and their symbols in the paper.
@@ -44,9 +64,7 @@ LETTERS = (
 STEMS = {"vision": "vision", "language": "language, tied head"}
 
 
-def read_kernels(
-    paths: Sequence[Path], quantities: Sequence[str] = ("G", "theta")
-) -> pd.DataFrame:
+def read_kernels(paths: Sequence[Path], quantities: Sequence[str] = ("G", "theta")) -> pd.DataFrame:
     """The table of kernels; TableError if it is missing, lacks a column or has a bad number, or
     has not these quantities of every stem, up to the head, at a finite width."""
     table = _read(paths, "kernels.csv", KERNEL_COLUMNS, "part", "block")

@@ -78,9 +78,7 @@ def test_binarised_tokens_are_fairseqs(tmp_path, binarised, gpt2):
     corpus = prepare_binarised(tmp_path, binarised["sentences"], **bpe_files(gpt2))
     fairseq = fairseq_library.load()
     for split, stem in data.STEMS.items():
-        theirs = fairseq.data.indexed_dataset.MMapIndexedDataset(
-            str(binarised["sentences"] / stem)
-        )
+        theirs = fairseq.data.indexed_dataset.MMapIndexedDataset(str(binarised["sentences"] / stem))
         lines = [theirs[i] for i in range(len(theirs))]
         sentences, long = [], 0
         for tokens, ends in clean(corpus, split):

@@ -25,7 +25,7 @@ TEXTS = [
     "The king said to his servants, \"Don't go out! We'll see them here.\" They didn't.",
     "She's 42 years old; it's 3.14 km to the city? Yes... (or 1,000 more).",
     "Straße, naïve café, Ångström — “quoted” text… Дорогой друг, как дела? 日本語の文章です。",
-    "He said, \"Go.\" She said, \"Come.\" They said, \"Go!\" He said, \"No.\"",
+    'He said, "Go." She said, "Come." They said, "Go!" He said, "No."',
     "the cat and the dog and the other animals of the land went to the water and drank.",
 ] * 20
 VARIED = [
@@ -35,14 +35,14 @@ VARIED = [
     " leading and trailing ",
     "two  spaces,   three\ttabs\t\tand\r\nlines\n\n\nover",
     "don't we'll I'M they'RE o'clock 'tis 's",
-    "x=3.14*10**-5; y[0] != \"a\\b\"",
+    'x=3.14*10**-5; y[0] != "a\\b"',
     "e\u0301 combining, \u200b zero width, \u00a0 no-break, \u3000 ideographic, \x85 next line",
     "مرحبا بالعالم שלום नमस्ते ภาษาไทย 한국어 中文，標點。",
     "👩‍👩‍👧‍👦 🇩🇪 ☃️ 🤷🏽‍♀️ 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 ½ ² Ⅷ ١٢٣",
     "\x00\x01\x1c\x1f\x7f control",
     "<s> <pad> </s> <unk> <mask> <|endoftext|> madeupword0000",
     "\ufeffmark \ufffd \U0010fffd \ud7ff",
-]  # fmt: skip
+]
 
 
 def paths(folder):
@@ -87,11 +87,13 @@ def random_texts(count, seed=0):
     draw = random.Random(seed)
     words = " ".join(TEXTS).split()
     ranges = [(32, 127), (0, 0x250), (0x250, 0x3000), (0x3000, 0xD800), (0xE000, 0x20000)]
-    piece = lambda: draw.choice([
-        lambda: chr(draw.randrange(*draw.choice(ranges))),
-        lambda: " " * draw.randint(1, 3),
-        lambda: draw.choice(words),
-    ])()  # fmt: skip
+    piece = lambda: draw.choice(
+        [
+            lambda: chr(draw.randrange(*draw.choice(ranges))),
+            lambda: " " * draw.randint(1, 3),
+            lambda: draw.choice(words),
+        ]
+    )()
     return ["".join(piece() for _ in range(draw.randint(1, 30))) for _ in range(count)]
 
 

@@ -178,9 +178,14 @@ def test_packing_is_fairseqs_complete_mode():
     tokens = line_tokens(sizes)
     lines = torch.from_numpy(tokens.astype(np.int64)).split([size + 1 for size in sizes])
     blocks = fairseq.data.TokenBlockDataset(
-        [line[:-1] for line in lines], sizes, 20, pad=PAD, eos=EOS, break_mode="complete",
+        [line[:-1] for line in lines],
+        sizes,
+        20,
+        pad=PAD,
+        eos=EOS,
+        break_mode="complete",
         document_sep_len=0,
-    )  # fmt: skip
+    )
     bounds = corpora.pack(tokens, 20).bounds
     ours = [corpora.sample(tokens[a:b], None)[0] for a, b in zip(bounds[:-1], bounds[1:])]
     theirs = [blocks[i].tolist() for i in range(len(blocks))]
@@ -301,8 +306,13 @@ def test_other_settings_and_other_text_are_another_cache(tmp_path, corpus, chang
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("unit", "char"), ("fraction_mode", "about"), ("fraction", 1.5), ("fraction", float("nan")),
-     ("poisson_lambda", 0.5)],
+    [
+        ("unit", "char"),
+        ("fraction_mode", "about"),
+        ("fraction", 1.5),
+        ("fraction", float("nan")),
+        ("poisson_lambda", 0.5),
+    ],
 )
 def test_noise_out_of_range_is_refused_by_the_config(tmp_path, key, value):
     with pytest.raises(ValueError, match=rf"(?s)data\.noise\.{key}"):

@@ -28,9 +28,15 @@ pytestmark = [
 def small(seed=0, **changes):
     """A little float32 model whose every weight matters."""
     shape = {
-        "vocab_size": VOCABULARY, "width": WIDTH, "heads": 4, "layers": 2, "position_rows": ROWS,
-        "attention_scale": 8**-0.5, "logit_multiplier": 0.3, "dropout": 0.1,
-    }  # fmt: skip
+        "vocab_size": VOCABULARY,
+        "width": WIDTH,
+        "heads": 4,
+        "layers": 2,
+        "position_rows": ROWS,
+        "attention_scale": 8**-0.5,
+        "logit_multiplier": 0.3,
+        "dropout": 0.1,
+    }
     model = Bart(**{**shape, **changes}).eval()
     generator = torch.Generator().manual_seed(seed)
     for parameter in model.parameters():
@@ -127,8 +133,11 @@ def test_the_exported_state_is_a_copy():
 def test_a_state_without_biases_and_norms_is_read(tmp_path):
     model, again = small(logit_multiplier=1.0), small(seed=1, logit_multiplier=1.0)
     state = fairseq_interop.to_fairseq(model)
-    bare = {name: value for name, value in state.items()
-            if "norm" not in name and not name.endswith((".bias", ".version"))}  # fmt: skip
+    bare = {
+        name: value
+        for name, value in state.items()
+        if "norm" not in name and not name.endswith((".bias", ".version"))
+    }
     assert len(bare) < len(state) / 2
     torch.save(bare, tmp_path / "bare.pt")
     fairseq_interop.load(tmp_path / "bare.pt", again)
@@ -166,7 +175,7 @@ WRONG = {
     "no positions": (POSITIONS, None, f"has no '{POSITIONS}'"),
     "a deeper model": ("encoder.layers.2.fc1.weight", lambda v: torch.ones(1), "'encoder.layers.2"),
     "a bias of another size": (BIAS, lambda v: v[1:], rf"'{BIAS}' has shape \(31,\)"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("name", "change", "message"), WRONG.values(), ids=WRONG)

@@ -13,9 +13,14 @@ from training.linear_cross_entropy import IGNORE
 
 WIDTH, HEADS, LAYERS, VOCABULARY, ROWS = 16, 2, 2, 40, 14
 SMALL = {
-    "vocab_size": VOCABULARY, "width": WIDTH, "heads": HEADS, "layers": LAYERS,
-    "position_rows": ROWS, "attention_scale": 0.4, "logit_multiplier": 0.3,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "width": WIDTH,
+    "heads": HEADS,
+    "layers": LAYERS,
+    "position_rows": ROWS,
+    "attention_scale": 0.4,
+    "logit_multiplier": 0.3,
+}
 
 
 def small(seed=0, **changes):
@@ -223,8 +228,10 @@ def test_one_word_embedding_serves_encoder_decoder_and_output():
 def test_a_token_uses_the_row_of_its_position(positions, first):
     model, (encoder, decoder, targets) = small(positions=positions), batch()
     model(encoder, decoder, targets).backward()
-    used = [(table.weight.grad != 0).any(-1).nonzero().flatten().tolist()
-            for table in (model.encoder_positions, model.decoder_positions)]  # fmt: skip
+    used = [
+        (table.weight.grad != 0).any(-1).nonzero().flatten().tolist()
+        for table in (model.encoder_positions, model.decoder_positions)
+    ]
     assert used == [list(range(first, first + 11)), list(range(first, first + 9))]
 
 

@@ -33,9 +33,7 @@ ALL = [(unit, mode) for unit in UNITS for mode in MODES]
 
 def noise(unit="word", fraction_mode="fairseq", **fields):
     """The noise of this vocabulary."""
-    return Noise(
-        MASK, VOCABULARY, WORD_STARTS, unit=unit, fraction_mode=fraction_mode, **fields
-    )
+    return Noise(MASK, VOCABULARY, WORD_STARTS, unit=unit, fraction_mode=fraction_mode, **fields)
 
 
 def text(seed, size=512, full_stops=False):
@@ -128,8 +126,12 @@ for index in (4, 0, 9):
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, "-c", script, "77"],
-        input=json.dumps(case), capture_output=True, text=True, cwd=root, check=True,
-    )  # fmt: skip
+        input=json.dumps(case),
+        capture_output=True,
+        text=True,
+        cwd=root,
+        check=True,
+    )
     there = [json.loads(line) for line in done.stdout.splitlines()]
     assert there == [corrupt(noise(), (tokens, ends), 1, 2, index).tolist() for index in (4, 0, 9)]
 
@@ -221,11 +223,23 @@ def fairseq():
     def make(text, unit, permute=1.0, poisson_lambda=3.0):
         torch.manual_seed(0)  # what its noise is drawn from
         return library.data.denoising_dataset.DenoisingDataset(
-            Texts(text), None, vocab, MASK, starts if unit == "word" else None, shuffle=False,
-            seed=0, mask=0.3, mask_random=0.0, insert=0.0, rotate=0.0, permute_sentences=permute,
-            bpe="gpt2", replace_length=1, mask_length="span-poisson",
+            Texts(text),
+            None,
+            vocab,
+            MASK,
+            starts if unit == "word" else None,
+            shuffle=False,
+            seed=0,
+            mask=0.3,
+            mask_random=0.0,
+            insert=0.0,
+            rotate=0.0,
+            permute_sentences=permute,
+            bpe="gpt2",
+            replace_length=1,
+            mask_length="span-poisson",
             poisson_lambda=poisson_lambda,
-        )  # fmt: skip
+        )
 
     return make
 
@@ -272,10 +286,15 @@ def test_whole_samples_are_those_of_fairseq(fairseq, unit, sizes):
     """Their length, masks and full stops that are left."""
     samples = [text(seed, size, full_stops=size > 12) for seed, size in enumerate(SIZES[sizes])]
     pairs = both(fairseq, samples, unit, permute=sizes != "short")
-    table = np.array([
-        [[len(out), np.sum(out == MASK), np.sum(out == MASK) > 2, np.sum(out == FULL_STOP)]
-         for out in pair] for pair in pairs
-    ])
+    table = np.array(
+        [
+            [
+                [len(out), np.sum(out == MASK), np.sum(out == MASK) > 2, np.sum(out == FULL_STOP)]
+                for out in pair
+            ]
+            for pair in pairs
+        ]
+    )
     close(table[:, 0], table[:, 1])
 
 
@@ -379,8 +398,7 @@ def test_exact_place_of_one_span_is_uniform():
     exact = noise("token", "exact", poisson_lambda=60.0, permute=False)
     sample = text(0, size=10)
     counts = Counter(
-        int(np.flatnonzero(corrupt(exact, sample, index=index) == MASK)[0])
-        for index in range(4000)
+        int(np.flatnonzero(corrupt(exact, sample, index=index) == MASK)[0]) for index in range(4000)
     )
     assert sorted(counts) == list(range(1, 9))
     assert sum((count - 500) ** 2 / 500 for count in counts.values()) < 24.3  # p = 0.001, 7 free
@@ -450,13 +468,19 @@ def test_permuted_lengths_go_with_their_sentences():
 ROW = "given, expected one row of integers with a start and an end token"
 
 
-@pytest.mark.parametrize("tokens, message", [
-    ([0, 3000, 2], "token id 3000 given, expected 0 .. 2999; was it made with another vocabulary?"),
-    ([0, -1, 2], "token id -1 given, expected 0 .. 2999; was it made with another vocabulary?"),
-    ([0], f"tokens of shape [1] and type int64 {ROW}"),
-    ([0.0, 1.0, 2.0], f"tokens of shape [3] and type float64 {ROW}"),
-    ([[0, 2]], f"tokens of shape [1, 2] and type int64 {ROW}"),
-])
+@pytest.mark.parametrize(
+    "tokens, message",
+    [
+        (
+            [0, 3000, 2],
+            "token id 3000 given, expected 0 .. 2999; was it made with another vocabulary?",
+        ),
+        ([0, -1, 2], "token id -1 given, expected 0 .. 2999; was it made with another vocabulary?"),
+        ([0], f"tokens of shape [1] and type int64 {ROW}"),
+        ([0.0, 1.0, 2.0], f"tokens of shape [3] and type float64 {ROW}"),
+        ([[0, 2]], f"tokens of shape [1, 2] and type int64 {ROW}"),
+    ],
+)
 def test_malformed_tokens(tokens, message):
     with pytest.raises(UserError, match=f"^sample 7: {re.escape(message)}$"):
         corrupt(noise(), (np.array(tokens), [2]), index=7)

@@ -95,8 +95,10 @@ ABLATIONS = [
 @pytest.mark.parametrize(("strategy", "exchanged", "std", "rescale"), ABLATIONS)
 def test_what_is_exchanged_changes_and_nothing_else(strategy, exchanged, std, rescale):
     own = [f"prescription.strategy={strategy}"]
-    configs = [load(Config, LAPTOP, [*own, *(f"prescription.{word}" for word in words)])
-               for words in ([], exchanged)]
+    configs = [
+        load(Config, LAPTOP, [*own, *(f"prescription.{word}" for word in words)])
+        for words in ([], exchanged)
+    ]
     assert run_id(configs[0]) != run_id(configs[1])
     before, after = map(train.build_plan, configs)
     found = factors(after)

@@ -14,8 +14,11 @@ SWEEPS = ROOT / "bart_span_denoise/sweeps"
 
 def test_neural_tangent_runs_are_the_standard_ones_mapped(tmp_path):
     """(n^(3/2) lr, n^(-3/2) wd), point by point (section 2E)."""
-    for name, preset, n in (("figure_3_4", None, 1024), ("figure_5", None, 2048),
-                            ("figure_5", "laptop", 64)):
+    for name, preset, n in (
+        ("figure_3_4", None, 1024),
+        ("figure_5", None, 2048),
+        ("figure_5", "laptop", 64),
+    ):
         points = load_sweep(SWEEPS / f"{name}.yaml", tmp_path, preset).points
         standard, mapped = (
             [point.config.optimizer for point in points if point.curve == curve]
@@ -29,8 +32,10 @@ def test_neural_tangent_runs_are_the_standard_ones_mapped(tmp_path):
 
 def test_the_published_optima_are_in_the_grids(tmp_path):
     points = load_sweep(SWEEPS / "figure_3_4.yaml", tmp_path).points
-    rates = {curve: [p.config.optimizer.lr for p in points if p.curve == curve]
-             for curve in ("standard", "neural_tangent")}
+    rates = {
+        curve: [p.config.optimizer.lr for p in points if p.curve == curve]
+        for curve in ("standard", "neural_tangent")
+    }
     assert 1e-3 in rates["standard"] and {16.384, 32.768} <= set(rates["neural_tangent"])
     r2c2 = [p.config.optimizer.lr for p in load_sweep(SWEEPS / "figure_5.yaml", tmp_path).points]
     assert r2c2 == [7e-4, pytest.approx(64.88, abs=0.01)]

@@ -80,20 +80,34 @@ def binarised(texts, tmp_path_factory):
         lines = []
         for file in part:
             sentences = file.read_text().replace(". ", ".\n ").split("\n")
-            lines += [" ".join(corpus.bpe.symbols[i] for i in corpus.bpe.encode(s))
-                      for s in sentences] + [""]
+            lines += [
+                " ".join(corpus.bpe.symbols[i] for i in corpus.bpe.encode(s)) for s in sentences
+            ] + [""]
         (folder / f"{split}.bpe").write_text("".join(f"{line}\n" for line in lines))
     fairseq_preprocess(
-        "--dataset-impl", "mmap", "--srcdict", folder / "dict.txt", "--destdir", folder,
-        "--trainpref", folder / "train.bpe", "--validpref", folder / "valid.bpe",
-    )  # fmt: skip
+        "--dataset-impl",
+        "mmap",
+        "--srcdict",
+        folder / "dict.txt",
+        "--destdir",
+        folder,
+        "--trainpref",
+        folder / "train.bpe",
+        "--validpref",
+        folder / "valid.bpe",
+    )
     return folder
 
 
 def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_path):
-    words = [f"data.path={binarised}", "data.source=binarised",
-             f"data.bpe_encoder={binarised / 'encoder.json'}", "training.eval_every=3",
-             f"data.bpe_vocab={binarised / 'vocab.bpe'}", f"data.cache_dir={tmp_path / 'cache'}"]
+    words = [
+        f"data.path={binarised}",
+        "data.source=binarised",
+        f"data.bpe_encoder={binarised / 'encoder.json'}",
+        "training.eval_every=3",
+        f"data.bpe_vocab={binarised / 'vocab.bpe'}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+    ]
     config = settings(texts, *words)
     summary = train.EXPERIMENT.run(config, tmp_path / "whole")
     assert summary["status"] == "finished" and config.data.noise.unit == "word"
@@ -109,8 +123,10 @@ def test_a_whole_run_on_a_corpus_of_fairseq_preprocess(texts, binarised, tmp_pat
     ("words", "message"),
     [
         (["model.width=20"], "model.width 20 is not a multiple of model.head_dim 16"),
-        (["model.vocab_size=50", *SMALL, "data.path={texts}/one"],
-         "model.vocab_size 50 is smaller than the dictionary's"),
+        (
+            ["model.vocab_size=50", *SMALL, "data.path={texts}/one"],
+            "model.vocab_size 50 is smaller than the dictionary's",
+        ),
         (["prescription.s=0.5"], "prescription.s goes with strategy meta_principled"),
         (["data.path=somewhere"], "data.path: source embedded takes no path"),
         (["data.source=text"], "data.path: source text needs data.path"),

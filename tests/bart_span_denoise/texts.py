@@ -44,15 +44,17 @@ def config(tmp_path, positions="paper", seed=0, noise=None, **settings):
     }
     if section["source"] == "text":
         section.setdefault("path", str(as_jsonl(tmp_path / "text.jsonl")))
-    return Config.model_validate({
-        "seed": seed,
-        "model": {"width": 64, "layers": 1, "positions": positions},
-        "prescription": {"strategy": "standard"},
-        "optimizer": {"name": "adam", "lr": 1e-3},
-        "schedule": {"name": "constant"},
-        "training": {"steps": 1, "batch_size": 4},
-        "data": section,
-    })  # fmt: skip
+    return Config.model_validate(
+        {
+            "seed": seed,
+            "model": {"width": 64, "layers": 1, "positions": positions},
+            "prescription": {"strategy": "standard"},
+            "optimizer": {"name": "adam", "lr": 1e-3},
+            "schedule": {"name": "constant"},
+            "training": {"steps": 1, "batch_size": 4},
+            "data": section,
+        }
+    )
 
 
 def prepare(tmp_path, **settings):
@@ -89,8 +91,11 @@ def clean(corpus, split):
 
 def same(ours, theirs):
     """Whether two datasets or batches hold equal tensors."""
-    return all(torch.equal(a, b) for x, y in zip(ours, theirs, strict=True)
-               for a, b in zip(x, y, strict=True))  # fmt: skip
+    return all(
+        torch.equal(a, b)
+        for x, y in zip(ours, theirs, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
 
 
 def line_tokens(sizes, seed=0):

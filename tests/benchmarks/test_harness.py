@@ -48,14 +48,17 @@ def test_alternatives_take_turns_in_an_order_that_rotates():
     seen = []
     actions = {name: lambda name=name: seen.append(name) or len(seen) for name in "abc"}
     found = harness.take_turns(actions, repeats=2, warmup=1)
-    assert "".join(seen) == "abc" "bca" "cab"
+    assert "".join(seen) == "abcbcacab"
     assert found == {"a": [6, 8], "b": [4, 9], "c": [5, 7]}
     assert harness.ratios(found, "a", "b")["median"] == pytest.approx((6 / 4 + 8 / 9) / 2)
 
 
 def test_a_spread_is_the_median_with_quartiles():
     assert harness.spread([4.0, 1.0, 2.0, 3.0, 5.0]) == {
-        "n": 5, "median": 3.0, "quartiles": [1.5, 4.5], "min": 1.0
+        "n": 5,
+        "median": 3.0,
+        "quartiles": [1.5, 4.5],
+        "min": 1.0,
     }
     assert harness.spread([2.0])["quartiles"] == [2.0, 2.0]
 

@@ -43,8 +43,11 @@ def test_published_tables_agree_with_lemmas_d3_and_d5():
         derived = variance_exponents(item.parameterization, 2)
         assert printed == {key: value / 2 for key, value in derived.items() if key != "h_4"}
         chain = ex.residuals(
-            item.parameterization, "adam", ex.TENSOR_PROGRAMS,
-            dict(zip(ex.LAYERS, item.c)), hidden_layers=2,
+            item.parameterization,
+            "adam",
+            ex.TENSOR_PROGRAMS,
+            dict(zip(ex.LAYERS, item.c)),
+            hidden_layers=2,
         )
         assert error == 0 and changed == (0 if "A.2" in name else -chain[-1])
 
@@ -70,14 +73,27 @@ def row(measured, seeds=300, width=512, **changes):
     return replace(fit(place(**changes), squares, widths), error=0.02)
 
 
-@pytest.mark.parametrize(("measured", "changes", "met"), [
-    (0.0, {}, True), (0.06, {}, True), (-0.06, {}, True), (0.08, {}, False), (-0.08, {}, False),
-    (-0.9, {"predicted": Fraction(-1)}, False), (0.08, {"note": "see there"}, False),
-    (0.08, {"seeds": 299}, None), (0.0, {"seeds": 299}, None), (0.08, {"width": 504}, None),
-    (-0.8, {"kind": "bound"}, True), (0.06, {"kind": "bound"}, True),
-    (0.08, {"kind": "bound"}, False), (-0.8, {"kind": "bound", "seeds": 299}, None),
-    (0.0, {"kind": "hypothetical"}, None), (0.5, {"kind": "hypothetical"}, None),
-])
+@pytest.mark.parametrize(
+    ("measured", "changes", "met"),
+    [
+        (0.0, {}, True),
+        (0.06, {}, True),
+        (-0.06, {}, True),
+        (0.08, {}, False),
+        (-0.08, {}, False),
+        (-0.9, {"predicted": Fraction(-1)}, False),
+        (0.08, {"note": "see there"}, False),
+        (0.08, {"seeds": 299}, None),
+        (0.0, {"seeds": 299}, None),
+        (0.08, {"width": 504}, None),
+        (-0.8, {"kind": "bound"}, True),
+        (0.06, {"kind": "bound"}, True),
+        (0.08, {"kind": "bound"}, False),
+        (-0.8, {"kind": "bound", "seeds": 299}, None),
+        (0.0, {"kind": "hypothetical"}, None),
+        (0.5, {"kind": "hypothetical"}, None),
+    ],
+)
 def test_what_is_judged_and_what_is_met(measured, changes, met):
     found = row(measured, **changes)
     assert found.met is met

@@ -20,8 +20,17 @@ CONFIGS = "effective_theory/configs"
 
 def row(**changes) -> Comparison:
     values = dict(
-        stem="vision", width=512, heads=2, networks=300, quantity="theta", block="head",
-        part="mlp_in", entry="diagonal", predicted=2.0, predicted_error=math.nan, measured=2.03,
+        stem="vision",
+        width=512,
+        heads=2,
+        networks=300,
+        quantity="theta",
+        block="head",
+        part="mlp_in",
+        entry="diagonal",
+        predicted=2.0,
+        predicted_error=math.nan,
+        measured=2.03,
         error=0.01,
     )
     return Comparison(**values | changes)
@@ -59,8 +68,13 @@ def test_tolerances_hold_at_large_widths_with_many_networks(changes, met):
 @pytest.fixture(scope="module")
 def result():
     overrides = (
-        "measure.widths=[32, 64]", "measure.seeds=[40, 25]", "model.heads=1", "model.depth=1",
-        "model.mlp_ratio=1", "model.outputs=16", "theory.attention_draws=4096",
+        "measure.widths=[32, 64]",
+        "measure.seeds=[40, 25]",
+        "model.heads=1",
+        "model.depth=1",
+        "model.mlp_ratio=1",
+        "model.outputs=16",
+        "theory.attention_draws=4096",
     )
     return compare.compare(load(Config, f"{CONFIGS}/vision.yaml", overrides))
 
@@ -94,15 +108,20 @@ def test_rest_is_the_projection_on_the_prediction_with_the_networks_own_error(re
     direction = compare.directions(result.theory, result.tangent)["G", "mlp.0"]
     assert not direction.diagonal().any()
     assert float(direction.norm()) == pytest.approx(1)
-    found = [r for r in result.rows if (r.quantity, r.block, r.entry, r.width)
-             == ("G", "mlp.0", "rest", 64)][0]
+    found = [
+        r
+        for r in result.rows
+        if (r.quantity, r.block, r.entry, r.width) == ("G", "mlp.0", "rest", 64)
+    ][0]
     assert found.measured == pytest.approx(float((direction * part.mean.G["mlp.0"]).sum()))
     assert found.predicted == pytest.approx(float((direction * theory).sum()))
     seeds = [compare.measure.network(result.config, 64, seed) for seed in range(25)]
-    own = torch.stack([
-        (direction * compare.measure.observe(one, inputs(result.config))["G", "mlp.0"]).sum()
-        for one in seeds
-    ])
+    own = torch.stack(
+        [
+            (direction * compare.measure.observe(one, inputs(result.config))["G", "mlp.0"]).sum()
+            for one in seeds
+        ]
+    )
     assert found.error == pytest.approx(float(own.std() / 25**0.5))
 
 
@@ -117,9 +136,16 @@ def test_gradients_are_those_predicted_at_each_width(result):
 
 
 def test_with_s_only_what_is_of_order_one_has_a_limit():
-    overrides = ("measure.widths=[16, 32, 64]", "measure.seeds=[25, 25, 25]", "model.s=1",
-                 "model.heads=1", "model.depth=1", "model.mlp_ratio=1", "measure.outputs=2",
-                 "theory.attention_draws=4096")
+    overrides = (
+        "measure.widths=[16, 32, 64]",
+        "measure.seeds=[25, 25, 25]",
+        "model.s=1",
+        "model.heads=1",
+        "model.depth=1",
+        "model.mlp_ratio=1",
+        "measure.outputs=2",
+        "theory.attention_draws=4096",
+    )
     found = compare.compare(load(Config, f"{CONFIGS}/language.yaml", overrides))
     rows = {(r.width, r.quantity, r.block, r.part): r for r in found.rows if r.entry == "diagonal"}
     limits = {(q, b) for width, q, b, _ in rows if width == math.inf}
@@ -135,8 +161,13 @@ def test_with_s_only_what_is_of_order_one_has_a_limit():
 
 
 def test_the_limit_is_that_of_the_largest_widths():
-    overrides = ("measure.widths=[256, 8, 16, 32]", "measure.seeds=[2, 2, 2, 2]",
-                 "measure.outputs=1", "model.depth=0", "model.outputs=4")
+    overrides = (
+        "measure.widths=[256, 8, 16, 32]",
+        "measure.seeds=[2, 2, 2, 2]",
+        "measure.outputs=1",
+        "model.depth=0",
+        "model.outputs=4",
+    )
     found = compare.compare(load(Config, f"{CONFIGS}/vision.yaml", overrides))
     networks = {r.networks for r in found.rows if r.width == math.inf}
     three = sorted(found.measured, key=lambda part: part.width)[1:]
@@ -169,8 +200,13 @@ def test_table_shows_the_verdicts(result):
 @pytest.mark.parametrize("stem", ["vision", "language"])
 @pytest.mark.parametrize("s", [0.0, 0.5])
 def test_theory_at_another_width_is_what_it_gives_there(stem, s):
-    overrides = [f"model.s={s}", "model.depth=1", "model.mlp_ratio=2", "rates.query=0",
-                 "theory.attention_draws=256"]
+    overrides = [
+        f"model.s={s}",
+        "model.depth=1",
+        "model.mlp_ratio=2",
+        "rates.query=0",
+        "theory.attention_draws=256",
+    ]
     small, large = (
         load(Config, f"{CONFIGS}/{stem}.yaml", [*overrides, f"model.width={width}"])
         for width in (32, 128)

@@ -24,7 +24,9 @@ def test_dinans_exponents_are_those_of_his_footnotes(s):
     }
     # (1.99)-(1.107): SGD's rates times n^s but the head's
     assert {layer: found.c for layer, found in dinan(s, "sgd").items()} == {
-        "embedding": -s, "hidden": 1 - s, "readout": 1,
+        "embedding": -s,
+        "hidden": 1 - s,
+        "readout": 1,
     }
 
 
@@ -106,9 +108,13 @@ def test_a_small_deviation_of_an_exponent_is_no_fact(monkeypatch):
     assert not facts()[1].holds
 
 
-@pytest.mark.parametrize(("words", "code", "said"), [
-    (["--help"], 0, "prints every fact"), (["nonsense"], 2, "unrecognized arguments: nonsense"),
-])
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--help"], 0, "prints every fact"),
+        (["nonsense"], 2, "unrecognized arguments: nonsense"),
+    ],
+)
 def test_command_takes_no_words_and_has_a_help(words, code, said, capsys):
     with pytest.raises(SystemExit, match=str(code)):
         cross_paper.main(words)

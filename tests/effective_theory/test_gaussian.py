@@ -129,9 +129,7 @@ def test_variances_that_need_too_many_terms_are_refused(monkeypatch):
 
 def _means(f, x, y, tokens, variance, *, causal=False, draws=16384, seed=0):
     theory = TheoryConfig(attention_draws=draws, seed=seed)
-    return attention_means(
-        f, x, y, tokens=tokens, variance=variance, causal=causal, theory=theory
-    )
+    return attention_means(f, x, y, tokens=tokens, variance=variance, causal=causal, theory=theory)
 
 
 def _random(size):

@@ -14,8 +14,9 @@ from training.errors import UserError
 
 BLOCK_TENSORS = [
     *(f"attention.0.{name}" for name in ("query", "key", "value", "attention_output")),
-    "mlp.0.mlp_in", "mlp.0.mlp_out",
-]  # fmt: skip
+    "mlp.0.mlp_in",
+    "mlp.0.mlp_out",
+]
 
 
 def config(stem="vision", init=None, **model):
@@ -77,11 +78,19 @@ def test_attention_is_torchs(causal):
     mask = torch.ones(5, 5, dtype=torch.bool).triu(1) if causal else None
     without = dict.fromkeys(("in_proj_weight", "in_proj_bias", "bias_k", "bias_v", "out_proj_bias"))
     expected, _ = F.multi_head_attention_forward(
-        *[s.transpose(0, 1)] * 3, embed_dim_to_check=8, num_heads=2, **without,
-        add_zero_attn=False, dropout_p=0.0, out_proj_weight=block.attention_output,
-        attn_mask=mask, use_separate_proj_weight=True, q_proj_weight=block.query,
-        k_proj_weight=block.key, v_proj_weight=block.value,
-    )  # fmt: skip
+        *[s.transpose(0, 1)] * 3,
+        embed_dim_to_check=8,
+        num_heads=2,
+        **without,
+        add_zero_attn=False,
+        dropout_p=0.0,
+        out_proj_weight=block.attention_output,
+        attn_mask=mask,
+        use_separate_proj_weight=True,
+        q_proj_weight=block.query,
+        k_proj_weight=block.key,
+        v_proj_weight=block.value,
+    )
     torch.testing.assert_close(block(s, {}), expected.transpose(0, 1))
 
 

@@ -31,16 +31,18 @@ def violations(
     """
     bound = max(ex.HALF, ex.fraction(omega_readout))
     rates = {layer: ex.fraction(c[layer]) for layer in ex.LAYERS}
-    return _failures([
-        ("(6) a + b = 0 at embedding", -abs(table.embedding.scale)),
-        ("(7) a + b = 1/2 at hidden", -abs(table.hidden.scale - ex.HALF)),
-        ("(8) a + b >= 1/2 at readout", table.readout.scale - ex.HALF),
-        ("(21) a + c >= 0 at embedding", table.embedding.a + rates["embedding"]),
-        ("(22) a + c >= 1 at hidden", table.hidden.a + rates["hidden"] - 1),
-        ("(22) a + c >= 1 at readout", table.readout.a + rates["readout"] - 1),
-        ("(23) omega <= 1/2 at hidden", ex.HALF - ex.fraction(omega)),
-        (f"(24) a + b >= {bound} at readout", table.readout.scale - bound),
-    ])
+    return _failures(
+        [
+            ("(6) a + b = 0 at embedding", -abs(table.embedding.scale)),
+            ("(7) a + b = 1/2 at hidden", -abs(table.hidden.scale - ex.HALF)),
+            ("(8) a + b >= 1/2 at readout", table.readout.scale - ex.HALF),
+            ("(21) a + c >= 0 at embedding", table.embedding.a + rates["embedding"]),
+            ("(22) a + c >= 1 at hidden", table.hidden.a + rates["hidden"] - 1),
+            ("(22) a + c >= 1 at readout", table.readout.a + rates["readout"] - 1),
+            ("(23) omega <= 1/2 at hidden", ex.HALF - ex.fraction(omega)),
+            (f"(24) a + b >= {bound} at readout", table.readout.scale - bound),
+        ]
+    )
 
 
 def general_violations(

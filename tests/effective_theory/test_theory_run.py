@@ -10,9 +10,15 @@ import pytest
 from effective_theory import run
 
 SMALL = [
-    "measure.widths=[16, 32]", "measure.seeds=[6, 4]", "model.depth=1", "model.mlp_ratio=1",
-    "model.outputs=32", "theory.attention_draws=256",
-    "bigram.widths=[16, 32, 64]", "bigram.seeds=8", "bigram.steps=1",
+    "measure.widths=[16, 32]",
+    "measure.seeds=[6, 4]",
+    "model.depth=1",
+    "model.mlp_ratio=1",
+    "model.outputs=32",
+    "theory.attention_draws=256",
+    "bigram.widths=[16, 32, 64]",
+    "bigram.seeds=8",
+    "bigram.steps=1",
 ]
 
 

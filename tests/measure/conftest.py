@@ -52,8 +52,13 @@ def texts(tmp_path_factory):
         ids = torch.randint(len(syllables), (80,), generator=random).tolist()
         words = ["".join(syllables[k] for k in ids[j : j + 2]) for j in range(0, 80, 2)]
         (root / "texts" / f"{i:02}.txt").write_text(" ".join(words))
-    return ["data.source=local", f"data.path={root / 'texts'}", f"data.cache_dir={root / 'cache'}",
-            "data.tokenizer_vocab_size=80", "data.validation_fraction=0.2"]  # fmt: skip
+    return [
+        "data.source=local",
+        f"data.path={root / 'texts'}",
+        f"data.cache_dir={root / 'cache'}",
+        "data.tokenizer_vocab_size=80",
+        "data.validation_fraction=0.2",
+    ]
 
 
 @pytest.fixture(scope="session")

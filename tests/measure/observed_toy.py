@@ -41,22 +41,36 @@ def pad(model):
 def build_task(config):
     width = config.width
     model = Dropping(
-        vocab_size=config.vocabulary, context=6, layers=2, heads=4, head_dim=width // 4,
-        mlp_ratio=1, attention_scale=0.5,
-    )  # fmt: skip
+        vocab_size=config.vocabulary,
+        context=6,
+        layers=2,
+        heads=4,
+        head_dim=width // 4,
+        mlp_ratio=1,
+        attention_scale=0.5,
+    )
     numbers = plan(model, DECODER_RULES, Everett("mup", width, 8), lr=config.optimizer.lr)
     return Task(
-        config=config, model=model, plan=numbers, train_data=rows(1),
-        eval_data=rows(config.data_seed), loss=lambda model, batch: model(*batch),
+        config=config,
+        model=model,
+        plan=numbers,
+        train_data=rows(1),
+        eval_data=rows(config.data_seed),
+        loss=lambda model, batch: model(*batch),
         count=lambda batch: torch.tensor(batch[1].numel()),
-        forward=lambda model, batch: model(batch[0]), after_init=pad,
+        forward=lambda model, batch: model(batch[0]),
+        after_init=pad,
         recorders=[ObservationRecorder(), ProbeRecorder()],
-    )  # fmt: skip
+    )
 
 
 EXPERIMENT = Experiment(
-    name="observed", description="", config=Config, build_task=build_task,
-    flops=lambda config: 1.0, result=str,
+    name="observed",
+    description="",
+    config=Config,
+    build_task=build_task,
+    flops=lambda config: 1.0,
+    result=str,
     **dict.fromkeys(["build_plan", "parameters", "tokens_per_step", "memory"]),
-)  # fmt: skip
+)
 run = EXPERIMENT.run

@@ -190,9 +190,16 @@ def test_a_patch_projection_is_a_dense_layer_over_patches(size, bias):
 def test_a_vision_transformer_of_timm():
     timm = pytest.importorskip("timm")
     model = timm.create_model(
-        "vit_tiny_patch16_224", img_size=32, patch_size=8, embed_dim=24, depth=2, num_heads=2,
-        num_classes=5, drop_rate=0.3, drop_path_rate=0.3,
-    )  # fmt: skip
+        "vit_tiny_patch16_224",
+        img_size=32,
+        patch_size=8,
+        embed_dim=24,
+        depth=2,
+        num_heads=2,
+        num_classes=5,
+        drop_rate=0.3,
+        drop_path_rate=0.3,
+    )
     found = planned(model, present(TIMM_VIT_RULES, model), Everett("standard", 24, 24))
     found[1].initialise(model, 0)
     images = torch.randn(2, 3, 32, 32)

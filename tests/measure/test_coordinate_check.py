@@ -29,8 +29,12 @@ MLP, KEY = "blocks.0.mlp.up.weight", "blocks.0.attention.key.weight"
 
 def config(width, seed=0, **keys):
     changes = {
-        "seed": seed, "model.width": width, "model.layers": 1, "model.context": CONTEXT,
-        "prescription.alignment": "full", "prescription.embedding_std": 1.0,
+        "seed": seed,
+        "model.width": width,
+        "model.layers": 1,
+        "model.context": CONTEXT,
+        "prescription.alignment": "full",
+        "prescription.embedding_std": 1.0,
         "optimizer.lr": 2**-10,
     }
     changes |= {key.replace("__", "."): value for key, value in keys.items()}
@@ -75,6 +79,7 @@ def slope(slopes, quantity, name, step=1):
     (found,) = [s for s in slopes if (s.quantity, s.name, s.step) == (quantity, name, step)]
     return found
 
+
 # ------------------------------------------------------------------------------------------------
 # The decoder under the four parameterisations
 
@@ -100,12 +105,22 @@ def test_full_alignment_passes_but_for_the_expected_growth_of_the_logits(name):
 def every_part_is_measured_and_updates_are_exact(slopes):
     block = "blocks.0"
     assert set(words(slopes, "change")) == {
-        "token_embedding", "position_embedding", block, f"{block}.attention_norm",
+        "token_embedding",
+        "position_embedding",
+        block,
+        f"{block}.attention_norm",
         *(f"{block}.attention.{n}" for n in ("query", "key", "value", "output")),
-        f"{block}.mlp_norm", f"{block}.mlp.up", f"{block}.mlp.down", "final_norm", "readout", ALONG,
+        f"{block}.mlp_norm",
+        f"{block}.mlp.up",
+        f"{block}.mlp.down",
+        "final_norm",
+        "readout",
+        ALONG,
     }
     for name, expected in {  # Table 1: -c of muP under Adam with full alignment
-        "token_embedding.weight": -0.5, f"{block}.mlp.down.weight": -1.0, "readout.weight": -0.5,
+        "token_embedding.weight": -0.5,
+        f"{block}.mlp.down.weight": -1.0,
+        "readout.weight": -0.5,
         "final_norm.weight": -0.5,
     }.items():
         found = slope(slopes, "update", name)
@@ -114,8 +129,9 @@ def every_part_is_measured_and_updates_are_exact(slopes):
 
 
 def test_rates_without_alignment_grow_by_the_half_power_that_theory_predicts():
-    slopes = check(seeds=(0, 1, 2), prescription__parameterization="mean_field",
-                   prescription__alignment="none")
+    slopes = check(
+        seeds=(0, 1, 2), prescription__parameterization="mean_field", prescription__alignment="none"
+    )
     down = slope(slopes, "change", "blocks.0.mlp.down")
     assert (down.aim, down.predicted, down.verdict) == (0.0, 0.5, EXCEPTION)
     assert down.slope == pytest.approx(0.5, abs=0.1)
@@ -145,20 +161,30 @@ def scaled(kind, power, part):
 
 
 FASTER = {
-    ("change", "blocks.0.mlp.down", 1): GROWS, ("change", "blocks.0.attention.key", 1): OK,
-    ("update", MLP, 1): GROWS, ("update", KEY, 1): OK,
+    ("change", "blocks.0.mlp.down", 1): GROWS,
+    ("change", "blocks.0.attention.key", 1): OK,
+    ("update", MLP, 1): GROWS,
+    ("update", KEY, 1): OK,
 }
 
 
-@pytest.mark.parametrize("rule, kind, power, part, verdicts", [
-    ("standard", "lr", 1, ".mlp.", FASTER),  # a rate that does not fall with width
-    ("mup", "lr", 1, ".mlp.", FASTER),
-    ("mup", "lr", -1, "blocks", {("change", "blocks.0.mlp.down", 1): SHRINKS}),
-    ("standard", "init_std", 0.5, "mlp.up", {
-        ("init", "blocks.0.mlp.up", 0): GROWS, ("init", "blocks.0.attention.key", 0): OK}),
-    ("standard", "init_std", -0.5, "mlp.up", {("init", "blocks.0.mlp.up", 0): SHRINKS}),
-    ("mup", "init_std", 0.5, "readout", {("init", "readout", 0): GROWS}),
-])
+@pytest.mark.parametrize(
+    "rule, kind, power, part, verdicts",
+    [
+        ("standard", "lr", 1, ".mlp.", FASTER),  # a rate that does not fall with width
+        ("mup", "lr", 1, ".mlp.", FASTER),
+        ("mup", "lr", -1, "blocks", {("change", "blocks.0.mlp.down", 1): SHRINKS}),
+        (
+            "standard",
+            "init_std",
+            0.5,
+            "mlp.up",
+            {("init", "blocks.0.mlp.up", 0): GROWS, ("init", "blocks.0.attention.key", 0): OK},
+        ),
+        ("standard", "init_std", -0.5, "mlp.up", {("init", "blocks.0.mlp.up", 0): SHRINKS}),
+        ("mup", "init_std", 0.5, "readout", {("init", "readout", 0): GROWS}),
+    ],
+)
 def test_a_wrong_number_is_caught_where_it_stands(rule, kind, power, part, verdicts):
     slopes = check(
         scaled(kind, power, part), widths=WIDTHS[:3], steps=1, prescription__parameterization=rule
@@ -212,8 +238,19 @@ def command(*words_):
 
 
 def test_an_experiment_is_checked_from_its_config(data, tmp_path, capsys):
-    command(*data, "prescription.parameterization=mup", "prescription.alignment=full",
-            "--widths", "32", "64", "128", "--steps", "2", "--out", str(tmp_path))
+    command(
+        *data,
+        "prescription.parameterization=mup",
+        "prescription.alignment=full",
+        "--widths",
+        "32",
+        "64",
+        "128",
+        "--steps",
+        "2",
+        "--out",
+        str(tmp_path),
+    )
     out = capsys.readouterr().out
     assert "set for the check: training.batch_size=1" in out and "passed:" in out
     assert "set for the check: optimizer.weight_decay=0" in out
@@ -225,23 +262,49 @@ def test_an_experiment_is_checked_from_its_config(data, tmp_path, capsys):
 
 def test_a_failed_check_ends_with_exit_code_1(data, tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
-        command(*data, "prescription.alignment=global", "--widths", "32", "64", "128",
-                "--steps", "1", "--out", str(tmp_path))
+        command(
+            *data,
+            "prescription.alignment=global",
+            "--widths",
+            "32",
+            "64",
+            "128",
+            "--steps",
+            "1",
+            "--out",
+            str(tmp_path),
+        )
     assert ended.value.code == 1
     assert "FAILED" in capsys.readouterr().out
     assert not json.loads((tmp_path / "coordinate_check.json").read_text())["passed"]
 
 
-@pytest.mark.parametrize("words, as_configured, expected", [
-    (["optimizer.lr=0.5", "training.batch_size=3"], False,
-     {"prescription.embedding_std": 1.0, "optimizer.weight_decay": 0.0}),
-    (["optimizer={lr: 0.5}", "training={batch_size: 3}"], False,
-     {"prescription.embedding_std": 1.0, "optimizer.weight_decay": 0.0}),
-    ([], True, {}),
-])
+@pytest.mark.parametrize(
+    "words, as_configured, expected",
+    [
+        (
+            ["optimizer.lr=0.5", "training.batch_size=3"],
+            False,
+            {"prescription.embedding_std": 1.0, "optimizer.weight_decay": 0.0},
+        ),
+        (
+            ["optimizer={lr: 0.5}", "training={batch_size: 3}"],
+            False,
+            {"prescription.embedding_std": 1.0, "optimizer.weight_decay": 0.0},
+        ),
+        ([], True, {}),
+    ],
+)
 def test_the_command_line_wins_over_what_the_check_would_set(words, as_configured, expected):
-    target = cc.experiment_target("nanolm_c4", LAPTOP, words, width_key="model.width", steps=1,
-                                  widths=WIDTHS, as_configured=as_configured)
+    target = cc.experiment_target(
+        "nanolm_c4",
+        LAPTOP,
+        words,
+        width_key="model.width",
+        steps=1,
+        widths=WIDTHS,
+        as_configured=as_configured,
+    )
     assert target.settings["set_for_the_check"] == expected
 
 
@@ -286,8 +349,10 @@ MISTAKES = [
     (["nanolm_c4", str(LAPTOP), "--widths", "64", "128"], "at least 3 different positive ones"),
     (["nanolm_c4", str(LAPTOP), "--widths", "64", "128", "128"], "at least 3 different"),
     (["nanolm_c4", str(LAPTOP), "--widths", "0", "64", "128"], "positive"),
-    (["nanolm_c4", str(LAPTOP), "--widths", "64", "128", "200"],
-     "model.width 200 is not a multiple of model.head_dim 16"),
+    (
+        ["nanolm_c4", str(LAPTOP), "--widths", "64", "128", "200"],
+        "model.width 200 is not a multiple of model.head_dim 16",
+    ),
     (["nanolm_c4", str(LAPTOP), "--width-key", "model.widht"], "did you mean 'model.width'"),
     (["nanolm_c4", str(LAPTOP), "optimizer.rl=1"], "did you mean 'optimizer.lr'"),
     (["nanolm_c4", str(LAPTOP), "--steps", "0"], "0 steps"),
@@ -297,23 +362,47 @@ MISTAKES = [
     (["nanolm_c4", "absent.yaml"], "absent.yaml: cannot read the file"),
     (["nanolm", str(LAPTOP)], "experiment 'nanolm' has no train.py"),
     (["absent.py"], "absent.py: cannot read the file"),
-    ([str(LAPTOP)], f"{LAPTOP}: give the experiment's folder before its config, for example "
-                    f"nanolm_c4 {LAPTOP}"),
-    *((["nanolm_c4", str(LAPTOP), "--out", str(out)],
-       f"{LAPTOP} is a file, not a folder; give another folder") for out in (LAPTOP, LAPTOP / "x")),
-    (["nanolm_c4", str(LAPTOP), "--rule", "standard"],
-     "--rule goes with --model; an experiment has its rule from the config, such as presc"),
-    *((["own.py", *words], message) for words, message in (
-        (["--rule", "one_rate"], "--rule goes with --model; a Python file makes its own plan"),
-        (["--scan", "model.heads"], "--scan goes with an experiment; a Python file is scanned in"),
-        (["--as-configured"], "--as-configured goes with an experiment; a Python file has no "))),
-    (["--model", "hf:gpt2", "--scan", "model.heads"],
-     "--scan goes with an experiment; a stock model is scanned in its width"),
-    (["--model", "hf:gpt2", "--as-configured"],
-     "--as-configured goes with an experiment; a stock model has no config"),
-    *((["--model", name, "--rule", "mup", "--widths", "64", "96", str(width)],
-       f"--widths {width}: stock models have heads of 16, in pairs, and up to four stages;")
-      for name, width in (("hf:llama", 80), ("timm:swin_tiny_patch4_window7_224", 100))),
+    (
+        [str(LAPTOP)],
+        f"{LAPTOP}: give the experiment's folder before its config, for example nanolm_c4 {LAPTOP}",
+    ),
+    *(
+        (
+            ["nanolm_c4", str(LAPTOP), "--out", str(out)],
+            f"{LAPTOP} is a file, not a folder; give another folder",
+        )
+        for out in (LAPTOP, LAPTOP / "x")
+    ),
+    (
+        ["nanolm_c4", str(LAPTOP), "--rule", "standard"],
+        "--rule goes with --model; an experiment has its rule from the config, such as presc",
+    ),
+    *(
+        (["own.py", *words], message)
+        for words, message in (
+            (["--rule", "one_rate"], "--rule goes with --model; a Python file makes its own plan"),
+            (
+                ["--scan", "model.heads"],
+                "--scan goes with an experiment; a Python file is scanned in",
+            ),
+            (["--as-configured"], "--as-configured goes with an experiment; a Python file has no "),
+        )
+    ),
+    (
+        ["--model", "hf:gpt2", "--scan", "model.heads"],
+        "--scan goes with an experiment; a stock model is scanned in its width",
+    ),
+    (
+        ["--model", "hf:gpt2", "--as-configured"],
+        "--as-configured goes with an experiment; a stock model has no config",
+    ),
+    *(
+        (
+            ["--model", name, "--rule", "mup", "--widths", "64", "96", str(width)],
+            f"--widths {width}: stock models have heads of 16, in pairs, and up to four stages;",
+        )
+        for name, width in (("hf:llama", 80), ("timm:swin_tiny_patch4_window7_224", 100))
+    ),
 ]
 
 
@@ -332,11 +421,14 @@ def test_mistakes_are_one_line_and_exit_code_2(argv, message, capsys):
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("text, extra, message", [
-    ("x = 1\n", [], "no function task(width, seed)"),
-    ("def task(width, seed):\n    return 3\n", [], "returned int"),
-    ("x = 1\n", ["model.width=3"], "key=value goes with an experiment's config"),
-])
+@pytest.mark.parametrize(
+    "text, extra, message",
+    [
+        ("x = 1\n", [], "no function task(width, seed)"),
+        ("def task(width, seed):\n    return 3\n", [], "returned int"),
+        ("x = 1\n", ["model.width=3"], "key=value goes with an experiment's config"),
+    ],
+)
 def test_mistakes_in_an_own_file(text, extra, message, tmp_path, capsys):
     path = tmp_path / "mine.py"
     path.write_text(text)
@@ -356,9 +448,12 @@ def test_an_own_file_may_import_a_module_beside_it(tmp_path, monkeypatch):
 def test_a_readouts_bias_is_expected_to_move_by_its_own_rate():
     """lambda = n_out^(-1/2) in every strategy: the width has no part in it."""
     target = cc.experiment_target(
-        "vit_imagenet", ROOT / "vit_imagenet/configs/laptop.yaml",
+        "vit_imagenet",
+        ROOT / "vit_imagenet/configs/laptop.yaml",
         ["prescription.strategy=neural_tangent", "optimizer.lr=4.0", "model.layers=1"],
-        width_key="model.width", steps=1, widths=(32, 64, 128),
+        width_key="model.width",
+        steps=1,
+        widths=(32, 64, 128),
     )
     rows = fit(measure(target.build, (32, 64, 128), steps=1, seeds=(0, 1)))
     bias = next(row for row in rows if (row.quantity, row.name) == ("update", "head.bias"))

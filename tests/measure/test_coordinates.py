@@ -31,8 +31,12 @@ class Mlp(nn.Module):
         return self.readout(torch.relu(self.dropout(self.hidden(torch.relu(self.first(x))))))
 
 
-RULES = (Rule("first.weight", Role.PATCH_EMBEDDING), Rule("hidden.weight", Role.MLP_IN),
-         Rule("idle.weight", Role.MLP_OUT), Rule("readout.weight", Role.READOUT))
+RULES = (
+    Rule("first.weight", Role.PATCH_EMBEDDING),
+    Rule("hidden.weight", Role.MLP_IN),
+    Rule("idle.weight", Role.MLP_OUT),
+    Rule("readout.weight", Role.READOUT),
+)
 
 
 def _mlp_plan(width, model=None):
@@ -43,8 +47,12 @@ def _mlp_plan(width, model=None):
 def own(width, seed=0, **changes):
     model = Mlp(width)
     batch = (torch.randn(4, 8, generator=torch.Generator().manual_seed(seed)), torch.arange(4))
-    fields = {"model": model, "plan": _mlp_plan(width, model), "batches": [batch],
-              "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])}
+    fields = {
+        "model": model,
+        "plan": _mlp_plan(width, model),
+        "batches": [batch],
+        "loss": lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
+    }
     return Check(**{**fields, **changes})
 
 
@@ -69,7 +77,8 @@ def test_what_is_measured_is_what_a_loop_by_hand_sees():
     gradient = torch.softmax(start, 1) - F.one_hot(y, 4)
     along = (change * F.normalize(gradient)).sum(1)
     expected = {
-        ("init", "readout", 16, 0): start, ("change", "readout", 16, 2): change,
+        ("init", "readout", 16, 0): start,
+        ("change", "readout", 16, 2): change,
         ("change", ALONG, 16, 2): along,
         ("update", "hidden.weight", 16, 2): model.hidden.weight.detach() - hidden,
     }
@@ -120,12 +129,15 @@ def forgets_the_readout(model, batch):
     return model.hidden(model.first(batch[0])).square().mean()
 
 
-@pytest.mark.parametrize("build, message", [
-    (lambda w, s: own(w, s, batches=[]), "no batches"),
-    (lambda w, s: own(32, s), "widths 16 and 32 gave models of the same shapes"),
-    (lambda w, s: own(w, s, loss=forgets_the_readout), "module 'readout' was never called"),
-    (lambda w, s: own(w, s, loss=lambda m, b: m.first.weight.sum()), "no planned module was"),
-])
+@pytest.mark.parametrize(
+    "build, message",
+    [
+        (lambda w, s: own(w, s, batches=[]), "no batches"),
+        (lambda w, s: own(32, s), "widths 16 and 32 gave models of the same shapes"),
+        (lambda w, s: own(w, s, loss=forgets_the_readout), "module 'readout' was never called"),
+        (lambda w, s: own(w, s, loss=lambda m, b: m.first.weight.sum()), "no planned module was"),
+    ],
+)
 def test_what_cannot_be_compared_is_refused(build, message):
     with pytest.raises(UserError, match=message):
         measure(build, (16, 32, 64), steps=1, seeds=(0,))
@@ -169,8 +181,10 @@ class Deep(nn.Module):
         super().__init__()
         self.first = nn.Linear(8, width, bias=False)
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(width, width, bias=False), nn.ReLU(),
-                          nn.Linear(width, width, bias=False)) for _ in range(depth)
+            nn.Sequential(
+                nn.Linear(width, width, bias=False), nn.ReLU(), nn.Linear(width, width, bias=False)
+            )
+            for _ in range(depth)
         )
         self.readout = nn.Linear(width, 4, bias=False)
         self.multiplier = 2 / depth
@@ -184,13 +198,19 @@ class Deep(nn.Module):
 
 def deep(depth, seed, width=32):
     model = Deep(width, depth)
-    rules = (RULES[0], Rule("blocks.*.0.weight", Role.MLP_IN),
-             Rule("blocks.*.2.weight", Role.MLP_OUT), RULES[-1])
+    rules = (
+        RULES[0],
+        Rule("blocks.*.0.weight", Role.MLP_IN),
+        Rule("blocks.*.2.weight", Role.MLP_OUT),
+        RULES[-1],
+    )
     rule = Everett("standard", width, 32, alpha_depth=1.0, depth=depth, base_depth=2)
     found = plan(model, rules, rule, lr=1e-3, applied={"residual_multiplier": model.multiplier})
     # By mistake the first matrix of every block has a rate that falls with the depth.
-    rows = (replace(row, lr=row.lr / depth) if row.name.endswith(".0.weight") else row
-            for row in found.rows)
+    rows = (
+        replace(row, lr=row.lr / depth) if row.name.endswith(".0.weight") else row
+        for row in found.rows
+    )
     return own(width, seed, model=model, plan=replace(found, rows=tuple(rows)))
 
 

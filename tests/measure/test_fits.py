@@ -260,11 +260,16 @@ def test_a_law_with_a_floor_does_not_depend_on_the_unit_of_the_losses(unit):
     assert found.floor_error == pytest.approx(unit * plain.floor_error)
 
 
-@pytest.mark.parametrize("x, y, message", [
-    ([], [], "two different x"), ([2, 2], [1, 3], "two different x"),
-    ([1, 2], [0, 1], "positive, finite"), ([1, 2], [math.nan, 1], "positive, finite"),
-    ([-1, 2], [1, 1], "positive, finite"),
-])
+@pytest.mark.parametrize(
+    "x, y, message",
+    [
+        ([], [], "two different x"),
+        ([2, 2], [1, 3], "two different x"),
+        ([1, 2], [0, 1], "positive, finite"),
+        ([1, 2], [math.nan, 1], "positive, finite"),
+        ([-1, 2], [1, 1], "positive, finite"),
+    ],
+)
 def test_what_has_no_power_law_is_an_error(x, y, message):
     with pytest.raises(ValueError, match=message):
         power_law(x, y)

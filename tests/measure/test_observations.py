@@ -32,11 +32,13 @@ def test_steps_zero_every_few_and_the_last_are_observed(run):
     assert set(observed_bytes(run)[1]) == {f"step_{step}.safetensors" for step in (0, 2, 4, 5)}
     start, end = found[0], found[-1]
     for numbers in (*start["blocks"], start["all"]):
-        assert all(value == 0 for key, value in numbers.items()
-                   if "change" in key or "relative" in key)
+        assert all(
+            value == 0 for key, value in numbers.items() if "change" in key or "relative" in key
+        )
         assert numbers["kernel_alignment"] == pytest.approx(1)
-    assert all(value > 0 for key, value in end["all"].items()
-               if "change" in key or "relative" in key)
+    assert all(
+        value > 0 for key, value in end["all"].items() if "change" in key or "relative" in key
+    )
     first, second = (block["key_change"] for block in end["blocks"])
     assert end["all"]["key_change"] == pytest.approx(((first**2 + second**2) / 2) ** 0.5)
     first, second = (block["head_variance"] for block in end["blocks"])
@@ -53,15 +55,19 @@ def test_arrays_are_of_the_last_block_and_of_fixed_places(run):
     seen = representations.capture(final.task.model, final.batch, final.task.forward)
     last = seen.stream[-1]
     close = {"rtol": 1e-5, "atol": 1e-6}
-    for name, kernel in {"pooled": representations.pooled_kernel,
-                         "spatial": representations.spatial_kernel,
-                         "last_token": representations.sample_kernel}.items():
+    for name, kernel in {
+        "pooled": representations.pooled_kernel,
+        "spatial": representations.spatial_kernel,
+        "last_token": representations.sample_kernel,
+    }.items():
         torch.testing.assert_close(arrays[f"{name}_kernel"], kernel(last), **close)
     assert arrays["attention_places"].tolist() == [[5, 0], [5, 3], [3, 0], [5, 5]]
     expected = torch.stack(
-        [torch.stack([b.logits()[0, :, t, s] for t, s in arrays["attention_places"].tolist()])
-         for b in seen.blocks]
-    )  # fmt: skip
+        [
+            torch.stack([b.logits()[0, :, t, s] for t, s in arrays["attention_places"].tolist()])
+            for b in seen.blocks
+        ]
+    )
     torch.testing.assert_close(arrays["attention_entries"], expected, **close)
     with torch.no_grad():
         logits = final.task.model.eval()(final.batch[0])
@@ -193,9 +199,11 @@ def test_what_is_not_finite_is_null(toy):
     with torch.no_grad():
         task.model.blocks[1].attention.key.weight.fill_(torch.nan)
     found = observations.observe(
-        observations.initial_state(task), current, observations.eval_batch(task, 2, "cpu"),
+        observations.initial_state(task),
+        current,
+        observations.eval_batch(task, 2, "cpu"),
         observations.forward_of(task),
-    )  # fmt: skip
+    )
     line = json.loads(json.dumps(found.line(3), allow_nan=False))
     assert line["blocks"][1]["key_change"] is None and line["all"]["key_change"] is None
     assert line["blocks"][0]["key_change"] == 0
@@ -235,8 +243,11 @@ SHIPPED = {
     "nanolm_c4/configs/laptop.yaml": ["schedule.warmup_steps=0", "training.precision=bf16"],
     "nanolm_c4/configs/infinite_limits_laptop.yaml": ["model.heads=4", "model.layers=2"],
     "vit_cifar5m/configs/laptop.yaml": [
-        "model.patch_size=16", "training.eval_batch_size=2", "data.validation_images=3"],
-}  # fmt: skip
+        "model.patch_size=16",
+        "training.eval_batch_size=2",
+        "data.validation_images=3",
+    ],
+}
 
 
 @pytest.mark.parametrize("file", SHIPPED)
@@ -244,9 +255,15 @@ def test_shipped_configs_are_observed_alike_resumed_and_from_a_checkpoint(tmp_pa
     """In float32, also during a run in bf16: its report differs in the last digits alone."""
     name = file.split("/")[0]
     experiment = load_experiment(name)
-    words = [*SHIPPED[file], "training.steps=4", "training.batch_size=2",
-             "training.observe_every=1", "training.observe_samples=2",
-             "checkpoint.every=2", "checkpoint.final=true"]  # fmt: skip
+    words = [
+        *SHIPPED[file],
+        "training.steps=4",
+        "training.batch_size=2",
+        "training.observe_every=1",
+        "training.observe_samples=2",
+        "checkpoint.every=2",
+        "checkpoint.final=true",
+    ]
     if name == "nanolm_c4":
         words += [*texts, "training.eval_samples=2"]
     cfg = configs.load(experiment.config, ROOT / file, words)

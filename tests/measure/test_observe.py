@@ -50,11 +50,23 @@ def test_a_run_that_observed_nothing_shows_a_few_samples_as_far_as_there_are(toy
 
 
 def test_the_command_writes_what_training_stored_of_a_step(run, tmp_path):
-    command(run, "--samples", "3", "--step", "4", "--arrays", tmp_path / "new/arrays",
-            "--out", tmp_path / "report.json")
+    command(
+        run,
+        "--samples",
+        "3",
+        "--step",
+        "4",
+        "--arrays",
+        tmp_path / "new/arrays",
+        "--out",
+        tmp_path / "report.json",
+    )
     written = load_file(tmp_path / "new/arrays")
-    stored = {f"step_{step}/{name}": array for step in (0, 4) for name, array in
-              load_file(run / f"observations/step_{step}.safetensors").items()}
+    stored = {
+        f"step_{step}/{name}": array
+        for step in (0, 4)
+        for name, array in load_file(run / f"observations/step_{step}.safetensors").items()
+    }
     assert written.keys() == stored.keys() and len(written) == 2 * 6
     for name, array in written.items():
         torch.testing.assert_close(array, stored[name], rtol=1e-5, atol=1e-6)
@@ -91,13 +103,17 @@ def test_references_give_the_distance_to_their_mean_with_and_without_the_run(toy
     outside = ((logits[0] - mean).square().mean() - scatter).item()
     found = observe.observe_run(folders[0], folders[1:], 4)[0]["function_distance"]
     assert found == {
-        "mean_square": pytest.approx(outside, rel=1e-4), "references": 2, "is_one_of_them": False
+        "mean_square": pytest.approx(outside, rel=1e-4),
+        "references": 2,
+        "is_one_of_them": False,
     }
     noise = torch.stack(logits).var(0).mean().item() / 2
     inside = (logits[0] - mean).square().mean().item() - noise
     found = observe.observe_run(folders[0], folders, 4)[0]["function_distance"]
     assert found == {
-        "mean_square": pytest.approx(inside, rel=1e-4), "references": 2, "is_one_of_them": True
+        "mean_square": pytest.approx(inside, rel=1e-4),
+        "references": 2,
+        "is_one_of_them": True,
     }
     command(folders[0], "--reference", *folders, "--samples", "4")
     assert "mean of the other 2 references, its scatter taken off" in capsys.readouterr().out
@@ -125,23 +141,31 @@ def test_runs_that_cannot_be_observed_are_one_line(run, toy, capsys, tmp_path):
         (copy / "config.yaml").write_text(text.replace("lr: 0.02", "lr: 0.01"))
 
     assert "no such run; expected a folder with config.yaml" in refusal(capsys, tmp_path / "no")
-    assert "it has no summary.json; train it" in broken("a", lambda c: (
-        c / "summary.json").unlink())
+    assert "it has no summary.json; train it" in broken(
+        "a", lambda c: (c / "summary.json").unlink()
+    )
     assert "diverged at step 3; only a run that is finished or stopped" in (
-        broken("c", status("diverged")))
+        broken("c", status("diverged"))
+    )
     assert "no checkpoint in it; run the same config with checkpoint.final=true, which" in (
-        broken("d", lambda c: shutil.rmtree(c / "checkpoints")))
+        broken("d", lambda c: shutil.rmtree(c / "checkpoints"))
+    )
     assert "no checkpoint of step 3, it has kept 4, 5; checkpoint.every and checkpoint.keep" in (
-        refusal(capsys, run, "--step", 3))
+        refusal(capsys, run, "--step", 3)
+    )
     assert "differs from what was written (checksum); the run has to" in broken("e", tear)
     assert "another config (optimizer.lr 0.02 -> 0.01)" in broken("f", other_config)
     assert "experiment 'nothing' has no train.py here" in (
-        refusal(capsys, run, "--experiment", "nothing"))
+        refusal(capsys, run, "--experiment", "nothing")
+    )
     assert "experiment 'training' has no train.py" in (
-        refusal(capsys, run, "--experiment", "training"))
+        refusal(capsys, run, "--experiment", "training")
+    )
     elsewhere = shutil.copytree(run, tmp_path / "results" / "sweep" / "run")
-    assert f"{elsewhere}: by its folder a run of 'results', which has no train.py here; name its " \
+    assert (
+        f"{elsewhere}: by its folder a run of 'results', which has no train.py here; name its "
         "experiment, such as --experiment nanolm_c4" in refusal(capsys, elsewhere)
+    )
     assert "--samples: 0 given, expected at least 1" in refusal(capsys, run, "--samples", 0)
 
 
@@ -159,10 +183,13 @@ def test_references_on_other_data_or_outputs_are_one_line(run, toy, capsys):
     outputs = toy.train("outputs", vocabulary=21)
     short = toy.train("short", training__steps=1)
     assert f"{short}: no checkpoint of step 5, it has kept 1" in (
-        refusal(capsys, run, "--reference", short))
+        refusal(capsys, run, "--reference", short)
+    )
     assert f"{data}: its first 3 samples are not those of {run}; compare" in (
-        refusal(capsys, run, "--reference", data))
+        refusal(capsys, run, "--reference", data)
+    )
     line = refusal(capsys, run, "--reference", outputs)
     assert "its outputs have shape (3, 6, 21), those of" in line and "same outputs" in line
     assert "leaving one out needs an ensemble of at least two" in (
-        refusal(capsys, run, "--reference", run))
+        refusal(capsys, run, "--reference", run)
+    )

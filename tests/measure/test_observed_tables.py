@@ -101,8 +101,11 @@ def test_kernels_of_the_first_and_the_last_step_are_in_a_table(observed):
         for step in (0, 3):  # and not the one between
             arrays = load_file(asked.folder / point.run / f"observations/step_{step}.safetensors")
             for kind in ("pooled", "spatial", "last_token"):
-                own = {(int(r["row"]), int(r["column"])): float(r["value"]) for r in rows
-                       if (r["run"], r["step"], r["kind"]) == (point.run, str(step), kind)}
+                own = {
+                    (int(r["row"]), int(r["column"])): float(r["value"])
+                    for r in rows
+                    if (r["run"], r["step"], r["kind"]) == (point.run, str(step), kind)
+                }
                 kernel = arrays[f"{kind}_kernel"]
                 for (row, column), value in own.items():
                     assert value == pytest.approx(kernel[row, column].item(), rel=1e-5)

@@ -24,7 +24,7 @@ from tests.measure.probed import (
     rows,
     single,
     step_between,
-)  # fmt: skip
+)
 from training import optimizers, processes
 from training.errors import UserError
 
@@ -134,11 +134,14 @@ def test_a_line_is_json_also_after_divergence():
     assert line["layers"]["blocks.0.mlp.up"]["alignment"] is None
 
 
-@pytest.mark.parametrize("norms", [
-    lambda tensor: probes._norm_in_blocks(tensor),
-    # What other devices run.
-    lambda tensor: torch._foreach_norm([tensor], 2, dtype=torch.float64)[0],
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "norms",
+    [
+        lambda tensor: probes._norm_in_blocks(tensor),
+        # What other devices run.
+        lambda tensor: torch._foreach_norm([tensor], 2, dtype=torch.float64)[0],
+    ],
+)
 def test_norms_are_exact_where_float32_sums_are_not(norms):
     ones = torch.ones(20_000_000)
     assert norms(ones).item() == pytest.approx(math.sqrt(20_000_000), rel=1e-12)
@@ -288,14 +291,17 @@ def pair(layer, role, layout=None):
     return planned(model, rules, Everett("standard", 8, 8, optimizer="sgd"))
 
 
-@pytest.mark.parametrize("layer", [
-    Doubling(8, 8, bias=False),
-    nn.Conv2d(8, 8, 3, bias=False),
-    nn.Conv2d(8, 8, 3, stride=3, padding=1, bias=False),
-    nn.Conv2d(8, 8, 3, stride=3, dilation=2, bias=False),
-    nn.Conv2d(8, 8, 3, stride=3, groups=2, bias=False),
-    nn.Embedding(8, 8),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Doubling(8, 8, bias=False),
+        nn.Conv2d(8, 8, 3, bias=False),
+        nn.Conv2d(8, 8, 3, stride=3, padding=1, bias=False),
+        nn.Conv2d(8, 8, 3, stride=3, dilation=2, bias=False),
+        nn.Conv2d(8, 8, 3, stride=3, groups=2, bias=False),
+        nn.Embedding(8, 8),
+    ],
+)
 def test_a_matrix_whose_product_cannot_be_seen_is_refused(layer):
     with pytest.raises(UserError, match=f"'layer.weight' .* {type(layer).__name__}, whose"):
         Probes(*pair(layer, Role.PATCH_EMBEDDING))

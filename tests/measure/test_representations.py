@@ -189,7 +189,7 @@ def test_a_capture_leaves_the_model_and_the_generators_as_they_were():
 def test_kernels_are_inner_products_over_the_width():
     h = normal(3, 4, 8).float()
     found = measure.token_kernel(h)
-    for (i, t, j, s) in ((0, 1, 2, 3), (1, 1, 1, 1), (2, 0, 0, 2)):
+    for i, t, j, s in ((0, 1, 2, 3), (1, 1, 1, 1), (2, 0, 0, 2)):
         expected = sum(float(a) * float(b) for a, b in zip(h[i, t], h[j, s])) / 8
         assert found[i, t, j, s].item() == pytest.approx(expected, rel=1e-9)
     torch.testing.assert_close(measure.pooled_kernel(h), found.mean((1, 3)))
@@ -268,8 +268,9 @@ def test_moved_embeddings_move_keys_and_attention_but_not_by_the_weights():
         for name in ("query", "key", "attention"):
             assert numbers[f"{name}_change"] > 0.01
             assert numbers[f"{name}_change_weights"] == 0
-    assert all(value == 0 for block in measure.weight_movement(start, now)
-               for value in block.values())
+    assert all(
+        value == 0 for block in measure.weight_movement(start, now) for value in block.values()
+    )
 
 
 def test_a_moved_key_matrix_is_weight_induced_in_its_block_and_only_there():
@@ -369,16 +370,20 @@ def changed(change):
     [
         (nn.Linear(2, 2), "Linear cannot be observed: expected a list of transformer blocks in"),
         (nn.DataParallel(Toy()), "DataParallel cannot be observed.*give the model itself"),
-        (changed(lambda m: delattr(m.blocks[1], "attention")),
-         "blocks.1 of Toy cannot be observed: it has no 'attention.heads'"),
+        (
+            changed(lambda m: delattr(m.blocks[1], "attention")),
+            "blocks.1 of Toy cannot be observed: it has no 'attention.heads'",
+        ),
         (without("key"), "it has no 'attention.key'; expected an attention with heads, attention_"),
         (without("heads"), "it has no 'attention.heads'"),
-        (changed(lambda m: setattr(m.blocks[0].attention, "heads", 5)),
-         "blocks.0.attention.query cannot be observed: .* outputs divide by 5 heads"),
+        (
+            changed(lambda m: setattr(m.blocks[0].attention, "heads", 5)),
+            "blocks.0.attention.query cannot be observed: .* outputs divide by 5 heads",
+        ),
         (lambda: changed(lambda m: m.compile()), "compiled model cannot be observed"),
         (lambda: torch.compile(Toy()), "compiled model.*the module that was compiled"),
     ],
-)  # fmt: skip
+)
 def test_models_that_cannot_be_observed_are_one_line(model, words):
     model = model if isinstance(model, nn.Module) else model()  # torch.compile takes seconds
     with pytest.raises(UserError, match=words) as error:
@@ -409,8 +414,8 @@ def test_passes_that_show_too_little_are_one_line(bad, words):
 def test_an_attention_that_does_nothing_does_not_tell_what_it_masks():
     model = Toy(layers=1)
     model.blocks[0].attention.forward = lambda x: (
-        model.blocks[0].attention.query(x) + model.blocks[0].attention.key(x)
-    ) * 0
+        (model.blocks[0].attention.query(x) + model.blocks[0].attention.key(x)) * 0
+    )
     with pytest.raises(UserError, match="cannot be told from its output.*attribute `causal`"):
         capture(model, inputs(), call)
     model.blocks[0].attention.causal = True
@@ -423,8 +428,11 @@ def test_blocks_hold_what_equation_seven_says():
     expected = 0.5 * (queries[0, 0, 2] * keys[0, 0, 1]).sum()
     assert block.logits()[0, 0, 2, 1].item() == pytest.approx(expected.item())
     assert block.logits()[0, 0].isnan().tolist() == [
-        [False, True, True], [False, False, True], [False, False, False]
-    ]  # fmt: skip
-    assert block.entries()[0, 0].tolist() == block.logits()[0, 0][
-        torch.ones(3, 3).tril().bool()
-    ].tolist()
+        [False, True, True],
+        [False, False, True],
+        [False, False, False],
+    ]
+    assert (
+        block.entries()[0, 0].tolist()
+        == block.logits()[0, 0][torch.ones(3, 3).tril().bool()].tolist()
+    )

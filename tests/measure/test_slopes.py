@@ -18,14 +18,17 @@ from measure.slopes import (
     fit,
     slope_of,
     verdict,
-)  # fmt: skip
+)
 from param_groups import Plan
 
 
 def power_points(law, widths=(64, 128, 256, 512), seeds=3):
     """Points of law(width, seed)."""
-    return [Coordinate("change", "x", "hidden", 1, w, s, law(w, s))
-            for w in widths for s in range(seeds)]
+    return [
+        Coordinate("change", "x", "hidden", 1, w, s, law(w, s))
+        for w in widths
+        for s in range(seeds)
+    ]
 
 
 def test_a_power_law_is_fitted_exactly():
@@ -50,12 +53,22 @@ def test_the_error_holds_a_curvature_that_all_seeds_share():
     assert many == pytest.approx(one) and one > 0.05
 
 
-@pytest.mark.parametrize("slope_, error, aim, predicted, word", [
-    (0.05, 0.02, 0, 0, OK), (0.4, 0.02, 0, 0, GROWS), (-0.4, 0.02, 0, 0, SHRINKS),
-    (0.45, 0.02, 0, 0.5, EXCEPTION), (0.1, 0.02, 0, 0.5, OK), (1.0, 0.02, 0, 0.5, GROWS),
-    (-0.5, 0.02, 0, 0.5, SHRINKS), (-0.5, 0.02, -0.5, -0.5, OK),
-    (0.05, 0.2, 0, 0, UNCLEAR), (0.3, 0.1, 0, 0, UNCLEAR), (0.9, 0.2, 0, 0, GROWS),
-])
+@pytest.mark.parametrize(
+    "slope_, error, aim, predicted, word",
+    [
+        (0.05, 0.02, 0, 0, OK),
+        (0.4, 0.02, 0, 0, GROWS),
+        (-0.4, 0.02, 0, 0, SHRINKS),
+        (0.45, 0.02, 0, 0.5, EXCEPTION),
+        (0.1, 0.02, 0, 0.5, OK),
+        (1.0, 0.02, 0, 0.5, GROWS),
+        (-0.5, 0.02, 0, 0.5, SHRINKS),
+        (-0.5, 0.02, -0.5, -0.5, OK),
+        (0.05, 0.2, 0, 0, UNCLEAR),
+        (0.3, 0.1, 0, 0, UNCLEAR),
+        (0.9, 0.2, 0, 0, GROWS),
+    ],
+)
 def test_verdicts(slope_, error, aim, predicted, word):
     assert verdict(slope_, error, aim, predicted) == word
 

@@ -19,8 +19,16 @@ POWERS = {
     "mup": {"embedding": (0.0, 0.0), "hidden": (-0.5, -1.0), "readout": (-1.0, -1.0)},
     "standard": {"embedding": (0.0, 0.0), "hidden": (-0.5, -1.0), "readout": (-0.5, -1.0)},
 }
-HIDDEN = {Role.QUERY, Role.KEY, Role.VALUE, Role.QKV, Role.ATTENTION_OUTPUT, Role.MLP_IN,
-          Role.MLP_OUT, Role.HIDDEN}  # fmt: skip
+HIDDEN = {
+    Role.QUERY,
+    Role.KEY,
+    Role.VALUE,
+    Role.QKV,
+    Role.ATTENTION_OUTPUT,
+    Role.MLP_IN,
+    Role.MLP_OUT,
+    Role.HIDDEN,
+}
 
 
 def planned(name, rule, width):
@@ -111,10 +119,14 @@ def test_models_without_a_place_for_the_attention_scale_are_named():
     assert not stock.set_attention_scale(nn.MultiheadAttention(16, 2), 0.1)
 
 
-@pytest.mark.parametrize("model", [
-    nn.Transformer(16, 2, 1, 1, 32), nn.MultiheadAttention(16, 2),
-    nn.MultiheadAttention(16, 2, kdim=8, vdim=12, add_bias_kv=True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "model",
+    [
+        nn.Transformer(16, 2, 1, 1, 32),
+        nn.MultiheadAttention(16, 2),
+        nn.MultiheadAttention(16, 2, kdim=8, vdim=12, add_bias_kv=True),
+    ],
+)
 def test_torchs_own_attention_is_covered(model):
     found = assign(model, present(TORCH_DECODER_RULES, model))
     assert [a.name for a in found] == [name for name, _ in model.named_parameters()]
@@ -123,11 +135,14 @@ def test_torchs_own_attention_is_covered(model):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("gpt2", "write hf:gpt2"), ("jax:gpt2", "write hf:gpt2"), ("hf:", "write hf:gpt2"),
-        ("hf:gpt7", "hf:gpt7: cannot build"), ("timm:vitt", "timm:vitt"),
+        ("gpt2", "write hf:gpt2"),
+        ("jax:gpt2", "write hf:gpt2"),
+        ("hf:", "write hf:gpt2"),
+        ("hf:gpt7", "hf:gpt7: cannot build"),
+        ("timm:vitt", "timm:vitt"),
         ("hf:vits", "hf:vits: .* is neither a language model nor an image or speech"),
         ("timm:swin_tiny_patch4_window7_224", "timm is not installed"),
-    ],  # fmt: skip
+    ],
 )
 def test_an_unknown_stock_model_is_one_line(name, message, monkeypatch):
     if "not installed" in message:

@@ -30,13 +30,20 @@ with open(Path(__file__).with_name("coordinate_theory.csv"), newline="") as file
     FROZEN = {row.pop("prescription"): row for row in csv.DictReader(file)}
 
 MATRICES = {
-    Role.PATCH_EMBEDDING: ("width", 12), Role.POSITION_EMBEDDING: (5, "width"),
-    Role.QUERY: ("width", "width"), Role.KEY: ("width", "width"), Role.VALUE: ("width", "width"),
-    Role.ATTENTION_OUTPUT: ("width", "width"), Role.MLP_IN: ("wide", "width"),
-    Role.MLP_OUT: ("width", "wide"), Role.READOUT: (10, "width"), Role.READOUT_BIAS: (10,),
+    Role.PATCH_EMBEDDING: ("width", 12),
+    Role.POSITION_EMBEDDING: (5, "width"),
+    Role.QUERY: ("width", "width"),
+    Role.KEY: ("width", "width"),
+    Role.VALUE: ("width", "width"),
+    Role.ATTENTION_OUTPUT: ("width", "width"),
+    Role.MLP_IN: ("wide", "width"),
+    Role.MLP_OUT: ("width", "wide"),
+    Role.READOUT: (10, "width"),
+    Role.READOUT_BIAS: (10,),
 }
 BART = {Role.TOKEN_EMBEDDING: (40, "width")} | {
-    role: shape for role, shape in MATRICES.items()
+    role: shape
+    for role, shape in MATRICES.items()
     if role not in (Role.PATCH_EMBEDDING, Role.READOUT, Role.READOUT_BIAS)
 }
 RULES = [Rule(f"{role}.weight", role) for role in MATRICES | BART]
@@ -70,14 +77,23 @@ def of_label(label):
     elif paper == "bordelon":
         size, optimizer, alpha = words
         key = "alpha_depth" if size == "depth" else "alpha_attention"
-        fields = {"head_dim": 16, "heads": 4, "depth": 2, "optimizer": optimizer, "zero_readout":
-                  optimizer != "adam_atan2", key: float(alpha)}
+        fields = {
+            "head_dim": 16,
+            "heads": 4,
+            "depth": 2,
+            "optimizer": optimizer,
+            "zero_readout": optimizer != "adam_atan2",
+            key: float(alpha),
+        }
         scan = "heads" if size == "width" else size
         make = lambda n: Bordelon(**fields | {scan: n})  # noqa: E731
     else:
         strategy, optimizer = words
-        fields = {"optimizer": optimizer, "init": paper.removeprefix("dinan-") if "-" in paper
-                  else "vit", "strategy": strategy}
+        fields = {
+            "optimizer": optimizer,
+            "init": paper.removeprefix("dinan-") if "-" in paper else "vit",
+            "strategy": strategy,
+        }
         if "=" in strategy:
             fields |= {"strategy": "meta_principled", "s": float(strategy.split("=")[1])}
         make = lambda n: Dinan(n, **fields)  # noqa: E731
@@ -95,8 +111,12 @@ def test_exponents_from_numbers_are_those_that_were_written_by_hand(label):
         assert expectation(found, "init", part)[1] == Fraction(row[f"init {part}"]), part
         expected = Fraction(row[f"aim {part}"]), Fraction(row[f"first {part}"])
         assert expectation(found, "change", part) == expected, part
-    for name, role in {"embedding": Role.POSITION_EMBEDDING, "hidden": Role.MLP_OUT,
-                       "readout": Role.READOUT, "query": Role.QUERY}.items():
+    for name, role in {
+        "embedding": Role.POSITION_EMBEDDING,
+        "hidden": Role.MLP_OUT,
+        "readout": Role.READOUT,
+        "query": Role.QUERY,
+    }.items():
         aim, first = expected_update(f"{role}.weight", plans, found)
         small, large = (plans[n][f"{role}.weight"].multiplier for n in (8, 48))
         scaled = power(small, large, 6)  # the table is of multiplier times update
@@ -109,15 +129,25 @@ def test_exponents_from_numbers_are_those_that_were_written_by_hand(label):
 # The papers' closed forms
 
 
-@pytest.mark.parametrize("name, alignment, part, aim, predicted", [
-    ("standard", "full", "logits", 0, "1/2"), ("ntk", "full", "logits", 0, "1/2"),
-    ("mup", "full", "logits", 0, 0), ("mean_field", "full", "logits", 0, 0),
-    ("standard", "full", "hidden", 0, 0), ("mup", "full", "embedding", 0, 0),
-    ("standard", "none", "hidden", 0, "1/2"), ("standard", "none", "logits", 0, 1),
-    ("mean_field", "none", "logits", 0, "1/2"), ("mup", "none", "logits", 0, "1/2"),
-    ("standard", "global", "hidden", 0, 1), ("standard", "global", "logits", 0, "3/2"),
-    ("mup", "global", "embedding", 0, "1/2"), ("mean_field", "global", "hidden", 0, "1/2"),
-])
+@pytest.mark.parametrize(
+    "name, alignment, part, aim, predicted",
+    [
+        ("standard", "full", "logits", 0, "1/2"),
+        ("ntk", "full", "logits", 0, "1/2"),
+        ("mup", "full", "logits", 0, 0),
+        ("mean_field", "full", "logits", 0, 0),
+        ("standard", "full", "hidden", 0, 0),
+        ("mup", "full", "embedding", 0, 0),
+        ("standard", "none", "hidden", 0, "1/2"),
+        ("standard", "none", "logits", 0, 1),
+        ("mean_field", "none", "logits", 0, "1/2"),
+        ("mup", "none", "logits", 0, "1/2"),
+        ("standard", "global", "hidden", 0, 1),
+        ("standard", "global", "logits", 0, "3/2"),
+        ("mup", "global", "embedding", 0, "1/2"),
+        ("mean_field", "global", "hidden", 0, "1/2"),
+    ],
+)
 def test_changes_predicted_for_adam(name, alignment, part, aim, predicted):
     """First order, alpha = 1, omega = 1 at the readout: max of d - alpha and a + b + r - omega."""
     found = theory_of(of_label(f"everett {name} adam {alignment}"))
@@ -210,8 +240,10 @@ def test_rates_that_grow_under_what_they_assume_are_no_aim(alignment):
 def test_a_rule_under_another_name_is_predicted_as_the_papers_is(size, optimizer, alpha):
     """From the rows and the forward factors that a plan keeps; nothing is assumed for its aims."""
     plans = of_label(f"bordelon {size} {optimizer} {alpha}")
-    renamed = {n: dataclasses.replace(found, prescription={**found.prescription, "name": "mine"})
-               for n, found in plans.items()}
+    renamed = {
+        n: dataclasses.replace(found, prescription={**found.prescription, "name": "mine"})
+        for n, found in plans.items()
+    }
     papers, mine = theory_of(plans), theory_of(renamed)
     assert mine == dataclasses.replace(papers, alignment=None)
     for name in ("query.weight", "mlp_out.weight", "position_embedding.weight"):
@@ -225,8 +257,10 @@ def test_a_plan_changed_by_hand_is_held_to_its_prescription_or_else_taken_at_its
         def row_of(row, n):
             return dataclasses.replace(row, lr=row.lr * n) if row.name == name else row
 
-        return {n: dataclasses.replace(found, rows=tuple(row_of(row, n) for row in found.rows))
-                for n, found in plans.items()}
+        return {
+            n: dataclasses.replace(found, rows=tuple(row_of(row, n) for row in found.rows))
+            for n, found in plans.items()
+        }
 
     known = faster(of_label("everett mup adam full"), "mlp_in.weight")
     assert expected_update("mlp_in.weight", known, theory_of(known)) == (-1, -1)
@@ -240,28 +274,36 @@ def test_a_plan_changed_by_hand_is_held_to_its_prescription_or_else_taken_at_its
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adafactor"])
 def test_absorbed_multipliers_move_into_the_update(optimizer):
     rule = {n: Everett("mup", n, 32, optimizer=optimizer) for n in (8, 48)}
-    plain, absorbed = ({n: plan_of(rule[n], absorb_multipliers=absorb) for n in rule}
-                       for absorb in (False, True))
+    plain, absorbed = (
+        {n: plan_of(rule[n], absorb_multipliers=absorb) for n in rule} for absorb in (False, True)
+    )
     for name in ("position_embedding.weight", "mlp_out.weight", "readout.weight"):
-        before, after = (expected_update(name, plans, theory_of(plans))[0]
-                         for plans in (plain, absorbed))
+        before, after = (
+            expected_update(name, plans, theory_of(plans))[0] for plans in (plain, absorbed)
+        )
         multiplier = power(*(plain[n][name].multiplier for n in (8, 48)), 6)
         assert after == before + multiplier
 
 
 def test_parameter_scaling_moves_what_starts_at_zero_by_the_floor():
     for absorb in (False, True):
-        plans = {n: plan_of(Everett("mup", n, 32, optimizer="adafactor"), absorb_multipliers=absorb)
-                 for n in (8, 48)}
+        plans = {
+            n: plan_of(Everett("mup", n, 32, optimizer="adafactor"), absorb_multipliers=absorb)
+            for n in (8, 48)
+        }
         assert expected_update("readout_bias.weight", plans, theory_of(plans))[0] == 0
 
 
 def test_where_nothing_follows_from_the_numbers_activations_are_to_stay_constant():
     """BART's one initial std, an optimiser of no family, depths under an unknown prescription."""
-    unknown = {n: dataclasses.replace(found, prescription={"optimizer": "mine"})
-               for n, found in plans_of_mine().items()}
-    depths = {n: dataclasses.replace(found, prescription={"depth": n}, forward=None)
-              for n, found in plans_of_mine().items()}
+    unknown = {
+        n: dataclasses.replace(found, prescription={"optimizer": "mine"})
+        for n, found in plans_of_mine().items()
+    }
+    depths = {
+        n: dataclasses.replace(found, prescription={"depth": n}, forward=None)
+        for n, found in plans_of_mine().items()
+    }
     for plans in (of_label("dinan-bart standard adam"), unknown, depths):
         assert theory_of(plans) is None
     assert expectation(None, "init", "logits") == (None, None)
@@ -271,11 +313,16 @@ def test_where_nothing_follows_from_the_numbers_activations_are_to_stay_constant
     assert expected_update("query.weight", bart, None) == (Fraction(-3, 2),) * 2  # the rate
 
 
-@pytest.mark.parametrize("rule", [
-    Everett("mup", 64, 32), Everett("ntk", 64, 32, alignment=Alignment("3/4", "1/2", "3/4")),
-    Everett("mup", 64, 32, alignment=Alignment(alpha=1, omega=1, u=1), hidden_layers=3),
-    Dinan(width=64), Bordelon(head_dim=16, heads=4, depth=2),
-])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Everett("mup", 64, 32),
+        Everett("ntk", 64, 32, alignment=Alignment("3/4", "1/2", "3/4")),
+        Everett("mup", 64, 32, alignment=Alignment(alpha=1, omega=1, u=1), hidden_layers=3),
+        Dinan(width=64),
+        Bordelon(head_dim=16, heads=4, depth=2),
+    ],
+)
 def test_a_prescription_is_read_back_from_its_plan(rule):
     saved = json.loads(json.dumps(rule.describe()))
     numbers = dataclasses.replace(plan_of(Mine(8)), prescription=saved)

@@ -104,7 +104,13 @@ def test_an_observation_takes_what_its_closed_form_says(tmp_path, name, shape):
     model, plan = on_meta(config)
     ids = torch.randint(words, (rows, context), generator=torch.Generator().manual_seed(0))
     task = Task(
-        config, model.to_empty(device="cpu"), plan, [], [(row, row) for row in ids], None, None,
+        config,
+        model.to_empty(device="cpu"),
+        plan,
+        [],
+        [(row, row) for row in ids],
+        None,
+        None,
         forward=lambda model, batch: model(batch[0]),
     )
     initialise(task)

@@ -210,9 +210,14 @@ def test_vocabulary_errors(tmp_path):
 def test_tokeniser_file_errors(tmp_path, folder):
     data.train_tokenizer(DOCUMENTS, 64, tmp_path / "whole")
     whole = (tmp_path / "whole").read_bytes()
-    damaged = {"missing": None, "empty": b"", "text": b"no model\n" * 99, "cut": whole[:900],
-               "flipped": bytes([whole[0] ^ 1]) + whole[1:],
-               "UTF-16": whole.decode("latin1").encode("utf-16")}
+    damaged = {
+        "missing": None,
+        "empty": b"",
+        "text": b"no model\n" * 99,
+        "cut": whole[:900],
+        "flipped": bytes([whole[0] ^ 1]) + whole[1:],
+        "UTF-16": whole.decode("latin1").encode("utf-16"),
+    }
     for name, content in damaged.items():
         file = tmp_path / name
         if content is not None:

@@ -21,8 +21,12 @@ RULES = ("standard", "ntk", "mup", "mean_field")
 @pytest.mark.parametrize("rule", RULES)
 def test_what_branches_hold_follows_the_depth_and_nothing_else_does(rule, alpha, capsys):
     """Eight blocks beside the base depth of two, under Adam."""
-    words = [f"prescription.parameterization={rule}", f"prescription.alpha_depth={alpha}",
-             "prescription.base_depth=2", "optimizer.lr=0.5"]
+    words = [
+        f"prescription.parameterization={rule}",
+        f"prescription.alpha_depth={alpha}",
+        "prescription.base_depth=2",
+        "optimizer.lr=0.5",
+    ]
     small, large = (
         train.build_plan(load(Config, LAPTOP, [*words, f"model.layers={layers}"]))
         for layers in (2, 8)
@@ -45,27 +49,55 @@ def test_what_branches_hold_follows_the_depth_and_nothing_else_does(rule, alpha,
     assert f"forward pass: residual_multiplier {4**-alpha:g}" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("words", "grows"), [
-    (["prescription.alpha_depth=0.5"], False),
-    (["prescription.alpha_depth=1.0"], False),
-    ([], True),
-])
+@pytest.mark.parametrize(
+    ("words", "grows"),
+    [
+        (["prescription.alpha_depth=0.5"], False),
+        (["prescription.alpha_depth=1.0"], False),
+        ([], True),
+    ],
+)
 def test_the_coordinate_check_over_depth(words, grows, tmp_path):
     """muP, whose embeddings have scale 1: with a rule the stream moves alike at every depth."""
     texts = as_txt(tmp_path / "texts", numbers())
-    argv = ["nanolm_c4", str(LAPTOP), "data.source=local", f"data.path={texts}",
-            f"data.cache_dir={tmp_path / 'cache'}", "data.tokenizer_vocab_size=90",
-            "data.validation_fraction=0.2", "model.width=32", "model.head_dim=8",
-            "model.context=8", "prescription.parameterization=mup", "prescription.alignment=full",
-            "prescription.base_width=32", *words, "--scan", "model.layers", "--widths", "4", "16",
-            "64", "--steps", "1", "--seeds", "2", "--out", str(tmp_path / "out")]
+    argv = [
+        "nanolm_c4",
+        str(LAPTOP),
+        "data.source=local",
+        f"data.path={texts}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+        "data.tokenizer_vocab_size=90",
+        "data.validation_fraction=0.2",
+        "model.width=32",
+        "model.head_dim=8",
+        "model.context=8",
+        "prescription.parameterization=mup",
+        "prescription.alignment=full",
+        "prescription.base_width=32",
+        *words,
+        "--scan",
+        "model.layers",
+        "--widths",
+        "4",
+        "16",
+        "64",
+        "--steps",
+        "1",
+        "--seeds",
+        "2",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     try:
         coordinate_check.main(argv)
     except SystemExit as ended:
         assert ended.code == 1
     found = json.loads((tmp_path / "out/coordinate_check.json").read_text())
-    (stream,) = (s for s in found["slopes"]
-                 if (s["quantity"], s["name"], s["step"]) == ("change", "blocks.*", 1))
+    (stream,) = (
+        s
+        for s in found["slopes"]
+        if (s["quantity"], s["name"], s["step"]) == ("change", "blocks.*", 1)
+    )
     assert found["passed"] is not grows
     assert stream["predicted"] == grows  # the number of blocks to this power
     assert stream["slope"] == pytest.approx(float(grows), abs=0.25)

@@ -33,12 +33,21 @@ ALPHAS = list(itertools.product((1.0, 0.5), (1.0, 0.5)))  # alpha_attention, alp
 
 def settings(*overrides, head_dim=8, heads=4, layers=2, alphas=(1.0, 1.0), optimizer="adam"):
     """The laptop's config at another size, with a vocabulary of 64 and rows of 8 tokens."""
-    return load(Config, LAPTOP, [
-        f"model.head_dim={head_dim}", f"model.heads={heads}", f"model.layers={layers}",
-        f"model.vocab_size={V}", f"model.context={T}", f"optimizer.name={optimizer}",
-        f"prescription.alpha_attention={alphas[0]}", f"prescription.alpha_depth={alphas[1]}",
-        *overrides,
-    ])
+    return load(
+        Config,
+        LAPTOP,
+        [
+            f"model.head_dim={head_dim}",
+            f"model.heads={heads}",
+            f"model.layers={layers}",
+            f"model.vocab_size={V}",
+            f"model.context={T}",
+            f"optimizer.name={optimizer}",
+            f"prescription.alpha_attention={alphas[0]}",
+            f"prescription.alpha_depth={alphas[1]}",
+            *overrides,
+        ],
+    )
 
 
 def build(config, seed=0, dtype=torch.float64):
@@ -122,7 +131,14 @@ def test_logits_are_those_of_the_papers_listing(alphas, optimizer):
     weights = {name: tensor.detach().numpy() for name, tensor in decoder.named_parameters()}
     ids = tokens()
     expected = listing(
-        weights, ids.numpy(), N=4, H=3, L=3, alphas=alphas, beta0=2.5, gamma0=0.25,
+        weights,
+        ids.numpy(),
+        N=4,
+        H=3,
+        L=3,
+        alphas=alphas,
+        beta0=2.5,
+        gamma0=0.25,
         adam=optimizer == "adam",
     )
     np.testing.assert_allclose(decoder(ids).detach(), expected, rtol=1e-10, atol=1e-10)
@@ -190,9 +206,16 @@ def test_the_plan_has_the_papers_numbers(N, H, L, alphas, optimizer):
     last, dense = (0.0, 4 * first / n), (1.0, n**-0.5)
     queries = (N ** (1 - alpha_attention), H**-0.5 * N ** (alpha_attention - 1.5))
     expected = {
-        "token_embedding": (1 / first, first), "position_embedding": (1 / first, first),
-        "query": queries, "key": queries, "value": dense, "attention_output": dense,
-        "mlp_in": dense, "mlp_out": dense, "readout": last, "readout_bias": last,
+        "token_embedding": (1 / first, first),
+        "position_embedding": (1 / first, first),
+        "query": queries,
+        "key": queries,
+        "value": dense,
+        "attention_output": dense,
+        "mlp_in": dense,
+        "mlp_out": dense,
+        "readout": last,
+        "readout_bias": last,
     }
     assert {row.role for row in plan.rows} == set(expected) and len(plan.rows) == 6 * L + 4
     for row in plan.rows:
@@ -249,11 +272,18 @@ def test_a_step_changes_residual_stream_and_logits_alike_at_every_size(alphas, o
     slopes = {}
     for key, values in SIZES.items():
         changes = [
-            np.mean([
-                np.log(two_steps(settings(*fixed, alphas=alphas, optimizer=optimizer,
-                                          **{key: value}), seed))
-                for seed in range(2)
-            ], 0)
+            np.mean(
+                [
+                    np.log(
+                        two_steps(
+                            settings(*fixed, alphas=alphas, optimizer=optimizer, **{key: value}),
+                            seed,
+                        )
+                    )
+                    for seed in range(2)
+                ],
+                0,
+            )
             for value in values
         ]
         slopes[key] = np.polyfit(np.log(values), changes, 1)[0]
@@ -263,9 +293,15 @@ def test_a_step_changes_residual_stream_and_logits_alike_at_every_size(alphas, o
 def test_the_coordinate_checks_command_scans_the_heads(tmp_path, capsys):
     """Two steps: the first moves the readout alone, which starts at zero."""
     texts = as_txt(tmp_path / "texts", numbers())
-    words = ["data.source=local", f"data.path={texts}", f"data.cache_dir={tmp_path / 'cache'}",
-             "data.tokenizer_vocab_size=90", "data.validation_fraction=0.2", "model.layers=2",
-             "model.context=8"]
+    words = [
+        "data.source=local",
+        f"data.path={texts}",
+        f"data.cache_dir={tmp_path / 'cache'}",
+        "data.tokenizer_vocab_size=90",
+        "data.validation_fraction=0.2",
+        "model.layers=2",
+        "model.context=8",
+    ]
     argv = ["nanolm_c4", str(LAPTOP), *words, "--scan", "model.heads", "--widths", "4", "16", "64"]
     coordinate_check.main([*argv, "--steps", "2", "--seeds", "5", "--out", str(tmp_path / "out")])
     found = json.loads((tmp_path / "out/coordinate_check.json").read_text())
@@ -301,10 +337,17 @@ def test_the_papers_base_model_stands_in_its_config():
 
 def test_a_run_is_the_same_run_whether_width_or_heads_is_given():
     by_heads = settings(heads=4, head_dim=8)
-    by_width = load(Config, LAPTOP, [
-        "model.heads=null", "model.width=32", "model.layers=2", f"model.vocab_size={V}",
-        f"model.context={T}",
-    ])
+    by_width = load(
+        Config,
+        LAPTOP,
+        [
+            "model.heads=null",
+            "model.width=32",
+            "model.layers=2",
+            f"model.vocab_size={V}",
+            f"model.context={T}",
+        ],
+    )
     assert by_width == by_heads and runs.run_id(by_width) == runs.run_id(by_heads)
     assert (by_width.model.heads, by_heads.model.width) == (4, 32)
     assert runs.run_id(by_heads) != runs.run_id(settings(heads=8, head_dim=4))
@@ -312,24 +355,52 @@ def test_a_run_is_the_same_run_whether_width_or_heads_is_given():
 
 OWN = ("alpha_attention", "alpha_depth", "beta0", "gamma0")
 EVERETTS = {
-    "alignment": "full", "base_width": 8, "gamma_embedding": 1.0, "gamma_hidden": 1.0,
-    "gamma_readout": 1.0, "eps_per_layer": "false", "embedding_std": 1.0, "qk_exponent": -1.0,
+    "alignment": "full",
+    "base_width": 8,
+    "gamma_embedding": 1.0,
+    "gamma_hidden": 1.0,
+    "gamma_readout": 1.0,
+    "eps_per_layer": "false",
+    "embedding_std": 1.0,
+    "qk_exponent": -1.0,
     "base_depth": 2,
 }
 MISTAKES = [
-    *((LAPTOP, f"prescription.{key}=null", f"key 'prescription.{key}' is missing; bordelon needs")
-      for key in OWN),
-    *((LAPTOP, f"prescription.{key}={value}",
-       f"prescription.{key} belongs to Everett et al.'s rules and not to bordelon; leave it out")
-      for key, value in EVERETTS.items()),
-    *((FOLDER / "laptop.yaml", f"prescription.{key}=1.0",
-       f"prescription.{key} belongs to bordelon and not to standard; leave it out")
-      for key in OWN if key != "alpha_depth"),
-    (FOLDER / "laptop.yaml", "prescription.base_depth=2",
-     "prescription.base_depth acts with prescription.alpha_depth alone; give both or neither"),
-    *((FOLDER / "laptop.yaml", f"prescription.{key}=null",
-       f"key 'prescription.{key}' is missing; standard needs a value")
-      for key in ("alignment", "base_width")),
+    *(
+        (LAPTOP, f"prescription.{key}=null", f"key 'prescription.{key}' is missing; bordelon needs")
+        for key in OWN
+    ),
+    *(
+        (
+            LAPTOP,
+            f"prescription.{key}={value}",
+            f"prescription.{key} belongs to Everett et al.'s rules and not to bordelon; "
+            "leave it out",
+        )
+        for key, value in EVERETTS.items()
+    ),
+    *(
+        (
+            FOLDER / "laptop.yaml",
+            f"prescription.{key}=1.0",
+            f"prescription.{key} belongs to bordelon and not to standard; leave it out",
+        )
+        for key in OWN
+        if key != "alpha_depth"
+    ),
+    (
+        FOLDER / "laptop.yaml",
+        "prescription.base_depth=2",
+        "prescription.base_depth acts with prescription.alpha_depth alone; give both or neither",
+    ),
+    *(
+        (
+            FOLDER / "laptop.yaml",
+            f"prescription.{key}=null",
+            f"key 'prescription.{key}' is missing; standard needs a value",
+        )
+        for key in ("alignment", "base_width")
+    ),
     (LAPTOP, "prescription.alpha_depth=0.4", "prescription.alpha_depth: expected greater than or"),
     (LAPTOP, "prescription.alpha_attention=1.1", "alpha_attention: expected less than or equal"),
     (LAPTOP, "prescription.beta0=0", "prescription.beta0: expected greater than 0"),
@@ -338,8 +409,12 @@ MISTAKES = [
     (LAPTOP, "model.width=32", "expected one of model.width and model.heads, got both"),
     (LAPTOP, "model.heads=null", "expected one of model.width and model.heads, got neither"),
     (LAPTOP, "model.heads=0", "model.heads: expected greater than 0"),
-    (LAPTOP, "optimizer.name=adafactor",
-     "optimizer.name adafactor: bordelon has rates for adam, adam_atan2, sgd; choose one of them"),
+    (
+        LAPTOP,
+        "optimizer.name=adafactor",
+        "optimizer.name adafactor: bordelon has rates for adam, adam_atan2, sgd; "
+        "choose one of them",
+    ),
 ]
 
 
@@ -381,9 +456,14 @@ def test_a_model_with_everetts_tensors_cannot_be_planned():
 def test_a_run_learns(tmp_path, optimizer):
     write_texts(tmp_path)
     config = settings(
-        "model.vocab_size=null", "data.source=local", f"data.path={tmp_path / 'one'}",
-        "training.steps=30", "data.tokenizer_vocab_size=90", "data.validation_fraction=0.2",
-        f"data.cache_dir={tmp_path / 'cache'}", optimizer=optimizer,
+        "model.vocab_size=null",
+        "data.source=local",
+        f"data.path={tmp_path / 'one'}",
+        "training.steps=30",
+        "data.tokenizer_vocab_size=90",
+        "data.validation_fraction=0.2",
+        f"data.cache_dir={tmp_path / 'cache'}",
+        optimizer=optimizer,
     )
     summary = train.EXPERIMENT.run(config, tmp_path / "run")
     assert summary["status"] == "finished"

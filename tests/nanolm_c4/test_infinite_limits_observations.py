@@ -20,10 +20,17 @@ CONFIGS = Path(train.__file__).parent / "configs"
 LAPTOP = "infinite_limits_laptop.yaml"
 T = 32
 SMALL = [
-    "model.layers=2", f"model.context={T}", "schedule.warmup_steps=0", "training.steps=2",
-    "training.batch_size=2", "training.eval_samples=2", "data.source=local",
-    "data.tokenizer_vocab_size=64", "data.validation_fraction=0.5", "checkpoint.final=true",
-]  # fmt: skip
+    "model.layers=2",
+    f"model.context={T}",
+    "schedule.warmup_steps=0",
+    "training.steps=2",
+    "training.batch_size=2",
+    "training.eval_samples=2",
+    "data.source=local",
+    "data.tokenizer_vocab_size=64",
+    "data.validation_fraction=0.5",
+    "checkpoint.final=true",
+]
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +69,12 @@ def test_observations_are_of_packed_text_and_see_no_pad(
 
     monkeypatch.setattr(observations, "observe", spying)
     config = settings(
-        texts, f"data.evaluation={evaluation}", "training.observe_every=1",
-        "training.observe_samples=3", file=file,
-    )  # fmt: skip
+        texts,
+        f"data.evaluation={evaluation}",
+        "training.observe_every=1",
+        "training.observe_samples=3",
+        file=file,
+    )
     folder = tmp_path / "results/nanolm_c4/single/run"
     train.EXPERIMENT.run(config, folder)
     report, _ = observe.observe_run(folder)

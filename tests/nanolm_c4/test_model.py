@@ -7,8 +7,15 @@ from torch import nn
 from nanolm_c4.model import Decoder
 from training.linear_cross_entropy import IGNORE
 
-SMALL = {"vocab_size": 50, "context": 12, "layers": 2, "heads": 3, "head_dim": 4, "mlp_ratio": 4,
-         "residual_multiplier": 1.0}
+SMALL = {
+    "vocab_size": 50,
+    "context": 12,
+    "layers": 2,
+    "heads": 3,
+    "head_dim": 4,
+    "mlp_ratio": 4,
+    "residual_multiplier": 1.0,
+}
 
 
 def small(seed=0, **changes):

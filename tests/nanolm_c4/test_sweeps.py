@@ -82,13 +82,19 @@ def test_the_compute_optimal_horizon_is_twenty_tokens_per_non_embedding_paramete
 
 def test_epsilon_and_decay_are_the_papers(drafts):
     mitigations = {
-        (p.curve, p.config.optimizer.name, p.config.optimizer.epsilon,
-         p.config.prescription.eps_per_layer)
+        (
+            p.curve,
+            p.config.optimizer.name,
+            p.config.optimizer.epsilon,
+            p.config.prescription.eps_per_layer,
+        )
         for p in drafts["figure_8_mitigations", None].points
     }
     assert mitigations == {
-        ("default", "adam", 1e-9, False), ("small", "adam", 1e-15, False),
-        ("per_layer", "adam", 1e-12, True), ("atan2", "adam_atan2", 1e-9, False),
+        ("default", "adam", 1e-9, False),
+        ("small", "adam", 1e-15, False),
+        ("per_layer", "adam", 1e-12, True),
+        ("atan2", "adam_atan2", 1e-9, False),
     }
     modes = {p.config.optimizer.decay_mode for p in drafts["figure_9_weight_decay", None].points}
     assert modes == {"independent"}
@@ -114,11 +120,21 @@ def texts(tmp_path_factory):
 def two_steps(config, texts, **more):
     """A config cut to two steps of two rows of a small text."""
     keys = {
-        "training.steps": 2, "training.batch_size": 2, "training.micro_batch_size": None,
-        "training.eval_samples": 2, "training.eval_batch_size": 2, "training.compile": False,
-        "training.precision": "fp32", "schedule.warmup_steps": 1, "data.source": "local",
-        "data.path": str(texts / "one"), "data.tokenizer": None, "data.tokenizer_vocab_size": 80,
-        "data.validation_fraction": 0.2, "data.cache_dir": str(texts / "cache"), **more,
+        "training.steps": 2,
+        "training.batch_size": 2,
+        "training.micro_batch_size": None,
+        "training.eval_samples": 2,
+        "training.eval_batch_size": 2,
+        "training.compile": False,
+        "training.precision": "fp32",
+        "schedule.warmup_steps": 1,
+        "data.source": "local",
+        "data.path": str(texts / "one"),
+        "data.tokenizer": None,
+        "data.tokenizer_vocab_size": 80,
+        "data.validation_fraction": 0.2,
+        "data.cache_dir": str(texts / "cache"),
+        **more,
     }
     data = set_keys(config.model_dump(mode="json"), keys)
     return validate(type(config), data, "test")

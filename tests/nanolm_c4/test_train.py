@@ -26,13 +26,19 @@ def test_the_plan_has_the_papers_rates(capsys):
     assert rows["token_embedding.weight"]["lr"] == pytest.approx(0.001)
 
 
-@pytest.mark.parametrize(("limit", "refused"), [
-    (6_600_000_000, True), (900, True), (768, False), (None, False)
-])
+@pytest.mark.parametrize(
+    ("limit", "refused"), [(6_600_000_000, True), (900, True), (768, False), (None, False)]
+)
 def test_text_of_c4_that_ends_before_the_run_does_is_not_seen_again_unasked(limit, refused):
-    words = ["data.source=c4", "data.path=data/c4", "training.steps=10", "model.context=64",
-             "training.batch_size=4", "schedule.warmup_steps=1",
-             f"data.max_train_tokens={json.dumps(limit)}"]
+    words = [
+        "data.source=c4",
+        "data.path=data/c4",
+        "training.steps=10",
+        "model.context=64",
+        "training.batch_size=4",
+        "schedule.warmup_steps=1",
+        f"data.max_train_tokens={json.dumps(limit)}",
+    ]
     config = load(EXPERIMENT.config, ROOT / LAPTOP, words)  # sees 2,560 tokens
     task = SimpleNamespace(config=config, train_data=range(12))  # 768 tokens
     if refused:
@@ -40,7 +46,8 @@ def test_text_of_c4_that_ends_before_the_run_does_is_not_seen_again_unasked(limi
             EXPERIMENT.arithmetic(task)
     else:
         assert EXPERIMENT.arithmetic(task) == [
-            "length 10 steps = 3.33 epochs of 12 rows of 64 tokens"]
+            "length 10 steps = 3.33 epochs of 12 rows of 64 tokens"
+        ]
 
 
 def test_a_run_without_a_final_evaluation_says_so():
@@ -51,8 +58,16 @@ def test_a_run_without_a_final_evaluation_says_so():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([LAPTOP, "model.vocab_size=5", "data.source=local", "data.path={texts}/one",
-          "data.tokenizer_vocab_size=80"], "model.vocab_size 5 is smaller than the tokeniser's"),
+        (
+            [
+                LAPTOP,
+                "model.vocab_size=5",
+                "data.source=local",
+                "data.path={texts}/one",
+                "data.tokenizer_vocab_size=80",
+            ],
+            "model.vocab_size 5 is smaller than the tokeniser's",
+        ),
         ([LAPTOP, "data.source=local"], "data.path is missing"),
         ([LAPTOP, "data.max_train_tokens=0"], "data.max_train_tokens: expected greater than 0"),
         ([LAPTOP, "data.max_validation_tokens=0"], "tokens: expected greater than 0"),

@@ -62,10 +62,16 @@ def test_so_do_initialise_and_guard():
 def test_numbers_of_other_libraries_are_as_good_as_pythons(half):
     """And none of them is left in what is saved as JSON."""
     eight = np.int64(8)
-    own = made(prescription=Everett("mup", eight, 4, depth=np.int32(4), alpha_depth=half), lr=half,
-               applied={"residual_multiplier": 0.5})  # fmt: skip
-    other = made(prescription=Everett("mup", 8, 4, depth=4, alpha_depth=0.5), lr=0.5,
-                 applied={"residual_multiplier": 0.5})  # fmt: skip
+    own = made(
+        prescription=Everett("mup", eight, 4, depth=np.int32(4), alpha_depth=half),
+        lr=half,
+        applied={"residual_multiplier": 0.5},
+    )
+    other = made(
+        prescription=Everett("mup", 8, 4, depth=4, alpha_depth=0.5),
+        lr=0.5,
+        applied={"residual_multiplier": 0.5},
+    )
     assert json.loads(json.dumps(own.prescription))["width"] == 8
     assert own.rows == other.rows
     if not isinstance(half, Fraction):

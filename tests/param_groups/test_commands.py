@@ -101,7 +101,9 @@ def test_solve_as_text_names_layers_and_properties(extra, features, capsys):
         ["readout", "0", "0"],
     ]
     assert text.splitlines()[4:7] == [
-        "stable: True", "nontrivial: True", f"feature learning: {features}"
+        "stable: True",
+        "nontrivial: True",
+        f"feature learning: {features}",
     ]
     for symbol in ("alpha for", "omega for", "u for", "n^-residual"):
         assert symbol in " ".join(text.split())  # what the symbols mean
@@ -111,16 +113,29 @@ def test_solve_as_text_names_layers_and_properties(extra, features, capsys):
 # CSV and LaTeX
 
 
-@pytest.mark.parametrize(("command", "header"), [
-    ("exponents", "parameterization,layer,init variance,multiplier,gradient,sgd full,adam full,"
-                  "adafactor full,sgd none,adam none,adafactor none"),
-    ("constraints", "constraint,sgd,adam,adafactor"),
-    (SOLVE.format("mup", "adam", "1", "1/2", "1"), "layer,learning rate n^,residual"),
-    (SOLVE.format("mup", "adam", "1", "1", "1") + " --hidden-layers 3", "layer,learning rate n^,res"
-     "idual\nembedding,-2,3/2\nhidden 1,-2,1\nhidden 2,-2,1/2\nhidden 3,-2,0\nreadout,-1/2,0"),
-    ("table --prescription dinan --width 64", "role,init,std,multiplier,relative lr,eps factor"),
-    ("table --prescription stratos", "parameterization,layer,a,b,c"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("command", "header"),
+    [
+        (
+            "exponents",
+            "parameterization,layer,init variance,multiplier,gradient,sgd full,adam full,"
+            "adafactor full,sgd none,adam none,adafactor none",
+        ),
+        ("constraints", "constraint,sgd,adam,adafactor"),
+        (SOLVE.format("mup", "adam", "1", "1/2", "1"), "layer,learning rate n^,residual"),
+        (
+            SOLVE.format("mup", "adam", "1", "1", "1") + " --hidden-layers 3",
+            "layer,learning rate n^,res"
+            "idual\nembedding,-2,3/2\nhidden 1,-2,1\nhidden 2,-2,1/2\n"
+            "hidden 3,-2,0\nreadout,-1/2,0",
+        ),
+        (
+            "table --prescription dinan --width 64",
+            "role,init,std,multiplier,relative lr,eps factor",
+        ),
+        ("table --prescription stratos", "parameterization,layer,a,b,c"),
+    ],
+)
 def test_tables_as_csv_have_the_cells_of_the_text(command, header, capsys):
     printed = output(command + " --csv", capsys)
     assert printed.startswith(header + "\n") and "\r" not in printed
@@ -134,18 +149,25 @@ def test_tables_as_csv_have_the_cells_of_the_text(command, header, capsys):
 def test_stratos_table_has_a_line_for_every_layer(capsys):
     table = parsed("table --prescription stratos", capsys)
     _, *rows = csv.reader(output("table --prescription stratos --csv", capsys).splitlines())
-    assert rows == [[name, layer, *row.values()] for name in table
-                    for layer, row in table[name].items()]  # fmt: skip
+    assert rows == [
+        [name, layer, *row.values()] for name in table for layer, row in table[name].items()
+    ]
     assert len(rows) == 12 and table["mup"]["hidden"] == {"a": "0", "b": "1/2", "c": "1"}
 
 
 def test_latex_is_a_tabular_with_three_lines(capsys):
     lines = output(SOLVE.format("mup", "adam", "1", "1/2", "1") + " --latex", capsys).splitlines()
     assert lines == [
-        r"\begin{tabular}{lll}", r"\hline", r"layer & learning rate n\^{} & residual \\", r"\hline",
-        r"embedding & $-\frac{1}{2}$ & $0$ \\", r"hidden & $-1$ & $0$ \\",
-        r"readout & $-\frac{1}{2}$ & $0$ \\", r"\hline", r"\end{tabular}",
-    ]  # fmt: skip
+        r"\begin{tabular}{lll}",
+        r"\hline",
+        r"layer & learning rate n\^{} & residual \\",
+        r"\hline",
+        r"embedding & $-\frac{1}{2}$ & $0$ \\",
+        r"hidden & $-1$ & $0$ \\",
+        r"readout & $-\frac{1}{2}$ & $0$ \\",
+        r"\hline",
+        r"\end{tabular}",
+    ]
 
 
 def test_latex_sets_fractions_and_escapes(capsys):

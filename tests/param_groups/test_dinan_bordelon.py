@@ -24,10 +24,12 @@ from tests.param_groups.test_prescriptions import (
 # Dinan, Yaida & Zhang
 
 STRATEGIES = [
-    *(({"strategy": name}, s) for name, s in
-      {"neural_tangent": 0.0, "hybrid": 0.5, "maximal_update": 1.0}.items()),
+    *(
+        ({"strategy": name}, s)
+        for name, s in {"neural_tangent": 0.0, "hybrid": 0.5, "maximal_update": 1.0}.items()
+    ),
     *(({"strategy": "meta_principled", "s": s}, s) for s in (0.0, 0.25, 0.8, 1.0)),
-]  # fmt: skip
+]
 HEAD = (Role.READOUT, Role.READOUT_BIAS)
 VIT = (Role.PATCH_EMBEDDING, Role.POSITION_EMBEDDING, *BLOCK, *HEAD)
 BART = (*EMBEDDINGS, *BLOCK)
@@ -51,9 +53,12 @@ def test_dinan_rates_are_those_of_the_papers_table(strategy, s, optimizer):
         else:
             damp, head, bias = n**s, 1 / n, 1.0
         expected = {
-            Role.PATCH_EMBEDDING: damp / PATCH, Role.POSITION_EMBEDDING: damp,
-            **dict.fromkeys(BLOCK, damp / n), Role.READOUT: head, Role.READOUT_BIAS: bias,
-        }  # fmt: skip
+            Role.PATCH_EMBEDDING: damp / PATCH,
+            Role.POSITION_EMBEDDING: damp,
+            **dict.fromkeys(BLOCK, damp / n),
+            Role.READOUT: head,
+            Role.READOUT_BIAS: bias,
+        }
         for role, value in expected.items():
             assert got[role].lr == pytest.approx(value, rel=1e-14), (role, n)
             assert got[role].eps == got[role].multiplier == 1.0
@@ -158,8 +163,11 @@ def test_dinan_attention_is_divided_by_the_root_of_the_head_dimension(head_dim):
     [
         ("vit", Role.TOKEN_EMBEDDING, "give init='bart'$"),
         ("bart", Role.PATCH_EMBEDDING, "give init='vit'$"),
-        *((init, role, "build the model without it")
-          for init in ("vit", "bart") for role in VECTORS[:3]),
+        *(
+            (init, role, "build the model without it")
+            for init in ("vit", "bart")
+            for role in VECTORS[:3]
+        ),
     ],
 )
 def test_dinan_says_nothing_about_other_roles(init, role, way_out):
@@ -339,6 +347,7 @@ def test_bordelon_refuses_what_it_cannot_use(changes, message):
 # ------------------------------------------------------------------------------------------------
 # What they have in common
 
+
 @pytest.mark.parametrize("alpha", ALPHAS)
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adam_atan2"])
 @pytest.mark.parametrize("depth", [1, 6])
@@ -348,8 +357,15 @@ def test_everetts_mean_field_with_a_rule_for_the_depth_is_bordelons(depth, optim
     base, n = 3, 32
     rate = base ** (2 * alpha - 1 if optimizer == "sgd" else alpha - 1)
     everett = Everett(
-        "mean_field", n, 1, optimizer=optimizer, embedding_std=1.0, gamma_hidden=rate,
-        depth=depth, base_depth=base, alpha_depth=alpha,
+        "mean_field",
+        n,
+        1,
+        optimizer=optimizer,
+        embedding_std=1.0,
+        gamma_hidden=rate,
+        depth=depth,
+        base_depth=base,
+        alpha_depth=alpha,
     )
     theirs = Bordelon(8, 4, depth, optimizer=optimizer, alpha_depth=alpha, beta0=base**alpha)
     # Under SGD their first and last layer's multipliers have beta0^(1/2), which enters twice.
@@ -371,13 +387,21 @@ def test_everetts_mean_field_with_a_rule_for_the_depth_is_bordelons(depth, optim
         (Everett("mup", 192, 128, alignment="none"), {"name": "everett", "alignment": "none"}),
         (
             Everett("ntk", 192, 128, alignment=Alignment("3/4", "1/2", 1)),
-            {"alignment": {"alpha": "3/4", "omega": "1/2", "u": "1", "omega_readout": "1/2",
-                           "alpha_readout": "3/4", "u_readout": "1"}},
+            {
+                "alignment": {
+                    "alpha": "3/4",
+                    "omega": "1/2",
+                    "u": "1",
+                    "omega_readout": "1/2",
+                    "alpha_readout": "3/4",
+                    "u_readout": "1",
+                }
+            },
         ),
         (Dinan(192, "meta_principled", 0.25), {"name": "dinan", "width": 192, "s": 0.25}),
         (Bordelon(8, 4, 3), {"name": "bordelon", "width": 32, "depth": 3, "gamma0": 1.0}),
     ],
-)  # fmt: skip
+)
 def test_a_prescription_describes_itself_in_json_types(prescription, expected):
     described = prescription.describe()
     assert json.loads(json.dumps(described)) == described

@@ -44,8 +44,8 @@ def simulate(table, optimizer, alignment, c, hidden_layers=1, steps=12):
     steps. Activations are taken as constant in the backward pass, so an activation that grows is
     reported as such and what follows it means nothing.
     """
-    change = dict.fromkeys(LAYERS, -10**6)
-    worst_activation = worst_logit = last = -10**6
+    change = dict.fromkeys(LAYERS, -(10**6))
+    worst_activation = worst_logit = last = -(10**6)
     for _ in range(steps):
         size = {k: max(-table[k].b, change[k]) for k in LAYERS}
         below = -table.readout.a + size["readout"]
@@ -386,9 +386,14 @@ def test_the_printed_constraints_decide_what_is_stable(optimizer):
             chain = ex.residuals(name, optimizer, kind, c)
             values = {"r_k": chain[0], "r_L": chain[1]}
             for letter, layer in zip("1lr", ex.LAYERS):
-                values |= {f"a_{letter}": table[layer].a, f"b_{letter}": table[layer].b,
-                           f"c_{letter}": c[layer], f"alpha_{letter}": alignment,
-                           f"u_{letter}": alignment, f"omega_{letter}": Fraction(1, 2)}
+                values |= {
+                    f"a_{letter}": table[layer].a,
+                    f"b_{letter}": table[layer].b,
+                    f"c_{letter}": c[layer],
+                    f"alpha_{letter}": alignment,
+                    f"u_{letter}": alignment,
+                    f"omega_{letter}": Fraction(1, 2),
+                }
             below = min(table.readout.scale, 2 * table.readout.a + c["readout"])
             values |= {f"g_{letter}": below + values[f"a_{letter}"] for letter in "1l"}
             printed = all(eval(text, {}, values) for text in texts)

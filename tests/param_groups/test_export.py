@@ -32,9 +32,13 @@ def faster(name):
 
 
 @pytest.mark.parametrize("trainer", KEYS)
-@pytest.mark.parametrize("settings", [
-    *({"decay_mode": mode} for mode in DECAY_MODES), {"weight_decay": 0.0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"decay_mode": mode} for mode in DECAY_MODES),
+        {"weight_decay": 0.0},
+    ],
+)
 def test_each_tensor_is_matched_once_and_gets_its_numbers(trainer, settings):
     numbers = made(**settings)
     pattern, rate, decay = KEYS[trainer]

@@ -13,33 +13,63 @@ from param_groups.models import stock
 
 IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 # Heads of 16, for which the libraries' attention scale is 1/4.
-SIZES = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 4, "head_dim": 16, "intermediate_size": 64}  # fmt: skip
+SIZES = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "intermediate_size": 64,
+}
 GPT2 = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4}
-WHISPER = {"vocab_size": 96, "d_model": 64, "encoder_layers": 1, "decoder_layers": 1,
-           "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64,
-           "decoder_ffn_dim": 64, **IDS}  # fmt: skip
+WHISPER = {
+    "vocab_size": 96,
+    "d_model": 64,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    **IDS,
+}
 GRANITE = {**SIZES, "attention_multiplier": 0.25}
 # model: (sizes with which the library applies what muP with heads of 16 has, one that differs,
 # what the error says of it)
 APPLIES = {
-    "hf:granite": (GRANITE, {"attention_multiplier": 1.0},
-                   "layers.0.self_attn' .GraniteAttention. has scaling 1 on query-key products, "
-                   "but Everett asks for 0.25 for head dimension 16: set it.*qk_exponent=0 in"),
-    "hf:gemma2": ({**SIZES, "query_pre_attn_scalar": 16}, {"query_pre_attn_scalar": 256},
-                  "Gemma2Attention. has scaling 0.0625 on.*asks for 0.25 .*qk_exponent=-1 in"),
+    "hf:granite": (
+        GRANITE,
+        {"attention_multiplier": 1.0},
+        "layers.0.self_attn' .GraniteAttention. has scaling 1 on query-key products, "
+        "but Everett asks for 0.25 for head dimension 16: set it.*qk_exponent=0 in",
+    ),
+    "hf:gemma2": (
+        {**SIZES, "query_pre_attn_scalar": 16},
+        {"query_pre_attn_scalar": 256},
+        "Gemma2Attention. has scaling 0.0625 on.*asks for 0.25 .*qk_exponent=-1 in",
+    ),
     "hf:gpt2": (GPT2, {"scale_attn_weights": False}, "'transformer.h.0.attn'.*has scaling 1 on"),
-    "hf:gpt2 by layer": (GPT2, {"scale_attn_by_inverse_layer_idx": True},
-                         "'transformer.h.1.attn'.*has scaling 0.125 on.*asks for 0.25"),
-    "hf:cohere": ({**SIZES, **IDS, "logit_scale": 1.0}, {"logit_scale": 0.0625},
-                  "CohereForCausalLM. has logit_scale 0.0625 in the forward pass, where the plan "
-                  "has 1: set it to that, by the config"),
+    "hf:gpt2 by layer": (
+        GPT2,
+        {"scale_attn_by_inverse_layer_idx": True},
+        "'transformer.h.1.attn'.*has scaling 0.125 on.*asks for 0.25",
+    ),
+    "hf:cohere": (
+        {**SIZES, **IDS, "logit_scale": 1.0},
+        {"logit_scale": 0.0625},
+        "CohereForCausalLM. has logit_scale 0.0625 in the forward pass, where the plan "
+        "has 1: set it to that, by the config",
+    ),
     "hf:whisper": (WHISPER, {"scale_embedding": True}, "has embed_scale 8 in the forward pass"),
     "hf:granite embeds": (GRANITE, {"embedding_multiplier": 12.0}, "has embedding_multiplier 12"),
     "hf:granite adds": (GRANITE, {"residual_multiplier": 0.22}, "has residual_multiplier 0.22"),
-    "hf:granite divides": (GRANITE, {"logits_scaling": 8.0},
-                           "'config' .GraniteConfig. has logits_scaling 8 in"),
-}  # fmt: skip
+    "hf:granite divides": (
+        GRANITE,
+        {"logits_scaling": 8.0},
+        "'config' .GraniteConfig. has logits_scaling 8 in",
+    ),
+}
 
 
 def of_heads_of_16(model, rule=None, **applied):
@@ -53,9 +83,14 @@ def test_the_head_dimension_of_a_stock_model_decides_what_attention_scale_it_may
     for block in model.transformer.h:
         block.attn.scaling = 1 / 32
     build = lambda value, **more: plan(
-        model, rules_for(model), Everett("mup", 64, 32), lr=1.0, absorb_multipliers=True,
-        applied={"attention_scale": value}, **more,
-    )  # fmt: skip
+        model,
+        rules_for(model),
+        Everett("mup", 64, 32),
+        lr=1.0,
+        absorb_multipliers=True,
+        applied={"attention_scale": value},
+        **more,
+    )
     assert build(1 / 32).forward[0].head_dim == 32
     with pytest.raises(PlanError, match="is 0.0625, but Everett has 0.03125 for head dimension 32"):
         build(1 / 16)
@@ -191,9 +226,17 @@ def test_an_attention_of_ones_own_may_be_fused_and_read_its_scale():
         plan(model, rules, Everett("mup", 64, 64), **options)
 
 
-T5_SIZES = {"vocab_size": 96, "d_model": 64, "d_kv": 16, "d_ff": 64, "num_layers": 2,
-            "num_decoder_layers": 2, "num_heads": 2, "decoder_start_token_id": 0,
-            "pad_token_id": 0}  # fmt: skip
+T5_SIZES = {
+    "vocab_size": 96,
+    "d_model": 64,
+    "d_kv": 16,
+    "d_ff": 64,
+    "num_layers": 2,
+    "num_decoder_layers": 2,
+    "num_heads": 2,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+}
 
 
 @pytest.mark.parametrize("kind", ["t5", "mt5", "longt5", "switch_transformers"])

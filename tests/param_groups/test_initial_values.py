@@ -103,8 +103,10 @@ def test_deviations_scale_the_same_draw():
 @pytest.mark.parametrize("padding", [2, -1])
 def test_the_row_of_padding_is_zero_and_no_other_value_changes(owner, padding):
     """Whichever of a tied tensor's modules has it; a name's other rows are drawn as without it."""
-    models = [nn.ModuleDict({"tokens": nn.Embedding(5, WIDTH), "readout": nn.Embedding(5, WIDTH)})
-              for _ in range(2)]  # fmt: skip
+    models = [
+        nn.ModuleDict({"tokens": nn.Embedding(5, WIDTH), "readout": nn.Embedding(5, WIDTH)})
+        for _ in range(2)
+    ]
     models[1][owner] = nn.Embedding(5, WIDTH, padding_idx=padding)
     for model in models:
         model["readout"].weight = model["tokens"].weight
@@ -258,8 +260,14 @@ def test_absorbed_multipliers_train_the_same(name, optimizer, mode):
 
 def test_absorbing_lets_bordelons_rules_run_on_plain_layers():
     model = Head()
-    result = plan(model, HEAD_RULES, Bordelon(4, 2, 3), lr=1.0, absorb_multipliers=True,
-                  applied={"residual_multiplier": 1 / 3})
+    result = plan(
+        model,
+        HEAD_RULES,
+        Bordelon(4, 2, 3),
+        lr=1.0,
+        absorb_multipliers=True,
+        applied={"residual_multiplier": 1 / 3},
+    )
     result.initialise(model, seed=0)
     # Adam, n = 8, L = 3: rate n^(-1/2) times the multiplier, sqrt(n) for positions.
     assert result["positions.weight"].lr == pytest.approx(1.0)

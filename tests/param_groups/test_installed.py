@@ -44,13 +44,23 @@ def installed(tmp_path_factory):
     for name in ("pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, source)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    run(*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), ".",
-        cwd=source)  # fmt: skip
+    run(
+        *pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(folder), ".", cwd=source
+    )
     (wheel,) = folder.glob("*.whl")
     venv.create(folder / "venv", symlinks=True)
     (packages,) = folder.glob("venv/lib/python*/site-packages")
-    run(*pip, "--python", str(folder / "venv" / "bin" / "python"), "install", "-q", "--no-deps",
-        "--no-index", str(wheel), cwd=folder)  # fmt: skip
+    run(
+        *pip,
+        "--python",
+        str(folder / "venv" / "bin" / "python"),
+        "install",
+        "-q",
+        "--no-deps",
+        "--no-index",
+        str(wheel),
+        cwd=folder,
+    )
     (packages / "torch_of_the_tests.pth").write_text("\n".join(site.getsitepackages()))
     return wheel, folder / "venv" / "bin"
 
@@ -71,8 +81,9 @@ def test_the_command_of_the_wheel_needs_no_torch(installed, tmp_path):
     elsewhere = packages / "torch_of_the_tests.pth"
     hidden = elsewhere.rename(tmp_path / "hidden")
     try:
-        table = json.loads(run(str(installed[1] / "param-groups"), "exponents", "--json",
-            cwd=tmp_path))  # fmt: skip
+        table = json.loads(
+            run(str(installed[1] / "param-groups"), "exponents", "--json", cwd=tmp_path)
+        )
     finally:
         hidden.rename(elsewhere)
     assert table["mup"]["hidden"]["lr"]["adam"]["full"] == "-1"

@@ -25,9 +25,19 @@ def hf(kind, config, **settings):
 
 def t5(width, **more):
     """With an lm_head of its own, which the config does not give it."""
-    model = hf("T5ForConditionalGeneration", "T5Config", vocab_size=96, d_model=width, d_kv=16,
-               d_ff=64, num_layers=2, num_heads=2, decoder_start_token_id=0,
-               tie_word_embeddings=False, **more)  # fmt: skip
+    model = hf(
+        "T5ForConditionalGeneration",
+        "T5Config",
+        vocab_size=96,
+        d_model=width,
+        d_kv=16,
+        d_ff=64,
+        num_layers=2,
+        num_heads=2,
+        decoder_start_token_id=0,
+        tie_word_embeddings=False,
+        **more,
+    )
     model.lm_head.weight = nn.Parameter(torch.empty(96, width))
     return model
 
@@ -42,47 +52,114 @@ def llama(name, width, **more):
 
 # name: (rules, model at a width)
 MODELS = {
-    "gpt2": ("GPT2", lambda n: hf("GPT2LMHeadModel", "GPT2Config", vocab_size=96, n_embd=n,
-             n_layer=2, n_head=2, tie_word_embeddings=False, bos_token_id=0, eos_token_id=0)),
+    "gpt2": (
+        "GPT2",
+        lambda n: hf(
+            "GPT2LMHeadModel",
+            "GPT2Config",
+            vocab_size=96,
+            n_embd=n,
+            n_layer=2,
+            n_head=2,
+            tie_word_embeddings=False,
+            bos_token_id=0,
+            eos_token_id=0,
+        ),
+    ),
     "llama": ("LLAMA", lambda n: llama("Llama", n)),
     "mistral": ("LLAMA", lambda n: llama("Mistral", n)),
     "qwen2": ("LLAMA", lambda n: hf("Qwen2ForCausalLM", "Qwen2Config", hidden_size=n, **LLAMA)),
     "qwen3": ("LLAMA", lambda n: llama("Qwen3", n)),
     "gemma2": ("GEMMA", lambda n: llama("Gemma2", n, query_pre_attn_scalar=16)),
     "mixtral": ("LLAMA", lambda n: llama("Mixtral", n, num_local_experts=2)),
-    "gpt_neox": ("GPT_NEOX", lambda n: hf("GPTNeoXForCausalLM", "GPTNeoXConfig", hidden_size=n,
-                 **BERT)),
-    "bert": ("BERT", lambda n: hf("BertForMaskedLM", "BertConfig", hidden_size=n,
-             tie_word_embeddings=False, **BERT)),
-    "bert, classes": ("BERT", lambda n: hf("BertForSequenceClassification", "BertConfig",
-                      hidden_size=n, **BERT)),
-    "roberta": ("BERT", lambda n: hf("RobertaForMaskedLM", "RobertaConfig", hidden_size=n,
-                tie_word_embeddings=False, **BERT)),
+    "gpt_neox": (
+        "GPT_NEOX",
+        lambda n: hf("GPTNeoXForCausalLM", "GPTNeoXConfig", hidden_size=n, **BERT),
+    ),
+    "bert": (
+        "BERT",
+        lambda n: hf(
+            "BertForMaskedLM", "BertConfig", hidden_size=n, tie_word_embeddings=False, **BERT
+        ),
+    ),
+    "bert, classes": (
+        "BERT",
+        lambda n: hf("BertForSequenceClassification", "BertConfig", hidden_size=n, **BERT),
+    ),
+    "roberta": (
+        "BERT",
+        lambda n: hf(
+            "RobertaForMaskedLM", "RobertaConfig", hidden_size=n, tie_word_embeddings=False, **BERT
+        ),
+    ),
     "t5": ("T5", t5),
     "t5, gated": ("T5", lambda n: t5(n, feed_forward_proj="gated-gelu")),
-    "vit": ("HF_VIT", lambda n: hf("ViTForImageClassification", "ViTConfig", hidden_size=n,
-            num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, image_size=32,
-            patch_size=8, num_labels=5)),
-    "whisper": ("WHISPER", lambda n: hf("WhisperForConditionalGeneration", "WhisperConfig",
-                vocab_size=96, d_model=n, encoder_layers=2, decoder_layers=2,
-                encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=64,
-                decoder_ffn_dim=64, num_mel_bins=8, max_source_positions=16,
-                max_target_positions=16, tie_word_embeddings=False, decoder_start_token_id=0,
-                **IDS)),
+    "vit": (
+        "HF_VIT",
+        lambda n: hf(
+            "ViTForImageClassification",
+            "ViTConfig",
+            hidden_size=n,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            intermediate_size=64,
+            image_size=32,
+            patch_size=8,
+            num_labels=5,
+        ),
+    ),
+    "whisper": (
+        "WHISPER",
+        lambda n: hf(
+            "WhisperForConditionalGeneration",
+            "WhisperConfig",
+            vocab_size=96,
+            d_model=n,
+            encoder_layers=2,
+            decoder_layers=2,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=64,
+            decoder_ffn_dim=64,
+            num_mel_bins=8,
+            max_source_positions=16,
+            max_target_positions=16,
+            tie_word_embeddings=False,
+            decoder_start_token_id=0,
+            **IDS,
+        ),
+    ),
     "timm vit": ("TIMM_VIT", lambda n: vit("vit_small_patch16_224", n, img_size=32)),
     "timm deit3": ("TIMM_VIT", lambda n: vit("deit3_small_patch16_224", n, img_size=32)),
     "timm dinov2": ("TIMM_VIT", lambda n: vit("vit_small_patch14_reg4_dinov2", n, img_size=28)),
     "timm eva02": ("TIMM_VIT", lambda n: vit("eva02_tiny_patch14_224", n, img_size=28)),
     "timm siglip": ("TIMM_VIT", lambda n: vit("vit_base_patch16_siglip_224", n, img_size=32)),
-    "timm convnext": ("CONVNEXT", lambda n: timm.create_model("convnext_atto", depths=(1, 1, 1, 1),
-                      dims=(n // 4, n // 2, n, 2 * n), num_classes=5)),
-    "timm convnextv2": ("CONVNEXT", lambda n: timm.create_model("convnextv2_atto",
-                        depths=(1, 1, 1, 1), dims=(n // 4, n // 2, n, 2 * n), num_classes=5)),
-    "timm swin": ("SWIN", lambda n: timm.create_model("swin_tiny_patch4_window7_224", img_size=56,
-                  embed_dim=n // 2, depths=(1, 1), num_heads=(1, 2), num_classes=5)),
+    "timm convnext": (
+        "CONVNEXT",
+        lambda n: timm.create_model(
+            "convnext_atto", depths=(1, 1, 1, 1), dims=(n // 4, n // 2, n, 2 * n), num_classes=5
+        ),
+    ),
+    "timm convnextv2": (
+        "CONVNEXT",
+        lambda n: timm.create_model(
+            "convnextv2_atto", depths=(1, 1, 1, 1), dims=(n // 4, n // 2, n, 2 * n), num_classes=5
+        ),
+    ),
+    "timm swin": (
+        "SWIN",
+        lambda n: timm.create_model(
+            "swin_tiny_patch4_window7_224",
+            img_size=56,
+            embed_dim=n // 2,
+            depths=(1, 1),
+            num_heads=(1, 2),
+            num_classes=5,
+        ),
+    ),
     "nn.Transformer": ("TORCH_DECODER", lambda n: nn.Transformer(n, 2, 1, 1, 64)),
     "nn.MultiheadAttention": ("TORCH_DECODER", lambda n: nn.MultiheadAttention(n, 2)),
-}  # fmt: skip
+}
 
 
 def on_meta(build, width):
@@ -138,8 +215,12 @@ def test_tensors_that_more_heads_come_to_share_are_refused_where_gradients_count
 
     def model(kind, heads, key_heads, head_dim=16):
         n = heads * head_dim
-        own = {"num_attention_heads": heads, "num_key_value_heads": key_heads,
-               "intermediate_size": 2 * n, "head_dim": head_dim}  # fmt: skip
+        own = {
+            "num_attention_heads": heads,
+            "num_key_value_heads": key_heads,
+            "intermediate_size": 2 * n,
+            "head_dim": head_dim,
+        }
         build = lambda n: hf(f"{kind}ForCausalLM", f"{kind}Config", hidden_size=n, **LLAMA | own)
         return on_meta(build, n)
 
@@ -184,10 +265,14 @@ def test_a_base_needs_the_same_tensors_and_the_base_width():
 @pytest.mark.parametrize(
     ("case", "batch"),
     [
-        ("gpt2", TEXT), ("mixtral", TEXT), ("bert", TEXT), ("timm deit3", IMAGE),
-        ("timm convnext", IMAGE), ("timm swin", torch.randn(1, 3, 56, 56)),
+        ("gpt2", TEXT),
+        ("mixtral", TEXT),
+        ("bert", TEXT),
+        ("timm deit3", IMAGE),
+        ("timm convnext", IMAGE),
+        ("timm swin", torch.randn(1, 3, 56, 56)),
     ],
-)  # fmt: skip
+)
 def test_planned_models_train(case, batch):
     model = MODELS[case][1](32)
     rules = rules_for(model)
@@ -244,8 +329,11 @@ def test_a_layer_scale_whose_start_cannot_be_read_is_an_error_with_ways_out():
         values.stages[1].blocks[0].gamma.fill_(0.5)  # each holds one number
     with torch.device("meta"):
         meta = convnext()
-    for model, why in ((trained, "its likes hold several"), (values, "its likes hold several"),
-                       (meta, "is on the meta device")):  # fmt: skip
+    for model, why in (
+        (trained, "its likes hold several"),
+        (values, "its likes hold several"),
+        (meta, "is on the meta device"),
+    ):
         message = f"'stages.0.blocks.0.gamma' .*{why}.*present.CONVNEXT_RULES"
         with pytest.raises(PlanError, match=message) as error:
             rules_for(model)
@@ -301,8 +389,9 @@ def test_lora_trains_its_factors_and_keeps_the_frozen_weights():
 
 
 def test_a_tied_model_is_refused_with_the_way_out_at_its_own_width():
-    tied = lambda n: hf("GPT2LMHeadModel", "GPT2Config", vocab_size=96, n_embd=n, n_layer=1,
-                        n_head=2)  # fmt: skip
+    tied = lambda n: hf(
+        "GPT2LMHeadModel", "GPT2Config", vocab_size=96, n_embd=n, n_layer=1, n_head=2
+    )
     model, base = on_meta(tied, 64), on_meta(tied, 16)
     with pytest.raises(PlanError, match="tied to lm_head.weight; name it once.*tie_word_emb"):
         assign(model, CATALOGUE["GPT2_RULES"])
@@ -324,9 +413,13 @@ def test_a_model_that_no_list_fits_or_several_do_is_sent_to_suggest(name, fit):
 
 def test_the_readmes_example_of_a_depth_rule_plans_a_llama():
     config = transformers.LlamaConfig(
-        hidden_size=256, intermediate_size=512, num_hidden_layers=8, num_attention_heads=4,
-        vocab_size=16, tie_word_embeddings=False,
-    )  # fmt: skip
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        vocab_size=16,
+        tie_word_embeddings=False,
+    )
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(config)
     text = (Path(__file__).parents[2] / "param_groups/README.md").read_text()

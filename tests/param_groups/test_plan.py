@@ -104,17 +104,22 @@ ROOT = math.sqrt(2)
 EMBEDDED, HIDDEN = (0.1 / ROOT, 1e-8 / ROOT), (0.05, 0.5e-8)
 MUP_ROWS = {
     "tokens.weight": (
-        ("token_embedding", (11, 8), (1, 8), 0.0, 8**-0.5, "normal", 8**0.5), EMBEDDED),
+        ("token_embedding", (11, 8), (1, 8), 0.0, 8**-0.5, "normal", 8**0.5),
+        EMBEDDED,
+    ),
     "positions.weight": (
-        ("position_embedding", (5, 8), (1, 8), 0.0, 8**-0.5, "normal", 8**0.5), EMBEDDED),
+        ("position_embedding", (5, 8), (1, 8), 0.0, 8**-0.5, "normal", 8**0.5),
+        EMBEDDED,
+    ),
     "blocks.1.norm.weight": (
-        ("norm_scale", (8,), (1, 8), 8**-0.5, 0.0, "constant", 8**0.5), EMBEDDED),
+        ("norm_scale", (8,), (1, 8), 8**-0.5, 0.0, "constant", 8**0.5),
+        EMBEDDED,
+    ),
     "blocks.1.query.weight": (("query", (8, 8), (8, 8), 0.0, 8**-0.5, "normal", 1.0), HIDDEN),
     "blocks.1.up.weight": (("mlp_in", (32, 8), (8, 32), 0.0, 8**-0.5, "normal", 1.0), HIDDEN),
     "blocks.1.down.weight": (("mlp_out", (8, 32), (32, 8), 0.0, 32**-0.5, "normal", 1.0), HIDDEN),
-    "readout.weight": (
-        ("readout", (11, 8), (8, 11), 0.0, 8**-0.5, "normal", 8**-0.5), EMBEDDED),
-}  # fmt: skip
+    "readout.weight": (("readout", (11, 8), (8, 11), 0.0, 8**-0.5, "normal", 8**-0.5), EMBEDDED),
+}
 
 
 @pytest.mark.parametrize("name", MUP_ROWS)
@@ -330,9 +335,10 @@ def test_tensors_named_by_no_decay_keep_their_size_and_no_step_removes_a_whole_t
     rule, decay = Dinan(WIDTH), {"lr": 0.5, "decay_mode": "global"}
     few = plan(Head(), HEAD_RULES, rule, weight_decay=0.1, no_decay=["pos*", "head.*"], **decay)
     assert [row.name for row in few.rows if row.weight_decay] == ["query.weight"]
-    assert few["query.weight"] == plan(Head(), HEAD_RULES, rule, weight_decay=0.1, **decay)[
-        "query.weight"
-    ]
+    assert (
+        few["query.weight"]
+        == plan(Head(), HEAD_RULES, rule, weight_decay=0.1, **decay)["query.weight"]
+    )
     by_role = ["readout_bias", "readout", "position_embedding", "norm_scale"]  # it has no norm
     assert few == plan(Head(), HEAD_RULES, rule, weight_decay=0.1, no_decay=by_role, **decay)
     with pytest.raises(PlanError, match="'norms.*' names no tensor of the plan, and is no role"):
@@ -389,12 +395,16 @@ def broken(change):
 @pytest.mark.parametrize(
     "data",
     [
-        broken(lambda data: data.pop("rows")), broken(lambda data: data.pop("decay_mode")),
+        broken(lambda data: data.pop("rows")),
+        broken(lambda data: data.pop("decay_mode")),
         broken(lambda data: data.update(colour="red")),
         broken(lambda data: data["rows"][0].pop("lr")),
         broken(lambda data: data["rows"][0].update(colour="red")),
-        {}, {"rows": ["row"]}, [], None,
-    ],  # fmt: skip
+        {},
+        {"rows": ["row"]},
+        [],
+        None,
+    ],
 )
 def test_what_is_not_a_saved_plan_is_an_error(data):
     with pytest.raises(PlanError, match="not a saved plan"):

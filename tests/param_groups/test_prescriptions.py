@@ -27,8 +27,11 @@ COLUMN = {
     for kind in ("full", "none")
     for index, family in enumerate(("sgd", "adam", "adafactor"))
 }
-FAMILY = {"sgd": "sgd", **dict.fromkeys(("adam", "adamw", "adam_atan2"), "adam"),
-          **dict.fromkeys(("adafactor", "adam_param_scaling"), "adafactor")}  # fmt: skip
+FAMILY = {
+    "sgd": "sgd",
+    **dict.fromkeys(("adam", "adamw", "adam_atan2"), "adam"),
+    **dict.fromkeys(("adafactor", "adam_param_scaling"), "adafactor"),
+}
 EMBEDDINGS = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING)
 VECTORS = (Role.NORM_SCALE, Role.NORM_BIAS, Role.HIDDEN_BIAS, Role.READOUT_BIAS)
 BLOCK = (Role.QUERY, Role.KEY, Role.VALUE, Role.ATTENTION_OUTPUT, Role.MLP_IN, Role.MLP_OUT)
@@ -124,10 +127,14 @@ def test_everett_second_mlp_matrix_has_variance_one_over_its_fan_in(name, ratio)
 @pytest.mark.parametrize(
     ("name", "given", "effective"),
     [
-        ("standard", None, 0.01), ("ntk", None, 0.01), ("mup", None, 1.0),
-        ("mean_field", None, 0.01), ("standard", 0.5, 0.5), ("mup", 0.01, 0.01),
+        ("standard", None, 0.01),
+        ("ntk", None, 0.01),
+        ("mup", None, 1.0),
+        ("mean_field", None, 0.01),
+        ("standard", 0.5, 0.5),
+        ("mup", 0.01, 0.01),
         ("mean_field", 1.0, 1.0),
-    ],  # fmt: skip
+    ],
 )
 def test_everett_embeddings_have_the_effective_scale_asked_for(name, given, effective, role):
     for n in (64, 192):
@@ -164,10 +171,14 @@ def test_everett_gammas_multiply_the_rates_of_their_layer_type():
 @pytest.mark.parametrize(
     ("name", "given", "power"),
     [
-        ("standard", None, -0.5), ("ntk", None, -0.5), ("mup", None, -1.0),
-        ("mean_field", None, -1.0), ("mup", -0.5, -0.5), ("standard", -1.0, -1.0),
+        ("standard", None, -0.5),
+        ("ntk", None, -0.5),
+        ("mup", None, -1.0),
+        ("mean_field", None, -1.0),
+        ("mup", -0.5, -0.5),
+        ("standard", -1.0, -1.0),
         ("standard", 0.0, 0.0),
-    ],  # fmt: skip
+    ],
 )
 def test_everett_attention_scales(name, given, power):
     prescription = Everett(name, 256, 128, qk_exponent=given)
@@ -303,11 +314,18 @@ def stem_and_block(**places):
     model = torch.nn.ModuleDict({"stem": torch.nn.Conv2d(3, 8, 4), "mix": torch.nn.Linear(8, 8)})
     model["blocks"] = torch.nn.ModuleList([torch.nn.Linear(8, 8), torch.nn.LayerNorm(8)])
     model["norm"] = torch.nn.LayerNorm(8)
-    roles = {"stem.weight": Role.PATCH_EMBEDDING, "stem.bias": Role.HIDDEN_BIAS,
-             "mix.weight": Role.HIDDEN, "mix.bias": Role.HIDDEN_BIAS,
-             "blocks.0.weight": Role.MLP_IN, "blocks.0.bias": Role.HIDDEN_BIAS,
-             "blocks.1.weight": Role.NORM_SCALE, "blocks.1.bias": Role.HIDDEN_BIAS,
-             "norm.weight": Role.FINAL_NORM_SCALE, "norm.bias": Role.NORM_BIAS}  # fmt: skip
+    roles = {
+        "stem.weight": Role.PATCH_EMBEDDING,
+        "stem.bias": Role.HIDDEN_BIAS,
+        "mix.weight": Role.HIDDEN,
+        "mix.bias": Role.HIDDEN_BIAS,
+        "blocks.0.weight": Role.MLP_IN,
+        "blocks.0.bias": Role.HIDDEN_BIAS,
+        "blocks.1.weight": Role.NORM_SCALE,
+        "blocks.1.bias": Role.HIDDEN_BIAS,
+        "norm.weight": Role.FINAL_NORM_SCALE,
+        "norm.bias": Role.NORM_BIAS,
+    }
     rules = [Rule(name, role, trunk=places.get(name)) for name, role in roles.items()]
     rule = Everett("mup", 8, 8, depth=16, base_depth=4, alpha_depth=0.5)
     applied = {"residual_multiplier": 0.5}
@@ -318,8 +336,14 @@ def stem_and_block(**places):
 def test_everett_over_depth_takes_the_rules_word_for_what_stands_outside_of_branches():
     trunk = dict.fromkeys(("stem.bias", "norm.bias"), True)
     found = stem_and_block(**trunk, **dict.fromkeys(("mix.weight", "mix.bias"), False))
-    inside = {"mix.weight", "mix.bias", "blocks.0.weight", "blocks.0.bias", "blocks.1.weight",
-              "blocks.1.bias"}  # fmt: skip
+    inside = {
+        "mix.weight",
+        "mix.bias",
+        "blocks.0.weight",
+        "blocks.0.bias",
+        "blocks.1.weight",
+        "blocks.1.bias",
+    }
     assert found == {name: 0.5 if name in inside else 1.0 for name in found}
     assert stem_and_block(**trunk, **{"mix.weight": True, "mix.bias": True})["mix.weight"] == 1.0
     for given, message in (
@@ -344,8 +368,13 @@ def test_a_head_dimension_that_is_none_is_an_error(head_dim):
 
 # What moving a multiplier m into the tensor does to rate and epsilon, by optimiser: the gradient
 # shrinks by m, and Adafactor adds epsilon to its square.
-ABSORBED = {"sgd": (2, 1), "adam": (1, 1), "adam_atan2": (1, 1), "adafactor": (0, 2),
-            "adam_param_scaling": (0, 1)}  # fmt: skip
+ABSORBED = {
+    "sgd": (2, 1),
+    "adam": (1, 1),
+    "adam_atan2": (1, 1),
+    "adafactor": (0, 2),
+    "adam_param_scaling": (0, 1),
+}
 
 
 @pytest.mark.parametrize("m", [4.0, 0.125])
@@ -383,14 +412,22 @@ def test_equivalent_parameterizations_are_one_after_absorbing(pair, optimizer, a
 
 def test_a_number_in_the_name_of_a_stem_makes_no_block_of_it():
     """Blocks are the lists that hold the matrices of attention or an MLP."""
-    model = torch.nn.ModuleDict({"stem": torch.nn.Sequential(
-        torch.nn.Linear(3, 8, bias=False), torch.nn.Linear(8, 8, bias=False))})
+    model = torch.nn.ModuleDict(
+        {
+            "stem": torch.nn.Sequential(
+                torch.nn.Linear(3, 8, bias=False), torch.nn.Linear(8, 8, bias=False)
+            )
+        }
+    )
     model["blocks"] = torch.nn.ModuleList([torch.nn.Linear(8, 8)])
     rule = Everett("mup", 8, 8, depth=4, alpha_depth=0.5)
     for told in (None, True):
-        rules = [Rule("stem.0.weight", Role.PATCH_EMBEDDING), Rule("*.bias", Role.HIDDEN_BIAS),
-                 Rule("stem.1.weight", Role.HIDDEN, trunk=told),
-                 Rule("blocks.*.weight", Role.MLP_IN)]  # fmt: skip
+        rules = [
+            Rule("stem.0.weight", Role.PATCH_EMBEDDING),
+            Rule("*.bias", Role.HIDDEN_BIAS),
+            Rule("stem.1.weight", Role.HIDDEN, trunk=told),
+            Rule("blocks.*.weight", Role.MLP_IN),
+        ]
         make = functools.partial(
             plan, model, rules, rule, lr=1.0, applied={"residual_multiplier": 0.5}
         )

@@ -20,8 +20,10 @@ RULES = (
 def movement(width: int, parameterization: str, optimizer: str) -> float:
     """RMS of the change of the logits that one step of the bias causes."""
     model = nn.Sequential(
-        nn.Linear(INPUTS, width, bias=False), nn.ReLU(),
-        nn.Linear(width, width, bias=False), nn.ReLU(),
+        nn.Linear(INPUTS, width, bias=False),
+        nn.ReLU(),
+        nn.Linear(width, width, bias=False),
+        nn.ReLU(),
         nn.Linear(width, CLASSES),
     )
     rule = Everett(parameterization, width, 64, optimizer=optimizer)

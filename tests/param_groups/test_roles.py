@@ -173,24 +173,33 @@ def test_equal_tensors_that_are_two_objects_are_two_rows():
     assert rows == [("tokens.weight", ()), ("readout.weight", ())]
 
 
-@pytest.mark.parametrize(("module", "role", "layout", "expected"), [
-    (nn.Linear(6, 10, bias=False), Role.MLP_IN, None, (6, 10)),
-    (nn.Conv2d(3, 12, (4, 5), bias=False), Role.PATCH_EMBEDDING, None, (3 * 4 * 5, 12)),
-    (nn.Embedding(50, 6), Role.TOKEN_EMBEDDING, None, (1, 6)),
-    (nn.LayerNorm(6, bias=False), Role.NORM_SCALE, None, (1, 6)),
-    (nn.Linear(6, 10, bias=False), Role.MLP_OUT, Layout.TRANSPOSED, (10, 6)),
-    (nn.Linear(6, 10, bias=False), Role.READOUT, Layout.TABLE, (1, 6)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("module", "role", "layout", "expected"),
+    [
+        (nn.Linear(6, 10, bias=False), Role.MLP_IN, None, (6, 10)),
+        (nn.Conv2d(3, 12, (4, 5), bias=False), Role.PATCH_EMBEDDING, None, (3 * 4 * 5, 12)),
+        (nn.Embedding(50, 6), Role.TOKEN_EMBEDDING, None, (1, 6)),
+        (nn.LayerNorm(6, bias=False), Role.NORM_SCALE, None, (1, 6)),
+        (nn.Linear(6, 10, bias=False), Role.MLP_OUT, Layout.TRANSPOSED, (10, 6)),
+        (nn.Linear(6, 10, bias=False), Role.READOUT, Layout.TABLE, (1, 6)),
+    ],
+)
 def test_fans_follow_the_layout(module, role, layout, expected):
     assert one(module, "tensor", Rule("tensor.weight", role, layout)).fans == expected
 
 
-@pytest.mark.parametrize(("shape", "layout", "expected"), [
-    ((1, 197, 6), Layout.TABLE, (1, 6)), ((8, 6), Layout.TABLE, (1, 6)),
-    ((6,), Layout.VECTOR, (1, 6)), ((6, 18), Layout.TRANSPOSED, (6, 18)),
-    ((5, 3, 2), Layout.LINEAR, (3 * 2, 5)), ((4, 5, 6), Layout.EXPERTS, (6, 5)),
-    ((4, 5, 6), Layout.EXPERTS_TRANSPOSED, (5, 6)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "layout", "expected"),
+    [
+        ((1, 197, 6), Layout.TABLE, (1, 6)),
+        ((8, 6), Layout.TABLE, (1, 6)),
+        ((6,), Layout.VECTOR, (1, 6)),
+        ((6, 18), Layout.TRANSPOSED, (6, 18)),
+        ((5, 3, 2), Layout.LINEAR, (3 * 2, 5)),
+        ((4, 5, 6), Layout.EXPERTS, (6, 5)),
+        ((4, 5, 6), Layout.EXPERTS_TRANSPOSED, (5, 6)),
+    ],
+)
 def test_fans_of_shapes(shape, layout, expected):
     assert fans("tensor", shape, layout) == expected
 
@@ -200,9 +209,15 @@ def test_a_stack_of_experts_has_three_axes():
         fans("w", (5, 6), Layout.EXPERTS)
 
 
-@pytest.mark.parametrize(("shape", "layout"), [
-    ((), Layout.VECTOR), ((6,), Layout.LINEAR), ((6,), Layout.TABLE), ((6,), Layout.TRANSPOSED),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((), Layout.VECTOR),
+        ((6,), Layout.LINEAR),
+        ((6,), Layout.TABLE),
+        ((6,), Layout.TRANSPOSED),
+    ],
+)
 def test_too_few_axes_are_an_error_that_shows_the_shape(shape, layout):
     with pytest.raises(PlanError, match="'gain'.*too few axes") as error:
         fans("gain", shape, layout)
@@ -268,8 +283,17 @@ VITS = {
     "normalised queries and keys": ({"qk_norm": True}, 8 + 24 + 2 * 4),
     "norm before the blocks": ({"pre_norm": True}, 8 - 1 + 2 + 24),
     "no head": ({"num_classes": 0}, 6 + 24),
-    "the paper's": ({"class_token": False, "global_pool": "avg", "qkv_bias": False,
-                     "proj_bias": False, "norm_layer": PLAIN_NORM, "fc_norm": False}, 5 + 2 * 4),
+    "the paper's": (
+        {
+            "class_token": False,
+            "global_pool": "avg",
+            "qkv_bias": False,
+            "proj_bias": False,
+            "norm_layer": PLAIN_NORM,
+            "fc_norm": False,
+        },
+        5 + 2 * 4,
+    ),
 }
 
 
@@ -327,7 +351,8 @@ def test_torch_decoders_are_covered(bias):
 
 def test_torch_decoder_roles_are_the_right_ones():
     model = TorchDecoder(depth=1)
-    expected = typed("""
+    expected = typed(
+        """
         token_embedding: tokens.weight
         position_embedding: positions.weight
         qkv: L.self_attn.in_proj_weight
@@ -340,7 +365,8 @@ def test_torch_decoder_roles_are_the_right_ones():
         norm_bias: L.norm1.bias L.norm2.bias norm.bias
         readout: readout.weight
         readout_bias: readout.bias
-    """.replace("L.", "layers.layers.0."))
+    """.replace("L.", "layers.layers.0.")
+    )
     assert roles_of(model, present(TORCH_DECODER_RULES, model)) == expected
 
 
@@ -349,8 +375,9 @@ def gpt2():
 
     config = {"n_embd": 12, "n_head": 3, "n_layer": 1, "vocab_size": 20, "n_positions": 8}
     with torch.device("meta"):
-        return GPT2LMHeadModel(GPT2Config(**config, bos_token_id=0, eos_token_id=0,
-                                          tie_word_embeddings=False))
+        return GPT2LMHeadModel(
+            GPT2Config(**config, bos_token_id=0, eos_token_id=0, tie_word_embeddings=False)
+        )
 
 
 def test_gpt2_roles_and_transposed_layers_are_the_right_ones():
@@ -384,10 +411,18 @@ def test_llama_and_its_likes_are_covered(kind):
     import transformers
 
     config = getattr(transformers, f"{kind}Config")(
-        hidden_size=12, num_attention_heads=3, num_key_value_heads=1, num_hidden_layers=1,
-        head_dim=4, intermediate_size=20, vocab_size=16, tie_word_embeddings=False,
-        bos_token_id=0, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
+        hidden_size=12,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        num_hidden_layers=1,
+        head_dim=4,
+        intermediate_size=20,
+        vocab_size=16,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
     with torch.device("meta"):
         model = getattr(transformers, f"{kind}ForCausalLM")(config)
     assignments = {a.name: a for a in assign(model, present(LLAMA_RULES, model))}
@@ -407,8 +442,11 @@ def test_llama_and_its_likes_are_covered(kind):
         "lm_head.weight": (Role.READOUT, 12, 16),
     }
     assert {n: (a.role, *a.fans) for n, a in assignments.items() if n in expected} == expected
-    others = {name.rpartition("self_attn.")[2]: a.role for name, a in assignments.items()
-              if name not in expected}
+    others = {
+        name.rpartition("self_attn.")[2]: a.role
+        for name, a in assignments.items()
+        if name not in expected
+    }
     assert others == {
         "Qwen2": dict.fromkeys(("q_proj.bias", "k_proj.bias", "v_proj.bias"), Role.HIDDEN_BIAS),
         "Qwen3": dict.fromkeys(("q_norm.weight", "k_norm.weight"), Role.NORM_SCALE),

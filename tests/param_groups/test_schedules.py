@@ -107,7 +107,7 @@ def timm_cosine(**settings):
         timm_cosine(warmup_t=3, warmup_lr_init=1e-3),
     ],
     ids=["OneCycleLR(max_lr)", "CosineAnnealingLR(eta_min)", "timm lr_min", "timm warmup_lr_init"],
-)  # fmt: skip
+)
 def test_schedulers_of_absolute_rates_are_found(make):
     """The plan's rates are 8 to 1; each of these makes them equal somewhere."""
     numbers, optimizer = prepared()

@@ -21,8 +21,13 @@ def test_what_is_certain_agrees_with_the_shipped_rules(name):
         model = shipped.stock(name, **stock.sizes(name, 64))
     found = suggest(model)
     mine, theirs = read(model, found.rules), read(model, rules_for(model))
-    doubted = {tensor for rule in found.rules if rule.pattern in found.doubts
-               for tensor in mine if rule.matches(tensor)}
+    doubted = {
+        tensor
+        for rule in found.rules
+        if rule.pattern in found.doubts
+        for tensor in mine
+        if rule.matches(tensor)
+    }
     assert {tensor for tensor in theirs if mine[tensor] != theirs[tensor]} <= doubted
     assert len(doubted) < len(theirs) / 4
 
@@ -50,8 +55,9 @@ def test_a_tied_readout_is_named_once_and_marked():
     found = suggest(model)
     assert "tied to lm_head.weight" in found.doubts["transformer.wte.weight"]
     assert read(model, found.rules)["transformer.wte.weight"] == (
-        Role.TOKEN_EMBEDDING, Layout.TABLE,
-    )  # fmt: skip
+        Role.TOKEN_EMBEDDING,
+        Layout.TABLE,
+    )
 
 
 def test_a_norm_is_judged_by_what_it_does():
@@ -66,8 +72,9 @@ def test_a_norm_is_judged_by_what_it_does():
     model = nn.ModuleDict({"plain": Norm(0), "added": Norm(1)})
     before = torch.get_rng_state()
     assert {rule.pattern: rule.role for rule in suggest(model).rules} == {
-        "plain.weight": Role.NORM_SCALE, "added.weight": Role.NORM_BIAS,
-    }  # fmt: skip
+        "plain.weight": Role.NORM_SCALE,
+        "added.weight": Role.NORM_BIAS,
+    }
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -76,8 +83,9 @@ def test_a_batch_norm_is_read_without_counting_what_it_is_shown(mode):
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Conv2d(8, 8, 1), nn.BatchNorm2d(8))
     getattr(model, mode)()
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    assert {rule.role for rule in suggest(model).rules if rule.pattern in ("1.weight", "3.weight")
-            } == {Role.NORM_SCALE}  # fmt: skip
+    assert {
+        rule.role for rule in suggest(model).rules if rule.pattern in ("1.weight", "3.weight")
+    } == {Role.NORM_SCALE}
     with pytest.raises(PlanError, match="print.suggest"):
         rules_for(model)
     for name, value in model.state_dict().items():
@@ -85,10 +93,14 @@ def test_a_batch_norm_is_read_without_counting_what_it_is_shown(mode):
 
 
 @pytest.mark.parametrize("read_rules", [suggest, rules_for])
-@pytest.mark.parametrize(("model", "message"), [
-    (None, "a model is an nn.Module, got NoneType"), ([nn.Linear(2, 2)], "an nn.Module, got list"),
-    (nn.DataParallel(nn.Linear(2, 2)), "inside a DataParallel wrapper; plan the unwrapped"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (None, "a model is an nn.Module, got NoneType"),
+        ([nn.Linear(2, 2)], "an nn.Module, got list"),
+        (nn.DataParallel(nn.Linear(2, 2)), "inside a DataParallel wrapper; plan the unwrapped"),
+    ],
+)
 def test_what_is_no_model_and_a_wrapped_one_are_one_line(read_rules, model, message):
     with pytest.raises(PlanError, match=message):
         read_rules(model)
@@ -133,16 +145,30 @@ def test_bare_lora_factors_are_read_by_name_and_marked_where_the_rank_is_not_sma
     }
 
 
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "head_dim": 16,
-         "num_key_value_heads": 2, "vocab_size": 40, "pad_token_id": 0}  # fmt: skip
+SMALL = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+    "vocab_size": 40,
+    "pad_token_id": 0,
+}
 
 
-@pytest.mark.parametrize("name, router, layout, more", [
-    ("hf:mixtral", "gate", Layout.EXPERTS, {"num_local_experts": 4, "intermediate_size": 48}),
-    ("hf:olmoe", "gate", Layout.EXPERTS, {"num_experts": 4, "intermediate_size": 32}),
-    ("hf:gpt_oss", "router", Layout.EXPERTS_TRANSPOSED,
-     {"num_local_experts": 4, "intermediate_size": 32}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, router, layout, more",
+    [
+        ("hf:mixtral", "gate", Layout.EXPERTS, {"num_local_experts": 4, "intermediate_size": 48}),
+        ("hf:olmoe", "gate", Layout.EXPERTS, {"num_experts": 4, "intermediate_size": 32}),
+        (
+            "hf:gpt_oss",
+            "router",
+            Layout.EXPERTS_TRANSPOSED,
+            {"num_local_experts": 4, "intermediate_size": 32},
+        ),
+    ],
+)
 def test_routers_and_stacks_of_experts_are_recognised(name, router, layout, more):
     """Of equal width and hidden size a stack is square; it is stored as the one beside it."""
     with torch.device("meta"):
@@ -196,16 +222,29 @@ class MaskedNorm(nn.Module):
 
 
 def test_what_names_shapes_and_layers_say_besides():
-    model = nn.ModuleDict({
-        "moe": nn.ModuleDict({"gate": nn.Linear(8, 4), "experts": nn.Linear(8, 8)}),
-        "bare": Bare(), "masked": MaskedNorm(), "qkv": nn.Linear(8, 20), "fc1": nn.Conv2d(8, 16, 1),
-        "decoder": nn.Linear(8, 20), "attention": nn.MultiheadAttention(8, 2, kdim=4, vdim=4),
-        "stem": nn.Conv2d(4, 8, 2), "conv": nn.Conv2d(5, 8, 2), "fc2": nn.Conv1d(8, 8, 1),
-        "MLP": nn.ModuleDict({"proj": nn.Linear(8, 8)}),
-        "blocks": nn.ModuleList([nn.ModuleDict({
-            "odd": nn.Linear(8, 20), "fc1": nn.Linear(8, 32), "fc2": nn.Linear(32, 8)})]),
-        "up": nn.Linear(20, 32),
-    })  # fmt: skip
+    model = nn.ModuleDict(
+        {
+            "moe": nn.ModuleDict({"gate": nn.Linear(8, 4), "experts": nn.Linear(8, 8)}),
+            "bare": Bare(),
+            "masked": MaskedNorm(),
+            "qkv": nn.Linear(8, 20),
+            "fc1": nn.Conv2d(8, 16, 1),
+            "decoder": nn.Linear(8, 20),
+            "attention": nn.MultiheadAttention(8, 2, kdim=4, vdim=4),
+            "stem": nn.Conv2d(4, 8, 2),
+            "conv": nn.Conv2d(5, 8, 2),
+            "fc2": nn.Conv1d(8, 8, 1),
+            "MLP": nn.ModuleDict({"proj": nn.Linear(8, 8)}),
+            "blocks": nn.ModuleList(
+                [
+                    nn.ModuleDict(
+                        {"odd": nn.Linear(8, 20), "fc1": nn.Linear(8, 32), "fc2": nn.Linear(32, 8)}
+                    )
+                ]
+            ),
+            "up": nn.Linear(20, 32),
+        }
+    )
     first = "PATCH_EMBEDDING if its inputs do not grow with the width"
     uncertain = "the layer's role is uncertain"
     last = "READOUT if its outputs do not grow with the width"
@@ -217,18 +256,26 @@ def test_what_names_shapes_and_layers_say_besides():
         "masked.weight": (Role.NORM_SCALE, "is it the scale of a norm that starts at 1?"),
         "qkv.weight": (Role.QKV, "other than three parts of one size"),
         "decoder.weight": (Role.READOUT, ""),
-        "fc1.weight": (Role.MLP_IN, first), "fc2.weight": (Role.MLP_OUT, last),
+        "fc1.weight": (Role.MLP_IN, first),
+        "fc2.weight": (Role.MLP_OUT, last),
         "attention.q_proj_weight": (Role.QUERY, ""),
         "stem.weight": (Role.PATCH_EMBEDDING, ""),
-        "conv.weight": (Role.HIDDEN, first), "MLP.proj.weight": (Role.MLP_OUT, last),
-        "up.weight": (Role.MLP_IN, first), "up.bias": (Role.HIDDEN_BIAS, uncertain),
-        "blocks.0.fc1.weight": (Role.MLP_IN, ""), "blocks.0.fc2.weight": (Role.MLP_OUT, ""),
+        "conv.weight": (Role.HIDDEN, first),
+        "MLP.proj.weight": (Role.MLP_OUT, last),
+        "up.weight": (Role.MLP_IN, first),
+        "up.bias": (Role.HIDDEN_BIAS, uncertain),
+        "blocks.0.fc1.weight": (Role.MLP_IN, ""),
+        "blocks.0.fc2.weight": (Role.MLP_OUT, ""),
         "blocks.0.odd.weight": (Role.MLP_IN, "judged by its shape alone"),
-    }  # fmt: skip
+    }
     found = suggest(model)
     roles = read(model, found.rules)
-    doubts = {name: doubt for rule, doubt in found.doubts.items()
-              for name in expected if Rule(rule, Role.HIDDEN).matches(name)}  # fmt: skip
+    doubts = {
+        name: doubt
+        for rule, doubt in found.doubts.items()
+        for name in expected
+        if Rule(rule, Role.HIDDEN).matches(name)
+    }
     assert {name: (roles[name][0], doubts.get(name, "")) for name in expected} == expected
 
 

@@ -179,8 +179,9 @@ def test_a_module_may_apply_an_attention_scale_and_the_factor_of_its_branch():
     rule = Everett("mup", WIDTH, 4, depth=4, alpha_depth=0.5)
     inside = [dataclasses.replace(one, trunk=False) for one in ATTENTION]
     assert plan(Branch(), inside, rule, lr=0.1).forward == (
-        Factor("attention_scale", 0.25, 4), Factor("residual_multiplier", 0.5)
-    )  # fmt: skip
+        Factor("attention_scale", 0.25, 4),
+        Factor("residual_multiplier", 0.5),
+    )
 
 
 def test_an_attention_scale_that_a_stock_model_lacks_is_an_error_with_three_ways_out():
@@ -228,7 +229,8 @@ def test_a_factor_that_no_module_applies_is_an_error(rule, factor):
 def test_plans_with_other_factors_differ_and_plans_from_before_them_do_not():
     one, other = (made(Attention(size), ATTENTION) for size in (4, 16))
     assert one.differences(other) == [
-        "forward pass: attention_scale 0.25 -> None", "forward pass: attention_scale None -> 0.0625"
+        "forward pass: attention_scale 0.25 -> None",
+        "forward pass: attention_scale None -> 0.0625",
     ]
     old = {key: value for key, value in one.to_dict().items() if key != "forward"}
     assert Plan.from_dict(old).differences(other) == []

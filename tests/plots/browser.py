@@ -13,8 +13,9 @@ class Browser:
     """Chromium without a window, spoken to over a pipe in its DevTools protocol."""
 
     def __init__(self, folder):
-        program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser",
-                                                       "google-chrome"))), None)
+        program = next(
+            filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+        )
         if program is None:
             words = "no chromium on the path: `apt-get install chromium`"
             # .ci/run asks for a browser, so that these tests are not left out unseen.
@@ -22,12 +23,24 @@ class Browser:
         theirs, self.write = os.pipe()
         self.read, answers = os.pipe()
         # 3 and 4 are where it reads and writes; bash moves ours there.
-        words = [program, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-                 "--disable-dev-shm-usage", "--no-first-run", "--remote-debugging-pipe",
-                 f"--user-data-dir={folder}", "about:blank"]
+        words = [
+            program,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--remote-debugging-pipe",
+            f"--user-data-dir={folder}",
+            "about:blank",
+        ]
         self.process = subprocess.Popen(
             ["bash", "-c", f'exec "$@" 3<&{theirs} 4>&{answers}', "bash", *words],
-            pass_fds=(theirs, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            pass_fds=(theirs, answers),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(theirs)
         os.close(answers)
         self.count, self.rest, self.events, self.session = 0, b"", [], None
@@ -57,8 +70,9 @@ class Browser:
 
     def js(self, code):
         """The value of an expression in the page."""
-        answer = self.call("Runtime.evaluate", expression=code, awaitPromise=True,
-                           returnByValue=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
 
@@ -78,10 +92,17 @@ class Browser:
 
     def look(self, width=1600, height=1000, scheme="light"):
         """The size of the window, and whether the reader likes it dark."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height,
-                  deviceScaleFactor=1, mobile=width < 600)
-        self.call("Emulation.setEmulatedMedia",
-                  features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": scheme}],
+        )
 
     def place(self, query):
         """The middle of what a query finds, scrolled to the middle of the window."""
@@ -89,7 +110,8 @@ class Browser:
             f"(() => {{ const found = document.querySelector({query!r});"
             "found.scrollIntoView({block: 'center', behavior: 'instant'});"
             "const box = found.getBoundingClientRect();"
-            "return [box.x + box.width / 2, box.y + box.height / 2]; })()")
+            "return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+        )
 
     def mouse(self, kind, x, y, **params):
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **params)
@@ -102,8 +124,12 @@ class Browser:
 
     def complaints(self):
         """Errors in the console and requests that failed."""
-        bad = ("Runtime.exceptionThrown", "Log.entryAdded", "Runtime.consoleAPICalled",
-               "Network.loadingFailed")
+        bad = (
+            "Runtime.exceptionThrown",
+            "Log.entryAdded",
+            "Runtime.consoleAPICalled",
+            "Network.loadingFailed",
+        )
         return [event for event in self.events if event["method"] in bad]
 
     def close(self):

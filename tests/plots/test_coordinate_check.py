@@ -16,8 +16,11 @@ from plots.__main__ import make
 WIDTHS = (64, 128, 256)
 # Module -> power of the width in its change, and verdict.
 MODULES = {
-    "blocks.0.mlp.down": (0.0, "ok"), "blocks.1.mlp.down": (1.0, "grows"),
-    "blocks.0.norm": (0.0, "ok"), "blocks.1.norm": (0.0, "-"), "readout": (-0.5, "shrinks"),
+    "blocks.0.mlp.down": (0.0, "ok"),
+    "blocks.1.mlp.down": (1.0, "grows"),
+    "blocks.0.norm": (0.0, "ok"),
+    "blocks.1.norm": (0.0, "-"),
+    "readout": (-0.5, "shrinks"),
     "readout along features": (0.0, "expected exception"),
 }
 
@@ -29,16 +32,40 @@ def check(tmp_path):
     for name, (power, verdict) in MODULES.items():
         for quantity, step in (("init", 0), ("change", 1), ("change", 2), ("update", 1)):
             for width in WIDTHS:
-                points += [{"quantity": quantity, "name": name, "part": "", "step": step,
-                            "width": width, "seed": seed, "rms": 4.0**seed * width**power}
-                           for seed in (0, 1)]
+                points += [
+                    {
+                        "quantity": quantity,
+                        "name": name,
+                        "part": "",
+                        "step": step,
+                        "width": width,
+                        "seed": seed,
+                        "rms": 4.0**seed * width**power,
+                    }
+                    for seed in (0, 1)
+                ]
             judged = verdict if quantity == "change" else "ok"
-            slopes.append({"quantity": quantity, "name": name, "part": "", "step": step,
-                           "slope": power, "error": 0.01, "aim": 0.0, "verdict": judged,
-                           "predicted": 0.0 if step == 1 else None, "note": ""})
+            slopes.append(
+                {
+                    "quantity": quantity,
+                    "name": name,
+                    "part": "",
+                    "step": step,
+                    "slope": power,
+                    "error": 0.01,
+                    "aim": 0.0,
+                    "verdict": judged,
+                    "predicted": 0.0 if step == 1 else None,
+                    "note": "",
+                }
+            )
     pd.DataFrame(points).to_csv(tmp_path / "coordinate_check.csv", index=False)
-    result = {"slopes": slopes, "prescription": {"name": "everett", "optimizer": "adam"},
-              "target": ["my/model.py"], "scan": "model.head_dim"}
+    result = {
+        "slopes": slopes,
+        "prescription": {"name": "everett", "optimizer": "adam"},
+        "target": ["my/model.py"],
+        "scan": "model.head_dim",
+    }
     (tmp_path / "coordinate_check.json").write_text(json.dumps(result))
     return tmp_path
 
@@ -50,17 +77,31 @@ def test_of_repeated_blocks_the_worst_is_drawn_and_said(check):
     assert chosen["blocks.0.norm"] == "ok" and len(chosen) == 4
     _, *found = figure.findings(data)
     assert [line.name for line in found] == [
-        "blocks.1.mlp.down: change, step 1", "blocks.0.norm: initial RMS",
-        "readout: change, step 1", "readout along features: change, step 1",
+        "blocks.1.mlp.down: change, step 1",
+        "blocks.0.norm: initial RMS",
+        "readout: change, step 1",
+        "readout along features: change, step 1",
     ]
     assert (found[0].measured, found[0].published) == ("+1.00 ± 0.01", "+0.00")
     assert [line.verdict for line in found] == ["grows", "ok", "shrinks", "expected exception"]
 
 
 def test_the_files_that_a_check_writes_are_drawn(tmp_path):
-    points = [Coordinate("change", f"blocks.{block}.mlp.down", "hidden", step, width, seed,
-                         (1 + seed / 9) * width**block)
-              for block in (0, 1) for step in (1, 2) for width in WIDTHS for seed in (0, 1)]
+    points = [
+        Coordinate(
+            "change",
+            f"blocks.{block}.mlp.down",
+            "hidden",
+            step,
+            width,
+            seed,
+            (1 + seed / 9) * width**block,
+        )
+        for block in (0, 1)
+        for step in (1, 2)
+        for width in WIDTHS
+        for seed in (0, 1)
+    ]
     plan = Plan((), {"name": "mine"}, 0.1, 1e-8, 0.0, "global")
     measured = Measurement(points, dict.fromkeys(WIDTHS, plan))
     coordinate_check.write(tmp_path, measured, fit(measured), {"widths": WIDTHS})
@@ -76,7 +117,7 @@ def test_lines_are_geometric_means_over_seeds(check):
 
 
 def test_a_panel_says_its_verdict_and_dashes_what_is_predicted(check):
-    (name, drawn), = figure.draw(figure.read([check]))
+    ((name, drawn),) = figure.draw(figure.read([check]))
     assert name == "coordinate_check"
     assert drawn.get_suptitle() == "coordinate check of model.py: everett, adam"
     assert {axis.get_xlabel() for axis in drawn.axes if axis.get_visible()} == {"head dim"}
@@ -93,15 +134,18 @@ def test_the_figure_lies_next_to_its_table_and_is_the_same_twice(check, tmp_path
     assert all(one.read_bytes() == other.read_bytes() for one, other in zip(first, second))
 
 
-@pytest.mark.parametrize("file, text, message", [
-    ("csv", None, "cannot read the table"),
-    ("csv", "a,b\n1,2\n", "no column 'quantity'; is it the coordinate_check.csv of the check?"),
-    ("csv", ",".join(figure.COLUMNS) + "\n", "no runs in it; run the check first"),
-    ("json", "{", "no slopes of a check"),
-    ("json", "{}", "no slopes of a check (KeyError('slopes')); run it again"),
-    ("json", '{"slopes": [{"verdict": "odd"}]}', "verdict 'odd'; expected one of not finite,"),
-    ("json", None, "no slopes of a check"),
-])
+@pytest.mark.parametrize(
+    "file, text, message",
+    [
+        ("csv", None, "cannot read the table"),
+        ("csv", "a,b\n1,2\n", "no column 'quantity'; is it the coordinate_check.csv of the check?"),
+        ("csv", ",".join(figure.COLUMNS) + "\n", "no runs in it; run the check first"),
+        ("json", "{", "no slopes of a check"),
+        ("json", "{}", "no slopes of a check (KeyError('slopes')); run it again"),
+        ("json", '{"slopes": [{"verdict": "odd"}]}', "verdict 'odd'; expected one of not finite,"),
+        ("json", None, "no slopes of a check"),
+    ],
+)
 def test_a_folder_that_is_no_checks_is_one_line(check, file, text, message, refused):
     path = check / f"coordinate_check.{file}"
     path.unlink() if text is None else path.write_text(text)

@@ -76,7 +76,7 @@ def test_the_shipped_tables_draw_the_shipped_figure_and_its_article(name, monkey
     claim = cards._claims()[name.removesuffix(tables.DESKTOP)]["claim"]
     assert len(claim) > 40 and "None is listed" not in said
     assert f"python -m plots {name}" in said.replace("/|", "/")
-    made = said[said.index("|Tables, runs and commit|"):]
+    made = said[said.index("|Tables, runs and commit|") :]
     for path in shipped(name):
         origin = json.loads((path.parent / f"{path.name.partition('.')[0]}.json").read_text())
         assert str(path.relative_to(ROOT)) in made
@@ -97,8 +97,11 @@ def test_every_shipped_file_is_drawn_or_read_by_a_figure(tmp_path):
     read = {path for name in NAMES for path in shipped(name)}
     kept = {*tables.DATA.glob("*/*.csv"), *tables.DATA.glob("*/*.csv.gz")}
     assert kept == read
-    assert not [path for path in (*tables.DATA.iterdir(), *style.FIGURES.iterdir())
-                if path.is_file() and path.name != "report.png"]  # a screenshot
+    assert not [
+        path
+        for path in (*tables.DATA.iterdir(), *style.FIGURES.iterdir())
+        if path.is_file() and path.name != "report.png"
+    ]  # a screenshot
 
 
 def damaged(path, folder, unreadable):
@@ -113,9 +116,16 @@ def damaged(path, folder, unreadable):
         ("csv", b"a,b\n1,2\n", "no column '"),
         ("csv", columns.encode(), "no runs in it; run "),
         ("csv", words, "has no number: 'much'; expected a"),
-        *((kind, content, "cannot read the table") for kind, content in (
-            ("csv", b""), ("csv", b"\x89PNG\r\n\x1a\n\x00\xff"), ("zip", text),
-            ("csv.gz", gzip.compress(text)[:-20])) if unreadable),
+        *(
+            (kind, content, "cannot read the table")
+            for kind, content in (
+                ("csv", b""),
+                ("csv", b"\x89PNG\r\n\x1a\n\x00\xff"),
+                ("zip", text),
+                ("csv.gz", gzip.compress(text)[:-20]),
+            )
+            if unreadable
+        ),
     ):
         bad = folder / f"{stem}.{kind}"
         bad.unlink(missing_ok=True)
@@ -129,23 +139,33 @@ def test_a_table_that_is_none_is_one_line(name, index, tmp_path, refused):
     paths = shipped(name)
     unreadable = index == len(paths) - 1  # all are read by one function
     for bad, message in damaged(paths[index], tmp_path, unreadable):
-        error = refused(name, *paths[:index], bad, *paths[index + 1:])
+        error = refused(name, *paths[:index], bad, *paths[index + 1 :])
         assert error.startswith(f"error: {bad}: ") and message in error, (bad, error)
 
 
-@pytest.mark.parametrize(("name", "index", "value"), [
-    (*table, value) for table, value in zip(TABLES, ("", "inf", "-1", "1e300") * len(TABLES))])
+@pytest.mark.parametrize(
+    ("name", "index", "value"),
+    [(*table, value) for table, value in zip(TABLES, ("", "inf", "-1", "1e300") * len(TABLES))],
+)
 def test_odd_numbers_end_in_a_figure_or_one_line(name, index, value, tmp_path, capsys, monkeypatch):
     """In every column at once that is neither a size, a setting nor a seed."""
     paths, table = shipped(name), pd.read_csv(shipped(name)[index], nrows=60)
-    measured = [column for column in table.select_dtypes("number")
-                if "." not in column and column not in (tables.SEED, tables.STEP)]
+    measured = [
+        column
+        for column in table.select_dtypes("number")
+        if "." not in column and column not in (tables.SEED, tables.STEP)
+    ]
     bad = tmp_path / f"{paths[index].name.partition('.')[0]}.csv"
     table.astype(object).assign(**dict.fromkeys(measured, value)).to_csv(bad, index=False)
     paths[index] = bad
     paths = [bad] if getattr(load(name), "PER_TABLE", False) else paths
-    monkeypatch.setattr(style, "files", lambda item, *_: {} if isinstance(item, pd.DataFrame) else
-                        item.draw_without_rendering() or {})
+    monkeypatch.setattr(
+        style,
+        "files",
+        lambda item, *_: (
+            {} if isinstance(item, pd.DataFrame) else item.draw_without_rendering() or {}
+        ),
+    )
     try:
         main([name, *map(str, paths), "--out", str(tmp_path)])
     except SystemExit as ended:
@@ -153,9 +173,14 @@ def test_odd_numbers_end_in_a_figure_or_one_line(name, index, value, tmp_path, c
         assert ended.code == 2 and error.startswith("error: ") and error.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", [
-    name for name in FIGURES if name not in ("everett/loss_vs_size", "everett/learning_rates",
-                                           "bordelon/dynamics")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in FIGURES
+        if name not in ("everett/loss_vs_size", "everett/learning_rates", "bordelon/dynamics")
+    ],
+)
 def test_too_many_tables_are_refused(name, refused):
     assert "expected" in refused(name, *shipped(name), *shipped(name)[:1])
 
@@ -163,36 +188,78 @@ def test_too_many_tables_are_refused(name, refused):
 DECODER, KERNELS = "bordelon/figure_7_12", "bordelon/figure_6"
 
 
-@pytest.mark.parametrize(("name", "given", "message"), [
-    ("bordelon/decoder", (DECODER, f"{DECODER}_metrics", f"{DECODER}_kernels_desktop"),
-     f"{DECODER}_kernels_desktop.csv.gz: 126 of its 180 runs, such as .*, are not in "
-     f".*/{DECODER}.csv; expected tables of one sweep .run it to its end.*$"),
-    ("bordelon/decoder", (DECODER, f"{DECODER}_metrics_desktop", f"{DECODER}_kernels"),
-     f"{DECODER}_metrics_desktop.csv: 126 of its 180 runs"),
-    ("bordelon/decoder", (DECODER, f"{DECODER}_metrics", f"{KERNELS}_kernels"),
-     f"{KERNELS}_kernels.csv.gz: 33 of its 33 runs, such as .*, are not in .*/{DECODER}.csv"),
-    ("bordelon/kernels", (f"{DECODER}_kernels", f"{KERNELS}_attention", f"{KERNELS}_metrics"),
-     f"{KERNELS}_attention.csv.gz: 33 of its 33 runs, such as .*, are not in .*_kernels.csv.gz"),
-    ("everett/weight_decay", ("everett/figure_9_weight_decay", "everett/figure_11_sgd"),
-     "everett/figure_11_sgd.csv: runs of sgd; expected adam, as in .*figure_9_weight_decay.csv$"),
-    ("everett/weight_decay", ("everett/figure_9_weight_decay",) * 2,
-     "everett/figure_9_weight_decay.csv: every run in it has decay; expected those without"),
-    *(("dinan/rate_transfer", (table,), f"{table}.csv: no column 'final_eval_top1'; is it the "
-       "results.csv of vit_imagenet/sweeps/rate_transfer.yaml")
-      for table in ("dinan/figure_3_4", "dinan/figure_5")),
-])
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        (
+            "bordelon/decoder",
+            (DECODER, f"{DECODER}_metrics", f"{DECODER}_kernels_desktop"),
+            f"{DECODER}_kernels_desktop.csv.gz: 126 of its 180 runs, such as .*, are not in "
+            f".*/{DECODER}.csv; expected tables of one sweep .run it to its end.*$",
+        ),
+        (
+            "bordelon/decoder",
+            (DECODER, f"{DECODER}_metrics_desktop", f"{DECODER}_kernels"),
+            f"{DECODER}_metrics_desktop.csv: 126 of its 180 runs",
+        ),
+        (
+            "bordelon/decoder",
+            (DECODER, f"{DECODER}_metrics", f"{KERNELS}_kernels"),
+            f"{KERNELS}_kernels.csv.gz: 33 of its 33 runs, such as .*, are not in .*/{DECODER}.csv",
+        ),
+        (
+            "bordelon/kernels",
+            (f"{DECODER}_kernels", f"{KERNELS}_attention", f"{KERNELS}_metrics"),
+            f"{KERNELS}_attention.csv.gz: 33 of its 33 runs, such as .*, "
+            "are not in .*_kernels.csv.gz",
+        ),
+        (
+            "everett/weight_decay",
+            ("everett/figure_9_weight_decay", "everett/figure_11_sgd"),
+            "everett/figure_11_sgd.csv: runs of sgd; "
+            "expected adam, as in .*figure_9_weight_decay.csv$",
+        ),
+        (
+            "everett/weight_decay",
+            ("everett/figure_9_weight_decay",) * 2,
+            "everett/figure_9_weight_decay.csv: every run in it has decay; expected those without",
+        ),
+        *(
+            (
+                "dinan/rate_transfer",
+                (table,),
+                f"{table}.csv: no column 'final_eval_top1'; is it the "
+                "results.csv of vit_imagenet/sweeps/rate_transfer.yaml",
+            )
+            for table in ("dinan/figure_3_4", "dinan/figure_5")
+        ),
+    ],
+)
 def test_a_table_of_another_sweep_is_named(name, given, message, refused):
     error = refused(name, *map(tables.shipped, given))
     assert re.search(f"^error: .*/{message}", error, re.MULTILINE), error
 
 
-@pytest.mark.parametrize(("name", "given"), [
-    ("bordelon/decoder", (f"{DECODER}_desktop", f"{DECODER}_metrics", f"{DECODER}_kernels")),
-    ("dinan/vit_search", ("dinan/figure_1_2_metrics", "dinan/figure_1_2")),
-    ("everett/weight_decay", ("everett/figure_9_weight_decay", "everett/figure_12_adam_desktop")),
-    ("dinan/bart_strategies", ("dinan/figure_5_metrics", "dinan/figure_3_4", "dinan/figure_5",
-                               "dinan/figure_3_4_metrics")),
-])
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("bordelon/decoder", (f"{DECODER}_desktop", f"{DECODER}_metrics", f"{DECODER}_kernels")),
+        ("dinan/vit_search", ("dinan/figure_1_2_metrics", "dinan/figure_1_2")),
+        (
+            "everett/weight_decay",
+            ("everett/figure_9_weight_decay", "everett/figure_12_adam_desktop"),
+        ),
+        (
+            "dinan/bart_strategies",
+            (
+                "dinan/figure_5_metrics",
+                "dinan/figure_3_4",
+                "dinan/figure_5",
+                "dinan/figure_3_4_metrics",
+            ),
+        ),
+    ],
+)
 def test_tables_of_a_sweep_that_goes_on_or_in_another_order_are_read(name, given):
     """Its results.csv has runs that the tables written at the end do not have yet."""
     assert read(name, list(map(tables.shipped, given))) is not None
@@ -213,36 +280,46 @@ def test_a_figure_of_your_own_table_lies_next_to_it(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("folder", ["notes.md", "notes.md/figures"])
-def test_a_file_in_place_of_the_folder_is_refused_before_a_figure_is_drawn(folder, tmp_path, capsys,
-                                                                           monkeypatch):
+def test_a_file_in_place_of_the_folder_is_refused_before_a_figure_is_drawn(
+    folder, tmp_path, capsys, monkeypatch
+):
     (tmp_path / "notes.md").write_text("mine")
     monkeypatch.setattr("plots.__main__.read", lambda *_: pytest.fail("read"))
     with pytest.raises(SystemExit, match="2"):
         main(["quickstart", "--out", str(tmp_path / folder)])
     assert capsys.readouterr().err == (
-        f"error: {tmp_path}/notes.md is a file, not a folder; give --out a folder\n")
+        f"error: {tmp_path}/notes.md is a file, not a folder; give --out a folder\n"
+    )
 
 
 def test_all_draws_every_figure_into_its_papers_folder(tmp_path, capsys, monkeypatch):
     drawn = []
-    monkeypatch.setattr("plots.__main__.make",
-                        lambda name, given, out, *_: drawn.append((name, given, out)) or ("", []))
+    monkeypatch.setattr(
+        "plots.__main__.make",
+        lambda name, given, out, *_: drawn.append((name, given, out)) or ("", []),
+    )
     main(["--all", "--out", str(tmp_path)])
     assert drawn == [(name, [], tmp_path / name.partition("/")[0]) for name in NAMES]
     main(["--list"])
-    listed = capsys.readouterr().out.splitlines()[-len(NAMES) - 1:]
+    listed = capsys.readouterr().out.splitlines()[-len(NAMES) - 1 :]
     assert [line.split()[0] for line in listed] == [*NAMES, "coordinate_check"]
     assert all(len(line.split()) > 3 for line in listed)
     assert all(("_desktop " in line) == ("Preset desktop: " in line) for line in listed)
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["everett/learning_rate"], "did you mean everett/learning_rates? `python -m plots --list`"),
-    (["dept"], "no figure 'dept'; did you mean bordelon/depth?"),
-    (["zzz"], "no figure 'zzz'; `python -m plots --list` has all names"),
-    (["kernels"], "'kernels' is a figure of 2 papers: bordelon/kernels, theory/kernels"),
-    (["coordinate_check"], "coordinate_check has no shipped table; give the path of one"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["everett/learning_rate"],
+            "did you mean everett/learning_rates? `python -m plots --list`",
+        ),
+        (["dept"], "no figure 'dept'; did you mean bordelon/depth?"),
+        (["zzz"], "no figure 'zzz'; `python -m plots --list` has all names"),
+        (["kernels"], "'kernels' is a figure of 2 papers: bordelon/kernels, theory/kernels"),
+        (["coordinate_check"], "coordinate_check has no shipped table; give the path of one"),
+    ],
+)
 def test_a_name_that_is_no_figure_gets_the_nearest(words, message, refused):
     assert message in refused(*words)
 
@@ -262,40 +339,88 @@ def test_help_is_that_of_the_figure(capsys):
     assert "python -m plots ship TABLE PAPER/NAME" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("table", "source", "commands"), [
-    ("everett/figure_1_5_6_7_alignment", "probes.csv", [
-        "sweeps run nanolm_c4/sweeps/figure_1_5_6_7_alignment.yaml --preset laptop",
-        "plots ship results/nanolm_c4/figure_1_5_6_7_alignment_laptop/probes.csv "
-        "everett/figure_1_5_6_7_alignment"]),
-    ("everett/figure_12_adam_desktop", "results.csv", [
-        "sweeps run nanolm_c4/sweeps/figure_12_adam.yaml --preset desktop",
-        "plots ship results/nanolm_c4/figure_12_adam_desktop/results.csv "
-        "everett/figure_12_adam_desktop"]),
-    ("everett/quickstart", "results.csv", [
-        "sweeps run nanolm_c4/sweeps/quickstart.yaml",
-        "plots ship results/nanolm_c4/quickstart/results.csv everett/quickstart"]),
-    ("dinan/figure_1_2_metrics", "metrics.csv", [
-        "sweeps run vit_imagenet/sweeps/figure_1_2.yaml --preset laptop",
-        "plots ship results/vit_imagenet/figure_1_2_laptop/metrics.csv dinan/figure_1_2_metrics"]),
-    ("dinan/figure_3_4", "results.csv", [
-        "sweeps run bart_span_denoise/sweeps/figure_3_4.yaml --preset laptop",
-        "plots ship results/bart_span_denoise/figure_3_4_laptop/results.csv dinan/figure_3_4"]),
-    ("dinan/figure_5", "results.csv", [
-        "sweeps run bart_span_denoise/sweeps/figure_5.yaml --preset laptop",
-        "plots ship results/bart_span_denoise/figure_5_laptop/results.csv dinan/figure_5"]),
-    ("bordelon/figure_4_distances", "distances.csv", [
-        "sweeps run vit_cifar5m/sweeps/figure_4.yaml --preset laptop",
-        "vit_cifar5m.distances results/vit_cifar5m/figure_4_laptop",
-        "plots ship results/vit_cifar5m/figure_4_laptop/distances.csv "
-        "bordelon/figure_4_distances"]),
-    ("bordelon/figure_7_12_kernels", "observed_kernels.csv", [
-        "sweeps run nanolm_c4/sweeps/figure_7_12.yaml --preset laptop",
-        "plots ship results/nanolm_c4/figure_7_12_laptop/observed_kernels.csv "
-        "bordelon/figure_7_12_kernels"]),
-    ("bordelon/initial_density", "initial_density.csv",
-     ["vit_cifar5m.initial --ship plots/data/bordelon"]),
-    ("theory/bigram", "bigram.csv", ["effective_theory.run --ship plots/data/theory"]),
-])
+@pytest.mark.parametrize(
+    ("table", "source", "commands"),
+    [
+        (
+            "everett/figure_1_5_6_7_alignment",
+            "probes.csv",
+            [
+                "sweeps run nanolm_c4/sweeps/figure_1_5_6_7_alignment.yaml --preset laptop",
+                "plots ship results/nanolm_c4/figure_1_5_6_7_alignment_laptop/probes.csv "
+                "everett/figure_1_5_6_7_alignment",
+            ],
+        ),
+        (
+            "everett/figure_12_adam_desktop",
+            "results.csv",
+            [
+                "sweeps run nanolm_c4/sweeps/figure_12_adam.yaml --preset desktop",
+                "plots ship results/nanolm_c4/figure_12_adam_desktop/results.csv "
+                "everett/figure_12_adam_desktop",
+            ],
+        ),
+        (
+            "everett/quickstart",
+            "results.csv",
+            [
+                "sweeps run nanolm_c4/sweeps/quickstart.yaml",
+                "plots ship results/nanolm_c4/quickstart/results.csv everett/quickstart",
+            ],
+        ),
+        (
+            "dinan/figure_1_2_metrics",
+            "metrics.csv",
+            [
+                "sweeps run vit_imagenet/sweeps/figure_1_2.yaml --preset laptop",
+                "plots ship results/vit_imagenet/figure_1_2_laptop/metrics.csv "
+                "dinan/figure_1_2_metrics",
+            ],
+        ),
+        (
+            "dinan/figure_3_4",
+            "results.csv",
+            [
+                "sweeps run bart_span_denoise/sweeps/figure_3_4.yaml --preset laptop",
+                "plots ship results/bart_span_denoise/figure_3_4_laptop/results.csv "
+                "dinan/figure_3_4",
+            ],
+        ),
+        (
+            "dinan/figure_5",
+            "results.csv",
+            [
+                "sweeps run bart_span_denoise/sweeps/figure_5.yaml --preset laptop",
+                "plots ship results/bart_span_denoise/figure_5_laptop/results.csv dinan/figure_5",
+            ],
+        ),
+        (
+            "bordelon/figure_4_distances",
+            "distances.csv",
+            [
+                "sweeps run vit_cifar5m/sweeps/figure_4.yaml --preset laptop",
+                "vit_cifar5m.distances results/vit_cifar5m/figure_4_laptop",
+                "plots ship results/vit_cifar5m/figure_4_laptop/distances.csv "
+                "bordelon/figure_4_distances",
+            ],
+        ),
+        (
+            "bordelon/figure_7_12_kernels",
+            "observed_kernels.csv",
+            [
+                "sweeps run nanolm_c4/sweeps/figure_7_12.yaml --preset laptop",
+                "plots ship results/nanolm_c4/figure_7_12_laptop/observed_kernels.csv "
+                "bordelon/figure_7_12_kernels",
+            ],
+        ),
+        (
+            "bordelon/initial_density",
+            "initial_density.csv",
+            ["vit_cifar5m.initial --ship plots/data/bordelon"],
+        ),
+        ("theory/bigram", "bigram.csv", ["effective_theory.run --ship plots/data/theory"]),
+    ],
+)
 def test_a_shipped_table_that_is_missing_names_the_commands_that_make_it(
     table, source, commands, tmp_path, monkeypatch
 ):

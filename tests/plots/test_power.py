@@ -17,8 +17,10 @@ def test_the_page_has_the_verdicts_of_the_shipped_tables():
     written = {(row[0].removeprefix("| "), row[1]): row[2:4] for row in rows if len(row) == 6}
     for claim in (one for ones in power.claims().values() for one in ones):
         word, split = written.pop((claim.said["claim"], claim.said["where"]))
-        counts = [sum(one.word == known for one in claim.found)
-                  for known in (power.AGREES, power.UNDECIDED, power.DISAGREES)]
+        counts = [
+            sum(one.word == known for one in claim.found)
+            for known in (power.AGREES, power.UNDECIDED, power.DISAGREES)
+        ]
         silent = {"out", "untested"} & claim.said.keys()
         assert split == ("" if silent else " / ".join(map(str, counts))), claim.said
         # What is undecided may be out of reach for its cost, which the planner knows.
@@ -26,29 +28,71 @@ def test_the_page_has_the_verdicts_of_the_shipped_tables():
     assert set(written) <= {("claim", "where"), ("---", "---")}
 
 
-@pytest.mark.parametrize(("measured", "published", "word", "said", "count", "expected"), [
-    ("+0.30 ± 0.10", "gains", "agrees", {}, 1, "agrees"),
-    ("+0.10 ± 0.10", "gains", "within noise", {}, 1, "undecided"),
-    ("+0.69 (1 seed)", "> 0.5", "agrees", {}, 1, "undecided"),
-    ("+0.30 ± ?", "gains", "agrees in sign, one seed", {}, 1, "undecided"),
-    ("-0.30 ± ?", "gains", "disagrees in sign, one seed", {}, 1, "undecided"),
-    ("+0.30 ± ?", "0", "off by +0.30, error unknown", {}, 2, "undecided"),
-    # An equality holds where a difference would have been seen, and not where errors are large.
-    ("-1.00 ± 0.09", "-1", "agrees within 2 SE", {"judge": "equal", "effect": 0.28}, 1, "agrees"),
-    ("-1.00 ± 0.30", "-1", "agrees within 2 SE", {"judge": "equal", "effect": 0.28}, 1,
-     "undecided"),
-    ("-1.00 ± 0.09 (n = 3)", "-1", "agrees within 95 %", {"judge": "equal", "effect": 0.28}, 1,
-     "undecided"),
-    ("-0.75 ± 0.10", "-1", "off by +0.25, 2.5 SE", {}, 12, "disagrees"),
-    ("0.85 ± 0.01 (3 seeds)", "> 0.9", "disagrees: below", {}, 1, "disagrees"),
-    ("-0.60 ± 0.10 (n = 4 widths)", "-1", "off by +0.40, 4.0 SE", {}, 1, "undecided"),
-    ("-0.30 ± 0.10 (n = 3)", "", "", {"judge": "below"}, 1, "undecided"),
-    ("-0.30 ± 0.10 (n = 30)", "", "", {"judge": "below"}, 1, "agrees"),
-    ("0.498 (0.4 to 0.6)", "0.5", "off by -0.002", {"judge": "near", "effect": 0.05}, 1, "agrees"),
-    ("8: 0.02±0.01, 16: 0.02±0.01", "", "", {"judge": "near", "effect": 0.01, "published": 0}, 1,
-     "disagrees"),
-    ("^(-1.43 ± 0.38)", "", "", {"judge": "equal", "effect": 1.4, "published": -1}, 1, "agrees"),
-])
+@pytest.mark.parametrize(
+    ("measured", "published", "word", "said", "count", "expected"),
+    [
+        ("+0.30 ± 0.10", "gains", "agrees", {}, 1, "agrees"),
+        ("+0.10 ± 0.10", "gains", "within noise", {}, 1, "undecided"),
+        ("+0.69 (1 seed)", "> 0.5", "agrees", {}, 1, "undecided"),
+        ("+0.30 ± ?", "gains", "agrees in sign, one seed", {}, 1, "undecided"),
+        ("-0.30 ± ?", "gains", "disagrees in sign, one seed", {}, 1, "undecided"),
+        ("+0.30 ± ?", "0", "off by +0.30, error unknown", {}, 2, "undecided"),
+        # An equality holds where a difference would have been seen, and not where errors are large.
+        (
+            "-1.00 ± 0.09",
+            "-1",
+            "agrees within 2 SE",
+            {"judge": "equal", "effect": 0.28},
+            1,
+            "agrees",
+        ),
+        (
+            "-1.00 ± 0.30",
+            "-1",
+            "agrees within 2 SE",
+            {"judge": "equal", "effect": 0.28},
+            1,
+            "undecided",
+        ),
+        (
+            "-1.00 ± 0.09 (n = 3)",
+            "-1",
+            "agrees within 95 %",
+            {"judge": "equal", "effect": 0.28},
+            1,
+            "undecided",
+        ),
+        ("-0.75 ± 0.10", "-1", "off by +0.25, 2.5 SE", {}, 12, "disagrees"),
+        ("0.85 ± 0.01 (3 seeds)", "> 0.9", "disagrees: below", {}, 1, "disagrees"),
+        ("-0.60 ± 0.10 (n = 4 widths)", "-1", "off by +0.40, 4.0 SE", {}, 1, "undecided"),
+        ("-0.30 ± 0.10 (n = 3)", "", "", {"judge": "below"}, 1, "undecided"),
+        ("-0.30 ± 0.10 (n = 30)", "", "", {"judge": "below"}, 1, "agrees"),
+        (
+            "0.498 (0.4 to 0.6)",
+            "0.5",
+            "off by -0.002",
+            {"judge": "near", "effect": 0.05},
+            1,
+            "agrees",
+        ),
+        (
+            "8: 0.02±0.01, 16: 0.02±0.01",
+            "",
+            "",
+            {"judge": "near", "effect": 0.01, "published": 0},
+            1,
+            "disagrees",
+        ),
+        (
+            "^(-1.43 ± 0.38)",
+            "",
+            "",
+            {"judge": "equal", "effect": 1.4, "published": -1},
+            1,
+            "agrees",
+        ),
+    ],
+)
 def test_findings_are_judged(measured, published, word, said, count, expected):
     line = Finding("name", measured, published, word)
     assert power.judged(line, said, count).word == expected
@@ -90,19 +134,24 @@ def test_a_disagreement_smaller_than_the_effect_says_so():
     assert "differs" not in row("-0.60 ± 0.05")
 
 
-@pytest.mark.parametrize(("published", "said", "offs", "shown"), [
-    ("gains", {}, (0.9, 0.5, 0.7), "+0.5 ± 0.1"),  # the weakest gain,
-    ("above 0", {"judge": "above"}, (0.9, 0.5, 0.7), "+0.5 ± 0.1; claimed: above 0"),
-    ("0", {"judge": "equal", "effect": 9}, (0.1, 0.15, 0.05), "+0.15 ± 0.1; claimed: 0"),
-    ("0", {"judge": "near", "effect": 1}, (0.1, 0.9, 0.5), "+0.9 ± 0.1; claimed: 0"),
-    ("gains", {}, (0.9, -0.5, -0.8), "-0.8 ± 0.1"),  # what disagrees most
-])
+@pytest.mark.parametrize(
+    ("published", "said", "offs", "shown"),
+    [
+        ("gains", {}, (0.9, 0.5, 0.7), "+0.5 ± 0.1"),  # the weakest gain,
+        ("above 0", {"judge": "above"}, (0.9, 0.5, 0.7), "+0.5 ± 0.1; claimed: above 0"),
+        ("0", {"judge": "equal", "effect": 9}, (0.1, 0.15, 0.05), "+0.15 ± 0.1; claimed: 0"),
+        ("0", {"judge": "near", "effect": 1}, (0.1, 0.9, 0.5), "+0.9 ± 0.1; claimed: 0"),
+        ("gains", {}, (0.9, -0.5, -0.8), "-0.8 ± 0.1"),  # what disagrees most
+    ],
+)
 def test_what_is_decided_shows_the_number_that_decides_it(published, said, offs, shown):
     said = {"claim": "c", "where": "w", **said}
     words = {"gains": lambda off: "agrees" if off > 0 else "disagrees"}
     word = words.get(published, lambda off: "agrees")
-    found = [power.judged(Finding("x", f"{off:+.2f} ± 0.10", published, word(off)), said, 3)
-             for off in offs]
+    found = [
+        power.judged(Finding("x", f"{off:+.2f} ± 0.10", published, word(off)), said, 3)
+        for off in offs
+    ]
     claim = power.Claim(said, found)
     assert claim.word in (power.AGREES, power.DISAGREES)
     assert f"| {shown}" in power._row(claim, claim.word, 0.0)
@@ -110,8 +159,10 @@ def test_what_is_decided_shows_the_number_that_decides_it(published, said, offs,
 
 @pytest.mark.parametrize(("key", "word"), [("open", power.UNDECIDED), ("untested", power.UNTESTED)])
 def test_why_a_claim_is_left_open_stands_beside_it(key, word):
-    claim = power.Claim({"claim": "c", "where": "w", key: "for this reason"},
-                        [power.Judged(power.AGREES, 1.0, 0.1, None)])
+    claim = power.Claim(
+        {"claim": "c", "where": "w", key: "for this reason"},
+        [power.Judged(power.AGREES, 1.0, 0.1, None)],
+    )
     assert claim.word == word and "| for this reason |" in power._row(claim, word, 0.0)
 
 
@@ -143,8 +194,10 @@ def test_errors_of_what_is_undecided_say_how_many_runs_decide_it():
 
 def test_claims_rest_on_desktop_where_its_tables_have_their_findings(tmp_path):
     said = yaml.safe_load(power.CLAIMS.read_text(encoding="utf-8"))["Everett et al."]
-    words = ("Adam: the best global rate goes as D^-1.09",  # of one sweep, whose preset desktop
-             "exponents at the compute-optimal horizon")  # leaves the second one's runs out
+    words = (
+        "Adam: the best global rate goes as D^-1.09",  # of one sweep, whose preset desktop
+        "exponents at the compute-optimal horizon",
+    )  # leaves the second one's runs out
     said = [one for start in words for one in said if one["claim"].startswith(start)]
     path = tmp_path / "claims.yaml"
     path.write_text(yaml.safe_dump({"Everett et al.": said}))
@@ -162,8 +215,11 @@ def test_an_exponent_of_three_widths_takes_a_fourth_and_no_seeds():
 
 
 def test_runs_cost_what_those_of_the_shipped_table_did(tmp_path, monkeypatch):
-    plans = {"desktop": {"runs": 50, "core": 2.0}, "laptop": {"runs": 10, "core": 0.5},
-             None: {"runs": 4, "core": 0.1}}
+    plans = {
+        "desktop": {"runs": 50, "core": 2.0},
+        "laptop": {"runs": 10, "core": 0.5},
+        None: {"runs": 4, "core": 0.1},
+    }
     monkeypatch.setattr(power, "DATA", tmp_path)
     monkeypatch.setattr(power, "planned", lambda sweep, preset: plans.get(preset, {}))
 

@@ -22,8 +22,13 @@ from tests.plots.browser import Browser
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.xdist_group("report")  # the page is drawn once
 # One of every paper, with findings of every verdict; test_figures.py makes the articles of all.
-SHOWN = ("everett/quickstart", "everett/adafactor", "dinan/bart_strategies", "bordelon/depth",
-         "theory/shares")
+SHOWN = (
+    "everett/quickstart",
+    "everett/adafactor",
+    "dinan/bart_strategies",
+    "bordelon/depth",
+    "theory/shares",
+)
 
 
 @pytest.fixture(scope="module")
@@ -90,14 +95,18 @@ def test_every_figure_has_its_pictures_claim_and_commands(page, shipped):
 
 def test_every_picture_is_there_and_has_a_text(page):
     page.until("[...document.images].every(image => image.complete)")
-    assert page.js("[...document.images].filter(i => !i.naturalWidth || i.alt.length < 40).length"
-                   ) == 0
+    assert (
+        page.js("[...document.images].filter(i => !i.naturalWidth || i.alt.length < 40).length")
+        == 0
+    )
 
 
 def test_every_finding_stands_beside_its_verdict(page, shipped):
     for name, findings in shipped[1].items():
-        rows = page.js(f"[...document.querySelectorAll('#{cards.anchor(name)} tr[data-kind]')]"
-                       ".map(row => [...row.cells].map(cell => cell.textContent))")
+        rows = page.js(
+            f"[...document.querySelectorAll('#{cards.anchor(name)} tr[data-kind]')]"
+            ".map(row => [...row.cells].map(cell => cell.textContent))"
+        )
         assert len(rows) == len(findings)
         for row, finding in zip(rows, findings):
             assert row[:3] == [finding.name, finding.measured, finding.published]
@@ -105,8 +114,11 @@ def test_every_finding_stands_beside_its_verdict(page, shipped):
 
 
 def test_nothing_comes_from_outside_and_the_page_stays_small(page, shipped):
-    requests = [event["params"]["request"]["url"] for event in page.events
-                if event["method"] == "Network.requestWillBeSent"]
+    requests = [
+        event["params"]["request"]["url"]
+        for event in page.events
+        if event["method"] == "Network.requestWillBeSent"
+    ]
     assert len(requests) > len(SHOWN)
     assert all(re.match("file:|data:|blob:", url) for url in requests)
     assert not re.search(r"""(src|href)=["'](https?:)?//""", shipped[0].read_text())
@@ -114,10 +126,15 @@ def test_nothing_comes_from_outside_and_the_page_stays_small(page, shipped):
 
 
 def test_links_lead_somewhere(page):
-    assert page.js("""[...document.querySelectorAll('a[href^="#"]')].filter(
-        link => !document.getElementById(link.hash.slice(1))).map(link => link.hash)""") == []
-    assert page.js("new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size"
-                   " === document.querySelectorAll('[id]').length")
+    assert (
+        page.js("""[...document.querySelectorAll('a[href^="#"]')].filter(
+        link => !document.getElementById(link.hash.slice(1))).map(link => link.hash)""")
+        == []
+    )
+    assert page.js(
+        "new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size"
+        " === document.querySelectorAll('[id]').length"
+    )
 
 
 @pytest.mark.parametrize("width", [400, 1600])
@@ -147,14 +164,18 @@ def test_it_is_dark_for_those_who_like_it_dark(page):
     for scheme in ("light", "dark"):
         page.look(scheme=scheme)
         page.js("new Promise(resolve => setTimeout(resolve, 500))")
-        colours.append(page.js("""[getComputedStyle(document.body).backgroundColor,
-            document.querySelector('.chart').layout.font.color]"""))
+        colours.append(
+            page.js("""[getComputedStyle(document.body).backgroundColor,
+            document.querySelector('.chart').layout.font.color]""")
+        )
     assert all(light != dark for light, dark in zip(*colours))
 
 
 def test_a_click_or_a_key_sorts_a_table(page):
-    cells = ("[...document.querySelectorAll('#everett-adafactor .findings tbody tr')]"
-             ".map(row => row.cells[1].textContent)")
+    cells = (
+        "[...document.querySelectorAll('#everett-adafactor .findings tbody tr')]"
+        ".map(row => row.cells[1].textContent)"
+    )
     button = "#everett-adafactor .findings th:nth-child(2) button"
     before = page.js(cells)
     page.click(button)
@@ -163,8 +184,14 @@ def test_a_click_or_a_key_sorts_a_table(page):
     assert values == sorted(values) and sorted(rising) == sorted(before) != rising != before
     page.js(f"document.querySelector('{button}').focus()")
     for kind in ("keyDown", "keyUp"):
-        page.call("Input.dispatchKeyEvent", type=kind, key="Enter", code="Enter", text="\r",
-                  windowsVirtualKeyCode=13)
+        page.call(
+            "Input.dispatchKeyEvent",
+            type=kind,
+            key="Enter",
+            code="Enter",
+            text="\r",
+            windowsVirtualKeyCode=13,
+        )
     falling = [float(cell.split()[0]) for cell in page.js(cells) if cell[0] in "+-"]
     assert falling == values[::-1]
     assert page.js(f"document.querySelector('{button}').parentNode.ariaSort") == "descending"
@@ -208,8 +235,10 @@ def test_curves_are_chosen_hovered_and_zoomed(page):
     for step in range(6):
         page.mouse("mouseMoved", x - 60 + 25 * step, y - 20 + 12 * step, button="left", buttons=1)
     page.mouse("mouseReleased", x + 65, y + 40, button="left", clickCount=1)
-    page.until(f"{chart}._fullLayout.xaxis.range[1] - {chart}._fullLayout.xaxis.range[0] < "
-               f"{before[1] - before[0]}")
+    page.until(
+        f"{chart}._fullLayout.xaxis.range[1] - {chart}._fullLayout.xaxis.range[0] < "
+        f"{before[1] - before[0]}"
+    )
 
     page.click("#everett-quickstart .views [data-value='optimum']")
     page.until(f"{chart}.data.length === 1 && {chart}.data[0].name === 'standard global'")
@@ -217,8 +246,10 @@ def test_curves_are_chosen_hovered_and_zoomed(page):
 
 def test_a_picture_is_enlarged_and_closed(page):
     page.click("#everett-quickstart .picture")
-    assert page.js("document.querySelector('dialog').open && document.querySelector('dialog img')"
-                   ".naturalWidth > 0")
+    assert page.js(
+        "document.querySelector('dialog').open && document.querySelector('dialog img')"
+        ".naturalWidth > 0"
+    )
     page.click("dialog button")
     assert not page.js("document.querySelector('dialog').open")
 
@@ -226,12 +257,21 @@ def test_a_picture_is_enlarged_and_closed(page):
 # Without a browser.
 
 
-@pytest.mark.parametrize(("verdict", "kind"), [
-    ("agrees", "agrees"), ("agrees within 95 %", "agrees"), ("as expected", "agrees"),
-    ("off by +0.2, 3 SE", "off"), ("disagrees", "disagrees"), ("MISSED", "disagrees"),
-    ("within noise", "open"), ("undecided (n = 2)", "open"), ("L = 8 is better", "none"),
-    ("", "none"),
-])
+@pytest.mark.parametrize(
+    ("verdict", "kind"),
+    [
+        ("agrees", "agrees"),
+        ("agrees within 95 %", "agrees"),
+        ("as expected", "agrees"),
+        ("off by +0.2, 3 SE", "off"),
+        ("disagrees", "disagrees"),
+        ("MISSED", "disagrees"),
+        ("within noise", "open"),
+        ("undecided (n = 2)", "open"),
+        ("L = 8 is better", "none"),
+        ("", "none"),
+    ],
+)
 def test_a_verdict_has_the_sign_of_its_kind(verdict, kind):
     assert kind_of(verdict) == kind
 
@@ -244,7 +284,8 @@ def results(tmp_path):
         path = tmp_path / "results" / folder / cards.source_of(table)[1]
         path.parent.mkdir(parents=True, exist_ok=True)
         pd.read_csv(tables.shipped(table))[:rows].assign(**columns).to_csv(
-            path.with_suffix(".tmp"), index=False)
+            path.with_suffix(".tmp"), index=False
+        )
         os.replace(path.with_suffix(".tmp"), path)  # a live page never reads half a table
         return path
 
@@ -253,15 +294,18 @@ def results(tmp_path):
     return put
 
 
-@pytest.mark.parametrize(("table", "folder"), [
-    ("everett/quickstart", "nanolm_c4/quickstart"),
-    ("everett/figure_2_adam", "nanolm_c4/figure_2_adam_laptop"),
-    ("bordelon/figure_2", "vit_cifar5m/figure_2_laptop"),
-    ("bordelon/figure_5_observations", "vit_cifar5m/figure_5"),
-    ("everett/figure_1_5_6_7_alignment", "nanolm_c4/figure_1_5_6_7_alignment_laptop"),
-    ("theory/bigram", "effective_theory"),
-    ("bordelon/initial_density", "vit_cifar5m/initial_laptop"),
-])
+@pytest.mark.parametrize(
+    ("table", "folder"),
+    [
+        ("everett/quickstart", "nanolm_c4/quickstart"),
+        ("everett/figure_2_adam", "nanolm_c4/figure_2_adam_laptop"),
+        ("bordelon/figure_2", "vit_cifar5m/figure_2_laptop"),
+        ("bordelon/figure_5_observations", "vit_cifar5m/figure_5"),
+        ("everett/figure_1_5_6_7_alignment", "nanolm_c4/figure_1_5_6_7_alignment_laptop"),
+        ("theory/bigram", "effective_theory"),
+        ("bordelon/initial_density", "vit_cifar5m/initial_laptop"),
+    ],
+)
 def test_own_tables_are_found_where_sweeps_write_them(table, folder, results):
     assert cards.own_table(table, results.home) is None
     path = results(table, folder, 3)
@@ -313,8 +357,12 @@ def test_points_are_those_of_the_table():
     rows = table[(table["curve"] == "my_own_rule") & (table["model.width"] == 32)]
     for rate, seeds in rows.groupby("optimizer.lr")["final_eval_loss"]:
         point = next(p for p in found["points"] if p[:3] == ["my own rule", 32, rate])
-        assert point[3:] == [pytest.approx(seeds.mean(), abs=1e-5),
-                             pytest.approx(seeds.std(), abs=1e-5), 2, 0]
+        assert point[3:] == [
+            pytest.approx(seeds.mean(), abs=1e-5),
+            pytest.approx(seeds.std(), abs=1e-5),
+            2,
+            0,
+        ]
     lost = table.assign(status=table["status"].where(table.index != rows.index[0], "diverged"))
     assert [p[6] for p in explorer(lost)["points"] if p[6]] == [1]
     assert explorer(table[["curve", "seed"]]) is None
@@ -359,8 +407,10 @@ def test_a_live_page_follows_a_sweep_that_grows(live, results, browser):
     assert "your results" in browser.js("document.querySelector('#everett-quickstart').textContent")
     browser.js("document.querySelector('#sweep-my_sweep').dataset.kept = 'yes'")
     results("everett/quickstart", "nanolm_c4/quickstart", seed=0)
-    browser.until("document.querySelector('#everett-quickstart .facts').textContent"
-                  ".includes('60 runs, 1 seed')")
+    browser.until(
+        "document.querySelector('#everett-quickstart .facts').textContent"
+        ".includes('60 runs, 1 seed')"
+    )
     assert browser.js("document.querySelector('#sweep-my_sweep').dataset.kept") == "yes"
     assert not browser.complaints()
     browser.open("about:blank")
@@ -368,8 +418,9 @@ def test_a_live_page_follows_a_sweep_that_grows(live, results, browser):
 
 def test_a_live_page_draws_again_only_what_has_changed(live, results, monkeypatch):
     drawn = []
-    monkeypatch.setattr(report, "sweep_card", lambda path: drawn.append(path.parent.name) or
-                        cards.sweep_card(path))
+    monkeypatch.setattr(
+        report, "sweep_card", lambda path: drawn.append(path.parent.name) or cards.sweep_card(path)
+    )
     for name in ("one", "two"):
         results("everett/quickstart", f"nanolm_c4/{name}", 12)
     before = get(f"{live}state")
@@ -384,10 +435,24 @@ def test_a_live_page_draws_again_only_what_has_changed(live, results, monkeypatc
 
 def test_ctrl_c_ends_a_live_page_cleanly(results):
     process = subprocess.Popen(
-        [sys.executable, "-m", "plots", "report", "--live", "--results", str(results.home),
-         "--port", "0"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [
+            sys.executable,
+            "-m",
+            "plots",
+            "report",
+            "--live",
+            "--results",
+            str(results.home),
+            "--port",
+            "0",
+        ],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         # A suite that runs in the background ignores it, and so would its children.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     line = process.stdout.readline()
     assert str(results.home) in line
     assert "No results yet" in get(line.split()[0])
@@ -396,12 +461,21 @@ def test_ctrl_c_ends_a_live_page_cleanly(results):
     assert (process.returncode, out.strip(), error) == (0, "ended", "")
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (["--results", "nowhere"], "nowhere: no such folder; give --results the folder of your sweeps"),
-    (["--results", "."], ".: no table of a sweep in it; give --results the folder that `python -m"),
-    (["--live", "--output", "x.html"], "--live serves a page and --output writes one"),
-    (["--port", "80"], "--port is that of the live page: give --live too"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["--results", "nowhere"],
+            "nowhere: no such folder; give --results the folder of your sweeps",
+        ),
+        (
+            ["--results", "."],
+            ".: no table of a sweep in it; give --results the folder that `python -m",
+        ),
+        (["--live", "--output", "x.html"], "--live serves a page and --output writes one"),
+        (["--port", "80"], "--port is that of the live page: give --live too"),
+    ],
+)
 def test_a_mistake_is_one_line(words, message, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:

@@ -28,7 +28,9 @@ def test_a_table_is_copied_with_its_environment(tmp_path):
     assert (tmp_path / "data/dinan/figure.csv").read_bytes() == table.read_bytes()
     origin = json.loads((tmp_path / "data/dinan/figure.json").read_text())
     assert origin == {
-        "runs": 3, "sweep": f"{tmp_path.name}/sweep", "environment": {"commit": "abc"}
+        "runs": 3,
+        "sweep": f"{tmp_path.name}/sweep",
+        "environment": {"commit": "abc"},
     }
 
 
@@ -50,8 +52,11 @@ def test_a_shipped_table_says_which_sweep_and_data_it_is_of(tmp_path):
     table = sweep(tmp_path / "nanolm_c4" / "figure_12_adam_laptop", [{"commit": "abc"}])
     config = table.parent / "run-0" / "config.yaml"
     words = ["ship", str(table), "everett/figure_12_adam", "--data", str(tmp_path / "data")]
-    for source, data in (("embedded", "the World English Bible"), ("c4", "c4"),
-                         ("drawn", "drawn images of blobs")):
+    for source, data in (
+        ("embedded", "the World English Bible"),
+        ("c4", "c4"),
+        ("drawn", "drawn images of blobs"),
+    ):
         config.write_text(f"data: {{source: {source}}}")
         main(words)
         origin = json.loads((tmp_path / "data/everett/figure_12_adam.json").read_text())
@@ -106,13 +111,20 @@ def listed(folder):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda f: sweep(f, [{"commit": "a"}, {"commit": "b"}]), "run-1 was made elsewhere "
-         "than run-0 (commit a -> b); run all again"),
-        (lambda f: sweep(f, [{"python": "3"}, {"python": "3", "threads": 2}]),
-         "run-1 was made elsewhere than run-0 (threads None -> 2)"),
+        (
+            lambda f: sweep(f, [{"commit": "a"}, {"commit": "b"}]),
+            "run-1 was made elsewhere than run-0 (commit a -> b); run all again",
+        ),
+        (
+            lambda f: sweep(f, [{"python": "3"}, {"python": "3", "threads": 2}]),
+            "run-1 was made elsewhere than run-0 (threads None -> 2)",
+        ),
         (missing_summary, "run-1/summary.json: no summary"),
-        (lambda f: f / "nowhere.csv", "nowhere.csv: cannot read the table: No such file or "
-         "directory; give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv"),
+        (
+            lambda f: f / "nowhere.csv",
+            "nowhere.csv: cannot read the table: No such file or "
+            "directory; give a table of a sweep, such as results/EXPERIMENT/SWEEP/results.csv",
+        ),
         (lambda f: sweep(f, []), "results.csv: no runs in it; run the sweep first"),
         (lambda f: replaced(f, b"curve,loss\na,1\n"), "expected a CSV file with a column run"),
         (lambda f: replaced(f, gzip.compress(b"run\na\n")), "results.csv: no result table"),

@@ -22,8 +22,13 @@ def test_jackknife_is_the_standard_error_of_a_mean():
 
 def scans(slopes, sizes=(2, 8, 32)):
     """One seed per slope: size^slope exactly."""
-    return pd.DataFrame([{"seed": seed, "size": n, "x": n**slope}
-                         for seed, slope in enumerate(slopes) for n in sizes])
+    return pd.DataFrame(
+        [
+            {"seed": seed, "size": n, "x": n**slope}
+            for seed, slope in enumerate(slopes)
+            for n in sizes
+        ]
+    )
 
 
 def test_what_seeds_share_at_every_size_is_no_error_of_the_power():
@@ -79,7 +84,8 @@ def test_differences_of_means_are_judged_as_by_welch(sizes):
     assert change.value / change.error == pytest.approx(expected.statistic)
     line = slope({64: average(list(second)), 128: average(list(first))})
     assert (line.value, line.error, line.freedom) == pytest.approx(
-        (change.value, change.error, change.freedom))
+        (change.value, change.error, change.freedom)
+    )
 
 
 def test_sizes_without_a_number_above_zero_are_left_out():

@@ -20,10 +20,20 @@ from plots.everett import epsilon, learning_rates
 # Table 1, severity 1).
 SIGHT = {
     "usual": np.eye(3),
-    "deuteranopia": np.array([[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413],
-                              [-0.011820, 0.042940, 0.968881]]),
-    "protanopia": np.array([[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216],
-                            [-0.003882, -0.048116, 1.051998]]),
+    "deuteranopia": np.array(
+        [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ]
+    ),
+    "protanopia": np.array(
+        [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ]
+    ),
 }
 PALETTES = {
     "all": style.PALETTE,
@@ -37,8 +47,13 @@ def lab(color, sight) -> np.ndarray:
     """CIE L*a*b* (D65) of a colour as it is seen."""
     rgb = np.array(to_rgb(color))
     linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    xyz = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750],
-                    [0.0193339, 0.1191920, 0.9503041]]) @ np.clip(SIGHT[sight] @ linear, 0, 1)
+    xyz = np.array(
+        [
+            [0.4124564, 0.3575761, 0.1804375],
+            [0.2126729, 0.7151522, 0.0721750],
+            [0.0193339, 0.1191920, 0.9503041],
+        ]
+    ) @ np.clip(SIGHT[sight] @ linear, 0, 1)
     part = xyz / np.array([0.95047, 1, 1.08883])
     f = np.where(part > (6 / 29) ** 3, np.cbrt(part), part / (3 * (6 / 29) ** 2) + 4 / 29)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
@@ -88,8 +103,11 @@ def drawn(tmp_path, monkeypatch):
 def sweeps():
     """The figures of everett/learning_rates from the shipped tables."""
     paths = [tables.shipped(table) for table in learning_rates.TABLES]
-    return [item for _, item, _ in drawings("everett/learning_rates", learning_rates.read(paths),
-                                            paths) if not isinstance(item, pd.DataFrame)]
+    return [
+        item
+        for _, item, _ in drawings("everett/learning_rates", learning_rates.read(paths), paths)
+        if not isinstance(item, pd.DataFrame)
+    ]
 
 
 def words(figure) -> str:
@@ -99,8 +117,10 @@ def words(figure) -> str:
 def test_a_caption_says_sweep_preset_data_and_seeds(drawn, tmp_path):
     (figure,), _ = drawn("everett/adafactor")
     caption = figure.texts[-1].get_text().replace("\n", " ")
-    assert caption.startswith("sweep nanolm_c4/figure_10_adafactor, preset laptop; data: the World "
-                              "English Bible; 1 to 2 seeds per point; loss of the best rate")
+    assert caption.startswith(
+        "sweep nanolm_c4/figure_10_adafactor, preset laptop; data: the World "
+        "English Bible; 1 to 2 seeds per point; loss of the best rate"
+    )
     (figure,), _ = drawn("theory/shares")
     assert figure.texts[-1].get_text().startswith("bars: theory; points: 300 networks ±")
     table = tmp_path / "own" / "fine_sweep" / "results.csv"
@@ -120,19 +140,23 @@ def test_rows_are_chosen_by_conditions_and_the_caption_says_so(drawn):
     assert "1 seed per point" in figure.texts[-1].get_text() and "± ?" in text
 
 
-@pytest.mark.parametrize(("condition", "message"), [
-    ("model.width", "--where 'model.width': expected COLUMN, one of <= >= != = < >"),
-    ("model.with<9", "names no column of it, 'model.with'; did you mean 'model.width'?"),
-    ("model.width<wide", "--where compares the numbers of model.width with 'wide'"),
-    ("model.width<9", "no row with model.width<9\n"),
-])
+@pytest.mark.parametrize(
+    ("condition", "message"),
+    [
+        ("model.width", "--where 'model.width': expected COLUMN, one of <= >= != = < >"),
+        ("model.with<9", "names no column of it, 'model.with'; did you mean 'model.width'?"),
+        ("model.width<wide", "--where compares the numbers of model.width with 'wide'"),
+        ("model.width<9", "no row with model.width<9\n"),
+    ],
+)
 def test_a_condition_that_cannot_be_met_is_one_line(condition, message, refused):
     assert message in refused("adafactor", "--where", condition)
 
 
 def test_a_message_says_that_conditions_have_left_rows_out(refused):
     assert refused("bigram", "--where", "step > 1").endswith(
-        "give the whole table (of the rows that --where leaves)\n")
+        "give the whole table (of the rows that --where leaves)\n"
+    )
 
 
 def test_labels_are_other_words_wherever_they_stand(drawn, refused):
@@ -141,7 +165,8 @@ def test_labels_are_other_words_wherever_they_stand(drawn, refused):
     assert figure.axes[0].get_title() == "global"
     assert "--label 'nothing': no such words" in refused("adafactor", "--label", "nothing=x")
     assert r"--label 'muP=$\foo$': not valid mathtext" in refused(
-        "adafactor", "--label", r"muP=$\foo$")
+        "adafactor", "--label", r"muP=$\foo$"
+    )
     with pytest.raises(SystemExit, match="2"):
         main(["adafactor", "--label", "nothing"])
 
@@ -157,9 +182,11 @@ def test_of_all_figures_one_may_have_the_label(monkeypatch, tmp_path, capsys):
 
 def test_hollow_points_are_explained_where_there_are_some(drawn, sweeps):
     for figure in (*sweeps, *drawn("everett/quickstart")[0]):
-        hollow = any(line.get_marker() not in ("None", "D", "")
-                     and line.get_markerfacecolor() == "white"
-                     for axis in figure.axes for line in axis.lines)
+        hollow = any(
+            line.get_marker() not in ("None", "D", "") and line.get_markerfacecolor() == "white"
+            for axis in figure.axes
+            for line in axis.lines
+        )
         assert ("hollow points in the panel" in words(figure).replace("\n", " ")) == hollow
 
 
@@ -175,12 +202,18 @@ def test_a_figure_for_a_paper_has_no_title_and_one_for_a_talk_is_larger(drawn, c
     assert sizes[1] == pytest.approx(1.35 * sizes[0])
 
 
-@pytest.mark.parametrize(("name", "other", "figure"), [
-    ("everett/quickstart", "everett/figure_12_adam",
-     "everett/weight_decay and everett/learning_rates"),
-    ("everett/learning_rates", "everett/figure_9_weight_decay", "everett/weight_decay"),
-    ("everett/loss_vs_size", "everett/figure_10_adafactor", "everett/adafactor"),
-])
+@pytest.mark.parametrize(
+    ("name", "other", "figure"),
+    [
+        (
+            "everett/quickstart",
+            "everett/figure_12_adam",
+            "everett/weight_decay and everett/learning_rates",
+        ),
+        ("everett/learning_rates", "everett/figure_9_weight_decay", "everett/weight_decay"),
+        ("everett/loss_vs_size", "everett/figure_10_adafactor", "everett/adafactor"),
+    ],
+)
 def test_a_table_of_another_figure_is_named_as_such(name, other, figure, tmp_path, refused):
     table = tmp_path / "results.csv"
     table.write_bytes(tables.shipped(other).read_bytes())
@@ -197,8 +230,9 @@ def test_the_published_slope_is_drawn_and_tick_labels_do_not_touch(sweeps, laid_
             assert len(dotted) == 1
             assert r"(paper $D^{" in axis.get_legend().get_texts()[0].get_text()
         for axis in figure.axes:
-            boxes = [label.get_window_extent() for label in axis.get_xticklabels()
-                     if label.get_text()]
+            boxes = [
+                label.get_window_extent() for label in axis.get_xticklabels() if label.get_text()
+            ]
             boxes.sort(key=lambda box: box.x0)
             assert all(a.x1 <= b.x0 for a, b in itertools.pairwise(boxes))
 
@@ -212,8 +246,9 @@ def test_stars_lie_on_their_curves_and_vertices_are_marked_apart(sweeps):
         stars = [line for line in axis.lines if line.get_marker() == "*"]
         assert len(stars) == len(curves)
         assert {(line.get_xdata()[0], line.get_ydata()[0]) for line in stars} <= points
-        assert all(line.get_markerfacecolor() == "white" for line in axis.lines
-                   if line.get_marker() == "D")
+        assert all(
+            line.get_markerfacecolor() == "white" for line in axis.lines if line.get_marker() == "D"
+        )
 
 
 def test_epsilon_is_on_a_logarithmic_axis(drawn):

@@ -21,7 +21,9 @@ FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range(13, 18)
 HOLD, DEAF = 60, 100  # seconds of a step: until it is told to stop or to go on; whatever it is told
 
 # Each run notes its name when it begins to train, and its process with what that may use.
-TRAIN = f"FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range({FAILS}, {FAILS + 5})" + '''
+TRAIN = (
+    f"FAILS, DIES, REFUSES, WRONG_FOLDER, SECOND_FAILS = range({FAILS}, {FAILS + 5})"
+    + '''
 import json, os, random, shutil, signal, socket, sys, time
 from training import runs
 from training.config import to_yaml
@@ -200,7 +202,9 @@ def made(kind):
 EXPERIMENT = made(Counting)
 # Of sweeps.task, where it has started a process of a run.
 sys.modules["__main__"].FIRST_SECONDS = 2
-''' + f"DEAF = {DEAF}\n"
+'''
+    + f"DEAF = {DEAF}\n"
+)
 
 
 @pytest.fixture(scope="session")
@@ -300,9 +304,12 @@ def job(toy, tmp_path):
     def make(name, seed=0, part=None, threads=None):
         experiment = f"{toy}.{part}" if part else toy
         config = {
-            "optimizer": {"lr": 0.05}, "schedule": {}, "checkpoint": {"every": 1},
-            "training": {"steps": 30, "batch_size": 4, "log_every": 1}, "seed": seed,
-        }  # fmt: skip
+            "optimizer": {"lr": 0.05},
+            "schedule": {},
+            "checkpoint": {"every": 1},
+            "training": {"steps": 30, "batch_size": 4, "log_every": 1},
+            "seed": seed,
+        }
         return Job(name, experiment, config, tmp_path / "results" / toy / "s" / name, threads)
 
     return make

@@ -16,13 +16,12 @@ STATE = Path(os.environ.get("IMITATED_SLURM", "."))
 
 
 def install(folder: Path) -> dict[str, str]:
-    """Makes the commands; the environment with them first on PATH, and the folder of their state.
-    """
+    """Makes the commands; the environment with them first on PATH, and their state's folder."""
     (folder / "slurm-bin").mkdir()
     (folder / "slurm-state").mkdir()
     for name in ("sbatch", "srun", "squeue", "scancel", "scontrol"):
         path = folder / "slurm-bin" / name
-        path.write_text(f"#!/bin/sh\nexec {sys.executable} -S {__file__} {name} \"$@\"\n")
+        path.write_text(f'#!/bin/sh\nexec {sys.executable} -S {__file__} {name} "$@"\n')
         path.chmod(0o755)
     path = f"{folder / 'slurm-bin'}{os.pathsep}{os.environ['PATH']}"
     return {"PATH": path, "IMITATED_SLURM": str(folder / "slurm-state")}
@@ -43,9 +42,11 @@ def sbatch(script):
             continue
         subprocess.Popen(
             [sys.executable, "-S", __file__, "run", task, str(STATE / f"script-{number}")],
-            start_new_session=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        )
     print(f"Submitted batch job {number}")
 
 

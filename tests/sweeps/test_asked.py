@@ -94,11 +94,14 @@ def test_what_would_mean_nothing_is_refused_in_one_line(toy, capsys, words, mess
     assert message.format(**names) in error
 
 
-@pytest.mark.parametrize("words", [
-    "{path} inner.kind=odd --where width>=2 --where seed==0 --dry-run",
-    "--where 'width >= 2' --dry-run {path} --where seed=0 inner.kind=odd",
-    "{path} --curves a b inner.kind=odd --where width>=2 --where seed==0 --dry-run",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "words",
+    [
+        "{path} inner.kind=odd --where width>=2 --where seed==0 --dry-run",
+        "--where 'width >= 2' --dry-run {path} --where seed=0 inner.kind=odd",
+        "{path} --curves a b inner.kind=odd --where width>=2 --where seed==0 --dry-run",
+    ],
+)
 def test_overrides_and_conditions_may_stand_anywhere(toy, capsys, words):
     path = write_file(toy, SWEEP)
     main(["run", *shlex.split(words.format(path=path)), "--results", str(toy.parent / "results")])
@@ -113,10 +116,16 @@ def test_overrides_and_conditions_may_stand_anywhere(toy, capsys, words):
 
 @pytest.mark.parametrize(
     ("conditions", "widths"),
-    [(["width<2"], {1}), (["width<=2"], {1, 2}), (["width>2"], {4}), (["width!=2"], {1, 4}),
-     (["width >= 2", "width<4"], {2}), (["inner.kind==big"], {1, 2, 4}),
-     (["inner.gain==null", "width==4"], {4})],
-)  # fmt: skip
+    [
+        (["width<2"], {1}),
+        (["width<=2"], {1, 2}),
+        (["width>2"], {4}),
+        (["width!=2"], {1, 4}),
+        (["width >= 2", "width<4"], {2}),
+        (["inner.kind==big"], {1, 2, 4}),
+        (["inner.gain==null", "width==4"], {4}),
+    ],
+)
 def test_conditions_choose_runs_by_any_key(toy, conditions, widths):
     found = load(toy, write_file(toy, SWEEP), where=conditions)
     assert {point.config.width for point in found.points} == widths
@@ -135,8 +144,11 @@ def test_what_is_left_out_keeps_its_rows_and_is_not_called_missing(toy):
     found = rows_of(second)
     assert {(r["curve"], r["width"], r["seed"]) for r in found} == {
         (curve, width, seed)
-        for curve in "ab" for width in "124" for seed in "01" if (width, seed) != ("1", "1")
-    }  # fmt: skip
+        for curve in "ab"
+        for width in "124"
+        for seed in "01"
+        if (width, seed) != ("1", "1")
+    }
     assert [(r["curve"], int(r["width"]), int(r["seed"])) for r in found] == sorted(
         (r["curve"], int(r["width"]), int(r["seed"])) for r in found
     )
@@ -222,8 +234,10 @@ def test_another_file_of_the_same_name_does_not_overwrite_the_tables(toy, capsys
 def test_a_file_of_the_repository_is_noted_by_its_place_in_there(tmp_path):
     """Clones of the repository may share their results."""
     sweeps = asked.ROOT / "nanolm_c4/sweeps"
-    for found in (load_sweep(Path("nanolm_c4/sweeps/quickstart.yaml"), tmp_path),
-                  load_search(sweeps / "constants.yaml", tmp_path, draft=True)):  # fmt: skip
+    for found in (
+        load_sweep(Path("nanolm_c4/sweeps/quickstart.yaml"), tmp_path),
+        load_search(sweeps / "constants.yaml", tmp_path, draft=True),
+    ):
         found.claim_folder()
         note = found.folder / asked.NOTE
         assert note.read_text() == f"nanolm_c4/sweeps/{found.folder.name}.yaml\n"

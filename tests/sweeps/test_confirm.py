@@ -12,7 +12,7 @@ from training.errors import UserError
 
 # Accuracy: 1 at lr 2^-3, wd 2^-5, falling with the distance; a tilted valley, so that the walk has
 # to turn. The loss breaks ties: accuracy is rounded to `round`.
-TOY = '''
+TOY = """
 import json, math
 from pathlib import Path
 from pydantic import model_validator
@@ -66,7 +66,7 @@ def run(config, run_dir, progress=None):
     }
     write_json(run_dir / "summary.json", summary)
     return summary
-'''
+"""
 SEARCH = """
 grid: {size: [1], lr: [0.001], wd: [0.4]}
 curves: {a: {}}
@@ -130,7 +130,9 @@ def test_a_plateau_is_decided_by_the_loss(toy):
     best = min(searched, key=lambda row: float(row["final_eval_loss"]))
     assert (float(best["lr"]), float(best["wd"])) == max(places(rows), key=accuracy)
     assert [row["seed"] for row in rows if row["lr"] == best["lr"] and row["wd"] == best["wd"]] == [
-        "0", "1", "2"
+        "0",
+        "1",
+        "2",
     ]
 
 
@@ -142,8 +144,9 @@ def test_a_limit_ends_the_walk_with_a_note_and_without_seeds(toy):
 
 
 def test_a_failed_neighbour_leaves_the_optimum_unconfirmed(toy):
-    best_lr = max(((0.001 * 2.0**i, 0.4 * 2.0**j) for i in range(12) for j in range(-9, 2)),
-                  key=accuracy)[0]
+    best_lr = max(
+        ((0.001 * 2.0**i, 0.4 * 2.0**j) for i in range(12) for j in range(-9, 2)), key=accuracy
+    )[0]
     text = f"set: {{fail_at: {2 * best_lr!r}}}\n" + SEARCH + CONFIRM % ""
     rows, notes, _ = run(toy, text)
     assert any("is not confirmed: a neighbour failed" in note for note in notes)
@@ -169,7 +172,10 @@ def test_metrics_csv_has_one_row_per_step_with_training_and_evaluation_joined(to
         *("eval_loss", "eval_top1"),
     ]
     assert (first["step"], first["epoch"], first["train_loss"], first["eval_top1"]) == (
-        "1", "", "2.0", ""
+        "1",
+        "",
+        "2.0",
+        "",
     )
     assert (second["step"], second["epoch"], second["train_loss"]) == ("2", "1.0", "1.0")
     assert float(second["eval_top1"]) == pytest.approx(
@@ -200,12 +206,16 @@ def test_results_have_what_was_measured_beyond_the_loss(toy):
         ("confirm: {keys: [lr, wd], neighbours: [[1, 0], [1, 0]]}", "name each neighbour once"),
         ("confirm: {keys: [lr, wd], metric: status}", "'status': expected best_eval_NAME or final"),
         ("confirm: {keys: [lr, wd], metric: best_eval_top1_step}", "expected best_eval_NAME or"),
-        ("confirm: {keys: [size, wd]}\nset: {size: 2}\ngrid: {size: [0], lr: [1], wd: [1]}",
-         "size 0 in a grid: expected numbers above 0"),
-        ("confirm: {keys: [lr, wd], metric: best_eval_top2}",
-         "runs measure no 'best_eval_top2'; they have final_eval_loss, best_eval_loss, best"),
+        (
+            "confirm: {keys: [size, wd]}\nset: {size: 2}\ngrid: {size: [0], lr: [1], wd: [1]}",
+            "size 0 in a grid: expected numbers above 0",
+        ),
+        (
+            "confirm: {keys: [lr, wd], metric: best_eval_top2}",
+            "runs measure no 'best_eval_top2'; they have final_eval_loss, best_eval_loss, best",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_confirmed_is_refused(toy, text, message):
     if "neighbours" not in text and "keys: [lr]" in text:
         text = text.replace("keys: [lr]", "keys: [lr], neighbours: [[1], [-1]]")
@@ -250,8 +260,11 @@ def test_a_place_with_a_failed_seed_does_not_count(toy):
     text = "set: {tell: false}\nseeds: [0, 1]\n" + SEARCH.replace("0.001", "0.125").replace(
         "0.4", "0.03125"
     )
-    rows, notes, _ = run(toy, text.replace("tell: false", "tell: false, fail_at: 0.25")
-                         + "confirm: {keys: [lr, wd], metric: best_eval_top1, seeds: [2]}\n")
+    rows, notes, _ = run(
+        toy,
+        text.replace("tell: false", "tell: false, fail_at: 0.25")
+        + "confirm: {keys: [lr, wd], metric: best_eval_top1, seeds: [2]}\n",
+    )
     assert any("is not confirmed: a neighbour failed" in note for note in notes)
     assert places(rows, "2") == set()
 

@@ -199,8 +199,10 @@ def test_a_run_that_no_number_of_gpus_holds_says_so(write, said):
 def test_the_table_has_the_counts_and_what_they_assume(write, said):
     lines = said(write())
     assert lines[0].endswith("s.yaml: 12 runs, 0 done, 0 started, 12 to do")
-    titles = ("model embedding non-embedding parameters runs to do tokens FLOPs 1 H100 1 H200 "
-              "1 B200 1 A100 1 CPU core")
+    titles = (
+        "model embedding non-embedding parameters runs to do tokens FLOPs 1 H100 1 H200 "
+        "1 B200 1 A100 1 CPU core"
+    )
     assert titles in lines
     (row,) = [row.split() for row in lines if row.startswith("width 64 6")]
     assert row[2:8] == ["65,536", "168,256", "233,792", "6", "6", "9.22e+05"]
@@ -287,8 +289,7 @@ def test_runs_that_are_not_observed_have_no_column_for_it(write, planned, said):
 
 def test_a_sharded_run_is_planned_without_observations(write, said):
     path = write(LARGE + "set: {training.observe_every: 50}", "paper")
-    (line,) = [line for line in said(path) if line.startswith("width 8192")
-               and "FIT" in line]
+    (line,) = [line for line in said(path) if line.startswith("width 8192") and "FIT" in line]
     assert "sharded do, unobserved)" in line
     note = "a sharded run cannot be observed: planned without training.observe_every"
     assert note in said(path, "--sharded", "--gpus-per-run", "8")

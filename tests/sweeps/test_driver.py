@@ -95,17 +95,23 @@ def test_a_signal_that_comes_as_a_wait_ends_does_not_hold_the_driver(work, monke
     ("ends", "calls", "reported"),
     [
         ([Lost("node gone")] * 3, 4, None),
-        ([Lost("out of memory")] * 9, LOST,
-         f"lost its place {LOST} times without a step forward: out of memory"),
+        (
+            [Lost("out of memory")] * 9,
+            LOST,
+            f"lost its place {LOST} times without a step forward: out of memory",
+        ),
         ([RunFailed("no such thing")], 2, None),
-        ([RunFailed("no such thing", "line\nof its log")] * 2, 2,
-         "failed 2 times: no such thing\nline\nof its log"),
+        (
+            [RunFailed("no such thing", "line\nof its log")] * 2,
+            2,
+            "failed 2 times: no such thing\nline\nof its log",
+        ),
         ([RunFailed("a"), Lost("b"), RunFailed("c")], 3, "failed 2 times: c"),
         ([RunError("damaged; delete it")], 1, "damaged; delete it"),
         ([Busy("held by another")] * 2, 3, None),
         ([{"status": "stopped"}] * 2, 3, None),
     ],
-)  # fmt: skip
+)
 def test_every_end_of_a_run_is_answered_and_the_rest_goes_on(
     work, impatient, capsys, ends, calls, reported
 ):
@@ -302,8 +308,13 @@ def test_runs_on_a_cluster_whose_gpus_nobody_named_are_warned_of(
 
 def test_commands_that_only_look_start_without_torch(toy):
     path = str(write_file(toy, SWEEP))
-    commands = [["--help"], ["run", "--help"], ["run", path, "--dry-run"], ["status", path],
-                ["cost", "nanolm_c4/sweeps/quickstart.yaml"]]  # fmt: skip
+    commands = [
+        ["--help"],
+        ["run", "--help"],
+        ["run", path, "--dry-run"],
+        ["status", path],
+        ["cost", "nanolm_c4/sweeps/quickstart.yaml"],
+    ]
     code = (
         f"import sys\nfrom sweeps.__main__ import main\nfor words in {commands!r}:\n"
         "    try: main(words)\n    except SystemExit as end: assert not end.code, words\n"

@@ -73,23 +73,26 @@ def command(results, capsys, monkeypatch):
     return give
 
 
-@pytest.mark.parametrize(("conditions", "numbers"), [
-    ((), (0, 1, 2, 3)),
-    (("optimizer.lr=0.05",), (1, 2)),
-    (("optimizer.lr==0.05",), (1, 2)),
-    (("optimizer.lr>0.01", "seed=1"), (2, 3)),
-    (("optimizer.lr>=0.05", "optimizer.lr<0.2"), (1, 2)),
-    (("optimizer.lr<=0.01",), (0,)),
-    (("status=finished",), (0, 2)),
-    (("status!=finished", "sweep=toys/first"), (1,)),
-    (("status=unfinished",), (3,)),
-    (("final_eval_loss<2.05",), (0,)),
-    (("optimizer.clip_norm=null", "optimizer.name=adam", "run=mup-ab22"), (1, 3)),
-    (("sweep=first", "final_eval_loss<3"), (0, 1, 2)),
-    (("sweep!=first",), (3,)),
-    (("status=stopped",), ()),
-    (("seed=7",), ()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("conditions", "numbers"),
+    [
+        ((), (0, 1, 2, 3)),
+        (("optimizer.lr=0.05",), (1, 2)),
+        (("optimizer.lr==0.05",), (1, 2)),
+        (("optimizer.lr>0.01", "seed=1"), (2, 3)),
+        (("optimizer.lr>=0.05", "optimizer.lr<0.2"), (1, 2)),
+        (("optimizer.lr<=0.01",), (0,)),
+        (("status=finished",), (0, 2)),
+        (("status!=finished", "sweep=toys/first"), (1,)),
+        (("status=unfinished",), (3,)),
+        (("final_eval_loss<2.05",), (0,)),
+        (("optimizer.clip_norm=null", "optimizer.name=adam", "run=mup-ab22"), (1, 3)),
+        (("sweep=first", "final_eval_loss<3"), (0, 1, 2)),
+        (("sweep!=first",), (3,)),
+        (("status=stopped",), ()),
+        (("seed=7",), ()),
+    ],
+)
 def test_runs_are_found_by_keys_of_config_and_summary(command, results, conditions, numbers):
     names = list(RUNS)
     found = command("list", "--paths", *conditions).split()
@@ -107,34 +110,61 @@ def test_a_list_shows_what_differs_and_the_last_losses(command, results):
     assert "beta2" in command("list", "--keys", "optimizer.beta2").splitlines()[0]
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    (("list", "optimizer.rl=1"), "no run has the key 'optimizer.rl'; did you mean 'optimizer.lr'?"),
-    (("list", "--keys", "sed"), "no run has the key 'sed'; did you mean 'seed'?"),
-    (("list", "width"), "command line 'width': expected a key, one of < <= > >= == != and"),
-    (("list", "seed=["), "command line seed=["),
-    (("list", "optimizer.name<3"), "command line optimizer.name<3: optimizer.name is 'adam', which "
-     "is neither more nor less than 3; compare it by == or !="),
-    (("list", "optimizer.lr>low"), "optimizer.lr>low: optimizer.lr is 0.01, which is neither"),
-    (("list", "status=[finished]"), "no status ['finished']"),
-    (("list", "status=finishd"), "command line status=finishd: no status 'finishd'; did you mean "
-     "'finished'?; there are finished, diverged, stopped, running, unfinished"),
-    (("show", "mpu-aa11"), "no run 'mpu-aa11'; did you mean 'mup-aa11'?"),
-    (("show", "mup-ab"), "2 runs begin with 'mup-ab': toys/first/mup-ab22, toys/second/mup-ab22;"),
-    (("show", "mup-aa", "--png", "curve.xyz"), "--png: Format 'xyz' is not supported"),
-    (("show", "mup-aa", "--y", "gradient_nrm"), "--y: no run has logged 'gradient_nrm'; did you "
-     "mean 'gradient_norm'?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ("list", "optimizer.rl=1"),
+            "no run has the key 'optimizer.rl'; did you mean 'optimizer.lr'?",
+        ),
+        (("list", "--keys", "sed"), "no run has the key 'sed'; did you mean 'seed'?"),
+        (("list", "width"), "command line 'width': expected a key, one of < <= > >= == != and"),
+        (("list", "seed=["), "command line seed=["),
+        (
+            ("list", "optimizer.name<3"),
+            "command line optimizer.name<3: optimizer.name is 'adam', which "
+            "is neither more nor less than 3; compare it by == or !=",
+        ),
+        (("list", "optimizer.lr>low"), "optimizer.lr>low: optimizer.lr is 0.01, which is neither"),
+        (("list", "status=[finished]"), "no status ['finished']"),
+        (
+            ("list", "status=finishd"),
+            "command line status=finishd: no status 'finishd'; did you mean "
+            "'finished'?; there are finished, diverged, stopped, running, unfinished",
+        ),
+        (("show", "mpu-aa11"), "no run 'mpu-aa11'; did you mean 'mup-aa11'?"),
+        (
+            ("show", "mup-ab"),
+            "2 runs begin with 'mup-ab': toys/first/mup-ab22, toys/second/mup-ab22;",
+        ),
+        (("show", "mup-aa", "--png", "curve.xyz"), "--png: Format 'xyz' is not supported"),
+        (
+            ("show", "mup-aa", "--y", "gradient_nrm"),
+            "--y: no run has logged 'gradient_nrm'; did you mean 'gradient_norm'?",
+        ),
+    ],
+)
 def test_a_mistake_is_one_line(command, words, message):
     assert message in command(*words, fails=True)
 
 
-@pytest.mark.parametrize(("name", "content", "listed"), [
-    ("plan.json", b'{"rows": [', 4), ("plan.json", b'{"forward": []}', 4), ("plan.json", None, 4),
-    ("metrics.jsonl", b'{"step": 1}\n{"st\n', 4), ("metrics.jsonl", b"1\n", 4),
-    ("metrics.jsonl", b'{"train_loss": 1.0}\n', 4), ("metrics.jsonl", None, 4),
-    ("config.yaml", b"seed: \xff\xfe\n", 3), ("config.yaml", b"", 3), ("config.yaml", None, 3),
-    ("summary.json", b"{", 3), ("summary.json", b'{"status": "x", "final_eval_loss": "y"}', 4),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "content", "listed"),
+    [
+        ("plan.json", b'{"rows": [', 4),
+        ("plan.json", b'{"forward": []}', 4),
+        ("plan.json", None, 4),
+        ("metrics.jsonl", b'{"step": 1}\n{"st\n', 4),
+        ("metrics.jsonl", b"1\n", 4),
+        ("metrics.jsonl", b'{"train_loss": 1.0}\n', 4),
+        ("metrics.jsonl", None, 4),
+        ("config.yaml", b"seed: \xff\xfe\n", 3),
+        ("config.yaml", b"", 3),
+        ("config.yaml", None, 3),
+        ("summary.json", b"{", 3),
+        ("summary.json", b'{"status": "x", "final_eval_loss": "y"}', 4),
+    ],
+)
 def test_a_damaged_file_of_a_run_is_named(command, results, name, content, listed):
     path = results / "toys/first/standard-aa33" / name
     path.unlink()
@@ -191,8 +221,9 @@ def test_compare_says_what_differs_in_configs_and_plans(command):
     assert rows["optimizer.lr"][1:] == ["0.01", "0.05"] and rows["seed"][1:] == ["0", "1"]
     rates = [line.split()[2:] for line in text.splitlines() if line.startswith("plan: lr")]
     assert rates == [
-        ["0.02", "0.1", "of", "token_embedding"], ["0.0025", "0.0125", "of", "readout"],
-    ]  # fmt: skip
+        ["0.02", "0.1", "of", "token_embedding"],
+        ["0.0025", "0.0125", "of", "readout"],
+    ]
     assert "plan: eps" not in rows and "optimizer.beta1" not in rows
     assert "━━ seed 0, lr 0.01" in text and "━━ seed 1, lr 0.05" in text
 

@@ -30,9 +30,7 @@ def test_of_eight_drivers_of_one_sweep_one_trains_and_others_look_on(
 ):
     pause(HOLD)  # until all other drivers have come and been refused
     words = [str(file), "--results", str(tmp_path / "results")]
-    drivers = [
-        Program("-m", "sweeps", "run", *words, "--threads", "1", cwd=ROOT) for _ in range(8)
-    ]
+    drivers = [Program("-m", "sweeps", "run", *words, "--threads", "1", cwd=ROOT) for _ in range(8)]
     folder, seen = tmp_path / "results" / toy / "s", set()
     while any(driver.poll() is None for driver in drivers):  # no reader meets half a file
         command.main(["status", *words])

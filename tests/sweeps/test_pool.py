@@ -175,9 +175,10 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("names", "part", "launch"), [("ab", None, ()), ("a", "pair", TWO)],
+    ("names", "part", "launch"),
+    [("ab", None, ()), ("a", "pair", TWO)],
     ids=["one process", "two processes"],
-)  # fmt: skip
+)
 def test_a_killed_driver_leaves_checkpoints_and_no_process(
     job, tmp_path, pause, names, part, launch
 ):

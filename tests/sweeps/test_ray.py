@@ -26,9 +26,7 @@ PAIR = Needs(gpus=16, processes=2, nodes=2)
 
 @pytest.fixture
 def opened(open_engine, ray_cluster):
-    return lambda **options: open_engine(
-        "ray", address=ray_cluster.address, threads=1, **options
-    )
+    return lambda **options: open_engine("ray", address=ray_cluster.address, threads=1, **options)
 
 
 def parent(pid):

@@ -282,15 +282,20 @@ def test_what_is_known_at_the_start_asks_for_the_same_runs(tmp_path):
 # ------------------------------------------------------------------------------------------------
 # The shipped sweeps, replayed
 
-FOLDERS = {"everett": ["nanolm_c4"], "bordelon": ["vit_cifar5m", "nanolm_c4"],
-           "dinan": ["vit_imagenet", "bart_span_denoise"]}  # fmt: skip
+FOLDERS = {
+    "everett": ["nanolm_c4"],
+    "bordelon": ["vit_cifar5m", "nanolm_c4"],
+    "dinan": ["vit_imagenet", "bart_span_denoise"],
+}
 
 
 def shipped():
     """(table, sweep file, preset) of every shipped table of results."""
     for table in sorted(DATA.glob("*/*.csv")):
-        files = [ROOT / folder / "sweeps" / f"{table.stem}.yaml"
-                 for folder in FOLDERS.get(table.parent.name, ())]  # fmt: skip
+        files = [
+            ROOT / folder / "sweeps" / f"{table.stem}.yaml"
+            for folder in FOLDERS.get(table.parent.name, ())
+        ]
         for file in filter(Path.exists, files):
             if "status" in table.open().readline().split(","):
                 has_laptop = "laptop" in read_file(file).get("presets", {})
@@ -328,9 +333,7 @@ def test_every_sweep_with_results_is_replayed():
 
 
 @pytest.mark.parametrize(("table", "file", "preset"), SHIPPED, ids=lambda v: getattr(v, "stem", v))
-def test_recorded_results_give_the_shipped_points_and_table(
-    results, tmp_path, table, file, preset
-):
+def test_recorded_results_give_the_shipped_points_and_table(results, tmp_path, table, file, preset):
     sweep = load_sweep(file, results, preset)
     axes = {point.curve: [key for key, _ in point.values] for point in sweep.points}
     rows = {}

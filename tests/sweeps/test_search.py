@@ -29,7 +29,7 @@ WIDE = (1e-2, 1e2)
 
 # No training, but driver and workers are the real ones. The loss is a parabola in log10 of both
 # constants, with its minimum at (minimum_a, 0.3).
-EXPERIMENT = '''
+EXPERIMENT = """
 import math, os
 from training.config import Section
 from training.settings import RunConfig
@@ -64,7 +64,7 @@ def run(config, run_dir, progress=None):
     }
     write_json(run_dir / "summary.json", summary)
     return summary
-'''
+"""
 SEARCH = """
 search: {gamma.a: [1.0e-2, 1.0e+2], gamma.b: [1.0e-2, 1.0e+2]}
 trials: 12
@@ -121,9 +121,7 @@ def test_constants_follow_from_the_table_of_trials(toy):
     assert 1 < good.sum() == found["equally_good"] < 12
     for key, column in values.items():
         assert found["set"][key] == pytest.approx(column[good].mean())
-        assert found["geometric_means"][key] == pytest.approx(
-            np.exp(np.log(column[good]).mean())
-        )
+        assert found["geometric_means"][key] == pytest.approx(np.exp(np.log(column[good]).mean()))
         assert found["best"]["set"][key] == column[losses.argmin()]
     assert found["best"]["loss"] == losses.min()
     assert (found["trials"], found["diverged"], found["rounds"]) == (12, 0, 1)
@@ -161,8 +159,9 @@ def test_an_optimum_at_the_edge_after_the_last_round_is_reported(toy):
     work, rows, constants = run(toy, write_search(toy, "set: {minimum_a: 1000.0}\n" + SEARCH))
     assert {row["round"] for row in rows} == {"1"}
     assert "gamma.a" in constants["constants"][0]["near_edge"]
-    assert any("gamma.a" in line and "still near an edge after 1 rounds" in line
-               for line in work.report())  # fmt: skip
+    assert any(
+        "gamma.a" in line and "still near an edge after 1 rounds" in line for line in work.report()
+    )
 
 
 def test_diverged_trials_have_the_penalty_and_no_say(toy):
@@ -193,10 +192,14 @@ def test_every_combination_of_the_grid_is_a_study_of_its_own(toy):
     wheres = [entry["where"] for entry in constants["constants"]]
     assert wheres == [
         {"kind": kind, "optimizer.lr": lr}
-        for kind in ("plain", "other words") for lr in (0.1, 0.01)
-    ]  # fmt: skip
+        for kind in ("plain", "other words")
+        for lr in (0.1, 0.01)
+    ]
     assert Counter(row["study"] for row in rows) == {
-        "plain-0.1": 3, "plain-0.01": 3, "other_words-0.1": 3, "other_words-0.01": 3
+        "plain-0.1": 3,
+        "plain-0.01": 3,
+        "other_words-0.1": 3,
+        "other_words-0.01": 3,
     }
     tried = {(row["study"], row["gamma.a"]) for row in rows}
     assert len({a for _, a in tried}) > 3  # not the same values in every study
@@ -241,8 +244,9 @@ def test_failed_trials_are_tried_again_reported_and_replaced_in_the_next_launch(
     assert failed and len(rows) == 12 and constants["constants"] == []
     assert work.reasons["all"] == f"{len(failed)} trials failed; the same command replaces them"
     assert {calls(toy).count(row["run"]) for row in failed} == {2}  # retries: 1
-    assert sum("failed 2 times: RuntimeError: something broke" in line
-               for line in work.report()) == len(failed)  # fmt: skip
+    assert sum(
+        "failed 2 times: RuntimeError: something broke" in line for line in work.report()
+    ) == len(failed)
     said = status(work_of(toy, path)).splitlines()[0]
     counts = f"{12 - len(failed)} of 12 runs done, 0 at work, {len(failed)} failed, 0 left"
     assert said.endswith(counts)
@@ -253,8 +257,10 @@ def test_failed_trials_are_tried_again_reported_and_replaced_in_the_next_launch(
     assert status(work_of(toy, path)).splitlines()[0].endswith(counts)
     assert replaced.trial.number == 12
     work, rows, constants = run(toy, path)
-    assert status(work_of(toy, path)).splitlines()[0].endswith(
-        "12 of 12 runs done, 0 at work, 0 failed, 0 left"
+    assert (
+        status(work_of(toy, path))
+        .splitlines()[0]
+        .endswith("12 of 12 runs done, 0 at work, 0 failed, 0 left")
     )
     assert work.report() == []
     assert Counter(row["status"] for row in rows) == {"finished": 12, "failed": len(failed)}
@@ -405,10 +411,19 @@ def test_a_mistake_that_only_a_run_can_find_ends_the_command_in_one_line(toy):
     source = source.replace("    diverged = config", refusal + "    diverged = config")
     (toy / "train.py").write_text("from training.errors import UserError\n" + source)
     done = subprocess.run(
-        [sys.executable, "-m", "sweeps", "search", str(write_search(toy)), "--results",
-         str(toy.parent / "results")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "sweeps",
+            "search",
+            str(write_search(toy)),
+            "--results",
+            str(toy.parent / "results"),
+        ],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 2 and done.stderr.splitlines()[-1] == "error: no data; fetch it"
 
 
@@ -447,16 +462,22 @@ def test_what_is_saved_is_json_and_yaml_without_surprises(toy):
     assert "&" not in (work.folder / "constants.yaml").read_text()
     assert constants["search"]["file"] == "s.yaml"
     gamma = work.asked.experiment.config.model_fields["gamma"].annotation
-    validate(gamma, {
-        key.partition(".")[2]: value for key, value in constants["constants"][0]["set"].items()
-    }, "constants.yaml")  # fmt: skip
+    validate(
+        gamma,
+        {key.partition(".")[2]: value for key, value in constants["constants"][0]["set"].items()},
+        "constants.yaml",
+    )
 
 
 def test_constants_of_hundreds_of_studies_are_read(toy):
     """The limits of what people write by hand are not those of what a search writes."""
     work = work_of(toy, write_search(toy))
-    entry = {"where": {}, "set": {"gamma.a": 2.0}, "rate": 0.5,
-             "ranges": {str(key): [0.01, 100.0] for key in range(12)}}  # fmt: skip
+    entry = {
+        "where": {},
+        "set": {"gamma.a": 2.0},
+        "rate": 0.5,
+        "ranges": {str(key): [0.01, 100.0] for key in range(12)},
+    }
     many = [{**entry, "where": {"kind": str(index)}} for index in range(300)]
     file, results = toy / "another.yaml", toy.parent / "results"
     work.table.parent.mkdir(parents=True, exist_ok=True)

@@ -116,8 +116,9 @@ def test_the_shipped_table_is_that_of_the_shipped_sweeps(capsys, monkeypatch):
     main(["cost", *files, "--json", "--results", "none"])
     sizes = {
         (file["file"], " ".join(f"{key}={value}" for key, value in size["model"].items())): size
-        for file in json.loads(capsys.readouterr().out)["files"] for size in file["sizes"]
-    }  # fmt: skip
+        for file in json.loads(capsys.readouterr().out)["files"]
+        for size in file["sizes"]
+    }
     with open("benchmarks/results/simulated_launch.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     placed, configs = {}, {}

@@ -90,9 +90,7 @@ def test_what_a_job_left_for_a_driver_that_is_gone_counts_while_the_run_is_there
     assert len(list(slurm.glob("script-*"))) == 1 + deleted
 
 
-def test_small_runs_share_a_job_and_its_gpu_and_outcomes_come_back(
-    opened, job, slurm, monkeypatch
-):
+def test_small_runs_share_a_job_and_its_gpu_and_outcomes_come_back(opened, job, slurm, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     pool = opened(jobs=3)
     runs = [job(name, part="place") for name in "abcd"]
@@ -149,10 +147,20 @@ def test_runs_get_jobs_with_their_own_resources(opened, job, slurm, toy):
     wait_until(lambda: len(list(slurm.glob("script-*"))) == 3)
     pair, srun = asked(slurm, 100)
     assert pair >= {
-        "array=0-1%2", "nodes=1", "gpus-per-node=1", "cpus-per-task=16", "time=1590",
-        "partition=gpu", "account=me", "mem=64G", "mail-type=END", "begin=16:00",
-        "signal=USR2@300", "exclusive", f"job-name={toy}-s",
-    }  # fmt: skip
+        "array=0-1%2",
+        "nodes=1",
+        "gpus-per-node=1",
+        "cpus-per-task=16",
+        "time=1590",
+        "partition=gpu",
+        "account=me",
+        "mem=64G",
+        "mail-type=END",
+        "begin=16:00",
+        "signal=USR2@300",
+        "exclusive",
+        f"job-name={toy}-s",
+    }
     assert not any(word.startswith("requeue") for word in pair)
     assert "--nodes=1 --ntasks=1 --cpus-per-task=16" in srun
     assert "\nmodule load cuda\n" in (slurm / "script-100").read_text()
@@ -241,9 +249,16 @@ def test_without_slurm_the_way_to_run_here_is_named(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("90", 90), ("90:59", 90), ("2:30:00", 150), ("1-0", 1440), ("2-3:30", 3090),
-     ("1-02:03:04", 1563), ("0:10", 1)],
-)  # fmt: skip
+    [
+        ("90", 90),
+        ("90:59", 90),
+        ("2:30:00", 150),
+        ("1-0", 1440),
+        ("2-3:30", 3090),
+        ("1-02:03:04", 1563),
+        ("0:10", 1),
+    ],
+)
 def test_time_limits_are_read_as_slurm_writes_them(text, expected):
     assert minutes(text) == expected
 
@@ -370,13 +385,21 @@ def test_a_dry_run_of_submit_takes_and_checks_the_options_of_its_own_job(file, c
         ("needs: {gpus: 0.25, cpus: 3}\n", "--launch true", 1, 3),
         ("needs: {gpus: 1}\n", "--gpus-per-node 2", 2, 2),
         ("needs: {gpus: 1}\n", "--gpus-per-node 2 --cpus-per-task 64", 2, 64),
-        ("adjust: [{where: {optimizer.lr: [0.02]}, needs: {gpus: 4, processes: 4, cpus: 8}}]\n",
-         "--gpu H100", 4, 8),
-        ("adjust: [{where: {optimizer.lr: [0.02]}, needs: {gpus: 8, processes: 8, nodes: 2}}]\n",
-         "--gpu H100", 1, 1),
+        (
+            "adjust: [{where: {optimizer.lr: [0.02]}, needs: {gpus: 4, processes: 4, cpus: 8}}]\n",
+            "--gpu H100",
+            4,
+            8,
+        ),
+        (
+            "adjust: [{where: {optimizer.lr: [0.02]}, needs: {gpus: 8, processes: 8, nodes: 2}}]\n",
+            "--gpu H100",
+            1,
+            1,
+        ),
         ("", "", 1, 1),
     ],
-)  # fmt: skip
+)
 def test_a_driver_that_trains_has_room_for_the_largest_of_the_runs_left(
     file, slurm, tmp_path, capsys, needs, words, gpus, cpus
 ):

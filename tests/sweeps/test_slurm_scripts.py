@@ -50,16 +50,25 @@ def script(tmp_path, monkeypatch):
         tool.chmod(0o755)
     shutil.copytree(ROOT / "scripts/slurm", tmp_path / "scripts/slurm")
     (tmp_path / "scripts/environment.sh").write_text("")  # it would install what is missing
-    own = {"PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "LOG": str(log),
-           "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "123",
-           "SLURM_JOB_NODELIST": "n[1-2]", "SLURM_CPUS_PER_TASK": "32",
-           "SLURM_GPUS_ON_NODE": "4"}  # fmt: skip
+    own = {
+        "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        "LOG": str(log),
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_ID": "123",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_CPUS_PER_TASK": "32",
+        "SLURM_GPUS_ON_NODE": "4",
+    }
 
     def start(name, *words, **more):
         done = subprocess.Popen(
-            ["bash", tmp_path / "scripts/slurm" / name, *words], cwd=tmp_path,
-            env={**os.environ, **own, **more}, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            ["bash", tmp_path / "scripts/slurm" / name, *words],
+            cwd=tmp_path,
+            env={**os.environ, **own, **more},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         return done, lambda: log.read_text().splitlines() if log.exists() else []
 
     return start
@@ -107,9 +116,7 @@ def test_a_driver_in_an_allocation_has_a_cluster_and_is_requeued_once_it_has_sav
 
 
 @pytest.mark.parametrize(("restarts", "resume"), [(None, "never"), ("0", "never"), ("2", "auto")])
-def test_a_job_that_was_requeued_keeps_what_it_has_trained(
-    tmp_path, monkeypatch, restarts, resume
-):
+def test_a_job_that_was_requeued_keeps_what_it_has_trained(tmp_path, monkeypatch, restarts, resume):
     """Its runs are to start anew once, not each time that the job does."""
     configs = []
 

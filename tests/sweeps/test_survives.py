@@ -36,9 +36,7 @@ parallel: 2
 rounds: 1
 """
 WITHOUT_RAY = importlib.util.find_spec("ray") is None
-RAY = [
-    pytest.mark.xdist_group("ray"), pytest.mark.skipif(WITHOUT_RAY, reason="Ray is an extra")
-]  # fmt: skip
+RAY = [pytest.mark.xdist_group("ray"), pytest.mark.skipif(WITHOUT_RAY, reason="Ray is an extra")]
 
 
 class Engine:
@@ -73,8 +71,7 @@ class Engine:
         driver.communicate()
 
     def interrupted(self, results, kind="s", runs=1):
-        """A driver with so many runs at work that wait in their second step, and their processes.
-        """
+        """A driver with so many runs that wait in their second step, and their processes."""
         driver = self.launch(results, kind, pause=HOLD)
         wait_until(lambda: len(self.at_work(results, kind)) >= runs, seconds=120)
         return driver, self.at_work(results, kind)
@@ -207,8 +204,9 @@ def test_a_node_that_dies_has_its_runs_resumed_elsewhere(engine, whole):
     assert any(one["resumed_from"] for one in engine.summaries("node"))
 
 
-ENDS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL],
-                               ids=["stopped", "killed"])  # fmt: skip
+ENDS = pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGKILL], ids=["stopped", "killed"]
+)
 LOCAL = pytest.mark.parametrize("engine", ["local"], indirect=True)
 
 

@@ -35,7 +35,10 @@ def test_log2_ranges_include_both_ends():
 
 def test_a_grid_is_the_cross_of_its_axes_last_fastest():
     assert grid_values({"a": [1, 2], "b": ["x", "y"]}) == [
-        {"a": 1, "b": "x"}, {"a": 1, "b": "y"}, {"a": 2, "b": "x"}, {"a": 2, "b": "y"}
+        {"a": 1, "b": "x"},
+        {"a": 1, "b": "y"},
+        {"a": 2, "b": "x"},
+        {"a": 2, "b": "y"},
     ]
 
 
@@ -63,7 +66,9 @@ def test_a_sweep_runs_every_point_once_and_writes_one_row_each(toy):
     assert sorted(calls(toy)) == sorted(row["run"] for row in rows)
     assert [row["status"] for row in rows if row["curve"] == "b"] == ["diverged"] * 4
     assert [(r["width"], r["lr"]) for r in rows[:3]] == [
-        ("1", "0.015625"), ("1", "0.03125"), ("1", "0.0625")
+        ("1", "0.015625"),
+        ("1", "0.03125"),
+        ("1", "0.0625"),
     ]
     run(toy, path)
     assert len(calls(toy)) == 10  # nothing ran twice
@@ -91,8 +96,9 @@ def test_a_cell_grows_until_its_optimum_is_inside(toy):
     rates = {w: sorted({float(r["lr"]) for r in rows if r["width"] == w}) for w in "18"}
     assert rates["1"][0] == 2.0**-5  # optimum 2^-4, then one point below it
     assert rates["8"][0] == 2.0**-8  # optimum 2^-7
-    assert all(sum(r["lr"] == str(rate) for r in rows if r["width"] == "8") == 2
-               for rate in rates["8"])  # every seed
+    assert all(
+        sum(r["lr"] == str(rate) for r in rows if r["width"] == "8") == 2 for rate in rates["8"]
+    )  # every seed
     assert not notes
 
 
@@ -121,15 +127,17 @@ def test_fresh_seeds_judge_the_optimum_and_the_table_tells_them_apart(toy):
     assert work_of(toy, path).may_add()[0] == 2 * (6 * 2 + 3)  # cells; points of two seeds, fresh
     rows, notes = run(toy, path, workers=2)
     fresh = {(r["width"], float(r["lr"]), r["seed"]) for r in rows if r["fresh"] == "True"}
-    assert fresh == {(w, rate, seed) for w, rate in (("1", 2.0**-4), ("8", 2.0**-7))
-                     for seed in "567"}
+    assert fresh == {
+        (w, rate, seed) for w, rate in (("1", 2.0**-4), ("8", 2.0**-7)) for seed in "567"
+    }
     assert {r["seed"] for r in rows if r["fresh"] == "False"} == {"0", "1"} and not notes
     before = len(calls(toy))
     assert run(toy, path)[0] == rows and len(calls(toy)) == before
     # A command that leaves them out says so; one for a curve alone keeps the marks of the others.
     _, notes = run(toy, path, where=["seed<5"])
     assert [note.partition(": left")[0] for note in notes] == [
-        f"a width={width}: further seeds were not run" for width in (1, 8)]
+        f"a width={width}: further seeds were not run" for width in (1, 8)
+    ]
 
 
 def test_a_table_keeps_its_fresh_seeds_apart_where_a_file_names_none_any_more(toy):
@@ -218,68 +226,119 @@ def test_a_broken_result_is_reported_and_the_rest_goes_on(toy):
     ("text", "words"),
     [
         ("grid: {seed: [1, 2]}\ncurves: {a: {}}", "seed goes into seeds"),
-        ("grid: {width: [1]}\nadjust: [{where: {width: [1]}, set: {seed: 1}}]\ncurves: {a: {}}",
-         "seed goes into seeds"),
-        ("grid: {inner: [{gain: 1}, {gain: 2}]}\ncurves: {a: {}}",
-         "grid.inner: expected numbers or words"),
+        (
+            "grid: {width: [1]}\nadjust: [{where: {width: [1]}, set: {seed: 1}}]\ncurves: {a: {}}",
+            "seed goes into seeds",
+        ),
+        (
+            "grid: {inner: [{gain: 1}, {gain: 2}]}\ncurves: {a: {}}",
+            "grid.inner: expected numbers or words",
+        ),
         ("curves: {a: {grid: {inner: [[1]]}}}", "curves.a.grid.inner: expected numbers or words"),
-        ("curves: {a: {set: {inner: {gain: 1}, inner.gain: 2}}}",
-         "curves.a.set: expected every key once, inner.gain stands there twice"),
+        (
+            "curves: {a: {set: {inner: {gain: 1}, inner.gain: 2}}}",
+            "curves.a.set: expected every key once, inner.gain stands there twice",
+        ),
         ("curves: {a: {set: {lr.x: 2}}}", "s.yaml: lr.x: 'lr' is a value, not a section"),
-        ("grid: {training.steps: [5]}\ncurves: {a: {horizon: {tokens_per_parameter: 1}}}",
-         "curve 'a': its horizon decides training.steps; take that out of set or grid"),
-        ("curves: {a: {set: {schedule.warmup_steps: 2}, horizon: {tokens_per_parameter: 1, "
-         "warmup_fraction: 0.1}}}", "curve 'a': its horizon decides schedule.warmup_steps"),
-        ("grid: {width: [1], lr: [1]}\ncurves: {a: {}}\nextend: {key: lr}\n"
-         "transfer: {source: {lr: 1}, target: {width: 1}}", "transfer.source: lr is what extend"),
-        ("grid: {width: [1], lr: [1]}\ncurves: {a: {}}\nextend: {key: lr}\n"
-         "transfer: {source: {width: 1}, target: {width: 1}}", "source and target are the same"),
+        (
+            "grid: {training.steps: [5]}\ncurves: {a: {horizon: {tokens_per_parameter: 1}}}",
+            "curve 'a': its horizon decides training.steps; take that out of set or grid",
+        ),
+        (
+            "curves: {a: {set: {schedule.warmup_steps: 2}, horizon: {tokens_per_parameter: 1, "
+            "warmup_fraction: 0.1}}}",
+            "curve 'a': its horizon decides schedule.warmup_steps",
+        ),
+        (
+            "grid: {width: [1], lr: [1]}\ncurves: {a: {}}\nextend: {key: lr}\n"
+            "transfer: {source: {lr: 1}, target: {width: 1}}",
+            "transfer.source: lr is what extend",
+        ),
+        (
+            "grid: {width: [1], lr: [1]}\ncurves: {a: {}}\nextend: {key: lr}\n"
+            "transfer: {source: {width: 1}, target: {width: 1}}",
+            "source and target are the same",
+        ),
         ("set: {seed: 1}\ncurves: {a: {}}", "seed goes into seeds"),
         ("curves: {a: {}}\ngrid: {lr: []}", "grid.lr"),
         ("curves: {a: {}}\ngrid: {lr: {log2: [-1, -3]}}", "the lowest exponent comes first"),
-        ("curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {wdth: [1]}, seeds: [0]}]",
-         "more_seeds.where: 'wdth' is in no curve's grid"),
-        ("curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {lr: [2]}, seeds: [0]}]",
-         "lr 2 is in no curve's grid"),
-        ("curves: {a: {grid: {lr: [1], width: [1]}}}\nextend: {key: lr}\n"
-         "transfer: {source: {width: 1}, target: {width: 2}}", "transfer.target: width 2"),
+        (
+            "curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {wdth: [1]}, seeds: [0]}]",
+            "more_seeds.where: 'wdth' is in no curve's grid",
+        ),
+        (
+            "curves: {a: {grid: {lr: [1]}}}\nmore_seeds: [{where: {lr: [2]}, seeds: [0]}]",
+            "lr 2 is in no curve's grid",
+        ),
+        (
+            "curves: {a: {grid: {lr: [1], width: [1]}}}\nextend: {key: lr}\n"
+            "transfer: {source: {width: 1}, target: {width: 2}}",
+            "transfer.target: width 2",
+        ),
         ("curves: {a: {sett: {}}}", "unknown key 'curves.a.sett'; did you mean 'curves.a.set'?"),
         ("curves: {a: {}}\nextend: {key: lr, stp: 2}", "did you mean 'extend.step'?"),
         ("curves: {}", "curves"),
-        ("curves: {a: {grid: {lr: [1]}}}\nadjust: [{where: {lr: [1]}}]",
-         "where {'lr': [1]}: changes nothing; say `set` or `needs` there"),
+        (
+            "curves: {a: {grid: {lr: [1]}}}\nadjust: [{where: {lr: [1]}}]",
+            "where {'lr': [1]}: changes nothing; say `set` or `needs` there",
+        ),
         ("curves: {a: {grid: {lr: [x]}}}", "lr: expected"),
         ("curves: {a: {set: {wdth: 1}}}", "unknown key 'wdth'"),
         ("curves: {a: {}}\nextend: {key: lr}", "extend.key 'lr' is not in the grid of 'a'"),
         ("curves: {a: {}}\ntransfer: {source: {}, target: {}}", "transfer needs extend"),
-        ("grid: {lr: [1]}\ncurves: {a: {}}\nseeds: [0, 1]\nextend: {key: lr, seeds: [2, 1]}",
-         "extend.seeds: 1 is a seed of the grid; a seed that has chosen a value cannot judge it"),
-        ("grid: {lr: [1]}\ncurves: {a: {}}\nextend: {key: lr, seeds: [2]}\n"
-         "more_seeds: [{where: {lr: [1]}, seeds: [2]}]", "extend.seeds: 2 is a seed of the grid"),
+        (
+            "grid: {lr: [1]}\ncurves: {a: {}}\nseeds: [0, 1]\nextend: {key: lr, seeds: [2, 1]}",
+            "extend.seeds: 1 is a seed of the grid; a seed that has chosen a value cannot judge it",
+        ),
+        (
+            "grid: {lr: [1]}\ncurves: {a: {}}\nextend: {key: lr, seeds: [2]}\n"
+            "more_seeds: [{where: {lr: [1]}, seeds: [2]}]",
+            "extend.seeds: 2 is a seed of the grid",
+        ),
         ("curve: {a: {}}", "unknown key 'curve'; did you mean 'curves'"),
         ("curves: {a: {}}\nseeds: 3", "seeds: expected a list, got 3"),
         ("curves: {../../escape: {}}", "curves: '../../escape' names folders; expected letters"),
         ("curves: {/absolute: {}}", "curves: '/absolute' names folders"),
         ("curves: {a: {grid: {lr: {log2: [-5000, 1]}}}}", "log2.0: expected"),
         ("curves: {a: {grid: {lr: {log2: [-500, 1], step: 1.0e-300}}}}", "step: expected"),
-        ("curves: {a: {grid: {lr: {log2: [-999, 999], step: 0.01}, width: {log2: [0, 9], step: "
-         "0.01}}}}", "grid: more than 10,000 combinations of lr, width; give fewer values"),
-        (f"curves: {{a: {{grid: {{{', '.join(f'k{i}: [0, 1]' for i in range(1100))}}}}}}}",
-         "grid: more than 10,000 combinations of k0, k1,"),  # more than a float holds
-        (f"curves: {{a: {{grid: {{lr: {{log2: [-9, 0.9], step: 0.01}}}}}}}}\nseeds: {[*range(11)]}",
-         "more than 10,000 runs; give fewer values or seeds"),
+        (
+            "curves: {a: {grid: {lr: {log2: [-999, 999], step: 0.01}, width: {log2: [0, 9], step: "
+            "0.01}}}}",
+            "grid: more than 10,000 combinations of lr, width; give fewer values",
+        ),
+        (
+            f"curves: {{a: {{grid: {{{', '.join(f'k{i}: [0, 1]' for i in range(1100))}}}}}}}",
+            "grid: more than 10,000 combinations of k0, k1,",
+        ),  # more than a float holds
+        (
+            "curves: {a: {grid: {lr: {log2: [-9, 0.9], step: 0.01}}}}\n"
+            f"seeds: {[*range(11)]}",
+            "more than 10,000 runs; give fewer values or seeds",
+        ),
         ("set: {lr: 2}\ngrid: {lr: [1]}\ncurves: {a: {}}", "s.yaml: set: lr is a key of the grid"),
         ("grid: {lr: [1]}\ncurves: {a: {}, b: {set: {lr: 2}}}", "curves.b.set: lr is a key of the"),
-        ("curves: {a: {grid: {inner.gain: [1]}, set: {inner: {gain: 2}}}}",
-         "curves.a.set: inner.gain is a key of the grid, too; take it out of one of them"),
-        ("grid: {width: [1, 2], lr: [1]}\ncurves: {a: {}}\n"
-         "adjust: [{where: {width: [2]}, set: {lr: 2}}]", "adjust.set, curve 'a': lr is a key of"),
-        ("grid: {width: [1], training.data_workers: [0, 2]}\ncurves: {a: {}}", "s.yaml, curve 'a': "
-         "grid: training.data_workers=0 and training.data_workers=2 are the same run; keep one"),
-        ("curves: {a: {grid: {optimizer.eps: [null, 1.0e-9]}}}",
-         "grid: optimizer.eps=None and optimizer.eps=1e-09 are the same run"),
-        ("curves: {a: {grid: {inner.gain: [0, 0.9]}}}\nextend: {key: inner.gain}",
-         "extend.key: inner.gain 0 in a grid: expected numbers above 0"),
+        (
+            "curves: {a: {grid: {inner.gain: [1]}, set: {inner: {gain: 2}}}}",
+            "curves.a.set: inner.gain is a key of the grid, too; take it out of one of them",
+        ),
+        (
+            "grid: {width: [1, 2], lr: [1]}\ncurves: {a: {}}\n"
+            "adjust: [{where: {width: [2]}, set: {lr: 2}}]",
+            "adjust.set, curve 'a': lr is a key of",
+        ),
+        (
+            "grid: {width: [1], training.data_workers: [0, 2]}\ncurves: {a: {}}",
+            "s.yaml, curve 'a': "
+            "grid: training.data_workers=0 and training.data_workers=2 are the same run; keep one",
+        ),
+        (
+            "curves: {a: {grid: {optimizer.eps: [null, 1.0e-9]}}}",
+            "grid: optimizer.eps=None and optimizer.eps=1e-09 are the same run",
+        ),
+        (
+            "curves: {a: {grid: {inner.gain: [0, 0.9]}}}\nextend: {key: inner.gain}",
+            "extend.key: inner.gain 0 in a grid: expected numbers above 0",
+        ),
     ],
 )
 def test_bad_sweep_files_are_one_line(toy, text, words):
@@ -294,7 +353,11 @@ def test_a_grid_may_cross_what_the_sweep_sets_for_the_other_curves(toy):
     text += "adjust: [{where: {width: [2]}, set: {inner.gain: 5}}]"
     points = load_sweep(write_file(toy, text)).points
     assert [(p.config.lr, p.config.inner.gain) for p in points] == [
-        (2, None), (3, None), (3, 5), (4, None), (4, 5)
+        (2, None),
+        (3, None),
+        (3, 5),
+        (4, None),
+        (4, 5),
     ]
 
 
@@ -334,10 +397,16 @@ def test_the_estimate_follows_flops_and_steps():
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.031, "0.031 s"), (20, "20 s"), (150, "2 min"), (3599, "1 h 0 min"),
-        (8000, "2 h 13 min"), (86399, "1 d 0 h"), (1e6, "11 d 14 h"), (2e8, "2,315 d"),
+        (0.031, "0.031 s"),
+        (20, "20 s"),
+        (150, "2 min"),
+        (3599, "1 h 0 min"),
+        (8000, "2 h 13 min"),
+        (86399, "1 d 0 h"),
+        (1e6, "11 d 14 h"),
+        (2e8, "2,315 d"),
     ],
-)  # fmt: skip
+)
 def test_times_are_in_units_that_people_use(seconds, text):
     assert duration(seconds) == text
 

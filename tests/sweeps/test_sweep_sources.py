@@ -55,7 +55,10 @@ def test_a_preset_changes_what_it_names_and_keeps_the_rest(toy):
     full, small = load(toy, path), load(toy, path, preset="small")
     assert {p.config.width for p in full.points} == {64, 32}
     assert {(p.config.width, p.config.inner.gain) for p in small.points} == {
-        (2, 1.0), (1, 1.0), (2, 4.0), (1, 4.0)
+        (2, 1.0),
+        (1, 1.0),
+        (2, 4.0),
+        (1, 4.0),
     }
     assert {p.config.inner.kind for p in small.points} == {"big"}
     assert len(small.points) == 12 and small.config.extend is None
@@ -105,8 +108,12 @@ def test_a_grid_can_start_around_what_another_sweep_found(toy):
     points = load(toy, write(toy, "s.yaml", USER)).points
     found = {(p.curve, p.config.width, p.config.lr) for p in points}
     assert found == {
-        ("own", 1, 2.0**-5), ("own", 1, 2.0**-4), ("own", 4, 2.0**-7), ("own", 4, 2.0**-6),
-        ("fixed", 1, 2.0**-4), ("fixed", 4, 2.0**-4),
+        ("own", 1, 2.0**-5),
+        ("own", 1, 2.0**-4),
+        ("own", 4, 2.0**-7),
+        ("own", 4, 2.0**-6),
+        ("fixed", 1, 2.0**-4),
+        ("fixed", 4, 2.0**-4),
     }
 
 
@@ -276,15 +283,22 @@ def write_constants(package, entries):
 
 
 def test_curves_take_the_constants_that_fit_their_runs(toy):
-    write_constants(toy, [
-        {"where": {"inner.kind": "plain"}, "set": {"inner.gain": 3.0}},
-        {"where": {"inner.kind": "fancy"}, "set": {"inner.gain": 5.0}},
-    ])
+    write_constants(
+        toy,
+        [
+            {"where": {"inner.kind": "plain"}, "set": {"inner.gain": 3.0}},
+            {"where": {"inner.kind": "fancy"}, "set": {"inner.gain": 5.0}},
+        ],
+    )
     points = load(toy, write(toy, "s.yaml", CONSTANTS)).points
     found = {(p.curve, p.config.inner.kind): p.config.inner.gain for p in points}
     assert found == {
-        ("tuned", "plain"): 3.0, ("tuned", "fancy"): 5.0, ("borrowed", "plain"): 5.0,
-        ("borrowed", "fancy"): 5.0, ("default", "plain"): None, ("default", "fancy"): None,
+        ("tuned", "plain"): 3.0,
+        ("tuned", "fancy"): 5.0,
+        ("borrowed", "plain"): 5.0,
+        ("borrowed", "fancy"): 5.0,
+        ("default", "plain"): None,
+        ("default", "fancy"): None,
     }
 
 
@@ -335,8 +349,10 @@ def test_a_horizon_sets_steps_and_warmup_from_the_model(toy):
     }
     # 20 tokens x 10 width^2 parameters / (8 tokens x 2 samples)
     assert found == {
-        ("fixed", 4): (9, 0), ("fixed", 16): (9, 0),
-        ("long", 4): (200, 20), ("long", 16): (3200, 320),
+        ("fixed", 4): (9, 0),
+        ("fixed", 16): (9, 0),
+        ("long", 4): (200, 20),
+        ("long", 16): (3200, 320),
     }
     rows = run(toy, toy / "s.yaml")
     assert {row["horizon"] for row in rows} == {"fixed", "20 tokens per parameter"}
@@ -346,7 +362,8 @@ def test_adjusted_settings_apply_where_the_grid_says(toy):
     text = HORIZON + "adjust:\n- {where: {width: [16]}, set: {training.micro_batch_size: 1}}\n"
     points = load(toy, write(toy, "s.yaml", text)).points
     assert {(p.config.width, p.config.training.micro_batch_size) for p in points} == {
-        (4, None), (16, 1)
+        (4, None),
+        (16, 1),
     }
     key = "inner.gain"  # a column of the table, since a curve sets it
     text = text.replace("training.micro_batch_size: 1", f"{key}: 4.0")
@@ -419,8 +436,11 @@ def test_runs_that_are_done_and_of_another_commit_are_told_and_kept(toy, monkeyp
         changed = {**json.loads(path.read_text()), "environment": {"commit": commit}}
         path.write_text(json.dumps(changed))
     before = len(calls(toy))
-    for ours, said in (("c0ffee", "c0ffee: 1 (at bbbbbbb+changes);"), ("d" * 40, "ddddddd: 9 (at "),
-                       (None, None)):  # fmt: skip
+    for ours, said in (
+        ("c0ffee", "c0ffee: 1 (at bbbbbbb+changes);"),
+        ("d" * 40, "ddddddd: 9 (at "),
+        (None, None),
+    ):
         monkeypatch.setattr("training.environment.commit", lambda: ours)
         command.main(words)
         told = "runs that are done and were made at another commit than"
@@ -459,10 +479,17 @@ def test_chosen_curves_run_alone_and_the_table_keeps_the_others(toy):
 def test_the_table_has_a_column_for_every_key_that_is_set(toy):
     rows = run(toy, write(toy, "s.yaml", PRESETS), preset="small")
     assert list(rows[0])[:7] == [
-        "curve", "inner.kind", "inner.gain", "width", "lr", "horizon", "constants"
+        "curve",
+        "inner.kind",
+        "inner.gain",
+        "width",
+        "lr",
+        "horizon",
+        "constants",
     ]
     assert {(row["curve"], row["inner.gain"], row["inner.kind"]) for row in rows} == {
-        ("a", "1.0", "big"), ("b", "4.0", "big")
+        ("a", "1.0", "big"),
+        ("b", "4.0", "big"),
     }
 
 
@@ -484,6 +511,10 @@ def test_probes_become_one_table(toy):
         rows = list(csv.DictReader(file))
     assert len(rows) == 2 * len(sweep.points)
     assert [rows[0][k] for k in ("step", "layer", "role", "fan_in", "alignment")] == [
-        "1", "up", "mlp_up", "32", "0.5"
+        "1",
+        "up",
+        "mlp_up",
+        "32",
+        "0.5",
     ]
     assert rows[1]["alignment"] == "" and {row["width"] for row in rows} == {"1", "4"}

@@ -21,8 +21,10 @@ BASE = (
 )
 STOPPING = "stopping: runs save a checkpoint; interrupt again to end them now"
 # The terminal becomes the controlling one, whose Ctrl-C is a signal.
-START = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); " \
-        "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"  # fmt: skip
+START = (
+    "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
 
 
 class Terminal:
@@ -33,9 +35,14 @@ class Terminal:
         self.master, other = pty.openpty()
         fcntl.ioctl(other, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 150, 0, 0))
         self.process = subprocess.Popen(
-            [sys.executable, "-c", START, *words], cwd=ROOT, stdin=other, stdout=other,
-            stderr=other, start_new_session=True, env={**os.environ, "TERM": "xterm-256color"},
-        )  # fmt: skip
+            [sys.executable, "-c", START, *words],
+            cwd=ROOT,
+            stdin=other,
+            stdout=other,
+            stderr=other,
+            start_new_session=True,
+            env={**os.environ, "TERM": "xterm-256color"},
+        )
         os.close(other)
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
@@ -88,10 +95,22 @@ def terminal(tmp_path):
 def test_ctrl_c_in_a_sweep_leaves_a_clean_terminal(times, toy, tmp_path, terminal):
     (tmp_path / toy / "base.yaml").write_text(BASE)
     file = tmp_path / toy / "s.yaml"
-    file.write_text(f"experiment: {toy}\nconfig: base.yaml\ngrid: {{optimizer.lr: [0.01, 0.02]}}\n"
-                    "curves: {a: {}}\n")  # fmt: skip
-    sweep = terminal("-m", "sweeps", "run", str(file), "--results", str(tmp_path / "results"),
-                     "--workers", "2", "--threads", "1")  # fmt: skip
+    file.write_text(
+        f"experiment: {toy}\nconfig: base.yaml\ngrid: {{optimizer.lr: [0.01, 0.02]}}\n"
+        "curves: {a: {}}\n"
+    )
+    sweep = terminal(
+        "-m",
+        "sweeps",
+        "run",
+        str(file),
+        "--results",
+        str(tmp_path / "results"),
+        "--workers",
+        "2",
+        "--threads",
+        "1",
+    )
     sweep.wait_for(r"a-\w+  [━╌]{24}  step ([4-9]|\d\d+)/900")  # only steps 1 and 900 are logged
     if times == 2:  # their next steps end long after the second Ctrl-C
         (tmp_path / "pause.new").write_text("100")

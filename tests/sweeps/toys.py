@@ -19,7 +19,7 @@ from training.errors import UserError
 ROOT = Path(__file__).resolve().parents[2]
 
 # What every toy's train.py ends with: its `run` in place of training.
-TAIL = '''
+TAIL = """
 from training.experiment import Experiment
 
 class Toy(Experiment):
@@ -30,12 +30,12 @@ EXPERIMENT = Toy(
     name="toy", description="", config=Config, result=str, build_task=None, build_plan=None,
     memory=None, **{name: globals().get(name) for name in COSTS},
 )
-'''
+"""
 
 
 # A loss that is a parabola in log2 of the rate, whose optimum, 2^-4, falls with width and with
 # 1/gain: no training, but the driver is the real one.
-PARABOLA = '''
+PARABOLA = """
 import math
 from training.config import Section
 from training.settings import RunConfig
@@ -77,7 +77,7 @@ def run(config, run_dir, progress=None):
     }
     write_json(run_dir / "summary.json", summary)
     return summary
-'''
+"""
 BASE = """
 width: 1
 lr: 0.5

@@ -47,11 +47,15 @@ SETTINGS = {
     "optimizer": {"name": "adam", "lr": 0.01, "weight_decay": 1e-3},
     "schedule": {"warmup_steps": 2},
     "training": {
-        "steps": 5, "batch_size": 8, "log_every": 1, "eval_every": 3, "eval_batch_size": 2,
+        "steps": 5,
+        "batch_size": 8,
+        "log_every": 1,
+        "eval_every": 3,
+        "eval_batch_size": 2,
         "eval_samples": 5,
     },
     "checkpoint": {"every": 0, "minutes": None, "final": True},
-}  # fmt: skip
+}
 # Five evaluation samples in batches of 2: two batches in the first process, one in the second.
 RUNS = {
     **{name: [f"optimizer.name={name}"] for name in optimizers.OPTIMIZERS},
@@ -113,7 +117,7 @@ def build_task(overrides, meta=False, scale=1.0):
         # Rows count differently, so that a mean of the processes' means would show.
         count=lambda batch: (batch[:, 0] % 3 + 1).sum(),
         recorders=[ProbeRecorder()],
-    )  # fmt: skip
+    )
 
 
 def train(run_dir, overrides, stop_at=None, pause=0.0, **more):
@@ -164,8 +168,10 @@ def check_parts():
         sharding.allocate(task.model, torch.device("cpu"))
         task.plan.initialise(task.model, 3)
         assert [type(m).__name__ for m in task.model.modules() if hasattr(m, "unshard")] == [
-            "FSDPModel", "FSDPBlock", "FSDPBlock",
-        ]  # fmt: skip
+            "FSDPModel",
+            "FSDPBlock",
+            "FSDPBlock",
+        ]
         for group in task.plan.groups(task.model):
             for name, parameter in zip(group["param_names"], group["params"]):
                 assert group["lr"] == task.plan[name].lr
@@ -178,9 +184,15 @@ def check_parts():
 
 
 SHAPES = {
-    "tall": (131, 129), "wide": (129, 140), "stack": (3, 128, 130), "deep": (130, 2, 128),
-    "vector": (7,), "row": (1, 5), "number": (1,), "small": (3, 4),
-}  # fmt: skip
+    "tall": (131, 129),
+    "wide": (129, 140),
+    "stack": (3, 128, 130),
+    "deep": (130, 2, 128),
+    "vector": (7,),
+    "row": (1, 5),
+    "number": (1,),
+    "small": (3, 4),
+}
 
 
 def compare_optimizers(folder):
@@ -240,8 +252,16 @@ def place(values, mesh):
 
 def step_all(name, tensors, folder, group):
     """Five steps with gradients that differ between halves; saves and loads state on the way."""
-    groups = [{"params": list(tensors.values()), "param_names": list(tensors), "lr": 0.02,
-               "initial_lr": 0.02, "eps": 1e-9, "weight_decay": 0.1}]  # fmt: skip
+    groups = [
+        {
+            "params": list(tensors.values()),
+            "param_names": list(tensors),
+            "lr": 0.02,
+            "initial_lr": 0.02,
+            "eps": 1e-9,
+            "weight_decay": 0.1,
+        }
+    ]
     optimizer = optimizers.build(name, groups)
     generator = torch.Generator().manual_seed(1)
     for step in range(5):

@@ -36,9 +36,13 @@ print(kept, touch())
 def probe(**environment):
     clean = {k: v for k, v in os.environ.items() if "MALLOC" not in k and k != allocator.OPT_OUT}
     result = subprocess.run(
-        [sys.executable, "-c", PROBE], env={**clean, **environment}, cwd=ROOT,
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", PROBE],
+        env={**clean, **environment},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     kept, faults = result.stdout.split()
     return kept == "True", int(faults)
 

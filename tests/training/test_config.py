@@ -157,6 +157,9 @@ def test_help_writes_types_in_words_and_indents_what_they_mean():
         """Sizes."""
 
     assert config.describe(Kinds).splitlines()[-5:] == [
-        "  rule (full, none or global or none, default none)", "      What aligns,",
-        "      in two lines.", "  sizes (list[int], default [1])", "      Sizes.",
+        "  rule (full, none or global or none, default none)",
+        "      What aligns,",
+        "      in two lines.",
+        "  sizes (list[int], default [1])",
+        "      Sizes.",
     ]

@@ -22,9 +22,12 @@ BOMB = "a0: &a0 [1]\n" + "".join(
 
 
 @settings(
-    max_examples=60, derandomize=True, database=None, deadline=None,
+    max_examples=60,
+    derandomize=True,
+    database=None,
+    deadline=None,
     suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+)
 @given(inputs())
 def test_any_text_is_a_config_or_one_line_with_exit_code_2(example):
     what, _, text, overrides = example
@@ -67,8 +70,10 @@ def test_what_yaml_could_do_and_a_config_may_not(text, words):
 
 def test_aliases_are_fine_while_they_stand_for_little():
     assert parse_yaml("a: &a [1, 2]\nb: *a\nc: {<<: {d: 3}, e: *a}", "x") == {
-        "a": [1, 2], "b": [1, 2], "c": {"d": 3, "e": [1, 2]},
-    }  # fmt: skip
+        "a": [1, 2],
+        "b": [1, 2],
+        "c": {"d": 3, "e": [1, 2]},
+    }
 
 
 def test_a_file_without_end_is_not_read_to_its_end():

@@ -35,8 +35,13 @@ def test_nan_is_divergence_too(tmp_path):
 
 @pytest.mark.parametrize(("bound", "status"), [(1e9, "finished"), (1.01, "diverged")])
 def test_the_divergence_bound_is_a_multiple_of_the_first_loss(tmp_path, bound, status):
-    run = task(optimizer__name="sgd", optimizer__lr=30.0, schedule__warmup_steps=0,
-               training__divergence_factor=bound, optimizer__momentum=0.0)
+    run = task(
+        optimizer__name="sgd",
+        optimizer__lr=30.0,
+        schedule__warmup_steps=0,
+        training__divergence_factor=bound,
+        optimizer__momentum=0.0,
+    )
     assert train(run, tmp_path)["status"] == status
 
 
@@ -52,8 +57,12 @@ def test_half_precision_and_compile_train_to_about_the_same_loss(tmp_path, chang
 
 def test_fp16_is_a_plain_loop_with_torchs_scaler(tmp_path):
     """To the bit, through steps whose gradient is past fp16's range until the scale has fallen."""
-    settings = {"training__precision": "fp16", "training__log_every": 1, "training__steps": 16,
-                "optimizer__clip_norm": 1.0}  # fmt: skip
+    settings = {
+        "training__precision": "fp16",
+        "training__log_every": 1,
+        "training__steps": 16,
+        "optimizer__clip_norm": 1.0,
+    }
     run, reference, data = task(**settings), task(**settings), Rows()
     run.loss = lambda model, batch: model(*batch) * 64.0
     summary = train(run, tmp_path)
@@ -82,8 +91,11 @@ def test_fp16_is_a_plain_loop_with_torchs_scaler(tmp_path):
     before = [2.0**16, *scales]
     assert skipped == [n for n, scale in enumerate(scales, 1) if scale < before[n - 1]] != []
     assert summary["skipped_steps"] == len(skipped) < 10 and summary["precision"] == "fp16"
-    kept = [(line["train_loss"], loss) for line, loss in zip(logged, losses)
-            if line["step"] not in skipped]  # fmt: skip
+    kept = [
+        (line["train_loss"], loss)
+        for line, loss in zip(logged, losses)
+        if line["step"] not in skipped
+    ]
     assert [a for a, _ in kept] == pytest.approx([b for _, b in kept], rel=1e-6)
     for name, value in model.state_dict().items():
         assert torch.equal(run.model.state_dict()[name], value), name

@@ -84,9 +84,13 @@ def test_the_commit_of_a_run_is_that_of_the_code_that_began_it(tmp_path, monkeyp
     assert summary["environment"]["commit"] == "begun"
 
 
-@pytest.mark.parametrize("words", [
-    ("sweeps", "run", "nanolm_c4/sweeps/figure_12_adam.yaml", "--dry-run"), ("plots", "--list"),
-])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sweeps", "run", "nanolm_c4/sweeps/figure_12_adam.yaml", "--dry-run"),
+        ("plots", "--list"),
+    ],
+)
 def test_who_has_seen_enough_ends_a_command_without_a_line(words):
     """As `| head` does; stdout's reader is gone before the command prints."""
     read, write = os.pipe()
@@ -148,9 +152,13 @@ def test_files_of_barts_bpe_are_missed_before_a_sweep(key, tmp_path):
 def test_a_run_does_not_write_over_the_config_that_it_is_given(tmp_path, capsys):
     unused = dict.fromkeys("build_plan parameters flops tokens_per_step memory".split(), print)
     experiment = Experiment(
-        name="toy", description="", config=RunConfig, build_task=toy.build_task,
-        result=str, **unused,
-    )  # fmt: skip
+        name="toy",
+        description="",
+        config=RunConfig,
+        build_task=toy.build_task,
+        result=str,
+        **unused,
+    )
     file, text = tmp_path / "own" / "config.yaml", "# mine\n" + to_yaml(toy.build_config())
     file.parent.mkdir()
     file.write_text(text)

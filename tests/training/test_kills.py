@@ -11,8 +11,15 @@ from tests.processes import finished
 
 @pytest.mark.parametrize("family", ["vit_imagenet", "bart_span_denoise"])
 def test_a_run_that_is_killed_in_every_phase_ends_as_if_nothing_had_been(family):
-    done = finished("-m", "benchmarks.kills", "--families", family, "--kills", "3",
-                    cwd=Path(__file__).parents[2])  # fmt: skip
+    done = finished(
+        "-m",
+        "benchmarks.kills",
+        "--families",
+        family,
+        "--kills",
+        "3",
+        cwd=Path(__file__).parents[2],
+    )
     assert done.returncode == 0, done.err
     [row] = json.loads(done.out)["rows"]
     assert row["runs_that_differ"] == [] and row["files_compared"] >= 3

@@ -49,8 +49,12 @@ def test_loss_and_gradients_are_those_of_torch(multiplier, size):
 def test_float32_agrees_with_float64_to_rounding():
     single = both(linear_cross_entropy, *draw(torch.float32))
     x, weight, targets = draw(torch.float32)
-    double = both(two_steps, x.detach().double().requires_grad_(),
-                  weight.detach().double().requires_grad_(), targets)  # fmt: skip
+    double = both(
+        two_steps,
+        x.detach().double().requires_grad_(),
+        weight.detach().double().requires_grad_(),
+        targets,
+    )
     for got, wanted in zip(single, double):
         assert got.dtype == torch.float32
         torch.testing.assert_close(got.double(), wanted, rtol=2e-6, atol=2e-6)

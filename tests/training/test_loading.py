@@ -11,7 +11,7 @@ from tests.processes import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SCRIPT = '''
+SCRIPT = """
 import os, sys
 from pathlib import Path
 from torch.utils.data import DataLoader, Dataset
@@ -43,7 +43,7 @@ with one_line_errors():
         if sys.argv[1] == "leave":
             keep.append(batch)
             sys.exit(3)
-'''
+"""
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,13 @@ def test_no_process_outlives_the_run_or_keeps_it(tmp_path, how, code, error):
     notes.mkdir()
     if how == "leave":  # Python itself takes down what is left
         result = subprocess.run(
-            [sys.executable, script, how, notes], cwd=ROOT, env={"PYTHONPATH": str(ROOT)},
-            capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+            [sys.executable, script, how, notes],
+            cwd=ROOT,
+            env={"PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         told = result.stderr
     else:
         result = finished(script, how, notes, cwd=ROOT)

@@ -92,15 +92,23 @@ def test_evaluation_counts_every_target_once_or_those_of_a_subset(tmp_path, samp
 
 
 def test_clipping_bounds_the_step_of_sgd(tmp_path):
-    changes = {"optimizer__name": "sgd", "optimizer__momentum": 0.0, "training__steps": 1,
-               "schedule__warmup_steps": 0}
+    changes = {
+        "optimizer__name": "sgd",
+        "optimizer__momentum": 0.0,
+        "training__steps": 1,
+        "schedule__warmup_steps": 0,
+    }
     free, clipped = task(**changes), task(**changes, optimizer__clip_norm=0.01)
     for index, run in enumerate((free, clipped)):
         train(run, tmp_path / str(index))
     lr = free.plan["readout.weight"].lr
     moved = [
-        math.sqrt(sum(((a - b) / lr).square().sum().item()
-                      for a, b in zip(run.model.parameters(), initial(**changes).parameters())))
+        math.sqrt(
+            sum(
+                ((a - b) / lr).square().sum().item()
+                for a, b in zip(run.model.parameters(), initial(**changes).parameters())
+            )
+        )
         for run in (free, clipped)
     ]
     assert moved[0] > 0.05
@@ -131,8 +139,7 @@ def test_decay_follows_the_schedule_in_every_mode(tmp_path, decay_mode):
     train(run, tmp_path)
     peak = {"independent": 0.01, "global": 0.05 * 0.01, "per_group": 0.05 * 0.01}[decay_mode]
     shrink = math.prod(
-        1 - peak * factor("cosine", step, warmup_steps=2, total_steps=12)
-        for step in range(12)
+        1 - peak * factor("cosine", step, warmup_steps=2, total_steps=12) for step in range(12)
     )
     torch.testing.assert_close(run.model.readout.weight, initial().readout.weight * shrink)
 
@@ -284,8 +291,14 @@ def test_what_the_plan_drew_can_be_changed_before_training(tmp_path):
 
 
 def test_the_gradient_beside_epsilon_is_its_rms_per_role_after_clipping(tmp_path):
-    run = task(training__gradient_scale=True, training__steps=1, training__log_every=1,
-               optimizer__clip_norm=1e-3, optimizer__eps=1e-6, schedule__warmup_steps=0)
+    run = task(
+        training__gradient_scale=True,
+        training__steps=1,
+        training__log_every=1,
+        optimizer__clip_norm=1e-3,
+        optimizer__eps=1e-6,
+        schedule__warmup_steps=0,
+    )
     train(run, tmp_path)
     reference, data = initial(), Rows()
     mean_loss(reference, data, sample_ids(len(data), 0, 0, 8)).backward()
@@ -324,8 +337,12 @@ def test_a_run_in_one_process_loads_no_compiler(tmp_path):
     )
     here = Path(__file__)
     path = f"{here.parents[2]}{os.pathsep}{here.parent}"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path},
-                          capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     assert [line for line in done.stdout.splitlines() if "step" not in line] == 3 * ["[]"]
 

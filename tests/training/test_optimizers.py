@@ -16,10 +16,13 @@ from training.optimizers import OPTIMIZERS, build
 BETAS, MOMENTUM, LAMBDA = (0.8, 0.95), 0.7, 3.0
 # Both kernels of the rules that have two.
 CASES = [
-    *((name, fused) for name in ("sgd", "adam", "adam_param_scaling", "adam_atan2")
-      for fused in (True, False)),
+    *(
+        (name, fused)
+        for name in ("sgd", "adam", "adam_param_scaling", "adam_atan2")
+        for fused in (True, False)
+    ),
     ("adafactor", None),
-]  # fmt: skip
+]
 OURS = [case for case in CASES if case[0] != "adam"]
 SMALL = [(5,), (7, 3), (3, 4, 5)]
 LARGE = [(130, 140), (140, 130), (130, 5), (2, 130, 140)]
@@ -78,9 +81,12 @@ def ref_adafactor(theta, g, state, t, eps):
 
 
 REFERENCES = {
-    "sgd": ref_sgd, "adam": ref_adam, "adam_param_scaling": ref_adam_param_scaling,
-    "adafactor": ref_adafactor, "adam_atan2": ref_adam_atan2,
-}  # fmt: skip
+    "sgd": ref_sgd,
+    "adam": ref_adam,
+    "adam_param_scaling": ref_adam_param_scaling,
+    "adafactor": ref_adafactor,
+    "adam_atan2": ref_adam_atan2,
+}
 
 
 def parameter(values, dtype=torch.float64):
@@ -187,8 +193,15 @@ def test_adafactor_keeps_rows_and_columns_only_where_both_axes_are_long():
 
 def test_factored_axes_are_the_two_largest():
     found = {shape: factored_axes(shape) for shape in ((200, 3, 128), (128, 128), *LARGE, ())}
-    assert found == {(200, 3, 128): (2, 0), (128, 128): (0, 1), (130, 140): (0, 1),
-                     (140, 130): (1, 0), (130, 5): None, (2, 130, 140): (1, 2), (): None}
+    assert found == {
+        (200, 3, 128): (2, 0),
+        (128, 128): (0, 1),
+        (130, 140): (0, 1),
+        (140, 130): (1, 0),
+        (130, 5): None,
+        (2, 130, 140): (1, 2),
+        (): None,
+    }
     assert factored_axes((127, 4096)) is factored_axes((4096,)) is None
 
 
@@ -273,17 +286,29 @@ def sines(shape, k):
 # sines(shape, 1), ...: chain(scale_by_adam(0.9, 0.98, eps=1e-9), scale_by_param_block_rms(),
 # scale(-0.01)) and adafactor(0.01), in 64 bits. Entries 0, 777 % size and -1 of the result.
 OPTAX = [
-    ("adam_param_scaling", (5,), 1.0,
-     [0.623706190855226, 0.8439647580257807, -0.33031117671885873]),
-    ("adam_param_scaling", (5,), 1e-5,
-     [-2.3590721425975192e-05, -1.9534724637263998e-05, 2.6467144157707519e-05]),
+    (
+        "adam_param_scaling",
+        (5,),
+        1.0,
+        [0.623706190855226, 0.8439647580257807, -0.33031117671885873],
+    ),
+    (
+        "adam_param_scaling",
+        (5,),
+        1e-5,
+        [-2.3590721425975192e-05, -1.9534724637263998e-05, 2.6467144157707519e-05],
+    ),
     ("adafactor", (5,), 1.0, [0.6235164249575875, 0.8490673538912796, -0.32980840256899036]),
     ("adafactor", (130, 140), 1.0, [0.620852301984332, -0.8914857080548481, -0.7459269805563882]),
     ("adafactor", (140, 130), 1.0, [0.620935632225334, -0.8914985997916898, -0.7459126138336506]),
-    ("adafactor", (2, 130, 140), 1.0,
-     [0.6208520477430783, -0.8914857108368512, 0.9942124585092253]),
+    (
+        "adafactor",
+        (2, 130, 140),
+        1.0,
+        [0.6208520477430783, -0.8914857108368512, 0.9942124585092253],
+    ),
     ("adafactor", (130, 5), 1.0, [0.622293880017005, 0.9779523563745924, 0.5046200113734913]),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("name, shape, size, expected", OPTAX)
@@ -309,8 +334,15 @@ def test_a_plans_groups_resume_bit_for_bit(name, fused, size):
     from param_groups.roles import DECODER_RULES
 
     def start():
-        model = Decoder(vocab_size=150, context=8, layers=2, heads=4, head_dim=32, mlp_ratio=2,
-                        attention_scale=0.25)  # fmt: skip
+        model = Decoder(
+            vocab_size=150,
+            context=8,
+            layers=2,
+            heads=4,
+            head_dim=32,
+            mlp_ratio=2,
+            attention_scale=0.25,
+        )
         prescription = Everett("standard", width=128, base_width=32, gamma_embedding=3.0)
         made = plan(model, DECODER_RULES, prescription, lr=1e-2, eps=1e-30, weight_decay=1e-3)
         made.initialise(model, seed=0)
@@ -466,26 +498,60 @@ ALREADY = "is already in group 'a': a parameter belongs to one group, once"
 FUSED = "has no fused kernel for parameters on"
 
 
-@pytest.mark.parametrize(("name", "groups", "numbers", "message"), [
-    *(("adam", [{name: value for name, value in only()[0].items() if name != key}], {},
-       f"group 'only' has no '{key}'") for key in ("lr", "eps", "weight_decay")),
-    ("adam", [{"params": [SHARED], "lr": -1.0}], {},
-     "lr of group 0 must be a finite number >= 0, got -1.0"),
-    *(("adam", only(), {"betas": betas}, f"betas must be two numbers in [0, 1), got {betas}")
-      for betas in ((1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9,), (0.9, math.nan))),
-    ("sgd", only(), {"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
-    ("adam", only(), {"atan2_lambda": 0}, "atan2_lambda must be positive and finite, got 0"),
-    ("adam", [], {}, "no parameter groups: the plan holds no tensors to train"),
-    ("adam", [group([], name="hidden")], {}, "group 'hidden' has no parameters"),
-    ("adam", [group([SHARED], name="a"), group([SHARED], name="b")], {},
-     f"parameter 'tensor0' of group 'b' {ALREADY}"),
-    ("adam", [group([SHARED] * 2, name="a")], {}, f"parameter 'tensor1' of group 'a' {ALREADY}"),
-    ("adam", [group([torch.ones(2, dtype=torch.int64)])], {}, "parameter 'tensor0' of group 'only' "
-     "is torch.int64: only real floating-point parameters can be trained"),
-    ("adafactor", only(), {"fused": True}, f"fused=True: adafactor {FUSED} cpu"),
-    ("adam_param_scaling", [group([ELSEWHERE])], {"fused": True},
-     f"fused=True: adam_param_scaling {FUSED} meta"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "groups", "numbers", "message"),
+    [
+        *(
+            (
+                "adam",
+                [{name: value for name, value in only()[0].items() if name != key}],
+                {},
+                f"group 'only' has no '{key}'",
+            )
+            for key in ("lr", "eps", "weight_decay")
+        ),
+        (
+            "adam",
+            [{"params": [SHARED], "lr": -1.0}],
+            {},
+            "lr of group 0 must be a finite number >= 0, got -1.0",
+        ),
+        *(
+            ("adam", only(), {"betas": betas}, f"betas must be two numbers in [0, 1), got {betas}")
+            for betas in ((1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), (0.9,), (0.9, math.nan))
+        ),
+        ("sgd", only(), {"momentum": 1.0}, "momentum must be in [0, 1), got 1.0"),
+        ("adam", only(), {"atan2_lambda": 0}, "atan2_lambda must be positive and finite, got 0"),
+        ("adam", [], {}, "no parameter groups: the plan holds no tensors to train"),
+        ("adam", [group([], name="hidden")], {}, "group 'hidden' has no parameters"),
+        (
+            "adam",
+            [group([SHARED], name="a"), group([SHARED], name="b")],
+            {},
+            f"parameter 'tensor0' of group 'b' {ALREADY}",
+        ),
+        (
+            "adam",
+            [group([SHARED] * 2, name="a")],
+            {},
+            f"parameter 'tensor1' of group 'a' {ALREADY}",
+        ),
+        (
+            "adam",
+            [group([torch.ones(2, dtype=torch.int64)])],
+            {},
+            "parameter 'tensor0' of group 'only' "
+            "is torch.int64: only real floating-point parameters can be trained",
+        ),
+        ("adafactor", only(), {"fused": True}, f"fused=True: adafactor {FUSED} cpu"),
+        (
+            "adam_param_scaling",
+            [group([ELSEWHERE])],
+            {"fused": True},
+            f"fused=True: adam_param_scaling {FUSED} meta",
+        ),
+    ],
+)
 def test_groups_and_constants_that_cannot_be_used_are_one_line(name, groups, numbers, message):
     assert refusal(name, groups, **numbers) == message
 

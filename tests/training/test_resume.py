@@ -37,13 +37,15 @@ def below(pid):
     ("words", "step"),
     [
         *(([], step) for step in range(1, 7)),
-        *(([f"optimizer.name={name}"], 3)
-          for name in ("sgd", "adam_param_scaling", "adafactor", "adam_atan2")),
+        *(
+            ([f"optimizer.name={name}"], 3)
+            for name in ("sgd", "adam_param_scaling", "adafactor", "adam_atan2")
+        ),
         (["training.micro_batch_size=3", "optimizer.clip_norm=0.5"], 3),
         (["training.precision=bf16"], 3),
         (["training.data_workers=2"], 3),
     ],
-)  # fmt: skip
+)
 def test_a_resumed_run_ends_with_the_same_bits(tmp_path, words, step):
     words = [*words, "checkpoint.every=2", "training.log_every=3"]
     toy.train(tmp_path / "whole", words)
@@ -262,9 +264,7 @@ def test_checkpoints_go_by_the_clock_too(tmp_path):
     assert checkpoints(tmp_path / "other") == ["step-00000007"]  # checkpoint.final
 
 
-def test_a_checkpoint_that_was_to_stay_outlives_the_same_command_without_the_word(
-    tmp_path, capsys
-):
+def test_a_checkpoint_that_was_to_stay_outlives_the_same_command_without_the_word(tmp_path, capsys):
     toy.train(tmp_path / "kept")  # checkpoint.final
     toy.train(tmp_path / "kept", ["checkpoint.final=false"])
     assert checkpoints(tmp_path / "kept")[-1:] == ["step-00000007"]

@@ -49,9 +49,12 @@ def test_two_processes_train_what_one_does_in_the_same_order(tmp_path):
     for processes, environment in ((1, {}), (2, told)):
         (tmp_path / f"notes{processes}").mkdir()
         launch(
-            processes, tmp_path / f"run{processes}", TOY_DROPOUT=0,
-            TOY_NOTES=tmp_path / f"notes{processes}", **environment,
-        )  # fmt: skip
+            processes,
+            tmp_path / f"run{processes}",
+            TOY_DROPOUT=0,
+            TOY_NOTES=tmp_path / f"notes{processes}",
+            **environment,
+        )
     one, two = weights(tmp_path / "run1"), weights(tmp_path / "run2")
     assert one.keys() == two.keys()
     for name in one:
@@ -110,9 +113,17 @@ def test_two_processes_stop_together_and_one_can_go_on(tmp_path):
 def test_one_process_observes_or_evaluates_and_none_waits_for_ever(tmp_path):
     """A run with a single evaluation sample, and in the same launch one that observes."""
     file = ROOT / "vit_cifar5m/configs/laptop.yaml"
-    words = ["model.head_dim=4", "model.heads=4", "model.layers=2", "model.patch_size=16",
-             "training.steps=3", "training.batch_size=4", "training.observe_every=2",
-             "training.observe_samples=5", "data.validation_images=6"]  # fmt: skip
+    words = [
+        "model.head_dim=4",
+        "model.heads=4",
+        "model.layers=2",
+        "model.patch_size=16",
+        "training.steps=3",
+        "training.batch_size=4",
+        "training.observe_every=2",
+        "training.observe_samples=5",
+        "data.validation_images=6",
+    ]
     observing = [str(file), *words, "--run-dir", str(tmp_path / "run2")]
     script = tmp_path / "both.py"
     script.write_text(
@@ -120,16 +131,22 @@ def test_one_process_observes_or_evaluates_and_none_waits_for_ever(tmp_path):
         f"toy_run.main()\ntrain.EXPERIMENT.main({observing})\n"
     )
     launch(
-        2, tmp_path / "run", "training.eval_samples=1", "training.eval_every=1", script=script,
+        2,
+        tmp_path / "run",
+        "training.eval_samples=1",
+        "training.eval_every=1",
+        script=script,
         PYTHONPATH=f"{ROOT}{os.pathsep}{SCRIPT.parent}",
-    )  # fmt: skip
+    )
     vit.EXPERIMENT.run(load(vit.Config, file, words), tmp_path / "run1")
     one, two = (lines(tmp_path / run, "observations.jsonl") for run in ("run1", "run2"))
     assert [line["step"] for line in two] == [0, 2, 3]
     assert flat(two) == pytest.approx(flat(one), rel=1e-4, abs=1e-6)
     for step in (0, 2, 3):
-        first, second = (load_file(tmp_path / run / f"observations/step_{step}.safetensors")
-                         for run in ("run1", "run2"))  # fmt: skip
+        first, second = (
+            load_file(tmp_path / run / f"observations/step_{step}.safetensors")
+            for run in ("run1", "run2")
+        )
         assert first.keys() == second.keys()
         for name, array in first.items():
             torch.testing.assert_close(second[name], array, rtol=1e-4, atol=1e-6)
@@ -154,10 +171,21 @@ def accelerated(name, processes, folder, *words, **more):
     """`accelerate launch` with a config file as it is, but for the number of processes and a port
     that no other test's launch can have."""
     return Program(
-        "-m", "accelerate.commands.launch", "--config_file", LAUNCH_CONFIGS / f"{name}.yaml",
-        "--num_processes", processes, "--main_process_port", 0, *words,
-        OMP_NUM_THREADS=1, CUDA_VISIBLE_DEVICES="", PYTHONPATH=ROOT, TOY_NOTES=folder, **more,
-    )  # fmt: skip
+        "-m",
+        "accelerate.commands.launch",
+        "--config_file",
+        LAUNCH_CONFIGS / f"{name}.yaml",
+        "--num_processes",
+        processes,
+        "--main_process_port",
+        0,
+        *words,
+        OMP_NUM_THREADS=1,
+        CUDA_VISIBLE_DEVICES="",
+        PYTHONPATH=ROOT,
+        TOY_NOTES=folder,
+        **more,
+    )
 
 
 @pytest.mark.parametrize(("name", "processes"), [("one_gpu", 1), ("one_node_8gpu", 2)])
@@ -192,9 +220,13 @@ def test_the_config_files_are_for_eight_gpus_per_node():
     loaded = {path.stem: load_config_from_file(str(path)) for path in LAUNCH_CONFIGS.iterdir()}
     sizes = {name: (file.num_machines, file.num_processes) for name, file in loaded.items()}
     assert sizes == {
-        "one_gpu": (1, 1), "one_node_8gpu": (1, 8), "one_node_8gpu_fsdp": (1, 8),
-        "several_nodes": (2, 16), "several_nodes_fsdp": (2, 16), "several_nodes_hsdp": (2, 16),
-    }  # fmt: skip
+        "one_gpu": (1, 1),
+        "one_node_8gpu": (1, 8),
+        "one_node_8gpu_fsdp": (1, 8),
+        "several_nodes": (2, 16),
+        "several_nodes_fsdp": (2, 16),
+        "several_nodes_hsdp": (2, 16),
+    }
     # Precision is the experiment config's; a second place to set it would be one that is not read.
     assert {file.mixed_precision for file in loaded.values()} == {"no"}
     for name, file in loaded.items():
@@ -203,10 +235,14 @@ def test_the_config_files_are_for_eight_gpus_per_node():
         if name.endswith("sdp"):
             # Only what `sharding` reads: a key that nothing reads would promise something.
             assert file.distributed_type == "FSDP" and file.fsdp_config.keys() == {
-                "fsdp_version", "fsdp_reshard_after_forward", "fsdp_activation_checkpointing",
-            }  # fmt: skip
-            copies = {"parallelism_config_dp_replicate_size": 2,
-                      "parallelism_config_dp_shard_size": 8}  # fmt: skip
+                "fsdp_version",
+                "fsdp_reshard_after_forward",
+                "fsdp_activation_checkpointing",
+            }
+            copies = {
+                "parallelism_config_dp_replicate_size": 2,
+                "parallelism_config_dp_shard_size": 8,
+            }
             assert file.parallelism_config == (copies if name.endswith("hsdp") else {})
 
 

@@ -36,7 +36,7 @@ def python_words(number, seed):
 
 def python_image(label, words):
     rest = iter(words[: shapes.PARAMETERS])
-    low = (lambda bounds: bounds[0] + ((next(rest) >> 32) * (bounds[1] - bounds[0] + 1) >> 32))
+    low = lambda bounds: bounds[0] + ((next(rest) >> 32) * (bounds[1] - bounds[0] + 1) >> 32)
     cosine, sine = shapes.COSINE.tolist(), shapes.SINE.tolist()
     stretch, mean = shapes.STRETCH.tolist(), shapes.MEAN.tolist()
 

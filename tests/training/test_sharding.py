@@ -48,9 +48,12 @@ def assert_same_run(run, wanted, rtol):
         assert tensors[name].dtype == tensor.dtype
         size = tensor.double().abs().max().item()
         torch.testing.assert_close(
-            tensors[name], tensor, rtol=rtol, atol=rtol * size,
+            tensors[name],
+            tensor,
+            rtol=rtol,
+            atol=rtol * size,
             msg=lambda found, name=name: f"{name}: {found}",
-        )  # fmt: skip
+        )
     assert len(lines(run)) == len(lines(wanted))
     for line, expected in zip(lines(run), lines(wanted)):
         assert line == pytest.approx(expected, rel=rtol)
@@ -105,8 +108,9 @@ def test_every_process_writes_its_parts_and_nothing_is_pickled(runs):
     sizes = [file.stat().st_size for file in files]
     assert len(sizes) == 2 and max(sizes) < 1.1 * min(sizes)
     assert {path.suffix for path in newest(runs / "two/adam").iterdir()} == {
-        ".json", ".safetensors",
-    }  # fmt: skip
+        ".json",
+        ".safetensors",
+    }
 
 
 def list_files(path, change):
@@ -127,14 +131,20 @@ def part(path, number):
         (lambda path: small.flip(part(path, 2)), "shard-00002.*differs from what was written"),
         (lambda path: part(path, 2).unlink(), "shard-00002.*missing, or not a plain file"),
         (lambda path: small.flip(path / "meta.json"), "meta.json: differs"),
-        (lambda path: list_files(path, lambda sums: sums.pop(part(path, 1).name)),
-         "parts of '.*' are missing"),
-        (lambda path: list_files(path, lambda sums: sums.pop(part(path, 2).name)),
-         "other tensors than meta.json says"),
-        (lambda path: list_files(path, lambda sums: sums.update({"../x.safetensors": 1})),
-         "does not list the files of a checkpoint"),
+        (
+            lambda path: list_files(path, lambda sums: sums.pop(part(path, 1).name)),
+            "parts of '.*' are missing",
+        ),
+        (
+            lambda path: list_files(path, lambda sums: sums.pop(part(path, 2).name)),
+            "other tensors than meta.json says",
+        ),
+        (
+            lambda path: list_files(path, lambda sums: sums.update({"../x.safetensors": 1})),
+            "does not list the files of a checkpoint",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_part_is_named(runs, tmp_path, damage, message):
     path = shutil.copytree(newest(runs / "two/adafactor"), tmp_path / "step-00000005")
     os.mkfifo(path / "shard-00003-other.safetensors")  # is not listed, and nobody waits for it

@@ -65,9 +65,11 @@ class Experiment:
 EXPERIMENTS = {
     "nanolm_c4": ["data.source=local", "data.tokenizer_vocab_size=64"],
     "bart_span_denoise": [
-        "data.source=text", "data.trained_vocab_size=320", "data.tokens_per_sample=40",
+        "data.source=text",
+        "data.trained_vocab_size=320",
+        "data.tokens_per_sample=40",
     ],
-}  # fmt: skip
+}
 
 
 @pytest.fixture(params=EXPERIMENTS, scope="module")

@@ -54,8 +54,10 @@ def assert_shown_whole(folder):
     for row in plan["rows"]:
         rates = [(step, factor * row["lr"]) for step, factor in logged(folder, "lr_factor")]
         assert shown[f"lr/{row['role']}"] == rates
-    probed = [(line["step"], line["layers"]["readout"]["alignment"])
-              for line in lines(folder, "probes.jsonl")]  # fmt: skip
+    probed = [
+        (line["step"], line["layers"]["readout"]["alignment"])
+        for line in lines(folder, "probes.jsonl")
+    ]
     assert shown["probes/layers/readout/alignment"] == probed
 
 
@@ -184,10 +186,19 @@ def test_links_and_pipes_in_a_run_folder_are_not_followed(told, tmp_path, monkey
     assert len(services["mlflow"]["made-0"]) == len(lines(folder) + lines(folder, "probes.jsonl"))
 
 
-@pytest.mark.parametrize(("value", "message"), [
-    ("[tensorbord]", "training.trackers.0: expected 'tensorboard', 'wandb', 'mlflow' or 'trackio'"),
-    ("[wandb]", "training.trackers: wandb is not installed; pip install wandb, or leave it out"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            "[tensorbord]",
+            "training.trackers.0: expected 'tensorboard', 'wandb', 'mlflow' or 'trackio'",
+        ),
+        (
+            "[wandb]",
+            "training.trackers: wandb is not installed; pip install wandb, or leave it out",
+        ),
+    ],
+)
 def test_an_unknown_or_missing_tracker_is_one_line_before_training(
     value, message, tmp_path, monkeypatch, capsys
 ):

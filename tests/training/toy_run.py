@@ -87,15 +87,18 @@ def build_task(config, dropout=0.2):
         config=config,
         model=model,
         plan=plan(
-            model, RULES, Everett("mup", 8, 4, optimizer=config.optimizer.name),
-            **config.optimizer.numbers, absorb_multipliers=True,
+            model,
+            RULES,
+            Everett("mup", 8, 4, optimizer=config.optimizer.name),
+            **config.optimizer.numbers,
+            absorb_multipliers=True,
         ),
         train_data=Rows(1, noted=True),
         eval_data=Rows(2),
         loss=lambda model, batch: model(batch),
         count=lambda batch: torch.tensor(batch[:, 1:].numel()),
         recorders=[ProbeRecorder()],
-    )  # fmt: skip
+    )
 
 
 class NotedOptimizer(optimizers.AdamW):
@@ -127,9 +130,12 @@ def run_task(run_dir, run, pause=0.0, stop_at=None):
 
     run_dir.mkdir(parents=True, exist_ok=True)
     return runs.train_once(
-        run_dir, run.config, run.plan, lambda: loop.train(run, run_dir, progress),
+        run_dir,
+        run.config,
+        run.plan,
+        lambda: loop.train(run, run_dir, progress),
         run.data_checksum,
-    )  # fmt: skip
+    )
 
 
 def left_behind(run_dir):

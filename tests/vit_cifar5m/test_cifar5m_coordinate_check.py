@@ -32,9 +32,7 @@ LR = {"adam": 0.02, "sgd": 0.1}
 
 
 def network(rule, seed=0, lr=None):
-    shape = ModelConfig(
-        head_dim=rule.head_dim, heads=rule.heads, layers=rule.depth, patch_size=16
-    )
+    shape = ModelConfig(head_dim=rule.head_dim, heads=rule.heads, layers=rule.depth, patch_size=16)
     model = VisionTransformer(
         shape,
         attention_scale=rule.attention_scale(rule.head_dim),
@@ -75,8 +73,11 @@ def forward(model, image):
         place = {}
         seen.append(place)
         for name, module in (
-            ("query", block.attention.query), ("key", block.attention.key), ("stream", block)
+            ("query", block.attention.query),
+            ("key", block.attention.key),
+            ("stream", block),
         ):
+
             def keep(_, inputs, output, place=place, name=name):
                 place.update({name: output.clone(), f"{name}_input": inputs[0].clone()})
 
@@ -104,8 +105,9 @@ def measured(rule, seed):
     attentions = [block.attention for block in model.blocks]
     before = [logits_of_heads(a, at["query"], at["key"]) for a, at in zip(attentions, first)]
     with torch.no_grad():
-        new = [(a.query(at["query_input"]), a.key(at["key_input"])) for a, at in
-               zip(attentions, first)]
+        new = [
+            (a.query(at["query_input"]), a.key(at["key_input"])) for a, at in zip(attentions, first)
+        ]
     moved = [logits_of_heads(a, q, k) for a, (q, k) in zip(attentions, new)]
     weights = weight_movement(initial, model)
     return {
@@ -126,8 +128,10 @@ def measured(rule, seed):
 def slopes(key, values, optimizer, **fields):
     """Quantity -> power of the scanned size; means of logarithms over seeds."""
     points = [
-        [measured(Bordelon(**{**SIZES, **fields, key: value}, optimizer=optimizer), seed)
-         for seed in range(SEEDS)]
+        [
+            measured(Bordelon(**{**SIZES, **fields, key: value}, optimizer=optimizer), seed)
+            for seed in range(SEEDS)
+        ]
         for value in values
     ]
     size = torch.tensor(values).double().log()
@@ -229,8 +233,15 @@ def powers_of_n(alpha, cut=False):
     changes = torch.empty(DRAWS, len(HEAD_DIMS), 2, dtype=torch.float64)
     for draw in range(DRAWS):
         for place, head_dim in enumerate(HEAD_DIMS):
-            rule = Bordelon(head_dim=head_dim, heads=1, depth=1, optimizer="sgd", beta0=4.0,
-                            gamma0=2.0, alpha_attention=alpha)
+            rule = Bordelon(
+                head_dim=head_dim,
+                heads=1,
+                depth=1,
+                optimizer="sgd",
+                beta0=4.0,
+                gamma0=2.0,
+                alpha_attention=alpha,
+            )
             states = fitted_to_images(rule, draw, cut)
             found = observations.observe(*states, lambda model, images: model(images)).all
             names = ("attention_change", "attention_change_weights")
@@ -309,8 +320,11 @@ def test_points_over_blocks_are_root_mean_squares():
     points = measure(build, (1, 2, 3), steps=1, seeds=(0,)).points
     for depth, model in models.items():
         _, seen = forward(model, sample(0)[0])
-        (point,) = [p for p in points if (p.quantity, p.name, p.width) ==
-                    ("init", "blocks.*.attention.key", depth)]
+        (point,) = [
+            p
+            for p in points
+            if (p.quantity, p.name, p.width) == ("init", "blocks.*.attention.key", depth)
+        ]
         assert point.rms == pytest.approx(rms([at["key"] for at in seen]), rel=1e-5)
 
 

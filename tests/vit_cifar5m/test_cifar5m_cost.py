@@ -36,8 +36,13 @@ def observed_peaks(config, folder, monkeypatch):
 )
 def test_an_observation_takes_what_a_run_does_for_one(shape, tmp_path, monkeypatch):
     config = settings(
-        shape, 2, training__observe_every=1, training__observe_samples=8, training__steps=1,
-        training__eval_every=0, data__validation_images=8,
+        shape,
+        2,
+        training__observe_every=1,
+        training__observe_samples=8,
+        training__steps=1,
+        training__eval_every=0,
+        data__validation_images=8,
     )
     parts = cost.memory(config)
     peaks = observed_peaks(config, tmp_path, monkeypatch)

@@ -381,6 +381,7 @@ def test_validation_images_are_held_out_and_the_same_for_every_seed():
 
 def test_a_run_has_as_many_drawn_images_as_it_visits():
     """The number decides their order, which stays that of 5,000,000 for all shorter runs."""
+
     def trained(visits, **fields):
         return len(from_config(DataConfig(**fields), seed=0, visits=visits).train)
 
@@ -431,9 +432,7 @@ def test_batches_are_normalised_by_channel():
     pixels, labels = collate([(images[0], 7), (images[1], 2)])
     assert pixels.dtype == torch.float32 and pixels.shape == (2, 3, 32, 32)
     assert labels.dtype == torch.int64 and labels.tolist() == [7, 2]
-    for channel, (mean, std) in enumerate(
-        zip((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
-    ):
+    for channel, (mean, std) in enumerate(zip((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))):
         found = pixels[:, channel, 5, 9].tolist()
         assert found == pytest.approx([-mean / std, (1 - mean) / std], rel=1e-6)
 
@@ -469,6 +468,13 @@ def test_more_steps_than_images_need_repeat():
     with pytest.raises(UserError) as caught:
         check_single_visit(once, images=1279, steps=10, batch_size=128)
     message = str(caught.value)
-    for words in ("training.steps 10", "training.batch_size 128", "1280", "1279", "(to 9)",
-                  "data.train_images", "data.repeat=true"):
+    for words in (
+        "training.steps 10",
+        "training.batch_size 128",
+        "1280",
+        "1279",
+        "(to 9)",
+        "data.train_images",
+        "data.repeat=true",
+    ):
         assert words in message

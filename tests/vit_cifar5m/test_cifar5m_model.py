@@ -18,8 +18,11 @@ def network(optimizer="adam", seed=0, dtype=torch.float32, patch=8, classes=10, 
     """A small model with the plan's values, and its prescription."""
     sizes = {"head_dim": 6, "heads": 4, "depth": 3} | rule
     shape = ModelConfig(
-        head_dim=sizes["head_dim"], heads=sizes["heads"], layers=sizes["depth"],
-        patch_size=patch, classes=classes,
+        head_dim=sizes["head_dim"],
+        heads=sizes["heads"],
+        layers=sizes["depth"],
+        patch_size=patch,
+        classes=classes,
     )
     prescription = Bordelon(optimizer=optimizer, **sizes)
     model = VisionTransformer(
@@ -63,8 +66,10 @@ def listing(weights, x, *, adam, dim, heads, depth, scale_exp, alpha_depth, beta
     output (Table 1 and eq. 5).
     """
     n, grid = heads * dim, 32 // patch
-    first = math.sqrt(n) * depth ** (1 - alpha_depth) if adam else beta**0.5 * depth ** (
-        0.5 - alpha_depth
+    first = (
+        math.sqrt(n) * depth ** (1 - alpha_depth)
+        if adam
+        else beta**0.5 * depth ** (0.5 - alpha_depth)
     )
 
     def attention(h, w):
@@ -99,14 +104,26 @@ def listing(weights, x, *, adam, dim, heads, depth, scale_exp, alpha_depth, beta
 @pytest.mark.parametrize(("alpha_attention", "alpha_depth"), [(1.0, 1.0), (0.5, 0.75)])
 def test_logits_are_those_of_the_papers_listing(optimizer, alpha_attention, alpha_depth):
     model, _ = network(
-        optimizer, dtype=torch.float64, alpha_attention=alpha_attention, alpha_depth=alpha_depth,
-        beta0=3.0, gamma0=0.2,
+        optimizer,
+        dtype=torch.float64,
+        alpha_attention=alpha_attention,
+        alpha_depth=alpha_depth,
+        beta0=3.0,
+        gamma0=0.2,
     )
     x = images(dtype=torch.float64)
     weights = {name: value.detach().numpy() for name, value in model.named_parameters()}
     expected = listing(
-        weights, x.numpy(), adam=optimizer == "adam", dim=6, heads=4, depth=3,
-        scale_exp=alpha_attention, alpha_depth=alpha_depth, beta=3.0, gamma=0.2,
+        weights,
+        x.numpy(),
+        adam=optimizer == "adam",
+        dim=6,
+        heads=4,
+        depth=3,
+        scale_exp=alpha_attention,
+        alpha_depth=alpha_depth,
+        beta=3.0,
+        gamma=0.2,
     )
     np.testing.assert_allclose(model(x).detach().numpy(), expected, rtol=1e-10, atol=1e-12)
 
@@ -127,8 +144,12 @@ def test_patches_are_cut_row_by_row_with_channels_last():
 def test_every_tensor_has_the_role_it_plays_and_its_papers_numbers():
     model, rule = network("sgd", alpha_attention=0.5, alpha_depth=0.5, beta0=2.0, gamma0=0.25)
     block = {
-        "attention.query": Role.QUERY, "attention.key": Role.KEY, "attention.value": Role.VALUE,
-        "attention.output": Role.ATTENTION_OUTPUT, "mlp.up": Role.MLP_IN, "mlp.down": Role.MLP_OUT,
+        "attention.query": Role.QUERY,
+        "attention.key": Role.KEY,
+        "attention.value": Role.VALUE,
+        "attention.output": Role.ATTENTION_OUTPUT,
+        "mlp.up": Role.MLP_IN,
+        "mlp.down": Role.MLP_OUT,
     }
     assert {found.name: found.role for found in assign(model, ROLES)} == {
         "patch_embedding.weight": Role.PATCH_EMBEDDING,
@@ -176,7 +197,8 @@ def test_blocks_return_the_residual_stream_and_queries_are_of_all_heads():
         module.register_forward_hook(lambda m, i, out, name=name: outputs.update({name: out}))
     model(images())
     assert {name: tuple(value.shape) for name, value in outputs.items()} == {
-        "stream": (3, 16, 24), "query": (3, 16, 24)
+        "stream": (3, 16, 24),
+        "query": (3, 16, 24),
     }
     attention = model.blocks[1].attention
     assert (attention.heads, attention.attention_scale) == (4, rule.attention_scale(6))

@@ -20,9 +20,16 @@ from vit_cifar5m.model import VisionTransformer
 ROOT = Path(__file__).resolve().parents[2]
 LAPTOP, PAPER = (ROOT / f"vit_cifar5m/configs/{name}.yaml" for name in ("laptop", "paper"))
 SMALL = [
-    "model.head_dim=4", "model.heads=2", "model.layers=1", "model.patch_size=16",
-    "training.steps=6", "training.batch_size=8", "training.log_every=2", "training.eval_every=3",
-    "training.eval_batch_size=16", "data.validation_images=20",
+    "model.head_dim=4",
+    "model.heads=2",
+    "model.layers=1",
+    "model.patch_size=16",
+    "training.steps=6",
+    "training.batch_size=8",
+    "training.log_every=2",
+    "training.eval_every=3",
+    "training.eval_batch_size=16",
+    "data.validation_images=20",
 ]
 
 
@@ -90,14 +97,26 @@ def test_a_run_says_how_its_numbers_come_about(tmp_path, capsys):
     assert said[2] == "rate 2 to 2, constant, times 0.08 in every group"
 
 
-@pytest.mark.parametrize("optimizer", [["optimizer.name=sgd", "optimizer.lr=2.0"],
-                                       ["optimizer.name=adam", "optimizer.lr=0.1",
-                                        "optimizer.eps=1e-15"]])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        ["optimizer.name=sgd", "optimizer.lr=2.0"],
+        ["optimizer.name=adam", "optimizer.lr=0.1", "optimizer.eps=1e-15"],
+    ],
+)
 def test_training_lowers_the_loss_it_is_given(tmp_path, optimizer):
     """64 images again and again: a network that cannot learn them cannot learn."""
-    words = ["data.train_images=64", "data.repeat=true", "training.steps=40",
-             "training.batch_size=64", "model.head_dim=8", "model.heads=4", "model.patch_size=8",
-             "training.eval_every=0", *optimizer]
+    words = [
+        "data.train_images=64",
+        "data.repeat=true",
+        "training.steps=40",
+        "training.batch_size=64",
+        "model.head_dim=8",
+        "model.heads=4",
+        "model.patch_size=8",
+        "training.eval_every=0",
+        *optimizer,
+    ]
     summary = train.EXPERIMENT.run(settings(*words), tmp_path)
     assert summary["final_train_loss"] < 0.6 * summary["first_train_loss"]
 
@@ -161,13 +180,25 @@ def test_a_run_that_would_see_images_twice_is_refused_unless_it_may():
 
 
 def test_the_rule_has_every_number_of_the_config():
-    words = ["prescription.alpha_attention=0.5", "prescription.alpha_depth=0.75",
-             "prescription.zero_readout=true", "optimizer.name=adam_atan2"]
+    words = [
+        "prescription.alpha_attention=0.5",
+        "prescription.alpha_depth=0.75",
+        "prescription.zero_readout=true",
+        "optimizer.name=adam_atan2",
+    ]
     rule = train.prescription(settings(*words)).describe()
     assert rule == {
-        "name": "bordelon", "head_dim": 4, "heads": 2, "depth": 1, "optimizer": "adam_atan2",
-        "alpha_attention": 0.5, "alpha_depth": 0.75, "beta0": 4.0, "gamma0": 0.1,
-        "zero_readout": True, "width": 8,
+        "name": "bordelon",
+        "head_dim": 4,
+        "heads": 2,
+        "depth": 1,
+        "optimizer": "adam_atan2",
+        "alpha_attention": 0.5,
+        "alpha_depth": 0.75,
+        "beta0": 4.0,
+        "gamma0": 0.1,
+        "zero_readout": True,
+        "width": 8,
     }
     block = initialised(*words).blocks[0]
     assert block.attention.attention_scale == 4**-0.5
@@ -183,10 +214,30 @@ def initialised(*words):
 
 def scan(folder, key, widths, *words):
     """What the coordinate check's command writes: slopes by (quantity, name), and the rest."""
-    small = ["model.patch_size=16", "data.validation_images=1", "data.train_images=64",
-             "training.steps=1", "training.log_every=1", "training.eval_every=0"]
-    argv = ["vit_cifar5m", str(LAPTOP), *small, *words, "--scan", key, "--widths",
-            *map(str, widths), "--steps", "1", "--seeds", "5", "--out", str(folder)]
+    small = [
+        "model.patch_size=16",
+        "data.validation_images=1",
+        "data.train_images=64",
+        "training.steps=1",
+        "training.log_every=1",
+        "training.eval_every=0",
+    ]
+    argv = [
+        "vit_cifar5m",
+        str(LAPTOP),
+        *small,
+        *words,
+        "--scan",
+        key,
+        "--widths",
+        *map(str, widths),
+        "--steps",
+        "1",
+        "--seeds",
+        "5",
+        "--out",
+        str(folder),
+    ]
     coordinate_check.main(argv)  # exits with 1 where a verdict is bad
     found = json.loads((folder / "coordinate_check.json").read_text())
     assert found["scan"] == key and found["passed"]
@@ -202,19 +253,24 @@ def test_the_coordinate_check_scans_the_depth(tmp_path, capsys):
     assert {slope["verdict"] for slope in slopes.values()} == {"ok"}
 
 
-@pytest.mark.parametrize("key, widths", [("model.head_dim", (16, 32, 64, 128)),
-                                         ("model.heads", (8, 16, 32, 64))])
+@pytest.mark.parametrize(
+    "key, widths", [("model.head_dim", (16, 32, 64, 128)), ("model.heads", (8, 16, 32, 64))]
+)
 def test_the_coordinate_check_scans_both_parts_of_the_width(tmp_path, capsys, key, widths):
     """Of SGD, whose first step moves q and k less over N by N^(-1/2), an exception it knows."""
     slopes, _ = scan(tmp_path, key, widths)
-    exceptions = {name for (_, name), slope in slopes.items()
-                  if slope["verdict"] == "expected exception"}
-    queries_and_keys = {f"blocks.{block}.attention.{name}.weight"
-                        for block in (0, 1) for name in ("query", "key")}
+    exceptions = {
+        name for (_, name), slope in slopes.items() if slope["verdict"] == "expected exception"
+    }
+    queries_and_keys = {
+        f"blocks.{block}.attention.{name}.weight" for block in (0, 1) for name in ("query", "key")
+    }
     assert exceptions == (queries_and_keys if key == "model.head_dim" else set())
     assert {slope["verdict"] for slope in slopes.values()} - {"expected exception"} == {"ok"}
-    aims = [slopes["update", f"blocks.0.{name}.weight"]["aim"]
-            for name in ("attention.query", "attention.value", "mlp.up")]
+    aims = [
+        slopes["update", f"blocks.0.{name}.weight"]["aim"]
+        for name in ("attention.query", "attention.value", "mlp.up")
+    ]
     assert aims == pytest.approx([-0.5] * 3) and slopes["init", "readout"]["aim"] == -0.5
     assert ("expected exception: in the first steps of SGD" in capsys.readouterr().out) == bool(
         exceptions

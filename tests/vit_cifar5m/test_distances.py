@@ -20,8 +20,10 @@ def sweep_folder(folder, logits, status=None, data=None, grid="model.heads"):
         arrays = folder / name / "observations"
         arrays.mkdir(parents=True)
         for step, values in steps.items():
-            save_file({"outputs": values} if values is not None else {"x": torch.ones(1)},
-                      arrays / f"step_{step}.safetensors")
+            save_file(
+                {"outputs": values} if values is not None else {"x": torch.ones(1)},
+                arrays / f"step_{step}.safetensors",
+            )
         summary = {"status": (status or {}).get((heads, seed), "finished")}
         (folder / name / "summary.json").write_text(json.dumps(summary))
         section = {"source": "embedded", **(data or {}).get((heads, seed), {})}
@@ -38,8 +40,9 @@ def ones(value):
 def table_of(folder):
     distances.main([str(folder)])
     with open(folder / "distances.csv", newline="") as file:
-        return {(int(r["model.heads"]), int(r["seed"]), int(r["step"])): r
-                for r in csv.DictReader(file)}
+        return {
+            (int(r["model.heads"]), int(r["seed"]), int(r["step"])): r for r in csv.DictReader(file)
+        }
 
 
 def test_distances_to_the_ensemble_are_unbiased(tmp_path, capsys):
@@ -50,8 +53,9 @@ def test_distances_to_the_ensemble_are_unbiased(tmp_path, capsys):
     rows = table_of(sweep_folder(tmp_path, runs))
     assert capsys.readouterr().out.strip() == str(tmp_path / "distances.csv")
     found = {key[:2]: float(row["square_distance"]) for key, row in rows.items() if not key[2]}
-    assert found == pytest.approx({(4, 0): 2.25 - 0.25, (8, 0): 2.25 - 0.25, (8, 1): -1,
-                                   (8, 2): 2.25 - 0.25})
+    assert found == pytest.approx(
+        {(4, 0): 2.25 - 0.25, (8, 0): 2.25 - 0.25, (8, 1): -1, (8, 2): 2.25 - 0.25}
+    )
     assert all(float(row["square_distance"]) == 0 for key, row in rows.items() if key[2] == 5)
     assert [rows[key]["references"] for key in [(4, 0, 0), (8, 0, 0)]] == ["2", "2"]
     assert [rows[key]["member"] for key in [(4, 0, 0), (8, 0, 0)]] == ["False", "True"]
@@ -60,8 +64,11 @@ def test_distances_to_the_ensemble_are_unbiased(tmp_path, capsys):
 
 def test_distances_of_scattered_functions_fall_with_heads(tmp_path):
     generator = torch.Generator().manual_seed(0)
-    runs = {(heads, seed): {0: 3 + torch.randn(40, 10, generator=generator) / heads**0.5}
-            for heads in (4, 16, 64) for seed in range(6)}
+    runs = {
+        (heads, seed): {0: 3 + torch.randn(40, 10, generator=generator) / heads**0.5}
+        for heads in (4, 16, 64)
+        for seed in range(6)
+    }
     table_of(sweep_folder(tmp_path, runs))
     rows = pd.read_csv(tmp_path / "distances.csv")
     means = rows.groupby("model.heads")["square_distance"].mean()
@@ -102,14 +109,19 @@ def crossed(folder, key, sweeps):
 def test_each_value_of_another_key_has_its_own_limit(tmp_path):
     """Logits of the two alphas lie ten apart, and they were observed at other steps."""
     runs = {(heads, seed): ones(seed - 1 + 4 / heads) for heads in (4, 16) for seed in range(3)}
-    sweeps = {alpha: {at: {step: logits + 10 * step} for at, logits in runs.items()}
-              for alpha, step in ((1, 0), (0.5, 1))}
+    sweeps = {
+        alpha: {at: {step: logits + 10 * step} for at, logits in runs.items()}
+        for alpha, step in ((1, 0), (0.5, 1))
+    }
     distances.main([str(crossed(tmp_path, ALPHA, sweeps))])
     table = pd.read_csv(tmp_path / "distances.csv")
     assert list(table[ALPHA]) == [1.0] * 6 + [0.5] * 6 and set(table["references"]) == {2}
     # Against seeds 1 and 2, for example: mean 1/2 + 1/4, scatter of the mean 1/4.
-    one = [(s - 1 - m + 0.75 * (h == 4)) ** 2 - v for h in (4, 16)
-           for s, m, v in ((0, 0.5, 0.25), (1, 0, 1), (2, -0.5, 0.25))]
+    one = [
+        (s - 1 - m + 0.75 * (h == 4)) ** 2 - v
+        for h in (4, 16)
+        for s, m, v in ((0, 0.5, 0.25), (1, 0, 1), (2, -0.5, 0.25))
+    ]
     for _, rows in table.groupby(ALPHA):
         assert list(rows["square_distance"]) == pytest.approx(one)
     # What plots/bordelon/heads.py reads.
@@ -133,17 +145,40 @@ def test_runs_that_diverged_are_left_out(tmp_path):
 PAIR = {(8, 0): {0: ones(1)}, (8, 1): {0: ones(2)}}
 
 
-@pytest.mark.parametrize("logits, options, line", [
-    (PAIR, {}, "2 seeds of the widest models (model.heads 8); expected at least three"),
-    (PAIR, {"status": {(8, 1): "stopped"}}, "heads-8-1: not finished; run the sweep to its end"),
-    (PAIR, {"status": dict.fromkeys(PAIR, "failed")}, "no finished run in it"),
-    (PAIR, {"grid": "model.layers"}, "its grid has no model.heads; expected a sweep over heads"),
-    (PAIR, {"data": {(8, 1): {"path": "x"}}}, "heads-8-1: its data section differs from that of"),
-    ({**PAIR, (8, 1): {}}, {}, "heads-8-1: nothing was observed; set training.observe_every"),
-    ({**PAIR, (8, 1): {0: None}}, {}, "step_0.safetensors: no 'outputs' in it; delete the run"),
-    ({**PAIR, (8, 1): {3: ones(1)}}, {}, "heads-8-1: observed steps 3, but heads-8-0 0; give all"),
-    ({**PAIR, (8, 1): {0: torch.ones(4, 3)}}, {}, "have shape (4, 3), those of heads-8-0 (2, 3)"),
-])
+@pytest.mark.parametrize(
+    "logits, options, line",
+    [
+        (PAIR, {}, "2 seeds of the widest models (model.heads 8); expected at least three"),
+        (
+            PAIR,
+            {"status": {(8, 1): "stopped"}},
+            "heads-8-1: not finished; run the sweep to its end",
+        ),
+        (PAIR, {"status": dict.fromkeys(PAIR, "failed")}, "no finished run in it"),
+        (
+            PAIR,
+            {"grid": "model.layers"},
+            "its grid has no model.heads; expected a sweep over heads",
+        ),
+        (
+            PAIR,
+            {"data": {(8, 1): {"path": "x"}}},
+            "heads-8-1: its data section differs from that of",
+        ),
+        ({**PAIR, (8, 1): {}}, {}, "heads-8-1: nothing was observed; set training.observe_every"),
+        ({**PAIR, (8, 1): {0: None}}, {}, "step_0.safetensors: no 'outputs' in it; delete the run"),
+        (
+            {**PAIR, (8, 1): {3: ones(1)}},
+            {},
+            "heads-8-1: observed steps 3, but heads-8-0 0; give all",
+        ),
+        (
+            {**PAIR, (8, 1): {0: torch.ones(4, 3)}},
+            {},
+            "have shape (4, 3), those of heads-8-0 (2, 3)",
+        ),
+    ],
+)
 def test_runs_that_cannot_be_compared_are_one_line(logits, options, line, tmp_path, capsys):
     folder = sweep_folder(tmp_path, logits, **options)
     with pytest.raises(SystemExit) as end:
@@ -160,8 +195,10 @@ def test_damaged_logits_and_other_folders_are_one_line(tmp_path, capsys):
     folder = sweep_folder(tmp_path, PAIR)
     whole = (folder / "manifest.json").read_text()
     for damaged, why in (
-        (whole[:-9], "Invalid JSON: "), ("{}", "Input should be a valid array"),
-        ('[{"run": "heads-8-0"}]', "0: curve: Field required"), ("[3]", "0: Input should be "),
+        (whole[:-9], "Invalid JSON: "),
+        ("{}", "Input should be a valid array"),
+        ('[{"run": "heads-8-0"}]', "0: curve: Field required"),
+        ("[3]", "0: Input should be "),
         (whole.replace('"seed": 1', '"seed": "1"'), "seed: Input should be a valid integer"),
     ):
         (folder / "manifest.json").write_text(damaged)

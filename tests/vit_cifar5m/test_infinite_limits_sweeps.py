@@ -98,12 +98,18 @@ def test_seeds_of_the_sweep_over_heads_share_their_data():
 
 
 def test_runs_of_one_data_seed_differ_in_their_initial_weights_alone():
-    words = ["model.head_dim=2", "model.heads=2", "model.layers=1", "model.patch_size=16",
-             "training.batch_size=4"]
+    words = [
+        "model.head_dim=2",
+        "model.heads=2",
+        "model.layers=1",
+        "model.patch_size=16",
+        "training.batch_size=4",
+    ]
 
     def begin(seed, *more):
-        config = load(Config, ROOT / "vit_cifar5m/configs/laptop.yaml",
-                      [*words, f"seed={seed}", *more])
+        config = load(
+            Config, ROOT / "vit_cifar5m/configs/laptop.yaml", [*words, f"seed={seed}", *more]
+        )
         task = train.build_task(config)
         tasks.initialise(task)
         return task.model.readout.weight, next(iter(tasks.first_batches(task, 1)))[0]
@@ -114,8 +120,9 @@ def test_runs_of_one_data_seed_differ_in_their_initial_weights_alone():
     assert not torch.equal(begin(4)[1], images)
 
 
-@pytest.mark.parametrize("preset, depths, tried", [(None, [1, 4, 8, 16, 32], 7),
-                                                   ("laptop", [1, 2, 4, 8, 16], 1)])
+@pytest.mark.parametrize(
+    "preset, depths, tried", [(None, [1, 4, 8, 16, 32], 7), ("laptop", [1, 2, 4, 8, 16], 1)]
+)
 def test_the_sweep_over_depth_has_both_exponents_at_equal_width(preset, depths, tried):
     sweep = load_sweep(SWEEPS / "figure_5.yaml", preset=preset)
     assert len(sweep.points) == 2 * len(depths) * tried * 3  # seeds
@@ -131,14 +138,26 @@ def test_the_sweep_over_depth_has_both_exponents_at_equal_width(preset, depths, 
 
 def models(sweep):
     """(alpha_A, H, N, L) of every point."""
-    return [(p.config.prescription.alpha_attention, p.config.model.heads, p.config.model.head_dim,
-             p.config.model.layers) for p in sweep.points if p.seed == sweep.config.seeds[0]]
+    return [
+        (
+            p.config.prescription.alpha_attention,
+            p.config.model.heads,
+            p.config.model.head_dim,
+            p.config.model.layers,
+        )
+        for p in sweep.points
+        if p.seed == sweep.config.seeds[0]
+    ]
 
 
 def test_figure_6_is_the_papers_scans_from_one_base(tmp_path):
     sweep = load_sweep(VIT, tmp_path)
-    ones = {(16, 16, 4), *((h, 16, 4) for h in (32, 64, 128)),
-            *((16, n, 4) for n in (32, 64, 128)), *((16, 16, d) for d in (8, 16, 32, 64))}
+    ones = {
+        (16, 16, 4),
+        *((h, 16, 4) for h in (32, 64, 128)),
+        *((16, n, 4) for n in (32, 64, 128)),
+        *((16, 16, d) for d in (8, 16, 32, 64)),
+    }
     halves = {(16, n, 4) for n in (16, 32, 64, 128)}
     assert sorted(models(sweep)) == sorted([*((1, *m) for m in ones), *((0.5, *m) for m in halves)])
     for config in (point.config for point in sweep.points):
@@ -150,8 +169,12 @@ def test_figure_6_is_the_papers_scans_from_one_base(tmp_path):
 
 def test_figure_7_12_is_the_papers_scans_at_both_alphas(tmp_path):
     sweep = load_sweep(DECODER, tmp_path)
-    own = {(8, 8, 4), *((h, 8, 4) for h in (16, 32, 64, 128)),
-           *((8, n, 4) for n in (16, 32, 64, 128)), *((8, 8, d) for d in (8, 16, 32, 64))}
+    own = {
+        (8, 8, 4),
+        *((h, 8, 4) for h in (16, 32, 64, 128)),
+        *((8, n, 4) for n in (16, 32, 64, 128)),
+        *((8, 8, d) for d in (8, 16, 32, 64)),
+    }
     assert sorted(models(sweep)) == sorted((a, *m) for a in (0.5, 1) for m in own)
     for config in (point.config for point in sweep.points):
         rule = config.prescription

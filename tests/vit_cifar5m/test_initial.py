@@ -14,16 +14,29 @@ from training.config import describe, leaves
 from vit_cifar5m import initial
 
 TINY = [
-    "kernels.heads=[2,8,32]", "kernels.layers=2", "kernels.networks=10",
-    "kernels.reference_networks=10", "attention.heads=[32]", "attention.head_dims=[1,4]",
-    "attention.networks=8", "patch_size=16", "samples=3",
+    "kernels.heads=[2,8,32]",
+    "kernels.layers=2",
+    "kernels.networks=10",
+    "kernels.reference_networks=10",
+    "attention.heads=[32]",
+    "attention.head_dims=[1,4]",
+    "attention.networks=8",
+    "patch_size=16",
+    "samples=3",
 ]
 
 
 SMALLEST = [
-    "kernels.heads=[2,4]", "kernels.layers=2", "kernels.networks=2", "kernels.reference_networks=2",
-    "attention.heads=[4]", "attention.head_dims=[2]", "attention.alphas=[0.5]",
-    "attention.networks=2", "patch_size=16", "samples=2",
+    "kernels.heads=[2,4]",
+    "kernels.layers=2",
+    "kernels.networks=2",
+    "kernels.reference_networks=2",
+    "attention.heads=[4]",
+    "attention.head_dims=[2]",
+    "attention.alphas=[0.5]",
+    "attention.networks=2",
+    "patch_size=16",
+    "samples=2",
 ]
 
 
@@ -84,8 +97,9 @@ def test_every_heads_logit_is_in_the_density(measured):
 def test_networks_of_two_sizes_share_no_numbers(measured):
     settings = initial.read_settings("laptop", TINY)
     networks = initial.Networks(settings)
-    small, large = (next(networks.captures(networks.shape(4, heads, 1), 0.5, 1)).stream[0]
-                    for heads in (2, 8))
+    small, large = (
+        next(networks.captures(networks.shape(4, heads, 1), 0.5, 1)).stream[0] for heads in (2, 8)
+    )
     assert not torch.isclose(small[0, 0, :, None], large[0, 0, None, :], rtol=1e-4, atol=0).any()
 
 
@@ -102,12 +116,28 @@ def test_the_command_writes_tables_and_ships_them(tmp_path, capsys):
         assert len(list(csv.DictReader(file))) == (10 + 2) * 2
 
 
-@pytest.mark.parametrize("change", [
-    "kernels.head_dim=2", "kernels.layers=1", "kernels.heads=[2,8]", "kernels.networks=3",
-    "kernels.reference_networks=3", "attention.head_dims=[1]", "attention.heads=[2]",
-    "attention.alphas=[0.75]", "attention.layers=2", "attention.networks=3", "alpha_attention=1",
-    "alpha_depth=0.5", "beta0=1", "patch_size=32", "samples=1", "seed=1", "data.source=cifar10",
-])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "kernels.head_dim=2",
+        "kernels.layers=1",
+        "kernels.heads=[2,8]",
+        "kernels.networks=3",
+        "kernels.reference_networks=3",
+        "attention.head_dims=[1]",
+        "attention.heads=[2]",
+        "attention.alphas=[0.75]",
+        "attention.layers=2",
+        "attention.networks=3",
+        "alpha_attention=1",
+        "alpha_depth=0.5",
+        "beta0=1",
+        "patch_size=32",
+        "samples=1",
+        "seed=1",
+        "data.source=cifar10",
+    ],
+)
 def test_every_key_changes_a_table(change, pictures):
     words = [change, *[f"data.path={pictures}"] * (change == "data.source=cifar10")]
     assert initial.compute(initial.read_settings("laptop", [*SMALLEST, *words])) != _base(*SMALLEST)
@@ -129,21 +159,27 @@ def test_both_presets_are_valid_and_the_paper_has_its_sizes():
     assert initial.read_settings("laptop", ["data.source=cifar10", "data.path=x"]).data.path == "x"
 
 
-@pytest.mark.parametrize("words, line", [
-    (["kernels.head=4"], "preset laptop: unknown key 'kernels.head'"),
-    (["kernels.heads=[4,4]"], "kernels.heads [4, 4]: a value stands there twice"),
-    (["attention.alphas=[0.5,0.5]"], "attention.alphas [0.5, 0.5]: a value stands there twice"),
-    (["data.seed=1"], "preset laptop: unknown key 'data.seed'"),
-    (["data.repeat=true"], "preset laptop: unknown key 'data.repeat'"),
-    (["data.train_images=9"], "preset laptop: unknown key 'data.train_images'"),
-    (["data.validation_images=9"], "preset laptop: unknown key 'data.validation_images'"),
-    (["kernels.reference_networks=1"], "kernels.reference_networks"),
-    (["attention.alphas=[2]"], "attention.alphas"),
-    (["kernels.heads=[4,2000000000]"], "kernels.heads.1: expected less than or equal to 1048576"),
-    (["attention.layers=20000"], "attention.layers: expected less than or equal to 10000"),
-    (["data.source=cifar10"], "data.path is missing"),
-    (["data.source=cifar10", "data.path=/nothing"], "data.path: /nothing is not a folder"),
-])
+@pytest.mark.parametrize(
+    "words, line",
+    [
+        (["kernels.head=4"], "preset laptop: unknown key 'kernels.head'"),
+        (["kernels.heads=[4,4]"], "kernels.heads [4, 4]: a value stands there twice"),
+        (["attention.alphas=[0.5,0.5]"], "attention.alphas [0.5, 0.5]: a value stands there twice"),
+        (["data.seed=1"], "preset laptop: unknown key 'data.seed'"),
+        (["data.repeat=true"], "preset laptop: unknown key 'data.repeat'"),
+        (["data.train_images=9"], "preset laptop: unknown key 'data.train_images'"),
+        (["data.validation_images=9"], "preset laptop: unknown key 'data.validation_images'"),
+        (["kernels.reference_networks=1"], "kernels.reference_networks"),
+        (["attention.alphas=[2]"], "attention.alphas"),
+        (
+            ["kernels.heads=[4,2000000000]"],
+            "kernels.heads.1: expected less than or equal to 1048576",
+        ),
+        (["attention.layers=20000"], "attention.layers: expected less than or equal to 10000"),
+        (["data.source=cifar10"], "data.path is missing"),
+        (["data.source=cifar10", "data.path=/nothing"], "data.path: /nothing is not a folder"),
+    ],
+)
 def test_a_mistake_is_one_line(words, line, tmp_path, capsys):
     with pytest.raises(SystemExit) as end:
         initial.main([*words, "--out", str(tmp_path / "out")])

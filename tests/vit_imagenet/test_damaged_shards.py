@@ -38,12 +38,14 @@ def test_a_damaged_parquet_file_is_named(tmp_path, how):
     file = root / "train-00001.parquet"
     content = file.read_bytes()
     footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    file.write_bytes({
-        "cut": lambda: content[:-100],
-        "a damaged page": lambda: content[:4] + bytes(200) + content[204:],
-        "a damaged footer": lambda: content[:footer] + bytes(100) + content[footer + 100 :],
-        "UTF-16": lambda: content.decode("latin1").encode("utf-16"),
-    }[how]())
+    file.write_bytes(
+        {
+            "cut": lambda: content[:-100],
+            "a damaged page": lambda: content[:4] + bytes(200) + content[204:],
+            "a damaged footer": lambda: content[:footer] + bytes(100) + content[footer + 100 :],
+            "UTF-16": lambda: content.decode("latin1").encode("utf-16"),
+        }[how]()
+    )
     with pytest.raises(UserError) as caught:
         opened(root, "shards")
     assert str(caught.value).startswith(f"{file}: ") and "\n" not in str(caught.value)

@@ -38,9 +38,7 @@ def config(augmentation=None, **fields):
 
 
 def load(augmentation=None, seed=0, classes=3, **fields):
-    return from_config(
-        config(augmentation, **fields), image_size=SIZE, classes=classes, seed=seed
-    )
+    return from_config(config(augmentation, **fields), image_size=SIZE, classes=classes, seed=seed)
 
 
 def digits(augmentation=None, seed=0, **fields):
@@ -163,16 +161,19 @@ def test_an_evaluation_image_at_its_own_size_is_only_normalised():
 
 
 def test_drawn_images_are_those_of_the_generator_split_by_class_for_all_seeds():
-    first, second = (load(UNMIXED, seed, 10, source="drawn", eval_resize=32,
-                          validation_fraction=0.02) for seed in (0, 1))
+    first, second = (
+        load(UNMIXED, seed, 10, source="drawn", eval_resize=32, validation_fraction=0.02)
+        for seed in (0, 1)
+    )
     train, validation = first.train.source, first.validation.source
     assert train is second.train.source and (len(train), len(validation)) == (49_000, 1000)
     assert np.bincount(validation.labels).tolist() == [100] * 10
     pixels, labels = shapes.draw(np.arange(50), 0)
     rows = {row.tobytes(): label for row, label in zip(pixels.transpose(0, 2, 3, 1), labels)}
     found = [source[i] for source in (train, validation) for i in range(50)]
-    again = [rows[one.content.tobytes()] == one.label for one in found
-             if one.content.tobytes() in rows]
+    again = [
+        rows[one.content.tobytes()] == one.label for one in found if one.content.tobytes() in rows
+    ]
     assert len(again) >= 45 and all(again)
     assert first.train[Place(0, 0, 0)][0].shape == (3, SIZE, SIZE)
 
@@ -235,7 +236,8 @@ def test_unreadable_rows_of_parquet_are_named_by_shard_and_row(tmp_path, capfd):
     samples = [sample for batch in one_epoch(images, list, 4) for sample in batch]
     assert len(samples) == 12 and None not in samples
     assert sorted(line.split(" (")[0] for line in capfd.readouterr().err.splitlines()) == [
-        f"not used: {shard}, row 1: cannot be read", f"not used: {shard}, row 4: cannot be read",
+        f"not used: {shard}, row 1: cannot be read",
+        f"not used: {shard}, row 4: cannot be read",
     ]
 
 
@@ -253,8 +255,15 @@ def test_shards_are_found_by_a_word_of_their_name(tmp_path, folder):
     names = {
         "train": ["imagenet-train-000000.tar", "imagenet_train-000001.tar", "train.tar"],
         "val": ["imagenet1k-validation-00.tar", "val-0.tar"],
-        None: ["imagenet-test-0.tar", "test-val.tar", "train-test.tar", "interval-0.tar",
-               "._val-0.tar", "train.txt", "train.tar.json"],
+        None: [
+            "imagenet-test-0.tar",
+            "test-val.tar",
+            "train-test.tar",
+            "interval-0.tar",
+            "._val-0.tar",
+            "train.txt",
+            "train.tar.json",
+        ],
     }
     root = tmp_path / folder
     root.mkdir(exist_ok=True)

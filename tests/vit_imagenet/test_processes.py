@@ -17,9 +17,16 @@ ROOT = Path(__file__).resolve().parents[2]
 def launch(processes, folder, *overrides):
     words = [*CASES["vit_imagenet"].small, "training.batch_size=16", "training.eval_every=3"]
     return finished(
-        "-m", "vit_imagenet.train", "vit_imagenet/configs/laptop.yaml", *words, *overrides,
-        "--run-dir", folder, ranks=processes, cwd=ROOT,
-    )  # fmt: skip
+        "-m",
+        "vit_imagenet.train",
+        "vit_imagenet/configs/laptop.yaml",
+        *words,
+        *overrides,
+        "--run-dir",
+        folder,
+        ranks=processes,
+        cwd=ROOT,
+    )
 
 
 def write_images(root):
@@ -42,8 +49,13 @@ def test_processes_count_the_readable_images_of_a_folder_once(tmp_path):
     found = []
     for processes in (1, 2):
         run = tmp_path / str(processes)
-        result = launch(processes, run, "data.source=folder", f"data.path={tmp_path / 'images'}",
-                        "model.classes=2")
+        result = launch(
+            processes,
+            run,
+            "data.source=folder",
+            f"data.path={tmp_path / 'images'}",
+            "model.classes=2",
+        )
         assert result.returncode == 0, result.err
         assert result.err.count(f"not used: {damaged}: cannot be read") == 1
         assert json.loads((run / "summary.json").read_text())["eval_targets"] == 8

@@ -46,9 +46,16 @@ def test_accuracies_are_shares_and_epochs_are_counted(tmp_path):
 
 
 def test_training_learns_and_beats_chance_by_far(tmp_path):
-    words = ["training.steps=60", "training.batch_size=64", "training.eval_samples=300",
-             "optimizer.lr=0.008", "data.augmentation.mixup=0", "data.augmentation.cutmix=0",
-             "data.augmentation.crop_scale=[1.0,1.0]", "schedule.warmup_steps=5"]
+    words = [
+        "training.steps=60",
+        "training.batch_size=64",
+        "training.eval_samples=300",
+        "optimizer.lr=0.008",
+        "data.augmentation.mixup=0",
+        "data.augmentation.cutmix=0",
+        "data.augmentation.crop_scale=[1.0,1.0]",
+        "schedule.warmup_steps=5",
+    ]
     summary = train.EXPERIMENT.run(settings(*words), tmp_path)
     assert summary["final_eval_top1"] > 0.5
 
@@ -96,9 +103,11 @@ def test_the_paper_s_plan_is_printed_with_its_numbers(capsys):
     plan = json.loads(capsys.readouterr().out)
     rows = {row["name"]: row for row in plan["rows"]}
     published = {  # 20 lambda_G
-        "blocks.0.attn.qkv.weight": 9.397e-4, "pos_embed": 0.7217, "head.weight": 8.235e-4,
+        "blocks.0.attn.qkv.weight": 9.397e-4,
+        "pos_embed": 0.7217,
+        "head.weight": 8.235e-4,
         "head.bias": 0.6325,
-    }  # fmt: skip
+    }
     for name, lr in published.items():
         assert rows[name]["lr"] == pytest.approx(lr, rel=1e-3)
     decays = {name: row["lr"] * row["weight_decay"] for name, row in rows.items()}

@@ -38,16 +38,24 @@ def text_of(findings):
 
 
 def rate_row(alpha, n, rate, loss, seed=0, status="finished"):
-    return {"curve": "transfer", "prescription.alpha_attention": alpha, "model.head_dim": n,
-            "optimizer.lr": rate, "seed": seed, "status": status, "final_eval_loss": loss}
+    return {
+        "curve": "transfer",
+        "prescription.alpha_attention": alpha,
+        "model.head_dim": n,
+        "optimizer.lr": rate,
+        "seed": seed,
+        "status": status,
+        "final_eval_loss": loss,
+    }
 
 
 def rate_rows(power=None, seeds=(0, 1)):
     """Parabolas whose optimum goes as N^power[alpha]; 2 at N = 8."""
     power = power or {1.0: 0.25, 0.5: 0.0}
     return [
-        rate_row(alpha, n, rate, 1 + 0.1 * (math.log2(rate / 2 / (n / 8) ** p)) ** 2 + 0.01 * seed,
-                 seed)
+        rate_row(
+            alpha, n, rate, 1 + 0.1 * (math.log2(rate / 2 / (n / 8) ** p)) ** 2 + 0.01 * seed, seed
+        )
         for alpha, p in power.items()
         for n in N
         for rate in (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
@@ -98,8 +106,11 @@ def test_errors_rest_on_the_spread_at_the_same_head_dimension(tmp_path):
 
 
 def test_optima_at_the_edge_are_left_out_and_named_and_lost_ones_too(tmp_path):
-    rows = [row for row in rate_rows(seeds=(0,))
-            if row["model.head_dim"] != 64 or row["optimizer.lr"] <= 1]
+    rows = [
+        row
+        for row in rate_rows(seeds=(0,))
+        if row["model.head_dim"] != 64 or row["optimizer.lr"] <= 1
+    ]
     for row in rows:
         if (row["model.head_dim"], row["prescription.alpha_attention"]) == (8, 1.0):
             row |= {"status": "diverged", "final_eval_loss": math.nan}
@@ -114,8 +125,15 @@ def test_optima_at_the_edge_are_left_out_and_named_and_lost_ones_too(tmp_path):
 
 def observed(n, alpha, step, measured, seed=0, **more):
     """One run's rows of one step: a block and all blocks, of which only the latter count."""
-    key = {"curve": "c", "prescription.alpha_attention": alpha, "model.head_dim": n, **more,
-           "seed": seed, "run": f"{alpha}-{n}-{seed}-{more}", "step": step}
+    key = {
+        "curve": "c",
+        "prescription.alpha_attention": alpha,
+        "model.head_dim": n,
+        **more,
+        "seed": seed,
+        "run": f"{alpha}-{n}-{seed}-{more}",
+        "step": step,
+    }
     first = {**key, "block": "0", **dict.fromkeys(measured, 7.0)}
     return [first, {**key, "block": "all", **measured}]
 
@@ -207,8 +225,10 @@ def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path):
 
 def test_both_tables_make_the_papers_table_3(tmp_path):
     """Its six powers, those of the updates twice: after the later step, per optimiser."""
-    paths = [written(tmp_path / "13.csv", movement_rows()),
-             written(tmp_path / "11.csv", variance_rows())]
+    paths = [
+        written(tmp_path / "13.csv", movement_rows()),
+        written(tmp_path / "11.csv", variance_rows()),
+    ]
     table = dict(head_dimension.draw(head_dimension.read(paths)))["table_3"]
     assert list(table["exponent"]) == pytest.approx(list(table["published"]), abs=1e-6)
     assert list(table["published"]) == [-1, 0, 0, 0, 0, 0, 0, -0.5, 0, -0.5]
@@ -219,17 +239,23 @@ def test_both_tables_make_the_papers_table_3(tmp_path):
 def test_sgd_that_misses_the_exponents_of_later_steps_is_noted(tmp_path):
     path = tmp_path / "t.csv"
     kept = text_of(head_dimension.findings(head_dimension.read([written(path, movement_rows())])))
-    frozen = [{**row, **{key: row[key] / row["model.head_dim"] ** 0.3 for key in MOVED}}
-              if (row["optimizer.name"], row["step"]) == ("sgd", 200) else row
-              for row in movement_rows()]
+    frozen = [
+        {**row, **{key: row[key] / row["model.head_dim"] ** 0.3 for key in MOVED}}
+        if (row["optimizer.name"], row["step"]) == ("sgd", 200)
+        else row
+        for row in movement_rows()
+    ]
     missed = text_of(head_dimension.findings(head_dimension.read([written(path, frozen)])))
     assert "note:" not in kept and missed.count("note: SGD does not reach all exponents") == 1
 
 
 def test_the_spread_over_seeds_is_that_of_each_figure_and_optimiser(tmp_path):
     calm = [row for row in movement_rows() if row["optimizer.name"] == "adam"]
-    wild = [{**row, **{key: row[key] * 2 ** row["seed"] for key in MOVED}}
-            for row in movement_rows() if row["optimizer.name"] == "sgd"]
+    wild = [
+        {**row, **{key: row[key] * 2 ** row["seed"] for key in MOVED}}
+        for row in movement_rows()
+        if row["optimizer.name"] == "sgd"
+    ]
     paths = [written(tmp_path / "a.csv", variance_rows()), written(tmp_path / "b.csv", calm + wild)]
     lines = head_dimension.findings(head_dimension.read(paths))
     sgd = np.std(np.log([0.98, 2, 4 * 1.02]), ddof=1)
@@ -246,8 +272,11 @@ def test_log_axes_have_labels_where_data_span_less_than_a_decade(tmp_path):
     figure.canvas.draw()
     for axis in figure.axes:
         low, high = axis.get_ylim()
-        inside = [label.get_text() for label in axis.get_yticklabels()
-                  if low <= label.get_position()[1] <= high]
+        inside = [
+            label.get_text()
+            for label in axis.get_yticklabels()
+            if low <= label.get_position()[1] <= high
+        ]
         assert len(inside) > 1, axis.get_title()
 
 
@@ -268,27 +297,31 @@ def changed(rows, key, value):
 
 REFUSED = {
     "another figure's observations as 2b": (
-        "head_dimension", variance_rows() + changed(variance_rows(), "model.heads", 16),
+        "head_dimension",
+        variance_rows() + changed(variance_rows(), "model.heads", 16),
         "two runs with prescription.alpha_attention 1, model.head_dim 8, seed 0, step 0; expected "
         "one; is it the observations.csv of figure_11.yaml?",
     ),
     "another figure's observations as 13": (
-        "head_dimension", movement_rows() + changed(movement_rows(), "model.layers", 4),
+        "head_dimension",
+        movement_rows() + changed(movement_rows(), "model.layers", 4),
         "two runs with optimizer.name sgd, prescription.alpha_attention 1, model.head_dim 8, "
         "seed 0, step 1; expected one; is it the observations.csv of figure_13.yaml?",
     ),
     "one length": (
-        "head_dimension", [row for row in movement_rows() if row["step"] != 1],
+        "head_dimension",
+        [row for row in movement_rows() if row["step"] != 1],
         "observed after 200 steps; expected step 1 and one later step; is it the whole "
         "observations.csv of figure_13.yaml?",
     ),
     "three lengths": (
-        "head_dimension", movement_rows() + [
-            {**row, "step": 50} for row in movement_rows() if row["step"] == 200],
+        "head_dimension",
+        movement_rows() + [{**row, "step": 50} for row in movement_rows() if row["step"] == 200],
         "observed after 1, 50, 200 steps; expected step 1 and one later step",
     ),
     "another figure's results as 2a": (
-        "rate_transfer", rate_rows() + changed(rate_rows(), "training.steps", 1),
+        "rate_transfer",
+        rate_rows() + changed(rate_rows(), "training.steps", 1),
         "two runs with prescription.alpha_attention 1, model.head_dim 8, optimizer.lr 0.25, "
         "seed 0; expected one; is it the results.csv of figure_2.yaml?",
     ),
@@ -322,8 +355,9 @@ def dynamics_rows(alphas=(1.0, 0.5), seeds=(0, 1, 2)):
         for alpha in alphas
         for n in N
         for seed in seeds
-        for row in logged(n, seed, 2 + 1 / n + 0.001 * seed / n,
-                          **{"prescription.alpha_attention": alpha})
+        for row in logged(
+            n, seed, 2 + 1 / n + 0.001 * seed / n, **{"prescription.alpha_attention": alpha}
+        )
     ]
 
 
@@ -347,8 +381,11 @@ def test_sizes_are_compared_on_the_same_samples(tmp_path):
 
 def test_a_run_that_ended_early_counts_nowhere_and_is_named(tmp_path):
     """Its first steps against whole runs would be a gap of their own."""
-    rows = [row for row in dynamics_rows()
-            if row["step"] <= 20 or (row["seed"], row[HEAD_DIM]) != (1, 16)]
+    rows = [
+        row
+        for row in dynamics_rows()
+        if row["step"] <= 20 or (row["seed"], row[HEAD_DIM]) != (1, 16)
+    ]
     losses = dynamics.read([written(tmp_path / "m.csv", rows)])
     lines = dynamics.findings(losses)
     found = list(by_name(lines).values())
@@ -361,8 +398,9 @@ def test_a_run_that_ended_early_counts_nowhere_and_is_named(tmp_path):
 
 
 def test_growing_gaps_disagree(tmp_path):
-    rows = [row for n in N for s in (0, 1, 2)
-            for row in logged(n, s, 2 - n**2 / 5000 + 1e-4 * s * n)]
+    rows = [
+        row for n in N for s in (0, 1, 2) for row in logged(n, s, 2 - n**2 / 5000 + 1e-4 * s * n)
+    ]
     losses = dynamics.read([written(tmp_path / "m.csv", rows)])
     assert dynamics.findings(losses)[-1].verdict == "disagrees"
 

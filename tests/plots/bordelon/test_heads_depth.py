@@ -20,30 +20,64 @@ from plots.tables import TableError
 def heads_tables(folder, late=-0.5):
     """Tables with exact powers; networks and seeds differ by a factor of their own."""
     kernels = [
-        {"head_dim": 4, "layers": 2, "heads": h, "network": k, "layer": layer,
-         "square_error": (1 + k / 10) * layer / h, "reference_square": layer}
-        for h in (4, 8, 16) for k in range(3) for layer in (1, 2)
+        {
+            "head_dim": 4,
+            "layers": 2,
+            "heads": h,
+            "network": k,
+            "layer": layer,
+            "square_error": (1 + k / 10) * layer / h,
+            "reference_square": layer,
+        }
+        for h in (4, 8, 16)
+        for k in range(3)
+        for layer in (1, 2)
     ]
     attention = [
-        {"alpha_attention": a, "head_dim": n, "heads": 8, "network": k,
-         "second_moment": n ** (1 - 2 * a), "fourth_moment": (3 + 6 / n) * n ** (2 - 4 * a)}
-        for a in (0.5, 1.0) for n in (1, 4, 16) for k in range(2)
+        {
+            "alpha_attention": a,
+            "head_dim": n,
+            "heads": 8,
+            "network": k,
+            "second_moment": n ** (1 - 2 * a),
+            "fourth_moment": (3 + 6 / n) * n ** (2 - 4 * a),
+        }
+        for a in (0.5, 1.0)
+        for n in (1, 4, 16)
+        for k in range(2)
     ]
     bins = [
-        {"alpha_attention": 0.5, "head_dim": n, "heads": h, "networks": 1, "low": low,
-         "high": low + 1, "count": 10}
-        for n in (1, 4) for h in (8, 16) for low in (-1, 0)
+        {
+            "alpha_attention": 0.5,
+            "head_dim": n,
+            "heads": h,
+            "networks": 1,
+            "low": low,
+            "high": low + 1,
+            "count": 10,
+        }
+        for n in (1, 4)
+        for h in (8, 16)
+        for low in (-1, 0)
     ]
     # Models of the ensemble, H = 16, are as far from it as they differ, which is of no exponent.
     distance = [
-        {"model.heads": h, "seed": s, "step": t, "member": h == 16,
-         "square_distance": (7 if h == 16 else 1) * (1 + s / 10) * h**power}
-        for h in (4, 8, 16) for s in range(3) for t, power in ((0, -1), (25, -1), (60, late))
+        {
+            "model.heads": h,
+            "seed": s,
+            "step": t,
+            "member": h == 16,
+            "square_distance": (7 if h == 16 else 1) * (1 + s / 10) * h**power,
+        }
+        for h in (4, 8, 16)
+        for s in range(3)
+        for t, power in ((0, -1), (25, -1), (60, late))
     ]
     # H = 4 stays at chance, without a spread; the rest ends at 1 + 8 / H with one of 1 / H.
     metric = [
         {"model.heads": h, "seed": s, "step": t, "eval_loss": loss}
-        for h in (4, 8, 16, 32) for s in range(3)
+        for h in (4, 8, 16, 32)
+        for s in range(3)
         for t, loss in ((0, math.nan), (30, 3.0), (60, 2.3 if h == 4 else 1 + (8 + s) / h / 2))
     ]
     paths = []
@@ -85,8 +119,11 @@ def test_a_rate_that_grows_disagrees(tmp_path):
 def test_loss_and_spread_over_heads(tmp_path):
     """The final loss is 1 + (8 + s) / (2 H) for seeds s = 0, 1, 2; H = 4 stays at chance."""
     found = heads.read(heads_tables(tmp_path)[3:])
-    losses = {f.name: f for f in heads.findings(found)
-              if isinstance(f, Finding) and f.name.startswith("4a")}
+    losses = {
+        f.name: f
+        for f in heads.findings(found)
+        if isinstance(f, Finding) and f.name.startswith("4a")
+    }
     fall = losses["4a: final loss, H = 4 minus H = 32 (nats)"]
     assert fall.measured.startswith("+1.159") and "(n = 3)" in fall.measured
     assert fall.verdict == "agrees"
@@ -149,18 +186,35 @@ def depth_tables(folder, statuses=("finished",) * 3, gain=0.05, level=1.0):
         for layers in (1, 4, 16):
             for seed, status in enumerate(statuses):
                 run = f"{alpha}-{layers}-{seed}"
-                place = {"model.layers": layers, "prescription.alpha_depth": alpha, "seed": seed,
-                         "run": run}
+                place = {
+                    "model.layers": layers,
+                    "prescription.alpha_depth": alpha,
+                    "seed": seed,
+                    "run": run,
+                }
                 for step, factor in ((0, 0.0), (20, 1 + seed / 10)):
                     for block in ("0", "all"):
                         moved = factor * layers ** (alpha - 1) if block == "all" else 99.0
-                        observations.append({**place, "step": step, "block": block,
-                                             "query_weight_relative": moved,
-                                             "key_weight_relative": 2 * moved,
-                                             "attention_change_weights": 3 * moved})
-                results.append({**place, "optimizer.lr": 4 * alpha, "model.patch_size": 8,
-                                "training.batch_size": 10, "status": status,
-                                "parameters": 100 * layers})
+                        observations.append(
+                            {
+                                **place,
+                                "step": step,
+                                "block": block,
+                                "query_weight_relative": moved,
+                                "key_weight_relative": 2 * moved,
+                                "attention_change_weights": 3 * moved,
+                            }
+                        )
+                results.append(
+                    {
+                        **place,
+                        "optimizer.lr": 4 * alpha,
+                        "model.patch_size": 8,
+                        "training.batch_size": 10,
+                        "status": status,
+                        "parameters": 100 * layers,
+                    }
+                )
                 loss = level + seed / 10 - (gain * layers if alpha == 1 else 0)
                 for step, eval_loss in ((0, math.nan), (10, 3.0), (20, loss)):
                     metrics.append({**place, "step": step, "eval_loss": eval_loss})
@@ -261,9 +315,7 @@ def test_of_several_rates_one_per_alpha_is_shown(tmp_path, lost):
     end = " (first or last)"
     assert own == f"1: 2{end}, 4: {2 if lost else 4}{end}, 16: 4{end}"
     for layers, gain in ((1, "+0.050"), (4, "+0.500" if lost else "+0.200"), (16, "+0.800")):
-        line = of_rates[
-            f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {layers} (nats)"
-        ]
+        line = of_rates[f"5b: each at its best eta_0, alpha_L = 1/2 minus 1, L = {layers} (nats)"]
         # The seed that diverges is judged at the rate that the other two choose, and left out.
         seeds = 2 if lost and layers == 4 else 3
         assert line.measured.startswith(gain) and f"(n = {seeds})" in line.measured

@@ -40,13 +40,23 @@ def test_a_real_sweeps_tables_become_its_figures(tmp_path):
     sweep = load_sweep(path, tmp_path)
     summaries = {p.run: train.EXPERIMENT.run(p.config, sweep.folder / p.run) for p in sweep.points}
     sweep_tables.write(sweep, sweep.points, summaries, final=True)
-    paths = [sweep.folder / f"{table}.csv"
-             for table in ("observed_kernels", "observed_attention", "metrics")]
+    paths = [
+        sweep.folder / f"{table}.csv"
+        for table in ("observed_kernels", "observed_attention", "metrics")
+    ]
     text, written = make("bordelon/kernels", paths, tmp_path / "figures")
     assert {p.stem for p in written} == {
-        f"figure_{name}" for name in (
-            "6_attention", "6_pooled", "6_spatial", "6_dynamics", "8_dynamics", "9_kernels",
-            "10_kernels")}
+        f"figure_{name}"
+        for name in (
+            "6_attention",
+            "6_pooled",
+            "6_spatial",
+            "6_dynamics",
+            "8_dynamics",
+            "9_kernels",
+            "10_kernels",
+        )
+    }
     assert "base H = 2, N = 2, L = 1" in text
 
 
@@ -56,14 +66,22 @@ def test_a_real_sweeps_tables_become_its_figures(tmp_path):
 def place(seed=0, alpha=1.0, step=0, **sizes):
     """The columns before what was measured, of base (H, N, L) = (2, 2, 2)."""
     own = {HEADS: 2, HEAD_DIM: 2, LAYERS: 2, **{f"model.{k}": v for k, v in sizes.items()}}
-    return {"curve": "c", **own, ALPHA: alpha, "seed": seed, "step": step,
-            "run": f"{own}-{alpha}-{seed}"}
+    return {
+        "curve": "c",
+        **own,
+        ALPHA: alpha,
+        "seed": seed,
+        "step": step,
+        "run": f"{own}-{alpha}-{seed}",
+    }
 
 
 def kernel(kind, matrix, **where):
     """The rows of one kernel."""
-    return [{**place(**where), "kind": kind, "row": i, "column": j, "value": matrix[i, j]}
-            for i, j in itertools.combinations_with_replacement(range(len(matrix)), 2)]
+    return [
+        {**place(**where), "kind": kind, "row": i, "column": j, "value": matrix[i, j]}
+        for i, j in itertools.combinations_with_replacement(range(len(matrix)), 2)
+    ]
 
 
 def symmetric(seed, side=6):
@@ -95,9 +113,19 @@ def attention_rows(alphas=(1.0, 0.5), heads=400, seeds=(0,)):
     rows = []
     for alpha, n, seed in itertools.product(alphas, (2, 4, 8, 16), seeds):
         values = np.random.default_rng(n + 100 * seed).normal(size=heads) * n ** (0.5 - alpha)
-        rows += [{**place(alpha=alpha, head_dim=n, step=step, seed=seed), "block": 0, "token": 5,
-                  "attended": other, "head": head, "value": value + step / 3}
-                 for step in (0, 9) for other in (0, 3) for head, value in enumerate(values)]
+        rows += [
+            {
+                **place(alpha=alpha, head_dim=n, step=step, seed=seed),
+                "block": 0,
+                "token": 5,
+                "attended": other,
+                "head": head,
+                "value": value + step / 3,
+            }
+            for step in (0, 9)
+            for other in (0, 3)
+            for head, value in enumerate(values)
+        ]
     return pd.DataFrame(rows)
 
 
@@ -128,8 +156,9 @@ def test_kernels_are_symmetric_again_and_each_scan_has_the_base_and_its_own_size
     assert sorted(found) == [(size, seed) for size in (2, 4, 8, 16) for seed in (0, 1)]
     expected = symmetric(1) + symmetric(100 + 40 + 1) / 4
     np.testing.assert_allclose(found[4, 1][1], expected)
-    np.testing.assert_allclose(observed.pairs(rows, "pooled", LAYERS, 1.0)[8, 0][0],
-                               np.eye(6) * 1.25)
+    np.testing.assert_allclose(
+        observed.pairs(rows, "pooled", LAYERS, 1.0)[8, 0][0], np.eye(6) * 1.25
+    )
 
 
 def test_final_kernels_that_approach_one_are_found_to_and_others_are_not():
@@ -156,9 +185,12 @@ def test_final_kernels_that_approach_one_are_found_to_and_others_are_not():
 def test_kernels_are_aligned_with_those_of_other_seeds_alone():
     found = observed.pairs(kernel_rows(seeds=(0, 1, 2)), "pooled", HEADS, 1.0)
     values = observed.to_largest(found, 1)
-    own = {(s, t): observed.alignment(symmetric(1) + symmetric(120 + s) / 2,
-                                              symmetric(1) + symmetric(260 + t) / 16)
-           for s, t in itertools.permutations(range(3), 2)}
+    own = {
+        (s, t): observed.alignment(
+            symmetric(1) + symmetric(120 + s) / 2, symmetric(1) + symmetric(260 + t) / 16
+        )
+        for s, t in itertools.permutations(range(3), 2)
+    }
     assert set(values) == {2, 4, 8} and values[2] == pytest.approx(own)
     lines = observed.basis(kernel_rows(seeds=(0, 1, 2)))
     assert "runs of different seeds" in lines[0] and "over 6 pairs of 3 seeds" in lines[0]
@@ -235,22 +267,27 @@ def test_figure_6a_is_the_test_loss_and_figure_8_the_training_loss(tmp_path):
     logged.to_csv(metrics, index=False)
     figures = kernels.draw(kernels.read([*tables, metrics]))
     drawn = {name: figure.axes for name, figure in figures}
-    for name, label, last in (("figure_6_dynamics", "test loss (nats/image)", 6.0),
-                              ("figure_8_dynamics", "training loss (nats/image)", 5.0)):
+    for name, label, last in (
+        ("figure_6_dynamics", "test loss (nats/image)", 6.0),
+        ("figure_8_dynamics", "training loss (nats/image)", 5.0),
+    ):
         axes = drawn[name]
         assert axes[0].get_ylabel() == label
         assert [axis.get_title() for axis in axes] == [
-                rf"{symbol} grows, $\alpha_A$ = 1" for symbol in "HNL"]
+            rf"{symbol} grows, $\alpha_A$ = 1" for symbol in "HNL"
+        ]
         # The base model's mean of its seeds, in the last bin of steps.
         assert axes[0].get_lines()[0].get_ydata()[-1] == pytest.approx(last, abs=0.1)
     (first, *_) = drawn["figure_6_dynamics"]
     assert all(line.get_marker() == "o" for line in first.get_lines())
     assert first.get_xscale() == "log"  # as in the paper
-    initial = [axis for axis in drawn["figure_9_kernels"]
-               if axis.get_title().startswith("L = ")][:4]
+    initial = [axis for axis in drawn["figure_9_kernels"] if axis.get_title().startswith("L = ")][
+        :4
+    ]
     # Diagonals 1 + 2/L, by which kernels are divided, on colours that tell signs apart.
     assert [(axis.get_title(), axis.get_xlabel()) for axis in initial] == [
-        (f"L = {n}", f"sample (mean diag. {1 + 2 / n:.3g})") for n in (2, 4, 8, 16)]
+        (f"L = {n}", f"sample (mean diag. {1 + 2 / n:.3g})") for n in (2, 4, 8, 16)
+    ]
     images = [axis.get_images()[0] for axis in initial]
     diagonals = [np.diag(image.get_array()).mean() for image in images]
     assert diagonals == pytest.approx([1] * 4)
@@ -259,10 +296,12 @@ def test_figure_6a_is_the_test_loss_and_figure_8_the_training_loss(tmp_path):
 
 
 def test_figure_7a_has_linear_steps_and_what_alpha_changes_and_figure_12_the_training_loss(
-        tmp_path):
+    tmp_path,
+):
     drawn = dict(decoder.draw(read(tmp_path, (0, 1, 2), gains)))
-    steps, flops = (np.reshape(drawn[name].axes, (3, -1))
-                    for name in ("figure_7_dynamics", "figure_12_flops"))
+    steps, flops = (
+        np.reshape(drawn[name].axes, (3, -1)) for name in ("figure_7_dynamics", "figure_12_flops")
+    )
     assert {axis.get_xscale() for axis in steps.flat} == {"linear"}
     assert {axis.get_xscale() for axis in flops.flat} == {"log"}
     # N gains 0.2 more per doubling at alpha_A = 1/2.
@@ -291,8 +330,16 @@ def runs(tmp_path, seeds=(0, 1), losses=lambda alpha, key, size, seed: 3.0, stat
         key, size = next(iter(sizes.items()), ("base", 2))
         final = losses(alpha, key, size, seed)
         own = place(alpha=alpha, seed=seed, **sizes)
-        table.append({**own, "status": statuses, "final_eval_loss": final, "steps": 100,
-                      "parameters": 1000 * size, "targets": 100 * 7})
+        table.append(
+            {
+                **own,
+                "status": statuses,
+                "final_eval_loss": final,
+                "steps": 100,
+                "parameters": 1000 * size,
+                "targets": 100 * 7,
+            }
+        )
         for step in range(1, 101):
             loss = final + math.log(100 / step)
             evaluated = loss if step % 10 == 0 else math.nan
@@ -335,8 +382,11 @@ def test_both_claims_of_alpha_stand_beside_what_is_measured_and_the_base_once(tm
         assert "Fig. 12 says of the same runs that 1 is better at fixed compute" in text
         start = "loss at alpha_A = 1 minus that at 1/2, "
         assert text.count(start) == 10
-        return {line.removeprefix(start).split("  ")[0]: line for line in text.splitlines()
-                if line.startswith(start)}
+        return {
+            line.removeprefix(start).split("  ")[0]: line
+            for line in text.splitlines()
+            if line.startswith(start)
+        }
 
     found = between(gains)
     sizes = {f"{symbol} = {size}" for symbol in "HNL" for size in (4, 8, 16)}
@@ -386,15 +436,18 @@ def test_the_decoders_figures_are_drawn(tmp_path, monkeypatch):
     own = decoder.read(paths)
     shown = "\n".join(map(str, decoder.findings(own)))
     assert {*dict(decoder.draw(own))} == {
-        f"figure_{name}"
-        for name in ("7_dynamics", "12_flops", "7_last_token", "7_spatial")}
+        f"figure_{name}" for name in ("7_dynamics", "12_flops", "7_last_token", "7_spatial")
+    }
     assert "alpha_A = 1/2: final spatial kernel: alignment with L = 16" in shown
     assert "mean over 6 pairs of 3 seeds" in shown
     name = "final last_token kernel: alignment of alpha_A = 1 and 1/2, by N"
     line, excess = (line.removeprefix(name) for line in shown.splitlines() if line.startswith(name))
-    value = np.mean([observed.alignment(*(symmetric(1) + symmetric(120 + s) / 2
-                                                  for s in pair))
-                     for pair in ((0, 1), (0, 2), (1, 2))])
+    value = np.mean(
+        [
+            observed.alignment(*(symmetric(1) + symmetric(120 + s) / 2 for s in pair))
+            for pair in ((0, 1), (0, 2), (1, 2))
+        ]
+    )
     assert line.strip().startswith(f"2: {value:.3f}±")
     # The constructed kernels are the same at both: what differs is the seed's.
     assert excess.strip().startswith(", minus within one 2: 0.000±0.000, 4: ")
@@ -415,16 +468,28 @@ def test_bad_tables_are_one_line(tmp_path, refused):
     for name, paths, message in (
         ("kernels", made[:1], "1 table given, expected 3: observed_kernels.csv observed_attention"),
         ("decoder", [results, metrics], "2 tables given, expected 3: results.csv metrics.csv obs"),
-        ("kernels", [made[1], made[0], metrics],
-         f"{made[1]}: no column 'row'; is it the observed_kernels.csv"),
-        ("kernels", [made[0], made[0], metrics],
-         f"{made[0]}: no column 'block'; is it the observed_attention.csv"),
+        (
+            "kernels",
+            [made[1], made[0], metrics],
+            f"{made[1]}: no column 'row'; is it the observed_kernels.csv",
+        ),
+        (
+            "kernels",
+            [made[0], made[0], metrics],
+            f"{made[0]}: no column 'block'; is it the observed_attention.csv",
+        ),
         ("kernels", [*made, results], f"{results}: no column 'eval_loss'; is it the metrics.csv"),
-        ("decoder", [metrics, metrics, made[0]],
-         f"{metrics}: no column 'status'; is it the results.csv"),
+        (
+            "decoder",
+            [metrics, metrics, made[0]],
+            f"{metrics}: no column 'status'; is it the results.csv",
+        ),
         ("kernels", [bad, made[1], metrics], "column 'value' has no number"),
-        ("kernels", [once, made[1], metrics],
-         "no pooled kernels before and after training of any run; set training.observe_"),
+        (
+            "kernels",
+            [once, made[1], metrics],
+            "no pooled kernels before and after training of any run; set training.observe_",
+        ),
     ):
         assert message in refused(f"bordelon/{name}", *paths)
 

@@ -14,8 +14,11 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def of_head_dimension(f):
-    return ("variance of A" in f.name or "by W_Q, W_K" in f.name
-            or "t = 200: change of A in all" in f.name)
+    return (
+        "variance of A" in f.name
+        or "by W_Q, W_K" in f.name
+        or "t = 200: change of A in all" in f.name
+    )
 
 
 def of_initial_heads(f):
@@ -23,8 +26,15 @@ def of_initial_heads(f):
 
 
 def of_heads(f):
-    return f.name.startswith(("4b: H in", "4b: the same, step 500", "4b: exponent at step 500",
-                              "4a: final loss, H = 4 minus", "4a: the same, of H that"))
+    return f.name.startswith(
+        (
+            "4b: H in",
+            "4b: the same, step 500",
+            "4b: exponent at step 500",
+            "4a: final loss, H = 4 minus",
+            "4a: the same, of H that",
+        )
+    )
 
 
 def of_depth(f):
@@ -51,17 +61,33 @@ def of_rate_transfer(f):
     return "exponent of N" in f.name
 
 
-@pytest.mark.parametrize("kept, count", [
-    (of_head_dimension, 4 + 16 + 4), (of_initial_heads, 1 + 2), (of_heads, 6), (of_depth, 13),
-    (of_depth_desktop, 12 + 3),
-    (of_kernels, 2), (of_kernels_desktop, 22), (of_decoder, 6), (of_rate_transfer, 2), (None, 6),
-])
+@pytest.mark.parametrize(
+    "kept, count",
+    [
+        (of_head_dimension, 4 + 16 + 4),
+        (of_initial_heads, 1 + 2),
+        (of_heads, 6),
+        (of_depth, 13),
+        (of_depth_desktop, 12 + 3),
+        (of_kernels, 2),
+        (of_kernels_desktop, 22),
+        (of_decoder, 6),
+        (of_rate_transfer, 2),
+        (None, 6),
+    ],
+)
 def test_the_readme_quotes_the_shipped_tables(kept, count):
     readme = (ROOT / "vit_cifar5m/README.md").read_text(encoding="utf-8").replace("−", "-")
     said = printed if kept in (of_head_dimension, of_heads) else of_shipped  # which are desktop's
-    found = of_dynamics() if kept is None else [
-        line for line in said(f"bordelon/{kept.__name__.removeprefix('of_')}")
-        if isinstance(line, Finding) and kept(line)]
+    found = (
+        of_dynamics()
+        if kept is None
+        else [
+            line
+            for line in said(f"bordelon/{kept.__name__.removeprefix('of_')}")
+            if isinstance(line, Finding) and kept(line)
+        ]
+    )
     assert len(found) == count
     for finding in found:
         measured = re.escape(finding.measured.split(" (n")[0].lstrip("+"))
@@ -71,8 +97,11 @@ def test_the_readme_quotes_the_shipped_tables(kept, count):
 def of_dynamics():
     """What doublings change, of preset desktop; the README says in words which way."""
     found = [line for line in of_shipped("bordelon/dynamics_desktop") if isinstance(line, Finding)]
-    changes = [tuple(map(float, re.findall(r"[-\d.]+", line.measured)[:2])) for line in found
-               if " minus that of " in line.name]
+    changes = [
+        tuple(map(float, re.findall(r"[-\d.]+", line.measured)[:2]))
+        for line in found
+        if " minus that of " in line.name
+    ]
     assert [change > 0 for change, _ in changes] == [True, False, False, True, True, True]
     return [Finding("11", f"{abs(change):.3f} ± {error:.3f}") for change, error in changes]
 

@@ -31,15 +31,27 @@ def point(strategy, rate, decay, best, *, seed=0, status="finished", loss=None, 
     run = f"{strategy}-{rate:g}-{decay:g}-{seed}"
     key = {"curve": strategy, "optimizer.lr": rate, "optimizer.weight_decay": decay, "seed": seed}
     lost = status != "finished"
-    result = {**key, "status": status, "best_eval_top1": math.nan if lost else best, "run": run,
-              "final_eval_loss": math.nan if lost else 1 - best if loss is None else loss,
-              "model.width": 768}
+    result = {
+        **key,
+        "status": status,
+        "best_eval_top1": math.nan if lost else best,
+        "run": run,
+        "final_eval_loss": math.nan if lost else 1 - best if loss is None else loss,
+        "model.width": 768,
+    }
     lines = [
-        {**key, "run": run, "step": step, "epoch": step / 2, "gradient_norm": 1.0,
-         "train_loss": 2.0 if step in dips else 1.0,
-         "lr_factor": min(step / WARM_UP, (STEPS + WARM_UP - step) / STEPS),
-         "eval_loss": 1.0, "eval_top1": 0.0 if step in dips else best * step / STEPS,
-         "eval_top5": 1.0}
+        {
+            **key,
+            "run": run,
+            "step": step,
+            "epoch": step / 2,
+            "gradient_norm": 1.0,
+            "train_loss": 2.0 if step in dips else 1.0,
+            "lr_factor": min(step / WARM_UP, (STEPS + WARM_UP - step) / STEPS),
+            "eval_loss": 1.0,
+            "eval_top1": 0.0 if step in dips else best * step / STEPS,
+            "eval_top5": 1.0,
+        }
         for step in range(1, STEPS + 1)
     ]
     return result, lines
@@ -48,8 +60,10 @@ def point(strategy, rate, decay, best, *, seed=0, status="finished", loss=None, 
 def search(strategy, *, seeds=3, without=(), accuracies=None, **options):
     """An optimum with its seeds, and neighbours five points lower by default."""
     rate, decay = OPTIMA[strategy]
-    found = [point(strategy, rate, decay, best, seed=seed, **options)
-             for seed, best in enumerate(SEEDS[strategy][:seeds])]
+    found = [
+        point(strategy, rate, decay, best, seed=seed, **options)
+        for seed, best in enumerate(SEEDS[strategy][:seeds])
+    ]
     for index, (up, wider) in enumerate(NEIGHBOURS):
         if index not in without:
             best = (accuracies or {}).get(index, SEEDS[strategy][0] - 0.05)
@@ -75,16 +89,31 @@ def run(strategy, mapped, loss, *, width=1024, seed=0, status="finished", skips=
     """
     power = 1 if strategy == "standard" else width**1.5
     name = f"{strategy}-{width}-{mapped:.4g}-{seed}"
-    key = {"curve": strategy, "prescription.strategy": strategy, "optimizer.lr": mapped * power,
-           "optimizer.weight_decay": 0.01 / power, "model.width": width, "seed": seed, "run": name}
+    key = {
+        "curve": strategy,
+        "prescription.strategy": strategy,
+        "optimizer.lr": mapped * power,
+        "optimizer.weight_decay": 0.01 / power,
+        "model.width": width,
+        "seed": seed,
+        "run": name,
+    }
     lost = status != "finished"
-    result = {**key, "status": status, "best_eval_loss": loss,
-              "final_eval_loss": math.nan if lost else 9 - math.log2(mapped),
-              "parameters": width**2}
+    result = {
+        **key,
+        "status": status,
+        "best_eval_loss": loss,
+        "final_eval_loss": math.nan if lost else 9 - math.log2(mapped),
+        "parameters": width**2,
+    }
     lines = [
-        {**key, "step": step, "train_loss": 1.0,
-         "eval_loss": math.nan if step % 10 else loss * (2 - step / steps),
-         "skipped_steps": sum(skip <= step for skip in skips or ())}
+        {
+            **key,
+            "step": step,
+            "train_loss": 1.0,
+            "eval_loss": math.nan if step % 10 else loss * (2 - step / steps),
+            "skipped_steps": sum(skip <= step for skip in skips or ()),
+        }
         for step in range(5, steps + 1, 5)
     ]
     return result, lines
@@ -93,8 +122,14 @@ def run(strategy, mapped, loss, *, width=1024, seed=0, status="finished", skips=
 def parabola(strategy, *, best=1e-3, lowest=2.0, curvature=0.04, width=1024, seeds=(0,), **options):
     """Losses on the grid around a mapped optimum; the seed shifts all by 0.01."""
     return [
-        run(strategy, rate, lowest + curvature * math.log2(rate / best) ** 2 + 0.01 * seed,
-            width=width, seed=seed, **options)
+        run(
+            strategy,
+            rate,
+            lowest + curvature * math.log2(rate / best) ** 2 + 0.01 * seed,
+            width=width,
+            seed=seed,
+            **options,
+        )
         for rate in RATES
         for seed in seeds
     ]

@@ -17,16 +17,27 @@ from tests.plots.dinan.searched import lines, read_rows
 ROOT = Path(__file__).resolve().parents[3]
 # Final loss at the best rate, lr = 4, of seed 0; every seed adds 0.1 to all curves alike.
 LOWEST = {
-    "standard": 4.7, "standard_rescale": 4.75, "standard_c_we": 4.2, "standard_both": 4.1,
-    "neural_tangent": 4.0, "neural_tangent_rescale": 4.02, "neural_tangent_c_we": 4.6,
-}  # fmt: skip
+    "standard": 4.7,
+    "standard_rescale": 4.75,
+    "standard_c_we": 4.2,
+    "standard_both": 4.1,
+    "neural_tangent": 4.0,
+    "neural_tangent_rescale": 4.02,
+    "neural_tangent_c_we": 4.6,
+}
 
 
 def row(curve, octave, seed):
     own = 0.001 * seed * (curve == "standard_c_we")  # an error of its own
     loss = LOWEST[curve] + 0.2 * abs(octave - 2) + 0.1 * seed + own
-    return {"curve": curve, "model.width": 64, "optimizer.lr": 2.0**octave, "seed": seed,
-            "status": "finished", "final_eval_loss": loss}
+    return {
+        "curve": curve,
+        "model.width": 64,
+        "optimizer.lr": 2.0**octave,
+        "seed": seed,
+        "status": "finished",
+        "final_eval_loss": loss,
+    }
 
 
 ROWS = [row(curve, octave, seed) for curve in LOWEST for octave in (1, 2, 3) for seed in range(3)]
@@ -55,14 +66,20 @@ def test_an_exchange_is_judged_by_seed_at_the_best_rate_of_either(tmp_path):
     ((name, figure),) = ablations.draw(table)
     assert name == "bart_ablations"
     assert [axis.get_title() for axis in figure.axes] == [
-        "standard", "neural-tangent", "best rate of each",
+        "standard",
+        "neural-tangent",
+        "best rate of each",
     ]
     assert len(figure.axes[2].get_yticklabels()) == len(LOWEST)
 
 
 def test_a_missing_curve_and_an_optimum_at_an_edge_are_said(tmp_path):
-    rows = [one for one in ROWS if one["curve"] != "standard_c_we"
-            and (one["curve"] != "standard" or one["optimizer.lr"] < 8)]
+    rows = [
+        one
+        for one in ROWS
+        if one["curve"] != "standard_c_we"
+        and (one["curve"] != "standard" or one["optimizer.lr"] < 8)
+    ]
     text = "\n".join(map(str, ablations.findings(read(tmp_path, rows))))
     assert "standard: best rate at the edge of its sweep\n" in text and "D = " not in text
     assert text.count("not measured") == 2
@@ -71,8 +88,10 @@ def test_a_missing_curve_and_an_optimum_at_an_edge_are_said(tmp_path):
 def test_a_run_that_diverges_where_it_judges_is_left_out_and_decides_nothing(tmp_path):
     lost = {"status": "diverged", "final_eval_loss": None}
     judge = ("standard_both", 4, 0)
-    rows = [one | lost if (one["curve"], one["optimizer.lr"], one["seed"]) == judge
-            else one for one in ROWS]
+    rows = [
+        one | lost if (one["curve"], one["optimizer.lr"], one["seed"]) == judge else one
+        for one in ROWS
+    ]
     found = ablations.findings(read(tmp_path, rows))
     text = "\n".join(map(str, found))
     assert "diverge, and are left out: standard_both: 1 of 3 at n = 64\n" in text
@@ -98,13 +117,20 @@ def test_the_readme_quotes_the_shipped_table():
     gains = [line for name, line in lines(of_shipped("dinan/ablations")).items() if "gain" in name]
     assert len(gains) == len(ablations.EXCHANGES)
     gain = {line.name: line.measured.partition(" (n = 3)")[0] for line in gains}
-    in_both = [[gain[f"gain of {what}, in {strategy} (nats)"] for strategy in (
-        "standard", "neural-tangent")] for what in ("C_WE = 1", "N_rescale")]
+    in_both = [
+        [
+            gain[f"gain of {what}, in {strategy} (nats)"]
+            for strategy in ("standard", "neural-tangent")
+        ]
+        for what in ("C_WE = 1", "N_rescale")
+    ]
     for what, (one, other) in zip(("C_WE = 1 for 0.02²", "N_rescale = n^(-1/2) for 1"), in_both):
         assert f"| {what} | {one} | {other} |" in readme
     assert f"| both | {gain['gain of both, in standard (nats)']} | |" in readme
-    alone, all_three = (gain[f"gain of {what} (nats)"].lstrip("+") for what in (
-        "relative rates, with both", "all three"))
+    alone, all_three = (
+        gain[f"gain of {what} (nats)"].lstrip("+")
+        for what in ("relative rates, with both", "all three")
+    )
     said = re.sub(r"\s+", " ", readme)
     assert f"they gain {alone} nats, more than all three together ({all_three})" in said
     harms = {line.name for line in gains if line.verdict == "harms"}

@@ -17,6 +17,8 @@ from plots.tables import TableError
 from tests.plots.dinan.searched import RATES, both, frames, lines, parabola, r2c2, run, written
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
 def swept(folder, runs):
     (sweep,) = by_loss(written(folder, *frames(runs)))
     return sweep
@@ -131,12 +133,15 @@ def test_optima_less_than_half_a_step_of_the_grid_apart_agree(tmp_path):
     assert match.verdict == "agrees within the paper's grid"
 
 
-@pytest.mark.parametrize(("error", "at_edge", "verdict"), [
-    (0.1, False, "agrees within the paper's grid"),
-    (0.4, False, "agrees"),  # by its error of 0.57 octaves alone
-    (math.nan, False, "undecided: error unknown"),
-    (math.nan, True, "undecided: at an edge"),
-])
+@pytest.mark.parametrize(
+    ("error", "at_edge", "verdict"),
+    [
+        (0.1, False, "agrees within the paper's grid"),
+        (0.4, False, "agrees"),  # by its error of 0.57 octaves alone
+        (math.nan, False, "undecided: error unknown"),
+        (math.nan, True, "undecided: at an edge"),
+    ],
+)
 def test_optima_of_large_errors_or_at_an_edge_do_not_agree_by_the_grid(error, at_edge, verdict):
     fits = {}
     for strategy in ("standard", "neural_tangent"):
@@ -187,8 +192,11 @@ def test_robustness_is_judged_by_its_sign(tmp_path, curvature, verdict):
 
 
 def test_a_quarter_of_the_optimum_that_was_not_run_is_not_measured(tmp_path):
-    runs = [r for r in both() if r[0]["run"] not in
-            ("standard-1024-0.000125-0", "standard-1024-0.00025-0")]
+    runs = [
+        r
+        for r in both()
+        if r[0]["run"] not in ("standard-1024-0.000125-0", "standard-1024-0.00025-0")
+    ]
     found = lines(bart_rates.findings(swept(tmp_path, runs)))
     cost = found["standard, n = 1024: loss at lr* / 4 minus lowest (nats)"]
     assert cost.measured == "not measured"
@@ -207,8 +215,12 @@ def test_a_quarter_of_the_optimum_that_was_not_run_is_not_measured(tmp_path):
 )
 def test_overflowing_steps_are_counted_by_rate(tmp_path, skips, measured, verdict):
     runs = [
-        run("standard", rate, 2 + 0.04 * math.log2(rate / 1e-3) ** 2,
-            skips=range(20, 20 + skips.get(rate, 0)))
+        run(
+            "standard",
+            rate,
+            2 + 0.04 * math.log2(rate / 1e-3) ** 2,
+            skips=range(20, 20 + skips.get(rate, 0)),
+        )
         for rate in RATES
     ]
     found = lines(bart_rates.findings(swept(tmp_path, runs)))
@@ -217,15 +229,25 @@ def test_overflowing_steps_are_counted_by_rate(tmp_path, skips, measured, verdic
     assert finding.verdict == verdict
 
 
-@pytest.mark.parametrize(("skips", "verdict"), [
-    ({2: 3, 4: 4, 8: 5}, "agrees"),
-    ({8: 1}, "within noise"),
-    ({0.25: 1, 0.5: 1, 1: 1}, "disagrees"),
-])
+@pytest.mark.parametrize(
+    ("skips", "verdict"),
+    [
+        ({2: 3, 4: 4, 8: 5}, "agrees"),
+        ({8: 1}, "within noise"),
+        ({0.25: 1, 0.5: 1, 1: 1}, "disagrees"),
+    ],
+)
 def test_rates_above_the_optimum_skip_more_beyond_their_spread(tmp_path, skips, verdict):
     """Of three rates above it one alone skips a step: an error of 1/3."""
-    runs = [run("standard", 1e-3 * rate, 2 + 0.04 * math.log2(rate) ** 2,
-                skips=range(20, 20 + skips.get(rate, 0))) for rate in (0.25, 0.5, 1, 2, 4, 8)]
+    runs = [
+        run(
+            "standard",
+            1e-3 * rate,
+            2 + 0.04 * math.log2(rate) ** 2,
+            skips=range(20, 20 + skips.get(rate, 0)),
+        )
+        for rate in (0.25, 0.5, 1, 2, 4, 8)
+    ]
     found = lines(bart_rates.findings(swept(tmp_path, runs)))
     assert found["standard, n = 1024: overflowing steps per run, by lr"].verdict == verdict
 
@@ -277,8 +299,12 @@ def test_minimum_losses_are_compared_with_the_papers_words(tmp_path):
 
 @pytest.mark.parametrize(
     ("lowest", "seeds", "verdict"),
-    [(1.95, (0, 1, 2), "disagrees"), (2.005, (0, 1, 2), "agrees"), (2.05, (0, 1, 2), "agrees"),
-     (1.975, (3, 4, 5), "within noise")],  # other seeds: 2.01 and 2.015, ± 0.0058 each
+    [
+        (1.95, (0, 1, 2), "disagrees"),
+        (2.005, (0, 1, 2), "agrees"),
+        (2.05, (0, 1, 2), "agrees"),
+        (1.975, (3, 4, 5), "within noise"),
+    ],  # other seeds: 2.01 and 2.015, ± 0.0058 each
 )
 def test_a_better_neural_tangent_disagrees_with_the_paper(tmp_path, lowest, seeds, verdict):
     runs = parabola("standard", seeds=(0, 1, 2)) + parabola(
@@ -291,16 +317,24 @@ def test_a_better_neural_tangent_disagrees_with_the_paper(tmp_path, lowest, seed
 def test_three_seeds_are_each_judged_at_the_rate_that_the_others_choose(tmp_path):
     """Seeds 0 and 1 like the first rate, seed 2 the second, and more so; the third diverges."""
     losses = {1e-3: (2.0, 2.0, 2.3), 2e-3: (2.2, 2.2, 1.88)}
-    runs = [run("standard", rate, loss, seed=seed)
-            for rate, found in losses.items() for seed, loss in enumerate(found)]
-    runs += [run("standard", 4e-3, 1.0, seed=seed, status="diverged" if seed else "finished")
-             for seed in range(3)]
+    runs = [
+        run("standard", rate, loss, seed=seed)
+        for rate, found in losses.items()
+        for seed, loss in enumerate(found)
+    ]
+    runs += [
+        run("standard", 4e-3, 1.0, seed=seed, status="diverged" if seed else "finished")
+        for seed in range(3)
+    ]
     search = swept(tmp_path, runs).searches[1024, "standard"]
     assert search.optimum.rate == pytest.approx(2e-3)
     assert [(one.seed, one.best) for one in search.judged] == [(0, 2.2), (1, 2.2), (2, 2.3)]
     # Two seeds diverge at every rate: there is no best one that the third, which ends, could judge.
-    lost = [run("standard", rate, 2.0, seed=seed, status="diverged" if seed else "finished")
-            for rate in (1e-3, 2e-3) for seed in range(3)]
+    lost = [
+        run("standard", rate, 2.0, seed=seed, status="diverged" if seed else "finished")
+        for rate in (1e-3, 2e-3)
+        for seed in range(3)
+    ]
     sweep = swept(tmp_path / "lost", lost)
     assert sweep.searches[1024, "standard"].judged == ()
     assert bart_strategies.optima(sweep, 1024) == {}
@@ -351,7 +385,9 @@ def test_figure_3_has_a_line_per_rate_with_its_legend_and_overflows(tmp_path):
     figure = dict(bart_rates.draw(swept(tmp_path, runs)))["figure_3_bart_rates"]
     panels = [axis for axis in figure.axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == [
-        "standard, n = 64", "neural-tangent, n = 64", "standard, BART-large",
+        "standard, n = 64",
+        "neural-tangent, n = 64",
+        "standard, BART-large",
         "neural-tangent, BART-large",
     ]
     texts = [text.get_text() for text in panels[3].get_legend().get_texts()]
@@ -399,13 +435,12 @@ def test_a_larger_model_may_be_narrow_and_deep(tmp_path):
 
 # Commands and files
 
+
 def test_without_the_larger_models_tables_figure_5_is_said_to_be_missing(tmp_path):
     paths = written(tmp_path, *frames(both()))
     text, files = make("dinan/bart_strategies", paths, tmp_path / "out")
     assert {file.stem for file in files} == {"figure_4_bart_strategies"}
-    assert text.endswith(
-        "Figure 5 needs the tables of bart_span_denoise/sweeps/figure_5.yaml too"
-    )
+    assert text.endswith("Figure 5 needs the tables of bart_span_denoise/sweeps/figure_5.yaml too")
 
 
 def test_tables_that_make_no_sweeps_are_refused(tmp_path):
@@ -431,7 +466,8 @@ def test_the_readme_quotes_the_shipped_tables():
     cost = said["n = 64: cost of lr* / 4, standard - neural-tangent"]
     value, error = (float(word) for word in cost.measured.split() if "0." in word)
     assert f"less at n = 64, by {value:.3f} ± {error:.3f} nats, within noise at two" in " ".join(
-        readme.split())
+        readme.split()
+    )
     assert cost.verdict == "undecided (n = 2)"
     found = [f for f in said.values() if "exponent of" in f.name]
     assert len(found) == 3
@@ -481,8 +517,10 @@ def test_the_readme_quotes_three_widths():
     assert f"{first}, {second} and {third} nats lower" in " ".join(section.split())
     assert lower["neural_tangent"] == ["0.000"] * 3
     for strategy in ("standard", "neural-tangent"):
-        optima, losses = (rows[row].split(" | ") for row in (
-            f"mapped lr\\*, {strategy}", f"lowest loss, {strategy}, nats"))
+        optima, losses = (
+            rows[row].split(" | ")
+            for row in (f"mapped lr\\*, {strategy}", f"lowest loss, {strategy}, nats")
+        )
         for width, optimum, loss in zip(sweep.widths, optima, losses):
             best = said[f"{strategy}, n = {width}: lr* by a parabola, mapped"].measured
             assert best.replace(",", "").startswith(optimum)

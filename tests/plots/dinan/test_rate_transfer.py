@@ -20,13 +20,25 @@ FLOOR = {"standard": 1.3, "neural_tangent": 1.2, "hybrid": 1.1, "maximal_update"
 def row(strategy, width, rate, seed=0):
     """A parabola about an optimum that goes as the strategy's power of the width; 1 at 16."""
     off = math.log2(rate) - POWERS[strategy] * math.log2(width / 16)
-    return {"curve": strategy, "model.width": width, "optimizer.lr": rate, "seed": seed,
-            "status": "finished", "final_eval_loss": FLOOR[strategy] + 0.1 * off**2 + 0.01 * seed,
-            "parameters": width**2, "final_eval_top1": 0.5}
+    return {
+        "curve": strategy,
+        "model.width": width,
+        "optimizer.lr": rate,
+        "seed": seed,
+        "status": "finished",
+        "final_eval_loss": FLOOR[strategy] + 0.1 * off**2 + 0.01 * seed,
+        "parameters": width**2,
+        "final_eval_top1": 0.5,
+    }
 
 
-ROWS = [row(strategy, width, 2.0**octave, seed) for strategy in POWERS for width in WIDTHS
-        for octave in range(-7, 4) for seed in (0, 1)]
+ROWS = [
+    row(strategy, width, 2.0**octave, seed)
+    for strategy in POWERS
+    for width in WIDTHS
+    for octave in range(-7, 4)
+    for seed in (0, 1)
+]
 
 
 read = functools.partial(read_rows, rate_transfer)
@@ -35,10 +47,12 @@ read = functools.partial(read_rows, rate_transfer)
 def test_exponents_stand_beside_those_that_follow_from_the_relative_rates(tmp_path):
     table = read(tmp_path, ROWS)
     findings = lines(rate_transfer.findings(table))
-    for name, power, verdict in (("standard", "-3/2", "agrees within 95 %"),
-                                 ("neural-tangent", "0", "agrees within 95 %"),
-                                 ("maximal-update", "0", "agrees within 95 %"),
-                                 ("hybrid", "0", "off by +0.50")):
+    for name, power, verdict in (
+        ("standard", "-3/2", "agrees within 95 %"),
+        ("neural-tangent", "0", "agrees within 95 %"),
+        ("maximal-update", "0", "agrees within 95 %"),
+        ("hybrid", "0", "off by +0.50"),
+    ):
         found = findings[f"{name}: exponent of the width in lr*"]
         assert found.published == f"{power} (derived)" and found.verdict.startswith(verdict), found
     assert findings["standard: exponent of the width in lr*"].measured.startswith("-1.50 ±")
@@ -55,26 +69,32 @@ def test_exponents_stand_beside_those_that_follow_from_the_relative_rates(tmp_pa
     # Two rows of three, which a README does not shrink beyond reading.
     places = [axis.get_subplotspec() for axis in figure.axes]
     assert [(one.rowspan.start, one.colspan.start) for one in places] == [
-        (0, 0), (0, 1), (0, 2), (1, 0), (1, 1)
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
     ]
     assert figure.get_figwidth() <= 9.0
     (legend,) = figure.legends
     assert sum(" $\\sim n^{" in entry.get_text() for entry in legend.get_texts()) == 4
 
 
-@pytest.mark.parametrize(("pair", "measured", "verdict"), [
-    ("hybrid - neural-tangent", "-0.075 ± 0.007", "agrees"),
-    ("hybrid - standard", "-0.200 ± 0.007", "agrees"),
-    ("hybrid - maximal-update", "-0.075 ± 0.007", "agrees"),
-    ("neural-tangent - standard", "-0.125 ± 0.007", "agrees"),
-    ("neural-tangent - maximal-update", "+0.000 ± 0.007", "within noise"),
-    ("standard - maximal-update", "+0.125 ± 0.007", "disagrees"),
-])
+@pytest.mark.parametrize(
+    ("pair", "measured", "verdict"),
+    [
+        ("hybrid - neural-tangent", "-0.075 ± 0.007", "agrees"),
+        ("hybrid - standard", "-0.200 ± 0.007", "agrees"),
+        ("hybrid - maximal-update", "-0.075 ± 0.007", "agrees"),
+        ("neural-tangent - standard", "-0.125 ± 0.007", "agrees"),
+        ("neural-tangent - maximal-update", "+0.000 ± 0.007", "within noise"),
+        ("standard - maximal-update", "+0.125 ± 0.007", "disagrees"),
+    ],
+)
 def test_lowest_losses_at_the_largest_width_are_compared_with_the_papers_order(
     tmp_path, pair, measured, verdict
 ):
-    """Of the grid's rates: at n = 128 optima of standard and hybrid lie between two, 0.025 lower.
-    """
+    """Of the grid's rates: at n = 128 optima of standard and hybrid lie between two."""
     found = lines(rate_transfer.findings(read(tmp_path, ROWS)))[f"n = 128: {pair} (nats)"]
     assert found.measured.startswith(f"{measured} at n = 128 (")
     assert (found.published, found.verdict) == ("below 0", verdict)
@@ -110,4 +130,5 @@ def test_the_readme_quotes_the_shipped_tables(name):
             assert all(" ± ".join(pair) in words for pair in numbers[-1:]), finding
             if name.endswith("desktop") and re.match("(standard|neural-tangent): exp", line):
                 assert f"(n^({finding.measured.partition(' (')[0]})" in words.replace(
-                    "beside n", "(n"), finding
+                    "beside n", "(n"
+                ), finding

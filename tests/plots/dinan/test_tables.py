@@ -52,8 +52,12 @@ def test_neither_the_order_of_tables_nor_that_of_rows_matters(tmp_path, name):
             folder = tmp_path / f"{order}{index}"
             paths += written(folder, results[::order], metrics[::order])
         data = figure.read(paths[::order])
-        made.append(("\n".join(map(str, figure.findings(data))),
-                     {stem: shown(item) for stem, item in figure.draw(data)}))
+        made.append(
+            (
+                "\n".join(map(str, figure.findings(data))),
+                {stem: shown(item) for stem, item in figure.draw(data)},
+            )
+        )
     (text, drawn), again = made
     assert (text, drawn) == again
     assert ("median of the 50" if name in VIT else "standard errors") in text
@@ -64,12 +68,16 @@ def test_neither_the_order_of_tables_nor_that_of_rows_matters(tmp_path, name):
 def test_a_search_with_holes_is_drawn_all_the_same(tmp_path, name):
     """One strategy has one run, another one that diverged without a line and one that failed."""
     if name in VIT:
-        made = [point("hybrid", rate, 2e-4, 0.8, status=status)[0]
-                for rate, status in ((4.0, "diverged"), (8.0, "failed"))]
+        made = [
+            point("hybrid", rate, 2e-4, 0.8, status=status)[0]
+            for rate, status in ((4.0, "diverged"), (8.0, "failed"))
+        ]
         runs, left_out = [point("standard", 1e-3, 0.8, 0.8)], "hybrid"
     else:
-        made = [run("neural_tangent", rate, math.nan, status=status)[0]
-                for rate, status in ((1e-3, "diverged"), (2e-3, "failed"))]
+        made = [
+            run("neural_tangent", rate, math.nan, status=status)[0]
+            for rate, status in ((1e-3, "diverged"), (2e-3, "failed"))
+        ]
         runs, left_out = [run("standard", 1e-3, 2.0)], "neural-tangent"
     paths = written(tmp_path, *frames([*runs, *((row, []) for row in made)]))
     text, files = make(name, paths, tmp_path / "out")
@@ -79,8 +87,11 @@ def test_a_search_with_holes_is_drawn_all_the_same(tmp_path, name):
 
 @pytest.mark.parametrize("name", BART)
 def test_diverged_runs_alone_are_drawn(tmp_path, name):
-    runs = [run(strategy, rate, 9.0, status="diverged")
-            for strategy in ("standard", "neural_tangent") for rate in RATES[:2]]
+    runs = [
+        run(strategy, rate, 9.0, status="diverged")
+        for strategy in ("standard", "neural_tangent")
+        for rate in RATES[:2]
+    ]
     text, files = make(name, written(tmp_path, *frames(runs)), tmp_path / "out")
     assert files and ("every run diverged" in text or "not measured" in text)
 
@@ -110,12 +121,19 @@ def changed(column, value):
 # Of both, with the third row's run, the number that runs are compared by and its evaluations.
 EACH = [
     (lambda own: without(own.best), "results.csv: no column '{best}'; is it the results.csv of"),
-    (lambda own: without("status"), "expected results.csv and metrics.csv of every sweep; the "
-     "results are the tables with a column 'status'"),
-    (lambda own: lambda r, m: (r, m.drop(columns=own.logged)),
-     "metrics.csv: no column '{logged}'; is it the metrics.csv of the sweep"),
-    (lambda own: lambda r, m: (r, m[m.run != r.run[3]]),
-     "metrics.csv: no {logged} of run {run}; are results and metrics of the same sweep"),
+    (
+        lambda own: without("status"),
+        "expected results.csv and metrics.csv of every sweep; the "
+        "results are the tables with a column 'status'",
+    ),
+    (
+        lambda own: lambda r, m: (r, m.drop(columns=own.logged)),
+        "metrics.csv: no column '{logged}'; is it the metrics.csv of the sweep",
+    ),
+    (
+        lambda own: lambda r, m: (r, m[m.run != r.run[3]]),
+        "metrics.csv: no {logged} of run {run}; are results and metrics of the same sweep",
+    ),
     (lambda own: changed("optimizer.lr", "fast"), "column 'optimizer.lr' has no number: .*fast"),
     (lambda own: changed("optimizer.lr", math.nan), "run {run} has no optimizer.lr above 0"),
     (lambda own: changed("optimizer.weight_decay", -1), "has no optimizer.weight_decay "),
@@ -128,21 +146,27 @@ EACH = [
 class Vit:
     read, tables = by_accuracy, staticmethod(complete)
     best, logged, run, taken = "best_eval_top1", "eval_top1", "standard-0.002-0.8-0", 1e-3
-    twice = ("optimizer.lr 0.001, optimizer.weight_decay 0.8, seed 0; expected one; is it the "
-             "results.csv of one search per strategy")
+    twice = (
+        "optimizer.lr 0.001, optimizer.weight_decay 0.8, seed 0; expected one; is it the "
+        "results.csv of one search per strategy"
+    )
 
 
 class Bart:
     read, tables = by_loss, staticmethod(lambda: frames(both()))
     best, logged, run, taken = "best_eval_loss", "eval_loss", "standard-1024-0.001-0", 5e-4
-    twice = ("model.width 1024, optimizer.lr 0.0005, seed 0; expected one; is it the results.csv "
-             "of a sweep with one weight decay per rate")
+    twice = (
+        "model.width 1024, optimizer.lr 0.0005, seed 0; expected one; is it the results.csv "
+        "of a sweep with one weight decay per rate"
+    )
 
 
 BART_ALONE = [
     (without("model.width"), "results.csv: no column 'model.width'"),
-    (lambda r, m: (r, m.assign(skipped_steps="many")),
-     "metrics.csv: column 'skipped_steps' has no number: .*many"),
+    (
+        lambda r, m: (r, m.assign(skipped_steps="many")),
+        "metrics.csv: column 'skipped_steps' has no number: .*many",
+    ),
     (changed("model.width", math.nan), "column 'model.width' has no number"),
     (lambda r, m: (r.assign(status="failed"), m), "every run failed"),
 ]

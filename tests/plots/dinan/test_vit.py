@@ -13,6 +13,8 @@ from plots.dinan.vit_search import NEIGHBOURS, confirm, read
 from tests.plots.dinan.searched import OPTIMA, complete, frames, lines, point, search, written
 
 ROOT = Path(__file__).resolve().parents[3]
+
+
 def found(points, strategy="standard"):
     return swept(*frames(points)).by_strategy[strategy]
 
@@ -117,10 +119,14 @@ def test_optima_stand_beside_the_published_ones():
 
 def test_the_rate_of_the_blocks_follows_the_strategys_power_of_the_width():
     rates = {s: vit_search.bulk_rate(s, rate, 256) for s, (rate, _) in OPTIMA.items()}
-    assert rates == pytest.approx({
-        "standard": 1e-3, "neural_tangent": 20 / 4096, "hybrid": 4 / 1024,
-        "maximal_update": 1 / 256,
-    })
+    assert rates == pytest.approx(
+        {
+            "standard": 1e-3,
+            "neural_tangent": 20 / 4096,
+            "hybrid": 4 / 1024,
+            "maximal_update": 1 / 256,
+        }
+    )
 
 
 @pytest.mark.parametrize("widths", [None, (64, 128)])
@@ -234,14 +240,18 @@ def test_products_of_rate_and_decay_are_compared_in_steps_of_the_search(octaves,
     moved = results.curve == "neural_tangent"
     results.loc[moved, "optimizer.lr"] *= 2.0**octaves
     finding = lines(vit_strategies.findings(swept(results, metrics)))[
-        "lr* wd*: neural-tangent / standard"]
+        "lr* wd*: neural-tangent / standard"
+    ]
     assert finding.verdict == verdict and finding.published == "both 0.0008"
     assert finding.measured.endswith(f"/ 0.0008 = 2^{octaves:+.1f}")
 
 
 def test_a_large_search_is_drawn(tmp_path):
-    points = [point("standard", 1e-3 * 2.0**i, 2.0**j, 0.8 - 0.01 * abs(i + j))
-              for i in range(6) for j in range(8)]
+    points = [
+        point("standard", 1e-3 * 2.0**i, 2.0**j, 0.8 - 0.01 * abs(i + j))
+        for i in range(6)
+        for j in range(8)
+    ]
     text, files = make("dinan/vit_search", written(tmp_path, *frames(points)), tmp_path / "out")
     assert "of 48 points" in text and len(files) == 4
 

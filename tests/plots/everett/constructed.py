@@ -13,8 +13,19 @@ RULES = tuple(style.LABELS)
 WIDTHS = (32, 64, 128, 256)
 
 
-def sweep(curve, rule, *, exponent=-0.5, shift=0.0, widths=WIDTHS, powers=range(-11, -2),
-          seeds=(0, 1), spread=0.02, diverged_above=math.inf, **columns):
+def sweep(
+    curve,
+    rule,
+    *,
+    exponent=-0.5,
+    shift=0.0,
+    widths=WIDTHS,
+    powers=range(-11, -2),
+    seeds=(0, 1),
+    spread=0.02,
+    diverged_above=math.inf,
+    **columns,
+):
     """Rows of parabolas in log2 lr: optimum 2^-7 at width 64, moving with a power of width; two
     seeds lie `spread` apart, `shift` and a power of size with a floor are added."""
     rows = []
@@ -22,12 +33,20 @@ def sweep(curve, rule, *, exponent=-0.5, shift=0.0, widths=WIDTHS, powers=range(
         vertex = -7 + exponent * math.log2(width / 64)
         loss = 3 + 2 * (width / 64) ** -0.5 + shift + 0.05 * (power - vertex) ** 2
         gone = 2.0**power > diverged_above
-        rows.append({
-            "curve": curve, "prescription.parameterization": rule, "model.width": width,
-            "optimizer.lr": 2.0**power, "seed": seed, "run": "x", "parameters": width**2,
-            "status": "diverged" if gone else "finished",
-            "final_eval_loss": math.nan if gone else loss + spread * seed, **columns,
-        })
+        rows.append(
+            {
+                "curve": curve,
+                "prescription.parameterization": rule,
+                "model.width": width,
+                "optimizer.lr": 2.0**power,
+                "seed": seed,
+                "run": "x",
+                "parameters": width**2,
+                "status": "diverged" if gone else "finished",
+                "final_eval_loss": math.nan if gone else loss + spread * seed,
+                **columns,
+            }
+        )
     return rows
 
 
@@ -71,8 +90,9 @@ def families(gap=0.01, **options):
     return pd.DataFrame(rows)
 
 
-def mitigations(baseline="enlarged", gains=(0.0, 0.2, 0.0, 0.6), growth=0.0, widths=(32, 64),
-                **options):
+def mitigations(
+    baseline="enlarged", gains=(0.0, 0.2, 0.0, 0.6), growth=0.0, widths=(32, 64), **options
+):
     """Cures gain `gains` at the first width and with every further one a share `growth` of them."""
     rows = []
     for rule, gain in zip(RULES, gains):
@@ -89,19 +109,32 @@ def heat(lost=None):
     """Lowest at 1e-9, 0.1 nats per power of ten away from it; `lost` is a diverged epsilon."""
     return pd.DataFrame(
         {
-            "curve": curve, "prescription.parameterization": rule, "model.width": width,
-            "optimizer.eps": 10.0**power, "seed": 0, "run": "x",
+            "curve": curve,
+            "prescription.parameterization": rule,
+            "model.width": width,
+            "optimizer.eps": 10.0**power,
+            "seed": 0,
+            "run": "x",
             "status": "diverged" if power == lost else "finished",
             "final_eval_loss": math.nan if power == lost else 4 + 0.1 * abs(power + 9),
         }
-        for curve in epsilon.SCALINGS for rule in RULES for width in (64, 128)
+        for curve in epsilon.SCALINGS
+        for rule in RULES
+        for width in (64, 128)
         for power in range(-12, -5)
     )
 
 
-LAYERS = ("blocks.0.mlp.up", "blocks.1.mlp.up", "blocks.0.mlp.down", "blocks.0.attention.query",
-          "blocks.0.attention.key", "blocks.0.attention.value", "blocks.0.attention.output",
-          "readout")
+LAYERS = (
+    "blocks.0.mlp.up",
+    "blocks.1.mlp.up",
+    "blocks.0.mlp.down",
+    "blocks.0.attention.query",
+    "blocks.0.attention.key",
+    "blocks.0.attention.value",
+    "blocks.0.attention.output",
+    "readout",
+)
 
 
 def probes(readout=0.95, mlp=0.7, curves=tuple(alignment.FIGURES), widths=(64, 128), seeds=(0, 1)):
@@ -110,19 +143,29 @@ def probes(readout=0.95, mlp=0.7, curves=tuple(alignment.FIGURES), widths=(64, 1
     for curve, rule, width, seed, layer in product(curves, RULES, widths, seeds, LAYERS):
         top = readout if layer == "readout" else mlp + 0.05 * (".1." in layer)
         for step, height in ((1, 0), (20, 1), (40, 0.5)):
-            rows.append({
-                "curve": curve, "prescription.parameterization": rule, "model.width": width,
-                "seed": seed, "step": step, "run": "x", "layer": layer,
-                "alignment": 0.5 + (top - 0.5 + 0.01 * seed) * height,
-            })
+            rows.append(
+                {
+                    "curve": curve,
+                    "prescription.parameterization": rule,
+                    "model.width": width,
+                    "seed": seed,
+                    "step": step,
+                    "run": "x",
+                    "layer": layer,
+                    "alignment": 0.5 + (top - 0.5 + 0.01 * seed) * height,
+                }
+            )
     return pd.DataFrame(rows)
 
 
 def depths(**powers):
     """Depth in place of width: one base depth of 32, and three more in every curve."""
     powers = {"no_rule": -0.5, "half": 0.0, "one": 0.0} | powers
-    rows = [row for rule in RULES
-            for row in sweep("base", rule, widths=(32,), exponent=0.0, spread=0.002)]
+    rows = [
+        row
+        for rule in RULES
+        for row in sweep("base", rule, widths=(32,), exponent=0.0, spread=0.002)
+    ]
     for curve, exponent in powers.items():
         for rule in RULES:
             shifted = {"exponent": exponent, "widths": (64, 128, 256), "spread": 0.002}

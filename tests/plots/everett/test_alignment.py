@@ -37,8 +37,13 @@ def test_alignment_starts_and_peaks_are_those_of_the_probes(tmp_path):
 def test_noise_does_not_count_as_height():
     """Alignment that stays at 0.7: the highest of 200 means over four seeds is 0.76, by chance."""
     draws = np.random.default_rng(0).normal(0.7, 0.05, (4, 200))
-    rows = pd.DataFrame([{"seed": seed, "step": step, "layer": "readout", "alignment": value}
-                         for seed, own in enumerate(draws) for step, value in enumerate(own)])
+    rows = pd.DataFrame(
+        [
+            {"seed": seed, "step": step, "layer": "readout", "alignment": value}
+            for seed, own in enumerate(draws)
+            for step, value in enumerate(own)
+        ]
+    )
     assert draws.mean(0).max() > 0.755
     height, text = alignment.peak(rows)
     assert abs(height.value - 0.7) < 2 * 0.025 and height.groups == 4
@@ -56,9 +61,15 @@ def moved(table, change):
     return table.assign(alignment=table.alignment + change * there)
 
 
-@pytest.mark.parametrize(("change", "verdict"), [
-    (0.2, "disagrees: above"), (-0.2, "disagrees: below"), (0.0, "agrees"), (0.06, "within noise"),
-])
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (0.2, "disagrees: above"),
+        (-0.2, "disagrees: below"),
+        (0.0, "agrees"),
+        (0.06, "within noise"),
+    ],
+)
 def test_peaks_of_every_width_are_judged_and_what_the_width_changes(tmp_path, change, verdict):
     three = probes(seeds=(0, 1, 2))  # a peak's standard error is 0.00577, Student's reach 4.3
     found = said(tmp_path, moved(three, change))
@@ -81,9 +92,14 @@ def test_a_single_width_has_no_other_to_compare_with(tmp_path):
     assert found["adam, muP: peak of the readout"].measured.startswith("0.955")
 
 
-@pytest.mark.parametrize(("change", "verdict"), [
-    (-0.2, "agrees"), (0.2, "disagrees"), (0.0, "within noise"),
-])
+@pytest.mark.parametrize(
+    ("change", "verdict"),
+    [
+        (-0.2, "agrees"),
+        (0.2, "disagrees"),
+        (0.0, "within noise"),
+    ],
+)
 def test_sgds_peaks_are_compared_where_the_paper_has_words_only(tmp_path, change, verdict):
     table = probes(seeds=(0, 1, 2), curves=("sgd", "adam"))
     there = (table["prescription.parameterization"] == "mean_field") & (table.step == 20)

@@ -43,11 +43,19 @@ def test_what_a_cure_gains_with_every_doubling_of_the_width_is_a_line_through_al
     assert single["NTK: small over enlarged, per doubling of D"].verdict == "not measured"
 
 
-@pytest.mark.parametrize(("data", "titles"), [
-    ((heat(), mitigations()), ["Adam, loss over ε, loss against size with cures of a too large ε",
-                               "Adam, loss against size with cures of a too large ε"]),
-    ((heat(), None), ["Adam, loss over ε"]),
-])
+@pytest.mark.parametrize(
+    ("data", "titles"),
+    [
+        (
+            (heat(), mitigations()),
+            [
+                "Adam, loss over ε, loss against size with cures of a too large ε",
+                "Adam, loss against size with cures of a too large ε",
+            ],
+        ),
+        ((heat(), None), ["Adam, loss over ε"]),
+    ],
+)
 def test_titles_say_what_is_shown(data, titles):
     shown = [figure.get_suptitle() for _, figure in epsilon.draw(data)]
     assert [title.partition("\n")[0] for title in shown] == titles
@@ -59,8 +67,10 @@ def test_an_enlarged_epsilon_is_named_with_its_value(tmp_path):
         "that were not run"
     )
     assert epsilon.caption(mitigations("default")) == "baseline: the default ε"
-    for curve, words in (("enlarged", "ε enlarged to 0.0001 (paper: 1e-9)"),
-                         ("default", "default ε")):
+    for curve, words in (
+        ("enlarged", "ε enlarged to 0.0001 (paper: 1e-9)"),
+        ("default", "default ε"),
+    ):
         shown = dict(epsilon.draw((heat(), mitigations(curve))))["figure_4_epsilon"]
         titles = [axis.get_title() for axis in shown.axes]
         assert f"(d) all: solid {words}, dashed per-layer ε" in titles

@@ -29,21 +29,32 @@ def case(name):
     two = {"widths": (32, 64)}
     return {
         "loss_vs_size": lambda: ({"own_sweep": interventions(**two)}, {"own_sweep"}),
-        "learning_rates": lambda: (
-            {"own_adam": horizons(**two)}, {"figure_12_adam", "table_4"}),
+        "learning_rates": lambda: ({"own_adam": horizons(**two)}, {"figure_12_adam", "table_4"}),
         "weight_decay": lambda: (
-            {"decay": decayed(**two), "plain": horizons(**two)}, {"figure_9_weight_decay"}),
+            {"decay": decayed(**two), "plain": horizons(**two)},
+            {"figure_9_weight_decay"},
+        ),
         "adafactor": lambda: ({"own": families(**two)}, {"figure_10_adafactor"}),
-        "epsilon": lambda: ({"heat": heat(lost=-12), "mitigations": mitigations()},
-                            {"figure_4_epsilon", "figure_8_mitigations"}),
+        "epsilon": lambda: (
+            {"heat": heat(lost=-12), "mitigations": mitigations()},
+            {"figure_4_epsilon", "figure_8_mitigations"},
+        ),
         "depth": lambda: ({"own_depth": depths()}, {"depth"}),
-        "alignment": lambda: ({"probes": probes(curves=("adam",), widths=(64,))},
-                              {"figure_1_alignment", "figure_6_alignment_adam"}),
+        "alignment": lambda: (
+            {"probes": probes(curves=("adam",), widths=(64,))},
+            {"figure_1_alignment", "figure_6_alignment_adam"},
+        ),
     }[name]()
 
 
 FIGURES = (
-    "loss_vs_size", "learning_rates", "weight_decay", "adafactor", "epsilon", "alignment", "depth",
+    "loss_vs_size",
+    "learning_rates",
+    "weight_decay",
+    "adafactor",
+    "epsilon",
+    "alignment",
+    "depth",
 )
 
 
@@ -96,7 +107,7 @@ def test_curves_of_ones_own_are_drawn_under_their_names(tmp_path, name, monkeypa
 
 
 def test_tables_that_do_not_belong_together_are_refused(tmp_path):
-    first, = written(tmp_path, one=horizons(rules=("mup",)))
+    (first,) = written(tmp_path, one=horizons(rules=("mup",)))
     with pytest.raises(TableError, match="1 table given, expected 2: results.csv .with decay"):
         weight_decay.read([first])
     paths = written(tmp_path, decay=decayed(), both=pd.concat([decayed(), horizons()]))
@@ -106,7 +117,7 @@ def test_tables_that_do_not_belong_together_are_refused(tmp_path):
     adam, again = written(tmp_path, x_adam=horizons(rules=("mup",)), y_adam=horizons())
     with pytest.raises(TableError, match="two tables of one optimiser"):
         learning_rates.read([adam, again])
-    table, = written(tmp_path, figure_2_adam=interventions(rules=("mup",), widths=(64,)))
+    (table,) = written(tmp_path, figure_2_adam=interventions(rules=("mup",), widths=(64,)))
     with pytest.raises(TableError, match="two tables would be drawn to one file name"):
         (tmp_path / "figure_2_adam").mkdir()
         (tmp_path / "figure_2_adam" / "results.csv").write_text(table.read_text())

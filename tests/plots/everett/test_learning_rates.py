@@ -44,9 +44,12 @@ def test_table_4_is_recovered_beside_the_published_numbers(tmp_path):
 
 def test_table_4_has_the_exponent_beside_an_irreducible_rate():
     """Where the optima level off it is another one, where they do not there is none."""
+
     def sweeps(law, widths=(16, 32, 64, 128)):
-        return {width: SimpleNamespace(best=Optimum(law(width), 1.0, 3.0, True, error=1e-4))
-                for width in widths}
+        return {
+            width: SimpleNamespace(best=Optimum(law(width), 1.0, 3.0, True, error=1e-4))
+            for width in widths
+        }
 
     level = learning_rates.floored(sweeps(lambda width: 0.001 + 0.02 / width))
     assert level.exponent == pytest.approx(1, rel=1e-3)
@@ -60,8 +63,13 @@ def test_seeds_that_all_widths_share_count_in_the_error_of_an_exponent():
     """Three seeds whose optima move as D^-0.4, D^-0.5 and D^-0.6: the mean's parabola lies at the
     mean vertex, so the error is that of a mean of three, 0.1 / 3^(1/2)."""
     seeds = zip((0, 1, 2), (-0.4, -0.5, -0.6), strict=True)
-    table = pd.DataFrame([row for seed, power in seeds
-                          for row in sweep("mup_fixed", "mup", exponent=power, seeds=(seed,))])
+    table = pd.DataFrame(
+        [
+            row
+            for seed, power in seeds
+            for row in sweep("mup_fixed", "mup", exponent=power, seeds=(seed,))
+        ]
+    )
     (entry,) = learning_rates.entries({"adam": table})
     assert entry.fit.value == pytest.approx(-0.5)
     assert entry.by_seed.error == pytest.approx(0.1 / 3**0.5)
@@ -82,12 +90,20 @@ def test_a_width_stays_where_leaving_out_a_seed_puts_it_at_an_edge():
     """At D = 64 the last of three rates is best without seed 0."""
     late = (4.4, 4.1, 4.05)
     same, moved = (4.1, 4.0, 4.1), {0: (4.1, 4.0, 4.4), 1: late, 2: late}
-    rows = pd.DataFrame([
-        {"model.width": width, "optimizer.lr": rate, "seed": seed, "status": "finished",
-         "final_eval_loss": loss}
-        for width in (16, 32, 64) for seed in moved
-        for rate, loss in zip((1.0, 2.0, 4.0), moved[seed] if width == 64 else same)
-    ])
+    rows = pd.DataFrame(
+        [
+            {
+                "model.width": width,
+                "optimizer.lr": rate,
+                "seed": seed,
+                "status": "finished",
+                "final_eval_loss": loss,
+            }
+            for width in (16, 32, 64)
+            for seed in moved
+            for rate, loss in zip((1.0, 2.0, 4.0), moved[seed] if width == 64 else same)
+        ]
+    )
     inside = optimum({1.0: 4.25, 2.0: 4.05, 4.0: 4.225}).value  # without seed 1 or 2
     powers = [math.log2(best / 2) / 2 for best in (4.0, inside, inside)]
     found = learning_rates.by_seed(rows, ())
@@ -150,15 +166,15 @@ def test_diverged_widths_and_missing_seeds_are_drawn_and_named(tmp_path):
 
 def test_the_optimiser_comes_from_the_table_before_the_name(tmp_path):
     table = horizons(rules=("mup",), widths=(32, 64))
-    path, = written(tmp_path, figure_12_adam=table.assign(**{"optimizer.name": "sgd"}))
+    (path,) = written(tmp_path, figure_12_adam=table.assign(**{"optimizer.name": "sgd"}))
     assert list(learning_rates.read([path])) == ["sgd"]
-    path, = written(tmp_path, my_table=table)
+    (path,) = written(tmp_path, my_table=table)
     assert list(learning_rates.read([path])) == ["my_table"]
     names = ["sgd", "adam"] * (len(table) // 2)
-    path, = written(tmp_path, two=table.assign(**{"optimizer.name": names}))
+    (path,) = written(tmp_path, two=table.assign(**{"optimizer.name": names}))
     with pytest.raises(TableError, match="2 optimisers, expected one: adam, sgd; choose with"):
         learning_rates.read([path])
-    path, = written(tmp_path, figure_13_adafactor_laptop=table)
+    (path,) = written(tmp_path, figure_13_adafactor_laptop=table)
     assert list(learning_rates.read([path])) == ["adafactor"]
 
 
@@ -209,7 +225,10 @@ def test_whether_adafactor_scales_as_adam_does_is_a_finding_with_its_error():
         found = lines(adafactor.findings(table))
         line = found["muP, one global rate: the difference at D = 256 minus at D = 32 (nats)"]
         assert (line.measured, line.published, line.verdict) == (
-            f"+{more:.3f} ± 0.020", "same scaling", verdict)
+            f"+{more:.3f} ± 0.020",
+            "same scaling",
+            verdict,
+        )
         table["final_eval_loss"] -= more * wide
     assert sum("minus at D = 32" in name for name in found) == 8
 
@@ -236,4 +255,5 @@ def test_base_rates_that_diverge_at_the_deepest_model_are_said():
     table.loc[lost, "status"] = "diverged"
     found = lines(depth.findings(table))
     assert found["cost of the base depth's rate at the deepest, no rule"].measured.endswith(
-        "nats (n = 3 of 4; 1 diverges)")
+        "nats (n = 3 of 4; 1 diverges)"
+    )

@@ -41,9 +41,14 @@ def shifted(optimizer, shift):
     return pd.concat([rows, interventions(optimizer, shifts, ("mup",))])
 
 
-@pytest.mark.parametrize(("shift", "verdict"), [
-    (0.1, "agrees"), (-0.1, "disagrees"), (0.01, "within noise"),
-])
+@pytest.mark.parametrize(
+    ("shift", "verdict"),
+    [
+        (0.1, "agrees"),
+        (-0.1, "disagrees"),
+        (0.01, "within noise"),
+    ],
+)
 def test_what_mup_loses_against_standard_is_claimed_of_adam_alone(shift, verdict):
     data = {name: shifted(name, shift) for name in ("adam", "sgd")}
     found = lines(loss_vs_size.findings(data))
@@ -60,18 +65,27 @@ def best_of(tables):
 def test_the_lowest_of_many_others_is_low_by_chance_too():
     """3.2 errors are beyond noise where the lower one is the lowest of two, and not of 32."""
     best = interventions("adam_param_scaling", {"none_constants": 0.045}, ("ntk",))
-    many, few = (best_of([*(interventions(name, *more) for name in ("adam", "sgd")), best])
-                 for more in ((), ({"full_constants": 0.0}, ("standard",))))
+    many, few = (
+        best_of([*(interventions(name, *more) for name in ("adam", "sgd")), best])
+        for more in ((), ({"full_constants": 0.0}, ("standard",)))
+    )
     assert many.measured == few.measured and many.measured.startswith("+0.045 ± 0.014")
     assert (many.verdict, few.verdict) == ("within noise", "disagrees")
 
 
-@pytest.mark.parametrize(("shift", "measured", "verdict"), [
-    (-0.1, "-0.100 ± 0.014 at D = 256 (3.910 - 4.010 of adam, standard, full_constants)", "agrees"),
-    (0.1, "+0.100 ± 0.014", "disagrees"),
-    (-0.02, "-0.020 ± 0.014", "within noise"),
-    (0.02, "+0.020 ± 0.014", "within noise"),
-])
+@pytest.mark.parametrize(
+    ("shift", "measured", "verdict"),
+    [
+        (
+            -0.1,
+            "-0.100 ± 0.014 at D = 256 (3.910 - 4.010 of adam, standard, full_constants)",
+            "agrees",
+        ),
+        (0.1, "+0.100 ± 0.014", "disagrees"),
+        (-0.02, "-0.020 ± 0.014", "within noise"),
+        (0.02, "+0.020 ± 0.014", "within noise"),
+    ],
+)
 def test_the_papers_best_setting_is_compared_with_the_best_other_one(shift, measured, verdict):
     best = interventions("adam_param_scaling", {"none_constants": shift}, ("ntk",))
     found = best_of([interventions(), interventions("sgd"), best])

@@ -18,8 +18,12 @@ ROOT = Path(__file__).resolve().parents[3]
 def table(standard=-0.8, mup=0.1, **options):
     """A table whose best rates follow these powers of the width."""
     powers = {"powers": range(-12, -2), **options}
-    return pd.DataFrame([*sweep(STANDARD, "standard", exponent=standard, **powers),
-                         *sweep(MUP, "mup", exponent=mup, **powers)])
+    return pd.DataFrame(
+        [
+            *sweep(STANDARD, "standard", exponent=standard, **powers),
+            *sweep(MUP, "mup", exponent=mup, **powers),
+        ]
+    )
 
 
 def value(finding):

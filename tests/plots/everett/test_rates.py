@@ -39,9 +39,20 @@ def noise_of(rows):
 
 def seeded(seeds, spread=0.02):
     """Rows of widths with a spread of their own: width -> seeds, width -> their distance."""
-    return pd.DataFrame([row for width, own in seeds.items() for row in sweep(
-        "global", "mup", widths=(width,), seeds=own, exponent=0.0,
-        spread=spread[width] if isinstance(spread, dict) else spread)])
+    return pd.DataFrame(
+        [
+            row
+            for width, own in seeds.items()
+            for row in sweep(
+                "global",
+                "mup",
+                widths=(width,),
+                seeds=own,
+                exponent=0.0,
+                spread=spread[width] if isinstance(spread, dict) else spread,
+            )
+        ]
+    )
 
 
 def test_a_width_has_the_noise_of_its_own_seeds():
@@ -78,7 +89,8 @@ def test_a_width_with_few_seeds_takes_the_spread_of_others_and_says_so(rates_wit
     figure, axes = style.subplots(1, 1, (2.5, 2.5))
     panels.size_panels(axes[0], [[(found, {"color": "black"})]])
     assert [text.get_text() for text in axes[0, 0].texts] == [
-        "bars at " + whose.replace(": ", ":\n")]
+        "bars at " + whose.replace(": ", ":\n")
+    ]
 
 
 def test_runs_that_several_curves_share_count_once_in_the_noise():
@@ -93,14 +105,26 @@ LIKED = {1.0: (1.0, 1.0, 1.3), 2.0: (1.2, 1.2, 0.88), 4.0: (1.5, 1.5, None)}
 
 def judged(losses, fresh=()):
     """Rows of one width; `fresh` are losses of fresh seeds at rate 1."""
-    runs = [(rate, seed, loss, False) for rate, found in losses.items()
-            for seed, loss in enumerate(found)]
+    runs = [
+        (rate, seed, loss, False)
+        for rate, found in losses.items()
+        for seed, loss in enumerate(found)
+    ]
     runs += [(1.0, 7 + seed, loss, True) for seed, loss in enumerate(fresh)]
-    return pd.DataFrame([
-        {"curve": "a", "model.width": 32, "seed": seed, "optimizer.lr": rate, "fresh": is_fresh,
-         "status": "finished" if loss else "diverged", "final_eval_loss": loss}
-        for rate, seed, loss, is_fresh in runs
-    ])  # fmt: skip
+    return pd.DataFrame(
+        [
+            {
+                "curve": "a",
+                "model.width": 32,
+                "seed": seed,
+                "optimizer.lr": rate,
+                "fresh": is_fresh,
+                "status": "finished" if loss else "diverged",
+                "final_eval_loss": loss,
+            }
+            for rate, seed, loss, is_fresh in runs
+        ]
+    )
 
 
 def judged_sweep(losses, fresh=()):
@@ -113,16 +137,22 @@ def test_three_seeds_are_each_judged_at_the_rate_that_the_others_choose():
     assert sweep.judges == "others" and sweep.best.grid_value == 2.0  # of all three, by 1.0933
     assert sweep.runs == {0: 1.2, 1: 1.2, 2: 1.3}  # two and two tie but for 0.02
     assert sweep.loss == pytest.approx(3.7 / 3)
-    assert said == ["every seed is judged at the rate that the others choose (n = 1 sweeps), 0.140 "
-                    "nats in the mean and 0.140 at most above the lowest loss (n = 1 without one "
-                    "that diverges)"]
+    assert said == [
+        "every seed is judged at the rate that the others choose (n = 1 sweeps), 0.140 "
+        "nats in the mean and 0.140 at most above the lowest loss (n = 1 without one "
+        "that diverges)"
+    ]
 
 
-@pytest.mark.parametrize(("losses", "runs"), [
-    ({rate: found[1:] for rate, found in LIKED.items()}, {0: 1.2, 1: 0.88}),
-    ({1.0: LIKED[1.0]}, {0: 1.0, 1: 1.0, 2: 1.3}),
-    ({1.0: LIKED[1.0], 8.0: LIKED[1.0][:2]}, {0: 1.0, 1: 1.0}),  # one rate that all have
-], ids=["two seeds", "one rate", "one rate of all seeds"])
+@pytest.mark.parametrize(
+    ("losses", "runs"),
+    [
+        ({rate: found[1:] for rate, found in LIKED.items()}, {0: 1.2, 1: 0.88}),
+        ({1.0: LIKED[1.0]}, {0: 1.0, 1: 1.0, 2: 1.3}),
+        ({1.0: LIKED[1.0], 8.0: LIKED[1.0][:2]}, {0: 1.0, 1: 1.0}),  # one rate that all have
+    ],
+    ids=["two seeds", "one rate", "one rate of all seeds"],
+)
 def test_fewer_seeds_or_rates_judge_what_they_choose(losses, runs):
     sweep, said = judged_sweep(losses)
     assert (sweep.judges, sweep.runs, sweep.loss) == ("own", runs, sweep.best.loss)
@@ -137,8 +167,10 @@ def test_a_judge_that_diverges_is_left_out_and_said_to_be():
     assert sweep.best.grid_value == 2.0 and sweep.runs == {0: math.inf, 1: 1.2, 2: 1.2}
     assert sweep.ended == {1: 1.2, 2: 1.2} and sweep.loss == pytest.approx(1.2)
     assert sweep.error == pytest.approx(0.1 / math.sqrt(2))
-    assert said == ["every seed is judged at the rate that the others choose (n = 1 sweeps)",
-                    "runs that judge a best rate diverge, and are left out: a: 1 of 3 at D = 32"]
+    assert said == [
+        "every seed is judged at the rate that the others choose (n = 1 sweeps)",
+        "runs that judge a best rate diverge, and are left out: a: 1 of 3 at D = 32",
+    ]
     lost, _ = judged_sweep({1.0: (1.0, 1.0, 1.0), 2.0: (1.5, 1.5, 1.5)}, fresh=(None, None))
     assert math.isnan(lost.loss)
     finding = rates.compared("gain", {32: lost}, {32: sweep}, "gains")
@@ -154,8 +186,10 @@ def test_fresh_seeds_judge_a_rate_and_have_no_say_in_which():
     assert sweep.best.grid_value == 1.0 and sweep.losses == {1.0: 1.0, 2.0: pytest.approx(1.1)}
     assert sweep.judges == "fresh" and list(sweep.runs) == [7, 8, 9, 10]
     assert sweep.loss == pytest.approx(1.4)
-    assert said == ["best rates are judged on fresh seeds (n = 1 sweeps)",
-                    "runs that judge a best rate diverge, and are left out: a: 1 of 4 at D = 32"]
+    assert said == [
+        "best rates are judged on fresh seeds (n = 1 sweeps)",
+        "runs that judge a best rate diverge, and are left out: a: 1 of 4 at D = 32",
+    ]
     other, _ = judged_sweep({1.0: (2.0, 2.0, 2.0), 2.0: (2.5, 2.5, 2.5)}, (2.3, 2.5, 9.0, None))
     gain = rates.difference(other, sweep)  # by seed, of those that end on both sides
     assert gain.groups == 2 and gain.value == pytest.approx(1.05)
@@ -239,20 +273,32 @@ def test_an_optimum_without_an_error_counts_as_the_longest_one():
     panels.draw_optima(axes[0, 0], {**exact, 256: unknown}, fit, color="black")
     low, high = axes[0, 0].collections[-1].get_segments()[0][:, 1]
     assert math.log2(high / low) == pytest.approx(2 * rates.LONGEST)
-    none = {width: replace(sweep, best=replace(sweep.best, error=math.nan))
-            for width, sweep in exact.items()}
+    none = {
+        width: replace(sweep, best=replace(sweep.best, error=math.nan))
+        for width, sweep in exact.items()
+    }
     assert rates.exponent(none).error == pytest.approx(0, abs=1e-9)  # of the scatter alone
 
 
 @pytest.mark.parametrize(("seeds", "others", "rate"), [(4, 4, 1), (4, 4, 2), (2, 2, 1), (3, 4, 1)])
 def test_a_gain_over_three_common_seeds_or_more_is_judged_by_seed(seeds, others, rate):
     """Seeds differ by 0.1 and what a seed gains by 0.01: two orders of magnitude in the error."""
-    rows = pd.DataFrame([
-        {"curve": curve, "model.width": 32, "seed": seed, "status": "finished",
-         "optimizer.lr": 1.0 if curve == "before" else rate,
-         "final_eval_loss": 4.0 + 0.1 * seed + (0.2 + 0.01 * (seed % 2)) * (curve == "before")}
-        for curve, count in (("before", seeds), ("after", others)) for seed in range(count)
-    ])  # fmt: skip
+    rows = pd.DataFrame(
+        [
+            {
+                "curve": curve,
+                "model.width": 32,
+                "seed": seed,
+                "status": "finished",
+                "optimizer.lr": 1.0 if curve == "before" else rate,
+                "final_eval_loss": 4.0
+                + 0.1 * seed
+                + (0.2 + 0.01 * (seed % 2)) * (curve == "before"),
+            }
+            for curve, count in (("before", seeds), ("after", others))
+            for seed in range(count)
+        ]
+    )
     found = rates.curve_sweeps(rows, ["before", "after"])
     finding = rates.compared("gain", found["before"], found["after"], "gains")
     if seeds == others == 4:  # 0.01 / sqrt(3) over sqrt(4)
@@ -267,12 +313,20 @@ def test_a_gain_over_three_common_seeds_or_more_is_judged_by_seed(seeds, others,
 def test_a_gain_is_judged_by_the_degrees_of_freedom_of_its_spread(gain, verdict):
     """Three seeds of each, others in both, leave four degrees of freedom: 95 % reach to 2.78 errors
     of 0.1 sqrt(2 / 3), so 0.227."""
-    rows = pd.DataFrame([
-        {"curve": curve, "model.width": 32, "seed": seed, "status": "finished",
-         "optimizer.lr": rate, "final_eval_loss": loss + 0.1 * (seed - first)}
-        for curve, rate, loss, first in (("before", 1.0, 4.0, 0), ("after", 2.0, 4.0 - gain, 3))
-        for seed in range(first, first + 3)
-    ])  # fmt: skip
+    rows = pd.DataFrame(
+        [
+            {
+                "curve": curve,
+                "model.width": 32,
+                "seed": seed,
+                "status": "finished",
+                "optimizer.lr": rate,
+                "final_eval_loss": loss + 0.1 * (seed - first),
+            }
+            for curve, rate, loss, first in (("before", 1.0, 4.0, 0), ("after", 2.0, 4.0 - gain, 3))
+            for seed in range(first, first + 3)
+        ]
+    )
     found = rates.curve_sweeps(rows, ["before", "after"])
     change = rates.difference(found["before"][32], found["after"][32])
     assert (change.freedom, change.groups) == (4, None)

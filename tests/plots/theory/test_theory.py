@@ -28,12 +28,22 @@ def entries(correction: float = 2.0, power: float = 1.0, error: float = 1e-4) ->
             for part, value in (("total", 4.0), ("stem", 1.0), ("query", 2.0), ("readout", 1.0))
         ]
         for quantity, block, part, value in cells:
-            rows.append({
-                "stem": "vision", "width": width, "heads": 2, "networks": 100,
-                "quantity": quantity, "block": block, "part": part, "entry": "diagonal",
-                "predicted": value, "predicted_error": math.nan, "measured": value * off,
-                "error": value * error,
-            })
+            rows.append(
+                {
+                    "stem": "vision",
+                    "width": width,
+                    "heads": 2,
+                    "networks": 100,
+                    "quantity": quantity,
+                    "block": block,
+                    "part": part,
+                    "entry": "diagonal",
+                    "predicted": value,
+                    "predicted_error": math.nan,
+                    "measured": value * off,
+                    "error": value * error,
+                }
+            )
     return pd.DataFrame(rows)
 
 
@@ -116,15 +126,20 @@ def test_shares_stand_beside_their_predictions():
 def test_findings_of_the_bigram_model_follow_the_verdicts_of_the_table(table):
     lines = exponents.findings(exponents.read([table(fitted())]))
     told = {line.name: line for line in lines if isinstance(line, Finding)}
-    counts = {name: (line.measured, line.verdict) for name, line in told.items()
-              if name.endswith("exponents")}
+    counts = {
+        name: (line.measured, line.verdict)
+        for name, line in told.items()
+        if name.endswith("exponents")
+    }
     unjudged = "1 not judged (1 of too few networks or too small widths)"
     assert counts == {
         "Table 1, steps 1 to 3: exponents": ("2 met, 1 missed, 0 not judged", "disagrees"),
         "Table 2, initialisation: exponents": (f"1 met, 0 missed, {unjudged}", "agrees"),
         "Table 3, step 1: exponents": ("0 met, 0 missed, 1 not judged (1 hypothetical)", ""),
         "alignment, step 1: exponents": (
-            "1 met (1 as upper bounds), 0 missed, 0 not judged", "agrees"),
+            "1 met (1 as upper bounds), 0 missed, 0 not judged",
+            "agrees",
+        ),
     }
     missed = told["missed: sp, h_1, step 2"]
     assert (missed.measured, missed.published) == ("+0.03 ± 0.01", "0")
@@ -136,7 +151,7 @@ def test_findings_of_the_bigram_model_follow_the_verdicts_of_the_table(table):
 
 
 def test_panels_of_the_bigram_model_say_what_and_when(table):
-    (_, figure), = exponents.draw(exponents.read([table(fitted())]))
+    ((_, figure),) = exponents.draw(exponents.read([table(fitted())]))
     titles = [axis.get_title() for axis in figure.axes]
     assert titles[0].startswith("Table 1: RMS in training, steps 1 and 3")
     assert titles[1] == "Table 2: variance at initialisation"
@@ -145,7 +160,8 @@ def test_panels_of_the_bigram_model_say_what_and_when(table):
     assert "1/d" in legend[0] and legend[1] == "2: the same with RMSNorm"
     dashed = [
         [(offset[1], shape.get_linestyles()[0][1] is not None) for offset in shape.get_offsets()]
-        for axis in figure.axes[1:3] for shape in axis.collections
+        for axis in figure.axes[1:3]
+        for shape in axis.collections
         if isinstance(shape, PathCollection)
     ]
     assert dashed == [[(0.0, False)], [(0.0, True)], [(0.0, True)]]
@@ -154,12 +170,15 @@ def test_panels_of_the_bigram_model_say_what_and_when(table):
     assert key.get_linestyle()[0][1] is not None  # dashed like the marks
 
 
-@pytest.mark.parametrize(("frame", "message"), [
-    (fitted().query("step > 1"), "no row of step 0 or 1, the lowest step is 2"),
-    (fitted(table="Table 9"), "no row with table Table 1, Table 2"),
-    (fitted(kind="guess"), "kind 'guess'; expected prediction, bound, hypothetical"),
-    (fitted(met="maybe"), "met 'maybe'; expected True, False or nothing"),
-])
+@pytest.mark.parametrize(
+    ("frame", "message"),
+    [
+        (fitted().query("step > 1"), "no row of step 0 or 1, the lowest step is 2"),
+        (fitted(table="Table 9"), "no row with table Table 1, Table 2"),
+        (fitted(kind="guess"), "kind 'guess'; expected prediction, bound, hypothetical"),
+        (fitted(met="maybe"), "met 'maybe'; expected True, False or nothing"),
+    ],
+)
 def test_a_table_of_the_bigram_model_that_cannot_be_drawn(frame, message, table, tmp_path):
     with pytest.raises(TableError, match=message):
         make("theory/bigram", [table(frame)], tmp_path)
