@@ -291,7 +291,7 @@ def _tokens(
     """GPT-2's token of each symbol, None for one that is not a number."""
     by_number = {str(number): token for token, number in numbers.items()}
     tokens = [by_number.get(symbol) for symbol in symbols]
-    odd = [s for s, token in zip(symbols, tokens) if token is None and s.isdecimal()]
+    odd = [s for s, token in zip(symbols, tokens, strict=True) if token is None and s.isdecimal()]
     if odd or not any(tokens):
         found = f"{where} {odd[0]}" if odd else f"{where} no number"
         raise UserError(

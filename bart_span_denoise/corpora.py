@@ -224,4 +224,4 @@ class _Packing:
             done = int(content[place - 1])
             self.bounds.append(start + place)
         self.tokens += done
-        self.sentences += len(np.unique(at_end[(0 < at_end) & (ends <= place)]))
+        self.sentences += len(np.unique(at_end[(at_end > 0) & (ends <= place)]))

@@ -396,7 +396,7 @@ class _Text:
 
     def __init__(self, data: DataConfig, num_threads: int) -> None:
         self.data, self.num_threads = data, num_threads
-        self.limits = dict(train=data.max_train_tokens, validation=data.max_validation_tokens)
+        self.limits = {"train": data.max_train_tokens, "validation": data.max_validation_tokens}
         kind = "embedded" if data.source == "embedded" else "local"
         self.source = open_source(kind, data.path, data.text_key, data.validation_fraction)
 
@@ -436,7 +436,7 @@ class _Text:
         documents = self.source.documents(split)
         progress = Progress(split, token_cache.print_line)
         while batch := list(islice(documents, ENCODE_DOCUMENTS)):
-            for document, ids in zip(batch, _encoded(batch, loaded, self.num_threads)):
+            for document, ids in zip(batch, _encoded(batch, loaded, self.num_threads), strict=True):
                 yield from (np.append(line, EOS) for line in ids)
                 yield np.array([EOS])
                 counts["documents"] += 1

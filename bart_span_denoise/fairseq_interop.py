@@ -80,7 +80,7 @@ def from_fairseq(state: Mapping[str, Tensor], model: Bart) -> None:
         raise UserError(f"fairseq's state has {odd[0]!r}, which a model of this shape has not")
     _check_constants(state, model)
     words = [_tensor(state, name, _shape(model, "word_embedding.weight")) for name in _WORDS]
-    for name, table in zip(_WORDS[1:], words[1:]):
+    for name, table in zip(_WORDS[1:], words[1:], strict=True):
         if not torch.equal(table, words[0]):
             raise UserError(
                 f"{name!r} is not {_WORDS[0]!r}: expected one word embedding for encoder, decoder "

@@ -138,7 +138,7 @@ def read(what: str, text: str, overrides: list[str], folder: Path) -> str:
         return "read"
     except SystemExit as ended:
         line = errors.getvalue()
-        assert ended.code == 2 and line.startswith("error: "), (ended.code, line)
+        assert ended.code == 2 and line.startswith("error: "), (ended.code, line)  # noqa: PT017
         assert line.count("\n") == 1 and line.endswith("\n") and len(line) < 3000, line
         return "refused"
 
@@ -155,7 +155,7 @@ def main() -> None:
     options = parse()
     counts: Counter[tuple[str, str, str]] = Counter()
     broken: list[dict[str, object]] = []
-    slowest = {kind: 0.0 for kind in ("fragments", "structure", "mutation", "overrides")}
+    slowest = dict.fromkeys(("fragments", "structure", "mutation", "overrides"), 0.0)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
     @settings(

@@ -107,7 +107,7 @@ def speed(
 
 def ratios(times: Mapping[str, Sequence[float]], above: str, below: str) -> dict[str, Any]:
     """The spread of the ratio of two actions within each turn."""
-    return spread([x / y for x, y in zip(times[above], times[below])])
+    return spread([x / y for x, y in zip(times[above], times[below], strict=True)])
 
 
 # ------------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def growth(prepared, power):
     """{name: (growth of the rate, power of the initial size)} from the base width on."""
     torch.manual_seed(0)
     small, large = (effective(*prepared(n), power) for n in (BASE, TIMES * BASE))
-    power_of = lambda one, other: one and round(2 * math.log(other / one, TIMES)) / 2  # noqa: E731
+    power_of = lambda one, other: one and round(2 * math.log(other / one, TIMES)) / 2
     return {
         name: (large[name][0] / rate, power_of(size, large[name][1]))
         for name, (rate, size) in small.items()

@@ -76,7 +76,7 @@ def grouped(groups: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
         return [{**groups[0], "name": "all", "params": params, "param_names": names}]
     return [
         {**groups[0], "name": name, "params": [param], "param_names": [name]}
-        for name, param in zip(names, params)
+        for name, param in zip(names, params, strict=True)
     ]
 
 

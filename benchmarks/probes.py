@@ -146,6 +146,7 @@ def main() -> None:
             for probing, results in ((False, plain), (True, probed)):
                 results.append(harness.fresh("probes", {**shared, **shape, "probed": probing}))
     harness.show(args, args.device, [summarise(*row) for row in measured])
+    return None
 
 
 if __name__ == "__main__":

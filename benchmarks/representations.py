@@ -202,6 +202,7 @@ def main() -> None:
         summarise(shape, harness.fresh("representations", {**shared, **shape})) for shape in shapes
     ]
     harness.show(args, args.device, rows)
+    return None
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ def measure_plain(case: harness.Case) -> dict[str, Any]:
         for step in itertools.count():
             watch.tick()
             picked = [rows[(step * case["batch"] + i) % len(rows)] for i in range(case["batch"])]
-            yield tuple(torch.stack(part) for part in zip(*picked))
+            yield tuple(torch.stack(part) for part in zip(*picked, strict=True))
 
     heads = case["width"] // case["head_dim"]
     model = PlainGPT(case["vocab"], case["context"], case["layers"], heads, case["width"])
@@ -267,7 +267,10 @@ def cases(args: argparse.Namespace) -> list[harness.Case]:
     keys = ("steps", "warmup", "layers", "context", "vocab", "head_dim", "batch", "threads")
     shared = {**{key: getattr(args, key) for key in keys}, "device": args.device}
     grid = itertools.product(args.widths, args.modes, args.allocators, args.implementations)
-    return [{**shared, **case} for case in ({}, *(dict(zip(KEYS, values)) for values in grid))]
+    return [
+        {**shared, **case}
+        for case in ({}, *(dict(zip(KEYS, values, strict=True)) for values in grid))
+    ]
 
 
 def launch(case: harness.Case) -> dict[str, Any]:
@@ -367,6 +370,7 @@ def main() -> None:
         matmul_flops_per_second=ceiling,
         comparisons=comparisons(rows),
     )
+    return None
 
 
 if __name__ == "__main__":

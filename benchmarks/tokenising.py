@@ -63,12 +63,12 @@ def main(argv: list[str] | None = None) -> None:
                 begun = time.perf_counter()
                 for at in range(0, len(texts), data.ENCODE_DOCUMENTS):
                     batch = texts[at : at + data.ENCODE_DOCUMENTS]
-                    library.encode(batch, num_threads=threads)
+                    library.encode(batch, num_threads=threads)  # noqa: B023
                 return time.perf_counter() - begun
 
             def ours() -> float:
                 begun = time.perf_counter()
-                data._write_split(folder, "train", Texts(texts), tokenizer, "<u2", None, print)
+                data._write_split(folder, "train", Texts(texts), tokenizer, "<u2", None, print)  # noqa: B023
                 return time.perf_counter() - begun
 
             times = harness.take_turns({"plain": plain, "ours": ours}, args.repeats, warmup=1)

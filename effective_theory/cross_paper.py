@@ -135,7 +135,7 @@ def dinan_is_the_solver() -> Fact:
         solved = solve(table, optimizer, TENSOR_PROGRAMS).c
         holds &= rates == solved
         mine, theirs = (f"({', '.join(map(str, c.values()))})" for c in (rates, solved))
-        lines.append(f"s = {str(s):<4} {optimizer:<5} c = {mine}; solver {theirs}")
+        lines.append(f"s = {s!s:<4} {optimizer:<5} c = {mine}; solver {theirs}")
     statement = (
         "Dinan et al.'s learning rates are the largest stable ones of Everett et al.'s solver at "
         "alpha = 1, omega = 1 in the readout, with unit multipliers, for every s"
@@ -185,7 +185,7 @@ def _compare(mine: Scalings, theirs: Scalings, optimizer: str) -> tuple[bool, li
     """Whether two prescriptions are one class, and both at the second's multipliers."""
     moved = {layer: mine[layer].with_multiplier(theirs[layer].a, optimizer) for layer in LAYERS}
     lines = [
-        f"{optimizer:<5}{layer:<10} {str(mine[layer]):<18} shifted {str(moved[layer]):<18} "
+        f"{optimizer:<5}{layer:<10} {mine[layer]!s:<18} shifted {moved[layer]!s:<18} "
         f"theirs {theirs[layer]}"
         for layer in LAYERS
     ]

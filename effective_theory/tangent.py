@@ -110,7 +110,7 @@ def at_width(config: Config, derived: Tangent, width: int) -> Tangent:
         rates[name] = _sgd(sized, size)
         old = _sgd(config, replace(before[name], rate=1.0))
         growth[name] = old / _sgd(sized, replace(size, rate=1.0))
-    rise = {block: (width / config.model.width) ** config.model.s for block in derived.theta}
+    rise = dict.fromkeys(derived.theta, (width / config.model.width) ** config.model.s)
     rise["head"] = 1.0
     return replace(
         derived,

@@ -161,7 +161,7 @@ def _same(first: Any, second: Any) -> bool:
         same_kind = isinstance(second, torch.Tensor) and first.shape == second.shape
         return same_kind and torch.equal(first, second)
     if isinstance(first, (tuple, list)):
-        pairs = zip(first, second)
+        pairs = zip(first, second, strict=True)
         return len(first) == len(second) and all(_same(one, other) for one, other in pairs)
     return first == second
 

@@ -415,7 +415,9 @@ def _record(use: _Use, module: nn.Module, args: tuple, kwargs: dict, output: Ten
     (entering,) = (*args, *kwargs.values())
     leaving, multiplier = output, 1.0
     if isinstance(module, nn.Conv2d):  # what is outside of whole patches is not in the product
-        height, width = (n - n % step for n, step in zip(entering.shape[-2:], module.stride))
+        height, width = (
+            n - n % step for n, step in zip(entering.shape[-2:], module.stride, strict=True)
+        )
         entering = entering[..., :height, :width]
     if module.bias is not None:
         # Formed again: subtracting a large bias would leave its rounding errors.
@@ -443,7 +445,7 @@ def _product(module: nn.Module, entering: Tensor) -> Tensor:
 
 def _norms_by_name(quantity: str, tensors: dict[str, Tensor]) -> Measured:
     norms = _norms(list(tensors.values()))
-    return {(quantity, name): norm for name, norm in zip(tensors, norms)}
+    return {(quantity, name): norm for name, norm in zip(tensors, norms, strict=True)}
 
 
 @torch.no_grad()
@@ -472,7 +474,7 @@ def _blocks(tensor: Tensor) -> Sequence[Tensor]:
 
 def _to_host(measured: Measured) -> dict[tuple[str, str], float]:
     """The same with numbers, in one transfer."""
-    return dict(zip(measured, torch.stack(list(measured.values())).tolist()))
+    return dict(zip(measured, torch.stack(list(measured.values())).tolist(), strict=True))
 
 
 def _rms(norm: float | None, size: int) -> float | None:

@@ -403,7 +403,9 @@ def attention_movement(
     move, too. Both captures are of one batch.
     """
     moved = []
-    for block, start, now in zip(attention_blocks(model), initial.blocks, current.blocks):
+    for block, start, now in zip(
+        attention_blocks(model), initial.blocks, current.blocks, strict=True
+    ):
         attention = block.attention
         layers = (attention.query, attention.key)
         queries, keys = (_by_head(layer(start.entering), attention.heads) for layer in layers)
@@ -464,7 +466,9 @@ def leave_one_out(ensemble: Sequence[Tensor]) -> list[float]:
     members = torch.stack([member.double() for member in ensemble])
     others = (members.sum(0) - members) / (len(members) - 1)
     noise = _scatter(members) / (len(members) - 1)
-    return [square_error(member, other) - noise for member, other in zip(members, others)]
+    return [
+        square_error(member, other) - noise for member, other in zip(members, others, strict=True)
+    ]
 
 
 def _scatter(members: Tensor) -> float:

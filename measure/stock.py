@@ -153,7 +153,7 @@ def set_attention_scale(model: nn.Module, scale: float) -> bool:
     """
     places = []
     for module in model.modules():
-        if isinstance(module, nn.MultiheadAttention) or "T5Attention" == type(module).__name__:
+        if isinstance(module, nn.MultiheadAttention) or type(module).__name__ == "T5Attention":
             return False
         if "Attention" in type(module).__name__:
             places += [

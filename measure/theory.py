@@ -32,7 +32,7 @@ from param_groups.prescriptions import LAYER_TYPE
 # see effective_theory). u = 0 leaves out the product of two changes, which is of second order.
 FIRST_STEPS = Alignment(alpha=1, omega=HALF, u=0, omega_readout=1)
 _NEAR = 0.1  # exponents of the theory differ by more
-_PARTS = dict(zip(("embedding", "hidden", "logits"), LAYERS))
+_PARTS = dict(zip(("embedding", "hidden", "logits"), LAYERS, strict=True))
 
 
 # ------------------------------------------------------------------------------------------------
@@ -121,7 +121,7 @@ class Theory:
         if self.size == "depth":
             return self._change_over_depth(part)
         case = (self.parameterization, self.optimizer, alignment, self.c)
-        return -dict(zip(_PARTS, exponents.residuals(*case)))[part]
+        return -dict(zip(_PARTS, exponents.residuals(*case), strict=True))[part]
 
     def init(self, part: str) -> Fraction:
         """The power of the size in a part's output at initialisation."""
@@ -183,7 +183,7 @@ class Numbered:
         """A tensor's exponents: those of the prescription, or of the plan where it is unknown."""
         given = [
             rule(Role(row.role), row.fan_in, row.fan_out) if rule else row
-            for rule, row in zip(self.rules, self.rows(name))
+            for rule, row in zip(self.rules, self.rows(name), strict=True)
         ]
         return powers(*given, self.ratio)
 
@@ -192,7 +192,9 @@ class Numbered:
 
         An attention's scale is taken times the head dimension.
         """
-        values = [_factor(plan, rule, name) for plan, rule in zip(self.plans, self.rules)]
+        values = [
+            _factor(plan, rule, name) for plan, rule in zip(self.plans, self.rules, strict=True)
+        ]
         return None if None in values else power(*values, self.ratio)
 
 

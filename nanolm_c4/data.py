@@ -14,7 +14,7 @@ import shutil
 from array import array
 from collections import Counter
 from collections.abc import Iterable
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -395,7 +395,7 @@ class ValidationRows(Rows):
         offsets = corpus.offsets("validation")
         self.bounds = [
             (start, min(start + context, int(last)))
-            for first, last in zip(offsets[:-1], offsets[1:], strict=True)
+            for first, last in pairwise(offsets)
             for start in (range(int(first), int(last), context) if split else [int(first)])
         ]
 

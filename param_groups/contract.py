@@ -117,7 +117,7 @@ class Prescription(ABC):
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """The numbers of one unfused role."""
 
-    def check_roles(self, roles: Collection[str]) -> None:
+    def check_roles(self, roles: Collection[str]) -> None:  # noqa: B027 - most have nothing to check
         """Raises PlanError for a model whose roles, together, leave a tensor's numbers open."""
 
     def attention_exponent(self) -> float:

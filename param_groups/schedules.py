@@ -94,7 +94,7 @@ def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
         for group in optimizer.param_groups[len(groups) :]:  # all, or one added later
             groups.append(_names_and_rows(group, rows))
         factors: list[tuple[str, float]] = []
-        for (names, wanted), group in zip(groups, optimizer.param_groups):
+        for (names, wanted), group in zip(groups, optimizer.param_groups, strict=True):
             found = [*group.get("param_names", names)]
             if found != names:
                 one, other = next(pair for pair in zip_longest(names, found) if len({*pair}) > 1)

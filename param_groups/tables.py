@@ -132,7 +132,9 @@ def solution_rows(solution: Solution) -> Rows:
         ("layer", "learning rate n^", "residual"),
         *(
             (layer, str(solution.lr[layer.split()[0]]), str(residual))
-            for layer, residual in zip(("embedding", *hidden, "readout"), solution.residuals)
+            for layer, residual in zip(
+                ("embedding", *hidden, "readout"), solution.residuals, strict=True
+            )
         ),
     ]
 

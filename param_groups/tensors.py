@@ -39,13 +39,13 @@ def check_tensors(model: nn.Module) -> None:
     _refuse_shared_memory(parameters)
     for path, layer in model.named_modules():
         own = getattr(layer, "multiplier", 1.0)
-        if any(True for _ in layer.parameters(recurse=False)):
-            if not isinstance(layer, Multiplied) and not (_number(own) and own == 1.0):
-                raise PlanError(
-                    f"layer {path!r} ({type(layer).__name__}) has a multiplier of its own, which "
-                    "no plan knows; derive the layer from param_groups.layers.Multiplied, whose "
-                    "multiplier the plan sets, or give the attribute another name"
-                )
+        foreign = not isinstance(layer, Multiplied) and not (_number(own) and own == 1.0)
+        if foreign and any(True for _ in layer.parameters(recurse=False)):
+            raise PlanError(
+                f"layer {path!r} ({type(layer).__name__}) has a multiplier of its own, which "
+                "no plan knows; derive the layer from param_groups.layers.Multiplied, whose "
+                "multiplier the plan sets, or give the attribute another name"
+            )
 
 
 def _number(value: object) -> bool:
@@ -79,12 +79,11 @@ def _refuse_shared_memory(parameters: Mapping[str, nn.Parameter]) -> None:
         if parameter.is_meta or is_sharded(parameter) or parameter.numel() == 0:
             continue
         place = (str(parameter.device), parameter.data_ptr())
-        if other := seen.setdefault(place, name):
-            if other != name:
-                raise PlanError(
-                    f"{name!r} and {other!r} are two parameters over the same memory; tie them by "
-                    "assigning one and the same Parameter to both layers"
-                )
+        if (other := seen.setdefault(place, name)) and other != name:
+            raise PlanError(
+                f"{name!r} and {other!r} are two parameters over the same memory; tie them by "
+                "assigning one and the same Parameter to both layers"
+            )
 
 
 def is_sharded(parameter: torch.Tensor) -> bool:

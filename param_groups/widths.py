@@ -49,7 +49,10 @@ def base_ratios(
             raise PlanError(f"base: {name!r} has {pair!r}, no (fan_in, fan_out); use fans_of")
     if odd := sorted({a.name for a in assignments} ^ set(fans)):
         raise PlanError(f"the base model is another: {odd[0]!r} is only in one of the two")
-    grew = {a.name: tuple(own / fan for own, fan in zip(a.fans, fans[a.name])) for a in assignments}
+    grew = {
+        a.name: tuple(own / fan for own, fan in zip(a.fans, fans[a.name], strict=True))
+        for a in assignments
+    }
     if _follows_gradients(prescription):
         counted = [(a.name, grew[a.name][1]) for a in assignments if a.role in _SHARED_BY_HEADS]
         counted += [(a.name, grew[a.name][0]) for a in assignments if a.role in _SUMS_OVER_WIDTH]

@@ -39,7 +39,7 @@ def shipped(name: str) -> list[Path]:
         return [tables.shipped(table) for table in listed]
     paths = [tables.shipped(f"{table}{DESKTOP}") for table in listed]
     found = [path for path in paths if path.exists()]
-    return found if found == paths or found and enough(name, found) else []
+    return found if found == paths or (found and enough(name, found)) else []
 
 
 def enough(name: str, paths: Sequence[Path]) -> bool:
@@ -128,5 +128,5 @@ def drawings(
             if isinstance(item, pd.DataFrame)
             else style.credit(item, paper, stem, [*known, *also]),
         )
-        for (stem, item), known in zip(drawn, facts)
+        for (stem, item), known in zip(drawn, facts, strict=True)
     ]

@@ -181,7 +181,8 @@ def weighted(parts: Iterable[tuple[float, Estimate]]) -> Estimate:
     known = least is not None and all(one.groups is not None for _, one in parts)
     if error > 0 and all(one.freedom for _, one in parts):
         freedom = 1 / sum(
-            (own / error) ** 4 / (one.freedom or 1) for own, (_, one) in zip(errors, parts)
+            (own / error) ** 4 / (one.freedom or 1)
+            for own, (_, one) in zip(errors, parts, strict=True)
         )
     return Estimate(
         float(sum(weight * one.value for weight, one in parts)),

@@ -113,7 +113,7 @@ def size_panels(axes, panels: Iterable[Iterable[tuple[Sweeps, dict]]]) -> None:
     and one whose bars are by the spread over seeds of other widths says of which."""
     from matplotlib.ticker import EngFormatter, LogLocator, NullLocator
 
-    for axis, drawn in zip(axes, panels):
+    for axis, drawn in zip(axes, panels, strict=True):
         drawn = list(drawn)
         for sweeps, look in drawn:
             draw_best(axis, sweeps, **look)

@@ -71,14 +71,14 @@ def cards(results: Path | None, live: bool, kept: dict[str, tuple[str, Card]]) -
         source = sources(name, results, live)
         if source is not None:
             used |= {path for path in source.paths if source.own}
-            yield card(name, source, lambda: figure_card(name, source))
+            yield card(name, source, lambda: figure_card(name, source))  # noqa: B023
     own = (
         {path for depth in ("", "*/", "*/*/") for path in results.glob(f"{depth}results.csv")}
         if results
         else set()
     )
     for path in sorted(own - used):
-        yield card(f"sweep/{path}", Source([path], True), lambda: sweep_card(path))
+        yield card(f"sweep/{path}", Source([path], True), lambda: sweep_card(path))  # noqa: B023
 
 
 def page(made: Sequence[Card], state: str = "") -> str:
@@ -212,6 +212,7 @@ def server(results: Path, port: int) -> ThreadingHTTPServer:
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
             self.wfile.write(body)
+            return None
 
         def log_message(self, *_: object) -> None:
             """Says nothing: a page that looks every few seconds would fill the terminal."""

@@ -72,7 +72,7 @@ def provenance(table: Path, written: bytes) -> dict[str, object]:
             environments.append(dict(json.loads(path.read_text(encoding="utf-8"))["environment"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TableError(f"{path}: no summary with an environment ({error})") from None
-    for name, other in zip(names, environments):
+    for name, other in zip(names, environments, strict=True):
         if other != environments[0]:
             key = next(k for k in environments[0] | other if environments[0].get(k) != other.get(k))
             raise TableError(

@@ -68,7 +68,7 @@ def slope(values: Mapping[int, Estimate]) -> Estimate:
     if len(values) < 2:
         return UNKNOWN
     octaves = np.log2(list(values)) - np.mean(np.log2(list(values)))
-    return weighted(zip((octaves / (octaves @ octaves)).tolist(), values.values()))
+    return weighted(zip((octaves / (octaves @ octaves)).tolist(), values.values(), strict=True))
 
 
 def average(values: Sequence[float]) -> Estimate:

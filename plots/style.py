@@ -85,7 +85,7 @@ def width_colors(widths: Sequence[int]) -> dict[int, tuple[float, float, float]]
     """Width -> colour, dark to light with size."""
     import seaborn as sns
 
-    return dict(zip(sorted(widths), sns.color_palette("viridis", len(widths))))
+    return dict(zip(sorted(widths), sns.color_palette("viridis", len(widths)), strict=True))
 
 
 def shades(color: str, n: int) -> list[tuple[float, float, float]]:
@@ -132,18 +132,18 @@ def handles(entries: Sequence[tuple[str, Any]]) -> list:
     from matplotlib.lines import Line2D
 
     found = [Line2D([], [], **look) if isinstance(look, dict) else look for _, look in entries]
-    for handle, (label, _) in zip(found, entries):
+    for handle, (label, _) in zip(found, entries, strict=True):
         handle.set_label(label)
     return found
 
 
 def label_grid(axes, titles: Iterable[str] = (), x: str = "", y: Iterable[str] = ()) -> None:
     """Titles above the first row of panels, what all have below the last, and `y` left of rows."""
-    for axis, title in zip(axes[0], titles):
+    for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title)
     for axis in axes[-1] if x else ():
         axis.set_xlabel(x)
-    for row, label in zip(axes, y):
+    for row, label in zip(axes, y, strict=True):
         row[0].set_ylabel(label)
 
 
@@ -236,7 +236,9 @@ def rename(figure, labels: Mapping[str, str]) -> set[str]:
     found = set()
     for item in figure.findobj(Text) if labels else ():
         for old, new in labels.items():
-            text, times = re.subn(rf"(?<!\w){re.escape(old)}(?!\w)", lambda _: new, item.get_text())
+            text, times = re.subn(
+                rf"(?<!\w){re.escape(old)}(?!\w)", lambda _, new=new: new, item.get_text()
+            )
             if times:
                 found.add(old)
                 item.set_text(text)

@@ -160,7 +160,7 @@ def read_each(
     expect(paths, *sources)
     return [
         read(path, columns, source, numbers=numbers)
-        for path, (source, columns) in zip(paths, sources.items())
+        for path, (source, columns) in zip(paths, sources.items(), strict=True)
     ]
 
 
@@ -419,7 +419,7 @@ def losses_by(rows: pd.DataFrame, column: str) -> dict[float, list[tuple[int, fl
     losses as in `losses`. Tables are cut into hundreds of cells, too small for pandas."""
     found: dict[float, list[tuple[int, float]]] = {}
     for value, seed, status, loss in zip(
-        *(rows[key].tolist() for key in (column, SEED, STATUS, LOSS))
+        *(rows[key].tolist() for key in (column, SEED, STATUS, LOSS)), strict=True
     ):
         if status != "failed" and not math.isnan(value):
             ended = status != "diverged" and not math.isnan(loss)

@@ -9,6 +9,7 @@ if [ "${1:-}" = quick ]; then
   set -- -m "not slow" tests "${@:2}"
 fi
 if [ "$#" -eq 0 ]; then
+  ruff format --check .
   ruff check .
   mypy & types=$!  # which alone would leave the other cores idle
   # A third of a test's time is waiting for processes it has started: three fill two cores.

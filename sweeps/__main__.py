@@ -74,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         code = _submit(args) if args.command == "submit" else _run(args)
     if code:
         raise SystemExit(code)
+    return None
 
 
 def _parser() -> argparse.ArgumentParser:

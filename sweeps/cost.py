@@ -110,7 +110,7 @@ def report(work: Work, runs: Sequence[Run], args: argparse.Namespace) -> dict[st
         },
         "sizes": sorted(sizes, key=lambda size: size["parameters"]["total"]),
         **_totals(runs, args),
-        "may_add": dict(zip(("runs", "flops"), work.may_add())),
+        "may_add": dict(zip(("runs", "flops"), work.may_add(), strict=True)),
     }
 
 
@@ -136,10 +136,10 @@ def _totals(runs: Sequence[Run], args: argparse.Namespace) -> dict[str, Any]:
             run.flops / (getattr(gpu, run.config.training.precision) * args.utilisation) / 3600
             for run in runs
         ]  # GPU-hours; twice the GPUs take half the time
-        hours = sum(run.left * own for run, own in zip(runs, each))
+        hours = sum(run.left * own for run, own in zip(runs, each, strict=True))
         totals["all"]["gpu_hours"][gpu.name] = sum(each)
         totals["to_do"]["gpu_hours"][gpu.name] = hours
-        most = max((run.left * own for run, own in zip(runs, each)), default=0.0)
+        most = max((run.left * own for run, own in zip(runs, each, strict=True)), default=0.0)
         longest = totals["longest_run_hours"][gpu.name] = most / args.gpus_per_run
         if args.gpus:
             ends[gpu.name] = {
@@ -200,7 +200,7 @@ def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
             size["all"],
             size["to_do"]["runs"],
         )
-        for name, size in zip(names, sizes)
+        for name, size in zip(names, sizes, strict=True)
     ]
     rows += [
         (title, "", "", "", counts[key], number["to_do"])
@@ -222,14 +222,16 @@ def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
     shown = dict.fromkeys(part for parts in used for part in parts if parts[part])
     titles = (_TITLES.get(part, part.replace("_", " ")) for part in shown)
     memory = [("model", "run", *titles, *(gpu.name for gpu in GPUS))]
-    for name, size in zip(names, sizes):
+    for name, size in zip(names, sizes, strict=True):
         run = size["largest_run"]
         parts = (f"{run['memory_bytes'].get(part, 0) / 1e9:.3g}" for part in shown)
         fits = (_fit(size, gpu.name) for gpu in GPUS)
         memory.append((name, f"{run['optimizer']} {run['precision']}", *parts, *fits))
     lines.append(columns(memory))
     large = [
-        name for name, size in zip(names, sizes) if size["largest_run"]["peak_of"] == "observation"
+        name
+        for name, size in zip(names, sizes, strict=True)
+        if size["largest_run"]["peak_of"] == "observation"
     ]
     if large:
         lines.append(
@@ -237,7 +239,7 @@ def text(counts: Mapping[str, Any], args: argparse.Namespace) -> str:
             "training.observe_samples lower it"
         )
     if args.simulate:
-        steps = [(name, size["simulated"]) for name, size in zip(names, sizes)]
+        steps = [(name, size["simulated"]) for name, size in zip(names, sizes, strict=True)]
         how = f", {_how(args)}" if args.sharded else ""
         lines += ["", f"simulated, the largest run of each size{how}:", step_table(steps)]
     if args.sharded and any(size["largest_run"]["observed"] for size in sizes):

@@ -128,9 +128,9 @@ class LocalPool(Pool):
         share = Fraction(needs.gpus).limit_denominator(1000)
         if not count:
             return Fraction(0)
-        if self.options.launch and needs.processes == 1:
-            if not task.only_several(self.options.launch):
-                return Fraction(max(1, count // each))
+        launched = self.options.launch and not task.only_several(self.options.launch)
+        if launched and needs.processes == 1:
+            return Fraction(max(1, count // each))
         return min(share, Fraction(1, -(-each // count))) if share <= 1 else share
 
     def _threads(self, needs: Needs, share: Fraction) -> int:
@@ -156,7 +156,7 @@ class LocalPool(Pool):
     def _take(self, run: _Run) -> bool:
         """Sets a run's GPUs and cores aside; False while they are not free."""
         running = sum(run.started for run in self.runs)
-        if self.workers and running >= self.workers or run.cpus > self.free_cores:
+        if (self.workers and running >= self.workers) or run.cpus > self.free_cores:
             return False
         room = [gpu for gpu, free in self.free.items() if free >= min(run.share, 1)]
         if run.share < 1:

@@ -170,7 +170,7 @@ def _by_role(saved: Mapping[str, Any]) -> dict[str, dict[str, str]]:
 @functools.lru_cache(maxsize=10_000)
 def _section(text: str) -> Any:
     try:
-        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+        return yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except yaml.YAMLError:
         return None
 
@@ -323,7 +323,7 @@ def compare(args: argparse.Namespace) -> None:
         if name not in ("tensors", "parameters"):
             changed.setdefault((name, *(plan.get(key, "") for plan in plans)), []).append(role)
     # A run's column is named by what is its own, where that is short.
-    few = list(zip(_headings(keys), keys)) if 0 < len(keys) <= 3 else []
+    few = list(zip(_headings(keys), keys, strict=True)) if 0 < len(keys) <= 3 else []
     labels = {
         run: ", ".join(f"{name} {_short(run.config.get(key))}" for name, key in few)
         or run.folder.name
@@ -365,7 +365,7 @@ def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
 def _headings(keys: Sequence[str]) -> list[str]:
     """Keys without their section where what is left says enough."""
     last = [key.rpartition(".")[2] for key in keys]
-    return [name if last.count(name) == 1 else key for name, key in zip(last, keys)]
+    return [name if last.count(name) == 1 else key for name, key in zip(last, keys, strict=True)]
 
 
 def _short(value: Any) -> str:
@@ -423,7 +423,7 @@ def text_plot(
     from rich.text import Text
 
     points = [point for curve in (*curves, *dots) for point in curve]
-    (left, right), (low, high) = ((min(axis), max(axis)) for axis in zip(*points))
+    (left, right), (low, high) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
     across, up = (right - left) or 1, (high - low) or 1
     cells: dict[tuple[int, int], tuple[str, int]] = {}
 
@@ -435,7 +435,7 @@ def text_plot(
 
     for number, curve in enumerate(curves):
         spots = [place(*point) for point in curve]
-        for (x0, y0), (x1, y1) in zip(spots, spots[1:] or spots):
+        for (x0, y0), (x1, y1) in zip(spots, spots[1:] or spots, strict=True):
             parts = max(abs(x1 - x0), abs(y1 - y0), 1)
             for part in range(parts + 1):
                 x, y = round(x0 + (x1 - x0) * part / parts), round(y0 + (y1 - y0) * part / parts)
@@ -472,9 +472,9 @@ def _picture(
     figure = Figure(figsize=(6, 4), layout="constrained")
     axes = figure.subplots()
     for number, (label, points) in enumerate(curves):
-        axes.plot(*zip(*points), label=label, color=f"C{number % 10}")
+        axes.plot(*zip(*points, strict=True), label=label, color=f"C{number % 10}")
     for number, points in enumerate(filter(None, dots)):
-        axes.plot(*zip(*points), "x", color=f"C{number % 10}")
+        axes.plot(*zip(*points, strict=True), "x", color=f"C{number % 10}")
     axes.set(xlabel="step", ylabel=key.replace("_", " "))
     axes.legend(title="x: eval loss" if any(dots) else None, fontsize="small")
     try:

@@ -181,7 +181,7 @@ class SlurmPool(Pool):
                     for run in runs:
                         run.future.set_exception(error)
                     continue
-                for pack, job_id in zip(packs, ids):
+                for pack, job_id in zip(packs, ids, strict=True):
                     for run in pack:
                         run.id = job_id
                 _remember(folder, {run.job.name: run.id for run in runs})

@@ -121,9 +121,10 @@ def duration(seconds: float) -> str:
 
 def columns(lines: Sequence[tuple[str, ...]]) -> str:
     """Rows of cells as text in columns."""
-    widths = [max(map(len, cells)) for cells in zip(*lines)]
+    widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
     )
 
 

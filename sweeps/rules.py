@@ -257,7 +257,7 @@ class Confirm(Section):
         if not scores:
             return DONE
         best = candidate(scores)
-        where = " ".join(f"{key}={value:g}" for key, value in zip(self.keys, best))
+        where = " ".join(f"{key}={value:g}" for key, value in zip(self.keys, best, strict=True))
         neighbours = around(best, self.neighbours, cell.results)
         new = [place for place in neighbours if place not in cell.results.keys() | cell.refused]
         if cell.added + len(new) > self.points:
@@ -296,7 +296,7 @@ def score(summary: Summary, metric: str) -> Score | None:
 
 def mean_score(scores: Sequence[Score]) -> Score:
     """The mean over seeds, of metric and loss each."""
-    first, second = zip(*scores)
+    first, second = zip(*scores, strict=True)
     return sum(first) / len(scores), sum(second) / len(scores)
 
 
@@ -305,10 +305,10 @@ def candidate(scores: Mapping[Place, Score]) -> Place:
 
     So a search that starts where every run diverges goes down in each of them.
     """
-    tops = [max(values) for values in zip(*scores)]
+    tops = [max(values) for values in zip(*scores, strict=True)]
 
     def order(place: Place) -> tuple:
-        below = [math.log2(value / top) for value, top in zip(place, tops)]
+        below = [math.log2(value / top) for value, top in zip(place, tops, strict=True)]
         return [-part for part in scores[place]], max(below), sum(below), place
 
     return min(scores, key=order)
@@ -321,12 +321,12 @@ def around(
 
     Powers of two that are no whole ones would come back to a value with another last digit.
     """
-    values = [sorted(set(column)) for column in zip(*known)] or [[] for _ in place]
+    values = [sorted(set(column)) for column in zip(*known, strict=True)] or [[] for _ in place]
 
     def snapped(value: float, own: Sequence[float]) -> float:
         return next((o for o in own if math.isclose(o, value, rel_tol=1e-9)), value)
 
     return [
-        tuple(snapped(shifted(v, s), own) for v, s, own in zip(place, step, values))
+        tuple(snapped(shifted(v, s), own) for v, s, own in zip(place, step, values, strict=True))
         for step in neighbours
     ]

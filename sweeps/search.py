@@ -247,7 +247,7 @@ class SearchWork(Work):
             if answer.done:
                 self.reasons[study.name] = answer.note
             for place in answer.places:
-                values = dict(zip(self.asked.config.search, place))
+                values = dict(zip(self.asked.config.search, place, strict=True))
                 task = self._task(played, Trial(len(played.trials), values, "running"))
                 self.storage.add(played.key, task.trial, played.ranges, task.run)
                 played.trials.append(task.trial)

@@ -166,7 +166,7 @@ class Tuning(Section):
         nothing.
         """
         last, tried = rounds[-1], [trial.values for trial in fresh]
-        first = [{key: 1.0 for key in self.search}]
+        first = [dict.fromkeys(self.search, 1.0)]
         first += [best_trial(earlier.finished).values for earlier in rounds[:-1]]
         for values in first:
             inside = all(low <= values[key] <= high for key, (low, high) in last.ranges.items())

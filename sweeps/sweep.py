@@ -137,10 +137,10 @@ class SweepWork(Work):
         rule = sweep.config.transfer
         for curve, values in self.cells if rule else ():
             target = (curve, tuple({**dict(values), **rule.target}.items()))
-            if rule.source.items() <= dict(values).items() and target != (curve, values):
-                if target in self.cells:
-                    self.cells[target].source = self.cells[curve, values]
-                    self._targets.setdefault((curve, values), []).append(target)
+            copied = rule.source.items() <= dict(values).items() and target != (curve, values)
+            if copied and target in self.cells:
+                self.cells[target].source = self.cells[curve, values]
+                self._targets.setdefault((curve, values), []).append(target)
         for key in self.cells:
             self._advance(key)
         if self._waiting and not self.results:

@@ -390,7 +390,7 @@ class Sweep(Asked):
         Raises UserError if they make no valid config, or none that is meant.
         """
         curve, fixed = cell
-        found = {**dict(fixed), **dict(zip(self.config.searched, place))}
+        found = {**dict(fixed), **dict(zip(self.config.searched, place, strict=True))}
         values = {key: found[key] for key in {**self.config.grid, **self.config.curves[curve].grid}}
         chosen = self.seeds(values) if seeds is None else dict.fromkeys(seeds)
         points = [self.point(curve, values, seed) for seed in chosen]
@@ -471,8 +471,10 @@ def _refuse_set_and_crossed(sweep: Sweep) -> None:
 def _refuse_one_run_twice(sweep: Sweep, known: Point, point: Point) -> None:
     """Raises UserError if two combinations of a grid are one run."""
     if known.values != point.values:
-        same = [pair for pair in zip(known.values, point.values) if pair[0] != pair[1]]
-        one, other = (" ".join(f"{key}={value}" for key, value in side) for side in zip(*same))
+        same = [pair for pair in zip(known.values, point.values, strict=True) if pair[0] != pair[1]]
+        one, other = (
+            " ".join(f"{key}={value}" for key, value in side) for side in zip(*same, strict=True)
+        )
         raise UserError(
             f"{sweep.path}, curve {point.curve!r}: grid: {one} and {other} are the same run; keep "
             "one of them"
@@ -488,7 +490,7 @@ def grid_values(grid: Mapping[str, Values | Log2Range], where: str = "") -> list
             f"{where}: grid: more than {MOST:,} combinations of {', '.join(grid)}; give fewer "
             "values, or several files"
         )
-    return [dict(zip(grid, combination)) for combination in itertools.product(*axes)]
+    return [dict(zip(grid, combination, strict=True)) for combination in itertools.product(*axes)]
 
 
 def _axis(values: list[Any] | Log2Range) -> list[Any]:

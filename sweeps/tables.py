@@ -172,9 +172,11 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    with reading(path, f"; delete {path.parent} to run again"):
-        with open(path, encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
+    with (
+        reading(path, f"; delete {path.parent} to run again"),
+        open(path, encoding="utf-8") as file,
+    ):
+        return [json.loads(line) for line in file]
 
 
 def _logged(run_dir: Path, summary: Summary) -> list[Values]:
@@ -255,7 +257,7 @@ def _attention_rows(arrays: Arrays) -> Iterator[Values]:
     """The logits A of every head of sample 0 at the recorded places (token, attended)."""
     places = arrays.get("attention_places", ())
     for block, entries in enumerate(arrays.get("attention_entries", ())):
-        for (token, attended), heads in zip(places, entries):
+        for (token, attended), heads in zip(places, entries, strict=True):
             which = {"block": block, "token": int(token), "attended": int(attended)}
             for head, value in enumerate(heads):
                 yield {**which, "head": head, "value": _rounded(value)}

@@ -148,7 +148,7 @@ def perform(
         if torch is not None and torch.cuda.is_initialized():
             gc.collect()
             torch.cuda.empty_cache()  # a run in another process may share the GPU
-        for number, handler in zip(numbers, before):
+        for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
         if _parent is not None and os.getppid() != _parent:
             os._exit(0)  # the driver is gone; the executor would wait for its next job for ever
@@ -206,7 +206,7 @@ def _log(run_dir: Path) -> Iterator[IO[str]]:
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
-            for number, copy in zip((1, 2), before):
+            for number, copy in zip((1, 2), before, strict=True):
                 os.dup2(copy, number)
                 os.close(copy)
 

@@ -39,7 +39,7 @@ class Costed:
 
     def settings(self, shape, **changes):
         """A config; `__` stands for the dot of a key."""
-        values = dict(zip(self.keys, shape))
+        values = dict(zip(self.keys, shape, strict=True))
         values |= {key.replace("__", "."): value for key, value in changes.items()}
         base = {"optimizer": {"name": "adam", "lr": 1.0}, "schedule": {}, **self.base}
         return validate(load_experiment(self.name).config, set_keys(base, values), "test")

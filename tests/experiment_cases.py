@@ -340,7 +340,7 @@ def write_texts(root: Path) -> None:
             sentences = [" ".join(random.choice(words, random.integers(3, 8))) for _ in range(6)]
             texts.append(" ".join(f"{sentence.capitalize()}." for sentence in sentences))
             (root / folder / f"{index:02}.txt").write_text(texts[-1])
-    rows = [{"body": one, "text": two} for one, two in zip(*documents.values())]
+    rows = [{"body": one, "text": two} for one, two in zip(*documents.values(), strict=True)]
     (root / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 

@@ -175,7 +175,7 @@ def _run(arguments, environment, cwd, files):
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(cwd)
-    for number, file in zip((1, 2), files):
+    for number, file in zip((1, 2), files, strict=True):
         opened = os.open(file, os.O_WRONLY | os.O_APPEND)
         os.dup2(opened, number)
         os.close(opened)

@@ -126,7 +126,7 @@ def left(folder="data"):
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize(
-    "faults, asked",
+    ("faults", "asked"),
     [
         ([], [None]),
         (["503", "500"], [None] * 3),
@@ -147,7 +147,7 @@ def test_a_file_comes_whole_over_a_bad_line(server, faults, asked, exact):
 
 
 @pytest.mark.parametrize(
-    "faults, changes, message",
+    ("faults", "changes", "message"),
     [
         (["404"], {}, "the server answers 404 Not Found"),
         (["503"] * 20, {}, "the server answers 503"),

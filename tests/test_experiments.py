@@ -237,7 +237,7 @@ def test_two_processes_train_the_run_that_one_does(small, tmp_path):
     assert result.err.count("step 6/6") == 1  # one process speaks
     one, two = (list(map(flat, lines(tmp_path / name))) for name in ("1", "2"))
     assert [line["step"] for line in one] == [line["step"] for line in two]
-    for first, second in zip(one, two):
+    for first, second in zip(one, two, strict=True):
         assert second == pytest.approx(first, rel=1e-4)
     summaries = [json.loads((tmp_path / n / "summary.json").read_text()) for n in "12"]
     for key in ("targets", "eval_targets"):

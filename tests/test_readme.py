@@ -65,7 +65,7 @@ def parses(words):
     if words[0] == "bash":
         assert (ROOT / words[1]).is_file()
         subprocess.run(["bash", "-n", words[1]], check=True, cwd=ROOT)
-        return
+        return None
     module, arguments = words[2], words[3:]
     if module.endswith(".train") and not {"--help", "--plan"} & {*arguments}:
         from training.config import load
@@ -73,7 +73,7 @@ def parses(words):
         experiment = importlib.import_module(module).EXPERIMENT
         args = experiment._parser().parse_intermixed_args(arguments)
         load(experiment.config, ROOT / args.config, args.overrides)
-        return
+        return None
     if module == "measure.coordinate_check":  # tests/measure runs it
         from measure import coordinate_check
         from training.config import load
@@ -84,13 +84,13 @@ def parses(words):
             assert (ROOT / args.target).exists()
         if args.rest:
             load(load_experiment(args.target).config, ROOT / args.rest[0], args.rest[1:])
-        return
+        return None
     if module == "vit_cifar5m.initial":  # a GPU's work at the paper's sizes
         from vit_cifar5m import initial
 
         args = initial._parser().parse_intermixed_args(arguments)
         assert initial.read_settings(args.preset, args.overrides)
-        return
+        return None
     if module == "sweeps" and arguments[1:2] == []:
         arguments = [*arguments, "--help"]
     elif module == "sweeps" and arguments[0] in ("run", "search", "submit"):

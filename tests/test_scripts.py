@@ -57,7 +57,7 @@ def table(root, name):
 
 
 @pytest.mark.parametrize(
-    "script, words, module, config, suffix",
+    ("script", "words", "module", "config", "suffix"),
     [
         ("bart_span_denoise", [], "bart_span_denoise", "bart_large", ""),
         ("bart_span_denoise", ["r2c2"], "bart_span_denoise", "r2c2", "_fsdp"),
@@ -178,7 +178,7 @@ def test_options_reach_every_sweep_and_a_preset_its_tables(call, tmp_path):
     ):
         table(tmp_path, f"vit_imagenet/{file}.csv")
     lines = call("vit_laptop").calls
-    for line, name in zip(lines, ("figure_1_2", "rate_transfer")):
+    for line, name in zip(lines, ("figure_1_2", "rate_transfer"), strict=True):
         assert line == (
             f"python -m sweeps run vit_imagenet/sweeps/{name}.yaml --preset laptop "
             "--workers 2 --threads 1"
@@ -190,7 +190,8 @@ def test_options_reach_every_sweep_and_a_preset_its_tables(call, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "script, sweeps", [("everett_laptop", 14), ("infinite_limits_laptop", 7), ("bart_laptop", 2)]
+    ("script", "sweeps"),
+    [("everett_laptop", 14), ("infinite_limits_laptop", 7), ("bart_laptop", 2)],
 )
 def test_laptop_scripts_run_the_laptop_preset_of_all(call, script, sweeps):
     lines = [line for line in call(script).calls if "-m sweeps" in line]
@@ -210,7 +211,7 @@ def test_options_of_the_small_scripts_reach_the_sweeps_and_a_look_trains_nothing
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    ("words", "said"),
     [
         (["quickstart.sh", "--help"], "Trains a width sweep on the embedded corpus"),
         (["download.sh", "-h"], "Fetches the data of the paper-size configs"),

@@ -38,7 +38,7 @@ class Adafactor(Decoupled):
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         steps, directions = self._steps(params), []
         torch._foreach_add_(steps, 1.0)
-        for param, grad, step in zip(params, grads, steps):
+        for param, grad, step in zip(params, grads, steps, strict=True):
             decay = 1 - step.item() ** -ADAFACTOR_DECAY
             square = grad.square().add_(group["eps"])
             axes = factored_axes(param.shape)

@@ -369,7 +369,7 @@ def _sums(path: Path) -> dict[str, Any]:
     _plain(path / _CHECKSUMS)
     sums = json.loads((path / _CHECKSUMS).read_text(encoding="utf-8"))
     states = sorted(sums.keys() - {_META}) if isinstance(sums, dict) and _META in sums else []
-    if not states or states != [_STATE] and not all(map(_SHARD.fullmatch, states)):
+    if not states or (states != [_STATE] and not all(map(_SHARD.fullmatch, states))):
         raise Damaged(f"{path / _CHECKSUMS}: does not list the files of a checkpoint")
     for name in (_META, *states):
         _plain(path / name)

@@ -144,7 +144,7 @@ def parse_yaml(text: str, where: str, own: bool = False) -> Any:
     if len(text) > _CHARACTERS and not own:
         raise UserError(f"{where}: more than {_CHARACTERS} characters; a config is a short text")
     try:
-        return yaml.load(text, _OwnLoader if own else _Loader)  # noqa: S506 - a SafeLoader
+        return yaml.load(text, _OwnLoader if own else _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""

@@ -46,7 +46,7 @@ def evaluate(
     measure = task.measure or (lambda model, batch: {"loss": task.loss(model, batch)})
     names, sums, stopped = ["loss"], [], False
     model.eval()
-    for batch, ids in zip(loading.batches(loader), batches):
+    for batch, ids in zip(loading.batches(loader), batches, strict=True):
         if stopped := stopping():
             break
         count = (task.eval_count or task.count)(batch)
@@ -66,4 +66,4 @@ def evaluate(
     *values, count = accelerator.reduce(total, reduction="sum").tolist()
     if count == 0:
         raise UserError("no evaluation sample could be read; see the messages above")
-    return {name: value / count for name, value in zip(names, values)}, int(count)
+    return {name: value / count for name, value in zip(names, values, strict=True)}, int(count)

@@ -140,7 +140,7 @@ def _to_gradients(logits: Tensor, vocabulary: int, ids: Tensor, losses: Tensor) 
     size = len(logits)
     if logits.device.type == "cpu":
         size = max(1, _PIECE // logits.shape[1])
-    parts = zip(logits.split(size), ids.split(size), losses.split(size))
+    parts = zip(logits.split(size), ids.split(size), losses.split(size), strict=True)
     for piece, target, loss in parts:
         p = piece.to(losses.dtype)
         inside = p[:, :vocabulary]

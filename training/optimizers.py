@@ -237,7 +237,7 @@ class AdamParamScaling(_AdamLike):
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         lr, wd, eps = group["lr"], group["weight_decay"], group["eps"]
         if self._fused:  # AdamW tensor by tensor, at lr * scale and an unchanged lr * decay
-            for theta, *tensors in zip(params, grads, *self._moments(params)):
+            for theta, *tensors in zip(params, grads, *self._moments(params), strict=True):
                 # Directly before the update, which then finds much of the tensor in cache.
                 scale = max(rms_on_cpu(theta), PARAM_SCALE_FLOOR)
                 lists = ([tensor] for tensor in tensors)

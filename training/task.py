@@ -170,7 +170,11 @@ class Losses:
         counts = torch.stack(self.counts)
         taken = counts > 0  # a step that was skipped has none
         steps = dict(enumerate((sums / counts).tolist(), start=step - len(sums) + 1))
-        steps = {index: loss for (index, loss), kept in zip(steps.items(), taken.tolist()) if kept}
+        steps = {
+            index: loss
+            for (index, loss), kept in zip(steps.items(), taken.tolist(), strict=True)
+            if kept
+        }
         if steps:
             self.last = (sums.sum() / counts.sum()).item()
             self.targets += int(counts.sum())

@@ -65,7 +65,7 @@ class Trackers:
         except (OSError, ValueError):
             self.told = {}
         for name in self.names:
-            self._guarded(name, lambda: self._open(name))
+            self._guarded(name, lambda: self._open(name))  # noqa: B023
         lines = [(log, line) for log in logs for line in log.lines()]
         for log, line in sorted(lines, key=lambda item: item[1]["step"]):  # W&B wants rising steps
             self.tell(log, line)
@@ -90,7 +90,7 @@ class Trackers:
                 write_json(self.run_dir / STATE, self.told)
 
         for name, tracker in list(self.open.items()):
-            self._guarded(name, lambda: send(name, tracker))
+            self._guarded(name, lambda: send(name, tracker))  # noqa: B023
 
     def finish(self) -> None:
         """Closes the trackers."""

@@ -174,7 +174,7 @@ class Drawn(Dataset):
         if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.size:
             raise IndexError(f"images {indices} are not all in 0 .. {self.size - 1}")
         images, labels = shapes.draw(numbers + self.first, self.seed)
-        return list(zip(images, labels.tolist()))
+        return list(zip(images, labels.tolist(), strict=True))
 
 
 def embedded(train_images: int | None, visits: int, seed: int) -> Drawn:
@@ -442,7 +442,7 @@ def _copy(chunks: Iterator[bytes], path: Path, size: int) -> None:
 def cifar10(folder: Path, train_images: int | None) -> Stored:
     """The binary version's five training batches; the test batch is held out."""
     folder = _binary_folder(folder)
-    train, labels = zip(*(open_batch(folder, name) for name in BINARY_TRAIN))
+    train, labels = zip(*(open_batch(folder, name) for name in BINARY_TRAIN), strict=True)
     train_labels = np.concatenate(labels)
     size = _counted(len(train_labels), train_images, "data.train_images", folder)
     return Stored(train, train_labels, size)

@@ -304,7 +304,7 @@ def _density(entries: torch.Tensor, unit: float) -> Rows:
     counts = torch.histogram(inside, torch.tensor(EDGES, dtype=torch.float64)).hist.tolist()
     return [
         {"low": low * unit, "high": high * unit, "count": int(count)}
-        for low, high, count in zip(EDGES, EDGES[1:], counts)
+        for low, high, count in zip(EDGES, EDGES[1:], counts, strict=True)
     ]
 
 
@@ -323,7 +323,7 @@ def compute(settings: Settings) -> dict[str, Rows]:
 def write_tables(folder: Path, tables: Mapping[str, Rows]) -> list[Path]:
     """Writes each table as CSV, whole or not at all."""
     paths = [folder / f"{name}.csv" for name in tables]
-    for path, rows in zip(paths, tables.values()):
+    for path, rows in zip(paths, tables.values(), strict=True):
         distances.write(path, list(rows[0]), rows)
     return paths
 

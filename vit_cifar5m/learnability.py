@@ -132,7 +132,7 @@ def measure(seed: int) -> dict[tuple[str, int], Result]:
     images = from_config(DataConfig(), seed)
     found = {}
     regression = linear()
-    for step in train(regression, shuffled(images, LINEAR_IMAGES, seed)):
+    for step in train(regression, shuffled(images, LINEAR_IMAGES, seed)):  # noqa: B007
         pass
     found["logistic regression", step] = evaluate(regression, images)
     torch.manual_seed(seed)

@@ -132,7 +132,7 @@ def arithmetic(task) -> list[str]:
 
 def result(summary: dict[str, Any]) -> str:
     """A finished run's outcome."""
-    top1 = summary["best_eval_top1"] if "best_eval_top1" in summary else None
+    top1 = summary.get("best_eval_top1")
     best = "no evaluation" if top1 is None else f"best top-1 {top1:.4f}"
     return f"{best}, {summary['targets_per_second']:.1f} images/s"
 

@@ -69,7 +69,9 @@ def read(paths: Sequence[Path]) -> Runs:
     logged = logged[logged[RUN].isin(table[RUN])]
     if logged.empty:
         raise TableError(f"{metrics}: none of its runs is in {results}; give tables of one sweep")
-    logged = logged.assign(**{FLOPS: logged[RUN].map(dict(zip(table[RUN], cost))) * logged[STEP]})
+    logged = logged.assign(
+        **{FLOPS: logged[RUN].map(dict(zip(table[RUN], cost, strict=True))) * logged[STEP]}
+    )
     kernels = observed.read_observed(entries, "observed_kernels.csv")
     for kind in KINDS:
         observed.check(kernels, kind, entries)
@@ -102,7 +104,7 @@ def equal_flops(runs: Runs, by: str, alpha: float) -> list[tuple[int, int, Estim
     one's end."""
     rows, found = scans.scan(runs.metrics, by, alpha), []
     sizes = sorted({int(size) for size in rows[by]})
-    for low, high in zip(sizes, sizes[1:]):
+    for low, high in itertools.pairwise(sizes):
         gaps = {}
         for seed, own in rows[rows[by].isin((low, high))].groupby(SEED):
             small, large = (own[own[by] == size] for size in (low, high))
@@ -257,7 +259,7 @@ def draw(runs: Runs) -> Iterator[tuple[str, object]]:
     trained = runs.metrics[np.isfinite(runs.metrics[TRAIN_LOSS])]
     yield "figure_7_dynamics", _steps(trained, scans.alphas(runs.results))
     yield "figure_12_flops", _flops(trained, scans.alphas(runs.results))
-    for kind, letter in zip(KINDS, "bc"):
+    for kind, letter in zip(KINDS, "bc", strict=True):
         title = f"({letter}) {kind.replace('_', ' ')} kernels\n{observed.first_seed(runs.kernels)}"
         strips = _strips(runs.kernels, kind)
         yield f"figure_7_{kind}", observed.draw_strips(strips, LABELS[kind], title)
@@ -269,8 +271,8 @@ def _steps(rows: pd.DataFrame, own: list[float]):
     both = own == [1.0, 0.5]
     figure, axes = style.subplots(len(SIZES), len(own) + both, (3.5, 2.3), sharex=True)
     figure.suptitle(f"(a) training loss\n{scans.BANDS}, of runs of equal seeds on the right")
-    for row, by in zip(axes, SIZES):
-        for axis, alpha in zip(row, own):
+    for row, by in zip(axes, SIZES, strict=True):
+        for axis, alpha in zip(row, own, strict=True):
             axis.set_title(scans.alpha_title(alpha))
             axis.sharey(axes[0][0])
             scans.draw_lines(axis, scans.scan(rows, by, alpha), by, scale="linear")
@@ -311,8 +313,8 @@ def _flops(rows: pd.DataFrame, own: list[float]):
         f"training loss against compute\n{scans.BANDS}; FLOPs: 6 per parameter "
         "and token, of which the paper's caption leaves out the tokens"
     )
-    for row, by in zip(axes, SIZES):
-        for axis, alpha in zip(row, own):
+    for row, by in zip(axes, SIZES, strict=True):
+        for axis, alpha in zip(row, own, strict=True):
             axis.set_title(scans.alpha_title(alpha))
             scans.draw_lines(axis, scans.scan(rows, by, alpha), by, against=FLOPS)
             axis.set_xlabel("training FLOPs\n(6 x parameters x tokens)")

@@ -237,7 +237,7 @@ def _draw_movement(axis, movement: pd.DataFrame) -> None:
     for alpha in alphas(movement):
         color = ALPHA_LOOKS.get(alpha, {}).get("color", "gray")
         rows = movement[movement[ALPHA_L] == alpha]
-        for (column, label), marker in zip(MOVED.items(), "os"):
+        for (column, label), marker in zip(MOVED.items(), "os", strict=True):
             groups = rows.groupby(LAYERS)[column]
             means, errors = groups.mean(), groups.sem().fillna(0)
             axis.errorbar(

@@ -69,7 +69,7 @@ def draw(losses: Losses) -> Iterator[tuple[str, object]]:
     found = panels(losses.rows)
     figure, axes = style.subplots(1, len(found), (4.0, 3.2), sharey=True)
     figure.suptitle(f"training loss\n{BANDS}")
-    for axis, (title, rows) in zip(axes[0], found.items()):
+    for axis, (title, rows) in zip(axes[0], found.items(), strict=True):
         scans.draw_lines(axis, rows, HEAD_DIM, TRAIN_LOSS, "linear")
         axis.set_title(title)
     axes[0][0].set_ylabel(scans.LOSS_LABEL)

@@ -246,7 +246,7 @@ def _figure_13(rows: pd.DataFrame):
         "movement of keys and attention logits\nlegends: power of N ± standard error "
         "[theory]; small points: seeds; all movement has parts of other causes"
     )
-    for row, columns, kind in zip(axes, (INDUCED, TOTAL), ("by W_Q, W_K", "in all")):
+    for row, columns, kind in zip(axes, (INDUCED, TOTAL), ("by W_Q, W_K", "in all"), strict=True):
         panels = {
             (optimizer, column): row[2 * i + j]
             for i, optimizer in enumerate(optimizers)

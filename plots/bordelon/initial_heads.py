@@ -9,6 +9,7 @@ networks of Figure 3a, with which the others are compared, keep the one left out
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -185,10 +186,10 @@ def expected_variation(shares: np.ndarray, other: np.ndarray, count: float) -> f
 
 def _shares(law: Callable, edges: Sequence[float], head_dim: float, alpha: float) -> np.ndarray:
     """What a symmetric density has between edges, the outermost bins with their tails."""
-    fine = [np.linspace(low, high, 201) for low, high in zip(edges, edges[1:])]
+    fine = [np.linspace(low, high, 201) for low, high in itertools.pairwise(edges)]
     middles = [(points[1:] + points[:-1]) / 2 for points in fine]
     inside = np.array(
-        [law(m, head_dim, alpha).sum() * (p[1] - p[0]) for m, p in zip(middles, fine)]
+        [law(m, head_dim, alpha).sum() * (p[1] - p[0]) for m, p in zip(middles, fine, strict=True)]
     )
     inside[[0, -1]] += (1 - inside.sum()) / 2
     return inside
@@ -212,7 +213,7 @@ def draw(all_tables: Sequence[pd.DataFrame]) -> Iterator[tuple[str, object]]:
     alpha = bins["alpha_attention"].min()
     shown = bins[bins["alpha_attention"] == alpha]
     sizes = sorted(shown["head_dim"].unique())
-    for axis, label, size in zip(axes[1], "bc", (sizes[0], sizes[-1])):
+    for axis, label, size in zip(axes[1], "bc", (sizes[0], sizes[-1]), strict=True):
         _draw_density(axis, shown[shown["head_dim"] == size], size, alpha)
         title = rf"({label}) $N = {size:.0f}$, $\alpha_A$ = {scans.alpha_text(alpha)}"
         axis.set_title(title, fontsize=9)

@@ -168,7 +168,7 @@ def draw(data: Data) -> Iterator[tuple[str, object]]:
     """Figures 6 and 8 to 10."""
     yield "figure_6_dynamics", _dynamics(data.test.rows, EVAL_LOSS, "test loss (nats/image)")
     yield "figure_8_dynamics", _dynamics(data.train.rows, TRAIN_LOSS, scans.LOSS_LABEL)
-    for kind, letter, number in zip(KINDS, "bc", (9, 10)):
+    for kind, letter, number in zip(KINDS, "bc", (9, 10), strict=True):
         kernels, unit = data.kernels, LABELS[kind]
         largest, every = (
             strips(kernels, kind) for strips in (observed.largest_of_scans, observed.all_of_scans)
@@ -188,18 +188,20 @@ def _attention(attention: pd.DataFrame):
         "(d) attention logits of heads\nticks: heads of all seeds at one pair of "
         "tokens; curves: Gaussian kernel estimates; sd: standard deviation"
     )
-    for row, alpha in zip(axes, own):
+    for row, alpha in zip(axes, own, strict=True):
         # N -> A (2, heads of all seeds) of the last block, the last token attending to the middle:
         # the places of a block are sorted, and the last but one is (last, middle) of its token.
         seeds: dict[int, list[np.ndarray]] = {}
         for (size, _), states in entries(attention, HEAD_DIM, alpha).items():
             seeds.setdefault(size, []).append(states[:, -2])
         found = {size: np.concatenate(own, axis=1) for size, own in sorted(seeds.items())}
-        for (size, values), color in zip(found.items(), style.width_colors(list(found)).values()):
-            for axis, state in zip(row, values):
+        for (size, values), color in zip(
+            found.items(), style.width_colors(list(found)).values(), strict=True
+        ):
+            for axis, state in zip(row, values, strict=True):
                 deviation = f", sd {state.std(ddof=1):.2f}" if len(state) > 1 else ""
                 _draw_density(axis, state, color=color, label=f"N = {size}{deviation}")
-        for axis, state in zip(row, STATES):
+        for axis, state in zip(row, STATES, strict=True):
             axis.set_title(f"{state}, {scans.alpha_title(alpha)}")
             if axis.get_legend_handles_labels()[0]:
                 axis.legend(fontsize=7, frameon=False)
@@ -228,7 +230,7 @@ def _dynamics(rows: pd.DataFrame, loss: str, label: str):
     first = rows[STEP].min()
     early = f"; first evaluation at step {first:.0f}" if first > 1 and loss == EVAL_LOSS else ""
     figure.suptitle(f"{name}{early}\n{scans.BANDS}")
-    for axis, by in zip(axes[0], SIZES):
+    for axis, by in zip(axes[0], SIZES, strict=True):
         scans.draw_lines(axis, scans.scan(rows, by, alpha), by, loss)
         axis.set_title(f"{SYMBOLS[by]} grows, {scans.alpha_title(alpha)}")
     scans.label_decades(axes[0][0], "x")

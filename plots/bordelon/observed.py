@@ -177,10 +177,10 @@ def draw_strips(grid: Sequence[Strip], unit: str, title: str):
     figure.suptitle(title)
     for axis in axes.flat:
         axis.set_visible(False)
-    for axis_row, row in zip(axes, grid):
+    for axis_row, row in zip(axes, grid, strict=True):
         parts = [kernel / (scale(kernel) or 1) for _, kernel in row.panels]
         top = max(float(np.nanmax(np.abs(part))) for part in parts)
-        for axis, (name, kernel), part in zip(axis_row, row.panels, parts):
+        for axis, (name, kernel), part in zip(axis_row, row.panels, parts, strict=True):
             axis.set(visible=True, xticks=[], yticks=[])
             axis.grid(False)
             image = axis.imshow(part, vmin=-top, vmax=top, cmap="RdBu_r", interpolation="nearest")

@@ -82,7 +82,7 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
         f"learning rates against head dimension\n{panels.RATE_NOTE}; {note}; "
         "dotted: no power of N (the paper)"
     )
-    for axis, (alpha, sweeps) in zip(axes[0], fitted.items()):
+    for axis, (alpha, sweeps) in zip(axes[0], fitted.items(), strict=True):
         axis.sharex(axes[0][0])
         axis.sharey(axes[0][0])
         panels.draw_rates(axis, sweeps, colors)

@@ -9,6 +9,7 @@ that ended before the others of their table are left out, and named in the findi
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -163,7 +164,7 @@ def gaps(rows: pd.DataFrame, by: str, loss: str = TRAIN_LOSS) -> list[Gap]:
     losses = {int(size): by_seed(own, by, loss) for size, own in rows.groupby(by)}
     sizes = list(losses)
     found = []
-    for low, high in zip(sizes, sizes[1:]):
+    for low, high in itertools.pairwise(sizes):
         values = (losses[low] - losses[high]).dropna(axis=1, how="all").mean()
         if len(values):
             found.append(Gap(low, high, values))
@@ -223,7 +224,7 @@ def label_decades(axis, along: str = "y") -> None:
     axis.set(**{f"{along}lim": (low / room, high * room)})
     subs = (1.0, 2.0, 5.0) if high / low < FEW_DECADES else (1.0,)
     # Numbers for what is read as one, powers where zeros would have to be counted.
-    plain = 5e-5 <= low and high < 1e5
+    plain = low >= 5e-5 and high < 1e5
 
     def label(value: float, _) -> str:
         digit, exponent = f"{value:.0e}".split("e")
@@ -261,7 +262,9 @@ def draw_lines(
 
 def draw_curves(axis, found: Mapping[int, LossCurve], by: str) -> None:
     """A line with its band per size; few points are marked."""
-    for (size, line), color in zip(found.items(), style.width_colors(list(found)).values()):
+    for (size, line), color in zip(
+        found.items(), style.width_colors(list(found)).values(), strict=True
+    ):
         axis.plot(
             line.steps,
             line.losses,

@@ -43,7 +43,7 @@ EXCHANGES = (
     ("relative rates, with both", "standard_both", "neural_tangent"),
     ("all three", "standard", "neural_tangent"),
 )
-SHAPES = dict(zip(LABELS, "os^Dos^"))
+SHAPES = dict(zip(LABELS, "os^Dos^", strict=True))
 
 
 def read(paths: Sequence[Path]) -> pd.DataFrame:
@@ -129,9 +129,11 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
     )
     losses, best = axes[0][:2], axes[0][2]
     panels.loss_limits(losses, [{0: sweep} for sweep in found.values()])
-    for axis, strategy in zip(losses, (STANDARD, SCALED)):
+    for axis, strategy in zip(losses, (STANDARD, SCALED), strict=True):
         own = [curve for curve in found if curve.startswith(strategy)]
-        for curve, color in zip(own, style.shades(style.STRATEGY_COLORS[strategy], len(own))):
+        for curve, color in zip(
+            own, style.shades(style.STRATEGY_COLORS[strategy], len(own)), strict=True
+        ):
             stable, at = found[curve].stable, found[curve].best
             look = {"color": color, "marker": SHAPES[curve], "ms": 4}
             axis.plot(list(stable), list(stable.values()), lw=1.1, **look)

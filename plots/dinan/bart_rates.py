@@ -194,10 +194,10 @@ def rate_colors(points: Sequence[Point]) -> dict[Point, tuple[float, float, floa
     last = max(len(lower) - 1, 1)
     shares = [index / last for index in range(len(lower))]
     mixed = [
-        tuple(black + share * (blue - black) for black, blue in zip(BLACK, BLUE))
+        tuple(black + share * (blue - black) for black, blue in zip(BLACK, BLUE, strict=True))
         for share in shares
     ]
-    return {highest: RED, **dict(zip(reversed(lower), mixed))}
+    return {highest: RED, **dict(zip(reversed(lower), mixed, strict=True))}
 
 
 def draw(sweep: Sweep) -> Iterator[tuple[str, object]]:
@@ -214,7 +214,7 @@ def _curves(sweep: Sweep):
         "searches for the learning rate\nmeans over seeds; [lowest loss ± standard "
         "error over n seeds]; from black to blue as the rate falls, the highest red"
     )
-    for row, width in zip(axes, widths):
+    for row, width in zip(axes, widths, strict=True):
         found = sweep.at(width)
         lines = [point.line for search in found.values() for point in search.points]
         last = max((steps[-1] for steps, _ in lines if len(steps)), default=1.0)
@@ -227,7 +227,7 @@ def _curves(sweep: Sweep):
             ],
             last,
         )
-        for axis, strategy in zip(row, STRATEGIES):
+        for axis, strategy in zip(row, STRATEGIES, strict=True):
             axis.set_title(f"{style.STRATEGIES[strategy]}, {model_name(width)}")
             if strategy in found:
                 _draw_search(axis, found[strategy], high)
@@ -305,13 +305,15 @@ def _optima(sweep: Sweep):
         f"optima\n{panels.RATE_NOTE}; {note}; dotted: the paper's power of the width "
         "in the mapped rate, -3/2"
     )
-    for axis, strategy in zip(axes[0], STRATEGIES):
+    for axis, strategy in zip(axes[0], STRATEGIES, strict=True):
         axis.set_title(style.STRATEGIES[strategy])
         panels.draw_rates(axis, fitted[strategy], colors)
         axis.set_xlabel("lr" if strategy == "standard" else r"$n^{-3/2}$ lr")
     limits = [(axis.get_xlim(), axis.get_ylim()) for axis in axes[0][:2] if axis.lines]
     if limits:  # the same rates and losses in both panels, with room for stars at the lowest
-        (lows, highs), (bottoms, tops) = (list(zip(*ends)) for ends in zip(*limits))
+        (lows, highs), (bottoms, tops) = (
+            list(zip(*ends, strict=True)) for ends in zip(*limits, strict=False)
+        )
         bottom = min(bottoms) - 0.05 * (max(tops) - min(bottoms))
         for axis in axes[0][:2]:
             axis.set(xlim=(min(lows), max(highs)), ylim=(bottom, max(tops)))

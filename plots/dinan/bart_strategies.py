@@ -197,7 +197,7 @@ def _figure_4(sweep: Sweep):
     figure, axes = style.subplots(1, len(widths), (4.9, 3.5), sharey=True)
     figure.suptitle(f"strategies at their optima\n{_SHADES}; legend: mean ± standard error")
     points = [point for width in widths for point in optima(sweep, width).values()]
-    for axis, width in zip(axes[0], widths):
+    for axis, width in zip(axes[0], widths, strict=True):
         found = optima(sweep, width)
         for strategy, point in found.items():
             _draw_point(axis, strategy, point)
@@ -237,7 +237,7 @@ _SHADES = (
 def _draw_point(axis, strategy: str, point: Point, **look) -> None:
     """A line per seed, paler with the seed, the first on top."""
     colors = style.shades(style.STRATEGY_COLORS[strategy], len(point.runs))
-    for run, color in reversed(list(zip(point.runs, colors))):
+    for run, color in reversed(list(zip(point.runs, colors, strict=True))):
         axis.plot(run.steps, run.losses, color=color, lw=1.3, **look)
 
 

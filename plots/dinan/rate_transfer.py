@@ -115,7 +115,7 @@ def draw(rows: pd.DataFrame) -> Iterator[tuple[str, object]]:
         "dotted: the derived power of the width, 0 but for standard, there -3/2"
     )
     panels.loss_limits(shown, list(found.values()))
-    for place, (axis, (strategy, sweeps)) in enumerate(zip(shown, found.items())):
+    for place, (axis, (strategy, sweeps)) in enumerate(zip(shown, found.items(), strict=True)):
         panels.draw_rates(axis, sweeps, colors)
         axis.set(
             title=style.STRATEGIES[strategy],

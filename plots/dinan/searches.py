@@ -299,7 +299,7 @@ def enlarge_end(axis, share: float = 0.4) -> None:
         (copied,) = part.plot(*line.get_data())
         copied.update_from(line)
         copied.set(transform=part.transData, clip_path=part.patch)
-        ends += [y for x, y in zip(*line.get_data()) if x >= first]
+        ends += [y for x, y in zip(*line.get_data(), strict=True) if x >= first]
     room = 0.05 * (max(ends) - min(ends)) + 0.1 if ends else 1.0
     if ends:
         part.set_ylim(min(ends) - room, max(ends) + room)
@@ -400,7 +400,7 @@ def by_loss(paths: Sequence[Path]) -> list[Sweep]:
             finite = [point for point in points if math.isfinite(point.loss)]
             best = min(finite, key=lambda point: (point.loss, point.rate), default=None)
             searches[int(width), strategy] = Search(strategy, int(width), points, best)
-        columns = zip(kept[CURVE], kept[RATE], kept[WIDTH])
+        columns = zip(kept[CURVE], kept[RATE], kept[WIDTH], strict=True)
         rates = [mapped_rate(strategy, rate, int(width)) for strategy, rate, width in columns]
         rows = kept.assign(**{RATE: rates, LOSS: kept[LOWEST_LOSS.best]})
         found.append(Sweep(path, rows, searches, _failed_lines(results)))

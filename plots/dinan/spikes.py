@@ -39,13 +39,13 @@ _ROUNDING = 1e-9
 def warm_up_end(steps: Sequence[int], lr_factors: Sequence[float]) -> int:
     """The first step whose learning-rate factor is the highest; 0 for no lines."""
     peak = max(lr_factors, default=0.0)
-    return next((step for step, factor in zip(steps, lr_factors) if factor == peak), 0)
+    return next((step for step, factor in zip(steps, lr_factors, strict=True) if factor == peak), 0)
 
 
 def accuracy_spikes(steps: Sequence[int], top1: Sequence[float], warm_up: int) -> list[int]:
     """The steps at which accuracy spikes begin; accuracies are fractions."""
     best, beyond = -math.inf, []
-    for step, value in zip(steps, top1):
+    for step, value in zip(steps, top1, strict=True):
         beyond.append(step >= warm_up and best - value > ACCURACY_DROP + _ROUNDING)
         best = max(best, value)
     return _begins(steps, beyond)
@@ -53,7 +53,7 @@ def accuracy_spikes(steps: Sequence[int], top1: Sequence[float], warm_up: int) -
 
 def loss_spikes(steps: Sequence[int], losses: Sequence[float], warm_up: int) -> list[int]:
     """The steps at which loss spikes begin."""
-    lines = [(step, loss) for step, loss in zip(steps, losses) if math.isfinite(loss)]
+    lines = [(step, loss) for step, loss in zip(steps, losses, strict=True) if math.isfinite(loss)]
     values = [loss for _, loss in lines]
     beyond = []
     for index, (step, loss) in enumerate(lines):
@@ -70,7 +70,9 @@ def loss_spikes(steps: Sequence[int], losses: Sequence[float], warm_up: int) -> 
 def _begins(steps: Sequence[int], beyond: Sequence[bool]) -> list[int]:
     """The first step of every unbroken series of lines beyond a threshold."""
     earlier = [False, *beyond]
-    return [step for step, now, then in zip(steps, beyond, earlier) if now and not then]
+    return [
+        step for step, now, then in zip(steps, beyond, earlier, strict=True) if now and not then
+    ]
 
 
 def of_run(rows: pd.DataFrame) -> tuple[list[int], list[int]]:

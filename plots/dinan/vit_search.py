@@ -9,6 +9,7 @@ best accuracy of every point and marks the six neighbours that confirm the optim
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -128,7 +129,11 @@ def findings(sweep: Sweep) -> list[Printed]:
             theirs = f"{bulk_rate(strategy, there[0], VIT_WIDTH):.3g}" if there else ""
             measured = f"{rate:.3g} at n = {search.width}"
             text.append(Finding(f"{label}: rate of the blocks' matrices", measured, theirs))
-        for kind, counts in zip(("accuracy", "training loss"), zip(*(run.spikes for run in runs))):
+        for kind, counts in zip(
+            ("accuracy", "training loss"),
+            zip(*(run.spikes for run in runs), strict=True),
+            strict=False,
+        ):
             measured = f"{sum(counts)} in {sum(map(bool, counts))} of {len(counts)} runs"
             text.append(Finding(f"{label}: spikes in {kind}", measured))
         diverged = sum(run.diverged for run in runs)
@@ -150,7 +155,7 @@ def _curves(found: Mapping[str, Search]):
         f"first seed ({_seeds(found)}) of every point; colours: lr, dashes: wd, "
         "*: optimum; the last epochs are enlarged"
     )
-    for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items()):
+    for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items(), strict=True):
         axis.set_title(label)
         if strategy in found:
             _draw_curves(axis, found[strategy])
@@ -222,7 +227,7 @@ def _map(found: Mapping[str, Search]):
         if not (point.runs[0].diverged or search.optimum.runs[0].diverged)
     ]
     span = min(SPAN, max(0.5, math.ceil(2 * max(gaps, default=0)) / 2))
-    for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items()):
+    for axis, (strategy, label) in zip(axes.flat, style.STRATEGIES.items(), strict=True):
         axis.grid(False)
         if strategy in found:
             _draw_map(axis, found[strategy], span)
@@ -267,7 +272,7 @@ def _draw_map(axis, search: Search, span: float) -> None:
     gaps = [1.0]  # an octave, or the finest distance of two points' rates or decays if that is less
     for values in ({p.rate for p in search.points}, {p.decay for p in search.points}):
         logs = sorted(map(math.log2, values))
-        gaps += [high - low for low, high in zip(logs, logs[1:]) if high - low > 1e-3]
+        gaps += [high - low for low, high in itertools.pairwise(logs) if high - low > 1e-3]
     side = min(gaps)
     # What is drawn last lies on top: edges of neighbours, then that of the optimum.
     for point in sorted(search.points, key=lambda p: (p == optimum, p in beside)):
@@ -292,13 +297,16 @@ def _draw_map(axis, search: Search, span: float) -> None:
         ink = "black" if share > 0.6 or lost else "white"
         text = "div." if lost else percent(point.runs[0])
         axis.text(x, y, text, ha="center", va="center", fontsize=6, color=ink)
-    missing = [place for place, point in zip(around, beside) if point is None]
+    missing = [place for place, point in zip(around, beside, strict=True) if point is None]
     for rate, decay in missing:
         axis.text(math.log2(rate), math.log2(decay), "?", ha="center", va="center", fontsize=9)
     places = [(p.rate, p.decay) for p in search.points] + missing
     # Ticks at the values that were run, at most eight, and room around.
     for values, along, limits in zip(
-        zip(*places), (axis.xaxis, axis.yaxis), (axis.set_xlim, axis.set_ylim)
+        zip(*places, strict=True),
+        (axis.xaxis, axis.yaxis),
+        (axis.set_xlim, axis.set_ylim),
+        strict=False,
     ):
         values = sorted({f"{value:.3g}": value for value in values}.values())
         shown = values[:: math.ceil(len(values) / 8)]

@@ -251,8 +251,8 @@ def _of_optimizer(table: pd.DataFrame, curve: str):
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     for axis in axes.flat:
         axis.autoscale(False)  # each band would ask for the limits of all panels again
-    for row, (kind, label) in zip(axes, kinds.items()):
-        for axis, rule in zip(row, rules):
+    for row, (kind, label) in zip(axes, kinds.items(), strict=True):
+        for axis, rule in zip(row, rules, strict=True):
             lines = [(of(table, curve, rule, [kind], width), c) for width, c in colors.items()]
             _draw_traces(axis, lines)
         row[0].set_ylabel(label, fontsize=8)
@@ -270,8 +270,8 @@ def _figure_1(table: pd.DataFrame):
     table = table[table[CURVE] == "adam"]
     rules = style.present(style.LABELS, table[PARAMETERIZATION])
     figure, axes = style.subplots(1, len(rules), (2.5, 2.3), sharex=True, sharey=True)
-    colors = dict(zip(("readout", *MLP), style.PALETTE))
-    for axis, rule in zip(axes[0], rules):
+    colors = dict(zip(("readout", *MLP), style.PALETTE, strict=True))
+    for axis, rule in zip(axes[0], rules, strict=True):
         _draw_traces(axis, [(of(table, "adam", rule, [k]), color) for k, color in colors.items()])
     style.label_grid(axes, rules.values(), "step", ["log alignment ratio"])
     entries = [(KINDS[kind], {"color": color}) for kind, color in colors.items()]

@@ -126,8 +126,8 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     depths = sorted(map(int, table[WIDTH].unique()))
     colors, looks = style.width_colors(depths), {**style.looks(list(curves)), **LOOKS}
     figure, axes = style.subplots(len(curves) + 1, len(rules), (2.5, 2.1))
-    for row, (curve, label) in zip(axes, curves.items()):
-        for axis, (rule, title) in zip(row, rules.items()):
+    for row, (curve, label) in zip(axes, curves.items(), strict=True):
+        for axis, (rule, title) in zip(row, rules.items(), strict=True):
             axis.sharex(axes[0, 0])
             axis.set_title(f"{title}, {label}", fontsize=9)
             if sweeps := found.get((rule, curve)):
@@ -139,7 +139,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
         row[0].set_ylabel(style.LOSS_LABEL)
     for axis in axes[-2]:
         axis.set_xlabel("learning rate")
-    for axis, rule in zip(axes[-1], rules):
+    for axis, rule in zip(axes[-1], rules, strict=True):
         for curve, label in curves.items():
             if sweeps := found.get((rule, curve)):
                 fit = exponent(sweeps)

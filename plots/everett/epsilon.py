@@ -216,8 +216,8 @@ def _draw_heat(figure, axes, table: pd.DataFrame, scalings, rules) -> None:
     from matplotlib.colors import PowerNorm
 
     scale = PowerNorm(0.5, 0, MOST, clip=True)
-    for row, (curve, title) in zip(axes, scalings.items()):
-        for axis, (rule, label) in zip(row, rules.items()):
+    for row, (curve, title) in zip(axes, scalings.items(), strict=True):
+        for axis, (rule, label) in zip(row, rules.items(), strict=True):
             _draw_grid(axis, heat_map(table, curve, rule), scale)
             axis.set_title(f"{title}, {label}", fontsize=9)
         for axis in row[len(rules) :]:
@@ -281,7 +281,7 @@ def _draw_mitigations(figure, axes, table: pd.DataFrame) -> None:
     pair[0].set_title(f"(c) {rules[shown]}", fontsize=9)
     pair[1].set_title(f"(d) all: solid {baseline_text(table)}, dashed per-layer ε", fontsize=9)
     pair[1].set_ylabel(style.LOSS_LABEL)
-    for axis, entries in zip(pair, (_entries(table), style.rule_entries(rules))):
+    for axis, entries in zip(pair, (_entries(table), style.rule_entries(rules)), strict=True):
         low, high = axis.get_ylim()
         axis.set_ylim(low, high + 0.3 * (high - low))  # room for the legend
         axis.legend(handles=style.handles(entries), fontsize=7, ncols=2, loc="upper right")
@@ -294,7 +294,7 @@ def _named(table: pd.DataFrame) -> dict[str, tuple[str, dict]]:
     left = (style.GREEN, style.PINK, style.BLUE) * len(own)
     looks |= {
         name: {**look, "color": color}
-        for (name, look), color in zip(style.looks(own).items(), left)
+        for (name, look), color in zip(style.looks(own).items(), left, strict=True)
     }
     if "enlarged" in labels:
         labels["enlarged"] += f" = {table[table[CURVE] == 'enlarged'][EPS].iloc[0]:g}"

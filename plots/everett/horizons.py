@@ -65,9 +65,9 @@ def draw_rows(
     """A row of loss against rate for every horizon that has runs, a column per parameterisation;
     the columns share their rates, the rows their losses."""
     shown = drawn_horizons(found)
-    for row, horizon in zip(axes, shown):
+    for row, horizon in zip(axes, shown, strict=True):
         own = [found.get((rule, horizon), {}) for rule in rules]
-        for axis, first, sweeps in zip(row, axes[0], own):
+        for axis, first, sweeps in zip(row, axes[0], own, strict=True):
             if axis is not first:
                 axis.sharex(first)
                 first.tick_params(labelbottom=False)

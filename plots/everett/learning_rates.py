@@ -307,7 +307,7 @@ def _figure(optimizer: str, table: pd.DataFrame, table_4: Sequence[Entry]):
     figure, axes = style.subplots(len(shown) + 1, len(rules), (2.5, 2.3))
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
     horizons.draw_rows(axes[:-1], found, rules, labels, colors)
-    for axis, (rule, look) in zip(axes[-1], style.looks(list(rules)).items()):
+    for axis, (rule, look) in zip(axes[-1], style.looks(list(rules)).items(), strict=True):
         own = [entry for entry in table_4 if entry.rule == rule]
         for entry in own:
             fit, sweeps = entry.fit, entry.sweeps

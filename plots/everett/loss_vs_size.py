@@ -133,7 +133,7 @@ def draw(data: Mapping[str, pd.DataFrame]) -> Iterator[tuple[str, object]]:
         figure, axes = style.subplots(
             len(optimizers), len(curves), (2.5, 2.5), sharex=True, sharey="row"
         )
-        for row, optimizer in zip(axes, optimizers):
+        for row, optimizer in zip(axes, optimizers, strict=True):
             panels.size_panels(
                 row,
                 (

@@ -113,15 +113,21 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     found = {curve: sweeps(table, curve) for curve in titles}
     figure, axes = style.subplots(1, len(titles) + 1, (11 / 3, 3.2))
     colors = style.width_colors(sorted(map(int, table[WIDTH].unique())))
-    for axis, (curve, title) in zip(axes[0], titles.items()):
+    for axis, (curve, title) in zip(axes[0], titles.items(), strict=True):
         panels.draw_rates(axis, found[curve], colors)
         axis.sharey(axes[0, 0])
         axis.set_title(title)
         axis.set_xlabel("learning rate")
     panels.loss_limits(axes[0, :1], list(found.values()))
     axes[0, 0].set_ylabel("evaluation loss (nats per token)")
-    looks = dict(zip(titles, style.looks([RULES.get(curve, curve) for curve in titles]).values()))
-    for (curve, title), line in zip(titles.items(), ("-", "--", "-.", ":") * len(titles)):
+    looks = dict(
+        zip(
+            titles, style.looks([RULES.get(curve, curve) for curve in titles]).values(), strict=True
+        )
+    )
+    for (curve, title), line in zip(
+        titles.items(), ("-", "--", "-.", ":") * len(titles), strict=True
+    ):
         fit = exponent(found[curve])
         power = f"$D^{{{fit.value:+.2f}}}$ ± {fit.error:.2f}" if fit.law else "no fit"
         label = f"{title.partition(',')[0]}: {power}"

@@ -125,7 +125,8 @@ def findings(table: pd.DataFrame) -> list[Printed]:
         if last:  # how far the networks had come in training
             end = rows[rows["step"] == last].drop_duplicates("row")
             shown = ", ".join(
-                f"{ROWS.get(row, row)} {m:.1%}" for row, m in zip(end["row"], end["moved"])
+                f"{ROWS.get(row, row)} {m:.1%}"
+                for row, m in zip(end["row"], end["moved"], strict=True)
             )
             lines.append(f"{name}: last activations' change before step {last}: {shown}")
     return [*lines, SHARED]
@@ -149,7 +150,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     """A panel per table, rows of a table side by side."""
     names = list(dict.fromkeys(table["table"]))
     figure, axes = style.subplots(len(names), 1, (9.0, 2.9))
-    for axis, name in zip(axes[:, 0], names):
+    for axis, name in zip(axes[:, 0], names, strict=True):
         _panel(axis, table[table["table"] == name])
         axis.set_title(_title(table[table["table"] == name]), fontsize=10)
     marks = [
@@ -179,7 +180,7 @@ def _panel(axis, rows: pd.DataFrame) -> None:
     columns = list(dict.fromkeys(rows["column"]))
     names = list(dict.fromkeys(rows["row"].astype(str)))
     last = rows["step"].max()
-    for index, (name, color) in enumerate(zip(names, style.PALETTE)):
+    for index, (name, color) in enumerate(zip(names, style.PALETTE, strict=True)):
         own = rows[rows["row"].astype(str) == name]
         slot = _WIDTH / len(names)
         shift = slot * (index + 0.5) - _WIDTH / 2

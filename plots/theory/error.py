@@ -72,7 +72,9 @@ def findings(table: pd.DataFrame) -> list[Printed]:
     """The power of the width with which each distance falls, and the distance at the smallest."""
     lines: list[Printed] = [HEADER]
     for stem in theory_tables.stems(table):
-        for kind, found in zip(("G", "share of the tangent kernel"), curves(table, stem)):
+        for kind, found in zip(
+            ("G", "share of the tangent kernel"), curves(table, stem), strict=True
+        ):
             for name, curve in found.items():
                 law, first = decay(curve), curve.iloc[0]
                 start = (
@@ -116,9 +118,9 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     """A row per stem."""
     stems = theory_tables.stems(table)
     figure, axes = style.subplots(len(stems), 2, (4.6, 2.8))
-    for row, stem in zip(axes, stems):
+    for row, stem in zip(axes, stems, strict=True):
         titles = ("forward kernel by block", "tangent kernel by group")
-        for axis, found, title in zip(row, curves(table, stem), titles):
+        for axis, found, title in zip(row, curves(table, stem), titles, strict=True):
             _panel(axis, found)
             axis.set_title(f"{STEMS[stem]}: {title}", fontsize=9)
         row[0].set_ylabel("|measured / theory - 1|")

@@ -56,7 +56,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     figure, axes = style.subplots(len(ROWS), len(stems), (3.6, 2.5))
     colors = style.width_colors(theory_tables.widths(table))
     for column, stem in enumerate(stems):
-        for axis, (quantity, part, label) in zip(axes[:, column], ROWS):
+        for axis, (quantity, part, label) in zip(axes[:, column], ROWS, strict=True):
             rows = diagonal(table, stem, quantity, part)
             names = theory_tables.blocks(rows)
             place = {name: index for index, name in enumerate(names)}

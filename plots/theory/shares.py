@@ -64,7 +64,7 @@ def draw(table: pd.DataFrame) -> Iterator[tuple[str, object]]:
     stems = theory_tables.stems(table)
     figure, axes = style.subplots(1, len(stems), (4.4, 2.8))
     networks: set[float] = set()
-    for axis, stem in zip(axes[0], stems):
+    for axis, stem in zip(axes[0], stems, strict=True):
         found, own = shares(table, stem), table[table["stem"] == stem]
         largest = widths(own)[-1]
         networks |= {*own[own["width"] == largest]["networks"]}

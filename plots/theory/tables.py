@@ -74,7 +74,7 @@ def read_kernels(paths: Sequence[Path], quantities: Sequence[str] = ("G", "theta
     for stem in stems(table):
         for quantity in quantities:
             found = finite[(finite["stem"] == stem) & (finite["quantity"] == quantity)]
-            if found.empty or quantity == "theta" and not (found["part"] == "total").any():
+            if found.empty or (quantity == "theta" and not (found["part"] == "total").any()):
                 raise TableError(
                     f"{path}: no {quantity} of the head at a finite width for stem {stem}; is it "
                     "the kernels.csv of effective_theory.run?"

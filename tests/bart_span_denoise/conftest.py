@@ -11,4 +11,4 @@ def gpt2(tmp_path_factory):
     """Files of a BPE, as config keys."""
     folder = tmp_path_factory.mktemp("bpe")
     bpe.train(DOCUMENTS, SIZE, folder)
-    return {key: str(folder / name) for key, name in zip(data.BPE_KEYS, bpe.FILES)}
+    return {key: str(folder / name) for key, name in zip(data.BPE_KEYS, bpe.FILES, strict=True)}

@@ -142,7 +142,7 @@ def test_binarised_without_the_bpes_files(tmp_path, binarised):
     corpus = prepare_binarised(tmp_path, binarised["documents"], noise={"unit": "token"})
     assert corpus.bpe is None
     assert corpus.cache.meta["train"]["sentences"] == len(of_split("train"))
-    source, target = corpus.train[Place(0, 0, 0)]
+    source, _target = corpus.train[Place(0, 0, 0)]
     assert corpus.cache.meta["mask"] in source.tolist()
     assert corpus.cache.meta["mask"] == corpus.vocab_size - 1
 

@@ -230,7 +230,7 @@ def test_too_little_text_says_how_much_it_supports(tmp_path):
 
 # Files that do not work
 
-KEYS = dict(zip(FILES, ("data.bpe_encoder", "data.bpe_vocab", "data.bpe_dictionary")))
+KEYS = dict(zip(FILES, ("data.bpe_encoder", "data.bpe_vocab", "data.bpe_dictionary"), strict=True))
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -1,5 +1,6 @@
 """Text to batches: packing, the cache, binarised corpora, noise by place; offline and small."""
 
+import itertools
 import json
 import pickle
 
@@ -57,7 +58,7 @@ def test_collate_to_a_multiple(corpus):
     plain, padded = data.collate(samples), data.collate(samples, multiple=8)
     assert [tensor.shape[1] % 8 for tensor in padded] == [0, 0, 0]
     assert padded[1].shape == padded[2].shape
-    for before, after, fill in zip(plain, padded, (PAD, PAD, data.IGNORE)):
+    for before, after, fill in zip(plain, padded, (PAD, PAD, data.IGNORE), strict=True):
         size = before.shape[1]
         assert size <= after.shape[1] < size + 8
         assert torch.equal(after[:, :size], before)
@@ -187,7 +188,7 @@ def test_packing_is_fairseqs_complete_mode():
         document_sep_len=0,
     )
     bounds = corpora.pack(tokens, 20).bounds
-    ours = [corpora.sample(tokens[a:b], None)[0] for a, b in zip(bounds[:-1], bounds[1:])]
+    ours = [corpora.sample(tokens[a:b], None)[0] for a, b in itertools.pairwise(bounds)]
     theirs = [blocks[i].tolist() for i in range(len(blocks))]
     assert [ids[1:-1].tolist() for ids in ours] == theirs
 

@@ -103,7 +103,7 @@ def entering(model, ids):
 def test_every_branch_and_both_streams_begin_normalised_and_then_grow():
     model = small()
     signals = entering(model, batch()[:2])
-    for name, module in model.named_modules():
+    for name, _module in model.named_modules():
         if name.endswith(("attention", "mlp")):
             assert is_normalised(signals[name][0]), name
     for side in ("encoder", "decoder"):
@@ -166,7 +166,9 @@ def test_more_padding_changes_neither_loss_nor_gradients():
     wide = [F.pad(ids, (0, 2), value=PADDING) for ids in (encoder, decoder)]
     long = model(*wide, F.pad(targets, (0, 2), value=IGNORE))
     torch.testing.assert_close(long, short, rtol=1e-12, atol=0)
-    for a, b in zip(torch.autograd.grad(long, parameters), torch.autograd.grad(short, parameters)):
+    for a, b in zip(
+        torch.autograd.grad(long, parameters), torch.autograd.grad(short, parameters), strict=True
+    ):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
@@ -203,7 +205,7 @@ def test_the_loss_is_the_summed_cross_entropy_of_the_logits():
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)
     parameters = list(model.parameters())
     wanted = torch.autograd.grad(expected, parameters)
-    for a, b in zip(torch.autograd.grad(got, parameters), wanted):
+    for a, b in zip(torch.autograd.grad(got, parameters), wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
@@ -313,7 +315,7 @@ def test_it_compiles_without_graph_breaks(training):
             torch.manual_seed(0)
             result = call(*arguments)
             results.append([result, *torch.autograd.grad(result.square().sum(), parameters)])
-        for a, b in zip(*results):
+        for a, b in zip(*results, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 

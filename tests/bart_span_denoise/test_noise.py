@@ -271,7 +271,10 @@ def spans_of(clean, corrupted):
 def test_spans_are_those_of_fairseq(fairseq, unit):
     samples = [text(seed) for seed in range(400)]
     pairs = both(fairseq, samples, unit, permute=False)
-    rows = [[spans_of(clean, out) for out in pair] for (clean, _), pair in zip(samples, pairs)]
+    rows = [
+        [spans_of(clean, out) for out in pair]
+        for (clean, _), pair in zip(samples, pairs, strict=True)
+    ]
     table = np.array(rows)  # [samples, 2, statistics]
     close(table[:, 0], table[:, 1])
     assert 0.263 < table[:, :, 0].mean() < 0.272
@@ -314,7 +317,7 @@ def test_budget_is_rounded_up_in_single_precision(fairseq, size):
 def test_inserted_masks_are_counted_as_fairseq_rounds(fairseq):
     reference, ours = fairseq([], "token"), noise("token")
     rng = generator(0, 0, 0)
-    for size in range(0, 60):
+    for size in range(60):
         content = np.full(size, 20)
         clean = torch.from_numpy(np.concatenate(([START], content, [END])))
         for count in range(1, 16):
@@ -407,7 +410,7 @@ def test_exact_place_of_one_span_is_uniform():
 # What holds everywhere
 
 
-@pytest.mark.parametrize("unit, mode", ALL)
+@pytest.mark.parametrize(("unit", "mode"), ALL)
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 30, 200, 512])
 def test_what_is_left_is_the_permuted_text_without_whole_spans(unit, mode, size):
     for index in range(20):
@@ -431,7 +434,7 @@ def assert_whole_words(content, out, starts):
     there = np.isin(content, out)
     for number in range(len(content) + 1):
         part = there[word == number]
-        assert part.all() or not part.any() and number > 0
+        assert part.all() or (not part.any() and number > 0)
 
 
 def test_one_token():
@@ -459,7 +462,7 @@ def test_integer_types_and_tensors_are_the_same_sample():
 def test_permuted_lengths_go_with_their_sentences():
     content, lengths = permute_sentences(np.arange(10), np.array([1, 2, 3, 4]), generator(0, 0, 1))
     firsts = content[np.cumsum(lengths) - lengths]
-    assert {1: 0, 2: 1, 3: 3, 4: 6} == dict(zip(lengths.tolist(), firsts.tolist()))
+    assert dict(zip(lengths.tolist(), firsts.tolist(), strict=True)) == {1: 0, 2: 1, 3: 3, 4: 6}
 
 
 # Messages
@@ -469,7 +472,7 @@ ROW = "given, expected one row of integers with a start and an end token"
 
 
 @pytest.mark.parametrize(
-    "tokens, message",
+    ("tokens", "message"),
     [
         (
             [0, 3000, 2],

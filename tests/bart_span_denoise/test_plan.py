@@ -104,6 +104,6 @@ def test_what_is_exchanged_changes_and_nothing_else(strategy, exchanged, std, re
     found = factors(after)
     assert found["logit_multiplier"] == pytest.approx(rescale)
     assert found["attention_scale"] == factors(before)["attention_scale"]
-    for row, other in zip(before.rows, after.rows):
+    for row, other in zip(before.rows, after.rows, strict=True):
         expected = std if row.role == Role.TOKEN_EMBEDDING else row.init_std
         assert other == replace(row, init_std=pytest.approx(expected))

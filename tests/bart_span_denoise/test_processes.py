@@ -41,5 +41,5 @@ def test_sharded_with_recomputed_blocks_it_is_the_same_run(tmp_path):
         assert result.returncode == 0, result.err
     one, two = (list(map(flat, lines(tmp_path / name))) for name in ("1", "2"))
     assert len(one) == len(two)
-    for first, second in zip(one, two):
+    for first, second in zip(one, two, strict=True):
         assert second == pytest.approx(first, rel=1e-4)

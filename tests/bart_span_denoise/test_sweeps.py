@@ -25,7 +25,7 @@ def test_neural_tangent_runs_are_the_standard_ones_mapped(tmp_path):
             for curve in ("standard", "neural_tangent")
         )
         assert len(standard) == len(mapped) > 0
-        for ours, theirs in zip(mapped, standard):
+        for ours, theirs in zip(mapped, standard, strict=True):
             assert ours.lr == pytest.approx(n**1.5 * theirs.lr)
             assert ours.weight_decay == pytest.approx(n**-1.5 * theirs.weight_decay)
 

@@ -61,7 +61,7 @@ def test_under_compile_all_batches_have_the_one_shape_that_the_positions_hold(te
     batches = list(tasks.first_batches(task, 3))
     assert {part.shape for batch in batches for part in batch} == {(4, task.model.longest)}
     plain = train.build_task(settings(texts, words[0]))
-    for padded, batch in zip(batches, tasks.first_batches(plain, 3)):
+    for padded, batch in zip(batches, tasks.first_batches(plain, 3), strict=True):
         length = batch[0].shape[1]
         assert (padded[0][:, :length] == batch[0]).all()
         assert task.count(padded) == plain.count(batch)

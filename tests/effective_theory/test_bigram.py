@@ -38,7 +38,7 @@ def dense_weights(width, networks, vocabulary=5, hidden_layers=2, std=1.0, seed=
     """Stored W_0..W_{L+1} with entries of variance std^2 / columns; W_0 is d x 1."""
     generator = torch.Generator().manual_seed(seed)
     dims = [1, *[width] * (hidden_layers + 1), vocabulary]
-    shapes = [(networks, rows, columns) for columns, rows in zip(dims, dims[1:])]
+    shapes = [(networks, rows, columns) for columns, rows in itertools.pairwise(dims)]
     draw = (torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes)
     return [std * w / w.shape[2] ** 0.5 for w in draw]
 
@@ -52,7 +52,7 @@ def reference(weights, multipliers, rms_norm=False):
     """Losses and the activations h_1.. of the same networks, in plain torch for autograd."""
     h = torch.ones(len(weights[0]), 1, 1, dtype=torch.float64)
     kept = []
-    for l, (weight, multiplier) in enumerate(zip(weights, multipliers)):
+    for l, (weight, multiplier) in enumerate(zip(weights, multipliers, strict=True)):
         h = multiplier * (weight @ h)
         if rms_norm and l + 1 < len(weights):
             h = h / h.pow(2).mean(1, keepdim=True).sqrt()
@@ -68,7 +68,7 @@ def test_hand_written_gradients_are_those_of_autograd(rms_norm):
     losses, activations = reference(weights, multipliers, rms_norm)
     wanted = torch.autograd.grad(losses.sum(), [*activations, *weights])
     found = propagate(model_of([w.detach() for w in weights], multipliers, rms_norm), 4)
-    for l, (h, gradient) in enumerate(zip(activations, wanted), 1):
+    for l, (h, gradient) in enumerate(zip(activations, wanted, strict=True), 1):
         torch.testing.assert_close(found.h[l], h.detach()[:, :, 0])
         torch.testing.assert_close(found.h_gradient[l], gradient[:, :, 0])
     for item, gradient in zip(found.weight_gradient, wanted[len(activations) :], strict=True):
@@ -199,7 +199,7 @@ def test_with_rms_norm_initial_scales_reach_only_their_own_gradients():
     """Lemma D.3: the forward pass ignores sigma_0..sigma_L; Var(W'_l) goes as 1/sigma_l^2."""
     weights = dense_weights(8, 3)
     base = propagate(model_of(weights, rms_norm=True), 3)
-    scaled = [w * factor for w, factor in zip(weights, (3.0, 0.25, 5.0, 1.0))]
+    scaled = [w * factor for w, factor in zip(weights, (3.0, 0.25, 5.0, 1.0), strict=True)]
     other = propagate(model_of(scaled, rms_norm=True), 3)
     for l in range(1, 5):
         torch.testing.assert_close(other.h[l], base.h[l])
@@ -215,7 +215,10 @@ def dense_sign_training(weights, multipliers, rates, steps):
         weights = [w.detach().requires_grad_() for w in weights]
         losses, before = reference(weights, multipliers)
         gradients = torch.autograd.grad(losses.sum(), weights)
-        moved = [w.detach() - rate * g.sign() for w, rate, g in zip(weights, rates, gradients)]
+        moved = [
+            w.detach() - rate * g.sign()
+            for w, rate, g in zip(weights, rates, gradients, strict=True)
+        ]
         _, after = reference(moved, multipliers)
         old = [w.detach() for w in weights]
         yield old, [h.detach()[:, :, 0] for h in before], moved, [h[:, :, 0] for h in after]
@@ -228,7 +231,7 @@ def test_sign_steps_and_alignments_are_those_of_dense_training():
     variances = [0.9, 0.7, 0.5, 0.3]
     steps = bigram_training.sign_steps(model_of(weights, multipliers), rates, 3, 4)
     expected = dense_sign_training(weights, multipliers, rates, 3)
-    rms = lambda t: t.square().flatten(1).mean(1)  # noqa: E731
+    rms = lambda t: t.square().flatten(1).mean(1)
     for step, (old, before, new, after) in zip(steps, expected, strict=True):
         found = bigram_training.alignment_sizes(step, variances)
         for l in range(1, 5):
@@ -254,7 +257,9 @@ def test_initial_variances_and_multipliers_are_powers_of_the_width():
     networks, generator = 4000, torch.Generator().manual_seed(0)
     model = bigram.sample(ex.Parameterization(*layers), 16, networks, config, generator)
     assert model.multipliers == (16.0, 0.5, 1 / 16)
-    for weight, columns, variance in zip(model.weights, (1, 16, 16), (1 / 16, 1 / 4, 16)):
+    for weight, columns, variance in zip(
+        model.weights, (1, 16, 16), (1 / 16, 1 / 4, 16), strict=True
+    ):
         unit = torch.zeros(networks, columns, dtype=torch.float64)
         unit[:, 0] = 1.0
         found = float(bigram.mean_square(weight.times(unit)).mean())
@@ -299,9 +304,9 @@ def test_training_moves_activations_where_logits_stay_put_and_barely_where_they_
         for networks, generator in bigram.batches(9, SMALL):
             item = bigram_training.member(name)
             model = bigram.sample(item.parameterization, 9, networks, SMALL, generator)
-            c = dict(zip(ex.LAYERS, item.c))
+            c = dict(zip(ex.LAYERS, item.c, strict=True))
             rates = [rate * 9.0 ** -float(c[bigram.kind(l, 2)]) for l in range(4)]
-            first, second, third = bigram_training.sign_steps(model, rates, 3, networks)
+            first, _second, third = bigram_training.sign_steps(model, rates, 3, networks)
             change = third.before.h[3] - first.before.h[3]
             squares.append(change.square().sum(1) / first.before.h[3].square().sum(1))
         expected = float(torch.cat(squares).mean().sqrt())
@@ -329,7 +334,7 @@ def shifted(item, theta, optimizer="adam"):
         ex.shift(item.parameterization[layer], c, by, optimizer)
         for layer, c, by in zip(ex.LAYERS, item.c, theta, strict=True)
     ]
-    layers, rates = zip(*moved)
+    layers, rates = zip(*moved, strict=True)
     return bigram_training.Member(ex.Parameterization(*layers), tuple(rates))
 
 

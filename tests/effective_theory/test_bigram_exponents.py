@@ -33,7 +33,7 @@ def test_published_tables_agree_with_lemmas_d3_and_d5():
             layers = ex.Layer(0, -first / 2), ex.Layer(0, ex.HALF), ex.Layer(0, -last / 2)
             assert printed == variance_exponents(ex.Parameterization(*layers), 2)
         else:
-            gradients = {name: last for name in ("h'_3", "h'_2", "h'_1", "W'_2", "W'_1")}
+            gradients = dict.fromkeys(("h'_3", "h'_2", "h'_1", "W'_2", "W'_1"), last)
             forward = {"h_1": 0, "h_2": 0, "h_3": 0, "h_4": 1 + last, "W'_3": 0}
             assert printed == {**forward, **gradients, "W'_0": last - first}
     for name, line in bigram_training.TABLE_3.items():
@@ -46,7 +46,7 @@ def test_published_tables_agree_with_lemmas_d3_and_d5():
             item.parameterization,
             "adam",
             ex.TENSOR_PROGRAMS,
-            dict(zip(ex.LAYERS, item.c)),
+            dict(zip(ex.LAYERS, item.c, strict=True)),
             hidden_layers=2,
         )
         assert error == 0 and changed == (0 if "A.2" in name else -chain[-1])

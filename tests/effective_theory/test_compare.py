@@ -19,20 +19,20 @@ CONFIGS = "effective_theory/configs"
 
 
 def row(**changes) -> Comparison:
-    values = dict(
-        stem="vision",
-        width=512,
-        heads=2,
-        networks=300,
-        quantity="theta",
-        block="head",
-        part="mlp_in",
-        entry="diagonal",
-        predicted=2.0,
-        predicted_error=math.nan,
-        measured=2.03,
-        error=0.01,
-    )
+    values = {
+        "stem": "vision",
+        "width": 512,
+        "heads": 2,
+        "networks": 300,
+        "quantity": "theta",
+        "block": "head",
+        "part": "mlp_in",
+        "entry": "diagonal",
+        "predicted": 2.0,
+        "predicted_error": math.nan,
+        "measured": 2.03,
+        "error": 0.01,
+    }
     return Comparison(**values | changes)
 
 
@@ -45,7 +45,7 @@ def test_ratio_and_z_score():
 
 
 @pytest.mark.parametrize(
-    "changes, met",
+    ("changes", "met"),
     [
         ({}, True),
         ({"measured": 2.05}, False),
@@ -108,11 +108,11 @@ def test_rest_is_the_projection_on_the_prediction_with_the_networks_own_error(re
     direction = compare.directions(result.theory, result.tangent)["G", "mlp.0"]
     assert not direction.diagonal().any()
     assert float(direction.norm()) == pytest.approx(1)
-    found = [
+    found = next(
         r
         for r in result.rows
         if (r.quantity, r.block, r.entry, r.width) == ("G", "mlp.0", "rest", 64)
-    ][0]
+    )
     assert found.measured == pytest.approx(float((direction * part.mean.G["mlp.0"]).sum()))
     assert found.predicted == pytest.approx(float((direction * theory).sum()))
     seeds = [compare.measure.network(result.config, 64, seed) for seed in range(25)]

@@ -75,7 +75,7 @@ def test_bordelons_adam_is_mup_without_any_shift():
 
 
 @pytest.mark.parametrize(
-    "role, fact", [(Role.ATTENTION_OUTPUT, 0), (Role.READOUT, 1), (Role.PATCH_EMBEDDING, 1)]
+    ("role", "fact"), [(Role.ATTENTION_OUTPUT, 0), (Role.READOUT, 1), (Role.PATCH_EMBEDDING, 1)]
 )
 def test_a_wrong_rate_of_one_role_breaks_a_fact(monkeypatch, role, fact):
     right = Dinan.lr_factor

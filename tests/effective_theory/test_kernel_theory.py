@@ -184,8 +184,10 @@ def test_contact_terms_agree_with_a_tied_network():
     s = (z - z.mean(-1, keepdims=True)) / z.std(-1, keepdims=True)
     out = words[:, [3, 4, 5]] @ s.swapaxes(1, 2) / math.sqrt(n)
     products = np.einsum("rvp,rvq->vpqr", out, out)
-    found, error = products.mean(-1), products.std(-1) / math.sqrt(networks)
-    for found, error, leading, output in zip(found, error, contact.leading, (3, 4, 5), strict=True):
+    means, errors = products.mean(-1), products.std(-1) / math.sqrt(networks)
+    for found, error, leading, output in zip(
+        means, errors, contact.leading, (3, 4, 5), strict=True
+    ):
         hit = ids.flatten() == output
         both, neither = torch.outer(hit, hit), torch.outer(~hit, ~hit)
         assert leading[~both].abs().max() == 0

@@ -279,7 +279,7 @@ def test_extrapolation_weighs_by_standard_errors():
     expected = math.hypot(300 * errors[1], 100 * errors[0]) / 200
     assert se.item() == pytest.approx(expected, rel=1e-6)
     widths, y, errors = np.array([50, 100, 400]), np.array([3.0, 2.5, 2.6]), np.array([1, 0.1, 0.2])
-    (slope, constant), covariance = np.polyfit(1 / widths, y, 1, w=1 / errors, cov="unscaled")
+    (_slope, constant), covariance = np.polyfit(1 / widths, y, 1, w=1 / errors, cov="unscaled")
     value, se = extrapolate(
         widths.tolist(), list(torch.from_numpy(y)), list(torch.from_numpy(errors))
     )

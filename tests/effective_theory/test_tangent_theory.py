@@ -228,7 +228,7 @@ def test_order_of_samples_is_a_label():
     _, two = _derive(config, x.flip(0))
     apart = (one.theta["head"].flip(0, 1) - two.theta["head"]).abs()
     error = (one.theta_se["head"].flip(0, 1) ** 2 + two.theta_se["head"] ** 2).sqrt()
-    assert 0 < float(error.min()) and float(error.max()) < 0.01
+    assert float(error.min()) > 0 and float(error.max()) < 0.01
     assert bool((apart < 5 * error + 2e-3).all())
 
 

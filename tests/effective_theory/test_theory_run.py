@@ -55,7 +55,7 @@ def test_ships_tables_with_where_they_were_made(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "words, message",
+    ("words", "message"),
     [
         (["vison"], "vison: expected one of vision, language, bigram, the path of a YAML file"),
         (["nowhere.yaml"], "nowhere.yaml"),

@@ -216,7 +216,7 @@ def test_a_vision_transformer_of_timm():
 
 
 def test_under_autocast_the_ratios_are_those_of_its_rounded_products():
-    model, probe, optimizer = probed()
+    model, probe, _optimizer = probed()
     exact = probe.alignment(lambda: model(rows()[0]))
     with torch.autocast("cpu", torch.bfloat16):
         rounded = probe.alignment(lambda: model(rows()[0]))

@@ -169,7 +169,7 @@ FASTER = {
 
 
 @pytest.mark.parametrize(
-    "rule, kind, power, part, verdicts",
+    ("rule", "kind", "power", "part", "verdicts"),
     [
         ("standard", "lr", 1, ".mlp.", FASTER),  # a rate that does not fall with width
         ("mup", "lr", 1, ".mlp.", FASTER),
@@ -280,7 +280,7 @@ def test_a_failed_check_ends_with_exit_code_1(data, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "words, as_configured, expected",
+    ("words", "as_configured", "expected"),
     [
         (
             ["optimizer.lr=0.5", "training.batch_size=3"],
@@ -412,7 +412,7 @@ def test_the_help_shows_commands_as_they_are_typed(capsys):
     assert "configs/laptop.yaml \\\n        --scan model.head_dim" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("argv, message", MISTAKES)
+@pytest.mark.parametrize(("argv", "message"), MISTAKES)
 def test_mistakes_are_one_line_and_exit_code_2(argv, message, capsys):
     with pytest.raises(SystemExit) as ended:
         cc.main(argv)
@@ -422,7 +422,7 @@ def test_mistakes_are_one_line_and_exit_code_2(argv, message, capsys):
 
 
 @pytest.mark.parametrize(
-    "text, extra, message",
+    ("text", "extra", "message"),
     [
         ("x = 1\n", [], "no function task(width, seed)"),
         ("def task(width, seed):\n    return 3\n", [], "returned int"),

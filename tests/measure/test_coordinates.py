@@ -96,7 +96,7 @@ def test_outputs_are_compared_on_the_first_batch_with_later_steps_on_later_ones(
         return F.cross_entropy(model(batch[0]), batch[1])
 
     batches = [(torch.randn(4, 8), torch.full((4,), i)) for i in range(2)]
-    build = lambda w, s: own(w, s, batches=batches, loss=loss)  # noqa: E731
+    build = lambda w, s: own(w, s, batches=batches, loss=loss)
     measure(build, (16, 32, 64), steps=3, seeds=(0,))
     one = [(False, 0), (True, 0), (False, 0), (True, 1), (False, 0), (True, 0), (False, 0)]
     assert seen == 3 * one
@@ -130,7 +130,7 @@ def forgets_the_readout(model, batch):
 
 
 @pytest.mark.parametrize(
-    "build, message",
+    ("build", "message"),
     [
         (lambda w, s: own(w, s, batches=[]), "no batches"),
         (lambda w, s: own(32, s), "widths 16 and 32 gave models of the same shapes"),

@@ -261,7 +261,7 @@ def test_a_law_with_a_floor_does_not_depend_on_the_unit_of_the_losses(unit):
 
 
 @pytest.mark.parametrize(
-    "x, y, message",
+    ("x", "y", "message"),
     [
         ([], [], "two different x"),
         ([2, 2], [1, 3], "two different x"),

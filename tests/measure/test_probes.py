@@ -326,7 +326,7 @@ def test_a_plan_with_the_axes_exchanged_is_refused():
 
 
 def test_a_layer_that_is_not_called_is_an_error_and_hooks_go():
-    model, probe, optimizer = probed()
+    model, probe, _optimizer = probed()
     with pytest.raises(RuntimeError, match=r"'blocks.0.attention.query' was not called .*\(13 of"):
         probe.alignment(lambda: None)
     with pytest.raises(RuntimeError, match=r"'readout' was not called .*\(1 of 13"):
@@ -336,14 +336,14 @@ def test_a_layer_that_is_not_called_is_an_error_and_hooks_go():
 
 
 def test_a_layer_called_more_often_than_before_is_an_error():
-    model, probe, optimizer = probed()
+    model, probe, _optimizer = probed()
     probe.alignment(lambda: model(rows()[0]))
     with pytest.raises(RuntimeError, match="called 2 times .* but 1 times in the first"):
         probe.alignment(lambda: [model(rows()[0]) for _ in range(2)])
 
 
 def test_a_tensor_replaced_or_added_later_is_an_error():
-    model, probe, optimizer = probed()
+    model, probe, _optimizer = probed()
     model.readout.extra = nn.Parameter(torch.zeros(2))
     with pytest.raises(RuntimeError, match="'readout.extra' was replaced, added or removed"):
         probe.alignment(lambda: model(rows()[0]))

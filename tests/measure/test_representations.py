@@ -118,7 +118,7 @@ def test_the_stream_is_that_of_the_model_and_the_outputs_its_logits():
     for block in model.blocks:
         h.append(block(h[-1]))
     assert len(found.stream) == 3 and len(found.blocks) == 2
-    for captured, expected in zip(found.stream, h):
+    for captured, expected in zip(found.stream, h, strict=True):
         assert torch.equal(captured, expected)
     assert torch.equal(found.outputs, model(inputs()))
 
@@ -190,7 +190,7 @@ def test_kernels_are_inner_products_over_the_width():
     h = normal(3, 4, 8).float()
     found = measure.token_kernel(h)
     for i, t, j, s in ((0, 1, 2, 3), (1, 1, 1, 1), (2, 0, 0, 2)):
-        expected = sum(float(a) * float(b) for a, b in zip(h[i, t], h[j, s])) / 8
+        expected = sum(float(a) * float(b) for a, b in zip(h[i, t], h[j, s], strict=True)) / 8
         assert found[i, t, j, s].item() == pytest.approx(expected, rel=1e-9)
     torch.testing.assert_close(measure.pooled_kernel(h), found.mean((1, 3)))
     torch.testing.assert_close(measure.spatial_kernel(h, 1), found[1, :, 1])
@@ -280,7 +280,7 @@ def test_a_moved_key_matrix_is_weight_induced_in_its_block_and_only_there():
         now.blocks[0].attention.key.weight += change
     first, second = moved(start, now)
     block = capture(start, inputs(), call).blocks[0]
-    expected = measure.rms((block.entering @ change.T))
+    expected = measure.rms(block.entering @ change.T)
     assert first["key_change"] == pytest.approx(expected, rel=1e-5)
     keys = (block.entering @ change.T).view(4, 6, 2, 6).transpose(1, 2)
     logits = measure.rms(replace(block, keys=keys).logits())

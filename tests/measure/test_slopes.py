@@ -47,14 +47,14 @@ def test_the_error_holds_the_spread_of_the_seeds():
 
 def test_the_error_holds_a_curvature_that_all_seeds_share():
     """More equal seeds do not make a bent line a straight one."""
-    bent = lambda w, s: 2 ** (0.1 * (math.log2(w) - 7.5) ** 2)  # noqa: E731
+    bent = lambda w, s: 2 ** (0.1 * (math.log2(w) - 7.5) ** 2)
     _, one = slope_of(power_points(bent, seeds=1))
     _, many = slope_of(power_points(bent, seeds=10))
     assert many == pytest.approx(one) and one > 0.05
 
 
 @pytest.mark.parametrize(
-    "slope_, error, aim, predicted, word",
+    ("slope_", "error", "aim", "predicted", "word"),
     [
         (0.05, 0.02, 0, 0, OK),
         (0.4, 0.02, 0, 0, GROWS),
@@ -81,7 +81,9 @@ def test_the_plain_size_of_logits_is_judged_from_above_only():
 def test_values_without_a_logarithm_get_a_word_instead_of_a_slope():
     plans = {width: Plan((), {"name": "mine"}, 0.1, 1e-8, 0.0, "global") for width in (64, 128)}
     for value, word in ((0.0, UNKNOWN), (math.nan, NOT_FINITE), (math.inf, NOT_FINITE)):
-        measured = Measurement(power_points(lambda w, s: value if s or not value else 1.0), plans)
+        measured = Measurement(
+            power_points(lambda w, s, value=value: value if s or not value else 1.0), plans
+        )
         (found,) = fit(measured)
         assert (found.slope, found.verdict) == (None, word)
         table([found])

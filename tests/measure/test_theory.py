@@ -73,7 +73,7 @@ def of_label(label):
         aligned = Alignment(alpha=1, omega=value[0], u=1) if value else alignment
         fields = {"optimizer": optimizer, "alignment": aligned}
         fields |= {"hidden_layers": 1} if value else {}  # what the table is for
-        make = lambda n: Everett(name, n, 32, **fields)  # noqa: E731
+        make = lambda n: Everett(name, n, 32, **fields)
     elif paper == "bordelon":
         size, optimizer, alpha = words
         key = "alpha_depth" if size == "depth" else "alpha_attention"
@@ -86,7 +86,7 @@ def of_label(label):
             key: float(alpha),
         }
         scan = "heads" if size == "width" else size
-        make = lambda n: Bordelon(**fields | {scan: n})  # noqa: E731
+        make = lambda n: Bordelon(**fields | {scan: n})
     else:
         strategy, optimizer = words
         fields = {
@@ -96,7 +96,7 @@ def of_label(label):
         }
         if "=" in strategy:
             fields |= {"strategy": "meta_principled", "s": float(strategy.split("=")[1])}
-        make = lambda n: Dinan(n, **fields)  # noqa: E731
+        make = lambda n: Dinan(n, **fields)
     return {n: plan_of(make(n), BART if paper == "dinan-bart" else MATRICES) for n in (8, 48)}
 
 
@@ -130,7 +130,7 @@ def test_exponents_from_numbers_are_those_that_were_written_by_hand(label):
 
 
 @pytest.mark.parametrize(
-    "name, alignment, part, aim, predicted",
+    ("name", "alignment", "part", "aim", "predicted"),
     [
         ("standard", "full", "logits", 0, "1/2"),
         ("ntk", "full", "logits", 0, "1/2"),
@@ -202,7 +202,7 @@ def plans_of_mine(**fields):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-@pytest.mark.parametrize("rate, grows", [(1.0, 0), (0.5, HALF), (1.5, 0)])
+@pytest.mark.parametrize(("rate", "grows"), [(1.0, 0), (0.5, HALF), (1.5, 0)])
 def test_a_prescription_of_ones_own_is_predicted_from_the_plans_numbers(optimizer, rate, grows):
     """muP's shift with unit multipliers: its exponents are those of maximal-update (s = 1)."""
     plans = plans_of_mine(optimizer=optimizer, rate=rate)

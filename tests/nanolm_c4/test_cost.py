@@ -47,7 +47,7 @@ def paper(*overrides):
 def small(shape, *overrides, file="laptop"):
     """A laptop config of another size."""
     keys = ("width", "layers", "head_dim", "mlp_ratio", "context", "vocab_size")
-    model = [f"model.{key}={value}" for key, value in zip(keys, shape)]
+    model = [f"model.{key}={value}" for key, value in zip(keys, shape, strict=True)]
     size = ["model.heads=null", f"training.batch_size={shape[-1]}"]
     return load(Config, ROOT / f"nanolm_c4/configs/{file}.yaml", [*model, *size, *overrides])
 
@@ -61,7 +61,7 @@ def on_meta(config):
 
 @pytest.mark.parametrize(("heads", "counts"), TABLE_3.items())
 def test_parameters_are_those_of_the_papers_table(heads, counts):
-    expected = dict(zip(("embedding", "non_embedding", "total"), counts))
+    expected = dict(zip(("embedding", "non_embedding", "total"), counts, strict=True))
     assert cost.parameters(paper(f"model.width={128 * heads}")) == expected
 
 

@@ -1,6 +1,7 @@
 """Text to rows: sources, tokeniser, cache and rows; offline, on corpora of a few kilobytes."""
 
 import io
+import itertools
 import os
 import pickle
 import random
@@ -61,7 +62,7 @@ def stored_documents(corpus, split):
     """Each stored document's text; checks that BOS and EOS enclose it."""
     tokens, offsets = corpus.tokens(split), corpus.offsets(split)
     texts = []
-    for start, end in zip(offsets[:-1], offsets[1:], strict=True):
+    for start, end in itertools.pairwise(offsets):
         ids = tokens[start:end].tolist()
         assert ids[0] == corpus.tokenizer.bos
         assert ids[-1] == corpus.tokenizer.eos

@@ -160,7 +160,7 @@ def test_the_fused_loss_has_the_bias_and_its_gradient():
     fused = decoder(ids, targets)
     assert fused.item() == pytest.approx(plain.item(), rel=1e-13)
     got = torch.autograd.grad(fused, list(decoder.parameters()))
-    for a, b in zip(got, wanted):
+    for a, b in zip(got, wanted, strict=True):
         assert b.any()
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 

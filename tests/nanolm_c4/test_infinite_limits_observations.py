@@ -1,5 +1,6 @@
 """What a decoder is observed on: text in full rows, whatever evaluation pads."""
 
+import itertools
 import random
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def packed_by_hand(corpus, rows):
     """The first rows of the validation documents laid end to end: (rows, T)."""
     tokens, bounds = corpus.tokens("validation"), corpus.offsets("validation")
     assert np.diff(bounds).max() < T  # all documents are shorter than a row
-    ids = [int(i) for first, last in zip(bounds, bounds[1:]) for i in tokens[first:last]]
+    ids = [int(i) for first, last in itertools.pairwise(bounds) for i in tokens[first:last]]
     return torch.tensor(ids[: rows * T]).view(rows, T)
 
 

@@ -70,7 +70,7 @@ def test_logits_and_gradients_agree_with_the_written_out_decoder():
     got = torch.autograd.grad(model(ids).square().sum(), list(model.parameters()))
     wanted = torch.autograd.grad(expected.square().sum(), list(model.parameters()))
     torch.testing.assert_close(model(ids), expected, rtol=1e-11, atol=1e-11)
-    for a, b in zip(got, wanted):
+    for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 
 
@@ -92,7 +92,7 @@ def test_the_loss_uses_the_readouts_multiplier_and_gives_every_parameter_its_gra
     parameters = list(model.parameters())
     wanted = torch.autograd.grad(plain, parameters)
     got = torch.autograd.grad(model(ids, targets), parameters)
-    for a, b in zip(got, wanted):
+    for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
 
 

@@ -83,9 +83,10 @@ def test_equivalent_parameterisations_train_alike(pair, optimizer, alignment, wi
                 {},
                 {
                     f"prescription__gamma_{layer}": base**theta
-                    for layer, theta in zip(("embedding", "hidden", "readout"), thetas)
+                    for layer, theta in zip(("embedding", "hidden", "readout"), thetas, strict=True)
                 },
             ),
+            strict=True,
         )
     )
     one, two = losses(first, optimizer=optimizer), losses(second, optimizer=optimizer)
@@ -119,7 +120,7 @@ def test_at_the_base_width_training_is_plain_torch_adam(name, alignment):
             rule.zero_grad()
             (network(*batch(step)) / (4 * CONTEXT)).backward()
             rule.step()
-    for mine, theirs in zip(model.parameters(), plain.parameters()):
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
@@ -164,7 +165,7 @@ def test_gradients_at_initialisation_scale_as_in_the_table(name):
     runs = [gradient_rms(name, seed) for seed in range(2)]
     for layer, expected in GRADIENTS[name].items():
         logs = [[math.log(value) for value in run[layer]] for run in runs]
-        mean = [math.exp(sum(seeds) / len(seeds)) for seeds in zip(*logs)]
+        mean = [math.exp(sum(seeds) / len(seeds)) for seeds in zip(*logs, strict=True)]
         assert power_law(WIDTHS, mean).exponent == pytest.approx(expected, abs=0.1), layer
 
 

@@ -145,9 +145,9 @@ def test_solution_is_maximal_on_the_grid(name, optimizer):
         assert_maximal(typed_parameterization(name), optimizer, alignment)
 
 
-@pytest.mark.parametrize("hidden_layers", (1, 4))
+@pytest.mark.parametrize("hidden_layers", [1, 4])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("table", (typed_parameterization("ntk"), ODD))
+@pytest.mark.parametrize("table", [typed_parameterization("ntk"), ODD])
 def test_solution_is_maximal_for_unusual_cases(table, optimizer, hidden_layers):
     """Deep networks, weak omega, u above alpha, and a readout with its own alignment."""
     for values in (
@@ -226,7 +226,7 @@ def test_small_rates_are_stable_and_move_nothing():
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ("standard", "ntk"))
+@pytest.mark.parametrize("name", ["standard", "ntk"])
 def test_standard_and_ntk_cannot_learn_features_in_tensor_programs(name, optimizer):
     solution = ex.solve(name, optimizer, ex.TENSOR_PROGRAMS)
     assert solution.nontrivial and not solution.feature_learning
@@ -238,7 +238,7 @@ def test_standard_and_ntk_cannot_learn_features_in_tensor_programs(name, optimiz
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("name", ("mup", "mean_field"))
+@pytest.mark.parametrize("name", ["mup", "mean_field"])
 def test_mup_and_mean_field_learn_features_in_tensor_programs(name, optimizer):
     solution = ex.solve(name, optimizer, ex.TENSOR_PROGRAMS)
     assert solution.stable and solution.nontrivial and solution.feature_learning
@@ -263,7 +263,7 @@ def test_standard_adam_in_tensor_programs():
 @pytest.mark.parametrize(("optimizer", "kind"), COLUMNS)
 @pytest.mark.parametrize(
     ("source", "target", "thetas"),
-    (("standard", "ntk", ("0", "1/2", "1/2")), ("mup", "mean_field", ("1/2", "1/2", "1/2"))),
+    [("standard", "ntk", ("0", "1/2", "1/2")), ("mup", "mean_field", ("1/2", "1/2", "1/2"))],
 )
 def test_shift_maps_the_published_columns(source, target, thetas, optimizer, kind):
     """It holds for all 36 pairs, the readouts limited by their initial scale included."""
@@ -297,7 +297,7 @@ def test_a_fraction_is_exact_and_a_float_counts_as_printed():
     assert ex.fraction(0.1) == Fraction(1, 10)
 
 
-@pytest.mark.parametrize("text", ("half", "", "1/0", "nan", "inf", "1/2/3", None))
+@pytest.mark.parametrize("text", ["half", "", "1/0", "nan", "inf", "1/2/3", None])
 def test_fraction_rejects_other_text(text):
     with pytest.raises(ex.ExponentError, match="not an exact number"):
         ex.fraction(text)
@@ -305,12 +305,12 @@ def test_fraction_rejects_other_text(text):
 
 @pytest.mark.parametrize(
     ("case", "expected"),
-    (
+    [
         (("nkt", "adam", "full"), ("unknown parameterization 'nkt'", "mean_field", "mean 'ntk'?")),
         (("ntk", "Adem", "full"), ("unknown optimizer 'Adem'", "adafactor", "mean 'adam'?")),
         (("ntk", "adam", "ful"), ("unknown alignment 'ful'", "none", "mean 'full'?")),
         (("ntk", "adam", 3), ("unknown alignment 3", "full, none")),
-    ),
+    ],
 )
 def test_unknown_names_get_the_valid_and_the_nearest(case, expected):
     with pytest.raises(ex.ExponentError) as error:
@@ -318,7 +318,7 @@ def test_unknown_names_get_the_valid_and_the_nearest(case, expected):
     assert all(part in str(error.value) for part in expected)
 
 
-@pytest.mark.parametrize("call", (ex.residuals, ex.is_stable, ex.solve))
+@pytest.mark.parametrize("call", [ex.residuals, ex.is_stable, ex.solve])
 def test_every_function_checks_the_optimizer(call):
     with pytest.raises(ex.ExponentError, match="unknown optimizer 'adamw'"):
         call("ntk", "adamw", "full", *([dict.fromkeys(LAYERS, 0)] * (call is not ex.solve)))
@@ -328,11 +328,11 @@ def test_every_function_checks_the_optimizer(call):
 
 @pytest.mark.parametrize(
     ("layer", "exponents", "constraint"),
-    (
+    [
         ("embedding", (0, "1/2"), r"embedding needs a \+ b = 0, has 1/2"),
         ("hidden", (0, 1), r"hidden needs a \+ b = 1/2, has 1"),
         ("readout", (0, "1/4"), r"readout needs a \+ b >= 1/2, has 1/4"),
-    ),
+    ],
 )
 def test_instability_at_initialization_names_the_constraint(layer, exponents, constraint):
     layers = {k: typed_parameterization("standard")[k] for k in LAYERS}
@@ -343,8 +343,8 @@ def test_instability_at_initialization_names_the_constraint(layer, exponents, co
         ex.solve(broken, "adam", "full")
 
 
-@pytest.mark.parametrize("name", ("alpha", "omega", "u", "omega_readout", "u_readout"))
-@pytest.mark.parametrize("value", ("-1/4", "5/4"))
+@pytest.mark.parametrize("name", ["alpha", "omega", "u", "omega_readout", "u_readout"])
+@pytest.mark.parametrize("value", ["-1/4", "5/4"])
 def test_alignment_lies_between_zero_and_one(name, value):
     values = {"alpha": 1, "omega": 1, "u": 1, name: value}
     with pytest.raises(ex.ExponentError, match=rf"{name} must lie in \[0, 1\], got {value}"):
@@ -365,7 +365,7 @@ def test_rates_must_name_each_layer_once():
         ex.residuals("ntk", "adam", "full", {**dict.fromkeys(LAYERS, 0), "head": 0})
 
 
-@pytest.mark.parametrize("depth", (0, 1.5))
+@pytest.mark.parametrize("depth", [0, 1.5])
 def test_there_is_at_least_one_hidden_layer(depth):
     with pytest.raises(ex.ExponentError, match="hidden_layers must be a whole number"):
         ex.solve("ntk", "adam", "full", hidden_layers=depth)
@@ -382,10 +382,10 @@ def test_the_printed_constraints_decide_what_is_stable(optimizer):
         table, alignment = ex.PARAMETERIZATION_TABLE[name], Fraction(1 if kind == "full" else 1 / 2)
         best = ex.solve(name, optimizer, kind).c
         for shifts in itertools.product(steps, repeat=3):
-            c = {layer: best[layer] + shift for layer, shift in zip(ex.LAYERS, shifts)}
+            c = {layer: best[layer] + shift for layer, shift in zip(ex.LAYERS, shifts, strict=True)}
             chain = ex.residuals(name, optimizer, kind, c)
             values = {"r_k": chain[0], "r_L": chain[1]}
-            for letter, layer in zip("1lr", ex.LAYERS):
+            for letter, layer in zip("1lr", ex.LAYERS, strict=True):
                 values |= {
                     f"a_{letter}": table[layer].a,
                     f"b_{letter}": table[layer].b,

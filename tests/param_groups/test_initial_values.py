@@ -37,7 +37,10 @@ class Matrices(nn.Module):
             self.add_module(name, Linear(width, width))
 
 
-def drawn(*names, seed=0, numbers=Numbers(0.5), dtype=torch.float32, width=192):
+HALF = Numbers(0.5)
+
+
+def drawn(*names, seed=0, numbers=HALF, dtype=torch.float32, width=192):
     """Named matrices filled with one kind of numbers."""
     model = Matrices(*names, width=width).to(dtype)
     fixed = Fixed(width, query=numbers)

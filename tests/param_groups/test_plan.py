@@ -48,8 +48,8 @@ class Decoder(nn.Module):
         linear, norm = Linear, LayerNorm
         embedding = Embedding
         if plain:
-            linear = lambda n_in, n_out: nn.Linear(n_in, n_out, bias=False)  # noqa: E731
-            norm = lambda n: nn.LayerNorm(n, eps=1e-6, bias=False)  # noqa: E731
+            linear = lambda n_in, n_out: nn.Linear(n_in, n_out, bias=False)
+            norm = lambda n: nn.LayerNorm(n, eps=1e-6, bias=False)
             embedding = nn.Embedding
         self.tokens = embedding(VOCABULARY, width)
         self.positions = embedding(CONTEXT, width)
@@ -198,7 +198,7 @@ def test_groups_carry_real_numbers_and_the_names_of_their_tensors():
         ("query+mlp_in+mlp_out", 6),
     ]
     parameters = dict(model.named_parameters())
-    assert sorted(sum((group["param_names"] for group in groups), [])) == sorted(parameters)
+    assert sorted(name for group in groups for name in group["param_names"]) == sorted(parameters)
     for group in groups:
         assert group["initial_lr"] == group["lr"]
         for name, parameter in zip(group["param_names"], group["params"], strict=True):

@@ -157,7 +157,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize(
-    "name, router, layout, more",
+    ("name", "router", "layout", "more"),
     [
         ("hf:mixtral", "gate", Layout.EXPERTS, {"num_local_experts": 4, "intermediate_size": 48}),
         ("hf:olmoe", "gate", Layout.EXPERTS, {"num_experts": 4, "intermediate_size": 32}),

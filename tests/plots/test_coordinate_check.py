@@ -131,11 +131,13 @@ def test_the_figure_lies_next_to_its_table_and_is_the_same_twice(check, tmp_path
     _, first = make("coordinate_check", [check / "coordinate_check.csv"], None)
     assert [path.parent for path in first] == [check] * 2
     _, second = make("coordinate_check", [check / "coordinate_check.csv"], tmp_path / "again")
-    assert all(one.read_bytes() == other.read_bytes() for one, other in zip(first, second))
+    assert all(
+        one.read_bytes() == other.read_bytes() for one, other in zip(first, second, strict=True)
+    )
 
 
 @pytest.mark.parametrize(
-    "file, text, message",
+    ("file", "text", "message"),
     [
         ("csv", None, "cannot read the table"),
         ("csv", "a,b\n1,2\n", "no column 'quantity'; is it the coordinate_check.csv of the check?"),

@@ -80,7 +80,9 @@ def hold(claims: Iterator[tuple[str, str]]) -> None:
 def quickstart_claims() -> Iterator[tuple[str, str]]:
     table = read("everett/quickstart")
     curves = (quickstart.STANDARD, quickstart.MUP)
-    for curve, name in zip(curves, ("standard with one global rate", "muP with full-alignment")):
+    for curve, _name in zip(
+        curves, ("standard with one global rate", "muP with full-alignment"), strict=True
+    ):
         fit = quickstart.exponent(quickstart.sweeps(table, curve))
         yield "README.md", f"width^({pair(fit.value, fit.error)})"
         yield NANOLM, f"{pair(fit.value, fit.error)} |"
@@ -531,7 +533,9 @@ def desktop_decay_claims() -> Iterator[tuple[str, str]]:
         losses = [math.inf, *after[256].stable.values(), math.inf]
         minima[rule] = [
             (math.log2(rate), loss)
-            for left, loss, right, rate in zip(losses, losses[1:], losses[2:], after[256].stable)
+            for left, loss, right, rate in zip(
+                losses, losses[1:], losses[2:], after[256].stable, strict=True
+            )
             if loss < min(left, right)
         ]
     yield NANOLM, f"gains {span([gain[0] for gain in gains.values()])} nats in all four"

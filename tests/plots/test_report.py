@@ -108,7 +108,7 @@ def test_every_finding_stands_beside_its_verdict(page, shipped):
             ".map(row => [...row.cells].map(cell => cell.textContent))"
         )
         assert len(rows) == len(findings)
-        for row, finding in zip(rows, findings):
+        for row, finding in zip(rows, findings, strict=True):
             assert row[:3] == [finding.name, finding.measured, finding.published]
             assert row[3].endswith(finding.verdict) and bool(row[3]) == bool(finding.verdict)
 
@@ -168,7 +168,7 @@ def test_it_is_dark_for_those_who_like_it_dark(page):
             page.js("""[getComputedStyle(document.body).backgroundColor,
             document.querySelector('.chart').layout.font.color]""")
         )
-    assert all(light != dark for light, dark in zip(*colours))
+    assert all(light != dark for light, dark in zip(*colours, strict=True))
 
 
 def test_a_click_or_a_key_sorts_a_table(page):

@@ -242,7 +242,7 @@ def test_stars_lie_on_their_curves_and_vertices_are_marked_apart(sweeps):
     assert "vertex of a parabola (bar: standard error)" in words(figure)
     for axis in figure.axes[:8]:
         curves = [line for line in axis.lines if line.get_marker() == "o"]
-        points = {point for line in curves for point in zip(*line.get_data())}
+        points = {point for line in curves for point in zip(*line.get_data(), strict=True)}
         stars = [line for line in axis.lines if line.get_marker() == "*"]
         assert len(stars) == len(curves)
         assert {(line.get_xdata()[0], line.get_ydata()[0]) for line in stars} <= points

@@ -69,7 +69,7 @@ def run(task, script):
 def srun(*words):
     """The task of a step with one: its output goes where it is told."""
     words, places, task = list(words), {}, os.environ["IMITATED_TASK"]
-    number, _, index = task.partition("_")
+    number, _, _index = task.partition("_")
     while words[0].startswith("-"):
         word = words.pop(0)
         if word in ("--output", "--error"):

@@ -278,7 +278,7 @@ def test_values_that_make_no_config_are_an_edge_of_the_search(toy):
 
 
 def test_every_run_that_diverges_is_said_to(toy):
-    rows, notes, _ = run(toy, "set: {diverge_above: 0.0}\n" + SEARCH + CONFIRM % ", points: 9")
+    _rows, notes, _ = run(toy, "set: {diverge_above: 0.0}\n" + SEARCH + CONFIRM % ", points: 9")
     assert notes == ["a size=1: every run diverged, also after 9 more points"]
 
 

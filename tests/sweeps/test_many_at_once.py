@@ -45,7 +45,7 @@ def test_of_eight_drivers_of_one_sweep_one_trains_and_others_look_on(
     ended = [(*driver.communicate(), driver.returncode) for driver in drivers]
     assert sorted(code for *_, code in ended) == [0] + [2] * 7, ended
     for _, errors, code in ended:
-        assert code == 0 or errors.count("\n") == 1 and "another driver is at work here" in errors
+        assert code == 0 or (errors.count("\n") == 1 and "another driver is at work here" in errors)
     trained = [line.split()[1] for line in (folder / "calls.txt").read_text().splitlines()]
     assert len(trained) == len(set(trained)) == 3 and len(seen) > 1
     rows = list(csv.DictReader((folder / "results.csv").open()))

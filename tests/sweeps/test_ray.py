@@ -38,7 +38,7 @@ def test_runs_have_the_gpus_or_the_share_of_one_that_they_need(opened, job):
     whole = {name: job(name, part="place") for name in ("eight", "four")}
     parts = [job(f"part-{index}", part="place") for index in range(5)]
     futures = []
-    for count, run in zip((8, 4), whole.values()):
+    for count, run in zip((8, 4), whole.values(), strict=True):
         futures.append(pool.submit(run, Needs(gpus=count)))
         at(run)
     futures += [pool.submit(run, Needs(gpus=0.25)) for run in parts]

@@ -191,7 +191,7 @@ def test_fresh_seeds_run_the_optimum_alone_and_have_no_say_in_where_it_is():
     failed = cell({1.0: 3.0})
     failed.results[1.0,][0] = FAILED
     assert rule.next(failed).places == ()
-    lost = cell({value: math.inf for value in (1.0, 2.0, 0.5, 0.25)}, given=[1.0, 2.0])
+    lost = cell(dict.fromkeys((1.0, 2.0, 0.5, 0.25), math.inf), given=[1.0, 2.0])
     assert rule.next(lost).done and rule.next(lost).places == ()
 
 

@@ -136,7 +136,7 @@ def test_constants_follow_from_the_table_of_trials(toy):
 def test_an_optimum_outside_the_range_is_followed_and_the_other_range_stays(toy):
     three = SEARCH.replace("rounds: 1", "rounds: 3")
     path = write_search(toy, "set: {minimum_a: 1000.0}\n" + three)
-    work, rows, constants = run(toy, path)
+    _work, rows, constants = run(toy, path)
     [found] = constants["constants"]
     first = [row for row in rows if row["round"] == "1"]
     edge = min(first, key=lambda row: float(row["loss"]))
@@ -207,7 +207,7 @@ def test_every_combination_of_the_grid_is_a_study_of_its_own(toy):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_study_has_exactly_its_trials_and_so_many_in_progress(toy, seed):
-    work, rows, constants = run(toy, write_search(toy, "parallel: 3\n" + SEARCH), 8, seed)
+    _work, rows, constants = run(toy, write_search(toy, "parallel: 3\n" + SEARCH), 8, seed)
     assert sorted(int(row["trial"]) for row in rows) == list(range(12))
     assert constants["constants"][0]["trials"] == 12 and set(Counter(calls(toy)).values()) == {1}
 
@@ -271,7 +271,7 @@ def test_more_trials_continue_a_study_and_other_settings_begin_another(toy):
     _, rows, _ = run(toy, write_search(toy))
     _, more, constants = run(toy, write_search(toy, SEARCH.replace("12", "15")))
     assert more[:12] == rows and len(more) == 15 == constants["constants"][0]["trials"]
-    _, fewer, constants = run(toy, write_search(toy))
+    _, _fewer, constants = run(toy, write_search(toy))
     assert constants["constants"][0]["trials"] == 12
     _, other, _ = run(toy, write_search(toy, "set: {optimizer.lr: 0.02}\n" + SEARCH))
     assert len(other) == 12 and not {r["run"] for r in other} & {r["run"] for r in more}

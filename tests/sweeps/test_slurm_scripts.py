@@ -79,7 +79,7 @@ def test_several_nodes_have_one_launcher_each(script):
     assert done.wait(30) == 0, done.stderr.read()
     _, srun, *launchers = asked()
     words = {"--overlap", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=32"}
-    assert words == {word for word in srun.partition(" sh ")[0].split()[1:]}
+    assert words == set(srun.partition(" sh ")[0].split()[1:])
     assert launchers == [
         f"accelerate launch --machine_rank {node} --config_file some.yaml --num_machines 2 "
         "--num_processes 8 --main_process_ip first --main_process_port 20123 "

@@ -432,7 +432,9 @@ def test_runs_of_another_commit_are_not_taken_over(toy):
 def test_runs_that_are_done_and_of_another_commit_are_told_and_kept(toy, monkeypatch, capsys):
     words = ["run", str(write(toy, "s.yaml", SOURCE)), "--results", str(toy.parent / "results")]
     made = drive(work_of(toy, Path(words[1])))
-    for commit, path in zip(("b" * 40 + "+changes", None), made.folder.glob("*/summary.json")):
+    for commit, path in zip(
+        ("b" * 40 + "+changes", None), made.folder.glob("*/summary.json"), strict=True
+    ):
         changed = {**json.loads(path.read_text()), "environment": {"commit": commit}}
         path.write_text(json.dumps(changed))
     before = len(calls(toy))
@@ -441,7 +443,7 @@ def test_runs_that_are_done_and_of_another_commit_are_told_and_kept(toy, monkeyp
         ("d" * 40, "ddddddd: 9 (at "),
         (None, None),
     ):
-        monkeypatch.setattr("training.environment.commit", lambda: ours)
+        monkeypatch.setattr("training.environment.commit", lambda ours=ours: ours)
         command.main(words)
         told = "runs that are done and were made at another commit than"
         error = capsys.readouterr().err

@@ -173,7 +173,7 @@ def check_parts():
             "FSDPBlock",
         ]
         for group in task.plan.groups(task.model):
-            for name, parameter in zip(group["param_names"], group["params"]):
+            for name, parameter in zip(group["param_names"], group["params"], strict=True):
                 assert group["lr"] == task.plan[name].lr
                 part = wanted[name].chunk(world)[rank : rank + 1] or [wanted[name][:0]]
                 assert torch.equal(sharding.local(parameter), part[0]), name
@@ -210,7 +210,7 @@ def compare_optimizers(folder):
             got = ends["sharded"][path]
             close = {"rtol": 1e-5, "atol": 2e-6 * wanted.abs().max().item()}
             torch.testing.assert_close(
-                got, wanted, **close, msg=lambda found: f"{name} {path}: {found}"
+                got, wanted, **close, msg=lambda found, at=f"{name} {path}": f"{at}: {found}"
             )
 
 

@@ -93,7 +93,7 @@ def test_fp16_is_a_plain_loop_with_torchs_scaler(tmp_path):
     assert summary["skipped_steps"] == len(skipped) < 10 and summary["precision"] == "fp16"
     kept = [
         (line["train_loss"], loss)
-        for line, loss in zip(logged, losses)
+        for line, loss in zip(logged, losses, strict=True)
         if line["step"] not in skipped
     ]
     assert [a for a, _ in kept] == pytest.approx([b for _, b in kept], rel=1e-6)

@@ -42,7 +42,9 @@ def both(function, x, weight, targets, scale=0.3, **options):
 def test_loss_and_gradients_are_those_of_torch(multiplier, size):
     inputs = draw(size=size)
     expected = both(two_steps, *inputs, multiplier=multiplier)
-    for got, wanted in zip(both(linear_cross_entropy, *inputs, multiplier=multiplier), expected):
+    for got, wanted in zip(
+        both(linear_cross_entropy, *inputs, multiplier=multiplier), expected, strict=True
+    ):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
@@ -55,7 +57,7 @@ def test_float32_agrees_with_float64_to_rounding():
         weight.detach().double().requires_grad_(),
         targets,
     )
-    for got, wanted in zip(single, double):
+    for got, wanted in zip(single, double, strict=True):
         assert got.dtype == torch.float32
         torch.testing.assert_close(got.double(), wanted, rtol=2e-6, atol=2e-6)
 
@@ -133,7 +135,7 @@ def test_under_autocast_the_products_are_low_and_all_else_float32(low):
     wanted = F.cross_entropy(rounded, targets, ignore_index=IGNORE, reduction="sum")
     torch.testing.assert_close(loss, wanted, rtol=1e-6, atol=0)
     exact = both(two_steps, x, weight, targets)
-    for got, reference in zip((x_grad, weight_grad), exact[1:]):
+    for got, reference in zip((x_grad, weight_grad), exact[1:], strict=True):
         assert not torch.equal(got, reference)
         assert (got - reference).norm() < 0.01 * reference.norm()
 
@@ -144,7 +146,7 @@ def test_it_compiles_whole_and_keeps_its_values(autocast):
     compiled = torch.compile(linear_cross_entropy, fullgraph=True, backend="aot_eager")
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         got, wanted = both(compiled, *inputs), both(linear_cross_entropy, *inputs)
-    for a, b in zip(got, wanted):
+    for a, b in zip(got, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
 

@@ -42,7 +42,7 @@ def test_micro_batches_change_nothing_but_rounding(tmp_path, micro):
     whole, parts = task(), task(training__micro_batch_size=micro)
     train(whole, tmp_path / "whole")
     train(parts, tmp_path / "parts")
-    for a, b in zip(weights(whole).values(), weights(parts).values()):
+    for a, b in zip(weights(whole).values(), weights(parts).values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
@@ -52,7 +52,9 @@ def test_the_same_config_gives_the_same_bits_whatever_the_loader(tmp_path):
     for index, run in enumerate(runs):
         train(run, tmp_path / str(index))
         torch.rand(5)
-    assert all(torch.equal(a, b) for a, b in zip(*(weights(run).values() for run in runs)))
+    assert all(
+        torch.equal(a, b) for a, b in zip(*(weights(run).values() for run in runs), strict=True)
+    )
     assert lines(tmp_path / "0") == lines(tmp_path / "1")
 
 
@@ -106,7 +108,9 @@ def test_clipping_bounds_the_step_of_sgd(tmp_path):
         math.sqrt(
             sum(
                 ((a - b) / lr).square().sum().item()
-                for a, b in zip(run.model.parameters(), initial(**changes).parameters())
+                for a, b in zip(
+                    run.model.parameters(), initial(**changes).parameters(), strict=True
+                )
             )
         )
         for run in (free, clipped)
@@ -196,7 +200,9 @@ def by_epoch(**changes):
         return {"loss": run.loss(model, (ids, targets)), "top1": right}
 
     run.measure = measure
-    run.eval_collate = lambda samples: [torch.stack(part) for part in zip(*samples)] + ["whole"]
+    run.eval_collate = lambda samples: (
+        [torch.stack(part) for part in zip(*samples, strict=True)] + ["whole"]
+    )
     run.eval_count = lambda batch: (batch[1] != IGNORE).sum() if batch[2] == "whole" else 1 / 0
     return run
 
@@ -353,7 +359,10 @@ def test_an_exported_number_of_micro_batches_scales_no_gradient(tmp_path, monkey
     train(plain, tmp_path / "plain")
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "4")
     train(exported, tmp_path / "exported")
-    assert all(torch.equal(a, b) for a, b in zip(*(weights(r).values() for r in (plain, exported))))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(*(weights(r).values() for r in (plain, exported)), strict=True)
+    )
 
 
 def test_logs_are_on_the_disk_before_a_summary_says_that_the_run_is_done(tmp_path, monkeypatch):

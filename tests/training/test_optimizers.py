@@ -142,7 +142,7 @@ def values(optimizer):
 
 
 @pytest.mark.parametrize(
-    "name, fused, shapes", [*((*case, SMALL) for case in CASES), ("adafactor", None, LARGE)]
+    ("name", "fused", "shapes"), [*((*case, SMALL) for case in CASES), ("adafactor", None, LARGE)]
 )
 def test_follows_its_formula_in_two_groups_under_a_schedule(name, fused, shapes):
     optimizer = make(name, two_groups(shapes), fused)
@@ -155,7 +155,7 @@ def test_follows_its_formula_in_two_groups_under_a_schedule(name, fused, shapes)
             lr = row["lr"] * factor
             u = REFERENCES[name](theta[i], g, states[i], step + 1, row["eps"])
             theta[i] = (1 - lr * row["weight_decay"]) * theta[i] - lr * u
-    for got, expected in zip(values(optimizer), theta):
+    for got, expected in zip(values(optimizer), theta, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
 
 
@@ -163,7 +163,7 @@ def test_every_name_builds_and_is_covered_here():
     assert {name for name, _ in CASES} == set(OPTIMIZERS) == set(REFERENCES)
 
 
-@pytest.mark.parametrize("name, fused", [case for case in CASES if "ada" in case[0]])
+@pytest.mark.parametrize(("name", "fused"), [case for case in CASES if "ada" in case[0]])
 def test_a_tensor_of_zeros_moves_at_the_floor_of_the_parameter_scale(name, fused):
     atan2_size = 4 / math.pi * LAMBDA * math.atan(1 / LAMBDA)
     expected = {"adam": 1, "adam_atan2": atan2_size}.get(name, 1e-3)
@@ -246,7 +246,9 @@ def test_atan2_lets_hopelessly_small_entries_rest(fused):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("betas, lam", [((0.9, 0.98), 8.0), ((0.95, 0.9), 1.0), (BETAS, LAMBDA)])
+@pytest.mark.parametrize(
+    ("betas", "lam"), [((0.9, 0.98), 8.0), ((0.95, 0.9), 1.0), (BETAS, LAMBDA)]
+)
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1, 1e3])
 def test_atan2_in_float32_is_the_formula_to_rounding(betas, lam, weight_decay, fused):
     """With gradients that push the quotient around."""
@@ -311,7 +313,7 @@ OPTAX = [
 ]
 
 
-@pytest.mark.parametrize("name, shape, size, expected", OPTAX)
+@pytest.mark.parametrize(("name", "shape", "size", "expected"), OPTAX)
 def test_agrees_with_optax(name, shape, size, expected):
     param = parameter(size * sines(shape, 0))
     eps = 1e-30 if name == "adafactor" else 1e-9
@@ -326,7 +328,7 @@ def test_agrees_with_optax(name, shape, size, expected):
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-20])
-@pytest.mark.parametrize("name, fused", CASES)
+@pytest.mark.parametrize(("name", "fused"), CASES)
 def test_a_plans_groups_resume_bit_for_bit(name, fused, size):
     """A decoder under its plan: a fresh optimiser with loaded state goes on as the old one."""
     from nanolm_c4.model import Decoder
@@ -356,7 +358,7 @@ def test_a_plans_groups_resume_bit_for_bit(name, fused, size):
     assert len(resumed.param_groups) > 1
     for optimizer in (straight, resumed):
         train(optimizer, range(3, 6), size)
-    assert all(np.array_equal(a, b) for a, b in zip(values(straight), values(resumed)))
+    assert all(np.array_equal(a, b) for a, b in zip(values(straight), values(resumed), strict=True))
     states = [optimizer.state_dict()["state"] for optimizer in (straight, resumed)]
     for index, state in states[0].items():
         assert all(torch.equal(state[key], states[1][index][key]) for key in state)
@@ -374,7 +376,7 @@ def test_the_parameter_scale_of_a_large_tensor_keeps_its_digits():
     assert decoupled.rms([torch.zeros(0)], [torch.zeros(0)])[0].item() == 0.0
 
 
-@pytest.mark.parametrize("name, fused", CASES)
+@pytest.mark.parametrize(("name", "fused"), CASES)
 def test_step_counts_are_cpu_floats_per_parameter(name, fused):
     optimizer = make(name, two_groups([(5,)]), fused)
     train(optimizer, range(3))
@@ -386,7 +388,7 @@ def test_step_counts_are_cpu_floats_per_parameter(name, fused):
         assert step.device.type == "cpu" and step.dtype == torch.float32 and step.item() == 3.0
 
 
-@pytest.mark.parametrize("name, fused", CASES)
+@pytest.mark.parametrize(("name", "fused"), CASES)
 def test_parameters_without_gradient_are_left_alone(name, fused):
     groups = two_groups(SMALL)
     optimizer = make(name, groups, fused)
@@ -394,12 +396,12 @@ def test_parameters_without_gradient_are_left_alone(name, fused):
     for row in groups:
         row["params"][0].grad = torch.ones_like(row["params"][0])
     optimizer.step()
-    for index, (old, new) in enumerate(zip(before, values(optimizer))):
+    for index, (old, new) in enumerate(zip(before, values(optimizer), strict=True)):
         assert np.array_equal(old, new) == (index % len(SMALL) != 0)
     assert len(optimizer.state) == 2
 
 
-@pytest.mark.parametrize("name, fused", CASES)
+@pytest.mark.parametrize(("name", "fused"), CASES)
 def test_a_late_first_gradient_counts_its_own_steps(name, fused):
     early, late, alone = (parameter([1.0, 2.0]) for _ in range(3))
     together = make(name, [group([early, late], eps=1e-8)], fused)
@@ -419,7 +421,7 @@ def test_fused_equals_foreach_in_float32(name):
     runs = [make(name, two_groups(SMALL, torch.float32), fused) for fused in (True, False)]
     for optimizer in runs:
         train(optimizer, range(10))
-    for one, other in zip(*map(values, runs)):
+    for one, other in zip(*map(values, runs), strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6)
 
 
@@ -431,7 +433,7 @@ def test_adam_is_torchs_adamw_and_fused_where_it_can_be():
     assert not make("adam", [group([ELSEWHERE])]).param_groups[0]["fused"]
 
 
-@pytest.mark.parametrize("name, fused", OURS)
+@pytest.mark.parametrize(("name", "fused"), OURS)
 def test_memory_layouts_of_parameters_and_gradients_do_not_matter(name, fused):
     plain = parameter(np.arange(12.0).reshape(4, 3))
     transposed = plain.detach().t().contiguous().t().requires_grad_()
@@ -447,7 +449,7 @@ def test_memory_layouts_of_parameters_and_gradients_do_not_matter(name, fused):
         np.testing.assert_allclose(param.detach().numpy(), plain.detach().numpy(), rtol=1e-13)
 
 
-@pytest.mark.parametrize("name, fused", OURS)
+@pytest.mark.parametrize(("name", "fused"), OURS)
 def test_gradients_are_only_read_and_closures_run(name, fused):
     param = parameter(np.ones((7, 3)))
     optimizer = make(name, [group([param], eps=1e-8)], fused)
@@ -462,7 +464,7 @@ def test_gradients_are_only_read_and_closures_run(name, fused):
     assert torch.equal(param.grad, torch.full((7, 3), 2.0, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name, fused", CASES)
+@pytest.mark.parametrize(("name", "fused"), CASES)
 def test_the_plan_is_copied(name, fused):
     groups = two_groups(SMALL)
     before = copy.deepcopy([{k: v for k, v in row.items() if k != "params"} for row in groups])
@@ -556,7 +558,7 @@ def test_groups_and_constants_that_cannot_be_used_are_one_line(name, groups, num
     assert refusal(name, groups, **numbers) == message
 
 
-@pytest.mark.parametrize("name, fused", OURS)
+@pytest.mark.parametrize(("name", "fused"), OURS)
 def test_sparse_gradients_are_refused(name, fused):
     table = torch.nn.Embedding(4, 2, sparse=True)
     table(torch.tensor([1])).sum().backward()

@@ -17,7 +17,7 @@ ALL_ONES, WORD = 2**64 - 1, 2**64
 def many():
     """5,000 images, normalised as for training, and their classes."""
     images, labels = shapes.draw(np.arange(5000), 3)
-    return data.collate(list(zip(images, labels)))[0].numpy(), labels
+    return data.collate(list(zip(images, labels, strict=True)))[0].numpy(), labels
 
 
 # The same in whole numbers of any size, one value at a time
@@ -60,7 +60,7 @@ def python_image(label, words):
         dx, dy = 16 * x - centre[0], 16 * y - centre[1]
         pairs = (cosine[tilt], sine[tilt]), (-sine[tilt], cosine[tilt])
         square = 0
-        for (a, b), r in zip(pairs, radius):
+        for (a, b), r in zip(pairs, radius, strict=True):
             square += (256 * (a * dx) // shapes.ONE // r + 256 * (b * dy) // shapes.ONE // r) ** 2
         return min(max((65536 + 8192 - square) >> 8, 0), 64)
 
@@ -121,7 +121,7 @@ def test_an_image_depends_on_neither_batch_nor_order():
     alone = [shapes.draw([number], 1)[0][0] for number in NUMBERS]
     crowd = np.random.default_rng(0).permutation(np.concatenate([NUMBERS, np.arange(100, 190)]))
     images, labels = shapes.draw(crowd, 1)
-    for number, image in zip(NUMBERS, alone):
+    for number, image in zip(NUMBERS, alone, strict=True):
         place = np.flatnonzero(crowd == number)[0]
         np.testing.assert_array_equal(images[place], image)
         assert labels[place] == number % 10

@@ -55,7 +55,7 @@ def assert_same_run(run, wanted, rtol):
             msg=lambda found, name=name: f"{name}: {found}",
         )
     assert len(lines(run)) == len(lines(wanted))
-    for line, expected in zip(lines(run), lines(wanted)):
+    for line, expected in zip(lines(run), lines(wanted), strict=True):
         assert line == pytest.approx(expected, rel=rtol)
 
 

@@ -238,7 +238,7 @@ def test_c4_without_network_says_how_to_prepare(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "path, name, revision",
+    ("path", "name", "revision"),
     [
         (None, "allenai/c4", "1588ec454efa1a09f29cd18ddd04fe05fc8653a2"),
         (f"owner/web@{'a' * 40}", "owner/web", "a" * 40),

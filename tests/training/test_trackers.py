@@ -137,7 +137,7 @@ def test_a_service_is_told_every_line_once_under_the_sweep_and_the_runs_id(name,
     toy.train(folder, words)
     interrupt(folder, step=4)
     toy.train(folder, words)
-    ((known, shown),) = services[name].items()
+    ((_known, shown),) = services[name].items()
     losses = [(step, values["train_loss"]) for step, values in shown if "train_loss" in values]
     assert losses == logged(folder, "train_loss")
     steps = [step for step, _ in shown]

@@ -103,12 +103,15 @@ def measured(rule, seed):
     optimizer.step()
     after, second = forward(model, image)
     attentions = [block.attention for block in model.blocks]
-    before = [logits_of_heads(a, at["query"], at["key"]) for a, at in zip(attentions, first)]
+    before = [
+        logits_of_heads(a, at["query"], at["key"]) for a, at in zip(attentions, first, strict=True)
+    ]
     with torch.no_grad():
         new = [
-            (a.query(at["query_input"]), a.key(at["key_input"])) for a, at in zip(attentions, first)
+            (a.query(at["query_input"]), a.key(at["key_input"]))
+            for a, at in zip(attentions, first, strict=True)
         ]
-    moved = [logits_of_heads(a, q, k) for a, (q, k) in zip(attentions, new)]
+    moved = [logits_of_heads(a, q, k) for a, (q, k) in zip(attentions, new, strict=True)]
     weights = weight_movement(initial, model)
     return {
         "stream": rms([first[-1]["stream"]]),
@@ -117,9 +120,9 @@ def measured(rule, seed):
         "head variance": sum(a.var(1).mean().item() for a in before) / len(before),
         "d stream": rms([second[-1]["stream"] - first[-1]["stream"]]),
         "d logits": rms([after - logits]),
-        "total dk": rms([now["key"] - at["key"] for now, at in zip(second, first)]),
-        "dk": rms([key - at["key"] for (_, key), at in zip(new, first)]),
-        "dA": rms([now - was for now, was in zip(moved, before)]),
+        "total dk": rms([now["key"] - at["key"] for now, at in zip(second, first, strict=True)]),
+        "dk": rms([key - at["key"] for (_, key), at in zip(new, first, strict=True)]),
+        "dA": rms([now - was for now, was in zip(moved, before, strict=True)]),
         "dW Q": root_mean_square([at["query_weight_relative"] for at in weights]),
         "dW K": root_mean_square([at["key_weight_relative"] for at in weights]),
     }
@@ -339,5 +342,5 @@ def test_a_depth_whose_rate_is_wrong_is_caught():
 
     found = fit(measure(build, DEPTHS, steps=1, seeds=range(4)))
     assert {s.name for s in found if s.verdict == GROWS} >= {"blocks.*"}
-    update = [s for s in found if s.name == "blocks.*.mlp.up.weight"][0]
+    update = next(s for s in found if s.name == "blocks.*.mlp.up.weight")
     assert (update.verdict, update.aim) == (GROWS, -0.5)

@@ -53,7 +53,7 @@ def test_an_observation_takes_what_a_run_does_for_one(shape, tmp_path, monkeypat
 
 def test_an_observation_of_2048_heads():
     """That of Figure 4: 32 images in 64 patches, two blocks of width 8192."""
-    observed = dict(training__observe_every=25, training__observe_samples=32)
+    observed = {"training__observe_every": 25, "training__observe_samples": 32}
     config = settings((4, 2048, 2, 4), 256, **observed)
     weights = 4 * (12 * 8192**2 + (48 + 64 + 10) * 8192)
     streams, logits = 2 * 9 * 4 * 32 * 64 * 8192, 4 * 32 * 2048 * 64**2

@@ -1,5 +1,6 @@
 """vit_cifar5m.data: sources, files as published and damaged ones, one visit to every image."""
 
+import itertools
 import pickle
 import zipfile
 
@@ -393,7 +394,7 @@ def test_a_run_has_as_many_drawn_images_as_it_visits():
     stated = DataConfig.model_fields["train_images"].description.replace("\n", " ")
     for number in (module.MOST_EMBEDDED, module.EMBEDDED_IMAGES):
         assert f"{number:,}" in stated
-    assert module.MOST_EMBEDDED <= np.iinfo(np.int32).max  # 4 bytes each in training.sampling
+    assert np.iinfo(np.int32).max >= module.MOST_EMBEDDED  # 4 bytes each in training.sampling
 
 
 @pytest.mark.parametrize("source", ["embedded", "cifar5m", "cifar10"])
@@ -409,7 +410,9 @@ def test_more_images_than_there_are_is_refused(tmp_path, source):
         assert "data.validation_images: 7" in message and str(tmp_path) in message
 
 
-@pytest.mark.parametrize("source, name", [("cifar5m", "part5.npz"), ("cifar10", "test_batch.bin")])
+@pytest.mark.parametrize(
+    ("source", "name"), [("cifar5m", "part5.npz"), ("cifar10", "test_batch.bin")]
+)
 def test_held_out_images_need_no_other_file(tmp_path, source, name):
     folder = tmp_path / "all"
     write_parts(folder, name="part{}.npz") if source == "cifar5m" else write_batches(folder)
@@ -432,7 +435,9 @@ def test_batches_are_normalised_by_channel():
     pixels, labels = collate([(images[0], 7), (images[1], 2)])
     assert pixels.dtype == torch.float32 and pixels.shape == (2, 3, 32, 32)
     assert labels.dtype == torch.int64 and labels.tolist() == [7, 2]
-    for channel, (mean, std) in enumerate(zip((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))):
+    for channel, (mean, std) in enumerate(
+        zip((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), strict=True)
+    ):
         found = pixels[:, channel, 5, 9].tolist()
         assert found == pytest.approx([-mean / std, (1 - mean) / std], rel=1e-6)
 
@@ -445,8 +450,12 @@ def visited(train, seed, batch, steps, processes, workers):
         loader = DataLoader(train, batch_sampler=ids, num_workers=workers, collate_fn=list)
         micro = list(batches(loader))
         per_step = ids.micro_batches
-        shares.append([sum(micro[s * per_step : (s + 1) * per_step], []) for s in range(steps)])
-    return [bytes(image) for step in zip(*shares) for share in step for image, _ in share]
+        shares.append(
+            [[*itertools.chain(*micro[s * per_step : (s + 1) * per_step])] for s in range(steps)]
+        )
+    return [
+        bytes(image) for step in zip(*shares, strict=True) for share in step for image, _ in share
+    ]
 
 
 def test_a_run_visits_every_image_once_in_an_order_of_the_seed(monkeypatch):

@@ -169,7 +169,7 @@ def test_runs_on_drawn_images_begin_as_they_always_have():
     images, labels = next(iter(tasks.first_batches(task, 1)))
     drawn, expected = shapes.draw(sample_ids(5_000_000, 3, 0, 8), 3)
     assert torch.equal(labels, torch.from_numpy(expected))
-    assert torch.equal(images, data.collate(list(zip(drawn, expected)))[0])
+    assert torch.equal(images, data.collate(list(zip(drawn, expected, strict=True)))[0])
 
 
 def test_a_run_that_would_see_images_twice_is_refused_unless_it_may():
@@ -254,7 +254,7 @@ def test_the_coordinate_check_scans_the_depth(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "key, widths", [("model.head_dim", (16, 32, 64, 128)), ("model.heads", (8, 16, 32, 64))]
+    ("key", "widths"), [("model.head_dim", (16, 32, 64, 128)), ("model.heads", (8, 16, 32, 64))]
 )
 def test_the_coordinate_check_scans_both_parts_of_the_width(tmp_path, capsys, key, widths):
     """Of SGD, whose first step moves q and k less over N by N^(-1/2), an exception it knows."""

@@ -146,7 +146,7 @@ PAIR = {(8, 0): {0: ones(1)}, (8, 1): {0: ones(2)}}
 
 
 @pytest.mark.parametrize(
-    "logits, options, line",
+    ("logits", "options", "line"),
     [
         (PAIR, {}, "2 seeds of the widest models (model.heads 8); expected at least three"),
         (

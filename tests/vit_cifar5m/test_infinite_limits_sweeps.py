@@ -121,7 +121,7 @@ def test_runs_of_one_data_seed_differ_in_their_initial_weights_alone():
 
 
 @pytest.mark.parametrize(
-    "preset, depths, tried", [(None, [1, 4, 8, 16, 32], 7), ("laptop", [1, 2, 4, 8, 16], 1)]
+    ("preset", "depths", "tried"), [(None, [1, 4, 8, 16, 32], 7), ("laptop", [1, 2, 4, 8, 16], 1)]
 )
 def test_the_sweep_over_depth_has_both_exponents_at_equal_width(preset, depths, tried):
     sweep = load_sweep(SWEEPS / "figure_5.yaml", preset=preset)
@@ -189,7 +189,7 @@ def test_scans_share_one_base_and_record_what_the_figures_need(path, preset, tmp
     assert len(set(models(sweep))) == len(models(sweep))
     base = min(models(sweep))[1:]
     for _, *sizes in models(sweep):
-        assert sum(size != own for size, own in zip(sizes, base)) <= 1
+        assert sum(size != own for size, own in zip(sizes, base, strict=True)) <= 1
     for config in (point.config for point in sweep.points):
         # Two observations, before and after: nothing between.
         assert config.training.observe_every == config.training.steps

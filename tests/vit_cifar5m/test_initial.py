@@ -160,7 +160,7 @@ def test_both_presets_are_valid_and_the_paper_has_its_sizes():
 
 
 @pytest.mark.parametrize(
-    "words, line",
+    ("words", "line"),
     [
         (["kernels.head=4"], "preset laptop: unknown key 'kernels.head'"),
         (["kernels.heads=[4,4]"], "kernels.heads [4, 4]: a value stands there twice"),

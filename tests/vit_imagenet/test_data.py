@@ -169,7 +169,10 @@ def test_drawn_images_are_those_of_the_generator_split_by_class_for_all_seeds():
     assert train is second.train.source and (len(train), len(validation)) == (49_000, 1000)
     assert np.bincount(validation.labels).tolist() == [100] * 10
     pixels, labels = shapes.draw(np.arange(50), 0)
-    rows = {row.tobytes(): label for row, label in zip(pixels.transpose(0, 2, 3, 1), labels)}
+    rows = {
+        row.tobytes(): label
+        for row, label in zip(pixels.transpose(0, 2, 3, 1), labels, strict=True)
+    }
     found = [source[i] for source in (train, validation) for i in range(50)]
     again = [
         rows[one.content.tobytes()] == one.label for one in found if one.content.tobytes() in rows

@@ -73,4 +73,4 @@ def test_with_fewer_than_five_classes_top5_is_among_all():
 
 def test_a_batch_without_labels_sums_to_zero():
     sums = measure(torch.randn(3, 9), torch.full((3,), IGNORE))
-    assert {name: value.item() for name, value in sums.items()} == dict(loss=0, top1=0, top5=0)
+    assert {name: value.item() for name, value in sums.items()} == {"loss": 0, "top1": 0, "top5": 0}

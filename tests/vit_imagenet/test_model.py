@@ -141,7 +141,7 @@ def test_logits_and_gradients_agree_with_the_written_out_network():
     wanted = torch.autograd.grad(expected.square().sum(), parameters)
     got = torch.autograd.grad(model(x).square().sum(), parameters)
     torch.testing.assert_close(model(x), expected, rtol=1e-12, atol=1e-12)
-    for mine, theirs in zip(got, wanted):
+    for mine, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-10, atol=1e-10)
 
 
@@ -242,7 +242,7 @@ def test_under_bf16_autocast_it_computes_the_same_up_to_rounding():
     rounded.float().square().sum().backward()
     assert types == [torch.float32, torch.float32, torch.bfloat16, torch.float32]
     assert (rounded - exact).norm() < 0.02 * exact.norm()
-    for parameter, gradient in zip(model.parameters(), wanted):
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
         assert parameter.grad.dtype == torch.float32
         norms.append((parameter.grad - gradient).norm() / gradient.norm())
     assert 1e-4 < max(norms) < 0.05

@@ -125,7 +125,9 @@ def test_equal_bulk_rates_predict_the_optima_of_the_other_strategies():
         assert lrs == pytest.approx(printed, rel=2e-4)
         found = [
             rates(768, Dinan(768, strategy), lr=lr)
-            for strategy, lr in zip(("neural_tangent", "hybrid", "maximal_update"), lrs)
+            for strategy, lr in zip(
+                ("neural_tangent", "hybrid", "maximal_update"), lrs, strict=True
+            )
         ]
         for name in BULK:
             assert [each[name] for each in found] == pytest.approx([bulk] * 3, rel=1e-12)

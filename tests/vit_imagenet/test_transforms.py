@@ -92,7 +92,7 @@ def test_keys_differ_in_every_part():
             return random.random(), np.random.rand(), torch.rand(1).item()
 
     keys = [("a", 1, 2), ("a", 2, 1), ("b", 1, 2), ("a", 12)]
-    for values in zip(*(draws(*key) for key in keys)):
+    for values in zip(*(draws(*key) for key in keys), strict=True):
         assert len(set(values)) == len(keys)
     assert draws("a", 1, 2) == draws("a", 1, 2)
 
@@ -161,15 +161,15 @@ def test_batches_do_not_depend_on_workers_micro_batches_or_processes():
     augmentation = {"mix_group": 4}
     images = digits(augmentation)
     collate = Collate(AugmentationConfig(**augmentation), 10, 0)
-    whole = [torch.cat(part) for part in zip(*loader(images, collate, 16, 16))]
+    whole = [torch.cat(part) for part in zip(*loader(images, collate, 16, 16), strict=True)]
     assert whole[0].shape == (32, 3, SIZE, SIZE) and whole[1].shape == (32, 10)
     for micro, workers in ((16, 2), (4, 0), (8, 2)):
         batches = list(loader(images, collate, 16, micro, workers))
         assert len(batches) == 32 // micro
-        assert equal([torch.cat(part) for part in zip(*batches)], whole)
+        assert equal([torch.cat(part) for part in zip(*batches, strict=True)], whole)
     halves = [list(loader(images, collate, 16, 8, rank=rank, world=2)) for rank in (0, 1)]
     in_order = [batch for step in zip(*halves, strict=True) for batch in step]
-    assert equal([torch.cat(part) for part in zip(*in_order)], whole)
+    assert equal([torch.cat(part) for part in zip(*in_order, strict=True)], whole)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_halves_of_a_batch_collated_apart_equal_the_whole():
     images, collate = digits(), Collate(AugmentationConfig(mix_group=4), 10, 0)
     samples = [images.train[place] for place in places(8)]
     halves = [collate(samples[:4]), collate(samples[4:])]
-    assert equal([torch.cat(part) for part in zip(*halves)], list(collate(samples)))
+    assert equal([torch.cat(part) for part in zip(*halves, strict=True)], list(collate(samples)))
 
 
 def test_mixing_differs_by_seed_epoch_and_group():
@@ -230,7 +230,7 @@ def test_without_mixing_labels_are_only_smoothed_and_groups_do_not_matter():
     torch.testing.assert_close(targets, torch.full((3, 10), 0.02) + 0.8 * torch.eye(10)[:3])
 
 
-@pytest.mark.parametrize("first, count", [(0, 6), (2, 4), (0, 2)])
+@pytest.mark.parametrize(("first", "count"), [(0, 6), (2, 4), (0, 2)])
 def test_a_micro_batch_that_cuts_a_group_is_refused(first, count):
     samples = [(torch.zeros(3, 2, 2), 0, place) for place in places(count, first=first)]
     expected = (

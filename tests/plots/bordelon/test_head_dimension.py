@@ -191,7 +191,9 @@ def movement_rows():
     for optimizer, alpha, n, step, seed in cells:
         first = 0.5 if (optimizer, step) == ("sgd", 1) else 0.0
         powers = (alpha - 1 - first, -first, 0.3, 0.3)
-        measured = {k: scattered(0.1 * n**power, seed) for k, power in zip(MOVED, powers)}
+        measured = {
+            k: scattered(0.1 * n**power, seed) for k, power in zip(MOVED, powers, strict=True)
+        }
         key = {"optimizer.name": optimizer, "training.steps": step}
         found += observed(n, alpha, 0, dict.fromkeys(MOVED, 0.0), seed, **key)
         found += observed(n, alpha, step, measured, seed, **key)
@@ -210,7 +212,7 @@ def test_slopes_of_movement_stand_beside_the_papers_exponents(tmp_path):
         "Adam, alpha_A = 1, t = 1": ("0", "0"),
     }
     for place, published in expected.items():
-        for what, beside in zip("kA", published):
+        for what, beside in zip("kA", published, strict=True):
             finding = found[f"{place}: change of {what} by W_Q, W_K"]
             assert (finding.published, finding.verdict) == (beside, "agrees within 95 %")
             assert "(n = 3)" in finding.measured

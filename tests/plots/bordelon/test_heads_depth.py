@@ -81,7 +81,7 @@ def heads_tables(folder, late=-0.5):
         for t, loss in ((0, math.nan), (30, 3.0), (60, 2.3 if h == 4 else 1 + (8 + s) / h / 2))
     ]
     paths = []
-    for name, rows in zip("abcde", (kernels, attention, bins, distance, metric)):
+    for name, rows in zip("abcde", (kernels, attention, bins, distance, metric), strict=True):
         paths.append(folder / f"{name}.csv")
         pd.DataFrame(rows).to_csv(paths[-1], index=False)
     return paths
@@ -219,7 +219,7 @@ def depth_tables(folder, statuses=("finished",) * 3, gain=0.05, level=1.0):
                 for step, eval_loss in ((0, math.nan), (10, 3.0), (20, loss)):
                     metrics.append({**place, "step": step, "eval_loss": eval_loss})
     paths = []
-    for name, rows in zip("abc", (observations, results, metrics)):
+    for name, rows in zip("abc", (observations, results, metrics), strict=True):
         paths.append(folder / f"{name}.csv")
         pd.DataFrame(rows).to_csv(paths[-1], index=False)
     return paths
@@ -235,9 +235,11 @@ def test_movement_and_loss_over_depth_are_found(tmp_path):
     assert powers == pytest.approx([-0.5] * 6 + [0] * 6, abs=1e-9)
     assert moved[1].startswith("5a: L = 4 to 16 in the movement of W_Q, alpha_L = 1/2")
     gains = [line for line in lines if line.startswith("5b: final loss, alpha_L = 1/2 minus 1")]
-    assert all(gain in line for gain, line in zip(("+0.050", "+0.200", "+0.800"), gains))
+    assert all(
+        gain in line for gain, line in zip(("+0.050", "+0.200", "+0.800"), gains, strict=True)
+    )
     assert "eta_0 = 2 (alpha_L = 1/2), 4 (alpha_L = 1)" in lines[0]
-    assert gains[-1].endswith("agrees") and not any(map(lambda g: g.endswith("agrees"), gains[:-1]))
+    assert gains[-1].endswith("agrees") and not any(g.endswith("agrees") for g in gains[:-1])
     growth = next(line for line in lines if line.startswith("5b: that gain at L = 16 minus at"))
     assert growth.endswith("+0.750 ± 0.000 (n = 3)")
     assert {file.name for file in files} == {"figure_5_depth.png", "figure_5_depth.pdf"}
@@ -297,7 +299,7 @@ def test_of_several_rates_one_per_alpha_is_shown(tmp_path, lost):
     if lost:
         gone = half & (more[1]["model.layers"] == 4) & (more[1]["seed"] == 0)
         more[1].loc[gone, "status"] = "diverged"
-    for path, old, new in zip(paths, (observations, results, metrics), more):
+    for path, old, new in zip(paths, (observations, results, metrics), more, strict=True):
         pd.concat([new, old]).to_csv(path, index=False)
     movement, losses, tried = depth.read(paths)
     for table in (movement, losses):

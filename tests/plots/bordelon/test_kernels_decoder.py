@@ -345,7 +345,7 @@ def runs(tmp_path, seeds=(0, 1), losses=lambda alpha, key, size, seed: 3.0, stat
             evaluated = loss if step % 10 == 0 else math.nan
             logged.append({**own, "step": step, "train_loss": loss, "eval_loss": evaluated})
     paths = [tmp_path / "results.csv", tmp_path / "metrics.csv"]
-    for path, rows in zip(paths, (table, logged)):
+    for path, rows in zip(paths, (table, logged), strict=True):
         pd.DataFrame(rows).to_csv(path, index=False)
     return paths
 

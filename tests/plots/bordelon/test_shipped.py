@@ -62,7 +62,7 @@ def of_rate_transfer(f):
 
 
 @pytest.mark.parametrize(
-    "kept, count",
+    ("kept", "count"),
     [
         (of_head_dimension, 4 + 16 + 4),
         (of_initial_heads, 1 + 2),

@@ -152,7 +152,7 @@ def r2c2(**options):
 
 def frames(points):
     """(results, metrics) as tables."""
-    results, metrics = zip(*points)
+    results, metrics = zip(*points, strict=True)
     return pd.DataFrame(results), pd.DataFrame([line for lines in metrics for line in lines])
 
 

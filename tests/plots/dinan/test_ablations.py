@@ -124,7 +124,9 @@ def test_the_readme_quotes_the_shipped_table():
         ]
         for what in ("C_WE = 1", "N_rescale")
     ]
-    for what, (one, other) in zip(("C_WE = 1 for 0.02²", "N_rescale = n^(-1/2) for 1"), in_both):
+    for what, (one, other) in zip(
+        ("C_WE = 1 for 0.02²", "N_rescale = n^(-1/2) for 1"), in_both, strict=True
+    ):
         assert f"| {what} | {one} | {other} |" in readme
     assert f"| both | {gain['gain of both, in standard (nats)']} | |" in readme
     alone, all_three = (

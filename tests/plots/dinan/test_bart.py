@@ -511,7 +511,9 @@ def test_the_readme_quotes_three_widths():
     for (strategy, _), runs in frame.groupby(["curve", "model.width"]):
         losses = runs.pivot(index="optimizer.lr", columns="seed", values="best_eval_loss")
         chosen = [losses.drop(columns=seed).mean(axis=1).idxmin() for seed in losses]
-        judged = np.mean([losses.loc[rate, seed] for rate, seed in zip(chosen, losses)])
+        judged = np.mean(
+            [losses.loc[rate, seed] for rate, seed in zip(chosen, losses, strict=True)]
+        )
         lower.setdefault(strategy, []).append(f"{judged - losses.mean(axis=1).min():.3f}")
     first, second, third = lower["standard"]
     assert f"{first}, {second} and {third} nats lower" in " ".join(section.split())
@@ -521,7 +523,7 @@ def test_the_readme_quotes_three_widths():
             rows[row].split(" | ")
             for row in (f"mapped lr\\*, {strategy}", f"lowest loss, {strategy}, nats")
         )
-        for width, optimum, loss in zip(sweep.widths, optima, losses):
+        for width, optimum, loss in zip(sweep.widths, optima, losses, strict=True):
             best = said[f"{strategy}, n = {width}: lr* by a parabola, mapped"].measured
             assert best.replace(",", "").startswith(optimum)
             lowest, _, error, *_ = said[f"{strategy}, n = {width}: lowest loss"].measured.split()

@@ -277,7 +277,10 @@ def test_the_readme_quotes_the_shipped_tables():
         assert len(means) == 4 and len(gaps) == 6 and len(chose) == 4
         if preset:
             best = [re.search(r"\(%\) +(\S+), \+(\S+ ± \S+)", line) for line in chose]
-            names = [f"{found[1]} % ({line.partition(':')[0]})" for found, line in zip(best, chose)]
+            names = [
+                f"{found[1]} % ({line.partition(':')[0]})"
+                for found, line in zip(best, chose, strict=True)
+            ]
             points = [found[2] for found in best]
             words = " ".join(readme.split())
             for numbers, end in ((names, ", "), (points, " points above the means of the other")):

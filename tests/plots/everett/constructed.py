@@ -95,7 +95,7 @@ def mitigations(
 ):
     """Cures gain `gains` at the first width and with every further one a share `growth` of them."""
     rows = []
-    for rule, gain in zip(RULES, gains):
+    for rule, gain in zip(RULES, gains, strict=True):
         eps = {"enlarged": 1e-4, "default": 1e-9, "small": 1e-15, "per_layer": 1e-12}
         for curve in (baseline, *epsilon.MITIGATIONS):
             columns = {"optimizer.eps": eps.get(curve, math.nan)}
@@ -177,7 +177,7 @@ def depths(**powers):
 def written(folder, **named):
     """Tables as files called as the sweeps' are; their paths in the given order."""
     paths = [folder / f"{stem}.csv" for stem in named]
-    for path, table in zip(paths, named.values()):
+    for path, table in zip(paths, named.values(), strict=True):
         table.to_csv(path, index=False)
     return paths
 

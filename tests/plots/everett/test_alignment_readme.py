@@ -112,7 +112,9 @@ def alignment_by_width() -> Iterator[tuple[str, str]]:
         curve: [number(f"{curve}, {label}: {start}") for label in LABELS.values()]
         for curve in ("adam", "adafactor")
     }
-    *first, last = (f"{one} ({label})" for one, label in zip(by["adam"], LABELS.values()))
+    *first, last = (
+        f"{one} ({label})" for one, label in zip(by["adam"], LABELS.values(), strict=True)
+    )
     *others, end = by["adafactor"]
     yield (
         NANOLM,

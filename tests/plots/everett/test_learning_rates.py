@@ -101,7 +101,9 @@ def test_a_width_stays_where_leaving_out_a_seed_puts_it_at_an_edge():
             }
             for width in (16, 32, 64)
             for seed in moved
-            for rate, loss in zip((1.0, 2.0, 4.0), moved[seed] if width == 64 else same)
+            for rate, loss in zip(
+                (1.0, 2.0, 4.0), moved[seed] if width == 64 else same, strict=True
+            )
         ]
     )
     inside = optimum({1.0: 4.25, 2.0: 4.05, 4.0: 4.225}).value  # without seed 1 or 2

@@ -86,7 +86,7 @@ def test_a_width_with_few_seeds_takes_the_spread_of_others_and_says_so(rates_wit
     assert line.endswith(f"0.014 at D = 32; 0.014 at D = 64, the {whose[8:]} (nats)")
     assert panels.optima_note([rates.exponent(found)]).endswith(f"; {whose}")
     assert rates.borrowed([{64: found[64]}]).startswith("all D: spread of D = 32")
-    figure, axes = style.subplots(1, 1, (2.5, 2.5))
+    _figure, axes = style.subplots(1, 1, (2.5, 2.5))
     panels.size_panels(axes[0], [[(found, {"color": "black"})]])
     assert [text.get_text() for text in axes[0, 0].texts] == [
         "bars at " + whose.replace(": ", ":\n")

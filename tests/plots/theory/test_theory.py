@@ -186,7 +186,7 @@ def test_a_table_of_the_bigram_model_that_cannot_be_drawn(frame, message, table,
 
 
 @pytest.mark.parametrize(
-    "keep, message",
+    ("keep", "message"),
     [
         (lambda rows: rows[rows["quantity"] == "G"], "no theta of the head"),
         (lambda rows: rows[rows["width"] == math.inf], "no theta of the head at a finite width"),
