@@ -64,8 +64,9 @@ def build(
     """The optimiser called `name` over a plan's groups, which are copied and never modified.
 
     `betas` serve the three Adams, `momentum` sgd, `atan2_lambda` adam_atan2; every number is
-    checked whichever rule uses it. `fused` chooses torch's kernel in all rules but adafactor: None
-    takes the fused one where the parameters' device has it, False the foreach one, True insists.
+    checked whichever rule uses it. `fused` chooses torch's kernel in sgd, adam and
+    adam_param_scaling: None takes the fused one where the parameters' device has it, False the
+    foreach one, True insists.
     Fused AdamW needs every gradient in its parameter's memory layout; autograd's are.
 
     Raises OptimizerError: an unknown name; a number out of range; no groups or an empty one; a
@@ -92,7 +93,7 @@ def build(
         return AdamParamScaling(groups, fused, betas=betas)
     if name == "adafactor":
         return Adafactor(groups)
-    return AdamAtan2(groups, fused, betas=betas, atan2_lambda=atan2_lambda)
+    return AdamAtan2(groups, betas=betas, atan2_lambda=atan2_lambda)
 
 
 def _checked_groups(groups: Iterable[Mapping[str, Any]]) -> list[Group]:
@@ -134,7 +135,6 @@ FUSED_ON = {
     "sgd": ("cpu", "cuda"),
     "adam": ("cpu", "cuda"),
     "adam_param_scaling": ("cpu",),
-    "adam_atan2": ("cpu",),
 }
 
 
@@ -250,37 +250,32 @@ class AdamParamScaling(_AdamLike):
         torch._foreach_add_(theta, directions, alpha=-lr)
 
 
-class AdamAtan2(_AdamLike):
+class AdamAtan2(Decoupled):
     """Adam with 4/pi * lambda * atan2(m_hat, lambda * sqrt(v_hat)) for its quotient, and no eps.
 
     Everett et al., Appendix C.3, use lambda = 8. The direction tends to 4/pi * m_hat / sqrt(v_hat)
     for small quotients, is 1.267 where m_hat = sqrt(v_hat) (so a rate tuned for Adam does not
     carry over), at most 2 * lambda, and 0 where m = v = 0.
 
-    The rule does not see a common factor of all gradients as long as their squares are in the
-    number format: in float32, down to about 1e-18. Entries below about 1e-22 fade to no update.
+    The rule does not see a common factor of all gradients, and neither does this code: it never
+    squares a gradient. What it keeps is r = sqrt(v), r <- hypot(sqrt(beta2) r, sqrt(1 - beta2) g),
+    so float32 holds gradients from 1e-36 (below, digits are lost; below 1e-45 nothing is left and
+    nothing moves) to 1e38.
     """
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
-        lam = group["atan2_lambda"]
-        # The root of the smallest positive number: no sqrt(v) well above it can feel it.
-        info = torch.finfo(params[0].dtype)
-        eps = math.sqrt(info.tiny) * math.sqrt(info.eps)
-        directions = self._quotients(group, params, grads, eps)
-        for x in directions:
-            torch.atan2(x, x.new_tensor(lam), out=x)
-        size = 4 / math.pi * group["atan2_lambda"]
-        theta = local_parts(params)
+        (beta1, beta2), lam = group["betas"], group["atan2_lambda"]
+        first, root = self._buffers(params, "exp_avg"), self._buffers(params, "exp_avg_root")
+        steps, theta = self._steps(params), local_parts(params)
+        torch._foreach_add_(steps, 1.0)
         decay_weights(group, theta)
-        torch._foreach_add_(theta, directions, alpha=-group["lr"] * size)
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """torch's; refuses moments of gradients that an older version has multiplied by a power
-        of two, which it did where they were all below 3e-8 or above 3e7 (in float32)."""
-        super().load_state_dict(state_dict)
-        for state in self.state.values():
-            if (scale := float(state.pop("gradient_scale", 1.0))) != 1:
-                raise OptimizerError(
-                    f"adam_atan2 cannot go on from this state: its gradients were multiplied by "
-                    f"{scale:g}, which this version does not do; start the run again"
-                )
+        torch._foreach_lerp_(first, grads, 1 - beta1)
+        torch._foreach_mul_(root, math.sqrt(beta2))
+        # Tensor by tensor: what stands between two lines is then still in the cache.
+        for w, g, m, r, step in zip(theta, grads, first, root, steps, strict=True):
+            x = g * math.sqrt(1 - beta2)
+            torch.hypot(r, x, out=r)
+            t = step.item()
+            ratio = math.sqrt(1 - beta2**t) / (1 - beta1**t)  # of m_hat / sqrt(v_hat) over m / r
+            torch.atan2(torch.mul(m, ratio / lam, out=x), r, out=x)
+            w.add_(x, alpha=-group["lr"] * 4 / math.pi * lam)
