@@ -27,7 +27,7 @@ import numpy as np
 
 from bart_span_denoise import bpe, corpora
 from bart_span_denoise.bpe import EOS, PAD, Bpe
-from bart_span_denoise.noise import Noise
+from bart_span_denoise.noise import MASKED, Noise
 from training import token_cache
 from training.errors import UserError
 from training.files import scratch_folder, sha256
@@ -58,13 +58,13 @@ Batch = tuple["torch.Tensor", "torch.Tensor", "torch.Tensor"]
 # Batches
 
 
-def collate(samples: list[Sample], multiple: int = 1) -> Batch:
-    """Encoder ids [B, S], decoder ids [B, T] and targets [B, T], int64, of (source, target) pairs.
+def collate(samples: list[tuple[Any, ...]], multiple: int = 1) -> Batch:
+    """Encoder ids [B, S], decoder ids [B, T] and targets [B, T], int64, of (source, target, ...).
 
     Decoder ids are the targets shifted right behind an end token, as fairseq has them. Lengths are
     the batch's longest, rounded up to a multiple; the rest is [pad], and IGNORE in the targets.
     """
-    sources, targets = zip(*samples, strict=True)
+    sources, targets = zip(*(sample[:2] for sample in samples), strict=True)
     targets_BxT = _padded(targets, multiple, IGNORE)
     decoder_ids_BxT = _padded(targets, multiple, PAD).roll(1, dims=1)
     decoder_ids_BxT[:, 0] = EOS
@@ -80,6 +80,13 @@ def _padded(rows: tuple[torch.Tensor, ...], multiple: int, value: int) -> torch.
     for place, row in zip(padded, rows, strict=True):
         place[: len(row)] = row
     return padded
+
+
+def collate_evaluation(samples: list[tuple[Any, ...]], multiple: int = 1) -> tuple[Any, ...]:
+    """A batch, and its targets that a mask hides from the encoder: IGNORE in place of the others."""
+    sources, decoder_ids, targets_BxT = collate(samples, multiple)
+    hidden_BxT = _padded(tuple(sample[2] for sample in samples), multiple, 0) == 1
+    return sources, decoder_ids, targets_BxT, targets_BxT.masked_fill(~hidden_BxT, IGNORE)
 
 
 def count(batch: Batch) -> torch.Tensor:
@@ -156,8 +163,17 @@ class ValidationSamples(Samples):
     def __init__(self, cache: Cache, noise: Noise) -> None:
         super().__init__(cache, "validation", noise)
 
-    def __getitem__(self, index: int) -> Sample:
-        return self.corrupted(index, VALIDATION_SEED, VALIDATION_EPOCH)
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        """(source, target, hidden): hidden is 1 where no token of the source is the target's."""
+        import torch
+
+        source, target = self.corrupted(index, VALIDATION_SEED, VALIDATION_EPOCH)
+        places = self.noise.places(
+            *self.clean(index), seed=VALIDATION_SEED, epoch=VALIDATION_EPOCH, index=index
+        )
+        hidden = torch.ones_like(target)
+        hidden[places[places != MASKED]] = 0
+        return source, target, hidden
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ FractionMode = Literal["fairseq", "exact"]
 
 # Third word of Philox's counter: the data order uses the same keys, and 0 here.
 _STREAM = 1
+MASKED = -1  # in `Noise.places`: a mask, which stands for no one place
 
 
 def generator(seed: int, epoch: int, index: int) -> np.random.Generator:
@@ -97,18 +98,32 @@ class Noise:
         Raises UserError for tokens that are no sample of this vocabulary, ValueError as
         `generator`.
         """
+        places = self.places(tokens, sentence_ends, seed=seed, epoch=epoch, index=index)
+        return np.where(places == MASKED, self.mask_id, np.asarray(tokens)[places])
+
+    def places(
+        self,
+        tokens: np.ndarray,
+        sentence_ends: np.ndarray,
+        *,
+        seed: int,
+        epoch: int,
+        index: int,
+    ) -> np.ndarray:
+        """Where each token of the corrupted sample stands in `tokens` (int64 [L']); MASKED for a
+        mask. Arguments and errors are those of a call."""
         tokens, sentence_ends = np.asarray(tokens), np.asarray(sentence_ends)
         _check_tokens(tokens, self.vocab_size, index)
         rng = generator(seed, epoch, index)
-        content, lengths = tokens[1:-1].astype(np.int64), _sentence_lengths(sentence_ends)
+        content, lengths = np.arange(1, len(tokens) - 1), _sentence_lengths(sentence_ends)
         if self.permute:
             content, lengths = permute_sentences(content, lengths, rng)
         if self.fraction_mode == "fairseq":
-            corrupted = self._infill_as_fairseq(content, self._words(content), rng)
+            content = self._infill_as_fairseq(content, self._words(tokens[content]), rng)
         else:
-            words = self._words(content, np.cumsum(lengths) - lengths)
-            corrupted = self._infill_exactly(content, words, rng)
-        return np.concatenate((tokens[:1], corrupted, tokens[-1:]), dtype=np.int64)
+            words = self._words(tokens[content], np.cumsum(lengths) - lengths)
+            content = self._infill_exactly(content, words, rng)
+        return np.concatenate(([0], content, [len(tokens) - 1]))
 
     def _words(self, content: np.ndarray, starts: np.ndarray | None = None) -> np.ndarray:
         """Bounds [W + 1]: unit w is content[bounds[w] : bounds[w + 1]]; `starts` begin one too."""
@@ -134,7 +149,7 @@ class Noise:
         begin, end = words[first], words[np.minimum(first + spans, count)]
         covering = _coverage(begin, end, len(content))
         masks = begin[covering[begin] == 1]
-        content[masks] = self.mask_id
+        content[masks] = MASKED
         kept = covering == 0
         kept[masks] = True
         return self._insert_as_fairseq(content[kept], len(lengths) - len(spans), rng)
@@ -150,7 +165,7 @@ class Noise:
         size = len(content) + 2
         count = math.ceil(size * (count / size))
         positions = rng.choice(len(content) + count, size=count, replace=False, shuffle=False)
-        return _insert(content, positions, self.mask_id)
+        return _insert(content, positions)
 
     def _infill_exactly(
         self, content: np.ndarray, words: np.ndarray, rng: np.random.Generator
@@ -165,7 +180,7 @@ class Noise:
         kept = _coverage(begin, end, len(content)) == 0
         kept_before = np.append(0, np.cumsum(kept))
         positions = kept_before[begin] + np.arange(len(begin))
-        return _insert(content[kept], positions, self.mask_id)
+        return _insert(content[kept], positions)
 
     def _spans(
         self, budget: int, words: np.ndarray, rng: np.random.Generator
@@ -252,11 +267,11 @@ def _coverage(begin: np.ndarray, end: np.ndarray, size: int) -> np.ndarray:
     return np.cumsum(opened - closed)[:size]
 
 
-def _insert(content: np.ndarray, positions: np.ndarray, mask_id: int) -> np.ndarray:
+def _insert(content: np.ndarray, positions: np.ndarray) -> np.ndarray:
     """The content with masks at the given distinct positions of the result."""
     is_mask = np.zeros(len(content) + len(positions), dtype=bool)
     is_mask[positions] = True
-    result = np.full(len(is_mask), mask_id, dtype=np.int64)
+    result = np.full(len(is_mask), MASKED, dtype=np.int64)
     result[~is_mask] = content
     return result
 

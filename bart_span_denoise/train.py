@@ -119,7 +119,8 @@ def build_task(config: Config):
         # Padded to the longest row, all batches have one shape: torch.compile compiles once.
         collate=functools.partial(data.collate, multiple=longest),
         forward=lambda model, batch: model(*batch[:2]),
-        measure=lambda model, batch: measure(model(*batch)),
+        measure=measure,
+        eval_collate=functools.partial(data.collate_evaluation, multiple=longest),
         by_epoch=True,
         after_init=lambda model: model.zero_padding(),
         recorders=[ProbeRecorder()],
@@ -127,9 +128,17 @@ def build_task(config: Config):
     )
 
 
-def measure(loss):
-    """A summed loss in nats, and in bits as fairseq logs it."""
-    return {"loss": loss, "bits": loss / math.log(2)}
+def measure(model, batch):
+    """Sums over targets: the loss in nats, and in bits as fairseq logs it; the share of the loss
+    that belongs to targets behind a mask (the others can be copied); how many these are."""
+    sources, decoder_ids, targets, hidden = batch
+    nats = model(sources, decoder_ids, targets)
+    return {
+        "loss": nats,
+        "bits": nats / math.log(2),
+        "infilling": model(sources, decoder_ids, hidden),
+        "infilled_tokens": (hidden >= 0).sum(),
+    }
 
 
 def arithmetic(task) -> list[str]:

@@ -70,7 +70,7 @@ def test_decoder_ids_are_fairseqs(corpus):
     """fairseq's own collater, of the same samples: the decoder's input and the padding."""
     fairseq = fairseq_library.load()
     samples = [corpus.validation[i] for i in range(7)]
-    items = [{"id": i, "source": s, "target": t} for i, (s, t) in enumerate(samples)]
+    items = [{"id": i, "source": s, "target": t} for i, (s, t, _) in enumerate(samples)]
     theirs = fairseq.data.denoising_dataset.collate(
         items, pad_idx=PAD, eos_idx=EOS, vocab=None, left_pad_source=False, left_pad_target=False
     )
@@ -246,6 +246,17 @@ def test_validation_noise_is_one_for_all_runs(tmp_path, corpus):
     target, ends = corpus.validation.clean(2)
     noise = corpus.validation.noise(target, ends, seed=0, epoch=2**64 - 1, index=2)
     assert ours[2][0].tolist() == noise.tolist()
+
+
+def test_evaluation_knows_which_targets_no_source_token_gives(corpus):
+    """A hidden target lies behind a mask: copying from the source cannot give it."""
+    samples = [corpus.validation[index] for index in range(6)]
+    sources, _, targets, hidden = data.collate_evaluation(samples)
+    for source, target, covered in zip(sources, targets, hidden, strict=True):
+        shown, behind = target[(target >= 0) & (covered < 0)], target[covered >= 0]
+        assert torch.equal(behind, target[covered >= 0]) and 0.1 < len(behind) / len(target) < 0.45
+        kept = source[(source != corpus.cache.meta["mask"]) & (source != data.PAD)]
+        assert sorted(kept.tolist()) == sorted(shown.tolist())
 
 
 def test_worker_processes_give_the_same_batches_and_are_sent_little(corpus):

@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from bart_span_denoise import fairseq_library
-from bart_span_denoise.noise import Noise, generator, permute_sentences
+from bart_span_denoise.noise import MASKED, Noise, generator, permute_sentences
 from training.errors import UserError
 
 # fairseq takes seconds to import: one process has all tests that do.
@@ -58,6 +58,19 @@ def text(seed, size=512, full_stops=False):
 
 def corrupt(noise, sample, seed=0, epoch=0, index=0):
     return noise(*sample, seed=seed, epoch=epoch, index=index)
+
+
+@pytest.mark.parametrize(("unit", "mode"), ALL)
+def test_places_say_where_every_token_of_the_source_stands(unit, mode):
+    """Distinct tokens: what the source has is found in the sample by its id."""
+    sample, ours = text(3), noise(unit, mode)
+    places = ours.places(*sample, seed=1, epoch=2, index=3)
+    source = ours(*sample, seed=1, epoch=2, index=3)
+    np.testing.assert_array_equal(places == MASKED, source == MASK)
+    known = places != MASKED
+    np.testing.assert_array_equal(sample[0][places[known]], source[known])
+    assert len(set(places[known])) == known.sum()
+    assert 0.15 < np.isin(sample[0][1:-1], source, invert=True).mean() < 0.45
 
 
 def permuted(noise, sample, **place):
@@ -324,7 +337,7 @@ def test_inserted_masks_are_counted_as_fairseq_rounds(fairseq):
             theirs = reference.add_insertion_noise(clean, count / len(clean))
             found = ours._insert_as_fairseq(content, count, rng)
             assert len(found) + 2 == len(theirs), (size, count)
-            assert np.sum(found == MASK) == len(theirs) - len(clean)
+            assert np.sum(found == MASKED) == len(theirs) - len(clean)
 
 
 # The exact fraction

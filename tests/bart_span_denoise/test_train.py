@@ -44,6 +44,20 @@ def test_a_run_compares_gradients_with_epsilon_and_keeps_the_paddings_row_at_zer
     assert (weight[1] == 0).all() and (weight[2] != 0).any()
 
 
+def test_an_evaluation_tells_copying_from_infilling(texts, tmp_path):
+    """Per target, the loss behind masks and the rest add up; both are a blank model's ln V."""
+    config = settings(texts, "prescription.strategy=neural_tangent", "optimizer.lr=1e-9")
+    task = train.build_task(config)
+    final = train.EXPERIMENT.run(config, tmp_path)
+    share, infilling = final["final_eval_infilled_tokens"], final["final_eval_infilling"]
+    seen = min(len(task.eval_data), config.training.eval_samples)
+    samples = [task.eval_data[index] for index in range(seen)]
+    hidden = sum(sample[2].sum().item() for sample in samples)
+    assert share == pytest.approx(hidden / sum(len(sample[1]) for sample in samples))
+    copying = (final["final_eval_loss"] - infilling) / (1 - share)
+    assert infilling / share == pytest.approx(copying, rel=0.1)
+
+
 def test_the_first_loss_is_that_of_a_model_that_knows_nothing(texts, tmp_path):
     config = settings(texts, "prescription.strategy=neural_tangent", "optimizer.lr=0.5")
     task = train.build_task(config)
