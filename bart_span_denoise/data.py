@@ -83,7 +83,7 @@ def _padded(rows: tuple[torch.Tensor, ...], multiple: int, value: int) -> torch.
 
 
 def collate_evaluation(samples: list[tuple[Any, ...]], multiple: int = 1) -> tuple[Any, ...]:
-    """A batch, and its targets that a mask hides from the encoder: IGNORE in place of the others."""
+    """A batch, and its targets that a mask hides from the encoder, IGNORE in place of others."""
     sources, decoder_ids, targets_BxT = collate(samples, multiple)
     hidden_BxT = _padded(tuple(sample[2] for sample in samples), multiple, 0) == 1
     return sources, decoder_ids, targets_BxT, targets_BxT.masked_fill(~hidden_BxT, IGNORE)

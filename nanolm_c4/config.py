@@ -58,9 +58,11 @@ BORDELON = "bordelon"
 # The keys that a rule needs, and all that it has beside them.
 _EVERETT_NEEDS = ("alignment", "base_width")
 _GAMMAS = ("gamma_embedding", "gamma_hidden", "gamma_readout")
+_LATER = ("alpha_depth", "base_depth", "gamma_units")  # omitted where unset: older run ids stay
 _EVERETT_HAS = (
     *_EVERETT_NEEDS,
     *_GAMMAS,
+    "gamma_units",
     "eps_per_layer",
     "embedding_std",
     "qk_exponent",
@@ -90,6 +92,9 @@ class PrescriptionConfig(Section):
     """Constant on the hidden type's rate."""
     gamma_readout: PositiveFloat = 1.0
     """Constant on the readout's rate."""
+    gamma_units: Literal["tensor", "effective"] | None = None
+    """What the constants multiply: a tensor's rate (the default, and the paper's), or the rate of
+    multiplier times tensor at base_width, which equivalent parameterisations share."""
     eps_per_layer: bool = False
     """Scale epsilon with each layer type's gradient."""
     embedding_std: PositiveFloat | None = None
@@ -129,10 +134,9 @@ class PrescriptionConfig(Section):
 
     @model_serializer(mode="wrap")
     def _own_keys(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """The keys of this rule: what another one has is no part of which run it is, nor is a rule
-        for the depth that is not asked for."""
+        """The keys of this rule: what another one has is no part of which run it is."""
         others = _EVERETT_HAS if self.parameterization == BORDELON else _BORDELON_HAS
-        unset = {key for key in ("alpha_depth", "base_depth") if getattr(self, key) is None}
+        unset = {key for key in _LATER if getattr(self, key) is None}
         return {key: value for key, value in dump(self).items() if key not in {*others, *unset}}
 
 

@@ -76,6 +76,12 @@ class Everett(Prescription):
     classes of App. B.2 hold exactly. `qk_exponent` is the power of the head dimension on attention
     logits (default -1/2; -1 for muP and mean field).
 
+    The constants gamma_l multiply the rates of the tensors, as in the paper, or with `gamma_units`
+    "effective" those of multiplier times tensor at the base width (gamma_l / m for Adam, / m^2 for
+    SGD, unchanged under parameter scaling). Parameterisations of one equivalence class train alike
+    at equal lr and equal effective constants. The constant of a readout's bias, which no model of
+    the paper has, is the embedding's, as for all tensors of fan-in 1.
+
     The paper has no rule for the depth. `alpha_depth` in [1/2, 1] adds that of Bordelon et al.
     2024, relative to `base_depth` L_b as widths are to b, with r = L/L_b for `depth` L:
 
@@ -103,6 +109,7 @@ class Everett(Prescription):
     gamma_embedding: float = 1.0
     gamma_hidden: float = 1.0
     gamma_readout: float = 1.0
+    gamma_units: str = "tensor"
     eps_per_layer: bool = False
     embedding_std: float | None = None
     qk_exponent: float | None = None
@@ -113,6 +120,7 @@ class Everett(Prescription):
 
     def __post_init__(self) -> None:
         choose("parameterization", self.parameterization, exponents.PARAMETERIZATION_TABLE)
+        choose("gamma_units", self.gamma_units, ("tensor", "effective"))
         self._settle(OPTIMIZER_FAMILY)
         self._check_alignment()
         positive = ["width", "base_width", "base_depth"]
@@ -151,9 +159,10 @@ class Everett(Prescription):
             )
 
     def describe(self) -> dict[str, object]:
-        """The fields by name; without hidden_layers, unless it acts."""
+        """The fields by name; without those that came later, unless they act."""
         fields = super().describe()
-        return {key: fields[key] for key in fields if key != "hidden_layers" or fields[key]}
+        idle = {"hidden_layers": None, "gamma_units": "tensor"}
+        return {key: fields[key] for key in fields if key not in idle or fields[key] != idle[key]}
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
         """Table 1 at this width, then the rule for the depth; see the class for the constants."""
@@ -189,13 +198,13 @@ class Everett(Prescription):
                 "or adafactor, without eps_per_layer"
             )
         if role is Role.RELATIVE_POSITION:  # added to logits: as a readout's bias
-            return Numbers(0.0, CONSTANT, lr=self._gamma(layer_type))
+            return Numbers(0.0, CONSTANT, lr=self._gamma(layer_type, multiplied=False))
         if role is Role.READOUT_BIAS:
             # The logits change by m^2 lr g under SGD, by m lr under Adam and Adafactor. g is the
             # loss's gradient in the logits, of order one at every width in every parameterisation,
             # because no layer of size n comes after; the embedding's rate, in contrast, makes up
             # for gradients that shrink with n. So nothing may depend on n.
-            return Numbers(0.0, CONSTANT, lr=self._gamma(layer_type))
+            return Numbers(0.0, CONSTANT, lr=self._gamma(layer_type, multiplied=False))
         layer = getattr(exponents.PARAMETERIZATION_TABLE[self.parameterization], layer_type)
         multiplier = _power(self.width, -layer.a)
         mean, std = self._init(role, layer_type, fan_in, layer.b, multiplier)
@@ -234,8 +243,14 @@ class Everett(Prescription):
     def _depth_ratio(self) -> float:
         return (self.depth or self.base_depth) / self.base_depth
 
-    def _gamma(self, layer_type: str) -> float:
-        return float(getattr(self, f"gamma_{layer_type}"))
+    def _gamma(self, layer_type: str, multiplied: bool = True) -> float:
+        """The constant on the rate of a tensor, which a multiplier may follow."""
+        gamma = float(getattr(self, f"gamma_{layer_type}"))
+        if self.gamma_units == "tensor" or not multiplied:
+            return gamma
+        a = getattr(exponents.PARAMETERIZATION_TABLE[self.parameterization], layer_type).a
+        at_base = Numbers(1.0, multiplier=_power(self.base_width, -a))
+        return gamma / at_base.absorbed(self.optimizer).lr
 
     def _eps_exponent(self, layer_type: str) -> Fraction:
         if not self.eps_per_layer:

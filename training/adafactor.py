@@ -13,7 +13,7 @@ from training.decoupled import Decoupled, Group, decay_weights, local_parts, par
 # Everett et al., Appendix C, leave optax's defaults in place for these three.
 ADAFACTOR_DECAY = 0.8
 ADAFACTOR_CLIP = 1.0
-ADAFACTOR_MIN_DIM = 128
+ADAFACTOR_MIN_DIM = 128  # all the paper's widths have that; narrower models need a smaller one
 
 
 class Adafactor(Decoupled):
@@ -22,8 +22,9 @@ class Adafactor(Decoupled):
     At step t = 1, 2, ... of a tensor theta (Shazeer & Stern, 2018, Algorithms 4 and 5):
 
     1. beta_t = 1 - t^-0.8 (0 at the first step), s = g^2 + eps.
-    2. If the second-largest axis has at least 128 entries, the two largest axes i and j are
-       factored: r <- beta_t r + (1 - beta_t) mean_j(s), c <- beta_t c + (1 - beta_t) mean_i(s),
+    2. If the second-largest axis has at least `min_dim_factored` entries, the two largest axes i
+       and j are factored:
+       r <- beta_t r + (1 - beta_t) mean_j(s), c <- beta_t c + (1 - beta_t) mean_i(s),
        v = r c / mean_i(r); further axes index independent matrices. Otherwise
        v <- beta_t v + (1 - beta_t) s.
     3. u = g / sqrt(v), then u <- u / max(1, RMS(u)): clipped per tensor, before any scaling.
@@ -41,7 +42,7 @@ class Adafactor(Decoupled):
         for param, grad, step in zip(params, grads, steps, strict=True):
             decay = 1 - step.item() ** -ADAFACTOR_DECAY
             square = grad.square().add_(group["eps"])
-            axes = factored_axes(param.shape)
+            axes = factored_axes(param.shape, group["min_dim_factored"])
             if axes is not None:
                 directions.append(self._factored(param, grad, square, decay, *axes))
                 continue
@@ -74,7 +75,7 @@ class Adafactor(Decoupled):
         return torch.mul(grad, row, out=square).mul_(col.rsqrt())
 
 
-def factored_axes(shape: Sequence[int], min_dim: int = ADAFACTOR_MIN_DIM) -> tuple[int, int] | None:
+def factored_axes(shape: Sequence[int], min_dim: int) -> tuple[int, int] | None:
     """The second-largest and the largest axis, or None if the former is shorter than `min_dim`.
 
     Among equal axes the later counts as larger (optax's factored dimensions).
@@ -87,7 +88,7 @@ def factored_axes(shape: Sequence[int], min_dim: int = ADAFACTOR_MIN_DIM) -> tup
 
 def keeps_first_axis(key: str, shape: Sequence[int]) -> bool:
     """Whether the state tensor `key` of a parameter of this shape has its first axis too."""
-    axes = factored_axes(shape)
+    axes = factored_axes(shape, 0)  # of a tensor that has such state, whatever the smallest is
     lacks = {} if axes is None else {"v_row": axes[1], "v_col": axes[0]}
     return lacks.get(key) != 0
 

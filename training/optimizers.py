@@ -33,7 +33,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from training import sharding
-from training.adafactor import Adafactor
+from training.adafactor import ADAFACTOR_MIN_DIM, Adafactor
 from training.decoupled import (
     PARAM_SCALE_FLOOR,
     AdamW,
@@ -59,14 +59,15 @@ def build(
     betas: Sequence[float] = (0.9, 0.98),
     momentum: float = 0.9,
     atan2_lambda: float = 8.0,
+    min_dim_factored: int = ADAFACTOR_MIN_DIM,
     fused: bool | None = None,
 ) -> torch.optim.Optimizer:
     """The optimiser called `name` over a plan's groups, which are copied and never modified.
 
-    `betas` serve the three Adams, `momentum` sgd, `atan2_lambda` adam_atan2; every number is
-    checked whichever rule uses it. `fused` chooses torch's kernel in sgd, adam and
-    adam_param_scaling: None takes the fused one where the parameters' device has it, False the
-    foreach one, True insists.
+    `betas` serve the three Adams, `momentum` sgd, `atan2_lambda` adam_atan2, `min_dim_factored`
+    adafactor; every number is checked whichever rule uses it. `fused` chooses torch's kernel in
+    sgd, adam and adam_param_scaling: None takes the fused one where the parameters' device has it,
+    False the foreach one, True insists.
     Fused AdamW needs every gradient in its parameter's memory layout; autograd's are.
 
     Raises OptimizerError: an unknown name; a number out of range; no groups or an empty one; a
@@ -83,6 +84,8 @@ def build(
         raise OptimizerError(f"momentum must be in [0, 1), got {momentum}")
     if not 0 < atan2_lambda < math.inf:
         raise OptimizerError(f"atan2_lambda must be positive and finite, got {atan2_lambda}")
+    if min_dim_factored < 1:
+        raise OptimizerError(f"min_dim_factored must be at least 1, got {min_dim_factored}")
     groups = _checked_groups(groups)
     fused = _choose_fused(name, groups, fused)
     if name == "sgd":
@@ -92,7 +95,7 @@ def build(
     if name == "adam_param_scaling":
         return AdamParamScaling(groups, fused, betas=betas)
     if name == "adafactor":
-        return Adafactor(groups)
+        return Adafactor(groups, min_dim_factored=min_dim_factored)
     return AdamAtan2(groups, betas=betas, atan2_lambda=atan2_lambda)
 
 

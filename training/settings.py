@@ -44,12 +44,21 @@ class OptimizerConfig(Section):
     """Heavy-ball momentum (sgd)."""
     atan2_lambda: PositiveFloat = 8.0
     """Stretch of the arctangent in adam_atan2 (Everett et al., C.3)."""
+    min_dim_factored: PositiveInt | None = None
+    """Axes that adafactor factors have at least so many entries; by default 128, as in optax."""
     weight_decay: NonNegativeFloat = 0.0
     """Decoupled weight decay; its meaning is `decay_mode`."""
     decay_mode: Literal["independent", "global", "per_group"] = "independent"
     """One step removes: wd (independent), lr*wd (global), or the tensor's own lr*wd (per_group)."""
     clip_norm: PositiveFloat | None = None
     """Largest L2 norm of the whole gradient; none by default."""
+
+    @model_serializer(mode="wrap")
+    def _used(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A key that came later is omitted where it does not act, so that run ids stay."""
+        acts = self.name == "adafactor" and self.min_dim_factored is not None
+        idle = set() if acts else {"min_dim_factored"}
+        return {key: value for key, value in dump(self).items() if key not in idle}
 
     @property
     def epsilon(self) -> float:

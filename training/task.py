@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset, default_collate
 
 from param_groups import Plan
-from training import optimizers
+from training import adafactor, optimizers
 from training.log import Log, finite
 from training.sampling import BatchIds, EpochPlaces
 from training.settings import RunConfig
@@ -232,4 +232,5 @@ def build_optimizer(task: Task) -> torch.optim.Optimizer:
         betas=(settings.beta1, settings.beta2),
         momentum=settings.momentum,
         atan2_lambda=settings.atan2_lambda,
+        min_dim_factored=settings.min_dim_factored or adafactor.ADAFACTOR_MIN_DIM,
     )

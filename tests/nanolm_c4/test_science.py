@@ -94,6 +94,43 @@ def test_equivalent_parameterisations_train_alike(pair, optimizer, alignment, wi
     assert one[-1] < one[0] - 0.1  # something was learnt
 
 
+@pytest.mark.parametrize("alignment", ["full", "none"])
+@pytest.mark.parametrize("optimizer", ["adam", "sgd", "adam_param_scaling", "adafactor"])
+@pytest.mark.parametrize("pair", PAIRS)
+def test_equal_effective_constants_give_equal_losses(pair, optimizer, alignment):
+    """So a search of effective constants is over one set for both; in a tensor's units it is not:
+    there the same constants are other rates, and other losses."""
+
+    def ends(units):
+        return [
+            losses(
+                config(
+                    model__width=48,
+                    prescription__parameterization=name,
+                    prescription__alignment=alignment,
+                    prescription__base_width=32,
+                    prescription__embedding_std=0.3,
+                    prescription__qk_exponent=-0.5,
+                    prescription__gamma_embedding=3.0,
+                    prescription__gamma_hidden=0.2,
+                    prescription__gamma_readout=5.0,
+                    prescription__gamma_units=units,
+                    optimizer__lr=0.01,
+                    optimizer__eps=1e-30,
+                    optimizer__name=optimizer,
+                ),
+                optimizer=optimizer,
+            )
+            for name in pair
+        ]
+
+    one, two = ends("effective")
+    assert one == pytest.approx(two, rel=1e-9, abs=0)
+    one, two = ends("tensor")
+    relative = optimizer in ("adam_param_scaling", "adafactor")  # whose rates know no multiplier
+    assert (abs(one[-1] / two[-1] - 1) < 1e-9) == relative
+
+
 def test_parameterisations_of_different_classes_do_not_train_alike():
     runs = [
         losses(config(model__width=16, prescription__parameterization=name), steps=5)

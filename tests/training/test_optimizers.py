@@ -61,12 +61,15 @@ def ref_adam_atan2(theta, g, state, t, eps):
     return 4 / np.pi * LAMBDA * np.arctan2(m, LAMBDA * np.sqrt(v))
 
 
-def ref_adafactor(theta, g, state, t, eps):
+# The factored axes of the shapes in use, written out.
+FACTORED = {(130, 140): (0, 1), (140, 130): (1, 0), (2, 130, 140): (1, 2)}
+FACTORED_FROM_4 = {(3, 4, 5): (1, 2), (6, 4): (1, 0), **FACTORED, (130, 5): (1, 0)}
+
+
+def ref_adafactor(theta, g, state, t, eps, factored=FACTORED):
     beta = 1 - t**-0.8
     square = g**2 + eps
-    # The factored axes of the shapes in use, written out.
-    axes = {(130, 140): (0, 1), (140, 130): (1, 0), (2, 130, 140): (1, 2)}
-    rows, cols = axes.get(g.shape, (None, None))
+    rows, cols = factored.get(g.shape, (None, None))
     if rows is None:
         state["v"] = v = beta * state.get("v", 0) + (1 - beta) * square
     else:
@@ -139,10 +142,16 @@ def values(optimizer):
 
 
 @pytest.mark.parametrize(
-    ("name", "fused", "shapes"), [*((*case, SMALL) for case in CASES), ("adafactor", None, LARGE)]
+    ("name", "fused", "shapes", "least"),
+    [
+        *((*case, SMALL, 128) for case in CASES),
+        ("adafactor", None, LARGE, 128),
+        ("adafactor", None, [*FACTORED_FROM_4, *SMALL], 4),
+    ],
 )
-def test_follows_its_formula_in_two_groups_under_a_schedule(name, fused, shapes):
-    optimizer = make(name, two_groups(shapes), fused)
+def test_follows_its_formula_in_two_groups_under_a_schedule(name, fused, shapes, least):
+    optimizer = make(name, two_groups(shapes), fused, min_dim_factored=least)
+    more = {"factored": FACTORED_FROM_4} if least == 4 else {}
     theta, states = values(optimizer), [{} for _ in range(2 * len(shapes))]
     numbers = [row for row in NUMBERS for _ in shapes]
     for step, factor in enumerate(FACTORS):
@@ -150,7 +159,7 @@ def test_follows_its_formula_in_two_groups_under_a_schedule(name, fused, shapes)
         for i, row in enumerate(numbers):
             g = gradient(theta[i].shape, step).numpy()
             lr = row["lr"] * factor
-            u = REFERENCES[name](theta[i], g, states[i], step + 1, row["eps"])
+            u = REFERENCES[name](theta[i], g, states[i], step + 1, row["eps"], **more)
             theta[i] = (1 - lr * row["weight_decay"]) * theta[i] - lr * u
     for got, expected in zip(values(optimizer), theta, strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-12)
@@ -189,7 +198,7 @@ def test_adafactor_keeps_rows_and_columns_only_where_both_axes_are_long():
 
 
 def test_factored_axes_are_the_two_largest():
-    found = {shape: factored_axes(shape) for shape in ((200, 3, 128), (128, 128), *LARGE, ())}
+    found = {shape: factored_axes(shape, 128) for shape in ((200, 3, 128), (128, 128), *LARGE, ())}
     assert found == {
         (200, 3, 128): (2, 0),
         (128, 128): (0, 1),
@@ -199,7 +208,8 @@ def test_factored_axes_are_the_two_largest():
         (2, 130, 140): (1, 2),
         (): None,
     }
-    assert factored_axes((127, 4096)) is factored_axes((4096,)) is None
+    assert factored_axes((127, 4096), 128) is factored_axes((4096,), 1) is None
+    assert factored_axes((127, 4096), 16) == (0, 1)
 
 
 def test_defaults_are_the_papers():
