@@ -20,10 +20,10 @@ except ImportError as missing:
     sys.exit(f"{missing}: the first lines of benchmarks/mup_comparison.py say how to install mup")
 
 import torch
+from measure.stock import sizes
 from torch import nn
 from torch.optim import SGD, AdamW
 
-from measure.stock import sizes
 from param_groups import Everett, PlanError, Role, Rule, plan, rules_for
 from param_groups.models import stock
 

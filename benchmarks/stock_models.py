@@ -15,12 +15,12 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
-from measure import stock
 from measure.coordinate_check import summary
-from measure.coordinates import measure
-from measure.slopes import fit
 from param_groups import assign, rules_for
 from param_groups import models as shipped
+from param_groups.check import stock
+from param_groups.check.measuring import measure
+from param_groups.check.slopes import fit
 from training.files import write_text
 
 HEAD = """# Stock models

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from effective_theory.stratos import STRATOS_TABLE
-from measure.theory import powers
 from param_groups import Bordelon, Dinan, Prescription, Role
+from param_groups.check.theory import power
 from param_groups.exponents import (
     FULL_ALIGNMENT,
     LAYERS,
@@ -83,8 +83,9 @@ def scaling(rule: Callable[[int], Prescription], role: Role) -> Scaling:
         )
         for width in _WIDTHS
     ]
-    found = powers(*given, _WIDTHS[1] / _WIDTHS[0])
-    return Scaling(found.a, found.b, found.c)
+    ratio = _WIDTHS[1] / _WIDTHS[0]
+    pairs = [[getattr(one, key) for one in given] for key in ("multiplier", "init_std", "lr")]
+    return Scaling(*(-power(small, large, ratio) for small, large in pairs))
 
 
 def dinan(s: Fraction, optimizer: str) -> dict[str, Scaling]:

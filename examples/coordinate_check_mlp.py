@@ -1,6 +1,6 @@
 """A model of your own under the coordinate check: a plain torch MLP that learns random labels.
 
-    python -m measure.coordinate_check examples/coordinate_check_mlp.py
+    param-groups check examples/coordinate_check_mlp.py
 
 A file needs one function, `task(width, seed)`, that builds the model at a width and says how it is
 trained. The plan below gives every tensor one rate at width BASE_WIDTH, in the parameterisation's
@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from measure.coordinates import Check
 from param_groups import Everett, Role, Rule, plan
+from param_groups.check import Check
 
 BASE_WIDTH, INPUTS, CLASSES, SAMPLES = 64, 32, 10, 32
 

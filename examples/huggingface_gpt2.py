@@ -1,7 +1,7 @@
 """A Hugging Face causal LM under muP: GPT-2 from its config, trained on the bytes of real text.
 
 python examples/huggingface_gpt2.py
-python -m measure.coordinate_check examples/huggingface_gpt2.py
+param-groups check examples/huggingface_gpt2.py
 """
 
 import sys
@@ -11,8 +11,8 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 sys.path.insert(0, ".")  # the repository's root, which is not installed
-from measure.coordinates import Check
 from param_groups import Everett, plan
+from param_groups.check import Check
 from param_groups.models import GPT2_RULES
 
 HEAD_DIM, CONTEXT, STEPS = 16, 64, 75

@@ -1,6 +1,7 @@
 """A decoder of plain torch modules under muP, with its own rules, on the bytes of real text.
 
-python [-m measure.coordinate_check] examples/plain_torch.py
+python examples/plain_torch.py
+param-groups check examples/plain_torch.py
 """
 
 import sys
@@ -10,8 +11,8 @@ import torch
 from torch import nn
 
 sys.path.insert(0, ".")  # the repository's root, which is not installed
-from measure.coordinates import Check
 from param_groups import Everett, Role, Rule, plan
+from param_groups.check import Check
 
 TEXT = torch.tensor(list("".join(topics.values()).encode())).unfold(0, 65, 65)  # passages
 RULES = (

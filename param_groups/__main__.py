@@ -1,4 +1,4 @@
-"""`python -m param_groups exponents|constraints|solve|table|suggest`: papers' numbers, rules."""
+"""`param-groups exponents|constraints|solve|table|suggest|check`."""
 
 from __future__ import annotations
 
@@ -32,8 +32,14 @@ _Found = tuple[object, tables.Rows, Callable[[str], str]]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs one command; a mistake of the user's is one line and exit code 2."""
-    args = _parser().parse_args(argv)
+    words = [*(sys.argv[1:] if argv is None else argv)]
     try:
+        if words[:1] == ["check"]:  # the only one that needs torch
+            from param_groups.check import command
+
+            command.main(words[1:])
+            return
+        args = _parser().parse_args(words)
         found = args.command(args)
         if isinstance(found, str):
             print(found)
@@ -212,7 +218,7 @@ def suggestion(args: argparse.Namespace) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m param_groups", description=__doc__)
-    names = "exponents|constraints|solve|table|suggest"
+    names = "exponents|constraints|solve|table|suggest|check"
     commands = parser.add_subparsers(required=True, metavar=names)
     for name, command, number in (
         ("exponents", published_exponents, 1),
@@ -223,6 +229,7 @@ def _parser() -> argparse.ArgumentParser:
         plain.set_defaults(command=command)
     _add_solve(commands)
     _add_table(commands)
+    commands.add_parser("check", help="train a few steps at several widths: does anything grow?")
     suggest = commands.add_parser("suggest", help="rules to look over for a stock model")
     suggest.add_argument("model", help="hf:gpt2 or timm:vit_tiny_patch16_224, not downloaded")
     suggest.set_defaults(command=suggestion)

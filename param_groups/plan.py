@@ -376,6 +376,12 @@ def _forward(
             " from param_groups.layers.Scaled, or take a prescription with the library's power"
             " (Everett's qk_exponent=-0.5)"
         )
+    if attends and "attention_scale" not in there:  # the library's own, which check_held compares
+        sizes = tensors.head_dims(model, scaled=True) | ({head_dim} if head_dim else set())
+        factors += [
+            Factor("attention_scale", prescription.attention_scale(size), size)
+            for size in sorted(sizes)
+        ]
     for name, value in prescription.forward().items():
         if name not in there:
             raise PlanError(

@@ -241,9 +241,11 @@ def _held(holder: object, name: str) -> float | None:
     return None
 
 
-def head_dims(model: nn.Module) -> set[int]:
-    """The head dimensions that the attentions of a stock model say they have."""
-    return {size for _, _, size in _attentions(model) if size is not None}
+def head_dims(model: nn.Module, scaled: bool = False) -> set[int]:
+    """The head dimensions that the attentions of a stock model say they have; with `scaled` of
+    those alone that multiply query-key products by a factor."""
+    sizes = ((size, module) for _, module, size in _attentions(model) if size is not None)
+    return {size for size, module in sizes if not (scaled and _unscaled(module))}
 
 
 def _unscaled(module: nn.Module) -> bool:

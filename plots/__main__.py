@@ -27,7 +27,7 @@ from pathlib import Path
 import pandas as pd
 
 from plots import report, ship, style, tables
-from plots.catalogue import CHECK, drawings, find, load, names, read, shipped, told
+from plots.catalogue import drawings, find, load, names, read, shipped, told
 from plots.tables import DESKTOP, Condition, TableError
 
 
@@ -129,7 +129,7 @@ _shipped_curves = functools.cache(_curves)
 
 def _run(args: argparse.Namespace) -> None:
     if args.list:
-        for name in (*names(), CHECK):
+        for name in names():
             title = (load(name).__doc__ or "").partition("\n\n")[0].replace("\n", " ")
             desktop = "Preset desktop: " if name.endswith(DESKTOP) else ""
             print(f"{name:<31} {desktop}{title}")

@@ -15,8 +15,6 @@ import pandas as pd
 from plots import ship, style, tables
 from plots.tables import DESKTOP, TableError
 
-CHECK = "coordinate_check"  # of no paper: draws a user's own check
-
 
 def names() -> list[str]:
     """The figures that have shipped tables, by paper; each again as NAME_desktop where tables of
@@ -54,7 +52,7 @@ def enough(name: str, paths: Sequence[Path]) -> bool:
 
 def find(word: str) -> str:
     """The full name of a figure; TableError, with the nearest name, for what is none."""
-    known = [*names(), CHECK]
+    known = names()
     found = [name for name in known if word in (name, name.partition("/")[2])]
     if len(found) == 1:
         return found[0]

@@ -27,7 +27,11 @@ LONGEST = 500  # lines of a file
 # Files that are longer, and why.
 LONGER = dict.fromkeys(
     (
+        "bart_span_denoise/data.py",
+        "param_groups/check/theory.py",
+        "param_groups/prescriptions.py",
         "plots/rates.py",
+        "tests/bart_span_denoise/test_noise.py",
         "tests/plots/bordelon/test_kernels_decoder.py",
         "tests/plots/dinan/test_bart.py",
         "tests/plots/test_readmes.py",

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from measure import stock
 from param_groups import Layout, PlanError, Role, Rule, assign, rules_for
 from param_groups import models as shipped
 from param_groups.__main__ import main
+from param_groups.check import stock
 from param_groups.suggest import suggest
 
 

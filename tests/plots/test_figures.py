@@ -305,8 +305,8 @@ def test_all_draws_every_figure_into_its_papers_folder(tmp_path, capsys, monkeyp
     main(["--all", "--out", str(tmp_path)])
     assert drawn == [(name, [], tmp_path / name.partition("/")[0]) for name in NAMES]
     main(["--list"])
-    listed = capsys.readouterr().out.splitlines()[-len(NAMES) - 1 :]
-    assert [line.split()[0] for line in listed] == [*NAMES, "coordinate_check"]
+    listed = capsys.readouterr().out.splitlines()[-len(NAMES) :]
+    assert [line.split()[0] for line in listed] == [*NAMES]
     assert all(len(line.split()) > 3 for line in listed)
     assert all(("_desktop " in line) == ("Preset desktop: " in line) for line in listed)
 
@@ -321,7 +321,6 @@ def test_all_draws_every_figure_into_its_papers_folder(tmp_path, capsys, monkeyp
         (["dept"], "no figure 'dept'; did you mean bordelon/depth?"),
         (["zzz"], "no figure 'zzz'; `python -m plots --list` has all names"),
         (["kernels"], "'kernels' is a figure of 2 papers: bordelon/kernels, theory/kernels"),
-        (["coordinate_check"], "coordinate_check has no shipped table; give the path of one"),
     ],
 )
 def test_a_name_that_is_no_figure_gets_the_nearest(words, message, refused):
@@ -440,8 +439,7 @@ def test_a_shipped_table_that_is_missing_names_the_commands_that_make_it(
 
 
 def test_the_figures_import_no_torch():
-    listed = (*FIGURES, "coordinate_check")
-    modules = ", ".join(f"plots.{name.replace('/', '.')}" for name in listed)
+    modules = ", ".join(f"plots.{name.replace('/', '.')}" for name in FIGURES)
     code = f"import plots.__main__, {modules}, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 

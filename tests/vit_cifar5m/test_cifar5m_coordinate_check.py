@@ -13,10 +13,10 @@ import torch
 from torch.nn import functional as F
 
 from measure import observations
-from measure.coordinates import Check, measure
 from measure.representations import weight_movement
-from measure.slopes import EXCEPTION, GROWS, NOT_FINITE, OK, SHRINKS, fit
 from param_groups import Bordelon, plan
+from param_groups.check.measuring import Check, measure
+from param_groups.check.slopes import EXCEPTION, GROWS, NOT_FINITE, OK, VANISHES, fit
 from training import optimizers
 from vit_cifar5m.config import ModelConfig
 from vit_cifar5m.model import ROLES, VisionTransformer
@@ -314,7 +314,7 @@ def test_the_check_knows_the_updates_of_queries_and_keys(optimizer, slope):
     assert update.slope == pytest.approx(slope, abs=TOLERANCE)
     assert update.verdict == (OK if slope == -0.5 else EXCEPTION)
     assert bool(update.note) == (slope != -0.5)
-    assert not [s for s in found.values() if s.verdict in (GROWS, SHRINKS, NOT_FINITE)]
+    assert not [s for s in found.values() if s.verdict in (GROWS, VANISHES, NOT_FINITE)]
 
 
 def test_points_over_blocks_are_root_mean_squares():

@@ -20,15 +20,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from accelerate.utils import send_to_device
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from param_groups import Plan, Role, Row
-from training import optimizers
-from training.errors import UserError
+from param_groups.plan import Plan
+from param_groups.roles import PlanError, Role
+from param_groups.rows import Row
 
 WIDTHS, STEPS, SEEDS = (64, 128, 256, 512), 4, 3
 ALONG = " along the loss gradient"
+
+
+class CheckError(PlanError):
+    """A model, a file or a command that cannot be checked; the message says what to do."""
 
 
 @dataclass
@@ -90,11 +94,11 @@ def measure(
     device: torch.device | str = "cpu",
     progress: Callable[[str], None] | None = None,
 ) -> Measurement:
-    """Trains every width and seed; UserError for too few widths and for what cannot be compared.
+    """Trains every width and seed; CheckError for too few widths and for what cannot be compared.
 
     `build` returns the Check of a (width, seed). Modules are measured by forward hooks, without
     dropout: those that own a planned tensor, and the blocks of a ModuleList or Sequential.
-    `progress` is told each run that is done.
+    `progress` gets a line for each run that is done.
 
     `widths` may be of any size that `build` understands. If it is the depth of a prescription that
     has one, and nothing else, points are of all blocks together.
@@ -137,24 +141,24 @@ def pooled(name: str) -> str:
 
 
 def check_numbers(widths: Sequence[int], steps: int, seeds: Sequence[int]) -> None:
-    """UserError for numbers that no slope can be fitted to."""
+    """CheckError for numbers that no slope can be fitted to."""
     if len(set(widths)) < 3 or len(set(widths)) < len(widths) or min(widths) < 1:
-        raise UserError(
+        raise CheckError(
             f"widths {' '.join(map(str, widths))}: expected at least 3 different positive ones, "
             "for example 64 128 256 512"
         )
     if steps < 1 or len(seeds) < 1:
-        raise UserError(f"{steps} steps, {len(seeds)} seeds: expected at least 1 of each")
+        raise CheckError(f"{steps} steps, {len(seeds)} seeds: expected at least 1 of each")
 
 
 def _checked(check: object) -> Check:
     if not isinstance(check, Check):
-        raise UserError(
+        raise CheckError(
             f"task(width, seed) returned {type(check).__name__}; expected a "
-            "measure.coordinates.Check"
+            "param_groups.check.Check"
         )
     if not len(check.batches):
-        raise UserError("the check has no batches; give Check(batches=[...]) at least one")
+        raise CheckError("the check has no batches; give Check(batches=[...]) at least one")
     return check
 
 
@@ -171,16 +175,16 @@ def _over_blocks(points: Sequence[Coordinate]) -> list[Coordinate]:
 
 
 def _refuse_unlike(modules: Mapping[int, set[str]], plans: Mapping[int, Plan]) -> None:
-    """UserError for models that do not differ, or differ in more than their width."""
+    """CheckError for models that do not differ, or differ in more than their width."""
     first, *rest = sorted(modules)
     for width in rest:
         if odd := sorted(modules[first] ^ modules[width]):
-            raise UserError(
+            raise CheckError(
                 f"module {odd[0]!r} is in the model of width {first} or {width} only; widths can "
                 "be compared only between models that are otherwise the same"
             )
         if [row.shape for row in plans[first].rows] == [row.shape for row in plans[width].rows]:
-            raise UserError(
+            raise CheckError(
                 f"widths {first} and {width} gave models of the same shapes; the width that is "
                 "asked for must be the model's"
             )
@@ -200,7 +204,7 @@ def _measure_one(
         check.after_init(model)
     optimizer = check.optimizer or _optimizer(check)
     _refuse_partial(model, optimizer)
-    batches = [send_to_device(batch, device) for batch in check.batches]
+    batches = [tree_map_only(Tensor, lambda t: t.to(device), batch) for batch in check.batches]
     parts = watched(model, check.plan)
     first, gradient = _first_outputs(check, parts, batches[0])
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
@@ -225,17 +229,26 @@ def _measure_one(
 
 
 def _optimizer(check: Check) -> torch.optim.Optimizer:
-    """The update rule of the plan's prescription, Adam where it names none."""
+    """torch's update rule of the plan's prescription, Adam where it names none, without decay:
+    that moves a tensor by a share of itself, whatever its rate."""
     name = str(check.plan.prescription.get("optimizer", "adam"))
-    return optimizers.build(name, check.plan.groups(check.model))
+    groups = [{**group, "weight_decay": 0.0} for group in check.plan.groups(check.model)]
+    if name == "adam":
+        return torch.optim.AdamW(groups)
+    if name == "sgd":
+        return torch.optim.SGD(groups)
+    raise CheckError(
+        f"torch has no {name} with an epsilon per group; give Check(optimizer=...) one that is "
+        "built over plan.groups(model)"
+    )
 
 
 def _refuse_partial(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """UserError for tensors that are not trained: that they do not move says nothing of a plan."""
+    """CheckError for tensors that are not trained: that they do not move says nothing of a plan."""
     held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and id(parameter) not in held:
-            raise UserError(
+            raise CheckError(
                 f"the optimizer does not hold {name!r}; build it over plan.groups(model) of the "
                 "model that the check is given, or freeze what is not to be trained"
             )
@@ -244,7 +257,7 @@ def _refuse_partial(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def _train_step(check: Check, optimizer: torch.optim.Optimizer, batch: Any) -> None:
     check.model.train()
     optimizer.zero_grad()
-    check.loss(check.model, batch).backward()
+    torch.autograd.backward(check.loss(check.model, batch))
     if check.clip_norm is not None:
         nn.utils.clip_grad_norm_(check.model.parameters(), check.clip_norm)
     optimizer.step()
@@ -330,18 +343,19 @@ def _first_outputs(
         recording(check.model, list(parts), lambda t: t.detach().clone()) as outputs,
         recording(check.model, logits, _keep_gradient) as live,
     ):
-        check.loss(check.model, batch).backward()
+        torch.autograd.backward(check.loss(check.model, batch))
     if not outputs:
-        raise UserError("no planned module was called; does loss(model, batch) call the model?")
+        raise CheckError("no planned module was called; does loss(model, batch) call the model?")
     if len(logits) == 1 and logits[0] not in outputs:
-        raise UserError(
+        raise CheckError(
             f"module {logits[0]!r} was never called, so the logits cannot be measured; give a "
             "loss(model, batch) that calls it, not one that fuses readout and cross-entropy"
         )
+    grads = {name: [tensor.grad for tensor in tensors] for name, tensors in live.items()}
     gradient = {
-        name: _rows([tensor.grad for tensor in tensors])
-        for name, tensors in live.items()
-        if all(tensor.grad is not None for tensor in tensors)
+        name: _rows([grad for grad in of_calls if grad is not None])
+        for name, of_calls in grads.items()
+        if all(grad is not None for grad in of_calls)
     }
     check.model.zero_grad()
     return {name: _rows(outputs[name]) for name in parts if name in outputs}, gradient
@@ -362,7 +376,7 @@ def _outputs(check: Check, first: Mapping[str, Tensor], batch: Any) -> dict[str,
     now = {name: _rows(tensors) for name, tensors in outputs.items()}
     for name, before in first.items():
         if name not in now or now[name].shape != before.shape:
-            raise UserError(
+            raise CheckError(
                 f"module {name!r} was called otherwise than at first on the same batch; the check "
                 "needs a forward pass that does not depend on the step"
             )
@@ -385,4 +399,4 @@ def rms_along(change: Tensor, gradient: Tensor) -> float:
     """
     norm = gradient.norm(dim=-1)
     along = (change * gradient).sum(-1)[norm > 0] / norm[norm > 0]
-    return along.square().mean().sqrt().item()
+    return float(along.square().mean().sqrt())

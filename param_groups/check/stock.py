@@ -15,14 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from measure.coordinates import Check
-from param_groups import Everett, Role, plan, rules_for
-from param_groups.models import stock
-from training.errors import UserError
+from param_groups.check.measuring import Check, CheckError
+from param_groups.models import rules_for, stock
+from param_groups.plan import plan
+from param_groups.prescriptions import Everett
+from param_groups.roles import Role
 
 BASE_WIDTH, HEAD_DIM, TOKENS, CLASSES = 64, 16, 64, 64
 # What a check is run under. One rate is what everybody does without a plan.
-RULES = {
+RULES: dict[str, dict[str, Any]] = {
     "mup": {"parameterization": "mup"},
     "standard": {"parameterization": "standard"},
     "one_rate": {"parameterization": "standard", "alignment": "global"},
@@ -50,18 +51,23 @@ MODELS = (
     "timm:convnext_tiny",
     "timm:swin_tiny_patch4_window7_224",
 )
-_IDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": None, "decoder_start_token_id": 0}
+_IDS: dict[str, Any] = {
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+    "pad_token_id": None,
+    "decoder_start_token_id": 0,
+}
 
 
 def sizes(name: str, width: int) -> dict[str, Any]:
     """The keys of a small model of a width; for stages of several widths, of the widest one.
 
-    UserError for a width that is no multiple of its heads or stages.
+    CheckError for a width that is no multiple of its heads or stages.
     """
     library, _, kind = name.partition(":")
     heads, unit = width // HEAD_DIM, 2 * HEAD_DIM  # of two heads that share keys
     if width % unit:
-        raise UserError(
+        raise CheckError(
             f"--widths {width}: stock models have heads of {HEAD_DIM}, in pairs, and "
             f"up to four stages; expected multiples of {unit}"
         )
@@ -140,8 +146,9 @@ def build(name: str, width: int) -> nn.Module:
         keys = getattr(module, "k_proj", getattr(module, "key", None))
         if isinstance(keys, nn.Linear) and keys.bias is not None:
             keys.bias.requires_grad_(False)
-        if hasattr(module, "embed_scale") and isinstance(module, nn.Embedding):
-            module.embed_scale.fill_(1.0)
+        scale = getattr(module, "embed_scale", None)
+        if isinstance(scale, Tensor) and isinstance(module, nn.Embedding):
+            scale.fill_(1.0)
     return model
 
 
@@ -164,7 +171,7 @@ def set_attention_scale(model: nn.Module, scale: float) -> bool:
     for module, key in places:
         setattr(module, key, scale)
         if hasattr(module, "fused_attn"):
-            module.fused_attn = False
+            setattr(module, "fused_attn", False)  # noqa: B010 - timm's, which no type knows
     return bool(places)
 
 
@@ -177,7 +184,7 @@ def planned(name: str, rule: str, width: int) -> tuple[nn.Module, Any, str]:
         replace(rule, scale=1.0) if rule.role is Role.LAYER_SCALE else rule
         for rule in rules_for(model)
     ]
-    options = {
+    options: dict[str, Any] = {
         "width": BASE_WIDTH if staged else width,
         "base_width": BASE_WIDTH,
         "embedding_std": 1.0,
@@ -238,4 +245,5 @@ def loss_of(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     """The mean loss, Hugging Face's own or the cross-entropy of timm's logits."""
     if type(model).__module__.startswith("timm"):
         return F.cross_entropy(model(batch["pixel_values"]), batch["labels"])
-    return model(**batch).loss
+    loss: Tensor = model(**batch).loss
+    return loss

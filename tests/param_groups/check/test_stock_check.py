@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from measure import stock
 from param_groups import Everett, PlanError, Role, assign, plan, present, rules_for
 from param_groups import models as shipped
+from param_groups.__main__ import main
+from param_groups.check import command, judge, stock
 from param_groups.models import TORCH_DECODER_RULES
 
 STAGED = "timm:swin_tiny_patch4_window7_224"  # a width per stage
@@ -67,9 +68,7 @@ def test_a_tied_model_is_refused_with_the_way_out(name):
 
 @pytest.mark.parametrize("name", stock.MODELS)
 def test_every_stock_model_can_be_named_on_the_command_line(name, capsys):
-    from measure.coordinate_check import stock_target
-
-    assert stock_target(name, "mup").settings["rule"] == "mup"
+    assert command.stock_target(name, "mup").settings["rule"] == "mup"
     assert f"{name} under mup" in capsys.readouterr().out
 
 
@@ -153,15 +152,19 @@ def test_an_unknown_stock_model_is_one_line(name, message, monkeypatch):
 
 
 def test_a_stock_model_is_checked_by_name(tmp_path, capsys):
-    """Two lines say which rule passed; an unknown model or two targets are one line."""
-    from measure import coordinate_check
-
+    """Two lines say which rule passed, and each has a folder of its results."""
     small = ["--widths", "64", "128", "256", "--seeds", "1", "--steps", "1", "--tolerance", "9"]
-    coordinate_check.main(["--model", "hf:llama", *small, "--out", str(tmp_path)])
+    main(["check", "hf:llama", *small, "--out", str(tmp_path)])
     text = capsys.readouterr().out
     assert "hf:llama under mup" in text and "hf:llama under standard" in text
-    assert (tmp_path / "mup" / "coordinate_check.csv").exists()
-    for words in (["--model", "hf:llama", "nanolm_c4"], []):
-        with pytest.raises(SystemExit) as error:
-            coordinate_check.main(words)
-        assert error.value.code == 2 and "--model NAME" in capsys.readouterr().err
+    for rule in ("mup", "standard"):
+        assert (tmp_path / rule / "coordinate_check.csv").exists()
+
+
+@pytest.mark.parametrize("name", stock.MODELS)
+def test_numbers_of_every_stock_model_are_the_papers(name):
+    """And one rate for all of its tensors is not what stability demands."""
+    plans = {width: planned(name, "mup", width)[1] for width in (64, 128, 256)}
+    assert {one.verdict for one in judge(plans)} == {"ok"}
+    plans = {width: planned(name, "one_rate", width)[1] for width in (64, 128, 256)}
+    assert "grows" in {one.verdict for one in judge(plans)}

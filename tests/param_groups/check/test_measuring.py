@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from measure.coordinates import ALONG, Check, measure, rms_along, scanned
-from measure.slopes import SHRINKS, UNKNOWN, fit
 from param_groups import Everett, Role, Rule, plan
-from training.errors import UserError
+from param_groups.check.measuring import ALONG, Check, CheckError, measure, rms_along, scanned
+from param_groups.check.slopes import UNKNOWN, VANISHES, fit
 
 ALONG = "readout" + ALONG
 
@@ -67,7 +66,7 @@ def test_what_is_measured_is_what_a_loop_by_hand_sees():
     task.plan.initialise(model, 3)
     start = model.eval()(x).detach()
     hidden = model.hidden.weight.detach().clone()
-    optimizer = torch.optim.Adam(task.plan.groups(model), betas=(0.9, 0.98))
+    optimizer = torch.optim.Adam(task.plan.groups(model), betas=(0.9, 0.999))
     torch.manual_seed(3)
     for _ in range(2):
         optimizer.zero_grad()
@@ -139,7 +138,7 @@ def forgets_the_readout(model, batch):
     ],
 )
 def test_what_cannot_be_compared_is_refused(build, message):
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(CheckError, match=message):
         measure(build, (16, 32, 64), steps=1, seeds=(0,))
 
 
@@ -155,7 +154,7 @@ def test_a_forward_pass_that_depends_on_the_step_is_refused():
 
         return own(width, seed, loss=loss)
 
-    with pytest.raises(UserError, match="'first' was called otherwise than at first"):
+    with pytest.raises(CheckError, match="'first' was called otherwise than at first"):
         measure(build, (16, 32, 64), steps=1, seeds=(0,))
 
 
@@ -170,7 +169,7 @@ def test_models_that_differ_in_more_than_width_are_refused():
             task.model.__class__ = Deep
         return task
 
-    with pytest.raises(UserError, match="module 'hidden' is in the model of width 16 or 64 only"):
+    with pytest.raises(CheckError, match="module 'hidden' is in the model of width 16 or 64 only"):
         measure(build, (16, 32, 64), steps=1, seeds=(0,))
 
 
@@ -220,13 +219,15 @@ def test_blocks_of_several_depths_are_pooled_and_their_layers_are_not():
     slopes = {s.name: s for s in fit(result) if s.quantity == "update"}
     wrong, right = (slopes[f"blocks.*.{layer}.weight"] for layer in (0, 2))
     assert right.slope == pytest.approx(0, abs=0.05) and right.aim == 0
-    assert wrong.slope == pytest.approx(-1, abs=0.05) and wrong.verdict == SHRINKS
+    assert wrong.slope == pytest.approx(-1, abs=0.05) and wrong.verdict == VANISHES
 
 
 def test_width_and_depth_together_are_no_scan_of_the_depth():
     plans = {size: deep(size // 16, 0, width=size).plan for size in (32, 64, 128)}
     assert scanned(plans) == "width"
-    with pytest.raises(UserError, match="module 'blocks.2' is in the model of width 32 or 64 only"):
+    with pytest.raises(
+        CheckError, match="module 'blocks.2' is in the model of width 32 or 64 only"
+    ):
         measure(lambda size, seed: deep(size // 16, seed, size), (32, 64, 128), steps=1, seeds=(0,))
 
 
@@ -236,5 +237,7 @@ def test_an_optimizer_that_misses_a_tensor_is_refused():
         check.optimizer = torch.optim.Adam([check.model.first.weight], lr=1e-3)
         return check
 
-    with pytest.raises(UserError, match="does not hold 'hidden.weight'; build it over plan.groups"):
+    with pytest.raises(
+        CheckError, match="does not hold 'hidden.weight'; build it over plan.groups"
+    ):
         measure(partial, (16, 32, 64), steps=1, seeds=(0,))

@@ -1,0 +1,23 @@
+"""The coordinate check: whether a plan makes a model train alike at every size.
+
+`Check` is what a file's `task(width, seed)` returns; `param-groups check FILE.py` runs it.
+In Python: `measure` trains, `fit` gives slopes with verdicts, `judge` the verdicts on the numbers.
+"""
+
+from param_groups.check.measuring import Check, CheckError, Measurement, measure
+from param_groups.check.slopes import Slope, failed, fit, summary, table
+from param_groups.check.theory import Judged, judge
+
+__all__ = [
+    "Check",
+    "CheckError",
+    "Judged",
+    "Measurement",
+    "Slope",
+    "failed",
+    "fit",
+    "judge",
+    "measure",
+    "summary",
+    "table",
+]

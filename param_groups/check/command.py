@@ -1,0 +1,187 @@
+"""The coordinate check: do activations and updates scale with size as the rule says?
+
+    param-groups check FILE.py                    your own model: task(width, seed) -> Check
+    param-groups check hf:gpt2                    a stock model with its shipped rules
+    param-groups check timm:vit_small_patch16_224 --rule mup standard one_rate
+
+First a plan's numbers are compared with published exponents of its rule, or with what stability
+demands of any other (theory.py). Then the model is trained for a few steps at several widths and
+seeds, and the power of the width is fitted in the RMS of every module's output, of its change, and
+of every tensor's update (measuring.py, slopes.py). Exponents of the theory differ by halves, so the
+default tolerance is 1/4: a slope is judged by the nearest half.
+
+A file has `def task(width: int, seed: int) -> Check` with model, plan, batches and loss. A stock
+model is the model type of a Hugging Face config or a name of timm's; small ones of several widths
+are built from the config, untied.
+
+Writes coordinate_check.csv and .json, and with matplotlib coordinate_check.png. Exit code: 0, 1 if
+a verdict is bad (grows, vanishes, differs, unclear, not finite), 2 for a mistake in the command or
+the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import importlib.util
+import json
+import math
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from param_groups.check import slopes, stock, theory
+from param_groups.check.measuring import (
+    SEEDS,
+    STEPS,
+    WIDTHS,
+    Build,
+    CheckError,
+    Coordinate,
+    check_numbers,
+    measure,
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a check is of: how to build it, its name and the subfolder of its results, and settings
+    to be saved with them."""
+
+    build: Build
+    name: str
+    part: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options that every check has."""
+    add = parser.add_argument
+    add("--widths", type=int, nargs="+", default=WIDTHS, help="at least 3 (default 64 128 256 512)")
+    add("--steps", type=int, default=STEPS, help=f"optimiser steps (default {STEPS})")
+    add("--seeds", type=int, default=SEEDS, help=f"seeds per width (default {SEEDS})")
+    add("--tolerance", type=float, default=slopes.TOLERANCE, help="of a slope (default 0.25)")
+    add("--out", type=Path, help="folder of the results (default coordinate_check/NAME)")
+
+
+def main(argv: Sequence[str]) -> None:
+    """`param-groups check ...`; see the module for its exit codes."""
+    parser = argparse.ArgumentParser(
+        prog="param-groups check",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("target", help="FILE.py, hf:NAME or timm:NAME")
+    parser.add_argument(
+        "--rule", nargs="+", choices=stock.RULES, help="of a stock model (default mup standard)"
+    )
+    add_options(parser)
+    args = parser.parse_args(argv)
+    check_options(args)
+    library = args.target.partition(":")[0] in ("hf", "timm")
+    if args.rule and not library:
+        raise CheckError("--rule goes with hf:NAME or timm:NAME; a file makes its own plan")
+    if library:
+        for width in args.widths:
+            stock.sizes(args.target, width)
+        rules = args.rule or ("mup", "standard")
+        targets = [stock_target(args.target, rule) for rule in rules]
+    else:
+        targets = [file_target(Path(args.target))]
+    outcomes = [run(target, args) for target in targets]
+    if any(outcomes):
+        raise SystemExit(1)
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """CheckError for options that no slope can be fitted with."""
+    check_numbers(args.widths, args.steps, range(args.seeds))
+    if not 0 < args.tolerance < math.inf:
+        raise CheckError(f"--tolerance {args.tolerance}: expected a positive number")
+
+
+def stock_target(name: str, rule: str) -> Target:
+    """A stock model under one rule; prints what of its forward pass cannot be set."""
+    note = stock.planned(name, rule, stock.BASE_WIDTH)[2]
+    print(f"{name} under {rule}" + (f"; {note}" if note else ""))
+    settings = {"rule": rule, "note": note}
+    return Target(stock.check(name, rule), name.replace(":", "-"), rule, settings)
+
+
+def file_target(path: Path) -> Target:
+    """A user's file with task(width, seed)."""
+    if not path.is_file():
+        raise CheckError(f"{path}: cannot read the file; give FILE.py, hf:NAME or timm:NAME")
+    sys.path.insert(0, str(path.resolve().parent))  # of modules beside it, as `python FILE` has it
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise CheckError(f"{path}: not a Python file; its name must end with .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    task = getattr(module, "task", None)
+    if not callable(task):
+        raise CheckError(
+            f"{path}: no function task(width, seed) in it; add one that returns a "
+            "param_groups.check.Check (examples/coordinate_check_mlp.py is one)"
+        )
+    return Target(task, path.stem)
+
+
+def run(target: Target, args: argparse.Namespace) -> bool:
+    """Measures, writes the results, prints the verdicts; whether one is bad."""
+    folder = (args.out or Path("coordinate_check") / target.name) / target.part
+    if folder.exists() and not folder.is_dir():  # before what takes long
+        raise CheckError(f"--out {folder}: a file is in the way; give a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    measurement = measure(
+        target.build,
+        args.widths,
+        steps=args.steps,
+        seeds=range(args.seeds),
+        device=device,
+        progress=lambda line: print(line, file=sys.stderr),
+    )
+    numbers = theory.judge(measurement.plans)
+    found = slopes.fit(measurement, args.tolerance)
+    bad = slopes.failed(found, numbers)
+    result = {
+        "name": target.name,
+        "widths": sorted(args.widths),
+        "seeds": args.seeds,
+        "steps": args.steps,
+        "tolerance": args.tolerance,
+        **target.settings,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "device": str(device),
+        "passed": not bad,
+        "not_called": list(measurement.silent),
+        "prescription": measurement.plans[min(measurement.plans)].prescription,
+        "numbers": [asdict(one) for one in numbers],
+        "slopes": [asdict(slope) for slope in found],
+    }
+    with open(folder / "coordinate_check.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(Coordinate.__dataclass_fields__), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(point) for point in measurement.points)
+    (folder / "coordinate_check.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(f"\n{slopes.numbers_table(numbers)}\n\n{slopes.table(found)}\n")
+    if measurement.silent:
+        print(f"never called, not measured: {', '.join(measurement.silent)}")
+    print(slopes.summary(found, numbers))
+    print(f"table: {folder / 'coordinate_check.csv'}")
+    try:
+        from param_groups.check.figure import draw
+    except ImportError:
+        print("no figure: matplotlib is not installed (pip install 'param-groups[check]')")
+    else:
+        draw(measurement.points, result, folder / "coordinate_check.png")
+        print(f"figure: {folder / 'coordinate_check.png'}")
+    return bad

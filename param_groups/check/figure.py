@@ -1,0 +1,81 @@
+"""The coordinate check's figure: RMS against size for every module, with the expected slopes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from param_groups.check.measuring import Coordinate, pooled
+from param_groups.check.slopes import BAD, UNCLEAR, worst
+from param_groups.check.theory import EXCEPTION, OK
+
+ACROSS = 5
+COLORS = dict.fromkeys(BAD, "#d55e00") | {UNCLEAR: "#e69f00", EXCEPTION: "#0072b2", OK: "black"}
+
+
+def draw(points: Sequence[Coordinate], result: Mapping[str, Any], path: Path) -> None:
+    """A panel per module (of repeated blocks the worst), a line per step; dashed: what theory
+    predicts for the first steps, through the line's first point."""
+    panels: dict[str, tuple[str, str]] = {}
+    for slope in result["slopes"]:
+        if slope["quantity"] == "update":
+            continue
+        name, known = slope["name"], panels.get(pooled(slope["name"]))
+        words = [one["verdict"] for one in result["slopes"] if one["name"] == name]
+        word = worst(words)
+        if known is None or worst([word, known[1]]) != known[1]:
+            panels[pooled(name)] = name, word
+    across = min(ACROSS, len(panels))
+    down = math.ceil(len(panels) / across)
+    figure = Figure(figsize=(2.6 * across, 2.3 * down + 0.7), layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False)
+    steps = max(point.step for point in points)
+    shades = matplotlib.colormaps["viridis"].resampled(steps + 1)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (name, word) in zip(axes.flat, panels.values(), strict=False):
+        for (quantity, step), line in _means(points, name).items():
+            color = "black" if quantity == "init" else shades(step - 1)
+            label = "at initialisation" if quantity == "init" else f"change, step {step}"
+            axis.plot([*line], [*line.values()], "o-", ms=3, lw=1.2, color=color, label=label)
+            (predicted,) = (
+                one["predicted"]
+                for one in result["slopes"]
+                if (one["quantity"], one["name"], one["step"]) == (quantity, name, step)
+            )
+            if predicted is not None:
+                size, value = next(iter(line.items()))
+                law = [value * (n / size) ** predicted for n in line]
+                axis.plot([*line], law, "--", lw=0.9, color=color)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log", base=2)
+        axis.tick_params(labelsize=6)
+        title = f"{name.replace(' along', chr(10) + 'along')}\n{word}"
+        axis.set_title(title, fontsize=7, color=COLORS.get(word, "dimgray"))
+    for row in axes:
+        row[0].set_ylabel("RMS", fontsize=7)
+    handles, labels = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=7, loc="outside lower center", ncols=len(labels))
+    rule = result["prescription"]
+    keys = ("name", "parameterization", "strategy", "optimizer", "alignment")
+    words = [str(rule[key]) for key in keys if isinstance(rule.get(key), str)]
+    figure.suptitle(f"coordinate check of {result['name']}: {', '.join(words)}", fontsize=9)
+    figure.savefig(path, dpi=150)
+
+
+def _means(points: Sequence[Coordinate], name: str) -> dict[tuple[str, int], dict[int, float]]:
+    """(quantity, step) -> size -> geometric mean over seeds of what can be drawn on log axes."""
+    logs: dict[tuple[str, int], dict[int, list[float]]] = {}
+    for point in points:
+        if point.name == name and point.quantity != "update" and 0 < point.rms < math.inf:
+            by_size = logs.setdefault((point.quantity, point.step), {})
+            by_size.setdefault(point.width, []).append(math.log(point.rms))
+    return {
+        key: {n: math.exp(sum(values) / len(values)) for n, values in sorted(by_size.items())}
+        for key, by_size in logs.items()
+    }

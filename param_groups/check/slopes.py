@@ -1,0 +1,234 @@
+"""Slopes of what was measured: powers of the size with their errors, and verdicts.
+
+`ok`: within the tolerance of the aim. `expected exception`: off the aim, towards the prediction of
+the first steps and past it by no more than the tolerance. `grows`, `vanishes`: off by more.
+`unclear`: the standard errors leave the word open, or some values are zero and others are not.
+`not finite`: NaN or infinite. `-`: always zero, or nothing is known to compare with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from param_groups.check import theory
+from param_groups.check.measuring import ALONG, Coordinate, Measurement, pooled
+from param_groups.check.theory import DIFFERS, EXCEPTION, GROWS, OK, VANISHES, Judged
+from param_groups.rows import align
+
+TOLERANCE = 0.25
+UNCLEAR, NOT_FINITE, UNKNOWN = "unclear", "not finite", "-"
+SEVERITY = (NOT_FINITE, DIFFERS, GROWS, VANISHES, UNCLEAR, EXCEPTION, OK, UNKNOWN)
+BAD = SEVERITY[:5]
+
+
+@dataclass(frozen=True)
+class Slope:
+    """The power of the size in one quantity, with its standard error and verdict.
+
+    `aim` and `predicted` are those of `theory.expectation`; `note` says why a verdict is not plain.
+    """
+
+    quantity: str
+    name: str
+    part: str
+    step: int
+    slope: float | None
+    error: float | None
+    aim: float | None
+    predicted: float | None
+    verdict: str
+    note: str = ""
+
+
+def fit(measurement: Measurement, tolerance: float = TOLERANCE) -> list[Slope]:
+    """One slope per quantity, name and step, in the order they were measured."""
+    groups: dict[tuple[str, str, str, int], list[Coordinate]] = {}
+    for point in measurement.points:
+        key = (point.quantity, point.name, point.part, point.step)
+        groups.setdefault(key, []).append(point)
+    expected = theory.expected_of(measurement.plans)
+    numbers = theory.PlanExponents(measurement.plans)
+    slopes = []
+    for key, points in groups.items():
+        quantity, name, part, _ = key
+        if quantity == "update":
+            aims = theory.expected_update(name, numbers, expected)
+        else:
+            aims = theory.expectation(expected, quantity, part)
+        aim, predicted = (None if value is None else float(value) for value in aims)
+        reason = theory.exception(expected, quantity, part)
+        slopes.append(_judged(key, points, aim, predicted, reason, tolerance))
+    return slopes
+
+
+def _judged(
+    key: tuple[str, str, str, int],
+    points: Sequence[Coordinate],
+    aim: float | None,
+    predicted: float | None,
+    reason: str,
+    tolerance: float,
+) -> Slope:
+    quantity, name, part, _ = key
+    values = [point.rms for point in points]
+    if not all(map(math.isfinite, values)):
+        return Slope(*key, None, None, aim, predicted, NOT_FINITE)
+    if max(values) == 0:
+        return Slope(*key, None, None, aim, predicted, UNKNOWN, "zero")
+    if zero := next((point for point in points if point.rms == 0), None):
+        note = f"zero at width {zero.width}, seed {zero.seed}"
+        return Slope(*key, None, None, aim, predicted, UNCLEAR, note)
+    slope, error = slope_of(points)
+    one_sided = part == "logits" and quantity == "change" and ALONG not in name
+    allowed = predicted if reason else aim
+    word = verdict(slope, error, aim, allowed, tolerance, one_sided)
+    return Slope(*key, slope, error, aim, predicted, word, reason if word == EXCEPTION else "")
+
+
+def slope_of(points: Sequence[Coordinate]) -> tuple[float, float]:
+    """(slope, standard error) of log RMS against log size.
+
+    The slope is that of the mean logarithm over seeds. The error is the larger of two: that of all
+    points, which holds the spread of the seeds, and that of the means, which holds the curvature
+    that seeds share.
+    """
+    sizes = [math.log(point.width) for point in points]
+    logs = [math.log(point.rms) for point in points]
+    means: dict[float, list[float]] = {}
+    for size, value in zip(sizes, logs, strict=True):
+        means.setdefault(size, []).append(value)
+    slope, error = _line(sizes, logs)
+    shared = _line([*means], [sum(values) / len(values) for values in means.values()])[1]
+    return slope, max(error, shared)
+
+
+def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
+    """Least squares: the slope and its standard error."""
+    middle_x, middle_y = sum(x) / len(x), sum(y) / len(y)
+    spread = sum((a - middle_x) ** 2 for a in x)
+    slope = sum((a - middle_x) * (b - middle_y) for a, b in zip(x, y, strict=True)) / spread
+    rest = sum((b - middle_y - slope * (a - middle_x)) ** 2 for a, b in zip(x, y, strict=True))
+    return slope, math.sqrt(rest / max(len(x) - 2, 1) / spread)
+
+
+def verdict(
+    slope: float,
+    error: float,
+    aim: float | None,
+    allowed: float | None,
+    tolerance: float = TOLERANCE,
+    one_sided: bool = False,
+) -> str:
+    """The word for a slope that may lie between `aim` and `allowed`; one-sided slopes are only too
+    large, or not judged."""
+    if aim is None or allowed is None:
+        return UNKNOWN
+    low, high = min(aim, allowed) - tolerance, max(aim, allowed) + tolerance
+    if slope - 2 * error > high:
+        return GROWS
+    if one_sided and slope < aim - tolerance:
+        return UNKNOWN
+    if slope + 2 * error < low:
+        return VANISHES
+    if not low <= slope <= high or 2 * error > tolerance:
+        return UNCLEAR
+    return OK if abs(slope - aim) <= tolerance else EXCEPTION
+
+
+def worst(words: Iterable[str]) -> str:
+    """The most severe of several verdicts."""
+    return min(words, key=SEVERITY.index)
+
+
+def failed(slopes: Sequence[Slope], numbers: Sequence[Judged] = ()) -> bool:
+    """Whether any verdict is bad, or nothing has moved."""
+    bad = any(one.verdict in BAD for one in slopes) or any(one.verdict in BAD for one in numbers)
+    return bad or at_rest(slopes)
+
+
+def at_rest(slopes: Sequence[Slope]) -> bool:
+    """Whether no step has changed anything, so that nothing but the start was judged."""
+    return not any(slope.slope is not None for slope in slopes if slope.quantity != "init")
+
+
+# ------------------------------------------------------------------------------------------------
+# For people
+
+
+def numbers_table(numbers: Sequence[Judged]) -> str:
+    """What the numbers alone say: one line if all is as expected, else the lines that are not."""
+    if not numbers:
+        return "numbers, before training: nothing is known to compare them with"
+    bad = {(pooled(one.name), one.quantity): one for one in numbers if one.verdict in BAD}
+    tensors = len({one.name for one in numbers if one.quantity in ("start", "rate")})
+    if not bad:
+        return f"numbers, before training: all {tensors} as expected ({numbers[0].source})"
+    rows = [("number", "goes as size^", "expected", "verdict")]
+    for (name, quantity), one in bad.items():
+        aim = "one" if one.expected is None else _number(one.expected)
+        rows.append((f"{name} {quantity}", one.note or _number(one.power), aim, one.verdict))
+    return f"numbers, before training, against {numbers[0].source}:\n{align(rows)}"
+
+
+def table(slopes: Sequence[Slope]) -> str:
+    """Modules, then tensors: slopes at the first and the last step, with the expected ones.
+
+    Repeated blocks are one line, with the slope that is farthest from its aim; the verdict is the
+    worst over blocks and all steps.
+    """
+    last = max(slope.step for slope in slopes)
+    head = ("module", "init", "aim", "change, step 1", f"step {last}", "aim", "predicted")
+    modules = [(*head, "verdict")]
+    tensors = [("tensor", "update, step 1", f"step {last}", "expected", "verdict")]
+    for name, group in _lines(slopes, updates=False).items():
+        start = _farthest(group, "init", 0)
+        one, end = _farthest(group, "change", 1), _farthest(group, "change", last)
+        aims = (_number(one.aim), _number(one.predicted)) if one else ("", "")
+        cells = (_cell(start), _number(start.aim) if start else "", _cell(one), _cell(end), *aims)
+        modules.append((name, *cells, worst(slope.verdict for slope in group)))
+    for name, group in _lines(slopes, updates=True).items():
+        one, end = _farthest(group, "update", 1), _farthest(group, "update", last)
+        aim, word = _number(one.aim if one else None), worst(slope.verdict for slope in group)
+        tensors.append((name, _cell(one), _cell(end), aim, word))
+    notes = dict.fromkeys(slope.note for slope in slopes if slope.verdict == EXCEPTION)
+    return "\n\n".join([align(modules), align(tensors), *(f"{EXCEPTION}: {n}" for n in notes)])
+
+
+def summary(slopes: Sequence[Slope], numbers: Sequence[Judged] = ()) -> str:
+    """The outcome in one line."""
+    groups = [group for updates in (False, True) for group in _lines(slopes, updates).values()]
+    words = [worst(slope.verdict for slope in group) for group in groups]
+    counts = ", ".join(f"{words.count(word)} {word}" for word in SEVERITY if word in words)
+    still = "; no step has changed anything" if at_rest(slopes) else ""
+    wrong = len({(pooled(one.name), one.quantity) for one in numbers if one.verdict in BAD})
+    before = f"; of the numbers alone {wrong} wrong" if wrong else ""
+    return f"{'FAILED' if failed(slopes, numbers) else 'passed'}: {counts}{still}{before}"
+
+
+def _lines(slopes: Sequence[Slope], updates: bool) -> Mapping[str, list[Slope]]:
+    """The slopes of each line of the table, those of tensors or those of modules."""
+    groups: dict[str, list[Slope]] = {}
+    for slope in slopes:
+        if (slope.quantity == "update") == updates:
+            groups.setdefault(pooled(slope.name), []).append(slope)
+    return groups
+
+
+def _farthest(group: Sequence[Slope], quantity: str, step: int) -> Slope | None:
+    """Of the blocks of one line, the slope to show."""
+    there = [slope for slope in group if (slope.quantity, slope.step) == (quantity, step)]
+    return max(there, key=lambda s: abs((s.slope or 0) - (s.aim or 0)), default=None)
+
+
+def _cell(slope: Slope | None) -> str:
+    if slope is None or slope.slope is None or slope.error is None:
+        return (slope and (slope.note or slope.verdict)) or ""
+    return f"{round(slope.slope, 2) + 0.0:+.2f} ± {slope.error:.2f}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:+.2g}" if abs(value) > 1e-6 else "0"

@@ -1,0 +1,533 @@
+"""What a check expects of a plan's numbers, and of what it measures.
+
+Expectations come from papers or from the demand for stability, never from the plan under check. A
+plan says which rule it follows; the exponents of that rule stand here (`promise`). For every other
+rule, and for one global rate, stability sets the standard (`demand`): what a step changes neither
+grows nor vanishes with the size.
+
+Tensors are compared in the form without multipliers (Everett et al., B.2). There multiplier times
+initial value goes as size^(-start), and the rate of multiplier times tensor as size^(-step).
+
+Two exponents are expected of a measured change. The *aim* is what the rule promises under its own
+assumptions. The *prediction* is what theory says of the first steps. Where they differ the paper
+assumes less alignment than there is at first (`exception`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from param_groups import exponents
+from param_groups.check.measuring import pooled, scanned
+from param_groups.contract import OPTIMIZER_FAMILY
+from param_groups.exponents import HALF, LAYERS, ZERO, Alignment, Layer, Parameterization
+from param_groups.plan import Plan
+from param_groups.roles import BIASES, BLOCK, FUSED_PARTS, SCALES, TRUNK, Role
+from param_groups.rows import Row
+
+ONE = Fraction(1)
+MATRICES = {*BLOCK, *FUSED_PARTS}  # which residual branches hold, whatever their names
+# The first steps: updates align with activations (alpha = 1), hidden weights do not align with
+# the change of their input (omega = 1/2), the readout does (omega = 0.96 to 1.00 at the first step,
+# see effective_theory). u = 0 leaves out the product of two changes, which is of second order.
+FIRST_STEPS = Alignment(alpha=1, omega=HALF, u=0, omega_readout=1)
+OK, EXCEPTION, GROWS, VANISHES = "ok", "expected exception", "grows", "vanishes"
+DIFFERS = "differs"  # numbers of several sizes that are not one power of the size
+
+# A paper's rates are exact powers; initial values follow fans, which a model may round. A rule of
+# no paper may have 1/(n + 1), and exponents of the theory differ by halves.
+_EXACT = {"rate": 0.01, "start": 0.1, "factor": 0.01}
+_NEAR, _STRAIGHT = 0.25, 0.1
+
+
+@dataclass(frozen=True)
+class Promise:
+    """Exponents of a rule in one size, and where they come from.
+
+    `start` and `step` are by kind of tensor (`kind_of`); "query" is for queries and keys where
+    these differ. `alignment` is what the rates allow for; None allows for all there is. `residual`
+    is the exponent of the residual multiplier, size^(-residual). `attention` is the power of the
+    size in head dimension times attention scale. `logit` is that of a factor on tied logits.
+    """
+
+    source: str
+    size: str
+    family: str
+    start: Mapping[str, Fraction]
+    step: Mapping[str, Fraction]
+    alignment: Alignment | None = None
+    residual: Fraction = ZERO
+    attention: Fraction = ZERO
+    logit: Fraction = ZERO
+    published: bool = True
+
+    @property
+    def starts_steady(self) -> bool:
+        """Whether activations start at constant scale, which the theory of changes is about."""
+        if self.size == "depth":
+            return True
+        embedding, hidden, readout = (self.start[layer] for layer in LAYERS)
+        return embedding == 0 and hidden == HALF and readout >= HALF
+
+    def init(self, part: str) -> Fraction:
+        """The power of the size in a part's output at initialisation."""
+        embedding, hidden, readout = (self.start[layer] for layer in LAYERS)
+        if part == "embedding":
+            return -embedding
+        if self.size == "depth":  # the blocks' outputs are independent and add up as a root
+            stream = max(-embedding, HALF - self.residual - hidden)
+            return stream if part == "hidden" else stream - readout
+        return HALF - (readout if part == "logits" else hidden)
+
+    def change(self, part: str, alignment: Alignment) -> Fraction:
+        """The power of the size in the change of a part's output."""
+        if self.size == "depth":
+            return self._change_over_depth(part)
+        table = Parameterization(*(Layer(0, self.start[layer]) for layer in LAYERS))
+        c = {layer: self.step[layer] for layer in LAYERS}
+        found = exponents.residuals(table, self.family, alignment, c)
+        return -dict(zip(("embedding", "hidden", "logits"), found, strict=True))[part]
+
+    def update(self, kind: str, attends: bool = False) -> Fraction:
+        """The power of the size in multiplier times first update, -d (Everett et al., B.9)."""
+        step = self.step.get("query" if attends else kind, self.step.get(kind, ZERO))
+        if kind == "constant" or self.family == "adam":
+            return -step
+        if self.family == "adafactor":
+            return -step - self.start[kind]
+        gradient = ZERO if kind == "readout" else self.start["readout"]
+        if kind == "hidden":
+            gradient += self.residual - (self.attention if attends else ZERO)
+        return -step - gradient
+
+    def _change_over_depth(self, part: str) -> Fraction:
+        """All blocks' updates add up in the residual stream, in one direction."""
+        embedding, hidden, readout = map(self.update, LAYERS)
+        if part == "embedding":
+            return embedding
+        stream = max(embedding, 1 - self.residual + hidden)
+        if part == "hidden":
+            return max(stream, hidden)
+        return max(readout, stream - self.start["readout"])
+
+
+# ------------------------------------------------------------------------------------------------
+# What papers promise
+
+
+def promise(plan: Plan, size: str) -> Promise | None:
+    """The published exponents of a plan's rule; None for a rule of no paper, for one rate for all
+    tensors, for a size that the rule does not know, and for an optimiser of no known family."""
+    rule = plan.prescription
+    family = family_of(plan)
+    make = _PAPERS.get(str(rule.get("name")))
+    return make(rule, size, family) if make and family else None
+
+
+def family_of(plan: Plan) -> str | None:
+    """The optimiser's family; Adam's where a prescription names none."""
+    return OPTIMIZER_FAMILY.get(str(plan.prescription.get("optimizer", "adam")))
+
+
+def _everett(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
+    """Table 1; the depth's rule is Bordelon et al.'s, relative to a base depth."""
+    if size == "depth":
+        alpha = rule.get("alpha_depth")
+        return None if alpha is None else _over_depth(_fraction(alpha), family)
+    given = rule["alignment"]
+    if given == "global":
+        return None
+    aligned = Alignment(**given) if isinstance(given, Mapping) else exponents.ALIGNMENTS[given]
+    name = str(rule["parameterization"])
+    layers = rule.get("hidden_layers") or 1
+    c = exponents.solve(name, family, aligned, hidden_layers=layers).c
+    table, shift = exponents.PARAMETERIZATION_TABLE[name], _SHIFT[family]
+    start = {layer: table[layer].scale for layer in LAYERS}
+    step = {layer: c[layer] + shift * table[layer].a for layer in LAYERS}
+    return Promise("Everett et al., Table 1", size, family, start, step, aligned)
+
+
+def _dinan(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
+    """The meta-principled family, s of footnote 8; the standard runs have one rate."""
+    strategy = str(rule["strategy"])
+    s = _STRATEGIES.get(strategy, None if rule["s"] is None else _fraction(rule["s"]))
+    if s is None or size != "width":
+        return None
+    bart = rule["init"] == "bart"
+    # (1.99)-(1.107) for SGD; AdamW's (1.108)-(1.116) have the gradient's n^(-1/2), but at the head.
+    step = {"embedding": -s, "hidden": 1 - s, "readout": ONE}
+    if family == "adam":
+        step = {"embedding": (1 - s) / 2, "hidden": Fraction(3, 2) - s / 2, "readout": ONE}
+    return Promise(
+        "Dinan, Yaida & Zhang, (1.99) to (1.116) and footnote 8",
+        size,
+        family,
+        # Section II 2C: BART's matrices start with 0.02, and word embeddings with 1, at all widths.
+        {"embedding": ZERO, "hidden": ZERO if bart else HALF, "readout": (1 + s) / 2},
+        step,
+        exponents.TENSOR_PROGRAMS,
+        logit=(1 + s) / 2 if bart else ZERO,
+    )
+
+
+def _bordelon(rule: Mapping[str, Any], size: str, family: str) -> Promise | None:
+    """Tables 1 and 2 and App. C: the powers of muP in the width, alpha_A in queries and keys."""
+    if size == "depth":
+        return _over_depth(_fraction(rule["alpha_depth"]), family)
+    sgd = family == "sgd"
+    step = {"embedding": -ONE if sgd else ZERO, "hidden": ZERO if sgd else ONE, "readout": ONE}
+    start = {"embedding": ZERO, "hidden": HALF, "readout": ONE}
+    spread = 1 - _fraction(rule["alpha_attention"]) if size == "head_dim" else ZERO
+    step["query"] = step["hidden"] + (2 if sgd else 1) * spread
+    step["constant"] = ONE  # the listings of App. B divide the readout's bias by N H, too
+    source = "Bordelon et al., Tables 1 and 2"
+    return Promise(source, size, family, start, step, exponents.TENSOR_PROGRAMS, attention=spread)
+
+
+def _over_depth(alpha: Fraction, family: str) -> Promise:
+    """Bordelon et al., Tables 1 and 2: rates in branches; what no branch holds knows no depth."""
+    step = dict.fromkeys(LAYERS, ZERO)
+    step["hidden"] = 1 - (2 if family == "sgd" else 1) * alpha
+    source = "Bordelon et al., Tables 1 and 2, the depth"
+    start = dict.fromkeys(LAYERS, ZERO)
+    return Promise(source, "depth", family, start, step, exponents.TENSOR_PROGRAMS, residual=alpha)
+
+
+_PAPERS = {"everett": _everett, "dinan": _dinan, "bordelon": _bordelon}
+_STRATEGIES = {"neural_tangent": ZERO, "hybrid": HALF, "maximal_update": ONE}
+# The power of a multiplier in the rate of the tensor that has absorbed it (Everett et al., B.2).
+_SHIFT = {"sgd": 2, "adam": 1, "adafactor": 0}
+
+
+def _fraction(value: object) -> Fraction:
+    return Fraction(str(value))
+
+
+# ------------------------------------------------------------------------------------------------
+# What stability demands
+
+
+def demand(plans: Mapping[int, Plan]) -> Promise | None:
+    """The exponents with which no change grows or vanishes in the first steps, for any rule.
+
+    d of Everett et al., B.9 (multiplier times update goes as size^(-d)) is 0 for embeddings and 1
+    for what sums over the width; in a branch of a model of many blocks it is 1 - residual. SGD and
+    parameter scaling turn d into a rate by the gradient's or the tensor's initial size, which are
+    the readout's, the residual multiplier's and the attention scale's: these are the plan's, where
+    they are stable.
+    None for an optimiser of no known family, and for depths in plans without forward factors.
+    """
+    size, family = scanned(plans), family_of(plans[min(plans)])
+    numbers = PlanExponents(plans)
+    residual = numbers.factor("residual_multiplier")
+    if family is None or (size == "depth" and residual is None):
+        return None
+    if size == "depth":
+        stable = _over_depth(max(HALF, -(residual or ZERO)), family)
+        return replace(stable, source="stability", alignment=None, published=False)
+    starts = [p.start for n in numbers.names if (p := numbers.powers(n)).kind == "readout"]
+    readout = max([HALF, *(start for start in starts if start is not None)]) if starts else ONE
+    if None in starts:  # what starts at zero has the size of its first update
+        readout = ONE
+    start = {"embedding": ZERO, "hidden": HALF, "readout": readout}
+    d = {"embedding": ZERO, "hidden": ONE, "readout": ONE}
+    below = {"embedding": readout, "hidden": readout, "readout": ZERO}
+    given = {"adam": dict.fromkeys(LAYERS, ZERO), "adafactor": start, "sgd": below}[family]
+    step = {layer: d[layer] - given[layer] for layer in LAYERS}
+    # Head dimension times attention scale multiplies what queries and keys do to the logits.
+    attention = numbers.factor("attention_scale") or ZERO
+    step["query"] = step["hidden"] + (2 if family == "sgd" else 1) * attention
+    return Promise("stability", size, family, start, step, attention=attention, published=False)
+
+
+def expected_of(plans: Mapping[int, Plan]) -> Promise | None:
+    """What a check of these plans expects: the paper's exponents, or else the demand's."""
+    return promise(plans[min(plans)], scanned(plans)) or demand(plans)
+
+
+# ------------------------------------------------------------------------------------------------
+# A plan's numbers
+
+
+@dataclass(frozen=True)
+class Powers:
+    """A tensor's kind and exponents between two sizes; None stands for a number that is zero."""
+
+    kind: str
+    start: Fraction | None
+    step: Fraction | None
+    multiplier: Fraction
+
+
+def power(small: float, large: float, ratio: float) -> Fraction | None:
+    """p in large / small = ratio^p, exact for any but odd fractions; None if a number is zero."""
+    if not (small > 0 and large > 0):
+        return None
+    return Fraction(math.log(large / small) / math.log(ratio)).limit_denominator(10**6)
+
+
+def kind_of(small: Row, large: Row, size: str) -> str:
+    """The layer type of a tensor, from the axes that grow with the size and not from its role.
+
+    In depth: whether a numbered block holds it. Roles decide where shapes cannot: biases and scales
+    go with embeddings (Yang et al. 2022, Table 8), what is added to logits goes with nothing, and
+    LoRA's A sums over the width.
+    """
+    role = Role(small.role)
+    if role in (Role.READOUT_BIAS, Role.RELATIVE_POSITION):
+        return "constant"
+    if size == "depth":
+        inside = role in MATRICES or (role not in TRUNK and pooled(small.name) != small.name)
+        return "hidden" if inside else "readout" if role is Role.READOUT else "embedding"
+    if role in SCALES | BIASES or role is Role.LORA_B:
+        return "embedding"
+    axes = sum(wide > narrow for narrow, wide in zip(small.shape, large.shape, strict=True))
+    if axes > 1 or role is Role.LORA_A:
+        return "hidden"
+    if axes == 0:
+        return "constant"
+    return "readout" if large.fan_in > small.fan_in else "embedding"
+
+
+class PlanExponents:
+    """Every tensor's exponents between the sizes of a check's plans."""
+
+    def __init__(self, plans: Mapping[int, Plan]) -> None:
+        self.plans, self.size, self.sizes = plans, scanned(plans), sorted(plans)
+        self.family = family_of(plans[self.sizes[0]]) or "adam"
+        common = [{row.name for row in plan.rows} for plan in plans.values()]
+        self.names = [
+            row.name for row in plans[self.sizes[0]].rows if all(row.name in n for n in common)
+        ]
+
+    def powers(self, name: str, sizes: tuple[int, int] | None = None) -> Powers:
+        """A tensor's exponents between two sizes, by default the smallest and the largest."""
+        low, high = sizes or (self.sizes[0], self.sizes[-1])
+        small, large, ratio = self.plans[low][name], self.plans[high][name], high / low
+        a = -(power(small.multiplier, large.multiplier, ratio) or ZERO)
+        first, last = (math.hypot(row.init_std, row.init_mean) for row in (small, large))
+        b, c = power(first, last, ratio), power(small.lr, large.lr, ratio)
+        return Powers(
+            kind_of(small, large, self.size),
+            None if b is None else a - b,
+            None if c is None else _SHIFT[self.family] * a - c,
+            -a,
+        )
+
+    def factor(self, name: str, sizes: tuple[int, int] | None = None) -> Fraction | None:
+        """The power of the size in a factor of the forward pass; an attention's is taken times the
+        head dimension. None where a plan has not kept its factors."""
+        low, high = sizes or (self.sizes[0], self.sizes[-1])
+        values = []
+        for plan in (self.plans[low], self.plans[high]):
+            if plan.forward is None:
+                return None
+            found = [factor for factor in plan.forward if factor.name == name]
+            values.append(found[0].value * (found[0].head_dim or 1) if found else 1.0)
+        return power(values[0], values[1], high / low)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A verdict from numbers alone, before any training."""
+
+    name: str
+    quantity: str  # start, rate, factor, constant or change
+    power: float | None
+    expected: float | None
+    verdict: str
+    source: str
+    note: str = ""
+
+
+def judge(plans: Mapping[int, Plan]) -> list[Judged]:
+    """What the plans' numbers alone say, tensor by tensor, against `expected_of`.
+
+    A rate that falls too slowly makes its tensor's changes grow, one that falls too fast makes them
+    vanish, and numbers that are not one power of the size have other constants at other sizes. For
+    a rule of no paper, theory also says what all tensors together do to the parts of the model.
+    """
+    expected, numbers = expected_of(plans), PlanExponents(plans)
+    if expected is None:
+        return []
+    found = [*_constants(plans, expected)]
+    for name in numbers.names:
+        found += _of_tensor(name, numbers, expected)
+    found += _of_factors(numbers, expected)
+    if not expected.published and not any(one.verdict != OK for one in found):
+        found += _of_parts(numbers, expected)
+    return found
+
+
+def _constants(plans: Mapping[int, Plan], expected: Promise) -> Iterator[Judged]:
+    """Fields of a paper's rule that differ between sizes and are no size."""
+    if not expected.published:
+        return
+    rules = [plans[size].prescription for size in sorted(plans)]
+    for key in rules[0].keys() - {"width", "heads", "head_dim", "depth", "hidden_layers"}:
+        values = [rule.get(key) for rule in rules]
+        if any(value != values[0] for value in values):
+            note = f"{', '.join(map(str, values))} at {', '.join(map(str, sorted(plans)))}"
+            yield Judged(key, "constant", None, None, DIFFERS, expected.source, note)
+
+
+def _of_tensor(name: str, numbers: PlanExponents, expected: Promise) -> list[Judged]:
+    whole = numbers.powers(name)
+    rows = [numbers.plans[size][name] for size in numbers.sizes]
+    if len({math.hypot(row.init_std, row.init_mean) > 0 for row in rows}) > 1:
+        return [Judged(name, "start", None, None, DIFFERS, expected.source, "zero at some sizes")]
+    role = Role(numbers.plans[numbers.sizes[0]][name].role)
+    attends = role in (Role.QUERY, Role.KEY) and "query" in expected.step
+    start = expected.start.get(whole.kind, ZERO)
+    step = expected.step.get("query" if attends else whole.kind, ZERO)
+    if not expected.published and whole.kind == "readout" and whole.start is not None:
+        start = max(start, whole.start)  # the forward pass alone is no wrong rate
+    pairs = [*itertools.pairwise(numbers.sizes)]
+    by_pair = [numbers.powers(name, pair) for pair in pairs]
+    result = []
+    if whole.start is not None and whole.kind != "constant":
+        values = [-(p.start if p.start is not None else whole.start) for p in by_pair]
+        result.append(_word(name, "start", values, -start, expected))
+    if whole.step is not None:
+        values = [-(p.step if p.step is not None else whole.step) for p in by_pair]
+        result.append(_word(name, "rate", values, -step, expected))
+    return result
+
+
+def _of_factors(numbers: PlanExponents, expected: Promise) -> list[Judged]:
+    wanted = {"residual_multiplier": -expected.residual, "logit_multiplier": -expected.logit}
+    if expected.size == "head_dim":
+        wanted["attention_scale"] = expected.attention
+    result = []
+    for name, aim in wanted.items():
+        powers = [numbers.factor(name, pair) for pair in itertools.pairwise(numbers.sizes)]
+        if None in powers or not (expected.published or name == "residual_multiplier"):
+            continue
+        result.append(_word(name, "factor", [p for p in powers if p is not None], aim, expected))
+    return result
+
+
+def _word(
+    name: str, quantity: str, values: Sequence[Fraction], aim: Fraction, expected: Promise
+) -> Judged:
+    """The verdict on the powers between neighbouring sizes, which all must be the expected one."""
+    tolerance = _EXACT[quantity] if expected.published else _NEAR
+    farthest = max(values, key=lambda value: abs(value - aim))
+    word = OK
+    if max(values) - min(values) > _STRAIGHT:
+        word = DIFFERS
+    elif abs(farthest - aim) > tolerance:
+        word = GROWS if farthest > aim else VANISHES
+    return Judged(name, quantity, float(farthest), float(aim), word, expected.source)
+
+
+def _of_parts(numbers: PlanExponents, expected: Promise) -> list[Judged]:
+    """What the tensors of each kind, with the largest update of each, do to the parts."""
+    fastest: dict[str, Powers] = {}
+    for name in numbers.names:
+        powers = numbers.powers(name)
+        known = fastest.get(powers.kind)
+        if powers.step is not None and (known is None or powers.step < (known.step or ZERO)):
+            fastest[powers.kind] = powers
+    actual = Promise(
+        "the plan's numbers",
+        expected.size,
+        expected.family,
+        # A kind of layer that a model lacks neither moves nor hides what others do.
+        {k: expected.start[k] if (p := fastest.get(k)) is None or p.start is None else p.start
+         for k in LAYERS},
+        {k: Fraction(9) if (p := fastest.get(k)) is None or p.step is None else p.step
+         for k in LAYERS},
+        residual=expected.residual,
+    )  # fmt: skip
+    result = []
+    for part in ("embedding", "hidden", "logits"):
+        change = actual.change(part, FIRST_STEPS)
+        present = part == "logits" or part in fastest
+        if present and abs(change) > _NEAR:
+            word = GROWS if change > 0 else VANISHES
+            result.append(Judged(part, "change", float(change), 0.0, word, expected.source))
+    return result
+
+
+# ------------------------------------------------------------------------------------------------
+# What is expected of a measured slope
+
+
+def expectation(
+    expected: Promise | None, quantity: str, part: str
+) -> tuple[Fraction | None, Fraction | None]:
+    """(aim, prediction) of a module's slope; None where nothing is known.
+
+    Where activations do not start at constant scale there is no theory of changes: hidden
+    activations and changes are expected to be constant.
+    """
+    unknown = quantity == "init" and part == "logits"
+    if expected is None or not expected.starts_steady:
+        return (None, None) if unknown else (ZERO, ZERO)
+    if quantity == "init":
+        aim = expected.init(part) if part == "logits" else ZERO
+        return aim, expected.init(part)
+    if expected.alignment is None:
+        return ZERO, ZERO
+    aim = min(expected.change(part, expected.alignment), ZERO)
+    return aim, expected.change(part, FIRST_STEPS)
+
+
+def expected_update(
+    name: str, numbers: PlanExponents, expected: Promise | None
+) -> tuple[Fraction | None, Fraction | None]:
+    """(aim, prediction) of a tensor's first update; `name` may stand for all blocks ("*")."""
+    if expected is None:
+        return None, None
+    names = [one for one in numbers.names if name in (one, pooled(one))]
+    powers = numbers.powers(names[0])
+    role = Role(numbers.plans[numbers.sizes[0]][names[0]].role)
+    attends = role in (Role.QUERY, Role.KEY)
+    if powers.step is None:
+        return None, None
+    if expected.family == "adafactor" and powers.start is None:
+        aim = -expected.step.get(powers.kind, ZERO)  # scaled by the floor, not by itself
+        return aim, aim
+    # Of multiplier times update; a plan that has absorbed its multipliers updates by all of it.
+    aim = expected.update(powers.kind, attends) - powers.multiplier
+    return aim, aim - exception_of_queries(expected, attends)
+
+
+def exception_of_queries(expected: Promise, attends: bool) -> Fraction:
+    """How much less queries and keys move in the first steps than their rates allow for."""
+    sgd = (expected.family, expected.size) == ("sgd", "head_dim")
+    return HALF if attends and sgd and expected.published else ZERO
+
+
+def exception(expected: Promise | None, quantity: str, part: str) -> str:
+    """Why a slope may differ from its aim towards the prediction; "" where it may not."""
+    if expected is None or expected.alignment is None or quantity == "init":
+        return ""
+    if quantity == "update":
+        return _QUERIES
+    aim, predicted = expectation(expected, quantity, part)
+    if aim == predicted:
+        return ""
+    return _NO_ALIGNMENT if expected.alignment.alpha < 1 else _OMEGA
+
+
+# The exceptions, each with its source.
+_QUERIES = (
+    "in the first steps of SGD the values that attention mixes do not align with the gradient yet, "
+    "so queries and keys move less by a factor N^(-1/2) (Bordelon et al., Figure 13)"
+)
+_NO_ALIGNMENT = (
+    "the rates assume that updates and activations are unaligned (alpha 1/2, Everett et al., "
+    "section 3.2, no alignment); in the first steps they are aligned (1), so changes grow"
+)
+_OMEGA = (
+    "the rates assume that the readout's weights do not align with the change of their input "
+    "(omega 1/2, Everett et al., section 3.2, full alignment); in the first steps they do (1, the "
+    "infinite-width limit of B.16), so logits grow as width^(1/2)"
+)
