@@ -25,7 +25,7 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 from param_groups import Everett, PlanError, Role, Rule, plan, rules_for
-from param_groups.models import stock
+from param_groups.stock.rules import stock
 
 BASE, TIMES, LR = 64, 4, 0.01
 

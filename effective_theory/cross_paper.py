@@ -28,7 +28,7 @@ from param_groups.exponents import (
     shift,
     solve,
 )
-from param_groups.tables import STRATOS_NAMES
+from param_groups.__main__ import STRATOS_NAMES
 
 OPTIMIZERS = ("sgd", "adam")
 # One role stands for each layer type; the tests check that the others of its type agree.

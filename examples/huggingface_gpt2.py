@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 sys.path.insert(0, ".")  # the repository's root, which is not installed
 from param_groups import Everett, plan
 from param_groups.check import Check
-from param_groups.models import GPT2_RULES
+from param_groups.stock.rules import GPT2_RULES
 
 HEAD_DIM, CONTEXT, STEPS = 16, 64, 75
 TEXT = torch.tensor(list("".join(topics.values()).encode())).unfold(0, CONTEXT, CONTEXT)

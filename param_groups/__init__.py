@@ -5,14 +5,16 @@ is, `prescriptions` has the papers', `plan` the result. Nothing here knows an ex
 """
 
 from param_groups.contract import Numbers, Prescription
-from param_groups.models import rules_for
 from param_groups.plan import Plan, plan
 from param_groups.prescriptions import Bordelon, Dinan, Everett
-from param_groups.roles import Layout, PlanError, Role, Rule, assign, present
-from param_groups.rows import Factor, Row
+from param_groups.roles import Layout, PlanError, Role, Rule, assign, fans_of, present
+from param_groups.rows import READERS, Factor, Row
 from param_groups.schedules import guard, schedule
-from param_groups.suggest import suggest
-from param_groups.widths import fans_of
+from param_groups.stock.factors import held
+from param_groups.stock.rules import rules_for
+from param_groups.stock.suggest import suggest
+
+READERS.append(held)  # what modules of libraries multiply by
 
 __all__ = [
     "Bordelon",

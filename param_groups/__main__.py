@@ -10,15 +10,155 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, fields
 from typing import TYPE_CHECKING, Any
 
-from param_groups import exponents, tables
+from param_groups import exponents
 from param_groups.contract import OPTIMIZER_FAMILY, Numbers, Prescription, exponent_optimizer
-from param_groups.exponents import Alignment, ExponentError
+from param_groups.exponents import (
+    ALIGNMENTS,
+    LAYERS,
+    OPTIMIZERS,
+    PARAMETERIZATION_TABLE,
+    Alignment,
+    ExponentError,
+    Solution,
+    gradient_exponents,
+    solve,
+)
 from param_groups.prescriptions import DINAN_STRATEGIES, Bordelon, Dinan, Everett
 from param_groups.roles import BLOCK, PlanError, Role
+from param_groups.rows import align
 
 if TYPE_CHECKING:  # a generic class for type checkers alone
     _Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
+Rows = list[tuple[str, ...]]
+
+SYMBOLS = """n is the width. A layer multiplies its input z by n^-a W, W starts with entries of size
+n^-b and learns with rate n^-c. alpha, omega and u say how the terms of the change of its output add
+up over the n inputs, 1/2 as independent numbers do and 1 as equal ones: alpha for (change of W) z,
+omega for W (change of z), u for (change of W)(change of z). The change of a layer's output is
+n^-residual: 0 changes by a constant, above 0 ever less at larger widths. stable: no change grows
+with width; nontrivial: training moves the logits; feature learning: it moves the last layer's
+input."""
+
+
+def everett_table() -> dict[str, dict[str, dict[str, object]]]:
+    """Everett et al.'s Table 1, every entry a power of n as a string; rates from the solver."""
+    return {
+        name: {
+            layer: {
+                "init_variance": str(-2 * scales[layer].b),
+                "multiplier": str(-scales[layer].a),
+                "gradient": str(gradient_exponents(name)[layer]),
+                "lr": {
+                    optimizer: {
+                        kind: str(solve(name, optimizer, kind).lr[layer]) for kind in ALIGNMENTS
+                    }
+                    for optimizer in OPTIMIZERS
+                },
+            }
+            for layer in LAYERS
+        }
+        for name, scales in PARAMETERIZATION_TABLE.items()
+    }
+
+
+def everett_rows() -> Rows:
+    """The same with a line per layer; rates in the paper's order, full alignment first."""
+    columns = [(optimizer, kind) for kind in ALIGNMENTS for optimizer in OPTIMIZERS]
+    titles = (f"{optimizer} {kind}" for optimizer, kind in columns)
+    rows: Rows = [("parameterization", "layer", "init variance", "multiplier", "gradient", *titles)]
+    for name in PARAMETERIZATION_TABLE:
+        gradients = gradient_exponents(name)
+        rates = [solve(name, *column).lr for column in columns]
+        for layer in LAYERS:
+            own = PARAMETERIZATION_TABLE[name][layer]
+            powers = -2 * own.b, -own.a, gradients[layer], *(rate[layer] for rate in rates)
+            rows.append((name, layer, *map(str, powers)))
+    return rows
+
+
+# Everett et al., Table 2. One update times its multiplier is n^-d: the d of embedding, hidden
+# layers and readout, in which alone the optimisers differ.
+_UPDATES = {
+    "sgd": ("g_1 + a_1 + c_1", "g_l + a_l + c_l", "2*a_r + c_r"),
+    "adam": ("a_1 + c_1", "a_l + c_l", "a_r + c_r"),
+    "adafactor": ("c_1", "1/2 + c_l", "a_r + b_r + c_r"),
+}
+CONSTRAINTS_NOTE = """1 is the embedding, l a hidden layer, k the layer before it, L the last hidden
+layer, r the readout, and g_l = min(a_r + b_r, 2*a_r + c_r) + a_l the negative exponent of a
+gradient. The paper prints g_l with a max and without + a_l, and + omega_l; its own Table 1 needs
+what stands here. Nontrivial: one of the first three constraints on logits is an equality."""
+
+
+def constraint_rows() -> Rows:
+    """Everett et al.'s Table 2: what each optimiser's exponents must satisfy, a line each."""
+    rows: Rows = [("constraint", *OPTIMIZERS)]
+    at_start = ("a_1 + b_1 == 0", "a_l + b_l == 1/2", "a_r + b_r >= 1/2")
+    rows += [("stable at init", *[text] * len(OPTIMIZERS)) for text in at_start]
+    first, hidden, last = zip(*(_UPDATES[optimizer] for optimizer in OPTIMIZERS), strict=True)
+    for kind, updates, rest in (
+        ("stable activations", first, ""),
+        ("stable activations", hidden, " - alpha_l"),
+        ("stable activations", hidden, " + r_k - u_l"),
+        ("stable activations", ("1/2",) * 3, " + r_k - omega_l"),
+        ("stable logits", ("a_r + b_r",) * 3, " + r_L - omega_r"),
+        ("stable logits", last, " - alpha_r"),
+        ("stable logits", last, " + r_L - u_r"),
+    ):
+        rows.append((kind, *(f"{update}{rest} >= 0" for update in updates)))
+    return [*rows, ("stable logits", "", "", "c_r >= 0")]
+
+
+# His names for Everett et al.'s parameterisations.
+STRATOS_NAMES = {"sp": "standard", "ntk": "ntk", "mup": "mup", "mf": "mean_field"}
+
+
+def stratos_table() -> dict[str, dict[str, dict[str, str]]]:
+    """Stratos' Table 1 under his names: a, b and c by layer, for Adam with full alignment."""
+    return {
+        name: {
+            layer: {
+                "a": str(PARAMETERIZATION_TABLE[known][layer].a),
+                "b": str(PARAMETERIZATION_TABLE[known][layer].b),
+                "c": str(solve(known, "adam", "full").c[layer]),
+            }
+            for layer in LAYERS
+        }
+        for name, known in STRATOS_NAMES.items()
+    }
+
+
+def stratos_rows() -> Rows:
+    """The same with a line per layer."""
+    rows: Rows = [("parameterization", "layer", "a", "b", "c")]
+    for name, layers in stratos_table().items():
+        rows += [(name, layer, *entry.values()) for layer, entry in layers.items()]
+    return rows
+
+
+def solution_rows(solution: Solution) -> Rows:
+    """A line per layer: the power of n in its rate, and the residual of its output's change."""
+    several = len(solution.residuals) > len(LAYERS)
+    hidden = [f"hidden {i}" if several else "hidden" for i in range(1, len(solution.residuals) - 1)]
+    return [
+        ("layer", "learning rate n^", "residual"),
+        *(
+            (layer, str(solution.lr[layer.split()[0]]), str(residual))
+            for layer, residual in zip(
+                ("embedding", *hidden, "readout"), solution.residuals, strict=True
+            )
+        ),
+    ]
+
+
+def properties(solution: Solution) -> str:
+    """What the rates do, and what the symbols mean."""
+    flags = ("stable", "nontrivial", "feature_learning")
+    lines = [f"{flag.replace('_', ' ')}: {getattr(solution, flag)}" for flag in flags]
+    return "\n".join([*lines, "", *textwrap.wrap(SYMBOLS, 98)])
+
+
+JSON_HELP = "every number, for programs"
 # The stem of each paper's models; norms, BLOCK and readout follow.
 _STEMS = {
     "language": (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING),
@@ -26,8 +166,8 @@ _STEMS = {
 }
 
 
-# What a command found: its value for JSON, its rows for all tables, its text for people.
-_Found = tuple[object, tables.Rows, Callable[[str], str]]
+# What a command found: its value for JSON, its rows for the table, its text for people.
+_Found = tuple[object, Rows, Callable[[str], str]]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -45,8 +185,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(found)
             return
         value, rows, text = found
-        table = tables.render(rows, args.style)
-        print(json.dumps(value, indent=1) if args.json else table if args.style else text(table))
+        print(json.dumps(value, indent=1) if args.json else text(align(rows)))
     except (ExponentError, PlanError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -55,14 +194,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 def published_exponents(_: argparse.Namespace) -> _Found:
     """Everett et al., Table 1, as the solver derives it."""
     title = "Powers of the width n (Everett et al., Table 1)"
-    return tables.everett_table(), tables.everett_rows(), lambda text: f"{title}\n\n{text}"
+    return everett_table(), everett_rows(), lambda text: f"{title}\n\n{text}"
 
 
 def constraints(_: argparse.Namespace) -> _Found:
     """Everett et al., Table 2."""
-    rows = tables.constraint_rows()
+    rows = constraint_rows()
     value = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
-    note = "\n".join(textwrap.wrap(tables.CONSTRAINTS_NOTE, 98))
+    note = "\n".join(textwrap.wrap(CONSTRAINTS_NOTE, 98))
     return value, rows, lambda text: f"Everett et al., Table 2\n\n{text}\n\n{note}"
 
 
@@ -74,8 +213,8 @@ def solution(args: argparse.Namespace) -> _Found:
     solved = exponents.solve(
         args.parameterization, family, alignment, hidden_layers=args.hidden_layers
     )
-    rows = tables.solution_rows(solved)
-    return solved.to_dict(), rows, lambda text: f"{text}\n{tables.properties(solved)}"
+    rows = solution_rows(solved)
+    return solved.to_dict(), rows, lambda text: f"{text}\n{properties(solved)}"
 
 
 def numbers_table(args: argparse.Namespace) -> _Found:
@@ -101,7 +240,7 @@ def _stratos(args: argparse.Namespace) -> _Found:
         name = given[0].replace("_", "-") if given else "optimizer"
         raise PlanError(f"--prescription stratos prints exponents of Adam; leave out --{name}")
     title = "Stratos, Table 1: multiplier n^-a, std n^-b, rate n^-c"
-    return tables.stratos_table(), tables.stratos_rows(), lambda text: f"{title}\n\n{text}"
+    return stratos_table(), stratos_rows(), lambda text: f"{title}\n\n{text}"
 
 
 def _forward_text(forward: dict[str, float], prescription: Prescription) -> str:
@@ -192,8 +331,8 @@ def _fans(role: Role, width: int, args: argparse.Namespace) -> tuple[int, int]:
     }.get(role, (width, width))
 
 
-def _rows(numbers: dict[str, Numbers]) -> tables.Rows:
-    rows: tables.Rows = [("role", "init", "std", "multiplier", "relative lr", "eps factor")]
+def _rows(numbers: dict[str, Numbers]) -> Rows:
+    rows: Rows = [("role", "init", "std", "multiplier", "relative lr", "eps factor")]
     for role, value in numbers.items():
         init = (
             f"{value.init_distribution} {value.init_mean:.4g}"
@@ -209,8 +348,8 @@ def suggestion(args: argparse.Namespace) -> str:
     """Rules guessed for a stock model of the library's own size, as code."""
     import torch
 
-    from param_groups.models import stock
-    from param_groups.suggest import suggest
+    from param_groups.stock.rules import stock
+    from param_groups.stock.suggest import suggest
 
     with torch.device("meta"):
         return str(suggest(stock(args.model)))
@@ -225,7 +364,7 @@ def _parser() -> argparse.ArgumentParser:
         ("constraints", constraints, 2),
     ):
         plain = commands.add_parser(name, help=f"Everett et al., Table {number}")
-        _add_styles(plain)
+        plain.add_argument("--json", action="store_true", help=JSON_HELP)
         plain.set_defaults(command=command)
     _add_solve(commands)
     _add_table(commands)
@@ -238,7 +377,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_solve(commands: _Commands) -> None:
     parser = commands.add_parser(
-        "solve", help="largest stable learning rates for any alignment", epilog=tables.SYMBOLS
+        "solve", help="largest stable learning rates for any alignment", epilog=SYMBOLS
     )
     parser.add_argument("--parameterization", required=True, help="standard, ntk, mup, mean_field")
     parser.add_argument("--optimizer", required=True, help="sgd, adam, adafactor")
@@ -250,7 +389,7 @@ def _add_solve(commands: _Commands) -> None:
         parser.add_argument(f"--{name}", required=True, help=meaning + ", in [0, 1]")
     parser.add_argument("--omega-readout", help="omega of the readout, if different")
     parser.add_argument("--hidden-layers", type=int, default=1, help="how many follow each other")
-    _add_styles(parser)
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     parser.set_defaults(command=solution)
 
 
@@ -262,7 +401,7 @@ def _add_table(commands: _Commands) -> None:
     parser.add_argument("--head-dim", type=int, help="head dimension, N in bordelon")
     parser.add_argument("--patch-inputs", type=int, help="inputs of a patch (vision, default 768)")
     parser.add_argument("--outputs", type=int, help="classes or vocabulary (default 1000)")
-    _add_styles(parser)
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)
     _own(parser, "width", type=int, help="n")
     _own(parser, "mlp-ratio", type=int, help="MLP width over n, M in dinan (default 4)")
     everett = parser.add_argument_group("everett")
@@ -285,15 +424,6 @@ def _add_table(commands: _Commands) -> None:
     for name in ("alpha-attention", "alpha-depth", "beta0", "gamma0"):
         _own(bordelon, name, type=float, help="default 1")
     parser.set_defaults(command=numbers_table)
-
-
-def _add_styles(parser: argparse.ArgumentParser) -> None:
-    styles = parser.add_mutually_exclusive_group()
-    styles.add_argument("--json", action="store_true", help="every number, for programs")
-    styles.add_argument(
-        "--latex", dest="style", action="store_const", const="latex", help="a tabular"
-    )
-    styles.add_argument("--csv", dest="style", action="store_const", const="csv")
 
 
 def _own(parser: argparse._ActionsContainer, name: str, **options: Any) -> None:

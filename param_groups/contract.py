@@ -68,6 +68,10 @@ class Numbers:
     eps: float = 1.0
     decays: bool = True
 
+    def starting_at(self, scale: float) -> Numbers:
+        """The same with initial values `scale` times as large."""
+        return replace(self, init_mean=self.init_mean * scale, init_std=self.init_std * scale)
+
     def absorbed(self, optimizer: str) -> Numbers:
         """The same training without a forward multiplier m (Everett B.2 with n^theta = m).
 
@@ -176,6 +180,10 @@ class Prescription(ABC):
             "Everett"
         )
 
+    def follows_gradients(self) -> bool:
+        """Whether rates or epsilons undo the gradients' powers of the width, tensor by tensor."""
+        return False
+
     def outside_branches(self) -> Prescription:
         """The rule for tensors outside of all residual branches: itself, if both get the same."""
         return self
@@ -215,6 +223,12 @@ def python_number(value: Any) -> Any:
     if isinstance(value, (int, float, Fraction)) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raises PlanError unless a value is True or False: a text such as "False" counts as true."""
+    if value is not True and value is not False:
+        raise PlanError(f"{name} is True or False, got {value!r}")
 
 
 def check_positive(owner: str, **values: float) -> None:

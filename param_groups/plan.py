@@ -18,23 +18,29 @@ from dataclasses import asdict, dataclass, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from param_groups.contract import Numbers, Prescription, finite, python_number
+from param_groups.contract import (
+    Numbers,
+    Prescription,
+    check_flag,
+    check_sizes,
+    finite,
+    python_number,
+)
 from param_groups.roles import (
     BLOCK,
     FUSED_PARTS,
     TRUNK,
     UNTIE,
     Assignment,
+    Fans,
     PlanError,
     Role,
     Rule,
     assign,
     check_model,
-    check_width,
     choose,
 )
-from param_groups.rows import Factor, Row, factor_differences, row_differences, table
-from param_groups.widths import Fans, base_ratios, check_of_heads
+from param_groups.rows import READERS, Factor, Row, factor_differences, row_differences, table
 
 if TYPE_CHECKING:  # torch is imported with the first plan, so that the exact tables answer at once
     from torch import nn
@@ -47,6 +53,9 @@ DECAY_MODES = {
     "per_group": "weight_decay times the tensor's own rate, as in torch's AdamW; with "
     "absorb_multipliers the rate before they were absorbed",
 }
+
+
+_RATES = ("lr", "eps", "weight_decay")
 
 
 @dataclass(frozen=True)
@@ -96,7 +105,7 @@ class Plan:
         for row in drawn:
             tensors.fill(model, row, seed)
         self.apply_multipliers(model)
-        tensors.note_given(model, self.rows, drawn=not keep, frozen=frozen)
+        tensors.note_given(model, self.rows, drawn, kept=bool(keep), frozen=frozen)
 
     def apply_multipliers(self, model: nn.Module) -> None:
         """Sets multipliers and forward factors of a model that keeps its weights; draws nothing.
@@ -117,7 +126,7 @@ class Plan:
             layer.multiplier = multiplier
         for module, name, value in tensors.factor_places(model, self.forward):
             setattr(module, name, value)
-        tensors.note_given(model, self.rows, drawn=False)
+        tensors.note_given(model, self.rows)
 
     def groups(self, model: nn.Module, *, check: bool = True) -> list[dict[str, object]]:
         """Torch parameter groups with real `lr`, `eps`, `weight_decay`; equal numbers share one.
@@ -156,7 +165,7 @@ class Plan:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> Plan:
-        """The inverse of `to_dict`; PlanError when a field is missing or unknown."""
+        """The inverse of `to_dict`; PlanError when a field is missing, unknown or no such value."""
         try:
             rows = tuple(
                 Row(**{**row, **{key: tuple(row[key]) for key in ("shape", "tied_to")}})
@@ -164,9 +173,16 @@ class Plan:
             )
             forward = data.get("forward")
             factors = None if forward is None else tuple(Factor(**factor) for factor in forward)
-            return cls(**{**data, "rows": rows, "forward": factors})
+            found = cls(**{**data, "rows": rows, "forward": factors})
         except (AttributeError, KeyError, TypeError) as error:
             raise PlanError(f"not a saved plan: {error}") from None
+        if not rows:
+            raise PlanError("not a saved plan: it has no rows")
+        numbers = {f"{row.name}: {key}": getattr(row, key) for row in rows for key in _RATES}
+        for key, value in {**numbers, **{key: getattr(found, key) for key in _RATES}}.items():
+            if not (finite(value) and value >= 0):
+                raise PlanError(f"not a saved plan: {key} is {value!r}, no rate, epsilon or decay")
+        return found
 
     def differences(self, other: Plan) -> list[str]:
         """What another plan has changed, one line each ("name: lr 0.1 -> 0.2"); empty if equal.
@@ -234,13 +250,13 @@ def plan(
     as it would have with its multiplier. Only clipping by the gradient's norm sees a difference,
     since the norm changes.
 
-    Factors of the forward pass are the model's to apply: its modules that derive from
-    `layers.Scaled` are given them; of a stock model, `applied` says which values you have set
-    ({"attention_scale": 1 / 16}). Each is checked; an attention's against the power of the head
-    dimension, which the model's attentions, Bordelon or `head_dim` say, and all against the numbers
-    that its modules hold (`scaling`, `embed_scale`, `logit_scale`; none on the meta device that is
-    a tensor). T5's attention has no factor: unless it is given one, its initial queries carry it,
-    as in the library.
+    Factors of the forward pass are the model's to apply. They must be the prescription's:
+
+    * modules that derive from `layers.Scaled` are given them;
+    * what library modules hold is read (`scaling`, `embed_scale`, `residual_multiplier`) and
+      compared, an attention's as the power of its head dimension (or `head_dim`);
+    * `applied` says which values you have set where nothing can be read
+      ({"attention_scale": 1 / 16}).
 
     `base`, the same model at its base size (on the meta device) or its `fans_of`, is for models of
     several widths (stages, encoder and decoder, few heads for keys): each tensor's own fans over
@@ -252,40 +268,29 @@ def plan(
     for a forward factor that the model does not apply, or applies though the plan has none.
     """
     from param_groups import tensors
+    from param_groups.model import check_assigned, check_tensors
 
     check_model(model)
-    choose("decay mode", decay_mode, DECAY_MODES)
-    for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
-        if not (finite(value) and value >= 0):
-            raise PlanError(f"{name} must be finite and not negative, got {value!r}")
-    lr, eps, weight_decay = map(python_number, (lr, eps, weight_decay))
-    if not isinstance(prescription, Prescription):
-        raise PlanError(f"a prescription is one of Everett, Dinan, Bordelon; got {prescription!r}")
-    if lacking := {"width", "optimizer"} - {*dir(prescription)}:
-        raise PlanError(f"{type(prescription).__name__} has no {sorted(lacking)[0]}")
-    if not isinstance(applied, (Mapping, NoneType)):
-        raise PlanError(f"applied is a dict of forward factors, got {applied!r}")
-    tensors.check_tensors(model)
-    rows = []
+    lr, eps, weight_decay = _numbers(prescription, lr, eps, weight_decay, decay_mode)
+    check_flag("absorb_multipliers", absorb_multipliers)
+    applied = _factors(applied, head_dim)
+    check_tensors(model)
     assignments = assign(model, rules)
-    unscaled = {} if "attention_scale" in (applied or {}) else tensors.unscaled_attentions(model)
-    ratios = {} if base is None else base_ratios(assignments, rules, prescription, base)
-    matrices = (*BLOCK, *FUSED_PARTS)
-    lists = {_list_of(one) for one in assignments if one.role in matrices} - {None}
+    ratios = check_assigned(model, assignments, rules, prescription, base)
+    held = [one for reader in READERS for one in reader(model)]
+    queries = {} if "attention_scale" in applied else {n: h for h in held for n in h.queries}
+    lists = _lists(assignments)
+    rows = []
     for assignment in assignments:
-        if base is None:
-            check_width(assignment, prescription.width)
-            check_of_heads(assignment, prescription)
-        own = prescription if base is None else prescription.scaled(ratios[assignment.name])
-        own = _at_its_place(own, assignment, lists)
-        numbers = own(assignment.role, *assignment.fans)
+        name, role = assignment.name, assignment.role
+        rule = prescription.scaled(ratios[name]) if name in ratios else prescription
+        rule = _at_its_place(rule, assignment, lists)
+        numbers = rule(role, *assignment.fans)
         scale = assignment.scale
-        if assignment.role is Role.QUERY and assignment.name in unscaled:
-            scale *= prescription.attention_scale(unscaled[assignment.name])
-        numbers = replace(
-            numbers, init_mean=numbers.init_mean * scale, init_std=numbers.init_std * scale
-        )
-        _check_tie(model, assignment, own)
+        if role is Role.QUERY and name in queries:  # which carry what their attention lacks
+            scale *= prescription.attention_scale(queries[name].head_dim or 1)
+        numbers = numbers.starting_at(scale)
+        _check_tie(model, assignment, rule)
         wd = weight_decay if numbers.decays else 0.0
         if absorb_multipliers:
             absorbed = numbers.absorbed(prescription.optimizer)
@@ -293,23 +298,66 @@ def plan(
                 wd *= numbers.lr / absorbed.lr
             numbers = absorbed
         rows.append(_row(assignment, numbers, lr, eps, wd, decay_mode))
-    spared = tensors.named_by(rows, no_decay, "no_decay", roles={*map(str, Role)})
-    rows = [replace(row, weight_decay=0.0) if row.name in spared else row for row in rows]
-    if gone := [row for row in rows if row.decay_per_step >= 1]:
-        raise PlanError(
-            f"weight_decay {weight_decay:g} removes {gone[0].decay_per_step:.3g} times "
-            f"{gone[0].name!r} in a step, which must be below 1: with decay_mode {decay_mode!r} "
-            f"that fraction is {DECAY_MODES[decay_mode]}"
-        )
+    rows = _spared(rows, no_decay, weight_decay, decay_mode)
     roles = {row.role for row in rows}
     prescription.check_roles(roles)
-    forward = _forward(model, roles, prescription, applied or {}, head_dim)
+    forward = tensors.settle_factors(model, roles, prescription, applied, head_dim, held)
     origin = prescription.describe()
     return Plan(tuple(rows), origin, lr, eps, weight_decay, decay_mode, forward)
 
 
+def _numbers(
+    prescription: Prescription, lr: float, eps: float, weight_decay: float, decay_mode: str
+) -> tuple[float, float, float]:
+    """The global numbers as Python's own; refuses what is none."""
+    if not isinstance(prescription, Prescription):
+        raise PlanError(f"a prescription is one of Everett, Dinan, Bordelon; got {prescription!r}")
+    if lacking := {"width", "optimizer"} - {*dir(prescription)}:
+        raise PlanError(f"{type(prescription).__name__} has no {sorted(lacking)[0]}")
+    choose("decay mode", decay_mode, DECAY_MODES)
+    for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
+        if not (finite(value) and value >= 0):
+            raise PlanError(f"{name} must be finite and not negative, got {value!r}")
+    return python_number(lr), python_number(eps), python_number(weight_decay)
+
+
+def _factors(applied: Mapping[str, float] | None, head_dim: int | None) -> Mapping[str, float]:
+    if not isinstance(applied, (Mapping, NoneType)):
+        raise PlanError(f"applied is a dict of forward factors, got {applied!r}")
+    if head_dim is not None:
+        check_sizes("plan", head_dim=head_dim)
+    return applied or {}
+
+
+def _lists(assignments: Sequence[Assignment]) -> set[str]:
+    """The paths of the numbered lists that hold blocks: those with matrices of blocks in them."""
+    matrices = (*BLOCK, *FUSED_PARTS)
+    paths = (_list_of(one) for one in assignments if one.role in matrices)
+    return {path for path in paths if path is not None}
+
+
+def _spared(
+    rows: list[Row], no_decay: Iterable[str], weight_decay: float, decay_mode: str
+) -> list[Row]:
+    """The rows without decay where `no_decay` says so; refuses a decay of a whole tensor a step."""
+    from param_groups.tensors import named_by
+
+    spared = named_by(rows, no_decay, "no_decay", roles={*map(str, Role)})
+    rows = [replace(row, weight_decay=0.0) if row.name in spared else row for row in rows]
+    for row in rows:
+        if not math.isfinite(row.lr):
+            raise PlanError(f"{row.name!r} gets the rate {row.lr:g}; lower lr")
+        if row.decay_per_step >= 1:
+            raise PlanError(
+                f"weight_decay {weight_decay:g} removes {row.decay_per_step:.3g} times "
+                f"{row.name!r} in a step, which must be below 1: with decay_mode {decay_mode!r} "
+                f"that fraction is {DECAY_MODES[decay_mode]}"
+            )
+    return rows
+
+
 def _at_its_place(
-    prescription: Prescription, assignment: Assignment, lists: Set[str | None]
+    prescription: Prescription, assignment: Assignment, lists: Set[str]
 ) -> Prescription:
     """The prescription for tensors in residual branches, or for those outside of them; `lists` are
     the paths of numbered blocks.
@@ -324,8 +372,8 @@ def _at_its_place(
             f"{assignment.name!r} ({assignment.role}) stands outside of all residual "
             "branches by its role; leave trunk=False out of its rule"
         )
-    told = assignment.trunk is not None or _list_of(assignment) in lists
-    if assignment.role not in TRUNK and not told:
+    placed = assignment.trunk is not None or _list_of(assignment) in lists
+    if assignment.role not in TRUNK and not placed:
         raise PlanError(
             f"{assignment.name!r} ({assignment.role}) is in no numbered block, and tensors outside "
             "of the residual branches have other rates than those inside: say "
@@ -339,93 +387,6 @@ def _list_of(assignment: Assignment) -> str | None:
     parts = assignment.name.split(".")
     before = [*itertools.takewhile(lambda part: not part.isdigit(), parts)]
     return ".".join(before) if len(before) < len(parts) else None
-
-
-# The factors of a stock model: attention logits over the root of the head dimension, no others.
-_STOCK_EXPONENT = -0.5
-_FACTORS = ("attention_scale", "residual_multiplier", "logit_multiplier")
-
-
-def _forward(
-    model: nn.Module,
-    roles: set[str],
-    prescription: Prescription,
-    applied: Mapping[str, float],
-    head_dim: int | None,
-) -> tuple[Factor, ...]:
-    """The factors that the model applies; PlanError if it lacks one that the prescription has."""
-    from param_groups import tensors
-
-    factors = []
-    for name, size in dict.fromkeys(found[1:] for found in tensors.applied_factors(model)):
-        choose("forward factor", name, _FACTORS)
-        factors.append(Factor(name, _factor(prescription, name, size), size))
-    for name, value in applied.items():
-        choose("forward factor", name, _FACTORS)
-        attention = name == "attention_scale"
-        size = _stated_head_dim(model, prescription, head_dim) if attention else None
-        factors.append(_given_factor(prescription, name, value, size))
-    there = {factor.name for factor in factors}
-    attends = Role.QKV in roles or {Role.QUERY, Role.KEY} <= roles
-    power = prescription.attention_exponent()
-    if attends and "attention_scale" not in there and power != _STOCK_EXPONENT:
-        raise PlanError(
-            f"{type(prescription).__name__} multiplies query-key products by head_dim^({power:g}),"
-            " which this model does not apply (libraries have head_dim^(-0.5)): set that in its"
-            " attention and plan with applied={'attention_scale': value}, derive your attention"
-            " from param_groups.layers.Scaled, or take a prescription with the library's power"
-            " (Everett's qk_exponent=-0.5)"
-        )
-    if attends and "attention_scale" not in there:  # the library's own, which check_held compares
-        sizes = tensors.head_dims(model, scaled=True) | ({head_dim} if head_dim else set())
-        factors += [
-            Factor("attention_scale", prescription.attention_scale(size), size)
-            for size in sorted(sizes)
-        ]
-    for name, value in prescription.forward().items():
-        if name not in there:
-            raise PlanError(
-                f"{type(prescription).__name__} has {name} {value:g} in the forward pass, which "
-                f"this model does not apply: derive the module from param_groups.layers.Scaled, or "
-                f"apply it and plan with applied={{{name!r}: {value:g}}}"
-            )
-    tensors.check_held(model, prescription, applied, factors, head_dim)
-    return tuple(factors)
-
-
-def _factor(prescription: Prescription, name: str, head_dim: int | None) -> float:
-    if head_dim is not None:
-        return prescription.attention_scale(head_dim)
-    return prescription.forward().get(name, 1.0)
-
-
-def _stated_head_dim(model: nn.Module, prescription: Prescription, head_dim: int | None) -> int:
-    """The head dimension that argument, prescription and the model's attentions agree on."""
-    from param_groups import tensors
-
-    stated = {head_dim, getattr(prescription, "head_dim", None)} - {None}
-    sizes = stated | tensors.head_dims(model)
-    if len(sizes) == 1 and isinstance(size := sizes.pop(), int) and size > 0:
-        return size
-    raise PlanError(
-        "applied: attention_scale is checked against one head dimension, a positive integer; "
-        f"head_dim= and the model say {', '.join(sorted(map(repr, sizes))) or 'none'}: give "
-        "head_dim=, or derive attentions of several sizes from param_groups.layers.Scaled"
-    )
-
-
-def _given_factor(
-    prescription: Prescription, name: str, value: float, head_dim: int | None
-) -> Factor:
-    """A factor that the user has set, which must be the prescription's."""
-    if not (finite(value) and value > 0):
-        raise PlanError(f"applied: {name} must be positive and finite, got {value!r}")
-    wanted = _factor(prescription, name, head_dim)
-    if not math.isclose(wanted, value, rel_tol=1e-6):
-        of = "" if head_dim is None else f" for head dimension {head_dim}"
-        kind = type(prescription).__name__
-        raise PlanError(f"applied: {name} is {value:g}, but {kind} has {wanted:g}{of}")
-    return Factor(name, value, head_dim)
 
 
 def _check_tie(model: nn.Module, assignment: Assignment, prescription: Prescription) -> None:

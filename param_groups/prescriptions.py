@@ -24,6 +24,7 @@ from param_groups.contract import (
     UNIFORM,
     Numbers,
     Prescription,
+    check_flag,
     check_limits,
     check_positive,
     check_sizes,
@@ -120,6 +121,7 @@ class Everett(Prescription):
 
     def __post_init__(self) -> None:
         choose("parameterization", self.parameterization, exponents.PARAMETERIZATION_TABLE)
+        check_flag("Everett: eps_per_layer", self.eps_per_layer)
         choose("gamma_units", self.gamma_units, ("tensor", "effective"))
         self._settle(OPTIMIZER_FAMILY)
         self._check_alignment()
@@ -220,6 +222,10 @@ class Everett(Prescription):
     def scaled(self, ratio: float) -> Everett:
         """The rule at `ratio` times the base width, which is the width of the base model."""
         return replace(self, width=self.base_width * ratio)
+
+    def follows_gradients(self) -> bool:
+        """SGD's rates do, and with `eps_per_layer` epsilons."""
+        return self.optimizer == "sgd" or self.eps_per_layer
 
     def outside_branches(self) -> Everett:
         """The rule without the depth's."""
@@ -456,6 +462,7 @@ class Bordelon(Prescription):
 
     def __post_init__(self) -> None:
         self._settle(("adam", "adam_atan2", "sgd"))
+        check_flag("Bordelon: zero_readout", self.zero_readout)
         check_sizes("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
         check_positive("Bordelon", beta0=self.beta0, gamma0=self.gamma0)
         check_limits("Bordelon", alpha_attention=self.alpha_attention, alpha_depth=self.alpha_depth)

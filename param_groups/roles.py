@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import functools
 import math
+import re
 import reprlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -99,7 +101,7 @@ UNTIE = (
 
 # The axis of a tensor that must be the model's width; roles not listed (biases, norms over head
 # dimensions, value projections to fewer heads) may have any size.
-_WIDTH_AXIS = {
+WIDTH_AXIS = {
     **dict.fromkeys((*BLOCK[:3], Role.QKV, Role.MLP_IN, Role.READOUT), "fan_in"),
     **dict.fromkeys(
         (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING), "fan_out"
@@ -142,7 +144,12 @@ class Rule:
 
     def matches(self, name: str) -> bool:
         """Whether the whole of a parameter's name matches the pattern."""
-        return fnmatch.fnmatchcase(name, self.pattern)
+        return self.pattern == name or _expression(self.pattern).match(name) is not None
+
+
+@functools.cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    return re.compile(fnmatch.translate(pattern))
 
 
 @dataclass(frozen=True)
@@ -161,6 +168,9 @@ class Assignment:
     def fans(self) -> tuple[int, int]:
         """(fan_in, fan_out) under the layout."""
         return fans(self.name, tuple(self.parameter.shape), self.layout)
+
+
+Fans = Mapping[str, tuple[int, int]]
 
 
 def default_layout(role: Role) -> Layout:
@@ -192,21 +202,6 @@ def fans(name: str, shape: Sequence[int], layout: Layout) -> tuple[int, int]:
     return math.prod(shape[1:]), shape[0]
 
 
-def check_width(assignment: Assignment, width: float) -> None:
-    """Raises PlanError when a tensor's width axis is not the prescription's width."""
-    axis = _WIDTH_AXIS.get(assignment.role)
-    if axis is None:
-        return
-    fan_in, fan_out = assignment.fans
-    size = fan_in if axis == "fan_in" else fan_out
-    if size != width:
-        raise PlanError(
-            f"{assignment.name!r} ({assignment.role}) has {axis} {size}, but the prescription is "
-            f"for width {width:g}; give the prescription the model's width; a model of several "
-            "widths is planned with base=small_model"
-        )
-
-
 def present(catalogue: Iterable[Rule], model: nn.Module) -> list[Rule]:
     """The rules of a catalogue that match something in this model.
 
@@ -234,18 +229,21 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
         tensors.setdefault(parameter, []).append(name)
     if not tensors:
         raise PlanError("the model has no parameters")
-    every = [name for names in tensors.values() for name in names]
+    owner = {name: parameter for parameter, names in tensors.items() for name in names}
+    every = [*owner]
+    matching: dict[nn.Parameter, list[Rule]] = {parameter: [] for parameter in tensors}
     for rule in rules:
-        if not any(map(rule.matches, every)):
+        # A pattern without wildcards is looked up: models of thousands of names take no square.
+        plain = not any(wild in rule.pattern for wild in "*?[")
+        hits = [n for n in ([rule.pattern] if plain else every) if n in owner and rule.matches(n)]
+        for parameter in dict.fromkeys(owner[name] for name in hits):
+            matching[parameter].append(rule)
+        if not hits:
             nearest = difflib.get_close_matches(rule.pattern, every, n=1, cutoff=0.0)
             raise PlanError(
                 f"rule {rule.pattern!r} -> {rule.role} matches no tensor; the nearest name is "
                 f"{nearest[0]!r}"
             )
-    matching = {
-        parameter: [rule for rule in rules if any(map(rule.matches, names))]
-        for parameter, names in tensors.items()
-    }
     unnamed = [
         f"{names[0]!r} {tuple(parameter.shape)}"
         for parameter, names in tensors.items()
@@ -262,6 +260,11 @@ def assign(model: nn.Module, rules: Sequence[Rule]) -> list[Assignment]:
         own = (rule.role, layout, tuple(tied), rule.scale, rule.trunk)
         assignments.append(Assignment(first, parameter, *own))
     return assignments
+
+
+def fans_of(model: nn.Module, rules: Sequence[Rule]) -> Fans:
+    """{name: (fan_in, fan_out)} of a model: a base that can be kept as JSON."""
+    return {assignment.name: assignment.fans for assignment in assign(model, rules)}
 
 
 # By class name, so that neither torch.compile nor another library is imported to look.

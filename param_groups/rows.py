@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
 from param_groups.contract import CONSTANT
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,31 @@ class Factor:
     def __str__(self) -> str:
         head = "" if self.head_dim is None else f" (head dimension {self.head_dim})"
         return f"{self.name} {self.value:.6g}{head}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """A factor of the forward pass that a module of a library has, as `READERS` find them.
+
+    `name` is the attribute ("" if there is none), `factor` what it is, `value` None if it cannot be
+    read. `queries` are tensors whose initial values carry the factor in its place. `assumed` values
+    are a convention and not a reading.
+    """
+
+    path: str
+    kind: str
+    name: str
+    factor: str
+    value: float | None
+    head_dim: int | None = None
+    hint: str = ""
+    queries: tuple[str, ...] = ()
+    assumed: bool = False
+
+
+# Functions from a model to the factors that its modules hold. param_groups.stock adds its own when
+# the package is imported; add yours for a library that it does not know.
+READERS: list[Callable[[nn.Module], Iterable[Held]]] = []
 
 
 def row_differences(mine: Row, theirs: Row) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a plan does to a model: which tensors it can use, initial values, multipliers.
+"""What a plan does to a model: initial values, multipliers, factors of the forward pass.
 
 Everything that could fail is looked at before anything is written, so that an error leaves the
 model as it was.
@@ -9,87 +9,18 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import math
-import re
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedParameter
 
-from param_groups.contract import CONSTANT, UNIFORM, Prescription
+from param_groups.contract import CONSTANT, UNIFORM, Prescription, check_positive
 from param_groups.layers import Multiplied, Scaled
-from param_groups.roles import PlanError
-from param_groups.rows import Factor, Row
-
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-
-
-# ------------------------------------------------------------------------------------------------
-# Which models can be planned
-
-
-def check_tensors(model: nn.Module) -> None:
-    """Raises PlanError for tensors that a plan could not fill or train, and for layers' factors."""
-    parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
-        if problem := _problem(parameter):
-            raise PlanError(f"{name!r} {problem}")
-    _refuse_shared_memory(parameters)
-    for path, layer in model.named_modules():
-        own = getattr(layer, "multiplier", 1.0)
-        foreign = not isinstance(layer, Multiplied) and not (_number(own) and own == 1.0)
-        if foreign and any(True for _ in layer.parameters(recurse=False)):
-            raise PlanError(
-                f"layer {path!r} ({type(layer).__name__}) has a multiplier of its own, which "
-                "no plan knows; derive the layer from param_groups.layers.Multiplied, whose "
-                "multiplier the plan sets, or give the attribute another name"
-            )
-
-
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float))
-
-
-def _problem(parameter: nn.Parameter) -> str | None:
-    """Why a plan cannot give this tensor values and a learning rate; None if it can."""
-    if isinstance(parameter, UninitializedParameter):
-        return "has no shape yet (a lazy layer); run one batch through the model first"
-    if parameter.layout is not torch.strided:
-        return f"is sparse ({parameter.layout}); a plan needs dense tensors"
-    if parameter.is_quantized or parameter.dtype not in _DTYPES:
-        kind = str(parameter.dtype).removeprefix("torch.")
-        return (
-            f"is of type {kind}, for which no plan has numbers (only float32, bfloat16, float16 "
-            "and float64); plan the model before it is quantised, or a module without this tensor"
-        )
-    if parameter.is_inference():
-        return "was made in torch.inference_mode() and cannot be trained; build the model outside"
-    axes = zip(parameter.stride(), parameter.shape, strict=True)
-    if any(step == 0 and size > 1 for step, size in axes):
-        return "is expanded: several entries share one place in memory; use .clone()"
-    return None
-
-
-def _refuse_shared_memory(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Two parameters over the same memory: each step would move both."""
-    seen: dict[tuple[str, int], str] = {}
-    for name, parameter in parameters.items():
-        if parameter.is_meta or is_sharded(parameter) or parameter.numel() == 0:
-            continue
-        place = (str(parameter.device), parameter.data_ptr())
-        if (other := seen.setdefault(place, name)) and other != name:
-            raise PlanError(
-                f"{name!r} and {other!r} are two parameters over the same memory; tie them by "
-                "assigning one and the same Parameter to both layers"
-            )
-
-
-def is_sharded(parameter: torch.Tensor) -> bool:
-    """Whether a process holds only a part of a tensor (a DTensor, as fully_shard makes them)."""
-    return hasattr(parameter, "device_mesh")
-
+from param_groups.model import is_sharded
+from param_groups.roles import PlanError, Role, choose
+from param_groups.rows import Factor, Held, Row
 
 # ------------------------------------------------------------------------------------------------
 # Initial values
@@ -215,132 +146,132 @@ def applied_factors(model: nn.Module) -> Iterator[tuple[Scaled, str, int | None]
             yield module, name, size
 
 
-# What libraries call the head dimension of an attention's queries, most telling first (the last is
-# T5's and its likes' alone), and the factor on query-key products.
-_HEAD_DIM = ("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim")
-_SCALE = ("scaling", "scale")
-# Other factors of the forward pass that modules of libraries hold as numbers.
-_FACTOR = re.compile(r"(embed|embedding|residual|logits?|lm_head|key)_(scale|scaling|multiplier)")
+FACTORS = ("attention_scale", "residual_multiplier", "logit_multiplier")
+_STOCK_EXPONENT = -0.5  # libraries divide attention logits by the root of the head dimension
 
 
-def _attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module, int | None]]:
-    """(path, module, head dimension if it says one) of the attentions of a stock model."""
-    for path, module in model.named_modules():
-        if "attention" in type(module).__name__.lower() and not isinstance(module, Scaled):
-            sizes = (getattr(module, name, None) for name in _HEAD_DIM)
-            yield path, module, next((size for size in sizes if isinstance(size, int)), None)
-
-
-def _held(holder: object, name: str) -> float | None:
-    """A number of a module or config; None for all else, and for a tensor on the meta device."""
-    value = getattr(holder, name, None)
-    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-        return float(value) if value.numel() == 1 and not value.is_meta else None
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    return None
-
-
-def head_dims(model: nn.Module, scaled: bool = False) -> set[int]:
-    """The head dimensions that the attentions of a stock model say they have; with `scaled` of
-    those alone that multiply query-key products by a factor."""
-    sizes = ((size, module) for _, module, size in _attentions(model) if size is not None)
-    return {size for size, module in sizes if not (scaled and _unscaled(module))}
-
-
-def _unscaled(module: nn.Module) -> bool:
-    """Whether an attention is one of T5's and its likes, which multiply logits by nothing."""
-    return hasattr(module, _HEAD_DIM[-1]) and _held(module, "scaling") in (None, 1.0)
-
-
-def unscaled_attentions(model: nn.Module) -> dict[str, int]:
-    """{tensor: head dimension} of all tensors in T5's attentions and in those of its likes."""
-    return {
-        f"{path}.{name}".lstrip("."): size
-        for path, module, size in _attentions(model)
-        for name, _ in module.named_parameters()
-        if size is not None and _unscaled(module)
-    }
-
-
-def check_held(
+def settle_factors(
     model: nn.Module,
+    roles: Set[str],
     prescription: Prescription,
     applied: Mapping[str, float],
-    factors: Sequence[Factor],
     head_dim: int | None,
-) -> None:
-    """Raises PlanError for a module that holds another factor than the plan counts on.
+    held: Sequence[Held],
+) -> tuple[Factor, ...]:
+    """The factors of the forward pass that the model applies, each as the prescription has it.
 
-    That is what `applied` says; else for attentions the prescription's, at the head dimension that
-    they say, or `head_dim`; else 1, or what `layers.Scaled` modules were given (`factors`). A
-    number may be 1 over the factor, as some modules divide.
+    They are those that `layers.Scaled` modules will be given, those that the user says are
+    `applied`, and those that library modules hold. PlanError where one of these is not the
+    prescription's, and where the prescription has one that nothing applies.
     """
-    for path, module, own in _attentions(model):
-        size = own or head_dim or getattr(prescription, "head_dim", None)
-        if problem := _other_scale(module, size, prescription, applied.get("attention_scale")):
-            raise PlanError(f"{path!r} ({type(module).__name__}) {problem}")
-    config: Any = getattr(model, "config", None)
-    places: list[tuple[str, object, str]] = []
-    for path, module in model.named_modules():
-        names = (*vars(module), *(name for name, _ in module.named_buffers(recurse=False)))
-        places += [(path, module, name) for name in names if _FACTOR.fullmatch(name)]
-    known = {name for _, _, name in places}
-    for name in getattr(config, "__dict__", {}):  # which some forward passes read themselves
-        if _FACTOR.fullmatch(name) and name not in known:
-            places.append(("config", config, name))
-    if getattr(config, "scale_decoder_outputs", False):  # T5 does, unless its config says untied
-        factor, wanted = config.d_model**-0.5, applied.get("logit_multiplier", 1.0)
-        if not _same(factor, wanted):
-            raise PlanError(
-                f"'config' ({type(config).__name__}) has scale_decoder_outputs, which multiplies "
-                f"logits by d_model^(-1/2) = {factor:g}, where the plan has {wanted:g}: set it to "
-                "False, as tie_word_embeddings=False does in the config"
-            )
-    given = {factor.name: factor.value for factor in factors}
-    for path, holder, name in places:
-        meant, value = "logit_multiplier", _held(holder, name)
-        if not name.startswith(("logit", "lm_head")):
-            meant = "residual_multiplier" if name.startswith("residual") else name
-        right = [applied[meant]] if meant in applied else [1.0, given.get(meant, 1.0)]
-        scaled = isinstance(holder, Scaled) and name in holder.factors
-        if not scaled and value is not None and not any(_same(value, one) for one in right):
-            raise PlanError(
-                f"{path!r} ({type(holder).__name__}) has {name} {value:g} in the forward pass, "
-                f"where the plan has {right[-1]:g}: set it to that, by the config where that has "
-                "a key for it, or give the attribute another name if it is no factor"
-            )
+    rule, forward = type(prescription).__name__, prescription.forward()
+    factors: dict[tuple[str, int | None], Factor] = {}
 
+    def wanted(name: str, size: int | None) -> float:
+        return forward.get(name, 1.0) if size is None else prescription.attention_scale(size)
 
-def _other_scale(
-    module: nn.Module, size: int | None, prescription: Prescription, given: float | None
-) -> str | None:
-    """What is wrong with an attention's scale; None if nothing, or if nothing can be said."""
-    if given is None and (size is None or _unscaled(module)):
-        return None
-    wanted = given or prescription.attention_scale(size or 1)
-    of = f" for head dimension {size}" if size else ""
-    source = f"{type(prescription).__name__} asks for" if given is None else "applied says"
-    for name in _SCALE:
-        value = _held(module, name)
-        if value is None or _same(value, wanted):
+    def add(name: str, value: float, size: int | None) -> None:
+        factors.setdefault((name, size), Factor(name, value, size))
+
+    for _, name, size in applied_factors(model):
+        add(choose("forward factor", name, FACTORS), wanted(name, size), size)
+    for name, value in applied.items():
+        choose("forward factor", name, FACTORS)
+        size = _one_head_dim(prescription, head_dim, held) if name == "attention_scale" else None
+        check_positive("applied", **{name: value})
+        if not math.isclose(wanted(name, size), value, rel_tol=1e-6):
+            of = "" if size is None else f" for head dimension {size}"
+            raise PlanError(
+                f"applied: {name} is {value:g}, but {rule} has {wanted(name, size):g}{of}"
+            )
+        add(name, value, size)
+    for one in held:
+        size = one.head_dim or head_dim or getattr(prescription, "head_dim", None)
+        if one.factor in applied:
+            value, source = applied[one.factor], "applied says"
+        elif one.factor != "attention_scale":
+            value, source = forward.get(one.factor, 1.0), f"{rule} has"
+        elif size is None or one.queries:
             continue
-        way_out = (
-            "set it to that in all attentions, by the config where that has a key for it, give it "
-            "another name if it is no such factor"
+        else:
+            value, source = prescription.attention_scale(size), f"{rule} asks for"
+        if problem := _other_value(one, value, source, size):
+            raise PlanError(f"{one.path!r} ({one.kind}) {problem}")
+        if one.factor == "attention_scale" and size is not None:
+            add(one.factor, value, size)
+        elif one.factor in FACTORS and value != 1.0:
+            add(one.factor, value, None)
+    present = {name for name, _ in factors}
+    attends = Role.QKV in roles or {Role.QUERY, Role.KEY} <= roles
+    power = prescription.attention_exponent()
+    if attends and "attention_scale" not in present and power != _STOCK_EXPONENT:
+        raise PlanError(
+            f"{rule} multiplies query-key products by head_dim^({power:g}), which this model does "
+            "not apply (libraries have head_dim^(-0.5)): set that in its attention and plan with "
+            "applied={'attention_scale': value}, derive your attention from "
+            "param_groups.layers.Scaled, or take a prescription with the library's power "
+            "(Everett's qk_exponent=-0.5)"
         )
-        if size and size > 1 and value > 0:
-            power = f"{math.log(value) / math.log(size):.8g}"
-            applied = f"applied={{'attention_scale': {value:.8g}}}"
-            way_out += f", or plan it as it is: qk_exponent={power} in Everett and {applied}"
-        return f"has {name} {value:g} on query-key products, but {source} {wanted:g}{of}: {way_out}"
-    fused = getattr(module, "fused_attn", False) and type(module).__module__.startswith("timm.")
-    if fused and size and not _same(size**-0.5, wanted):  # which does not read its scale then
+    if attends and "attention_scale" not in present and head_dim is not None:
+        add("attention_scale", prescription.attention_scale(head_dim), head_dim)  # the library's
+    for name, value in forward.items():
+        if name not in present:
+            raise PlanError(
+                f"{rule} has {name} {value:g} in the forward pass, which this model does not "
+                "apply: derive the module from param_groups.layers.Scaled, or apply it and plan "
+                f"with applied={{{name!r}: {value:g}}}"
+            )
+    return tuple(factors.values())
+
+
+def _one_head_dim(prescription: Prescription, head_dim: int | None, held: Sequence[Held]) -> int:
+    """The head dimension that argument, prescription and the model's attentions agree on."""
+    sizes = {head_dim, getattr(prescription, "head_dim", None)}
+    sizes |= {one.head_dim for one in held if one.factor == "attention_scale"}
+    stated = sizes - {None}
+    if len(stated) == 1 and isinstance(size := stated.pop(), int) and size > 0:
+        return size
+    raise PlanError(
+        "applied: attention_scale is checked against one head dimension, a positive integer; "
+        f"head_dim= and the model say {', '.join(sorted(map(repr, sizes - {None}))) or 'none'}: "
+        "give head_dim=, or derive attentions of several sizes from param_groups.layers.Scaled"
+    )
+
+
+def _other_value(one: Held, wanted: float, source: str, size: int | None) -> str | None:
+    """What is wrong with a factor that a module holds; None if nothing. A number may be 1 over the
+    factor, as some modules divide."""
+    if one.factor != "attention_scale":
+        if one.value is None or _same(one.value, wanted):
+            return None
+        way_out = one.hint or (
+            "set it to that, by the config where that has a key for it, or give the attribute "
+            "another name if it is no factor"
+        )
         return (
-            f"multiplies query-key products by {size**-0.5:g} while its fused_attn is True, but "
-            f"{source} {wanted:g}{of}: set fused_attn to False in all attentions"
+            f"has {one.name} {one.value:g} in the forward pass, where the plan has {wanted:g}: "
+            f"{way_out}"
         )
-    return None
+    if one.value is None:
+        if source == "applied says":
+            return None
+        return (
+            "does not say what it multiplies query-key products by: read its forward pass, then "
+            f"plan with applied={{'attention_scale': value}}, where {source} {wanted:g}"
+        )
+    if (one.assumed and source == "applied says") or _same(one.value, wanted):
+        return None
+    has = f"has {one.name} {one.value:g}" if one.name else f"multiplies by {one.value:g}"
+    of = f" for head dimension {size}" if size else ""
+    way_out = one.hint or (
+        "set it to that in all attentions, by the config where that has a key for it, give it "
+        "another name if it is no such factor"
+    )
+    if size and size > 1 and one.value > 0:
+        power = f"{math.log(one.value) / math.log(size):.8g}"
+        applied = f"applied={{'attention_scale': {one.value:.8g}}}"
+        way_out += f", or plan it as it is: qk_exponent={power} in Everett and {applied}"
+    return f"{has} on query-key products, but {source} {wanted:g}{of}: {way_out}"
 
 
 def _same(value: float, wanted: float) -> bool:
@@ -360,20 +291,40 @@ def factor_places(
 # ------------------------------------------------------------------------------------------------
 # What a model was given
 
-# The rows by which a model was initialised, whether values were drawn and which tensors were not
-# because they were frozen; a model that is gone takes its entry with it.
-_GIVEN: weakref.WeakKeyDictionary[nn.Module, tuple[Sequence[Row], bool, Set[str]]]
-_GIVEN = weakref.WeakKeyDictionary()
+
+@dataclass(frozen=True)
+class Given:
+    """How a model was prepared: by which rows, whether values were drawn, which tensors were not
+    because they were frozen, and the state of every drawn tensor ((id, version) of its values)."""
+
+    rows: Sequence[Row]
+    drawn: bool
+    frozen: Set[str]
+    states: Mapping[str, tuple[int, int]]
+
+
+# A model that is gone takes its entry with it.
+_GIVEN: weakref.WeakKeyDictionary[nn.Module, Given] = weakref.WeakKeyDictionary()
 
 
 def note_given(
-    model: nn.Module, rows: Sequence[Row], drawn: bool, frozen: Set[str] = frozenset()
+    model: nn.Module,
+    rows: Sequence[Row],
+    drawn: Sequence[Row] = (),
+    kept: bool = True,
+    frozen: Set[str] = frozenset(),
 ) -> None:
-    """Remembers that a model has these rows' multipliers, and with `drawn` their initial values.
+    """Remembers that a model has these rows' multipliers, and the initial values of those `drawn`.
 
-    Tensors in `frozen` were not drawn because they did not require gradients.
+    `kept` says that others were kept on purpose. Tensors in `frozen` were not drawn because they
+    did not require gradients.
     """
-    _GIVEN[model] = (rows, drawn, frozen)
+    states = {row.name: _state(model.get_parameter(row.name)) for row in drawn}
+    _GIVEN[model] = Given(rows, bool(drawn) and not kept, frozen, states)
+
+
+def _state(parameter: nn.Parameter) -> tuple[int, int]:
+    return id(parameter), parameter._version
 
 
 def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor] | None) -> None:
@@ -385,23 +336,31 @@ def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor]
             "initial values and multipliers. Call plan.initialise(model, seed), or "
             "plan.apply_multipliers(model) to train the weights that it has; " + way_out
         )
-    given, drawn, frozen = _GIVEN[model]
-    for name in sorted(frozen):
+    given = _GIVEN[model]
+    for name in sorted(given.frozen):
         if model.get_parameter(name).requires_grad:
             raise PlanError(
                 f"{name!r} was frozen at initialise, so it has no values of the plan, and is not "
                 "now; call initialise after unfreezing, or plan.apply_multipliers(model) to train "
                 "the weights that it has; " + way_out
             )
-    before = {row.name: row for row in given}
+    before = {row.name: row for row in given.rows}
     for new in rows:
         old = before.get(new.name)
         same = old is not None and old.multiplier == new.multiplier
-        if not same or (drawn and _start(old) != _start(new)):
+        if not same or (given.drawn and _start(old) != _start(new)):
             raise PlanError(
                 f"this model was prepared with another plan, which gave {new.name!r} other "
                 "initial values or another multiplier; call initialise or apply_multipliers of "
                 "this plan; " + way_out
+            )
+        parameter = model.get_parameter(new.name)
+        state = given.states.get(new.name)
+        if state not in (None, _state(parameter)) and not _looks_drawn(parameter, new):
+            raise PlanError(
+                f"{new.name!r} has changed since plan.initialise, and its values are not the "
+                "plan's: a layer was replaced or drawn again; call initialise last, or "
+                "plan.apply_multipliers(model) to train the weights that it has; " + way_out
             )
     layers = layer_multipliers(model, rows).items()
     places: list[tuple[nn.Module, str, float]] = [(one, "multiplier", m) for one, m in layers]
@@ -415,3 +374,16 @@ def check_given(model: nn.Module, rows: Sequence[Row], forward: Sequence[Factor]
 
 def _start(row: Row | None) -> tuple[float, float, str] | None:
     return None if row is None else (row.init_mean, row.init_std, row.init_distribution)
+
+
+def _looks_drawn(parameter: nn.Parameter, row: Row) -> bool:
+    """Whether values that were touched since are still about as large as the row's: a few steps, a
+    row set to zero, or a move to another device or precision leave them so."""
+    if is_sharded(parameter) or parameter.is_meta:
+        return True
+    wanted = math.hypot(row.init_mean, row.init_std)
+    size = float(parameter.detach().float().square().mean().sqrt())
+    if wanted == 0:
+        return size < 0.1
+    slack = 0.1 + 3 / math.sqrt(2 * parameter.numel())
+    return abs(size / wanted - 1) < slack

@@ -16,10 +16,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from param_groups.check.measuring import Check, CheckError
-from param_groups.models import rules_for, stock
 from param_groups.plan import plan
 from param_groups.prescriptions import Everett
 from param_groups.roles import Role
+from param_groups.stock.rules import rules_for, stock
 
 BASE_WIDTH, HEAD_DIM, TOKENS, CLASSES = 64, 16, 64, 64
 # What a check is run under. One rate is what everybody does without a plan.

@@ -8,7 +8,7 @@ import pytest
 
 from effective_theory.stratos import STRATOS_TABLE
 from param_groups import exponents as ex
-from param_groups.tables import STRATOS_NAMES, stratos_table
+from param_groups.__main__ import STRATOS_NAMES, stratos_table
 
 TABLES = ex.PARAMETERIZATION_TABLE
 GRID = [ex.Alignment(*values) for values in itertools.product((0.5, 0.75, 1), repeat=3)]

@@ -10,7 +10,7 @@ from torch import nn
 from measure.probes import Probes
 from param_groups import Everett, Role, Rule
 from param_groups.layers import Linear
-from param_groups.models import TIMM_VIT_RULES
+from param_groups.stock.rules import TIMM_VIT_RULES
 from param_groups.roles import present
 from tests.measure.probed import decoder, planned, probed, probed_step, rms, rows, single
 

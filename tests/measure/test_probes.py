@@ -12,7 +12,7 @@ from measure import probes
 from measure.probes import Probes
 from param_groups import Everett, PlanError, Role, Rule
 from param_groups.layers import Embedding, LayerNorm, Linear
-from param_groups.models import TORCH_DECODER_RULES
+from param_groups.stock.rules import TORCH_DECODER_RULES
 from param_groups.roles import DECODER_RULES, Layout, present
 from tests.measure.probed import (
     backward,

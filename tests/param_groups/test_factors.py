@@ -9,7 +9,7 @@ from torch import nn
 
 from param_groups import Dinan, Everett, Factor, PlanError, Role, Rule, plan, rules_for
 from param_groups.layers import Scaled
-from param_groups.models import stock
+from param_groups.stock.rules import stock
 
 IDS = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 0}
 # Heads of 16, for which the libraries' attention scale is 1/4.
@@ -72,6 +72,9 @@ APPLIES = {
 }
 
 
+QUARTER = (Factor("attention_scale", 0.25, 16),)  # the library's own, h^(-1/2)
+
+
 def of_heads_of_16(model, rule=None, **applied):
     rule = rule or Everett("mup", 64, 64, qk_exponent=-0.5)
     return plan(model, rules_for(model), rule, lr=0.1, absorb_multipliers=True, applied=applied)
@@ -103,7 +106,7 @@ def test_a_factor_that_the_library_applies_and_the_plan_does_not_have_is_an_erro
     sizes, other, message = APPLIES[case]
     build = lambda more: stock(case.partition(" ")[0], **{**sizes, **more})
     with torch.device("meta"):
-        assert of_heads_of_16(build({})).forward == ()
+        assert of_heads_of_16(build({})).forward == QUARTER
         model = build(other)
     with pytest.raises(PlanError, match=message) as error:
         of_heads_of_16(model)
@@ -142,7 +145,8 @@ def test_factors_under_the_librarys_own_names_are_compared_with_what_is_applied(
     rules += [Rule("model.norm.weight", Role.FINAL_NORM_SCALE)]
     rules += [Rule("*layernorm.weight", Role.NORM_SCALE)]
     options = {"lr": 0.1, "absorb_multipliers": True, "applied": {"residual_multiplier": 0.5}}
-    assert plan(model, rules, depth, **options).forward == (Factor("residual_multiplier", 0.5),)
+    found = plan(model, rules, depth, **options).forward
+    assert {factor.name: factor.value for factor in found}["residual_multiplier"] == 0.5
     model.model.layers[1].residual_multiplier = 1.0
     with pytest.raises(PlanError, match="layers.1' .*residual_multiplier 1 .*the plan has 0.5"):
         plan(model, rules, depth, **options)
@@ -160,7 +164,7 @@ def test_gemmas_factor_on_embeddings_is_an_error_until_it_is_1():
     with pytest.raises(PlanError, match="'model.embed_tokens' .*has embed_scale 8 in the forward"):
         of_heads_of_16(model)
     model.model.embed_tokens.embed_scale.fill_(1.0)
-    assert of_heads_of_16(model).forward == ()
+    assert of_heads_of_16(model).forward == QUARTER
 
 
 def test_a_fused_attention_that_does_not_read_its_scale_is_an_error():
@@ -169,7 +173,7 @@ def test_a_fused_attention_that_does_not_read_its_scale_is_an_error():
     for block in model.blocks:
         block.attn.scale, block.attn.fused_attn = 1 / 16, True
     rule = Everett("mup", 64, 64)
-    with pytest.raises(PlanError, match="by 0.25 while its fused_attn is True.*fused_attn to F"):
+    with pytest.raises(PlanError, match="multiplies by 0.25 on query-key.*fused_attn to False"):
         of_heads_of_16(model, rule, attention_scale=1 / 16)
     for block in model.blocks:
         block.attn.fused_attn = False
@@ -181,7 +185,7 @@ def test_what_is_no_number_may_have_the_name_of_a_factor():
         model = stock("hf:llama", **SIZES)
     model.model.layers[0].self_attn.scale, model.model.residual_scale = True, "post"
     model.model.register_buffer("embed_scale", torch.ones(8))
-    assert of_heads_of_16(model).forward == ()
+    assert of_heads_of_16(model).forward == QUARTER
 
 
 class Branch(Scaled):
@@ -273,5 +277,7 @@ def test_a_t5_that_scales_its_logits_as_a_tied_one_is_an_error_until_it_does_not
         model = stock(f"hf:{kind}", **T5_SIZES)
     assert of_heads_of_16(model).rows
     model.config.scale_decoder_outputs = True
-    with pytest.raises(PlanError, match="scale_decoder_outputs.*0.125, where the plan has 1: set"):
+    with pytest.raises(
+        PlanError, match="has scale_decoder_outputs 0.125 .*the plan has 1: set it to False"
+    ):
         of_heads_of_16(model)

@@ -7,12 +7,20 @@ import torch
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from param_groups import Layout, PlanError, Role, Rule, assign, present, suggest
-from param_groups.models import GPT2_RULES, LLAMA_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES
-from param_groups.roles import DECODER_RULES, check_width, fans
+from param_groups import Everett, Layout, PlanError, Role, Rule, assign, present, suggest
+from param_groups.model import check_assigned
+from param_groups.roles import DECODER_RULES, fans
+from param_groups.stock.rules import GPT2_RULES, LLAMA_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES
 
 PLAIN_NORM = partial(nn.LayerNorm, elementwise_affine=False)
 MLP_RULES = (Rule("up.weight", Role.MLP_IN), Rule("down.weight", Role.MLP_OUT))
+
+
+def check_width(assignment, width, model=None):
+    """What `plan` asks of a tensor's axes and layout."""
+    if model is None:  # one tensor that a test has named
+        model = nn.ModuleDict({assignment.name.partition(".")[0]: nn.Module()})
+    check_assigned(model, [assignment], (), Everett("mup", width, width), None)
 
 
 class Mlp(nn.Module):
@@ -312,7 +320,7 @@ def test_timm_vision_transformers_are_covered_whatever_their_options(case):
     assert len(assignments) == count
     assert [a.name for a in assignments] == [name for name, _ in model.named_parameters()]
     for assignment in assignments:
-        check_width(assignment, 16)
+        check_width(assignment, 16, model)
 
 
 def typed(text):
@@ -346,7 +354,7 @@ def test_torch_decoders_are_covered(bias):
     assignments = assign(model, present(TORCH_DECODER_RULES, model))
     assert [a.name for a in assignments] == [name for name, _ in model.named_parameters()]
     for assignment in assignments:
-        check_width(assignment, 8)
+        check_width(assignment, 8, model)
 
 
 def test_torch_decoder_roles_are_the_right_ones():
@@ -381,7 +389,8 @@ def gpt2():
 
 
 def test_gpt2_roles_and_transposed_layers_are_the_right_ones():
-    assignments = assign(gpt2(), GPT2_RULES)
+    model = gpt2()
+    assignments = assign(model, GPT2_RULES)
     block = "transformer.h.0."
     assert {a.name: (a.role, *a.fans) for a in assignments} == {
         "transformer.wte.weight": (Role.TOKEN_EMBEDDING, 1, 12),
@@ -403,7 +412,7 @@ def test_gpt2_roles_and_transposed_layers_are_the_right_ones():
         "lm_head.weight": (Role.READOUT, 12, 20),
     }
     for assignment in assignments:
-        check_width(assignment, 12)
+        check_width(assignment, 12, model)
 
 
 @pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3"])
@@ -452,7 +461,7 @@ def test_llama_and_its_likes_are_covered(kind):
         "Qwen3": dict.fromkeys(("q_norm.weight", "k_norm.weight"), Role.NORM_SCALE),
     }.get(kind, {})
     for assignment in assignments.values():
-        check_width(assignment, 12)
+        check_width(assignment, 12, model)
 
 
 CATALOGUES = [DECODER_RULES, TIMM_VIT_RULES, TORCH_DECODER_RULES, GPT2_RULES, LLAMA_RULES]

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 from param_groups import Layout, PlanError, Role, Rule, assign, rules_for
-from param_groups import models as shipped
 from param_groups.__main__ import main
 from param_groups.check import stock
-from param_groups.suggest import suggest
+from param_groups.stock import rules as shipped
+from param_groups.stock.suggest import suggest
 
 
 def read(model, rules):

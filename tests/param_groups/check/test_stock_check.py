@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from param_groups import Everett, PlanError, Role, assign, plan, present, rules_for
-from param_groups import models as shipped
 from param_groups.__main__ import main
 from param_groups.check import command, judge, stock
-from param_groups.models import TORCH_DECODER_RULES
+from param_groups.stock import rules as shipped
+from param_groups.stock.rules import TORCH_DECODER_RULES
 
 STAGED = "timm:swin_tiny_patch4_window7_224"  # a width per stage
 # Full alignment, Adam, multipliers absorbed (Everett et al., Table 1): powers of the width in the

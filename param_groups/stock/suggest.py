@@ -1,7 +1,7 @@
 """A first list of rules for any model: a guess to read, correct and paste, never applied unseen.
 
     print(suggest(model))
-    python -m param_groups suggest hf:gpt2
+    param-groups suggest hf:gpt2
 
 A role follows from a module's type, its name and its shapes. Whatever they do not settle between
 them is marked with `# check:` and the reason.
@@ -9,12 +9,14 @@ them is marked with `# check:` and the reason.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from param_groups.roles import Layout, Role, Rule, check_model, default_layout
+from param_groups.stock.factors import held
 
 if TYPE_CHECKING:  # torch is imported with the first suggestion
     import torch
@@ -88,7 +90,8 @@ class Suggestion:
             layout = f", Layout.{rule.layout.name}" if rule.layout else ""
             doubt = self.doubts.get(rule.pattern)
             note = f"  # check: {doubt}" if doubt else ""
-            lines.append(f'    Rule("{rule.pattern}", Role.{rule.role.name}{layout}),{note}')
+            pattern = json.dumps(rule.pattern)  # a Python text, too, whatever the name
+            lines.append(f"    Rule({pattern}, Role.{rule.role.name}{layout}),{note}")
         return "\n".join([*lines, ")"])
 
 
@@ -115,7 +118,20 @@ def suggest(model: nn.Module) -> Suggestion:
             beside = modules[path.rpartition(".")[0]].named_children()
             chooses = any("expert" in child for child, _ in beside)
             guesses[name] = _gate(own, guesses[name], chooses, parameter)
+    for one in held(model):
+        if one.factor == "attention_scale" and not one.queries and one.value in (None, 1.0):
+            says = "its attention does not say what it multiplies query-key products by"
+            if one.value is not None:
+                says = "its attention multiplies query-key products by 1"
+            _doubt(guesses, one.path, f"{says}: plan with applied={{'attention_scale': ...}}")
     return _as_rules(guesses)
+
+
+def _doubt(guesses: dict[str, Guess], path: str, doubt: str) -> None:
+    """Adds a doubt to the queries of a module."""
+    for name, guess in guesses.items():
+        if name.startswith(f"{path}.") and guess.role in (Role.QUERY, Role.QKV):
+            guesses[name] = replace(guess, doubt=guess.doubt or doubt)
 
 
 def _gate(own: str, guess: Guess, chooses: bool, parameter: torch.Tensor) -> Guess:
@@ -312,36 +328,47 @@ def _bare(path: str, own: str, module: nn.Module, parameter: torch.Tensor) -> Gu
 # ------------------------------------------------------------------------------------------------
 # From tensors to patterns
 
+_NUMBER = re.compile(r"(?<![^.])\d+(?=\.)")
+
 
 def _as_rules(guesses: dict[str, Guess]) -> Suggestion:
     """The shortest patterns of block numbers that name no tensor of another role."""
-    rules: dict[str, Rule] = {}
+    rules: list[Rule] = []
     doubts: dict[str, str] = {}
+    # A * stands for a number and may match more: all that ends as the name does after its last
+    # number. So each pattern is held against those names alone.
+    endings: dict[str, list[str]] = {}
+    for name in guesses:
+        endings.setdefault(_NUMBER.split(name)[-1], []).append(name)
+    covered: set[str] = set()
     for name, guess in guesses.items():
-        if any(rule.matches(name) for rule in rules.values()):
+        if name in covered:
             continue
-        pattern = next(p for p in _patterns(name) if _only(p, guess, guesses))
-        rules[pattern] = Rule(pattern, guess.role, guess.layout)
-        matched = [guesses[other] for other in guesses if rules[pattern].matches(other)]
-        if doubt := next((other.doubt for other in matched if other.doubt), ""):
-            doubts[pattern] = doubt
-    return Suggestion(tuple(rules.values()), doubts)
+        last = _NUMBER.split(name)[-1]
+        alike = [name]
+        if last != name:
+            alike = [n for ending, names in endings.items() if ending.endswith(last) for n in names]
+        for pattern in _patterns(name):
+            rule = Rule(pattern, guess.role, guess.layout)
+            names = [other for other in alike if rule.matches(other)]
+            if all(_read_alike(guesses[other], guess) for other in names):
+                break
+        covered.update(names)
+        rules.append(rule)
+        if doubt := next((guesses[other].doubt for other in names if guesses[other].doubt), ""):
+            doubts[rule.pattern] = doubt
+    return Suggestion(tuple(rules), doubts)
 
 
 def _patterns(name: str) -> Iterable[str]:
-    """All numbers as *, all but the last, the name itself."""
-    number = r"(?<![^.])\d+(?=\.)"
-    for count in range(len(re.findall(number, name)), 0, -1):
-        yield re.sub(number, "*", name, count=count)
-    yield name
+    """All numbers as *, all but the last, the name itself; a * of a name stands for itself."""
+    parts = [re.sub(r"([*?[])", r"[\1]", part) for part in _NUMBER.split(name)]
+    numbers = _NUMBER.findall(name)
+    for count in range(len(numbers), -1, -1):
+        middle = ["*"] * count + numbers[count:]
+        yield "".join(map("".join, zip(parts, [*middle, ""], strict=True)))
 
 
-def _only(pattern: str, guess: Guess, guesses: dict[str, Guess]) -> bool:
-    """Whether all tensors that a pattern names are read alike."""
-    rule = Rule(pattern, guess.role)
-    layout = guess.layout or default_layout(guess.role)
-    return all(
-        other.role is guess.role and (other.layout or default_layout(other.role)) is layout
-        for name, other in guesses.items()
-        if rule.matches(name)
-    )
+def _read_alike(one: Guess, other: Guess) -> bool:
+    layouts = (guess.layout or default_layout(guess.role) for guess in (one, other))
+    return one.role is other.role and len({*layouts}) == 1

@@ -22,7 +22,7 @@ from param_groups.roles import (
     check_model,
     present,
 )
-from param_groups.suggest import norm_guess
+from param_groups.stock.suggest import norm_guess
 
 if TYPE_CHECKING:
     from torch import nn
@@ -120,6 +120,9 @@ GPT2_RULES = (
     Rule("*.ln_?.bias", Role.NORM_BIAS),
     Rule("lm_head.weight", Role.READOUT),
 )
+
+# Karpathy's nanoGPT: nn.Linear, which stores (out, in), under GPT-2's names.
+NANOGPT_RULES = tuple(replace(rule, layout=None) for rule in GPT2_RULES)
 
 _LLAMA_MATRICES = (
     Rule("model.embed_tokens.weight", Role.TOKEN_EMBEDDING),
@@ -241,6 +244,7 @@ CATALOGUE: dict[str, tuple[Rule, ...]] = {
     "CONVNEXT_RULES": CONVNEXT_RULES,
     "SWIN_RULES": SWIN_RULES,
     "GPT2_RULES": GPT2_RULES,
+    "NANOGPT_RULES": NANOGPT_RULES,
     "LLAMA_RULES": LLAMA_RULES,
     "GEMMA_RULES": GEMMA_RULES,
     "GPT_NEOX_RULES": GPT_NEOX_RULES,
@@ -254,16 +258,20 @@ CATALOGUE: dict[str, tuple[Rule, ...]] = {
 def fitting(model: nn.Module) -> dict[str, list[Rule]]:
     """The lists of the catalogue that name every tensor of a model, by their names.
 
-    Gemma's tensors have the names of Llama's: whether a norm multiplies by its weight or by 1 more
-    is found out by calling it.
+    Names are not enough. Gemma's tensors have those of Llama's: whether a norm multiplies by its
+    weight or by 1 more is found out by calling it. nanoGPT's have those of Hugging Face's GPT-2,
+    whose layers store their matrices transposed.
     """
+    from param_groups.model import layout_problem
+
     found = {}
     for name, rules in CATALOGUE.items():
         try:
             assignments = assign(model, chosen := present(rules, model))
         except PlanError:
             continue
-        if _norms_agree(model, assignments):
+        contradicted = any(layout_problem(model, assignment) for assignment in assignments)
+        if not contradicted and _norms_agree(model, assignments):
             found[name] = chosen
     return found
 

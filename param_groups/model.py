@@ -1,0 +1,199 @@
+"""What a model must be so that a plan can give every tensor its numbers, looked at before any row.
+
+Each check raises PlanError, one line that names the tensor and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from param_groups.contract import Prescription, finite
+from param_groups.layers import Multiplied
+from param_groups.roles import (
+    BLOCK,
+    WIDTH_AXIS,
+    Assignment,
+    Fans,
+    Layout,
+    PlanError,
+    Role,
+    Rule,
+    fans_of,
+)
+
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def check_tensors(model: nn.Module) -> None:
+    """Refuses tensors that a plan could not fill or train, and multipliers that no plan knows."""
+    parameters = dict(model.named_parameters())
+    seen: dict[tuple[str, int], str] = {}
+    for name, parameter in parameters.items():
+        if problem := _problem(name, parameter):
+            raise PlanError(f"{name!r} {problem}")
+        if parameter.is_meta or is_sharded(parameter):
+            continue
+        place = (str(parameter.device), parameter.data_ptr())
+        if (other := seen.setdefault(place, name)) != name:  # each step would move both
+            raise PlanError(
+                f"{name!r} and {other!r} are two parameters over the same memory; tie them by "
+                "assigning one and the same Parameter to both layers"
+            )
+    for path, layer in model.named_modules():
+        multiplier = getattr(layer, "multiplier", 1.0)
+        neutral = isinstance(multiplier, (int, float)) and multiplier == 1.0
+        owns = any(True for _ in layer.parameters(recurse=False))
+        if owns and not neutral and not isinstance(layer, Multiplied):
+            raise PlanError(
+                f"layer {path!r} ({type(layer).__name__}) has a multiplier of its own, which "
+                "no plan knows; derive the layer from param_groups.layers.Multiplied, whose "
+                "multiplier the plan sets, or give the attribute another name"
+            )
+        if isinstance(layer, (nn.Embedding, nn.EmbeddingBag)) and layer.max_norm is not None:
+            raise PlanError(
+                f"layer {path!r} rescales its rows to max_norm {layer.max_norm:g} in every forward "
+                "pass, so that they have other sizes than a plan's; build it without max_norm"
+            )
+
+
+def _problem(name: str, parameter: nn.Parameter) -> str | None:
+    """Why a plan cannot give this tensor values and a learning rate; None if it can."""
+    if isinstance(parameter, UninitializedParameter):
+        return "has no shape yet (a lazy layer); run one batch through the model first"
+    if ".parametrizations." in name:
+        layer = name.partition(".parametrizations.")[0]
+        return (
+            f"stands behind a parametrisation: what {layer!r} multiplies by has other sizes and "
+            "other rates; plan the model before the parametrisation is registered, or after "
+            "torch.nn.utils.parametrize.remove_parametrizations"
+        )
+    if parameter.numel() == 0:
+        return f"has no entries (shape {tuple(parameter.shape)}); build the model without it"
+    if parameter.layout is not torch.strided:
+        return f"is sparse ({parameter.layout}); a plan needs dense tensors"
+    if parameter.is_quantized or parameter.dtype not in _DTYPES:
+        kind = str(parameter.dtype).removeprefix("torch.")
+        return (
+            f"is of type {kind}, for which no plan has numbers (only float32, bfloat16, float16 "
+            "and float64); plan the model before it is quantised, or a module without this tensor"
+        )
+    if parameter.is_inference():
+        return "was made in torch.inference_mode() and cannot be trained; build the model outside"
+    axes = zip(parameter.stride(), parameter.shape, strict=True)
+    if any(step == 0 and size > 1 for step, size in axes):
+        return "is expanded: several entries share one place in memory; use .clone()"
+    return None
+
+
+def is_sharded(parameter: torch.Tensor) -> bool:
+    """Whether a process holds only a part of a tensor (a DTensor, as fully_shard makes them)."""
+    return hasattr(parameter, "device_mesh")
+
+
+# ------------------------------------------------------------------------------------------------
+# Layouts and widths
+
+
+def layout_problem(model: nn.Module, assignment: Assignment) -> str | None:
+    """Why a tensor's layout is not that of its layer; None if it is, or if the layer is unknown."""
+    path, _, key = assignment.name.rpartition(".")
+    layer, shape = model.get_submodule(path), assignment.parameter.shape
+    if key != "weight" or len(shape) < 2:
+        return None
+    kind = type(layer).__name__
+    into_first = isinstance(layer, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d))
+    if kind == "Conv1D" or into_first:  # Hugging Face's Conv1D stores (in, out)
+        plain = assignment.layout is Layout.LINEAR and shape[0] != shape[1]
+        return (
+            f"a {kind}, which stores (in, out): give its rule Layout.TRANSPOSED" if plain else None
+        )
+    stores_out = isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
+    if stores_out and assignment.layout is Layout.TRANSPOSED:
+        return f"a {kind}, which stores (out, in): leave Layout.TRANSPOSED out of its rule"
+    return None
+
+
+# Roles whose fan-in grows with the width; of all others the fan-out does.
+_SUMS_OVER_WIDTH = {*BLOCK, Role.QKV, Role.HIDDEN, Role.READOUT, Role.ROUTER, Role.LORA_A}
+# Tensors that several heads may share, whose gradient then is a sum over these heads: as the number
+# of heads grows with the width, so does the gradient, unless the tensor's fan-out grows alike.
+_NORMS = {Role.NORM_SCALE, Role.NORM_BIAS}
+_SHARED_BY_HEADS = {*_NORMS, Role.HIDDEN_BIAS, Role.KEY, Role.VALUE, Role.QKV}
+
+
+def check_assigned(
+    model: nn.Module,
+    assignments: Sequence[Assignment],
+    rules: Sequence[Rule],
+    prescription: Prescription,
+    base: nn.Module | Fans | None,
+) -> dict[str, float]:
+    """Refuses layouts that layers contradict, and tensors of another width than the prescription's.
+
+    Returns {name: width over the base model's}, empty without a base model.
+    """
+    for assignment in assignments:
+        if problem := layout_problem(model, assignment):
+            raise PlanError(f"{assignment.name!r} belongs to {problem}")
+    if base is not None:
+        return _base_ratios(assignments, rules, prescription, base)
+    for assignment in assignments:
+        fan_in, fan_out = assignment.fans
+        axis = WIDTH_AXIS.get(assignment.role)
+        size = fan_in if axis == "fan_in" else fan_out
+        if axis is not None and size != prescription.width:
+            raise PlanError(
+                f"{assignment.name!r} ({assignment.role}) has {axis} {size}, but the prescription "
+                f"is for width {prescription.width:g}; give the prescription the model's width; a "
+                "model of several widths is planned with base=small_model"
+            )
+        shared = {*_NORMS, Role.KEY, Role.VALUE}
+        small = assignment.role in shared and fan_out < prescription.width
+        if small and prescription.follows_gradients():
+            raise PlanError(
+                f"{assignment.name!r} has {fan_out} outputs, fewer than the width "
+                f"{prescription.width:g}: heads that share it add to its gradient, for which there "
+                "is no power of the width; use adam or adafactor, without eps_per_layer (or plan "
+                "with base=, if it grows with the width)"
+            )
+    return {}
+
+
+def _base_ratios(
+    assignments: Sequence[Assignment],
+    rules: Sequence[Rule],
+    prescription: Prescription,
+    base: nn.Module | Fans,
+) -> dict[str, float]:
+    """How many times wider than in the base model each tensor is, along the axis that counts."""
+    if prescription.width != getattr(prescription, "base_width", None):
+        raise PlanError(
+            "with a base model the fans decide: give the prescription its base width as width, too"
+        )
+    fans = base if isinstance(base, Mapping) else fans_of(base, rules)
+    for name, pair in fans.items():
+        two = isinstance(pair, (list, tuple)) and len(pair) == 2
+        if not (two and all(finite(fan) and fan > 0 for fan in pair)):
+            raise PlanError(f"base: {name!r} has {pair!r}, no (fan_in, fan_out); use fans_of")
+    if odd := sorted({a.name for a in assignments} ^ set(fans)):
+        raise PlanError(f"the base model is another: {odd[0]!r} is only in one of the two")
+    grew = {
+        a.name: tuple(own / fan for own, fan in zip(a.fans, fans[a.name], strict=True))
+        for a in assignments
+    }
+    if prescription.follows_gradients():
+        counted = [(a.name, grew[a.name][1]) for a in assignments if a.role in _SHARED_BY_HEADS]
+        counted += [(a.name, grew[a.name][0]) for a in assignments if a.role in _SUMS_OVER_WIDTH]
+        sizes = {ratio: name for name, ratio in counted}
+        if len(sizes) > 1:
+            (one, first), (other, second), *_ = sizes.items()
+            raise PlanError(
+                f"{first!r} is {one:g} times as wide as in the base model, {second!r} {other:g} "
+                "times; gradients then have no common power of the width: use adam or adafactor "
+                "without eps_per_layer, or scale all widths alike"
+            )
+    return {a.name: grew[a.name][0 if a.role in _SUMS_OVER_WIDTH else 1] for a in assignments}

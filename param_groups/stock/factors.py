@@ -1,0 +1,102 @@
+"""Factors of the forward pass that modules of libraries hold, as far as they can be read.
+
+`held(model)` is what `plan` compares with the prescription (`param_groups.rows.READERS`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from param_groups.rows import Held
+
+if TYPE_CHECKING:
+    from torch import nn
+
+# What libraries call the head dimension of an attention's queries, most telling first (the last is
+# T5's and its likes' alone), and the factor on query-key products or 1 over it.
+_HEAD_DIM = ("qk_head_dim", "head_dim", "attention_head_size", "key_value_proj_dim")
+_SCALE = ("scaling", "scale", "softmax_scale", "inv_norm_factor", "norm_factor")
+# Children that make queries: an attention that has one computes products itself.
+_QUERIES = re.compile(r"(w?q(uery)?(_proj)?|to_q|c_attn|w?qkv(_proj)?|query_key_value)", re.I)
+# Other factors that modules or configs hold as numbers.
+_FACTOR = re.compile(r"(embed|embedding|residual|logits?|lm_head|key)_(scale|scaling|multiplier)")
+_MEANT = {"residual": "residual_multiplier", "logit": "logit_multiplier"}
+
+
+def held(model: nn.Module) -> Iterator[Held]:
+    """The factors that a model's modules and its config hold."""
+    from param_groups.layers import Scaled
+
+    for path, module in model.named_modules():
+        if "attention" in type(module).__name__.lower() and not isinstance(module, Scaled):
+            yield from _of_attention(path, module)
+    config: Any = getattr(model, "config", None)
+    places: list[tuple[str, object, str]] = []
+    for path, module in model.named_modules():
+        factors = module.factors if isinstance(module, Scaled) else ()
+        names = (*vars(module), *(name for name, _ in module.named_buffers(recurse=False)))
+        places += [(path, module, n) for n in names if _FACTOR.fullmatch(n) and n not in factors]
+    known = {name for _, _, name in places}
+    for name in getattr(config, "__dict__", {}):  # which some forward passes read themselves
+        if _FACTOR.fullmatch(name) and name not in known:
+            places.append(("config", config, name))
+    for path, holder, name in places:
+        value = _number(holder, name)
+        if value is not None:
+            word = "logit" if name.startswith(("logit", "lm_head")) else name.partition("_")[0]
+            yield Held(path, type(holder).__name__, name, _MEANT.get(word, name), value)
+    if getattr(config, "scale_decoder_outputs", False):  # T5 does, unless its config says untied
+        yield Held(
+            "config",
+            type(config).__name__,
+            "scale_decoder_outputs",
+            "logit_multiplier",
+            config.d_model**-0.5,
+            hint="set it to False, as tie_word_embeddings=False does in the config",
+        )
+
+
+def _of_attention(path: str, module: nn.Module) -> Iterator[Held]:
+    """What an attention multiplies query-key products by."""
+    from torch import nn
+
+    kind, library = type(module).__name__, type(module).__module__.partition(".")[0]
+    sizes = (getattr(module, name, None) for name in _HEAD_DIM)
+    size = next((size for size in sizes if isinstance(size, int)), None)
+    numbers = {name: _number(module, name) for name in _SCALE}
+    name, value = next(((n, v) for n, v in numbers.items() if v is not None), ("", None))
+    computes = any(_QUERIES.fullmatch(child) for child, _ in module.named_children())
+    if hasattr(module, "key_value_proj_dim") and value in (None, 1.0):
+        # T5 and its likes multiply by nothing: their initial queries are that much smaller.
+        tensors = tuple(f"{path}.{n}".lstrip(".") for n, _ in module.named_parameters())
+        yield Held(path, kind, name, "attention_scale", 1.0, size, queries=tensors)
+    elif isinstance(module, nn.MultiheadAttention):
+        yield Held(path, kind, "", "attention_scale", module.head_dim**-0.5, module.head_dim)
+    elif library == "timm" and getattr(module, "fused_attn", False) and size:
+        hint = "set fused_attn to False in all attentions, with which timm does not read its scale"
+        yield Held(path, kind, "", "attention_scale", size**-0.5, size, hint)
+        if value is not None:
+            yield Held(path, kind, name, "attention_scale", value, size)
+    elif "gptneo" in kind.lower() and "x" not in kind.lower() and computes:
+        yield Held(path, kind, "", "attention_scale", 1.0, size)
+    elif value is not None:
+        yield Held(path, kind, name, "attention_scale", value, size)
+    elif library == "transformers" and computes:
+        yield Held(path, kind, "", "attention_scale", None, size)
+    elif size is not None:  # of one's own, as libraries have it
+        yield Held(path, kind, "", "attention_scale", size**-0.5, size, assumed=True)
+
+
+def _number(holder: object, name: str) -> float | None:
+    """A number of a module or config; None for all else, and for a tensor on the meta device."""
+    import torch
+    from torch import nn
+
+    value = getattr(holder, name, None)
+    if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
+        return float(value) if value.numel() == 1 and not value.is_meta else None
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    return None

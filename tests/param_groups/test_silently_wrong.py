@@ -1,0 +1,292 @@
+"""What was once accepted and wrong: each of these models or arguments is refused, and says why."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from param_groups import Everett, Layout, Plan, PlanError, Role, Rule, plan, rules_for, suggest
+from param_groups.stock.rules import stock
+
+
+def linear(*layers, role=Role.MLP_IN, layout=None, **options):
+    """The plan of layers of width 16, each a hidden matrix."""
+    model = nn.Sequential(*layers)
+    rules = [Rule("*.weight", role, layout), Rule("*.bias", Role.HIDDEN_BIAS)]
+    used = [rule for rule in rules if any(map(rule.matches, dict(model.named_parameters())))]
+    return model, plan(model, used, Everett("mup", 16, 16), lr=0.1, **options)
+
+
+# ------------------------------------------------------------------------------------------------
+# Layouts
+
+
+class NanoGPT(nn.Module):
+    """The tensors of Karpathy's nanoGPT: nn.Linear under GPT-2's names, tied or not."""
+
+    def __init__(self, width=32, vocab=40, tied=False, bias=True):
+        super().__init__()
+        block = nn.Module()
+        block.ln_1, block.ln_2 = nn.LayerNorm(width, bias=bias), nn.LayerNorm(width, bias=bias)
+        block.attn, block.mlp = nn.Module(), nn.Module()
+        block.attn.c_attn = nn.Linear(width, 3 * width, bias=bias)
+        block.attn.c_proj = nn.Linear(width, width, bias=bias)
+        block.mlp.c_fc = nn.Linear(width, 4 * width, bias=bias)
+        block.mlp.c_proj = nn.Linear(4 * width, width, bias=bias)
+        parts = {"wte": nn.Embedding(vocab, width), "wpe": nn.Embedding(8, width)}
+        parts |= {"h": nn.ModuleList([block]), "ln_f": nn.LayerNorm(width, bias=bias)}
+        self.transformer = nn.ModuleDict(parts)
+        self.lm_head = nn.Linear(width, vocab, bias=False)
+        if tied:
+            self.transformer.wte.weight = self.lm_head.weight
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_nanogpt_is_no_hugging_face_gpt2(bias):
+    """Its matrices are (out, in); read transposed, initial values are off by up to a factor 2."""
+    model = NanoGPT(bias=bias)
+    numbers = plan(
+        model,
+        rules_for(model),
+        Everett("mup", 32, 32, qk_exponent=-0.5),
+        lr=0.1,
+        absorb_multipliers=True,
+    )
+    stds = {"attn.c_attn": 32**-0.5, "mlp.c_fc": 32**-0.5, "mlp.c_proj": 128**-0.5}
+    for name, std in stds.items():
+        assert numbers[f"transformer.h.0.{name}.weight"].init_std == pytest.approx(std)
+    assert numbers["transformer.h.0.mlp.c_fc.weight"].fan_in == 32
+
+
+@pytest.mark.parametrize(
+    ("layer", "layout", "message"),
+    [
+        (nn.Linear(16, 64), Layout.TRANSPOSED, "Linear, which stores .out, in.: leave"),
+        (nn.Linear(16, 16), Layout.TRANSPOSED, "Linear, which stores .out, in.: leave"),
+        (nn.Conv1d(16, 16, 3), Layout.TRANSPOSED, "Conv1d, which stores .out, in.: leave"),
+        (nn.ConvTranspose2d(16, 8, 2), None, "ConvTranspose2d, which stores .in, out.: give"),
+        (transformers.pytorch_utils.Conv1D(64, 16), None, "Conv1D, which stores .in, out.: give"),
+    ],
+)
+def test_a_layout_that_the_layer_contradicts(layer, layout, message):
+    with pytest.raises(PlanError, match=f"'0.weight' belongs to a {message}"):
+        linear(layer, layout=layout, role=Role.HIDDEN)
+
+
+def test_layouts_that_do_not_matter_pass():
+    linear(nn.ConvTranspose2d(16, 16, 2), role=Role.HIDDEN)
+    linear(transformers.pytorch_utils.Conv1D(16, 16), layout=Layout.TRANSPOSED)
+
+
+# ------------------------------------------------------------------------------------------------
+# Attention
+
+
+def neo(**options):
+    config = transformers.GPTNeoConfig(
+        hidden_size=32, num_layers=2, num_heads=2, attention_types=[[["global"], 2]],
+        vocab_size=40, max_position_embeddings=8, tie_word_embeddings=False, **options,
+    )  # fmt: skip
+    return transformers.GPTNeoForCausalLM(config)
+
+
+def planned(model, **options):
+    rule = Everett("mup", 32, 32, qk_exponent=options.pop("qk_exponent", -0.5))
+    rules = suggest(model).rules
+    return plan(model, rules, rule, lr=0.1, absorb_multipliers=True, **options)
+
+
+def test_gpt_neos_attention_multiplies_by_nothing():
+    with pytest.raises(PlanError, match=r"GPTNeoSelf.* multiplies by 1 on query-key .*applied"):
+        planned(neo())
+    assert planned(neo(), qk_exponent=0.0).forward[0].value == 1.0
+    doubts = suggest(neo()).doubts
+    assert any("query-key products by 1" in doubt for doubt in doubts.values()), doubts
+
+
+def test_mpts_softmax_scale_is_read():
+    config = {"d_model": 32, "n_heads": 2, "n_layers": 1, "max_seq_len": 8, "vocab_size": 40}
+    for scale, right in ((1.0, False), (0.25, True)):
+        settings = transformers.MptConfig(
+            **config, attn_config={"softmax_scale": scale}, tie_word_embeddings=False
+        )
+        model = transformers.MptForCausalLM(settings)
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().clone())
+        if right:
+            assert planned(model).forward[0].value == 0.25
+        else:
+            with pytest.raises(PlanError, match="has softmax_scale 1 on query-key products"):
+                planned(model)
+
+
+def test_an_attention_of_a_library_that_does_not_say_its_scale(monkeypatch):
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+    model = stock("hf:llama", vocab_size=40, **sizes, **heads)
+    del model.model.layers[0].self_attn.scaling
+    with pytest.raises(PlanError, match="does not say what it multiplies query-key .*applied="):
+        planned(model)
+    assert planned(model, applied={"attention_scale": 0.25}).forward[0].head_dim == 16
+
+
+def test_torchs_own_attention_divides_by_the_root_whatever_is_applied():
+    model = nn.ModuleDict({"attn": nn.MultiheadAttention(32, 2, bias=False)})
+    rules = [Rule("*in_proj_weight", Role.QKV), Rule("*out_proj.weight", Role.ATTENTION_OUTPUT)]
+    options = {"lr": 0.1, "absorb_multipliers": True, "applied": {"attention_scale": 1 / 16}}
+    with pytest.raises(PlanError, match="multiplies by 0.25 on query-key .* applied says 0.0625"):
+        plan(model, rules, Everett("mup", 32, 32), **options)
+
+
+# ------------------------------------------------------------------------------------------------
+# Tensors
+
+
+def parametrised(kind):
+    layer = nn.Linear(16, 16, bias=False)
+    if kind == "times 100":
+
+        class Times(nn.Module):
+            def forward(self, x):
+                return 100 * x
+
+        parametrize.register_parametrization(layer, "weight", Times())
+        return layer
+    return getattr(parametrizations, kind)(layer)
+
+
+@pytest.mark.parametrize("kind", ["weight_norm", "spectral_norm", "orthogonal", "times 100"])
+def test_a_tensor_behind_a_parametrisation(kind):
+    """After `initialise` an orthogonal layer was exactly 0, and others 100 times too large."""
+    with pytest.raises(PlanError, match="stands behind a parametrisation.*remove_parametrizations"):
+        linear(parametrised(kind))
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (nn.Linear(0, 16, bias=False), "has no entries"),
+        (nn.LazyLinear(16, bias=False), "has no shape yet .a lazy layer"),
+    ],
+)
+def test_a_layer_without_values(layer, message):
+    with pytest.raises(PlanError, match=message):
+        linear(layer)
+
+
+def test_an_embedding_that_rescales_its_rows():
+    model = nn.Sequential(nn.Embedding(40, 16, max_norm=1.0))
+    with pytest.raises(PlanError, match="rescales its rows to max_norm 1"):
+        plan(model, [Rule("0.weight", Role.TOKEN_EMBEDDING)], Everett("mup", 16, 16), lr=0.1)
+
+
+# ------------------------------------------------------------------------------------------------
+# After initialise
+
+
+def replace_layer(model):
+    model[1] = nn.Linear(16, 16, bias=False)
+
+
+def redraw(model):
+    nn.init.kaiming_uniform_(model[1].weight, a=math.sqrt(5))
+
+
+def empty(model):
+    model.to_empty(device="cpu")
+    with torch.no_grad():
+        model[1].weight.fill_(7.0)  # whatever was in memory
+
+
+@pytest.mark.parametrize("change", [replace_layer, redraw, empty])
+def test_values_that_are_not_the_plans_any_more(change):
+    model, numbers = linear(nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False))
+    numbers.initialise(model, seed=0)
+    numbers.groups(model)
+    change(model)
+    with pytest.raises(PlanError, match="'1.weight' .*changed since .*initialise.*apply_multip"):
+        numbers.groups(model)
+    numbers.apply_multipliers(model)
+    numbers.groups(model)
+
+
+def test_what_a_model_may_do_after_initialise():
+    """Move, change its precision, set one row to zero, be trained a little."""
+    model, numbers = linear(nn.Linear(16, 16, bias=False), nn.Linear(16, 16, bias=False))
+    numbers.initialise(model, seed=0)
+    with torch.no_grad():
+        model[0].weight[3] = 0
+    numbers.groups(model.double())
+    optimizer = torch.optim.AdamW(numbers.groups(model))
+    model(torch.ones(2, 16, dtype=torch.float64)).sum().backward()
+    optimizer.param_groups[0]["lr"] = 1e-3
+    optimizer.step()
+    numbers.groups(model)
+
+
+# ------------------------------------------------------------------------------------------------
+# Arguments
+
+
+SAVED = linear(nn.Linear(16, 16, bias=False))[1].to_dict()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: linear(nn.Linear(16, 16), absorb_multipliers="False"), "absorb_multipliers is T"),
+        (lambda: linear(nn.Linear(16, 16), absorb_multipliers=torch.tensor(True)), "is True or F"),
+        (lambda: Everett("mup", 16, 16, eps_per_layer="0"), "eps_per_layer is True or False"),
+        (lambda: linear(nn.Linear(16, 16), head_dim=math.nan), "head_dim must be positive"),
+        
+        (lambda: plan(nn.Sequential(nn.Linear(16, 16, bias=False)), [Rule("*", Role.MLP_IN)],
+                      Everett("mup", 16, 16, gamma_hidden=1e200), lr=1e200), "gets the rate inf"),
+        (lambda: Plan.from_dict({**SAVED, "lr": "0.1"}), "not a saved plan: lr"),
+        (lambda: Plan.from_dict({**SAVED, "lr": math.inf}), "not a saved plan: lr"),
+        (lambda: Plan.from_dict({**SAVED, "rows": []}), "not a saved plan: it has no rows"),
+        (lambda: Plan.from_dict({**SAVED, "rows": [{**SAVED["rows"][0], "lr": -1.0}]}), "is -1.0"),
+        (lambda: Plan.from_dict([]), "not a saved plan"),
+    ],
+)  # fmt: skip
+def test_arguments_that_once_counted_as_something_else(make, message):
+    with pytest.raises(PlanError, match=message) as error:
+        make()
+    assert "\n" not in str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------
+# suggest
+
+
+class Named(nn.Module):
+    """A model whose modules have names of the user's making."""
+
+    def __init__(self, *names):
+        super().__init__()
+        for name in names:
+            self._modules[name] = nn.Linear(8, 8, bias=False)
+
+
+@pytest.mark.parametrize("name", ['x", 0), exec("1/0"), ("', "a'b", "new\nline", "[x]", "*", "?"])
+def test_suggestions_survive_any_name_and_are_code(name):
+    model = Named(name, "down_proj")
+    found = suggest(model)
+    space = {}
+    exec(str(found), space)
+    assert space["RULES"] == found.rules
+    plan(model, found.rules, Everett("mup", 8, 8), lr=0.1)
+
+
+def test_suggestions_take_time_in_proportion_to_the_tensors(monkeypatch):
+    """Of 2,000 unrelated names each is looked at a fixed number of times, not 2,000."""
+    calls = []
+    matches = Rule.matches
+    monkeypatch.setattr(
+        Rule, "matches", lambda rule, name: calls.append(name) or matches(rule, name)
+    )
+    for count in (200, 2000):
+        calls.clear()
+        suggest(Named(*(f"n{i:x}z" for i in range(count))))
+        assert len(calls) <= 10 * count
