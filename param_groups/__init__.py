@@ -6,10 +6,10 @@ is, `prescriptions` has the papers', `plan` the result. Nothing here knows an ex
 
 from param_groups.contract import Numbers, Prescription
 from param_groups.plan import Plan, plan
-from param_groups.prescriptions import Bordelon, Dinan, Everett
+from param_groups.prescriptions import Bordelon, CompleteP, Dinan, Everett
 from param_groups.roles import Layout, PlanError, Role, Rule, assign, fans_of, present
 from param_groups.rows import READERS, Factor, Row
-from param_groups.schedules import guard, schedule
+from param_groups.schedules import guard, schedule, timescale
 from param_groups.stock.factors import held
 from param_groups.stock.rules import rules_for
 from param_groups.stock.suggest import suggest
@@ -18,6 +18,7 @@ READERS.append(held)  # what modules of libraries multiply by
 
 __all__ = [
     "Bordelon",
+    "CompleteP",
     "Dinan",
     "Everett",
     "Factor",
@@ -37,4 +38,5 @@ __all__ = [
     "rules_for",
     "schedule",
     "suggest",
+    "timescale",
 ]

@@ -57,7 +57,8 @@ def exponent_optimizer(name: str) -> str:
 class Numbers:
     """What one tensor gets: `lr` and `eps` relative to the global values, the rest absolute.
 
-    `constant` tensors are filled with `init_mean`; `uniform` ones lie within sqrt(3) init_std.
+    `decay` is a factor on the share of the tensor that one step removes, 0 for none. `constant`
+    tensors are filled with `init_mean`; `uniform` ones lie within sqrt(3) init_std.
     """
 
     init_std: float
@@ -66,7 +67,7 @@ class Numbers:
     multiplier: float = 1.0
     lr: float = 1.0
     eps: float = 1.0
-    decays: bool = True
+    decay: float = 1.0
 
     def starting_at(self, scale: float) -> Numbers:
         """The same with initial values `scale` times as large."""

@@ -200,10 +200,10 @@ class Plan:
     def table(self) -> str:
         """The plan for people: rows that differ only in their block number are one line."""
         origin = ", ".join(f"{key} {value}" for key, value in self.prescription.items())
-        title = (
-            f"lr {self.lr:g}, eps {self.eps:g}, weight decay {self.weight_decay:g} "
-            f"({self.decay_mode}); {origin}"
-        )
+        decays = sorted({row.decay_per_step for row in self.rows if row.decay_per_step})
+        shares = [f"{100 * share:.4g} %" for share in dict.fromkeys((*decays[:1], *decays[-1:]))]
+        decay = f"{' to '.join(shares)} per step ({self.decay_mode})" if shares else "none"
+        title = f"lr {self.lr:g}, eps {self.eps:g}, decay {decay}; {origin}"
         if self.forward:
             title += "\nforward pass: " + ", ".join(map(str, self.forward))
         return title + "\n" + table(self.rows)
@@ -233,7 +233,7 @@ def plan(
     lr: float,
     eps: float = 1e-8,
     weight_decay: float = 0.0,
-    decay_mode: str = "independent",
+    decay_mode: str | None = None,
     absorb_multipliers: bool = False,
     applied: Mapping[str, float] | None = None,
     head_dim: int | None = None,
@@ -271,7 +271,8 @@ def plan(
     from param_groups.model import check_assigned, check_tensors
 
     check_model(model)
-    lr, eps, weight_decay = _numbers(prescription, lr, eps, weight_decay, decay_mode)
+    lr, eps, weight_decay = _numbers(prescription, lr, eps, weight_decay)
+    decay_mode = _decay_mode(decay_mode, lr, weight_decay)
     check_flag("absorb_multipliers", absorb_multipliers)
     applied = _factors(applied, head_dim)
     check_tensors(model)
@@ -291,7 +292,7 @@ def plan(
             scale *= prescription.attention_scale(queries[name].head_dim or 1)
         numbers = numbers.starting_at(scale)
         _check_tie(model, assignment, rule)
-        wd = weight_decay if numbers.decays else 0.0
+        wd = weight_decay * numbers.decay
         if absorb_multipliers:
             absorbed = numbers.absorbed(prescription.optimizer)
             if decay_mode == "per_group":  # the rate before absorption decides
@@ -307,18 +308,28 @@ def plan(
 
 
 def _numbers(
-    prescription: Prescription, lr: float, eps: float, weight_decay: float, decay_mode: str
+    prescription: Prescription, lr: float, eps: float, weight_decay: float
 ) -> tuple[float, float, float]:
     """The global numbers as Python's own; refuses what is none."""
     if not isinstance(prescription, Prescription):
         raise PlanError(f"a prescription is one of Everett, Dinan, Bordelon; got {prescription!r}")
     if lacking := {"width", "optimizer"} - {*dir(prescription)}:
         raise PlanError(f"{type(prescription).__name__} has no {sorted(lacking)[0]}")
-    choose("decay mode", decay_mode, DECAY_MODES)
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
         if not (finite(value) and value >= 0):
             raise PlanError(f"{name} must be finite and not negative, got {value!r}")
     return python_number(lr), python_number(eps), python_number(weight_decay)
+
+
+def _decay_mode(mode: str | None, lr: float, weight_decay: float) -> str:
+    """The mode; without one a decay is refused, as its two readings differ by the rate."""
+    if mode is None and weight_decay:
+        raise PlanError(
+            f"weight_decay {weight_decay:g} needs a decay_mode: 'independent' removes "
+            f"{100 * weight_decay:.4g} % of every tensor per step, 'per_group', torch's meaning, "
+            f"{100 * weight_decay * lr:.4g} % at this rate; 'global' is that of Dinan et al. (1.94)"
+        )
+    return choose("decay mode", mode or "independent", DECAY_MODES)
 
 
 def _factors(applied: Mapping[str, float] | None, head_dim: int | None) -> Mapping[str, float]:

@@ -15,6 +15,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from typing import Any
 
 from param_groups import exponents
 from param_groups.contract import (
@@ -77,6 +78,11 @@ class Everett(Prescription):
     classes of App. B.2 hold exactly. `qk_exponent` is the power of the head dimension on attention
     logits (default -1/2; -1 for muP and mean field).
 
+    A decay per step is multiplied by (n/b)^decay_exponent in matrices that sum over the width,
+    whose rates fall with it: 0 is independent decay (App. F; mup; CompleteP), -1/2 Fan et al. 2025,
+    -1 what torch's AdamW does under muP (Qiu et al. 2025). With `decay_depth` it takes the depth's
+    factor on the rate, too. `spare_vectors` takes norms and biases out.
+
     The constants gamma_l multiply the rates of the tensors, as in the paper, or with `gamma_units`
     "effective" those of multiplier times tensor at the base width (gamma_l / m for Adam, / m^2 for
     SGD, unchanged under parameter scaling). Parameterisations of one equivalence class train alike
@@ -118,10 +124,16 @@ class Everett(Prescription):
     base_depth: float = 1.0
     alpha_depth: float | None = None
     hidden_layers: int | None = None
+    decay_exponent: float = 0.0
+    decay_depth: bool = False
+    spare_vectors: bool = False
 
     def __post_init__(self) -> None:
         choose("parameterization", self.parameterization, exponents.PARAMETERIZATION_TABLE)
-        check_flag("Everett: eps_per_layer", self.eps_per_layer)
+        for flag in ("eps_per_layer", "decay_depth", "spare_vectors"):
+            check_flag(f"Everett: {flag}", getattr(self, flag))
+        if not finite(self.decay_exponent):
+            raise PlanError(f"Everett: decay_exponent must be finite, got {self.decay_exponent!r}")
         choose("gamma_units", self.gamma_units, ("tensor", "effective"))
         self._settle(OPTIMIZER_FAMILY)
         self._check_alignment()
@@ -163,7 +175,8 @@ class Everett(Prescription):
     def describe(self) -> dict[str, object]:
         """The fields by name; without those that came later, unless they act."""
         fields = super().describe()
-        idle = {"hidden_layers": None, "gamma_units": "tensor"}
+        idle: dict[str, object] = {"hidden_layers": None, "gamma_units": "tensor"}
+        idle |= {"decay_exponent": 0.0, "decay_depth": False, "spare_vectors": False}
         return {key: fields[key] for key in fields if key not in idle or fields[key] != idle[key]}
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
@@ -171,16 +184,12 @@ class Everett(Prescription):
         found = self._at_width(role, fan_in)
         if self.alpha_depth is None or role in TRUNK:  # where gradients and rates know no depth
             return found
-        if role is Role.NORM_BIAS:
-            raise PlanError(
-                "Everett: alpha_depth tells no branch's norm_bias from the last norm's; use norms "
-                "without biases in blocks, and Rule(..., trunk=True) for those outside"
-            )
         gradient = self.residual_multiplier()
         lr = self._depth_ratio ** (self.alpha_depth - 1)
         lr /= gradient if self.optimizer == "sgd" else 1.0
         eps = gradient ** (2 if self.optimizer == "adafactor" else 1) if self.eps_per_layer else 1.0
-        return replace(found, lr=found.lr * lr, eps=found.eps * eps)
+        decay = found.decay * (lr if self.decay_depth else 1.0)
+        return replace(found, lr=found.lr * lr, eps=found.eps * eps, decay=decay)
 
     def check_roles(self, roles: Collection[str]) -> None:
         """The rule for the depth gives the last norm another rate than those in branches."""
@@ -217,6 +226,7 @@ class Everett(Prescription):
             multiplier=multiplier,
             lr=self._gamma(layer_type) * _power(self._ratio, self.lr_exponent(layer_type)),
             eps=_power(self._ratio, self._eps_exponent(layer_type)),
+            decay=self._decay(role, layer_type),
         )
 
     def scaled(self, ratio: float) -> Everett:
@@ -264,6 +274,13 @@ class Everett(Prescription):
         gradient = exponents.gradient_exponents(self.parameterization)[layer_type]
         return 2 * gradient if self.optimizer == "adafactor" else gradient
 
+    def _decay(self, role: Role, layer_type: str) -> float:
+        """The factor on the decay per step at this width."""
+        if self.spare_vectors and role in SCALES | BIASES:
+            return 0.0
+        sums = layer_type in ("hidden", "readout")
+        return float(self._ratio**self.decay_exponent) if sums and self.decay_exponent else 1.0
+
     def _init(
         self, role: Role, layer_type: str, fan_in: int, b: Fraction, multiplier: float
     ) -> tuple[float, float]:
@@ -279,6 +296,28 @@ class Everett(Prescription):
             default = _EMBEDDING_STD[self.parameterization]
             return 0.0, power * (default if self.embedding_std is None else self.embedding_std)
         return 0.0, power * math.sqrt(self.width / fan_in)
+
+
+def CompleteP(
+    width: float,
+    base_width: float,
+    depth: int,
+    base_depth: float,
+    *,
+    alpha: float = 1.0,
+    **fields: Any,
+) -> Everett:
+    """CompleteP (Dey et al. 2025): muP in the width, branches and rates in the depth.
+
+    With m = width / base_width and r = depth / base_depth, for Adam: matrices in blocks have rate
+    1/m r^(alpha-1) and epsilon 1/m r^(-alpha), branches are multiplied by r^(-alpha), attention by
+    1/h; norms and biases do not decay, and a decay per step falls as r^(alpha-1) in blocks. Epsilon
+    of the last norm and the embedding is 1/m (Equation 40 of the authors' code of 2025; its older
+    form has one epsilon for all tensors). Other `fields` are Everett's: `qk_exponent`, constants.
+    """
+    fields = {"eps_per_layer": True, "spare_vectors": True, "decay_depth": True, **fields}
+    fields |= {"depth": depth, "base_depth": base_depth, "alpha_depth": alpha}
+    return Everett("mup", width, base_width, **fields)
 
 
 @functools.cache  # a plan asks once per tensor
@@ -375,7 +414,7 @@ class Dinan(Prescription):
             init_std=std,
             init_distribution=distribution,
             lr=self.lr_factor(role, fan_in, fan_out),
-            decays=role is not Role.READOUT_BIAS,  # section II 1D
+            decay=float(role is not Role.READOUT_BIAS),  # section II 1D
         )
 
     def lr_factor(self, role: Role, fan_in: int, fan_out: int) -> float:

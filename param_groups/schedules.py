@@ -7,14 +7,12 @@ Every group's rate is the plan's times one factor of the step. A scheduler that 
 from __future__ import annotations
 
 import math
-from itertools import zip_longest
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from param_groups.contract import OPTIMIZER_FAMILY, exponent_optimizer
+from param_groups.contract import OPTIMIZER_FAMILY, check_positive, exponent_optimizer
 from param_groups.plan import Plan
 from param_groups.roles import PlanError, choose
-from param_groups.rows import Row
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +45,36 @@ def factor(
     return floor + (1 - floor) * left
 
 
+def timescale(*, tokens_per_step: int, tokens: int, tau: float) -> float:
+    """The decay per step with which weights average over `tau` of a run's tokens.
+
+    AdamW keeps an exponential moving average of updates, over 1 / decay steps; Wang & Aitchison
+    2024 hold that time fixed as a share of the data while model and batch grow.
+
+    Args:
+        tokens_per_step: tokens of one optimiser step.
+        tokens: tokens of the whole run.
+        tau: length of the average over that of the run (their tau_epoch times epochs).
+
+    Returns:
+        tokens_per_step / (tau * tokens), for `plan(weight_decay=..., decay_mode="independent")`.
+
+    Raises:
+        PlanError: a number that is not positive, or an average shorter than a step.
+
+    Source: Wang & Aitchison 2024, "How to set AdamW's weight decay as you scale model and dataset
+    size", tau = 1 / (lr lambda).
+
+    >>> timescale(tokens_per_step=1000, tokens=1_000_000, tau=0.2)
+    0.005
+    """
+    check_positive("timescale", tokens_per_step=tokens_per_step, tokens=tokens, tau=tau)
+    decay = tokens_per_step / (tau * tokens)
+    if decay >= 1:
+        raise PlanError(f"timescale: tau {tau:g} of {tokens:,} tokens is less than one step")
+    return decay
+
+
 def schedule(
     optimizer: torch.optim.Optimizer,
     shape: str = "cosine",
@@ -74,55 +102,36 @@ def schedule(
 
 
 def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
-    """Raises PlanError now, or before a later step, once the groups' numbers are not the plan's.
+    """Raises PlanError, now or before a step, once rates have other ratios than the plan's.
 
-    Rates must be the plan's times one factor, epsilon and weight decay the plan's, and every group
-    must hold the tensors that it held at first: load_state_dict takes all of these but the tensors
-    from the checkpoint, by their order. Call it after the scheduler is made and before a checkpoint
-    is loaded; `.remove()` of what it returns ends it. Refused at once: an optimiser whose updates
-    no exponents describe, by name, torch.optim.Adafactor among them; one of torch's whose updates
-    scale otherwise than those that the plan is for; and weight decay where one of torch's adds it
-    to the gradients.
+    Call it after the scheduler is made; `.remove()` of what it returns ends it. Refused at once:
+    one of torch's optimisers that no exponents describe, or whose updates scale otherwise than
+    those that the plan is for.
     """
+    if not (isinstance(plan, Plan) and hasattr(optimizer, "register_step_pre_hook")):
+        got = f"{type(optimizer).__name__} and {type(plan).__name__}"
+        raise PlanError(f"guard takes a torch optimiser and a plan, got {got}")
     _check_kind(optimizer, plan)
-    rows = {name: row for row in plan.rows for name in (row.name, *row.tied_to)}
-    # Of each group its tensors, and the rows that differ. By position, which outlasts both what
-    # load_state_dict does to a group and tensors that a trainer replaces by sharded ones.
-    groups: list[tuple[list[str], list[Row]]] = []
+    rates = {name: row.lr for row in plan.rows for name in (row.name, *row.tied_to)}
 
     def check(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        for group in optimizer.param_groups[len(groups) :]:  # all, or one added later
-            groups.append(_names_and_rows(group, rows))
-        factors: list[tuple[str, float]] = []
-        for (names, wanted), group in zip(groups, optimizer.param_groups, strict=True):
-            found = [*group.get("param_names", names)]
-            if found != names:
-                one, other = next(pair for pair in zip_longest(names, found) if len({*pair}) > 1)
+        factors: dict[str, float] = {}
+        for group in optimizer.param_groups:
+            names = group.get("param_names")
+            if not names or names[0] not in rates:
                 raise PlanError(
-                    f"the group of {one!r} now says that it holds {other!r}: a checkpoint was "
-                    "loaded that has the tensors in another order, so each has the moments and the "
-                    "numbers of another; load it into a model that registers them in its order"
+                    f"a parameter group holds {names[0] if names else 'no names'!r}, which the "
+                    "plan does not know: take groups from the plan"
                 )
-            for row in wanted:
-                for key in ("eps", "weight_decay"):
-                    value, planned = group.get(key, getattr(row, key)), getattr(row, key)
-                    if value != planned and not (
-                        isinstance(value, Real) and math.isclose(value, planned, rel_tol=1e-6)
-                    ):
-                        raise PlanError(
-                            f"{row.name!r} has {key} {value!r}, the plan {planned!r}: a schedule "
-                            "changed it, or a checkpoint, which brings what it was saved with: set "
-                            "the group's again after load_state_dict, or plan with the old ones"
-                        )
-                if row.lr > 0:
-                    factors.append((row.name, group["lr"] / row.lr))
-        for name, factor in factors:
-            first, expected = factors[0]
-            if not math.isclose(factor, expected, rel_tol=1e-6):
+            factors |= {name: group["lr"] / rates[name] for name in names if rates[name] > 0}
+        first = next(iter(factors), None)
+        for name, factor in factors.items():
+            same = math.isclose(factor, factors[str(first)], rel_tol=1e-6)
+            if not (same and 0 <= factor < math.inf):
                 raise PlanError(
                     f"the scheduler has changed the ratios between groups: {first!r} has "
-                    f"{expected:.4g} of the plan's rate, {name!r} {factor:.4g}; it sets absolute "
-                    "rates, use param_groups.schedule or a LambdaLR"
+                    f"{factors[str(first)]:.4g} of the plan's rate, {name!r} {factor:.4g}; it sets "
+                    "absolute rates, use param_groups.schedule or a LambdaLR"
                 )
 
     check(optimizer)
@@ -131,19 +140,13 @@ def guard(optimizer: torch.optim.Optimizer, plan: Plan) -> RemovableHandle:
 
 def _check_kind(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
     """Refuses what is known to be wrong; classes of other libraries are taken as they are."""
-    import torch
-
-    if not (isinstance(optimizer, torch.optim.Optimizer) and isinstance(plan, Plan)):
-        raise PlanError(
-            f"guard takes a torch optimiser and a plan, got {type(optimizer).__name__} and "
-            f"{type(plan).__name__}"
-        )
     kind = type(optimizer)
     name = f"torch.optim.{kind.__name__}"
-    exponent_optimizer(name if isinstance(optimizer, torch.optim.Adafactor) else kind.__name__)
-    adams = (torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam)
-    families = {**dict.fromkeys((*adams, torch.optim.AdamW), "adam"), torch.optim.SGD: "sgd"}
-    family = families.get(kind)
+    if not kind.__module__.startswith("torch.optim"):
+        return
+    exponent_optimizer(name if kind.__name__ == "Adafactor" else kind.__name__)
+    families = {"Adam": "adam", "AdamW": "adam", "NAdam": "adam", "RAdam": "adam", "SGD": "sgd"}
+    family = families.get(kind.__name__)
     planned = exponent_optimizer(str(plan.prescription.get("optimizer")))
     if family is not None and OPTIMIZER_FAMILY.get(planned, family) != family:
         raise PlanError(
@@ -152,30 +155,11 @@ def _check_kind(optimizer: torch.optim.Optimizer, plan: Plan) -> None:
             f"train with {planned!r}"
         )
     for group in optimizer.param_groups:
-        coupled = (kind in adams and not group.get("decoupled_weight_decay", False)) or (
-            kind is torch.optim.SGD and group["momentum"] != 0  # without it, both decays are one
-        )
-        if coupled and group["weight_decay"]:
+        coupled = not group.get("decoupled_weight_decay", kind.__name__ == "AdamW")
+        # Without momentum SGD's two kinds of decay are one.
+        if coupled and group["weight_decay"] and (family == "adam" or group.get("momentum")):
             raise PlanError(
                 f"{name} adds weight_decay to the gradients, so a step does not remove the plan's "
                 "fraction of a tensor: use an optimiser with decoupled decay (torch.optim.AdamW, "
                 "timm's SGDW), or plan with weight_decay=0"
             )
-
-
-def _names_and_rows(group: dict[str, Any], rows: dict[str, Row]) -> tuple[list[str], list[Row]]:
-    """A group's tensors, and one row for each (rate, epsilon, decay) that the plan gives them."""
-    names = [*group.get("param_names", ())]
-    if not names:
-        raise PlanError("a parameter group has no param_names: take groups from the plan")
-    if other := [name for name in names if name not in rows]:
-        raise PlanError(f"the plan is for another model: it has no tensor {other[0]!r}")
-    if len(names) != len(group["params"]):
-        raise PlanError(
-            f"a parameter group has {len(group['params'])} tensors and {len(names)} param_names: "
-            "take groups from the plan"
-        )
-    distinct: dict[tuple[float, float, float], Row] = {}
-    for row in (rows[name] for name in names):
-        distinct.setdefault((row.lr, row.eps, row.weight_decay), row)
-    return names, list(distinct.values())

@@ -60,6 +60,16 @@ class OptimizerConfig(Section):
         idle = set() if acts else {"min_dim_factored"}
         return {key: value for key, value in dump(self).items() if key not in idle}
 
+    @model_validator(mode="after")
+    def _decay_has_its_mode(self) -> OptimizerConfig:
+        if self.weight_decay and "decay_mode" not in self.model_fields_set:
+            raise ValueError(
+                f"optimizer.weight_decay {self.weight_decay:g} needs optimizer.decay_mode: one step "
+                f"removes {100 * self.weight_decay:.4g} % of a tensor with 'independent', its own "
+                "rate times that with 'per_group' (torch's), lr times that with 'global'"
+            )
+        return self
+
     @property
     def epsilon(self) -> float:
         """`eps`, or the optimiser's own."""

@@ -28,8 +28,13 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def _each(role: Role, *patterns: str) -> tuple[Rule, ...]:
-    return tuple(Rule(pattern, role) for pattern in patterns)
+def _each(role: Role, *patterns: str, trunk: bool | None = None) -> tuple[Rule, ...]:
+    return tuple(Rule(pattern, role, trunk=trunk) for pattern in patterns)
+
+
+def _outside(role: Role, *patterns: str) -> tuple[Rule, ...]:
+    """Tensors outside of all residual branches, which a rule for the depth treats apart."""
+    return _each(role, *patterns, trunk=True)
 
 
 # A decoder put together from torch's own layers (nn.Embedding, nn.TransformerEncoderLayer or
@@ -45,8 +50,10 @@ TORCH_DECODER_RULES = (
     *_each(Role.MLP_IN, "*linear1.weight"),
     *_each(Role.MLP_OUT, "*linear2.weight"),
     *_each(Role.HIDDEN_BIAS, "*in_proj_bias", "*out_proj.bias", "*linear?.bias", "bias_?"),
-    *_each(Role.NORM_SCALE, "*norm*.weight"),
-    *_each(Role.NORM_BIAS, "*norm*.bias"),
+    *_each(Role.NORM_SCALE, "*norm?.weight"),
+    *_each(Role.NORM_BIAS, "*norm?.bias"),
+    *_each(Role.FINAL_NORM_SCALE, "*norm.weight"),
+    *_outside(Role.NORM_BIAS, "*norm.bias"),
     Rule("readout.weight", Role.READOUT),
     Rule("readout.bias", Role.READOUT_BIAS),
 )
@@ -58,19 +65,29 @@ TIMM_VIT_RULES = (
     *_each(Role.POSITION_EMBEDDING, "cls_token", "dist_token", "reg_token", "pos_embed"),
     *_each(Role.POSITION_EMBEDDING, "attn_pool.latent"),
     *_each(Role.QKV, "blocks.*.attn.qkv.weight"),
-    *_each(Role.QUERY, "blocks.*.attn.q_proj.weight", "attn_pool.q.weight"),
+    *_each(Role.QUERY, "blocks.*.attn.q_proj.weight"),
     *_each(Role.KEY, "blocks.*.attn.k_proj.weight"),
     *_each(Role.VALUE, "blocks.*.attn.v_proj.weight"),
-    *_each(Role.HIDDEN, "attn_pool.kv.weight"),
-    *_each(Role.ATTENTION_OUTPUT, "blocks.*.attn.proj.weight", "attn_pool.proj.weight"),
-    *_each(Role.MLP_IN, "*.mlp.fc1.weight", "*.mlp.fc1_g.weight", "*.mlp.fc1_x.weight"),
-    *_each(Role.MLP_OUT, "*.mlp.fc2.weight"),
+    *_each(Role.ATTENTION_OUTPUT, "blocks.*.attn.proj.weight"),
+    *_each(Role.MLP_IN, *(f"blocks.*.mlp.{name}.weight" for name in ("fc1", "fc1_g", "fc1_x"))),
+    *_each(Role.MLP_OUT, "blocks.*.mlp.fc2.weight"),
     *_each(Role.LAYER_SCALE, "blocks.*.gamma", "blocks.*.gamma_?"),
-    *_each(Role.HIDDEN_BIAS, "patch_embed.proj.bias", "*.attn.*_bias", "*.attn.*proj.bias"),
-    *_each(Role.HIDDEN_BIAS, "*.attn.qkv.bias", "*.mlp.fc*.bias"),
-    *_each(Role.HIDDEN_BIAS, "attn_pool.q.bias", "attn_pool.kv.bias", "attn_pool.proj.bias"),
-    *_each(Role.NORM_SCALE, "*norm*.weight"),
-    *_each(Role.NORM_BIAS, "*norm*.bias"),
+    *_each(Role.HIDDEN_BIAS, "blocks.*.attn.*_bias", "blocks.*.attn.*proj.bias"),
+    *_each(Role.HIDDEN_BIAS, "blocks.*.attn.qkv.bias", "blocks.*.mlp.fc*.bias"),
+    *_each(Role.NORM_SCALE, "blocks.*norm*.weight"),
+    *_each(Role.NORM_BIAS, "blocks.*norm*.bias"),
+    *_outside(Role.QUERY, "attn_pool.q.weight"),
+    *_outside(Role.HIDDEN, "attn_pool.kv.weight"),
+    *_outside(Role.ATTENTION_OUTPUT, "attn_pool.proj.weight"),
+    *_outside(Role.MLP_IN, "attn_pool.mlp.fc1.weight"),
+    *_outside(Role.MLP_OUT, "attn_pool.mlp.fc2.weight"),
+    *_outside(Role.HIDDEN_BIAS, "patch_embed.proj.bias", "attn_pool.*q.bias", "attn_pool.kv.bias"),
+    *_outside(Role.HIDDEN_BIAS, "attn_pool.proj.bias", "attn_pool.mlp.fc?.bias"),
+    *_outside(Role.NORM_SCALE, "norm_pre.weight", "patch_embed.*norm*.weight"),
+    *_outside(Role.NORM_SCALE, "attn_pool.*norm*.weight"),
+    *_outside(Role.NORM_BIAS, "norm*.bias", "fc_norm.bias", "patch_embed.*norm*.bias"),
+    *_outside(Role.NORM_BIAS, "attn_pool.*norm*.bias"),
+    *_each(Role.FINAL_NORM_SCALE, "norm.weight", "fc_norm.weight"),
     *_each(Role.READOUT, "head.weight", "head_dist.weight"),
     *_each(Role.READOUT_BIAS, "head.bias", "head_dist.bias"),
 )
@@ -116,8 +133,10 @@ GPT2_RULES = (
     Rule("*.mlp.c_fc.weight", Role.MLP_IN, Layout.TRANSPOSED),
     Rule("*.mlp.c_proj.weight", Role.MLP_OUT, Layout.TRANSPOSED),
     *_each(Role.HIDDEN_BIAS, "*.c_attn.bias", "*.c_proj.bias", "*.c_fc.bias"),
-    Rule("*.ln_?.weight", Role.NORM_SCALE),
-    Rule("*.ln_?.bias", Role.NORM_BIAS),
+    Rule("*.h.*.ln_?.weight", Role.NORM_SCALE),
+    Rule("*.h.*.ln_?.bias", Role.NORM_BIAS),
+    Rule("transformer.ln_f.weight", Role.FINAL_NORM_SCALE),
+    Rule("transformer.ln_f.bias", Role.NORM_BIAS, trunk=True),
     Rule("lm_head.weight", Role.READOUT),
 )
 
@@ -132,20 +151,29 @@ _LLAMA_MATRICES = (
     Rule("*.self_attn.o_proj.weight", Role.ATTENTION_OUTPUT),
     *_each(Role.MLP_IN, "*.mlp.gate_proj.weight", "*.mlp.up_proj.weight"),
     Rule("*.mlp.down_proj.weight", Role.MLP_OUT),
-    Rule("*.mlp.gate.weight", Role.ROUTER),
-    Rule("*.mlp.experts.gate_up_proj", Role.MLP_IN, Layout.EXPERTS),
-    Rule("*.mlp.experts.down_proj", Role.MLP_OUT, Layout.EXPERTS),
+    *_each(Role.ROUTER, "*.mlp.gate.weight", "*_moe.router.weight"),
+    Rule("*.experts.gate_up_proj", Role.MLP_IN, Layout.EXPERTS),
+    Rule("*.experts.down_proj", Role.MLP_OUT, Layout.EXPERTS),
     Rule("*_proj.bias", Role.HIDDEN_BIAS),
     Rule("lm_head.weight", Role.READOUT),
 )
 
 # Hugging Face's Llama and its likes: Mistral, Qwen2 (biases), Qwen3 (norms of queries and keys),
-# Mixtral with its router and experts.
-LLAMA_RULES = (*_LLAMA_MATRICES, Rule("*norm.weight", Role.NORM_SCALE))
+# Mixtral with its router and experts; Granite, GraniteMoE and HyperCLOVA X, whose configs hold
+# factors, among them the residual multiplier of a rule for the depth.
+LLAMA_RULES = (
+    *_LLAMA_MATRICES,
+    *_each(Role.NORM_SCALE, "model.layers.*norm.weight", "model.layers.*norm?.weight"),
+    Rule("model.norm.weight", Role.FINAL_NORM_SCALE),
+)
 
 # Gemma 1 to 3. Their norms multiply by 1 + weight, so the weight starts at 0, as a bias does; and
 # they multiply word embeddings by the root of the width: set `embed_scale` of embed_tokens to 1.
-GEMMA_RULES = (*_LLAMA_MATRICES, Rule("*norm.weight", Role.NORM_BIAS))
+GEMMA_RULES = (
+    *_LLAMA_MATRICES,
+    Rule("model.layers.*norm.weight", Role.NORM_BIAS),
+    Rule("model.norm.weight", Role.NORM_BIAS, trunk=True),
+)
 
 GPT_NEOX_RULES = (
     Rule("gpt_neox.embed_in.weight", Role.TOKEN_EMBEDDING),
@@ -154,8 +182,10 @@ GPT_NEOX_RULES = (
     Rule("*.mlp.dense_h_to_4h.weight", Role.MLP_IN),
     Rule("*.mlp.dense_4h_to_h.weight", Role.MLP_OUT),
     *_each(Role.HIDDEN_BIAS, "*.query_key_value.bias", "*.dense.bias", "*.dense_*.bias"),
-    *_each(Role.NORM_SCALE, "*norm.weight"),
-    *_each(Role.NORM_BIAS, "*norm.bias"),
+    *_each(Role.NORM_SCALE, "*.layers.*norm.weight"),
+    *_each(Role.NORM_BIAS, "*.layers.*norm.bias"),
+    Rule("gpt_neox.final_layer_norm.weight", Role.FINAL_NORM_SCALE),
+    *_outside(Role.NORM_BIAS, "gpt_neox.final_layer_norm.bias"),
     Rule("lm_head.weight", Role.READOUT),
 )
 
@@ -170,11 +200,17 @@ BERT_RULES = (
     Rule("*.attention.output.dense.weight", Role.ATTENTION_OUTPUT),
     Rule("*.intermediate.dense.weight", Role.MLP_IN),
     *_each(Role.MLP_OUT, "*.layer.?.output.dense.weight", "*.layer.??.output.dense.weight"),
-    *_each(Role.HIDDEN, "*.transform.dense.weight", "*.pooler.dense.weight"),
-    *_each(Role.HIDDEN, "lm_head.dense.weight", "classifier.dense.weight"),
-    *_each(Role.HIDDEN_BIAS, "*.dense.bias", "*.query.bias", "*.key.bias", "*.value.bias"),
-    *_each(Role.NORM_SCALE, "*.LayerNorm.weight", "lm_head.layer_norm.weight"),
-    *_each(Role.NORM_BIAS, "*.LayerNorm.bias", "lm_head.layer_norm.bias"),
+    *_outside(Role.HIDDEN, "*.transform.dense.weight", "*.pooler.dense.weight"),
+    *_outside(Role.HIDDEN, "lm_head.dense.weight", "classifier.dense.weight"),
+    *_each(Role.HIDDEN_BIAS, "*.layer.*.dense.bias", "*.query.bias", "*.key.bias", "*.value.bias"),
+    *_outside(Role.HIDDEN_BIAS, "*.transform.dense.bias", "*.pooler.dense.bias"),
+    *_outside(Role.HIDDEN_BIAS, "lm_head.dense.bias", "classifier.dense.bias"),
+    Rule("*.layer.*.LayerNorm.weight", Role.NORM_SCALE),
+    Rule("*.layer.*.LayerNorm.bias", Role.NORM_BIAS),
+    *_outside(Role.NORM_SCALE, "*.embeddings.LayerNorm.weight"),
+    *_outside(Role.NORM_BIAS, "*.embeddings.LayerNorm.bias"),
+    *_each(Role.FINAL_NORM_SCALE, "*.transform.LayerNorm.weight", "lm_head.layer_norm.weight"),
+    *_outside(Role.NORM_BIAS, "*.transform.LayerNorm.bias", "lm_head.layer_norm.bias"),
     *_each(Role.READOUT, "*.decoder.weight", "classifier.weight", "classifier.out_proj.weight"),
     *_each(Role.READOUT_BIAS, "*.decoder.bias", "cls.predictions.bias", "lm_head.bias"),
     *_each(Role.READOUT_BIAS, "classifier.bias", "classifier.out_proj.bias"),
@@ -193,7 +229,8 @@ T5_RULES = (
     Rule("*.relative_attention_bias.weight", Role.RELATIVE_POSITION),
     *_each(Role.MLP_IN, "*.wi.weight", "*.wi_?.weight"),
     Rule("*.wo.weight", Role.MLP_OUT),
-    Rule("*layer_norm.weight", Role.NORM_SCALE),
+    Rule("*.layer.*.layer_norm.weight", Role.NORM_SCALE),
+    Rule("*.final_layer_norm.weight", Role.FINAL_NORM_SCALE),
     Rule("lm_head.weight", Role.READOUT),
 )
 
@@ -206,9 +243,12 @@ HF_VIT_RULES = (
     Rule("*.attention.o_proj.weight", Role.ATTENTION_OUTPUT),
     Rule("*.mlp.fc1.weight", Role.MLP_IN),
     Rule("*.mlp.fc2.weight", Role.MLP_OUT),
-    *_each(Role.HIDDEN_BIAS, "*.projection.bias", "*_proj.bias", "*.fc1.bias", "*.fc2.bias"),
-    *_each(Role.NORM_SCALE, "*layernorm*.weight"),
-    *_each(Role.NORM_BIAS, "*layernorm*.bias"),
+    *_outside(Role.HIDDEN_BIAS, "*.projection.bias"),
+    *_each(Role.HIDDEN_BIAS, "*_proj.bias", "*.fc1.bias", "*.fc2.bias"),
+    *_each(Role.NORM_SCALE, "*.layernorm_*.weight"),
+    *_each(Role.NORM_BIAS, "*.layernorm_*.bias"),
+    *_each(Role.FINAL_NORM_SCALE, "*.layernorm.weight"),
+    *_outside(Role.NORM_BIAS, "*.layernorm.bias"),
     Rule("classifier.weight", Role.READOUT),
     Rule("classifier.bias", Role.READOUT_BIAS),
 )
@@ -218,16 +258,19 @@ WHISPER_RULES = (
     Rule("model.decoder.embed_tokens.weight", Role.TOKEN_EMBEDDING),
     *_each(Role.POSITION_EMBEDDING, "model.*.embed_positions.weight"),
     Rule("model.encoder.conv1.weight", Role.PATCH_EMBEDDING),
-    Rule("model.encoder.conv2.weight", Role.HIDDEN),
+    Rule("model.encoder.conv2.weight", Role.HIDDEN, trunk=True),
     Rule("*_attn.q_proj.weight", Role.QUERY),
     Rule("*_attn.k_proj.weight", Role.KEY),
     Rule("*_attn.v_proj.weight", Role.VALUE),
     Rule("*_attn.out_proj.weight", Role.ATTENTION_OUTPUT),
     Rule("*.fc1.weight", Role.MLP_IN),
     Rule("*.fc2.weight", Role.MLP_OUT),
-    *_each(Role.HIDDEN_BIAS, "*.conv?.bias", "*_proj.bias", "*.fc?.bias"),
-    *_each(Role.NORM_SCALE, "*layer_norm.weight"),
-    *_each(Role.NORM_BIAS, "*layer_norm.bias"),
+    *_outside(Role.HIDDEN_BIAS, "*.conv?.bias"),
+    *_each(Role.HIDDEN_BIAS, "*_proj.bias", "*.fc?.bias"),
+    *_each(Role.NORM_SCALE, "*.layers.*layer_norm.weight"),
+    *_each(Role.NORM_BIAS, "*.layers.*layer_norm.bias"),
+    *_each(Role.FINAL_NORM_SCALE, "model.*coder.layer_norm.weight"),
+    *_outside(Role.NORM_BIAS, "model.*coder.layer_norm.bias"),
     Rule("proj_out.weight", Role.READOUT),
 )
 
@@ -283,7 +326,8 @@ def _norms_agree(model: nn.Module, assignments: Sequence[Assignment]) -> bool:
         module = model.get_submodule(path)
         if own == "weight" and "norm" in type(module).__name__.lower():
             guess = norm_guess(own, module)
-            if not guess.doubt and guess.role is not assignment.role:
+            starts_at_one = assignment.role in (Role.NORM_SCALE, Role.FINAL_NORM_SCALE)
+            if not guess.doubt and (guess.role is Role.NORM_SCALE) != starts_at_one:
                 return False
     return True
 

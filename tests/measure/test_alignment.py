@@ -10,8 +10,8 @@ from torch import nn
 from measure.probes import Probes
 from param_groups import Everett, Role, Rule
 from param_groups.layers import Linear
-from param_groups.stock.rules import TIMM_VIT_RULES
 from param_groups.roles import present
+from param_groups.stock.rules import TIMM_VIT_RULES
 from tests.measure.probed import decoder, planned, probed, probed_step, rms, rows, single
 
 

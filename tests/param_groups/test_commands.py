@@ -13,7 +13,7 @@ from param_groups.__main__ import everett_table, main
 ROOT = Path(__file__).parents[2]
 BLOCK = ["query", "key", "value", "attention_output", "mlp_in", "mlp_out"]
 SOLVE = "solve --parameterization {} --optimizer {} --alpha {} --omega {} --u {}"
-NUMBERS = {"init_mean", "init_std", "init_distribution", "multiplier", "lr", "eps", "decays"}
+NUMBERS = {"init_mean", "init_std", "init_distribution", "multiplier", "lr", "eps", "decay"}
 
 
 def output(command, capsys):
@@ -199,7 +199,7 @@ TABLES = {
             ("patch_embedding", "lr"): 768**-1.5,
             ("readout", "lr"): 1 / (768 * 1000**0.5),
             ("readout_bias", "lr"): 1000**-0.5,
-            ("readout_bias", "decays"): False,
+            ("readout_bias", "decay"): 0.0,
         },
         {},  # a ViT has no tied logits
     ),

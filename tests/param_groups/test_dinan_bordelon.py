@@ -118,7 +118,7 @@ def test_dinan_initialises_the_vision_model_as_the_paper_did(strategy, s):
             assert got[role].init_distribution == distribution, role
             assert got[role].init_std == pytest.approx(std, rel=1e-14), role
             assert got[role].init_mean == 0.0
-        assert [role for role, row in got.items() if not row.decays] == [Role.READOUT_BIAS]
+        assert [role for role, row in got.items() if not row.decay] == [Role.READOUT_BIAS]
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_bordelon_rates_first_layer_and_readout(N, H, L, alpha, optimizer):
     got = bordelon(prescription)
     for row in got.values():
         assert row.lr == pytest.approx(rate, rel=1e-14)
-        assert row.eps == 1.0 and row.decays
+        assert row.eps == 1.0 and row.decay == 1
     for role in EMBEDDINGS:
         assert got[role].multiplier == pytest.approx(first, rel=1e-13)
         assert got[role].init_std * got[role].multiplier == pytest.approx(1.0, rel=1e-13)

@@ -170,7 +170,10 @@ BAD_NUMBERS = [
     ({"weight_decay": -1.0}, "weight_decay must be finite and not negative"),
     ({"weight_decay": math.inf}, "weight_decay must be finite"),
     ({"decay_mode": "independant"}, "unknown decay mode 'independant'.*'independent'"),
-    ({"lr": 0.0, "weight_decay": 0.1}, "independent weight decay needs a learning rate above 0"),
+    (
+        {"lr": 0.0, "weight_decay": 0.1, "decay_mode": "independent"},
+        "independent weight decay needs a learning rate above 0",
+    ),
     ({"prescription": mup(12)}, "'tokens.weight'.*fan_out 8.*width 12"),
 ]
 
@@ -191,7 +194,9 @@ def test_a_learning_rate_of_zero_is_allowed():
 
 def test_groups_carry_real_numbers_and_the_names_of_their_tensors():
     model = Decoder()
-    result = decoder_plan(mup(eps_per_layer=True), model, weight_decay=0.01)
+    result = decoder_plan(
+        mup(eps_per_layer=True), model, weight_decay=0.01, decay_mode="independent"
+    )
     groups = result.groups(model, check=False)
     assert [(group["name"], len(group["params"])) for group in groups] == [
         ("token_embedding+position_embedding+norm_scale+readout", 5),
@@ -431,9 +436,9 @@ def test_differences_name_tensor_field_and_both_values_or_the_plan_that_has_it()
 
 
 def test_the_table_shows_blocks_once_and_every_number():
-    text = decoder_plan(model=Decoder(depth=12), weight_decay=0.1).table()
+    text = decoder_plan(model=Decoder(depth=12), weight_decay=0.1, decay_mode="independent").table()
     title, header, *body = text.splitlines()
-    assert "lr 0.1" in title and "weight decay 0.1 (independent)" in title
+    assert "lr 0.1" in title and "decay 10 % per step (independent)" in title
     assert "everett" in title and "mup" in title
     assert header.split() == "tensor role shape fan_in init multiplier lr eps decay/step".split()
     assert len(body) == 7

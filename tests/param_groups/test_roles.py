@@ -339,7 +339,8 @@ def test_timm_roles_are_the_right_ones():
         mlp_in: blocks.1.mlp.fc1.weight
         mlp_out: blocks.1.mlp.fc2.weight
         hidden_bias: patch_embed.proj.bias blocks.1.attn.qkv.bias blocks.1.mlp.fc2.bias
-        norm_scale: blocks.1.norm1.weight norm.weight
+        norm_scale: blocks.1.norm1.weight
+        final_norm_scale: norm.weight
         norm_bias: blocks.1.norm2.bias norm.bias
         readout: head.weight
         readout_bias: head.bias
@@ -369,7 +370,8 @@ def test_torch_decoder_roles_are_the_right_ones():
         mlp_out: L.linear2.weight
         hidden_bias: L.self_attn.in_proj_bias L.self_attn.out_proj.bias
         hidden_bias: L.linear1.bias L.linear2.bias
-        norm_scale: L.norm1.weight L.norm2.weight norm.weight
+        norm_scale: L.norm1.weight L.norm2.weight
+        final_norm_scale: norm.weight
         norm_bias: L.norm1.bias L.norm2.bias norm.bias
         readout: readout.weight
         readout_bias: readout.bias
@@ -407,7 +409,7 @@ def test_gpt2_roles_and_transposed_layers_are_the_right_ones():
         block + "mlp.c_fc.bias": (Role.HIDDEN_BIAS, 1, 48),
         block + "mlp.c_proj.weight": (Role.MLP_OUT, 48, 12),
         block + "mlp.c_proj.bias": (Role.HIDDEN_BIAS, 1, 12),
-        "transformer.ln_f.weight": (Role.NORM_SCALE, 1, 12),
+        "transformer.ln_f.weight": (Role.FINAL_NORM_SCALE, 1, 12),
         "transformer.ln_f.bias": (Role.NORM_BIAS, 1, 12),
         "lm_head.weight": (Role.READOUT, 12, 20),
     }
@@ -447,7 +449,7 @@ def test_llama_and_its_likes_are_covered(kind):
         layer + "mlp.down_proj.weight": (Role.MLP_OUT, 20, 12),
         layer + "input_layernorm.weight": (Role.NORM_SCALE, 1, 12),
         layer + "post_attention_layernorm.weight": (Role.NORM_SCALE, 1, 12),
-        "model.norm.weight": (Role.NORM_SCALE, 1, 12),
+        "model.norm.weight": (Role.FINAL_NORM_SCALE, 1, 12),
         "lm_head.weight": (Role.READOUT, 12, 16),
     }
     assert {n: (a.role, *a.fans) for n, a in assignments.items() if n in expected} == expected

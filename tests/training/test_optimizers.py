@@ -353,7 +353,15 @@ def test_a_plans_groups_resume_bit_for_bit(name, fused, size):
             attention_scale=0.25,
         )
         prescription = Everett("standard", width=128, base_width=32, gamma_embedding=3.0)
-        made = plan(model, DECODER_RULES, prescription, lr=1e-2, eps=1e-30, weight_decay=1e-3)
+        made = plan(
+            model,
+            DECODER_RULES,
+            prescription,
+            lr=1e-2,
+            eps=1e-30,
+            weight_decay=1e-3,
+            decay_mode="independent",
+        )
         made.initialise(model, seed=0)
         return model, make(name, made.groups(model), fused)
 

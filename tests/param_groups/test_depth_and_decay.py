@@ -1,0 +1,176 @@
+"""Rules for the depth on models that people have, CompleteP, decay as data of the prescription."""
+
+import pytest
+import torch
+from torch import nn
+
+from param_groups import CompleteP, Everett, PlanError, Rule, plan, rules_for, timescale
+from param_groups.check import stock
+from param_groups.stock.rules import stock as build
+from tests.param_groups.test_silently_wrong import NanoGPT
+
+
+def gpt(width, depth):
+    """nanoGPT's tensors, biases included, at a width and depth."""
+    model = NanoGPT(width)
+    blocks = [NanoGPT(width).transformer.h[0] for _ in range(depth)]
+    model.transformer.h = nn.ModuleList(blocks)
+    return model
+
+
+def planned(width, depth, rule=CompleteP, **fields):
+    with torch.device("meta"):
+        model = gpt(width, depth)
+    prescription = rule(width, 32, depth, 2, qk_exponent=-0.5, **fields)
+    return plan(
+        model,
+        rules_for(model),
+        prescription,
+        lr=0.1,
+        eps=1e-8,
+        weight_decay=1e-3,
+        decay_mode="independent",
+        absorb_multipliers=True,
+        applied={} if depth == 2 else {"residual_multiplier": prescription.residual_multiplier()},
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.75, 1.0])
+@pytest.mark.parametrize(("width", "depth"), [(96, 2), (32, 8), (96, 8)])
+def test_completep_is_that_of_its_authors_code(width, depth, alpha):
+    """nanoGPT-mup, branch completep, `configure_optimizers`: groups over those at the base sizes.
+    There one epsilon for all is 1/m r^(-alpha); here, as in the paper's later Equation 40, what no
+    branch holds has no power of the depth. The readout is tied there, with a factor 1/m."""
+    m, r = width / 32, depth / 2
+    base, large = planned(32, 2, alpha=alpha), planned(width, depth, alpha=alpha)
+    block = "transformer.h.0."
+    expected = {  # lr, epsilon, decay per step
+        "transformer.wte.weight": (1, 1 / m, 1),
+        "transformer.wpe.weight": (1, 1 / m, 1),
+        f"{block}ln_1.weight": (r ** (alpha - 1), r**-alpha / m, 0),
+        f"{block}ln_1.bias": (r ** (alpha - 1), r**-alpha / m, 0),
+        f"{block}attn.c_attn.weight": (r ** (alpha - 1) / m, r**-alpha / m, r ** (alpha - 1)),
+        f"{block}attn.c_attn.bias": (r ** (alpha - 1), r**-alpha / m, 0),
+        f"{block}mlp.c_proj.weight": (r ** (alpha - 1) / m, r**-alpha / m, r ** (alpha - 1)),
+        "transformer.ln_f.weight": (1, 1 / m, 0),
+        "transformer.ln_f.bias": (1, 1 / m, 0),
+        "lm_head.weight": (1 / m, 1, 1),
+    }
+    for name, (lr, eps, decay) in expected.items():
+        small, wide = base[name], large[name]
+        assert wide.lr / small.lr == pytest.approx(lr), name
+        assert wide.eps / small.eps == pytest.approx(eps), name
+        assert wide.decay_per_step == pytest.approx(1e-3 * decay), name
+    factors = {factor.name: factor.value for factor in large.forward}
+    assert factors.get("residual_multiplier", 1.0) == pytest.approx(r**-alpha)
+
+
+def test_completep_is_a_name_for_everetts_rule():
+    rule = CompleteP(96, 32, 8, 2)
+    fields = {"depth": 8, "base_depth": 2, "alpha_depth": 1.0, "eps_per_layer": True}
+    assert rule == Everett("mup", 96, 32, **fields, spare_vectors=True, decay_depth=True)
+    with pytest.raises(PlanError, match=r"alpha_depth must lie in \[1/2, 1\], got 0.4"):
+        CompleteP(96, 32, 8, 2, alpha=0.4)
+
+
+@pytest.mark.parametrize(
+    "name", ["hf:gpt2", "hf:bert", "hf:llama", "hf:whisper", "hf:vit", "timm:vit_small_patch16_224"]
+)
+def test_stock_models_can_be_planned_in_depth(name):
+    """Norms with biases in branches are the branches', the last norm and what stands before the
+    blocks is not; shipped rules say so."""
+    with torch.device("meta"):
+        model = stock.build(name, 64)
+    options = {"lr": 1.0, "absorb_multipliers": True, "head_dim": stock.HEAD_DIM}
+    flat = plan(model, rules_for(model), Everett("mup", 64, 64, qk_exponent=-0.5), **options)
+    rule = Everett("mup", 64, 64, qk_exponent=-0.5, depth=8, base_depth=2, alpha_depth=0.5)
+    deep = plan(model, rules_for(model), rule, applied={"residual_multiplier": 0.5}, **options)
+    for row in flat.rows:
+        parts = row.name.split(".")
+        inside = any(part.isdigit() for part in parts)
+        assert deep[row.name].lr == pytest.approx(row.lr * (0.5 if inside else 1.0)), row.name
+
+
+@pytest.mark.parametrize("kind", ["granite", "granitemoe", "hyperclovax"])
+def test_models_whose_config_multiplies_branches_are_read_and_checked(kind):
+    sizes = {"hidden_size": 64, "num_hidden_layers": 8, "num_attention_heads": 4}
+    sizes |= {"vocab_size": 64, "intermediate_size": 128, "attention_multiplier": 0.25}
+    rule = Everett("mup", 64, 64, qk_exponent=-0.5, depth=8, base_depth=2, alpha_depth=1.0)
+    for given in (0.25, 0.5):
+        with torch.device("meta"):
+            model = build(f"hf:{kind}", **sizes, residual_multiplier=given)
+        make = lambda model=model: plan(
+            model, rules_for(model), rule, lr=1.0, absorb_multipliers=True
+        )
+        if given == 0.25:
+            factors = {factor.name: factor.value for factor in make().forward}
+            assert factors == {"attention_scale": 0.25, "residual_multiplier": 0.25}
+        else:
+            with pytest.raises(PlanError, match="residual_multiplier 0.5 .*the plan has 0.25"):
+                make()
+
+
+# ------------------------------------------------------------------------------------------------
+# Decay
+
+
+@pytest.mark.parametrize("power", [0.0, -0.5, -1.0])
+@pytest.mark.parametrize("absorb", [True, False])
+def test_decay_per_step_has_the_powers_that_are_published(power, absorb):
+    """Of matrices that sum over the width; embeddings, norms and biases keep theirs."""
+    model = {n: gpt(n, 2) for n in (32, 128)}
+    rules = rules_for(model[32])
+
+    def made(width):
+        rule = Everett("standard", width, 32, decay_exponent=power)
+        return plan(
+            model[width], rules, rule, lr=0.1, weight_decay=1e-3, decay_mode="independent",
+            absorb_multipliers=absorb,
+        )  # fmt: skip
+
+    for row, wide in zip(made(32).rows, made(128).rows, strict=True):
+        sums = row.role in ("qkv", "attention_output", "mlp_in", "mlp_out", "readout")
+        assert row.decay_per_step == pytest.approx(1e-3)
+        assert wide.decay_per_step == pytest.approx(1e-3 * (4**power if sums else 1)), row.name
+
+
+def test_the_power_minus_one_is_torchs_coupled_decay_under_mup():
+    """AdamW with one weight_decay removes lr times it: matrices' rates fall as 1/n."""
+    ends = []
+    for fields, mode, decay in (
+        ({"decay_exponent": -1.0}, "independent", 1e-3),
+        ({}, "per_group", 1e-2),
+    ):
+        rule = Everett("mup", 128, 32, qk_exponent=-0.5, **fields)
+        model = gpt(128, 2)
+        numbers = plan(
+            model, rules_for(model), rule, lr=0.1, weight_decay=decay, decay_mode=mode,
+            absorb_multipliers=True,
+        )  # fmt: skip
+        rows = [row for row in numbers.rows if row.role in ("qkv", "mlp_out")]
+        ends.append([row.decay_per_step for row in rows])
+    assert ends[0] == pytest.approx(ends[1])
+
+
+def test_a_decay_without_a_mode_gives_both_readings_in_numbers():
+    model = nn.Sequential(nn.Linear(16, 16, bias=False))
+    make = lambda **more: plan(
+        model, [Rule("*", "mlp_in")], Everett("mup", 16, 16), lr=6e-4, **more
+    )
+    with pytest.raises(PlanError) as error:
+        make(weight_decay=0.1)
+    text = str(error.value)
+    assert "'independent' removes 10 % of every tensor per step" in text
+    assert "'per_group', torch's meaning, 0.006 %" in text and "\n" not in text
+    assert make(weight_decay=0.1, decay_mode="per_group").rows[0].decay_per_step == 0.1 * 6e-4
+    assert make().rows[0].weight_decay == 0
+    assert "0.006 % per step" in make(weight_decay=0.1, decay_mode="per_group").table()
+
+
+def test_a_time_scale_in_tokens_is_a_decay_per_step():
+    """Wang & Aitchison 2024: tau = 1 / (lr lambda) steps, held as a share of the run's tokens."""
+    decay = timescale(tokens_per_step=1000, tokens=1_000_000, tau=0.2)
+    assert decay == pytest.approx(1 / 200)  # 1,000 steps, of which a fifth
+    for wrong in ({"tau": 0.0}, {"tokens": 0}, {"tokens_per_step": -1}, {"tau": 1e-4}):
+        with pytest.raises(PlanError, match="timescale: "):
+            timescale(**{"tokens_per_step": 1000, "tokens": 1_000_000, "tau": 0.2, **wrong})
