@@ -17,10 +17,10 @@ import torch
 
 from measure.coordinate_check import summary
 from param_groups import assign, rules_for
-from param_groups.stock import rules as shipped
 from param_groups.check import stock
 from param_groups.check.measuring import measure
 from param_groups.check.slopes import fit
+from param_groups.stock import rules as shipped
 from training.files import write_text
 
 HEAD = """# Stock models

@@ -27,6 +27,9 @@ class ModelConfig(Section):
     """MLP width F as a multiple of D; bordelon has no default (the paper's is 1)."""
     context: Size
     """Tokens per row T."""
+    norms: bool = True
+    """Normalise before attention, MLP and readout, as the papers do. Without norms (not with
+    bordelon) nothing rescales the stream of residuals, and depth is seen."""
     vocab_size: Size | None = None
     """Rows of embedding and readout; by default the tokeniser's size. The paper has 32,101."""
 
@@ -51,18 +54,25 @@ class ModelConfig(Section):
     @model_serializer(mode="wrap")
     def _with_width(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """One model is one config, and one run, whichever of the two a file gives."""
-        return {key: value for key, value in dump(self).items() if key != "heads"}
+        idle = {"heads", *(("norms",) if self.norms else ())}
+        return {key: value for key, value in dump(self).items() if key not in idle}
 
 
 BORDELON = "bordelon"
 # The keys that a rule needs, and all that it has beside them.
 _EVERETT_NEEDS = ("alignment", "base_width")
 _GAMMAS = ("gamma_embedding", "gamma_hidden", "gamma_readout")
-_LATER = ("alpha_depth", "base_depth", "gamma_units")  # omitted where unset: older run ids stay
+_LATER = (
+    "alpha_depth",
+    "base_depth",
+    "gamma_units",
+    "decay_exponent",
+)  # omitted where unset: older run ids stay
 _EVERETT_HAS = (
     *_EVERETT_NEEDS,
     *_GAMMAS,
     "gamma_units",
+    "decay_exponent",
     "eps_per_layer",
     "embedding_std",
     "qk_exponent",
@@ -95,6 +105,9 @@ class PrescriptionConfig(Section):
     gamma_units: Literal["tensor", "effective"] | None = None
     """What the constants multiply: a tensor's rate (the default, and the paper's), or the rate of
     multiplier times tensor at base_width, which equivalent parameterisations share."""
+    decay_exponent: Annotated[float, Field(ge=-2, le=1)] | None = None
+    """A decay per step goes as (width / base_width)^this in matrices that sum over the width; by
+    default 0, independent decay. -1 is torch's coupled decay under muP."""
     eps_per_layer: bool = False
     """Scale epsilon with each layer type's gradient."""
     embedding_std: PositiveFloat | None = None
@@ -185,6 +198,8 @@ class Config(RunConfig):
     def _bordelon_is_complete(self) -> Config:
         if self.prescription.parameterization != BORDELON:
             return self
+        if not self.model.norms:
+            raise ValueError("model.norms false: bordelon's rule is for models with norms")
         if "mlp_ratio" not in self.model.model_fields_set:
             raise ValueError(
                 "key 'model.mlp_ratio' is missing; bordelon has no default, and the paper's is 1"

@@ -10,7 +10,9 @@ Sizes: B batch, T context, V vocabulary, D width, H heads, K head dimension, F M
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -70,6 +72,11 @@ def layer_norm(width: int, scale: bool) -> nn.Module:
     return LayerNorm(width) if scale else nn.LayerNorm(width, 1e-6, elementwise_affine=False)
 
 
+def no_norm(width: int) -> nn.Module:
+    """Nothing where a norm would stand."""
+    return nn.Identity()
+
+
 class Block(Scaled):
     """One pre-LayerNorm block: attention and MLP, on branches times `residual_multiplier`."""
 
@@ -82,13 +89,13 @@ class Block(Scaled):
         hidden: int,
         attention_scale: float,
         residual_multiplier: float,
-        norm_scale: bool,
+        norm: Callable[[int], nn.Module],
     ) -> None:
         super().__init__()
         self.residual_multiplier = residual_multiplier
-        self.attention_norm = layer_norm(width, norm_scale)
+        self.attention_norm = norm(width)
         self.attention = Attention(width, heads, attention_scale)
-        self.mlp_norm = layer_norm(width, norm_scale)
+        self.mlp_norm = norm(width)
         self.mlp = MLP(width, hidden)
 
     def forward(self, x_BxTxD: torch.Tensor) -> torch.Tensor:
@@ -121,7 +128,8 @@ class Decoder(nn.Module):
     """A decoder-only language model of `layers` blocks.
 
     Has L (4 D^2 + 2 D F) + 2 V D + T D parameters, (2L + 1) D more with `norm_scale` and V more
-    with `readout_bias`. The plan sets `attention_scale` and `residual_multiplier`.
+    with `readout_bias`. Without `norms` nothing is normalised.
+    The plan sets `attention_scale` and `residual_multiplier`.
     The loss never holds all logits at once.
     """
 
@@ -138,16 +146,18 @@ class Decoder(nn.Module):
         residual_multiplier: float = math.nan,
         norm_scale: bool = True,
         readout_bias: bool = False,
+        norms: bool = True,
     ) -> None:
         super().__init__()
         width = heads * head_dim
+        norm = functools.partial(layer_norm, scale=norm_scale) if norms else no_norm
         self.token_embedding = Embedding(vocab_size, width)
         self.position_embedding = Embedding(context, width)
         self.blocks = nn.ModuleList(
-            Block(width, heads, mlp_ratio * width, attention_scale, residual_multiplier, norm_scale)
+            Block(width, heads, mlp_ratio * width, attention_scale, residual_multiplier, norm)
             for _ in range(layers)
         )
-        self.final_norm = layer_norm(width, norm_scale)
+        self.final_norm = norm(width)
         self.readout = Linear(width, vocab_size, bias=readout_bias)
 
     def forward(

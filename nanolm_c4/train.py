@@ -53,6 +53,7 @@ def build_model(config: Config, vocab_size: int):
         mlp_ratio=shape.mlp_ratio,
         norm_scale=everett,
         readout_bias=not everett,
+        norms=shape.norms,
     )
 
 
@@ -60,9 +61,11 @@ def rules(config: Config):
     """The role of every tensor that the config's model has."""
     from param_groups.roles import DECODER_RULES, DEEP_DECODER_RULES, Role, Rule
 
+    no_scales = [rule for rule in DECODER_RULES if rule.role is not Role.NORM_SCALE]
+    if not config.model.norms:
+        return no_scales
     if config.prescription.parameterization != BORDELON:
         return DECODER_RULES if config.prescription.alpha_depth is None else DEEP_DECODER_RULES
-    no_scales = [rule for rule in DECODER_RULES if rule.role is not Role.NORM_SCALE]
     return (*no_scales, Rule("readout.bias", Role.READOUT_BIAS))
 
 

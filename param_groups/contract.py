@@ -81,9 +81,12 @@ class Numbers:
         square in Adafactor, where epsilon is added to g^2). Exact except for the floors of
         parameter scaling.
         """
-        m = self.multiplier
-        optimizer = choose("optimizer", exponent_optimizer(optimizer), OPTIMIZER_FAMILY)
-        lr_factor = {"sgd": m * m, "adam": m, "adafactor": 1.0}[OPTIMIZER_FAMILY[optimizer]]
+        m, family = self.multiplier, OPTIMIZER_FAMILY.get(exponent_optimizer(optimizer))
+        if family is None:
+            raise PlanError(
+                f"unknown optimizer {optimizer!r}; valid: {', '.join(OPTIMIZER_FAMILY)}"
+            )
+        lr_factor = {"sgd": m * m, "adam": m, "adafactor": 1.0}[family]
         eps_factor = m**2 if optimizer == "adafactor" else m
         return replace(
             self,

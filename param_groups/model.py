@@ -5,7 +5,8 @@ Each check raises PlanError, one line that names the tensor and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence, Set
 
 import torch
 from torch import nn
@@ -15,6 +16,9 @@ from param_groups.contract import Prescription, finite
 from param_groups.layers import Multiplied
 from param_groups.roles import (
     BLOCK,
+    FUSED_PARTS,
+    TRUNK,
+    UNTIE,
     WIDTH_AXIS,
     Assignment,
     Fans,
@@ -22,10 +26,41 @@ from param_groups.roles import (
     PlanError,
     Role,
     Rule,
+    assign,
     fans_of,
 )
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def prepared(
+    model: nn.Module,
+    rules: Sequence[Rule],
+    prescription: Prescription,
+    base: nn.Module | Fans | None = None,
+) -> list[tuple[Assignment, Prescription]]:
+    """Every tensor with its role and the prescription at its width and place in the model.
+
+    Raises PlanError for whatever in model, rules or widths leaves a tensor without right numbers.
+    """
+    if not isinstance(prescription, Prescription):
+        raise PlanError(f"a prescription is one of Everett, Dinan, Bordelon; got {prescription!r}")
+    if lacking := {"width", "optimizer"} - {*dir(prescription)}:
+        raise PlanError(f"{type(prescription).__name__} has no {sorted(lacking)[0]}")
+    if isinstance(model, nn.Module):  # else `assign` says what a model is
+        check_tensors(model)
+    assignments = assign(model, rules)
+    ratios = check_assigned(model, assignments, rules, prescription, base)
+    prescription.check_roles({one.role for one in assignments})
+    matrices = (*BLOCK, *FUSED_PARTS)
+    paths = {_list_of(one) for one in assignments if one.role in matrices}
+    found = []
+    for one in assignments:
+        rule = prescription.scaled(ratios[one.name]) if one.name in ratios else prescription
+        rule = _at_its_place(rule, one, paths)
+        _check_tie(model, one, rule)
+        found.append((one, rule))
+    return found
 
 
 def check_tensors(model: nn.Module) -> None:
@@ -197,3 +232,66 @@ def _base_ratios(
                 "without eps_per_layer, or scale all widths alike"
             )
     return {a.name: grew[a.name][0 if a.role in _SUMS_OVER_WIDTH else 1] for a in assignments}
+
+
+# ------------------------------------------------------------------------------------------------
+# Places and ties
+
+
+def _at_its_place(
+    prescription: Prescription, assignment: Assignment, lists: Set[str | None]
+) -> Prescription:
+    """The prescription for tensors in residual branches, or for those outside of them; `lists` are
+    the paths of numbered blocks.
+
+    Raises PlanError where these differ and nothing says where this one stands.
+    """
+    outside = prescription.outside_branches()
+    if outside is prescription:
+        return prescription
+    if assignment.trunk is False and assignment.role in TRUNK:
+        raise PlanError(
+            f"{assignment.name!r} ({assignment.role}) stands outside of all residual "
+            "branches by its role; leave trunk=False out of its rule"
+        )
+    number = _list_of(assignment)
+    placed = assignment.trunk is not None or (number is not None and number in lists)
+    if assignment.role not in TRUNK and not placed:
+        raise PlanError(
+            f"{assignment.name!r} ({assignment.role}) is in no numbered block, and tensors outside "
+            "of the residual branches have other rates than those inside: say "
+            "Rule(..., trunk=True) if it stands outside, trunk=False if inside"
+        )
+    return outside if assignment.trunk else prescription
+
+
+def _list_of(assignment: Assignment) -> str | None:
+    """The path up to a tensor's first number, such as model.layers; None without a number."""
+    parts = assignment.name.split(".")
+    before = [*itertools.takewhile(lambda part: not part.isdigit(), parts)]
+    return ".".join(before) if len(before) < len(parts) else None
+
+
+def _check_tie(model: nn.Module, assignment: Assignment, prescription: Prescription) -> None:
+    """Refuses a word embedding that is also the readout where one row cannot serve as both."""
+    paths = [name.rpartition(".")[0] for name in (assignment.name, *assignment.tied_to)]
+    tables = [isinstance(model.get_submodule(path), nn.Embedding) for path in paths]
+    named = assignment.role is Role.TOKEN_EMBEDDING
+    if not assignment.tied_to or all(tables) or not (named or any(tables)):
+        return
+    if named and prescription.ties_readout():
+        return
+    rows, width = assignment.parameter.shape[0], assignment.parameter.shape[-1]
+    embedding = prescription(Role.TOKEN_EMBEDDING, 1, width)
+    readout = prescription(Role.READOUT, width, rows)
+    if any(getattr(readout, key) != getattr(embedding, key) for key in ("lr", "multiplier", "eps")):
+        way_out = UNTIE
+        if prescription.ties_readout():
+            way_out = f"; give it the role {Role.TOKEN_EMBEDDING}, whose numbers are meant for both"
+        raise PlanError(
+            f"{assignment.name!r} is tied to {', '.join(assignment.tied_to)}, but "
+            f"{type(prescription).__name__} gives {Role.TOKEN_EMBEDDING} lr {embedding.lr:g} x, "
+            f"eps {embedding.eps:g} x and multiplier {embedding.multiplier:g}, {Role.READOUT} lr "
+            f"{readout.lr:g} x, eps {readout.eps:g} x and multiplier {readout.multiplier:g}"
+            f"{way_out}"
+        )

@@ -10,10 +10,9 @@ work on the rows, so what was trained can be read back from what was saved.
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -27,17 +26,11 @@ from param_groups.contract import (
     python_number,
 )
 from param_groups.roles import (
-    BLOCK,
-    FUSED_PARTS,
-    TRUNK,
-    UNTIE,
     Assignment,
     Fans,
     PlanError,
     Role,
     Rule,
-    assign,
-    check_model,
     choose,
 )
 from param_groups.rows import READERS, Factor, Row, factor_differences, row_differences, table
@@ -267,31 +260,23 @@ def plan(
     Raises PlanError for a model, rule, width or number that cannot be given a learning rate, and
     for a forward factor that the model does not apply, or applies though the plan has none.
     """
-    from param_groups import tensors
-    from param_groups.model import check_assigned, check_tensors
+    from param_groups.model import prepared
+    from param_groups.tensors import settle_factors
 
-    check_model(model)
-    lr, eps, weight_decay = _numbers(prescription, lr, eps, weight_decay)
-    decay_mode = _decay_mode(decay_mode, lr, weight_decay)
+    lr, eps, weight_decay, decay_mode = _numbers(lr, eps, weight_decay, decay_mode)
+    applied = _applied(applied, head_dim)
     check_flag("absorb_multipliers", absorb_multipliers)
-    applied = _factors(applied, head_dim)
-    check_tensors(model)
-    assignments = assign(model, rules)
-    ratios = check_assigned(model, assignments, rules, prescription, base)
+    placed = prepared(model, rules, prescription, base)
     held = [one for reader in READERS for one in reader(model)]
     queries = {} if "attention_scale" in applied else {n: h for h in held for n in h.queries}
-    lists = _lists(assignments)
     rows = []
-    for assignment in assignments:
-        name, role = assignment.name, assignment.role
-        rule = prescription.scaled(ratios[name]) if name in ratios else prescription
-        rule = _at_its_place(rule, assignment, lists)
-        numbers = rule(role, *assignment.fans)
+    for assignment, rule in placed:
+        numbers = rule(assignment.role, *assignment.fans)
         scale = assignment.scale
-        if role is Role.QUERY and name in queries:  # which carry what their attention lacks
-            scale *= prescription.attention_scale(queries[name].head_dim or 1)
+        if assignment.role is Role.QUERY and assignment.name in queries:
+            # Initial queries carry the factor that their attention lacks.
+            scale *= prescription.attention_scale(queries[assignment.name].head_dim or 1)
         numbers = numbers.starting_at(scale)
-        _check_tie(model, assignment, rule)
         wd = weight_decay * numbers.decay
         if absorb_multipliers:
             absorbed = numbers.absorbed(prescription.optimizer)
@@ -301,50 +286,35 @@ def plan(
         rows.append(_row(assignment, numbers, lr, eps, wd, decay_mode))
     rows = _spared(rows, no_decay, weight_decay, decay_mode)
     roles = {row.role for row in rows}
-    prescription.check_roles(roles)
-    forward = tensors.settle_factors(model, roles, prescription, applied, head_dim, held)
+    forward = settle_factors(model, roles, prescription, applied, head_dim, held)
     origin = prescription.describe()
     return Plan(tuple(rows), origin, lr, eps, weight_decay, decay_mode, forward)
 
 
 def _numbers(
-    prescription: Prescription, lr: float, eps: float, weight_decay: float
-) -> tuple[float, float, float]:
-    """The global numbers as Python's own; refuses what is none."""
-    if not isinstance(prescription, Prescription):
-        raise PlanError(f"a prescription is one of Everett, Dinan, Bordelon; got {prescription!r}")
-    if lacking := {"width", "optimizer"} - {*dir(prescription)}:
-        raise PlanError(f"{type(prescription).__name__} has no {sorted(lacking)[0]}")
+    lr: float, eps: float, weight_decay: float, decay_mode: str | None
+) -> tuple[float, float, float, str]:
+    """The global numbers as Python's own; refuses what is none, and a decay without its mode, as
+    its two readings differ by the rate."""
     for name, value in (("lr", lr), ("eps", eps), ("weight_decay", weight_decay)):
         if not (finite(value) and value >= 0):
             raise PlanError(f"{name} must be finite and not negative, got {value!r}")
-    return python_number(lr), python_number(eps), python_number(weight_decay)
-
-
-def _decay_mode(mode: str | None, lr: float, weight_decay: float) -> str:
-    """The mode; without one a decay is refused, as its two readings differ by the rate."""
-    if mode is None and weight_decay:
+    if decay_mode is None and weight_decay:
         raise PlanError(
             f"weight_decay {weight_decay:g} needs a decay_mode: 'independent' removes "
             f"{100 * weight_decay:.4g} % of every tensor per step, 'per_group', torch's meaning, "
             f"{100 * weight_decay * lr:.4g} % at this rate; 'global' is that of Dinan et al. (1.94)"
         )
-    return choose("decay mode", mode or "independent", DECAY_MODES)
+    mode = choose("decay mode", decay_mode or "independent", DECAY_MODES)
+    return python_number(lr), python_number(eps), python_number(weight_decay), mode
 
 
-def _factors(applied: Mapping[str, float] | None, head_dim: int | None) -> Mapping[str, float]:
+def _applied(applied: Mapping[str, float] | None, head_dim: int | None) -> Mapping[str, float]:
     if not isinstance(applied, (Mapping, NoneType)):
         raise PlanError(f"applied is a dict of forward factors, got {applied!r}")
     if head_dim is not None:
         check_sizes("plan", head_dim=head_dim)
     return applied or {}
-
-
-def _lists(assignments: Sequence[Assignment]) -> set[str]:
-    """The paths of the numbered lists that hold blocks: those with matrices of blocks in them."""
-    matrices = (*BLOCK, *FUSED_PARTS)
-    paths = (_list_of(one) for one in assignments if one.role in matrices)
-    return {path for path in paths if path is not None}
 
 
 def _spared(
@@ -365,66 +335,6 @@ def _spared(
                 f"that fraction is {DECAY_MODES[decay_mode]}"
             )
     return rows
-
-
-def _at_its_place(
-    prescription: Prescription, assignment: Assignment, lists: Set[str]
-) -> Prescription:
-    """The prescription for tensors in residual branches, or for those outside of them; `lists` are
-    the paths of numbered blocks.
-
-    Raises PlanError where these differ and nothing says where this one stands.
-    """
-    outside = prescription.outside_branches()
-    if outside is prescription:
-        return prescription
-    if assignment.trunk is False and assignment.role in TRUNK:
-        raise PlanError(
-            f"{assignment.name!r} ({assignment.role}) stands outside of all residual "
-            "branches by its role; leave trunk=False out of its rule"
-        )
-    placed = assignment.trunk is not None or _list_of(assignment) in lists
-    if assignment.role not in TRUNK and not placed:
-        raise PlanError(
-            f"{assignment.name!r} ({assignment.role}) is in no numbered block, and tensors outside "
-            "of the residual branches have other rates than those inside: say "
-            "Rule(..., trunk=True) if it stands outside, trunk=False if inside"
-        )
-    return outside if assignment.trunk else prescription
-
-
-def _list_of(assignment: Assignment) -> str | None:
-    """The path up to a tensor's first number, such as model.layers; None without a number."""
-    parts = assignment.name.split(".")
-    before = [*itertools.takewhile(lambda part: not part.isdigit(), parts)]
-    return ".".join(before) if len(before) < len(parts) else None
-
-
-def _check_tie(model: nn.Module, assignment: Assignment, prescription: Prescription) -> None:
-    """Refuses a word embedding that is also the readout where one row cannot serve as both."""
-    from torch import nn
-
-    paths = [name.rpartition(".")[0] for name in (assignment.name, *assignment.tied_to)]
-    tables = [isinstance(model.get_submodule(path), nn.Embedding) for path in paths]
-    named = assignment.role is Role.TOKEN_EMBEDDING
-    if not assignment.tied_to or all(tables) or not (named or any(tables)):
-        return
-    if named and prescription.ties_readout():
-        return
-    rows, width = assignment.parameter.shape[0], assignment.parameter.shape[-1]
-    embedding = prescription(Role.TOKEN_EMBEDDING, 1, width)
-    readout = prescription(Role.READOUT, width, rows)
-    if any(getattr(readout, key) != getattr(embedding, key) for key in ("lr", "multiplier", "eps")):
-        way_out = UNTIE
-        if prescription.ties_readout():
-            way_out = f"; give it the role {Role.TOKEN_EMBEDDING}, whose numbers are meant for both"
-        raise PlanError(
-            f"{assignment.name!r} is tied to {', '.join(assignment.tied_to)}, but "
-            f"{type(prescription).__name__} gives {Role.TOKEN_EMBEDDING} lr {embedding.lr:g} x, "
-            f"eps {embedding.eps:g} x and multiplier {embedding.multiplier:g}, {Role.READOUT} lr "
-            f"{readout.lr:g} x, eps {readout.eps:g} x and multiplier {readout.multiplier:g}"
-            f"{way_out}"
-        )
 
 
 def _row(

@@ -168,7 +168,7 @@ def settle_factors(
     factors: dict[tuple[str, int | None], Factor] = {}
 
     def wanted(name: str, size: int | None) -> float:
-        return forward.get(name, 1.0) if size is None else prescription.attention_scale(size)
+        return prescription.forward(size).get(name, 1.0)
 
     def add(name: str, value: float, size: int | None) -> None:
         factors.setdefault((name, size), Factor(name, value, size))
@@ -189,12 +189,11 @@ def settle_factors(
         size = one.head_dim or head_dim or getattr(prescription, "head_dim", None)
         if one.factor in applied:
             value, source = applied[one.factor], "applied says"
-        elif one.factor != "attention_scale":
-            value, source = forward.get(one.factor, 1.0), f"{rule} has"
-        elif size is None or one.queries:
+        elif one.factor == "attention_scale" and (size is None or one.queries):
             continue
         else:
-            value, source = prescription.attention_scale(size), f"{rule} asks for"
+            verb = "asks for" if one.factor == "attention_scale" else "has"
+            value, source = wanted(one.factor, size), f"{rule} {verb}"
         if problem := _other_value(one, value, source, size):
             raise PlanError(f"{one.path!r} ({one.kind}) {problem}")
         if one.factor == "attention_scale" and size is not None:
@@ -213,7 +212,7 @@ def settle_factors(
             "(Everett's qk_exponent=-0.5)"
         )
     if attends and "attention_scale" not in present and head_dim is not None:
-        add("attention_scale", prescription.attention_scale(head_dim), head_dim)  # the library's
+        add("attention_scale", wanted("attention_scale", head_dim), head_dim)  # the library's
     for name, value in forward.items():
         if name not in present:
             raise PlanError(

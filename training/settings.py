@@ -64,7 +64,7 @@ class OptimizerConfig(Section):
     def _decay_has_its_mode(self) -> OptimizerConfig:
         if self.weight_decay and "decay_mode" not in self.model_fields_set:
             raise ValueError(
-                f"optimizer.weight_decay {self.weight_decay:g} needs optimizer.decay_mode: one step "
+                f"optimizer.weight_decay {self.weight_decay:g} needs optimizer.decay_mode: a step "
                 f"removes {100 * self.weight_decay:.4g} % of a tensor with 'independent', its own "
                 "rate times that with 'per_group' (torch's), lr times that with 'global'"
             )

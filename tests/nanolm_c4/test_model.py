@@ -1,5 +1,6 @@
 """The decoder: sizes, causality, and agreement with plain torch."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -38,6 +39,8 @@ def reference_logits(model, ids):
     heads, width = SMALL["heads"], SMALL["heads"] * SMALL["head_dim"]
 
     def norm(x, name):
+        if name not in weights:
+            return x
         centred = x - x.mean(-1, keepdim=True)
         return centred / (centred.square().mean(-1, keepdim=True) + 1e-6).sqrt() * weights[name]
 
@@ -64,8 +67,10 @@ def reference_logits(model, ids):
     return norm(x, "final_norm.weight") @ weights["readout.weight"].T
 
 
-def test_logits_and_gradients_agree_with_the_written_out_decoder():
-    model, ids = small(), tokens()
+@pytest.mark.parametrize("norms", [True, False])
+def test_logits_and_gradients_agree_with_the_written_out_decoder(norms):
+    model, ids = small(norms=norms), tokens()
+    assert any("norm" in name for name, _ in model.named_parameters()) is norms
     expected = reference_logits(model, ids)
     got = torch.autograd.grad(model(ids).square().sum(), list(model.parameters()))
     wanted = torch.autograd.grad(expected.square().sum(), list(model.parameters()))

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from nanolm_c4.train import EXPERIMENT
+from nanolm_c4.config import Config
+from nanolm_c4.train import EXPERIMENT, build_plan
 from tests.experiment_cases import write_texts
 from training.config import load
 from training.errors import UserError
@@ -24,6 +25,27 @@ def test_the_plan_has_the_papers_rates(capsys):
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["readout.weight"]["lr"] == pytest.approx(0.001 / 2)
     assert rows["token_embedding.weight"]["lr"] == pytest.approx(0.001)
+
+
+def test_decay_goes_with_the_width_as_the_config_says():
+    def per_step(*overrides):
+        changes = ["model.width=256", "prescription.base_width=64", *overrides]
+        config = load(
+            Config,
+            ROOT / LAPTOP,
+            [
+                "prescription.parameterization=mup",
+                "optimizer.weight_decay=1e-4",
+                "optimizer.decay_mode=independent",
+                *changes,
+            ],
+        )
+        numbers = {row.name: row.lr * row.weight_decay for row in build_plan(config).rows}
+        return numbers["blocks.0.mlp.up.weight"], numbers["token_embedding.weight"]
+
+    hidden, embedding = per_step()
+    assert hidden == pytest.approx(embedding)
+    assert per_step("prescription.decay_exponent=-1") == pytest.approx((hidden / 4, embedding))
 
 
 @pytest.mark.parametrize(
@@ -69,6 +91,13 @@ def test_a_run_without_a_final_evaluation_says_so():
             "model.vocab_size 5 is smaller than the tokeniser's",
         ),
         ([LAPTOP, "data.source=local"], "data.path is missing"),
+        (
+            [
+                "nanolm_c4/configs/infinite_limits_laptop.yaml",
+                "model.norms=false",
+            ],
+            "model.norms false: bordelon's rule is for models with norms",
+        ),
         ([LAPTOP, "data.max_train_tokens=0"], "data.max_train_tokens: expected greater than 0"),
         ([LAPTOP, "data.max_validation_tokens=0"], "tokens: expected greater than 0"),
         ([LAPTOP, "data.tokenizer_vocab_size=63"], "size: expected greater than or equal to 64"),
