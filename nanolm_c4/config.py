@@ -66,12 +66,14 @@ _LATER = (
     "alpha_depth",
     "base_depth",
     "gamma_units",
+    "embedding_exponent",
     "decay_exponent",
-)  # omitted where unset: older run ids stay
+)  # left out where unset, so that runs without them keep their ids
 _EVERETT_HAS = (
     *_EVERETT_NEEDS,
     *_GAMMAS,
     "gamma_units",
+    "embedding_exponent",
     "decay_exponent",
     "eps_per_layer",
     "embedding_std",
@@ -105,6 +107,8 @@ class PrescriptionConfig(Section):
     gamma_units: Literal["tensor", "effective"] | None = None
     """What the constants multiply: a tensor's rate (the default, and the paper's), or the rate of
     multiplier times tensor at base_width, which equivalent parameterisations share."""
+    embedding_exponent: Annotated[float, Field(ge=-2, le=2)] | None = None
+    """Rates of embeddings go as (width / base_width)^this beside the rule; by default 0."""
     decay_exponent: Annotated[float, Field(ge=-2, le=1)] | None = None
     """A decay per step goes as (width / base_width)^this in matrices that sum over the width; by
     default 0, independent decay. -1 is torch's coupled decay under muP."""

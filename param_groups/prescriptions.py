@@ -40,10 +40,9 @@ from param_groups.roles import BIASES, BLOCK, SCALES, TRUNK, PlanError, Role, ch
 # Which of the paper's three layer types a role belongs to (App. C.1). The paper's model has no
 # biases; like every tensor of fan-in 1 they scale as the embedding layer (Yang et al. 2022, Table
 # 8: "input weights and all biases"), the readout's apart (see `Everett.numbers`).
+_EMBEDDINGS = (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING)
 LAYER_TYPE = {
-    **dict.fromkeys(
-        (Role.TOKEN_EMBEDDING, Role.POSITION_EMBEDDING, Role.PATCH_EMBEDDING), "embedding"
-    ),
+    **dict.fromkeys(_EMBEDDINGS, "embedding"),
     **dict.fromkeys((*SCALES, *BIASES), "embedding"),
     **dict.fromkeys((*BLOCK, Role.HIDDEN), "hidden"),
     Role.READOUT: "readout",
@@ -82,6 +81,10 @@ class Everett(Prescription):
     whose rates fall with it: 0 is independent decay (App. F; mup; CompleteP), -1/2 Fan et al. 2025,
     -1 what torch's AdamW does under muP (Qiu et al. 2025). With `decay_depth` it takes the depth's
     factor on the rate, too. `spare_vectors` takes norms and biases out.
+
+    Rates of embeddings (tokens, positions, patches) are multiplied by (n/b)^embedding_exponent: 1
+    beside "standard" and "global" keeps the embedding's rate while the one rate falls (Kalra &
+    Barkeshli 2026), -1/2 beside muP is for large vocabularies (Hayou & Liu 2025).
 
     The constants gamma_l multiply the rates of the tensors, as in the paper, or with `gamma_units`
     "effective" those of multiplier times tensor at the base width (gamma_l / m for Adam, / m^2 for
@@ -124,6 +127,7 @@ class Everett(Prescription):
     base_depth: float = 1.0
     alpha_depth: float | None = None
     hidden_layers: int | None = None
+    embedding_exponent: float = 0.0
     decay_exponent: float = 0.0
     decay_depth: bool = False
     spare_vectors: bool = False
@@ -132,8 +136,9 @@ class Everett(Prescription):
         choose("parameterization", self.parameterization, exponents.PARAMETERIZATION_TABLE)
         for flag in ("eps_per_layer", "decay_depth", "spare_vectors"):
             check_flag(f"Everett: {flag}", getattr(self, flag))
-        if not finite(self.decay_exponent):
-            raise PlanError(f"Everett: decay_exponent must be finite, got {self.decay_exponent!r}")
+        for name in ("embedding_exponent", "decay_exponent"):
+            if not finite(getattr(self, name)):
+                raise PlanError(f"Everett: {name} must be finite, got {getattr(self, name)!r}")
         choose("gamma_units", self.gamma_units, ("tensor", "effective"))
         self._settle(OPTIMIZER_FAMILY)
         self._check_alignment()
@@ -176,7 +181,12 @@ class Everett(Prescription):
         """The fields by name; without those that came later, unless they act."""
         fields = super().describe()
         idle: dict[str, object] = {"hidden_layers": None, "gamma_units": "tensor"}
-        idle |= {"decay_exponent": 0.0, "decay_depth": False, "spare_vectors": False}
+        idle |= {
+            "embedding_exponent": 0.0,
+            "decay_exponent": 0.0,
+            "decay_depth": False,
+            "spare_vectors": False,
+        }
         return {key: fields[key] for key in fields if key not in idle or fields[key] != idle[key]}
 
     def numbers(self, role: Role, fan_in: int, fan_out: int) -> Numbers:
@@ -219,12 +229,13 @@ class Everett(Prescription):
         layer = getattr(exponents.PARAMETERIZATION_TABLE[self.parameterization], layer_type)
         multiplier = _power(self.width, -layer.a)
         mean, std = self._init(role, layer_type, fan_in, layer.b, multiplier)
+        extra = float(self._ratio**self.embedding_exponent) if role in _EMBEDDINGS else 1.0
         return Numbers(
             init_std=std,
             init_distribution=NORMAL if std > 0 else CONSTANT,
             init_mean=mean,
             multiplier=multiplier,
-            lr=self._gamma(layer_type) * _power(self._ratio, self.lr_exponent(layer_type)),
+            lr=self._gamma(layer_type) * _power(self._ratio, self.lr_exponent(layer_type)) * extra,
             eps=_power(self._ratio, self._eps_exponent(layer_type)),
             decay=self._decay(role, layer_type),
         )

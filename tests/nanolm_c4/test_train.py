@@ -48,6 +48,18 @@ def test_decay_goes_with_the_width_as_the_config_says():
     assert per_step("prescription.decay_exponent=-1") == pytest.approx((hidden / 4, embedding))
 
 
+def test_the_embeddings_rate_goes_with_the_width_as_the_config_says():
+    changes = ["model.width=256", "prescription.base_width=64", "prescription.embedding_exponent=1"]
+    config = load(Config, ROOT / LAPTOP, changes)
+    rates = {row.name: row.lr for row in build_plan(config).rows}
+    assert (
+        rates["token_embedding.weight"]
+        == rates["position_embedding.weight"]
+        == 4 * config.optimizer.lr
+    )
+    assert rates["final_norm.weight"] == rates["blocks.0.mlp.up.weight"] == config.optimizer.lr
+
+
 @pytest.mark.parametrize(
     ("limit", "refused"), [(6_600_000_000, True), (900, True), (768, False), (None, False)]
 )
