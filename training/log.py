@@ -7,7 +7,6 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.listener: Callable[[Log, dict[str, Any]], None] | None = None
-        """Told every line that is added."""
         self._bytes, self._hash = 0, hashlib.sha256()
 
     def append(self, record: dict[str, Any]) -> None:
@@ -36,14 +33,6 @@ class Log:
             file.write(line)
         self._bytes += len(line)
         self._hash.update(line)
-        if self.listener is not None:
-            self.listener(self, record)
-
-    def lines(self) -> list[dict[str, Any]]:
-        """What the file holds; nothing before it is there."""
-        if not self.path.exists():
-            return []
-        return [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
 
     def position(self) -> dict[str, Any]:
         """Length and checksum of what has been written, once it is on the disk."""

@@ -30,7 +30,7 @@ from accelerate.utils import (
 )
 
 from param_groups.schedules import factor as schedule_factor
-from training import environment, loading, processes, runs, sharding
+from training import environment, loading, processes, runs, sharding, trackers
 from training.evaluation import evaluate
 from training.files import write_json
 from training.log import History, Log, finite
@@ -46,7 +46,6 @@ from training.task import (
     build_optimizer,
     initialise,
 )
-from training.trackers import Trackers, check_installed
 
 EMULATE_BF16 = "TRAINING_EMULATE_BF16"
 SKIPS = 100  # steps in a row without a finite gradient are divergence
@@ -58,7 +57,9 @@ def train(task: Task, run_dir: Path, progress: Progress | None = None) -> dict[s
     try:
         return loop.run()
     finally:
-        loop.trackers.finish()
+        for tracker in loop.accelerator.trackers:
+            with trackers.harmless(loop.accelerator):
+                tracker.finish()
 
 
 class Loop:
@@ -67,7 +68,7 @@ class Loop:
     def __init__(self, task: Task, run_dir: Path, progress: Progress | None = None) -> None:
         self.task, self.run_dir, self.progress = task, run_dir, progress
         self.settings = task.config.training
-        check_installed(self.settings.trackers)
+        trackers.check_installed(self.settings.trackers)
         self.sharding = sharding.requested()
         self.precision = self._precision()
         self.accelerator = self._accelerator()
@@ -86,12 +87,6 @@ class Loop:
         self.timed = (0, 0.0, 0.0)
         self.metrics, self.timing = Log(run_dir / "metrics.jsonl"), Log(run_dir / "timing.jsonl")
         self.logs = [self.metrics, self.timing, *self._start_recorders()]
-        self.trackers = Trackers(
-            self.settings.trackers,
-            run_dir,
-            dict(runs.flat(runs.identity(task.config))),
-            {group["name"]: group["initial_lr"] for group in self.optimizer.param_groups},
-        )
         self.checkpoints = Checkpoints(
             task,
             run_dir,
@@ -129,6 +124,8 @@ class Loop:
             cpu=processes.ON_CPU,
             mixed_precision="bf16" if self.precision == "bf16" else "no",
             dynamo_backend="inductor" if self.settings.compile else "no",
+            log_with=list(self.settings.trackers) or None,
+            project_dir=self.run_dir / "tensorboard",
             # A process without evaluation samples would miss the exchange of buffers before the
             # first forward pass, and wait for ever. No model here trains its buffers.
             kwargs_handlers=[
@@ -175,8 +172,9 @@ class Loop:
     def run(self) -> dict[str, Any]:
         """Trains to the end, to divergence or to a stop, and returns the summary."""
         first = self.checkpoints.resume()
-        if self.accelerator.is_main_process:
-            self.trackers.start([log for log in self.logs if log is not self.timing])
+        if self.settings.trackers:
+            config = dict(runs.flat(runs.identity(self.task.config)))
+            trackers.start(self.accelerator, self.run_dir, config, first)
         status: dict[str, Any] = {"status": "finished", "step": self.settings.steps}
         with self.checkpoints.stop:
             try:
@@ -387,6 +385,9 @@ class Loop:
         }
         if self.accelerator.is_main_process:
             self.timing.append(speed)
+        rates = {f"lr/{group['name']}": group["lr"] for group in self.optimizer.param_groups}
+        with trackers.harmless(self.accelerator):
+            self.accelerator.log(rates, step)
 
     def _write(self, step: int, line: dict[str, Any]) -> None:
         """A line of metrics.jsonl, with the epochs taken where the experiment counts them."""
@@ -395,6 +396,8 @@ class Loop:
             line = {"epoch": round(step / whole, 6), **line}
         if self.accelerator.is_main_process:
             self.metrics.append({"step": step, **line})
+        with trackers.harmless(self.accelerator):
+            self.accelerator.log(dict(runs.flat(line)), step)
 
     def _summary(self, status: dict[str, Any]) -> dict[str, Any]:
         """What the run came to, what it cost, and where it was made."""
