@@ -247,35 +247,11 @@ def validate(kind: type[SectionType], data: Mapping[str, Any], where: str) -> Se
     Strict in JSON's sense: no number is read from a string, no bool from a number; lists are
     tuples and integers are floats where a field wants them.
     """
-    data = _without_retired(kind, data, where)
     try:
         return kind.model_validate_json(json.dumps(data))
     except ValidationError as error:
         problem = min(error.errors(), key=lambda item: _TELLING.get(item["type"], 2))
         raise UserError(f"{where}: {_explain(kind, problem)}") from None
-
-
-def _without_retired(kind: type[Section], data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """`data` without keys of earlier versions; UserError where one asks for what is gone."""
-    for key, (value, instead) in getattr(kind, "retired", {}).items():
-        section, name = key.split(".")
-        given = data.get(section)
-        if not isinstance(given, Mapping) or name not in given:
-            continue
-        if given[name] != value:
-            raise UserError(f"{where}: {key}={json.dumps(given[name])} is gone; {instead}")
-        data = {**data, section: {key: given[key] for key in given if key != name}}
-    return data
-
-
-def with_retired(kind: type[Section], data: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved config's `data` with the keys of earlier versions, as it had them then."""
-    data = dict(data)
-    for key, (value, _) in getattr(kind, "retired", {}).items():
-        section, name = key.split(".")
-        if isinstance(data.get(section, {}), Mapping):  # a damaged file is for others to refuse
-            data[section] = {name: value, **data.get(section, {})}
-    return data
 
 
 def load(kind: type[SectionType], path: Path | str, overrides: Sequence[str] = ()) -> SectionType:

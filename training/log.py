@@ -101,7 +101,7 @@ class History:
     def restore(self, meta: dict[str, Any], step: int) -> None:
         """The inverse of `state`, for a run that resumes after `step`."""
         for name in _ALIKE:
-            setattr(self, name, meta.get(name, 0.0))  # older ones do not know observe_seconds
+            setattr(self, name, meta[name])
         self.seconds_before = meta["seconds"]
         self.skipped, self.skipped_in_a_row = meta["skipped"]
         self.resumed_from = [*self.resumed_from, step]

@@ -48,22 +48,19 @@ class _Meta(Section):
 
     step: Count
     config: dict[str, Any]
-    data: str | None = None
+    data: str | None
     plan: dict[str, Any]
     losses: _Numbers
     evals: list[tuple[Count, dict[str, float]]]
     seconds: NonNegativeFloat
     eval_seconds: NonNegativeFloat
-    observe_seconds: NonNegativeFloat = 0.0  # older checkpoints do not say
+    observe_seconds: NonNegativeFloat
     resumed_from: list[Count]
     skipped: tuple[Count, Count]
     eval_targets: Count | None
     random: Annotated[list[dict[str, Any]], Field(min_length=1)]
     logs: dict[str, _Position]
-    loss_scale: dict[str, float] = {}  # of an fp16 run, as torch.amp.GradScaler saves it
-
-
-_NEWER = ("observations.jsonl", "timing.jsonl")  # which the first checkpoints do not know
+    loss_scale: dict[str, float]  # of an fp16 run, as torch.amp.GradScaler saves it
 
 
 @dataclass
@@ -198,7 +195,7 @@ class Checkpoints:
         self.saved_step = saved.step
         self.losses.restore(saved.meta["losses"], saved.part("pending"), self.accelerator)
         self.history.restore(saved.meta, saved.step)
-        self.scaler.load_state_dict(saved.meta.get("loss_scale", {}))
+        self.scaler.load_state_dict(saved.meta["loss_scale"])
         states, index = saved.meta["random"], self.accelerator.process_index
         if index < len(states):  # a process that was not there before keeps its seed's state
             state.set_random_state(states[index], self.accelerator.device)
@@ -263,13 +260,13 @@ class Checkpoints:
             return False
         config = self.task.config
         runs.refuse_differences(path, saved.meta["config"], plan, config, self.task.plan)
-        if saved.meta.get("data") not in (None, self.task.data_checksum):
+        if saved.meta["data"] != self.task.data_checksum:
             raise RunError(
                 f"{path}: the run began on other data than its config's files hold now; bring "
                 "those back, choose another --run-dir or delete the folder"
             )
         precision = self.accelerator.mixed_precision
-        if saved.meta.get("precision", precision) != precision:
+        if saved.meta["precision"] != precision:
             raise RunError(
                 f"{path}: the run began with mixed precision {saved.meta['precision']!r}, here "
                 f"it would go on with {precision!r}; resume it on a processor like the first"
@@ -287,9 +284,7 @@ class Checkpoints:
             left.unlink()
         (self.run_dir / "summary.json").unlink(missing_ok=True)
         for log in self.logs:
-            if found and log is self.logs[1] and log.path.name not in found.meta["logs"]:
-                continue  # older checkpoints did not count its lines, which no result rests on
-            length = self._position(found.meta, log)["bytes"] if found else 0
+            length = found.meta["logs"][log.path.name]["bytes"] if found else 0
             if length or log.path.exists() or log is self.logs[0]:
                 log.cut(length)
         if found is not None:
@@ -304,7 +299,7 @@ class Checkpoints:
             for kept in meta["random"]:
                 state.check_random_state(kept, self.accelerator.device)
             scaler = torch.amp.GradScaler("cpu", enabled=self.scaler.is_enabled())
-            scaler.load_state_dict(meta.get("loss_scale", {}))
+            scaler.load_state_dict(meta["loss_scale"])
             steps = self.task.config.training.steps
             if found.step > steps and meta["config"]["training"]["steps"] == steps:
                 raise Damaged(f"{path}: of step {found.step} in a run of {steps}")
@@ -312,15 +307,10 @@ class Checkpoints:
                 state.check_model(self.task.model, found.part("model"))
                 state.check_optimizer(self.optimizer, found.part("optimizer"))
             for log in self.logs:
-                log.check(self._position(meta, log))
+                log.check(meta["logs"][log.path.name])
         except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
             raise Damaged(f"{path}: not a checkpoint of a run ({reason(error)})") from None
         return found, plan
-
-    def _position(self, meta: dict[str, Any], log: Log) -> dict[str, Any]:
-        """How much of a log belongs to a checkpoint; older ones do not know all of them."""
-        known, name = meta["logs"], log.path.name
-        return known.get(name, {"bytes": 0}) if name in _NEWER else known[name]
 
 
 def _under(prefix: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from training.config import Section, read_yaml, to_yaml, with_retired
+from training.config import Section, read_yaml, set_keys, to_yaml
 from training.errors import RunError
 from training.files import locked, read_text, refuse_file, write_text
 from training.settings import RunConfig, default_epsilon
@@ -38,7 +38,8 @@ def identity(config: Section) -> dict[str, Any]:
 
 def _resolved(data: Mapping[str, Any], kind: type[Section]) -> dict[str, Any]:
     """What decides a run's result: an optimiser's own epsilon is the same, said or unsaid."""
-    kept = _without(with_retired(kind, data), getattr(kind, "without_effect", ("checkpoint",)))
+    kept = set_keys(data, getattr(kind, "constants", {}))
+    kept = _without(kept, getattr(kind, "without_effect", ("checkpoint",)))
     optimizer = kept.get("optimizer")
     if isinstance(optimizer, Mapping) and optimizer.get("eps", 0) is None:
         eps = default_epsilon(optimizer.get("name", "adam"))
@@ -206,7 +207,7 @@ def _keeps(run_dir: Path, config: RunConfig) -> bool:
 def _done_on(run_dir: Path, data: str | None) -> dict[str, Any] | None:
     """As `done`; RunError for a run that was trained on data of another checksum."""
     value = done(run_dir)
-    if value is not None and value.get("data_checksum") not in (None, data):
+    if value is not None and value.get("data_checksum") != data:
         raise RunError(
             f"{run_dir}: the run was trained on other data than its config's files hold now; "
             "bring those back, choose another --run-dir or delete the folder"

@@ -197,10 +197,8 @@ class RunConfig(Section):
         "training.trackers",
     )
     """Keys that say how or where a run is computed: no part of which run it is."""
-    retired: ClassVar[Mapping[str, tuple[Any, str]]] = {}
-    """section.key of earlier versions: the value that all runs now have, and what to do instead of
-    another. It stays part of which run it is, or runs and tables made before would lose their
-    names."""
+    constants: ClassVar[Mapping[str, Any]] = {}
+    """section.key of values that no config can change, but that are part of which run it is."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Seed of the initial weights and, unless a data.seed is set, of the data order."""
     optimizer: OptimizerConfig

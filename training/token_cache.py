@@ -127,7 +127,7 @@ def cache_problem(folder: Path) -> str | None:
     try:
         content = (folder / META).read_bytes()
         meta = json.loads(content)
-        sizes, sums = dict(meta["sizes"]), dict(meta.get("sha256", {}))
+        sizes, sums = dict(meta["sizes"]), dict(meta["sha256"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{META} is missing or unreadable"
     for name, size in sizes.items():

@@ -370,15 +370,6 @@ def test_resuming_on_other_data_is_refused(tmp_path, monkeypatch):
     assert toy.train(tmp_path / "run") == summary
 
 
-def test_a_finished_run_of_a_version_that_noted_no_data_is_accepted(whole, tmp_path):
-    run = shutil.copytree(whole, tmp_path / "run")
-    summary = json.loads((run / "summary.json").read_text())
-    del summary["data_checksum"]
-    task = toy.build_task(toy.build_config())
-    (run / "summary.json").write_text(json.dumps(summary))
-    assert runs.train_once(run, task.config, task.plan, dict, "known now") == summary
-
-
 def test_a_run_does_not_go_on_in_another_precision(tmp_path, monkeypatch):
     """As on a processor without bf16 units, where the same config trains in float32."""
     dies_after(5, toy.train, tmp_path / "run", ["training.precision=bf16"])

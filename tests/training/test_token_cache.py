@@ -286,7 +286,7 @@ def test_a_damaged_cache_is_refused_reported_and_rebuilt(
 
 @pytest.mark.parametrize("left", ["nothing", "half", "of another place"])
 def test_a_cache_without_a_note_of_its_own_is_checked(folder, left):
-    """As made by earlier versions, or copied after it was damaged."""
+    """As copied after it was damaged."""
     flip(folder)
     if left == "nothing":
         (folder / CHECKED).unlink()
