@@ -7,7 +7,6 @@ and the key, and adds the nearest valid name. What every run has is in `training
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import re
@@ -20,7 +19,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from training.errors import LONGEST_NAME, UserError, nearest
+from training.errors import LONGEST_NAME, UserError, nearest, reason
 
 # Upper bounds, for slips that would otherwise fill the memory before anything is said of them.
 MOST = 10**12  # steps, samples, tokens; all of C4 has 2 x 10^11
@@ -46,56 +45,24 @@ class Section(BaseModel):
 SectionType = TypeVar("SectionType", bound=Section)
 
 
-# What a text may be at most. The largest file shipped has 18 kB; past these numbers reading would
-# take seconds or, where aliases stand for more than they say, all memory.
-_CHARACTERS, _VALUES, _DEPTH = 200_000, 10_000, 30
-_DIGITS = 100  # Python prints integers of at most 4,300, and takes quadratic time to read them
-_UNWRITABLE = re.compile("[\0\ud800-\udfff]")  # what no file or file's name can hold
-_KINDS = ("null", "bool", "int", "float", "str", "seq", "map")
+_CHARACTERS = 200_000  # of a text; the largest file shipped has 18,000
+_DIGITS = 100  # Python takes quadratic time to read a number, and prints no integer past 4,300
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML of the values that JSON has, whose keys occur once; whatever costs too much is refused.
+    """YAML of the values that JSON has, without aliases, whose keys occur once.
 
     Floats include 1e-9 (YAML 1.1 wants 1.0e-9).
     """
 
-    values = depth = 0
-    most: float = _VALUES
-
-    def fetch_flow_collection_start(self, token: type) -> None:
-        self._refuse(self.flow_level > _DEPTH, f"nested more than {_DEPTH} deep", self.get_mark())
-        super().fetch_flow_collection_start(token)  # the scanner reads far ahead of compose_node
-
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
-        mark = self.peek_event().start_mark
-        self.values += 1
-        self._refuse(self.values > self.most, f"more than {self.most} values", mark)
-        self.depth += 1
-        self._refuse(self.depth > _DEPTH, f"nested more than {_DEPTH} deep", mark)
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        return node
-
-    def construct_document(self, node: yaml.Node) -> Any:
-        self._count(node, {})
-        return super().construct_document(node)
-
-    def _count(self, node: yaml.Node, known: dict[yaml.Node, float]) -> float:
-        """The values in a node, each alias counted as all that it stands for."""
-        if node not in known:
-            known[node] = math.inf  # until it is counted: an alias within itself has no end
-            inner = node.value if isinstance(node, yaml.CollectionNode) else []
-            inner = itertools.chain(*inner) if isinstance(node, yaml.MappingNode) else inner
-            known[node] = 1 + sum(self._count(child, known) for child in inner)
-            too_many = known[node] > self.most
-            self._refuse(too_many, f"aliases stand for over {self.most} values", node.start_mark)
-        return known[node]
+        event = self.peek_event()
+        named = isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None
+        self._refuse(named, "an anchor or alias; write the value out", event.start_mark)
+        return super().compose_node(parent, index)
 
     def construct_scalar(self, node: yaml.Node) -> Any:
         text = super().construct_scalar(node)
-        unwritable = _UNWRITABLE.search(text) is not None
-        self._refuse(unwritable, "a character that no file can hold", node.start_mark)
         long = len(text) > _DIGITS and not node.tag.endswith(":str")
         self._refuse(long, f"a number of {len(text)} digits", node.start_mark)
         return text
@@ -114,15 +81,12 @@ class _Loader(yaml.SafeLoader):
             raise yaml.constructor.ConstructorError(None, None, problem, mark)
 
 
-class _OwnLoader(_Loader):
-    """What a program of this repository wrote is as long as its results are many."""
-
-    most = math.inf
-
-
 _Loader.yaml_constructors = {
     tag: yaml.SafeLoader.yaml_constructors[tag]
-    for tag in (None, *(f"tag:yaml.org,2002:{kind}" for kind in _KINDS))
+    for tag in (
+        None,
+        *(f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map".split()),
+    )
 }
 # Dates stay words: no config has one, and a number like 2001-01-01 is a slip.
 _Loader.yaml_implicit_resolvers = {
@@ -144,14 +108,14 @@ def parse_yaml(text: str, where: str, own: bool = False) -> Any:
     if len(text) > _CHARACTERS and not own:
         raise UserError(f"{where}: more than {_CHARACTERS} characters; a config is a short text")
     try:
-        return yaml.load(text, _OwnLoader if own else _Loader)
+        return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise UserError(f"{where}{line}: not valid YAML: {problem[:200]}") from None
-    except (ValueError, LookupError) as error:  # of a scalar whose tag is another's, as in !!int x
-        raise UserError(f"{where}: not valid YAML: not what its tag says ({error})") from None
+    except (ValueError, LookupError, RecursionError) as error:  # as of !!int x, or of [[[[...
+        raise UserError(f"{where}: not valid YAML: {reason(error)}") from None
 
 
 def read_yaml(path: Path, own: bool = False) -> dict:
@@ -184,7 +148,7 @@ def set_keys(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, An
     """A copy of nested `data` with dotted keys set; a mapping is merged over the section there."""
     result = json.loads(json.dumps(data))
     for key, value in values.items():
-        *parents, last = str(key).split(".", _DEPTH)
+        *parents, last = str(key).split(".", 30)
         node = result
         for parent in parents:
             node = node.setdefault(parent, {})
