@@ -184,7 +184,6 @@ class Loop:
                 self._write(diverged.step, {"diverged": diverged.loss})
             except Stopped as stopped:
                 status = {"status": "stopped", "step": stopped.step}
-            self.checkpoints.settle()
         summary = self._summary(status)
         if self.accelerator.is_main_process:
             for log in self.logs:  # a run that is done is never trained again: its logs are whole

@@ -175,19 +175,25 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_sharded(tensor) else tensor
 
 
-@torch.no_grad()
-def cut(whole: Tensor, like: Tensor) -> Tensor:
-    """A copy of a whole tensor, sharded as `like` and on its device."""
-    if not is_sharded(like):
-        return whole.clone()
-    return wrap(_part(whole, like).to(like.device, copy=True), like, whole.shape, True)
+def rows(tensor: Tensor) -> tuple[int, int | None]:
+    """The first row that this process holds of a tensor, and how many; (0, None) for all."""
+    if not is_sharded(tensor) or not tensor.placements[-1].is_shard():
+        return 0, None
+    mesh = tensor.device_mesh
+    share = -(-len(tensor) // mesh.size(mesh.ndim - 1))  # as torch's `chunk` cuts
+    first = min(share * mesh.get_local_rank(mesh.ndim - 1), len(tensor))
+    return first, min(share, len(tensor) - first)
 
 
-def empty(like: Tensor, shape: Sequence[int], dtype: torch.dtype, first_axis: bool) -> Tensor:
-    """A tensor without values, sharded as `like` and on its device; see `wrap`."""
-    whole = torch.empty(tuple(shape), dtype=dtype, device="meta")
-    part = _part(whole, like) if first_axis else whole
-    return wrap(torch.empty_like(part, device=like.device), like, shape, first_axis)
+def share(tensor: Tensor) -> tuple[Tensor | None, int]:
+    """What this process saves of a tensor, so that all save each row once, and its first row."""
+    first, held = rows(tensor)
+    if is_sharded(tensor):
+        places = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
+        saves = held != 0 and not any(place for place, kind in places if kind.is_replicate())
+    else:
+        saves = processes.state().is_main_process
+    return (local(tensor) if saves else None), first
 
 
 def wrap(part: Tensor, like: Tensor, shape: Sequence[int], first_axis: bool) -> Tensor:
@@ -211,17 +217,6 @@ def wrap(part: Tensor, like: Tensor, shape: Sequence[int], first_axis: bool) -> 
 def total(values: Tensor, owner: Tensor) -> Tensor:
     """The sum over the processes that share `owner`, in place; as it is if nobody does."""
     if is_sharded(owner):
-        distributed.all_reduce(values, group=owner.device_mesh.get_group(_shards(owner)))
+        mesh = owner.device_mesh
+        distributed.all_reduce(values, group=mesh.get_group(mesh.ndim - 1))
     return values
-
-
-def _part(whole: Tensor, like: Tensor) -> Tensor:
-    """The rows of a whole tensor that this process holds of `like`: cut as torch cuts."""
-    parts = whole.chunk(like.device_mesh.size(_shards(like)))
-    rank = like.device_mesh.get_local_rank(_shards(like))
-    return parts[rank] if rank < len(parts) else whole[:0]
-
-
-def _shards(tensor: Tensor) -> int:
-    """The axis of the mesh of processes along which a tensor is cut: the last."""
-    return tensor.device_mesh.ndim - 1

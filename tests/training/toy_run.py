@@ -140,7 +140,7 @@ def run_task(run_dir, run, pause=0.0, stop_at=None):
 
 def left_behind(run_dir):
     """What a run must end with, whatever happened to it on the way: weights and logs as bytes."""
-    states = sorted(run_dir.glob("checkpoints/step-*/state.safetensors"))[-1:]
+    states = sorted(run_dir.glob("checkpoints/step-*/*.safetensors"))[-1:]
     logs = [run_dir / "metrics.jsonl", run_dir / "probes.jsonl"]
     rest = {p.name for p in [*run_dir.glob("checkpoints/*"), *run_dir.iterdir()]}
     rest = {name for name in rest if not name.startswith("step-")}
