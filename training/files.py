@@ -125,9 +125,6 @@ def _hidden(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 @contextmanager
 def scratch_folder(final: Path, key: str = "data.cache_dir") -> Iterator[Path]:
     """A hidden folder next to the final one; deleted at the end, unless the process is killed.
@@ -138,19 +135,14 @@ def scratch_folder(final: Path, key: str = "data.cache_dir") -> Iterator[Path]:
     scratch = _hidden(final)
     try:
         scratch.mkdir(parents=True)
-    except OSError as error:
-        raise UserError(
-            f"{key}: {final.parent} cannot be written ({reason(error)}); expected a folder "
-            "with write permission"
-        ) from error
-    try:
         yield scratch
     except OSError as error:
-        if error.errno not in _FULL:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        if scratch.exists() and not full:
             raise
         raise UserError(
-            f"{key}: {final.parent} is full ({reason(error)}); free space there or set another "
-            "folder"
+            f"{key}: {final.parent} {'is full' if full else 'cannot be written'} "
+            f"({reason(error)}); expected a folder with room and write permission"
         ) from error
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -203,41 +195,34 @@ os.register_at_fork(after_in_child=_forget_locks)
 def locked(folder: Path, what: str, patience: float = LOCK_SECONDS) -> Iterator[None]:
     """Holds a folder for this process; Busy if another one does for `patience` seconds.
 
-    It may be on another machine.
-
-    The lock goes with the process, however it ends. Raises UserError where the file system has no
-    locks: two processes would then write the same files.
+    It may be on another machine. The lock goes with the process, however it ends. Raises UserError
+    where the file system has no locks: two processes would then write the same files.
     """
     with writing(folder / ".lock"):
         folder.mkdir(parents=True, exist_ok=True)
         file = open_plain(folder / ".lock", "a")
     _held.append(file)
+    end, held = time.monotonic() + patience, False
     try:
-        _lock(file, folder, what, patience)
+        while not held:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = True
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    problem = f"another process is running this {what}; wait for it"
+                    raise Busy(f"{folder}: {problem}") from None
+                time.sleep(0.1)
+            except OSError as error:
+                raise UserError(
+                    f"{folder / '.lock'}: this file system has no locks ({error.strerror}); use "
+                    "one that has flock (a local disk, NFS 4, Lustre mounted with -o flock)"
+                ) from None
         yield
     finally:
         if file in _held:
             _held.remove(file)
         file.close()
-
-
-def _lock(file: IO[Any], folder: Path, what: str, patience: float) -> None:
-    end = time.monotonic() + patience
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise Busy(
-                    f"{folder}: another process is running this {what}; wait for it"
-                ) from None
-            time.sleep(0.1)
-        except OSError as error:
-            raise UserError(
-                f"{folder / '.lock'}: this file system has no locks ({error.strerror}); use one "
-                "that has flock (a local disk, NFS 4, Lustre mounted with -o flock)"
-            ) from None
 
 
 def is_locked(folder: Path) -> bool:

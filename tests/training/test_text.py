@@ -182,7 +182,6 @@ CORRUPT = {
     "utf16.txt": "a\n".encode("utf-16"),
     "zeros.parquet": bytes(400),
     "plain.json.gz": b'{"text": "not compressed"}\n',
-    "nothing.jsonl.gz": gzip.compress(b""),
     "broken.jsonl": b'{"text": "a"}\n{"text": \n',
     "broken.parquet": b"PAR1 and then nothing",
     "latin.txt": b"caf\xe9",
@@ -270,7 +269,8 @@ def test_another_commit_is_another_text():
     other = open_source("c4", f"allenai/c4@{'1' * 40}").fingerprint
     assert pinned["revision"] != "1" * 40 and other == pinned | {"revision": "1" * 40}
     line = error_line(lambda: read("c4", "owner/web"))
-    assert line.startswith("data.path: owner/web names no commit of the hub; expected owner/web@CO")
+    assert line.startswith("data.path: owner/web does not exist; expected a folder with C4's")
+    assert "another dataset of the hub with its commit" in line
 
 
 def test_c4_splits_without_documents_or_files_are_refused(tmp_path):
