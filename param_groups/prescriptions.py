@@ -28,6 +28,7 @@ from param_groups.contract import (
     check_positive,
     check_sizes,
     finite,
+    of_families,
 )
 from param_groups.exponents import Alignment
 from param_groups.roles import BIASES, BLOCK, SCALES, TRUNK, PlanError, Role, choose
@@ -455,7 +456,7 @@ class Bordelon(Prescription):
     width: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self._settle(("adam", "adam_atan2", "sgd"))
+        self._settle(of_families("sgd", "adam"))
         check_sizes("Bordelon", head_dim=self.head_dim, heads=self.heads, depth=self.depth)
         check_positive("Bordelon", beta0=self.beta0, gamma0=self.gamma0)
         check_limits("Bordelon", alpha_attention=self.alpha_attention, alpha_depth=self.alpha_depth)

@@ -98,7 +98,7 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1, copies: int =
         optimizer = optimizers.build(
             config.optimizer.name,
             plan.groups(model),
-            fused="cuda" in optimizers.FUSED_ON.get(config.optimizer.name, ()),
+            fused="cuda" in optimizers.OPTIMIZERS[config.optimizer.name].fused_on,
         )
 
         def step(micro_batches: int) -> None:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import Dataset, default_collate
 
 from param_groups import Plan
-from training import adafactor, optimizers
+from training import optimizers
 from training.log import Log, finite
 from training.sampling import BatchIds, EpochPlaces
 from training.settings import RunConfig
@@ -226,11 +226,11 @@ def first_batches(task: Task, steps: int) -> Iterator[Any]:
 def build_optimizer(task: Task) -> torch.optim.Optimizer:
     """The configured optimiser over the plan's groups; prints nothing, changes no number."""
     settings = task.config.optimizer
-    return optimizers.build(
-        settings.name,
-        task.plan.groups(task.model),
-        betas=(settings.beta1, settings.beta2),
-        momentum=settings.momentum,
-        atan2_lambda=settings.atan2_lambda,
-        min_dim_factored=settings.min_dim_factored or adafactor.ADAFACTOR_MIN_DIM,
-    )
+    numbers = {
+        "betas": (settings.beta1, settings.beta2),
+        "momentum": settings.momentum,
+        "atan2_lambda": settings.atan2_lambda,
+    }
+    if settings.min_dim_factored is not None:
+        numbers["min_dim_factored"] = settings.min_dim_factored
+    return optimizers.build(settings.name, task.plan.groups(task.model), **numbers)

@@ -6,13 +6,14 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from param_groups.contract import of_families
 from training.config import Layers, PositiveFloat, PositiveInt, Section, Size
 from training.settings import ObservedLoopConfig, RunConfig
 
 Exponent = Annotated[float, Field(ge=0.5, le=1)]
 
 # The update rules for which the paper has rates; atan2 is Adam with an epsilon that scales itself.
-OPTIMIZERS = ("sgd", "adam", "adam_atan2")
+OPTIMIZERS = of_families("sgd", "adam")
 
 
 class ModelConfig(Section):

@@ -66,7 +66,7 @@ def test_the_summary_of_a_resumed_run_is_that_of_the_whole_one(run, whole):
 def test_no_step_appears_twice_and_old_batches_are_not_read_again(tmp_path, monkeypatch):
     (tmp_path / "notes").mkdir()
     dies_after(5, toy.train, tmp_path / "run", ["training.log_every=1"])
-    monkeypatch.setattr(optimizers, "AdamW", optimizers.AdamW)  # the toy's notes replace it
+    monkeypatch.setattr(optimizers, "OPTIMIZERS", dict(optimizers.OPTIMIZERS))  # the toy notes
     monkeypatch.setenv("TOY_NOTES", str(tmp_path / "notes"))
     toy.train(tmp_path / "run", ["training.log_every=1"])
     steps = [line["step"] for line in lines(tmp_path / "run") if "train_loss" in line]

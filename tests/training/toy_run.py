@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -112,7 +113,7 @@ class NotedOptimizer(optimizers.AdamW):
 def train(run_dir, overrides=(), pause=0.0):
     """Trains in this process and returns the summary."""
     if os.environ.get("TOY_NOTES"):
-        optimizers.AdamW = NotedOptimizer
+        optimizers.OPTIMIZERS["adam"] = replace(optimizers.OPTIMIZERS["adam"], make=NotedOptimizer)
     dropout = float(os.environ.get("TOY_DROPOUT", "0.2"))
     return run_task(run_dir, build_task(build_config(overrides), dropout), pause)
 
