@@ -77,7 +77,7 @@ class Watched:
         for owner, name, phase in (
             (Experiment, "run", "data"),
             (loop, "train", "train"),
-            (loop.Loop, "_step", "step"),
+            (loop.Loop, "_forward_backward", "step"),
             (loop, "evaluate", "evaluation"),
             (checkpoint, "save", "checkpoint"),
         ):

@@ -40,21 +40,25 @@ def loader(
     )
 
 
-def train_loader(task: Task, accelerator: Accelerator, first_step: int) -> DataLoader:
-    """This process's micro-batches of every step after the first `first_step`."""
+def train_batches(
+    task: Task, accelerator: Accelerator, first_step: int
+) -> tuple[Iterator[Batch], int]:
+    """This process's micro-batches of every step after the first `first_step`; their number in a
+    step."""
     settings, data = task.config.training, task.train_data
-    _, micro_batch = settings.split(accelerator.num_processes)
-    place = {
-        "global_batch": settings.batch_size,
-        "micro_batch": micro_batch,
-        "rank": accelerator.process_index,
-        "world_size": accelerator.num_processes,
-        "first_step": first_step,
-        "last_step": settings.steps,
-    }
+    micro_batches, micro_batch = settings.split(accelerator.num_processes)
     order = EpochPlaces if task.by_epoch else BatchIds
-    ids = order(len(data), task.order_seed, **place)
-    return loader(task, accelerator, data, task.collate, batch_sampler=ids)
+    ids = order(
+        size=len(data),
+        seed=task.order_seed,
+        global_batch=settings.batch_size,
+        micro_batch=micro_batch,
+        rank=accelerator.process_index,
+        world_size=accelerator.num_processes,
+        first_step=first_step,
+        last_step=settings.steps,
+    )
+    return batches(loader(task, accelerator, data, task.collate, batch_sampler=ids)), micro_batches
 
 
 def batches(loader: Iterable[Batch]) -> Iterator[Batch]:

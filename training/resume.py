@@ -39,6 +39,7 @@ class Checkpoints:
     history: History
     logs: Sequence[Log]
     scaler: torch.amp.GradScaler
+    precision: str
 
     def __post_init__(self) -> None:
         self.folder, self.settings = self.run_dir / "checkpoints", self.task.config.checkpoint
@@ -105,7 +106,7 @@ class Checkpoints:
                 "random": random_states,
                 "logs": {log.path.name: log.position() for log in self.logs},
                 "environment": environment.describe(self.accelerator.device),
-                "precision": self.accelerator.mixed_precision,
+                "precision": self.precision,
                 "loss_scale": self.scaler.state_dict(),
             }
         checkpoint.save(self.folder, step, tensors, meta, self.settings.keep)
@@ -192,11 +193,10 @@ class Checkpoints:
                 f"{path}: the run began on other data than its config's files hold now; bring "
                 "those back, choose another --run-dir or delete the folder"
             )
-        precision = self.accelerator.mixed_precision
-        if meta["precision"] != precision:
+        if meta["precision"] != self.precision:
             raise RunError(
-                f"{path}: the run began with mixed precision {meta['precision']!r}, here "
-                f"it would go on with {precision!r}; resume it on a processor like the first"
+                f"{path}: the run began in {meta['precision']}, here it would go on in "
+                f"{self.precision}; resume it on a processor like the first"
             )
         return None
 

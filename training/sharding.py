@@ -18,9 +18,10 @@ import functools
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from types import MethodType
 
 import torch
-from accelerate.utils import FullyShardedDataParallelPlugin
+from accelerate.utils import FullyShardedDataParallelPlugin, convert_outputs_to_fp32
 from torch import Tensor, distributed, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -83,6 +84,30 @@ def replicas() -> int:
 def building() -> AbstractContextManager:
     """Where a model is built: on meta if it will be sharded, as it takes no memory before it is."""
     return contextlib.nullcontext() if requested() is None else torch.device("meta")
+
+
+def place(model: nn.Module, device: torch.device, precision: str) -> bool:
+    """Puts a model on the device to be trained in a precision, sharded if the launcher asks for it;
+    whether it is."""
+    settings = requested()
+    if settings is not None:
+        shard(model, device, settings, replicas())
+    autocast(model, device.type, precision, settings is not None)
+    allocate(model, device)
+    return settings is not None
+
+
+def autocast(model: nn.Module, device: str, precision: str, sharded: bool) -> None:
+    """Has a forward pass compute in bf16 or fp16 where torch.autocast does; outputs are float32.
+
+    Kept for the whole forward pass, low copies of sharded weights would be whole ones.
+    """
+    if precision == "fp32":
+        return
+    low = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+    context = torch.autocast(device, low, cache_enabled=not sharded)
+    forward = convert_outputs_to_fp32(context(model.forward.__func__))
+    model.forward = MethodType(forward, model)  # bound, so that a copy of the model runs its own
 
 
 def shard(

@@ -20,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from accelerate.utils import FullyShardedDataParallelPlugin, convert_outputs_to_fp32
+from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
@@ -91,10 +91,7 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1, copies: int =
         stack.enter_context(fake)  # nothing is computed, not even where there is no fake kernel
         memory = stack.enter_context(_Memory())
         sharding.allocate(model, _CPU)
-        if config.training.precision != "fp32":
-            half = torch.bfloat16 if config.training.precision == "bf16" else torch.float16
-            autocast = torch.autocast("cpu", half, cache_enabled=shards == 1)
-            model.forward = convert_outputs_to_fp32(autocast(model.forward))  # as the loop
+        sharding.autocast(model, "cpu", config.training.precision, shards > 1)
         optimizer = optimizers.build(
             config.optimizer.name,
             plan.groups(model),

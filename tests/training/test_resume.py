@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from tests.processes import Program, gone
 from tests.run_folders import STATE, Death, checkpoints, dies_after, lines
 from tests.training import toy_run as toy
-from training import checkpoint, loop, optimizers, runs, state
+from training import checkpoint, loop, optimizers, processes, runs, state
 from training.errors import RunError, UserError
 from training.log import Log
 from training.sampling import sample_ids
@@ -358,7 +358,7 @@ def test_resuming_on_other_data_is_refused(tmp_path, monkeypatch):
 def test_a_run_does_not_go_on_in_another_precision(tmp_path, monkeypatch):
     """As on a processor without bf16 units, where the same config trains in float32."""
     dies_after(5, toy.train, tmp_path / "run", ["training.precision=bf16"])
-    with monkeypatch.context() as patch, pytest.raises(UserError, match="precision 'bf16', here"):
-        patch.setattr(loop.Loop, "_precision", lambda _: "fp32")
+    with monkeypatch.context() as patch, pytest.raises(UserError, match="began in bf16, here"):
+        patch.setattr(processes, "precision", lambda _: "fp32")
         toy.train(tmp_path / "run", ["training.precision=bf16"])
     assert toy.train(tmp_path / "run", ["training.precision=bf16"])["resumed_from"] == [4]
