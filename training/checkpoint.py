@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import file_digest
 from pathlib import Path
@@ -218,17 +218,16 @@ def _sums(path: Path) -> dict[str, Any]:
 
 def _checksum(file: Path) -> dict[str, Any]:
     with open_plain(file, "rb") as opened:
-        return {
-            "bytes": os.fstat(opened.fileno()).st_size,
-            "sha256": file_digest(opened, "sha256").hexdigest(),
-        }
+        digest = file_digest(opened, "sha256")  # type: ignore[arg-type]  # a binary file
+        return {"bytes": opened.tell(), "sha256": digest.hexdigest()}
 
 
-def set_aside(path: Path) -> None:
-    """Renames a checkpoint that cannot be used, so that its step can be saved again."""
-    aside = path.with_name(f"{_ASIDE}{path.name}")
-    _clear(aside)
-    os.rename(path, aside)
+def set_aside(damaged: Iterable[Path]) -> None:
+    """Renames checkpoints that cannot be used, so that their steps can be saved again."""
+    for path in damaged:
+        aside = path.with_name(f"{_ASIDE}{path.name}")
+        _clear(aside)
+        os.rename(path, aside)
 
 
 def tidy(folder: Path) -> None:

@@ -64,9 +64,10 @@ class Decoupled(Eager):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            params = [param for param in group["params"] if param.grad is not None]
-            if params:
-                self._update(group, params, [_laid_out(param) for param in params])
+            graded = [(p, p.grad) for p in group["params"] if p.grad is not None]
+            if graded:
+                grads = [_laid_out(param, grad) for param, grad in graded]
+                self._update(group, [param for param, _ in graded], grads)
         return loss
 
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
@@ -88,12 +89,12 @@ class Decoupled(Eager):
         return local_parts(self.state[param][key] for param in params)
 
 
-def _laid_out(param: Tensor) -> Tensor:
-    """This process's part of the gradient, in the memory layout of its parameter's.
+def _laid_out(param: Tensor, grad: Tensor) -> Tensor:
+    """This process's part of a gradient, in the memory layout of its parameter's.
 
     torch's fused kernels walk through memory and would pair up the wrong entries.
     """
-    part, grad = sharding.local(param), sharding.local(param.grad)
+    part, grad = sharding.local(param), sharding.local(grad)
     return grad if grad.stride() == part.stride() else torch.empty_like(part).copy_(grad)
 
 

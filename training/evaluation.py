@@ -40,16 +40,14 @@ def evaluate(
     # to stop: those that have no samples left take placeholders.
     most = math.ceil(len(eval_ids(size, 0, world)) / batch_size)
     batches += [PLACEHOLDER] * (most - len(batches))
-    loader = loading.loader(
-        task, accelerator, task.eval_data, task.eval_batch, batch_sampler=batches
-    )
+    loader = loading.loader(task, accelerator, task.eval_data, task.eval_batch, batches)
     measure = task.measure or (lambda model, batch: {"loss": task.loss(model, batch)})
     names, sums, stopped = ["loss"], [], False
     model.eval()
     for batch, ids in zip(loading.batches(loader), batches, strict=True):
         if stopped := stopping():
             break
-        count = (task.eval_count or task.count)(batch)
+        count = task.count(batch)
         measured = measure(model, send_to_device(batch, accelerator.device, non_blocking=True))
         names = list(measured)
         if ids is not PLACEHOLDER:

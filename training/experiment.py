@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from training.config import describe, load, read_yaml
 from training.errors import UserError, nearest, one_line_errors
@@ -28,17 +28,18 @@ from training.settings import RunConfig
 from training.text import streams
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from param_groups import Plan
-    from training.task import Progress, Task
+    from training.task import Batch, Loss, Progress, Task
 
 
+C = TypeVar("C", bound=RunConfig)
 BAR_SECONDS = 0.2  # between two drawings of the bar of a run
 
 
 @dataclass(frozen=True, kw_only=True)
-class Experiment:
+class Experiment(Generic[C]):
     """A folder's model, data and costs, by the functions that make them from a config.
 
     - `config`: the class of its configs.
@@ -61,38 +62,38 @@ class Experiment:
 
     name: str
     description: str
-    config: type[RunConfig]
-    build_task: Callable[[Any], Task]
+    config: type[C]
+    build_task: Callable[[C], Task]
     build_plan: Callable[..., Plan]
-    parameters: Callable[[Any], dict[str, int]]
-    flops: Callable[[Any], float]
-    tokens_per_step: Callable[[Any], int]
+    parameters: Callable[[C], dict[str, int]]
+    flops: Callable[[C], float]
+    tokens_per_step: Callable[[C], int]
     memory: Callable[..., dict[str, int]]
     result: Callable[[dict[str, Any]], str]
-    build_blank: Callable[[Any, int], tuple[nn.Module, Callable[..., Tensor], Any]] | None = None
+    build_blank: Callable[[C, int], tuple[nn.Module, Loss, Batch]] | None = None
     reads: tuple[str, ...] = ("data.path",)
     arithmetic: Callable[[Task], list[str]] = lambda task: []
 
-    def check_data(self, config: Any) -> None:
+    def check_data(self, config: C) -> None:
         """Raises UserError if data that the config names are not on this machine; reads none.
 
         What is streamed from the hub is nowhere on it before the run.
         """
         for key in self.reads:
-            named = config
+            named: Any = config
             for word in key.split("."):
                 named = getattr(named, word, None)
             if named is None or Path(named).expanduser().exists():
                 continue
-            if key != "data.path" or not streams(getattr(config.data, "source", None), named):
-                raise UserError(
-                    f"{key}: {named} does not exist on this machine; put the data there, or set "
-                    f"{key}; `bash scripts/download.sh` says how to get the papers' data"
-                )
+            source = getattr(getattr(config, "data", None), "source", None)
+            if key == "data.path" and streams(source, named):
+                continue
+            raise UserError(
+                f"{key}: {named} does not exist on this machine; put the data there, or set "
+                f"{key}; `bash scripts/download.sh` says how to get the papers' data"
+            )
 
-    def run(
-        self, config: RunConfig, run_dir: Path, progress: Progress | None = None
-    ) -> dict[str, Any]:
+    def run(self, config: C, run_dir: Path, progress: Progress | None = None) -> dict[str, Any]:
         """Trains one config into `run_dir`, unless it is done; returns its summary.
 
         `progress(step, steps, loss)` is called after every step, see `training.task.Progress`.
@@ -156,7 +157,7 @@ class Experiment:
         add("--json", action="store_true", help="with --plan: as JSON")
         return parser
 
-    def _train(self, config: RunConfig, file: Path, run_dir: Path | None) -> None:
+    def _train(self, config: C, file: Path, run_dir: Path | None) -> None:
         """One run with progress on stderr; exit code 75 if a signal stopped it."""
         from training import allocator, processes, runs, signals
 
@@ -207,7 +208,7 @@ def bar(step: int, steps: int, width: int = 24) -> str:
     return "━" * done + "╌" * (width - done)
 
 
-def load_experiment(name: str, named_in: Path | str | None = None) -> Experiment:
+def load_experiment(name: str, named_in: Path | str | None = None) -> Experiment[Any]:
     """The experiment of folder `name`, which the file `named_in` asks for.
 
     This is the only import of an experiment by its name. Raises UserError when the folder has no

@@ -28,7 +28,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         known = {errno.ELOOP: "a link", errno.ENXIO: "a pipe"}
-        refusal = known.get(error.errno) or error.strerror or str(error)
+        refusal = known.get(error.errno or 0) or error.strerror or str(error)
         raise UserError(
             f"{path}: cannot write: {refusal}; fix that and give the same command again (a run "
             "resumes from its last checkpoint)"

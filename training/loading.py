@@ -6,7 +6,7 @@ import atexit
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from accelerate import Accelerator
@@ -15,28 +15,28 @@ from torch.utils.data import DataLoader, Dataset
 from training import signals
 from training.errors import UserError
 from training.sampling import BatchIds, EpochPlaces
-from training.task import Task
+from training.task import Batch, Samples, Task
 
-Batch = TypeVar("Batch")
+Item = TypeVar("Item")
 
 
 def loader(
     task: Task,
     accelerator: Accelerator,
-    data: Dataset,
-    collate: Callable[[Any], Any] | None,
-    **batching: Any,
-) -> DataLoader:
-    """A DataLoader as the config asks for it; `batching` says how samples make batches."""
+    data: Samples,
+    collate: Callable[[list[Any]], Batch] | None,
+    batches: Iterable[list[Any]],
+) -> DataLoader[Batch]:
+    """A DataLoader as the config asks for it, of the samples that `batches` lists."""
     return DataLoader(
-        data,
+        cast("Dataset[Any]", data),
         collate_fn=collate,
         num_workers=task.config.training.data_workers,
         pin_memory=accelerator.device.type == "cuda",
         worker_init_fn=signals.follow_parent,
         # Without its own generator, making a loader would draw from the run's generator.
         generator=torch.Generator().manual_seed(task.config.seed % 2**63),
-        **batching,
+        batch_sampler=batches,
     )
 
 
@@ -50,7 +50,7 @@ def train_batches(
     order = EpochPlaces if task.by_epoch else BatchIds
     ids = order(
         size=len(data),
-        seed=task.order_seed,
+        seed=task.config.order_seed,
         global_batch=settings.batch_size,
         micro_batch=micro_batch,
         rank=accelerator.process_index,
@@ -58,10 +58,10 @@ def train_batches(
         first_step=first_step,
         last_step=settings.steps,
     )
-    return batches(loader(task, accelerator, data, task.collate, batch_sampler=ids)), micro_batches
+    return batches(loader(task, accelerator, data, task.collate, ids)), micro_batches
 
 
-def batches(loader: Iterable[Batch]) -> Iterator[Batch]:
+def batches(loader: Iterable[Item]) -> Iterator[Item]:
     """The batches of a DataLoader; a UserError in one of its processes keeps its own words.
 
     torch raises another one, with the process's traceback for a message.

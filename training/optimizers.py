@@ -61,7 +61,7 @@ class SGD(Decoupled):
         sgd(
             theta,
             grads,
-            buffers,
+            list[Tensor | None](buffers),
             fused=self._fused,
             foreach=not self._fused,
             lr=group["lr"],
@@ -133,11 +133,10 @@ class AdamParamScaling(_AdamLike):
     def _update(self, group: Group, params: list[Tensor], grads: list[Tensor]) -> None:
         lr, wd, eps = group["lr"], group["weight_decay"], group["eps"]
         if self._fused:  # AdamW tensor by tensor, at lr * scale and an unchanged lr * decay
-            for theta, *tensors in zip(params, grads, *self._moments(params), strict=True):
+            for w, g, m, v, step in zip(params, grads, *self._moments(params), strict=True):
                 # Directly before the update, which then finds much of the tensor in cache.
-                scale = max(rms_on_cpu(theta), PARAM_SCALE_FLOOR)
-                lists = ([tensor] for tensor in tensors)
-                self._adamw(group, [theta], *lists, lr * scale, wd / scale, eps)
+                scale = max(rms_on_cpu(w), PARAM_SCALE_FLOOR)
+                self._adamw(group, [w], [g], [m], [v], [step], lr * scale, wd / scale, eps)
             return
         directions = self._quotients(group, params, grads, eps)
         torch._foreach_mul_(directions, param_scales(params))

@@ -45,7 +45,7 @@ class Checkpoints:
         self.folder, self.settings = self.run_dir / "checkpoints", self.task.config.checkpoint
         self.stop = signals.StopRequest()
         self.saved_at, self.saved_step = time.monotonic(), -1
-        self.control = None
+        self.control: Any = None
         if self.accelerator.num_processes > 1:  # what is agreed on there does not wait for a GPU
             self.control = distributed.new_group(backend="gloo", timeout=processes.TIMEOUT)
 
@@ -148,7 +148,8 @@ class Checkpoints:
         by another config or plan; nothing is changed then.
         """
         rank, world = self.accelerator.process_index, self.accelerator.num_processes
-        damaged: list[tuple[Path, str]] = []
+        damaged: list[Path] = []
+        first = ""
         for path in processes.on_main(lambda: checkpoint.paths(self.folder))[::-1]:
             problem = None
             try:
@@ -158,11 +159,11 @@ class Checkpoints:
             problems = [one for one in gather_object([problem]) if one is not None]
             problem = processes.on_main(functools.partial(self._problem, path, problems))
             if problem is None:
-                processes.on_main(lambda: [checkpoint.set_aside(bad) for bad, _ in damaged])
+                processes.on_main(functools.partial(checkpoint.set_aside, damaged))
                 return checkpoint.load(path)
-            damaged.append((path, problem))
+            damaged, first = [*damaged, path], first or problem
         if damaged:
-            processes.on_main(functools.partial(self._refuse, damaged[0][1]))
+            processes.on_main(functools.partial(self._refuse, first))
         return None
 
     def _refuse(self, problem: str) -> NoReturn:

@@ -119,7 +119,7 @@ def refuse_differences(
 
 
 def _saved_plan(path: Path) -> Plan | None:
-    from param_groups.plan import Plan, PlanError
+    from param_groups import Plan, PlanError
 
     try:
         return Plan.from_dict(json.loads(read_text(path)))

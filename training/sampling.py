@@ -54,7 +54,7 @@ class Place(NamedTuple):
     """Counted from 0."""
     position: int
     """Place in the epoch's order, which decides who shares a batch."""
-    index: int
+    index: int  # type: ignore[assignment]  # tuple has a method of this name
     """Which sample it is."""
 
 

@@ -213,6 +213,11 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
 
     @property
+    def order_seed(self) -> int:
+        """What the data's order follows from."""
+        return self.seed
+
+    @property
     def floor(self) -> float:
         """The schedule's final factor."""
         return self.schedule.min_lr / self.optimizer.lr or self.schedule.floor

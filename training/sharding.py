@@ -19,6 +19,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from types import MethodType
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from accelerate.utils import FullyShardedDataParallelPlugin, convert_outputs_to_fp32
@@ -27,6 +28,9 @@ from torch.utils.checkpoint import checkpoint
 
 from training import processes
 from training.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 # torch's modules for sharding are imported where they are needed: that takes a second, for which
 # a run that is not sharded need not wait.
@@ -106,7 +110,7 @@ def autocast(model: nn.Module, device: str, precision: str, sharded: bool) -> No
         return
     low = {"bf16": torch.bfloat16, "fp16": torch.float16}[precision]
     context = torch.autocast(device, low, cache_enabled=not sharded)
-    forward = convert_outputs_to_fp32(context(model.forward.__func__))
+    forward = convert_outputs_to_fp32(context(type(model).forward))
     model.forward = MethodType(forward, model)  # bound, so that a copy of the model runs its own
 
 
@@ -190,7 +194,7 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
     """Whether a process holds only a part of this tensor."""
     return hasattr(tensor, "device_mesh")
 
@@ -214,14 +218,14 @@ def share(tensor: Tensor) -> tuple[Tensor | None, int]:
     """What this process saves of a tensor, so that all save each row once, and its first row."""
     first, held = rows(tensor)
     if is_sharded(tensor):
-        places = zip(tensor.device_mesh.get_coordinate(), tensor.placements, strict=True)
+        places = zip(tensor.device_mesh.get_coordinate() or (), tensor.placements, strict=True)
         saves = held != 0 and not any(place for place, kind in places if kind.is_replicate())
     else:
         saves = processes.state().is_main_process
     return (local(tensor) if saves else None), first
 
 
-def wrap(part: Tensor, like: Tensor, shape: Sequence[int], first_axis: bool) -> Tensor:
+def wrap(part: Tensor, like: DTensor, shape: Sequence[int], first_axis: bool) -> Tensor:
     """Makes the parts that the processes hold one tensor of `shape`, sharded as `like`.
 
     Without `first_axis` the tensor lacks the axis that is cut, and every process has all of it.

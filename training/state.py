@@ -53,12 +53,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, saved: Checkpoint) -> None:
     for path in saved.named("optimizer"):
         name, _, key = path.rpartition("/")
         param, shape = params[name], saved.shape(f"optimizer/{path}")
-        whole = not shape or not sharding.is_sharded(param)
-        first_axis = keeps_first_axis(key, param.shape)
-        rows = sharding.rows(param) if first_axis and not whole else (0, None)
-        value = saved.read(f"optimizer/{path}", *rows)
-        if not whole:
-            value = sharding.wrap(value.to(param.device), param, shape, first_axis)
+        if shape and sharding.is_sharded(param):
+            first_axis = keeps_first_axis(key, param.shape)
+            rows = sharding.rows(param) if first_axis else (0, None)
+            part = saved.read(f"optimizer/{path}", *rows).to(param.device)
+            value = sharding.wrap(part, param, shape, first_axis)
+        else:
+            value = saved.read(f"optimizer/{path}")
         indexed.setdefault(order.index(name), {})[key] = value
     # torch's own loading knows which state lives where (a step count on the CPU, say).
     optimizer.load_state_dict({**optimizer.state_dict(), "state": indexed})

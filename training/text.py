@@ -222,7 +222,7 @@ def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
     def read(split: str) -> Iterator[str]:
         documents = _read_files(files, text_key)
         if alone:
-            documents = re.split(r"\n\s*\n", next(documents, ""))
+            documents = iter(re.split(r"\n\s*\n", next(documents, "")))
         yield from _of_split(documents, split, fraction)
         if _stamps(files, root) != fingerprint["files"]:
             raise UserError(

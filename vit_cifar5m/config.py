@@ -111,6 +111,11 @@ class Config(RunConfig):
     data: DataConfig
     training: ObservedLoopConfig
 
+    @property
+    def order_seed(self) -> int:
+        """What the data's order follows from; `seed` then decides the initial values alone."""
+        return self.seed if self.data.seed is None else self.data.seed
+
     @model_validator(mode="after")
     def _the_paper_has_rates(self) -> Config:
         if self.optimizer.name not in OPTIMIZERS:
