@@ -7,7 +7,7 @@ import os
 import select
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 LONGEST_NAME, LONGEST_LINE = 100, 2000  # characters of what a message quotes, and of a message
 
@@ -32,6 +32,9 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
     rest is ours and keeps its traceback. Ctrl-C ends it with exit code 130, and who reads what it
     prints and has seen enough, such as `| head`, with 141 and no line.
     """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started the command
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         yield
         sys.stdout.flush()
@@ -44,7 +47,9 @@ def one_line_errors(*kinds: type[Exception]) -> Iterator[None]:
             raise SystemExit(141) from None
         if not (isinstance(error, kinds) or is_users(error)):
             raise
-        print(f"error: {' '.join(str(error).splitlines())[:LONGEST_LINE]}", file=sys.stderr)
+        with suppress(OSError):  # of a full device
+            line = " ".join(str(error).splitlines())[:LONGEST_LINE]
+            print(f"error: {line}", file=sys.stderr, flush=True)
         raise SystemExit(2) from None
 
 

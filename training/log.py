@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training.errors import Damaged
+from training.errors import Damaged, RunError
 from training.files import open_plain, sync, writing
 
 _PART = 1 << 20  # bytes read at once
@@ -30,6 +30,7 @@ class Log:
         """Adds a line, null for what is not finite; UserError when it cannot be written."""
         line = (json.dumps(_finite_in(record), allow_nan=False) + "\n").encode()
         with writing(self.path), open_plain(self.path, "ab") as file:
+            self._compare(file.tell())
             file.write(line)
         self._bytes += len(line)
         self._hash.update(line)
@@ -37,9 +38,18 @@ class Log:
     def position(self) -> dict[str, Any]:
         """Length and checksum of what has been written, once it is on the disk."""
         if self._bytes:
+            self._compare(self.path.stat().st_size if self.path.exists() else 0)
             with writing(self.path):
                 sync(self.path)
         return {"bytes": self._bytes, "sha256": self._hash.hexdigest()}
+
+    def _compare(self, found: int) -> None:
+        """Raises RunError unless the file is as long as it was left."""
+        if found != self._bytes:
+            raise RunError(
+                f"{self.path}: has {found} bytes where the run has written {self._bytes}; leave "
+                "its files alone while it trains, delete the folder and run it again"
+            )
 
     def check(self, position: dict[str, Any]) -> None:
         """Raises Damaged unless the file still starts with what it held at `position`."""

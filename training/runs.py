@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from param_groups.plan import Plan
 
 RESULTS = Path("results")
+STATUSES = ("finished", "diverged", "stopped")  # of a run; the last is resumed
 
 
 def identity(config: Section) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def summary(run_dir: Path) -> dict[str, Any] | None:
     except (OSError, ValueError) as error:
         refuse_file(run_dir)
         raise RunError(f"{path}: not a summary ({error}); delete it to run again") from None
-    if not isinstance(value, dict) or "status" not in value:
+    if not isinstance(value, dict) or value.get("status") not in STATUSES:
         raise RunError(f"{path}: no status in it; delete it to run again")
     return value
 

@@ -5,6 +5,7 @@ import errno
 import gc
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from torch.distributed import checkpoint as dcp
 from tests.processes import finished
 from tests.run_folders import STATE, checkpoints, dies_after, seal, tensors
 from tests.training import toy_run as toy
-from training import checkpoint, files, loop, runs
+from training import checkpoint, files, loop, runs, summary
 from training.errors import RunError, UserError
 from training.files import write_json
 from training.log import Log
@@ -82,6 +83,27 @@ def test_a_log_that_lost_lines_is_not_gone_on_with(run, damage):
         toy.train(run)
 
 
+@pytest.mark.parametrize("loss", [Path.unlink, empty, truncate])
+@pytest.mark.parametrize("when", ["before the next line", "after the last line"])
+def test_a_log_that_loses_lines_while_the_run_trains_is_noticed(tmp_path, monkeypatch, loss, when):
+    run, log = toy.build_task(toy.build_config()), tmp_path / "run/metrics.jsonl"
+    summarise = summary.of
+
+    def lose_after(step, steps, logged):
+        if step == 2 and when == "before the next line":
+            loss(log)
+
+    def lose_at_the_end(*args):
+        if when == "after the last line":
+            loss(log)
+        return summarise(*args)
+
+    monkeypatch.setattr(summary, "of", lose_at_the_end)
+    with pytest.raises(RunError, match="metrics.jsonl: .* bytes where the run has written"):
+        loop.train(run, tmp_path / "run", lose_after)
+    assert not (tmp_path / "run/summary.json").exists()
+
+
 def test_torchs_own_reader_reads_a_checkpoint(run):
     """It is in the Hugging Face format of torch.distributed.checkpoint."""
     wanted = tensors(run / "checkpoints/step-00000004")
@@ -96,6 +118,14 @@ def test_a_file_in_place_of_the_results_folder_is_refused_in_one_line(tmp_path):
     for folder in (tmp_path / "notes.md", tmp_path / "notes.md" / "run"):
         with pytest.raises(RunError, match="/notes.md is a file, not a folder; give another"):
             runs.summary(folder)
+
+
+@pytest.mark.parametrize("content", ['{"status": 3}', '{"status": "done"}', "{}", "[]", "{"])
+def test_a_summary_without_a_known_status_is_refused(whole, tmp_path, content):
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "summary.json").write_text(content)
+    with pytest.raises(RunError, match="summary.json: (no status|not a summary).*; delete it"):
+        runs.done(run)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link"])
