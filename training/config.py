@@ -46,53 +46,29 @@ SectionType = TypeVar("SectionType", bound=Section)
 
 
 _CHARACTERS = 200_000  # of a text; the largest file shipped has 18,000
-_DIGITS = 100  # Python takes quadratic time to read a number, and prints no integer past 4,300
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML of the values that JSON has, without aliases, whose keys occur once.
-
-    Floats include 1e-9 (YAML 1.1 wants 1.0e-9).
-    """
+    """YAML without aliases, whose keys occur once; floats include 1e-9 (YAML 1.1 wants 1.0e-9)."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
         event = self.peek_event()
-        named = isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None
-        self._refuse(named, "an anchor or alias; write the value out", event.start_mark)
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            problem = "an anchor or alias; write the value out"
+            raise yaml.constructor.ConstructorError(None, None, problem, event.start_mark)
         return super().compose_node(parent, index)
-
-    def construct_scalar(self, node: yaml.Node) -> Any:
-        text = super().construct_scalar(node)
-        long = len(text) > _DIGITS and not node.tag.endswith(":str")
-        self._refuse(long, f"a number of {len(text)} digits", node.start_mark)
-        return text
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict:
         known: set[str] = set()
         for key, _ in node.value if isinstance(node, yaml.MappingNode) else []:
             if isinstance(key, yaml.ScalarNode):
-                self._refuse(key.value in known, f"key {key.value!r} occurs twice", key.start_mark)
+                if key.value in known:
+                    problem = f"key {key.value!r} occurs twice"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 known.add(key.value)
         return super().construct_mapping(node, deep)
 
-    @staticmethod
-    def _refuse(wrong: bool, problem: str, mark: yaml.Mark) -> None:
-        if wrong:
-            raise yaml.constructor.ConstructorError(None, None, problem, mark)
 
-
-_Loader.yaml_constructors = {
-    tag: yaml.SafeLoader.yaml_constructors[tag]
-    for tag in (
-        None,
-        *(f"tag:yaml.org,2002:{kind}" for kind in "null bool int float str seq map".split()),
-    )
-}
-# Dates stay words: no config has one, and a number like 2001-01-01 is a slip.
-_Loader.yaml_implicit_resolvers = {
-    first: [entry for entry in entries if entry[0] != "tag:yaml.org,2002:timestamp"]
-    for first, entries in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
@@ -101,21 +77,23 @@ _Loader.add_implicit_resolver(
 
 
 def parse_yaml(text: str, where: str, own: bool = False) -> Any:
-    """The value of a YAML text; UserError in one line, naming `where` and the line.
+    """The value of a YAML text, which JSON has, too; UserError in one line with `where` and line.
 
     A file of our `own` may be of any length.
     """
     if len(text) > _CHARACTERS and not own:
         raise UserError(f"{where}: more than {_CHARACTERS} characters; a config is a short text")
     try:
-        return yaml.load(text, _Loader)
+        value = yaml.load(text, _Loader)
+        json.dumps(value)  # neither dates and sets, nor numbers that are too long to be printed
+        return value
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or str(error).partition("\n")[0]
         raise UserError(f"{where}{line}: not valid YAML: {problem[:200]}") from None
-    except (ValueError, LookupError, RecursionError) as error:  # as of !!int x, or of [[[[...
-        raise UserError(f"{where}: not valid YAML: {reason(error)}") from None
+    except (ValueError, TypeError, LookupError, RecursionError) as error:  # of !!int x, or [[[[...
+        raise UserError(f"{where}: cannot be read: {reason(error)}") from None
 
 
 def read_yaml(path: Path, own: bool = False) -> dict:

@@ -1,11 +1,7 @@
 """What an experiment is: all that a folder says so that it can be trained, planned and swept.
 
-A folder NAME has a `train.py` with `EXPERIMENT = Experiment(...)`. Then
-
-    python -m NAME.train CONFIG.yaml [key=value ...] [--run-dir DIR] [--plan [--json]]
-
-trains one config or prints its plan, and sweeps, the coordinate check and the observation of kept
-runs reach the folder through `load_experiment(NAME)`.
+A folder NAME has a `train.py` with `EXPERIMENT = Experiment(...)`. `python -m NAME.train` trains
+one config or prints its plan; sweeps and the coordinate check use `load_experiment(NAME)`.
 
 Nothing here imports torch before a config is known to be right: `--help` and a mistyped key answer
 at once, and a driver counts thousands of configs without it.
@@ -117,8 +113,24 @@ class Experiment(Generic[C]):
         )
 
     def main(self, argv: Sequence[str] | None = None) -> None:
-        """The command: exit code 0, 2 for a user's mistake (one line), 75 when stopped."""
-        parser = self._parser()
+        """`CONFIG.yaml [key=value ...] [--run-dir DIR] [--plan [--json]]`, all keys in --help.
+
+        Exit code 0, 2 for a user's mistake (one line), 75 when a signal stopped the run.
+        """
+        parser = argparse.ArgumentParser(
+            prog=f"python -m {self.name}.train",
+            description=self.description,
+            epilog="config keys, to set as key=value:\n" + describe(self.config),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add, single = parser.add_argument, f"results/{self.name}/single"
+        add("config", type=Path, help="YAML file, for example in configs/")
+        add("overrides", nargs="*", default=[], metavar="key=value", help="changes to the config")
+        add(
+            "--run-dir", type=Path, help=f"folder of the run (default: {single}/<id of the config>)"
+        )
+        add("--plan", action="store_true", help="print every tensor's numbers and stop")
+        add("--json", action="store_true", help="with --plan: as JSON")
         args = parser.parse_intermixed_args(argv)  # overrides before or after the options
         if args.json and not args.plan:
             parser.error("--json goes with --plan")
@@ -137,28 +149,8 @@ class Experiment(Generic[C]):
             else:
                 self._train(config, args.config, args.run_dir)
 
-    def _parser(self) -> argparse.ArgumentParser:
-        """`CONFIG.yaml [key=value ...] [--run-dir DIR] [--plan [--json]]`, all keys in --help."""
-        parser = argparse.ArgumentParser(
-            prog=f"python -m {self.name}.train",
-            description=self.description,
-            epilog="config keys, to set as key=value:\n" + describe(self.config),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        add = parser.add_argument
-        add("config", type=Path, help="YAML file, for example in configs/")
-        add("overrides", nargs="*", default=[], metavar="key=value", help="changes to the config")
-        add(
-            "--run-dir",
-            type=Path,
-            help=f"folder of the run (default: results/{self.name}/single/<id of the config>)",
-        )
-        add("--plan", action="store_true", help="print every tensor's numbers and stop")
-        add("--json", action="store_true", help="with --plan: as JSON")
-        return parser
-
     def _train(self, config: C, file: Path, run_dir: Path | None) -> None:
-        """One run with progress on stderr; exit code 75 if a signal stopped it."""
+        """One run with progress on stderr."""
         from training import allocator, processes, runs, signals
 
         allocator.keep_memory()

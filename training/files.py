@@ -51,16 +51,15 @@ def open_plain(path: Path, mode: str) -> IO[Any]:
 
     A pipe would be waited on for ever.
     """
-    encoding = None if "b" in mode else "utf-8"
-    return open(path, mode, encoding=encoding, opener=_plain)
 
+    def opener(path: str, flags: int) -> int:
+        descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
+        return descriptor
 
-def _plain(path: str, flags: int) -> int:
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.ENXIO, os.strerror(errno.ENXIO))
-    return descriptor
+    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=opener)
 
 
 def read_text(path: Path) -> str:

@@ -74,18 +74,13 @@ def batches(loader: Iterable[Item]) -> Iterator[Item]:
         yield from iterator
         return
     except UserError as caught:
-        error = type(caught)(_own_words(caught))
+        kind, said = type(caught), str(caught)
+        before, frame, words = said.rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")
+        error = kind(words.strip() if frame and before.startswith("Caught ") else said)
         caught.__traceback__ = None
     # Now nothing refers to the iterator any more, and its processes end.
     del iterator
     raise error
-
-
-def _own_words(error: UserError) -> str:
-    """What the process said, without torch's frame around it."""
-    kind = type(error)
-    before, marker, words = str(error).rpartition(f"\n{kind.__module__}.{kind.__qualname__}: ")
-    return words.strip() if marker and before.startswith("Caught ") else str(error)
 
 
 def _kill_children() -> None:

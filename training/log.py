@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -15,8 +16,6 @@ from training.errors import Damaged, RunError
 from training.files import open_plain, sync, writing
 
 _PART = 1 << 20  # bytes read at once
-# What a checkpoint keeps of a history as it is.
-_ALIKE = ("evals", "eval_targets", "resumed_from", "eval_seconds", "observe_seconds")
 
 
 class Log:
@@ -53,10 +52,7 @@ class Log:
 
     def check(self, position: dict[str, Any]) -> None:
         """Raises Damaged unless the file still starts with what it held at `position`."""
-        if not position["bytes"]:
-            return
-        found = self._read(position["bytes"])
-        if found is None or found.hexdigest() != position["sha256"]:
+        if position["bytes"] and self._read(position["bytes"]).hexdigest() != position["sha256"]:
             raise Damaged(f"{self.path}: lacks lines that the checkpoint's run had written")
 
     def cut(self, length: int) -> None:
@@ -68,16 +64,13 @@ class Log:
         self._bytes, self._hash = length, self._read(length)
 
     def _read(self, length: int) -> Any:
-        """The checksum of the first `length` bytes; None if there are fewer."""
+        """The checksum of the first `length` bytes, or of as many as there are."""
         checksum = hashlib.sha256()
-        try:
-            with open_plain(self.path, "rb") as file:
-                while length and (part := file.read(min(length, _PART))):
-                    checksum.update(part)
-                    length -= len(part)
-        except OSError:
-            return None
-        return None if length else checksum
+        with contextlib.suppress(OSError), open_plain(self.path, "rb") as file:
+            while part := file.read(min(length, _PART)):
+                checksum.update(part)
+                length -= len(part)
+        return checksum
 
 
 @dataclass
@@ -104,16 +97,12 @@ class History:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps."""
-        skipped = [self.skipped, self.skipped_in_a_row]
-        alike = {name: getattr(self, name) for name in _ALIKE}
-        return {**alike, "seconds": self.seconds(), "skipped": skipped}
+        kept = {name: value for name, value in vars(self).items() if name != "started"}
+        return {**kept, "seconds_before": self.seconds()}
 
-    def restore(self, meta: dict[str, Any], step: int) -> None:
+    def restore(self, kept: dict[str, Any], step: int) -> None:
         """The inverse of `state`, for a run that resumes after `step`."""
-        for name in _ALIKE:
-            setattr(self, name, meta[name])
-        self.seconds_before = meta["seconds"]
-        self.skipped, self.skipped_in_a_row = meta["skipped"]
+        vars(self).update(kept)
         self.resumed_from = [*self.resumed_from, step]
 
     def measured(self, finished: bool) -> dict[str, Any]:
@@ -123,8 +112,9 @@ class History:
         for name in names:
             best: tuple[int | None, float | None] = (None, None)
             for step, means in self.evals:
-                if best[1] is None or _better(name, best[1], means[name]):
-                    best = step, means[name]
+                new, old = means[name], best[1]
+                if old is None or (new < old if lower_is_better(name) else new > old):
+                    best = step, new
             last = self.evals[-1][1][name] if finished else None
             values |= {f"final_eval_{name}": last, f"best_eval_{name}": best[1]}
             values["best_eval_step" if name == "loss" else f"best_eval_{name}_step"] = best[0]
@@ -134,11 +124,6 @@ class History:
 def lower_is_better(measure: str) -> bool:
     """Whether a measure of an evaluation is better low: the loss, in nats or bits, is."""
     return measure in ("loss", "bits")
-
-
-def _better(name: str, old: float, new: float) -> bool:
-    """Whether a mean is better than the best so far; a tie is not."""
-    return new < old if lower_is_better(name) else new > old
 
 
 def _finite_in(value: Any) -> Any:

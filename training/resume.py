@@ -102,7 +102,7 @@ class Checkpoints:
                 "data": self.task.data_checksum,
                 "plan": self.task.plan.to_dict(),
                 "losses": losses,
-                **self.history.state(),
+                "history": self.history.state(),
                 "random": random_states,
                 "logs": {log.path.name: log.position() for log in self.logs},
                 "environment": environment.describe(self.accelerator.device),
@@ -131,7 +131,7 @@ class Checkpoints:
         state.load_optimizer(self.optimizer, saved)
         pending = {name: saved.read(f"pending/{name}") for name in saved.named("pending")}
         self.losses.restore(meta["losses"], pending, self.accelerator)
-        self.history.restore(meta, step)
+        self.history.restore(meta["history"], step)
         self.scaler.load_state_dict(meta["loss_scale"])
         if index < len(
             meta["random"]

@@ -20,7 +20,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from accelerate.utils import FullyShardedDataParallelPlugin
 from torch import Tensor, distributed
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import DTensor
@@ -82,10 +81,7 @@ def simulate(experiment: Experiment, config: Any, shards: int = 1, copies: int =
         plan = experiment.build_plan(config, model)
         plan.apply_multipliers(model)
         if shards > 1:
-            settings = FullyShardedDataParallelPlugin(
-                fsdp_version=2, reshard_after_forward=True, activation_checkpointing=True
-            )
-            sharding.shard(model, _CPU, settings, copies)
+            sharding.shard(model, _CPU, sharding.Sharding(copies=copies))
         stack.enter_context(_as_on_a_gpu())
         fake = FakeTensorMode(allow_non_fake_inputs=True, allow_fallback_kernels=False)
         stack.enter_context(fake)  # nothing is computed, not even where there is no fake kernel
@@ -195,18 +191,10 @@ def _attention_forward(
 
 
 def _attention_backward(
-    grad: Any,
-    q: Any,
-    k: Any,
-    v: Any,
-    out: Any,
-    logs: Any,
-    dropout: float = 0.0,
-    causal: bool = False,
-    **_: Any,
+    grad: Any, q: Any, k: Any, v: Any, out: Any, logs: Any, *rest: Any, **more: Any
 ) -> int:
     """Twice the forward pass's; what a kernel computes again is not counted."""
-    return 2 * _attention_forward(q, k, v, dropout, causal)
+    return 2 * _attention_forward(q, k, v, *rest, **more)
 
 
 _ATTENTION = {  # torch's counter does not know the kernels of a CPU

@@ -163,13 +163,9 @@ class Losses:
         """
         sums = accelerator.reduce(torch.stack(self.sums), reduction="sum")
         counts = torch.stack(self.counts)
-        taken = counts > 0  # a step that was skipped has none
-        steps = dict(enumerate((sums / counts).tolist(), start=step - len(sums) + 1))
-        steps = {
-            index: loss
-            for (index, loss), kept in zip(steps.items(), taken.tolist(), strict=True)
-            if kept
-        }
+        numbers = range(step - len(sums) + 1, step + 1)
+        means = zip(numbers, (sums / counts).tolist(), counts.tolist(), strict=True)
+        steps = {index: loss for index, loss, count in means if count}  # a skipped step has none
         if steps:
             self.last = (sums.sum() / counts.sum()).item()
             self.targets += int(counts.sum())

@@ -25,7 +25,6 @@ from typing import Any
 from training.errors import UserError, nearest, reason
 from training.files import sha256
 
-SOURCES = ("embedded", "local", "c4")
 SPLITS = ("validation", "train")  # the small one first: what is wrong shows early
 C4_PATH, C4_NAME = "allenai/c4", "en"
 # The hub's commit of C4 that is streamed. A name without a commit would follow whatever its owner
@@ -42,41 +41,31 @@ class Source:
     label: str
     fingerprint: dict[str, Any]
     read: Callable[[str], Iterable[str]]
-    hint: str = ""  # what counts as a document, for the message that there are too few
 
     def documents(self, split: str) -> Iterator[str]:
         """The documents of "train" or "validation" but for blank ones; UserError for none."""
         documents = (text for text in self.read(split) if text.strip())
         first = next(documents, None)
-        if first is not None:
-            return chain([first], documents)
-        fraction = self.fingerprint.get("validation_fraction")
-        if fraction is None:
-            raise UserError(f"{self.label}: no document in split {split}; expected at least one")
-        raise UserError(
-            f"{self.label}: validation_fraction {fraction} leaves no document for {split}; "
-            "expected at least one in each split; give more documents or another fraction"
-            + self.hint
-        )
+        if first is None:
+            fraction = self.fingerprint.get("validation_fraction")
+            kept = "" if fraction is None else f"validation_fraction {fraction} leaves "
+            raise UserError(
+                f"{self.label}: {kept}no document for {split}; expected at least one in each "
+                "split. A document is a .txt file of a folder, a paragraph of a single .txt, or a "
+                "row; give more of them or another fraction"
+            )
+        return chain([first], documents)
 
 
 def open_source(
     source: str, path: str | None, text_key: str = "text", validation_fraction: float = 0.05
 ) -> Source:
-    """The named source (one of SOURCES); nothing is read beyond file names and sizes."""
+    """The source embedded, local or c4; nothing is read beyond file names and sizes."""
     if source == "c4":
         return _c4_source(path, text_key)
-    if not 0 < validation_fraction < 1:
-        raise UserError(
-            f"data.validation_fraction: {validation_fraction} given, expected above 0 and below 1"
-        )
     if source == "embedded":
         return _embedded_source(path, validation_fraction)
-    if source == "local":
-        return _local_source(path, text_key, validation_fraction)
-    raise UserError(
-        f"data.source: {source!r} is not one of {', '.join(SOURCES)}{nearest(source, SOURCES)}"
-    )
+    return _local_source(path, text_key, validation_fraction)
 
 
 def in_validation(document: str, fraction: float) -> bool:
@@ -146,9 +135,10 @@ def read_embedded(file: Path) -> tuple[str, ...]:
     chapters, title = [], ""
     for _, verses in groupby(sorted(starts), key=lambda verse: verse // 1000):
         chapter = " ".join(text[starts[v] : ends[v]].strip() for v in verses)
-        chapter, next_title = _split_title(chapter)
-        chapters.append(_clean(f"{title} {chapter}"))
-        title = next_title
+        # The heading of the following Psalm, if the chapter ends with one.
+        heading = re.search(r"\s+((?:BOOK [IV]+\s+)?Psalm \d+\b.*)$", chapter, re.DOTALL)
+        chapters.append(_clean(f"{title} {chapter[: heading.start()] if heading else chapter}"))
+        title = heading[1] if heading else ""
     return tuple(chapters)
 
 
@@ -171,12 +161,6 @@ def _bible_call(file: Path) -> tuple[str, dict[int, int], dict[int, int]]:
             "pip install --force-reinstall -r requirements.txt"
         ) from error
     return text, starts, ends
-
-
-def _split_title(chapter: str) -> tuple[str, str]:
-    """Cuts off the heading of the following Psalm, if the chapter ends with one."""
-    found = re.search(r"\s+((?:BOOK [IV]+\s+)?Psalm \d+\b.*)$", chapter, re.DOTALL)
-    return (chapter[: found.start()], found[1]) if found else (chapter, "")
 
 
 def _clean(text: str) -> str:
@@ -213,11 +197,6 @@ def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
     }
     # One document would have no split: it is cut at blank lines.
     alone = files == [root] and root.suffix == ".txt"
-    texts = 0 if alone else sum(file.suffix == ".txt" for file in files)
-    hint = (
-        f"; a .txt file in a folder is one document ({texts} found), a single .txt given as "
-        "data.path is cut at blank lines"
-    )
 
     def read(split: str) -> Iterator[str]:
         documents = _read_files(files, text_key)
@@ -229,7 +208,7 @@ def _local_source(path: str | None, text_key: str, fraction: float) -> Source:
                 f"data.path: {root} has changed while it was read; give the same command again"
             )
 
-    return Source(str(root), fingerprint, read, hint if texts else "")
+    return Source(str(root), fingerprint, read)
 
 
 def _readable(root: Path) -> Iterator[Path]:
@@ -319,8 +298,16 @@ def _c4_source(path: str | None, text_key: str) -> Source:
     """C4's own train and validation splits, from the hub or from downloaded files."""
     path = path or C4_PATH
     folder = Path(path).expanduser()
-    if folder.exists():
-        return _c4_folder(folder.resolve(), text_key)
+    if folder.exists():  # the files as the hub stores them: c4-train.00000-of-01024.json.gz ...
+        folder = folder.resolve()
+        files = {split: _c4_files(folder, split) for split in SPLITS}
+        known = {
+            "source": "c4",
+            "path": str(folder),
+            "text_key": text_key,
+            "files": {split: _stamps(found, folder) for split, found in files.items()},
+        }
+        return Source(str(folder), known, lambda split: _read_files(files[split], text_key))
     if not streams("c4", path):
         raise UserError(
             f"data.path: {path} does not exist; expected a folder with C4's downloaded files, "
@@ -337,18 +324,6 @@ def _c4_source(path: str | None, text_key: str) -> Source:
         return _read_hub(name, revision, split, text_key)
 
     return Source(path, {**fingerprint, "text_key": text_key}, read)
-
-
-def _c4_folder(folder: Path, text_key: str) -> Source:
-    """The files as the hub stores them: c4-train.00000-of-01024.json.gz and so on."""
-    files = {split: _c4_files(folder, split) for split in SPLITS}
-    fingerprint = {
-        "source": "c4",
-        "path": str(folder),
-        "text_key": text_key,
-        "files": {split: _stamps(found, folder) for split, found in files.items()},
-    }
-    return Source(str(folder), fingerprint, lambda split: _read_files(files[split], text_key))
 
 
 def _c4_files(folder: Path, split: str) -> list[Path]:

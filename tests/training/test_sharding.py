@@ -217,5 +217,7 @@ def test_a_value_that_version_2_does_not_know_is_one_line(monkeypatch):
     monkeypatch.setenv("FSDP_VERSION", "2")
     monkeypatch.setenv("FSDP_RESHARD_AFTER_FORWARD", "FULL_SHARD")
     monkeypatch.setattr(sharding.processes, "state", lambda: SimpleNamespace(num_processes=2))
-    with pytest.raises(UserError, match="fsdp_config: .*; expected true or false"):
+    with pytest.raises(
+        UserError, match="fsdp_reshard_after_forward: full_shard is .*; expected true or false"
+    ):
         sharding.requested()
